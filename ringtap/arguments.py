@@ -53,6 +53,27 @@ def number(value: object, name: str) -> float:
     return float(instance_of(value, Real, name))  # type: ignore[type-abstract]
 
 
+def whole_number(value: object, name: str) -> int:
+    """Return a whole number as an int; a float such as 138e6 is one.
+
+    Raises:
+        UsageError: it is not one; the message begins with ``name``.
+    """
+    if isinstance(value, Real) and float(value).is_integer():
+        return int(value)  # type: ignore[call-overload,no-any-return]
+    raise UsageError(f"{name} must be a whole number, not {_shown(value)}")
+
+
+def check_callback(function: object) -> None:
+    """Check that a callback, if there is one, can be called.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if function is not None and not callable(function):
+        raise UsageError(f"progress is {_shown(function)}, not a function")
+
+
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _MOST_SHOWN and "\n" not in text else f"a {type(value).__name__}"

@@ -168,10 +168,12 @@ def plan_from_keys(keys: Mapping[str, Any]) -> SweepPlan:
     """
     tables = {name: value for name, value in keys.items() if name in _SINGLE | _REPEATED}
     models = keys.get("models")
+    if isinstance(models, str):
+        raise UsageError(f"models is {models!r}: give a list, such as [{models!r}]")
     if isinstance(models, (list, tuple)):
         tables["models"] = [{"name": model} if isinstance(model, str) else model for model in models]
-    rest = {name: value for name, value in keys.items() if name not in tables}
-    return load_plan(tables | {"sweep": rest} if rest else tables)
+    sweep = {name: value for name, value in keys.items() if name not in tables}
+    return load_plan({"sweep": sweep} | tables)
 
 
 def load_plan(source: str | PathLike[str] | Mapping[str, Any]) -> SweepPlan:

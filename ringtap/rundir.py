@@ -139,6 +139,13 @@ def process_age_ns(steps: RecordFile) -> int:
     return age_ns if type(age_ns) is int and 0 <= age_ns < _MAX_AGE_NS else 0
 
 
+def _nearest_run(path: Path) -> str:
+    """Return why a path is not a run directory, and which one is: one that holds it, or the latest one in it."""
+    inside = sorted(one.parent for one in path.glob(f"*/{RUN_JSON}")) if path.is_dir() else []
+    near = [*(one for one in path.parents if (one / RUN_JSON).is_file()), *inside[::-1]]
+    return "it has no run.json" + (f"; {near[0]} is one" if near else "")
+
+
 class RunDirectory:
     """A run directory on disk; ``info`` is its run.json."""
 
@@ -268,7 +275,7 @@ class RunDirectory:
                 beside = [one.name for one in path.parent.glob("*") if (one / RUN_JSON).is_file()]
                 raise UsageError(f"there is no {path}: {did_you_mean(path.name, beside)}give a run directory")
             if not (path / RUN_JSON).is_file():
-                raise UsageError(f"{path} is not a run directory: it has no run.json")
+                raise UsageError(f"{path} is not a run directory: {_nearest_run(path)}")
             info = read_json(path / RUN_JSON)
         except PermissionError as error:
             raise UsageError(f"{path} may not be read by this user: ask its owner for the right to") from error

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from ringtap.arguments import instance_of, path_of
+from ringtap.arguments import check_callback, instance_of, path_of
 from ringtap.errors import UsageError, did_you_mean
 from ringtap.flow_plan import VERSION, Flow
 from ringtap.records import RecordFile, open_records
@@ -37,6 +37,7 @@ Connections: TypeAlias = Literal["kept", "new"]
 _FREE_PORT = "127.0.0.1:0"
 _CONNECTIONS = ("kept", "new")
 _OPTION = re.compile(r"--([a-z][a-z-]*[a-z])")
+_ARGUMENTS = {"token-file": "token"}  # options whose argument has another name
 
 
 class Plan:
@@ -49,8 +50,9 @@ class Plan:
     Args:
         kind: kind of traffic: ``consistent``, ``burst``, ``long-lived``, ``on-off``, ``incast``, ``all-to-all``,
             ``ring``, ``replay`` or ``list``.
-        options: its options, such as ``load``, ``duration``, ``to``, ``seed``, ``sizes`` and ``burst_length``. Rates
-            are bit/s, sizes bytes and times seconds, or text with a unit; options that may be repeated take a list.
+        to: its receivers: ``host:port``, a pair of host and port, or a list of these.
+        options: its other options, such as ``load``, ``duration``, ``seed``, ``sizes`` and ``burst_length``. Rates are
+            bit/s, sizes bytes and times seconds, or text with a unit; options that may be repeated take a list.
 
     Attributes:
         kind: kind of traffic.
@@ -63,9 +65,9 @@ class Plan:
         UsageError: an option is unknown, missing or wrong.
     """
 
-    def __init__(self, kind: str, **options: Any) -> None:
+    def __init__(self, kind: str, to: Address | Sequence[Address] | None = None, **options: Any) -> None:
         found = _kind(kind)
-        given = _converted(found, options)
+        given = _converted(found, {"to": to} | options)
         self._key = "node" if NODE in found.needs else "to"
         has_receivers = self._key in given or found.finds_receivers
         self._make: Callable[[list[str]], FlowSource] = lambda addresses: _made(
@@ -222,7 +224,11 @@ def _python_names() -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        raise UsageError(_OPTION.sub(lambda match: match[1].replace("-", "_"), str(error))) from error
+        raise UsageError(_OPTION.sub(_argument_of, str(error))) from error
+
+
+def _argument_of(option: re.Match[str]) -> str:
+    return _ARGUMENTS.get(option[1], option[1].replace("-", "_"))
 
 
 def _listed(value: object) -> list[Any]:
@@ -398,6 +404,7 @@ def send(
         raise UsageError(
             f"connections {connections!r} is unknown: {did_you_mean(connections, _CONNECTIONS)}kept or new"
         )
+    check_callback(progress)
     seconds = None if duration is None else duration_s(duration, "the duration")
     addressed = plan.sent_to([] if to is None else _addresses(to))
     workers, threads = usual_workers()

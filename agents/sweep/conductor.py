@@ -29,7 +29,7 @@ from ringtap.agents.sweep.preflight import ask_hosts, cluster_roles, needs_iperf
 from ringtap.agents.sweep.roles import SweepRoles, testbed_roles
 from ringtap.agents.sweep.tcp_reachability import check_reachability
 from ringtap.agents.testbed.up import RunningTestbed, own_name, rate_warnings
-from ringtap.arguments import instance_of, path_of
+from ringtap.arguments import check_callback, instance_of, path_of
 from ringtap.errors import MeasurementError, UsageError, did_you_mean
 from ringtap.json_validation import NAME, Number, Shape, ShapeError, check
 from ringtap.plan import Model, SweepPlan, load_plan, plan_from_keys
@@ -434,6 +434,7 @@ def run_sweep(
     """
     if access not in ACCESS:
         raise UsageError(f"access {access!r} is unknown: {did_you_mean(access, ACCESS)}it is {', '.join(ACCESS)}")
+    check_callback(progress)
     plan = _plan(plan, keys)
     check_series(plan, instance_of(series, str, "the series"))
     path = path_of(output, "the output") if output is not None else Path("runs") / new_name(plan.name)

@@ -52,7 +52,9 @@ class TestbedSpec:
                     f"{name!r} is not a valid name: 1 to 10 letters, digits and dashes, beginning with a letter"
                 )
         if len(set(self.hosts)) != len(self.hosts) or not 2 <= len(self.hosts) <= MAX_HOSTS:
-            raise UsageError(f"a testbed needs 2 to {MAX_HOSTS} hosts, each name once; got {', '.join(self.hosts)}")
+            raise UsageError(
+                f"a testbed needs 2 to {MAX_HOSTS} hosts, each name once; got {', '.join(self.hosts) or 'none'}"
+            )
         if not 100_000 <= self.rate_bps <= 30_000_000_000:
             raise UsageError(f"link rate {self.rate_bps} bit/s is outside 100kbit to 30gbit")
         if not 576 <= self.mtu <= 9000:

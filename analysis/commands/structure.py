@@ -61,7 +61,7 @@ def _structure(options: argparse.Namespace) -> int:
         from ringtap.analysis.structure.plots import write
     with Bar() as bar:
         found = read_structure(
-            *options.paths, bin_s=bin_s, hosts=hosts, words=options.filter, cache=not options.no_cache, progress=bar
+            options.paths, options.filter, bin_s=bin_s, hosts=hosts, cache=not options.no_cache, progress=bar
         )
     paths = write(found, options.output, options.average) if options.output is not None else []
     if options.json:

@@ -50,12 +50,14 @@ class ByteAccounts:
     Attributes:
         directions: the directions of each node.
         by_class: payload of each class of flows by the captures, one number per bin; a class that cannot be
-            distinguished is missing; empty if nothing was captured.
+            distinguished, or of which no flow passes a captured interface, is missing; empty if nothing was captured.
+        not_captured: by class, the share of the sockets' payload that passes no captured interface.
         packets: the captures by node.
     """
 
     directions: list[ByteAccount]
     by_class: dict[str, Numbers]
+    not_captured: dict[str, float]
     packets: dict[str, Packets]
 
 
@@ -125,7 +127,11 @@ def measure(
                 interfaces = counters.interfaces[path] if counters is not None else ()
                 directions.append(ByteAccount(name, path, direction, interfaces, amounts))
     by_class = _by_class(captured, traffic, CrossTraffic.of(nodes), bins) if captured and bins else {}
-    return ByteAccounts(directions, by_class, dict(captured))
+    not_captured = _not_captured(captured, traffic) if captured else {}
+    for kind, share in not_captured.items():
+        if share == 1 and not by_class.get(kind, np.zeros(0)).any():
+            by_class.pop(kind, None)
+    return ByteAccounts(directions, by_class, not_captured, dict(captured))
 
 
 def _interfaces(counters: WideLog, node: NodeLogs) -> list[str]:
@@ -217,3 +223,17 @@ def _by_class(
     for node, row, kind in zip(table["node"], table["row"], table["traffic_class"], strict=True):
         result[str(kind)] += captured[str(node)].amounts["payload_bytes"][int(row)]
     return result
+
+
+def _not_captured(captured: Mapping[str, Packets], traffic: SocketTraffic) -> dict[str, float]:
+    """Return the share of each class's socket payload that passes no captured interface."""
+    flows = traffic.flows
+    source, destination = flows["source_node"], flows["destination_node"]
+    within = [name for name, packets in captured.items() if packets.has_loopback]
+    between = [name for name, packets in captured.items() if packets.has_network]
+    local = source.isin(within) | destination.isin(within)
+    seen = local.where(flows["local"].astype(bool), source.isin(between) | destination.isin(between))
+    payload = flows["payload_bytes"].fillna(0)
+    total = payload.groupby(flows["traffic_class"]).sum()
+    missed = payload.where(~seen, 0).groupby(flows["traffic_class"]).sum()
+    return {str(kind): float(missed[kind] / total[kind]) for kind in total.index if total[kind] > 0}

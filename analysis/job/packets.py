@@ -35,6 +35,7 @@ class Packets:
             ``destination``, ``destination_port``, and sums over the capture: ``payload_bytes``, ``frame_bytes``,
             ``packets``.
         amounts: ``payload_bytes``, ``frame_bytes`` and ``packets`` in each bin, shape (rows of flows, bins).
+        interfaces: names of the captured interfaces; ``any`` stands for all.
         first_ns: time of the first packet by the node's clock; 0 without packets.
         last_ns: time of the last packet; 0 without packets.
         dropped: packets that the kernel or the interface dropped; None: not known.
@@ -43,10 +44,21 @@ class Packets:
 
     flows: pd.DataFrame
     amounts: dict[str, Numbers]
+    interfaces: frozenset[str]
     first_ns: int = 0
     last_ns: int = 0
     dropped: int | None = None
     others: int = 0
+
+    @property
+    def has_loopback(self) -> bool:
+        """True if packets within the node were captured."""
+        return not self.interfaces.isdisjoint(("lo", "any"))
+
+    @property
+    def has_network(self) -> bool:
+        """True if packets to and from other nodes were captured."""
+        return bool(self.interfaces - {"lo"})
 
 
 @dataclass
@@ -100,6 +112,7 @@ def read_packets(logs: NodeLogs, borders: Borders) -> Packets | None:
     if not names:
         return None
     sums, first_ns, last_ns, others = _Sums(borders.edges_ns, borders.bins), 0, 0, 0
+    interfaces = set()
     for name in names:
         interface = name.removeprefix("packets/").partition(".pcap")[0].rpartition("-")[0]
         try:
@@ -107,6 +120,7 @@ def read_packets(logs: NodeLogs, borders: Borders) -> Packets | None:
         except (RingtapError, OSError) as error:
             logs.report(f"{logs.name}/{name} was not read: {error}")
             continue
+        interfaces.add(interface)
         before = sum(total[2] for total in sums.total)
         sums.add(interface, scanned, logs.clock)
         counts = scanned.counts
@@ -128,7 +142,7 @@ def read_packets(logs: NodeLogs, borders: Borders) -> Packets | None:
     for column, what in enumerate(_SUMS):
         flows[what] = totals[:, column]
     amounts = {what: binned[:, column] for column, what in enumerate(_SUMS)}
-    return Packets(flows, amounts, first_ns, last_ns, _dropped(logs), others)
+    return Packets(flows, amounts, frozenset(interfaces), first_ns, last_ns, _dropped(logs), others)
 
 
 def _dropped(logs: NodeLogs) -> int | None:

@@ -17,7 +17,7 @@ from ringtap.analysis.job import byte_accounting, flows, iterations, node_counte
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
 from ringtap.analysis.runs.node_logs import NodeLogs, each_node
 from ringtap.analysis.runs.run import JobRun, SweepRun, read_run
-from ringtap.arguments import path_of
+from ringtap.arguments import instance_of, path_of
 from ringtap.errors import UsageError, did_you_mean
 from ringtap.json_validation import whole
 from ringtap.units import counted
@@ -42,7 +42,7 @@ class Job:
 
     def __init__(self, run: JobRun, workers: Executor | None = None) -> None:
         self.run = run
-        self._workers = workers
+        self._workers = None if workers is None else instance_of(workers, Executor, "workers")
         self.path = run.path
         folders = sorted(path for path in run.path.glob("nodes/*") if path.is_dir())
         self.nodes: Mapping[str, NodeLogs] = {whole(path.name): NodeLogs(path.absolute()) for path in folders}

@@ -131,7 +131,9 @@ def _bytes(job: Job) -> dict[str, Any]:
     result: dict[str, Any] = {"per": "iteration" if has else "run", "too_short": too_short, "classes": {}}
     for kind in (*flows.CLASSES, flows.UNCLASSIFIED):
         by_sockets, by_packets = _class_means(job, kind, has)
-        item = {"sockets": by_sockets, "packets": by_packets, "difference": _difference(by_packets, by_sockets)}
+        is_comparable = job.counted.not_captured.get(kind, 0) <= DISAGREEMENT
+        difference = _difference(by_packets, by_sockets) if is_comparable else None
+        item = {"sockets": by_sockets, "packets": by_packets, "difference": difference}
         mine = job.traffic.flows[job.traffic.flows["traffic_class"] == kind]
         result["classes"][kind] = item | {"flows": len(mine) if job.traffic.nodes else None}
     covered = job.iterations["training_bytes"].iloc[job.measured].notna().sum() if has and job.traffic.nodes else None
@@ -317,6 +319,11 @@ def _byte_warnings(data: dict[str, Any]) -> Iterable[str]:
 
 
 def _capture_warnings(job: Job) -> Iterable[str]:
+    share = job.counted.not_captured.get(flows.TRAINING, 0)
+    if share > DISAGREEMENT:
+        has_all = all(found.has_loopback and found.has_network for found in job.counted.packets.values())
+        remedy = "" if has_all else " (--interface any captures them all)"
+        yield f"{share:.0%} of the training payload passes no captured interface{remedy}"
     for name, found in job.counted.packets.items():
         above = sorted(byte_accounting.stacked(job.nodes[name]))
         if above and (found.flows["interface"] == "any").any():

@@ -9,7 +9,7 @@ thesis's appendix A.2.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ import numpy as np
 from ringtap.analysis.model.congestion_point import MIN_ELASTICITY
 from ringtap.analysis.model.fit import FitResult, corrected_akaike
 from ringtap.analysis.model.residuals import RESIDUAL_FLOOR
-from ringtap.analysis.statistics.arrays import Array, Values, as_array, sample
+from ringtap.analysis.statistics.arrays import Array, Values, as_gbps, as_samples, as_seconds, sample
 from ringtap.analysis.statistics.autocorrelation import block_means
 from ringtap.errors import UsageError
 from ringtap.schema import MERGE_SHARE
@@ -31,6 +31,8 @@ WIDE_SHARE = 0.5  # of the range of measured loads: a wider interval does not lo
 _BREAKS = 241  # candidate breaks
 _NULL_SETS = 999
 _MIN_SHARE = 0.0025  # of the points' residual sum of squares: lower bound of that of a resampled set
+
+Resampled = Literal["iterations", "residuals"]
 
 
 @dataclass(frozen=True)
@@ -67,14 +69,14 @@ class BreakPoint:
     elasticity: tuple[float, float]
     p: float
     aicc: float | None
-    resampled: Literal["iterations", "residuals"]
+    resampled: Resampled
     samples: int
     capacity_gbps: float
     warnings: tuple[str, ...]
 
     def at(self, bandwidth_gbps: Values) -> Array:
         """Return the times in seconds on the two segments at loads below the capacity; same shape as the argument."""
-        u = scaled(as_array(bandwidth_gbps, "loads"), self.capacity_gbps)
+        u = scaled(as_gbps(bandwidth_gbps), self.capacity_gbps)
         past = u - scaled(np.array(self.bandwidth_gbps.value), self.capacity_gbps)
         before, after = self.elasticity
         result: Array = self.iteration_s.value * np.exp(np.where(past < 0, before, after) * past)
@@ -113,15 +115,15 @@ def find_break(
     bandwidth_gbps: Values,
     iteration_s: Values,
     capacity_gbps: float | str,
-    iterations_s: Sequence[Values] | None = None,
+    iterations_s: Iterable[Values] | None = None,
     samples: int = 1000,
     seed: int = 0,
 ) -> BreakResult:
     """Find the break of a series, with 95 % intervals of its load, time and volume.
 
     Args:
-        bandwidth_gbps: loads in Gbit/s, shape (points,), in any order.
-        iteration_s: mean iteration times in seconds, shape (points,).
+        bandwidth_gbps: loads, shape (points,), in any order. Numbers are Gbit/s; text has a unit.
+        iteration_s: mean iteration times, shape (points,). Numbers are seconds; text has a unit.
         capacity_gbps: capacity of the bottleneck, in Gbit/s or as text such as ``25gbit``.
         iterations_s: the iteration times behind each mean, in order of time, if they are known. They are resampled
             within each point, in blocks as long as they are correlated. Without them, the residuals are resampled.
@@ -131,9 +133,11 @@ def find_break(
     Raises:
         UsageError: the arrays differ in length or hold invalid values.
     """
-    load, time, capacity_gbps = sample(bandwidth_gbps), sample(iteration_s), rate_gbps(capacity_gbps)
-    if load.shape != time.shape or (iterations_s is not None and len(iterations_s) != len(load)):
-        raise UsageError("loads, times and lists of iterations must be of one length")
+    load, time = sample(as_gbps(bandwidth_gbps)), sample(as_seconds(iteration_s))
+    capacity_gbps = rate_gbps(capacity_gbps)
+    if load.shape != time.shape:
+        raise UsageError(f"loads and times must be two lists of one length, not {load.shape} and {time.shape}")
+    samples_s = as_samples(iterations_s, len(load))
     if not (np.all(time > 0) and np.all((load >= 0) & (load < capacity_gbps))):
         raise UsageError("loads must be from 0 to below the capacity and times positive")
     order = np.lexsort((time, load))
@@ -148,14 +152,14 @@ def find_break(
     reason = _no_break(found, p)
     if reason:
         return BreakResult(None, reason)
-    if not iterations_s:
+    if samples_s is None:
         sets = search.resampled(log_time, samples, draw)
     else:
-        means = [block_means(iterations_s[number], samples, draw) for number in order]
+        means = [block_means(samples_s[number], samples, draw) for number in order]
         # centred on the given means, however they were obtained
         sets = log_time + np.column_stack([np.log(mean / mean.mean()) for mean in means])
-    point = _point(found, search.solve(sets), load, p, capacity_gbps, "iterations" if iterations_s else "residuals")
-    return BreakResult(point)
+    resampled: Resampled = "residuals" if samples_s is None else "iterations"
+    return BreakResult(_point(found, search.solve(sets), load, p, capacity_gbps, resampled))
 
 
 def scaled(bandwidth_gbps: Array, capacity_gbps: float) -> Array:
@@ -270,9 +274,7 @@ def _no_break(found: _Lines, p: float) -> str:
     return ""
 
 
-def _point(
-    found: _Lines, many: _Lines, load: Array, p: float, capacity: float, resampled: Literal["iterations", "residuals"]
-) -> BreakPoint:
+def _point(found: _Lines, many: _Lines, load: Array, p: float, capacity: float, resampled: Resampled) -> BreakPoint:
     points, rss = len(load), max(float(found.rss[0]), len(load) * RESIDUAL_FLOOR**2)
     ratio = np.ones_like(many.rss)
     if resampled == "residuals":

@@ -5,14 +5,14 @@ docs/method/method.md describes the steps and the reasons for each choice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from scipy import optimize
 
-from ringtap.analysis.statistics.arrays import Array, Values, as_array
+from ringtap.analysis.statistics.arrays import Array, Values, as_gbps, as_samples, as_seconds
 from ringtap.analysis.statistics.autocorrelation import block_means
 from ringtap.errors import UsageError
 from ringtap.schema import MERGE_SHARE, MIN_CONGESTION_LOADS, MIN_RISE
@@ -114,15 +114,16 @@ def find_congestion_point(
     bandwidth_gbps: Values,
     iteration_s: Values,
     capacity_gbps: float | str,
-    iterations_s: Sequence[Values] | None = None,
+    iterations_s: Iterable[Values] | None = None,
     samples: int = 1000,
     seed: int = 0,
 ) -> CongestionResult:
     """Find the load at which congestion begins (thesis, section 3.2 and appendix A.2).
 
     Args:
-        bandwidth_gbps: loads in Gbit/s, shape (points,), in any order; replicates are averaged.
-        iteration_s: mean iteration times in seconds, shape (points,).
+        bandwidth_gbps: loads, shape (points,), in any order; replicates are averaged. Numbers are Gbit/s; text has a
+            unit.
+        iteration_s: mean iteration times, shape (points,). Numbers are seconds; text has a unit.
         capacity_gbps: capacity of the bottleneck, in Gbit/s or as text such as ``25gbit``.
         iterations_s: the iteration times behind each mean, in order of time, if they are known. They are resampled
             within each point, in blocks as long as they are correlated. Without them, the residuals of ln t around the
@@ -133,19 +134,12 @@ def find_congestion_point(
     Raises:
         UsageError: the arrays differ in length or hold invalid values.
     """
-    load, time, capacity_gbps = (
-        as_array(bandwidth_gbps, "loads"),
-        as_array(iteration_s, "times"),
-        rate_gbps(capacity_gbps),
-    )
+    load, time, capacity_gbps = as_gbps(bandwidth_gbps), as_seconds(iteration_s), rate_gbps(capacity_gbps)
     if load.shape != time.shape or load.ndim != 1:
         raise UsageError(f"loads and times must be two lists of one length, not {load.shape} and {time.shape}")
     if not (np.all(np.isfinite(time)) and np.all(time > 0) and np.all((load >= 0) & (load < capacity_gbps))):
         raise UsageError("loads must be from 0 to below the capacity and times positive")
-    if iterations_s is not None and len(iterations_s) != len(load):
-        raise UsageError(
-            f"{len(iterations_s)} lists of iterations for {counted(len(load), 'point')}: give one for each"
-        )
+    samples_s = as_samples(iterations_s, len(load))
     order = np.lexsort((time, load))
     every_load, every_time = load[order], time[order]
     load, time = merge_replicates(load, time, capacity_gbps)
@@ -153,10 +147,10 @@ def find_congestion_point(
     if found.point is None or not samples:
         return found
     draw = np.random.default_rng(seed)
-    if iterations_s is None:
+    if samples_s is None:
         sets = _around_curve(load, time, capacity_gbps, samples, draw)
     else:
-        means = [block_means(iterations_s[number], samples, draw) for number in order]
+        means = [block_means(samples_s[number], samples, draw) for number in order]
         # centred on the given means, however they were obtained
         scattered = every_time * np.column_stack([mean / mean.mean() for mean in means])
         sets = np.stack([merge_replicates(every_load, one, capacity_gbps)[1] for one in scattered])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ringtap.arguments import whole_number
 from ringtap.errors import UsageError, did_you_mean
 from ringtap.units import counted, duration_s
 
@@ -87,7 +88,7 @@ _COLLECTIVES: dict[str, tuple[Callable[[int, int], Volumes], str]] = {
 COLLECTIVES = tuple(_COLLECTIVES)
 
 
-def demand(parameters: int, workers: int, collective: str = "ring", group: int = 1) -> Demand:
+def demand(parameters: float, workers: int, collective: str = "ring", group: int = 1) -> Demand:
     """Calculate the data that one iteration sends for 32-bit gradients.
 
     With S = 4 bytes x parameters and N workers, in one direction:
@@ -103,7 +104,7 @@ def demand(parameters: int, workers: int, collective: str = "ring", group: int =
     ==========================  ====================  ==================================================
 
     Args:
-        parameters: parameters of the model.
+        parameters: number of parameters of the model, such as ``138e6``.
         workers: number of workers N.
         collective: one of `COLLECTIVES`.
         group: workers that share a node; only ``hierarchical`` uses it.
@@ -114,9 +115,10 @@ def demand(parameters: int, workers: int, collective: str = "ring", group: int =
     if collective not in _COLLECTIVES:
         hint = did_you_mean(collective, COLLECTIVES)
         raise UsageError(f"collective {collective!r} is unknown: {hint}choose one of {', '.join(COLLECTIVES)}")
-    for name, number in (("parameters", parameters), ("workers", workers), ("group", group)):
-        if not hasattr(number, "__index__"):
-            raise UsageError(f"{name} must be a whole number, not {number!r}")
+    parameters, workers, group = (
+        whole_number(value, name)
+        for value, name in ((parameters, "parameters"), (workers, "workers"), (group, "group"))
+    )
     if parameters < 1:
         raise UsageError(f"{parameters} parameters: the model needs at least one")
     if workers < 1:

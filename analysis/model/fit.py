@@ -22,7 +22,8 @@ from ringtap.analysis.model.regression import (
     solve_log,
 )
 from ringtap.analysis.model.residuals import RESIDUAL_FLOOR, Noise, from_errors
-from ringtap.analysis.statistics.arrays import Array, Values, as_array
+from ringtap.analysis.statistics.arrays import Array, Values, as_array, as_gbps, as_seconds
+from ringtap.arguments import number
 from ringtap.errors import UsageError
 from ringtap.schema import MIN_FIT_LOADS
 from ringtap.units import counted, rate_gbps
@@ -142,7 +143,7 @@ class CongestionModel:
         if isinstance(n, str):
             if n != "free":
                 raise UsageError(f"exponent {n!r} is unknown: give 0.5, 1, 2 or free")
-        elif n is not None and not FREE_BOUNDS[0] <= n <= FREE_BOUNDS[1]:
+        elif n is not None and not FREE_BOUNDS[0] <= number(n, "the exponent") <= FREE_BOUNDS[1]:
             raise UsageError(f"exponent {n:g} is outside {FREE_BOUNDS[0]:g} to {FREE_BOUNDS[1]:g}")
         object.__setattr__(self, "capacity_gbps", rate_gbps(capacity_gbps))
         object.__setattr__(self, "n", n)
@@ -168,8 +169,9 @@ class CongestionModel:
         """Fit the model to points.
 
         Args:
-            bandwidth_gbps: cross traffic in Gbit/s, shape (points,), in any order; repeated loads are replicates.
-            iteration_s: mean iteration time in seconds at each, shape (points,).
+            bandwidth_gbps: cross traffic, shape (points,), in any order; repeated loads are replicates. Numbers are
+                Gbit/s; text has a unit.
+            iteration_s: mean iteration time at each, shape (points,). Numbers are seconds; text has a unit.
             spread_s: standard error of each mean in seconds, shape (points,). The points are weighted by it and by the
                 scatter between points that it does not explain.
             robust: reduce the weight of outliers.
@@ -229,7 +231,7 @@ def _distinct(load: Array, capacity: float) -> int:
 
 def _arrays(bandwidth: Values, time: Values, capacity: float, points: int, loads: int) -> tuple[Array, Array]:
     """Check the points and return them as arrays."""
-    load, seconds = as_array(bandwidth, "loads"), as_array(time, "times")
+    load, seconds = as_gbps(bandwidth), as_seconds(time)
     if load.ndim != 1 or load.shape != seconds.shape:
         raise UsageError(f"loads and times must be two lists of one length, not {load.shape} and {seconds.shape}")
     if not (np.all(np.isfinite(load)) and np.all(np.isfinite(seconds))):

@@ -11,7 +11,7 @@ import numpy as np
 
 from ringtap.analysis.frames import described, html_of_text
 from ringtap.analysis.model.bootstrap import Interval
-from ringtap.analysis.statistics.arrays import Array, Values, as_array
+from ringtap.analysis.statistics.arrays import Array, Values, as_gbps
 from ringtap.arguments import instance_of, path_of
 from ringtap.errors import UsageError, did_you_mean
 from ringtap.json_validation import ShapeError, load_json
@@ -125,7 +125,9 @@ class FitResult:
         return result
 
     def _checked(self, bandwidth_gbps: Values) -> Array:
-        load = as_array(bandwidth_gbps, "loads")
+        load = as_gbps(bandwidth_gbps)
+        if not load.size:
+            raise UsageError("there is no load to predict at: name at least one")
         if not np.all((load >= 0) & (load < self.C_gbps)):
             raise UsageError(f"a load to predict at must be from 0 to below the capacity of {self.C_gbps:g} Gbit/s")
         return load
@@ -257,7 +259,7 @@ class FitResult:
         try:
             return cls._from_json(item, *(np.array(item[one], dtype=np.float64) for one in _POINTS))
         except (KeyError, TypeError, ValueError) as error:
-            why = f"{type(error).__name__}: {error}"
+            why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
             raise UsageError(f"{name} is not the JSON that ringtap fit writes ({why})") from error
 
     @classmethod

@@ -90,7 +90,10 @@ def _in_directory(path: Path) -> list[Path]:
     captures = [file for file in files if _is_capture(file)]
     if not captures:
         names = ", ".join(file.name for file in files[:3]) + (", …" if len(files) > 3 else "")
-        raise UsageError(f"{path} is a directory without captures" + (f"; it holds {names}" if names else ""))
+        held = f"; it holds {names}" if names else ""
+        recorded = next(path.glob("nodes/*/packets"), None)
+        hint = f": name a node's packets, for example {recorded}" if recorded else ""
+        raise UsageError(f"{path} is a directory without captures{held}{hint}")
     return captures
 
 

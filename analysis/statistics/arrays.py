@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from ringtap.errors import UsageError
+from ringtap.units import counted, parse_duration_s, parse_rate_bps
 
 Array = npt.NDArray[np.float64]
 Values = npt.ArrayLike
@@ -25,6 +29,52 @@ def as_array(values: Values, name: str) -> Array:
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise UsageError(f"{name} must be numbers, in a list, an array or a column: {error}") from error
+
+
+def as_gbps(loads: Values) -> Array:
+    """Return loads as an array in Gbit/s; text has a unit, such as ``10gbit``.
+
+    Raises:
+        UsageError: they are neither numbers nor rates.
+    """
+    return _with_units(loads, "loads", lambda text: parse_rate_bps(text) / 1e9)
+
+
+def as_seconds(times: Values) -> Array:
+    """Return times as an array in seconds; text has a unit, such as ``370ms``.
+
+    Raises:
+        UsageError: they are neither numbers nor durations.
+    """
+    return _with_units(times, "times", parse_duration_s)
+
+
+def as_samples(samples: Iterable[Values] | None, points: int) -> list[Array] | None:
+    """Return the iteration times behind each point as arrays; None if they are not known.
+
+    Raises:
+        UsageError: not one list for each point, or a list that is not a sample.
+    """
+    if samples is None:
+        return None
+    if not isinstance(samples, Iterable):
+        raise UsageError(f"the iterations are {samples!r}, not a list with those of each point")
+    found = [sample(one) for one in samples]
+    if len(found) != points:
+        raise UsageError(f"{len(found)} lists of iterations for {counted(points, 'point')}: give one for each")
+    return found
+
+
+def _with_units(values: Values, name: str, parse: Callable[[str], float]) -> Array:
+    try:
+        return as_array(values, name)
+    except UsageError:
+        if isinstance(values, str):
+            return np.array(parse(values))
+        if not isinstance(values, Iterable) or not any(isinstance(value, str) for value in values):
+            raise
+        numbers: list[Any] = [parse(value) if isinstance(value, str) else value for value in values]
+        return as_array(numbers, name)
 
 
 def sample(values: Values, least: int = 1) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
@@ -38,21 +38,22 @@ class _CapturePoint:
 
 
 def read_structure(
-    *paths: str | Path,
-    bin_s: float = 0.001,
+    paths: str | Path | Sequence[str | Path],
+    filter: str | None = None,
+    *,
+    bin_s: float | str = 0.001,
     hosts: Mapping[str, str | Sequence[str]] | None = None,
-    words: str | None = None,
     cache: bool = True,
     progress: Progress | None = None,
 ) -> Structure:
     """Find the structure of training traffic in captures.
 
     Args:
-        paths: capture files, each of one capture point or a part of it, with synchronised clocks; or one run directory
-            with ``packets/``, whose clock offsets are applied and whose step logs are compared.
-        bin_s: width of the time bins.
+        paths: one capture file or several, each of one capture point or a part of it, with synchronised clocks; or one
+            run directory with ``packets/``, whose clock offsets are applied and whose step logs are compared.
+        filter: use only the traffic that this filter in tcpdump's language accepts.
+        bin_s: width of the time bins, in seconds or as text such as ``1ms``.
         hosts: addresses by name, for hosts that have several addresses or need a name.
-        words: filter in tcpdump's language; all other traffic is ignored.
         cache: True to store the scans of the captures beside them for later calls.
         progress: called with the bytes read of each capture and its size.
 
@@ -60,9 +61,10 @@ def read_structure(
         UsageError: a path is not a capture or a run directory, or there is no payload in the captures.
         MeasurementError: there is no training in the captures; the message describes the traffic instead.
     """
-    named = [path_of(path, "a capture") for path in paths]
+    several = [paths] if isinstance(paths, str) or not isinstance(paths, Iterable) else paths
+    named = [path_of(path, "a capture") for path in several]
     if not named:
-        raise UsageError("name at least one capture file or a run directory")
+        raise UsageError("no capture was named: give a file, several, or a run directory")
     given = _checked_hosts(instance_of(hosts or {}, dict, "hosts", "addresses by name"))
     folders = [path for path in named if path.is_dir()]
     if folders and len(named) > 1:
@@ -84,7 +86,7 @@ def read_structure(
             continue
         notes += [f"{point.name}: {note}" for note in notes_of(traffic)]
         try:
-            chosen = traffic.select(words) if words else traffic
+            chosen = traffic.select(filter) if filter else traffic
         except UsageError as error:
             errors.append(error)
             continue

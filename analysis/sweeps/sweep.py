@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -17,6 +16,7 @@ from ringtap.analysis.job.run import Job
 from ringtap.analysis.runs.run import JobRun, SweepRun, read_run
 from ringtap.analysis.sweeps import points
 from ringtap.analysis.sweeps.series_results import Series, analyse
+from ringtap.arguments import instance_of
 from ringtap.errors import UsageError, did_you_mean
 from ringtap.units import counted
 
@@ -35,7 +35,7 @@ class Sweep:
     def __init__(self, run: SweepRun, workers: Executor | None = None) -> None:
         self.run = run
         self.path = run.path
-        self.workers = workers
+        self.workers = None if workers is None else instance_of(workers, Executor, "workers")
 
     def __repr__(self) -> str:
         shown = f"{counted(len(self.names), 'series', 'series')}, {counted(len(self.run.windows), 'point')}"
@@ -166,5 +166,5 @@ def open_run(path: str | os.PathLike[str], workers: Executor | None = None) -> J
     Raises:
         UsageError: not a run directory, one of a newer schema, or of a kind that this version does not know.
     """
-    run = read_run(Path(path))
+    run = read_run(path)
     return Job(run, workers) if isinstance(run, JobRun) else Sweep(run, workers)

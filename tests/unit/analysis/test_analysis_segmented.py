@@ -113,5 +113,5 @@ def test_units_and_order_do_not_matter(seed, rate, unit):
 def test_points_that_make_no_sense_are_refused(loads, times):
     with pytest.raises(UsageError):
         find_break(loads, times, 25)
-    with pytest.raises(UsageError, match="one length"):
+    with pytest.raises(UsageError, match="1 lists of iterations for 2 points: give one for each"):
         find_break([0.0, 1.0], [1.0, 1.0], 25, [[1.0, 1.0]])

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.analysis.job import iterations, node_counters, open_job
+from ringtap.analysis.job import byte_accounting, iterations, node_counters, open_job
+from ringtap.analysis.job.flows import SocketTraffic
 from ringtap.analysis.job.horovod_timeline import read_timeline
 from ringtap.analysis.job.nccl import read_nccl
-from ringtap.analysis.job.packets import read_packets
+from ringtap.analysis.job.packets import Packets, read_packets
 from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.job.text import describe
 from ringtap.analysis.runs.apportioning import Borders
@@ -210,6 +211,38 @@ def test_captures_are_held_against_sockets_and_classes(tmp_path):
     assert account["packets_difference"] == pytest.approx(0.007, abs=0.001)
     said = " ".join(data["warnings"])
     assert "the capture on n0 dropped 12 packets" in said
+
+
+def test_traffic_that_passes_no_captured_interface_is_unknown(tmp_path):
+    write_ddp_job(tmp_path / "job", Truth(iterations=6))
+    at = START_NS + 100 * MS
+    pcap(tmp_path / "job/nodes/n0/packets/lo-0.pcap", [(at, ("127.0.0.1", 1), ("127.0.0.1", 2), 100)] * 3)
+    job = open_job(tmp_path / "job")
+    assert job.counted.not_captured["training"] == 1
+    assert job.iterations["packet_training_bytes"].isna().all(), "not 0"
+    assert job.iterations["packet_other_bytes"].sum() == 300, "captured, so known"
+    data = summarize(job)
+    assert data["bytes"]["classes"]["training"]["difference"] is None
+    said = "100% of the training payload passes no captured interface (--interface any captures them all)"
+    assert said in data["warnings"]
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "within", "between"),
+    [({"lo"}, 0, 1), ({"eth0"}, 1, 0), ({"eth0", "lo"}, 0, 0), ({"any"}, 0, 0), (set(), 1, 1)],
+)
+def test_loopback_and_network_are_captured_by_interfaces_of_their_own(interfaces, within, between):
+    flows = {
+        "traffic_class": ["training", "cross", "other"],
+        "local": [True, False, False],
+        "source_node": ["n0", "n1", "n1"],
+        "destination_node": ["n0", "n0", pd.NA],
+        "payload_bytes": [1000.0, 1000.0, 1000.0],
+    }
+    traffic = SocketTraffic(pd.DataFrame(flows), pd.DataFrame(), {}, None, None, [], {})
+    captured = {"n0": Packets(pd.DataFrame(), {}, frozenset(interfaces))}
+    found = byte_accounting._not_captured(captured, traffic)
+    assert found == {"training": within, "cross": between, "other": 1}
 
 
 def test_without_sockets_captures_are_not_called_training(tmp_path):

@@ -34,6 +34,28 @@ def test_a_capacity_is_a_number_or_text_and_points_are_columns(fit):
     assert found == ringtap.find_congestion_point(LOADS.tolist(), times(0.5, 0.02, 1).tolist(), 25.0)
 
 
+@pytest.mark.parametrize("column", [list, pd.Series, np.array])
+def test_loads_and_times_are_numbers_or_texts_with_units(fit, column):
+    loads = column([f"{load * 1000:g}mbit" for load in LOADS])
+    seconds = column([f"{second * 1000!r}ms" for second in times(0.5, 0.02, 1).tolist()])
+    by_text = ringtap.CongestionModel("25gbit").fit(loads, seconds)
+    assert pytest.approx((fit.A, fit.B)) == (by_text.A, by_text.B)
+    assert by_text.predict("10gbit") == by_text.predict(10)
+    assert by_text.band(loads)["bandwidth_gbps"].tolist() == LOADS.tolist()
+    assert ringtap.find_break(loads, seconds, 25).point is not None
+    assert ringtap.find_congestion_point(loads, seconds, 25).point is not None
+
+
+@pytest.mark.parametrize("find", [ringtap.find_break, ringtap.find_congestion_point])
+def test_the_iterations_of_each_point_are_a_list_or_a_column(find):
+    means = times(0.5, 0.02, 1)
+    behind = [mean * np.linspace(0.98, 1.02, 9) for mean in means]
+    table = pd.DataFrame({"load": LOADS, "s": means, "iterations": behind}, index=range(100, 100 + len(LOADS)))
+    found = find(table["load"], table["s"], 25, table["iterations"])
+    assert found.point is not None
+    assert found == find(LOADS, means, 25, behind)
+
+
 @pytest.mark.parametrize(
     ("call", "says"),
     [
@@ -42,12 +64,12 @@ def test_a_capacity_is_a_number_or_text_and_points_are_columns(fit):
         (lambda: ringtap.CongestionModel(-1), "-1 Gbit/s is not a positive rate"),
         (lambda: ringtap.CongestionModel(None), "must be a number or text with a unit"),
         (lambda: ringtap.CongestionModel(25, "fre"), "exponent 'fre' is unknown"),
-        (lambda: ringtap.CongestionModel().fit(["a"] * 4, [1] * 4), "loads must be numbers"),
+        (lambda: ringtap.CongestionModel().fit(["a"] * 4, [1] * 4), "rate 'a' is not understood"),
         (lambda: ringtap.CongestionModel().fit(pd.Series([0, 1, 2, pd.NA]), [1] * 4), "must be finite numbers"),
         (lambda: ringtap.find_break([0, 1], [1, 2], "fast"), "rate 'fast' is not understood"),
         (lambda: ringtap.find_congestion_point([[0]], [[1]], 25), "two lists of one length"),
         (lambda: ringtap.demand(10**6, 4, "rign"), "did you mean 'ring'"),
-        (lambda: ringtap.demand(1e6, 4), "parameters must be a whole number"),
+        (lambda: ringtap.demand(1.5, 4), "parameters must be a whole number"),
         (lambda: ringtap.demand(10**6, 4).required_bps("370 milli"), "duration '370 milli' is not understood"),
         (lambda: ringtap.demand(10**6, 4).required_bps(0), "0 s is not a positive time"),
         (lambda: ringtap.compare([1, 2], [1, 2]), "at least 5 values"),

@@ -18,6 +18,12 @@ WRONG = {
     "ringtap.open_job('jbo')": "there is no jbo: did you mean 'job'",
     "ringtap.open_sweep('job')": "job is a job: open it with open_job",
     "ringtap.open_job('measured')": "open it with open_sweep",
+    "ringtap.open_run(5)": "the run is 5, not a path",
+    "ringtap.open_run('.')": ". is not a run directory: it has no run.json; sweep is one",
+    "ringtap.open_job('job/nodes')": "it has no run.json; job is one",
+    "ringtap.open_job('job/run.json')": "it has no run.json; job is one",
+    "ringtap.open_job('job', workers=3)": "workers is 3, not of type Executor",
+    "ringtap.open_sweep('measured', workers=3)": "workers is 3, not of type Executor",
     "ringtap.read_captures(5)": "a capture is 5, not a path",
     "ringtap.read_captures([])": "no capture was named",
     "ringtap.read_captures([None])": "a capture is None, not a path",
@@ -27,7 +33,11 @@ WRONG = {
     "ringtap.read_captures(CAPTURE, 5)": "the filter is 5, not text",
     "ringtap.read_captures(CAPTURE, bin_s='x')": "duration 'x' is not understood",
     "ringtap.read_captures(CAPTURE, bin_s=None)": "must be a number or text with a unit",
-    "ringtap.read_structure()": "name at least one capture",
+    "ringtap.read_captures('captured')": "captured is a directory without captures; it holds run.json: name a node's "
+    "packets, for example captured/nodes/n0/packets",
+    "ringtap.read_structure([])": "no capture was named",
+    "ringtap.read_structure(CAPTURE, 5)": "the filter is 5, not text",
+    "ringtap.read_structure(CAPTURE, bin_s='x')": "duration 'x' is not understood",
     "ringtap.read_structure(5)": "a capture is 5, not a path",
     "ringtap.read_structure(CAPTURE, hosts={'S0': 'x'})": "host S0: 'x' is not an IP address",
     "ringtap.read_structure(CAPTURE, hosts=5)": "hosts is 5",
@@ -43,6 +53,7 @@ WRONG = {
     "sweep[5]": "no series 5",
     "ringtap.compare([], [1, 2])": "sample a: a list of at least",
     "ringtap.compare('a', [1, 2])": "sample a: the values of a sample must be numbers",
+    "ringtap.demand(1.5, 2)": "parameters must be a whole number, not 1.5",
     "ringtap.demand('x', 2)": "parameters must be a whole number",
     "ringtap.demand(5, 0)": "0 workers",
     "ringtap.utc(5)": "the table is 5, not a pandas DataFrame",
@@ -50,11 +61,19 @@ WRONG = {
     "ringtap.CongestionModel(None)": "must be a number or text with a unit",
     "ringtap.CongestionModel('25gbti')": "did you mean 25gbit",
     "ringtap.CongestionModel('25gbit').fit([1, 2], [1])": "two lists of one length",
-    "ringtap.CongestionModel('25gbit').fit([1, 2, 'x'], [1, 2, 3])": "loads must be numbers",
+    "ringtap.CongestionModel('25gbit').fit([1, 2, 'x'], [1, 2, 3])": "rate 'x' is not understood",
+    "ringtap.CongestionModel('25gbit').fit([1, 2, pd.NA], [1, 2, 3])": "loads must be numbers",
+    "ringtap.CongestionModel('25gbit').fit([1, 2, '3gbti'], [1, 2, 3])": "did you mean 3gbit",
+    "ringtap.CongestionModel('25gbit', n='x')": "exponent 'x' is unknown",
+    "ringtap.CongestionModel('25gbit', n=[1])": "the exponent is [1], not a number",
     "ringtap.CongestionModel('25gbit').fit(None, None)": "two lists of one length",
     "ringtap.find_break([1, 2], [1, 2], '25gbti')": "did you mean 25gbit",
-    "ringtap.find_congestion_point([1, 2, 3, 4], [1, 2, 3, 'x'], 25)": "times must be numbers",
-    "fit.band('x')": "loads must be numbers",
+    "ringtap.find_break([1, 2], [1, 2], 25, 5)": "the iterations are 5, not a list",
+    "ringtap.find_break([1, 2], [1, 2], 25, [[1, 2]])": "1 lists of iterations for 2 points",
+    "ringtap.find_congestion_point([1, 2, 3, 4], [1, 2, 3, 'x'], 25)": "duration 'x' is not understood",
+    "ringtap.find_congestion_point([1, 2], [1, 2], 25, [[1, 2]])": "1 lists of iterations for 2 points",
+    "fit.band('x')": "rate 'x' is not understood",
+    "fit.band([])": "there is no load to predict at",
     "fit.band([1, 2], kind='curv')": "did you mean 'curve'",
     "fit.band([30])": "below the capacity of 25 Gbit/s",
     "fit.compare(5)": "the other fit is 5, not of type FitResult",
@@ -62,7 +81,7 @@ WRONG = {
     "fit.load_for(0.5)": "a slowdown of 0.5 makes no sense",
     "fit.plot(ax=5)": "ax must be Matplotlib axes",
     "ringtap.FitResult.from_json('nope.json')": "nope.json cannot be read",
-    "ringtap.FitResult.from_json({})": "is not the JSON that ringtap fit writes",
+    "ringtap.FitResult.from_json({})": "is not the JSON that ringtap fit writes (it lacks 'bandwidth_gbps')",
     "ringtap.FitResult.from_json(5)": "the fit is 5, not a path",
     "ringtap.plot.cdf('x')": "must be numbers",
     "ringtap.plot.iteration_times(5)": "the job is 5, not of type Job: give the result of open_job",
@@ -98,6 +117,8 @@ def names(tmp_path_factory):
     path = tmp_path_factory.mktemp("wrong")
     with tarfile.open(ROOT / "tests" / "gold" / "v0.1" / "runs.tar.xz") as archive:
         archive.extractall(path, filter="data")
+    (path / "captured" / "nodes" / "n0" / "packets").mkdir(parents=True)
+    (path / "captured" / "run.json").write_text("{}")
     write_sweep(path / "measured", [("vgg16", "burst")], loads_gbps=(0.0, 6.0, 10.0, 14.0, 18.0, 22.0))
     points = pd.read_csv(EXAMPLES / "points.csv")
     return {

@@ -95,7 +95,7 @@ def test_without_names_nothing_joins_the_two_addresses_of_a_host() -> None:
 
 @pytest.mark.parametrize(("host", "before", "after"), [(S0, S1, S2), (S1, S2, S0), (S2, S0, S1)])
 def test_one_host_sees_its_neighbours_and_the_period(found: Structure, host: str, before: str, after: str) -> None:
-    one = read_structure(RING, words=f"host {host}")
+    one = read_structure(RING, filter=f"host {host}")
     assert (one.shape.name, one.shape.hosts) == ("member of a ring", (before, host, after))
     assert not one.shape.whole
     assert one.period.mean_s == pytest.approx(found.period.mean_s, rel=0.01)
@@ -156,7 +156,7 @@ def test_a_clock_that_is_ahead_and_drifts_is_put_right(found: Structure) -> None
 
 
 def test_one_direction_alone_is_training_all_the_same_and_said_so() -> None:
-    one = read_structure(RING, words=f"src host {S0}")
+    one = read_structure(RING, filter=f"src host {S0}")
     assert one.training.one_way
     assert (one.shape.name, one.shape.workers) == ("one direction", None)
     assert f"{S0} sends to {S2}" in one.shape.unseen
@@ -172,16 +172,16 @@ def test_finer_bins_give_the_same_iterations(found: Structure) -> None:
 
 def test_cross_traffic_alone_is_said_to_be_no_training() -> None:
     with pytest.raises(MeasurementError, match=r"no training was found in .*ring\.pcap\.gz: .* of payload in"):
-        read_structure(RING, words=f"host {CROSS_FROM}")
+        read_structure(RING, filter=f"host {CROSS_FROM}")
 
 
 def test_no_payload_and_no_files_are_said() -> None:
-    with pytest.raises(UsageError, match="name at least one capture"):
-        read_structure()
+    with pytest.raises(UsageError, match="no capture was named"):
+        read_structure([])
     with pytest.raises(UsageError, match="no packet matches"):
-        read_structure(RING, words="host 192.0.2.1")
+        read_structure(RING, filter="host 192.0.2.1")
     with pytest.raises(UsageError, match="name it alone"):
-        read_structure(ROOT, RING)
+        read_structure([ROOT, RING])
 
 
 def test_the_verb_says_first_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:

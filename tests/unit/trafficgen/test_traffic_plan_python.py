@@ -67,6 +67,12 @@ def test_the_table_has_a_row_per_flow_and_units() -> None:
     assert set(table.attrs["columns"]) == set(table)
 
 
+def test_receivers_are_the_second_argument_too() -> None:
+    given = ringtap.Plan("consistent", "127.0.0.1:5001", **LOAD)
+    assert given.destinations == ["127.0.0.1:5001"]
+    assert given.to_frame().equals(ringtap.Plan("consistent", to="127.0.0.1:5001", **LOAD).to_frame())
+
+
 def test_what_is_unknown_is_na_and_never_0() -> None:
     plan = ringtap.Plan("long-lived", duration=1, flows=2)
     assert plan.size_bytes is None

@@ -327,13 +327,17 @@ with ringtap.receiver() as r:
             lambda plan: ringtap.send(plan, to="127.0.0.1:1", connections="keep"),
             "'keep' is unknown: did you mean 'kept'",
         ),
+        (lambda plan: ringtap.send(plan, to="127.0.0.1:1", progress=5), "progress is 5, not a function"),
         (lambda plan: ringtap.send(plan, to="127.0.0.1:1", token=5), "the token is 5, not text"),
         (lambda plan: ringtap.send(plan, to="127.0.0.1:1", log=5), "the log is 5, not a path"),
         (lambda plan: ringtap.send(5), "the plan is 5, not a path"),
         (lambda plan: ringtap.send("missing.plan"), "missing.plan cannot be read"),
         (lambda plan: ringtap.receiver("here").__enter__(), "'here' is not an address"),
         (lambda plan: ringtap.receiver(5).__enter__(), "the address is 5, not text: give host:port"),
-        (lambda plan: ringtap.receiver("0.0.0.0:0").__enter__(), "others can reach 0.0.0.0:0: give"),
+        (
+            lambda plan: ringtap.receiver("0.0.0.0:0").__enter__(),
+            "0.0.0.0:0: give token or set RINGTAP_TOKEN",
+        ),
         (lambda plan: ringtap.receiver("203.0.113.1:0").__enter__(), "cannot listen on|others can reach"),
     ],
 )

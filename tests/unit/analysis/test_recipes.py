@@ -84,7 +84,7 @@ def test_a_recipe_works_in_five_lines(block, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     lines = [line for line in block.splitlines() if line]
     assert len(lines) <= MAX_LINES
-    last = lines.pop() if not re.match(r"\s|\w+(, \w+)* = |for |print\(", lines[-1]) else "None"
+    last = lines.pop() if not re.match(r"\s|[\w.]+(, \w+)* = |for |print\(", lines[-1]) else "None"
     names = {"ringtap": ringtap, "polars": polars, "duckdb": duckdb, "asyncio": asyncio, "pytest": pytest}
     names |= {"ThreadPoolExecutor": ThreadPoolExecutor}
     if "plan," in block:
@@ -124,6 +124,17 @@ def test_flows_arrive(receiver):
     )
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout
+
+
+def test_each_rank_has_a_time_at_the_end_of_each_iteration(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    names = {"ringtap": ringtap}
+    exec(block("Iteration times of each rank, by UTC"), names)
+    times, job = names["times"], names["job"]
+    assert times.shape == (len(job.iterations), len(job.ranks))
+    assert times.notna().all(axis=None)
+    assert str(times.index.dtype) == "datetime64[ns, UTC]"
+    assert (times.index.astype("int64") == job.iterations["end_ns"]).all()
 
 
 def test_the_parts_of_the_recipes_are_right(folder):

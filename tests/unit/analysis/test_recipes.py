@@ -133,7 +133,7 @@ def test_each_rank_has_a_time_at_the_end_of_each_iteration(folder, monkeypatch):
     times, job = names["times"], names["job"]
     assert times.shape == (len(job.iterations), len(job.ranks))
     assert times.notna().all(axis=None)
-    assert str(times.index.dtype) == "datetime64[ns, UTC]"
+    assert (times.index.name, str(times.index.dtype)) == ("end_utc", "datetime64[ns, UTC]")
     assert (times.index.astype("int64") == job.iterations["end_ns"]).all()
 
 

@@ -14,6 +14,7 @@ from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.ethernet import frame_bytes
 from ringtap.records import open_records
+from tests.unit.traffic_processes import wait_until
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
@@ -37,9 +38,10 @@ def wire_bytes(path: Path, mss: int) -> tuple[int, int]:
 
 @pytest.mark.needs_root("capture packets here")
 def test_cross_traffic_is_counted_as_a_capture_counts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RINGTAP_TOKEN", "t")  # a receiver beyond loopback asks for one
     """Within 1 %: flows of 17 kB begin and end in a short segment, each of which hides up to one header of 66 bytes."""
+    monkeypatch.setenv("RINGTAP_TOKEN", "t")  # a receiver beyond loopback asks for one
     run = tmp_path / "run"
+    counters = run / "nodes" / "S0" / "nic" / "nic.rec"
     spec = TestbedSpec("counted", ("S0", "S1"), 50_000_000)
     with RunningTestbed(spec, verify=False):
         enter = [sys.executable, "-m", "ringtap.agents.testbed.enter", "counted"]
@@ -52,44 +54,29 @@ def test_cross_traffic_is_counted_as_a_capture_counts_it(tmp_path: Path, monkeyp
 
         try:
             capture = tmp_path / "cross.pcap"
-            dump = start(
-                "S0",
-                "tcpdump",
-                "-n",
-                "-s",
-                "96",
-                "-B",
-                "65536",
-                "-Z",
-                "root",
-                "-i",
-                "cross0",
-                "-w",
-                str(capture),
-                "tcp and src host 10.78.0.2",
-            )
+            # without this mode the kernel keeps packets for up to a second, and an earlier end loses them
+            options = ["--immediate-mode", "-U", "-n", "-s", "96", "-B", "65536", "-Z", "root", "-i", "cross0"]
+            dump = start("S0", "tcpdump", *options, "-w", str(capture), "tcp and src host 10.78.0.2")
             recorder = start("S0", *RINGTAP, "capture", "-o", str(run), "--node", "S0")
             server = start("S0", *RINGTAP, "traffic", "serve", "--bind", "10.78.0.1:5001")
-            time.sleep(1.5)
+            for process in (dump, server):
+                assert process.stdout is not None
+                said = process.stdout.readline()
+                assert b"listening on" in said.lower(), said
+            wait_until(lambda: counters.exists() and counters.stat().st_size, 30)
+            wait_until(lambda: open_records(counters).count)
             plan = tmp_path / "flows.plan"
-            arguments = [
-                "--kind",
-                "consistent",
-                "--load",
-                "30mbit",
-                "--duration",
-                "3s",
-                "--scale",
-                "100",
-                "--to",
-                "10.78.0.1:5001",
-            ]
+            arguments = ["--kind", "consistent", "--load", "30mbit", "--duration", "3s", "--scale", "100"]
+            arguments += ["--to", "10.78.0.1:5001"]
             subprocess.run([*RINGTAP, "traffic", "plan", *arguments, "-o", str(plan)], check=True, capture_output=True)
             send = start("S1", *RINGTAP, "traffic", "send", str(plan), "--source", "10.78.0.2", "--json")
             assert send.stdout is not None
-            summary = send.stdout.read()
+            summary = json.loads(send.stdout.read())
             assert send.wait(30) == 0, summary
-            time.sleep(0.3)
+            assert summary["finished"] == summary["flows"] > 0
+            planned = json.loads(plan.read_text().splitlines()[0])["bytes"]
+            wait_until(lambda: wire_bytes(capture, 1448)[1] >= planned, 30)
+            time.sleep(0.3)  # three periods of the counters
         finally:
             for process in reversed(started):
                 if process.poll() is None:
@@ -98,7 +85,7 @@ def test_cross_traffic_is_counted_as_a_capture_counts_it(tmp_path: Path, monkeyp
                 assert process.stdout is not None
                 process.stdout.close()
     assert (dump.returncode, recorder.returncode, server.returncode) == (0, 0, 0)
-    records = open_records(run / "nodes" / "S0" / "nic" / "nic.rec")
+    records = open_records(counters)
     names = [field.name for field in records.fields]
     rows = records.tail()
     counted_bytes, counted_packets = (
@@ -106,7 +93,6 @@ def test_cross_traffic_is_counted_as_a_capture_counts_it(tmp_path: Path, monkeyp
         for unit in ("bytes", "packets")
     )
     wire, payload = wire_bytes(capture, 1448)
-    planned = json.loads(plan.read_text().splitlines()[0])["bytes"]
     assert payload == pytest.approx(planned, rel=0.005)  # headers of the flow protocol on top
     assert frame_bytes(counted_bytes, counted_packets, 1500) == pytest.approx(wire, rel=0.01)
     assert planned * 8 / 3 == pytest.approx(30e6, rel=1e-6)

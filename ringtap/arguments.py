@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from numbers import Real
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ringtap.errors import UsageError
 
@@ -23,6 +24,20 @@ def path_of(value: object, name: str) -> Path:
     if not isinstance(value, (str, os.PathLike)):
         raise UsageError(f"{name} is {_shown(value)}, not a path: give text or a pathlib.Path")
     return Path(value)
+
+
+def paths_of(value: object, noun: str) -> list[str | os.PathLike[str]]:
+    """Return one path or several, as they are given, as a list.
+
+    Raises:
+        UsageError: there is none, or one is neither text nor a path object.
+    """
+    several: list[Any] = [value] if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
+    for one in several:
+        path_of(one, f"a {noun}")
+    if not several:
+        raise UsageError(f"no {noun} was named: give one or several")
+    return several
 
 
 def instance_of(value: object, kind: type[T], name: str, example: str = "") -> T:

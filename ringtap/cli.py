@@ -165,7 +165,8 @@ def _overview() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; return its exit code."""
     fill_standard_descriptors()
-    with guarded():
+    with guarded(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RingtapWarning)  # the commands print what these say, where it belongs
         return _run(argv)
 
 
@@ -176,7 +177,6 @@ def _run(argv: Sequence[str] | None) -> int:
     words = [argument for argument in arguments if not argument.startswith("-")]
     verb, sub_verb = (*words[:2], None, None)[:2]
     options = None
-    warnings.simplefilter("ignore", RingtapWarning)  # the commands print what these say, where it belongs
     try:
         options = build_parser(verb, sub_verb).parse_args(arguments)
         code = int(options.handler(options))

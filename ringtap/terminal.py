@@ -37,18 +37,27 @@ def fill_standard_descriptors() -> None:
             setattr(sys, name, stream)
 
 
-def show_log() -> None:
-    """Print to standard error what the library logs from now on, one line each."""
+@contextmanager
+def shown_log() -> Iterator[None]:
+    """Print to standard error what the library logs within the block, one line each, unless the program has a log."""
     import logging
 
     class Lines(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             print(f"ringtap: {one_line(record.getMessage())}", file=sys.stderr, flush=True)
 
-    log = logging.getLogger("ringtap")
-    if not log.handlers:
-        log.addHandler(Lines())
-        log.setLevel(logging.INFO)
+    log, lines = logging.getLogger("ringtap"), Lines()
+    if log.handlers:
+        yield
+        return
+    level = log.level
+    log.addHandler(lines)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(lines)
+        log.setLevel(level)
 
 
 def discard_output() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ringtap.agents.testbed import registry
 from ringtap.agents.testbed.topology import MAX_HOSTS, TestbedSpec
+from ringtap.arguments import whole_number
 from ringtap.errors import MeasurementError, RingtapError, UsageError, did_you_mean
 from ringtap.units import format_rate, number_or_text, parse_rate_bps, parse_size_bytes
 
@@ -196,18 +197,15 @@ def testbed(
         hosts = [f"S{number}" for number in range(min(hosts, MAX_HOSTS + 1))]
     if not isinstance(hosts, Iterable):
         raise UsageError(f"hosts {hosts!r} are not usable: give a number of hosts, or their names in a list")
-    for key, value in (("mtu", mtu), ("offload_segments", offload_segments)):
-        if not isinstance(value, int):
-            raise UsageError(f"{key} {value!r} is not a whole number: give one")
     spec = TestbedSpec(
         name or own_name("tb"),
         tuple(map(str, hosts)),
         number_or_text(rate, parse_rate_bps, "rate"),
         number_or_text(queue, parse_size_bytes, "queue"),
         number_or_text(burst, parse_size_bytes, "burst"),
-        mtu=mtu,
+        mtu=whole_number(mtu, "mtu"),
         congestion_control=congestion_control,
-        offload_segments=offload_segments,
+        offload_segments=whole_number(offload_segments, "offload_segments"),
     )
     return RunningTestbed(spec)
 

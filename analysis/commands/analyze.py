@@ -11,7 +11,7 @@ from typing import Any
 from ringtap.analysis.dask_workers import add_option, workers
 from ringtap.errors import UsageError
 from ringtap.options import add_json
-from ringtap.terminal import show_log
+from ringtap.terminal import shown_log
 
 # a table of more iterations than this is only in the Parquet file
 _MAX_IN_JSON = 20_000
@@ -27,8 +27,8 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.set_defaults(handler=_analyze)
 
 
+@shown_log()
 def _analyze(options: argparse.Namespace) -> int:
-    show_log()
     from ringtap.analysis.job.run import open_job
     from ringtap.analysis.job.summary import summarize
     from ringtap.analysis.job.text import describe

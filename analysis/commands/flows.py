@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringtap.analysis.dask_workers import add_option, workers
 from ringtap.options import add_force, add_json
-from ringtap.terminal import shell_word, show_log
+from ringtap.terminal import shell_word, shown_log
 from ringtap.units import format_duration, parse_duration_s
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.set_defaults(handler=_flows)
 
 
+@shown_log()
 def _flows(options: argparse.Namespace) -> int:
-    show_log()
     bin_ns = round(parse_duration_s(options.bin) * 1e9)
     from ringtap.analysis.pcap import tables
     from ringtap.analysis.pcap.progress import Bar

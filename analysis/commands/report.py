@@ -11,7 +11,7 @@ from ringtap.analysis.dask_workers import add_option, workers
 from ringtap.errors import UsageError
 from ringtap.options import add_json
 from ringtap.schema import RUN_JSON
-from ringtap.terminal import shell_word, show_log
+from ringtap.terminal import shell_word, shown_log
 from ringtap.units import counted
 
 
@@ -35,9 +35,9 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.set_defaults(handler=report)
 
 
+@shown_log()
 def report(options: argparse.Namespace) -> int:
     """Write the report and print the paths of its files."""
-    show_log()
     from ringtap.analysis.report.write import write_report
     from ringtap.analysis.sweeps.sweep import open_run
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ringtap.errors import UsageError
 from ringtap.options import add_force, add_json
-from ringtap.terminal import shell_word, show_log
+from ringtap.terminal import shell_word, shown_log
 from ringtap.units import parse_duration_s
 
 
@@ -43,8 +43,8 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.set_defaults(handler=_structure)
 
 
+@shown_log()
 def _structure(options: argparse.Namespace) -> int:
-    show_log()
     bin_s = parse_duration_s(options.bin)
     if not 1e-5 <= bin_s <= 1:
         raise UsageError(f"--bin {options.bin} is outside of 10us to 1s")

@@ -9,7 +9,7 @@ from typing import Any
 
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.options import add_force, add_json
-from ringtap.terminal import show_log
+from ringtap.terminal import shown_log
 from ringtap.units import counted, format_duration, format_rate, format_size, parse_rate_bps
 
 
@@ -38,8 +38,8 @@ def register(verbs: Any, name: str, summary: str) -> None:
     parser.set_defaults(handler=_verify)
 
 
+@shown_log()
 def _verify(options: argparse.Namespace) -> int:
-    show_log()
     if (options.nic is None) != (options.interface is None):
         raise UsageError("--nic and --interface go together: name the counters' log and the interface in it")
     line_rate_bps = None if options.line_rate is None else parse_rate_bps(options.line_rate)

@@ -18,9 +18,8 @@ import numpy as np
 from ringtap.analysis.model.congestion_point import MIN_ELASTICITY
 from ringtap.analysis.model.fit import FitResult, corrected_akaike
 from ringtap.analysis.model.residuals import RESIDUAL_FLOOR
-from ringtap.analysis.statistics.arrays import Array, Values, as_gbps, as_samples, as_seconds, sample
+from ringtap.analysis.statistics.arrays import Array, Values, as_gbps, as_points, as_samples
 from ringtap.analysis.statistics.autocorrelation import block_means
-from ringtap.errors import UsageError
 from ringtap.schema import MERGE_SHARE
 from ringtap.units import rate_gbps
 
@@ -133,13 +132,9 @@ def find_break(
     Raises:
         UsageError: the arrays differ in length or hold invalid values.
     """
-    load, time = sample(as_gbps(bandwidth_gbps)), sample(as_seconds(iteration_s))
     capacity_gbps = rate_gbps(capacity_gbps)
-    if load.shape != time.shape:
-        raise UsageError(f"loads and times must be two lists of one length, not {load.shape} and {time.shape}")
+    load, time = as_points(bandwidth_gbps, iteration_s, capacity_gbps)
     samples_s = as_samples(iterations_s, len(load))
-    if not (np.all(time > 0) and np.all((load >= 0) & (load < capacity_gbps))):
-        raise UsageError("loads must be from 0 to below the capacity and times positive")
     order = np.lexsort((time, load))
     load, log_time = load[order], np.log(time[order])
     inner = _inner(load, capacity_gbps)
@@ -256,9 +251,9 @@ class _Search:
 
 def _inner(load: Array, capacity_gbps: float) -> tuple[float, float] | None:
     """Second and second-last load; loads within 1 % of capacity count as one. None for too few loads."""
-    distinct = [float(load[0])]
+    distinct: list[float] = []
     for value in load:
-        if value - distinct[-1] > MERGE_SHARE * capacity_gbps:
+        if not distinct or value - distinct[-1] > MERGE_SHARE * capacity_gbps:
             distinct.append(float(value))
     return (distinct[1], distinct[-2]) if len(distinct) >= MIN_LOADS else None
 

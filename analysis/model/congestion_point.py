@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from scipy import optimize
 
-from ringtap.analysis.statistics.arrays import Array, Values, as_gbps, as_samples, as_seconds
+from ringtap.analysis.statistics.arrays import Array, Values, as_points, as_samples
 from ringtap.analysis.statistics.autocorrelation import block_means
-from ringtap.errors import UsageError
 from ringtap.schema import MERGE_SHARE, MIN_CONGESTION_LOADS, MIN_RISE
 from ringtap.units import counted, rate_gbps
 
@@ -134,11 +133,8 @@ def find_congestion_point(
     Raises:
         UsageError: the arrays differ in length or hold invalid values.
     """
-    load, time, capacity_gbps = as_gbps(bandwidth_gbps), as_seconds(iteration_s), rate_gbps(capacity_gbps)
-    if load.shape != time.shape or load.ndim != 1:
-        raise UsageError(f"loads and times must be two lists of one length, not {load.shape} and {time.shape}")
-    if not (np.all(np.isfinite(time)) and np.all(time > 0) and np.all((load >= 0) & (load < capacity_gbps))):
-        raise UsageError("loads must be from 0 to below the capacity and times positive")
+    capacity_gbps = rate_gbps(capacity_gbps)
+    load, time = as_points(bandwidth_gbps, iteration_s, capacity_gbps)
     samples_s = as_samples(iterations_s, len(load))
     order = np.lexsort((time, load))
     every_load, every_time = load[order], time[order]

@@ -22,7 +22,7 @@ from ringtap.analysis.model.regression import (
     solve_log,
 )
 from ringtap.analysis.model.residuals import RESIDUAL_FLOOR, Noise, from_errors
-from ringtap.analysis.statistics.arrays import Array, Values, as_array, as_gbps, as_seconds
+from ringtap.analysis.statistics.arrays import Array, Values, as_points, as_seconds
 from ringtap.arguments import number
 from ringtap.errors import UsageError
 from ringtap.schema import MIN_FIT_LOADS
@@ -230,16 +230,8 @@ def _distinct(load: Array, capacity: float) -> int:
 
 
 def _arrays(bandwidth: Values, time: Values, capacity: float, points: int, loads: int) -> tuple[Array, Array]:
-    """Check the points and return them as arrays."""
-    load, seconds = as_gbps(bandwidth), as_seconds(time)
-    if load.ndim != 1 or load.shape != seconds.shape:
-        raise UsageError(f"loads and times must be two lists of one length, not {load.shape} and {seconds.shape}")
-    if not (np.all(np.isfinite(load)) and np.all(np.isfinite(seconds))):
-        raise UsageError("loads and times must be finite numbers")
-    if not (np.all(load >= 0) and np.all(seconds > 0)):
-        raise UsageError("loads must not be negative and times must be positive")
-    if not np.all(load < capacity):
-        raise UsageError(f"a load of {load.max():g} Gbit/s is not below the capacity of {capacity:g} Gbit/s")
+    """Return the points as arrays; raise UsageError if they are wrong or too few."""
+    load, seconds = as_points(bandwidth, time, capacity)
     distinct = _distinct(load, capacity)
     if len(load) < points or distinct < loads:
         raise UsageError(
@@ -251,7 +243,7 @@ def _arrays(bandwidth: Values, time: Values, capacity: float, points: int, loads
 
 def _relative(spread: Values, time: Array) -> Array:
     """Standard errors of ln t from those of t (delta method)."""
-    seconds = as_array(spread, "standard errors")
+    seconds = as_seconds(spread, "standard errors")
     if seconds.shape != time.shape:
         raise UsageError(f"{seconds.size} spreads for {time.size} times: give one for each")
     if not (np.all(np.isfinite(seconds)) and np.all(seconds >= 0)):

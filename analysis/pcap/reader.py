@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from itertools import repeat
@@ -23,7 +23,7 @@ from ringtap.analysis.pcap.scan import Scan, Scanned
 from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION
 from ringtap.analysis.pcap.sources import CaptureStream, expand
 from ringtap.analysis.pcap.traffic import Traffic
-from ringtap.arguments import path_of
+from ringtap.arguments import paths_of
 from ringtap.errors import MeasurementError, RingtapWarning, UsageError
 from ringtap.units import counted, duration_s
 
@@ -67,12 +67,7 @@ def read_captures(
         UsageError: a file is missing, not a capture or damaged from its start, or there are no packets at all.
         MeasurementError: the results could not be written, usually because the disk is full.
     """
-    several = [paths] if isinstance(paths, str) or not isinstance(paths, Iterable) else paths
-    words = list(several)
-    for word in words:
-        path_of(word, "a capture")
-    if not words:
-        raise UsageError("no capture was named: give a file, several, a directory or '-' for standard input")
+    words = paths_of(paths, "capture")
     if filter is not None:
         check_filter(filter)
     bin_ns = round(duration_s(bin_s, "a width of bins") * 1e9)

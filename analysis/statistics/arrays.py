@@ -40,13 +40,31 @@ def as_gbps(loads: Values) -> Array:
     return _with_units(loads, "loads", lambda text: parse_rate_bps(text) / 1e9)
 
 
-def as_seconds(times: Values) -> Array:
+def as_seconds(times: Values, name: str = "times") -> Array:
     """Return times as an array in seconds; text has a unit, such as ``370ms``.
 
     Raises:
         UsageError: they are neither numbers nor durations.
     """
-    return _with_units(times, "times", parse_duration_s)
+    return _with_units(times, name, parse_duration_s)
+
+
+def as_points(loads: Values, times: Values, capacity_gbps: float) -> tuple[Array, Array]:
+    """Return the loads in Gbit/s and the times in seconds of points, in their order.
+
+    Raises:
+        UsageError: not two lists of one length, or a value is not finite, negative, or not below the capacity.
+    """
+    load, seconds = as_gbps(loads), as_seconds(times)
+    if load.ndim != 1 or load.shape != seconds.shape:
+        raise UsageError(f"loads and times must be two lists of one length, not {load.shape} and {seconds.shape}")
+    if not (np.all(np.isfinite(load)) and np.all(np.isfinite(seconds))):
+        raise UsageError("loads and times must be finite numbers")
+    if not (np.all(load >= 0) and np.all(seconds > 0)):
+        raise UsageError("loads must not be negative and times must be positive")
+    if not np.all(load < capacity_gbps):
+        raise UsageError(f"a load of {load.max():g} Gbit/s is not below the capacity of {capacity_gbps:g} Gbit/s")
+    return load, seconds
 
 
 def as_samples(samples: Iterable[Values] | None, points: int) -> list[Array] | None:

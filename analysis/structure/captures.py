@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
@@ -19,7 +19,7 @@ from ringtap.analysis.structure.periodicity import Integers
 from ringtap.analysis.structure.streams import Vantage, streams_of
 from ringtap.analysis.structure.structure import Structure, find_structure
 from ringtap.analysis.structure.validation import check_against_steps
-from ringtap.arguments import instance_of, path_of
+from ringtap.arguments import instance_of, paths_of
 from ringtap.errors import UsageError
 from ringtap.schema import PACKETS, PACKETS_JSON
 
@@ -61,10 +61,7 @@ def read_structure(
         UsageError: a path is not a capture or a run directory, or there is no payload in the captures.
         MeasurementError: there is no training in the captures; the message describes the traffic instead.
     """
-    several = [paths] if isinstance(paths, str) or not isinstance(paths, Iterable) else paths
-    named = [path_of(path, "a capture") for path in several]
-    if not named:
-        raise UsageError("no capture was named: give a file, several, or a run directory")
+    named = [Path(path) for path in paths_of(paths, "capture")]
     given = _checked_hosts(instance_of(hosts or {}, dict, "hosts", "addresses by name"))
     folders = [path for path in named if path.is_dir()]
     if folders and len(named) > 1:

@@ -76,6 +76,8 @@ def test_an_exception_of_progress_keeps_the_points_and_the_command_goes_on(
         if progress.point is not None:  # type: ignore[attr-defined]
             raise ZeroDivisionError("enough")
 
+    # tests before this one may have left Python's resource tracker, and threads of libraries
+    children, threads = set(psutil.Process().children(recursive=True)), threading.active_count()
     handlers = [signal.getsignal(number) for number in sorted(signal.valid_signals())]
     with pytest.raises(ZeroDivisionError), caplog.at_level(logging.INFO, "ringtap"):
         ringtap.run_sweep(output=tmp_path / "out", progress=stop, **KEYS)  # type: ignore[arg-type]
@@ -85,8 +87,8 @@ def test_an_exception_of_progress_keeps_the_points_and_the_command_goes_on(
     assert seen == sorted(seen)
     assert 0 < seen[-1] < 1
     assert (status(tmp_path / "out"), len(points(tmp_path / "out"))) == (("partial", "enough"), 1)
-    assert not psutil.Process().children(recursive=True)
-    assert threading.active_count() == 1
+    assert set(psutil.Process().children(recursive=True)) <= children
+    assert threading.active_count() <= threads
     assert [signal.getsignal(number) for number in sorted(signal.valid_signals())] == handlers
     path = ringtap.run_sweep(output=str(tmp_path / "out"), resume=True, **KEYS)  # type: ignore[arg-type]
     assert path == tmp_path / "out"
@@ -140,7 +142,7 @@ def test_a_testbed_ends_with_its_block_and_names_its_hosts() -> None:
         (lambda: ringtap.testbed(rate="250mbti"), "did you mean 250mbit"),
         (lambda: ringtap.testbed(rate=float("nan")), "rate nan is not a finite number"),
         (lambda: ringtap.testbed(rate=None), "rate"),
-        (lambda: ringtap.testbed(mtu="1500"), "mtu '1500' is not a whole number"),
+        (lambda: ringtap.testbed(mtu="1500"), "mtu must be a whole number, not '1500'"),
         (lambda: ringtap.testbed(congestion_control="cubci"), "cubci"),
     ],
 )

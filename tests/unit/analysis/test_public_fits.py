@@ -42,6 +42,12 @@ def test_loads_and_times_are_numbers_or_texts_with_units(fit, column):
     assert pytest.approx((fit.A, fit.B)) == (by_text.A, by_text.B)
     assert by_text.predict("10gbit") == by_text.predict(10)
     assert by_text.band(loads)["bandwidth_gbps"].tolist() == LOADS.tolist()
+    errors_s = 0.01 * times(0.5, 0.02, 1)
+    by_errors = [
+        ringtap.CongestionModel(25, 0.5).fit(LOADS, seconds, spread_s=spread)
+        for spread in (errors_s, [f"{error!r}s" for error in errors_s.tolist()])
+    ]
+    assert pytest.approx(by_errors[1].A) == by_errors[0].A
     assert ringtap.find_break(loads, seconds, 25).point is not None
     assert ringtap.find_congestion_point(loads, seconds, 25).point is not None
 

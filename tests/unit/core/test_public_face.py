@@ -1,13 +1,17 @@
 """The names of ``import ringtap``: what they are, what importing them costs, and what a type checker sees."""
 
+import logging
 import pydoc
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
 import ringtap
+from ringtap import cli
+from ringtap.terminal import shown_log
 
 ROOT = Path(__file__).resolve().parents[3]
 USER = """
@@ -59,6 +63,31 @@ def test_help_names_and_describes_everything_public():
 def test_a_wrong_name_is_answered_with_the_nearest_one(wrong, right):
     with pytest.raises(AttributeError, match=f"did you mean '{right}'"):
         getattr(ringtap, wrong)
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_a_command_called_from_a_program_leaves_its_log_and_warnings_as_they_were(code, tmp_path, capsys):
+    log, filters = logging.getLogger("ringtap"), list(warnings.filters)
+    before = list(log.handlers), log.level
+    capture = ROOT / "examples" / "ring.pcap.gz" if code == 0 else tmp_path / "nope.pcap"
+    assert cli.main(["flows", str(capture)]) == code
+    assert (list(log.handlers), log.level) == before
+    assert warnings.filters == filters
+    log.warning("a message after the command")
+    assert "a message after the command" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("has_own", [False, True])
+def test_commands_print_the_log_unless_the_program_has_one(has_own, capsys):
+    log, own = logging.getLogger("ringtap"), logging.NullHandler()
+    if has_own:
+        log.addHandler(own)
+    try:
+        with shown_log():
+            log.info("one\nmessage")
+    finally:
+        log.removeHandler(own)
+    assert capsys.readouterr().err.count("ringtap: one") == (0 if has_own else 1)
 
 
 def test_an_import_takes_less_than_10_ms_and_no_package():

@@ -17,9 +17,9 @@ import horovod.torch as hvd
 import torch
 
 try:
-    from scale_model import build_model, parse_arguments
+    from scale_model import build_model, description, layers_of, parse_arguments
 except ModuleNotFoundError:  # imported as part of ringtap, not run as a script
-    from ringtap.examples.scale_model import build_model, parse_arguments
+    from ringtap.examples.scale_model import build_model, description, layers_of, parse_arguments
 
 
 def train(model: Any, iterations: int) -> float:
@@ -52,14 +52,15 @@ def digest(model: Any) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the job."""
     options = parse_arguments(argv)
+    layers = layers_of(options)
     torch.set_num_threads(1)
     os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(options.bucket_bytes))  # read by hvd.init()
     hvd.init()
-    model = build_model(options.parameters, options.layers, options.compute_s, hvd.rank())
+    model = build_model(layers, options.compute_s, hvd.rank())
     if hvd.rank() == 0:
         print(
-            f"Horovod scale model: {hvd.size()} ranks, {options.parameters} parameters in {options.layers} layers, "
-            f"{options.compute_s} s of compute, fusion up to {os.environ['HOROVOD_FUSION_THRESHOLD']} bytes",
+            f"Horovod scale model: {hvd.size()} ranks, {description(options, layers)}, "
+            f"fusion up to {os.environ['HOROVOD_FUSION_THRESHOLD']} bytes",
             flush=True,
         )
     elapsed_s = train(model, options.iterations)

@@ -20,6 +20,8 @@ from ringtap.units import parse_duration_s, parse_rate_bps, parse_size_bytes
 TRAFFIC_KINDS = ("iperf", "consistent", "burst")
 FRAMEWORKS = ("ddp", "horovod")
 LAUNCHES = ("ranks", "host")
+# sizes of DDP's buckets, unless a job asks for others
+BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 << 20, 1 << 20
 # placeholders of a command, in braces: agents/sweep/job_launch.py puts a host's values in their place
 PLACEHOLDERS = ("python", "host", "ranks", "hosts", "host_rank", "master_addr", "master_port")
 
@@ -32,9 +34,10 @@ class Model:
         name: as used in series names.
         title: as used in reports.
         parameters: parameter count.
-        layers: layers the gradient is cut into.
+        layers: equal layers of the scale model's gradient; None: the tensors of the profile of this name.
         compute_s: compute time of an iteration.
         bucket_bytes: DDP's bucket size, Horovod's fusion threshold.
+        first_bucket_bytes: size of DDP's first bucket.
         thesis_iteration_s: mean iteration time without cross traffic in Table 3.1, if it is one of its models.
         command: the user's own job instead of the scale model; `PLACEHOLDERS` stand for values that differ by host.
         launch: ``ranks``: the command is started once per rank, with the variables that torchrun would set; ``host``:
@@ -47,9 +50,10 @@ class Model:
     name: str
     title: str
     parameters: int
-    layers: int
+    layers: int | None
     compute_s: float
     bucket_bytes: int
+    first_bucket_bytes: int
     thesis_iteration_s: float | None
     command: tuple[str, ...] = ()
     framework: str = "ddp"
@@ -266,14 +270,25 @@ def _model(table: TomlTable) -> Model:
         hint = f"did you mean {near[0]}?" if near else f"profiles: {', '.join(PROFILES)}"
         table.fail("name", f"= {name!r} is not a profile; {hint} Or give parameters and compute, or a command")
     own: Any = ... if profile is None else None
+    layers = table.integer("layers", 0, 1, 10_000) or None
+    if layers is None and not command:
+        if profile is None:
+            table.fail("layers", f"is missing: {name} has no tensors that are known, so give a number of equal layers")
+        if table.has("parameters"):
+            table.fail(
+                "parameters", f"needs layers too: the tensors of {name} have {profile.parameters:,} in all, fixed"
+            )
+    bucket_bytes = int(table.quantity("bucket", f"{BUCKET_BYTES}B", parse_size_bytes))
     compute = f"{profile.compute_s}s" if profile else ("1s" if command else ...)
     model = Model(
         name=name,
         title=table.text("title", profile.title if profile else name),
         parameters=table.integer("parameters", profile.parameters if profile else own, 1, 10**13),
-        layers=table.integer("layers", profile.layers if profile else 16, 1, 10_000),
+        layers=layers,
         compute_s=table.quantity("compute", compute, parse_duration_s),
-        bucket_bytes=int(table.quantity("bucket", "25MiB", parse_size_bytes)),
+        bucket_bytes=bucket_bytes,
+        # DDP begins with a small bucket only if the job asks for no size
+        first_bucket_bytes=bucket_bytes if table.has("bucket") else FIRST_BUCKET_BYTES,
         thesis_iteration_s=profile.thesis_iteration_s if profile else None,
         command=command,
         framework=table.text("framework", "ddp", FRAMEWORKS),

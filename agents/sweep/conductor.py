@@ -490,7 +490,7 @@ _PLAN_SHAPE: Shape = {
 _FREE = {"name", "window.start_timeout_s", "window.retries", "topology.may_load", "topology.ports", "topology.hosts"}
 _FREE_OF_HOST = {"ssh", "python", "workdir"}
 # keys of a model with a command that only reports use
-_FREE_OF_COMMAND = {"parameters", "layers", "compute_s", "bucket_bytes"}
+_FREE_OF_COMMAND = {"parameters", "layers", "compute_s", "bucket_bytes", "first_bucket_bytes"}
 # default values of keys that plans of older runs lack
 _DEFAULTS: tuple[object, ...] = (None, "", 1, "ranks", [], {})
 

@@ -110,10 +110,12 @@ def filled(command: tuple[str, ...], values: Mapping[str, str]) -> list[str]:
 
 def _scale_model(plan: SweepPlan, model: Model) -> list[str]:
     module = "ringtap.examples." + ("horovod_model" if model.framework == "horovod" else "scale_model")
-    options = {
-        "--parameters": round(model.parameters / plan.scale),
+    options: dict[str, object] = {"--model": model.name, "--scale": plan.scale}
+    if model.layers is not None:
+        options = {"--parameters": round(model.parameters / plan.scale), "--layers": model.layers}
+    options |= {
         "--bucket-bytes": round(model.bucket_bytes / plan.scale),
-        "--layers": model.layers,
+        "--first-bucket-bytes": round(model.first_bucket_bytes / plan.scale),
         "--compute-s": model.compute_s,
     }
     return ["-m", module, *(str(word) for option in options.items() for word in option)]

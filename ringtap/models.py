@@ -17,6 +17,8 @@ from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
+from ringtap.errors import UsageError, did_you_mean
+
 GRADIENT_BYTES = 4  # per parameter, as 32-bit floats
 
 
@@ -234,3 +236,15 @@ PROFILES: dict[str, ModelProfile] = {
         ModelProfile("resnet50", "ResNet-50", _resnet50, 0.154, 0.16),
     )
 }
+
+
+def profile_named(name: str) -> ModelProfile:
+    """Return the profile of a name.
+
+    Raises:
+        UsageError: no profile has this name.
+    """
+    if name not in PROFILES:
+        hint = did_you_mean(name, PROFILES)
+        raise UsageError(f"model {name!r} is unknown: {hint}the models with known tensors are {', '.join(PROFILES)}")
+    return PROFILES[name]

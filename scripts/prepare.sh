@@ -57,6 +57,9 @@ fi
 
 if [ "$part" = tests ]; then
     "$folder/bin/python" -m ringtap.examples.build_horovod --install
+    # in a folder of its own: its wheel is for CUDA, and beside a torch without CUDA, packages that find it fail to import
+    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps \
+        --upgrade --target "$folder/torchvision" torchvision
     touch "$folder/tests"
     exit
 fi

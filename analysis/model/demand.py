@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from ringtap.arguments import whole_number
 from ringtap.errors import UsageError, did_you_mean
+from ringtap.models import GRADIENT_BYTES, profile_named
 from ringtap.units import counted, duration_s
-
-GRADIENT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ _COLLECTIVES: dict[str, tuple[Callable[[int, int], Volumes], str]] = {
 COLLECTIVES = tuple(_COLLECTIVES)
 
 
-def demand(parameters: float, workers: int, collective: str = "ring", group: int = 1) -> Demand:
+def demand(parameters: float | str, workers: int, collective: str = "ring", group: int = 1) -> Demand:
     """Calculate the data that one iteration sends for 32-bit gradients.
 
     With S = 4 bytes x parameters and N workers, in one direction:
@@ -104,17 +103,19 @@ def demand(parameters: float, workers: int, collective: str = "ring", group: int
     ==========================  ====================  ==================================================
 
     Args:
-        parameters: number of parameters of the model, such as ``138e6``.
+        parameters: number of parameters of the model, such as ``138e6``, or a model of the thesis, such as ``vgg16``.
         workers: number of workers N.
         collective: one of `COLLECTIVES`.
         group: workers that share a node; only ``hierarchical`` uses it.
 
     Raises:
-        UsageError: an invalid count, or an unknown collective.
+        UsageError: an invalid count, or an unknown model or collective.
     """
     if collective not in _COLLECTIVES:
         hint = did_you_mean(collective, COLLECTIVES)
         raise UsageError(f"collective {collective!r} is unknown: {hint}choose one of {', '.join(COLLECTIVES)}")
+    if isinstance(parameters, str):
+        parameters = profile_named(parameters).parameters
     parameters, workers, group = (
         whole_number(value, name)
         for value, name in ((parameters, "parameters"), (workers, "workers"), (group, "group"))

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from ringtap.analysis.frames import html_of_text
-from ringtap.analysis.model.demand import GRADIENT_BYTES, demand
+from ringtap.analysis.model.demand import demand
 from ringtap.analysis.structure import topology as shapes
 from ringtap.analysis.structure.detection import CROSS, OTHER, TRAINING, Sorted, Training, sort_out
 from ringtap.analysis.structure.flow_roles import Role, mean_rates, roles_of
@@ -21,6 +21,7 @@ from ringtap.analysis.structure.streams import Streams
 from ringtap.analysis.structure.topology import STAR, Topology, shape_of
 from ringtap.analysis.structure.validation import StepCheck
 from ringtap.errors import MeasurementError
+from ringtap.models import GRADIENT_BYTES
 from ringtap.units import counted
 
 

@@ -26,7 +26,9 @@ def test_defaults_are_the_scale_model_of_the_thesis(tmp_path: Path) -> None:
     plan = load_plan(plan_file(tmp_path, GOOD))
     assert plan.capacity_bps == 250_000_000
     assert plan.scale == 100
-    assert plan.models[0].parameters == 138_357_444
+    assert plan.models[0].parameters == 138_357_544
+    assert plan.models[0].layers is None, "the tensors of the model"
+    assert (plan.models[0].bucket_bytes, plan.models[0].first_bucket_bytes) == (25 << 20, 1 << 20)
     assert plan.loads == (0, 0.3, 0.3)
     spec, roles = layout(plan)
     assert roles.workers == ("S0", "S1", "S3")
@@ -58,12 +60,22 @@ cross_to = "a"
 name = "mine"
 parameters = 1000000
 compute = "50ms"
+layers = 4
 bucket = "1MB"
 """
     plan = load_plan(plan_file(tmp_path, text))
     assert plan.capacity_bps == 200_000_000
-    assert (plan.models[0].compute_s, plan.models[0].bucket_bytes) == (0.05, 1_000_000)
+    model = plan.models[0]
+    # DDP begins with a smaller bucket only if it is asked for no size
+    assert (model.compute_s, model.bucket_bytes, model.first_bucket_bytes) == (0.05, 1_000_000, 1_000_000)
+    assert model.layers == 4
     assert layout(plan)[0].hosts == ("a", "b", "c", "d", "e")
+
+
+def test_a_profile_has_equal_layers_on_request(tmp_path: Path) -> None:
+    equal = GOOD.replace('name = "vgg16"', 'name = "vgg16"\nlayers = 16\nparameters = 100')
+    model = load_plan(plan_file(tmp_path, equal)).models[0]
+    assert (model.layers, model.parameters) == (16, 100)
 
 
 def test_an_own_command_needs_only_its_parameter_count(tmp_path: Path) -> None:
@@ -74,6 +86,12 @@ def test_an_own_command_needs_only_its_parameter_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "to", "words"),
     [
+        ('name = "vgg16"', 'name = "vgg16"\nparameters = 5', "line 7: models.parameters needs layers too"),
+        (
+            'name = "vgg16"',
+            'name = "own"\nparameters = 5\ncompute = "1s"',
+            "models.layers is missing: own has no tensors",
+        ),
         ("loads", "laods", "line 2: sweep.laods is not a key.*did you mean loads|sweep.loads is missing"),
         ('traffic = ["burst"]', 'traffic = ["brust"]', "line 3: .*did you mean burst"),
         ('traffic = ["burst"]', 'traffic = "burst"', "line 3: .*not a list"),

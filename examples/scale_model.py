@@ -185,7 +185,8 @@ def distribute(model: Any, bucket_bytes: int, first_bucket_bytes: int) -> Any:
     Args:
         model: the model.
         bucket_bytes: size at which a bucket is closed.
-        first_bucket_bytes: the same of the first bucket. Releases of PyTorch before 2.13 take ``bucket_bytes`` instead.
+        first_bucket_bytes: the same of the first bucket. Releases of PyTorch whose DDP has no
+            ``bucket_cap_mb_list`` take ``bucket_bytes`` instead.
     """
     sizes_mib = [first_bucket_bytes / _MIB, bucket_bytes / _MIB]
     if "bucket_cap_mb_list" in inspect.signature(DistributedDataParallel).parameters:

@@ -191,7 +191,7 @@ class ModelProfile:
         title: name used in reports.
         shapes: yields the parameter tensors in the order in which the model registers them.
         compute_s: forward and backward compute time of an iteration, in seconds.
-        thesis_iteration_s: mean iteration time without cross traffic (Table 3.1).
+        thesis_iteration_s: mean iteration time without cross traffic (Table 3.1), None for other models.
         runs_last: name of the tensor that the forward pass uses last, if it is not the last one registered.
     """
 
@@ -199,7 +199,7 @@ class ModelProfile:
     title: str
     shapes: Callable[[], Iterable[TensorShape]]
     compute_s: float
-    thesis_iteration_s: float
+    thesis_iteration_s: float | None = None
     runs_last: str = ""
 
     @cached_property

@@ -191,7 +191,9 @@ def test_a_figure_is_a_file_an_import_and_a_line(copy: Copy) -> None:
 
 def test_a_model_is_a_line(copy: Copy) -> None:
     copy.register(
-        "ringtap/models.py", "    for profile in (", '        ModelProfile("mine", "Mine", 1_000_000, 8, 0.1, 0.1),'
+        "ringtap/models.py",
+        "    for profile in (",
+        '        ModelProfile("mine", "Mine", lambda: [TensorShape("weight", (1000, 1000), 1_000_000)], 0.1),',
     )
     (copy.folder / "plan.toml").write_text(
         '[sweep]\nloads = [0, 0.5]\ntraffic = ["iperf"]\n[[models]]\nname = "mine"\n'

@@ -18,6 +18,7 @@ from ringtap.toml_tables import PlanTables, TomlTable
 from ringtap.units import parse_duration_s, parse_rate_bps, parse_size_bytes
 
 TRAFFIC_KINDS = ("iperf", "consistent", "burst")
+AUTO = "auto"  # value of a key that the measurement is to choose
 FRAMEWORKS = ("ddp", "horovod")
 LAUNCHES = ("ranks", "host")
 # sizes of DDP's buckets, unless a job asks for others
@@ -133,7 +134,7 @@ class SweepPlan:
         random_order: True if each series takes its loads in random order.
         models: the training jobs.
         traffic: kinds of cross traffic.
-        iperf_streams: parallel streams of the iperf kind.
+        iperf_streams: parallel streams of the iperf kind; None: each load takes as many as it needs.
         burst: shape of the burst kind.
         topology: the testbed to build, or the cluster to use.
         window: conditions under which a point counts as measured.
@@ -147,7 +148,7 @@ class SweepPlan:
     random_order: bool
     models: tuple[Model, ...]
     traffic: tuple[str, ...]
-    iperf_streams: int
+    iperf_streams: int | None
     topology: Testbed | Cluster
     window: Window = field(default_factory=Window)
     burst: Burst = field(default_factory=Burst)
@@ -219,7 +220,7 @@ def load_plan(source: str | PathLike[str] | Mapping[str, Any]) -> SweepPlan:
         random_order=sweep.text("order", "as-written", ("as-written", "random")) == "random",
         models=models,
         traffic=traffic,
-        iperf_streams=sweep.integer("iperf_streams", 2, 1, 64),
+        iperf_streams=_iperf_streams(sweep),
         topology=(
             read_cluster(file.one("cluster"), file.each("hosts"), round(peak * capacity_bps))
             if is_real
@@ -243,6 +244,18 @@ def _loads(sweep: TomlTable) -> tuple[float, ...]:
         if not 0 <= load < 1:
             sweep.fail("loads", f"holds {load}: a load is a share of the capacity, from 0 to below 1")
     return tuple(float(load) for load in loads)
+
+
+def _iperf_streams(sweep: TomlTable) -> int | None:
+    rule = f'a whole number from 1 to 64, or "{AUTO}"'
+    streams = sweep.take(
+        "iperf_streams",
+        (int, str),
+        2,
+        lambda value: value == AUTO or (isinstance(value, int) and 1 <= value <= 64),
+        rule,
+    )
+    return None if streams == AUTO else int(streams)
 
 
 def _traffic(sweep: TomlTable) -> tuple[str, ...]:

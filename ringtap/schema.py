@@ -42,6 +42,7 @@ SERVER_JSON = "clock/server.json"
 
 # a shape lists what a reader relies on
 _WORDS = (str, None)
+ACKNOWLEDGED = "acknowledged"  # instead of counters of the cross traffic: each point has its rate
 _COUNTER = {"node": NAME, "nic": str, "direction": str}
 _SHARE = Number(0, 1e6)
 _PLAN: Shape = {
@@ -70,7 +71,7 @@ RUN: Shape = {
     "precheck?": ([{"kind": str, "share_of_capacity?": (_SHARE, None), "required_share?": (_SHARE, None)}], None),
     "bottleneck?": (
         {
-            "cross?": ([_COUNTER], _COUNTER, None),
+            "cross?": ([_COUNTER], _COUNTER, Text(ACKNOWLEDGED, f"the text {ACKNOWLEDGED}"), None),
             "total?": ([_COUNTER], _COUNTER, None),
             "mtu?": (Number(68, 2**20, whole=True), None),
         },
@@ -101,6 +102,9 @@ POINT: Shape = {
     "ended?": _WORDS,
     "cut?": ([str], None),
     "others?": ([str], None),
+    "cross_bps?": (BPS, None),
+    "cross_why?": _WORDS,
+    "iperf_streams?": COUNT,
 }
 _NIC = {"mtu?": (COUNT, None), "speed?": (Number(-1, 2**53), None), "driver?": _WORDS}
 _LINK = {"below?": ([str], None), "qdisc?": _WORDS, "rate_bps?": (BPS, None), "index?": (COUNT, None)}

@@ -19,6 +19,8 @@ from ringtap.trafficgen.plans.registry import make_plan
 # iperf3 paces whole blocks: its default of 128 kB would give bursts of 4 ms at 250 Mbit/s
 IPERF_BLOCK_BYTES = 131_072
 MIN_BLOCK_BYTES = 1448
+# numbers of streams of the iperf kind, if each load takes as many as it needs; as in the thesis, section 3.2
+STREAMS = (1, 2, 4, 6, 8, 10)
 _NS = 1_000_000_000
 
 
@@ -69,13 +71,14 @@ class CrossTraffic:
             server.stop()
             raise MeasurementError(f"the {server.name} does not listen on port {self.port}: {server.last_words()}")
 
-    def start_sender(self, load_bps: float, name: str, duration_s: float) -> None:
+    def start_sender(self, load_bps: float, name: str, duration_s: float, streams: int = 1) -> None:
         """Start sending.
 
         Args:
             load_bps: requested load, in bits of payload per second, at the scale of the links.
             name: name of the step, for its files.
             duration_s: seconds after which the sender ends by itself.
+            streams: parallel streams of the iperf kind.
 
         Raises:
             UsageError: the load exceeds the limit of the plan.
@@ -85,13 +88,16 @@ class CrossTraffic:
         if most_bps and load_bps > most_bps:
             raise UsageError(f"{load_bps:.0f} bit/s are more than the plan's most_load of {most_bps} bit/s")
         self._sent.mkdir(parents=True, exist_ok=True)
-        command = self._iperf(load_bps, duration_s) if self.kind == "iperf" else self._flows(load_bps, name, duration_s)
+        if self.kind == "iperf":
+            command = self._iperf(load_bps, duration_s, streams)
+        else:
+            command = self._flows(load_bps, name, duration_s)
         log, self._report = self._sent / f"{name}.log", self._sent / f"{name}.json"
         name = f"{self.kind} sender"
         self._sender = self._hosts.start(self._from, name, command, log, environment=self._token, report=self._report)
 
-    def _iperf(self, load_bps: float, duration_s: float) -> list[str]:
-        streams, most_bps = self._plan.iperf_streams, self._network.most_load_bps
+    def _iperf(self, load_bps: float, duration_s: float, streams: int) -> list[str]:
+        most_bps = self._network.most_load_bps
         command = iperf3.client_argv(
             self._network.iperf3[self._from],
             self._network.cross[self._to],

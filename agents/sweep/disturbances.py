@@ -27,6 +27,7 @@ from ringtap.units import counted, format_rate
 MAX_OTHER_SHARE = 0.03
 MAX_ERROR_SHARE = 1e-4
 SOCKETS_EVERY = "10ms,sockets=100ms"  # value of `ringtap run --every`; sufficient for connections
+RECORDED_S = 0.3  # delay until the last samples of a window are in the logs
 _IPV6_MORE_BYTES = 20
 _SPARE_ROWS = 500
 
@@ -253,6 +254,26 @@ class Counters:
             raise UsageError("its interfaces were not recorded in the window")
         first_ns, last_ns = times[0], times[-1]
         return self.port_bytes(nics, direction, mtu, first_ns, last_ns) * 8e9 / float(last_ns - first_ns)
+
+
+def counted_bps(run: Path, counter: Mapping[str, str], mtu: int, start_ns: int, end_ns: int) -> float:
+    """Return the mean rate of an interface counter between two times, in bit/s, as frames on the wire.
+
+    Args:
+        run: job run directory.
+        counter: ``node``, ``nic`` and ``direction``.
+        mtu: bytes of an IP packet.
+        start_ns: CLOCK_REALTIME.
+        end_ns: likewise, close to the newest sample.
+
+    Raises:
+        UsageError: the node has no samples of that time; the message names it.
+    """
+    try:
+        counters = Counters(run / "nodes" / counter["node"], start_ns, end_ns)
+        return counters.rate_bps([counter["nic"]], counter["direction"], mtu, start_ns, end_ns)
+    except UsageError as error:
+        raise UsageError(f"host {counter['node']}: {error}") from error
 
 
 class Watch:

@@ -15,17 +15,18 @@ from typing import Any
 
 from ringtap.agents.hosts import HostProcess, Hosts
 from ringtap.agents.sweep.cluster_hosts import check_alive, check_lost
-from ringtap.agents.sweep.cross_traffic import CrossTraffic, free_port
-from ringtap.agents.sweep.disturbances import SOCKETS_EVERY, Watch, late_share
+from ringtap.agents.sweep.cross_traffic import STREAMS, CrossTraffic, free_port
+from ringtap.agents.sweep.disturbances import RECORDED_S, SOCKETS_EVERY, Watch, counted_bps, late_share
 from ringtap.agents.sweep.job_launch import processes, ranks_of
 from ringtap.agents.sweep.preflight import room_problem
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.sweep.tcp_reachability import check_reachability
-from ringtap.errors import MeasurementError
+from ringtap.errors import MeasurementError, UsageError
+from ringtap.ethernet import frame_bytes
 from ringtap.plan import Model, SweepPlan, Testbed, Window
 from ringtap.plan_cluster import Cluster
 from ringtap.rundir import RunDirectory, open_log
-from ringtap.schema import AGENT_LOG, MAX_LATE_SHARE, NIC_REC
+from ringtap.schema import ACKNOWLEDGED, AGENT_LOG, MAX_LATE_SHARE, NIC_REC
 from ringtap.units import counted
 
 _TAIL_BYTES = 65_536
@@ -129,6 +130,10 @@ _MASTER_PORTS = 2  # one for torch, and the next one for Horovod
 # a job has stalled if no iteration ends for so many times the longest one, plus the delay of the logs
 _STALLED_ITERATIONS = 3
 _LOG_DELAY_S = 2.0
+# trials of numbers of iperf streams: the load counts as reached from this share on, and a number that brings less than
+# this share of the capacity more as useless
+_REACHED_SHARE, _MIN_GAIN_SHARE = 0.97, 0.01
+_TRIAL_SETTLE_S, _TRIAL_S = 1.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -219,6 +224,7 @@ class Series:
         self._jobs: list[HostProcess] = []
         self._recorders: list[HostProcess] = []
         self._logs: dict[str, list[HostProcess]] = {}
+        self._streams: dict[float, int] = {}  # of the iperf kind, by load
 
     def __enter__(self) -> Series:
         """Start the recorders, the receiver and the job, and wait for the warm-up iterations.
@@ -346,10 +352,11 @@ class Series:
         """Measure one window of a load step and return its record."""
         window = self._plan.window
         requested_bps = step.load * self._plan.capacity_bps
-        if requested_bps > 0:
-            name = f"{step.index:03d}" + (f"-{attempt}" if attempt else "")
-            self._cross.start_sender(requested_bps, name, window.settle_s + 2 * window.max_s + 10)
+        sent: dict[str, int] = {}
         try:
+            if requested_bps > 0:
+                name = f"{step.index:03d}" + (f"-{attempt}" if attempt else "")
+                sent = self._start_cross_traffic(requested_bps, name, window.settle_s + 2 * window.max_s + 10)
             start_ns, end_ns, iterations = self._window(window, tick)
         finally:
             self._cross.stop_sender()
@@ -358,6 +365,8 @@ class Series:
         self._hosts.gather(self._run.path)
         recorder = self._run.path / "nodes" / self._network.timekeeper / NIC_REC
         disturbance = self._watch.window(start_ns, end_ns, window.settle_s)
+        if self._network.bottleneck["cross"] == ACKNOWLEDGED:  # the analysis reads other counters itself
+            sent |= self._acknowledged(start_ns, end_ns)
         return {
             "series": f"{self._model.name}-{self._cross.kind}",
             "model": self._model.name,
@@ -373,7 +382,63 @@ class Series:
             "other_why": disturbance.other_why,
             "others": list(disturbance.others),
             "cut": list(disturbance.links),
+            **sent,
         }
+
+    def _start_cross_traffic(self, requested_bps: float, name: str, duration_s: float) -> dict[str, Any]:
+        """Start the sender of a load; return the number of streams of the iperf kind as a part of the point.
+
+        Unless the plan gives the number, it rises from that of the next lighter load until the load is reached, or
+        until more streams bring no more (thesis, section 3.2).
+        """
+        if self._cross.kind != "iperf":
+            self._cross.start_sender(requested_bps, name, duration_s)
+            return {}
+        if self._plan.iperf_streams is not None:
+            self._cross.start_sender(requested_bps, name, duration_s, self._plan.iperf_streams)
+            return {"iperf_streams": self._plan.iperf_streams}
+        first = max((number for bps, number in self._streams.items() if bps <= requested_bps), default=1)
+        enough_bps = _REACHED_SHARE * frame_bytes(requested_bps, 0, self._network.bottleneck["mtu"])
+        before_bps = 0.0
+        for number in [number for number in STREAMS if number >= first]:
+            self._cross.stop_sender()
+            self._cross.start_sender(requested_bps, name, duration_s, number)
+            reached_bps = self._trial_bps()
+            if reached_bps >= enough_bps or reached_bps < before_bps + _MIN_GAIN_SHARE * self._plan.capacity_bps:
+                break
+            before_bps = reached_bps
+        self._streams[requested_bps] = number
+        return {"iperf_streams": number}
+
+    def _trial_bps(self) -> float:
+        """Return the rate of the cross traffic that was just started, in bit/s, as frames on the wire.
+
+        Raises:
+            MeasurementError: it was not counted, or a process ended.
+        """
+        time.sleep(_TRIAL_SETTLE_S)
+        start_ns = time.time_ns()
+        time.sleep(_TRIAL_S)
+        end_ns = time.time_ns()
+        time.sleep(RECORDED_S)
+        self._check()
+        self._hosts.gather(self._run.path)
+        bottleneck = self._network.bottleneck
+        try:
+            if bottleneck["cross"] == ACKNOWLEDGED:
+                return self._watch.rates(self._network.roles.cross_from, start_ns, end_ns).acknowledged_bps
+            counters, path = bottleneck["cross"], self._run.path
+            return sum(counted_bps(path, counter, bottleneck["mtu"], start_ns, end_ns) for counter in counters)
+        except UsageError as error:
+            raise MeasurementError(f"the iperf traffic could not be counted: {error}") from error
+
+    def _acknowledged(self, start_ns: int, end_ns: int) -> dict[str, Any]:
+        """Return the rate of the cross traffic that its receiver acknowledged, or why it is not known."""
+        try:
+            rates = self._watch.rates(self._network.roles.cross_from, start_ns, end_ns)
+        except UsageError as error:
+            return {"cross_bps": None, "cross_why": str(error)}
+        return {"cross_bps": round(rates.acknowledged_bps), "cross_why": ""}
 
     def _window(self, window: Window, tick: Callable[[float], None]) -> tuple[int, int, int]:
         """Wait for a window of whole iterations; return its start and end (CLOCK_REALTIME, ns) and their number.

@@ -15,8 +15,16 @@ from typing import Any
 
 from ringtap.agents.hosts import Hosts, understood
 from ringtap.agents.sweep.cluster_hosts import check_lost
-from ringtap.agents.sweep.cross_traffic import CrossTraffic
-from ringtap.agents.sweep.disturbances import MAX_OTHER_SHARE, SOCKETS_EVERY, Counters, Watch, other_words
+from ringtap.agents.sweep.cross_traffic import STREAMS, CrossTraffic
+from ringtap.agents.sweep.disturbances import (
+    MAX_OTHER_SHARE,
+    RECORDED_S,
+    SOCKETS_EVERY,
+    Counters,
+    Watch,
+    counted_bps,
+    other_words,
+)
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SweepPlan
@@ -32,7 +40,6 @@ _WARM_UP_S = 1.0
 _WINDOW_S = 3.0
 _RECORDERS_S = 30.0
 _POLL_S = 0.05
-_RECORDED_S = 0.3  # delay until the last samples of a window are in the logs
 _CALIBRATION_S = 60.0
 
 
@@ -154,7 +161,7 @@ def _record_window(hosts: Hosts) -> tuple[int, int]:
     start_ns = time.time_ns()
     time.sleep(_WINDOW_S)
     end_ns = time.time_ns()
-    time.sleep(_RECORDED_S)
+    time.sleep(RECORDED_S)
     check_lost(hosts)
     return start_ns, end_ns
 
@@ -177,7 +184,7 @@ def check_generator(plan: SweepPlan, kind: str, hosts: Hosts, network: SweepRole
     try:
         _start_recorders(hosts, run, (network.timekeeper, network.roles.cross_from, *watched), network.attachments)
         cross.start_receiver()
-        cross.start_sender(requested_bps, "full", _WARM_UP_S + _WINDOW_S + 10)
+        cross.start_sender(requested_bps, "full", _WARM_UP_S + _WINDOW_S + 10, plan.iperf_streams or STREAMS[-1])
         start_ns, end_ns = _record_window(hosts)
         cross.check()
     finally:
@@ -185,7 +192,10 @@ def check_generator(plan: SweepPlan, kind: str, hosts: Hosts, network: SweepRole
         hosts.stop_all()
         hosts.gather(path)
     mtu, counters = network.bottleneck["mtu"], network.bottleneck["total"]
-    total_bps = sum(_rate_bps(run, counter, mtu, start_ns, end_ns) for counter in counters)
+    try:
+        total_bps = sum(counted_bps(path, counter, mtu, start_ns, end_ns) for counter in counters)
+    except UsageError as error:
+        raise MeasurementError(f"the generator's traffic could not be counted: {error}") from error
     watch = Watch(run.path, network, plan.capacity_bps, cross.port)
     try:
         rates = watch.rates(network.roles.cross_from, start_ns, end_ns)
@@ -207,16 +217,3 @@ def check_generator(plan: SweepPlan, kind: str, hosts: Hosts, network: SweepRole
         "judged_by": judged_by,
         "others": list(others),
     }
-
-
-def _rate_bps(run: RunDirectory, counter: dict[str, str], mtu: int, start_ns: int, end_ns: int) -> float:
-    """Return the mean rate of an interface counter between two times, in bit/s, as frames on the wire.
-
-    Raises:
-        MeasurementError: the recorder has no samples of that time.
-    """
-    try:
-        counters = Counters(run.path / "nodes" / counter["node"], start_ns, end_ns)
-        return counters.rate_bps([counter["nic"]], counter["direction"], mtu, start_ns, end_ns)
-    except UsageError as error:
-        raise MeasurementError(f"host {counter['node']} could not count the generator's traffic: {error}") from error

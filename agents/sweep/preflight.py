@@ -18,6 +18,7 @@ from ringtap.agents.testbed.topology import Roles
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import PLACEHOLDERS, SweepPlan
 from ringtap.plan_cluster import Cluster, ClusterHost
+from ringtap.schema import ACKNOWLEDGED
 from ringtap.secret_masking import mask_variables, mask_words
 
 # the workers' clocks set the windows, and the receiver's clock selects its counters in them; their difference must be
@@ -187,7 +188,7 @@ def cluster_roles(plan: SweepPlan, answers: Sequence[Answer]) -> SweepRoles:
     """Return the roles of a cluster's hosts from their answers.
 
     Raises:
-        UsageError: a host cannot take part, or no interface separates the cross traffic from the training traffic.
+        UsageError: a host cannot take part.
     """
     cluster = plan.topology
     assert isinstance(cluster, Cluster)
@@ -270,10 +271,8 @@ def _counters(roles: Roles, ports: dict[str, _Port], facts: dict[str, dict[str, 
     """Return the interface counters of the bottleneck.
 
     The total is all traffic that the receiver receives, or, if the sender also trains, all that the sender sends. The
-    cross traffic is counted at one end, on an interface that carries no training traffic.
-
-    Raises:
-        UsageError: neither end has such an interface.
+    cross traffic is counted at one end, on an interface that carries no training traffic; if neither end has one, by
+    the bytes that the receiver acknowledges to the sender.
     """
     if not roles.cross_to:
         worker = roles.workers[0]
@@ -287,10 +286,7 @@ def _counters(roles: Roles, ports: dict[str, _Port], facts: dict[str, dict[str, 
         training = (port.training_nic, *facts[host]["interfaces"][port.training_nic]["below"])
         if host not in roles.workers or port.cross_nic not in training:
             return {"cross": [_counter(host, port.cross_nic, direction)], "total": total}
-    raise UsageError(
-        f"{sender} and {receiver} both train, and by the interface that carries their cross traffic: it could not be "
-        "told from the training; give one of them a cross address on an interface of its own, such as a VLAN"
-    )
+    return {"cross": ACKNOWLEDGED, "total": total}
 
 
 def _counter(node: str, nic: str, direction: str) -> dict[str, str]:

@@ -20,7 +20,7 @@ from ringtap.analysis.statistics.quantiles import QuantileInterval, quantile_int
 from ringtap.counter_growth import window_growth
 from ringtap.errors import UsageError
 from ringtap.ethernet import frame_bytes
-from ringtap.schema import NIC_REC
+from ringtap.schema import ACKNOWLEDGED, NIC_REC
 
 ETHERNET_MTU = 1500
 
@@ -38,8 +38,10 @@ class Point:
         requested_bps: load requested from the generator; None for a point of a table.
         requested_gbps: the same, full size.
         cross_bps: cross traffic that came through the bottleneck in the window, as frames on the wire
-            (`ringtap.ethernet`); None if it was not recorded.
+            (`ringtap.ethernet`), or, where no interface carries it alone, the part that the receiver acknowledged;
+            None if it was not recorded.
         cross_gbps: the same, full size.
+        iperf_streams: parallel streams of iperf that sent it; None for other traffic, and if it was not recorded.
         total_bps: everything that left the bottleneck port.
         total_gbps: the same, full size.
         other_bps: traffic at the bottleneck that is not the sweep's, as the sweep recorded it; None if it did not.
@@ -74,6 +76,7 @@ class Point:
     requested_gbps: float | None
     cross_bps: float | None
     cross_gbps: float | None
+    iperf_streams: int | None
     total_bps: float | None
     total_gbps: float | None
     other_bps: float | None
@@ -152,7 +155,7 @@ def table(points: Sequence[Point]) -> pd.DataFrame:
     columns = [item.name for item in fields(Point) if item.name != "iteration_s"]
     result = pd.DataFrame(rows, columns=columns)
     numbers = [name for name in columns if name.endswith(("_bps", "_gbps", "_s"))] + ["variation", "independent"]
-    return result.astype(dict.fromkeys(numbers, "Float64"))
+    return result.astype(dict.fromkeys(numbers, "Float64") | {"iperf_streams": "Int64"})
 
 
 @dataclass(frozen=True)
@@ -203,7 +206,12 @@ def _point(sweep: SweepRun, window: dict[str, Any], logs: dict[tuple[str, str], 
     mtu = int(bottleneck.get("mtu") or sweep.plan["topology"].get("mtu") or ETHERNET_MTU)
 
     def rate(name: str) -> float | None:
-        found = _rate(job, window["directory"], bottleneck.get(name), mtu, (start, end), logs)
+        found: float | str
+        if bottleneck.get(name) == ACKNOWLEDGED:
+            known = window.get("cross_bps")
+            found = float(known) if known is not None else window.get("cross_why") or "the sweep did not record it"
+        else:
+            found = _rate(job, window["directory"], bottleneck.get(name), mtu, (start, end), logs)
         if isinstance(found, str):
             reasons.append(f"{name} traffic: {found}")
             return None
@@ -230,6 +238,7 @@ def _point(sweep: SweepRun, window: dict[str, Any], logs: dict[tuple[str, str], 
         requested_gbps=requested * full,
         cross_bps=cross,
         cross_gbps=gbps(cross),
+        iperf_streams=window.get("iperf_streams"),
         total_bps=total,
         total_gbps=gbps(total),
         other_bps=other,

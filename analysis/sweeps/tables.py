@@ -306,6 +306,7 @@ def _point(row: _Row) -> Point:
         requested_gbps=None,
         cross_bps=row.load_gbps * 1e9,
         cross_gbps=row.load_gbps,
+        iperf_streams=None,
         total_bps=None,
         total_gbps=None,
         other_bps=None,

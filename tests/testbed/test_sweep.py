@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import ringtap
 from ringtap.agents.testbed import registry
 from ringtap.records import open_records, read_json_lines
 from tests.testbed.sweeps import SMALL, WORKERS, one_sentence, run, start, status, wait_for
@@ -228,3 +229,20 @@ def test_a_missing_tool_is_named_before_anything_starts(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "iperf3" in one_sentence(done.stderr)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.alone
+def test_iperf_takes_the_streams_that_a_load_needs(tmp_path: Path) -> None:
+    text = SMALL.format(capacity="25gbit").replace("loads = [0, 0.7]", 'loads = [0, 0.2, 0.85]\niperf_streams = "auto"')
+    done = run("sweep", write_plan(tmp_path, text), "-o", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    empty, light, heavy = points(tmp_path / "out")
+    assert "iperf_streams" not in empty
+    # the link has room for the light load; beside the heavy one, a single stream gets no more than about half of it
+    assert light["iperf_streams"] == 1
+    assert 1 < heavy["iperf_streams"] <= 10
+    found = ringtap.open_sweep(tmp_path / "out").points
+    assert found["iperf_streams"].isna().tolist() == [True, False, False]
+    assert found["cross_gbps"][1] == pytest.approx(0.2 * 25 * 1.045, rel=0.05)
+    # four fifths of what was asked for are more than one stream would get, 85 % to 100 % is what several get
+    assert found["cross_gbps"][2] > 0.8 * 0.85 * 25

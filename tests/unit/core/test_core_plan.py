@@ -165,3 +165,15 @@ def test_the_estimate_counts_every_point(tmp_path: Path) -> None:
     assert [point["load"] for point in points] == [0, 0.3, 0.3]
     least_s = len(points) * (plan.window.settle_s + plan.window.min_s)
     assert sum(point["duration_s"] for point in points) >= least_s
+
+
+def test_iperf_streams_are_a_number_or_found_by_the_sweep(tmp_path: Path) -> None:
+    def streams(line: str) -> int | None:
+        return load_plan(plan_file(tmp_path, GOOD.replace("loads =", f"{line}\nloads ="))).iperf_streams
+
+    assert streams("") == 2
+    assert streams("iperf_streams = 64") == 64
+    assert streams('iperf_streams = "auto"') is None
+    for wrong in ("0", "65", "true", '"many"', "1.5"):
+        with pytest.raises(UsageError, match='is not a whole number from 1 to 64, or "auto"'):
+            streams(f"iperf_streams = {wrong}")

@@ -22,9 +22,13 @@ demo: $(VENV)/ready
 	{ [ -e "$(DEMO)" ] && [ ! -L "$(DEMO)" ] || ln -sfn "$${dir##*/}" "$(DEMO)"; } && \
 	$(BIN)/ringtap report "$$dir"
 
+# configuration B, then the iperf series of configuration A
 reproduce: $(VENV)/ready
-	@if [ -e $(REPRODUCE)/run.json ]; then resume=--resume; fi; \
-	$(BIN)/ringtap sweep examples/reproduce.toml -o $(REPRODUCE) $$resume && $(BIN)/ringtap report $(REPRODUCE)
+	@for part in "" -a; do \
+		resume=; if [ -e "$(REPRODUCE)$$part/run.json" ]; then resume=--resume; fi; \
+		$(BIN)/ringtap sweep examples/reproduce$$part.toml -o "$(REPRODUCE)$$part" $$resume && \
+		$(BIN)/ringtap report "$(REPRODUCE)$$part" || exit; \
+	done
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

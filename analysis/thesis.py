@@ -139,3 +139,5 @@ def carrier(transport: str) -> str:
 SPREAD_LOW = 0.0005
 SPREAD_HIGH = {"consistent": 0.078, "burst": 0.393}
 GROWTH_AT_HEAVY = {"resnet50": 4.0, "bert-large": 8.0}
+# kinds of traffic by how much they slow training, mildest first (section 3.4.2)
+KINDS_BY_SLOWDOWN = ("iperf", "consistent", "burst")

@@ -1,6 +1,6 @@
-"""Print the tables of docs/method/reproduction.md and reproduction-points.md, in Markdown, from the data of a report.
+"""Print the tables of docs/method/reproduction.md and reproduction-points.md, in Markdown, from the data of reports.
 
-python scripts/reproduction.py runs/reproduce/report/report.json > tables.md
+python scripts/reproduction.py runs/reproduce/report/report.json runs/reproduce-a/report/report.json > tables.md
 """
 
 from __future__ import annotations
@@ -16,32 +16,39 @@ SCHEMA = 2
 
 def main() -> int:
     """Print all tables: results first, then every point."""
-    if len(sys.argv) != 2:
-        print(f"usage: {Path(sys.argv[0]).name} REPORT.json", file=sys.stderr)
+    if len(sys.argv) < 2:
+        print(f"usage: {Path(sys.argv[0]).name} REPORT.json...", file=sys.stderr)
         return 2
-    try:
-        data = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-        schema = data["schema"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        print(f"{sys.argv[1]} is not the report.json of a report: {error}", file=sys.stderr)
-        return 2
-    if schema != SCHEMA:
-        print(f"{sys.argv[1]} has schema {schema}, not {SCHEMA}: make the report anew", file=sys.stderr)
-        return 2
-    print("\n".join(tables(data)))
+    reports = []
+    for path in sys.argv[1:]:
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            schema = data["schema"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            print(f"{path} is not the report.json of a report: {error}", file=sys.stderr)
+            return 2
+        if schema != SCHEMA:
+            print(f"{path} has schema {schema}, not {SCHEMA}: make the report anew", file=sys.stderr)
+            return 2
+        reports.append(data)
+    print("\n".join(tables(reports)))
     return 0
 
 
-def tables(data: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of all tables."""
-    series = data["series"]
+def tables(reports: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the lines of all tables, in which series are named with the configuration of their report."""
+    series = []
+    for data in reports:
+        configuration = data["run"]["plan"]["topology"].get("configuration", "")
+        series += [one | {"configuration": configuration} for one in data["series"]]
     yield from no_load(series)
     yield from congestion(series)
     yield from fits(series)
     yield from most_congested(series)
     yield from quantiles(series)
     yield from spread_and_growth(series)
-    yield from compared(data["comparisons"])
+    yield from kind_order([item for data in reports for item in data["kind_order"]])
+    yield from compared([pair for data in reports for pair in data["comparisons"]])
     yield from points(series)
 
 
@@ -165,6 +172,22 @@ def spread_and_growth(series: Sequence[dict[str, Any]]) -> Iterator[str]:
         )  # fmt: skip
 
 
+def kind_order(items: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the table of kinds of traffic in order of how much they slow a model at the same load."""
+    yield from head(
+        "Order of the kinds of traffic at the same load (section 3.4.2), s", "model", "load", "here", "thesis"
+    )
+    for item in items:
+        here = ""
+        for number, kind in enumerate(item["kinds"]):
+            if kind["mean_s"] is None:
+                here += f"; {kind['traffic']} not measured on both sides" if here else f"{kind['traffic']} not measured"
+                continue
+            here += "" if not number else " < " if item["firm"][number - 1] else " ≲ "
+            here += f"{kind['traffic']} {kind['mean_s']:.3f} ({interval(kind['interval_s'], '.3f')})"
+        yield row(item["title"], share(item["share"], ".0f"), here, " < ".join(item["thesis"]) or "–")
+
+
 def compared(pairs: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield the table that compares kinds of traffic."""
     if not pairs:
@@ -220,7 +243,7 @@ def row(*cells: str) -> str:
 
 def name(one: dict[str, Any]) -> str:
     """Return the name of a series on the page."""
-    return ", ".join(part for part in (one["title"], one["traffic"], one["transport"]) if part)
+    return ", ".join(part for part in (one["title"], one["traffic"], one["transport"], one["configuration"]) if part)
 
 
 def num(value: float | None, form: str) -> str:

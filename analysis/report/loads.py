@@ -1,21 +1,26 @@
-"""Iteration times at a light and at a heavy load: slowdown, spread, quantiles, and comparisons of series."""
+"""Iteration times at some loads: slowdown, spread, quantiles, comparisons of series, and order of traffic kinds."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from scipy import special
 
+from ringtap.analysis import thesis
 from ringtap.analysis.plots.style import title_of
 from ringtap.analysis.statistics.two_sample import MIN_VALUES, Comparison, compare, correct_together
 from ringtap.analysis.sweeps.points import Point
 from ringtap.analysis.sweeps.series_results import Series
+from ringtap.schema import MERGE_SHARE
 
 LIGHT_SHARE, HEAVY_SHARE = 0.30, 0.80  # the loads that figures 3-5 and B-1 compare
+ORDER_SHARES = (0.60, HEAVY_SHARE)  # the loads at which kinds of traffic are put in order
 NEAR_SHARE = 0.08  # of capacity: largest distance of a measured load from them
 QUANTILES = (0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99)
 LEVEL = 0.95
@@ -252,3 +257,88 @@ def _pair(one: Series, other: Series, share: float) -> Pair | None:
 
 def _name(series: Series, by: str) -> str:
     return title_of(series.traffic) if by == "traffic" else series.transport or "transport not noted"
+
+
+@dataclass(frozen=True)
+class KindAtLoad:
+    """Mean iteration time of a model under one kind of traffic, at exactly a share of capacity.
+
+    Attributes:
+        traffic: traffic kind.
+        mean_s: mean iteration time, from a straight line of ln t between the two neighbouring points; None if no point
+            of several iterations lies on one of the sides.
+        interval_s: its 95 % interval; None if one of the two means has none.
+    """
+
+    traffic: str
+    mean_s: float | None
+    interval_s: Interval | None
+
+
+@dataclass(frozen=True)
+class KindOrder:
+    """Kinds of traffic in order of how much they slow a model at the same load.
+
+    Attributes:
+        title: the model, and the transport if it is known.
+        share: the load, as a share of capacity.
+        kinds: the kinds, shortest mean first; those without a mean last.
+        firm: for each pair of neighbours with a mean, True if their 95 % intervals do not overlap.
+        thesis: the same kinds in the thesis's order; empty if the thesis has not measured the model.
+    """
+
+    title: str
+    share: float
+    kinds: tuple[KindAtLoad, ...]
+    firm: tuple[bool, ...]
+    thesis: tuple[str, ...]
+
+
+def order_kinds(series: Sequence[Series]) -> list[KindOrder]:
+    """Put the kinds of traffic of each model in order at 60 % and 80 % load; models under one kind are left out."""
+    groups: dict[tuple[str, str], list[Series]] = {}
+    for one in series:
+        groups.setdefault((one.model, one.transport), []).append(one)
+    return [_order(group, share) for group in groups.values() if len(group) > 1 for share in ORDER_SHARES]
+
+
+def _order(series: Sequence[Series], share: float) -> KindOrder:
+    kinds = sorted(
+        (_at_load(one, share * one.capacity_gbps) for one in series),
+        key=lambda kind: math.inf if kind.mean_s is None else kind.mean_s,
+    )
+    measured = [kind for kind in kinds if kind.mean_s is not None]
+    firm = [
+        before.interval_s is not None and after.interval_s is not None and before.interval_s[1] < after.interval_s[0]
+        for before, after in pairwise(measured)
+    ]
+    names, first = {kind.traffic for kind in kinds}, series[0]
+    published = thesis.KINDS_BY_SLOWDOWN if first.model in thesis.NO_LOAD_S else ()
+    return KindOrder(
+        title=", ".join(part for part in (first.title, first.transport) if part),
+        share=share,
+        kinds=tuple(kinds),
+        firm=tuple(firm),
+        thesis=tuple(kind for kind in published if kind in names),
+    )
+
+
+def _at_load(series: Series, load_gbps: float) -> KindAtLoad:
+    """Interpolate the mean iteration time at a load, and its interval by the delta method."""
+    points = [point for point in series.used if point.iterations != 1]
+    loads = [point.cross_gbps or 0.0 for point in points]
+    after = bisect_left(loads, load_gbps)
+    if after == len(loads) > 1 and load_gbps - loads[-1] <= MERGE_SHARE * series.capacity_gbps:
+        after -= 1  # the heaviest point is as good as at this load
+    if after in (0, len(loads)):
+        return KindAtLoad(series.traffic, None, None)
+    pair = points[after - 1], points[after]
+    weight = (load_gbps - loads[after - 1]) / (loads[after] - loads[after - 1])
+    weights = (1 - weight, weight)
+    mean_s = math.exp(sum(part * math.log(point.mean_s or 0.0) for part, point in zip(weights, pair, strict=True)))
+    errors = [error for error in map(_relative_error, pair) if error is not None]
+    if len(errors) < 2:
+        return KindAtLoad(series.traffic, mean_s, None)
+    error = math.hypot(*(part * each for part, (each, _) in zip(weights, errors, strict=True)))
+    reach = _t(min(count for _, count in errors)) * error
+    return KindAtLoad(series.traffic, mean_s, (mean_s * math.exp(-reach), mean_s * math.exp(reach)))

@@ -20,7 +20,7 @@ from ringtap.analysis.plots.sweep_axes import Setting
 from ringtap.analysis.plots.tails import distributions, spread_and_growth, transports
 from ringtap.analysis.report.findings import findings, paragraph
 from ringtap.analysis.report.inputs import ReportInputs
-from ringtap.analysis.report.loads import Tails, compare_kinds, mean_interval, tails
+from ringtap.analysis.report.loads import Tails, compare_kinds, mean_interval, order_kinds, tails
 from ringtap.analysis.report.overview import overview, sentence
 from ringtap.analysis.report.page import Written, publish, render
 from ringtap.analysis.report.thesis_expectations import check
@@ -74,6 +74,7 @@ def collect(measured: ReportInputs, found: Sequence[Tails]) -> dict[str, Any]:
     data["precheck"] = list(info.get("precheck") or [])
     data["series"] = [_series(one, tail) for one, tail in zip(series, found, strict=True)]
     data["comparisons"] = [pair.to_json() for pair in pairs]
+    data["kind_order"] = [asdict(item) for item in order_kinds(series)]
     data["checks"] = [asdict(item) for item in checks]
     data["not_collected"] = [*measured.not_collected, *_missing(series)]
     data["torn"] = measured.torn

@@ -16,6 +16,7 @@ import pytest
 from ringtap.analysis import thesis
 from ringtap.analysis.plots.job import NAMES as JOB_FIGURES
 from ringtap.analysis.report.inputs import of_sweep
+from ringtap.analysis.report.loads import order_kinds
 from ringtap.analysis.report.thesis_expectations import check
 from ringtap.analysis.runs.run import SweepRun, read_run
 from ringtap.cli import main
@@ -282,6 +283,35 @@ def test_transports_stand_side_by_side(tmp_path):
     assert firm["Of"]  # the transports: a third apart with a spread of 2 %
 
 
+def test_kinds_of_traffic_are_put_in_order_at_exactly_the_same_load(reported):
+    orders = reported[2]["kind_order"]
+    assert [(item["title"], item["share"]) for item in orders] == [("VGG-16", 0.6), ("VGG-16", 0.8)]
+    for item in orders:
+        assert item["thesis"] == ["consistent", "burst"]
+        load_gbps = item["share"] * 25
+        for kind in item["kinds"]:
+            # the chord of ln t lies above its convex curve, by 3 % at most between these loads
+            assert kind["mean_s"] == pytest.approx(CURVES["vgg16", kind["traffic"]](load_gbps), rel=0.04)
+            low, high = kind["interval_s"]
+            assert 0.9 * kind["mean_s"] < low < kind["mean_s"] < high < 1.1 * kind["mean_s"]
+        means = [kind["mean_s"] for kind in item["kinds"]]
+        assert means == sorted(means)
+        first, second = item["kinds"]
+        assert item["firm"] == [first["interval_s"][1] < second["interval_s"][0]]
+
+
+def test_a_kind_that_was_not_measured_on_both_sides_of_a_load_has_no_mean_there(tmp_path):
+    path = tmp_path / "sweep"
+    write_sweep(path, PAIRS[:1], loads_gbps=(0.0, 8.0, 14.0, 18.0))
+    write_sweep(tmp_path / "other", PAIRS[1:2], loads_gbps=(0.0, 8.0, 18.0, 22.0))
+    series = [*series_of(path), *series_of(tmp_path / "other")]
+    middle, heavy = order_kinds(series)
+    assert [kind.mean_s is None for kind in middle.kinds] == [False, False]
+    assert [(kind.traffic, kind.mean_s is None) for kind in heavy.kinds] == [("burst", False), ("consistent", True)]
+    assert heavy.firm == ()
+    assert heavy.kinds[1].interval_s is None
+
+
 def test_the_tables_of_the_reproduction_come_from_the_report(reported, tmp_path):
     path = reported[0] / "report" / "report.json"
     script = Path(__file__).parents[3] / "scripts" / "reproduction.py"
@@ -295,8 +325,11 @@ def test_the_tables_of_the_reproduction_come_from_the_report(reported, tmp_path)
         "Most congested point and spare bandwidth (Tables 3.3, 3.5, 3.7, 3.8)",
         "Every point",
     ]
+    assert "Order of the kinds of traffic at the same load (section 3.4.2), s" in headings
     vgg = next(one for one in reported[2]["series"] if one["series"] == "vgg16-consistent")
-    assert f"| VGG-16, consistent | {vgg['no_load_s']:.3f} | 0.37 |" in done.stdout
+    both = subprocess.run([sys.executable, script, path, path], capture_output=True, text=True, check=True).stdout
+    assert both.count("| 990.7 (Table 3.4) | 1.34 |") == 2 * done.stdout.count("| 990.7 (Table 3.4) | 1.34 |")
+    assert f"| VGG-16, consistent, B | {vgg['no_load_s']:.3f} | 0.37 |" in done.stdout
     assert "| 990.7 (Table 3.4) | 1.34 |" in done.stdout
     for number, line in enumerate(lines):  # every table is whole
         if line.startswith("|---"):

@@ -18,9 +18,8 @@ $(VENV)/tests: $(VENV)/ready examples/build_horovod.py
 
 demo: $(VENV)/ready
 	@dir="$(DEMO)-$$(date -u +%Y%m%dT%H%M%SZ)"; \
-	$(BIN)/ringtap sweep examples/demo.toml -o "$$dir" && \
-	{ [ -e "$(DEMO)" ] && [ ! -L "$(DEMO)" ] || ln -sfn "$${dir##*/}" "$(DEMO)"; } && \
-	$(BIN)/ringtap report "$$dir"
+	$(BIN)/ringtap sweep examples/demo.toml -o "$$dir" --report && \
+	{ [ -e "$(DEMO)" ] && [ ! -L "$(DEMO)" ] || ln -sfn "$${dir##*/}" "$(DEMO)"; }
 
 # configuration B, then the iperf series of configuration A
 reproduce: $(VENV)/ready

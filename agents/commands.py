@@ -87,6 +87,9 @@ def _register_sweep(parser: argparse.ArgumentParser) -> None:
         help="also measure loads beyond the sender's calibration, and on links that others use",
     )
     parser.add_argument(
+        "--report", action="store_true", help="write DIR/report/report.html anew after each point, and at the end"
+    )
+    parser.add_argument(
         "--clean",
         action="store_true",
         help="remove the folders that ended sweeps left on the plan's hosts; measure nothing",
@@ -193,7 +196,7 @@ def _sweep(options: argparse.Namespace) -> int:
     from ringtap.agents.sweep.estimate import doubts, estimate, print_estimate
     from ringtap.plan import load_plan
     from ringtap.rundir import read_points
-    from ringtap.schema import POINTS_JSONL
+    from ringtap.schema import POINTS_JSONL, REPORT_HTML
 
     plan = load_plan(options.plan)
     if options.clean:
@@ -219,14 +222,33 @@ def _sweep(options: argparse.Namespace) -> int:
             force=options.force,
             series=options.series,
             access=options.access,
+            report=options.report,
         )
     count = len(read_points(path / POINTS_JSONL)[0])
+    answer = _answer(path) if options.report else None
     if options.json:
         duration_s = round(time.monotonic() - begin_s, 1)
-        print(json.dumps({"path": str(path), "status": "complete", "points": count, "duration_s": duration_s}))
-    else:
+        item = {"path": str(path), "status": "complete", "points": count, "duration_s": duration_s}
+        page = None if answer is None else str(path / REPORT_HTML)
+        print(json.dumps(item | ({"answer": answer, "report": page} if options.report else {})))
+    elif answer is None:
         print(f"Wrote {path}: {counted(count, 'point')}. Next: ringtap report {shell_word(path)}")
+    else:
+        print(f"{answer}\nWrote {path}: {counted(count, 'point')}")
+        print(f"Wrote {path / REPORT_HTML}\nNext: open {shell_word(path / REPORT_HTML)}")
     return 0
+
+
+def _answer(path: Path) -> str | None:
+    """Return the headline of a complete sweep's report; None if the report is not of the whole sweep."""
+    from ringtap.rundir import read_json
+    from ringtap.schema import REPORT_JSON
+
+    try:
+        item = read_json(path / REPORT_JSON, {"answer": str, "run": {"status": str}})
+    except UsageError:  # a warning has said why there is none
+        return None
+    return str(item["answer"]) if item["run"]["status"] == "complete" else None
 
 
 class _SweepDisplay:

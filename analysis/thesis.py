@@ -53,6 +53,9 @@ CONGESTION_POINTS = {
     ("resnet50", "burst"): PublishedPoint(3, 203.2, 18.4),
 }
 
+# Maximum effective utilization of the bottleneck in the presence of burst traffic, "around" (chapter 4)
+BURST_UTILISATION = 0.90
+
 # Most congested test case: bandwidth that the measured time needs ideally, and the bandwidth left, in Gbit/s
 MAX_CONGESTED_GBPS = {
     ("bert-large", "iperf"): (3.06, 4.54),

@@ -23,6 +23,7 @@ RUN_JSON = "run.json"
 POINTS_JSONL = "points.jsonl"
 REJECTED_JSONL = "rejected.jsonl"
 MARKS_JSONL = "marks.jsonl"
+REPORT_HTML, REPORT_JSON = "report/report.html", "report/report.json"  # of a sweep or a job
 
 # in a node's folder
 NODE_JSON = "node.json"
@@ -61,6 +62,7 @@ RUN: Shape = {
     "argv?": [str],
     "created_ns?": NS,
     "seed?": (int, None),
+    "report?": bool,
     "status?": str,
     "why?": _WORDS,
     "key?": _WORDS,

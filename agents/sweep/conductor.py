@@ -21,6 +21,7 @@ from ringtap.agents.hosts.ssh import SshHosts
 from ringtap.agents.sweep.cluster_hosts import LostHostError, check_lost, losses_named, reached
 from ringtap.agents.sweep.cross_traffic import CrossTraffic
 from ringtap.agents.sweep.estimate import estimate, layout, resolved, room_bytes, series_names
+from ringtap.agents.sweep.growing_report import GrowingReport, check_packages
 from ringtap.agents.sweep.host_facts import nearest_folder, space_problem
 from ringtap.agents.sweep.load_series import Series, Step
 from ringtap.agents.sweep.lock import holder, locked, take_leases
@@ -67,10 +68,14 @@ class _Reporter:
 
     Args:
         report: receives each report; None: nobody does.
+
+    Attributes:
+        page: the report that grows with the sweep; None: there is none.
     """
 
     def __init__(self, report: Callable[[SweepProgress], None] | None) -> None:
         self._report = report
+        self.page: GrowingReport | None = None
         self._doing, self._total_s, self._done_s, self._begin_s = "", 0.0, 0.0, time.monotonic()
 
     def begin(self, total_s: float) -> None:
@@ -98,6 +103,8 @@ class _Reporter:
         left_s = max(0.0, self._total_s - done_s) * (spent_s / done_s if done_s else 1.0)
         if self._report is not None:
             self._report(SweepProgress(self._doing, done_s, self._total_s, left_s, message, point))
+        if self.page is not None:
+            self.page.poll(point is not None)
 
 
 PRECHECK_TRIES = 3  # the machine may be busy for a moment
@@ -408,6 +415,7 @@ def run_sweep(
     force: bool = False,
     series: str = "",
     access: str = "private",
+    report: bool = False,
     **keys: Any,
 ) -> Path:
     """Measure a sweep into a run directory, as ``ringtap sweep`` does, and return the directory's path.
@@ -424,6 +432,7 @@ def run_sweep(
         force: measure loads beyond the calibration of the sender's traffic generator, and on links with other traffic.
         series: the only series to measure; empty: all.
         access: access rights of a new run directory: ``private``, ``group`` or ``all``.
+        report: write ``report/report.html`` in the run directory anew after each point, and at the end.
         keys: the plan in keyword arguments: the keys of [sweep], such as ``loads`` and ``traffic``, ``models`` as a
             list of names and dicts, and the other tables as dicts, such as ``window={"min_time": 20}``.
 
@@ -439,6 +448,8 @@ def run_sweep(
     check_series(plan, instance_of(series, str, "the series"))
     path = path_of(output, "the output") if output is not None else Path("runs") / new_name(plan.name)
     _check_space(plan, path)
+    if instance_of(report, bool, "report"):
+        check_packages()
     setup, missing, reporter = None, _NOT_COLLECTED, _Reporter(progress)
     say = reporter.say
     with ExitStack() as stack:
@@ -461,9 +472,12 @@ def run_sweep(
         if not resumes:
             stack.enter_context(locked(path, me, say))
         run.info["not_collected"] = [{"what": what, "why": why} for what, why in missing.items()]
-        run.info["calibration"] = calibration
+        run.info |= {"calibration": calibration, "report": report}
+        run.save()
         scale = f"links of {format_rate(plan.capacity_bps)}, 1:{plan.scale:g}"
         say(f"{plan.name}: {scale}, seed {plan.seed}, into {path}")
+        if report:
+            reporter.page = stack.enter_context(GrowingReport(path, say))
         with _kept(run, say):
             Conductor(plan, run, setup, reporter, series, force=force).run()
     return path

@@ -26,6 +26,9 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument(
         "--weights", metavar="COLUMN", help="standard error of each time; std_s is divided by sqrt(count)"
     )
+    parser.add_argument(
+        "--max-load", metavar="RATE", help="fit only the points at loads up to this one (17gbit; default: all)"
+    )
     parser.add_argument("--robust", action="store_true", help="let outliers count for less")
     parser.add_argument(
         "--bootstrap", metavar="SETS", default="1000", help="resampled sets for intervals, 0 for none (1000)"
@@ -55,7 +58,7 @@ def _fit(options: argparse.Namespace) -> int:
     points = read_points_csv(path, capacity_gbps, options.weights)
     model = CongestionModel(capacity_gbps, None if options.n is None else _EXPONENTS[options.n])
     try:
-        found = fit_points(model, points, options.robust, sets)
+        found = fit_points(model, points, options.robust, sets, options.max_load)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     if options.output is not None:

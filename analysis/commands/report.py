@@ -30,6 +30,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument("--force", action="store_true", help="write into the folder of -o even if it is not empty")
     parser.add_argument("--capacity", metavar="RATE", help="for a table: capacity of the bottleneck (25gbit)")
     parser.add_argument("--workers", metavar="N", type=int, help="for a table without such a column: number of workers")
+    parser.add_argument("--max-load", metavar="RATE", help="fit only the points at loads up to this one (17gbit)")
     add_json(parser)
     add_option(parser)
     parser.set_defaults(handler=report)
@@ -51,6 +52,7 @@ def report(options: argparse.Namespace) -> int:
             options.output,
             capacity=options.capacity,
             workers=options.workers,
+            max_load=options.max_load,
             force=options.force,
         )
     if options.json:

@@ -154,7 +154,8 @@ class CongestionModel:
         Raises:
             UsageError: the points are invalid or too few.
         """
-        load, time = _arrays(bandwidth_gbps, iteration_s, self.capacity_gbps, MIN_POINTS, MIN_FIT_LOADS)
+        load, time = as_points(bandwidth_gbps, iteration_s, self.capacity_gbps)
+        _check_number(load, self.capacity_gbps, MIN_POINTS, MIN_FIT_LOADS)
         order = np.lexsort((time, load))
         load, time = load[order], time[order]
         n = self.n if isinstance(self.n, int | float) else EXPONENTS[0]
@@ -164,7 +165,7 @@ class CongestionModel:
 
     def fit(
         self, bandwidth_gbps: Values, iteration_s: Values, *, spread_s: Values | None = None, robust: bool = False,
-        bootstrap: int = BOOTSTRAP_SAMPLES, seed: int = 0,
+        bootstrap: int = BOOTSTRAP_SAMPLES, seed: int = 0, max_load: float | str | None = None,
     ) -> FitResult:  # fmt: skip
         """Fit the model to points.
 
@@ -177,6 +178,8 @@ class CongestionModel:
             robust: reduce the weight of outliers.
             bootstrap: number of resampled sets for the intervals; 0 for no intervals.
             seed: seed of the resampling; the same seed gives the same intervals.
+            max_load: fit only the points at loads up to this one, in Gbit/s or as text; None: all. The thesis's
+                equation 3.6 holds below 17 Gbit/s.
 
         Returns:
             The fit in log space, with the fit in linear space as ``linear``; with ``n=None`` the fit of least AICc.
@@ -185,8 +188,13 @@ class CongestionModel:
             UsageError: a value is invalid, or fewer than 4 points at 3 loads (6 at 4 for a free exponent).
         """
         least = (MIN_POINTS_FREE, MIN_LOADS_FREE) if self.n == "free" else (MIN_POINTS, MIN_FIT_LOADS)
-        load, time = _arrays(bandwidth_gbps, iteration_s, self.capacity_gbps, *least)
+        limit_gbps = None if max_load is None else rate_gbps(max_load)
+        load, time = as_points(bandwidth_gbps, iteration_s, self.capacity_gbps)
         error = None if spread_s is None else _relative(spread_s, time)
+        if limit_gbps is not None:
+            kept = load <= limit_gbps
+            load, time, error = load[kept], time[kept], error if error is None else error[kept]
+        _check_number(load, self.capacity_gbps, *least, limit_gbps)
         order = np.lexsort((time, load) if error is None else (error, time, load))
         points = _Points(load[order], time[order], None if error is None else error[order], self.capacity_gbps)
         exponents: list[Exponent] = list(EXPONENTS) if self.n is None else [self.n]
@@ -197,14 +205,15 @@ class CongestionModel:
         for exponent in exponents:
             try:
                 fits.append(_fit_one(points, exponent, robust))
-            except UsageError as error:
-                failure = error
+            except UsageError as reason:
+                failure = reason
         if not fits:
             raise failure
         chosen = fits[0]
         if self.n is None:
             chosen = replace(_choose(fits), candidates=tuple(fits))
             chosen = replace(chosen, warnings=(*chosen.warnings, *alike(chosen, fits)))
+        chosen = replace(chosen, max_load_gbps=limit_gbps)
         return chosen if not bootstrap else _with_intervals(chosen, points, bootstrap, seed)
 
 
@@ -229,16 +238,15 @@ def _distinct(load: Array, capacity: float) -> int:
     return len(np.unique(np.round(load / capacity, 6)))
 
 
-def _arrays(bandwidth: Values, time: Values, capacity: float, points: int, loads: int) -> tuple[Array, Array]:
-    """Return the points as arrays; raise UsageError if they are wrong or too few."""
-    load, seconds = as_points(bandwidth, time, capacity)
+def _check_number(load: Array, capacity: float, points: int, loads: int, limit_gbps: float | None = None) -> None:
+    """Check that there are enough points at enough loads, up to a limit if there is one."""
     distinct = _distinct(load, capacity)
     if len(load) < points or distinct < loads:
+        upto = "" if limit_gbps is None else f" up to {limit_gbps:g} Gbit/s"
         raise UsageError(
-            f"{counted(len(load), 'point')} at {counted(distinct, 'load')} are too few: this fit needs {points} at "
-            f"{loads} different loads"
+            f"{counted(len(load), 'point')} at {counted(distinct, 'load')}{upto} are too few: this fit needs {points} "
+            f"at {loads} different loads"
         )
-    return load, seconds
 
 
 def _relative(spread: Values, time: Array) -> Array:

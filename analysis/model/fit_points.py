@@ -53,7 +53,8 @@ class PointsFit:
             begins += f"{100 * point.bandwidth_gbps / fit.C_gbps:.0f} % of the capacity (without an interval)"
         else:
             begins = f"no congestion point was found, because {self.construction.reason}"
-        return f"The times fit {shape}{quality}; {begins}."
+        times = f"The times at loads {fit.range}" if fit.range else "The times"
+        return f"{times} fit {shape}{quality}; {begins}."
 
     def lines(self) -> list[str]:
         """Return the text for a terminal, line by line."""
@@ -73,10 +74,12 @@ class PointsFit:
         return [*lines, *(f"  warning: {text}" for text in warnings)]
 
 
-def fit_points(model: CongestionModel, points: Points, robust: bool, samples: int) -> PointsFit:
-    """Fit the points and look for both kinds of congestion point."""
+def fit_points(
+    model: CongestionModel, points: Points, robust: bool, samples: int, max_load: str | None = None
+) -> PointsFit:
+    """Fit the points up to a load, or all, and look for both kinds of congestion point among all of them."""
     loads, times, capacity = points.bandwidth_gbps, points.iteration_s, model.capacity_gbps
-    found = model.fit(loads, times, spread_s=points.error_s, robust=robust, bootstrap=samples)
+    found = model.fit(loads, times, spread_s=points.error_s, robust=robust, bootstrap=samples, max_load=max_load)
     return PointsFit(
         found, find_congestion_point(loads, times, capacity, samples=0), find_break(loads, times, capacity)
     )

@@ -76,6 +76,7 @@ class FitResult:
         samples: number of resampled sets for the intervals.
         linear: the same model fitted to t itself; None if that does not converge, in a linear fit and in a robust one.
         candidates: all models that were compared, with the chosen one; empty if an exponent was given.
+        max_load_gbps: load up to which points were fitted; None: all were.
     """
 
     A: float
@@ -100,11 +101,17 @@ class FitResult:
     samples: int = 0
     linear: FitResult | None = field(default=None, repr=False)
     candidates: tuple[FitResult, ...] = field(default=(), repr=False)
+    max_load_gbps: float | None = None
 
     @property
     def name(self) -> str:
         """Name of the model in reports, such as ``n = 1/2``, ``n = 2`` or ``n free``."""
         return "n free" if self.free else f"n = {'1/2' if self.n == 0.5 else f'{self.n:g}'}"
+
+    @property
+    def range(self) -> str:
+        """Range of the fitted points as text, such as ``up to 17 Gbit/s``; empty if all were fitted."""
+        return "" if self.max_load_gbps is None else f"up to {self.max_load_gbps:g} Gbit/s"
 
     def __repr__(self) -> str:
         curve = f"t = {self.A:.4g}·exp({self.B:.4g}/({self.C_gbps:g}−BW)^{self.n:.3g})"
@@ -192,9 +199,8 @@ class FitResult:
     def report(self) -> str:
         """Return the fit as text for a terminal, of several lines."""
         target = ", ".join(["ln t", *["weighted"] * self.weighted, *["outliers held down"] * self.robust])
-        lines = [
-            f"t = A*exp(B/(C-BW)^n), C = {self.C_gbps:g} Gbit/s, {len(self.iteration_s)} points, fitted to {target}"
-        ]
+        points = " ".join([f"{len(self.iteration_s)} points", *filter(None, [self.range])])
+        lines = [f"t = A*exp(B/(C-BW)^n), C = {self.C_gbps:g} Gbit/s, {points}, fitted to {target}"]
         for fit in self.candidates or (self,):
             mark = "*" if fit.name == self.name and self.candidates else " "
             lines.append(f"{mark} {fit.name:8s} {_numbers(fit)}")
@@ -215,7 +221,7 @@ class FitResult:
     def to_json(self) -> dict[str, Any]:
         """Return the numbers as plain values for JSON, with the linear fit and the candidates nested."""
         points = {name: getattr(self, name).tolist() for name in _POINTS}
-        return self._own_json() | points
+        return self._own_json() | {"max_load_gbps": self.max_load_gbps} | points
 
     def _own_json(self) -> dict[str, Any]:
         """Return the numbers without the points, which a fit shares with its linear fit and its candidates."""
@@ -279,6 +285,7 @@ class FitResult:
             samples=known["samples"] if known else 0,
             linear=None if linear is None else cls._from_json(linear, load, time),
             candidates=tuple(cls._from_json(one, load, time) for one in item.get("candidates", ())),
+            max_load_gbps=item.get("max_load_gbps"),
         )
 
 

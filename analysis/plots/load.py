@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
@@ -41,12 +43,19 @@ def iteration_times(series: Sequence[Series], setting: Setting) -> Drawn:
         "Mean iteration time against the cross traffic measured at the bottleneck while the iterations ran. Bars "
         "reach up to the 99th percentile; lines are the chosen fits of t = A·exp(B/(C−BW)ⁿ)."
     )
+    if any(one.fit is None for one in series):
+        caption += " Points without a fit are joined by thin lines."
     return on.drawn("iteration-times", caption, points_table(series))
 
 
-def rescaled_times(series: Sequence[Series], setting: Setting) -> Drawn:
-    """Draw the same against C/(C-BW), where n = 1 is a straight line (equation 3.2; figures 3-2 to 3-4 (b), B-2)."""
+def rescaled_times(series: Sequence[Series], setting: Setting) -> Drawn | None:
+    """Draw the same against C/(C-BW), where n = 1 is a straight line (equation 3.2; figures 3-2 to 3-4 (b), B-2).
+
+    Without a point under cross traffic, there is no such axis to draw.
+    """
     capacity = setting.capacity_gbps
+    if all(len(one.alone) == len(one.used) for one in series):
+        return None
 
     def transform(load: Any) -> Any:
         return capacity / (capacity - load)
@@ -102,6 +111,61 @@ def traffic_kinds(series: Sequence[Series], setting: Setting) -> Drawn | None:
     return on.drawn("traffic-kinds", caption, points_table(drawn))
 
 
+def total_load(series: Sequence[Series], setting: Setting) -> Drawn | None:
+    """Draw all that left the bottleneck against all that was offered to it; None if no series has both.
+
+    Offered are the requested cross traffic and the rate of training without cross traffic.
+    """
+    alone = [_mean_gbps(one) for one in series]
+    rows = [
+        (one, point, point.requested_gbps + training, point.total_gbps)
+        for one, training in zip(series, alone, strict=True)
+        for point in one.used
+        if point.requested_gbps is not None and training is not None and point.total_gbps is not None
+    ]
+    if not rows:
+        return None
+    capacity, look = setting.capacity_gbps, looks([one.key for one in series])
+    known = [one for one in series if any(one is other for other, *_ in rows)]
+    on, groups = _panels(known, 0.0)
+    most = max(offered for _, _, offered, _ in rows)
+    for axes, group in zip(on.panels, groups, strict=True):
+        axes.plot([0, capacity, max(most, capacity)], [0, capacity, capacity], color=FAINT, linewidth=0.9, zorder=1)
+        for one in group:
+            mine = [(point, offered, total) for other, point, offered, total in rows if other is one]
+            x, y = [offered for _, offered, _ in mine], [total for _, _, total in mine]
+            shown = look[one.key]
+            axes.plot(x, y, color=shown.colour, linestyle=shown.line, linewidth=0.6, zorder=2)
+            texts = [
+                f"{name_of(one)}\n{offered:.2f} Gbit/s offered\n{total:.2f} Gbit/s in total, "
+                f"{total / capacity:.0%} of the capacity"
+                for _, offered, total in mine
+            ]
+            on.mark(axes, x, y, texts, zorder=3, **shown.marks)
+        axes.set_xlim(0, 1.03 * max(most, capacity))
+        axes.set_ylim(0, 1.06 * capacity)
+        axes.set_xlabel("offered in Gbit/s" + (", full size" if setting.scale != 1 else ""))
+        axes.set_ylabel("total in Gbit/s")
+    caption = (
+        "All that left the bottleneck, as frames with headers, against all that was offered: the requested cross "
+        "traffic, without headers, and the rate of training without cross traffic. Grey is the total of a link that "
+        "carries what is offered up to its capacity."
+    )
+    numbers = [
+        {"model": one.title, "traffic": one.traffic, "transport": one.transport}
+        | {"requested_gbps": point.requested_gbps, "offered_gbps": offered, "total_gbps": total}
+        | {"utilisation": point.utilisation}
+        for one, point, offered, total in rows
+    ]
+    return on.drawn("total-load", caption, pd.DataFrame(numbers))
+
+
+def _mean_gbps(series: Series) -> float | None:
+    """Return the rate of training without cross traffic at the bottleneck."""
+    rates = [point.training_gbps for point in series.alone if point.training_gbps is not None]
+    return fmean(rates) if rates else None
+
+
 def _panels(series: Sequence[Series], above: float) -> tuple[Sheet, list[list[Series]]]:
     """Create one panel for few series, else one per traffic kind, as in the thesis, with the models in the legend."""
     look = looks([one.key for one in series])
@@ -127,9 +191,13 @@ def _draw(
     on: Sheet, axes: Axes, series: Sequence[Series], look: dict[Key, Look], transform: Transform = identity
 ) -> None:
     for one in series:
-        points(on, axes, one, look[one.key], transform)
+        shown = look[one.key]
+        points(on, axes, one, shown, transform)
         if one.fit is not None:
-            curve(one.fit, axes, transform, color=look[one.key].colour, linestyle=look[one.key].line, zorder=2)
+            curve(one.fit, axes, transform, color=shown.colour, linestyle=shown.line, zorder=2)
+        else:
+            loads = transform(np.array(one.loads_gbps))
+            axes.plot(loads, one.times_s, color=shown.colour, linestyle=shown.line, linewidth=0.6, zorder=1)
 
 
 def _spaced(marks: list[tuple[float, str]], least: float) -> list[tuple[float, str]]:

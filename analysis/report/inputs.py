@@ -122,13 +122,13 @@ class ReportInputs:
     rejected: int = 0
 
 
-def of_sweep(sweep: SweepRun, workers: Executor | None = None) -> ReportInputs:
-    """Measure the points of a sweep and analyse them; ``workers`` read its jobs.
+def of_sweep(sweep: SweepRun, workers: Executor | None = None, max_load: float | str | None = None) -> ReportInputs:
+    """Measure the points of a sweep and analyse them; ``workers`` read its jobs, fits use points up to ``max_load``.
 
     Raises:
         UsageError: the sweep is not readable.
     """
-    series, plan, name = analyse(sweep, measure(sweep, workers)), sweep.plan, sweep.path.resolve().name
+    series, plan, name = analyse(sweep, measure(sweep, workers), max_load), sweep.plan, sweep.path.resolve().name
     facts = environment(sweep)
     return ReportInputs(
         name=str(plan.get("name") or name),
@@ -146,13 +146,15 @@ def of_sweep(sweep: SweepRun, workers: Executor | None = None) -> ReportInputs:
     )
 
 
-def of_table(path: Path, capacity_gbps: float, workers: int | None) -> ReportInputs:
-    """Read a table of iteration times and analyse it.
+def of_table(
+    path: Path, capacity_gbps: float, workers: int | None, max_load: float | str | None = None
+) -> ReportInputs:
+    """Read a table of iteration times and analyse it; fits use points up to ``max_load``.
 
     Raises:
         UsageError: as in `ringtap.analysis.sweeps.tables.read_table`.
     """
-    table = read_table(path, capacity_gbps, workers)
+    table = read_table(path, capacity_gbps, workers, max_load)
     models = {
         one.model: {"name": one.model, "title": one.title, "parameters": one.demand.parameters} for one in table.series
     }

@@ -35,7 +35,7 @@ def _row(series: Series) -> Row:
     fit = series.fit
     row["fit"] = {"why": series.fit_reason}
     if fit is not None:
-        numbers = {"A": fit.A, "B": fit.B, "n": fit.n, "model": fit.name, "r2": fit.r2}
+        numbers = {"A": fit.A, "B": fit.B, "n": fit.n, "model": fit.name, "r2": fit.r2, "range": fit.range}
         row["fit"] = numbers | {"points": len(fit.iteration_s), "why": ""}
         caveats += [("fit", text) for text in fit.warnings]
     row["caveats"] = [{"about": about, "text": text} for about, text in caveats]
@@ -78,9 +78,15 @@ def _congestion(series: Series) -> tuple[Row, list[tuple[str, str]]]:
     return row | {"why": series.congestion.reason or series.segments.reason}, []
 
 
-def sentence(rows: Sequence[Row]) -> str:
-    """Return the headline: how much iterations slow down at about 80 % load, and the load where congestion begins."""
+def sentence(rows: Sequence[Row], is_running: bool = False) -> str:
+    """Return the headline: how much iterations slow down at about 80 % load, and the load where congestion begins.
+
+    While a sweep is running, it says first that both are still to come.
+    """
     measured = [row for row in rows if row["points"]]
+    if is_running and all(row["slowdowns"][-1]["slowdown"] is row["congestion"]["share"] is None for row in measured):
+        points = counted(sum(row["points"] for row in measured), "point")
+        return f"{points} so far: the slowdown at {HEAVY_SHARE * 100:.0f} % load and the congestion point need more."
     if not measured:
         return "No point was measured."
     if len(measured) == 1:

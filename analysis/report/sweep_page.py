@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +15,7 @@ import ringtap
 from ringtap.analysis import thesis
 from ringtap.analysis.plots.congestion import congestion_points
 from ringtap.analysis.plots.figure import Drawn, styled
-from ringtap.analysis.plots.load import iteration_times, rescaled_times, traffic_kinds
+from ringtap.analysis.plots.load import iteration_times, rescaled_times, total_load, traffic_kinds
 from ringtap.analysis.plots.style import plain, title_of
 from ringtap.analysis.plots.sweep_axes import Setting
 from ringtap.analysis.plots.tails import distributions, spread_and_growth, transports
@@ -31,6 +32,8 @@ from ringtap.units import counted, format_rate
 
 REPORT_SCHEMA = 2
 _TABLE = "points.csv"
+# a point of a real cluster takes minutes; a page that is older is of a sweep that was killed
+RELOAD_EVERY_S, RELOAD_FOR_S = 10, 1800
 Maker = Callable[[Sequence[Series], Sequence[Tails], Setting], Drawn | None]
 # file name -> function that draws the figure, in the order of the report
 FIGURES: dict[str, Maker] = {
@@ -40,6 +43,7 @@ FIGURES: dict[str, Maker] = {
     "distributions": lambda series, _, setting: distributions(series, setting),
     "transports": lambda series, _, setting: transports(series, setting),
     "spread-and-growth": spread_and_growth,
+    "total-load": lambda series, _, setting: total_load(series, setting),
     "congestion-points": lambda series, _, setting: congestion_points(series, setting),
 }
 
@@ -60,6 +64,7 @@ def collect(measured: ReportInputs, found: Sequence[Tails]) -> dict[str, Any]:
         "source": measured.source,
         "table": None if "rows" not in info else {key: info[key] for key in ("rows", "by_iteration")},
         "status": info.get("status", "running"),
+        "reload": _reload() if info.get("status") == "running" and info.get("report") else None,
         "why": info.get("why", ""),
         "created_utc": _utc(info.get("created_ns")),
         "measured_with": info.get("ringtap", ""),
@@ -83,7 +88,7 @@ def collect(measured: ReportInputs, found: Sequence[Tails]) -> dict[str, Any]:
     data["paragraph"] = paragraph(statements)
     data["headline"] = headline(data, series)
     data["overview"] = overview(series)
-    data["answer"] = sentence(data["overview"])
+    data["answer"] = sentence(data["overview"], data["run"]["reload"] is not None)
     return data
 
 
@@ -92,6 +97,11 @@ def _series(series: Series, tails: Tails) -> dict[str, Any]:
     for shown, point in zip(item["points"], series.points, strict=True):
         shown["mean_interval_s"] = mean_interval(point)
     return item
+
+
+def _reload() -> dict[str, float]:
+    """Return how often the page of a sweep that runs loads itself anew, and until when (in ms since 1970)."""
+    return {"every_s": RELOAD_EVERY_S, "until_ms": round((time.time() + RELOAD_FOR_S) * 1e3)}
 
 
 def _utc(created_ns: Any) -> str:

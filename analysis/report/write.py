@@ -24,6 +24,7 @@ def write_report(
     *,
     capacity: float | str | None = None,
     workers: int | None = None,
+    max_load: float | str | None = None,
     force: bool = False,
 ) -> Written:
     """Write the report that ``ringtap report`` writes: a page, its data, a table and the figures.
@@ -34,6 +35,7 @@ def write_report(
             files are replaced; ``<table>-report`` here for a table).
         capacity: for a table: capacity of the bottleneck in Gbit/s or as text (default: 25gbit).
         workers: for a table without such a column: number of workers.
+        max_load: fits use only points at loads up to this one, in Gbit/s or as text; None: all.
         force: write into the folder ``output`` even if it is not empty.
 
     Raises:
@@ -44,6 +46,8 @@ def write_report(
     if not is_table and (capacity is not None or workers is not None):
         name = "workers" if capacity is None else "capacity"
         raise UsageError(f"{name} is for a table: the run {path} has its own")
+    if max_load is not None:
+        max_load = rate_gbps(max_load)
     gbps = rate_gbps(CAPACITY if capacity is None else capacity)
     if workers is not None and workers < 2:
         raise UsageError(f"{workers} workers are too few: a ring has two at least")
@@ -51,8 +55,10 @@ def write_report(
     if folder is not None and not force and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not empty: choose another folder, or add --force (force=True)")
     if is_table:
-        return write_sweep_report(of_table(path, gbps, workers), folder)
+        return write_sweep_report(of_table(path, gbps, workers, max_load), folder)
     run = source if isinstance(source, (Sweep, Job)) else open_run(source)
     if isinstance(run, Sweep):
-        return write_sweep_report(of_sweep(run.run, run.workers), folder)
+        return write_sweep_report(of_sweep(run.run, run.workers, max_load), folder)
+    if max_load is not None:
+        raise UsageError(f"max_load is for a sweep or a table, which have fits: {path} is a job")
     return write_job_report(run, run.summary(), folder)

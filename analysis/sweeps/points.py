@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from ringtap.analysis.frames import descriptions
+from ringtap.analysis.runs.apportioning import Borders, Integers, counter_steps, growth
 from ringtap.analysis.runs.run import JobRun, SweepRun, map_records
 from ringtap.analysis.statistics.arrays import Array
 from ringtap.analysis.statistics.quantiles import QuantileInterval, quantile_interval
 from ringtap.counter_growth import window_growth
 from ringtap.errors import UsageError
 from ringtap.ethernet import frame_bytes
-from ringtap.schema import ACKNOWLEDGED, NIC_REC
+from ringtap.schema import ACKNOWLEDGED, LOAD_BIN_NS, NIC_REC
 
 ETHERNET_MTU = 1500
 
@@ -41,9 +43,12 @@ class Point:
             (`ringtap.ethernet`), or, where no interface carries it alone, the part that the receiver acknowledged;
             None if it was not recorded.
         cross_gbps: the same, full size.
+        cross_std_bps: standard deviation of its rate over the bins of 0.1 s of the window; None if it is not known.
+        cross_std_gbps: the same, full size.
         iperf_streams: parallel streams of iperf that sent it; None for other traffic, and if it was not recorded.
         total_bps: everything that left the bottleneck port.
         total_gbps: the same, full size.
+        utilisation: total over the capacity of the bottleneck.
         other_bps: traffic at the bottleneck that is not the sweep's, as the sweep recorded it; None if it did not.
         other_gbps: the same, full size.
         training_bps: total minus cross traffic and, if it is known, other traffic.
@@ -76,9 +81,12 @@ class Point:
     requested_gbps: float | None
     cross_bps: float | None
     cross_gbps: float | None
+    cross_std_bps: float | None
+    cross_std_gbps: float | None
     iperf_streams: int | None
     total_bps: float | None
     total_gbps: float | None
+    utilisation: float | None
     other_bps: float | None
     other_gbps: float | None
     training_bps: float | None
@@ -154,7 +162,11 @@ def table(points: Sequence[Point]) -> pd.DataFrame:
     rows = [{**point.to_json(), **{name: "; ".join(getattr(point, name)) for name in texts}} for point in points]
     columns = [item.name for item in fields(Point) if item.name != "iteration_s"]
     result = pd.DataFrame(rows, columns=columns)
-    numbers = [name for name in columns if name.endswith(("_bps", "_gbps", "_s"))] + ["variation", "independent"]
+    numbers = [name for name in columns if name.endswith(("_bps", "_gbps", "_s"))] + [
+        "variation",
+        "independent",
+        "utilisation",
+    ]
     return result.astype(dict.fromkeys(numbers, "Float64") | {"iperf_streams": "Int64"})
 
 
@@ -218,6 +230,13 @@ def _point(sweep: SweepRun, window: dict[str, Any], logs: dict[tuple[str, str], 
         return found
 
     cross, total = rate("cross"), rate("total")
+    cross_std: float | None = None
+    if cross is not None:
+        found = _cross_std(job, window["directory"], bottleneck["cross"], mtu, (start, end), logs)
+        if isinstance(found, str):
+            reasons.append(f"standard deviation of the cross traffic: {found}")
+        else:
+            cross_std = found
     other = None if window.get("other_bps") is None else float(window["other_bps"])
     if window.get("other_why"):
         reasons.append(f"other traffic: {window['other_why']}")
@@ -238,9 +257,12 @@ def _point(sweep: SweepRun, window: dict[str, Any], logs: dict[tuple[str, str], 
         requested_gbps=requested * full,
         cross_bps=cross,
         cross_gbps=gbps(cross),
+        cross_std_bps=cross_std,
+        cross_std_gbps=gbps(cross_std),
         iperf_streams=window.get("iperf_streams"),
         total_bps=total,
         total_gbps=gbps(total),
+        utilisation=None if total is None else total / float(sweep.plan["capacity_bps"]),
         other_bps=other,
         other_gbps=gbps(other),
         training_bps=training,
@@ -278,9 +300,7 @@ def _rate(
     total_bytes = 0.0
     for counter in counters:
         node = counter["node"]
-        if (directory, node) not in logs:
-            logs[directory, node] = _log(job, node)
-        log = logs[directory, node]
+        log = _log_of(job, directory, node, logs)
         grown = []
         for unit in ("bytes", "packets"):
             column = f"{counter['nic']}.{counter['direction']}_{unit}"
@@ -292,6 +312,44 @@ def _rate(
             grown.append(counted)
         total_bytes += frame_bytes(grown[0], grown[1], mtu)
     return total_bytes * 8e9 / (end_ns - start_ns)
+
+
+def _cross_std(
+    job: JobRun,
+    directory: str,
+    counters: Any,
+    mtu: int,
+    window_ns: tuple[int, int],
+    logs: dict[tuple[str, str], CounterLog | None],
+) -> float | str:
+    """Return the standard deviation in bit/s (n - 1) of a known rate over the bins of a window, or why it is unknown.
+
+    The bins are those of `ringtap.schema.LOAD_BIN_NS`; the rest at the end of the window does not count.
+    """
+    if counters == ACKNOWLEDGED:
+        return "the sweep recorded only the mean of what the receiver acknowledged"
+    count = (window_ns[1] - window_ns[0]) // LOAD_BIN_NS
+    if count < 2:
+        return f"the window has fewer than two bins of {LOAD_BIN_NS / 1e9:g} s"
+    edges_ns = window_ns[0] + LOAD_BIN_NS * np.arange(count + 1)
+    in_bins = np.zeros(count)
+    for counter in [counters] if isinstance(counters, dict) else counters:
+        log = _log_of(job, directory, counter["node"], logs)
+        assert log is not None  # the rate is known
+        column = f"{counter['nic']}.{counter['direction']}"
+        grown = [log.grown_in_bins(f"{column}_{unit}", edges_ns) for unit in ("bytes", "packets")]
+        if grown[0] is None or grown[1] is None:
+            return f"the counters of node {counter['node']} have gaps of more than a bin"
+        in_bins += [frame_bytes(size, packets, mtu) for size, packets in zip(*grown, strict=True)]
+    return float(np.std(in_bins * 8e9 / LOAD_BIN_NS, ddof=1))
+
+
+def _log_of(
+    job: JobRun, directory: str, node: str, logs: dict[tuple[str, str], CounterLog | None]
+) -> CounterLog | None:
+    if (directory, node) not in logs:
+        logs[directory, node] = _log(job, node)
+    return logs[directory, node]
 
 
 def _log(job: JobRun, node: str) -> CounterLog | None:
@@ -326,9 +384,20 @@ class CounterLog:
 
     def grown(self, column: str, start_ns: int, end_ns: int) -> float | str:
         """Return the growth of a counter between two times (CLOCK_REALTIME), or the reason why it is not known."""
-        t_ns = self._records["t_ns"]
-        # the samples of the window, and one before and after it
-        first = max(bisect_right(t_ns, start_ns) - 1, 0)
-        rows = slice(first, bisect_left(t_ns, end_ns, lo=first) + 1)
-        times, values = t_ns[rows].tolist(), self._records[column][rows].tolist()
+        rows = self._rows(start_ns, end_ns)
+        times, values = rows["t_ns"].tolist(), rows[column].tolist()
         return window_growth(times, values, start_ns, end_ns, self._widths[column])
+
+    def grown_in_bins(self, column: str, edges_ns: Integers) -> Array | None:
+        """Return the growth of a counter in each bin; None if it was reset, or not sampled for longer than a bin."""
+        rows = self._rows(int(edges_ns[0]), int(edges_ns[-1]))
+        times, values = rows["t_ns"], rows[column]
+        steps = counter_steps(values[:-1], values[1:], self._widths[column])
+        grown = growth(times, steps, Borders(edges_ns, np.arange(len(edges_ns) - 1)))
+        return None if np.isnan(grown).any() or np.diff(times).max() > np.diff(edges_ns).min() else grown
+
+    def _rows(self, start_ns: int, end_ns: int) -> npt.NDArray[Any]:
+        """Return the samples of a window, and one before and after it."""
+        t_ns = self._records["t_ns"]
+        first = max(bisect_right(t_ns, start_ns) - 1, 0)
+        return self._records[first : bisect_left(t_ns, end_ns, lo=first) + 1]

@@ -158,8 +158,13 @@ class Subject:
     capacity_gbps: float
 
 
-def analyse(sweep: SweepRun, points: Sequence[Point]) -> list[Series]:
+def analyse(sweep: SweepRun, points: Sequence[Point], max_load: float | str | None = None) -> list[Series]:
     """Analyse each series of a sweep, whose points are as from `ringtap.analysis.sweeps.points.measure`.
+
+    Args:
+        sweep: the sweep.
+        points: its points.
+        max_load: fits use only points at loads up to this one, in Gbit/s or as text; None: all.
 
     Raises:
         UsageError: the directory is not as docs/reference/run-directory.md describes.
@@ -173,7 +178,7 @@ def analyse(sweep: SweepRun, points: Sequence[Point]) -> list[Series]:
             path = sweep.path / POINTS_JSONL
             raise UsageError(f"{path} has model {of_series[0].model!r}, which is not in the plan")
         title, count = str(model.get("title", model["name"])), _workers(sweep, of_series)
-        found.append(series_of(of_series, Subject(title, int(model["parameters"]), count, capacity_gbps)))
+        found.append(series_of(of_series, Subject(title, int(model["parameters"]), count, capacity_gbps), max_load))
     return found
 
 
@@ -200,8 +205,8 @@ def mean_difference(
     return (statistics.fmean(differences), len(differences)) if differences else (None, 0)
 
 
-def series_of(points: Sequence[Point], subject: Subject) -> Series:
-    """Analyse the points of one series.
+def series_of(points: Sequence[Point], subject: Subject, max_load: float | str | None = None) -> Series:
+    """Analyse the points of one series; the fit uses those up to ``max_load``.
 
     Raises:
         UsageError: workers or parameters are invalid.
@@ -219,7 +224,7 @@ def series_of(points: Sequence[Point], subject: Subject) -> Series:
     measured = _mean(
         [point.training_gbps * point.mean_s * 125 for point in alone if point.training_gbps and point.mean_s]
     )
-    fit, fit_reason = _fit(loads, times, capacity)
+    fit, fit_reason = _fit(loads, times, capacity, max_load)
     congestion = find_congestion_point(loads, times, capacity, samples=0)
     difference, saturated = None, 0
     if congestion.point is not None:
@@ -265,8 +270,10 @@ def _workers(sweep: SweepRun, points: list[Point]) -> int:
     return named or ranks
 
 
-def _fit(loads: list[float], times: list[float], capacity: float) -> tuple[FitResult | None, str]:
+def _fit(
+    loads: list[float], times: list[float], capacity: float, max_load: float | str | None
+) -> tuple[FitResult | None, str]:
     try:
-        return CongestionModel(capacity).fit(loads, times), ""
+        return CongestionModel(capacity).fit(loads, times, max_load=max_load), ""
     except UsageError as error:
         return None, str(error)

@@ -197,13 +197,16 @@ class _Row:
     p99_s: float | None
 
 
-def read_table(path: Path, capacity_gbps: float, workers: int | None = None) -> SweepTable:
+def read_table(
+    path: Path, capacity_gbps: float, workers: int | None = None, max_load: float | str | None = None
+) -> SweepTable:
     """Read a table of iteration times and analyse each series.
 
     Args:
         path: a CSV file with a header line.
         capacity_gbps: capacity of the bottleneck; loads at or above it are refused.
         workers: workers of the ring, if the table has no such column.
+        max_load: fits use only points at loads up to this one, in Gbit/s or as text; None: all.
 
     Raises:
         UsageError: the file cannot be read or a value is invalid; names the file and the line.
@@ -218,7 +221,7 @@ def read_table(path: Path, capacity_gbps: float, workers: int | None = None) -> 
     per_point = any(name in header for name in OF_A_POINT)
     repeated = any(len({row.load_gbps for row in group}) < len(group) for group in groups.values())
     by_iteration = repeated and not per_point
-    series = [_series(path, group, by_iteration, capacity_gbps, workers) for group in groups.values()]
+    series = [_series(path, group, by_iteration, capacity_gbps, workers, max_load) for group in groups.values()]
     ignored = tuple(name for name in header if name and name not in (*NEEDED, *OF_A_POINT, *OPTIONAL))
     return SweepTable(series, len(rows), by_iteration, ignored)
 
@@ -255,7 +258,10 @@ def _known_model(text: str) -> tuple[str, str]:
     return text, text
 
 
-def _series(path: Path, rows: list[_Row], by_iteration: bool, capacity_gbps: float, workers: int | None) -> Series:
+def _series(
+    path: Path, rows: list[_Row], by_iteration: bool, capacity_gbps: float, workers: int | None,
+    max_load: float | str | None,
+) -> Series:  # fmt: skip
     first = rows[0]
     model = first.key[0]
     known = PROFILES.get(model)
@@ -268,7 +274,7 @@ def _series(path: Path, rows: list[_Row], by_iteration: bool, capacity_gbps: flo
         raise UsageError(f"{path} does not say how many workers trained: give --workers N, or add a column workers")
     points = _by_load(rows) if by_iteration else [_point(row) for row in rows]
     points.sort(key=lambda point: point.cross_gbps or 0.0)
-    return series_of(points, Subject(first.title, parameters, ring, capacity_gbps))
+    return series_of(points, Subject(first.title, parameters, ring, capacity_gbps), max_load)
 
 
 def _common(path: Path, rows: list[_Row], column: str, value: Callable[[_Row], int | None]) -> int | None:
@@ -306,9 +312,12 @@ def _point(row: _Row) -> Point:
         requested_gbps=None,
         cross_bps=row.load_gbps * 1e9,
         cross_gbps=row.load_gbps,
+        cross_std_bps=None,
+        cross_std_gbps=None,
         iperf_streams=None,
         total_bps=None,
         total_gbps=None,
+        utilisation=None,
         other_bps=None,
         other_gbps=None,
         training_bps=None,

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import sys
 import time
@@ -192,6 +193,38 @@ def test_a_machine_by_itself_without_cross_traffic(tmp_path: Path) -> None:
     info = json.loads((tmp_path / "out" / "run.json").read_text())
     assert info["bottleneck"]["cross"] == []
     assert "precheck" not in info
+
+
+@pytest.mark.alone  # the report is written with the time that nothing else wants
+def test_the_report_grows_with_the_sweep_and_never_ends_it(tmp_path: Path) -> None:
+    def plan_of(count: int) -> Path:
+        return write_plan(tmp_path, QUICK.replace("loads = [0, 0.5, 0.5]", f"loads = {[0] * count}"))
+
+    out = tmp_path / "out"
+    page = out / "report" / "report.html"
+    process = start("sweep", plan_of(100), "-o", out, "--report")
+    wait_for(lambda: page.exists() and re.search("[1-9][0-9]* points? so far", page.read_text()), process)
+    assert "location.reload()" in page.read_text()
+    process.send_signal(signal.SIGINT)
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, errors
+    assert errors.count(f"report: {page}, grows with each point") == 1
+    assert f"report of what was measured: {page}" in errors
+    assert "This sweep is partial." in page.read_text()
+    assert "location.reload()" not in page.read_text()
+    measured = len(points(out))
+    shutil.rmtree(out / "report")
+    (out / "report").write_text("in the way")
+    done = run("sweep", plan_of(measured + 1), "-o", out, "--resume", "--report")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("warning: the report could not be written") == 1
+    assert done.stdout == f"Wrote {out}: {measured + 1} points. Next: ringtap report {out}\n"
+    (out / "report").unlink()
+    done = run("sweep", plan_of(measured + 1), "-o", out, "--resume", "--report")
+    answer = json.loads((out / "report" / "report.json").read_text())["answer"]
+    assert done.stdout == f"{answer}\nWrote {out}: {measured + 1} points\nWrote {page}\nNext: open {page}\n"
+    assert "location.reload()" not in page.read_text()
+    assert "This sweep is" not in page.read_text()
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,14 @@ def test_fit_in_words_and_as_json(capsys, points):
     assert json.loads(capsys.readouterr().out)["stderr"]["n"] > 0
 
 
+def test_fit_of_a_range_names_it(capsys, points):
+    assert main(["fit", str(points), "--max-load", "17gbit"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("The times at loads up to 17 Gbit/s fit n = 1/2 ")
+    assert "4 points up to 17 Gbit/s" in text
+    assert "Congestion point  14.7 Gbit/s" in text, "of all points"
+
+
 def test_fit_shows_its_intervals_and_the_break(capsys, points):
     assert main(["fit", str(points)]) == 0
     text = capsys.readouterr().out
@@ -201,6 +209,8 @@ def test_fit_accepts_any_order_other_columns_and_blank_lines(capsys, tmp_path, p
         (["--bootstrap", "5"], "--bootstrap"),
         (["--bootstrap", "many"], "whole number"),
         (["--weights", "std_s"], "no column std_s"),
+        (["--max-load", "7"], "rate"),
+        (["--max-load", "7gbit"], "2 points at 2 loads up to 7 Gbit/s are too few"),
     ],
 )
 def test_fit_refuses_bad_options(capsys, points, options, says):

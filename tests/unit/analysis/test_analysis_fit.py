@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from ringtap.analysis.model.fit import CongestionModel, corrected_akaike
+from ringtap.analysis.model.fit import CongestionModel, FitResult, corrected_akaike
 from ringtap.errors import UsageError
 
 LOADS = np.array([0.0, 3, 6, 9, 12, 14, 16, 18, 19, 20, 21, 22])
@@ -82,6 +82,22 @@ def test_intervals_are_seeded_and_agree_with_the_standard_errors():
     without = model.fit(LOADS, times, bootstrap=0)
     assert without.intervals is None
     assert "intervals" not in without.to_json()
+
+
+def test_a_limit_fits_the_points_up_to_it_as_if_there_were_no_others():
+    times = noisy(curve(0.254, 10.75, 1.0), 0.01)
+    errors, below = 0.01 * times, LOADS <= 17
+    limited = CongestionModel(25).fit(LOADS[::-1], times[::-1], spread_s=errors[::-1], max_load="17gbit")
+    selected = CongestionModel(25).fit(LOADS[below], times[below], spread_s=errors[below])
+    assert limited.to_json() == selected.to_json() | {"max_load_gbps": 17.0}
+    assert FitResult.from_json(limited.to_json()).max_load_gbps == 17
+    assert f"{below.sum()} points up to 17 Gbit/s, fitted to ln t" in limited.report()
+    assert CongestionModel(25).fit(LOADS, times, max_load=22).to_json()["points"] == len(LOADS)
+    few = "^3 points at 3 loads up to 6 Gbit/s are too few: this fit needs 4 at 3 different loads$"
+    with pytest.raises(UsageError, match=few):
+        CongestionModel(25).fit(LOADS, times, max_load=6)
+    with pytest.raises(UsageError, match="not a positive rate"):
+        CongestionModel(25).fit(LOADS, times, max_load=0)
 
 
 def test_guess_passes_through_the_outer_points():

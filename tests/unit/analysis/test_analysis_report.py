@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from ringtap.analysis import thesis
+from ringtap.analysis.model.fit import CongestionModel
 from ringtap.analysis.plots.job import NAMES as JOB_FIGURES
 from ringtap.analysis.report.inputs import of_sweep
 from ringtap.analysis.report.loads import order_kinds
@@ -61,7 +63,10 @@ def page(path):
     return parsed
 
 
-FIGURES = ["iteration-times", "rescaled", "traffic-kinds", "distributions", "spread-and-growth", "congestion-points"]
+FIGURES = [
+    *("iteration-times", "rescaled", "traffic-kinds", "distributions", "spread-and-growth", "total-load"),
+    "congestion-points",
+]
 
 
 def test_the_page_needs_nothing_else(reported):
@@ -160,8 +165,9 @@ def test_a_table_makes_the_same_report(tmp_path, reported, capsys):
         assert here["tails"] == there["tails"]
         assert here["demand_mb"] == there["demand_mb"]
         assert here["fit"]["B"] == pytest.approx(there["fit"]["B"])
+    # a table does not have the total
     assert sorted(path.name for path in (folder / "figures").iterdir()) == sorted(
-        path.name for path in (reported[0] / "report" / "figures").iterdir()
+        path.name for path in (reported[0] / "report" / "figures").iterdir() if path.stem != "total-load"
     )
     capsys.readouterr()
     assert main(["report", str(table), "-o", str(folder), "--workers", "3"]) == 2
@@ -174,6 +180,113 @@ def test_a_table_makes_the_same_report(tmp_path, reported, capsys):
     ):
         assert main(["report", *arguments]) == 2
         assert says in capsys.readouterr().err
+
+
+def test_the_total_is_drawn_against_what_was_offered(reported):
+    with (reported[0] / "report" / "figures" / "total-load.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(reported[1])
+    for row, (_, load, _) in zip(rows, reported[1], strict=True):
+        # the sweep requests 5 % more than it carries, and trains with 2 Gbit/s
+        assert float(row["offered_gbps"]) == pytest.approx(1.05 * load + 2, abs=0.02)
+        assert float(row["total_gbps"]) == pytest.approx(load + 2, abs=0.02 * load + 0.02)
+        assert float(row["utilisation"]) == pytest.approx(float(row["total_gbps"]) / 25)
+
+
+def test_the_bottleneck_is_said_to_be_as_full_as_it_was(reported):
+    data = reported[2]
+    fullest = max(point["utilisation"] for one in data["series"] for point in one["points"])
+    (said,) = [item for item in data["findings"] if item["text"].startswith("Of its capacity, the bottleneck")]
+    assert f"at most {100 * fullest:.0f} % under consistent web-search" in said["text"]
+    vgg = [one for one in data["series"] if one["series"] == "vgg16-burst"]
+    taken = 1 - vgg[0]["mean_difference_gbps"] / 25
+    assert said["text"].endswith(f"and {100 * taken:.0f} % under burst web-search.")
+    assert "around 90 % under burst traffic" in said["why"]
+
+
+def test_points_have_their_streams_deviation_and_utilisation_in_the_table(tmp_path):
+    path = tmp_path / "sweep"
+    write_sweep(path, [("vgg16", "iperf"), ("vgg16", "burst")], loads_gbps=(0.0, 10.0))
+    lines = [json.loads(line) for line in (path / "points.jsonl").read_text().splitlines()]
+    lines[1]["iperf_streams"] = 7
+    (path / "points.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["report", str(path)]) == 0
+    raw = (path / "report" / "report.html").read_text()
+    iperf, burst = (raw.split('aria-label="Points of ')[number].split("</table>")[0] for number in (1, 2))
+    cells = [re.findall(r'<td class="n">([^<]*)</td>', row) for row in iperf.split("<tr>")[2:]]
+    # requested, measured, deviation, streams, testbed, training, utilisation
+    assert [row[3] for row in cells] == ["–", "7"]
+    assert cells[1][6] == "48.0 %"
+    assert all(re.fullmatch(r"0\.\d\d", row[2]) for row in cells)
+    assert "streams" not in burst
+
+
+def write_running(path, loads_gbps, **changes):
+    write_sweep(path, [("resnet50", "consistent")], loads_gbps=loads_gbps)
+    edit_info(path, **{"status": "running", "report": True} | changes)
+    assert main(["report", str(path)]) == 0
+    return (path / "report" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("loads", [(0.0,), (0.0, 7.5), (0.0, 7.5, 12.5), (7.5,)])
+def test_the_page_of_a_sweep_that_runs_shows_the_first_points(tmp_path, loads):
+    raw = write_running(tmp_path / "sweep", loads)
+    points = "1 point" if len(loads) == 1 else f"{len(loads)} points"
+    need = "the slowdown at 80 % load and the congestion point need more."
+    assert f'<div class="found"><p>{points} so far: {need}</p></div>' in raw
+    assert "This sweep is running." in raw
+    assert "location.reload()" in raw
+    until_ms = int(re.search(r"until = (\d+)", raw)[1])
+    assert 1700 < until_ms / 1e3 - time.time() < 1800
+    # one load without cross traffic has no place on an axis of C/(C-BW)
+    assert ('id="figure-rescaled"' in raw) == (loads != (0.0,))
+    figure = raw.split('id="figure-iteration-times"')[1].split("</figure>")[0]
+    assert "Points without a fit are joined by thin lines." in figure
+
+
+def test_a_sweep_that_runs_and_has_no_point_has_a_page(tmp_path):
+    path = tmp_path / "sweep"
+    write_sweep(path, [("resnet50", "consistent")], loads_gbps=(0.0,))
+    (path / "points.jsonl").unlink()
+    edit_info(path, status="running", report=True)
+    assert main(["report", str(path)]) == 0
+    assert "0 points so far" in (path / "report" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"status": "complete"}, None),
+        ({"status": "partial", "why": "interrupted"}, "This sweep is partial."),
+        ({"status": "failed", "why": "the link broke"}, "the link broke"),
+        ({"report": False}, "This sweep is running still, or was cut off."),
+    ],
+)
+def test_the_page_of_a_sweep_that_ended_stays_as_it_is(tmp_path, changes, says):
+    raw = write_running(tmp_path / "sweep", (0.0, 7.5), **changes)
+    assert "location.reload()" not in raw
+    assert "so far:" not in raw
+    assert says is None or says in raw
+
+
+def test_fits_are_limited_to_a_range_of_loads(tmp_path, reported, capsys):
+    folder = tmp_path / "limited"
+    assert main(["report", str(reported[0]), "--max-load", "17gbit", "-o", str(folder)]) == 0
+    data = json.loads((folder / "report.json").read_text())
+    for one, whole in zip(data["series"], reported[2]["series"], strict=True):
+        inside = [point for point in one["points"] if point["cross_gbps"] <= 17]
+        fitted = CongestionModel(25).fit([p["cross_gbps"] for p in inside], [p["mean_s"] for p in inside])
+        assert (one["fit"]["A"], one["fit"]["B"], one["fit"]["points"]) == (fitted.A, fitted.B, len(inside))
+        assert one["congestion_point"] == whole["congestion_point"]
+    assert "points up to 17 Gbit/s" in (folder / "report.html").read_text()
+    assert f"Fitted to the {len(inside)} points up to 17.0 Gbit/s." in (folder / "report.html").read_text()
+    assert main(["report", str(reported[0]), "--max-load", "8gbit", "-o", str(folder), "--force"]) == 0
+    data = json.loads((folder / "report.json").read_text())
+    few = "2 points at 2 loads up to 8 Gbit/s are too few: this fit needs 4 at 3 different loads"
+    assert {one["fit_reason"] for one in data["series"]} == {few}
+    capsys.readouterr()
+    assert main(["report", str(reported[0]), "--max-load", "0gbit"]) == 2
+    assert capsys.readouterr().err == "ringtap: 0gbit is not a positive rate\n"
 
 
 def test_the_first_screen_answers_and_warnings_follow(reported):

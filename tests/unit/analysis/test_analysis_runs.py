@@ -116,6 +116,9 @@ def test_points_measure_times_and_traffic_of_the_window(sweep):
     assert table["mean_s"].to_numpy(dtype=float) == pytest.approx([mean for _, _, mean in truth], rel=1e-6)
     assert table["cross_gbps"].to_numpy(dtype=float) == pytest.approx([load for _, load, _ in truth], abs=0.15)
     assert table["training_gbps"].to_numpy(dtype=float) == pytest.approx(2.0, abs=0.02)
+    assert table["utilisation"].to_numpy(dtype=float) == pytest.approx(
+        [(load + 2) / 25 for _, load, _ in truth], abs=0.007
+    )
     assert (table["iterations"] == 24).all()
     assert table["requested_gbps"].to_numpy(dtype=float) == pytest.approx([1.05 * load for _, load, _ in truth])
     assert (table["p99_s"] <= table["max_s"]).all()
@@ -161,6 +164,57 @@ def test_counters_that_stop_or_run_backwards_give_a_reason(tmp_path):
         writer.append(START_NS + second_ * 10**9, 0, *[1000 * second_] * 8)
     writer.close()
     assert "gap at an edge" in measure(read_run(tmp_path / "sweep"))[0].reasons[0]
+
+
+def write_square_wave(sweep, rates_bps, sample_ns=10**7, lost=()):
+    """Cross traffic whose rate changes every 0.1 s of the first window, in frames of 1514 bytes."""
+    window = json.loads((sweep / "points.jsonl").read_text().splitlines()[0])
+    path = sweep / window["directory"] / "nodes" / "S0" / "nic" / "nic.rec"
+    path.unlink()
+    writer = RecordWriter(path, counter_fields(["cross0"]), {})
+    start_ns, end_ns = window["window_start_ns"], window["window_end_ns"]
+    t_ns, carried = start_ns - 10**8, 0.0
+    while t_ns < end_ns + 10**8:
+        if not any(low <= t_ns - start_ns < high for low, high in lost):
+            writer.append(t_ns, 0, round(carried), 0, round(carried / 1514), *[0] * 5)
+        carried += rates_bps[(t_ns - start_ns) // 10**8 % len(rates_bps)] * sample_ns / 8e9
+        t_ns += sample_ns
+    writer.close()
+    return (end_ns - start_ns) // 10**8
+
+
+def test_the_deviation_of_the_load_is_that_of_its_rate_in_bins_of_a_tenth_of_a_second(tmp_path):
+    write_sweep(tmp_path / "sweep", [("vgg16", "consistent")], loads_gbps=(10.0,), iterations=9)
+    bins = write_square_wave(tmp_path / "sweep", (60e6, 140e6))
+    assert bins > 20
+    (point,) = measure(read_run(tmp_path / "sweep"))
+    # an even or odd number of bins of 60 and 140 Mbit/s; the packet counter is whole frames, of up to 0.1 Mbit/s
+    assert point.cross_std_bps == pytest.approx(
+        np.std([60e6, 140e6] * (bins // 2) + [60e6] * (bins % 2), ddof=1), rel=0.005
+    )
+    assert point.cross_std_gbps == pytest.approx(point.cross_std_bps / 1e7)
+    assert point.reasons == ()
+
+
+def test_the_deviation_of_a_load_that_was_not_sampled_in_between_has_a_reason(tmp_path):
+    write_sweep(tmp_path / "sweep", [("vgg16", "consistent")], loads_gbps=(10.0,), iterations=9)
+    write_square_wave(tmp_path / "sweep", (60e6, 140e6), lost=[(10**9, 115 * 10**7)])
+    (point,) = measure(read_run(tmp_path / "sweep"))
+    assert (point.cross_bps is None, point.cross_std_bps) == (False, None)
+    assert point.reasons == (
+        "standard deviation of the cross traffic: the counters of node S0 have gaps of more than a bin",
+    )
+
+
+def test_the_deviation_of_acknowledged_traffic_has_a_reason(tmp_path):
+    write_sweep(tmp_path / "sweep", [("vgg16", "consistent")], loads_gbps=(10.0,), iterations=9)
+    info = json.loads((tmp_path / "sweep" / "run.json").read_text())
+    edit_info(tmp_path / "sweep", bottleneck=info["bottleneck"] | {"cross": "acknowledged"})
+    line = json.loads((tmp_path / "sweep" / "points.jsonl").read_text())
+    (tmp_path / "sweep" / "points.jsonl").write_text(json.dumps(line | {"cross_bps": 1e8}) + "\n")
+    (point,) = measure(read_run(tmp_path / "sweep"))
+    assert (point.cross_bps, point.cross_std_bps) == (1e8, None)
+    assert "only the mean of what the receiver acknowledged" in point.reasons[0]
 
 
 def test_a_window_without_iterations_says_so(tmp_path):

@@ -45,7 +45,7 @@ def test_bash_completes_sub_verbs(script: Path) -> None:
 
 
 def test_bash_completes_options_and_their_values(script: Path) -> None:
-    assert completed(script, "sweep", "--re") == {"--resume"}
+    assert completed(script, "sweep", "--re") == {"--report", "--resume"}
     assert completed(script, "traffic", "plan", "--burst-h") == {"--burst-height"}
     assert completed(script, "traffic", "plan", "--kind", "r") == {"ring", "replay"}
     assert completed(script, "completion", "") >= set(SHELLS)

@@ -200,7 +200,9 @@ def demo(folder: Path) -> None:
     program = folder / "a bin" / "ringtap"
     program.parent.mkdir()
     module = f"{shlex.quote(sys.executable)} -m ringtap.cli"
-    program.write_text(f'#!/bin/sh\n[ "$1" = report ] && exec {module} "$@"\nmkdir -p runs && cp -R measured "$4"\n')
+    program.write_text(
+        f'#!/bin/sh\n[ "$5" = --report ]; mkdir -p runs && cp -R measured "$4" && {module} report "$4"\n'
+    )
     program.chmod(0o755)
     write_sweep(folder / "measured", [("vgg16", "consistent")])
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -76,15 +76,16 @@ def _demand_json(result: Demand, iteration_s: float | None) -> dict[str, Any]:
 
 
 def _print_demand(result: Demand, iteration_s: float | None) -> None:
+    bandwidth = ""
+    if iteration_s is not None:
+        rate = format_rate(result.required_bps(iteration_s))
+        bandwidth = f"Bandwidth required               {rate} at {format_duration(iteration_s)} per iteration\n"
     print(
         f"{result.collective}, {counted(result.workers, 'worker')}, {counted(result.parameters, 'parameter')} of 32 bit"
     )
     print(f"Demand per worker and iteration  {format_size(result.worker_bytes)}")
     print(f"Busiest link, one direction      {format_size(result.busiest_link_bytes)}")
-    if iteration_s is not None:
-        rate = format_rate(result.required_bps(iteration_s))
-        print(f"Bandwidth required               {rate} at {format_duration(iteration_s)} per iteration")
-    print(f"Source: {result.source}")
+    print(f"{bandwidth}Source: {result.source}")
 
 
 def _print_tensors(profile: ModelProfile) -> None:

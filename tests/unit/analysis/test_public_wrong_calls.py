@@ -55,7 +55,6 @@ WRONG = {
     "ringtap.compare('a', [1, 2])": "sample a: the values of a sample must be numbers",
     "ringtap.demand(1.5, 2)": "parameters must be a whole number, not 1.5",
     "ringtap.demand('x', 2)": "model 'x' is unknown: the models with known tensors are",
-    "ringtap.demand(1.5, 2)": "parameters must be a whole number",
     "ringtap.demand(5, 0)": "0 workers",
     "ringtap.utc(5)": "the table is 5, not a pandas DataFrame",
     "ringtap.utc(pd.DataFrame({'a': [1]}))": "no column of times to convert: it has a",

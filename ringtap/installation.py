@@ -22,6 +22,7 @@ EXTRAS = {
     **dict.fromkeys(("cryptography", "dask", "dask_jobqueue", "distributed"), "dask"),
     **dict.fromkeys(("psutil", "pyroute2", "tomli"), ""),
     **dict.fromkeys(("dpkt", "scapy"), "packets"),
+    **dict.fromkeys(("torchvision", "transformers"), "models"),
     "pynvml": "gpu",
     "shtab": "completion",
 }

@@ -193,6 +193,8 @@ class ModelProfile:
         compute_s: forward and backward compute time of an iteration, in seconds.
         thesis_iteration_s: mean iteration time without cross traffic (Table 3.1), None for other models.
         runs_last: name of the tensor that the forward pass uses last, if it is not the last one registered.
+        batch: samples of a worker in an iteration (Table 2.1); None: not known.
+        library: package that has the model itself, for examples/real_model.py; empty: none.
     """
 
     name: str
@@ -201,6 +203,8 @@ class ModelProfile:
     compute_s: float
     thesis_iteration_s: float | None = None
     runs_last: str = ""
+    batch: int | None = None
+    library: str = ""
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -230,10 +234,12 @@ class ModelProfile:
 PROFILES: dict[str, ModelProfile] = {
     profile.name: profile
     for profile in (
-        ModelProfile("bert-large", "BERT-large", _bert_large, 0.56, 0.84, "cls.predictions.bias"),
-        ModelProfile("vgg16", "VGG-16", _vgg16, 0.356, 0.37),
-        ModelProfile("densenet161", "DenseNet-161", _densenet161, 0.374, 0.38),
-        ModelProfile("resnet50", "ResNet-50", _resnet50, 0.154, 0.16),
+        ModelProfile(
+            "bert-large", "BERT-large", _bert_large, 0.56, 0.84, "cls.predictions.bias", batch=8, library="transformers"
+        ),
+        ModelProfile("vgg16", "VGG-16", _vgg16, 0.356, 0.37, batch=64, library="torchvision"),
+        ModelProfile("densenet161", "DenseNet-161", _densenet161, 0.374, 0.38, batch=64, library="torchvision"),
+        ModelProfile("resnet50", "ResNet-50", _resnet50, 0.154, 0.16, batch=64, library="torchvision"),
     )
 }
 

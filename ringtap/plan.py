@@ -20,6 +20,7 @@ from ringtap.units import parse_duration_s, parse_rate_bps, parse_size_bytes
 TRAFFIC_KINDS = ("iperf", "consistent", "burst")
 AUTO = "auto"  # value of a key that the measurement is to choose
 FRAMEWORKS = ("ddp", "horovod")
+SCALE_MODEL, REAL, COMMAND = "scale-model", "real", "command"  # jobs of a model
 LAUNCHES = ("ranks", "host")
 # sizes of DDP's buckets, unless a job asks for others
 BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 << 20, 1 << 20
@@ -46,6 +47,8 @@ class Model:
         directory: folder on each worker in which the command is started; empty: where the host's commands start.
         environment: variables of the job.
         framework: what synchronises the gradients: ``ddp``, or ``horovod``, whose variables the job gets too.
+        job: what trains: ``scale-model``, ``real`` (the model itself) or ``command``.
+        batch: samples of a rank in an iteration; None: not known.
     """
 
     name: str
@@ -61,6 +64,8 @@ class Model:
     launch: str = "ranks"
     directory: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+    job: str = SCALE_MODEL
+    batch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -201,12 +206,12 @@ def load_plan(source: str | PathLike[str] | Mapping[str, Any]) -> SweepPlan:
         raise UsageError(f"{file.one('testbed').where()}: a plan has a [testbed] or a [cluster]: take one of them out")
     if file.has("hosts") and not is_real:
         raise UsageError(f"{file.each('hosts')[0].where()}: [[hosts]] needs a [cluster], which says who does what")
-    models = tuple(_model(one) for one in file.each("models", needed=True))
+    scale = sweep.number("scale", 1.0 if is_real else 100.0, 1, 100_000)
+    models = tuple(_model(one, scale) for one in file.each("models", needed=True))
     if len({model.name for model in models}) != len(models):
         raise UsageError(f"{file.name}: two models have the same name")
     burst = _burst(file.one("burst"))
     loads, traffic = _loads(sweep), _traffic(sweep)
-    scale = sweep.number("scale", 1.0 if is_real else 100.0, 1, 100_000)
     full_bps = sweep.quantity("capacity", ... if is_real else "25gbit", parse_rate_bps)
     capacity_bps = round(full_bps if is_real else full_bps / scale)  # a real link is not scaled
     # within a burst the load is higher, up to the capacity
@@ -272,12 +277,14 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _model(table: TomlTable) -> Model:
+def _model(table: TomlTable, scale: float) -> Model:
     name = table.text("name", ...)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}", name):
         table.fail("name", f"= {name!r} is not a plain name (letters, digits, dot, dash)")
     profile = PROFILES.get(name)
     command = table.texts("command", [])
+    job = table.text("job", COMMAND if command else SCALE_MODEL, (SCALE_MODEL, REAL))
+    _check_job(table, job, scale)
     if profile is None and not command and not table.has("compute"):
         near = difflib.get_close_matches(name, PROFILES, 1)
         hint = f"did you mean {near[0]}?" if near else f"profiles: {', '.join(PROFILES)}"
@@ -308,10 +315,28 @@ def _model(table: TomlTable) -> Model:
         launch=table.text("launch", "ranks", LAUNCHES),
         directory=table.text("directory", ""),
         environment=table.variables("environment", OWN_VARIABLES),
+        job=job,
+        batch=table.integer("batch", 0, 1, 10**9) or (profile.batch if profile and not command else None),
     )
     table.finish()
     _check_command(table, model)
     return model
+
+
+def _check_job(table: TomlTable, job: str, scale: float) -> None:
+    """Refuse a job beside a command, and a real model that does not exist, is changed or has scaled links."""
+    if table.has("job") and table.has("command"):
+        table.fail("job", "does not go with a command of your own: leave one of them out")
+    if job != REAL:
+        return
+    real = [name for name, profile in PROFILES.items() if profile.library]
+    if table.text("name", ...) not in real:
+        table.fail("job", f'= "{REAL}" is for {", ".join(real)}: give another model of your own as a command')
+    for key in ("layers", "compute", "parameters"):
+        if table.has(key):
+            table.fail(key, f'does not go with job = "{REAL}": the model itself trains, so leave it out')
+    if scale != 1:
+        table.fail("job", f'= "{REAL}" needs scale = 1: its gradients are full-size, and links at 1:{scale:g} are not')
 
 
 def _check_command(table: TomlTable, model: Model) -> None:

@@ -25,6 +25,9 @@ REJECTED_JSONL = "rejected.jsonl"
 MARKS_JSONL = "marks.jsonl"
 REPORT_HTML, REPORT_JSON = "report/report.html", "report/report.json"  # of a sweep or a job
 
+# output of the job, where ringtap took it: of a sweep's ranks, and of a submitted job
+JOB_OUTPUTS = ("nodes/*/log/job*.out", "submit/slurm-*.out")
+
 # in a node's folder
 NODE_JSON = "node.json"
 AGENT_LOG = "log/agent.log"
@@ -46,12 +49,13 @@ _WORDS = (str, None)
 ACKNOWLEDGED = "acknowledged"  # instead of counters of the cross traffic: each point has its rate
 _COUNTER = {"node": NAME, "nic": str, "direction": str}
 _SHARE = Number(0, 1e6)
+_BATCH = Number(1, 2**53, whole=True)
 _PLAN: Shape = {
     "name?": str,
     "scale?": Number(1e-9, 1e9),
     "capacity_bps?": Number(1, 1e18),
     "topology?": {"hosts?": ([str], None), "workers?": ([str], None), "mtu?": (Number(68, 2**20, whole=True), None)},
-    "models?": [{"name": NAME, "title?": str, "parameters?": Number(1, 2**53, whole=True)}],
+    "models?": [{"name": NAME, "title?": str, "parameters?": Number(1, 2**53, whole=True), "batch?": (_BATCH, None)}],
     "traffic?": [NAME],
     "loads?": [Number(0, 1e3)],
 }
@@ -66,6 +70,7 @@ RUN: Shape = {
     "status?": str,
     "why?": _WORDS,
     "key?": _WORDS,
+    "batch?": (_BATCH, None),
     "reference?": (NAME, Text("", "an empty text"), None),
     "not_collected?": ([{"what": str, "why": str}], None),
     "plan?": (_PLAN, None),

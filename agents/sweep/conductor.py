@@ -26,14 +26,15 @@ from ringtap.agents.sweep.host_facts import nearest_folder, space_problem
 from ringtap.agents.sweep.load_series import Series, Step
 from ringtap.agents.sweep.lock import holder, locked, take_leases
 from ringtap.agents.sweep.precheck import check_generator, check_host, look_at_idle_links
-from ringtap.agents.sweep.preflight import ask_hosts, cluster_roles, needs_iperf3
+from ringtap.agents.sweep.preflight import ask_hosts, cluster_roles, needs_iperf3, real_libraries
 from ringtap.agents.sweep.roles import SweepRoles, testbed_roles
 from ringtap.agents.sweep.tcp_reachability import check_reachability
 from ringtap.agents.testbed.up import RunningTestbed, own_name, rate_warnings
 from ringtap.arguments import check_callback, instance_of, path_of
 from ringtap.errors import MeasurementError, UsageError, did_you_mean
+from ringtap.installation import install_command
 from ringtap.json_validation import NAME, Number, Shape, ShapeError, check
-from ringtap.plan import Model, SweepPlan, load_plan, plan_from_keys
+from ringtap.plan import COMMAND, REAL, SCALE_MODEL, Model, SweepPlan, load_plan, plan_from_keys
 from ringtap.plan_cluster import Cluster
 from ringtap.records import JsonLinesWriter
 from ringtap.rundir import ACCESS, RunDirectory, new_name, read_points
@@ -271,7 +272,8 @@ class Conductor:
     def _measure(self, setup: SweepSetup, pending: PendingSeries, expected_s: dict[tuple[str, float], float]) -> None:
         name, (hosts, network), progress = pending.name, setup, self._reporter
         path = self._attempt(pending.model.name, pending.kind)
-        run = RunDirectory.create(path, "job", sys.argv, self._plan.seed, series=name, **network.clock())
+        facts = network.clock() | {"series": name, "batch": pending.model.batch}
+        run = RunDirectory.create(path, "job", sys.argv, self._plan.seed, **facts)
         hosts.publish(path)
         cross = CrossTraffic(self._plan, pending.kind, hosts, network, path)
         series = Series(self._plan, pending.model, hosts, network, run, cross, tolerant=self._force)
@@ -391,6 +393,11 @@ def _check_machine(plan: SweepPlan) -> None:
             f'framework = "horovod" needs Horovod, which {sys.executable} does not have: '
             "build it with python -m ringtap.examples.build_horovod --install"
         )
+    for library in real_libraries(plan):
+        if not find_spec(library):
+            raise UsageError(
+                f'job = "real" needs {library}, which {sys.executable} does not have: {install_command("models")}'
+            )
 
 
 def check_series(plan: SweepPlan, only: str) -> None:
@@ -506,7 +513,7 @@ _FREE_OF_HOST = {"ssh", "python", "workdir"}
 # keys of a model with a command that only reports use
 _FREE_OF_COMMAND = {"parameters", "layers", "compute_s", "bucket_bytes", "first_bucket_bytes"}
 # default values of keys that plans of older runs lack
-_DEFAULTS: tuple[object, ...] = (None, "", 1, "ranks", [], {})
+_DEFAULTS: tuple[object, ...] = (None, "", 1, "ranks", SCALE_MODEL, COMMAND, [], {})
 
 
 class Changes(NamedTuple):
@@ -591,6 +598,8 @@ def _touches_model(key: str, now: Mapping[str, Any], points: Sequence[Mapping[st
     if all(point["model"] != name for point in points):
         return False
     model: Mapping[str, Any] = next((entry for entry in now["models"] if entry["name"] == name), {})
+    if what == "batch" and model.get("job") != REAL:
+        return False
     return bool(what != "title" and not (model.get("command") and what in _FREE_OF_COMMAND)) or not model
 
 

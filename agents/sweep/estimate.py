@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from ringtap.agents.testbed.topology import Roles, TestbedSpec, thesis_roles
-from ringtap.plan import Model, SweepPlan
+from ringtap.plan import SCALE_MODEL, Model, SweepPlan
 from ringtap.plan_cluster import Cluster
 from ringtap.schema import MERGE_SHARE, MIN_CONGESTION_LOADS, MIN_FIT_LOADS, MIN_RISE
 from ringtap.secret_masking import mask_variables, mask_words
@@ -127,8 +127,9 @@ def doubts(plan: SweepPlan) -> list[str]:
     if lacking:
         what = " and ".join(f"{result} ({_MIN_LOADS[result]})" for result in lacking)
         found.append(f"{different} different load{'s' if different > 1 else ''}, too few for {what}: add loads")
-    for model in plan.models if different > 1 and not lacking else ():
-        if not model.command and iteration_s(plan, model, loads[-1]) < MIN_RISE * iteration_s(plan, model, loads[0]):
+    scale_models = [model for model in plan.models if model.job == SCALE_MODEL]
+    for model in scale_models if different > 1 and not lacking else ():
+        if iteration_s(plan, model, loads[-1]) < MIN_RISE * iteration_s(plan, model, loads[0]):
             found.append(
                 f"{model.name} is hardly slower at the heaviest load ({loads[-1]:.0%}) than at the lightest, by the "
                 "estimate: add a heavier one for a congestion point"

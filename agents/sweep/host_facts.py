@@ -25,7 +25,7 @@ from ringtap.agents.clock.system_clock import boot_id
 from ringtap.agents.hosts.lease import held
 from ringtap.units import format_size
 
-MODULES = ("torch", "horovod")
+MODULES = ("torch", "horovod", "torchvision", "transformers")
 _TRIES = 100
 _USUAL_MTU = 1500
 _TRIAL_BYTES = 1 << 20

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ringtap.agents.hosts import Hosts
 from ringtap.agents.sweep.roles import SweepRoles
-from ringtap.plan import PLACEHOLDERS, Model, SweepPlan
+from ringtap.plan import PLACEHOLDERS, REAL, Model, SweepPlan
 from ringtap.plan_cluster import Cluster
 
 # with sh, as older versions of env(1) cannot change the folder
@@ -96,7 +96,7 @@ def processes(plan: SweepPlan, model: Model, network: SweepRoles, hosts: Hosts, 
 
 
 def _command(plan: SweepPlan, model: Model, values: Mapping[str, str], python: str) -> list[str]:
-    command = filled(model.command, values) or [python, *_scale_model(plan, model)]
+    command = filled(model.command, values) or [python, "-m", *_module(plan, model)]
     if model.framework == "horovod":  # derives Horovod's variables from torchrun's
         command = [python, "-m", "ringtap.examples.horovod_rank", *command]
     return [*_IN_FOLDER, model.directory, *command] if model.directory else command
@@ -108,14 +108,19 @@ def filled(command: tuple[str, ...], values: Mapping[str, str]) -> list[str]:
     return [re.sub(pattern, lambda match: values[match[1]], word) for word in command]
 
 
-def _scale_model(plan: SweepPlan, model: Model) -> list[str]:
-    module = "ringtap.examples." + ("horovod_model" if model.framework == "horovod" else "scale_model")
-    options: dict[str, object] = {"--model": model.name, "--scale": plan.scale}
-    if model.layers is not None:
-        options = {"--parameters": round(model.parameters / plan.scale), "--layers": model.layers}
-    options |= {
-        "--bucket-bytes": round(model.bucket_bytes / plan.scale),
-        "--first-bucket-bytes": round(model.first_bucket_bytes / plan.scale),
-        "--compute-s": model.compute_s,
-    }
-    return ["-m", module, *(str(word) for option in options.items() for word in option)]
+def _module(plan: SweepPlan, model: Model) -> list[str]:
+    """Return the module of the scale model or of the real model, with its options."""
+    uses_horovod = model.framework == "horovod"
+    options: dict[str, object] = {"--model": model.name}
+    if model.job == REAL:
+        module, options = "real_model", options | {"--batch": model.batch}
+    else:
+        module = "horovod_model" if uses_horovod else "scale_model"
+        options = options | {"--scale": plan.scale}
+        if model.layers is not None:
+            options = {"--parameters": round(model.parameters / plan.scale), "--layers": model.layers}
+        options["--compute-s"] = model.compute_s
+    options["--bucket-bytes"] = round(model.bucket_bytes / plan.scale)
+    options["--first-bucket-bytes"] = round(model.first_bucket_bytes / plan.scale)
+    words = [str(word) for option in options.items() for word in option]
+    return [f"ringtap.examples.{module}", *words, *(["--horovod"] if uses_horovod and model.job == REAL else [])]

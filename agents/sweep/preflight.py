@@ -16,7 +16,8 @@ from ringtap.agents.sweep.job_launch import filled, job_python, own_environment
 from ringtap.agents.sweep.roles import Attachment, SweepRoles
 from ringtap.agents.testbed.topology import Roles
 from ringtap.errors import MeasurementError, UsageError
-from ringtap.plan import PLACEHOLDERS, SweepPlan
+from ringtap.models import PROFILES
+from ringtap.plan import PLACEHOLDERS, REAL, SweepPlan
 from ringtap.plan_cluster import Cluster, ClusterHost
 from ringtap.schema import ACKNOWLEDGED
 from ringtap.secret_masking import mask_variables, mask_words
@@ -158,6 +159,11 @@ def _tool_problems(plan: SweepPlan, name: str, facts: dict[str, Any]) -> list[st
             found.append(f"host {name} has no torch for the scale model: install ringtap[demo] there")
         if any(model.framework == "horovod" for model in plan.models) and "horovod" not in facts["modules"]:
             found.append(f"host {name} has no Horovod: run python -m ringtap.examples.build_horovod --install there")
+        found += [
+            f"host {name} has no {library} for the real model: install ringtap[models] there"
+            for library in real_libraries(plan)
+            if library not in facts["modules"]
+        ]
     return found
 
 
@@ -173,6 +179,11 @@ def _torch_problems(answer: Answer, answers: Sequence[Answer], pythons: Mapping[
                 f"{with_torch[0]} has: install it, or name another interpreter as job_python in [[hosts]]"
             )
     return found
+
+
+def real_libraries(plan: SweepPlan) -> list[str]:
+    """Return the packages that have the models that a plan trains themselves."""
+    return list(dict.fromkeys(PROFILES[model.name].library for model in plan.models if model.job == REAL))
 
 
 def needs_iperf3(plan: SweepPlan) -> bool:

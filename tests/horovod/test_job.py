@@ -11,7 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from ringtap import open_job
 from ringtap.analysis.job.horovod_timeline import load_timeline
+from ringtap.models import PROFILES
 from ringtap.records import open_records
 from tests.horovod.conftest import needs_horovod
 
@@ -181,3 +183,16 @@ def test_an_unwritable_folder_costs_the_timeline_and_not_the_job(tmp_path: Path,
     job: list[str | Path] = [HOROVODRUN, "-np", "2", "--gloo", sys.executable, JOB, str(STEPS)]
     assert result(launch("sh", "-c", script, "sh", *job, ringtap=run)) == plain
     assert (node(run) / "horovod").is_file()
+
+
+def test_a_real_model_moves_its_gradients_under_horovod(tmp_path: Path) -> None:
+    """DenseNet-161 has the most tensors."""
+    job = ["--horovod", "--model", "densenet161", "--batch", "1", "--image", "64", "--iterations", "4"]
+    script = ROOT / "examples" / "real_model.py"
+    # scripts/prepare.sh installs torchvision there
+    paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(sys.prefix) / "torchvision")])}
+    words = two_ranks(sys.executable, script, *job, ringtap=tmp_path / "run", **paths)
+    assert "Model: densenet161, 28681000 parameters, 2 ranks on cpu" in words
+    found = open_job(tmp_path / "run").summary()
+    assert found["phases"]["source"] == "horovod"
+    assert found["demand"]["gradient_bytes"] == sum(tensor.bytes for tensor in PROFILES["densenet161"].tensors)

@@ -101,7 +101,10 @@ def test_a_launch_line_of_ones_own_is_started_once_per_host(tmp_path: Path) -> N
         ),
         (('training = "10.0.0.1"', 'training = "10.0.0.1"\ngpus = [-1]'), "hosts.gpus = .* a list of GPUs"),
         (('command = ["train"]', 'command = ["train", "{pyton}"]'), r"holds \{pyton\}; did you mean \{python\}"),
-        (('command = ["train"]', 'compute = "1s"\nlaunch = "host"'), "models.launch is for a command of your own"),
+        (
+            ('command = ["train"]', 'compute = "1s"\nlayers = 1\nlaunch = "host"'),
+            "models.launch is for a command of your own",
+        ),
         (
             ('command = ["train"]', 'command = ["train"]\nlaunch = "host"\nframework = "horovod"'),
             "models.launch = .host. does not work with",
@@ -262,6 +265,7 @@ def point(step: int = 0, traffic: str = "iperf", requested_bps: int = 0) -> dict
         (('"10gbit"', '"9gbit"'), "capacity_bps", True),
         (('["train"]', '["train", "more"]'), "models.mine.command", True),
         (("parameters = 1\n", "parameters = 2\n"), "models.mine.parameters", False),
+        (("parameters = 1\n", "parameters = 1\nbatch = 2\n"), "models.mine.batch", False),
         (('name = "mine"', 'name = "mine"\ntitle = "My model"'), "models.mine.title", False),
         (('"5gbit"', '"6gbit"'), "topology.most_load_bps", False),
         (('["iperf"]', '["iperf", "consistent"]'), "traffic", False),
@@ -303,7 +307,7 @@ def test_a_plan_of_an_older_version_has_not_changed(tmp_path: Path) -> None:
     for machine in before["topology"]["machines"]:
         for name in ("job_python", "ranks", "gpus", "environment"):
             del machine[name]
-    for name in ("launch", "directory", "environment"):
+    for name in ("launch", "directory", "environment", "job", "batch"):
         del before["models"][0][name]
     assert plan_changes(before, now, [point()]) == ([], [])
 

@@ -83,9 +83,46 @@ def test_an_own_command_needs_only_its_parameter_count(tmp_path: Path) -> None:
     assert load_plan(plan_file(tmp_path, own)).models[0].command == ("python", "train.py")
 
 
+def test_a_real_model_has_a_batch_and_full_size_gradients(tmp_path: Path) -> None:
+    real = GOOD.replace("[sweep]", "[sweep]\nscale = 1").replace('name = "vgg16"', 'name = "vgg16"\njob = "real"')
+    (model,) = load_plan(plan_file(tmp_path, real)).models
+    assert (model.job, model.batch, model.parameters) == ("real", 64, 138_357_544)
+    (model,) = load_plan(plan_file(tmp_path, real + "batch = 4\n")).models
+    assert model.batch == 4
+
+
+def test_the_batch_of_a_command_is_not_known_unless_given(tmp_path: Path) -> None:
+    own = GOOD.replace('name = "vgg16"', 'name = "vgg16"\ncommand = ["python", "train.py"]')
+    (model,) = load_plan(plan_file(tmp_path, own)).models
+    assert (model.job, model.batch) == ("command", None)
+    assert load_plan(plan_file(tmp_path, own + "batch = 32\n")).models[0].batch == 32
+    (model,) = load_plan(plan_file(tmp_path, GOOD)).models
+    assert (model.job, model.batch) == ("scale-model", 64)
+
+
 @pytest.mark.parametrize(
     ("change", "to", "words"),
     [
+        (
+            'name = "vgg16"',
+            'name = "vgg16"\njob = "rael"',
+            "line 7: .*one of scale-model, real; did you mean real",
+        ),
+        ('name = "vgg16"', 'name = "vgg16"\njob = "real"', "line 7: models.job = .real. needs scale = 1: .*at 1:100"),
+        ('name = "vgg16"', 'name = "vgg16"\njob = "real"\nlayers = 3', "line 8: models.layers does not go with job"),
+        ('name = "vgg16"', 'name = "vgg16"\njob = "real"\ncompute = "1s"', "line 8: models.compute does not go with"),
+        ('name = "vgg16"', 'name = "vgg16"\njob = "real"\nparameters = 3', "line 8: models.parameters does not go"),
+        (
+            'name = "vgg16"',
+            'name = "vgg16"\njob = "real"\ncommand = ["a"]',
+            "line 7: models.job does not go with a command",
+        ),
+        (
+            'name = "vgg16"',
+            'name = "vgg19"\njob = "real"',
+            "line 7: models.job = .real. is for bert-large, vgg16, .*as a command",
+        ),
+        ('name = "vgg16"', 'name = "vgg16"\nbatch = 0', "line 7: models.batch = 0 is not a whole number from 1"),
         ('name = "vgg16"', 'name = "vgg16"\nparameters = 5', "line 7: models.parameters needs layers too"),
         (
             'name = "vgg16"',

@@ -27,25 +27,10 @@ MULTIPLICATIONS = {
 }
 # prints {name: [[tensor, [size, ...]], ...]} of the models as torchvision and transformers register them
 REAL_MODELS = """
-import json, warnings
-warnings.simplefilter("ignore")
-import torch
-if not torch.cuda.is_available():
-    # torchvision's wheel for CUDA registers these operators only where CUDA is; its models do not use them
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-import torchvision
-from transformers import BertConfig, BertForMaskedLM
+import json, torch
+from ringtap.examples.real_model import BATCHES, build_model
 with torch.device("meta"):
-    models = {
-        "vgg16": torchvision.models.vgg16(),
-        "resnet50": torchvision.models.resnet50(),
-        "densenet161": torchvision.models.densenet161(),
-        "bert-large": BertForMaskedLM(
-            BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
-        ),
-    }
+    models = {name: build_model(name) for name in BATCHES}
 def tensors(model):
     return [[name, list(tensor.shape)] for name, tensor in model.named_parameters()]
 print(json.dumps({name: tensors(model) for name, model in models.items()}))

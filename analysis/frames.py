@@ -28,6 +28,7 @@ _UNITS = {
     "payload": "bytes",
     "_mb": "MB",
     "_s": "s",
+    "_per_s": "1/s",
     "_us": "µs",
     "_ns": "ns",
     "_pct": "%",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
+from typing import Any
 
 
 def add_json(parser: ArgumentParser) -> None:
@@ -18,3 +19,16 @@ def add_force(parser: ArgumentParser) -> None:
 def add_verbose(parser: ArgumentParser) -> None:
     """Add ``-v`` for verbs that have settings."""
     parser.add_argument("-v", "--verbose", action="store_true", help="print the settings first")
+
+
+def add_training(parser: ArgumentParser) -> None:
+    """Add the facts about a job's training that its logs may not hold."""
+    parser.add_argument("--batch", type=int, metavar="N", help="samples of a rank in an iteration, for samples/s")
+    parser.add_argument("--job-output", metavar="FILE", help="file with the job's output, for its epochs")
+    parser.add_argument("--target-accuracy", type=float, metavar="SHARE", help="say when the job reached this accuracy")
+
+
+def training_facts(options: Namespace) -> dict[str, Any]:
+    """Return the facts that were given, as the keywords of `ringtap.open_job`."""
+    facts = {"batch": options.batch, "output": options.job_output, "target_accuracy": options.target_accuracy}
+    return {name: value for name, value in facts.items() if value is not None}

@@ -10,7 +10,7 @@ from typing import Any
 
 from ringtap.analysis.dask_workers import add_option, workers
 from ringtap.errors import UsageError
-from ringtap.options import add_json
+from ringtap.options import add_json, add_training, training_facts
 from ringtap.terminal import shown_log
 
 # a table of more iterations than this is only in the Parquet file
@@ -23,6 +23,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="a job's run directory, or one of a sweep's series")
     add_json(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="folder for the tables (default: RUN/derived)")
+    add_training(parser)
     add_option(parser)
     parser.set_defaults(handler=_analyze)
 
@@ -34,13 +35,14 @@ def _analyze(options: argparse.Namespace) -> int:
     from ringtap.analysis.job.text import describe
     from ringtap.analysis.runs import derived
 
-    path = open_job(options.run).path
+    facts = training_facts(options)
+    path, given = (job := open_job(options.run, **facts)).path, job.given
     folder = options.output or path / "derived"
-    sources = derived.fingerprint(path)
+    sources = derived.fingerprint(path, given)
     fresh = derived.is_fresh(folder, sources)
     written: list[Path] = []
     with workers(None if fresh else options.scheduler) as executor:
-        job = open_job(options.run, executor)
+        job = open_job(options.run, executor, **facts)
         data = derived.read_summary(folder) if fresh else summarize(job)
         if not fresh:
             try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ringtap.analysis.dask_workers import add_option, workers
 from ringtap.errors import UsageError
-from ringtap.options import add_json
+from ringtap.options import add_json, add_training, training_facts
 from ringtap.schema import RUN_JSON
 from ringtap.terminal import shell_word, shown_log
 from ringtap.units import counted
@@ -31,6 +31,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument("--capacity", metavar="RATE", help="for a table: capacity of the bottleneck (25gbit)")
     parser.add_argument("--workers", metavar="N", type=int, help="for a table without such a column: number of workers")
     parser.add_argument("--max-load", metavar="RATE", help="fit only the points at loads up to this one (17gbit)")
+    add_training(parser)
     add_json(parser)
     add_option(parser)
     parser.set_defaults(handler=report)
@@ -39,6 +40,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 @shown_log()
 def report(options: argparse.Namespace) -> int:
     """Write the report and print the paths of its files."""
+    from ringtap.analysis.job.run import open_job
     from ringtap.analysis.report.write import write_report
     from ringtap.analysis.sweeps.sweep import open_run
 
@@ -46,9 +48,12 @@ def report(options: argparse.Namespace) -> int:
     is_table = source.is_file() and source.name != RUN_JSON
     if is_table and options.scheduler is not None:
         raise UsageError("--scheduler is for run directories: a table is read at once")
+    facts = training_facts(options)
+    if facts and is_table:
+        raise UsageError("--batch, --job-output and --target-accuracy are for the run of a job")
     with workers(options.scheduler) as executor:
         written = write_report(
-            source if is_table else open_run(source, executor),
+            source if is_table else open_job(source, executor, **facts) if facts else open_run(source, executor),
             options.output,
             capacity=options.capacity,
             workers=options.workers,

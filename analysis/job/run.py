@@ -14,10 +14,11 @@ import pandas as pd
 
 from ringtap.analysis.frames import described, described_table, html_of_text
 from ringtap.analysis.job import byte_accounting, flows, iterations, node_counters
+from ringtap.analysis.job.throughput import NAMES, Given, Printed, read_output
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
 from ringtap.analysis.runs.node_logs import NodeLogs, each_node
 from ringtap.analysis.runs.run import JobRun, SweepRun, read_run
-from ringtap.arguments import instance_of, path_of
+from ringtap.arguments import instance_of, number, path_of, whole_number
 from ringtap.errors import UsageError, did_you_mean
 from ringtap.json_validation import whole
 from ringtap.units import counted
@@ -38,10 +39,11 @@ class Job:
         path: the run directory.
         run: the run directory as `ringtap.analysis.runs.run.JobRun`.
         nodes: the nodes' logs by name.
+        given: facts about the training that the logs may not hold.
     """
 
-    def __init__(self, run: JobRun, workers: Executor | None = None) -> None:
-        self.run = run
+    def __init__(self, run: JobRun, workers: Executor | None = None, given: Given | None = None) -> None:
+        self.run, self.given = run, given or Given()
         self._workers = None if workers is None else instance_of(workers, Executor, "workers")
         self.path = run.path
         folders = sorted(path for path in run.path.glob("nodes/*") if path.is_dir())
@@ -426,6 +428,27 @@ class Job:
 
         return summarize(self)
 
+    @cached_property
+    def printed(self) -> Printed:
+        """Epochs and batch size that the job printed."""
+        return read_output(self.path, self.given.output)
+
+    @property
+    @described_table
+    def epochs(self) -> pd.DataFrame:
+        """Epochs that the job printed, one row each; empty if no output of the job was found.
+
+        Columns:
+            - ``epoch``: number of the epoch
+            - ``cumulative_s``: time from the start of the training to the end of the epoch
+            - ``epoch_s``: time that it took
+            - ``samples_per_s``: samples or images per second
+            - ``loss``, ``accuracy``: of the training
+            - ``validation_loss``, ``validation_accuracy``: of the validation
+        """
+        table = pd.DataFrame(list(self.printed.epochs), columns=["epoch", *NAMES])
+        return table.astype({"epoch": "Int64"} | dict.fromkeys(NAMES, "Float64"))
+
     @property
     @described_table
     def collectors(self) -> pd.DataFrame:
@@ -508,7 +531,7 @@ class Job:
         from ringtap.analysis.runs import derived
 
         target = self.path / "derived" if folder is None else path_of(folder, "the folder")
-        derived.write(self, self.summary(), target, derived.fingerprint(self.path))
+        derived.write(self, self.summary(), target, derived.fingerprint(self.path, self.given))
         return target
 
 
@@ -518,15 +541,34 @@ def _sum_of(tables: Mapping[str, pd.DataFrame], name: str) -> Numbers | None:
     return np.sum(known, axis=0) if known else None
 
 
-def open_job(path: str | os.PathLike[str], workers: Executor | None = None) -> Job:
+def open_job(
+    path: str | os.PathLike[str],
+    workers: Executor | None = None,
+    *,
+    batch: int | None = None,
+    output: str | os.PathLike[str] | None = None,
+    target_accuracy: float | None = None,
+) -> Job:
     """Open the run directory of a job or of one series of a sweep; ``workers`` read its nodes.
 
+    Args:
+        path: the run directory.
+        workers: executor that reads the nodes; None: this process reads them.
+        batch: samples of a rank in an iteration, for samples/s; None: as the plan has it or the job printed it.
+        output: file with the job's output, for epochs; None: the output in the run directory, if there is any.
+        target_accuracy: validation accuracy whose time the summary gives; None: that of the best epoch.
+
     Raises:
-        UsageError: not a run directory, or that of a whole sweep.
+        UsageError: not a run directory, or that of a whole sweep, or a fact is wrong.
     """
+    if batch is not None and (batch := whole_number(batch, "the batch")) < 1:
+        raise UsageError(f"a batch of {batch} has no samples")
+    if target_accuracy is not None and not 0 < number(target_accuracy, "the target accuracy") <= 1:
+        raise UsageError(f"a target accuracy of {target_accuracy:g} is not a share above 0 and up to 1")
+    given = Given(batch, None if output is None else path_of(output, "the job's output"), target_accuracy)
     run = read_run(path)
     if isinstance(run, SweepRun):
         series = sorted({str(window["directory"]) for window in run.windows})
         which = f" or name one of its series, for example {run.path / series[0]}" if series else ""
         raise UsageError(f"{run.path} is a sweep: open it with open_sweep{which}")
-    return Job(run, workers)
+    return Job(run, workers, given)

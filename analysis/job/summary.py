@@ -14,6 +14,7 @@ from ringtap.analysis.job import byte_accounting, flows
 from ringtap.analysis.job.collection_status import NOT_ASKED, status
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.stragglers import links, slow_iterations, slowest
+from ringtap.analysis.job.throughput import summarize_epochs, throughput
 from ringtap.analysis.runs.apportioning import plain
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.schema import MARK, MARKS_JSONL, PACKETS, PACKETS_JSON
@@ -36,6 +37,11 @@ def summarize(job: Job) -> dict[str, Any]:
     """Return all numbers of a run as plain values; None if not known."""
     data: dict[str, Any] = {"schema": SCHEMA, "ringtap": ringtap.__version__, "run": _run(job)}
     data["iterations"] = _times(job)
+    data["throughput"] = throughput(
+        *(job.printed, job.given, job.run.info.get("batch")),
+        *(job.work.world_size, data["run"]["steps"], data["iterations"]["mean_s"]),
+    )
+    data["epochs"] = summarize_epochs(job.printed, job.given)
     data["phases"] = _phases(job)
     data["parts"] = _parts(job)
     data["bytes"] = _bytes(job)

@@ -13,6 +13,17 @@ from ringtap.units import counted, format_duration, format_rate, format_size
 # interfaces with fewer bytes are not listed
 _FEW_BYTES = 1000
 _MAX_PROCESSES = 8
+_MAX_EPOCHS = 20
+_EPOCH_HEADS = {
+    "epoch": "epoch",
+    "epoch_s": "time in s",
+    "cumulative_s": "since the start in s",
+    "samples_per_s": "samples/s",
+    "loss": "loss",
+    "accuracy": "accuracy",
+    "validation_loss": "validation loss",
+    "validation_accuracy": "validation accuracy",
+}
 # smaller uncertain or unattributed shares are not mentioned
 _SURE = 0.01
 _NO_VALUE = "not measured"
@@ -87,6 +98,7 @@ def sections(data: dict[str, Any]) -> list[tuple[str, list[str | Table]]]:
     found: tuple[tuple[str, Sequence[str | Table]], ...] = (
         ("", _run(data)),
         ("Time", _time(data)),
+        ("Epochs", _epochs(data["epochs"])),
         ("Slowest rank", _slowest(data)),
         ("Slow iterations", _slow(data)),
         ("Network", _network(data)),
@@ -176,7 +188,50 @@ def _time(data: dict[str, Any]) -> list[str]:
         )
     elif item["backwards"] and item["backwards"] > 1:
         lines.append(f"Gradients are accumulated: {item['backwards']:.0f} backward passes per iteration.")
-    return [*lines, *_phases(phases, item["mean_s"])]
+    return [*lines, _throughput(data["throughput"]), *_phases(phases, item["mean_s"])]
+
+
+def _throughput(item: dict[str, Any]) -> str:
+    if item["samples_per_s"] is None:
+        return f"Samples/s are not known: {item['why']}."
+    samples = counted(item["batch"], "sample")
+    return f"Throughput: {_rate(item['samples_per_s'])} samples/s ({counted(item['ranks'], 'rank')}, {samples} each)."
+
+
+def _rate(samples_per_s: float) -> str:
+    return f"{samples_per_s:,.{1 if samples_per_s < 1000 else 0}f}"
+
+
+def _epochs(item: dict[str, Any]) -> list[str | Table]:
+    """Describe the epochs that the job printed, and the time to an accuracy."""
+    rows = item["rows"]
+    if not rows:
+        return []
+    lines: list[str | Table] = [f"{counted(len(rows), 'epoch')}, as printed in {item['source']}."]
+    if item["samples_per_s"] is not None:
+        lines.append(f"By these prints the job made {_rate(item['samples_per_s'])} samples/s.")
+    target, found = item["target_accuracy"], item["target"]
+    if found is not None:
+        seconds = found["cumulative_s"]
+        after = "" if seconds is None else f", after {format_duration(seconds)}"
+        accuracy = f"{found['validation_accuracy']:.3f}"
+        what = "Best validation accuracy" if target is None else f"Validation accuracy of {target:g} reached"
+        lines.append(f"{what}: {accuracy} in epoch {found['epoch']}{after}.")
+    elif target is not None:
+        lines.append(f"Validation accuracy of {target:g} not reached: {item['why']}.")
+    if len(rows) > _MAX_EPOCHS:
+        lines.append(f"The last {_MAX_EPOCHS} epochs (--json has all):")
+    shown = {name: heads for name, heads in _EPOCH_HEADS.items() if any(row[name] is not None for row in rows)}
+    cells = [[_epoch_cell(name, row[name]) for name in shown] for row in rows[-_MAX_EPOCHS:]]
+    return [*lines, Table(list(shown.values()), cells)]
+
+
+def _epoch_cell(name: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    if name == "epoch":
+        return str(value)
+    return f"{value:,.2f}" if name == "samples_per_s" else f"{value:.3f}"
 
 
 def _phases(phases: dict[str, Any], iteration_s: float) -> list[str]:

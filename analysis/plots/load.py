@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from ringtap.analysis import thesis
 from ringtap.analysis.plots.axes import Transform, curve
-from ringtap.analysis.plots.figure import Drawn, Sheet, label, line_handle, sheet
+from ringtap.analysis.plots.figure import Drawn, Sheet, finite, label, line_handle, sheet
 from ringtap.analysis.plots.style import FAINT, INK, Key, Look, looks, title_of
 from ringtap.analysis.plots.sweep_axes import (
     Setting,
@@ -25,6 +25,7 @@ from ringtap.analysis.plots.sweep_axes import (
     points,
     points_table,
     time_range,
+    tooltip,
 )
 from ringtap.analysis.sweeps.series_results import Series
 
@@ -46,6 +47,30 @@ def iteration_times(series: Sequence[Series], setting: Setting) -> Drawn:
     if any(one.fit is None for one in series):
         caption += " Points without a fit are joined by thin lines."
     return on.drawn("iteration-times", caption, points_table(series))
+
+
+def throughput(series: Sequence[Series], setting: Setting) -> Drawn | None:
+    """Draw the samples/s of each model against measured cross traffic; return None if no batch size is known."""
+    known = [one for one in series if any(point.samples_per_s is not None for point in one.used)]
+    if not known:
+        return None
+    look, models = looks([one.key for one in series]), list(dict.fromkeys(one.model for one in known))
+    on = sheet(len(models), 2, (3.9, 3.1), _kind_handles(known, look))
+    for axes, model in zip(on.panels, models, strict=True):
+        for one in (one for one in known if one.model == model):
+            loads, rates = one.loads_gbps, finite([point.samples_per_s for point in one.used])
+            axes.plot(loads, rates, color=look[one.key].colour, linestyle=look[one.key].line, linewidth=1.3, zorder=2)
+            texts = [tooltip(one, point) for point in one.used]
+            on.mark(axes, loads, rates, texts, zorder=3, **look[one.key].marks)
+            axes.set_title(label(one.title), loc="left")
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel("samples/s")
+        load_axis(axes, setting)
+    caption = (
+        "Throughput against the cross traffic measured at the bottleneck: the samples of all ranks in an iteration, "
+        "over the mean iteration time. Lines join the points."
+    )
+    return on.drawn("throughput", caption, points_table(known))
 
 
 def rescaled_times(series: Sequence[Series], setting: Setting) -> Drawn | None:

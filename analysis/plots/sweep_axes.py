@@ -92,6 +92,8 @@ def tooltip(series: Series, point: Point) -> str:
     if point.p99_s is not None:
         bounds = "" if point.p99_low_s is None else f" ({_bounds(point.p99_low_s, point.p99_high_s)})"
         lines.append(f"p99 {point.p99_s:.4g} s{bounds}")
+    if point.samples_per_s is not None:
+        lines.append(f"{point.samples_per_s:.4g} samples/s")
     lines.append("iterations not known" if point.iterations is None else counted(point.iterations, "iteration"))
     return "\n".join(lines)
 
@@ -119,6 +121,7 @@ def points_table(series: Sequence[Series]) -> pd.DataFrame:
                     "p99_high_s": point.p99_high_s,
                     "std_s": point.std_s,
                     "iterations": point.iterations,
+                    "samples_per_s": point.samples_per_s,
                     "fit_s": fit_s,
                 }
             )

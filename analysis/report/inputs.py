@@ -162,6 +162,8 @@ def of_table(
     absent = [
         {"what": "machines, links and counters", "why": f"{path.name} is a table of iteration times and loads only"}
     ]
+    if any(point.samples_per_s is None for one in table.series for point in one.points):
+        absent.append({"what": "samples/s", "why": f"{path.name} does not give every series a batch"})
     if not table.by_iteration:
         absent.append(
             {"what": "single iteration times", "why": f"a row of {path.name} is a point: no distributions or intervals"}

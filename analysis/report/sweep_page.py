@@ -15,7 +15,7 @@ import ringtap
 from ringtap.analysis import thesis
 from ringtap.analysis.plots.congestion import congestion_points
 from ringtap.analysis.plots.figure import Drawn, styled
-from ringtap.analysis.plots.load import iteration_times, rescaled_times, total_load, traffic_kinds
+from ringtap.analysis.plots.load import iteration_times, rescaled_times, throughput, total_load, traffic_kinds
 from ringtap.analysis.plots.style import plain, title_of
 from ringtap.analysis.plots.sweep_axes import Setting
 from ringtap.analysis.plots.tails import distributions, spread_and_growth, transports
@@ -40,6 +40,7 @@ FIGURES: dict[str, Maker] = {
     "iteration-times": lambda series, _, setting: iteration_times(series, setting),
     "rescaled": lambda series, _, setting: rescaled_times(series, setting),
     "traffic-kinds": lambda series, _, setting: traffic_kinds(series, setting),
+    "throughput": lambda series, _, setting: throughput(series, setting),
     "distributions": lambda series, _, setting: distributions(series, setting),
     "transports": lambda series, _, setting: transports(series, setting),
     "spread-and-growth": spread_and_growth,

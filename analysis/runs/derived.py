@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +14,38 @@ import pandas as pd
 
 import ringtap
 from ringtap.analysis.job.run import Job
+from ringtap.analysis.job.throughput import Given
 from ringtap.errors import UsageError
 from ringtap.installation import install_command
 from ringtap.json_validation import ShapeError, load_json, open_regular
 from ringtap.rundir import write_json
+from ringtap.schema import JOB_OUTPUTS
 
-SCHEMA = 5
+SCHEMA = 6
 TABLES = ("iterations", "rank_iterations", "ranks", "flows", "byte_accounts", "node_iterations", "collectors")
 SOURCES, SUMMARY = "sources.json", "summary.json"
 _NOT_SOURCES = ("derived", "report")
 _SAMPLE_BYTES = 1 << 16
 
 
-def fingerprint(path: Path) -> dict[str, Any]:
-    """Return size and hash of every file that the analysis reads; hashes cover the first and last 64 KiB."""
-    result = {}
+def fingerprint(path: Path, given: Given | None = None) -> dict[str, Any]:
+    """Return size and hash of every file that the analysis reads; hashes cover the first and last 64 KiB.
+
+    Args:
+        path: the run directory.
+        given: facts that the user gave beside it.
+    """
+    result: dict[str, Any] = {}
+    if given is not None and given != Given():
+        result["given"] = {"batch": given.batch, "target_accuracy": given.target_accuracy}
+        if given.output is not None:
+            with suppress(OSError):  # the analysis reports it
+                result["given"] |= {"output": str(given.output)} | _fingerprint(given.output)
     for folder, folders, names in os.walk(path):
         folders[:] = sorted(name for name in folders if not (Path(folder) == path and name in _NOT_SOURCES))
         for name in sorted(names):
-            if name.startswith(".") or (name.endswith((".log", ".out")) and Path(folder).name == "log"):
+            is_log = Path(folder).name == "log" and name.endswith((".log", ".out"))
+            if name.startswith(".") or (is_log and not Path(folder, name).match(JOB_OUTPUTS[0])):
                 continue
             file = Path(folder, name)
             try:

@@ -22,6 +22,7 @@ from ringtap.analysis.statistics.quantiles import QuantileInterval, quantile_int
 from ringtap.counter_growth import window_growth
 from ringtap.errors import UsageError
 from ringtap.ethernet import frame_bytes
+from ringtap.models import PROFILES
 from ringtap.schema import ACKNOWLEDGED, LOAD_BIN_NS, NIC_REC
 
 ETHERNET_MTU = 1500
@@ -65,6 +66,7 @@ class Point:
         min_s: shortest.
         max_s: longest.
         variation: standard deviation over mean.
+        samples_per_s: samples of all ranks in an iteration over the mean iteration time; None: batch not known.
         ended: the reason for the window's end, as the sweep recorded it.
         late_share: share of the recorder's samples that were late, as the sweep recorded it; None if it did not.
         disturbed: links that were cut or had much other traffic, as the sweep recorded it, one sentence each.
@@ -103,6 +105,7 @@ class Point:
     min_s: float | None
     max_s: float | None
     variation: float | None
+    samples_per_s: float | None
     ended: str
     late_share: float | None
     disturbed: tuple[str, ...]
@@ -242,6 +245,9 @@ def _point(sweep: SweepRun, window: dict[str, Any], logs: dict[tuple[str, str], 
         reasons.append(f"other traffic: {window['other_why']}")
     training = None if cross is None or total is None else max(total - cross - (other or 0.0), 0.0)
     full = float(sweep.plan["scale"]) / 1e9
+    times_found, batch = times_of(inside), _batch(sweep, window["model"])
+    if batch is None:
+        reasons.append(f"samples/s: the plan has no batch for {window['model']}")
 
     def gbps(bps: float | None) -> float | None:
         return None if bps is None else bps * full
@@ -269,13 +275,23 @@ def _point(sweep: SweepRun, window: dict[str, Any], logs: dict[tuple[str, str], 
         training_gbps=gbps(training),
         window_s=(end - start) / 1e9,
         iterations=len(inside),
+        samples_per_s=None if batch is None or not times_found.mean_s else job.ranks * batch / times_found.mean_s,
         ended=window.get("ended") or "",
         late_share=window.get("late_share"),
         disturbed=(*(window.get("cut") or ()), *(window.get("others") or ())),
         reasons=tuple(reasons),
         iteration_s=inside,
-        **asdict(times_of(inside)),
+        **asdict(times_found),
     )
+
+
+def _batch(sweep: SweepRun, name: str) -> int | None:
+    """Return the samples of a rank in an iteration; in plans of older versions those of the profile."""
+    model: dict[str, Any] = next((item for item in sweep.plan["models"] if item["name"] == name), {})
+    profile = PROFILES.get(name)
+    default = profile.batch if profile and not model.get("command") else None
+    batch: int | None = model.get("batch", default)
+    return batch
 
 
 def _rate(

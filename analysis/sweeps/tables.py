@@ -162,7 +162,7 @@ def read_rows(path: Path, needed: tuple[str, ...]) -> tuple[list[str], list[Poin
 
 NEEDED = ("model", "traffic", "bandwidth_gbps", "iteration_s")
 OF_A_POINT = ("count", "std_s", "p99_s")
-OPTIONAL = ("transport", "parameters", "workers")
+OPTIONAL = ("transport", "parameters", "workers", "batch")
 _KNOWN_TRAFFIC = ("iperf", "consistent", "burst")
 
 
@@ -192,6 +192,7 @@ class _Row:
     seconds: float
     parameters: int | None
     workers: int | None
+    batch: int | None
     count: int | None
     std_s: float | None
     p99_s: float | None
@@ -240,6 +241,7 @@ def _row(row: PointRow, capacity_gbps: float) -> _Row:
         seconds=row.time_s(),
         parameters=row.whole("parameters", 1),
         workers=row.whole("workers", 2),
+        batch=row.whole("batch", 1),
         count=row.whole("count", 1),
         std_s=row.optional("std_s"),
         p99_s=row.optional("p99_s"),
@@ -273,6 +275,9 @@ def _series(
     if ring is None:
         raise UsageError(f"{path} does not say how many workers trained: give --workers N, or add a column workers")
     points = _by_load(rows) if by_iteration else [_point(row) for row in rows]
+    if batch := _common(path, rows, "batch", lambda row: row.batch):
+        rates = [ring * batch / point.mean_s if point.mean_s else None for point in points]
+        points = [replace(point, samples_per_s=rate) for point, rate in zip(points, rates, strict=True)]
     points.sort(key=lambda point: point.cross_gbps or 0.0)
     return series_of(points, Subject(first.title, parameters, ring, capacity_gbps), max_load)
 
@@ -334,6 +339,7 @@ def _point(row: _Row) -> Point:
         min_s=None,
         max_s=None,
         variation=None if row.std_s is None else row.std_s / row.seconds,
+        samples_per_s=None,
         ended="",
         late_share=None,
         disturbed=(),

@@ -68,6 +68,37 @@ def test_both_libraries_train_alike(jobs: dict[str, tuple[Path, str]]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ddp", "horovod"])
+def test_its_epochs_and_samples_per_s_are_those_that_it_prints(
+    kind: str, jobs: dict[str, tuple[Path, str]], cluster: SlurmCluster
+) -> None:
+    run, output = jobs[kind]
+    done = cluster.run([*RINGTAP, "analyze", run, "--target-accuracy", "0.15", "--json"], user="alice", timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    printed = [list(map(float, epoch)) for epoch in EPOCH.findall(output)]
+    names = ("epoch", "cumulative_s", "epoch_s", "samples_per_s", "validation_loss", "validation_accuracy")
+    assert [[row[name] for name in names] for row in found["epochs"]["rows"]] == [epoch[:6] for epoch in printed]
+    assert [run / found["epochs"]["source"]] == list(run.glob("submit/slurm-*.out"))
+    seconds = sum(epoch[2] for epoch in printed)
+    assert found["epochs"]["samples_per_s"] == pytest.approx(len(printed) * 1024 / seconds, rel=0.001)
+    reached = next((epoch for epoch in printed if epoch[5] >= 0.15), None)
+    target = found["epochs"]["target"]
+    assert target == (reached and {"epoch": reached[0], "validation_accuracy": reached[5], "cumulative_s": reached[1]})
+    # 1024 pictures in 16 steps of two ranks
+    throughput = found["throughput"]
+    assert (throughput["ranks"], throughput["batch"], throughput["batch_from"]) == (2, 32, "epochs")
+    assert throughput["samples_per_s"] == pytest.approx(64 / found["iterations"]["mean_s"])
+    # The 16 iterations up to the end of an epoch's last step hold the training of this epoch, and the validation and
+    # the timed all-reduce of the epoch before: what the job prints, but for the difference of two validations, each a
+    # twentieth of an epoch, which may double on a busy machine.
+    rows = found["iterations_table"]
+    for number, (_, _, _, rate, _, _, all_reduce_s) in enumerate(printed[1:], 1):
+        last = [row for row in rows if number * 16 <= row["step"] < (number + 1) * 16]
+        assert len(last) == 16
+        assert 1024 / (sum(row["iteration_s"] for row in last) - all_reduce_s) == pytest.approx(rate, rel=0.12)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "horovod"])
 def test_the_network_that_could_not_be_seen_is_in_its_report(
     kind: str, jobs: dict[str, tuple[Path, str]], cluster: SlurmCluster
 ) -> None:

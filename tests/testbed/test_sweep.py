@@ -246,6 +246,47 @@ def test_a_job_that_fails_or_never_steps_ends_the_sweep(
     assert points(tmp_path / "out") == []
 
 
+REAL = """\
+[sweep]
+name = "real"
+loads = [0]
+capacity = "25gbit"
+traffic = ["iperf"]
+
+[window]
+warmup_iterations = 1
+settle = "100ms"
+min_time = "1s"
+min_iterations = 2
+max_time = "60s"
+
+[[models]]
+name = "resnet50"
+job = "real"
+batch = 1
+"""
+
+
+def test_a_plan_trains_the_model_itself(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, f"{REAL}{ALONE}ranks = 2\n")
+    done = run("sweep", plan, "-o", tmp_path / "out", "--force", environment={"PYTHONPATH": ""})
+    assert done.returncode == 2
+    said = one_sentence(done.stderr)
+    assert "host here has no torchvision for the real model: install ringtap[models] there" in said
+    assert not (tmp_path / "out").exists()
+    # scripts/prepare.sh installs it there
+    paths = {"PYTHONPATH": str(Path(sys.prefix) / "torchvision")}
+    done = run("sweep", plan, "-o", tmp_path / "out", "--force", environment=paths)
+    assert done.returncode == 0, done.stderr
+    sweep = ringtap.open_sweep(tmp_path / "out")
+    (point,) = sweep.points.to_dict("records")
+    assert point["samples_per_s"] == pytest.approx(2 * 1 / point["mean_s"])
+    job = sweep.job("resnet50-iperf").summary()
+    assert (job["throughput"]["batch"], job["throughput"]["batch_from"]) == (1, "plan")
+    (log,) = (tmp_path / "out" / point["directory"]).glob("nodes/here/log/job.out")
+    assert log.read_text().startswith("Model: resnet50, 25557032 parameters, 2 ranks on cpu\nBatch per rank = 1\n")
+
+
 def test_a_job_that_is_no_program_is_named_before_anything_starts(tmp_path: Path) -> None:
     text = alone(QUICK).replace(json.dumps(MARKS), json.dumps(["no-such-trainer"]))
     done = run("sweep", write_plan(tmp_path, text), "-o", tmp_path / "out")

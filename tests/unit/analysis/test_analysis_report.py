@@ -64,7 +64,7 @@ def page(path):
 
 
 FIGURES = [
-    *("iteration-times", "rescaled", "traffic-kinds", "distributions", "spread-and-growth", "total-load"),
+    *("iteration-times", "rescaled", "traffic-kinds", "throughput", "distributions", "spread-and-growth", "total-load"),
     "congestion-points",
 ]
 
@@ -103,11 +103,13 @@ def test_every_mark_says_what_it_is(reported):
     said = re.findall(r"<use [^>]*><title>([^<]*)</title></use>", raw[start : raw.index("</figure>", start)])
     assert len(said) == len(reported[1])
     for text, (name, load, mean) in zip(said, reported[1], strict=True):
-        title, bandwidth, time, p99, count = text.split("\n")
+        title, bandwidth, time, p99, rate, count = text.split("\n")
         assert title.split(",")[0].lower().replace("-", "") == name.split("-")[0]
         assert float(bandwidth.split()[0]) == pytest.approx(load, abs=0.15)
         assert float(time.split()[1]) == pytest.approx(mean, rel=1e-3)
         assert p99.startswith("p99 ")
+        # three ranks with the batch of Table 2.1
+        assert float(rate.split()[0]) == pytest.approx(3 * 64 / mean, rel=1e-3)
         assert count == "24 iterations"
 
 
@@ -153,10 +155,10 @@ def test_text_of_the_machines_stays_text(tmp_path):
 
 
 def test_a_table_makes_the_same_report(tmp_path, reported, capsys):
-    rows = [f"{one.title},{one.traffic},{point.cross_gbps!r},{seconds!r}\n" for one in series_of(reported[0])
+    rows = [f"{one.title},{one.traffic},{point.cross_gbps!r},{seconds!r},64\n" for one in series_of(reported[0])
             for point in one.points for seconds in point.iteration_s.tolist()]  # fmt: skip
     table = tmp_path / "runs.csv"
-    table.write_text("model,traffic,bandwidth_gbps,iteration_s\n" + "".join(rows))
+    table.write_text("model,traffic,bandwidth_gbps,iteration_s,batch\n" + "".join(rows))
     folder = tmp_path / "out"
     assert main(["report", str(table), "-o", str(folder), "--workers", "3"]) == 0
     data = json.loads((folder / "report.json").read_text())
@@ -164,6 +166,8 @@ def test_a_table_makes_the_same_report(tmp_path, reported, capsys):
         assert here["congestion_point"] == there["congestion_point"]
         assert here["tails"] == there["tails"]
         assert here["demand_mb"] == there["demand_mb"]
+        for point, same in zip(here["points"], there["points"], strict=True):
+            assert point["samples_per_s"] == pytest.approx(same["samples_per_s"])
         assert here["fit"]["B"] == pytest.approx(there["fit"]["B"])
     # a table does not have the total
     assert sorted(path.name for path in (folder / "figures").iterdir()) == sorted(

@@ -15,10 +15,11 @@ import gc
 import gzip
 import math
 import os
+import re
 import struct
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -177,10 +178,11 @@ def build_model(depth: int, width: int) -> Any:
 class Group:
     """This process's place in a job of DistributedDataParallel (NCCL with CUDA, else gloo), and its device.
 
-    Without a launcher's variables it is a job of a single process.
+    Without the variables of a launcher or of srun it is a job of a single process.
     """
 
     def __init__(self) -> None:
+        os.environ |= variables_of_srun(os.environ)
         self.device = own_device()
         backend = "nccl" if self.device.type == "cuda" else "gloo"
         if "RANK" in os.environ:
@@ -247,6 +249,20 @@ class HorovodGroup(Group):
     def leave(self) -> None:
         """End the group."""
         self._hvd.shutdown()
+
+
+def variables_of_srun(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return torchrun's variables of a task that srun has started; empty for one task, and if they are set already."""
+    if "RANK" in environment or environment.get("SLURM_STEP_NUM_TASKS", "1") == "1":
+        return {}
+    first = re.sub(r"\[(\d+).*", r"\1", environment["SLURM_STEP_NODELIST"].split(",")[0])  # "n[01-03,07]": n01
+    return {
+        "RANK": environment["SLURM_PROCID"],
+        "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
+        "LOCAL_RANK": environment["SLURM_LOCALID"],
+        "MASTER_ADDR": environment.get("MASTER_ADDR", first),
+        "MASTER_PORT": environment.get("MASTER_PORT", str(20_000 + int(environment["SLURM_JOB_ID"]) % 10_000)),
+    }
 
 
 def own_device(local_rank: int | None = None) -> Any:

@@ -121,3 +121,12 @@ def test_the_network_that_could_not_be_seen_is_in_its_report(
     page = (run / "report" / "report.html").read_text()
     assert "Payload between ranks" in page
     assert all(node in page for node in data["run"]["nodes"])
+
+
+def test_srun_alone_makes_its_tasks_ranks_of_one_job(cluster: SlurmCluster) -> None:
+    job = ["python", str(ROOT / "examples" / "wide_resnet.py"), *TRAINING, "--epochs", "1"]
+    where = ["--account=def-x", "--nodes=2", "--ntasks-per-node=1", "--mem=1500M"]
+    done = cluster.run(["srun", *where, *job], user="alice", env={"OMP_NUM_THREADS": "1"}, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert f"Model: WRN-10-1, {PARAMETERS} parameters, 2 ranks on cpu" in done.stdout
+    assert [epoch[0] for epoch in EPOCH.findall(done.stdout)] == ["1"]

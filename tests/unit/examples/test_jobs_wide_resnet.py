@@ -189,3 +189,15 @@ def test_wrong_options_are_refused(arguments: list[str], capsys: pytest.CaptureF
         wide_resnet.parse_arguments(arguments)
     assert ended.value.code == 2
     assert "must be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"), [("n[01-03,07]", "n01"), ("n5", "n5"), ("a1,b[2-3]", "a1"), ("gra[7,9]", "gra7")]
+)
+def test_ranks_of_srun_meet_at_the_first_node(nodes: str, first: str) -> None:
+    task = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "123456"}
+    found = wide_resnet.variables_of_srun(task | {"SLURM_STEP_NODELIST": nodes})
+    expected = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": first, "MASTER_PORT": "23456"}
+    assert found == expected
+    assert wide_resnet.variables_of_srun(found | task) == {}, "a launcher's come first"
+    assert wide_resnet.variables_of_srun({"SLURM_STEP_NUM_TASKS": "1"}) == {}

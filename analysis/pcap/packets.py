@@ -1,20 +1,31 @@
-"""Single packets of a conversation around a time: as a table, as dpkt packets or as Scapy packets."""
+"""Single packets of captures in a span of time: as a table, as dpkt or Scapy packets, or as a pcapng file.
+
+A compiled scan (`scan.Pick`) goes over the captures and copies the packets;
+nothing here loops over those of a whole file.
+"""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+import ringtap
 from ringtap.analysis.frames import documented
-from ringtap.analysis.pcap import tables
+from ringtap.analysis.pcap import formats, tables
+from ringtap.analysis.pcap.kernels import compile
 from ringtap.analysis.pcap.kernels import state as ks
-from ringtap.analysis.pcap.scan import Interface, Scan, interface_block, pcap_header, section_header
+from ringtap.analysis.pcap.reader import LOG, Progress, feed
+from ringtap.analysis.pcap.scan import MAX_PICKED_BYTES, Pick, Scan, Scanned
+from ringtap.analysis.pcap.scan_dtypes import CONVERSATION
 from ringtap.analysis.pcap.sources import CaptureStream
+from ringtap.arguments import path_of
 from ringtap.errors import UsageError
 from ringtap.installation import install_command
 from ringtap.units import counted
@@ -22,8 +33,24 @@ from ringtap.units import counted
 if TYPE_CHECKING:
     import pandas as pd
 
-_SECTION, _INTERFACE, _OLD_PACKET, _ENHANCED_PACKET = 0x0A0D0D0A, 1, 2, 6
-_MAX_PACKETS = 2_000_000
+Integers = npt.NDArray[np.int64]
+Accepts = Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]]
+
+PCAPNG = ".pcapng"
+_ROW = np.dtype(
+    [
+        ("time_ns", "i8"),  # by the common clock
+        ("at", "i8"),  # of the captured bytes, in words
+        ("source", "u4"),  # number of the capture
+        ("number", "u4"),  # of the packet in it, from 1
+        ("interface", "u4"),
+        ("kept", "u4"),
+        ("length", "u4"),
+        ("flow", "u4"),  # plus one; 0: none
+        ("payload", "u4"),
+    ]
+)
+_WRITTEN_WORDS = 1 << 22  # words of packets that are written together
 # dpkt has no table of its own: LINKTYPE -> module and class
 _DPKT = {
     0: ("loopback", "Loopback"),
@@ -43,10 +70,12 @@ class RawPacket(NamedTuple):
     Attributes:
         file: name of the capture.
         number: number of the packet in it, from 1, as Wireshark shows it.
-        t_ns: time since the epoch, by the clock of the capturing host.
+        t_ns: time since the epoch, by the clock of the capturing host; in a run, by that of its reference node.
         linktype: LINKTYPE of the frame.
         wire_bytes: length of the frame on the wire.
         data: the bytes that were captured.
+        node: node of a run that captured it; empty for a capture alone.
+        interface: name of the interface; empty if it is not known.
     """
 
     file: str
@@ -55,23 +84,88 @@ class RawPacket(NamedTuple):
     linktype: int
     wire_bytes: int
     data: bytes
+    node: str = ""
+    interface: str = ""
 
 
-class ConversationPackets(Sequence[RawPacket]):
-    """Packets of one conversation, in the order of their captures."""
+@dataclass(frozen=True)
+class CapturePoint:
+    """A capture, the span of its time to read, and its clock.
 
-    def __init__(self, packets: list[RawPacket], rows: npt.NDArray[Any], flows: npt.NDArray[Any]) -> None:
-        self._packets = packets
-        self._rows, self._flows = rows, flows
+    Attributes:
+        path: the file; None for standard input.
+        begin_ns: time of the first packet to read, by the clock of the capturing host.
+        end_ns: time that the last one is before.
+        to_common: converts these times to the clock of all captures.
+        unstepped: removes the steps of the clock, from the times of all packets of the file in their order; None: the
+            clock was not set.
+        node: node of a run; empty for a capture alone.
+        interface: name of the interface; empty: the name in the capture.
+    """
+
+    path: Path | None
+    begin_ns: int = 0
+    end_ns: int = ks.MAX_NS
+    to_common: Callable[[Integers], Integers] | None = None
+    unstepped: Callable[[Integers], Integers] | None = None
+    node: str = ""
+    interface: str = ""
+
+    @property
+    def name(self) -> str:
+        """Name of the capture."""
+        return "standard input" if self.path is None else str(self.path)
+
+
+class CapturedInterface(NamedTuple):
+    """An interface that packets were captured on; ``node`` and ``file`` name the capture point, one is empty."""
+
+    node: str
+    file: str
+    name: str
+    linktype: int
+    snap_bytes: int
+
+
+class CapturedPackets(Sequence[RawPacket]):
+    """Packets of captures, in the order of time.
+
+    Attributes:
+        rows: one row per packet, with ``time_ns``, ``kept`` and ``length``, and ``interface``, a row of ``interfaces``.
+        interfaces: the interfaces that they were captured on.
+        scans: the scan of each capture.
+        about: comment of the file that `to_pcapng` writes.
+        comments: comments of packets, by row.
+    """
+
+    def __init__(
+        self,
+        rows: npt.NDArray[Any],
+        interfaces: Sequence[CapturedInterface],
+        scans: Sequence[Scanned],
+        points: Sequence[CapturePoint],
+        about: str = "",
+        comments: Mapping[int, str] | None = None,
+    ) -> None:
+        self.rows, self.interfaces, self.scans = rows, interfaces, scans
+        self.about, self.comments = about, dict(comments or {})
+        self._points = points
 
     def __repr__(self) -> str:
-        return f"<ConversationPackets: {counted(len(self), 'packet')}>"
+        return f"<CapturedPackets: {counted(len(self), 'packet')}>"
 
     def __len__(self) -> int:
-        return len(self._packets)
+        return len(self.rows)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._packets[index]
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        row = self.rows[index]
+        at, source, kept = int(row["at"]), int(row["source"]), int(row["kept"])
+        data = self.scans[source].bodies[at : at + -(-kept // 4)].tobytes()[:kept]
+        interface, name = self.interfaces[row["interface"]], self._points[source].name
+        times = int(row["number"]), int(row["time_ns"])
+        return RawPacket(name, *times, interface.linktype, int(row["length"]), data, interface.node, interface.name)
 
     @documented
     def to_frame(self) -> pd.DataFrame:
@@ -80,22 +174,62 @@ class ConversationPackets(Sequence[RawPacket]):
         Columns:
             - ``file``: name of the capture
             - ``packet``: number of the packet in it, from 1
-            - ``t_ns``: time, by the clock of the capturing host
-            - ``protocol``: tcp, udp, roce, icmp, icmp6, or ip-<number>
+            - ``node``, ``interface``: node of a run that captured it, and its interface; a capture alone lacks them
+            - ``t_ns``: time, by the clock of the capturing host; in a run, by that of its reference node
+            - ``protocol``: tcp, udp, roce, icmp, icmp6, or ip-<number>; NA: the frame belongs to no conversation
             - ``source``, ``source_port``, ``destination``, ``destination_port``: endpoints
             - ``bytes``: length of the frame on the wire
             - ``payload``: transport payload in it
         """
         import pandas as pd
 
-        columns: dict[str, Any] = {"file": [packet.file for packet in self._packets]}
-        columns["packet"] = np.array([packet.number for packet in self._packets], np.int64)
-        columns["t_ns"] = np.array([packet.t_ns for packet in self._packets], np.int64)
-        ends = tables.flow_columns(self._flows, self._rows["flow"].astype(np.int64))
+        rows, flow = self.rows, self.rows["flow"]
+        columns: dict[str, Any] = {"file": _named([point.name for point in self._points], rows["source"])}
+        columns["packet"] = rows["number"].astype(np.int64)
+        if any(interface.node for interface in self.interfaces):
+            for name in ("node", "interface"):
+                field = "name" if name == "interface" else name
+                columns[name] = _named([getattr(one, field) for one in self.interfaces], rows["interface"])
+        columns["t_ns"] = rows["time_ns"].astype(np.int64)
+        flows, place = np.unique(flow[flow > 0], return_inverse=True)
+        conversations = np.concatenate([np.zeros(0, CONVERSATION), *(scanned.conversations for scanned in self.scans)])
+        ends = tables.flow_columns(conversations, flows.astype(np.int64) - 1)
         names = ("protocol", "source", "source_port", "destination", "destination_port")
-        columns |= {name: ends[name] for name in names}
-        columns["bytes"] = np.array([packet.wire_bytes for packet in self._packets], np.int64)
-        return pd.DataFrame(columns | {"payload": self._rows["payload"].astype(np.int64)})
+        known = pd.DataFrame({name: np.asarray(ends[name])[place] for name in names}, index=np.flatnonzero(flow))
+        known["payload"] = rows["payload"][flow > 0].astype(np.int64)
+        if len(known) < len(rows):
+            known = known.convert_dtypes().reindex(range(len(rows)))
+        bytes_at = known.columns.get_loc("payload")
+        known.insert(bytes_at, "bytes", rows["length"].astype(np.int64))
+        return pd.concat([pd.DataFrame(columns), known], axis=1)
+
+    def to_pcapng(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
+        """Write the packets as a pcapng file with its times in nanoseconds, and return its path.
+
+        Args:
+            path: the file, whose name ends in ``.pcapng``.
+            force: True to replace an existing file.
+
+        Raises:
+            UsageError: the file exists, is one of the captures, has another suffix, or cannot be written.
+        """
+        target = path_of(path, "the file")
+        check_pcapng(target, force)
+        for point in self._points:
+            if point.path is not None and target.exists() and target.samefile(point.path):
+                raise UsageError(f"{target} is one of the captures that are read: choose another name")
+        ends = np.cumsum(formats.words_of(self.rows["kept"]))
+        cuts = np.searchsorted(ends, np.arange(0, int(ends[-1]) if len(ends) else 0, _WRITTEN_WORDS))
+        with tables.NewFile(target) as file:
+            file.write(formats.section(f"ringtap {ringtap.__version__}", self.about))
+            for one in self.interfaces:
+                where = f"node {one.node}" if one.node else f"file {one.file}"
+                file.write(formats.interface(one.linktype, one.snap_bytes, one.name, where))
+            bodies = [scanned.bodies for scanned in self.scans]
+            for begin, end in pairwise(np.unique([0, *cuts.tolist(), len(self)]).tolist()):
+                comments = {row - begin: text for row, text in self.comments.items() if begin <= row < end}
+                file.write(formats.packets(self.rows[begin:end], bodies, comments).data)
+        return target
 
     def to_dpkt(self) -> list[tuple[float, Any]]:
         """Return each packet's time in seconds since the epoch and the dpkt packet.
@@ -111,7 +245,7 @@ class ConversationPackets(Sequence[RawPacket]):
             module, name = _DPKT[packet.linktype]
             return getattr(importlib.import_module(f"dpkt.{module}"), name)(packet.data)
 
-        return [(packet.t_ns / 1e9, _needs("dpkt", made, packet)) for packet in self._packets]
+        return [(packet.t_ns / 1e9, _needs("dpkt", made, packet)) for packet in self]
 
     def to_scapy(self) -> list[Any]:
         """Return the Scapy packets, each with its ``time`` and ``wirelen``.
@@ -128,7 +262,7 @@ class ConversationPackets(Sequence[RawPacket]):
             found.time, found.wirelen = packet.t_ns / 1e9, packet.wire_bytes
             return found
 
-        return [_needs("scapy", made, packet) for packet in self._packets]
+        return [_needs("scapy", made, packet) for packet in self]
 
 
 def _needs(package: str, made: Callable[[RawPacket], Any], packet: RawPacket) -> Any:
@@ -138,150 +272,99 @@ def _needs(package: str, made: Callable[[RawPacket], Any], packet: RawPacket) ->
         raise UsageError(f"{package} is not installed here: {install_command('packets')}") from error
 
 
-def read_packets(
-    files: Sequence[tuple[Path, int]], conversation: npt.NDArray[Any], begin_ns: int, end_ns: int
-) -> ConversationPackets:
-    """Read the packets of a conversation in a span of time.
+def _named(names: Sequence[str], numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.array([*names, ""], object)[numbers]
 
-    Args:
-        files: each capture and the lead of its clock, which is subtracted from its times.
-        conversation: the row of ``scan_dtypes.CONVERSATION``.
-        begin_ns: begin of the span.
-        end_ns: its end, which belongs to it.
+
+def check_pcapng(path: Path, force: bool) -> None:
+    """Check, before any work, that a pcapng file can be written.
 
     Raises:
-        UsageError: a capture cannot be read, or the span has too many packets.
+        UsageError: the name has another suffix, the file exists, or its folder does not.
     """
-    found: list[RawPacket] = []
-    for path, lead_ns in files:
-        for packet in each_packet(path):
-            t_ns = packet.t_ns - lead_ns
-            if begin_ns <= t_ns <= end_ns:
-                found.append(packet._replace(t_ns=t_ns))
-            if len(found) > _MAX_PACKETS:
-                raise UsageError(f"there are more than {_MAX_PACKETS:,} packets in this time: choose a shorter one")
-    kept, rows, flows = [], [], [np.zeros(0, conversation.dtype)]
-    for linktype in sorted({packet.linktype for packet in found}):
-        of_type = [number for number, packet in enumerate(found) if packet.linktype == linktype]
-        numbers, mine, scanned = _of_conversation([found[number] for number in of_type], linktype, conversation)
-        mine["flow"] += 2 * sum(map(len, flows))
-        kept += [of_type[number] for number in numbers]
-        rows.append(mine)
-        flows.append(scanned)
-    order = np.argsort(np.array(kept, np.int64), kind="stable")
-    joined = np.concatenate(rows)[order] if rows else np.zeros(0, [("flow", "u4"), ("payload", "u4")])
-    return ConversationPackets([found[kept[number]] for number in order], joined, np.concatenate(flows))
+    if path.suffix != PCAPNG:
+        raise UsageError(f"{path} is written as pcapng: its name must end in {PCAPNG}")
+    tables.check_new(path, force)
 
 
-def _of_conversation(
-    packets: Sequence[RawPacket], linktype: int, conversation: npt.NDArray[Any]
-) -> tuple[list[int], npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return the numbers of the packets of a conversation, their rows of ``PACKET``, and the conversations of these.
+def read_packets(
+    points: Sequence[CapturePoint], accepts: Accepts | None = None, progress: Progress | None = None
+) -> CapturedPackets:
+    """Read the packets of captures that lie in a span of time and belong to some of the flows.
 
-    The packets are scanned as a capture whose times are their numbers.
+    Args:
+        points: the captures.
+        accepts: as in `scan.Pick`.
+        progress: called with the bytes read, and the total; None if that is not known.
+
+    Raises:
+        UsageError: a capture cannot be read, or there are too many packets.
     """
-    scan = Scan(packets=True)
-    scan.feed(memoryview(struct.pack("<4sHHiIII", b"\x4d\x3c\xb2\xa1", 2, 4, 0, 0, 1 << 18, linktype)))
-    for number, packet in enumerate(packets):
-        head = struct.pack("<IIII", 1, number, len(packet.data), packet.wire_bytes)
-        scan.feed(memoryview(head + packet.data))
-    scanned = scan.finish()
-    same = np.array([_ends(row) == _ends(conversation) for row in scanned.conversations], bool)
-    rows = scanned.packets[same[scanned.packets["flow"] // 2]] if len(same) else scanned.packets[:0]
-    return (rows["time_ns"] - 10**9).tolist(), rows.copy(), scanned.conversations
+    compile.entries(LOG.info)
+    scans, parts, interfaces = list[Scanned](), [np.zeros(0, _ROW)], dict[CapturedInterface, int]()
+    flows = words = 0
+    for source, point in enumerate(points):
+        scanned = _scan(point, accepts, progress)
+        rows = _rows_of(scanned, point, interfaces)
+        rows["source"] = source
+        rows["flow"][rows["flow"] > 0] += flows
+        flows += 2 * len(scanned.conversations)
+        words += len(scanned.bodies)
+        if 4 * words > MAX_PICKED_BYTES:
+            limit = f"{MAX_PICKED_BYTES >> 30} GiB"
+            raise UsageError(f"the captures hold more than {limit} of these packets: choose a shorter time or a filter")
+        scans.append(scanned)
+        parts.append(rows)
+    rows = np.concatenate(parts)
+    if (np.diff(rows["time_ns"]) < 0).any():
+        rows = rows[np.argsort(rows["time_ns"], kind="stable")]
+    return CapturedPackets(rows, list(interfaces), scans, points)
+
+
+def _scan(point: CapturePoint, accepts: Accepts | None, progress: Progress | None) -> Scanned:
+    span = (point.begin_ns, point.end_ns) if point.unstepped is None else ()
+    stream = CaptureStream(point.path)
+    try:
+        return feed(stream, Scan(pick=Pick(*span, accepts=accepts)), progress=progress)
+    finally:
+        stream.close()
+
+
+def _rows_of(scanned: Scanned, point: CapturePoint, interfaces: dict[CapturedInterface, int]) -> npt.NDArray[Any]:
+    """Return the rows of a capture's packets; its interfaces are added to the known ones."""
+    picks = scanned.picks
+    rows = np.zeros(len(picks), _ROW)
+    for name in ("number", "kept", "length", "flow", "payload"):
+        rows[name] = picks[name]
+    words = formats.words_of(picks["kept"])
+    rows["at"] = np.cumsum(words) - words
+    own_ns = np.array(picks["time_ns"]) if point.unstepped is None else point.unstepped(picks["time_ns"])
+    rows["time_ns"] = own_ns if point.to_common is None else point.to_common(own_ns)
+    used = np.unique(picks["interface"])
+    if len(used) and used[-1] >= len(scanned.interfaces):
+        raise UsageError(f"{point.name} describes more than {len(scanned.interfaces):,} interfaces: split it first")
+    for number in used.tolist():
+        described = scanned.interfaces[number]
+        name = point.interface or described["name"]
+        file = "" if point.node else point.name
+        found = CapturedInterface(point.node, file, name, described["linktype"], described["snap_bytes"])
+        rows["interface"][picks["interface"] == number] = interfaces.setdefault(found, len(interfaces))
+    inside = (own_ns >= point.begin_ns) & (own_ns < point.end_ns)
+    return rows if inside.all() else rows[inside]
+
+
+def minus(lead_ns: int) -> Callable[[Integers], Integers]:
+    """Return a conversion of times that subtracts the lead of a clock."""
+    return lambda t_ns: t_ns - lead_ns
+
+
+def of_conversation(conversation: npt.NDArray[Any]) -> Accepts:
+    """Return the test for the flows of one conversation, a row of ``scan_dtypes.CONVERSATION``."""
+    wanted = _ends(conversation)
+    return lambda rows: np.repeat(np.array([_ends(row) == wanted for row in rows], bool), 2)
 
 
 def _ends(row: npt.NDArray[Any]) -> tuple[Any, ...]:
     """Return what identifies a conversation, whichever end sent first."""
     ends = frozenset((bytes(row[end]), int(row[f"{end}_port"])) for end in ("a", "b"))
     return int(row["family"]), int(row["protocol"]), int(row["layer"]), ends
-
-
-def each_packet(path: Path) -> Iterator[RawPacket]:
-    """Yield the packets of a capture: pcap or pcapng, plain, gzip or zstd; a torn last packet is left out.
-
-    Raises:
-        UsageError: the file cannot be read, or is not a capture.
-    """
-    stream = CaptureStream(path)
-    try:
-        source = _Bytes(stream.blocks())
-        head = source.take(24)
-        pcap = pcap_header(head)
-        if pcap is not None:
-            yield from _pcap(source, str(path), *pcap)
-        elif head[:4] == b"\x0a\x0d\x0d\x0a":
-            source.put_back(head)
-            yield from _pcapng(source, str(path))
-        else:
-            raise UsageError(f"{path} is not a capture: it is neither pcap nor pcapng")
-    finally:
-        stream.close()
-
-
-class _Bytes:
-    """The bytes of a stream of blocks, some at a time."""
-
-    def __init__(self, blocks: Iterator[memoryview]) -> None:
-        self._blocks = blocks
-        self._held = b""
-        self._at = 0
-
-    def take(self, count: int) -> bytes:
-        """Return the next bytes; fewer at the end."""
-        while len(self._held) - self._at < count:
-            block = next(self._blocks, None)
-            if block is None:
-                break
-            self._held, self._at = self._held[self._at :] + bytes(block), 0
-        taken = self._held[self._at : self._at + count]
-        self._at += len(taken)
-        return taken
-
-    def put_back(self, data: bytes) -> None:
-        """Return bytes to the beginning."""
-        self._held, self._at = data + self._held[self._at :], 0
-
-
-def _pcap(source: _Bytes, name: str, big_endian: bool, interface: Interface) -> Iterator[RawPacket]:
-    record = struct.Struct(f"{'>' if big_endian else '<'}IIII")
-    number = 0
-    while len(head := source.take(16)) == 16:
-        seconds, part, kept, wire_bytes = record.unpack(head)
-        data = source.take(kept) if kept <= ks.MAX_BLOCK_BYTES else b""
-        if len(data) < kept:
-            return
-        number += 1
-        yield RawPacket(name, number, seconds * 10**9 + part * interface.by, interface.linktype, wire_bytes, data)
-
-
-def _pcapng(source: _Bytes, name: str) -> Iterator[RawPacket]:
-    order, interfaces, number = "<", list[Interface | None](), 0
-    while len(head := source.take(12)) == 12:
-        if head[:4] == b"\x0a\x0d\x0d\x0a":
-            section = section_header(head)
-            if section is None:
-                return
-            order, interfaces = ">" if section[0] else "<", []
-        kind, total = struct.unpack_from(f"{order}II", head)
-        if total < 12 or total % 4 or total > ks.MAX_BLOCK_BYTES:
-            return
-        block = head + source.take(total - 12)
-        if len(block) < total:
-            return
-        if kind == _INTERFACE:
-            interfaces.append(interface_block(block, order == ">"))
-        elif kind in (_ENHANCED_PACKET, _OLD_PACKET) and total >= 32:
-            number += 1
-            which = struct.unpack_from(f"{order}{'I' if kind == _ENHANCED_PACKET else 'H'}", block, 8)[0]
-            high, low, kept, wire_bytes = struct.unpack_from(f"{order}IIII", block, 12)
-            interface = interfaces[which] if which < len(interfaces) else None
-            if interface is not None and 28 + kept <= total - 4:
-                t_ns = interface.offset_ns + _to_ns(high << 32 | low, interface)
-                yield RawPacket(name, number, t_ns, interface.linktype, wire_bytes, block[28 : 28 + kept])
-
-
-def _to_ns(ticks: int, interface: Interface) -> int:
-    if interface.scale == ks.TIMES:
-        return ticks * interface.by
-    return ticks // interface.by if interface.scale == ks.DIVIDED else ticks * 10**9 >> interface.by

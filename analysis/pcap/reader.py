@@ -30,7 +30,7 @@ from ringtap.units import counted, duration_s
 Progress = Callable[[int, int | None], None]
 """Called with the bytes read and the total; None if the total is not known."""
 
-_LOG = logging.getLogger("ringtap")
+LOG = logging.getLogger("ringtap")
 _TICK_S = 0.1
 _STOP_S = 2.0  # limit of the wait for threads to stop; one may be blocked on a pipe
 _MAX_THREADS = 8  # each holds 200 MB at worst
@@ -149,20 +149,35 @@ def scan_packets(path: Path, conversations: int | None = None) -> Scanned:
     Raises:
         UsageError: it cannot be read, or is not a capture.
     """
-    compile.entries(_LOG.info)
+    compile.entries(LOG.info)
     stream = CaptureStream(path)
     try:
-        return _feed(stream, Scan(packets=True, conversations=conversations), threading.Event())
+        return feed(stream, Scan(packets=True, conversations=conversations))
     finally:
         stream.close()
 
 
-def _feed(stream: CaptureStream, scan: Scan, stop: threading.Event) -> Scanned:
+def feed(
+    stream: CaptureStream, scan: Scan, stop: threading.Event | None = None, progress: Progress | None = None
+) -> Scanned:
+    """Feed a capture to a scan and return its results.
+
+    Args:
+        stream: the capture.
+        scan: a scan that has not begun.
+        stop: set by another thread to stop the reading.
+        progress: called after each block.
+
+    Raises:
+        UsageError: it cannot be read, or is not a capture.
+    """
     for block in stream.blocks():
         with _naming(stream.name):
             scan.feed(block)
-        if stop.is_set():
+        if stop is not None and stop.is_set():
             raise _StoppedError
+        if progress is not None:
+            progress(stream.read_bytes, stream.total_bytes)
     with _naming(stream.name):
         scanned = scan.finish()
     return replace(scanned, counts=scanned.counts | stream.troubles)
@@ -199,7 +214,7 @@ class _Reading:
         if self._todo and self._workers is not None:
             self._by_workers(self._workers, progress)
         elif self._todo:
-            compile.entries(_LOG.info)
+            compile.entries(LOG.info)
             self._in_threads(progress)
         if self._error is not None:
             raise self._error
@@ -211,7 +226,7 @@ class _Reading:
         sizes = [size for number in order if (size := self._sizes[number]) is not None]
         if len(sizes) < len(order):
             raise UsageError("a pipe is read by this process alone: leave --scheduler out")
-        compile.entries(_LOG.info)  # once, and not by every worker at the same time
+        compile.entries(LOG.info)  # once, and not by every worker at the same time
         absolute = [path.absolute() for path in files]
         found = workers.map(scan_file, absolute, repeat(self._bin_ns), repeat(self._cache))
         for done, (number, path) in enumerate(zip(order, files, strict=True), start=1):
@@ -273,7 +288,7 @@ class _Reading:
         try:
             if self._cache and path is not None and stream.about is not None and caches.is_kept(stream.about):
                 pending = caches.Pending(path, stream.about, self._bin_ns)
-            scanned = _feed(stream, Scan(self._bin_ns, None if pending is None else pending.cells), self._stop)
+            scanned = feed(stream, Scan(self._bin_ns, None if pending is None else pending.cells), self._stop)
             if pending is not None:
                 return pending.keep(scanned)
             return scanned if len(self._files) == 1 else _on_disk(scanned)

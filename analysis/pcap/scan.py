@@ -1,25 +1,32 @@
 """Scan of one capture stream in blocks: conversations, rates in bins, RoCE queue pairs and counts.
 
 The kernels process packets, in memory that is reserved for the largest number of conversations; the system allocates
-its pages as they are written. Python reads the headers of files, sections and interfaces, as they are few. Formats:
-draft-ietf-opsawg-pcap and draft-ietf-opsawg-pcapng.
+its pages as they are written. Python reads the headers of files, sections and interfaces (`formats`), as they are few.
 """
 
 from __future__ import annotations
 
 import os
-import struct
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
+from ringtap.analysis.pcap.formats import (
+    PCAP_HEADER_BYTES,
+    SECTION_HEADER,
+    Interface,
+    interface_block,
+    pcap_header,
+    section_header,
+    words_of,
+)
 from ringtap.analysis.pcap.kernels import compile
 from ringtap.analysis.pcap.kernels import state as ks
-from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION, PACKET, QUEUE_PAIR
+from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION, PACKET, PICK, QUEUE_PAIR
 from ringtap.errors import UsageError
 
 MAX_CONVERSATIONS = 2**18
@@ -27,17 +34,27 @@ MAX_CONVERSATIONS = 2**18
 
 _CELLS_IN_MEMORY = (96 << 20) // CELL.itemsize
 _PACKETS_IN_MEMORY = 2**22
+_PICKS_IN_MEMORY = 2**20
+_BODY_WORDS_IN_MEMORY = 2 * ks.MAX_BLOCK_BYTES // 4
+MAX_PICKED_BYTES = 4 << 30
+"""Captured bytes of the packets that can be picked, at most."""
 _USUAL_MAX_KEPT = 262_144  # snap length that tools use for "no limit"
-_PCAP_HEADER_BYTES = 24
-_SECTION_HEADER = b"\x0a\x0d\x0d\x0a"
-# magic number in the file -> (byte order, nanoseconds per tick)
-_MAGICS = {
-    b"\xd4\xc3\xb2\xa1": ("<", 1000),
-    b"\xa1\xb2\xc3\xd4": (">", 1000),
-    b"\x4d\x3c\xb2\xa1": ("<", 1),
-    b"\xa1\xb2\x3c\x4d": (">", 1),
-}
-_IF_NAME, _IF_TSRESOL, _IF_TSOFFSET = 2, 9, 14
+
+
+@dataclass(frozen=True)
+class Pick:
+    """Choice of packets whose captured bytes a scan keeps; only these are decoded.
+
+    Attributes:
+        begin_ns: earliest time, by the clock of the capturing host.
+        end_ns: time that the latest is before.
+        accepts: maps rows of ``scan_dtypes.CONVERSATION`` to a mask of the flows to keep; None: all packets, also those
+            of no flow.
+    """
+
+    begin_ns: int = 0
+    end_ns: int = ks.MAX_NS
+    accepts: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]] | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +72,8 @@ class Scanned:
         last_ns: time of the latest packet; -1 if there is none.
         interfaces: ``name``, ``linktype`` and ``snap_bytes`` of each.
         packets: rows of ``scan_dtypes.PACKET`` in the capture's order, if they were asked for.
+        picks: rows of ``scan_dtypes.PICK`` in the capture's order, if packets were picked.
+        bodies: their captured bytes one after another, each padded with zeros to whole words, as ``<u4``.
     """
 
     conversations: npt.NDArray[Any]
@@ -67,6 +86,8 @@ class Scanned:
     last_ns: int
     interfaces: list[dict[str, Any]] = field(default_factory=list)
     packets: npt.NDArray[Any] = field(default_factory=lambda: np.zeros(0, PACKET))
+    picks: npt.NDArray[Any] = field(default_factory=lambda: np.zeros(0, PICK))
+    bodies: npt.NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, "<u4"))
 
 
 class Scan:
@@ -77,6 +98,7 @@ class Scan:
         cells: an empty file for the cells that exceed the buffer in memory; a temporary one if None.
         packets: True to keep a row per packet too.
         conversations: number of conversations to distinguish; None for `MAX_CONVERSATIONS`.
+        pick: packets whose bytes are kept; then no others are decoded. Not together with ``packets``.
 
     Raises:
         UsageError: numba is not installed, or the machine is big-endian.
@@ -89,14 +111,15 @@ class Scan:
         *,
         packets: bool = False,
         conversations: int | None = None,
+        pick: Pick | None = None,
     ) -> None:
         self._entries = compile.entries()
         self._bin_ns = bin_ns
-        self._arena = Arena(bin_ns, cells, packets, conversations)
+        self._arena = Arena(bin_ns, cells, packets, conversations, pick)
         self._walk, self._resume = self._entries["walk"], self._entries["resume"]
         self._started = self._searching = self._big_endian = False
         self._torn = b""  # start of a record that is not complete yet
-        self._wanted = _PCAP_HEADER_BYTES  # number of bytes that it needs
+        self._wanted = PCAP_HEADER_BYTES  # number of bytes that it needs
         self._to_skip = self._skipped = 0  # bytes of a block to skip, and bytes skipped
         self._corrupt_records = self._corrupt_bytes = 0
         self._section: list[Interface] = []
@@ -146,7 +169,8 @@ class Scan:
         counts["torn_bytes"] = self._skipped if self._to_skip else 0 if self._searching else left
         counts["corrupt_records"] = self._corrupt_records
         counts["corrupt_bytes"] = self._corrupt_bytes + (left if self._searching else 0)
-        (cells, *packets), least = arena.rows(), arena.word(ks.MIN_BIN)
+        rows_of, least = arena.rows(), arena.word(ks.MIN_BIN)
+        cells, packets = rows_of[ks.CELLS_AT], rows_of.get(ks.PACKETS_AT, np.zeros(0, PACKET))
         conversations = arena.conversations[: arena.word(ks.ROWS)]
         queue_pairs = arena.queue_pairs[: arena.word(ks.QUEUE_PAIR_ROWS)]
         first_ns = arena.word(ks.FIRST_NS)
@@ -156,8 +180,7 @@ class Scan:
             for rows in (conversations["first_ns"], conversations["last_ns"], queue_pairs["first_ns"]):
                 rows[rows < 0] = first_ns
             queue_pairs["last_ns"] = np.maximum(queue_pairs["last_ns"], first_ns)
-            if packets:
-                packets[0]["time_ns"] = np.maximum(packets[0]["time_ns"], first_ns)
+            packets["time_ns"] = np.maximum(packets["time_ns"], first_ns)
         if least < 0:
             cells["bin"] -= least
         is_timed = arena.word(ks.LAST_NS) >= 0
@@ -171,7 +194,9 @@ class Scan:
             first_ns=first_ns,
             last_ns=arena.word(ks.LAST_NS),
             interfaces=self._described,
-            packets=packets[0] if packets else np.zeros(0, PACKET),
+            packets=packets,
+            picks=rows_of.get(ks.PICKS_AT, np.zeros(0, PICK)),
+            bodies=rows_of.get(ks.BODIES_AT, np.zeros(0, "<u4")),
         )
 
     def _skip(self, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
@@ -183,9 +208,9 @@ class Scan:
     def _process(self, data: npt.NDArray[np.uint8]) -> bytes:
         """Process bytes that begin with a record, or with the file; return the incomplete tail."""
         if not self._started:
-            if len(data) < _PCAP_HEADER_BYTES:
+            if len(data) < PCAP_HEADER_BYTES:
                 return data.tobytes()
-            data = data[self._read_file_header(data[:_PCAP_HEADER_BYTES].tobytes()) :]
+            data = data[self._read_file_header(data[:PCAP_HEADER_BYTES].tobytes()) :]
         used, size, address = 0, len(data), data.ctypes.data
         arena, state = self._arena, self._arena.state
         while True:
@@ -231,7 +256,7 @@ class Scan:
     def _read_file_header(self, head: bytes) -> int:
         """Detect the format from the first bytes; return the length of the file header."""
         header = pcap_header(head)
-        if header is None and (head[:4] != _SECTION_HEADER or section_header(head[:12]) is None):
+        if header is None and (head[:4] != SECTION_HEADER or section_header(head[:12]) is None):
             raise UsageError("is not a capture: pcap and pcapng files are read")
         self._started = True
         self._arena.state[ks.MAX_KEPT] = _USUAL_MAX_KEPT
@@ -241,7 +266,7 @@ class Scan:
         self._big_endian, interface = header
         self._arena.state[ks.SWAPPED] = int(self._big_endian)
         self._add_interface(interface)
-        return _PCAP_HEADER_BYTES
+        return PCAP_HEADER_BYTES
 
     def _read_block(self, data: npt.NDArray[np.uint8]) -> int:
         """Read a section header or interface block of pcapng.
@@ -249,13 +274,14 @@ class Scan:
         Returns:
             Its length; 0 if it is incomplete, -1 if it is damaged.
         """
-        if data[:4].tobytes() == _SECTION_HEADER:
+        if data[:4].tobytes() == SECTION_HEADER:
             header = section_header(data[:12].tobytes())
             if header is None:
                 return -1
             if header[1] <= len(data):
                 self._big_endian = header[0]
                 self._arena.state[ks.SWAPPED] = int(header[0])
+                self._arena.state[ks.PICK_INTERFACES] += len(self._section)
                 self._section = []
                 self._arena.set_interfaces(())
             total = header[1]
@@ -289,17 +315,32 @@ class Arena:
         cells: file for the cells that exceed the buffer in memory; a temporary one if None.
         packets: True to keep a row per packet too.
         conversations: number of conversations to distinguish; None for `MAX_CONVERSATIONS`.
+        pick: packets whose bytes are kept; None: those of no packet.
     """
 
-    def __init__(self, bin_ns: int, cells: BinaryIO | None, packets: bool, conversations: int | None = None) -> None:
+    def __init__(
+        self,
+        bin_ns: int,
+        cells: BinaryIO | None,
+        packets: bool,
+        conversations: int | None = None,
+        pick: Pick | None = None,
+    ) -> None:
         limit = MAX_CONVERSATIONS if conversations is None else conversations
         most = limit + 1  # plus the row of the others
         self.conversations = np.zeros(most, CONVERSATION)
         self.queue_pairs = np.zeros(ks.MAX_QUEUE_PAIRS, QUEUE_PAIR)
         self.cells = Spill(CELL, _CELLS_IN_MEMORY, cells)
-        self._spills = [(self.cells, ks.CELLS_AT)]
+        self._pick = pick
+        # word of the state that points into a buffer -> the buffer, and the bytes that the next packet may add to it
+        self._spills = {ks.CELLS_AT: (self.cells, ks.ROOM * CELL.itemsize)}
         if packets:
-            self._spills.append((Spill(PACKET, _PACKETS_IN_MEMORY, None), ks.PACKETS_AT))
+            self._spills[ks.PACKETS_AT] = Spill(PACKET, _PACKETS_IN_MEMORY, None), ks.ROOM * PACKET.itemsize
+        if pick is not None:
+            self._spills[ks.PICKS_AT] = Spill(PICK, _PICKS_IN_MEMORY, None), PICK.itemsize
+            bodies = Spill(np.dtype("<u4"), _BODY_WORDS_IN_MEMORY, None)
+            self._spills[ks.BODIES_AT] = bodies, ks.MAX_BLOCK_BYTES + 4
+            self._checked = dict.fromkeys((ks.PICKS_AT, ks.BODIES_AT), 0)
         self._interfaces = np.zeros((ks.MAX_INTERFACES, ks.INTERFACE_BYTES // 8), np.int64)
         blocks = {
             ks.DIRECTIONS: most * 2 * ks.DIRECTION_BYTES,
@@ -324,7 +365,9 @@ class Arena:
         self.state[ks.BASE_BIN] = ks.NO_BIN
         self.state[ks.BIN_START_NS] = 2**62
         self.state[ks.FIRST_NS] = self.state[ks.LAST_NS] = -1
-        for spill, word in self._spills:
+        if pick is not None:
+            self.state[ks.PICK_FROM_NS], self.state[ks.PICK_TO_NS] = max(pick.begin_ns, 0), min(pick.end_ns, ks.MAX_NS)
+        for word, (spill, _) in self._spills.items():
             self.state[word], self.state[word + 1] = spill.begin, spill.end
 
     def word(self, number: int) -> int:
@@ -332,20 +375,52 @@ class Arena:
         return int(self.state[number])
 
     def is_full(self, word: int) -> bool:
-        """True if the buffer that a word of the state points into may not hold the rows of the next packet."""
-        itemsize = CELL.itemsize if word == ks.CELLS_AT else PACKET.itemsize
-        return self.word(word) + ks.ROOM * itemsize > self.word(word + 1)
+        """True if the buffer that a word of the state points into may not hold what the next packet adds."""
+        return self.word(word) + self._spills[word][1] > self.word(word + 1)
 
     def make_room(self) -> None:
-        """Write the rows of full, or nearly full, buffers to their files."""
-        for spill, word in self._spills:
+        """Write the rows of full, or nearly full, buffers to their files.
+
+        Raises:
+            UsageError: too much was picked.
+        """
+        if self._pick is not None and (self.is_full(ks.PICKS_AT) or self.is_full(ks.BODIES_AT)):
+            self._drop_rejected()
+        for word, (spill, _) in self._spills.items():
             if self.is_full(word):
                 spill.empty(self.word(word))
                 self.state[word] = spill.begin
+                if self._pick is not None and word != ks.CELLS_AT:
+                    self._checked[word] = 0
+                if word == ks.BODIES_AT and 4 * spill.rows_in_file > MAX_PICKED_BYTES:
+                    raise UsageError(
+                        f"holds more than {MAX_PICKED_BYTES >> 30} GiB of these packets: choose a shorter time or a filter"
+                    )
 
-    def rows(self) -> tuple[npt.NDArray[Any], ...]:
-        """Return all cells, and all packets if they were wanted."""
-        return tuple(spill.rows(self.word(word)) for spill, word in self._spills)
+    def _drop_rejected(self) -> None:
+        """Remove the packets that are not accepted from the buffers of picked packets."""
+        if self._pick is None or self._pick.accepts is None:
+            return
+        (picks, bodies) = (
+            self._spills[word][0].in_buffer(self.word(word))[self._checked[word] :] for word in self._checked
+        )
+        accepted = np.append(False, self._pick.accepts(self.conversations[: self.word(ks.ROWS)]))
+        inner = accepted[picks["inner"]] & ~accepted[picks["flow"]]
+        for name, source in (("flow", "inner"), ("payload", "inner_payload")):
+            picks[name][inner] = picks[source][inner]
+        mine = accepted[picks["flow"]]
+        for word, rows, kept in (
+            (ks.PICKS_AT, picks, picks[mine]),
+            (ks.BODIES_AT, bodies, bodies[np.repeat(mine, words_of(picks["kept"]))]),
+        ):
+            rows[: len(kept)] = kept
+            self.state[word] -= (len(rows) - len(kept)) * rows.itemsize
+            self._checked[word] += len(kept)
+
+    def rows(self) -> dict[int, npt.NDArray[Any]]:
+        """Return the rows of each buffer and its file, by the word of the state that points into it."""
+        self._drop_rejected()
+        return {word: spill.rows(self.word(word)) for word, (spill, _) in self._spills.items()}
 
     def set_interfaces(self, interfaces: Sequence[Interface]) -> None:
         """Pass the interfaces of the section to the kernels."""
@@ -361,6 +436,11 @@ class Spill:
         dtype: data type of the rows.
         most: number of rows to keep in memory.
         file: file for the rows beyond that; a temporary one if None.
+
+    Attributes:
+        begin: address of the buffer.
+        end: address after it.
+        rows_in_file: number of rows in the file.
     """
 
     def __init__(self, dtype: np.dtype[Any], most: int, file: BinaryIO | None) -> None:
@@ -368,28 +448,32 @@ class Spill:
         self.begin: int = self._buffer.ctypes.data
         self.end = self.begin + self._buffer.nbytes
         self._file, self._is_own = file, file is None
-        self._rows_in_file = 0
+        self.rows_in_file = 0
 
     def __del__(self) -> None:
         if self._is_own and self._file is not None:
             self._file.close()  # rows mapped from it stay valid
 
+    def in_buffer(self, end: int) -> npt.NDArray[Any]:
+        """Return the rows in the buffer; ``end`` is the address after the last one."""
+        return self._buffer[: (end - self.begin) // self._buffer.itemsize]
+
     def empty(self, end: int) -> None:
         """Write the rows from the start of the buffer up to an address to the file."""
         if self._file is None:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed when this is gone
-        rows = (end - self.begin) // self._buffer.itemsize
-        self._file.write(self._buffer[:rows].data)
-        self._rows_in_file += rows
+        rows = self.in_buffer(end)
+        self._file.write(rows.data)
+        self.rows_in_file += len(rows)
 
     def rows(self, end: int) -> npt.NDArray[Any]:
         """Return all rows, as an array or a map of the file; ``end`` is the address after the buffer's last row."""
-        if self._rows_in_file == 0:
-            return self._buffer[: (end - self.begin) // self._buffer.itemsize]
+        if self.rows_in_file == 0:
+            return self.in_buffer(end)
         self.empty(end)
         assert self._file is not None
         self._file.flush()
-        return np.memmap(self._file, self._buffer.dtype, "r+", shape=(self._rows_in_file,))
+        return np.memmap(self._file, self._buffer.dtype, "r+", shape=(self.rows_in_file,))
 
 
 def _aligned(size: int) -> npt.NDArray[np.uint8]:
@@ -397,84 +481,3 @@ def _aligned(size: int) -> npt.NDArray[np.uint8]:
     memory = np.zeros(size + 256, np.uint8)
     skipped = -memory.ctypes.data % 256
     return memory[skipped : skipped + size]
-
-
-class Interface(NamedTuple):
-    """The interface that packets were captured on.
-
-    Attributes:
-        name: name in the capture; empty if it has none.
-        linktype: LINKTYPE of its frames.
-        snap_bytes: length that packets were cut to; 0: not cut.
-        scale: conversion of ticks to nanoseconds with ``by``: TIMES, DIVIDED or POWER_OF_TWO of ``kernels.state``.
-        by: nanoseconds per tick, ticks per nanosecond, or n for ticks of 2^-n s.
-        offset_ns: added to every time.
-    """
-
-    name: str
-    linktype: int
-    snap_bytes: int
-    scale: int = ks.TIMES
-    by: int = 1000
-    offset_ns: int = 0
-
-    def described(self) -> dict[str, Any]:
-        """Return a description of the interface for users."""
-        return {"name": self.name, "linktype": self.linktype, "snap_bytes": self.snap_bytes}
-
-
-def pcap_header(head: bytes) -> tuple[bool, Interface] | None:
-    """Return the byte order of a pcap file (True for big-endian) and its interface; None if it is not a pcap file."""
-    if head[:4] not in _MAGICS or len(head) < _PCAP_HEADER_BYTES:
-        return None
-    order, tick_ns = _MAGICS[head[:4]]
-    snap, link = struct.unpack_from(f"{order}II", head, 16)
-    return order == ">", Interface("", link & 0xFFFF, snap, ks.TIMES, tick_ns)
-
-
-def section_header(block: bytes) -> tuple[bool, int] | None:
-    """Return a section's byte order (True for big-endian) and the length of its header block; None if it is invalid.
-
-    Args:
-        block: its first 12 bytes.
-    """
-    order = {b"\x4d\x3c\x2b\x1a": "<", b"\x1a\x2b\x3c\x4d": ">"}.get(block[8:12])
-    if order is None:
-        return None
-    (total,) = struct.unpack_from(f"{order}I", block, 4)
-    return None if total < 28 or total % 4 or total > ks.MAX_BLOCK_BYTES else (order == ">", total)
-
-
-def interface_block(block: bytes, big_endian: bool) -> Interface | None:
-    """Return the interface that a complete block describes; None if it is damaged."""
-    order = ">" if big_endian else "<"
-    if len(block) < 20 or block[-4:] != block[4:8]:
-        return None
-    link, snap = struct.unpack_from(f"{order}H2xI", block, 8)
-    name, scale, by, offset = "", ks.TIMES, 1000, 0
-    for code, value in _options(block[16:-4], order):
-        if code == _IF_NAME:
-            name = value.decode("utf-8", "replace")[:64]
-        elif code == _IF_TSRESOL and value:
-            scale, by = _resolution(value[0])
-        elif code == _IF_TSOFFSET and len(value) == 8:
-            (offset,) = struct.unpack(f"{order}q", value)
-    # an offset too large for nanoseconds in 64 bits is ignored
-    return Interface(name, link, snap, scale, by, offset * 1_000_000_000 if abs(offset) < 2**32 else 0)
-
-
-def _resolution(value: int) -> tuple[int, int]:
-    power = value & 0x7F
-    if value & 0x80:
-        return (ks.POWER_OF_TWO, min(power, 62)) if power else (ks.TIMES, 10**9)
-    return (ks.TIMES, 10 ** (9 - power)) if power <= 9 else (ks.DIVIDED, 10 ** min(power - 9, 18))
-
-
-def _options(data: bytes, order: str) -> Iterator[tuple[int, bytes]]:
-    at = 0
-    while at + 4 <= len(data):
-        code, size = struct.unpack_from(f"{order}HH", data, at)
-        if code == 0:
-            return
-        yield code, data[at + 4 : at + 4 + size]
-        at += 4 + size + -size % 4

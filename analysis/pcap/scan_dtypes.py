@@ -66,6 +66,21 @@ A cell that would overflow is followed by another one of the same flow and bin."
 PACKET = np.dtype([("time_ns", "i8"), ("flow", "u4"), ("bytes", "u4"), ("payload", "u4")])
 """One packet, for uses that need single packets; a packet inside a tunnel has a second row, of the inner flow."""
 
+PICK = np.dtype(
+    [
+        ("time_ns", "i8"),
+        ("number", "u4"),  # of the packet in the capture, from 1
+        ("interface", "u4"),  # number of its interface in the capture, from 0
+        ("kept", "u4"),  # captured bytes
+        ("length", "u4"),  # of the frame on the wire
+        ("flow", "u4"),  # plus one; 0: the packet belongs to no flow
+        ("payload", "u4"),
+        ("inner", "u4"),  # flow inside a tunnel, plus one
+        ("inner_payload", "u4"),
+    ]
+)
+"""One packet whose captured bytes are kept, for uses that need the packets themselves."""
+
 QUEUE_PAIR = np.dtype(
     [
         ("family", "u1"),

@@ -7,10 +7,11 @@ import importlib
 import os
 import socket
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -166,6 +167,56 @@ def rows_of(columns: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     return (dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True))
 
 
+class NewFile:
+    """A file that appears under its name when it is complete.
+
+    Args:
+        path: its path.
+        mode: ``w`` for text, ``wb`` for bytes.
+
+    Attributes:
+        stream: the file, under a temporary name.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+
+    def __init__(self, path: Path, mode: str = "wb") -> None:
+        self._path = path
+        with self.checked():
+            handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
+        self._part = Path(name)
+        self.stream: IO[Any] = os.fdopen(handle, mode)
+
+    @contextmanager
+    def checked(self) -> Iterator[None]:
+        """Raise a UsageError in place of an OSError."""
+        try:
+            yield
+        except OSError as error:
+            raise UsageError(f"{self._path} cannot be written: {error.strerror or error}") from error
+
+    def __enter__(self) -> NewFile:
+        return self
+
+    def write(self, data: Any) -> None:
+        """Append text or bytes."""
+        with self.checked():
+            self.stream.write(data)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            with self.checked():
+                self.stream.close()
+                if kind is None:
+                    mask = os.umask(0)
+                    os.umask(mask)
+                    self._part.chmod(0o666 & ~mask)
+                    self._part.replace(self._path)
+        finally:
+            self._part.unlink(missing_ok=True)
+
+
 class TableFile:
     """A table file that is written in pieces and appears under its name when it is complete.
 
@@ -179,53 +230,55 @@ class TableFile:
 
     def __init__(self, path: Path, force: bool = False) -> None:
         check_table(path, force)
-        self._path = path
+        self._is_parquet = path.suffix == ".parquet"
         self._writer: Any = None
-        try:
-            handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
-        except OSError as error:
-            raise UsageError(f"{path} cannot be written: {error.strerror}") from error
-        self._part = Path(name)
-        self._file = os.fdopen(handle, "wb" if path.suffix == ".parquet" else "w", newline=None)
+        self._file = NewFile(path, "wb" if self._is_parquet else "w")
 
     def __enter__(self) -> TableFile:
         return self
 
     def add(self, columns: Columns) -> None:
         """Append rows."""
-        try:
-            self._parquet(columns) if self._path.suffix == ".parquet" else self._csv(columns)
-        except OSError as error:
-            raise UsageError(f"{self._path} cannot be written: {error.strerror or error}") from error
+        with self._file.checked():
+            self._parquet(columns) if self._is_parquet else self._csv(columns)
 
     def _parquet(self, columns: Columns) -> None:
         table = importlib.import_module("pyarrow").table(columns)
         if self._writer is None:
             parquet = importlib.import_module("pyarrow.parquet")
-            self._writer = parquet.ParquetWriter(self._file, table.schema)
+            self._writer = parquet.ParquetWriter(self._file.stream, table.schema)
         self._writer.write_table(table.cast(self._writer.schema))
 
     def _csv(self, columns: Columns) -> None:
         if self._writer is None:
-            self._writer = csv.writer(self._file, lineterminator="\n")
+            self._writer = csv.writer(self._file.stream, lineterminator="\n")
             self._writer.writerow(columns)
         lists = [values.tolist() if isinstance(values, np.ndarray) else values for values in columns.values()]
         self._writer.writerows(zip(*lists, strict=True))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
-            if self._writer is not None and self._path.suffix == ".parquet":
-                self._writer.close()
-            self._file.close()
-            if kind is None:
-                mask = os.umask(0)
-                os.umask(mask)
-                self._part.chmod(0o666 & ~mask)
-                self._part.replace(self._path)
-        except OSError as failed:
-            raise UsageError(f"{self._path} cannot be written: {failed.strerror or failed}") from failed
-        finally:
-            self._part.unlink(missing_ok=True)
+            if self._writer is not None and self._is_parquet:
+                with self._file.checked():
+                    self._writer.close()
+        except UsageError as failed:
+            self._file.__exit__(UsageError, failed, None)
+            raise
+        self._file.__exit__(kind, error, at)
+
+
+def check_new(path: Path, force: bool) -> None:
+    """Check, before any work, that a file can be written.
+
+    Raises:
+        UsageError: it exists and must not be replaced, or its folder does not exist.
+    """
+    if path.is_dir() or (path.exists() and not force):
+        raise UsageError(
+            f"{path} is there already: choose another name" + ("" if path.is_dir() else ", or give --force")
+        )
+    if not path.parent.is_dir():
+        raise UsageError(f"{path.parent} is not a directory: {path.name} cannot be written there")
 
 
 def check_table(path: Path, force: bool) -> None:
@@ -236,12 +289,7 @@ def check_table(path: Path, force: bool) -> None:
     """
     if path.suffix not in (".parquet", ".csv"):
         raise UsageError(f"{path} names no table format: its name must end in .parquet or .csv")
-    if path.is_dir() or (path.exists() and not force):
-        raise UsageError(
-            f"{path} is there already: choose another name" + ("" if path.is_dir() else ", or give --force")
-        )
-    if not path.parent.is_dir():
-        raise UsageError(f"{path.parent} is not a directory: {path.name} cannot be written there")
+    check_new(path, force)
     if path.suffix == ".parquet":
         try:
             importlib.import_module("pyarrow.parquet")

@@ -22,7 +22,7 @@ from ringtap.units import counted, duration_s, format_duration
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ringtap.analysis.pcap.packets import ConversationPackets
+    from ringtap.analysis.pcap.packets import CapturedPackets
 
 Integers = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
@@ -323,7 +323,7 @@ class Traffic:
         filled = every.merge(table, how="left", on=[str(name) for name in every])
         return filled.fillna({value: 0.0})
 
-    def packets(self, conversation: int, around: object, within: float | str = 0.01) -> ConversationPackets:
+    def packets(self, conversation: int, around: object, within: float | str = 0.01) -> CapturedPackets:
         """Read the packets of a conversation around a time; the captures are read again.
 
         Args:
@@ -333,12 +333,12 @@ class Traffic:
             within: packets up to so long before and after it, in seconds or as text such as ``10ms``.
 
         Returns:
-            The packets, with ``to_frame()``, ``to_dpkt()`` and ``to_scapy()``.
+            The packets, with ``to_frame()``, ``to_dpkt()``, ``to_scapy()`` and ``to_pcapng()``.
 
         Raises:
             UsageError: no such conversation, no packet of it in this time, or captures that cannot be read again.
         """
-        from ringtap.analysis.pcap.packets import read_packets
+        from ringtap.analysis.pcap.packets import CapturePoint, minus, of_conversation, read_packets
 
         rows, reach_ns = self.scanned.conversations, round(duration_s(within, "a time span") * 1e9)
         if not (hasattr(conversation, "__index__") and 0 <= conversation < len(rows)):
@@ -346,8 +346,11 @@ class Traffic:
         if "standard input" in self.files or not self.files:
             raise UsageError("the packets of standard input cannot be read again: write them to a file first")
         row, at_ns = rows[conversation], as_time_ns(around)
-        files = [(Path(name), lead) for name, lead in zip(self.files, self.leads_ns, strict=True)]
-        found = read_packets(files, row, at_ns - reach_ns, at_ns + reach_ns)
+        points = [
+            CapturePoint(Path(name), at_ns - reach_ns + lead, at_ns + reach_ns + lead + 1, minus(lead))
+            for name, lead in zip(self.files, self.leads_ns, strict=True)
+        ]
+        found = read_packets(points, of_conversation(row))
         if not len(found):
             first, last = (format_duration(abs(int(row[name]) - at_ns) / 1e9) for name in ("first_ns", "last_ns"))
             sides = ["before" if int(row[name]) < at_ns else "after" for name in ("first_ns", "last_ns")]

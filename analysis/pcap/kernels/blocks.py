@@ -8,7 +8,6 @@ from ringtap.analysis.pcap.kernels.state import (
     CORRUPT,
     DIVIDED,
     I_BY,
-    I_LINK,
     I_MOST,
     I_OFFSET_NS,
     I_SCALE,
@@ -92,7 +91,7 @@ def _time_ns(interface: int, high: int, low: int) -> int:
 
 @inlined
 def packet_of_block(state: int, block: int, total: int) -> tuple[int, int, int, int, int]:
-    """Return captured bytes, length, time, data address (0: no packet) and link type of a complete block."""
+    """Return captured bytes, length, time, data address (0: no packet) and interface number of a complete block."""
     kind = _word(state, block)
     if not _is_packet(kind):
         return 0, 0, 0, 0, 0
@@ -124,7 +123,7 @@ def packet_of_block(state: int, block: int, total: int) -> tuple[int, int, int, 
     if kept > total - header - 4 or kept > get(state, MAX_KEPT) or length > MAX_FRAME_BYTES:
         count(state, N_MALFORMED)
         return 0, 0, 0, 0, 0
-    return kept, length, time_ns, block + header, load64(interface + I_LINK)
+    return kept, length, time_ns, block + header, number
 
 
 @kernel

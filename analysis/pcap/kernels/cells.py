@@ -35,17 +35,19 @@ from ringtap.analysis.pcap.kernels.state import (
     NO_BIN,
     NO_TIME,
     PACKETS_AT,
+    PICKED,
     ROOM,
     ROWS,
     UNKNOWN_BIN,
 )
-from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION, PACKET, offsets
+from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION, PACKET, PICK, offsets
 
 _CELL, _PACKET = CELL.itemsize, PACKET.itemsize
 _PACKETS, _BYTES, _PAYLOAD, _DATA_PACKETS, _DATA_BYTES, _SEGMENTS = offsets(
     CONVERSATION, "packets", "bytes", "payload", "data_packets", "data_bytes", "segments"
 )
 _FIRST_NS, _LAST_NS = offsets(CONVERSATION, "first_ns", "last_ns")
+_FLOW, _INNER = offsets(PICK, "flow", "inner")
 
 
 @kernel
@@ -93,6 +95,14 @@ def _write_packet(state: int, flow: int, length: int, payload: int, time_ns: int
     store64(packet, time_ns if time_ns >= 0 else get(state, LAST_NS))
     for number, value in enumerate((flow, length, payload)):
         store32(packet + 8 + 4 * number, value)
+
+
+@kernel
+def _note_flow(row: int, flow: int, payload: int) -> None:
+    """Write the flow and payload of a picked packet into its row; those inside a tunnel come second."""
+    at = row + (_INNER if load32(row + _FLOW) else _FLOW)
+    store32(at, flow + 1)
+    store32(at + 4, payload)
 
 
 @kernel
@@ -150,6 +160,8 @@ def account(state: int, flow: int, length: int, payload: int, time_ns: int) -> i
         _went_back(state, flow, time_ns)
     if get(state, PACKETS_AT):
         _write_packet(state, flow, length, payload, time_ns)
+    if get(state, PICKED):
+        _note_flow(get(state, PICKED), flow, payload)
     return work
 
 

@@ -25,6 +25,13 @@ QUEUE_PAIR_SLOTS = 15
 PACKETS_AT = 16  # address of the next row of scan_dtypes.PACKET; 0: packets are not kept
 PACKETS_END = 17
 IS_END = 18  # 1 if the stream ends with the block
+PICKS_AT = 60  # address of the next row of scan_dtypes.PICK; 0: no packets are picked
+PICKS_END = 61
+BODIES_AT = 62  # address of the captured bytes of the next picked packet; each packet's are padded to four bytes
+BODIES_END = 63
+PICK_FROM_NS = 64  # packets from here on are picked, and only these are decoded
+PICK_TO_NS = 65  # packets before it are picked
+PICK_INTERFACES = 66  # number of interfaces in the stream before the section's first one
 SECRETS = 32  # four random numbers below 2^32 per scan, so that no capture can be crafted to make keys collide
 
 # --- words of the state that the kernels set ----------------------------------------------------------------------
@@ -40,6 +47,7 @@ LAST_NS = 28  # the latest time seen
 NEEDED = 29  # bytes needed to continue, from the place of the stop on
 STOPPED = 30  # reason for the stop: one of those below
 QUEUE_PAIR_ROWS = 31
+PICKED = 67  # address of the row of the packet that is decoded; 0: none
 TAG = 36  # code of the packet's VLAN or VNI
 UNTAGGED = 1
 

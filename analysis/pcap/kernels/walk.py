@@ -9,10 +9,22 @@ from ringtap.analysis.pcap.kernels.blocks import block_stops, is_block, packet_o
 from ringtap.analysis.pcap.kernels.cells import add_cells, close_all, in_bin
 from ringtap.analysis.pcap.kernels.decode import decode
 from ringtap.analysis.pcap.kernels.flow import add, count, get, put
-from ringtap.analysis.pcap.kernels.memory import inlined, kernel, load32, load64, swapped32
+from ringtap.analysis.pcap.kernels.memory import (
+    inlined,
+    kernel,
+    load8,
+    load32,
+    load64,
+    store8,
+    store32,
+    store64,
+    swapped32,
+)
 from ringtap.analysis.pcap.kernels.state import (
     BIN_END_NS,
     BIN_START_NS,
+    BODIES_AT,
+    BODIES_END,
     CELLS_AT,
     CELLS_END,
     CORRUPT,
@@ -20,9 +32,11 @@ from ringtap.analysis.pcap.kernels.state import (
     FULL,
     I_BY,
     I_LINK,
+    INTERFACE_BYTES,
     INTERFACES,
     IS_END,
     LAST_NS,
+    MAX_BLOCK_BYTES,
     MAX_FRAME_BYTES,
     MAX_KEPT,
     MORE,
@@ -32,29 +46,68 @@ from ringtap.analysis.pcap.kernels.state import (
     NEEDED,
     PACKETS_AT,
     PACKETS_END,
+    PICK_FROM_NS,
+    PICK_INTERFACES,
+    PICK_TO_NS,
+    PICKED,
+    PICKS_AT,
+    PICKS_END,
     ROOM,
     STOPPED,
     SWAPPED,
 )
-from ringtap.analysis.pcap.scan_dtypes import CELL, PACKET
+from ringtap.analysis.pcap.scan_dtypes import CELL, PACKET, PICK, offsets
 
-_CELLS_ROOM, _PACKETS_ROOM = ROOM * CELL.itemsize, ROOM * PACKET.itemsize
+_CELLS_ROOM, _PACKETS_ROOM, _PICK = ROOM * CELL.itemsize, ROOM * PACKET.itemsize, PICK.itemsize
+_NUMBER, _INTERFACE, _KEPT, _LENGTH, _FLOW = offsets(PICK, "number", "interface", "kept", "length", "flow")
 
 
 @inlined
-def _is_full(state: int) -> bool:
+def _is_full(state: int, most: int) -> bool:
+    """True if a buffer may not hold what the next packet adds, of which at most ``most`` bytes were captured."""
     if get(state, CELLS_AT) + _CELLS_ROOM > get(state, CELLS_END):
         return True
+    if get(state, PICKS_AT) != 0:
+        if get(state, PICKS_AT) + _PICK > get(state, PICKS_END):
+            return True
+        return get(state, BODIES_AT) + min(most, MAX_BLOCK_BYTES) + 4 > get(state, BODIES_END)
     return get(state, PACKETS_AT) != 0 and get(state, PACKETS_AT) + _PACKETS_ROOM > get(state, PACKETS_END)
 
 
+@kernel
+def _is_picked(state: int, at: int, kept: int, length: int, time_ns: int, interface: int) -> bool:
+    """Copy a packet, if its time is within those that are picked."""
+    if time_ns < get(state, PICK_FROM_NS) or time_ns >= get(state, PICK_TO_NS):
+        return False
+    row, body = get(state, PICKS_AT), get(state, BODIES_AT)
+    put(state, PICKED, row)
+    put(state, PICKS_AT, row + _PICK)
+    put(state, BODIES_AT, body + ((kept + 3) & -4))
+    store64(row, time_ns)
+    store32(row + _NUMBER, get(state, N_PACKETS))
+    store32(row + _INTERFACE, get(state, PICK_INTERFACES) + interface)
+    store32(row + _KEPT, kept)
+    store32(row + _LENGTH, length)
+    for offset in range(_FLOW, _PICK, 4):
+        store32(row + offset, 0)
+    whole = kept & -8
+    for offset in range(0, whole, 8):
+        store64(body + offset, load64(at + offset))
+    if kept & 3:
+        store32(body + (kept & -4), 0)
+    for offset in range(whole, kept):
+        store8(body + offset, load8(at + offset))
+    return True
+
+
 @inlined
-def _packet(state: int, at: int, kept: int, length: int, time_ns: int, link: int) -> None:
+def _packet(state: int, at: int, kept: int, length: int, time_ns: int, interface: int, link: int) -> None:
     add(state + 8 * N_PACKETS, 1)
     add(state + 8 * N_BYTES, length)
     if time_ns < get(state, BIN_START_NS) or time_ns >= get(state, BIN_END_NS):
         time_ns = in_bin(state, time_ns)
-    decode(state, at, kept, length, time_ns, link)
+    if not get(state, PICKS_AT) or _is_picked(state, at, kept, length, time_ns, interface):
+        decode(state, at, kept, length, time_ns, link)
     if time_ns < get(state, LAST_NS):
         if time_ns >= 0:
             count(state, N_BACKWARDS)
@@ -91,10 +144,10 @@ def walk(state: int, block: int, size: int) -> int:
         if at + 16 + kept > size:
             needed = 16 + kept
             break
-        if _is_full(state):
+        if _is_full(state, kept):
             stopped = FULL
             break
-        _packet(state, record + 16, kept, length, seconds * 1_000_000_000 + ticks * tick_ns, link)
+        _packet(state, record + 16, kept, length, seconds * 1_000_000_000 + ticks * tick_ns, 0, link)
         at += 16 + kept
     put(state, STOPPED, stopped)
     put(state, NEEDED, needed)
@@ -117,19 +170,20 @@ def walk_blocks(state: int, block: int, size: int) -> int:
     at, stopped = 0, MORE
     put(state, NEEDED, 12)
     while at + 12 <= size:
-        if _is_full(state):
+        total = _total(state, block + at)
+        if _is_full(state, total):
             stopped = FULL
             break
         stopped = block_stops(state, block + at, size - at)
         if stopped != MORE:
             break
-        total = _total(state, block + at)
         if at + total > size:
             put(state, NEEDED, total)
             break
-        kept, length, time_ns, data, link = packet_of_block(state, block + at, total)
+        kept, length, time_ns, data, number = packet_of_block(state, block + at, total)
         if data:
-            _packet(state, data, kept, length, time_ns, link)
+            link = load64(get(state, INTERFACES) + number * INTERFACE_BYTES + I_LINK)
+            _packet(state, data, kept, length, time_ns, number, link)
         at += total
         put(state, NEEDED, 12)
     put(state, STOPPED, stopped)

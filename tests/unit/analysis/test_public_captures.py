@@ -11,7 +11,7 @@ import pytest
 from scapy import utils as scapy_utils
 
 import ringtap
-from ringtap.analysis.pcap.packets import each_packet
+from ringtap.analysis.pcap.packets import CapturePoint, read_packets
 
 EXAMPLE = Path("examples/ring.pcap.gz")
 
@@ -117,13 +117,13 @@ def test_pcapng_of_two_interfaces_has_the_times_and_frames_that_scapy_reads(orde
         truth.append((t_ns, (1, 101)[which], len(data) + 5, data))
     path = tmp_path / "two.pcapng"
     path.write_bytes(b"".join(parts))
-    found = list(each_packet(path))
+    found = list(read_packets([CapturePoint(path)]))
     assert [(one.t_ns, one.linktype, one.wire_bytes, one.data) for one in found] == truth
     with scapy_utils.RawPcapNgReader(str(path)) as reader:
         read = list(reader)
     assert [data for data, _ in read] == [data for *_, data in truth]
     path.write_bytes(b"".join(parts)[:-3])
-    assert len(list(each_packet(path))) == len(truth) - 1
+    assert len(read_packets([CapturePoint(path)])) == len(truth) - 1
 
 
 def test_a_lead_of_a_capture_moves_its_packets(tmp_path):

@@ -1,0 +1,184 @@
+"""Formats of captures: the headers of pcap and pcapng files, and a writer of pcapng.
+
+Sources: draft-ietf-opsawg-pcap and draft-ietf-opsawg-pcapng. Compiled kernels read the packets themselves.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ringtap.analysis.pcap.kernels import state as ks
+
+PCAP_HEADER_BYTES = 24
+SECTION_HEADER = b"\x0a\x0d\x0d\x0a"
+# magic number in the file -> (byte order, nanoseconds per tick)
+_MAGICS = {
+    b"\xd4\xc3\xb2\xa1": ("<", 1000),
+    b"\xa1\xb2\xc3\xd4": (">", 1000),
+    b"\x4d\x3c\xb2\xa1": ("<", 1),
+    b"\xa1\xb2\x3c\x4d": (">", 1),
+}
+_INTERFACE_BLOCK, _PACKET_BLOCK = 1, 6
+_BYTE_ORDER, _VERSION, _LENGTH_UNKNOWN = 0x1A2B3C4D, (1, 0), -1
+_COMMENT, _APPLICATION = 1, 4
+_IF_NAME, _IF_DESCRIPTION, _IF_TSRESOL, _IF_TSOFFSET = 2, 3, 9, 14
+_NANOSECONDS = b"\x09"
+_MAX_OPTION_BYTES = 2**16 - 4
+_PACKET_WORDS = 8  # of a block without captured bytes and options
+
+
+class Interface(NamedTuple):
+    """The interface that packets were captured on.
+
+    Attributes:
+        name: name in the capture; empty if it has none.
+        linktype: LINKTYPE of its frames.
+        snap_bytes: length that packets were cut to; 0: not cut.
+        scale: conversion of ticks to nanoseconds with ``by``: TIMES, DIVIDED or POWER_OF_TWO of ``kernels.state``.
+        by: nanoseconds per tick, ticks per nanosecond, or n for ticks of 2^-n s.
+        offset_ns: added to every time.
+    """
+
+    name: str
+    linktype: int
+    snap_bytes: int
+    scale: int = ks.TIMES
+    by: int = 1000
+    offset_ns: int = 0
+
+    def described(self) -> dict[str, Any]:
+        """Return a description of the interface for users."""
+        return {"name": self.name, "linktype": self.linktype, "snap_bytes": self.snap_bytes}
+
+
+def pcap_header(head: bytes) -> tuple[bool, Interface] | None:
+    """Return the byte order of a pcap file (True for big-endian) and its interface; None if it is not a pcap file."""
+    if head[:4] not in _MAGICS or len(head) < PCAP_HEADER_BYTES:
+        return None
+    order, tick_ns = _MAGICS[head[:4]]
+    snap, link = struct.unpack_from(f"{order}II", head, 16)
+    return order == ">", Interface("", link & 0xFFFF, snap, ks.TIMES, tick_ns)
+
+
+def section_header(block: bytes) -> tuple[bool, int] | None:
+    """Return a section's byte order (True for big-endian) and the length of its header block; None if it is invalid.
+
+    Args:
+        block: its first 12 bytes.
+    """
+    order = {b"\x4d\x3c\x2b\x1a": "<", b"\x1a\x2b\x3c\x4d": ">"}.get(block[8:12])
+    if order is None:
+        return None
+    (total,) = struct.unpack_from(f"{order}I", block, 4)
+    return None if total < 28 or total % 4 or total > ks.MAX_BLOCK_BYTES else (order == ">", total)
+
+
+def interface_block(block: bytes, big_endian: bool) -> Interface | None:
+    """Return the interface that a complete block describes; None if it is damaged."""
+    order = ">" if big_endian else "<"
+    if len(block) < 20 or block[-4:] != block[4:8]:
+        return None
+    link, snap = struct.unpack_from(f"{order}H2xI", block, 8)
+    name, scale, by, offset = "", ks.TIMES, 1000, 0
+    for code, value in _each_option(block[16:-4], order):
+        if code == _IF_NAME:
+            name = value.decode("utf-8", "replace")[:64]
+        elif code == _IF_TSRESOL and value:
+            scale, by = _resolution(value[0])
+        elif code == _IF_TSOFFSET and len(value) == 8:
+            (offset,) = struct.unpack(f"{order}q", value)
+    # an offset too large for nanoseconds in 64 bits is ignored
+    return Interface(name, link, snap, scale, by, offset * 1_000_000_000 if abs(offset) < 2**32 else 0)
+
+
+def _resolution(value: int) -> tuple[int, int]:
+    power = value & 0x7F
+    if value & 0x80:
+        return (ks.POWER_OF_TWO, min(power, 62)) if power else (ks.TIMES, 10**9)
+    return (ks.TIMES, 10 ** (9 - power)) if power <= 9 else (ks.DIVIDED, 10 ** min(power - 9, 18))
+
+
+def _each_option(data: bytes, order: str) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at + 4 <= len(data):
+        code, size = struct.unpack_from(f"{order}HH", data, at)
+        if code == 0:
+            return
+        yield code, data[at + 4 : at + 4 + size]
+        at += 4 + size + -size % 4
+
+
+def section(application: str, comment: str) -> bytes:
+    """Return the block that begins a pcapng file, in this machine's order."""
+    body = struct.pack("<IHHq", _BYTE_ORDER, *_VERSION, _LENGTH_UNKNOWN)
+    return _block(
+        int.from_bytes(SECTION_HEADER, "little"), body + _options({_COMMENT: comment, _APPLICATION: application})
+    )
+
+
+def interface(linktype: int, snap_bytes: int, name: str, description: str) -> bytes:
+    """Return the block of an interface whose times are nanoseconds."""
+    options = {_IF_NAME: name, _IF_DESCRIPTION: description, _IF_TSRESOL: _NANOSECONDS}
+    return _block(_INTERFACE_BLOCK, struct.pack("<HHI", linktype, 0, snap_bytes) + _options(options))
+
+
+def _block(kind: int, body: bytes) -> bytes:
+    total = len(body) + 12
+    return struct.pack("<II", kind, total) + body + struct.pack("<I", total)
+
+
+def _options(options: Mapping[int, str | bytes]) -> bytes:
+    """Return options, padded; those with an empty value are left out."""
+    made = b""
+    for code, value in options.items():
+        data = (value if isinstance(value, bytes) else value.encode(errors="replace"))[:_MAX_OPTION_BYTES]
+        made += struct.pack("<HH", code, len(data)) + data + bytes(-len(data) % 4) if data else b""
+    return made + bytes(4) if made else b""
+
+
+Words = npt.NDArray[np.uint32]
+
+
+def packets(rows: npt.NDArray[Any], bodies: Sequence[Words], comments: Mapping[int, str]) -> Words:
+    """Return the blocks of packets, as words.
+
+    Args:
+        rows: ``interface`` (number in the file), ``time_ns``, ``kept`` and ``length`` of each packet; its captured
+            bytes begin at word ``at`` of the part ``source`` of ``bodies``.
+        bodies: captured bytes, each packet's padded with zeros to whole words.
+        comments: comment by number of the row.
+    """
+    options = {row: np.frombuffer(_options({_COMMENT: text}), "<u4") for row, text in comments.items()}
+    kept_words = words_of(rows["kept"])
+    total = kept_words + _PACKET_WORDS
+    for row, option in options.items():
+        total[row] += len(option)
+    ends = np.cumsum(total)
+    begins = ends - total
+    made = np.zeros(int(ends[-1]) if len(ends) else 0, "<u4")
+    time_ns = rows["time_ns"].astype(np.uint64)
+    size = 4 * total
+    high, low = time_ns >> np.uint64(32), time_ns & np.uint64(0xFFFFFFFF)
+    head = (_PACKET_BLOCK, size, rows["interface"], high, low, rows["kept"], rows["length"])
+    for word, values in enumerate(head):
+        made[begins + word] = values
+    made[ends - 1] = size
+    for source in np.unique(rows["source"]).tolist():
+        mine = np.flatnonzero(rows["source"] == source)
+        counts = kept_words[mine]
+        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        place, origin = begins[mine] + len(head), rows["at"][mine]
+        made[np.repeat(place, counts) + within] = bodies[source][np.repeat(origin, counts) + within]
+    for row, option in options.items():
+        made[ends[row] - 1 - len(option) : ends[row] - 1] = option
+    return made
+
+
+def words_of(kept: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return the words that hold so many bytes."""
+    return (kept.astype(np.int64) + 3) // 4

@@ -47,6 +47,7 @@ GROUPS = {
             "ringtap.analysis.commands.structure",
             "a training job's iterations, ring and volume, from packets",
         ),
+        "packets": ("ringtap.analysis.commands.packets", "cut an iteration, a sweep's point or a time out of captures"),
     },
     "Traffic and testbed": {
         "traffic": ("", "cross traffic: plan, serve, send, verify"),

@@ -171,6 +171,12 @@ SERVER: Shape = {
 PACKETS: Shape = {
     "tool?": _WORDS,
     "filter?": _WORDS,
+    "interface?": _WORDS,
+    "files?": [str],
+    "begin_ns?": NS,
+    "end_ns?": NS,
+    "ended?": _WORDS,
+    "deleted_files?": (COUNT, None),
     "dropped_by_kernel?": (COUNT, None),
     "dropped_by_interface?": (COUNT, None),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,12 +143,13 @@ def read_packets(logs: NodeLogs, borders: Borders) -> Packets | None:
     for column, what in enumerate(_SUMS):
         flows[what] = totals[:, column]
     amounts = {what: binned[:, column] for column, what in enumerate(_SUMS)}
-    return Packets(flows, amounts, frozenset(interfaces), first_ns, last_ns, _dropped(logs), others)
+    dropped = lost_packets(logs.json(PACKETS_JSON, PACKETS))
+    return Packets(flows, amounts, frozenset(interfaces), first_ns, last_ns, dropped, others)
 
 
-def _dropped(logs: NodeLogs) -> int | None:
-    item = logs.json(PACKETS_JSON, PACKETS)
-    known = [item[name] for name in ("dropped_by_kernel", "dropped_by_interface") if item.get(name) is not None]
+def lost_packets(facts: Mapping[str, Any]) -> int | None:
+    """Return the packets that a capture lost, by the facts that its program left; None: not known."""
+    known = [facts[name] for name in ("dropped_by_kernel", "dropped_by_interface") if facts.get(name) is not None]
     return sum(known) if known else None
 
 

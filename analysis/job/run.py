@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import Executor
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -22,6 +22,10 @@ from ringtap.arguments import instance_of, number, path_of, whole_number
 from ringtap.errors import UsageError, did_you_mean
 from ringtap.json_validation import whole
 from ringtap.units import counted
+
+if TYPE_CHECKING:
+    from ringtap.analysis.pcap.packets import CapturedPackets
+    from ringtap.analysis.pcap.reader import Progress
 
 _SUMS = ("nic_drops", "queue_drops", "segments_retransmitted", "pause_frames", "ecn_marks", "cnp_sent", "cnp_handled")
 _ALL_SUMS = (*_SUMS, "infiniband_tx_bytes")
@@ -464,6 +468,26 @@ class Job:
         from ringtap.analysis.job.collection_status import states
 
         return states(self.nodes)
+
+    def packets(
+        self, iteration: int | None = None, filter: str | None = None, *, progress: Progress | None = None
+    ) -> CapturedPackets:
+        """Read the packets that the run recorded in an iteration, in the order of time on the reference clock.
+
+        Args:
+            iteration: number of the iteration, as in `iterations`; None for all packets.
+            filter: keep only the packets that this filter in tcpdump's language accepts, as for `read_captures`.
+            progress: as for `read_captures`.
+
+        Returns:
+            The packets, with ``to_frame()``, ``to_dpkt()``, ``to_scapy()`` and ``to_pcapng()``.
+
+        Raises:
+            UsageError: there is no such iteration, no packet of it, or no packets in the run; or the filter is wrong.
+        """
+        from ringtap.analysis.job.packet_slices import read_slice
+
+        return read_slice(self, iteration, filter, progress=progress).packets
 
     def table(self, name: str, by: Literal["sample", "iteration"] = "sample") -> pd.DataFrame:
         """Return the log of any collector as a table, also of one that is not ringtap's own.

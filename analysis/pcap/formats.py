@@ -123,7 +123,7 @@ def section(application: str, comment: str) -> bytes:
 
 def interface(linktype: int, snap_bytes: int, name: str, description: str) -> bytes:
     """Return the block of an interface whose times are nanoseconds."""
-    options = {_IF_NAME: name, _IF_DESCRIPTION: description, _IF_TSRESOL: _NANOSECONDS}
+    options: dict[int, str | bytes] = {_IF_NAME: name, _IF_DESCRIPTION: description, _IF_TSRESOL: _NANOSECONDS}
     return _block(_INTERFACE_BLOCK, struct.pack("<HHI", linktype, 0, snap_bytes) + _options(options))
 
 
@@ -132,7 +132,7 @@ def _block(kind: int, body: bytes) -> bytes:
     return struct.pack("<II", kind, total) + body + struct.pack("<I", total)
 
 
-def _options(options: Mapping[int, str | bytes]) -> bytes:
+def _options(options: dict[int, str | bytes]) -> bytes:
     """Return options, padded; those with an empty value are left out."""
     made = b""
     for code, value in options.items():

@@ -22,7 +22,7 @@ from ringtap.analysis.pcap import formats, tables
 from ringtap.analysis.pcap.kernels import compile
 from ringtap.analysis.pcap.kernels import state as ks
 from ringtap.analysis.pcap.reader import LOG, Progress, feed
-from ringtap.analysis.pcap.scan import MAX_PICKED_BYTES, Pick, Scan, Scanned
+from ringtap.analysis.pcap.scan import MAX_PICKED_BYTES, TOO_MUCH, Pick, Scan, Scanned
 from ringtap.analysis.pcap.scan_dtypes import CONVERSATION
 from ringtap.analysis.pcap.sources import CaptureStream
 from ringtap.arguments import path_of
@@ -88,8 +88,7 @@ class RawPacket(NamedTuple):
     interface: str = ""
 
 
-@dataclass(frozen=True)
-class CapturePoint:
+class CapturePoint(NamedTuple):
     """A capture, the span of its time to read, and its clock.
 
     Attributes:
@@ -199,8 +198,7 @@ class CapturedPackets(Sequence[RawPacket]):
         known["payload"] = rows["payload"][flow > 0].astype(np.int64)
         if len(known) < len(rows):
             known = known.convert_dtypes().reindex(range(len(rows)))
-        bytes_at = known.columns.get_loc("payload")
-        known.insert(bytes_at, "bytes", rows["length"].astype(np.int64))
+        known.insert(len(names), "bytes", rows["length"].astype(np.int64))
         return pd.concat([pd.DataFrame(columns), known], axis=1)
 
     def to_pcapng(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
@@ -265,6 +263,25 @@ class CapturedPackets(Sequence[RawPacket]):
         return [_needs("scapy", made, packet) for packet in self]
 
 
+@dataclass(frozen=True)
+class Slice:
+    """Packets chosen from captures, and how well they are known.
+
+    Attributes:
+        packets: the packets.
+        name: the choice in words, such as ``iteration 120``.
+        clock: whose clock their times are by, as a clause.
+        clock_error_ns: bound of the error of comparing times of two capture points' clocks; None: not known.
+        warnings: a sentence for each reason why packets may be missing.
+    """
+
+    packets: CapturedPackets
+    name: str
+    clock: str
+    clock_error_ns: float | None
+    warnings: tuple[str, ...]
+
+
 def _needs(package: str, made: Callable[[RawPacket], Any], packet: RawPacket) -> Any:
     try:
         return made(packet)
@@ -273,7 +290,7 @@ def _needs(package: str, made: Callable[[RawPacket], Any], packet: RawPacket) ->
 
 
 def _named(names: Sequence[str], numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return np.array([*names, ""], object)[numbers]
+    return np.asarray(np.array([*names, ""], object)[numbers])
 
 
 def check_pcapng(path: Path, force: bool) -> None:
@@ -311,8 +328,7 @@ def read_packets(
         flows += 2 * len(scanned.conversations)
         words += len(scanned.bodies)
         if 4 * words > MAX_PICKED_BYTES:
-            limit = f"{MAX_PICKED_BYTES >> 30} GiB"
-            raise UsageError(f"the captures hold more than {limit} of these packets: choose a shorter time or a filter")
+            raise UsageError(f"the captures hold {TOO_MUCH}")
         scans.append(scanned)
         parts.append(rows)
     rows = np.concatenate(parts)
@@ -322,10 +338,10 @@ def read_packets(
 
 
 def _scan(point: CapturePoint, accepts: Accepts | None, progress: Progress | None) -> Scanned:
-    span = (point.begin_ns, point.end_ns) if point.unstepped is None else ()
+    pick = Pick(point.begin_ns, point.end_ns, accepts) if point.unstepped is None else Pick(accepts=accepts)
     stream = CaptureStream(point.path)
     try:
-        return feed(stream, Scan(pick=Pick(*span, accepts=accepts)), progress=progress)
+        return feed(stream, Scan(pick=pick), progress=progress)
     finally:
         stream.close()
 

@@ -36,8 +36,9 @@ _CELLS_IN_MEMORY = (96 << 20) // CELL.itemsize
 _PACKETS_IN_MEMORY = 2**22
 _PICKS_IN_MEMORY = 2**20
 _BODY_WORDS_IN_MEMORY = 2 * ks.MAX_BLOCK_BYTES // 4
-MAX_PICKED_BYTES = 4 << 30
+MAX_PICKED_BYTES = 2 << 30
 """Captured bytes of the packets that can be picked, at most."""
+TOO_MUCH = f"more than {MAX_PICKED_BYTES >> 30} GiB of these packets: choose a shorter time or a filter"
 _USUAL_MAX_KEPT = 262_144  # snap length that tools use for "no limit"
 
 
@@ -393,9 +394,7 @@ class Arena:
                 if self._pick is not None and word != ks.CELLS_AT:
                     self._checked[word] = 0
                 if word == ks.BODIES_AT and 4 * spill.rows_in_file > MAX_PICKED_BYTES:
-                    raise UsageError(
-                        f"holds more than {MAX_PICKED_BYTES >> 30} GiB of these packets: choose a shorter time or a filter"
-                    )
+                    raise UsageError(f"holds {TOO_MUCH}")
 
     def _drop_rejected(self) -> None:
         """Remove the packets that are not accepted from the buffers of picked packets."""

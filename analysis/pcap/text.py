@@ -162,9 +162,7 @@ def _totals(traffic: Traffic, filtered: str | None) -> list[str]:
     names = ", ".join(traffic.files[:3]) + (f" and {len(traffic.files) - 3} more" if len(traffic.files) > 3 else "")
     lines = [f"{names}: no packet has a time"]
     if traffic.bins:
-        seconds, part_ns = divmod(scanned.first_ns, 1_000_000_000)
-        begin = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds)) + f".{part_ns // 1_000_000:03d} UTC"
-        lines = [f"{names}: from {begin}, {format_duration(traffic.duration_s)}"]
+        lines = [f"{names}: from {utc_text(scanned.first_ns)}, {format_duration(traffic.duration_s)}"]
     lines.append(f"{_amounts(counts['packets'], counts['bytes'], traffic)}{_kinds(traffic)}")
     if filtered is not None:
         rows = scanned.conversations[traffic.flow_numbers // 2]
@@ -172,6 +170,12 @@ def _totals(traffic: Traffic, filtered: str | None) -> list[str]:
         packets, size = (int(rows[name][np.arange(len(rows)), side].sum()) for name in ("packets", "bytes"))
         lines.append(f"of these {filtered!r}: {_amounts(packets, size, traffic)}")
     return lines
+
+
+def utc_text(time_ns: int) -> str:
+    """Format a time since the epoch, to the millisecond."""
+    seconds, part_ns = divmod(time_ns, 1_000_000_000)
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds)) + f".{part_ns // 1_000_000:03d} UTC"
 
 
 def _amounts(packets: int, size: int, traffic: Traffic) -> str:

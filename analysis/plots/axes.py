@@ -21,6 +21,7 @@ from matplotlib.axis import Axis
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from ringtap.analysis.job.packet_slices import check_iteration
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.plots.style import BLUE, COLOURS, FAINT, GREEN, INK, LIGHT, PURPLE, RC, VERMILION, plain
 from ringtap.analysis.statistics.arrays import Array, Values, sample
@@ -382,13 +383,8 @@ def timeline(job: Job, iteration: int, ax: Axes | None = None) -> list[Artist]:
         UsageError: there is no such iteration, or its phases were not recorded.
     """
     instance_of(job, Job, "the job", "the result of open_job")
-    table = job.rank_iterations
-    rows = table[table["iteration"] == iteration]
-    if not len(rows):
-        last = int(table["iteration"].max()) if len(table) else -1
-        known = f"the iterations are 0 to {last}" if last >= 0 else "the run has none"
-        raise UsageError(f"{job.path} has no iteration {iteration}: {known}")
-    rows = rows[rows["ready_ns"].notna()]
+    number, table = check_iteration(job, iteration), job.rank_iterations
+    rows = table[(table["iteration"] == number) & table["ready_ns"].notna()]
     if not len(rows):
         raise UsageError(
             f"the phases of iteration {iteration} are not known: {job.work.why or 'no rank recorded them'}"

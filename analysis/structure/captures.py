@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
 
+from ringtap.analysis.job.packets import lost_packets
 from ringtap.analysis.job.run import Job, open_job
 from ringtap.analysis.pcap import read_captures
 from ringtap.analysis.pcap.reader import Progress
@@ -137,8 +138,7 @@ def _capture_points(job: Job) -> list[_CapturePoint]:
 
 def _loss_warning(logs: NodeLogs) -> str:
     """Return a warning if the node's capture is known to lack packets, else an empty string."""
-    about = logs.json(PACKETS_JSON, PACKETS)
-    lost = sum(about.get(name) or 0 for name in ("dropped_by_kernel", "dropped_by_interface"))
+    lost = lost_packets(logs.json(PACKETS_JSON, PACKETS))
     return f"the capture of {logs.name} lost {lost:,} packets: volumes are too small there" if lost else ""
 
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,10 @@ from ringtap.analysis.sweeps.series_results import Series, analyse
 from ringtap.arguments import instance_of
 from ringtap.errors import UsageError, did_you_mean
 from ringtap.units import counted
+
+if TYPE_CHECKING:
+    from ringtap.analysis.pcap.packets import CapturedPackets, Slice
+    from ringtap.analysis.pcap.reader import Progress
 
 
 class Sweep:
@@ -132,6 +137,43 @@ class Sweep:
         """
         directories = [window["directory"] for window in self.run.windows if window["series"] == self._known(series)]
         return Job(self.run.job(directories[-1]), self.workers)
+
+    def packets(
+        self, series: str, step: int, filter: str | None = None, *, progress: Progress | None = None
+    ) -> CapturedPackets:
+        """Read the packets that were recorded at a point, as `Job.packets` does for an iteration.
+
+        Args:
+            series: name of the series.
+            step: position of the point's load in the plan's ``loads``, from 0.
+            filter: keep only the packets that this filter in tcpdump's language accepts.
+            progress: as for `read_captures`.
+
+        Raises:
+            UsageError: there is no such series or step, no packets were recorded there, or the filter is wrong.
+        """
+        return read_point(self, series, step, filter, progress).packets
+
+
+def read_point(
+    sweep: Sweep, series: str, step: int, filter: str | None = None, progress: Progress | None = None
+) -> Slice:
+    """Read the packets of `Sweep.packets`, with what is known of them."""
+    from ringtap.analysis.job.packet_slices import read_slice
+
+    windows = [window for window in sweep.run.windows if window["series"] == sweep._known(series)]
+    points = [window for window in windows if window.get("step") == step]
+    name = f"point {series}:{step}"
+    if not points:
+        steps = ", ".join(str(number) for number in sorted({window["step"] for window in windows if "step" in window}))
+        raise UsageError(f"{sweep.path} has no {name}: the steps of {series} are {steps}")
+    point = points[-1]
+    begin_ns, end_ns = (point.get(f"packets_{end}_ns") for end in ("start", "end"))
+    if begin_ns is None or end_ns is None:
+        why = point.get("packets_why") or "the plan's key capture asks for them"
+        raise UsageError(f"no packets were recorded at {name}: {why}")
+    job = Job(sweep.run.job(point["directory"]), sweep.workers)
+    return read_slice(job, filter=filter, span_ns=(begin_ns, end_ns), name=name, progress=progress)
 
 
 def _row(series: Series) -> dict[str, object]:

@@ -86,6 +86,9 @@ def _flows(options: argparse.Namespace) -> int:
             print(f"\nNext: ringtap flows {names} --rates rates.csv")
         elif _may_hold_training(traffic):
             print(f"\nNext: ringtap structure {names}")
+        if expression is not None:
+            words = shell_word(expression)
+            print(f"Next, for these packets alone: ringtap packets {names} --filter {words} -o slice.pcapng")
     return 0
 
 

@@ -105,7 +105,8 @@ def _of_captures(options: argparse.Namespace, progress: Progress) -> Slice:
     found = read_packets(points, accepts, progress)
     if not len(found):
         raise UsageError(_nothing(options, found))
-    found.about = "; ".join([*(point.name for point in points), *([options.filter] if options.filter else [])])
+    names = [Path(point.name).name for point in points]
+    found.about = "; ".join([*names, *([options.filter] if options.filter else [])])
     scans = zip(points, found.scans, strict=True)
     warnings = tuple(f"{point.name}: {line}" for point, scan in scans for line in damage(scan.counts))
     return Slice(found, "", "times as captured", None, warnings)

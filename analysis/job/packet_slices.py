@@ -68,8 +68,6 @@ def read_slice(
     if iteration is not None:
         iteration = check_iteration(job, iteration)
         name = f"iteration {iteration}"
-        row = job.work.iterations.iloc[iteration]
-        span_ns = int(row["start_ns"]), int(row["end_ns"])
     captures = [capture for logs in job.nodes.values() for capture in _captures(logs)]
     if not captures:
         raise UsageError(f"{job.path} has no packets: {_reason(job)}")

@@ -221,7 +221,7 @@ class CapturedPackets(Sequence[RawPacket]):
         with tables.NewFile(target) as file:
             file.write(formats.section(f"ringtap {ringtap.__version__}", self.about))
             for one in self.interfaces:
-                where = f"node {one.node}" if one.node else f"file {one.file}"
+                where = f"node {one.node}" if one.node else f"file {Path(one.file).name}"
                 file.write(formats.interface(one.linktype, one.snap_bytes, one.name, where))
             bodies = [scanned.bodies for scanned in self.scans]
             for begin, end in pairwise(np.unique([0, *cuts.tolist(), len(self)]).tolist()):

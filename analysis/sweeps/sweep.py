@@ -166,7 +166,7 @@ def read_point(
     name = f"point {series}:{step}"
     if not points:
         steps = ", ".join(str(number) for number in sorted({window["step"] for window in windows if "step" in window}))
-        raise UsageError(f"{sweep.path} has no {name}: the steps of {series} are {steps}")
+        raise UsageError(f"{sweep.path} has no {name}: the steps of {series} are {steps or 'not known'}")
     point = points[-1]
     begin_ns, end_ns = (point.get(f"packets_{end}_ns") for end in ("start", "end"))
     if begin_ns is None or end_ns is None:

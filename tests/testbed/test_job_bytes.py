@@ -72,6 +72,7 @@ def test_two_ranks_over_loopback(tmp_path: Path) -> None:
     nodes = set(data["run"]["nodes"])
     check_sides(data, nodes, "loopback")
     check_packets_iteration_by_iteration(run)
+    check_slice(run, SHORT_ITERATIONS // 2, tmp_path / "slice.pcapng")
     # who talks to whom
     between = [flow for flow in data["flows_table"] if flow["why"] == "rank to rank"]
     assert {(flow["source_rank"], flow["destination_rank"]) for flow in between} == {(0, 1), (1, 0)}
@@ -84,6 +85,34 @@ def check_packets_iteration_by_iteration(run: Path) -> None:
     beyond = (table["packet_training_bytes"] - 2 * demand(PARAMETERS, 2).worker_bytes).median()
     assert 0 < beyond < 0.005 * 2 * demand(PARAMETERS, 2).worker_bytes
     assert beyond % GLOO_MESSAGE_BYTES == 0
+
+
+def check_slice(run: Path, iteration: int, path: Path) -> None:
+    """The slice of an iteration holds what tshark counts between its borders, and the payload of the analysis."""
+    cut = [*RINGTAP, "packets", str(run), "--iteration", str(iteration), "-o", str(path)]
+    subprocess.run(cut, check=True, capture_output=True, timeout=60)
+    row = pd.read_parquet(run / "derived" / "iterations.parquet").iloc[iteration]
+    begin, end = (f"{row[name] // 10**9}.{row[name] % 10**9:09d}" for name in ("start_ns", "end_ns"))
+    within = f"frame.time_epoch >= {begin} && frame.time_epoch < {end}"
+    expected = [line for capture in run.glob("nodes/*/packets/*.pcap") for line in fields(capture, "-Y", within)]
+    assert len(expected) > 100
+    found = fields(path)
+    assert [line[:4] for line in found] == [line[:4] for line in expected]
+    payload = sum(int(line[3] or 0) for line in found)
+    assert payload == sum(row[f"packet_{kind}_bytes"] for kind in ("training", "cross", "other"))
+    comments = [line[4] for line in found if line[4]]
+    (node,) = (folder.name for folder in run.glob("nodes/*"))
+    who = f"packet here: node {node}, ranks 0, 1"
+    assert comments == [f"iteration {iteration}, {end} {who}" for end in ("first", "last")]
+
+
+def fields(path: Path, *only: str) -> list[list[str]]:
+    """Time, lengths, TCP payload and comment of each packet of a file, as tshark shows them."""
+    names = ("frame.time_epoch", "frame.len", "frame.cap_len", "tcp.len", "frame.comment")
+    command = ["tshark", "-n", "-r", str(path), "-T", "fields", "-E", "separator=|", *only]
+    command += [word for name in names for word in ("-e", name)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    return [line.split("|") for line in done.stdout.splitlines()]
 
 
 @pytest.mark.alone

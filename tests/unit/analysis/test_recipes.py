@@ -21,6 +21,8 @@ import pytest
 
 import ringtap
 from tests.gold.analysis_sweep import write_sweep
+from tests.gold.job_run import MS, Truth, write_ddp_job
+from tests.unit.capture_makers import classic, frames, usual
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "reference" / "recipes.md"
@@ -59,6 +61,10 @@ def folder(tmp_path_factory):
     (path / "job").rename(path / "runs" / "job")
     pairs = [("vgg16", "consistent"), ("vgg16", "burst")]
     write_sweep(path / "runs" / "sweep", pairs, loads_gbps=LOADS_GBPS)
+    write_ddp_job(path / "runs" / "packets", Truth())
+    (path / "runs" / "packets" / "nodes" / "n0" / "packets").mkdir()
+    capture = classic(frames([(at_ns + 2_500 * MS, ip) for at_ns, ip in usual()]))  # within iteration 12
+    (path / "runs" / "packets" / "nodes" / "n0" / "packets" / "eth0-0.pcap").write_bytes(capture)
     (path / "examples").mkdir()
     shutil.copy(ROOT / "examples" / "ring.pcap.gz", path / "examples")
     (path / "load.py").write_text(block("A collector of your own"))

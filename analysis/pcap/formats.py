@@ -159,24 +159,35 @@ def packets(rows: npt.NDArray[Any], bodies: Sequence[Words], comments: Mapping[i
     for row, option in options.items():
         total[row] += len(option)
     ends = np.cumsum(total)
-    begins = ends - total
-    made = np.zeros(int(ends[-1]) if len(ends) else 0, "<u4")
-    time_ns = rows["time_ns"].astype(np.uint64)
-    size = 4 * total
+    begins, size, time_ns = ends - total, 4 * total, rows["time_ns"].astype(np.uint64)
+    made = np.zeros(int(total.sum()), "<u4")
+    is_body = np.ones(len(made), bool)
     high, low = time_ns >> np.uint64(32), time_ns & np.uint64(0xFFFFFFFF)
     head = (_PACKET_BLOCK, size, rows["interface"], high, low, rows["kept"], rows["length"])
     for word, values in enumerate(head):
-        made[begins + word] = values
-    made[ends - 1] = size
-    for source in np.unique(rows["source"]).tolist():
-        mine = np.flatnonzero(rows["source"] == source)
-        counts = kept_words[mine]
-        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        place, origin = begins[mine] + len(head), rows["at"][mine]
-        made[np.repeat(place, counts) + within] = bodies[source][np.repeat(origin, counts) + within]
+        made[begins + word], is_body[begins + word] = values, False
+    made[ends - 1], is_body[ends - 1] = size, False
     for row, option in options.items():
-        made[ends[row] - 1 - len(option) : ends[row] - 1] = option
+        place = slice(ends[row] - 1 - len(option), ends[row] - 1)
+        made[place], is_body[place] = option, False
+    made[is_body] = _in_order(rows, kept_words, bodies)
     return made
+
+
+def _in_order(rows: npt.NDArray[Any], kept_words: npt.NDArray[np.int64], bodies: Sequence[Words]) -> Words:
+    """Return the captured bytes of packets in the order of the rows."""
+    begins = np.cumsum(kept_words) - kept_words
+    sources, total = np.unique(rows["source"]), int(kept_words.sum())
+    shift = rows["at"] - begins
+    if len(sources) == 1 and (shift == shift[0]).all():
+        body: Words = bodies[sources[0]][shift[0] : shift[0] + total]
+        return body
+    index, source = np.arange(total) + np.repeat(shift, kept_words), np.repeat(rows["source"], kept_words)
+    words = np.zeros(total, "<u4")
+    for number in sources.tolist():
+        mine = source == number
+        words[mine] = bodies[number][index[mine]]
+    return words
 
 
 def words_of(kept: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

@@ -318,7 +318,7 @@ def read_packets(
         UsageError: a capture cannot be read, or there are too many packets.
     """
     compile.entries(LOG.info)
-    scans, parts, interfaces = list[Scanned](), [np.zeros(0, _ROW)], dict[CapturedInterface, int]()
+    scans, parts, interfaces = list[Scanned](), list[npt.NDArray[Any]](), dict[CapturedInterface, int]()
     flows = words = 0
     for source, point in enumerate(points):
         scanned = _scan(point, accepts, progress)
@@ -331,9 +331,10 @@ def read_packets(
             raise UsageError(f"the captures hold {TOO_MUCH}")
         scans.append(scanned)
         parts.append(rows)
-    rows = np.concatenate(parts)
-    if (np.diff(rows["time_ns"]) < 0).any():
-        rows = rows[np.argsort(rows["time_ns"], kind="stable")]
+    rows = parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, _ROW), *parts])
+    times_ns = rows["time_ns"]
+    if (times_ns[1:] < times_ns[:-1]).any():
+        rows = rows[np.argsort(times_ns, kind="stable")]
     return CapturedPackets(rows, list(interfaces), scans, points)
 
 

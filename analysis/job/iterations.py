@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pandas as pd
 from ringtap.analysis.runs.apportioning import Integers, Numbers, add_up, shares
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.run import JobRun, Records, iterations_of, marks_and_processes, monotonic
-from ringtap.errors import RingtapError
+from ringtap.errors import RingtapError, UsageError
 from ringtap.json_validation import whole
 from ringtap.schema import BUCKETS
 from ringtap.units import counted
@@ -303,6 +304,19 @@ def build(run: JobRun, nodes: Mapping[str, NodeLogs]) -> Work:
     iterations = _with_ranks(iterations, ranks, phases, nodes)
     size = max([found["rank"].nunique(), *(_world_size(nodes[node]) for node in found["node"].unique())])
     return Work(iterations, ranks, phases.source, phases.why, phases.gradient_bytes, found, size)
+
+
+def check_iteration(path: Path, iterations: pd.DataFrame, iteration: Any) -> int:
+    """Return the number of an iteration of the run at ``path``.
+
+    Raises:
+        UsageError: the run has no such iteration.
+    """
+    last = len(iterations) - 1
+    if not (hasattr(iteration, "__index__") and 0 <= iteration.__index__() <= last):
+        known = f"the iterations are 0 to {last}" if last >= 0 else "the run has none"
+        raise UsageError(f"{path} has no iteration {iteration}: {known}")
+    return int(iteration)
 
 
 def _world_size(node: NodeLogs) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import ringtap
+from ringtap.analysis.job.iterations import check_iteration
 from ringtap.analysis.job.packets import lost_packets
 from ringtap.analysis.pcap.filter import matches
 from ringtap.analysis.pcap.kernels.state import MAX_NS
@@ -17,7 +18,6 @@ from ringtap.analysis.pcap.packets import CapturedPackets, CapturePoint, Integer
 from ringtap.analysis.pcap.reader import Progress, check_filter, scan_packets
 from ringtap.analysis.pcap.text import damage
 from ringtap.analysis.runs.node_logs import NodeLogs
-from ringtap.arguments import whole_number
 from ringtap.errors import UsageError
 from ringtap.schema import PACKETS
 from ringtap.units import counted, format_duration
@@ -66,38 +66,30 @@ def read_slice(
     if filter is not None:
         check_filter(filter)
     if iteration is not None:
-        iteration = check_iteration(job, iteration)
+        iteration = check_iteration(job.path, job.work.iterations, iteration)
         name = f"iteration {iteration}"
     captures = [capture for logs in job.nodes.values() for capture in _captures(logs)]
     if not captures:
         raise UsageError(f"{job.path} has no packets: {_reason(job)}")
     points = [_point(job, capture, iteration, span_ns) for capture in captures]
-    accepts = None if filter is None else partial(matches, filter)
-    found = read_packets(points, accepts, progress)
+    accepts, warnings = None if filter is None else partial(matches, filter), dict[str, None]()
+    found = read_packets(points, accepts, progress, warnings.setdefault)
     if not len(found):
-        if accepts is not None and len(read_packets(points, progress=progress)):
-            raise UsageError(f"no packet of {name or job.path} matches {filter!r}")
-        raise UsageError(f"no packet of {name or job.path} was captured{_captured(job, captures, bool(name))}")
+        what = name or str(job.path)
+        if accepts is not None and len(read_packets(points, progress=progress, skipped=warnings.setdefault)):
+            raise UsageError(f"no packet of {what} matches {filter!r}")
+        raise UsageError(f"no packet of {what} was captured{_captured(job, captures, bool(name))}")
     clock, error_ns = _clock(job, tuple(dict.fromkeys(capture.logs.name for capture in captures)))
     found.about = "; ".join(
         (f"{job.path.resolve().name}, {name or 'all packets'}", clock, f"ringtap {ringtap.__version__}")
     )
     found.comments |= _comments(job, found, iteration)
-    warnings = dict.fromkeys(_warnings(captures, points, found))
+    warnings |= dict.fromkeys(_warnings(captures, points, found))
+    if filter is None:
+        seen = {one.node for one in found.interfaces}
+        missing = (point.node for point in points if point.node not in seen)
+        warnings |= dict.fromkeys(f"{node} captured no packet of {name or 'the job'}" for node in missing)
     return Slice(found, name, clock, error_ns, tuple(warnings))
-
-
-def check_iteration(job: Job, iteration: object) -> int:
-    """Return the number of an iteration.
-
-    Raises:
-        UsageError: the run has no such iteration.
-    """
-    count = len(job.work.iterations)
-    if not (hasattr(iteration, "__index__") and 0 <= iteration.__index__() < count):
-        known = f"the iterations are 0 to {count - 1}" if count else "the run has none"
-        raise UsageError(f"{job.path} has no iteration {iteration}: {known}")
-    return whole_number(iteration, "iteration")
 
 
 def _captures(logs: NodeLogs) -> Iterator[_Capture]:
@@ -146,7 +138,10 @@ def _captured(job: Job, captures: list[_Capture], is_part: bool) -> str:
         return ": the captures are empty"
     seen = np.zeros(job.borders.bins, bool)
     for capture in captures:
-        times_ns = scan_packets(capture.logs.path / "packets" / capture.name).packets["time_ns"]
+        try:
+            times_ns = scan_packets(capture.logs.path / "packets" / capture.name).packets["time_ns"]
+        except UsageError:  # it is empty, or no capture
+            continue
         edges_ns = job.borders_at[capture.logs.name].edges_ns
         bins = np.searchsorted(edges_ns, capture.logs.clock.unstepped(times_ns), side="right") - 1
         seen[np.unique(bins[(bins >= 0) & (bins < len(seen))])] = True
@@ -202,16 +197,17 @@ def _warnings(captures: list[_Capture], points: list[CapturePoint], found: Captu
     """Yield a sentence for each reason why packets may be missing."""
     oldest_ns: dict[tuple[str, str], int] = {}
     for point, scanned in zip(points, found.scans, strict=True):
-        key = point.node, point.interface
-        oldest_ns[key] = min(oldest_ns.get(key, MAX_NS), scanned.first_ns)
+        if scanned.first_ns >= 0:
+            key = point.node, point.interface
+            oldest_ns[key] = min(oldest_ns.get(key, MAX_NS), scanned.first_ns)
     for capture, point, scanned in zip(captures, points, found.scans, strict=True):
         where = f"the capture of {point.node} on {point.interface}"
         yield from (f"{point.node}/{capture.name}: {line}" for line in damage(scanned.counts))
         if lost := lost_packets(capture.facts):
-            yield f"{where} lost {counted(lost, 'packet')}"
+            yield f"{where} lost {counted(lost, 'packet')} in all"
         began_ns = capture.facts.get("begin_ns") or 0
         if capture.facts.get("deleted_files"):
-            began_ns = oldest_ns[point.node, point.interface]
+            began_ns = oldest_ns.get((point.node, point.interface), 0)
         ended_ns = capture.facts.get("end_ns") or MAX_NS
         if 0 < point.begin_ns < began_ns:
             yield f"{where} began {format_duration((began_ns - point.begin_ns) / 1e9)} after the beginning of this time"

@@ -22,8 +22,8 @@ from ringtap.analysis.pcap import formats, tables
 from ringtap.analysis.pcap.kernels import compile
 from ringtap.analysis.pcap.kernels import state as ks
 from ringtap.analysis.pcap.reader import LOG, Progress, feed
-from ringtap.analysis.pcap.scan import MAX_PICKED_BYTES, TOO_MUCH, Pick, Scan, Scanned
-from ringtap.analysis.pcap.scan_dtypes import CONVERSATION
+from ringtap.analysis.pcap.scan import MAX_PICKED_BYTES, TOO_MUCH, Pick, Scan, Scanned, TooMuchError
+from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION, QUEUE_PAIR
 from ringtap.analysis.pcap.sources import CaptureStream
 from ringtap.arguments import path_of
 from ringtap.errors import UsageError
@@ -50,6 +50,7 @@ _ROW = np.dtype(
         ("payload", "u4"),
     ]
 )
+_UNREADABLE = Scanned(np.zeros(0, CONVERSATION), np.zeros(0, CELL), np.zeros(0, QUEUE_PAIR), {}, 0, 1, -1, -1)
 _WRITTEN_WORDS = 1 << 22  # words of packets that are written together
 # dpkt has no table of its own: LINKTYPE -> module and class
 _DPKT = {
@@ -305,7 +306,10 @@ def check_pcapng(path: Path, force: bool) -> None:
 
 
 def read_packets(
-    points: Sequence[CapturePoint], accepts: Accepts | None = None, progress: Progress | None = None
+    points: Sequence[CapturePoint],
+    accepts: Accepts | None = None,
+    progress: Progress | None = None,
+    skipped: Callable[[str], object] | None = None,
 ) -> CapturedPackets:
     """Read the packets of captures that lie in a span of time and belong to some of the flows.
 
@@ -313,6 +317,7 @@ def read_packets(
         points: the captures.
         accepts: as in `scan.Pick`.
         progress: called with the bytes read, and the total; None if that is not known.
+        skipped: called with a sentence for a capture that cannot be read, which then counts as empty; None: an error.
 
     Raises:
         UsageError: a capture cannot be read, or there are too many packets.
@@ -321,14 +326,22 @@ def read_packets(
     scans, parts, interfaces = list[Scanned](), list[npt.NDArray[Any]](), dict[CapturedInterface, int]()
     flows = words = 0
     for source, point in enumerate(points):
-        scanned = _scan(point, accepts, progress)
+        try:
+            scanned = _scan(point, accepts, progress)
+        except TooMuchError:
+            raise
+        except UsageError as error:
+            if skipped is None:
+                raise
+            skipped(f"{error}: it is left out")
+            scanned = _UNREADABLE
         rows = _rows_of(scanned, point, interfaces)
         rows["source"] = source
         rows["flow"][rows["flow"] > 0] += flows
         flows += 2 * len(scanned.conversations)
         words += len(scanned.bodies)
         if 4 * words > MAX_PICKED_BYTES:
-            raise UsageError(f"the captures hold {TOO_MUCH}")
+            raise TooMuchError(f"the captures hold {TOO_MUCH}")
         scans.append(scanned)
         parts.append(rows)
     rows = parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, _ROW), *parts])

@@ -310,7 +310,7 @@ def _naming(name: str) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        raise UsageError(f"{name} {error}") from error
+        raise type(error)(f"{name} {error}") from error
 
 
 def _size(path: Path | None) -> int | None:

@@ -42,6 +42,10 @@ TOO_MUCH = f"more than {MAX_PICKED_BYTES >> 30} GiB of these packets: choose a s
 _USUAL_MAX_KEPT = 262_144  # snap length that tools use for "no limit"
 
 
+class TooMuchError(UsageError):
+    """More is picked than `MAX_PICKED_BYTES`."""
+
+
 @dataclass(frozen=True)
 class Pick:
     """Choice of packets whose captured bytes a scan keeps; only these are decoded.
@@ -394,7 +398,7 @@ class Arena:
                 if self._pick is not None and word != ks.CELLS_AT:
                     self._checked[word] = 0
                 if word == ks.BODIES_AT and 4 * spill.rows_in_file > MAX_PICKED_BYTES:
-                    raise UsageError(f"holds {TOO_MUCH}")
+                    raise TooMuchError(f"holds {TOO_MUCH}")
 
     def _drop_rejected(self) -> None:
         """Remove the packets that are not accepted from the buffers of picked packets."""

@@ -21,7 +21,7 @@ from matplotlib.axis import Axis
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from ringtap.analysis.job.packet_slices import check_iteration
+from ringtap.analysis.job.iterations import check_iteration
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.plots.style import BLUE, COLOURS, FAINT, GREEN, INK, LIGHT, PURPLE, RC, VERMILION, plain
 from ringtap.analysis.statistics.arrays import Array, Values, sample
@@ -383,7 +383,7 @@ def timeline(job: Job, iteration: int, ax: Axes | None = None) -> list[Artist]:
         UsageError: there is no such iteration, or its phases were not recorded.
     """
     instance_of(job, Job, "the job", "the result of open_job")
-    number, table = check_iteration(job, iteration), job.rank_iterations
+    number, table = check_iteration(job.path, job.work.iterations, iteration), job.rank_iterations
     rows = table[(table["iteration"] == number) & table["ready_ns"].notna()]
     if not len(rows):
         raise UsageError(

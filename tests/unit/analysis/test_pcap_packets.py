@@ -123,7 +123,7 @@ def test_all_packets_of_a_run_name_every_iteration(run, tmp_path, capsys):
     assert named == set(range(3, 11))
     assert [one["node"] for one in told["interfaces"]] == ["n0", "n1"]
     assert told["clock_error_ns"] == 10_000
-    assert told["warnings"] == ["the capture of n1 on eth0 lost 3 packets"]
+    assert told["warnings"] == ["the capture of n1 on eth0 lost 3 packets in all"]
 
 
 def test_dpkt_and_scapy_read_it_back_and_get_the_same_from_python(run, tmp_path):
@@ -152,6 +152,37 @@ def test_a_filter_chooses_within_an_iteration(run):
     assert len(job.packets(6, "udp and dst port 5001")) == len(job.packets(6))
     with pytest.raises(ringtap.UsageError, match="no packet of iteration 6 matches 'tcp'"):
         job.packets(6, "tcp")
+
+
+def test_what_may_be_missing_is_said(tmp_path, capsys):
+    """Of n0, all but one capture cannot be read, and that one began and ended within the iteration; n1 has nothing."""
+    write_ddp_job(tmp_path / "job", Truth(iterations=4))
+    begin_ns = START_NS + 250 * MS
+    for name in ("n0", "n1"):
+        (tmp_path / "job" / "nodes" / name / "packets").mkdir()
+    folder = tmp_path / "job" / "nodes" / "n0" / "packets"
+    data = classic([Packet(begin_ns + 20 * MS, bytes(60), 60), Packet(begin_ns + 50 * MS, bytes(60), 60)], nano=True)
+    (folder / "eth0-0.pcap").write_bytes(data[:-4])
+    (folder / "eth0-1.pcap").write_bytes(b"")
+    (folder.parents[1] / "n1" / "packets" / "eth1-0.pcap").write_bytes(b"nonsense and more of it")
+    facts = {
+        "interface": "eth0",
+        "files": ["eth0-0.pcap"],
+        "begin_ns": begin_ns + 10 * MS,
+        "end_ns": begin_ns + 60 * MS,
+    }
+    write_json(folder / "packets.json", facts)
+    assert run_packets(tmp_path / "job", "--iteration", 1, "-o", tmp_path / "out.pcapng", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["packets"] == 1
+    assert [line.replace(f"{tmp_path}/job/nodes/", "") for line in told["warnings"]] == [
+        "n0/packets/eth0-1.pcap is empty: it is left out",
+        "n1/packets/eth1-0.pcap is not a capture: it is too short: it is left out",
+        "n0/eth0-0.pcap: 72 bytes at the end belong to a packet that is not whole: the capture was cut off",
+        "the capture of n0 on eth0 began 10 ms after the beginning of this time",
+        "the capture of n0 on eth0 ended 140 ms before the end of this time",
+        "n1 captured no packet of iteration 1",
+    ]
 
 
 def test_times_are_right_where_the_clock_was_set(tmp_path):

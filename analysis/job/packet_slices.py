@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -41,13 +41,30 @@ class _Capture:
         return str(self.facts.get("interface") or self.name.partition(".pcap")[0].rpartition("-")[0])
 
 
+class PointSpan(NamedTuple):
+    """Time in which packets were recorded at a point of a sweep, by the reference clock.
+
+    Attributes:
+        name: the point in words.
+        sweep: name of the sweep.
+        begin_ns: begin of the time.
+        end_ns: its end.
+        shares_clock: True if all hosts have one clock, as those of a testbed do.
+    """
+
+    name: str
+    sweep: str
+    begin_ns: int
+    end_ns: int
+    shares_clock: bool
+
+
 def read_slice(
     job: Job,
     iteration: int | None = None,
     filter: str | None = None,
     *,
-    span_ns: tuple[int, int] | None = None,
-    name: str = "",
+    span: PointSpan | None = None,
     progress: Progress | None = None,
 ) -> Slice:
     """Read the packets that a run recorded.
@@ -56,8 +73,7 @@ def read_slice(
         job: the run.
         iteration: number of an iteration; None for the whole recording.
         filter: keep only the packets that this filter in tcpdump's language accepts.
-        span_ns: begin and end by the reference clock, in place of an iteration.
-        name: the span in words.
+        span: the time of a point, in place of an iteration.
         progress: as for `read_captures`.
 
     Raises:
@@ -65,13 +81,14 @@ def read_slice(
     """
     if filter is not None:
         check_filter(filter)
+    name = "" if span is None else span.name
     if iteration is not None:
         iteration = check_iteration(job.path, job.work.iterations, iteration)
         name = f"iteration {iteration}"
     captures = [capture for logs in job.nodes.values() for capture in _captures(logs)]
     if not captures:
         raise UsageError(f"{job.path} has no packets: {_reason(job)}")
-    points = [_point(job, capture, iteration, span_ns) for capture in captures]
+    points = [_point(job, capture, iteration, span) for capture in captures]
     accepts, warnings = None if filter is None else partial(matches, filter), dict[str, None]()
     found = read_packets(points, accepts, progress, warnings.setdefault)
     if not len(found):
@@ -80,9 +97,10 @@ def read_slice(
             raise UsageError(f"no packet of {what} matches {filter!r}")
         raise UsageError(f"no packet of {what} was captured{_captured(job, captures, bool(name))}")
     clock, error_ns = _clock(job, tuple(dict.fromkeys(capture.logs.name for capture in captures)))
-    found.about = "; ".join(
-        (f"{job.path.resolve().name}, {name or 'all packets'}", clock, f"ringtap {ringtap.__version__}")
-    )
+    if span is not None and span.shares_clock:
+        clock, error_ns = "times by the clock that all hosts share", 0.0
+    run = job.path.resolve().name if span is None else span.sweep
+    found.about = "; ".join((f"{run}, {name or 'all packets'}", clock, f"ringtap {ringtap.__version__}"))
     found.comments |= _comments(job, found, iteration)
     warnings |= dict.fromkeys(_warnings(captures, points, found))
     if filter is None:
@@ -102,14 +120,14 @@ def _captures(logs: NodeLogs) -> Iterator[_Capture]:
         yield _Capture(logs, name, facts.get(name, {}))
 
 
-def _point(job: Job, capture: _Capture, iteration: int | None, span_ns: tuple[int, int] | None) -> CapturePoint:
+def _point(job: Job, capture: _Capture, iteration: int | None, span: PointSpan | None) -> CapturePoint:
     logs = capture.logs
     begin_ns, end_ns = 0, MAX_NS
     if iteration is not None:  # the borders by which the analysis counts
         at = int(job.borders.bin_of[iteration])
         begin_ns, end_ns = job.borders_at[logs.name].edges_ns[at : at + 2].tolist()
-    elif span_ns is not None:
-        begin_ns, end_ns = logs.clock.from_reference(np.array(span_ns, np.int64)).tolist()
+    elif span is not None:
+        begin_ns, end_ns = logs.clock.from_reference(np.array(span[2:4], np.int64)).tolist()
     return CapturePoint(
         logs.path / "packets" / capture.name,
         begin_ns,
@@ -203,12 +221,14 @@ def _warnings(captures: list[_Capture], points: list[CapturePoint], found: Captu
     for capture, point, scanned in zip(captures, points, found.scans, strict=True):
         where = f"the capture of {point.node} on {point.interface}"
         yield from (f"{point.node}/{capture.name}: {line}" for line in damage(scanned.counts))
-        if lost := lost_packets(capture.facts):
-            yield f"{where} lost {counted(lost, 'packet')} in all"
         began_ns = capture.facts.get("begin_ns") or 0
         if capture.facts.get("deleted_files"):
             began_ns = oldest_ns.get((point.node, point.interface), 0)
         ended_ns = capture.facts.get("end_ns") or MAX_NS
+        if ended_ns <= point.begin_ns or began_ns >= point.end_ns:
+            continue
+        if lost := lost_packets(capture.facts):
+            yield f"{where} lost {counted(lost, 'packet')} in all"
         if 0 < point.begin_ns < began_ns:
             yield f"{where} began {format_duration((began_ns - point.begin_ns) / 1e9)} after the beginning of this time"
         if ended_ns < point.end_ns < MAX_NS:

@@ -159,7 +159,7 @@ def read_point(
     sweep: Sweep, series: str, step: int, filter: str | None = None, progress: Progress | None = None
 ) -> Slice:
     """Read the packets of `Sweep.packets`, with what is known of them."""
-    from ringtap.analysis.job.packet_slices import read_slice
+    from ringtap.analysis.job.packet_slices import PointSpan, read_slice
 
     windows = [window for window in sweep.run.windows if window["series"] == sweep._known(series)]
     points = [window for window in windows if window.get("step") == step]
@@ -173,7 +173,8 @@ def read_point(
         why = point.get("packets_why") or "the plan's key capture asks for them"
         raise UsageError(f"no packets were recorded at {name}: {why}")
     job = Job(sweep.run.job(point["directory"]), sweep.workers)
-    return read_slice(job, filter=filter, span_ns=(begin_ns, end_ns), name=name, progress=progress)
+    span = PointSpan(name, sweep.path.resolve().name, begin_ns, end_ns, shares_clock="lab" in sweep.run.info)
+    return read_slice(job, filter=filter, span=span, progress=progress)
 
 
 def _row(series: Series) -> dict[str, object]:

@@ -195,7 +195,7 @@ def test_the_sender_is_capped_and_never_asked_for_more(tmp_path: Path, kind: str
     plan, hosts = plan_of(tmp_path), Recording()
     cross = CrossTraffic(plan, kind, hosts, cluster_roles(plan, plain()), tmp_path / "run")
     cross.start_receiver()
-    cross.start_sender(4e9, "001", 1.0)
+    cross.start_sender(4e9, "001", 1.0, streams=2)
     assert cap in " ".join(hosts.commands[-1])
     if kind == "iperf":  # it ends by itself after the step's time, whoever is left to tell it
         assert "--time 1 " in " ".join(hosts.commands[-1])
@@ -211,7 +211,7 @@ def test_a_sweeps_token_is_in_no_command_line(tmp_path: Path) -> None:
     plan, hosts = plan_of(tmp_path), Recording()
     cross = CrossTraffic(plan, "consistent", hosts, cluster_roles(plan, plain()), tmp_path / "run")
     cross.start_receiver()
-    cross.start_sender(4e9, "001", 1.0)
+    cross.start_sender(4e9, "001", 1.0, streams=2)
     (token,) = {environment["RINGTAP_TOKEN"] for environment in hosts.environments}
     assert len(token) >= 16
     assert not [command for command in hosts.commands if token in " ".join(command)]

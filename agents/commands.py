@@ -80,7 +80,9 @@ def _register_sweep(parser: argparse.ArgumentParser) -> None:
         "--dry-run", action="store_true", help="print the points and the time they will take; measure nothing"
     )
     parser.add_argument("--resume", action="store_true", help="resume the interrupted sweep in DIR, if there is one")
-    parser.add_argument("--series", default="", metavar="NAME", help="measure only this series: MODEL-TRAFFIC")
+    parser.add_argument(
+        "--series", default="", metavar="NAME", help="measure only this series: MODEL-TRAFFIC[-TRANSPORT]"
+    )
     parser.add_argument(
         "--force",
         action="store_true",
@@ -193,7 +195,7 @@ def _sweep(options: argparse.Namespace) -> int:
 
     from ringtap.agents.job.signals import termination_as_interrupt
     from ringtap.agents.sweep.conductor import check_series, run_sweep
-    from ringtap.agents.sweep.estimate import doubts, estimate, print_estimate
+    from ringtap.agents.sweep.estimate import doubts, estimate, print_estimate, transports
     from ringtap.plan import load_plan
     from ringtap.rundir import read_points
     from ringtap.schema import POINTS_JSONL, REPORT_HTML
@@ -206,7 +208,8 @@ def _sweep(options: argparse.Namespace) -> int:
         points = estimate(plan, options.series)
         if options.json:
             total_s = round(sum(point["duration_s"] for point in points), 1)
-            print(json.dumps({"points": points, "duration_s": total_s, "warnings": doubts(plan)}))
+            about = {"points": points, "duration_s": total_s, "warnings": doubts(plan)}
+            print(json.dumps(about | {"transports": transports(plan)}))
         else:
             print_estimate(plan, points)
         return 0

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ringtap.transports import carrier_of
+
 CAPACITY_GBPS = 25.0
 NO_LOAD_TABLE = "Table 3.1"
 CONGESTION_TABLES = {"iperf": "Table 3.2", "consistent": "Table 3.4", "burst": "Table 3.6"}
@@ -132,8 +134,8 @@ def fits_for(model: str, traffic: str, transport: str = "") -> tuple[PublishedFi
 
 
 def carrier(transport: str) -> str:
-    """Return ``RDMA`` for each of its spellings, else the text itself in upper case."""
-    known = transport.strip().upper()
+    """Return ``RDMA`` for each of its spellings, ``TCP`` for ``tcp-small-window``, else the text in upper case."""
+    known = carrier_of(transport.strip()).upper()
     return {"ROCE": "RDMA", "ROCEV2": "RDMA", "INFINIBAND": "RDMA", "IB": "RDMA"}.get(known, known)
 
 

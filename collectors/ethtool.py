@@ -19,6 +19,7 @@ from ringtap.schema import TIME_FIELDS
 # mlx5e queries the firmware under a lock at each request
 _MIN_PERIOD_S = 1.0
 _MAX_STATISTICS = 256
+PORT_COUNTERS = tuple(f"{way}_{unit}_phy" for way in ("rx", "tx") for unit in ("bytes", "packets"))
 # statistics of a single queue, ring or channel: rx0_packets, rx-0.bytes, [3]: tx_drops, queue_0_tx_cnt
 _OF_A_QUEUE = re.compile(
     r"^\[\d+\]|^(?:rx|tx|ch|rq|sq|xsk|q|ptp_(?:cq|ch|rx|tx|rq|sq))-?\d+[_.:]|(?:^|_)queue_?\d+_|^(?:ptp_)?ch\d+_|_q\d+_|^tc\d+_"
@@ -51,6 +52,13 @@ def select(names: list[str]) -> list[str]:
     if not kept:
         kept = [name for name in names if name and not _BESIDE_THE_POINT.search(name)]
     return list(dict.fromkeys(kept))[:_MAX_STATISTICS]
+
+
+def counts_port(nic: str) -> bool:
+    """Return True if a driver has counters of the physical port, which see all traffic; a virtual function has none."""
+    with contextlib.suppress(OSError), contextlib.closing(Ethtool()) as ethtool:
+        return set(PORT_COUNTERS) <= set(select(ethtool.statistic_names(nic)))
+    return False
 
 
 def field_of(name: str) -> Field:

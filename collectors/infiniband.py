@@ -6,12 +6,13 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringtap.collectors.base import Check, Context
 from ringtap.records import Field, JsonLinesWriter, RecordWriter
 from ringtap.schema import TIME_FIELDS
 
+DEVICES = Path("/sys/class/infiniband")
 # file name -> unit; read at every sample
 TRAFFIC = {
     "port_xmit_data": "4 octets",
@@ -214,6 +215,49 @@ def _interface(port: Path) -> str:
     return _text(port / "gid_attrs/ndevs/0") or next(iter(sorted(_names(port.parents[1] / "device/net"))), "")
 
 
+class RdmaPort(NamedTuple):
+    """Port of an RDMA device.
+
+    Attributes:
+        device: name of the device (``mlx5_0``).
+        port: number of the port.
+        link_layer: ``InfiniBand`` or ``Ethernet``.
+        interfaces: network interfaces of the port.
+        counts_all: True if 64 bit counters of the port see all of its traffic, which is known for InfiniBand only.
+    """
+
+    device: str
+    port: int
+    link_layer: str
+    interfaces: tuple[str, ...]
+    counts_all: bool
+
+
+def rdma_ports(root: Path) -> list[RdmaPort]:
+    """Return the ports of the RDMA devices below a folder like ``/sys/class/infiniband``."""
+    found = []
+    for path in port_paths(root):
+        device, counters = path.parents[1], path / "counters"
+        layer, present = _text(path / "link_layer"), _names(counters)
+        values = {name: int(text) for name in TRAFFIC if (text := _text(counters / name)).isdecimal()}
+        interfaces = {_text(one) for one in (path / "gid_attrs/ndevs").glob("*")} | _names(device / "device/net")
+        all_read = {"port_xmit_data", "port_rcv_data"} <= values.keys() and is_wide(present, values)
+        counts_all = layer == "InfiniBand" and driver_of(device) != "hfi1" and all_read
+        found.append(RdmaPort(device.name, int(path.name), layer, tuple(sorted(interfaces - {""})), counts_all))
+    return found
+
+
+def port_paths(root: Path) -> list[Path]:
+    """Return the folders of all ports below a folder like ``/sys/class/infiniband``, by device and number."""
+    found = [
+        root / device / "ports" / port
+        for device in _names(root)
+        for port in _names(root / device / "ports")
+        if port.isdecimal()
+    ]
+    return sorted(found, key=lambda path: (path.parents[1].name, int(path.name)))
+
+
 class _Port:
     """One port of one device, and its log.
 
@@ -348,7 +392,7 @@ class InfinibandCollector:
 
     name = "infiniband"
     slow = True
-    root = Path("/sys/class/infiniband")
+    root = DEVICES
 
     def __init__(self, context: Context) -> None:
         self._folder = context.folder / self.name
@@ -359,7 +403,7 @@ class InfinibandCollector:
 
     def check(self) -> Check:
         """Check which devices there are and what they count."""
-        paths = self._port_paths()
+        paths = port_paths(self.root)
         if not paths:
             reason = f"there is no InfiniBand, RoCE or Omni-Path device in {self.root}"
             remedy = "nothing, where the network is plain Ethernet; in a container, have /sys shared with it"
@@ -387,18 +431,9 @@ class InfinibandCollector:
             )
         return Check("ok", f"counters of {told}")
 
-    def _port_paths(self) -> list[Path]:
-        found = [
-            self.root / device / "ports" / port
-            for device in _names(self.root)
-            for port in _names(self.root / device / "ports")
-            if port.isdecimal()
-        ]
-        return sorted(found, key=lambda path: (path.parents[1].name, int(path.name)))
-
     def start(self) -> None:
         """Open every port's counters and log, and write the first records."""
-        ports = [_Port(path, self.every_s) for path in self._port_paths()]
+        ports = [_Port(path, self.every_s) for path in port_paths(self.root)]
         self._ports = [port for port in ports if not port.countless]
         for port in self._ports:
             self.every_s = max(self.every_s, port.every_s)

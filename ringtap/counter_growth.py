@@ -66,3 +66,17 @@ def window_growth(
     if (early and opening_ns > longest_ns) or (late and closing_ns > longest_ns):
         return "has a gap at an edge of the window"
     return sum(steps) - early * steps[0] - late * steps[-1]
+
+
+def edge_error(t_ns: Sequence[int], values: Sequence[int], start_ns: int, end_ns: int, width_bits: int) -> float:
+    """Return the largest error of `window_growth`, in the counter's unit.
+
+    All that was counted between two samples may have come right after the first or right before the second, not evenly.
+    """
+    error = 0.0
+    for edge_ns in (start_ns, end_ns):
+        after = bisect_left(t_ns, edge_ns)
+        if 0 < after < len(t_ns) and t_ns[after] > edge_ns:
+            share = (edge_ns - t_ns[after - 1]) / (t_ns[after] - t_ns[after - 1])
+            error += max(share, 1 - share) * (growth(values[after - 1], values[after], width_bits) or 0.0)
+    return error

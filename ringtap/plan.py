@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from ringtap.installation import shipped_example
 from ringtap.models import PROFILES
 from ringtap.plan_cluster import OWN_VARIABLES, Cluster, read_cluster
 from ringtap.toml_tables import PlanTables, TomlTable
+from ringtap.transports import VARIABLES, carrier_of, contradiction, is_rdma, label_problem
 from ringtap.units import parse_duration_s, parse_rate_bps, parse_size_bytes
 
 TRAFFIC_KINDS = ("iperf", "consistent", "burst")
@@ -45,10 +46,12 @@ class Model:
         launch: ``ranks``: the command is started once per rank, with the variables that torchrun would set; ``host``:
             once per worker, and starts its ranks itself.
         directory: folder on each worker in which the command is started; empty: where the host's commands start.
-        environment: variables of the job.
+        environment: variables of the job, with those that its transport implies.
         framework: what synchronises the gradients: ``ddp``, or ``horovod``, whose variables the job gets too.
         job: what trains: ``scale-model``, ``real`` (the model itself) or ``command``.
         batch: samples of a rank in an iteration; None: not known.
+        transport: label of the transport of the training traffic: ``tcp``, ``rdma``, or one that begins with either;
+            empty: not given. A plan may have a model once per transport.
     """
 
     name: str
@@ -66,6 +69,26 @@ class Model:
     environment: Mapping[str, str] = field(default_factory=dict)
     job: str = SCALE_MODEL
     batch: int | None = None
+    transport: str = ""
+
+    @property
+    def label(self) -> str:
+        """Name and transport, which identify it in a plan."""
+        return model_label(self.name, self.transport)
+
+    def series(self, kind: str) -> str:
+        """Return the name of its series under a kind of cross traffic."""
+        return series_name(self.name, kind, self.transport)
+
+
+def model_label(name: str, transport: str) -> str:
+    """Return the text that identifies a model in a plan."""
+    return f"{name} over {transport}" if transport else name
+
+
+def series_name(model: str, kind: str, transport: str) -> str:
+    """Return the name of a series."""
+    return "-".join(part for part in (model, kind, transport) if part)
 
 
 @dataclass(frozen=True)
@@ -208,10 +231,9 @@ def load_plan(source: str | PathLike[str] | Mapping[str, Any]) -> SweepPlan:
         raise UsageError(f"{file.each('hosts')[0].where()}: [[hosts]] needs a [cluster], which says who does what")
     scale = sweep.number("scale", 1.0 if is_real else 100.0, 1, 100_000)
     models = tuple(_model(one, scale) for one in file.each("models", needed=True))
-    if len({model.name for model in models}) != len(models):
-        raise UsageError(f"{file.name}: two models have the same name")
     burst = _burst(file.one("burst"))
     loads, traffic = _loads(sweep), _traffic(sweep)
+    _check_models(file, models, traffic)
     full_bps = sweep.quantity("capacity", ... if is_real else "25gbit", parse_rate_bps)
     capacity_bps = round(full_bps if is_real else full_bps / scale)  # a real link is not scaled
     # within a burst the load is higher, up to the capacity
@@ -236,10 +258,52 @@ def load_plan(source: str | PathLike[str] | Mapping[str, Any]) -> SweepPlan:
     )
     sweep.finish()
     real = plan.topology if isinstance(plan.topology, Cluster) else None
+    _check_transports(file, plan)
     uneven = real and len({real.host(name).ranks for name in real.workers}) > 1
     if uneven and any(model.framework == "horovod" for model in models):
         raise UsageError(f'{file.name}: framework = "horovod" needs the same number of ranks on every worker')
     return plan
+
+
+def _check_models(file: PlanTables, models: Sequence[Model], traffic: Sequence[str]) -> None:
+    """Refuse models that could not be told apart, and different models of one name."""
+    known: dict[str, Model] = {}
+    for model in models:
+        # the same job, whose variables and command may select its transport
+        job = replace(model, transport="", environment={}, command=(), directory="", launch="ranks")
+        if model.label in [other.label for other in models if other is not model]:
+            raise UsageError(
+                f"{file.name}: two models have the name {model.label}: give each a transport of its own, such as "
+                "tcp-a and tcp-b, or another name"
+            )
+        if known.setdefault(model.name, job) != job:
+            raise UsageError(
+                f"{file.name}: two models named {model.name} differ in more than their transport: give one another name"
+            )
+    names = [model.series(kind) for model in models for kind in traffic]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise UsageError(f"{file.name}: two series have the name {twice}: rename a model")
+
+
+def _check_transports(file: PlanTables, plan: SweepPlan) -> None:
+    """Refuse transports that a job would not use."""
+    cluster = plan.topology if isinstance(plan.topology, Cluster) else None
+    for model in plan.models:
+        where = f"{file.name}, model {model.label}"
+        if is_rdma(model.transport) and cluster is None:
+            raise UsageError(
+                f"{where}: the links of a testbed carry TCP only: measure RDMA on the hosts of a [cluster]"
+            )
+        if is_rdma(model.transport) and not model.command:
+            raise UsageError(
+                f"{where}: the scale model synchronises over gloo, which has TCP only: give the command of a job that "
+                "uses NCCL"
+            )
+        for name in cluster.workers if cluster and model.transport else ("",):
+            environment = {**model.environment, **(cluster.host(name).environment if cluster and name else {})}
+            if model.transport and (found := contradiction(model.transport, environment)):
+                on = f" on {name}" if name else ""
+                raise UsageError(f"{where}: {found}{on} contradicts it: take the variable out, or change the transport")
 
 
 def _loads(sweep: TomlTable) -> tuple[float, ...]:
@@ -299,6 +363,9 @@ def _model(table: TomlTable, scale: float) -> Model:
                 "parameters", f"needs layers too: the tensors of {name} have {profile.parameters:,} in all, fixed"
             )
     bucket_bytes = int(table.quantity("bucket", f"{BUCKET_BYTES}B", parse_size_bytes))
+    transport = table.text("transport", "")
+    if transport and (problem := label_problem(transport)):
+        table.fail("transport", f"= {transport!r} {problem}")
     compute = f"{profile.compute_s}s" if profile else ("1s" if command else ...)
     model = Model(
         name=name,
@@ -314,9 +381,10 @@ def _model(table: TomlTable, scale: float) -> Model:
         framework=table.text("framework", "ddp", FRAMEWORKS),
         launch=table.text("launch", "ranks", LAUNCHES),
         directory=table.text("directory", ""),
-        environment=table.variables("environment", OWN_VARIABLES),
+        environment=VARIABLES.get(carrier_of(transport), {}) | table.variables("environment", OWN_VARIABLES),
         job=job,
         batch=table.integer("batch", 0, 1, 10**9) or (profile.batch if profile and not command else None),
+        transport=transport,
     )
     table.finish()
     _check_command(table, model)

@@ -47,7 +47,10 @@ SERVER_JSON = "clock/server.json"
 # a shape lists what a reader relies on
 _WORDS = (str, None)
 ACKNOWLEDGED = "acknowledged"  # instead of counters of the cross traffic: each point has its rate
-_COUNTER = {"node": NAME, "nic": str, "direction": str}
+_COUNTER = {
+    **{"node": NAME, "nic": str, "direction": Text("rx|tx", "rx or tx")},
+    **{"source?": Text("nic|ethtool|infiniband", "nic, ethtool or infiniband"), "port?": NAME},
+}
 _SHARE = Number(0, 1e6)
 _BATCH = Number(1, 2**53, whole=True)
 _PLAN: Shape = {
@@ -55,7 +58,12 @@ _PLAN: Shape = {
     "scale?": Number(1e-9, 1e9),
     "capacity_bps?": Number(1, 1e18),
     "topology?": {"hosts?": ([str], None), "workers?": ([str], None), "mtu?": (Number(68, 2**20, whole=True), None)},
-    "models?": [{"name": NAME, "title?": str, "parameters?": Number(1, 2**53, whole=True), "batch?": (_BATCH, None)}],
+    "models?": [
+        {
+            **{"name": NAME, "title?": str, "parameters?": Number(1, 2**53, whole=True), "batch?": (_BATCH, None)},
+            "transport?": (NAME, Text("", "an empty text")),
+        }
+    ],
     "traffic?": [NAME],
     "loads?": [Number(0, 1e3)],
 }
@@ -99,6 +107,7 @@ POINT: Shape = {
     "series": NAME,
     "model": NAME,
     "traffic": NAME,
+    "transport?": (NAME, Text("", "an empty text")),
     "directory": PATH,
     "requested_bps": BPS,
     "window_start_ns": NS,

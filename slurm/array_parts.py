@@ -8,6 +8,7 @@ from typing import Any
 
 from ringtap.errors import UsageError
 from ringtap.json_validation import ShapeError, check
+from ringtap.plan import series_name
 from ringtap.rundir import RunDirectory, read_points
 from ringtap.schema import RUN_JSON
 from ringtap.slurm.paths import SubmitPaths
@@ -51,7 +52,8 @@ def part_paths(run: RunDirectory) -> list[tuple[str, Path]]:
 
 def planned_series(plan: dict[str, Any]) -> list[str]:
     """Return the names of a plan's series, in the order in which they are measured."""
-    return [f"{model['name']}-{kind}" for model in plan["models"] for kind in plan["traffic"]]
+    models = [(model["name"], model.get("transport") or "") for model in plan["models"]]
+    return [series_name(name, kind, transport) for name, transport in models for kind in plan["traffic"]]
 
 
 def whole_plan(run: RunDirectory) -> dict[str, Any]:

@@ -34,13 +34,14 @@ from ringtap.arguments import check_callback, instance_of, path_of
 from ringtap.errors import MeasurementError, UsageError, did_you_mean
 from ringtap.installation import install_command
 from ringtap.json_validation import NAME, Number, Shape, ShapeError, check
-from ringtap.plan import COMMAND, REAL, SCALE_MODEL, Model, SweepPlan, load_plan, plan_from_keys
+from ringtap.plan import COMMAND, REAL, SCALE_MODEL, Model, SweepPlan, load_plan, model_label, plan_from_keys
 from ringtap.plan_cluster import Cluster
 from ringtap.records import JsonLinesWriter
 from ringtap.rundir import ACCESS, RunDirectory, new_name, read_points
 from ringtap.schema import POINTS_JSONL, REJECTED_JSONL, RUN_JSON
 from ringtap.terminal import shell_word
 from ringtap.trafficgen import iperf3
+from ringtap.transports import is_rdma
 from ringtap.units import counted, format_rate
 
 
@@ -139,8 +140,8 @@ class PendingSeries(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the series: model and kind of traffic."""
-        return f"{self.model.name}-{self.kind}"
+        """Name of the series: model, kind of traffic and transport."""
+        return self.model.series(self.kind)
 
 
 class Conductor:
@@ -177,7 +178,8 @@ class Conductor:
             for kind in self._plan.traffic:
                 steps = [Step(index, load) for index, load in enumerate(self._plan.loads)]
                 if self._plan.random_order:
-                    random.Random(f"{self._plan.seed} {model.name} {kind}").shuffle(steps)
+                    seed = f"{self._plan.seed} {model.name} {kind} {model.transport}".rstrip()
+                    random.Random(seed).shuffle(steps)
                 series = PendingSeries(model, kind, steps)
                 left = [step for step in steps if (series.name, step.index) not in done]
                 if left and self._only in ("", series.name):
@@ -227,7 +229,7 @@ class Conductor:
         Raises:
             MeasurementError: other traffic uses the links, and ``force`` is not set.
         """
-        idle = look_at_idle_links(self._plan, setup.hosts, setup.network, self._attempt("precheck", "idle"))
+        idle = look_at_idle_links(self._plan, setup.hosts, setup.network, self._attempt("precheck-idle"))
         self._run.info["idle"] = idle
         self._run.save()
         if not idle["words"]:
@@ -243,7 +245,7 @@ class Conductor:
     def _precheck(self, setup: SweepSetup, kind: str) -> None:
         """Check that a generator alone can load the bottleneck, and keep the result in run.json."""
         for _ in range(PRECHECK_TRIES):
-            result = check_generator(self._plan, kind, setup.hosts, setup.network, self._attempt("precheck", kind))
+            result = check_generator(self._plan, kind, setup.hosts, setup.network, self._attempt(f"precheck-{kind}"))
             if result["ok"] and (self._force or not result["others"]):
                 break
         others = [item for item in self._run.info.get("precheck", []) if item["kind"] != kind]
@@ -262,17 +264,17 @@ class Conductor:
                 f"others use the links: {traffic}: measure when they are idle, or anyway with --force"
             )
 
-    def _attempt(self, first: str, second: str) -> Path:
+    def _attempt(self, name: str) -> Path:
         """Return a folder below series/ that no earlier attempt has used."""
         number = 1
-        while (path := self._run.path / "series" / f"{first}-{second}-{number}").exists():
+        while (path := self._run.path / "series" / f"{name}-{number}").exists():
             number += 1
         return path
 
     def _measure(self, setup: SweepSetup, pending: PendingSeries, expected_s: dict[tuple[str, float], float]) -> None:
         name, (hosts, network), progress = pending.name, setup, self._reporter
-        path = self._attempt(pending.model.name, pending.kind)
-        facts = network.clock() | {"series": name, "batch": pending.model.batch}
+        path = self._attempt(name)
+        facts = network.clock() | {"series": name, "batch": pending.model.batch, "bottleneck": network.bottleneck}
         run = RunDirectory.create(path, "job", sys.argv, self._plan.seed, **facts)
         hosts.publish(path)
         cross = CrossTraffic(self._plan, pending.kind, hosts, network, path)
@@ -478,6 +480,8 @@ def run_sweep(
         run = _open(plan, path, resume, access, say)
         if not resumes:
             stack.enter_context(locked(path, me, say))
+        if any(is_rdma(model.transport) for model in plan.models):
+            missing = {what: why for what, why in missing.items() if what != "RDMA"}
         run.info["not_collected"] = [{"what": what, "why": why} for what, why in missing.items()]
         run.info |= {"calibration": calibration, "report": report}
         run.save()
@@ -560,12 +564,17 @@ def _flat(item: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, list) and all(isinstance(entry, dict) and "name" in entry for entry in value):
             for entry in value:
                 rest = {name: what for name, what in entry.items() if name != "name"}
-                found |= _flat(rest, f"{prefix}{key}.{entry['name']}.")
+                found |= _flat(rest, f"{prefix}{key}.{_label(entry)}.")
         elif isinstance(value, dict) and key != "environment":
             found |= _flat(value, f"{prefix}{key}.")
         else:
             found[f"{prefix}{key}"] = value
     return found
+
+
+def _label(entry: Mapping[str, Any]) -> str:
+    """Return the text that identifies a model or a machine of a plan."""
+    return model_label(str(entry["name"]), str(entry.get("transport") or ""))
 
 
 def _touches(key: str, before: Mapping[str, Any], now: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> bool:
@@ -594,10 +603,10 @@ def _load(plan: Mapping[str, Any], point: Mapping[str, Any]) -> float | None:
 
 
 def _touches_model(key: str, now: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> bool:
-    name, _, what = key.removeprefix("models.").rpartition(".")
-    if all(point["model"] != name for point in points):
+    label, _, what = key.removeprefix("models.").rpartition(".")
+    if all(model_label(point["model"], point.get("transport") or "") != label for point in points):
         return False
-    model: Mapping[str, Any] = next((entry for entry in now["models"] if entry["name"] == name), {})
+    model: Mapping[str, Any] = next((entry for entry in now["models"] if _label(entry) == label), {})
     if what == "batch" and model.get("job") != REAL:
         return False
     return bool(what != "title" and not (model.get("command") and what in _FREE_OF_COMMAND)) or not model

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from ringtap.agents.sweep.roles import Attachment, SweepRoles
 from ringtap.counter_growth import growth, window_growth
 from ringtap.errors import UsageError
-from ringtap.ethernet import HEADER_BYTES, frame_bytes
+from ringtap.ethernet import HEADER_BYTES
+from ringtap.link_counters import NIC, SOURCES, columns_of, log_of, source_of
 from ringtap.records import RecordFile, read_json_lines
 from ringtap.rundir import open_log
 from ringtap.schema import LINK_STATE, LINKS_JSONL, NIC_REC, OWNER, OWNERS_JSONL, SOCKETS_REC
@@ -26,10 +27,22 @@ from ringtap.units import counted, format_rate
 # on links of 250 Mbit/s, ringtap itself caused 0.2 Mbit/s without load; under load, all but 0.5 % was accounted for
 MAX_OTHER_SHARE = 0.03
 MAX_ERROR_SHARE = 1e-4
-SOCKETS_EVERY = "10ms,sockets=100ms"  # value of `ringtap run --every`; sufficient for connections
+_SOCKETS_S = 0.1  # sufficient for connections
 RECORDED_S = 0.3  # delay until the last samples of a window are in the logs
 _IPV6_MORE_BYTES = 20
 _SPARE_ROWS = 500
+
+
+def collect_options(network: SweepRoles, node: str, *names: str) -> list[str]:
+    """Return the options of ``ringtap run`` for a node: its interfaces, other collectors, and the bottleneck's counters.
+
+    Interfaces are sampled every 10 ms for the check of late samples.
+    """
+    sources = network.sources(node)
+    periods_s = {source: SOURCES[source].period_s for source in sources}
+    periods_s |= {"sockets": _SOCKETS_S} if "sockets" in names else {}
+    every = [f"{SOURCES[NIC].period_s:g}s", *(f"{name}={period_s:g}s" for name, period_s in periods_s.items())]
+    return ["--collect", ",".join((NIC, *names, *sources)), "--every", ",".join(every)]
 
 
 class PortBytes(NamedTuple):
@@ -138,7 +151,8 @@ class SocketCounts:
         counters, seconds = Counters(self._folder, start_ns, end_ns), (last_ns - first_ns) / 1e9
         nics = self._port.nics
         bits = {
-            direction: 8 * counters.port_bytes(nics, direction, mtu, first_ns, last_ns) for direction in ("rx", "tx")
+            direction: 8 * counters.frame_bytes(of_interfaces(nics, direction), mtu, first_ns, last_ns)
+            for direction in ("rx", "tx")
         }
         widths = {field.name: field.width_bits for field in records.fields}
         received, sent, acknowledged = self._own_bytes(before, [widths[name] for name in _COUNTERS])
@@ -190,19 +204,20 @@ def _address(family: int, data: bytes) -> str:
 
 
 class Counters:
-    """Interface counters of a node, interpolated in the newest part of its ``nic.rec``.
+    """Counters of a node, interpolated in the newest part of their log.
 
     Args:
         folder: the node's folder.
         start_ns: start of the time of interest (CLOCK_REALTIME).
         end_ns: its end, which is close to the newest sample.
+        log: the log, in the folder.
 
     Raises:
         UsageError: the counters were not recorded.
     """
 
-    def __init__(self, folder: Path, start_ns: int, end_ns: int) -> None:
-        path = folder / NIC_REC
+    def __init__(self, folder: Path, start_ns: int, end_ns: int, log: str = NIC_REC) -> None:
+        path = folder / log
         if not path.is_file():
             raise UsageError("its interfaces were not recorded")
         records: RecordFile = open_log(path)
@@ -212,56 +227,59 @@ class Counters:
         self._times = [row[0] for row in self._rows]
         self._columns = {field.name: (number, field.width_bits) for number, field in enumerate(records.fields)}
 
-    def __contains__(self, nic: str) -> bool:
-        return f"{nic}.rx_bytes" in self._columns
+    def __contains__(self, column: str) -> bool:
+        return column in self._columns
 
-    def grown(self, nic: str, name: str, start_ns: int, end_ns: int) -> float:
-        """Return the growth of a counter between two times.
+    def grown(self, name: str, start_ns: int, end_ns: int) -> float:
+        """Return the growth of a column between two times.
 
         Raises:
-            UsageError: the growth is not known.
+            UsageError: the column was not recorded, or its growth is not known.
         """
-        column, width_bits = self._columns[f"{nic}.{name}"]
+        if name not in self:
+            raise UsageError(f"counter {name} was not recorded")
+        column, width_bits = self._columns[name]
         found = window_growth(self._times, [row[column] for row in self._rows], start_ns, end_ns, width_bits)
         if isinstance(found, str):
-            raise UsageError(f"counter {name} of interface {nic} {found}")
+            raise UsageError(f"counter {name} {found}")
         return found
 
-    def port_bytes(self, nics: Sequence[str], direction: str, mtu: int, start_ns: int, end_ns: int) -> float:
-        """Return the bytes of frames on the wire that interfaces counted in one direction between two times.
+    def frame_bytes(self, counters: Sequence[Mapping[str, str]], mtu: int, start_ns: int, end_ns: int) -> float:
+        """Return the bytes of frames on the wire that counters of one log counted between two times.
 
         Raises:
-            UsageError: an interface was not recorded.
+            UsageError: a counter was not recorded.
         """
         found = 0.0
-        for nic in nics:
-            if nic not in self:
-                raise UsageError(f"interface {nic} was not recorded")
-            size_bytes, packets = (
-                self.grown(nic, f"{direction}_{unit}", start_ns, end_ns) for unit in ("bytes", "packets")
-            )
-            found += frame_bytes(size_bytes, packets, mtu)
+        for counter in counters:
+            grown = [self.grown(column, start_ns, end_ns) for column in columns_of(counter)]
+            found += source_of(counter).to_bytes(grown, mtu)
         return found
 
-    def rate_bps(self, nics: Sequence[str], direction: str, mtu: int, start_ns: int, end_ns: int) -> float:
-        """Return the mean rate of interfaces in one direction from the first to the last sample of a window, in bit/s.
+    def rate_bps(self, counters: Sequence[Mapping[str, str]], mtu: int, start_ns: int, end_ns: int) -> float:
+        """Return the mean rate that counters counted from the first to the last sample of a window, in bit/s.
 
         Raises:
-            UsageError: an interface was not recorded.
+            UsageError: a counter was not recorded.
         """
         times = self._times[bisect_left(self._times, start_ns) : bisect_right(self._times, end_ns)]
         if len(times) < 2:
             raise UsageError("its interfaces were not recorded in the window")
         first_ns, last_ns = times[0], times[-1]
-        return self.port_bytes(nics, direction, mtu, first_ns, last_ns) * 8e9 / float(last_ns - first_ns)
+        return self.frame_bytes(counters, mtu, first_ns, last_ns) * 8e9 / float(last_ns - first_ns)
+
+
+def of_interfaces(nics: Sequence[str], direction: str) -> list[dict[str, str]]:
+    """Return the interface counters of one direction."""
+    return [{"nic": nic, "direction": direction} for nic in nics]
 
 
 def counted_bps(run: Path, counter: Mapping[str, str], mtu: int, start_ns: int, end_ns: int) -> float:
-    """Return the mean rate of an interface counter between two times, in bit/s, as frames on the wire.
+    """Return the mean rate of a counter of the bottleneck between two times, in bit/s, as frames on the wire.
 
     Args:
         run: job run directory.
-        counter: ``node``, ``nic`` and ``direction``.
+        counter: ``node``, ``nic``, ``direction`` and, unless it is an interface counter, ``source``.
         mtu: bytes of an IP packet.
         start_ns: CLOCK_REALTIME.
         end_ns: likewise, close to the newest sample.
@@ -270,8 +288,8 @@ def counted_bps(run: Path, counter: Mapping[str, str], mtu: int, start_ns: int, 
         UsageError: the node has no samples of that time; the message names it.
     """
     try:
-        counters = Counters(run / "nodes" / counter["node"], start_ns, end_ns)
-        return counters.rate_bps([counter["nic"]], counter["direction"], mtu, start_ns, end_ns)
+        counters = Counters(run / "nodes" / counter["node"], start_ns, end_ns, log_of(counter))
+        return counters.rate_bps([counter], mtu, start_ns, end_ns)
     except UsageError as error:
         raise UsageError(f"host {counter['node']}: {error}") from error
 
@@ -355,11 +373,11 @@ class Watch:
                 continue
 
     def _error_words(self, node: str, nic: str, counters: Counters, start_ns: int, end_ns: int) -> Iterator[str]:
-        if nic not in counters:
+        if f"{nic}.rx_errors" not in counters:
             return
         for direction, verb in (("rx", "received"), ("tx", "sent")):
-            errors = counters.grown(nic, f"{direction}_errors", start_ns, end_ns)
-            frames = errors + counters.grown(nic, f"{direction}_packets", start_ns, end_ns)
+            errors = counters.grown(f"{nic}.{direction}_errors", start_ns, end_ns)
+            frames = errors + counters.grown(f"{nic}.{direction}_packets", start_ns, end_ns)
             if errors > MAX_ERROR_SHARE * frames:
                 yield f"{nic} of {node} {verb} {counted(round(errors), 'frame')} with errors"
 

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from ringtap.agents.testbed.topology import Roles, TestbedSpec, thesis_roles
-from ringtap.plan import SCALE_MODEL, Model, SweepPlan
+from ringtap.plan import SCALE_MODEL, Model, SweepPlan, model_label
 from ringtap.plan_cluster import Cluster
 from ringtap.schema import MERGE_SHARE, MIN_CONGESTION_LOADS, MIN_FIT_LOADS, MIN_RISE
 from ringtap.secret_masking import mask_variables, mask_words
@@ -78,7 +78,7 @@ def iteration_s(plan: SweepPlan, model: Model, load: float) -> float:
 
 def series_names(plan: SweepPlan) -> list[str]:
     """Return the names of a sweep's series, in the order in which they are measured."""
-    return [f"{model.name}-{kind}" for model in plan.models for kind in plan.traffic]
+    return [model.series(kind) for model in plan.models for kind in plan.traffic]
 
 
 def estimate(plan: SweepPlan, only: str = "") -> list[dict[str, Any]]:
@@ -96,7 +96,7 @@ def estimate(plan: SweepPlan, only: str = "") -> list[dict[str, Any]]:
     points: list[dict[str, Any]] = []
     for model in plan.models:
         for kind in plan.traffic:
-            if only not in ("", f"{model.name}-{kind}"):
+            if only not in ("", model.series(kind)):
                 continue
             for number, load in enumerate(plan.loads):
                 enough_s = max(window.min_s, window.min_iterations * iteration_s(plan, model, load))
@@ -106,7 +106,7 @@ def estimate(plan: SweepPlan, only: str = "") -> list[dict[str, Any]]:
                 if not points:
                     seconds += TESTBED_UP_S + PRECHECK_S * (1 if only else len(plan.traffic))
                 requested_bps = round(load * plan.capacity_bps)
-                item = {"series": f"{model.name}-{kind}", "load": load, "requested_bps": requested_bps}
+                item = {"series": model.series(kind), "load": load, "requested_bps": requested_bps}
                 points.append(item | {"duration_s": round(seconds, 1)})
     return points
 
@@ -131,18 +131,30 @@ def doubts(plan: SweepPlan) -> list[str]:
     for model in scale_models if different > 1 and not lacking else ():
         if iteration_s(plan, model, loads[-1]) < MIN_RISE * iteration_s(plan, model, loads[0]):
             found.append(
-                f"{model.name} is hardly slower at the heaviest load ({loads[-1]:.0%}) than at the lightest, by the "
+                f"{model.label} is hardly slower at the heaviest load ({loads[-1]:.0%}) than at the lightest, by the "
                 "estimate: add a heavier one for a congestion point"
             )
     return found
 
 
+def transports(plan: SweepPlan) -> list[dict[str, Any]]:
+    """Return ``model``, ``transport`` and the job's ``environment``, secrets masked, of each model with a transport."""
+    return [
+        {"model": model["name"], "transport": model["transport"], "environment": model["environment"]}
+        for model in resolved(plan)["models"]
+        if model["transport"]
+    ]
+
+
 def print_estimate(plan: SweepPlan, points: list[dict[str, Any]]) -> None:
-    """Print the points of a dry run."""
+    """Print the points of a dry run, and the variables of models with a transport."""
     for point in points:
         rate = format_rate(point["requested_bps"])
         print(f"{point['series']:<28} {point['load']:6.1%}  {rate:>14}  about {format_duration(point['duration_s'])}")
     total_s = sum(point["duration_s"] for point in points)
     print(f"{counted(len(points), 'point')}, scale 1:{plan.scale:g}, about {format_duration(total_s)}")
+    for item in transports(plan):
+        variables = " ".join(f"{name}={value}" for name, value in item["environment"].items())
+        print(f"{model_label(item['model'], item['transport'])}: {variables}")
     for doubt in doubts(plan):
         print(f"warning: {doubt}")

@@ -23,6 +23,8 @@ import psutil
 
 from ringtap.agents.clock.system_clock import boot_id
 from ringtap.agents.hosts.lease import held
+from ringtap.collectors.ethtool import counts_port
+from ringtap.collectors.infiniband import DEVICES, rdma_ports
 from ringtap.units import format_size
 
 MODULES = ("torch", "horovod", "torchvision", "transformers")
@@ -39,9 +41,11 @@ def host_facts() -> dict[str, Any]:
     Returns:
         ``boot_id``, ``iperf3`` (its path or ""), ``modules`` (those of `MODULES` that are installed), ``kernel_ports``
         (first and last port that the kernel picks), ``lease`` (facts about the sweep that holds the host's lease) and
-        ``interfaces``: by name ``addresses`` (IPv4), ``addresses6``, ``mtu`` and ``below`` (its lower interfaces).
+        ``interfaces``: by name ``addresses`` (IPv4), ``addresses6``, ``mtu``, ``below`` (its lower interfaces), ``phy``
+        (True if its driver counts the physical port) and ``rdma`` (its port of an RDMA device, if it has one).
     """
     states = psutil.net_if_stats()
+    rdma = {name: port._asdict() for port in rdma_ports(DEVICES) for name in port.interfaces}
     interfaces: dict[str, dict[str, Any]] = {}
     for label, entries in psutil.net_if_addrs().items():
         name = label.partition(":")[0]  # eth0:1 labels another address of eth0
@@ -50,6 +54,7 @@ def host_facts() -> dict[str, Any]:
             below = [path.name.removeprefix("lower_") for path in Path("/sys/class/net", name).glob("lower_*")]
         mtu = states[name].mtu if name in states else _USUAL_MTU
         item = interfaces.setdefault(name, {"addresses": [], "addresses6": [], "below": below, "mtu": mtu})
+        item |= {"phy": counts_port(name), "rdma": rdma.get(name)}
         item["addresses"] += [entry.address for entry in entries if entry.family == socket.AF_INET]
         item["addresses6"] += [entry.address.partition("%")[0] for entry in entries if entry.family == socket.AF_INET6]
     return {

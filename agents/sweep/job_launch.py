@@ -10,6 +10,7 @@ from ringtap.agents.hosts import Hosts
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.plan import PLACEHOLDERS, REAL, Model, SweepPlan
 from ringtap.plan_cluster import Cluster
+from ringtap.transports import is_rdma
 
 # with sh, as older versions of env(1) cannot change the folder
 _IN_FOLDER = ["sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh"]
@@ -80,6 +81,7 @@ def processes(plan: SweepPlan, model: Model, network: SweepRoles, hosts: Hosts, 
             "GLOO_SOCKET_IFNAME": interface,
             "NCCL_SOCKET_IFNAME": f"={interface}",  # without "=", NCCL takes any interface with this prefix
             "OMP_NUM_THREADS": "1",
+            **({"NCCL_IB_HCA": f"={network.rdma[host]}"} if is_rdma(model.transport) else {}),
             **own_environment(plan, model, host),
             **master,
         }

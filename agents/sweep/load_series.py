@@ -16,7 +16,7 @@ from typing import Any
 from ringtap.agents.hosts import HostProcess, Hosts
 from ringtap.agents.sweep.cluster_hosts import check_alive, check_lost
 from ringtap.agents.sweep.cross_traffic import STREAMS, CrossTraffic, free_port
-from ringtap.agents.sweep.disturbances import RECORDED_S, SOCKETS_EVERY, Watch, counted_bps, late_share
+from ringtap.agents.sweep.disturbances import RECORDED_S, Watch, collect_options, counted_bps, late_share
 from ringtap.agents.sweep.job_launch import processes, ranks_of
 from ringtap.agents.sweep.preflight import room_problem
 from ringtap.agents.sweep.roles import SweepRoles
@@ -260,11 +260,9 @@ class Series:
     def _start_agent(
         self, host: str, command: list[str], environment: dict[str, str], file: str = "job.out"
     ) -> HostProcess:
-        # every 10 ms for the check of late samples (agents/sweep/disturbances.py)
-        collect = (
-            ["nic,steps", "--every", "10ms"] if self._is_testbed else ["nic,sockets,steps", "--every", SOCKETS_EVERY]
-        )
-        record = ["--collect", *collect, "--join", self._hosts.path(host, self._run.path), "--node", host]
+        names = ("steps",) if self._is_testbed else ("sockets", "steps")
+        collect = collect_options(self._network, host, *names)
+        record = [*collect, "--join", self._hosts.path(host, self._run.path), "--node", host]
         verb = ["run" if command else "capture", *record]
         log = self._run.node(host) / "log" / file
         name = self._model.title if command else "recorder"
@@ -358,6 +356,7 @@ class Series:
                 name = f"{step.index:03d}" + (f"-{attempt}" if attempt else "")
                 sent = self._start_cross_traffic(requested_bps, name, window.settle_s + 2 * window.max_s + 10)
             start_ns, end_ns, iterations = self._window(window, tick)
+            time.sleep(self._network.period_s)  # the next sample of the counters still sees the same load
         finally:
             self._cross.stop_sender()
         # a host without a link may not count as lost yet, and the pause would be taken for a long iteration
@@ -368,9 +367,10 @@ class Series:
         if self._network.bottleneck["cross"] == ACKNOWLEDGED:  # the analysis reads other counters itself
             sent |= self._acknowledged(start_ns, end_ns)
         return {
-            "series": f"{self._model.name}-{self._cross.kind}",
+            "series": self._model.series(self._cross.kind),
             "model": self._model.name,
             "traffic": self._cross.kind,
+            "transport": self._model.transport,
             "step": step.index,
             "requested_bps": round(requested_bps),
             "window_start_ns": start_ns,
@@ -418,7 +418,7 @@ class Series:
         """
         time.sleep(_TRIAL_SETTLE_S)
         start_ns = time.time_ns()
-        time.sleep(_TRIAL_S)
+        time.sleep(max(_TRIAL_S, 3 * self._network.period_s))
         end_ns = time.time_ns()
         time.sleep(RECORDED_S)
         self._check()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,11 @@ from ringtap.agents.sweep.cross_traffic import STREAMS, CrossTraffic
 from ringtap.agents.sweep.disturbances import (
     MAX_OTHER_SHARE,
     RECORDED_S,
-    SOCKETS_EVERY,
     Counters,
     Watch,
+    collect_options,
     counted_bps,
+    of_interfaces,
     other_words,
 )
 from ringtap.agents.sweep.roles import SweepRoles
@@ -111,7 +112,7 @@ def look_at_idle_links(plan: SweepPlan, hosts: Hosts, network: SweepRoles, path:
     run = RunDirectory.create(path, "job", sys.argv, plan.seed, series="precheck-idle", **network.clock())
     hosts.publish(path)
     try:
-        _start_recorders(hosts, run, network.attachments, network.attachments)
+        _start_recorders(hosts, run, network.attachments, network)
         start_ns, end_ns = _record_window(hosts)
     finally:
         hosts.stop_all()
@@ -122,7 +123,9 @@ def look_at_idle_links(plan: SweepPlan, hosts: Hosts, network: SweepRoles, path:
         try:
             counters = Counters(run.path / "nodes" / node, start_ns, end_ns)
             for direction in ("rx", "tx"):
-                bps = counters.rate_bps(port.nics, direction, network.bottleneck["mtu"], start_ns, end_ns)
+                bps = counters.rate_bps(
+                    of_interfaces(port.nics, direction), network.bottleneck["mtu"], start_ns, end_ns
+                )
                 rates.setdefault(node, {})[f"{direction}_bps"] = round(bps)
                 if bps > MAX_OTHER_SHARE * plan.capacity_bps:
                     sentences.append(other_words(node, direction, bps, plan.capacity_bps))
@@ -132,7 +135,7 @@ def look_at_idle_links(plan: SweepPlan, hosts: Hosts, network: SweepRoles, path:
     return {"rates": rates, "words": sentences}
 
 
-def _start_recorders(hosts: Hosts, run: RunDirectory, nodes: Iterable[str], attached: Container[str]) -> None:
+def _start_recorders(hosts: Hosts, run: RunDirectory, nodes: Iterable[str], network: SweepRoles) -> None:
     """Start recorders of interfaces, on attached nodes also of connections, and wait until all of them record.
 
     Raises:
@@ -142,8 +145,8 @@ def _start_recorders(hosts: Hosts, run: RunDirectory, nodes: Iterable[str], atta
     for node in dict.fromkeys(nodes):
         log = run.node(node) / "log" / "job.out"
         # a testbed's switch has no connections
-        collect = ["nic,sockets", "--every", SOCKETS_EVERY] if node in attached else ["nic", "--every", "10ms"]
-        record = ["--collect", *collect, "--join", hosts.path(node, run.path), "--node", node]
+        collect = collect_options(network, node, *(["sockets"] if node in network.attachments else []))
+        record = [*collect, "--join", hosts.path(node, run.path), "--node", node]
         command = [*hosts.ringtap(node), "capture", *record]
         recorders.append((run.node(node) / NIC_REC, hosts.start(node, "recorder", command, log)))
     deadline_s = time.monotonic() + _RECORDERS_S
@@ -182,7 +185,7 @@ def check_generator(plan: SweepPlan, kind: str, hosts: Hosts, network: SweepRole
     requested_bps = most_bps(plan)
     watched = [node for node, port in network.attachments.items() if not port.why]
     try:
-        _start_recorders(hosts, run, (network.timekeeper, network.roles.cross_from, *watched), network.attachments)
+        _start_recorders(hosts, run, (network.timekeeper, network.roles.cross_from, *watched), network)
         cross.start_receiver()
         cross.start_sender(requested_bps, "full", _WARM_UP_S + _WINDOW_S + 10, plan.iperf_streams or STREAMS[-1])
         start_ns, end_ns = _record_window(hosts)

@@ -16,11 +16,13 @@ from ringtap.agents.sweep.job_launch import filled, job_python, own_environment
 from ringtap.agents.sweep.roles import Attachment, SweepRoles
 from ringtap.agents.testbed.topology import Roles
 from ringtap.errors import MeasurementError, UsageError
+from ringtap.link_counters import ETHTOOL, INFINIBAND, source_of
 from ringtap.models import PROFILES
 from ringtap.plan import PLACEHOLDERS, REAL, SweepPlan
 from ringtap.plan_cluster import Cluster, ClusterHost
 from ringtap.schema import ACKNOWLEDGED
 from ringtap.secret_masking import mask_variables, mask_words
+from ringtap.transports import is_rdma
 
 # the workers' clocks set the windows, and the receiver's clock selects its counters in them; their difference must be
 # small compared with the settling time
@@ -69,7 +71,7 @@ def _question(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> dict[str, Any
             command = mask_words(filled(model.command, values | {"host": host.name}))
             variables = mask_variables(own_environment(plan, model, host.name))
             about = {"command": command, "directory": model.directory, "environment": variables}
-            question["jobs"][model.name] = about
+            question["jobs"][model.label] = about
     return question
 
 
@@ -106,6 +108,7 @@ def _ask_host(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> Answer:
                 *_clock_problems(name, apart_s),
                 *_address_problems(host, facts),
                 *_tool_problems(plan, name, facts),
+                *_rdma_problems(plan, host, facts),
             ]
             problems += [f"host {name}: {facts['room']}: free some, or name another workdir"] if facts["room"] else []
             for model, found in facts["jobs"].items():
@@ -167,6 +170,17 @@ def _tool_problems(plan: SweepPlan, name: str, facts: dict[str, Any]) -> list[st
     return found
 
 
+def _rdma_problems(plan: SweepPlan, host: ClusterHost, facts: dict[str, Any]) -> list[str]:
+    model = next((model for model in plan.models if is_rdma(model.transport)), None)
+    nic = host.interface or _interface_of(host.training, facts)
+    if model is None or host.name not in plan.topology.workers or not nic or _rdma_port(nic, facts):
+        return []
+    return [
+        f"host {host.name}, model {model.label}: no RDMA device belongs to {nic}, which has the training address: give "
+        "the address of one that has, or train over tcp"
+    ]
+
+
 def _torch_problems(answer: Answer, answers: Sequence[Answer], pythons: Mapping[str, str]) -> list[str]:
     """Return a sentence for each job whose interpreter has torch on another host but not on this one."""
     found = []
@@ -210,6 +224,8 @@ def cluster_roles(plan: SweepPlan, answers: Sequence[Answer]) -> SweepRoles:
     ports = {host.name: _port(host, facts[host.name]) for host in cluster.hosts}
     roles = Roles("custom", cluster.workers, cluster.cross_from, cluster.cross_to)
     counters = _counters(roles, ports, facts)
+    if any(is_rdma(model.transport) for model in plan.models):
+        counters = _seeing_rdma(plan, counters, facts)
     used = {name: nics for name in ports if (nics := _used_nics(name, roles, ports[name]))}
     total = counters["total"][0]
     mtu = int(facts[total["node"]]["interfaces"][total["nic"]]["mtu"])
@@ -227,6 +243,11 @@ def cluster_roles(plan: SweepPlan, answers: Sequence[Answer]) -> SweepRoles:
         kernel_ports={name: item.get("kernel_ports", []) for name, item in facts.items()},
         links={name: _with_below(nics, facts[name]) for name, nics in used.items()},
         attachments={name: _attachment(name, nics, facts) for name, nics in used.items()},
+        rdma={
+            name: f"{found['device']}:{found['port']}"
+            for name in cluster.workers
+            if (found := _rdma_port(ports[name].training_nic, facts[name]))
+        },
     )
 
 
@@ -302,3 +323,46 @@ def _counters(roles: Roles, ports: dict[str, _Port], facts: dict[str, dict[str, 
 
 def _counter(node: str, nic: str, direction: str) -> dict[str, str]:
     return {"node": node, "nic": nic, "direction": direction}
+
+
+def _rdma_port(nic: str, facts: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the port of an RDMA device that carries an interface's traffic; None if there is none."""
+    found = (facts["interfaces"].get(name, {}).get("rdma") for name in _with_below([nic], facts))
+    return next((port for port in found if port), None)
+
+
+def _seeing_rdma(plan: SweepPlan, counters: dict[str, Any], facts: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the bottleneck's counters with those in place of interface counters that also see RDMA.
+
+    Raises:
+        UsageError: no counter sees all of the traffic, or the plan's windows are too short for it.
+    """
+    total: list[dict[str, str]] = []
+    for counter in counters["total"]:
+        nics = _with_below([counter["nic"]], facts[counter["node"]])
+        seeing = [found for nic in nics if (found := _port_counter(counter | {"nic": nic}, facts[counter["node"]]))]
+        if not seeing:
+            raise UsageError(
+                f"host {counter['node']}: no counter of {counter['nic']} sees RDMA: neither the driver's *_phy counters "
+                "(a virtual function has none) nor those of an InfiniBand port; train over tcp, or on hosts that have"
+            )
+        total += [found for found in seeing if found not in total]
+    cross = counters["cross"]
+    if cross != ACKNOWLEDGED:
+        cross = [_port_counter(counter, facts[counter["node"]]) or counter for counter in cross]
+    needed_s = max(source_of(counter).min_window_s for counter in total)
+    if plan.window.min_s < needed_s:
+        raise UsageError(
+            f"window.min_time = {plan.window.min_s:g} s is too short: the counters that see RDMA are read every "
+            f"{max(source_of(counter).period_s for counter in total):g} s, so give {needed_s:g}s at least"
+        )
+    return {"cross": cross, "total": total}
+
+
+def _port_counter(counter: dict[str, str], facts: dict[str, Any]) -> dict[str, str] | None:
+    """Return the counter of an interface's port that sees all of its traffic; None if there is none."""
+    nic = facts["interfaces"].get(counter["nic"], {})
+    port = nic.get("rdma")
+    if port and port["counts_all"]:
+        return counter | {"source": INFINIBAND, "port": f"{port['device']}-{port['port']}"}
+    return counter | {"source": ETHTOOL} if nic.get("phy") else None

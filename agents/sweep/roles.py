@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ringtap.agents.testbed.topology import CROSS_NIC, SWITCH, TRAINING_NIC, Roles, TestbedSpec
+from ringtap.link_counters import NIC, SOURCES
+from ringtap.schema import ACKNOWLEDGED
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class SweepRoles:
         kernel_ports: first and last port that each host's kernel picks.
         links: interfaces that carry the sweep's traffic, and those below them, by host.
         attachments: interfaces by which the sweep's traffic enters and leaves a host, by host.
+        rdma: RDMA device and port of the training traffic as NCCL names them (``mlx5_0:1``), by worker that has one.
     """
 
     roles: Roles
@@ -57,6 +60,21 @@ class SweepRoles:
     kernel_ports: Mapping[str, Sequence[str]] = field(default_factory=dict)
     links: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     attachments: Mapping[str, Attachment] = field(default_factory=dict)
+    rdma: Mapping[str, str] = field(default_factory=dict)
+
+    def _counters(self) -> list[dict[str, str]]:
+        cross = self.bottleneck["cross"]
+        return [*([] if cross == ACKNOWLEDGED else cross), *self.bottleneck["total"]]
+
+    def sources(self, node: str) -> list[str]:
+        """Return the sources of the bottleneck's counters on a node beside its interface counters."""
+        found = [counter.get("source", NIC) for counter in self._counters() if counter["node"] == node]
+        return [source for source in dict.fromkeys(found) if source != NIC]
+
+    @property
+    def period_s(self) -> float:
+        """Longest period of the bottleneck's counters, in s."""
+        return max(SOURCES[counter.get("source", NIC)].period_s for counter in self._counters())
 
     @property
     def timekeeper(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
@@ -19,11 +19,11 @@ from ringtap.analysis.runs.apportioning import Borders, Integers, counter_steps,
 from ringtap.analysis.runs.run import JobRun, SweepRun, map_records
 from ringtap.analysis.statistics.arrays import Array
 from ringtap.analysis.statistics.quantiles import QuantileInterval, quantile_interval
-from ringtap.counter_growth import window_growth
+from ringtap.counter_growth import edge_error, window_growth
 from ringtap.errors import UsageError
-from ringtap.ethernet import frame_bytes
+from ringtap.link_counters import columns_of, log_of, source_of
 from ringtap.models import PROFILES
-from ringtap.schema import ACKNOWLEDGED, LOAD_BIN_NS, NIC_REC
+from ringtap.schema import ACKNOWLEDGED, LOAD_BIN_NS
 
 ETHERNET_MTU = 1500
 
@@ -54,6 +54,9 @@ class Point:
         other_gbps: the same, full size.
         training_bps: total minus cross traffic and, if it is known, other traffic.
         training_gbps: the same, full size.
+        counting_error_bps: largest error of cross and total traffic from interpolation between the counters' samples at
+            the window's ends; None if neither was counted.
+        counting_error_gbps: the same, full size.
         window_s: length of the window; None for a point of a table.
         iterations: number of whole iterations in the window; None if a table does not contain it.
         mean_s: mean iteration time.
@@ -93,6 +96,8 @@ class Point:
     other_gbps: float | None
     training_bps: float | None
     training_gbps: float | None
+    counting_error_bps: float | None
+    counting_error_gbps: float | None
     window_s: float | None
     iterations: int | None
     mean_s: float | None
@@ -217,7 +222,8 @@ def _point(sweep: SweepRun, window: dict[str, Any], logs: dict[tuple[str, str], 
     inside = times[(times["start_ns"] >= start) & (times["end_ns"] <= end)]["iteration_s"].to_numpy(dtype=np.float64)
     if not len(inside):
         reasons.append("no iteration of all ranks lies within the window")
-    bottleneck = sweep.info.get("bottleneck") or {}
+    bottleneck = job.info.get("bottleneck") or sweep.info.get("bottleneck") or {}
+    errors = []
     mtu = int(bottleneck.get("mtu") or sweep.plan["topology"].get("mtu") or ETHERNET_MTU)
 
     def rate(name: str) -> float | None:
@@ -226,7 +232,10 @@ def _point(sweep: SweepRun, window: dict[str, Any], logs: dict[tuple[str, str], 
             known = window.get("cross_bps")
             found = float(known) if known is not None else window.get("cross_why") or "the sweep did not record it"
         else:
-            found = _rate(job, window["directory"], bottleneck.get(name), mtu, (start, end), logs)
+            counted = _rate(job, window["directory"], bottleneck.get(name), mtu, (start, end), logs)
+            if not isinstance(counted, str):
+                errors.append(counted[1])
+            found = counted if isinstance(counted, str) else counted[0]
         if isinstance(found, str):
             reasons.append(f"{name} traffic: {found}")
             return None
@@ -243,6 +252,7 @@ def _point(sweep: SweepRun, window: dict[str, Any], logs: dict[tuple[str, str], 
     other = None if window.get("other_bps") is None else float(window["other_bps"])
     if window.get("other_why"):
         reasons.append(f"other traffic: {window['other_why']}")
+    error = max(errors) if errors else None
     training = None if cross is None or total is None else max(total - cross - (other or 0.0), 0.0)
     full = float(sweep.plan["scale"]) / 1e9
     times_found, batch = times_of(inside), _batch(sweep, window["model"])
@@ -257,7 +267,7 @@ def _point(sweep: SweepRun, window: dict[str, Any], logs: dict[tuple[str, str], 
         series=window["series"],
         model=window["model"],
         traffic=window["traffic"],
-        transport="",
+        transport=window.get("transport") or "",
         directory=window["directory"],
         requested_bps=requested,
         requested_gbps=requested * full,
@@ -273,6 +283,8 @@ def _point(sweep: SweepRun, window: dict[str, Any], logs: dict[tuple[str, str], 
         other_gbps=gbps(other),
         training_bps=training,
         training_gbps=gbps(training),
+        counting_error_bps=error,
+        counting_error_gbps=gbps(error),
         window_s=(end - start) / 1e9,
         iterations=len(inside),
         samples_per_s=None if batch is None or not times_found.mean_s else job.ranks * batch / times_found.mean_s,
@@ -301,10 +313,10 @@ def _rate(
     mtu: int,
     window_ns: tuple[int, int],
     logs: dict[tuple[str, str], CounterLog | None],
-) -> float | str:
-    """Return the mean rate in bit/s on the wire in a window by interface counters, or the reason why there is none.
+) -> tuple[float, float] | str:
+    """Return the mean rate on the wire in a window by counters and its largest error, or the reason why there is none.
 
-    An empty list of counters stands for traffic that was not sent; its rate is 0.
+    Both are in bit/s. An empty list of counters stands for traffic that was not sent; its rate is 0.
     """
     if isinstance(counters, dict):
         counters = [counters]
@@ -313,21 +325,23 @@ def _rate(
     start_ns, end_ns = window_ns
     if end_ns <= start_ns:
         return "the window has no length"
-    total_bytes = 0.0
+    total_bytes = error_bytes = 0.0
     for counter in counters:
         node = counter["node"]
-        log = _log_of(job, directory, node, logs)
-        grown = []
-        for unit in ("bytes", "packets"):
-            column = f"{counter['nic']}.{counter['direction']}_{unit}"
+        log = _log_of(job, directory, counter, logs)
+        grown, errors = [], []
+        for column in columns_of(counter):
             if log is None or column not in log:
                 return f"node {node} has no counter {column}"
             counted = log.grown(column, start_ns, end_ns)
             if isinstance(counted, str):
                 return f"counter {column} of node {node} {counted}"
             grown.append(counted)
-        total_bytes += frame_bytes(grown[0], grown[1], mtu)
-    return total_bytes * 8e9 / (end_ns - start_ns)
+            errors.append(log.edge_error(column, start_ns, end_ns))
+        total_bytes += source_of(counter).to_bytes(grown, mtu)
+        error_bytes += source_of(counter).to_bytes(errors, mtu)
+    to_bps = 8e9 / (end_ns - start_ns)
+    return total_bytes * to_bps, error_bytes * to_bps
 
 
 def _cross_std(
@@ -350,26 +364,27 @@ def _cross_std(
     edges_ns = window_ns[0] + LOAD_BIN_NS * np.arange(count + 1)
     in_bins = np.zeros(count)
     for counter in [counters] if isinstance(counters, dict) else counters:
-        log = _log_of(job, directory, counter["node"], logs)
+        log = _log_of(job, directory, counter, logs)
         assert log is not None  # the rate is known
-        column = f"{counter['nic']}.{counter['direction']}"
-        grown = [log.grown_in_bins(f"{column}_{unit}", edges_ns) for unit in ("bytes", "packets")]
-        if grown[0] is None or grown[1] is None:
+        grown = [log.grown_in_bins(column, edges_ns) for column in columns_of(counter)]
+        known = [each for each in grown if each is not None]
+        if len(known) < len(grown):
             return f"the counters of node {counter['node']} have gaps of more than a bin"
-        in_bins += [frame_bytes(size, packets, mtu) for size, packets in zip(*grown, strict=True)]
+        in_bins += [source_of(counter).to_bytes(each, mtu) for each in zip(*known, strict=True)]
     return float(np.std(in_bins * 8e9 / LOAD_BIN_NS, ddof=1))
 
 
 def _log_of(
-    job: JobRun, directory: str, node: str, logs: dict[tuple[str, str], CounterLog | None]
+    job: JobRun, directory: str, counter: Mapping[str, str], logs: dict[tuple[str, str], CounterLog | None]
 ) -> CounterLog | None:
-    if (directory, node) not in logs:
-        logs[directory, node] = _log(job, node)
-    return logs[directory, node]
+    key = directory, f"{counter['node']}/{log_of(counter)}"
+    if key not in logs:
+        logs[key] = _log(job, key[1])
+    return logs[key]
 
 
-def _log(job: JobRun, node: str) -> CounterLog | None:
-    path = job.path / "nodes" / node / NIC_REC
+def _log(job: JobRun, name: str) -> CounterLog | None:
+    path = job.path / "nodes" / name
     if not path.is_file():
         return None
     log = CounterLog(path)
@@ -403,6 +418,12 @@ class CounterLog:
         rows = self._rows(start_ns, end_ns)
         times, values = rows["t_ns"].tolist(), rows[column].tolist()
         return window_growth(times, values, start_ns, end_ns, self._widths[column])
+
+    def edge_error(self, column: str, start_ns: int, end_ns: int) -> float:
+        """Return the largest error of `grown`."""
+        rows = self._rows(start_ns, end_ns)
+        times, values = rows["t_ns"].tolist(), rows[column].tolist()
+        return edge_error(times, values, start_ns, end_ns, self._widths[column])
 
     def grown_in_bins(self, column: str, edges_ns: Integers) -> Array | None:
         """Return the growth of a counter in each bin; None if it was reset, or not sampled for longer than a bin."""

@@ -17,6 +17,7 @@ from ringtap.analysis.model.fit import CongestionModel, FitResult
 from ringtap.analysis.runs.run import SweepRun
 from ringtap.analysis.sweeps.points import Point
 from ringtap.errors import UsageError
+from ringtap.plan import model_label
 from ringtap.schema import MERGE_SHARE, POINTS_JSONL
 from ringtap.units import counted
 
@@ -173,10 +174,12 @@ def analyse(sweep: SweepRun, points: Sequence[Point], max_load: float | str | No
     found = []
     for name in sweep.series:
         of_series = [point for point in points if point.series == name]
-        model = next((item for item in sweep.plan["models"] if item["name"] == of_series[0].model), None)
+        label = model_label(of_series[0].model, of_series[0].transport)
+        models = {model_label(item["name"], item.get("transport") or ""): item for item in sweep.plan["models"]}
+        model = models.get(label)
         if model is None:
             path = sweep.path / POINTS_JSONL
-            raise UsageError(f"{path} has model {of_series[0].model!r}, which is not in the plan")
+            raise UsageError(f"{path} has model {label!r}, which is not in the plan")
         title, count = str(model.get("title", model["name"])), _workers(sweep, of_series)
         found.append(series_of(of_series, Subject(title, int(model["parameters"]), count, capacity_gbps), max_load))
     return found

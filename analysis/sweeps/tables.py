@@ -327,6 +327,8 @@ def _point(row: _Row) -> Point:
         other_gbps=None,
         training_bps=None,
         training_gbps=None,
+        counting_error_bps=None,
+        counting_error_gbps=None,
         window_s=None,
         iterations=row.count,
         mean_s=row.seconds,

@@ -81,7 +81,10 @@ def _register_sweep(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--resume", action="store_true", help="resume the interrupted sweep in DIR, if there is one")
     parser.add_argument(
-        "--series", default="", metavar="NAME", help="measure only this series: MODEL-TRAFFIC[-TRANSPORT]"
+        "--series",
+        default="",
+        metavar="NAME",
+        help="measure only this series: MODEL-TRAFFIC, and -TRANSPORT if it has one",
     )
     parser.add_argument(
         "--force",

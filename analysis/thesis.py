@@ -21,6 +21,7 @@ DIFFERENCE_TABLE = "Table 3.8"
 NO_LOAD_S = {"bert-large": 0.84, "vgg16": 0.37, "densenet161": 0.38, "resnet50": 0.16}
 # The same over TCP, for the only model with a published time (section 3.4.2)
 NO_LOAD_TCP_S = {"bert-large": 1.45}
+NO_LOAD_TCP_SECTION = "section 3.4.2"
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,13 @@ def fits_for(model: str, traffic: str, transport: str = "") -> tuple[PublishedFi
     found = FITS.get((model, traffic), ())
     matching = tuple(fit for fit in found if fit.transport == carrier(transport))
     return matching or found
+
+
+def no_load(model: str, transport: str) -> tuple[float | None, str]:
+    """Return the published time without cross traffic in s, over TCP if that is known, and its table or section."""
+    if carrier(transport) == "TCP" and model in NO_LOAD_TCP_S:
+        return NO_LOAD_TCP_S[model], NO_LOAD_TCP_SECTION
+    return NO_LOAD_S.get(model), NO_LOAD_TABLE
 
 
 def carrier(transport: str) -> str:

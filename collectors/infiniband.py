@@ -240,10 +240,15 @@ def rdma_ports(root: Path) -> list[RdmaPort]:
         device, counters = path.parents[1], path / "counters"
         layer, present = _text(path / "link_layer"), _names(counters)
         values = {name: int(text) for name in TRAFFIC if (text := _text(counters / name)).isdecimal()}
-        interfaces = {_text(one) for one in (path / "gid_attrs/ndevs").glob("*")} | _names(device / "device/net")
+        interfaces = {_text(one) for one in (path / "gid_attrs/ndevs").glob("*")} - {""} or _names(
+            device / "device/net"
+        )
+        if len(_names(device / "ports")) > 1:  # the interfaces of all ports of the card
+            numbers = {name: _text(device / "device/net" / name / "dev_port") for name in interfaces}
+            interfaces = {name for name, number in numbers.items() if number in ("", str(int(path.name) - 1))}
         all_read = {"port_xmit_data", "port_rcv_data"} <= values.keys() and is_wide(present, values)
         counts_all = layer == "InfiniBand" and driver_of(device) != "hfi1" and all_read
-        found.append(RdmaPort(device.name, int(path.name), layer, tuple(sorted(interfaces - {""})), counts_all))
+        found.append(RdmaPort(device.name, int(path.name), layer, tuple(sorted(interfaces)), counts_all))
     return found
 
 

@@ -273,7 +273,7 @@ def _check_models(file: PlanTables, models: Sequence[Model], traffic: Sequence[s
         job = replace(model, transport="", environment={}, command=(), directory="", launch="ranks")
         if model.label in [other.label for other in models if other is not model]:
             raise UsageError(
-                f"{file.name}: two models have the name {model.label}: give each a transport of its own, such as "
+                f"{file.name}: two models have the same name, {model.label}: give each a transport of its own, such as "
                 "tcp-a and tcp-b, or another name"
             )
         if known.setdefault(model.name, job) != job:
@@ -291,9 +291,7 @@ def _check_transports(file: PlanTables, plan: SweepPlan) -> None:
     for model in plan.models:
         where = f"{file.name}, model {model.label}"
         if is_rdma(model.transport) and cluster is None:
-            raise UsageError(
-                f"{where}: the links of a testbed carry TCP only: measure RDMA on the hosts of a [cluster]"
-            )
+            raise UsageError(f"{where}: a testbed's links carry TCP only: measure RDMA on the hosts of a [cluster]")
         if is_rdma(model.transport) and not model.command:
             raise UsageError(
                 f"{where}: the scale model synchronises over gloo, which has TCP only: give the command of a job that "

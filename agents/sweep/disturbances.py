@@ -34,7 +34,7 @@ _SPARE_ROWS = 500
 
 
 def collect_options(network: SweepRoles, node: str, *names: str) -> list[str]:
-    """Return the options of ``ringtap run`` for a node: its interfaces, other collectors, and the bottleneck's counters.
+    """Return options of ``ringtap run``: a node's interfaces, other collectors, and the bottleneck's counters.
 
     Interfaces are sampled every 10 ms for the check of late samples.
     """

@@ -175,10 +175,8 @@ def _rdma_problems(plan: SweepPlan, host: ClusterHost, facts: dict[str, Any]) ->
     nic = host.interface or _interface_of(host.training, facts)
     if model is None or host.name not in plan.topology.workers or not nic or _rdma_port(nic, facts):
         return []
-    return [
-        f"host {host.name}, model {model.label}: no RDMA device belongs to {nic}, which has the training address: give "
-        "the address of one that has, or train over tcp"
-    ]
+    where = f"host {host.name}, model {model.label}"
+    return [f"{where}: {nic}, which has the training address, belongs to no RDMA device: give another, or use tcp"]
 
 
 def _torch_problems(answer: Answer, answers: Sequence[Answer], pythons: Mapping[str, str]) -> list[str]:
@@ -343,8 +341,8 @@ def _seeing_rdma(plan: SweepPlan, counters: dict[str, Any], facts: dict[str, dic
         seeing = [found for nic in nics if (found := _port_counter(counter | {"nic": nic}, facts[counter["node"]]))]
         if not seeing:
             raise UsageError(
-                f"host {counter['node']}: no counter of {counter['nic']} sees RDMA: neither the driver's *_phy counters "
-                "(a virtual function has none) nor those of an InfiniBand port; train over tcp, or on hosts that have"
+                f"host {counter['node']}: no counter of {counter['nic']} sees RDMA: it has no *_phy counters, which a "
+                "virtual function lacks, nor those of an InfiniBand port: train over tcp, or on hosts that have them"
             )
         total += [found for found in seeing if found not in total]
     cross = counters["cross"]

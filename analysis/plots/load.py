@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from ringtap.analysis import thesis
 from ringtap.analysis.plots.axes import Transform, curve
 from ringtap.analysis.plots.figure import Drawn, Sheet, finite, label, line_handle, sheet
-from ringtap.analysis.plots.style import FAINT, INK, Key, Look, looks, title_of
+from ringtap.analysis.plots.style import FAINT, INK, Key, Look, look_of_transport, looks, title_of, transport_looks
 from ringtap.analysis.plots.sweep_axes import (
     Setting,
     handle,
@@ -111,29 +111,74 @@ def rescaled_times(series: Sequence[Series], setting: Setting) -> Drawn | None:
 
 
 def traffic_kinds(series: Sequence[Series], setting: Setting) -> Drawn | None:
-    """Draw the traffic kinds of each model side by side, with fits and their R² (figures 3-6, 3-7, B-3).
-
-    The thesis's fit of a series is grey. It is drawn if there is one and the capacity is that of the thesis.
-    """
+    """Draw the traffic kinds of each model side by side, with fits and their R² (figures 3-7 and B-3)."""
+    groups = _groups(series, lambda one: (one.model, one.transport))
     look = looks([one.key for one in series])
-    published = setting.capacity_gbps == thesis.CAPACITY_GBPS
-    models = list(dict.fromkeys(one.model for one in series))
-    groups = [group for name in models if len(group := [one for one in series if one.model == name]) > 1]
-    if not groups:
-        return None
-    drawn = [one for group in groups for one in group]
-    labels = _kind_handles(drawn, look)
-    if published and any(thesis.fits_for(*one.key) for one in drawn):
-        labels.append(line_handle("the thesis's fit (grey)", color=FAINT, linewidth=0.9))
-    on = sheet(len(groups), 2, (3.9, 3.1), labels)
-    for axes, group in zip(on.panels, groups, strict=True):
-        _kinds_panel(on, axes, group, look, published)
-        load_axis(axes, setting)
+    labels = _kind_handles([one for group in groups for one in group], look)
+    titles = [_joined(group[0].title, group[0].transport) for group in groups]
+    names = [[title_of(one.traffic) for one in group] for group in groups]
     caption = (
         "The kinds of cross traffic side by side for each model, with the chosen fits and their R². Grey is the "
         "thesis's fit, if it gives one; the one over TCP if it gives two and the transport is not known."
     )
-    return on.drawn("traffic-kinds", caption, points_table(drawn))
+    return _side_by_side("traffic-kinds", caption, groups, titles, names, look, labels, setting)
+
+
+def transport_times(series: Sequence[Series], setting: Setting) -> Drawn | None:
+    """Draw the transports of each model side by side, with fits and their R² (figures 3-6 and B-3)."""
+    groups = _groups(series, lambda one: (one.model, one.traffic))
+    drawn = [one for group in groups for one in group]
+    look = transport_looks([one.key for one in drawn])
+    shown = {one.transport: look[one.key] for one in drawn}
+    labels = [
+        handle(look_of_transport(INK, each.transport), f"over {name}" if name else "transport not noted")
+        for name, each in shown.items()
+    ]
+    titles = [_joined(group[0].title, title_of(group[0].traffic)) for group in groups]
+    names = [[one.transport or "not noted" for one in group] for group in groups]
+    caption = (
+        "The transports of the training traffic side by side for each model and kind of cross traffic, with the chosen "
+        "fits and their R². Grey is the thesis's fit over the same transport, if it gives one, and otherwise its fit."
+    )
+    return _side_by_side("transport-times", caption, groups, titles, names, look, labels, setting)
+
+
+def _groups(series: Sequence[Series], key: Callable[[Series], tuple[str, str]]) -> list[list[Series]]:
+    """Return the series with the same key, for each key of several series."""
+    keys = dict.fromkeys(map(key, series))
+    return [group for each in keys if len(group := [one for one in series if key(one) == each]) > 1]
+
+
+def _joined(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)
+
+
+def _side_by_side(
+    name: str,
+    caption: str,
+    groups: list[list[Series]],
+    titles: list[str],
+    names: list[list[str]],
+    look: dict[Key, Look],
+    labels: list[Line2D],
+    setting: Setting,
+) -> Drawn | None:
+    """Draw a panel per group of series; return None without groups.
+
+    The thesis's fit of a series is grey. It is drawn if there is one and the capacity is that of the thesis.
+    """
+    if not groups:
+        return None
+    published = setting.capacity_gbps == thesis.CAPACITY_GBPS
+    drawn = [one for group in groups for one in group]
+    if published and any(thesis.fits_for(*one.key) for one in drawn):
+        labels.append(line_handle("the thesis's fit (grey)", color=FAINT, linewidth=0.9))
+    on = sheet(len(groups), 2, (3.9, 3.1), labels)
+    for axes, group, title, of_group in zip(on.panels, groups, titles, names, strict=True):
+        _compared_panel(on, axes, group, of_group, look, published)
+        axes.set_title(label(title), loc="left")
+        load_axis(axes, setting)
+    return on.drawn(name, caption, points_table(drawn))
 
 
 def total_load(series: Sequence[Series], setting: Setting) -> Drawn | None:
@@ -201,8 +246,8 @@ def _panels(series: Sequence[Series], above: float) -> tuple[Sheet, list[list[Se
     by_model = {(one.title, one.transport): look[one.key] for one in series}
     labels = [
         line_handle(
-            ", ".join(part for part in names if part), color=shown.colour, linewidth=2.4,
-            marker="o" if shown.hollow else "", markerfacecolor="white",
+            ", ".join(part for part in names if part), linewidth=2.4,
+            **shown.marks | {"marker": "o" if shown.transport else ""},
         )
         for names, shown in by_model.items()
     ]  # fmt: skip
@@ -237,17 +282,18 @@ def _spaced(marks: list[tuple[float, str]], least: float) -> list[tuple[float, s
 def _kind_handles(series: Sequence[Series], look: dict[Key, Look]) -> list[Line2D]:
     kinds = {(title_of(one.traffic), one.transport): look[one.key] for one in series}
     return [
-        handle(Look(INK, shown.marker, shown.line, shown.hollow), ", ".join(part for part in names if part))
+        handle(Look(INK, shown.marker, shown.line, shown.transport), ", ".join(part for part in names if part))
         for names, shown in kinds.items()
     ]
 
 
-def _kinds_panel(on: Sheet, axes: Axes, group: list[Series], look: dict[Key, Look], published: bool) -> None:
+def _compared_panel(
+    on: Sheet, axes: Axes, group: list[Series], names: list[str], look: dict[Key, Look], published: bool
+) -> None:
     handles = []
-    for one in group:
-        shown = look[one.key]
+    for one, name in zip(group, names, strict=True):
+        shown, text = look[one.key], name
         points(on, axes, one, shown)
-        text = title_of(one.traffic)
         if one.fit is not None:
             curve(one.fit, axes, color=shown.colour, linestyle=shown.line, zorder=2)
             text = f"n = {one.fit.n:.2g}, free" if one.fit.free else one.fit.name
@@ -259,5 +305,4 @@ def _kinds_panel(on: Sheet, axes: Axes, group: list[Series], look: dict[Key, Loo
             times = fit.A * np.exp(fit.B / (thesis.CAPACITY_GBPS - grid) ** fit.n)
             axes.plot(grid, times, color=FAINT, linestyle=shown.line, linewidth=0.9, zorder=1)
     log_times(axes, *time_range(group))
-    axes.set_title(label(group[0].title), loc="left")
     axes.legend(handles=handles, loc="upper left", fontsize=8, handlelength=3)

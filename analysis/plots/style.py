@@ -23,6 +23,10 @@ _MARKS: dict[str, tuple[str, Any]] = {
     "burst": ("^", (0, (5, 2))),
 }
 _OTHER_MARKS: tuple[tuple[str, Any], ...] = (("D", "-."), ("v", (0, (3, 1, 1, 1, 1, 1))), ("P", (0, (8, 2))))
+_TRANSPORT_MARKS: tuple[tuple[str, Any], ...] = (
+    ("o", "-"), ("s", (0, (3, 1, 1, 1))), ("^", (0, (1, 1.2))), ("D", (0, (5, 2))),
+)  # fmt: skip
+_FILLS = ("left", "bottom", "right", "top")
 
 INK, FAINT, LIGHT = "#222222", "#8a8a8a", "#DDDDDD"
 COLOURS = (BLUE, VERMILION, GREEN, PURPLE, *_OTHER_COLOURS)
@@ -63,24 +67,26 @@ Key = tuple[str, str, str]  # model, traffic kind, transport
 
 @dataclass(frozen=True)
 class Look:
-    """Colour, marker and line of a series; the markers of every transport but the first are hollow."""
+    """Colour, marker and line of a series; ``transport`` is its number, by which its markers are filled."""
 
     colour: str
     marker: str
     line: Any
-    hollow: bool = False
+    transport: int = 0
 
     @property
     def marks(self) -> dict[str, Any]:
         """Keyword arguments of its markers for Matplotlib."""
-        face, edge = ("white", self.colour) if self.hollow else (self.colour, "white")
-        width = 1.2 if self.hollow else 0.6
+        other = self.transport > 0
         return {
             "marker": self.marker,
             "color": self.colour,
-            "markerfacecolor": face,
-            "markeredgecolor": edge,
-            "markeredgewidth": width,
+            "markerfacecolor": "white" if self.transport == 1 else self.colour,
+            "markeredgecolor": self.colour if other else "white",
+            "markeredgewidth": 1.2 if other else 0.6,
+            # from the third transport on, half of each marker is white
+            "fillstyle": _FILLS[(self.transport - 2) % len(_FILLS)] if self.transport > 1 else "full",
+            "markerfacecoloralt": "white",
         }
 
 
@@ -92,9 +98,21 @@ def looks(series: Sequence[Key]) -> dict[Key, Look]:
     colours = _COLOURS | {name: _OTHER_COLOURS[i % len(_OTHER_COLOURS)] for i, name in enumerate(models)}
     marks = _MARKS | {name: _OTHER_MARKS[i % len(_OTHER_MARKS)] for i, name in enumerate(kinds)}
     return {
-        (model, kind, transport): Look(colours[model], *marks[kind], hollow=transports.index(transport) > 0)
+        (model, kind, transport): Look(colours[model], *marks[kind], transports.index(transport))
         for model, kind, transport in series
     }
+
+
+def transport_looks(series: Sequence[Key]) -> dict[Key, Look]:
+    """Assign a look to every series for figures of a single traffic kind: transports differ in marker and line."""
+    models, names = looks(series), list(dict.fromkeys(transport for _, _, transport in series))
+    return {key: look_of_transport(models[key].colour, names.index(key[2])) for key in series}
+
+
+def look_of_transport(colour: str, number: int) -> Look:
+    """Return the look of the transport of a number in figures of a single traffic kind."""
+    marker, line = _TRANSPORT_MARKS[number % len(_TRANSPORT_MARKS)]
+    return Look(colour, marker, line, number)
 
 
 def title_of(kind: str) -> str:

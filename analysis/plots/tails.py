@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from ringtap.analysis import thesis
 from ringtap.analysis.plots.axes import plain_ticks
 from ringtap.analysis.plots.figure import Drawn, Sheet, label, line_handle, sheet
-from ringtap.analysis.plots.style import FAINT, INK, Look, looks, title_of
+from ringtap.analysis.plots.style import FAINT, INK, Look, look_of_transport, looks, title_of, transport_looks
 from ringtap.analysis.plots.sweep_axes import Setting, name_of, tooltip
 from ringtap.analysis.report.loads import HEAVY_SHARE, LIGHT_SHARE, Tails, nearest_point
 from ringtap.analysis.sweeps.points import Point
@@ -22,7 +22,6 @@ from ringtap.units import counted
 
 _STEPS = 200  # a distribution of more iterations is drawn with this many steps, and as many in its longest 2 %
 _BAR = "with its 95 % interval as a bar; a bar up to the longest iteration has no upper end."
-_HOLLOW_LINE = (0, (3, 1, 1, 1))
 
 
 def distributions(series: Sequence[Series], setting: Setting) -> Drawn | None:
@@ -50,18 +49,9 @@ def transports(series: Sequence[Series], setting: Setting) -> Drawn | None:
     rows = [row for row in rows if len({one.transport for one in row}) > 1]
     if not rows:
         return None
-    names = list(dict.fromkeys(one.transport for row in rows for one in row))
-    base = looks([one.key for one in series])
-    look = {
-        one.key: Look(base[one.key].colour, "o", _HOLLOW_LINE if number else "-", number > 0)
-        for row in rows
-        for one in row
-        for number in [names.index(one.transport)]
-    }
-    shown = {
-        name or "not noted": Look(INK, "o", _HOLLOW_LINE if number else "-", number > 0)
-        for number, name in enumerate(names)
-    }
+    look = transport_looks([one.key for row in rows for one in row])
+    names = dict.fromkeys(one.transport for row in rows for one in row)
+    shown = {name or "not noted": look_of_transport(INK, number) for number, name in enumerate(names)}
     titles = [_joined(row[0].title, title_of(row[0].traffic)) for row in rows]
     return _grid("transports", caption, rows, titles, look, shown, setting)
 

@@ -96,7 +96,8 @@ def _narrow(interval: tuple[float, float] | None, value: float) -> bool:
 def _kinds(pairs: Sequence[Pair]) -> list[Finding]:
     """The largest difference between two kinds at the heavy load, for traffic and for transport."""
     statements = []
-    for by, among in (("traffic", "Of all kinds of traffic,"), ("transport", "Of all transports,")):
+    kinds = (("traffic", "Of all kinds of traffic,", "under"), ("transport", "Of all transports,", "over"))
+    for by, among, relation in kinds:
         heavy = [pair for pair in pairs if pair.by == by and pair.share == HEAVY_SHARE]
         if not heavy:
             continue
@@ -105,8 +106,8 @@ def _kinds(pairs: Sequence[Pair]) -> list[Finding]:
         result, (first, second) = most.result, most.result.names
         text = (
             f"{among} {second} and {first} differ most, for {most.title} at about {100 * HEAVY_SHARE:.0f} % of the "
-            f"capacity: under {second} the median iteration takes {_ratio(result.median_ratio)} as long, and the 99th "
-            f"percentile is {_ratio(result.p99_ratio)} as large."
+            f"capacity: {relation} {second} the median iteration takes {_ratio(result.median_ratio)} as long, and the "
+            f"99th percentile is {_ratio(result.p99_ratio)} as large."
         )
         reason = f"{len(beyond)} of {len(heavy)} pairs at that load differ beyond chance, corrected for their number"
         loads = [abs(pair.bandwidth_gbps[0] - pair.bandwidth_gbps[1]) for pair in heavy]

@@ -15,7 +15,14 @@ import ringtap
 from ringtap.analysis import thesis
 from ringtap.analysis.plots.congestion import congestion_points
 from ringtap.analysis.plots.figure import Drawn, styled
-from ringtap.analysis.plots.load import iteration_times, rescaled_times, throughput, total_load, traffic_kinds
+from ringtap.analysis.plots.load import (
+    iteration_times,
+    rescaled_times,
+    throughput,
+    total_load,
+    traffic_kinds,
+    transport_times,
+)
 from ringtap.analysis.plots.style import plain, title_of
 from ringtap.analysis.plots.sweep_axes import Setting
 from ringtap.analysis.plots.tails import distributions, spread_and_growth, transports
@@ -40,6 +47,7 @@ FIGURES: dict[str, Maker] = {
     "iteration-times": lambda series, _, setting: iteration_times(series, setting),
     "rescaled": lambda series, _, setting: rescaled_times(series, setting),
     "traffic-kinds": lambda series, _, setting: traffic_kinds(series, setting),
+    "transport-times": lambda series, _, setting: transport_times(series, setting),
     "throughput": lambda series, _, setting: throughput(series, setting),
     "distributions": lambda series, _, setting: distributions(series, setting),
     "transports": lambda series, _, setting: transports(series, setting),
@@ -131,7 +139,8 @@ def _missing(series: Sequence[Series]) -> list[dict[str, str]]:
 def published(series: Series) -> dict[str, Any]:
     """Return the thesis's figures for a model and traffic kind, with their tables; None where it has none."""
     key = (series.model, series.traffic)
-    item: dict[str, Any] = {"no_load_s": thesis.NO_LOAD_S.get(series.model), "no_load_table": thesis.NO_LOAD_TABLE}
+    no_load_s, where = thesis.no_load(series.model, series.transport)
+    item: dict[str, Any] = {"no_load_s": no_load_s, "no_load_table": where}
     point = thesis.CONGESTION_POINTS.get(key)
     item["congestion"] = None
     if point is not None:

@@ -79,11 +79,10 @@ def _disturbances(series: Series) -> list[Check]:
 
 
 def _no_load(series: Series) -> list[Check]:
-    over_tcp = thesis.NO_LOAD_TCP_S if thesis.carrier(series.transport) == "TCP" else {}
-    published = over_tcp.get(series.model, thesis.NO_LOAD_S.get(series.model))
+    published, where = thesis.no_load(series.model, series.transport)
     if published is None:
         return []
-    expected = f"iteration time without cross traffic within 10 % of {published:g} s ({thesis.NO_LOAD_TABLE})"
+    expected = f"iteration time without cross traffic within 10 % of {published:g} s ({where})"
     if series.no_load_s is None:
         return [Check(series.name, expected, "no point without cross traffic was measured", None)]
     off = series.no_load_s / published - 1

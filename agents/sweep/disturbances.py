@@ -219,7 +219,7 @@ class Counters:
     def __init__(self, folder: Path, start_ns: int, end_ns: int, log: str = NIC_REC) -> None:
         path = folder / log
         if not path.is_file():
-            raise UsageError("its interfaces were not recorded")
+            raise UsageError("its counters were not recorded")
         records: RecordFile = open_log(path)
         period_ns = float(records.about["every_s"]) * 1e9
         newest = int((end_ns - start_ns) / period_ns * 1.2) + _SPARE_ROWS
@@ -264,7 +264,7 @@ class Counters:
         """
         times = self._times[bisect_left(self._times, start_ns) : bisect_right(self._times, end_ns)]
         if len(times) < 2:
-            raise UsageError("its interfaces were not recorded in the window")
+            raise UsageError("its counters were not recorded in the window")
         first_ns, last_ns = times[0], times[-1]
         return self.frame_bytes(counters, mtu, first_ns, last_ns) * 8e9 / float(last_ns - first_ns)
 

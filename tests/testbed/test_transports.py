@@ -1,0 +1,75 @@
+"""One model over two variants of TCP in one sweep on the testbed, up to the report that compares them."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import ringtap
+from tests.testbed.sweeps import run, status
+
+pytestmark = [pytest.mark.usefixtures("unchanged_machine"), pytest.mark.alone]
+# the scale model with a limit of TCP's send buffer in its host's network namespace
+JOB = """\
+import os, sys
+with open("/proc/sys/net/ipv4/tcp_wmem", "w") as file:
+    file.write(f"4096 16384 {os.environ['MOST_SENT_BYTES']}")
+os.execv(sys.executable, [sys.executable, "-m", "ringtap.examples.scale_model", *sys.argv[1:]])
+"""
+MODEL = ["--parameters", "250000", "--layers", "8", "--bucket-bytes", "262144", "--compute-s", "0.05"]
+PLAN = """\
+[sweep]
+name = "transports"
+loads = [0.3, 0.8]
+traffic = ["iperf"]
+[window]
+warmup_iterations = 2
+settle = "500ms"
+min_time = "3s"
+min_iterations = 10
+max_time = "10s"
+"""
+ENTRY = f"""
+[[models]]
+name = "small"
+parameters = 25_000_000
+command = {json.dumps([sys.executable, "-c", JOB, *MODEL])}
+transport = "{{transport}}"
+environment = {{{{ MOST_SENT_BYTES = {{size}} }}}}
+"""
+
+
+def test_two_variants_of_tcp_are_measured_and_compared(tmp_path: Path) -> None:
+    plan, out = tmp_path / "plan.toml", tmp_path / "out"
+    first = PLAN + ENTRY.format(transport="tcp", size=4_194_304)
+    plan.write_text(first)
+    done = run("sweep", plan, "-o", out)
+    assert done.returncode == 0, done.stderr
+    # the second variant is added to the sweep, as no measured point depends on it
+    plan.write_text(first + ENTRY.format(transport="tcp-small-window", size=16_384))
+    dry = run("sweep", plan, "--dry-run", "--json")
+    shown = {item["transport"]: item["environment"] for item in json.loads(dry.stdout)["transports"]}
+    ours = {"NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"}
+    assert shown["tcp-small-window"] == ours | {"MOST_SENT_BYTES": "16384"}
+    done = run("sweep", plan, "-o", out, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert status(out) == ("complete", "")
+    sweep = ringtap.open_sweep(out)
+    assert sweep.names == ["small-iperf-tcp", "small-iperf-tcp-small-window"]
+    plain, narrow = sweep
+    assert (plain.model, plain.transport, narrow.transport) == ("small", "tcp", "tcp-small-window")
+    # 16 kB per round trip: behind the queue of 400 kB, that is a fraction of the 50 Mbit/s left at 80 % load
+    assert narrow.times_s[-1] > 1.3 * plain.times_s[-1]
+    report = run("report", out)
+    assert report.returncode == 0, report.stderr
+    assert {"transports.png", "transport-times.png"} <= {path.name for path in (out / "report/figures").iterdir()}
+    data = json.loads((out / "report/report.json").read_text())
+    heavy = next(pair for pair in data["comparisons"] if pair["share"] == 0.8)
+    assert (heavy["by"], heavy["names"]) == ("transport", ["tcp", "tcp-small-window"])
+    assert heavy["median_ratio"]["value"] > 1.3
+    changed = plan.read_text().replace("16384", "32768")
+    plan.write_text(changed)
+    refused = run("sweep", plan, "-o", out, "--resume")
+    assert refused.returncode == 2
+    assert "models.small over tcp-small-window.environment" in refused.stderr

@@ -16,6 +16,7 @@ from ringtap.schema import NIC_REC
 NIC, ETHTOOL, INFINIBAND = "nic", "ethtool", "infiniband"
 _CHECKSUM_BYTES = 4  # of an Ethernet frame, which *_phy counters include
 _DATA_BYTES = 4  # unit of an InfiniBand port's data counters
+_ETHTOOL_S, _INFINIBAND_S = 1.0, 0.1  # a driver asks its firmware under a lock
 _VERB = {"rx": "rcv", "tx": "xmit"}
 
 
@@ -48,15 +49,16 @@ SOURCES = {
         lambda grown, mtu: frame_bytes(grown[0], grown[1], mtu),
         0.01,
     ),
-    # each sample asks the driver, which asks the firmware under a lock
     ETHTOOL: Source(
         "ethtool/{}.rec",
         ("{way}_bytes_phy", "{way}_packets_phy"),
         lambda grown, _: grown[0] - _CHECKSUM_BYTES * grown[1],
-        1.0,
+        _ETHTOOL_S,
     ),
     # from the local route header to the invariant checksum; without the variant checksum
-    INFINIBAND: Source("infiniband/{}.rec", ("port_{verb}_data",), lambda grown, _: _DATA_BYTES * grown[0], 0.1),
+    INFINIBAND: Source(
+        "infiniband/{}.rec", ("port_{verb}_data",), lambda grown, _: _DATA_BYTES * grown[0], _INFINIBAND_S
+    ),
 }
 
 

@@ -35,19 +35,23 @@ ENTRY = f"""
 name = "small"
 parameters = 25_000_000
 command = {json.dumps([sys.executable, "-c", JOB, *MODEL])}
-transport = "{{transport}}"
-environment = {{{{ MOST_SENT_BYTES = {{size}} }}}}
+transport = "TRANSPORT"
+environment = {{ MOST_SENT_BYTES = SIZE }}
 """
+
+
+def entry(transport: str, size: int) -> str:
+    return ENTRY.replace("TRANSPORT", transport).replace("= SIZE", f"= {size}")
 
 
 def test_two_variants_of_tcp_are_measured_and_compared(tmp_path: Path) -> None:
     plan, out = tmp_path / "plan.toml", tmp_path / "out"
-    first = PLAN + ENTRY.format(transport="tcp", size=4_194_304)
+    first = PLAN + entry("tcp", 4_194_304)
     plan.write_text(first)
     done = run("sweep", plan, "-o", out)
     assert done.returncode == 0, done.stderr
     # the second variant is added to the sweep, as no measured point depends on it
-    plan.write_text(first + ENTRY.format(transport="tcp-small-window", size=16_384))
+    plan.write_text(first + entry("tcp-small-window", 16_384))
     dry = run("sweep", plan, "--dry-run", "--json")
     shown = {item["transport"]: item["environment"] for item in json.loads(dry.stdout)["transports"]}
     ours = {"NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"}

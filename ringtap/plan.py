@@ -288,7 +288,8 @@ def _check_models(file: PlanTables, models: Sequence[Model], traffic: Sequence[s
 def _check_transports(file: PlanTables, plan: SweepPlan) -> None:
     """Refuse transports that a job would not use."""
     cluster = plan.topology if isinstance(plan.topology, Cluster) else None
-    for model in plan.models:
+    hosts = {name: cluster.host(name).environment for name in cluster.workers} if cluster else {"": {}}
+    for model in (model for model in plan.models if model.transport):
         where = f"{file.name}, model {model.label}"
         if is_rdma(model.transport) and cluster is None:
             raise UsageError(f"{where}: a testbed's links carry TCP only: measure RDMA on the hosts of a [cluster]")
@@ -297,10 +298,9 @@ def _check_transports(file: PlanTables, plan: SweepPlan) -> None:
                 f"{where}: the scale model synchronises over gloo, which has TCP only: give the command of a job that "
                 "uses NCCL"
             )
-        for name in cluster.workers if cluster and model.transport else ("",):
-            environment = {**model.environment, **(cluster.host(name).environment if cluster and name else {})}
-            if model.transport and (found := contradiction(model.transport, environment)):
-                on = f" on {name}" if name else ""
+        for name, variables in hosts.items():
+            if found := contradiction(model.transport, {**model.environment, **variables}):
+                on = f" on {name}" if variables else ""
                 raise UsageError(f"{where}: {found}{on} contradicts it: take the variable out, or change the transport")
 
 

@@ -429,6 +429,44 @@ def test_a_kind_that_was_not_measured_on_both_sides_of_a_load_has_no_mean_there(
     assert heavy.kinds[1].interval_s is None
 
 
+def test_the_transports_of_a_sweep_stand_side_by_side_with_the_fits_of_each(tmp_path):
+    path = tmp_path / "sweep"
+    write_sweep(path, [("bert-large", "consistent"), ("bert-large", "burst")])
+    # the series under burst traffic becomes one under consistent traffic over TCP
+    over = {"consistent": {"transport": "rdma"}, "burst": {"transport": "tcp", "traffic": "consistent"}}
+    points = [json.loads(line) for line in (path / "points.jsonl").read_text().splitlines()]
+    for point in points:
+        point.update(over[point["traffic"]])
+        point["series"] = f"bert-large-consistent-{point['transport']}"
+    (path / "points.jsonl").write_text("\n".join(map(json.dumps, points)) + "\n")
+    plan = json.loads((path / "run.json").read_text())["plan"]
+    models = [plan["models"][0] | {"transport": transport} for transport in ("rdma", "tcp")]
+    edit_info(path, plan=plan | {"models": models, "traffic": ["consistent"]})
+    assert main(["report", str(path)]) == 0
+    data = json.loads((path / "report" / "report.json").read_text())
+    rdma, tcp = data["series"]
+    assert [(fit["transport"], fit["A"], fit["B"]) for one in (rdma, tcp) for fit in one["thesis"]["fits"]] == [
+        ("RDMA", 0.200, 7.281),
+        ("TCP", 0.564, 3.667),
+    ]
+    assert (rdma["thesis"]["no_load_s"], rdma["thesis"]["no_load_table"]) == (0.84, "Table 3.1")
+    assert (tcp["thesis"]["no_load_s"], tcp["thesis"]["no_load_table"]) == (1.45, "section 3.4.2")
+    assert {(pair["by"], *pair["names"]) for pair in data["comparisons"]} == {("transport", "rdma", "tcp")}
+    figures = {each.stem for each in (path / "report" / "figures").glob("*.csv")}
+    assert {"transports", "transport-times"} <= figures
+    assert "traffic-kinds" not in figures, "there is one kind of traffic"
+    with (path / "report" / "figures" / "transport-times.csv").open() as file:
+        drawn = [(row["transport"], bool(row["fit_s"])) for row in csv.DictReader(file)]
+    assert set(drawn) == {("rdma", True), ("tcp", True)}
+    text = " ".join(page(path).text)
+    assert "0.84 (Table 3.1)" in text
+    assert "1.45 (section 3.4.2)" in text
+    # a sample every 50 ms, in windows of some tens of seconds
+    errors = [point["counting_error_gbps"] for one in data["series"] for point in one["points"]]
+    assert all(0 < error < 0.2 for error in errors)
+    assert f"at most {max(errors[: len(errors) // 2]):.2f} Gbit/s of the measured load" in text
+
+
 def test_the_tables_of_the_reproduction_come_from_the_report(reported, tmp_path):
     path = reported[0] / "report" / "report.json"
     script = Path(__file__).parents[3] / "scripts" / "reproduction.py"

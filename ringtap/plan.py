@@ -280,7 +280,7 @@ def _check_models(file: PlanTables, models: Sequence[Model], traffic: Sequence[s
             raise UsageError(
                 f"{file.name}: two models named {model.name} differ in more than their transport: give one another name"
             )
-    names = [model.series(kind) for model in models for kind in traffic]
+    names = [model.series(kind) for model in models for kind in dict.fromkeys(traffic)]
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise UsageError(f"{file.name}: two series have the name {twice}: rename a model")
 

@@ -12,7 +12,7 @@ from tests.unit.capture_makers import A4, B4, C4, classic, frames, roce
 RING = ((A4, B4), (B4, C4), (C4, A4))
 FIRST, MIDDLE, LAST = 0x06, 0x07, 0x08  # RDMA WRITE of a reliable connection
 RETH_BYTES, SEGMENT_BYTES = 16, 1024
-ITERATIONS, BUCKETS, SEGMENTS = 14, 4, 30
+ITERATIONS, BUCKETS, SEGMENTS = 12, 4, 16
 VOLUME_BYTES = BUCKETS * SEGMENTS * SEGMENT_BYTES  # per worker and iteration
 PERIOD_NS, BUCKET_NS, GAP_NS = 150_000_000, 12_000_000, 200_000
 

@@ -269,7 +269,7 @@ def _check_models(file: PlanTables, models: Sequence[Model], traffic: Sequence[s
     """Refuse models that could not be told apart, and different models of one name."""
     known: dict[str, Model] = {}
     for model in models:
-        # the same job, whose variables and command may select its transport
+        # the same job, whose variables and words may select its transport
         job = replace(model, transport="", environment={}, command=(), directory="", launch="ranks")
         if model.label in [other.label for other in models if other is not model]:
             raise UsageError(
@@ -293,10 +293,10 @@ def _check_transports(file: PlanTables, plan: SweepPlan) -> None:
         where = f"{file.name}, model {model.label}"
         if is_rdma(model.transport) and cluster is None:
             raise UsageError(f"{where}: a testbed's links carry TCP only: measure RDMA on the hosts of a [cluster]")
-        if is_rdma(model.transport) and not model.command:
+        if is_rdma(model.transport) and model.job == SCALE_MODEL:
             raise UsageError(
                 f"{where}: the scale model synchronises over gloo, which has TCP only: give the command of a job that "
-                "uses NCCL"
+                'uses NCCL, or job = "real" on hosts with GPUs'
             )
         for name, variables in hosts.items():
             if found := contradiction(model.transport, {**model.environment, **variables}):

@@ -157,7 +157,12 @@ def test_configuration_a_by_one_interface_of_each_server(desk: Desk, kind: str) 
     points = ringtap.open_sweep(out).points
     empty, light, heavy = points.to_dict("records")
     assert empty["cross_bps"] == 0
-    assert not [point for point in (empty, light, heavy) if point["reasons"] or point["disturbed"]]
+    assert not [point for point in (empty, light, heavy) if point["disturbed"]]
+    (reason,) = {point["reasons"] for point in (empty, light, heavy)}
+    assert reason == (
+        "standard deviation of the cross traffic: the sweep recorded only the mean of what the receiver acknowledged; "
+        "samples/s: the plan has no batch for small"
+    )
     for point in (light, heavy):
         # 5 % more than asked for are headers; the heavy-tailed flows of 2.5 s, and what iperf3 catches up after a
         # pause, differ from the load by some percent more
@@ -239,10 +244,6 @@ def wait_until_clean(desk: Desk, plan: Path) -> None:
         (
             {SPEC.training_ip("S1"): "10.99.0.1", SPEC.cross_ip("S2"): "10.99.0.2"},
             r"S1 does not have its training address 10\.99\.0\.1: it has 10\..*S2 does not have its cross address 10",
-        ),
-        (
-            {'"S3"]': '"S3", "S2"]', **{SPEC.cross_ip(name): SPEC.training_ip(name) for name in ("S0", "S2")}},
-            "S2 and S0 both train, and by the interface that carries their cross traffic",
         ),
     ],
 )

@@ -198,7 +198,7 @@ def _sweep(options: argparse.Namespace) -> int:
 
     from ringtap.agents.job.signals import termination_as_interrupt
     from ringtap.agents.sweep.conductor import check_series, run_sweep
-    from ringtap.agents.sweep.estimate import doubts, estimate, print_estimate, transports
+    from ringtap.agents.sweep.estimate import print_estimate, to_json
     from ringtap.plan import load_plan
     from ringtap.rundir import read_points
     from ringtap.schema import POINTS_JSONL, REPORT_HTML
@@ -208,13 +208,10 @@ def _sweep(options: argparse.Namespace) -> int:
         return _clean(plan, options.json)
     check_series(plan, options.series)
     if options.dry_run:
-        points = estimate(plan, options.series)
         if options.json:
-            total_s = round(sum(point["duration_s"] for point in points), 1)
-            about = {"points": points, "duration_s": total_s, "warnings": doubts(plan)}
-            print(json.dumps(about | {"transports": transports(plan)}))
+            print(json.dumps(to_json(plan, options.series)))
         else:
-            print_estimate(plan, points)
+            print_estimate(plan, options.series)
         return 0
     if options.resume and not options.output:
         raise UsageError("--resume needs the sweep's folder: -o DIR")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,6 +21,8 @@ from ringtap.units import parse_duration_s, parse_rate_bps, parse_size_bytes
 
 TRAFFIC_KINDS = ("iperf", "consistent", "burst")
 AUTO = "auto"  # value of a key that the measurement is to choose
+# loads of the first pass with loads = "auto", as shares of the capacity
+_FIRST_LOADS, _HEAVIEST_LOAD, _LEAST_HEAVIEST_LOAD = 6, 0.88, 0.1
 FRAMEWORKS = ("ddp", "horovod")
 SCALE_MODEL, REAL, COMMAND = "scale-model", "real", "command"  # jobs of a model
 LAUNCHES = ("ranks", "host")
@@ -150,6 +153,22 @@ class Burst:
 
 
 @dataclass(frozen=True)
+class AutoLoads:
+    """Aims of a sweep that chooses its loads.
+
+    Attributes:
+        target_interval_gbps: half-width of the 95 % interval of the congestion point, at full size, at which a series
+            is known well enough.
+        target_mean: standard error of each mean iteration time at which it is known well enough, as a share of it.
+        budget_s: longest measured time of each series, settling included.
+    """
+
+    target_interval_gbps: float
+    target_mean: float
+    budget_s: float
+
+
+@dataclass(frozen=True)
 class SweepPlan:
     """A sweep: models x traffic kinds x loads, on a testbed or a cluster.
 
@@ -158,7 +177,8 @@ class SweepPlan:
         seed: seed of everything random.
         scale: factor by which jobs, flows and links are smaller than full size.
         capacity_bps: rate of the links as built.
-        loads: requested cross traffic as shares of the capacity; 0 is the point without it. Repeats are replicates.
+        loads: requested cross traffic as shares of the capacity; 0 is the point without it. Repeats are replicates. If
+            the sweep chooses its loads, these are those of the first pass, and the last one is the heaviest.
         random_order: True if each series takes its loads in random order.
         models: the training jobs.
         traffic: kinds of cross traffic.
@@ -166,6 +186,7 @@ class SweepPlan:
         burst: shape of the burst kind.
         topology: the testbed to build, or the cluster to use.
         window: conditions under which a point counts as measured.
+        auto: aims by which the sweep chooses further loads; None: the loads are all there are.
     """
 
     name: str
@@ -180,6 +201,7 @@ class SweepPlan:
     topology: Testbed | Cluster
     window: Window = field(default_factory=Window)
     burst: Burst = field(default_factory=Burst)
+    auto: AutoLoads | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON data (docs/reference/run-directory.md)."""
@@ -232,10 +254,16 @@ def load_plan(source: str | PathLike[str] | Mapping[str, Any]) -> SweepPlan:
     scale = sweep.number("scale", 1.0 if is_real else 100.0, 1, 100_000)
     models = tuple(_model(one, scale) for one in file.each("models", needed=True))
     burst = _burst(file.one("burst"))
-    loads, traffic = _loads(sweep), _traffic(sweep)
+    traffic = _traffic(sweep)
     _check_models(file, models, traffic)
     full_bps = sweep.quantity("capacity", ... if is_real else "25gbit", parse_rate_bps)
     capacity_bps = round(full_bps if is_real else full_bps / scale)  # a real link is not scaled
+    most_bps = file.one("cluster").quantity("most_load", "0bit", parse_rate_bps) if is_real else 0.0
+    most = most_bps / capacity_bps / (burst.height if "burst" in traffic else 1.0) if most_bps else 1.0
+    loads = _loads(sweep, most)
+    auto, window = _auto(sweep, is_real), _window(file.one("window"), is_auto=sweep.is_text("loads"))
+    if auto and auto.budget_s < len(loads) * (window.settle_s + window.min_s):
+        sweep.fail("budget", f"= {auto.budget_s:g} s is too short for the first pass of {len(loads)} loads")
     # within a burst the load is higher, up to the capacity
     peak = min(max(loads) * (burst.height if "burst" in traffic else 1.0), 1.0)
     plan = SweepPlan(
@@ -253,8 +281,9 @@ def load_plan(source: str | PathLike[str] | Mapping[str, Any]) -> SweepPlan:
             if is_real
             else _testbed(file.one("testbed"))
         ),
-        window=_window(file.one("window")),
+        window=window,
         burst=burst,
+        auto=auto,
     )
     sweep.finish()
     real = plan.topology if isinstance(plan.topology, Cluster) else None
@@ -304,13 +333,53 @@ def _check_transports(file: PlanTables, plan: SweepPlan) -> None:
                 raise UsageError(f"{where}: {found}{on} contradicts it: take the variable out, or change the transport")
 
 
-def _loads(sweep: TomlTable) -> tuple[float, ...]:
-    rule = "a list of shares of the capacity"
-    loads = sweep.take("loads", list, ..., lambda value: bool(value) and all(_is_number(one) for one in value), rule)
+def _loads(sweep: TomlTable, most: float) -> tuple[float, ...]:
+    """Return the loads, or those of the first pass of a sweep that chooses its loads up to the share ``most``."""
+    rule = f'a list of shares of the capacity, or "{AUTO}"'
+    loads = sweep.take(
+        "loads",
+        (list, str),
+        ...,
+        lambda value: value == AUTO or (isinstance(value, list) and bool(value) and all(map(_is_number, value))),
+        rule,
+    )
+    if loads == AUTO:
+        heaviest = math.floor(min(_HEAVIEST_LOAD, most) * 100) / 100
+        if heaviest < _LEAST_HEAVIEST_LOAD:
+            sweep.fail("loads", f'= "{AUTO}" needs a most_load of {_LEAST_HEAVIEST_LOAD:.0%} of the capacity at least')
+        # evenly spaced in ln(C/(C-BW)), in which the curves bend evenly
+        step = -math.log1p(-heaviest) / (_FIRST_LOADS - 1)
+        return tuple(round(-math.expm1(-step * number), 2) for number in range(_FIRST_LOADS))
     for load in loads:
         if not 0 <= load < 1:
             sweep.fail("loads", f"holds {load}: a load is a share of the capacity, from 0 to below 1")
     return tuple(float(load) for load in loads)
+
+
+def _auto(sweep: TomlTable, is_real: bool) -> AutoLoads | None:
+    """Return the aims of a sweep that chooses its loads; None if its loads are given."""
+    if not sweep.is_text("loads"):
+        for key in ("target_interval", "target_mean", "budget"):
+            if sweep.has(key):
+                sweep.fail(key, f'is for loads = "{AUTO}", and the loads of this plan are given')
+        return None
+    if sweep.has("order"):
+        sweep.fail("order", f'has no meaning with loads = "{AUTO}": the measurement gives the order')
+    if is_real and not sweep.has("budget"):
+        sweep.fail(
+            "budget",
+            f'is missing: with loads = "{AUTO}" on a cluster, say how long each series may load its links at most, '
+            'for example "20min"',
+        )
+    target_bps = sweep.quantity("target_interval", "1gbit", parse_rate_bps)
+    auto = AutoLoads(
+        target_interval_gbps=target_bps / 1e9,
+        target_mean=sweep.number("target_mean", 0.05, 0.001, 1.0),
+        budget_s=sweep.quantity("budget", "20min", parse_duration_s),
+    )
+    if not target_bps:
+        sweep.fail("target_interval", "is 0: no measurement reaches it")
+    return auto
 
 
 def _iperf_streams(sweep: TomlTable) -> int | None:
@@ -460,13 +529,14 @@ def _testbed(table: TomlTable) -> Testbed:
     return testbed
 
 
-def _window(table: TomlTable) -> Window:
+def _window(table: TomlTable, *, is_auto: bool) -> Window:
+    min_time, min_iterations, max_time = ("4s", 10, "15s") if is_auto else ("10s", 20, "30s")
     window = Window(
         warmup_iterations=table.integer("warmup_iterations", 5, 0, 10_000),
         settle_s=table.quantity("settle", "3s", parse_duration_s),
-        min_s=table.quantity("min_time", "10s", parse_duration_s),
-        min_iterations=table.integer("min_iterations", 20, 2, 1_000_000),
-        max_s=table.quantity("max_time", "30s", parse_duration_s),
+        min_s=table.quantity("min_time", min_time, parse_duration_s),
+        min_iterations=table.integer("min_iterations", min_iterations, 2, 1_000_000),
+        max_s=table.quantity("max_time", max_time, parse_duration_s),
         retries=table.integer("retries", 2, 0, 100),
         start_timeout_s=table.quantity("start_timeout", "120s", parse_duration_s),
     )

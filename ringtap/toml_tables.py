@@ -43,6 +43,10 @@ class TomlTable:
         """Return True if the plan has a key."""
         return key in self._items
 
+    def is_text(self, key: str) -> bool:
+        """Return True if the value of a key is a text."""
+        return isinstance(self._items.get(key), str)
+
     def fail(self, key: str, reason: str) -> NoReturn:
         """Refuse a key's value."""
         raise UsageError(f"{_place(self._path, self._line(key))}: {self._name}.{key} {reason}")

@@ -25,7 +25,7 @@ class Part:
         info: content of its run.json; empty if there is none.
         points: the measured windows.
         rejected: the windows that were measured again.
-        missing: loads of the plan without a point, as shares of the capacity.
+        missing: loads without a point, as shares of the capacity: those of the plan, or the next one that was chosen.
     """
 
     index: int
@@ -77,13 +77,27 @@ def read_parts(run: RunDirectory) -> list[Part]:
         UsageError: the run is not a submitted sweep, or a file of a part is damaged.
     """
     parts = enumerate(part_paths(run))
-    loads = whole_plan(run)["loads"]
-    return [_read_part(path, index, name, loads) for index, (name, path) in parts]
+    plan = whole_plan(run)
+    return [_read_part(path, index, name, plan) for index, (name, path) in parts]
 
 
-def _read_part(path: Path, index: int, series: str, loads: list[float]) -> Part:
+def missing_loads(plan: dict[str, Any], info: dict[str, Any], series: str, done: set[int | None]) -> tuple[float, ...]:
+    """Return the loads of a series that are still to be measured, as far as they are known.
+
+    Args:
+        plan: the plan.
+        info: content of the run.json of the run that measures the series.
+        series: name of the series.
+        done: steps that have a point.
+    """
+    missing = tuple(load for step, load in enumerate(plan["loads"]) if step not in done)
+    next_load = (info.get("chosen_loads") or {}).get(series, {}).get("load")
+    return missing if missing or next_load is None else (next_load,)
+
+
+def _read_part(path: Path, index: int, series: str, plan: dict[str, Any]) -> Part:
     info = RunDirectory.open(path).info if (path / RUN_JSON).is_file() else {}
     points, rejected = (read_points(path / f"{name}.jsonl")[0] for name in ("points", "rejected"))
     done = {point.get("step") for point in points}
-    missing = tuple(load for step, load in enumerate(loads) if step not in done)
+    missing = missing_loads(plan, info, series, done)
     return Part(index, series, path, info, points, rejected, missing)

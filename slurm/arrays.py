@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from ringtap.agents.sweep.estimate import estimate, resolved, series_names
+from ringtap.agents.sweep.estimate import resolved, series_names, sweep_s
 from ringtap.errors import UsageError
 from ringtap.plan import SweepPlan, load_plan
 from ringtap.plan_cluster import Cluster
@@ -149,7 +149,7 @@ def _missing_series(plan: SweepPlan, paths: SubmitPaths, names: Sequence[str]) -
 
 def _time_warnings(plan: SweepPlan, names: Sequence[str], resources: Resources) -> list[str]:
     """Return one sentence: how long the longest series takes, and whether the time limit stops it."""
-    expected_s = max(sum(point["duration_s"] for point in estimate(plan, name)) for name in names)
+    expected_s = max(sweep_s(plan, name) for name in names)
     text = f"a series takes about {format_duration(expected_s)}"
     limit_s = parse_time_s(resources.time) - resources.stop_before_s if resources.time else expected_s
     if limit_s < expected_s:

@@ -21,7 +21,7 @@ from ringtap.json_validation import COUNT, Shape, Text
 from ringtap.options import add_json
 from ringtap.rundir import RunDirectory, Status, read_json, read_points
 from ringtap.schema import POINTS_JSONL
-from ringtap.slurm.array_parts import Part, planned_series, read_parts, whole_plan
+from ringtap.slurm.array_parts import Part, missing_loads, planned_series, read_parts, whole_plan
 from ringtap.slurm.job import JobReport, read_report
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.terminal import one_line, shell_word
@@ -168,7 +168,7 @@ def _own_standing(run: RunDirectory) -> Standing:
     series = []
     for index, name in enumerate(planned_series(plan)):
         done = {point.get("step") for point in points if point["series"] == name}
-        missing = tuple(load for step, load in enumerate(plan["loads"]) if step not in done)
+        missing = missing_loads(plan, run.info, name, done)
         series.append(
             SeriesStanding(index, name, *_own_series(run, name, bool(missing), status), len(done), missing, "")
         )

@@ -20,9 +20,10 @@ from ringtap.agents.hosts import Hosts, TestbedHosts
 from ringtap.agents.hosts.ssh import SshHosts
 from ringtap.agents.sweep.cluster_hosts import LostHostError, check_lost, losses_named, reached
 from ringtap.agents.sweep.cross_traffic import CrossTraffic
-from ringtap.agents.sweep.estimate import estimate, layout, resolved, room_bytes, series_names
+from ringtap.agents.sweep.estimate import estimate, layout, resolved, room_bytes, series_names, sweep_s
 from ringtap.agents.sweep.growing_report import GrowingReport, check_packages
 from ringtap.agents.sweep.host_facts import nearest_folder, space_problem
+from ringtap.agents.sweep.load_choice import LoadChoice, check_analysis
 from ringtap.agents.sweep.load_series import Series, Step
 from ringtap.agents.sweep.lock import holder, locked, take_leases
 from ringtap.agents.sweep.precheck import check_generator, check_host, look_at_idle_links
@@ -132,7 +133,7 @@ class SweepSetup(NamedTuple):
 
 
 class PendingSeries(NamedTuple):
-    """Series with the load steps that are still to be measured."""
+    """Series with the load steps that are still to be measured, as far as they are known."""
 
     model: Model
     kind: str
@@ -154,6 +155,7 @@ class Conductor:
         reporter: receives what happens.
         only: the only series to measure; empty: all.
         force: measure even if other traffic uses the links.
+        choice: chooses further loads; None: the plan has all.
     """
 
     def __init__(
@@ -165,8 +167,10 @@ class Conductor:
         only: str = "",
         *,
         force: bool = False,
+        choice: LoadChoice | None = None,
     ) -> None:
         self._plan, self._run, self._setup, self._only, self._force = plan, run, setup, only, force
+        self._choice = choice
         self._reporter = reporter
         self._points = run.path / POINTS_JSONL
 
@@ -182,9 +186,36 @@ class Conductor:
                     random.Random(seed).shuffle(steps)
                 series = PendingSeries(model, kind, steps)
                 left = [step for step in steps if (series.name, step.index) not in done]
-                if left and self._only in ("", series.name):
+                if self._only not in ("", series.name):
+                    continue
+                if left or (self._choice and self._choice.next_load(series.name)[0] is not None):
                     found.append(series._replace(steps=left))
         return found
+
+    def _next_step(self, choice: LoadChoice, series: PendingSeries) -> Step | None:
+        """Choose the next load of a series, and keep the choice in run.json; None if the series is complete."""
+        load, known, stop = choice.next_load(series.name)
+        chosen = self._run.info.setdefault("chosen_loads", {})
+        chosen[series.name] = {"load": load, "known": known, "stop": stop}
+        self._run.save()
+        if known:
+            full_gbps = self._plan.capacity_bps * self._plan.scale / 1e9
+            after = stop if load is None else f"next: {load * full_gbps:.1f} Gbit/s"
+            self._reporter.say(f"{series.name}: {known}; {after}")
+        elif stop:
+            self._reporter.say(f"{series.name}: {stop}")
+        if load is None:
+            return None
+        measured = [item["step"] for item in read_points(self._points)[0] if item["series"] == series.name]
+        return Step(max(measured, default=-1) + 1, load)
+
+    def _steps(self, series: PendingSeries) -> Iterator[Step]:
+        """Yield the steps of a series; each that is chosen depends on the points before it."""
+        if self._choice is None:
+            yield from series.steps
+            return
+        while (step := self._next_step(self._choice, series)) is not None:
+            yield step
 
     def run(self) -> None:
         """Measure all points that have not been measured yet.
@@ -196,7 +227,11 @@ class Conductor:
         if not pending:
             return
         expected_s = {(point["series"], point["load"]): point["duration_s"] for point in estimate(self._plan)}
-        self._reporter.begin(sum(expected_s[series.name, step.load] for series in pending for step in series.steps))
+        if self._plan.auto is None:
+            total_s = sum(expected_s[series.name, step.load] for series in pending for step in series.steps)
+        else:
+            total_s = sum(sweep_s(self._plan, series.name) for series in pending)
+        self._reporter.begin(total_s)
         context: AbstractContextManager[SweepSetup] = nullcontext(self._setup) if self._setup else self._testbed()
         with context as setup, losses_named(setup.hosts):
             self._run.info["bottleneck"] = setup.network.bottleneck
@@ -271,6 +306,13 @@ class Conductor:
             number += 1
         return path
 
+    def _expected_s(self, point: dict[str, Any], expected_s: dict[tuple[str, float], float]) -> float:
+        """Return the expected duration of a point, or its measured time if its load was chosen."""
+        if self._plan.auto is None:
+            return expected_s[point["series"], self._plan.loads[point["step"]]]
+        window_s: float = (point["window_end_ns"] - point["window_start_ns"]) / 1e9
+        return self._plan.window.settle_s + window_s
+
     def _measure(self, setup: SweepSetup, pending: PendingSeries, expected_s: dict[tuple[str, float], float]) -> None:
         name, (hosts, network), progress = pending.name, setup, self._reporter
         path = self._attempt(name)
@@ -278,17 +320,16 @@ class Conductor:
         run = RunDirectory.create(path, "job", sys.argv, self._plan.seed, **facts)
         hosts.publish(path)
         cross = CrossTraffic(self._plan, pending.kind, hosts, network, path)
-        series = Series(self._plan, pending.model, hosts, network, run, cross, tolerant=self._force)
+        is_known = None if self._choice is None else self._choice.is_known
+        series = Series(self._plan, pending.model, hosts, network, run, cross, tolerant=self._force, is_known=is_known)
         points, rejected = JsonLinesWriter(self._points), JsonLinesWriter(self._run.path / REJECTED_JSONL)
         try:
             progress.tick(f"{name}: starting the job", 0.0)
             with losses_named(hosts), series:
-                for point, keep in series.measure(pending.steps, lambda seconds: progress.tick(name, seconds)):
+                for point, keep in series.measure(self._steps(pending), lambda seconds: progress.tick(name, seconds)):
                     (points if keep else rejected).append(point | {"directory": str(path.relative_to(self._run.path))})
                     if keep:
-                        progress.done(
-                            _line(self._plan, point), expected_s[name, self._plan.loads[point["step"]]], point
-                        )
+                        progress.done(_line(self._plan, point), self._expected_s(point, expected_s), point)
                         for problem in (*point["cut"], *point["others"]):
                             progress.say(f"warning: {name}: {problem}")
                     else:
@@ -459,10 +500,12 @@ def run_sweep(
     _check_space(plan, path)
     if instance_of(report, bool, "report"):
         check_packages()
+    if plan.auto:
+        check_analysis()
     setup, missing, reporter = None, _NOT_COLLECTED, _Reporter(progress)
     say = reporter.say
     with ExitStack() as stack:
-        me = holder(path, sum(point["duration_s"] for point in estimate(plan, series)))
+        me = holder(path, sweep_s(plan, series))
         resumes = resume and (path / RUN_JSON).exists()
         if resumes:
             stack.enter_context(locked(path, me, say))
@@ -489,8 +532,9 @@ def run_sweep(
         say(f"{plan.name}: {scale}, seed {plan.seed}, into {path}")
         if report:
             reporter.page = stack.enter_context(GrowingReport(path, say))
-        with _kept(run, say):
-            Conductor(plan, run, setup, reporter, series, force=force).run()
+        with _kept(run, say), ExitStack() as asked:
+            choice = asked.enter_context(LoadChoice(path, plan.auto.target_mean)) if plan.auto else None
+            Conductor(plan, run, setup, reporter, series, force=force, choice=choice).run()
     return path
 
 
@@ -513,6 +557,7 @@ _PLAN_SHAPE: Shape = {
 }
 # keys on which no window depends
 _FREE = {"name", "window.start_timeout_s", "window.retries", "topology.may_load", "topology.ports", "topology.hosts"}
+_FREE |= {"auto.target_interval_gbps", "auto.target_mean", "auto.budget_s"}
 _FREE_OF_HOST = {"ssh", "python", "workdir"}
 # keys of a model with a command that only reports use
 _FREE_OF_COMMAND = {"parameters", "layers", "compute_s", "bucket_bytes", "first_bucket_bytes"}

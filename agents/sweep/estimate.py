@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from ringtap.agents.testbed.topology import Roles, TestbedSpec, thesis_roles
-from ringtap.plan import SCALE_MODEL, Model, SweepPlan, model_label
+from ringtap.plan import AUTO, SCALE_MODEL, Model, SweepPlan, model_label
 from ringtap.plan_cluster import Cluster
 from ringtap.schema import MERGE_SHARE, MIN_CONGESTION_LOADS, MIN_FIT_LOADS, MIN_RISE
 from ringtap.secret_masking import mask_variables, mask_words
@@ -99,8 +99,7 @@ def estimate(plan: SweepPlan, only: str = "") -> list[dict[str, Any]]:
             if only not in ("", model.series(kind)):
                 continue
             for number, load in enumerate(plan.loads):
-                enough_s = max(window.min_s, window.min_iterations * iteration_s(plan, model, load))
-                seconds = window.settle_s + min(window.max_s, enough_s)
+                seconds = _measured_s(plan, model, load)
                 if number == 0:
                     seconds += JOB_START_S + window.warmup_iterations * iteration_s(plan, model, 0.0)
                 if not points:
@@ -111,9 +110,46 @@ def estimate(plan: SweepPlan, only: str = "") -> list[dict[str, Any]]:
     return points
 
 
+def _measured_s(plan: SweepPlan, model: Model, load: float) -> float:
+    """Estimate the measured time of a point with its settling, in seconds."""
+    window = plan.window
+    enough_s = max(window.min_s, window.min_iterations * iteration_s(plan, model, load))
+    return window.settle_s + min(window.max_s, enough_s)
+
+
+def sweep_s(plan: SweepPlan, only: str = "") -> float:
+    """Return the expected duration of a sweep in seconds; the longest one if the sweep chooses its loads.
+
+    Args:
+        plan: the sweep.
+        only: one of its series; empty: all.
+    """
+    seconds: float = sum(point["duration_s"] for point in estimate(plan, only))
+    for model in plan.models if plan.auto else ():
+        first_s = sum(_measured_s(plan, model, load) for load in plan.loads)
+        kinds = sum(only in ("", model.series(kind)) for kind in plan.traffic)
+        seconds += kinds * max(plan.auto.budget_s - first_s, 0.0) if plan.auto else 0.0
+    return round(seconds, 1)
+
+
+def to_json(plan: SweepPlan, only: str = "") -> dict[str, Any]:
+    """Return a dry run as plain values: points and duration; for chosen loads, also the targets and the budget."""
+    item = {"points": estimate(plan, only), "duration_s": sweep_s(plan, only), "warnings": doubts(plan)}
+    item["transports"] = transports(plan)
+    if plan.auto is None:
+        return item
+    return item | {
+        "mode": AUTO,
+        "first_loads": list(plan.loads),
+        "target_interval_gbps": plan.auto.target_interval_gbps,
+        "target_mean": plan.auto.target_mean,
+        "budget_s": plan.auto.budget_s,
+    }
+
+
 def room_bytes(plan: SweepPlan) -> int:
     """Estimate the largest number of bytes that a host writes in a sweep."""
-    seconds: float = sum(point["duration_s"] for point in estimate(plan))
+    seconds = sweep_s(plan)
     return round(MIN_ROOM_BYTES + seconds * ROOM_BYTES_PER_S)
 
 
@@ -146,13 +182,22 @@ def transports(plan: SweepPlan) -> list[dict[str, Any]]:
     ]
 
 
-def print_estimate(plan: SweepPlan, points: list[dict[str, Any]]) -> None:
-    """Print the points of a dry run, and the variables of models with a transport."""
+def print_estimate(plan: SweepPlan, only: str = "") -> None:
+    """Print a dry run of a sweep, or of one of its series, and the variables of models with a transport."""
+    points = estimate(plan, only)
     for point in points:
         rate = format_rate(point["requested_bps"])
         print(f"{point['series']:<28} {point['load']:6.1%}  {rate:>14}  about {format_duration(point['duration_s'])}")
-    total_s = sum(point["duration_s"] for point in points)
-    print(f"{counted(len(points), 'point')}, scale 1:{plan.scale:g}, about {format_duration(total_s)}")
+    if plan.auto is None:
+        total_s = sum(point["duration_s"] for point in points)
+        print(f"{counted(len(points), 'point')}, scale 1:{plan.scale:g}, about {format_duration(total_s)}")
+    else:
+        print(
+            f"{counted(len(points), 'point')} in the first pass, scale 1:{plan.scale:g}; then loads chosen by the "
+            f"measurement, until the congestion point is known to ±{plan.auto.target_interval_gbps:g} Gbit/s and each "
+            f"mean to {100 * plan.auto.target_mean:g} %, for at most {format_duration(plan.auto.budget_s)} per series: "
+            f"about {format_duration(sweep_s(plan, only))} at most"
+        )
     for item in transports(plan):
         variables = " ".join(f"{name}={value}" for name, value in item["environment"].items())
         print(f"{model_label(item['model'], item['transport'])}: {variables}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -204,6 +204,8 @@ class Series:
         run: the job run directory, new and published.
         cross: the cross traffic.
         tolerant: if True, a window with traffic that is not the sweep's is not measured again.
+        is_known: tells from the ends of a window's iterations whether their mean is known well enough; None: the
+            plan's minima suffice.
     """
 
     def __init__(
@@ -216,7 +218,9 @@ class Series:
         cross: CrossTraffic,
         *,
         tolerant: bool = False,
+        is_known: Callable[[Sequence[int]], bool] | None = None,
     ) -> None:
+        self._is_known = is_known
         self._plan, self._model, self._workers = plan, model, network.roles.workers
         self._hosts, self._network, self._run, self._cross = hosts, network, run, cross
         self._watcher = StepWatcher(run, {host: ranks_of(plan, host) for host in self._workers})
@@ -316,11 +320,11 @@ class Series:
                 return True, "; ".join(blocked)
         return is_known, text
 
-    def measure(self, steps: Sequence[Step], tick: Callable[[float], None]) -> Iterator[tuple[dict[str, Any], bool]]:
+    def measure(self, steps: Iterable[Step], tick: Callable[[float], None]) -> Iterator[tuple[dict[str, Any], bool]]:
         """Measure the load steps; a disturbed window is measured again, as often as the plan allows.
 
         Args:
-            steps: the load steps, in order.
+            steps: the load steps, in order; each is taken when the one before has been measured.
             tick: called with the elapsed seconds of the present step, for a progress display.
 
         Yields:
@@ -361,6 +365,8 @@ class Series:
             self._cross.stop_sender()
         # a host without a link may not count as lost yet, and the pause would be taken for a long iteration
         check_alive(self._hosts)
+        if self._is_known is not None:  # the next load is chosen by the logs
+            time.sleep(RECORDED_S)
         self._hosts.gather(self._run.path)
         recorder = self._run.path / "nodes" / self._network.timekeeper / NIC_REC
         disturbance = self._watch.window(start_ns, end_ns, window.settle_s)
@@ -455,6 +461,7 @@ class Series:
             spent_s = (time.time_ns() - settled_ns) / 1e9
             seconds = (ends[-1] - ends[0]) / 1e9 if ends else 0.0
             enough = seconds >= window.min_s and len(ends) > window.min_iterations
+            enough = enough and (self._is_known is None or self._is_known(ends))
             now_ns = time.time_ns()
             if enough or (spent_s >= window.max_s and len(ends) > 1 and not stalled_s(ends, now_ns)):
                 return ends[0], ends[-1], len(ends) - 1

@@ -56,9 +56,16 @@ def _slowdown(series: Series, share: float) -> Row:
 
 
 def _congestion(series: Series) -> tuple[Row, list[tuple[str, str]]]:
-    """The break of two segments, which has an interval; without a break, the point of the thesis's construction."""
+    """The break of two segments, which has an interval; without a break, the point of the thesis's construction.
+
+    If the sweep chose its loads for the congestion point on the fitted curve, it is that one.
+    """
     break_point, point, capacity = series.segments.point, series.congestion.point, series.capacity_gbps
     row: Row = {"bandwidth_gbps": None, "share": None, "interval_share": None, "method": None, "why": ""}
+    if series.is_auto and (found := series.curve.point) is not None:
+        ends = [found.low_gbps / capacity, found.high_gbps / capacity]
+        row |= {"method": "curve", "bandwidth_gbps": found.bandwidth_gbps, "share": found.bandwidth_gbps / capacity}
+        return row | {"interval_share": ends}, []
     if break_point is not None:
         load, warnings = break_point.bandwidth_gbps, list(break_point.warnings)
         if series.fit is not None and (text := compared(break_point, series.fit)):

@@ -330,6 +330,10 @@ class SweepRun:
         """Lines of points.jsonl: requested load and time, one window per point, with all attempts of a series."""
         return self._windows
 
+    def keep(self, series: str) -> None:
+        """Leave out the windows of all other series."""
+        self._windows = [window for window in self._windows if window["series"] == series]
+
     @property
     def series(self) -> list[str]:
         """Names of the series, in the order of their first points."""

@@ -10,11 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ringtap.analysis.model.breakpoint import BreakResult, find_break
 from ringtap.analysis.model.congestion_point import CongestionResult, find_congestion_point
+from ringtap.analysis.model.curve_point import CurveResult, find_curve_point
 from ringtap.analysis.model.demand import Demand, demand
 from ringtap.analysis.model.fit import CongestionModel, FitResult
 from ringtap.analysis.runs.run import SweepRun
+from ringtap.analysis.sweeps.mean_errors import mean_errors
 from ringtap.analysis.sweeps.points import Point
 from ringtap.errors import UsageError
 from ringtap.plan import model_label
@@ -68,12 +72,15 @@ class Series:
         congestion: congestion point by the thesis's construction, or the reason why there is none.
         segments: the break of two segments with its interval, or the reason why there is none; the interval comes from
             resampled residuals, so it includes how well two segments describe the points.
+        curve: congestion point on the fitted curve with its interval, or the reason why there is none; the points are
+            weighted by the standard errors of their means, if their iterations are known.
         fit: fit with the exponent of least AICc; None if there are too few points.
         fit_reason: the reason why there is no fit, else empty.
         most_congested: the point with the most cross traffic.
         mean_difference_gbps: mean difference over the saturated points (Table 3.8).
         mean_difference_reason: the reason why there is none, else empty.
         saturated: number of points in that mean.
+        is_auto: True if the sweep chose its loads for the congestion point on the fitted curve.
     """
 
     name: str
@@ -90,12 +97,14 @@ class Series:
     measured_mb: float | None
     congestion: CongestionResult
     segments: BreakResult
+    curve: CurveResult
     fit: FitResult | None
     fit_reason: str
     most_congested: Spare | None
     mean_difference_gbps: float | None
     mean_difference_reason: str
     saturated: int
+    is_auto: bool
 
     def __repr__(self) -> str:
         found = self.fit_reason if self.fit is None else f"R² {self.fit.r2:.4f} with {self.fit.name}"
@@ -135,6 +144,9 @@ class Series:
         item["congestion_over_demand"] = None if point is None else point.data_mb / item["demand_mb"]
         break_point = self.segments.point
         item |= {"break": None if break_point is None else break_point.to_json(), "break_reason": self.segments.reason}
+        curve_point = self.curve.point
+        item |= {"curve_point": None if curve_point is None else curve_point.to_json()}
+        item |= {"curve_point_reason": self.curve.reason}
         item |= {"fit": None if self.fit is None else self.fit.to_json(), "fit_reason": self.fit_reason}
         item["most_congested"] = None if self.most_congested is None else vars(self.most_congested).copy()
         item["mean_difference_gbps"] = self.mean_difference_gbps
@@ -151,12 +163,14 @@ class Subject:
         parameters: its parameters, 32 bit each.
         workers: workers of the ring.
         capacity_gbps: full-size capacity of the bottleneck.
+        is_auto: True if the sweep chose its loads for the congestion point on the fitted curve.
     """
 
     title: str
     parameters: int
     workers: int
     capacity_gbps: float
+    is_auto: bool = False
 
 
 def analyse(sweep: SweepRun, points: Sequence[Point], max_load: float | str | None = None) -> list[Series]:
@@ -181,7 +195,13 @@ def analyse(sweep: SweepRun, points: Sequence[Point], max_load: float | str | No
             path = sweep.path / POINTS_JSONL
             raise UsageError(f"{path} has model {label!r}, which is not in the plan")
         title, count = str(model.get("title", model["name"])), _workers(sweep, of_series)
-        found.append(series_of(of_series, Subject(title, int(model["parameters"]), count, capacity_gbps), max_load))
+        found.append(
+            series_of(
+                of_series,
+                Subject(title, int(model["parameters"]), count, capacity_gbps, bool(sweep.plan.get("auto"))),
+                max_load,
+            )
+        )
     return found
 
 
@@ -250,18 +270,30 @@ def series_of(points: Sequence[Point], subject: Subject, max_load: float | str |
         measured_mb=measured,
         congestion=congestion,
         segments=find_break(loads, times, capacity) if used else BreakResult(None, "no point was measured"),
+        curve=_curve([points[number] for _, _, number in used], capacity),
         fit=fit,
         fit_reason=fit_reason,
         most_congested=spare(loads[-1], times[-1], needed.worker_bytes, capacity) if used else None,
         mean_difference_gbps=difference,
         mean_difference_reason="" if saturated else congestion.reason or "no point lies past the congestion point",
         saturated=saturated,
+        is_auto=subject.is_auto,
     )
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
+
+
+def _curve(used: Sequence[Point], capacity: float) -> CurveResult:
+    if not used:
+        return CurveResult(None, "no point was measured")
+    loads, means = (np.array([getattr(point, name) for point in used]) for name in ("cross_gbps", "mean_s"))
+    spread_s = None
+    if all(len(point.iteration_s) for point in used):
+        spread_s = mean_errors(loads, capacity, [point.iteration_s for point in used]) * means
+    return find_curve_point(loads, means, capacity, spread_s)
 
 
 def _workers(sweep: SweepRun, points: list[Point]) -> int:

@@ -1,8 +1,11 @@
+import json
+import re
 from pathlib import Path
 
 import pytest
 
 from ringtap.agents.sweep.estimate import estimate, layout
+from ringtap.cli import main
 from ringtap.errors import UsageError
 from ringtap.plan import load_plan
 
@@ -214,3 +217,54 @@ def test_iperf_streams_are_a_number_or_found_by_the_sweep(tmp_path: Path) -> Non
     for wrong in ("0", "65", "true", '"many"', "1.5"):
         with pytest.raises(UsageError, match='is not a whole number from 1 to 64, or "auto"'):
             streams(f"iperf_streams = {wrong}")
+
+
+AUTO = GOOD.replace("[0, 0.3, 0.3]", '"auto"')
+
+
+def test_chosen_loads_have_a_first_pass_targets_and_a_budget(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = plan_file(tmp_path, AUTO)
+    plan = load_plan(path)
+    assert plan.loads == (0, 0.35, 0.57, 0.72, 0.82, 0.88)
+    assert plan.auto is not None
+    assert (plan.auto.target_interval_gbps, plan.auto.target_mean, plan.auto.budget_s) == (1, 0.05, 1200)
+    assert (plan.window.min_s, plan.window.min_iterations, plan.window.max_s) == (4, 10, 15)
+    own = 'budget = "5min"\ntarget_interval = "500mbit"\ntarget_mean = 0.1'
+    path.write_text(AUTO.replace('loads = "auto"', f'loads = "auto"\n{own}') + '[window]\nmax_time = "20s"\n')
+    assert main(["sweep", str(path), "--dry-run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {key: found[key] for key in ("mode", "first_loads", "target_interval_gbps", "target_mean", "budget_s")} == {
+        "mode": "auto",
+        "first_loads": [0, 0.35, 0.57, 0.72, 0.82, 0.88],
+        "target_interval_gbps": 0.5,
+        "target_mean": 0.1,
+        "budget_s": 300,
+    }
+    assert [point["load"] for point in found["points"]] == found["first_loads"]
+    # the whole budget, and what comes before the first window
+    assert 300 < found["duration_s"] < 340
+    assert main(["sweep", str(path), "--dry-run"]) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert "until the congestion point is known to ±0.5 Gbit/s and each mean to 10 %, for at most 5 min 00 s" in said
+    path.write_text(GOOD)
+    assert main(["sweep", str(path), "--dry-run", "--json"]) == 0
+    assert "mode" not in json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('order = "random"', "sweep.order has no meaning with loads"),
+        ('budget = "30s"', "sweep.budget = 30 s is too short for the first pass of 6 loads"),
+        ('target_interval = "0bit"', "sweep.target_interval is 0"),
+        ("target_mean = 2", "sweep.target_mean = 2 is not a number from 0.001 to 1"),
+        ('loads = "atuo"', 'is not a list of shares of the capacity, or "auto"'),
+        ('loads = [0, 0.5]\nbudget = "5min"', 'sweep.budget is for loads = "auto"'),
+    ],
+)
+def test_keys_that_do_not_go_with_chosen_loads_are_one_sentence(tmp_path: Path, line: str, says: str) -> None:
+    text = AUTO.replace('loads = "auto"', line if line.startswith("loads") else f'loads = "auto"\n{line}')
+    with pytest.raises(UsageError, match=re.escape(says)):
+        load_plan(plan_file(tmp_path, text))

@@ -169,3 +169,20 @@ def test_the_estimate_of_one_series(tmp_path: Path) -> None:
     both, one = estimate(plan), estimate(plan, "vgg16-consistent")
     assert [point["series"] for point in one] == ["vgg16-consistent"] * 2
     assert [point["requested_bps"] for point in one] == [point["requested_bps"] for point in both[2:]]
+
+
+def test_chosen_loads_stay_below_most_load_and_need_a_budget(tmp_path: Path) -> None:
+    text = GOOD.replace("loads = [0, 0.4]", 'loads = "auto"')
+    path = tmp_path / "plan.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"plan\.toml line 1: sweep\.budget is missing: .* on a cluster, say how long"):
+        load_plan(path)
+    path.write_text(text.replace('loads = "auto"', 'loads = "auto"\nbudget = "10min"'))
+    plan = load_plan(path)
+    assert plan.loads[-1] == 0.5, "half of the link is the limit"
+    assert list(plan.loads) == sorted(set(plan.loads))
+    path.write_text(path.read_text().replace('traffic = ["iperf"]', 'traffic = ["burst"]'))
+    assert load_plan(path).loads[-1] == 0.16, "in its bursts, three times as much"
+    path.write_text(path.read_text().replace('"5gbit"', '"1gbit"'))
+    with pytest.raises(UsageError, match="needs a most_load of 10% of the capacity at least"):
+        load_plan(path)

@@ -1,0 +1,326 @@
+"""Loads chosen by the measurement against the fixed grid of examples/reproduce.toml: seconds to the same interval.
+
+python benchmarks/loads.py [--quick] [-o FILE]        simulated series whose truth is known (docs/method/auto-loads.md)
+python benchmarks/loads.py --measure FOLDER           both kinds of sweep on the testbed, three seeds, about two hours
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import _checkout  # noqa: F401 -- first: lets the others import ringtap
+import numpy as np
+
+import ringtap
+from ringtap.analysis.model.curve_point import CurvePoint, find_curve_point, place
+from ringtap.analysis.runs.run import read_run
+from ringtap.analysis.statistics.arrays import Array
+from ringtap.analysis.sweeps.mean_errors import mean_errors, relative_error
+from ringtap.analysis.sweeps.next_load import Aims, Measured, choose
+from ringtap.analysis.sweeps.points import measure
+from ringtap.plan import load_plan
+
+CAPACITY_GBPS, TARGET_GBPS = 25.0, 1.0
+GRID = load_plan("examples/reproduce.toml")
+AUTO = load_plan({"sweep": {"loads": "auto"}, "models": [{"name": "resnet50"}]})
+SEEDS = (1, 2, 3)
+MAX_PASSES = 8
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A simulated series: t = A exp(B/(C-BW)^n), with log-normal iterations that resemble their neighbours.
+
+    Attributes:
+        title: name in the table.
+        a: A in seconds.
+        b: B in (Gbit/s)^n.
+        n: exponent.
+        spread: standard deviation of the iterations over their mean, at loads from 0 to 23.7 Gbit/s.
+    """
+
+    title: str
+    a: float
+    b: float
+    n: float
+    spread: tuple[float, ...]
+
+    def time_s(self, load_gbps: float) -> float:
+        """Mean iteration time at a load."""
+        return self.a * math.exp(self.b / (CAPACITY_GBPS - load_gbps) ** self.n)
+
+    @property
+    def point_gbps(self) -> float:
+        """Congestion point on the true curve."""
+        return -CAPACITY_GBPS * math.expm1(-place(self.b / CAPACITY_GBPS**self.n, self.n))
+
+
+# the thesis's exponents; spreads under consistent traffic as in docs/method/reproduction-points.md, up to 40 %
+TRUTHS = {
+    "resnet50": Truth(
+        "ResNet-50", 0.077, 2.933, 0.5, (0.01, 0.019, 0.037, 0.07, 0.095, 0.11, 0.16, 0.266, 0.35, 0.4, 0.4)
+    ),
+    "vgg16": Truth(
+        "VGG-16", 0.1215, 5.5, 0.5, (0.01, 0.048, 0.067, 0.094, 0.102, 0.126, 0.154, 0.204, 0.311, 0.324, 0.4)
+    ),
+}
+SPREAD_GBPS = (0.0, 3.75, 8.0, 11.7, 14.5, 16.0, 18.0, 19.5, 20.9, 22.3, 23.7)
+CORRELATION = 0.3  # of neighbouring iterations
+HEADERS, LOAD_ERROR = 1.045, 0.01  # measured over requested load, and the standard deviation of that ratio
+
+
+class Simulated:
+    """Windows of a simulated series."""
+
+    def __init__(self, truth: Truth, seed: int) -> None:
+        self._truth, self._draw = truth, np.random.default_rng(seed)
+
+    def window(self, asked: float, is_enough: Callable[[Array], bool], max_s: float, settle_s: float) -> Measured:
+        """Simulate a window that ends as one of a sweep does."""
+        load = min(asked * CAPACITY_GBPS * HEADERS * (1 + LOAD_ERROR * self._draw.normal()), 0.97 * CAPACITY_GBPS)
+        mean_s, spread = self._truth.time_s(load), np.interp(load, SPREAD_GBPS, np.log(self._truth.spread))
+        width = math.sqrt(math.log1p(math.exp(spread) ** 2))
+        times: list[float] = []
+        place = self._draw.normal()
+        while sum(times) < max_s and not is_enough(np.array(times)):
+            times.append(mean_s * math.exp(width * place - width**2 / 2))
+            place = CORRELATION * place + math.sqrt(1 - CORRELATION**2) * self._draw.normal()
+        if sum(times) > max_s and len(times) > 1:
+            times.pop()  # a window ends with the last iteration that has ended
+        return Measured(asked, load, np.array(times), settle_s + sum(times))
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What it took to reach the interval.
+
+    Attributes:
+        seconds: measured time, settling included.
+        windows: number of windows.
+        point: the congestion point.
+    """
+
+    seconds: float
+    windows: int
+    point: CurvePoint
+
+
+def curve_point(windows: Sequence[Measured]) -> CurvePoint | None:
+    """Find the congestion point, as a sweep does."""
+    loads = [min(one.load_gbps, 0.99 * CAPACITY_GBPS) for one in windows]
+    means = np.array([one.iteration_s.mean() for one in windows])
+    errors = mean_errors(loads, CAPACITY_GBPS, [one.iteration_s for one in windows])
+    return find_curve_point(loads, means, CAPACITY_GBPS, errors * means).point
+
+
+def reached(windows: Sequence[Measured], every: int = 1) -> Reached | None:
+    """Return what it took to reach the interval; with ``every``, only whole passes of so many windows count."""
+    for count in range(max(every, len(AUTO.loads)), len(windows) + 1, every):
+        point = curve_point(windows[:count])
+        if point is not None and point.half_width_gbps <= TARGET_GBPS:
+            return Reached(sum(one.spent_s for one in windows[:count]), count, point)
+    return None
+
+
+def simulate_grid(truth: Truth, seed: int) -> Reached | None:
+    """Measure the fixed grid, again and again, until the interval is reached."""
+    window, series = GRID.window, Simulated(truth, seed)
+
+    def is_enough(times: Array) -> bool:
+        return bool(times.sum() >= window.min_s and len(times) >= window.min_iterations)
+
+    windows: list[Measured] = []
+    for _ in range(MAX_PASSES):
+        windows += [series.window(load, is_enough, window.max_s, window.settle_s) for load in GRID.loads]
+        if found := reached(windows[-len(windows) :], len(GRID.loads)):
+            return found
+    return None
+
+
+def simulate_auto(truth: Truth, seed: int) -> Reached | None:
+    """Measure the loads that are chosen until the interval is reached."""
+    assert AUTO.auto is not None
+    window, series = AUTO.window, Simulated(truth, 10_000 + seed)
+    aims = Aims(
+        CAPACITY_GBPS, AUTO.loads, TARGET_GBPS, AUTO.auto.target_mean, AUTO.auto.budget_s,
+        window.settle_s, window.min_s, window.min_iterations, window.max_s,
+    )  # fmt: skip
+
+    def is_enough(times: Array) -> bool:
+        long = times.sum() >= window.min_s and len(times) >= window.min_iterations
+        return bool(long and relative_error(times) <= aims.mean)
+
+    windows: list[Measured] = []
+    while (load := choose(windows, aims).load) is not None:
+        windows.append(series.window(load, is_enough, window.max_s, window.settle_s))
+        if len(windows) >= len(aims.first):
+            point = curve_point(windows)
+            if point is not None and point.half_width_gbps <= TARGET_GBPS:
+                return Reached(sum(one.spent_s for one in windows), len(windows), point)
+    return None
+
+
+def simulate(truth: Truth, seed: int) -> tuple[Reached | None, Reached | None]:
+    """Simulate both kinds of sweep."""
+    return simulate_grid(truth, seed), simulate_auto(truth, seed)
+
+
+def measured(path: Path, settle_s: float) -> list[Measured]:
+    """Read the windows of a sweep of one series, in order of time."""
+    run = read_run(path)
+    assert not isinstance(run, ringtap.analysis.runs.run.JobRun)
+    # the order of `measure`
+    windows = sorted(run.windows, key=lambda item: (item["requested_bps"], item["window_start_ns"]))
+    found = []
+    for window, point in sorted(zip(windows, measure(run), strict=True), key=lambda pair: pair[0]["window_start_ns"]):
+        assert point.cross_gbps is not None
+        assert point.window_s is not None
+        asked = window["requested_bps"] / run.plan["capacity_bps"]
+        found.append(Measured(round(asked, 4), point.cross_gbps, point.iteration_s, settle_s + point.window_s))
+    return found
+
+
+def measure_pair(folder: Path, model: str, seed: int, shorter: dict[str, Any]) -> tuple[Reached | None, Reached | None]:
+    """Measure both kinds of sweep on the testbed, in turns that begin with another kind for each seed."""
+    keys: dict[str, Any] = {"seed": seed, "scale": GRID.scale, "models": [model], "traffic": ["consistent"]}
+    say = partial(print, file=sys.stderr, flush=True)
+
+    def progress(state: Any) -> None:
+        if state.message:
+            say(f"{model}, seed {seed}: {state.message}")
+
+    def grid() -> Reached | None:
+        window = {"settle": GRID.window.settle_s, "min_time": GRID.window.min_s, "max_time": GRID.window.max_s}
+        window |= {"min_iterations": GRID.window.min_iterations} | shorter.get("window", {})
+        path = folder / f"{model}-{seed}-grid"
+        for passes in range(1, 1 + int(shorter.get("passes", MAX_PASSES))):
+            loads = list(GRID.loads) * passes
+            ringtap.run_sweep(output=path, resume=True, progress=progress, loads=loads, window=window, **keys)
+            if found := reached(measured(path, window["settle"]), len(GRID.loads)):
+                return found
+        return None
+
+    def auto() -> Reached | None:
+        path, window = folder / f"{model}-{seed}-auto", shorter.get("window", {})
+        budget = shorter.get("budget", "10min")
+        ringtap.run_sweep(
+            output=path, resume=True, progress=progress, loads="auto", budget=budget, window=window, **keys
+        )
+        return reached(measured(path, window.get("settle", AUTO.window.settle_s)))
+
+    if seed % 2:
+        fixed = grid()
+        return fixed, auto()
+    chosen = auto()
+    return grid(), chosen
+
+
+def rows(model: str, pairs: Sequence[tuple[Reached | None, Reached | None]]) -> list[list[str]]:
+    """Return the rows of a table: one per seed."""
+    found = []
+    for seed, (fixed, auto) in zip(SEEDS, pairs, strict=False):
+        row = [TRUTHS[model].title, str(seed)]
+        for one in (fixed, auto):
+            row += ["-", "-", "-"] if one is None else [f"{one.seconds:.0f}", str(one.windows), shown(one.point)]
+        if fixed and auto:
+            row += [f"{auto.seconds / fixed.seconds:.2f}", "yes" if holds(fixed.point, auto.point) else "no"]
+        found.append(row + ["-"] * (10 - len(row)))
+    return found
+
+
+def shown(point: CurvePoint) -> str:
+    """Return a point with its interval."""
+    return f"{point.bandwidth_gbps:.1f} ({point.low_gbps:.1f} to {point.high_gbps:.1f})"
+
+
+def holds(interval: CurvePoint, point: CurvePoint) -> bool:
+    """Return True if the interval of one point contains the other point."""
+    return interval.low_gbps <= point.bandwidth_gbps <= interval.high_gbps
+
+
+def summary(model: str, pairs: Sequence[tuple[Reached | None, Reached | None]]) -> dict[str, Any]:
+    """Return the figures of many seeds."""
+    both = [(fixed, auto) for fixed, auto in pairs if fixed and auto]
+    truth = TRUTHS[model].point_gbps
+    ratios = [auto.seconds / fixed.seconds for fixed, auto in both]
+
+    def covered(found: Sequence[Reached | None]) -> float:
+        return statistics.fmean(one.point.low_gbps <= truth <= one.point.high_gbps for one in found if one)
+
+    return {
+        "model": model,
+        "seeds": len(pairs),
+        "reached_by_grid": sum(fixed is not None for fixed, _ in pairs),
+        "reached_by_auto": sum(auto is not None for _, auto in pairs),
+        "ratio_median": round(statistics.median(ratios), 3),
+        "ratio_at_most_half": round(statistics.fmean(ratio <= 0.5 for ratio in ratios), 3),
+        "grid_s_median": round(statistics.median(fixed.seconds for fixed, _ in both), 1),
+        "auto_s_median": round(statistics.median(auto.seconds for _, auto in both), 1),
+        "true_gbps": round(truth, 2),
+        "coverage_grid": round(covered([fixed for fixed, _ in pairs]), 3),
+        "coverage_auto": round(covered([auto for _, auto in pairs]), 3),
+        "within_grid_interval": round(statistics.fmean(holds(fixed.point, auto.point) for fixed, auto in both), 3),
+    }
+
+
+HEAD = [
+    "series",
+    "seed",
+    "grid, s",
+    "windows",
+    "point, Gbit/s",
+    "auto, s",
+    "windows",
+    "point, Gbit/s",
+    "ratio",
+    "within",
+]
+
+
+def main() -> int:
+    """Print a table and, last, one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer seeds, or a few short windows")
+    parser.add_argument("--measure", type=Path, metavar="FOLDER", help="measure on the testbed; resumes what is there")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write the JSON object to a file")
+    options = parser.parse_args()
+    found: dict[str, Any] = {"target_gbps": TARGET_GBPS, "summaries": []}
+    table: list[list[str]] = []
+    with ProcessPoolExecutor(2) as workers:
+        for model, truth in TRUTHS.items():
+            if options.measure is None:
+                seeds = range(1, 5 if options.quick else 101)
+                pairs = list(workers.map(partial(simulate, truth), seeds))
+                found["summaries"].append(summary(model, pairs))
+            else:
+                shorter: dict[str, Any] = {}
+                if options.quick:
+                    shorter = {"window": {"settle": 0.5, "min_time": 1, "min_iterations": 3, "max_time": 2}}
+                    shorter |= {"passes": 1, "budget": "15s"}
+                seeds = SEEDS[:1] if options.quick else SEEDS
+                pairs = [measure_pair(options.measure, model, seed, shorter) for seed in seeds]
+            table += rows(model, pairs)
+            if options.quick and options.measure is not None:
+                break
+    for row in [HEAD, ["---"] * len(HEAD), *table]:
+        print(f"| {' | '.join(row)} |")
+    found["rows"] = [dict(zip(HEAD, row, strict=True)) for row in table]
+    text = json.dumps(found)
+    if options.output:
+        options.output.write_text(text)
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -102,7 +102,7 @@ class Simulated:
 
 @dataclass(frozen=True)
 class Reached:
-    """What it took to reach the interval.
+    """Measured time until the interval was reached.
 
     Attributes:
         seconds: measured time, settling included.

@@ -52,7 +52,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Aims:
-    """What a series with chosen loads is measured for, and how.
+    """Targets, budget and windows of a series with chosen loads.
 
     Attributes:
         capacity_gbps: full-size capacity of the bottleneck.
@@ -122,7 +122,7 @@ def choose(measured: Sequence[Measured], aims: Aims) -> Choice:
 
 
 class _State:
-    """What the windows of a series tell."""
+    """Results of the windows measured so far, and the value of further ones."""
 
     def __init__(self, measured: Sequence[Measured], aims: Aims) -> None:
         self._aims, capacity = aims, aims.capacity_gbps

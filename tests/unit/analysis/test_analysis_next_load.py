@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from ringtap.analysis.model.congestion_point import CURVED_SHARE
 from ringtap.analysis.model.curve_point import find_curve_point, gradient, place
+from ringtap.analysis.report.overview import overview
 from ringtap.analysis.sweeps.mean_errors import mean_errors, relative_error
 from ringtap.analysis.sweeps.next_load import Aims, Measured, choose
+from ringtap.analysis.sweeps.sweep import open_sweep
 from tests.gold.analysis_sweep import edit_info, write_sweep
 
 FIRST = (0.0, 0.35, 0.57, 0.72, 0.82, 0.88)
@@ -223,3 +225,17 @@ def test_the_process_answers_by_the_run_directory_alone(chosen_run: Path) -> Non
     assert "has no load or no iteration: cross traffic: run.json names no counter" in str(ask(chosen_run, name)[0])
     (chosen_run / "run.json").write_text("{")
     assert "run.json" in str(ask(chosen_run, name)[0]["problem"])
+
+
+def test_a_report_leads_with_the_point_that_the_loads_were_chosen_for(chosen_run: Path) -> None:
+    (series,) = open_sweep(chosen_run)
+    (row,) = overview([series])
+    point = series.curve.point
+    assert point is not None
+    assert point.weighted
+    assert (row["congestion"]["method"], row["congestion"]["bandwidth_gbps"]) == ("curve", point.bandwidth_gbps)
+    assert series.to_json()["curve_point"]["low_gbps"] == point.low_gbps
+    plan = json.loads((chosen_run / "run.json").read_text())["plan"]
+    edit_info(chosen_run, plan=plan | {"auto": None})
+    (series,) = open_sweep(chosen_run)
+    assert overview([series])[0]["congestion"]["method"] != "curve"

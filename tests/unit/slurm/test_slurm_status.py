@@ -296,3 +296,13 @@ def test_a_run_that_was_not_submitted_is_refused(tmp_path: Path, capsys: pytest.
     assert main(["status", str(tmp_path / "none")]) == 2
     assert main(["collect", str(run.path)]) == 2
     assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == ["ringtap", "ringtap"]
+
+
+def test_a_series_whose_loads_are_chosen_is_complete_when_no_load_is_next(tmp_path: Path, squeue: Squeue) -> None:
+    run = sweep(tmp_path, [0, 0.3])
+    squeue("", 0)
+    part = measured(run, 0, "a-iperf", 3, "partial", "the time limit came")
+    info = json.loads((part / "run.json").read_text())
+    for load, missing in ((0.45, (0.45,)), (None, ())):
+        write_json(part / "run.json", info | {"chosen_loads": {"a-iperf": {"load": load, "known": "", "stop": ""}}})
+        assert by_series(standing(run))[0][2:] == (3, missing)

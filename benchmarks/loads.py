@@ -273,18 +273,9 @@ def summary(model: str, pairs: Sequence[tuple[Reached | None, Reached | None]]) 
     }
 
 
-HEAD = [
-    "series",
-    "seed",
-    "grid, s",
-    "windows",
-    "point, Gbit/s",
-    "auto, s",
-    "windows",
-    "point, Gbit/s",
-    "ratio",
-    "within",
-]
+HEAD = ["series", "seed"]
+HEAD += [f"{kind} {what}" for kind in ("grid", "auto") for what in ("s", "windows", "point, Gbit/s")]
+HEAD += ["ratio of seconds", "within the grid's interval"]
 
 
 def main() -> int:

@@ -132,8 +132,8 @@ def reached(windows: Sequence[Measured], every: int = 1) -> Reached | None:
     return None
 
 
-def simulate_grid(truth: Truth, seed: int) -> Reached | None:
-    """Measure the fixed grid, again and again, until the interval is reached."""
+def simulate_grid(truth: Truth, seed: int, every: int = len(GRID.loads)) -> Reached | None:
+    """Measure the fixed grid, again and again, until the interval is reached; with ``every=1`` within a pass, too."""
     window, series = GRID.window, Simulated(truth, seed)
 
     def is_enough(times: Array) -> bool:
@@ -142,7 +142,7 @@ def simulate_grid(truth: Truth, seed: int) -> Reached | None:
     windows: list[Measured] = []
     for _ in range(MAX_PASSES):
         windows += [series.window(load, is_enough, window.max_s, window.settle_s) for load in GRID.loads]
-        if found := reached(windows[-len(windows) :], len(GRID.loads)):
+        if found := reached(windows, every):
             return found
     return None
 
@@ -248,8 +248,10 @@ def holds(interval: CurvePoint, point: CurvePoint) -> bool:
     return interval.low_gbps <= point.bandwidth_gbps <= interval.high_gbps
 
 
-def summary(model: str, pairs: Sequence[tuple[Reached | None, Reached | None]]) -> dict[str, Any]:
-    """Return the figures of many seeds."""
+def summary(
+    model: str, pairs: Sequence[tuple[Reached | None, Reached | None]], stopped: Sequence[Reached | None]
+) -> dict[str, Any]:
+    """Return the figures of many seeds; ``stopped`` are the grids that end within a pass."""
     both = [(fixed, auto) for fixed, auto in pairs if fixed and auto]
     truth = TRUTHS[model].point_gbps
     ratios = [auto.seconds / fixed.seconds for fixed, auto in both]
@@ -266,6 +268,7 @@ def summary(model: str, pairs: Sequence[tuple[Reached | None, Reached | None]]) 
         "ratio_at_most_half": round(statistics.fmean(ratio <= 0.5 for ratio in ratios), 3),
         "grid_s_median": round(statistics.median(fixed.seconds for fixed, _ in both), 1),
         "auto_s_median": round(statistics.median(auto.seconds for _, auto in both), 1),
+        "stopped_grid_s_median": round(statistics.median(one.seconds for one in stopped if one), 1),
         "true_gbps": round(truth, 2),
         "coverage_grid": round(covered([fixed for fixed, _ in pairs]), 3),
         "coverage_auto": round(covered([auto for _, auto in pairs]), 3),
@@ -292,7 +295,8 @@ def main() -> int:
             if options.measure is None:
                 seeds = range(1, 5 if options.quick else 101)
                 pairs = list(workers.map(partial(simulate, truth), seeds))
-                found["summaries"].append(summary(model, pairs))
+                stopped = list(workers.map(partial(simulate_grid, truth, every=1), seeds))
+                found["summaries"].append(summary(model, pairs, stopped))
             else:
                 shorter: dict[str, Any] = {}
                 if options.quick:

@@ -88,8 +88,9 @@ def facts(name: str) -> dict[str, Any]:
     return {"mtu": stats.mtu if stats else None, "offloads": offloads(name)}
 
 
+_ONLY = ("packets.json", "counts.rec")
 _MIN_PERIOD_S = 1.0
-_SNAP_BYTES = 128
+SNAP_BYTES = 128
 _MAX_BYTES = 20_000_000_000
 _FILE_BYTES = 1_000_000_000
 # with tcpdump's own 2 MiB, bursts are lost
@@ -113,7 +114,8 @@ class PacketsCollector:
 
     Options: ``interface``, ``filter``, ``snap_bytes``, ``tool`` (``tcpdump`` or ``ring``), ``buffer_bytes`` (in the
     kernel), ``file_bytes`` (size after which another file begins), ``files`` (number of the newest files to keep; all
-    if not given), ``most_bytes`` (size on disk at which the capture ends).
+    if not given), ``most_bytes`` (size on disk at which the capture ends), ``part`` (name of one of several captures on
+    the node, whose files are then ``<part>-<nic>-<n>.pcap``, ``<part>-<nic>.json`` and ``<part>-<nic>.rec``).
     """
 
     name = "packets"
@@ -124,8 +126,11 @@ class PacketsCollector:
         self._folder = context.folder / self.name
         self.every_s = max(context.every_s, _MIN_PERIOD_S)
         self.interface = options.get("interface") or default_interface()
+        part = options.get("part", "")
+        self._stem = f"{part}-{self.interface}" if part else self.interface
+        self._json, self._counts = (f"{self._stem}.json", f"{self._stem}.rec") if part else _ONLY
         self._filter = options.get("filter", "")
-        self._snap_bytes = int(options.get("snap_bytes") or _SNAP_BYTES)
+        self._snap_bytes = int(options.get("snap_bytes") or SNAP_BYTES)
         self._keep = int(options.get("files") or 0)
         self._most_bytes = int(options.get("most_bytes") or _MAX_BYTES)
         self._file_bytes = int(options.get("file_bytes") or (_FILE_BYTES if self._keep else 0))
@@ -191,7 +196,7 @@ class PacketsCollector:
         """
         path = self._tcpdump()
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._first = self._folder / f"{self.interface}-0.pcap"
+        self._first = self._folder / f"{self._stem}-0.pcap"
         self._loopback = is_loopback(self.interface)
         self._can_flush = not path or capture_program.version(path) >= _FLUSHES
         self._facts = {
@@ -206,7 +211,7 @@ class PacketsCollector:
         }
         line = capture_program.command(path, self._facts, self._first) if path else self._ring_command()
         about = {"collector": self.name, "source": self._facts["tool"], "every_s": self.every_s}
-        self._log = RecordWriter(self._folder / "counts.rec", _FIELDS, about)
+        self._log = RecordWriter(self._folder / self._counts, _FIELDS, about)
         tool = Tool(line)
         try:
             tool.start()
@@ -245,7 +250,7 @@ class PacketsCollector:
     def _files(self) -> list[Path]:
         """Return the capture files, oldest first."""
         found = []
-        for path in self._folder.glob(f"{glob.escape(self.interface)}-*.pcap"):
+        for path in self._folder.glob(f"{glob.escape(self._stem)}-*.pcap"):
             number = path.stem.rpartition("-")[2]
             if number.isdecimal():
                 found.append((int(number), path))
@@ -256,7 +261,7 @@ class PacketsCollector:
         for path in self._folder.glob(f"{glob.escape(self._first.name)}[0-9]*"):
             number = path.name.removeprefix(self._first.name)
             if number.isdecimal():
-                path.rename(self._folder / f"{self.interface}-{number}.pcap")
+                path.rename(self._folder / f"{self._stem}-{number}.pcap")
         for path in self._files()[: -self._keep] if self._keep else []:
             path.unlink()
             self._deleted += 1
@@ -279,7 +284,7 @@ class PacketsCollector:
         self._log.append(time.time_ns(), time.monotonic_ns(), *(counts[name] for name in _COUNTS))
         self._facts |= counts | {"ended": ended, "end_ns": time.time_ns(), "deleted_files": self._deleted}
         self._facts["files"] = [path.name for path in self._files()]
-        write_json(self._folder / "packets.json", self._facts)
+        write_json(self._folder / self._json, self._facts)
 
     def stop(self) -> dict[str, Any]:
         """Wait until the received packets are written, end the program, record its last counts.

@@ -169,6 +169,21 @@ class AutoLoads:
 
 
 @dataclass(frozen=True)
+class Capture:
+    """Recording of packets at some loads, after the window of each.
+
+    Attributes:
+        loads: the loads.
+        iterations: whole iterations to record.
+        max_bytes: size on each host's disk at which the recording of a load ends early.
+    """
+
+    loads: tuple[float, ...]
+    iterations: int = 10
+    max_bytes: int = 1_000_000_000
+
+
+@dataclass(frozen=True)
 class SweepPlan:
     """A sweep: models x traffic kinds x loads, on a testbed or a cluster.
 
@@ -187,6 +202,7 @@ class SweepPlan:
         topology: the testbed to build, or the cluster to use.
         window: conditions under which a point counts as measured.
         auto: aims by which the sweep chooses further loads; None: the loads are all there are.
+        capture: packets to record; None: none.
     """
 
     name: str
@@ -202,13 +218,14 @@ class SweepPlan:
     window: Window = field(default_factory=Window)
     burst: Burst = field(default_factory=Burst)
     auto: AutoLoads | None = None
+    capture: Capture | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON data (docs/reference/run-directory.md)."""
         return asdict(self) | {"topology": self.topology.to_json()}
 
 
-_SINGLE, _REPEATED = {"sweep", "testbed", "cluster", "window", "burst"}, {"models", "hosts"}
+_SINGLE, _REPEATED = {"sweep", "testbed", "cluster", "window", "burst", "capture"}, {"models", "hosts"}
 
 
 def plan_from_keys(keys: Mapping[str, Any]) -> SweepPlan:
@@ -216,7 +233,8 @@ def plan_from_keys(keys: Mapping[str, Any]) -> SweepPlan:
 
     Args:
         keys: keys of [sweep], such as ``loads``, and other tables by name: ``models`` is a list of names and dicts,
-            ``hosts`` a list of dicts, ``testbed``, ``cluster``, ``window`` and ``burst`` are dicts.
+            ``hosts`` a list of dicts, ``testbed``, ``cluster``, ``window`` and ``burst`` are dicts; ``capture`` is the
+            list of loads, or a dict with these as ``loads`` and the keys of [capture].
 
     Raises:
         UsageError: a key or value is wrong.
@@ -227,7 +245,12 @@ def plan_from_keys(keys: Mapping[str, Any]) -> SweepPlan:
         raise UsageError(f"models is {models!r}: give a list, such as [{models!r}]")
     if isinstance(models, (list, tuple)):
         tables["models"] = [{"name": model} if isinstance(model, str) else model for model in models]
+    if not isinstance(capture := keys.get("capture"), Mapping):
+        tables.pop("capture", None)
     sweep = {name: value for name, value in keys.items() if name not in tables}
+    if isinstance(capture, Mapping) and "loads" in capture:
+        sweep["capture"] = capture["loads"]
+        tables["capture"] = {name: value for name, value in capture.items() if name != "loads"}
     return load_plan({"sweep": sweep} | tables)
 
 
@@ -284,6 +307,7 @@ def load_plan(source: str | PathLike[str] | Mapping[str, Any]) -> SweepPlan:
         window=window,
         burst=burst,
         auto=auto,
+        capture=_capture(sweep, file.one("capture"), loads),
     )
     sweep.finish()
     real = plan.topology if isinstance(plan.topology, Cluster) else None
@@ -380,6 +404,26 @@ def _auto(sweep: TomlTable, is_real: bool) -> AutoLoads | None:
     if not target_bps:
         sweep.fail("target_interval", "is 0: no measurement reaches it")
     return auto
+
+
+def _capture(sweep: TomlTable, table: TomlTable, loads: tuple[float, ...]) -> Capture | None:
+    asked = sweep.take(
+        "capture", list, [], lambda value: all(_is_number(one) for one in value), "a list of loads of the plan"
+    )
+    for load in asked:
+        if load not in loads:
+            nearest = min(loads, key=lambda one: abs(one - load))
+            sweep.fail("capture", f"holds {load:g}, which is not among the loads; the nearest is {nearest:g}")
+    capture = Capture(
+        tuple(float(load) for load in dict.fromkeys(asked)),
+        table.integer("iterations", 10, 1, 100_000),
+        int(table.quantity("max_bytes", "1GB", parse_size_bytes)),
+    )
+    table.finish()
+    for key in ("iterations", "max_bytes"):
+        if table.has(key) and not asked:
+            table.fail(key, "needs loads to record packets at: add capture to [sweep]")
+    return capture if asked else None
 
 
 def _iperf_streams(sweep: TomlTable) -> int | None:

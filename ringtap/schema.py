@@ -92,6 +92,13 @@ RUN: Shape = {
         },
         None,
     ),
+    "capture?": (
+        {
+            "interfaces": {str: [str]},
+            "hosts": {str: {"training": str, "cross": str, "training_nic": str, "cross_nic": str}},
+        },
+        None,
+    ),
     "calibration?": ({"host?": (dict, None)}, None),
     "settings?": (
         {
@@ -121,6 +128,9 @@ POINT: Shape = {
     "cross_bps?": (BPS, None),
     "cross_why?": _WORDS,
     "iperf_streams?": COUNT,
+    "packets_start_ns?": NS,
+    "packets_end_ns?": NS,
+    "packets_why?": _WORDS,
 }
 _NIC = {"mtu?": (COUNT, None), "speed?": (Number(-1, 2**53), None), "driver?": _WORDS}
 _LINK = {"below?": ([str], None), "qdisc?": _WORDS, "rate_bps?": (BPS, None), "index?": (COUNT, None)}

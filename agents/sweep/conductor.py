@@ -26,6 +26,7 @@ from ringtap.agents.sweep.host_facts import nearest_folder, space_problem
 from ringtap.agents.sweep.load_choice import LoadChoice, check_analysis
 from ringtap.agents.sweep.load_series import Series, Step
 from ringtap.agents.sweep.lock import holder, locked, take_leases
+from ringtap.agents.sweep.packet_capture import check_capture, describe
 from ringtap.agents.sweep.precheck import check_generator, check_host, look_at_idle_links
 from ringtap.agents.sweep.preflight import ask_hosts, cluster_roles, needs_iperf3, real_libraries
 from ringtap.agents.sweep.roles import SweepRoles, testbed_roles
@@ -235,6 +236,10 @@ class Conductor:
         context: AbstractContextManager[SweepSetup] = nullcontext(self._setup) if self._setup else self._testbed()
         with context as setup, losses_named(setup.hosts):
             self._run.info["bottleneck"] = setup.network.bottleneck
+            if self._plan.capture:
+                for warning in check_capture(self._plan, setup.hosts, setup.network):
+                    self._reporter.say(f"warning: {warning}")
+                self._run.info["capture"] = describe(setup.network)
             self._run.save()
             if self._setup:
                 self._check_idle_links(setup)
@@ -515,6 +520,8 @@ def run_sweep(
             if resume and isinstance(hosts, SshHosts):
                 hosts.clean(path)
             setup = SweepSetup(hosts, _checked_roles(plan, hosts))
+            if plan.capture:
+                check_capture(plan, hosts, setup.network)  # before there is a run directory
             say(f"{counted(len(hosts.names), 'host')} by {plan.topology.reach}: {', '.join(hosts.names)}")
         else:
             _check_machine(plan)
@@ -523,9 +530,11 @@ def run_sweep(
         run = _open(plan, path, resume, access, say)
         if not resumes:
             stack.enter_context(locked(path, me, say))
-        if any(is_rdma(model.transport) for model in plan.models):
-            missing = {what: why for what, why in missing.items() if what != "RDMA"}
-        run.info["not_collected"] = [{"what": what, "why": why} for what, why in missing.items()]
+        recorded = {"packets"} if plan.capture else set()
+        recorded |= {"RDMA"} if any(is_rdma(model.transport) for model in plan.models) else set()
+        run.info["not_collected"] = [
+            {"what": what, "why": why} for what, why in missing.items() if what not in recorded
+        ]
         run.info |= {"calibration": calibration, "report": report}
         run.save()
         scale = f"links of {format_rate(plan.capacity_bps)}, 1:{plan.scale:g}"
@@ -558,6 +567,7 @@ _PLAN_SHAPE: Shape = {
 # keys on which no window depends
 _FREE = {"name", "window.start_timeout_s", "window.retries", "topology.may_load", "topology.ports", "topology.hosts"}
 _FREE |= {"auto.target_interval_gbps", "auto.target_mean", "auto.budget_s"}
+_FREE |= {"capture", "capture.loads", "capture.iterations", "capture.max_bytes"}  # packets are recorded after a window
 _FREE_OF_HOST = {"ssh", "python", "workdir"}
 # keys of a model with a command that only reports use
 _FREE_OF_COMMAND = {"parameters", "layers", "compute_s", "bucket_bytes", "first_bucket_bytes"}

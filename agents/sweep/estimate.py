@@ -7,11 +7,12 @@ import json
 from typing import Any
 
 from ringtap.agents.testbed.topology import Roles, TestbedSpec, thesis_roles
-from ringtap.plan import AUTO, SCALE_MODEL, Model, SweepPlan, model_label
+from ringtap.collectors.packets import SNAP_BYTES
+from ringtap.plan import AUTO, SCALE_MODEL, Model, SweepPlan, Testbed, model_label
 from ringtap.plan_cluster import Cluster
 from ringtap.schema import MERGE_SHARE, MIN_CONGESTION_LOADS, MIN_FIT_LOADS, MIN_RISE
 from ringtap.secret_masking import mask_variables, mask_words
-from ringtap.units import counted, format_duration, format_rate
+from ringtap.units import counted, format_duration, format_rate, format_size
 
 _MIN_LOADS = {"a fit": MIN_FIT_LOADS, "a congestion point": MIN_CONGESTION_LOADS}
 TESTBED_UP_S = 4.0
@@ -21,6 +22,10 @@ JOB_START_S = 10.0
 ROOM_BYTES_PER_S = 120_000
 MIN_ROOM_BYTES = 16_000_000
 _HEADER_SHARE = 1448 / 1514
+CAPTURE_START_S = 3.0
+_CAPTURED_NODES = 4  # at most: see ringtap.agents.sweep.packet_capture.capture_points
+_USUAL_MTU = 1500
+_RECORD_BYTES = 16  # header of a packet in a file
 
 
 def layout(plan: SweepPlan) -> tuple[TestbedSpec, Roles]:
@@ -89,8 +94,9 @@ def estimate(plan: SweepPlan, only: str = "") -> list[dict[str, Any]]:
         only: one of its series; empty: all.
 
     Returns:
-        A list of ``{series, requested_bps, load, duration_s}`` in the plan's order. The first point of each series
-        includes the start of its job, the first point of the sweep also the set-up and the checks of the generators.
+        A list of ``{series, requested_bps, load, duration_s, packets_bytes}`` in the plan's order. The first point of
+        each series includes the start of its job, the first point of the sweep also the set-up and the checks of the
+        generators. ``packets_bytes`` is for all nodes together.
     """
     window = plan.window
     points: list[dict[str, Any]] = []
@@ -99,14 +105,16 @@ def estimate(plan: SweepPlan, only: str = "") -> list[dict[str, Any]]:
             if only not in ("", model.series(kind)):
                 continue
             for number, load in enumerate(plan.loads):
-                seconds = _measured_s(plan, model, load)
+                captured = plan.capture is not None and load in plan.capture.loads
+                seconds = _measured_s(plan, model, load) + (_capture_s(plan, model, load) if captured else 0.0)
                 if number == 0:
                     seconds += JOB_START_S + window.warmup_iterations * iteration_s(plan, model, 0.0)
                 if not points:
                     seconds += TESTBED_UP_S + PRECHECK_S * (1 if only else len(plan.traffic))
                 requested_bps = round(load * plan.capacity_bps)
                 item = {"series": model.series(kind), "load": load, "requested_bps": requested_bps}
-                points.append(item | {"duration_s": round(seconds, 1)})
+                recorded = _CAPTURED_NODES * _capture_bytes(plan, model, load) if captured else 0
+                points.append(item | {"duration_s": round(seconds, 1), "packets_bytes": recorded})
     return points
 
 
@@ -134,8 +142,9 @@ def sweep_s(plan: SweepPlan, only: str = "") -> float:
 
 def to_json(plan: SweepPlan, only: str = "") -> dict[str, Any]:
     """Return a dry run as plain values: points and duration; for chosen loads, also the targets and the budget."""
-    item = {"points": estimate(plan, only), "duration_s": sweep_s(plan, only), "warnings": doubts(plan)}
-    item["transports"] = transports(plan)
+    points = estimate(plan, only)
+    item = {"points": points, "duration_s": sweep_s(plan, only), "warnings": doubts(plan)}
+    item |= {"transports": transports(plan), "packets_bytes": sum(point["packets_bytes"] for point in points)}
     if plan.auto is None:
         return item
     return item | {
@@ -147,10 +156,24 @@ def to_json(plan: SweepPlan, only: str = "") -> dict[str, Any]:
     }
 
 
+def _capture_s(plan: SweepPlan, model: Model, load: float) -> float:
+    """Estimate the time that the recording of packets takes at a load, in seconds."""
+    assert plan.capture is not None
+    return CAPTURE_START_S + min(plan.window.max_s, plan.capture.iterations * iteration_s(plan, model, load))
+
+
+def _capture_bytes(plan: SweepPlan, model: Model, load: float) -> int:
+    """Estimate the bytes that a node records at a load, if both directions of its link are full of whole packets."""
+    assert plan.capture is not None
+    mtu = plan.topology.mtu if isinstance(plan.topology, Testbed) else _USUAL_MTU
+    packets = 2 * plan.capacity_bps / 8 / mtu * _capture_s(plan, model, load)
+    return min(plan.capture.max_bytes, round(packets * (_RECORD_BYTES + SNAP_BYTES)))
+
+
 def room_bytes(plan: SweepPlan) -> int:
     """Estimate the largest number of bytes that a host writes in a sweep."""
-    seconds = sweep_s(plan)
-    return round(MIN_ROOM_BYTES + seconds * ROOM_BYTES_PER_S)
+    packets_bytes: int = sum(point["packets_bytes"] for point in estimate(plan)) // _CAPTURED_NODES
+    return round(MIN_ROOM_BYTES + sweep_s(plan) * ROOM_BYTES_PER_S) + packets_bytes
 
 
 def doubts(plan: SweepPlan) -> list[str]:
@@ -188,6 +211,10 @@ def print_estimate(plan: SweepPlan, only: str = "") -> None:
     for point in points:
         rate = format_rate(point["requested_bps"])
         print(f"{point['series']:<28} {point['load']:6.1%}  {rate:>14}  about {format_duration(point['duration_s'])}")
+    if captured := [point["packets_bytes"] for point in points if point["packets_bytes"]]:
+        print(
+            f"packets are recorded after {counted(len(captured), 'point')}: about {format_size(sum(captured))} at most"
+        )
     if plan.auto is None:
         total_s = sum(point["duration_s"] for point in points)
         print(f"{counted(len(points), 'point')}, scale 1:{plan.scale:g}, about {format_duration(total_s)}")

@@ -18,6 +18,7 @@ from ringtap.agents.sweep.cluster_hosts import check_alive, check_lost
 from ringtap.agents.sweep.cross_traffic import STREAMS, CrossTraffic, free_port
 from ringtap.agents.sweep.disturbances import RECORDED_S, Watch, collect_options, counted_bps, late_share
 from ringtap.agents.sweep.job_launch import processes, ranks_of
+from ringtap.agents.sweep.packet_capture import PacketCapture
 from ringtap.agents.sweep.preflight import room_problem
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.sweep.tcp_reachability import check_reachability
@@ -354,13 +355,17 @@ class Series:
         """Measure one window of a load step and return its record."""
         window = self._plan.window
         requested_bps = step.load * self._plan.capacity_bps
-        sent: dict[str, int] = {}
+        sent: dict[str, Any] = {}
+        name = f"{step.index:03d}" + (f"-{attempt}" if attempt else "")
+        is_captured = self._plan.capture is not None and step.load in self._plan.capture.loads
+        duration_s = window.settle_s + (4 if is_captured else 2) * window.max_s + (40 if is_captured else 10)
         try:
             if requested_bps > 0:
-                name = f"{step.index:03d}" + (f"-{attempt}" if attempt else "")
-                sent = self._start_cross_traffic(requested_bps, name, window.settle_s + 2 * window.max_s + 10)
+                sent = self._start_cross_traffic(requested_bps, name, duration_s)
             start_ns, end_ns, iterations = self._window(window, tick)
             time.sleep(self._network.period_s)  # the next sample of the counters still sees the same load
+            if is_captured:  # after the window, whose iterations it would slow
+                sent |= self._capture(name, tick)
         finally:
             self._cross.stop_sender()
         # a host without a link may not count as lost yet, and the pause would be taken for a long iteration
@@ -390,6 +395,27 @@ class Series:
             "cut": list(disturbance.links),
             **sent,
         }
+
+    def _capture(self, name: str, tick: Callable[[float], None]) -> dict[str, Any]:
+        """Record packets for the plan's number of iterations under the present load; return its part of the point."""
+        assert self._plan.capture is not None
+        wanted = Window(
+            settle_s=0, min_s=0, min_iterations=self._plan.capture.iterations, max_s=self._plan.window.max_s
+        )
+        capture, span = PacketCapture(self._plan, self._hosts, self._network, self._run, name), (0, 0)
+        try:
+            try:
+                capture.start()
+                span = self._window(wanted, tick)[:2]
+            finally:
+                capture.stop()
+            early_ns, why = capture.outcome()
+        except MeasurementError as error:  # the point is measured all the same
+            return {"packets_why": str(error)}
+        span = (span[0], min(span[1], early_ns or span[1]))
+        if span[1] <= span[0]:
+            return {"packets_why": why}
+        return {"packets_start_ns": span[0], "packets_end_ns": span[1], "packets_why": why}
 
     def _start_cross_traffic(self, requested_bps: float, name: str, duration_s: float) -> dict[str, Any]:
         """Start the sender of a load; return the number of streams of the iperf kind as a part of the point.

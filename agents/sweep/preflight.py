@@ -233,6 +233,7 @@ def cluster_roles(plan: SweepPlan, answers: Sequence[Answer]) -> SweepRoles:
         training={name: port.training for name, port in ports.items()},
         cross={name: port.cross for name, port in ports.items()},
         interface={name: ports[name].training_nic for name in cluster.workers},
+        cross_nic={name: port.cross_nic for name, port in ports.items()},
         bottleneck=counters | {"mtu": mtu},
         one_clock=len({item["boot_id"] for item in facts.values()}) == 1,
         iperf3={name: item["iperf3"] for name, item in facts.items()},

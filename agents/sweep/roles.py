@@ -36,6 +36,7 @@ class SweepRoles:
         training: address of the training traffic, by host.
         cross: address of the cross traffic, by host.
         interface: interface of the training traffic, by worker.
+        cross_nic: interface of the cross traffic, by host.
         bottleneck: facts for run.json: the counters ``cross`` and ``total``, and the ``mtu``.
         one_clock: True if all hosts share a kernel and thus its clock.
         iperf3: path of iperf3 by host; empty if it has none.
@@ -55,6 +56,7 @@ class SweepRoles:
     bottleneck: dict[str, Any]
     one_clock: bool
     iperf3: Mapping[str, str]
+    cross_nic: Mapping[str, str] = field(default_factory=dict)
     most_load_bps: int = 0
     ports: tuple[int, int] | None = None
     kernel_ports: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -94,13 +96,14 @@ def testbed_roles(spec: TestbedSpec, roles: Roles, iperf3: str) -> SweepRoles:
         training={host: spec.training_ip(host) for host in spec.hosts},
         cross={host: spec.cross_ip(host) for host in spec.hosts},
         interface=dict.fromkeys(roles.workers, TRAINING_NIC),
+        cross_nic=dict.fromkeys(spec.hosts, CROSS_NIC),
         bottleneck=roles.bottleneck() | {"mtu": spec.mtu},
         one_clock=True,
         iperf3=dict.fromkeys(spec.hosts, iperf3),
         links={SWITCH: tuple(spec.port(host) for host in spec.hosts)},
         attachments={
             host: Attachment(
-                (TRAINING_NIC, CROSS_NIC),
+                (TRAINING_NIC,),  # below the other one
                 frozenset((spec.training_ip(host), spec.cross_ip(host))),
                 "a testbed's links carry nothing else",
             )

@@ -398,11 +398,10 @@ class Series:
 
     def _capture(self, name: str, tick: Callable[[float], None]) -> dict[str, Any]:
         """Record packets for the plan's number of iterations under the present load; return its part of the point."""
-        assert self._plan.capture is not None
-        wanted = Window(
-            settle_s=0, min_s=0, min_iterations=self._plan.capture.iterations, max_s=self._plan.window.max_s
-        )
-        capture, span = PacketCapture(self._plan, self._hosts, self._network, self._run, name), (0, 0)
+        plan = self._plan
+        assert plan.capture is not None
+        wanted = Window(settle_s=0, min_s=0, min_iterations=plan.capture.iterations, max_s=plan.window.max_s)
+        capture, span = PacketCapture(plan, self._hosts, self._network, self._run, name), (0, 0)
         try:
             try:
                 capture.start()

@@ -53,9 +53,8 @@ def _options(plan: SweepPlan, network: SweepRoles, node: str) -> dict[str, Any]:
     assert plan.capture is not None
     options: dict[str, Any] = {"interfaces": capture_points(network)[node], "most_bytes": str(plan.capture.max_bytes)}
     if isinstance(plan.topology, Cluster):  # the interfaces may carry packets of others, which concern nobody here
-        others = {
-            address for side in (network.training, network.cross) for host, address in side.items() if host != node
-        }
+        sides = (*network.training.items(), *network.cross.items())
+        others = {address for host, address in sides if host != node}
         options["filter"] = "tcp and (" + " or ".join(f"host {address}" for address in sorted(others)) + ")"
     return options
 

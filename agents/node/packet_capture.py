@@ -8,6 +8,8 @@ a name with a dot, whose files are not copied from other hosts. Without ``folder
 from __future__ import annotations
 
 import json
+import os
+import select
 import signal
 import sys
 import tempfile
@@ -28,15 +30,16 @@ def record(collectors: list[PacketsCollector]) -> None:
     Raises:
         MeasurementError: a capture does not start.
     """
-    ends = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    alarm, waker = os.pipe2(os.O_CLOEXEC)
+    for number in (signal.SIGTERM, signal.SIGINT):  # not blocked: the capture programs would inherit that
+        signal.signal(number, lambda *_: os.write(waker, b"."))
     running: list[PacketsCollector] = []
     try:
         for collector in collectors:
             collector.start()
             running.append(collector)
         print(READY, flush=True)
-        while not signal.sigtimedwait(ends, _EVERY_S):
+        while not select.select([alarm], [], [], _EVERY_S)[0]:
             for collector in running:
                 try:
                     collector.sample()

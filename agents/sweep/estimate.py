@@ -212,9 +212,7 @@ def print_estimate(plan: SweepPlan, only: str = "") -> None:
         rate = format_rate(point["requested_bps"])
         print(f"{point['series']:<28} {point['load']:6.1%}  {rate:>14}  about {format_duration(point['duration_s'])}")
     if captured := [point["packets_bytes"] for point in points if point["packets_bytes"]]:
-        print(
-            f"packets are recorded after {counted(len(captured), 'point')}: about {format_size(sum(captured))} at most"
-        )
+        print(f"packets after {counted(len(captured), 'point')}: about {format_size(sum(captured))} at most")
     if plan.auto is None:
         total_s = sum(point["duration_s"] for point in points)
         print(f"{counted(len(points), 'point')}, scale 1:{plan.scale:g}, about {format_duration(total_s)}")

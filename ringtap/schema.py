@@ -40,6 +40,8 @@ HOST_REC = "host/host.rec"
 PROCESSES_REC = "host/processes.rec"
 PROCESSES_JSONL = "host/processes.jsonl"
 PACKETS_JSON = "packets/packets.json"
+# of a sweep's packets at one load: their sockets, and the captures' facts; ``part`` is the number of the load step
+CAPTURED_SOCKETS, CAPTURED_JSON = "packets/{part}-sockets.rec", "packets/{part}-*.json"
 CLOCK_JSON = "clock/clock.json"
 PINGS_REC = "clock/pings.rec"
 SERVER_JSON = "clock/server.json"

@@ -1,8 +1,9 @@
-"""Packets of a node for some time, beside its agent: ``python -m ringtap.agents.node.packet_capture JSON``.
+"""Packets and sockets of a node for some time, beside its agent: ``python -m ringtap.agents.node.packet_capture JSON``.
 
 The JSON object has ``interfaces`` and options of `ringtap.collectors.packets.PacketsCollector`. With ``folder``, a
-node's folder, packets are recorded until SIGTERM. They move there when the recording ends: until then, their folder has
-a name with a dot, whose files are not copied from other hosts. Without ``folder``, the collectors' checks are printed.
+node's folder, they are recorded until SIGTERM, as ``packets/<part>-…``. Their files move there at the end: until then,
+their folder has a name with a dot, and files below it are not copied from other hosts. Without ``folder``, the
+collectors' checks are printed.
 """
 
 from __future__ import annotations
@@ -10,46 +11,53 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import sys
 import tempfile
 from pathlib import Path
 
-from ringtap.collectors.base import Context
+from ringtap.agents.node.sampling import Entry, Sampler
+from ringtap.collectors.base import Collector, Context
 from ringtap.collectors.packets import PacketsCollector
-from ringtap.errors import MeasurementError, error_message
+from ringtap.collectors.sockets import SocketsCollector
+from ringtap.errors import MeasurementError
+from ringtap.schema import CAPTURED_SOCKETS, SOCKETS_REC
 from ringtap.terminal import as_command
 
 READY = "recording packets"
-_EVERY_S = 1.0
+_PACKETS_EVERY_S, _SOCKETS_EVERY_S = 1.0, 0.02
 
 
-def record(collectors: list[PacketsCollector]) -> None:
-    """Record packets until SIGTERM or SIGINT; a capture that ends early says so in its JSON file.
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def record(collectors: list[Collector]) -> None:
+    """Record until SIGTERM or SIGINT; a capture of packets that ends early says so in its JSON file.
 
     Raises:
-        MeasurementError: a capture does not start.
+        MeasurementError: packets cannot be recorded.
     """
     alarm, waker = os.pipe2(os.O_CLOEXEC)
     for number in (signal.SIGTERM, signal.SIGINT):  # not blocked: the capture programs would inherit that
         signal.signal(number, lambda *_: os.write(waker, b"."))
-    running: list[PacketsCollector] = []
-    try:
-        for collector in collectors:
-            collector.start()
-            running.append(collector)
+    entries = [Entry(collector.name, collector, _say) for collector in collectors]
+    samplers = [Sampler(entry.name, [entry]) for entry in entries]
+    for sampler in samplers:
+        sampler.start()
+    for sampler in samplers:
+        sampler.ready.wait()
+    failed = [entry.facts["reason"] for entry in entries if entry.name == PacketsCollector.name and not entry.running]
+    if not failed:
         print(READY, flush=True)
-        while not select.select([alarm], [], [], _EVERY_S)[0]:
-            for collector in running:
-                try:
-                    collector.sample()
-                except OSError as error:
-                    print(error_message(error), file=sys.stderr)
-    except OSError as error:
-        raise MeasurementError(error_message(error)) from error
-    finally:
-        for collector in running:
-            collector.stop()
+        select.select([alarm], [], [])
+    for sampler in samplers:
+        sampler.stop()
+    for sampler in samplers:
+        sampler.join()
+    if failed:
+        raise MeasurementError("; ".join(failed))
 
 
 def main() -> int:
@@ -57,19 +65,21 @@ def main() -> int:
     item = json.loads(sys.argv[1])
     node, interfaces = item.pop("folder", ""), item.pop("interfaces")
     hidden = Path(node, f".packets-{item['part']}") if node else Path(tempfile.gettempdir())
-    collectors = [PacketsCollector(Context(hidden, _EVERY_S, options=item | {"interface": nic})) for nic in interfaces]
+    captures = [
+        PacketsCollector(Context(hidden, _PACKETS_EVERY_S, options=item | {"interface": nic})) for nic in interfaces
+    ]
     if not node:
-        print(json.dumps({collector.interface: vars(collector.check()) for collector in collectors}))
+        print(json.dumps({capture.interface: vars(capture.check()) for capture in captures}))
         return 0
     try:
-        record(collectors)
+        record([*captures, SocketsCollector(Context(hidden, _SOCKETS_EVERY_S))])
     finally:
-        target = Path(node, PacketsCollector.name)
-        target.mkdir(exist_ok=True)
-        for path in sorted((hidden / PacketsCollector.name).iterdir()):
+        (target := Path(node, PacketsCollector.name)).mkdir(exist_ok=True)
+        for path in sorted(hidden.glob(f"{target.name}/*")):
             path.rename(target / path.name)
-        (hidden / PacketsCollector.name).rmdir()
-        hidden.rmdir()
+        if (sockets := hidden / SOCKETS_REC).exists():
+            sockets.rename(Path(node, CAPTURED_SOCKETS.format(part=item["part"])))
+        shutil.rmtree(hidden, ignore_errors=True)
     return 0
 
 

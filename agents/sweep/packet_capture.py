@@ -16,7 +16,7 @@ from ringtap.json_validation import load_json
 from ringtap.plan import SweepPlan
 from ringtap.plan_cluster import Cluster
 from ringtap.rundir import RunDirectory
-from ringtap.schema import PACKETS
+from ringtap.schema import CAPTURED_JSON, PACKETS
 
 _MODULE = "ringtap.agents.node.packet_capture"
 _READY_S = 20.0  # Python starts slowly on a busy host
@@ -129,7 +129,7 @@ class PacketCapture:
         for node, process in self._processes.items():
             if process.exit_code():
                 problems.append(f"{node}: {process.last_words()}")
-            for path in sorted((self._run.node(node) / "packets").glob(f"{self._part}-*.json")):
+            for path in sorted(self._run.node(node).glob(CAPTURED_JSON.format(part=self._part))):
                 facts: Mapping[str, Any] = load_json(path, PACKETS)
                 if str(facts.get("ended", "")).startswith("early"):
                     problems.append(f"{node}: the capture on {facts['interface']} ended {facts['ended']}")

@@ -147,6 +147,16 @@ def carrier(transport: str) -> str:
     return {"ROCE": "RDMA", "ROCEV2": "RDMA", "INFINIBAND": "RDMA", "IB": "RDMA"}.get(known, known)
 
 
+# Mean rates of a training flow alone and of one beside cross traffic, in Gbit/s, by model and share of consistent
+# web-search load (Table 3.11)
+FLOW_RATES_TABLE = "Table 3.11"
+FLOW_RATES_GBPS = {
+    ("bert-large", 0.3): (9.82, 9.46),
+    ("bert-large", 0.8): (3.62, 3.27),
+    ("resnet50", 0.3): (8.42, 8.40),
+    ("resnet50", 0.8): (7.24, 4.13),
+}
+
 # Statements on web-search traffic (section 3.3.2): standard deviation over mean at low loads, and at high loads by kind
 # of traffic; factor by which 80 % load lengthens an iteration
 SPREAD_LOW = 0.0005

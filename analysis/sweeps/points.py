@@ -123,6 +123,14 @@ class Point:
         return item | {"disturbed": list(self.disturbed), "reasons": list(self.reasons)}
 
 
+def ordered_windows(sweep: SweepRun) -> list[dict[str, Any]]:
+    """Return the sweep's windows in the order of `measure`."""
+    order = {name: number for number, name in enumerate(sweep.series)}
+    return sorted(
+        sweep.windows, key=lambda item: (order[item["series"]], item["requested_bps"], item["window_start_ns"])
+    )
+
+
 def measure(sweep: SweepRun, workers: Executor | None = None) -> list[Point]:
     """Measure every window of a sweep; the points are ordered by series, requested load and time.
 
@@ -130,10 +138,7 @@ def measure(sweep: SweepRun, workers: Executor | None = None) -> list[Point]:
         sweep: the sweep.
         workers: executor that reads the jobs, one call per job; None: this process reads them.
     """
-    order = {name: number for number, name in enumerate(sweep.series)}
-    windows = sorted(
-        sweep.windows, key=lambda item: (order[item["series"]], item["requested_bps"], item["window_start_ns"])
-    )
+    windows = ordered_windows(sweep)
     numbers: dict[str, list[int]] = {}
     for number, window in enumerate(windows):
         numbers.setdefault(window["directory"], []).append(number)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -50,65 +51,59 @@ def trace_figure(
     plan: Plan, windows: Windows | None, passed: Passed, span_ns: tuple[int, int], window_ns: float
 ) -> Drawn:
     """Draw the measured payload rate, a moving average of 18 samples, against the plan (figure B-5)."""
-    middles, rates = moving_average(passed, span_ns, window_ns)
-    edges = _plan_edges(windows, span_ns, window_ns)
-    planned = plan.planned_bytes(edges) * 8e9 / np.diff(edges)
     mean_bps = float(passed.until(np.array([plan.duration_ns]))[0]) * 8e9 / plan.duration_ns
-    unit, size = _unit(max(float(rates.max(initial=0)), float(planned.max(initial=0))))
     with styled():
         figure = new_figure(7.0, 3.9)
-        axes = figure.subplots()
-        _shade(axes, windows, span_ns)
-        axes.axhline(mean_bps / size, color=FAINT, linewidth=1.2, zorder=2)
-        axes.plot(middles / 1e6, rates / size, color=_FLOW, linewidth=1.1, zorder=3)
-        axes.stairs(
-            planned / size, edges / 1e6, color=_PLAN, linewidth=1.3, linestyle=(0, (4, 2)), zorder=4, baseline=None
-        )
-        axes.set_ylim(bottom=0)
-        axes.set_ylabel(f"payload in {unit}")
-        _time_axis(axes, span_ns)
-        handles = [
-            Line2D([], [], color=_FLOW, label=SOURCES[passed.source]),
-            Line2D([], [], color=_PLAN, linestyle=(0, (4, 2)), label="planned"),
-            Line2D([], [], color=FAINT, label=f"mean of the whole, {format_rate(mean_bps)}"),
-        ]
-        legend(figure, [*handles, *_shade_handle(windows)], 4)
+        handles, numbers, unit = draw_trace(figure.subplots(), plan, windows, passed, span_ns, window_ns, mean_bps)
+        legend(figure, handles, 4)
+    edges = _plan_edges(windows, span_ns, window_ns)
     parts = "each burst and quiet part" if windows is not None else format_duration((edges[1] - edges[0]) / 1e9)
     caption = (
         f"{_name(plan)}: payload {SOURCES[passed.source]}, in {unit}, as a moving average of {WIDTH} samples of "
         f"together {format_duration(window_ns / 1e9)}, against that of the flows that the plan starts in {parts}, and "
         f"the mean over the whole plan (grey). {_part(plan, span_ns)}"
     )
+    return Drawn("trace", caption, figure, numbers)
+
+
+def draw_trace(
+    axes: Axes,
+    plan: Plan,
+    windows: Windows | None,
+    passed: Passed,
+    span_ns: tuple[int, int],
+    window_ns: float,
+    mean_bps: float,
+) -> tuple[list[Artist], pd.DataFrame, str]:
+    """Draw measured payload against the plan into a panel; return the legend's handles, the numbers and the unit."""
+    middles, rates = moving_average(passed, span_ns, window_ns)
+    edges = _plan_edges(windows, span_ns, window_ns)
+    planned = plan.planned_bytes(edges) * 8e9 / np.diff(edges)
+    unit, size = _unit(max(float(rates.max(initial=0)), float(planned.max(initial=0))))
+    _shade(axes, windows, span_ns)
+    axes.axhline(mean_bps / size, color=FAINT, linewidth=1.2, zorder=2)
+    axes.plot(middles / 1e6, rates / size, color=_FLOW, linewidth=1.1, zorder=3)
+    axes.stairs(planned / size, edges / 1e6, color=_PLAN, linewidth=1.3, linestyle=(0, (4, 2)), zorder=4, baseline=None)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel(f"payload in {unit}")
+    _time_axis(axes, span_ns)
+    handles: list[Artist] = [
+        Line2D([], [], color=_FLOW, label=SOURCES[passed.source]),
+        Line2D([], [], color=_PLAN, linestyle=(0, (4, 2)), label="planned"),
+        Line2D([], [], color=FAINT, label=f"mean of the whole, {format_rate(mean_bps)}"),
+    ]
     at = np.clip(np.searchsorted(edges, middles, "right") - 1, 0, len(planned) - 1)
-    return Drawn(
-        "trace", caption, figure, pd.DataFrame({"time_ns": middles, "rate_bps": rates, "planned_bps": planned[at]})
-    )
+    numbers = pd.DataFrame({"time_ns": middles, "rate_bps": rates, "planned_bps": planned[at]})
+    return [*handles, *_shade_handle(windows)], numbers, unit
 
 
 def rates_figure(samples: list[Rates]) -> Drawn:
     """Draw histograms of instantaneous injection rates, relative to the highest peak, with their means (figure 3-8)."""
-    edges = histogram_edges(samples)
-    tables = [counts(rates, edges) for rates in samples]
-    highest = max(1, *(int(table.max()) for table in tables))
-    unit, size = _unit(float(edges[-1]))
     with styled():
         figure = new_figure(7.0, 3.9)
-        axes = figure.subplots()
-        handles = []
-        for rates, table, colour in zip(samples, tables, (_FLOW, _PLAN), strict=False):
-            axes.stairs(table / highest, edges / size, color=colour, fill=True, alpha=0.28, zorder=2)
-            axes.stairs(table / highest, edges / size, color=colour, linewidth=1.2, zorder=3)
-            mean_bps = float(rates.values_bps.mean())
-            axes.axvline(mean_bps / size, color=colour, linestyle=(0, (1, 1.4)), linewidth=1.6, zorder=4)
-            idle = float((rates.values_bps <= 0).mean())
-            label = f"{rates.label}, {SOURCES[rates.source]}, mean {format_rate(mean_bps)}, {idle:.1%} idle"
-            handles.append(Patch(facecolor=(*_rgb(colour), 0.28), edgecolor=colour, label=label))
-        axes.set_xlim(0, edges[-1] / size)
-        axes.set_ylim(0, 1.05)
-        axes.set_xlabel(f"payload rate in {unit}")
-        axes.set_ylabel("samples, relative to the highest peak")
+        handles, numbers, unit = draw_rates(figure.subplots(), samples)
         legend(figure, handles, 1)
-    outside = sum(int((rates.values_bps > edges[-1]).sum()) for rates in samples)
+    outside = sum(int((rates.values_bps > numbers["to_bps"].iloc[-1]).sum()) for rates in samples)
     window = " and ".join(dict.fromkeys(format_duration(rates.window_ns / 1e9) for rates in samples))
     labels = " and of ".join(rates.label for rates in samples)
     caption = (
@@ -116,11 +111,32 @@ def rates_figure(samples: list[Rates]) -> Drawn:
         "instants spread evenly over the transmission. Heights are relative to the highest peak. Dotted lines mark the "
         f"means over all instants. Idle instants are left out, and {outside} are beyond the axis."
     )
+    return Drawn("rates", caption, figure, numbers)
+
+
+def draw_rates(axes: Axes, samples: list[Rates]) -> tuple[list[Artist], pd.DataFrame, str]:
+    """Draw histograms of rates into a panel; return the legend's handles, the numbers and the unit."""
+    edges = histogram_edges(samples)
+    tables = [counts(rates, edges) for rates in samples]
+    highest = max(1, *(int(table.max()) for table in tables))
+    unit, size = _unit(float(edges[-1]))
+    handles: list[Artist] = []
     numbers = pd.DataFrame({"from_bps": edges[:-1], "to_bps": edges[1:]})
-    for rates, table in zip(samples, tables, strict=True):
+    for rates, table, colour in zip(samples, tables, (_FLOW, _PLAN, _BURST), strict=False):
+        axes.stairs(table / highest, edges / size, color=colour, fill=True, alpha=0.28, zorder=2)
+        axes.stairs(table / highest, edges / size, color=colour, linewidth=1.2, zorder=3)
+        mean_bps = float(rates.values_bps.mean())
+        axes.axvline(mean_bps / size, color=colour, linestyle=(0, (1, 1.4)), linewidth=1.6, zorder=4)
+        idle = float((rates.values_bps <= 0).mean())
+        label = f"{rates.label}, {SOURCES[rates.source]}, mean {format_rate(mean_bps)}, {idle:.1%} idle"
+        handles.append(Patch(facecolor=(*_rgb(colour), 0.28), edgecolor=colour, label=label))
         numbers[f"{rates.label}: samples"] = table
         numbers[f"{rates.label}: height"] = table / highest
-    return Drawn("rates", caption, figure, numbers)
+    axes.set_xlim(0, edges[-1] / size)
+    axes.set_ylim(0, 1.05)
+    axes.set_xlabel(f"payload rate in {unit}")
+    axes.set_ylabel("samples, relative to the highest peak")
+    return handles, numbers, unit
 
 
 def _shade(axes: Axes, windows: Windows | None, span_ns: tuple[int, int]) -> None:

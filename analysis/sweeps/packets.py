@@ -1,0 +1,482 @@
+"""Packets that a sweep recorded at some loads: rates of its flows, how they yield to each other, and their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ringtap.analysis.job.flows import CrossTraffic
+from ringtap.analysis.model.demand import demand
+from ringtap.analysis.pcap import read_captures
+from ringtap.analysis.pcap.traffic import Traffic
+from ringtap.analysis.runs.apportioning import Borders, shares
+from ringtap.analysis.runs.node_logs import NodeLogs
+from ringtap.analysis.runs.run import JobRun, SweepRun
+from ringtap.analysis.runs.sockets import SocketLog, socket_log
+from ringtap.analysis.structure.flow_roles import CROSSING, ONLY, SHARED, moving_average
+from ringtap.analysis.sweeps.points import Point, ordered_windows
+from ringtap.errors import UsageError
+from ringtap.ethernet import HEADER_BYTES
+from ringtap.schema import CAPTURED_JSON, CAPTURED_SOCKETS, NIC_REC, PACKETS
+
+Integers = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.float64]
+
+BIN_NS = 100_000  # a sample of the injection rate
+SAMPLES, SAMPLES_HEAVY, HEAVY_LOAD = 30, 50, 0.5  # moving averages in figures 3-10 and 3-11, (a) and (b)
+YIELD_NS = 10_000_000  # bins in which training and cross traffic are compared
+MAX_DIFFERENCE = 0.02  # up to which the counts of training bytes agree
+_RESAMPLES = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """Payload of a flow at one capture point.
+
+    Attributes:
+        role: one of the roles in `ringtap.analysis.structure.flow_roles`.
+        source: sending host.
+        destination: receiving host.
+        place: node on which it was captured.
+        payload: bytes in each bin of `BIN_NS`, retransmitted ones included, shape (bins,).
+        retransmitted_share: share of the payload that was sent again, over the whole capture.
+    """
+
+    role: str
+    source: str
+    destination: str
+    place: str
+    payload: Integers
+    retransmitted_share: float
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Relative decrease of a rate under a condition.
+
+    Attributes:
+        value: 1 minus the mean rate under the condition over that without it.
+        low: lower end of the 95 % interval, from resampled iterations.
+        high: upper end.
+        bins: number of bins compared.
+    """
+
+    value: float
+    low: float
+    high: float
+    bins: int
+
+
+@dataclass(frozen=True)
+class TrainingBytes:
+    """Payload that a worker sends in an iteration, counted in several ways; None: not known, for the reason given.
+
+    Attributes:
+        packets: by captured packets, without retransmitted bytes.
+        interfaces: by interface counters, without headers and the retransmitted bytes of the packets.
+        sockets: by the bytes that the receivers acknowledged to the sockets.
+        equation: by equation 3.1, without headers of the job's library.
+        reasons: by name, the reason that a number is not known.
+        workers: workers over which the first three are means.
+    """
+
+    packets: float | None
+    interfaces: float | None
+    sockets: float | None
+    equation: float | None
+    reasons: Mapping[str, str]
+    workers: tuple[str, ...]
+
+    @property
+    def header_share(self) -> float | None:
+        """Share by which the packets exceed equation 3.1: headers of the job's library."""
+        return None if self.packets is None or not self.equation else self.packets / self.equation - 1
+
+    @property
+    def largest_difference(self) -> float | None:
+        """Largest relative difference between two of the counts; None with fewer than two."""
+        known = [one for one in (self.packets, self.interfaces, self.sockets, self.equation) if one]
+        return max(known) / min(known) - 1 if len(known) > 1 else None
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedPoint:
+    """Packets of one point.
+
+    Attributes:
+        point: the point, which was measured just before.
+        load: requested load as a share of the capacity.
+        scale: full-size rate over the rate of the testbed.
+        start_ns: begin of the span, CLOCK_REALTIME of the reference node; bin 0 begins here.
+        edges_ns: ends of iterations in the span, the first one its begin; empty if nothing was recorded.
+        flows: the flows of figures 3-10 and 3-11, in their order; those that were not captured are missing.
+        at_bottleneck: payload of training and of cross traffic in each bin at the bottleneck; None if not captured.
+        bytes: training bytes.
+        dropped: packets that the captures dropped.
+        why: reason that the packets are missing or cut short; empty if they are complete.
+    """
+
+    point: Point
+    load: float
+    scale: float
+    start_ns: int
+    edges_ns: Integers
+    flows: tuple[Flow, ...]
+    at_bottleneck: tuple[Integers, Integers] | None
+    bytes: TrainingBytes | None
+    dropped: int
+    why: str
+
+    @property
+    def samples(self) -> int:
+        """Bins of the moving average."""
+        return SAMPLES if self.load < HEAVY_LOAD else SAMPLES_HEAVY
+
+    @property
+    def mean_s(self) -> float | None:
+        """Mean iteration time while packets were recorded."""
+        return float(self.edges_ns[-1] - self.edges_ns[0]) / 1e9 / (len(self.edges_ns) - 1) if self.flows else None
+
+    def flow(self, role: str) -> Flow | None:
+        """Return the flow in a role."""
+        return next((flow for flow in self.flows if flow.role == role), None)
+
+    def smoothed_bps(self, flow: Flow) -> Numbers:
+        """Return the payload rate of a flow as a moving average, shape (bins,)."""
+        return moving_average(flow.payload, self.samples, BIN_NS)
+
+    def sending_bps(self, role: str) -> float | None:
+        """Return the mean of a flow's moving average where the flow sends (Table 3.11); None without the flow."""
+        flow = self.flow(role)
+        if flow is None:
+            return None
+        busy = (rates := self.smoothed_bps(flow)) > 0
+        return float(rates[busy].mean()) if busy.any() else None
+
+    @property
+    def oversupply(self) -> float | None:
+        """Rate of the training flow alone over that of the flow beside cross traffic, less 1."""
+        alone, shared = self.sending_bps(ONLY), self.sending_bps(SHARED)
+        return None if alone is None or not shared else alone / shared - 1
+
+    @cached_property
+    def training_backoff(self) -> Ratio | None:
+        """Decrease of the training rate at the bottleneck in bins whose cross traffic is above its median.
+
+        Only bins from an iteration's first to its last training byte count.
+        """
+        return self._yielding(during_exchange=True)
+
+    @cached_property
+    def cross_backoff(self) -> Ratio | None:
+        """Decrease of the cross traffic at the bottleneck in bins with training traffic, against those without."""
+        return self._yielding(during_exchange=False)
+
+    def _yielding(self, *, during_exchange: bool) -> Ratio | None:
+        if self.at_bottleneck is None or len(self.edges_ns) < 3:
+            return None
+        width = YIELD_NS // BIN_NS
+        count = len(self.at_bottleneck[0]) // width
+        training, cross = (one[: count * width].reshape(count, width).sum(axis=1) for one in self.at_bottleneck)
+        middles = self.start_ns + (np.arange(count) + 0.5) * YIELD_NS
+        iteration = np.searchsorted(self.edges_ns[1:], middles, side="right")
+        sends = training > 0
+        if not during_exchange:
+            return _decrease(cross, sends, iteration)
+        inside = np.zeros(count, bool)
+        for number in np.unique(iteration[sends]):
+            busy = np.flatnonzero(sends & (iteration == number))
+            inside[busy[0] : busy[-1] + 1] = True
+        if not inside.any():
+            return None
+        return _decrease(training[inside], (cross > np.median(cross[inside]))[inside], iteration[inside])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the numbers as plain values; rates at full size."""
+        point = self.point
+
+        def gbps(bps: float | None) -> float | None:
+            return None if bps is None else bps * self.scale / 1e9
+
+        item: dict[str, Any] = {"series": point.series, "model": point.model, "traffic": point.traffic}
+        item |= {"transport": point.transport, "load": self.load, "requested_gbps": point.requested_gbps}
+        item |= {"iterations": max(len(self.edges_ns) - 1, 0), "mean_s": self.mean_s, "window_mean_s": point.mean_s}
+        item |= {"dropped_packets": self.dropped, "why": self.why, "samples": self.samples}
+        item["flows"] = [
+            {"role": flow.role, "source": flow.source, "destination": flow.destination, "captured_on": flow.place}
+            | {"sending_gbps": gbps(self.sending_bps(flow.role))}
+            | {"iteration_gbps": gbps(float(flow.payload.sum()) * 8e9 / (len(flow.payload) * BIN_NS))}
+            for flow in self.flows
+        ]
+        item["oversupply"] = self.oversupply
+        for name, ratio in (("training_backoff", self.training_backoff), ("cross_backoff", self.cross_backoff)):
+            item[name] = None if ratio is None else vars(ratio).copy()
+        found = self.bytes
+        item["bytes"] = None
+        if found is not None:
+            item["bytes"] = vars(found) | {"workers": list(found.workers), "header_share": found.header_share}
+            difference = found.largest_difference
+            item["bytes"] |= {"largest_difference": difference}
+            item["bytes"] |= {"agree": None if difference is None else difference <= MAX_DIFFERENCE}
+        return item
+
+
+def _decrease(rates: Integers, condition: npt.NDArray[np.bool_], blocks: Integers) -> Ratio | None:
+    """Return the decrease of a mean rate under a condition, with an interval from resampled blocks."""
+    if not condition.any() or condition.all() or not rates[~condition].any():
+        return None
+    numbers, block = np.unique(blocks, return_inverse=True)
+    sums = [np.bincount(block[mask], rates[mask], len(numbers)) for mask in (condition, ~condition)]
+    counts = [np.bincount(block[mask], minlength=len(numbers)) for mask in (condition, ~condition)]
+    drawn = np.random.default_rng(0).integers(0, len(numbers), (_RESAMPLES, len(numbers)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        with_it, without = (
+            total[drawn].sum(1) / count[drawn].sum(1) for total, count in zip(sums, counts, strict=True)
+        )
+        resampled = 1 - with_it / without
+    low, high = np.nanquantile(resampled[np.isfinite(resampled)], (0.025, 0.975))
+    return Ratio(float(1 - rates[condition].mean() / rates[~condition].mean()), float(low), float(high), len(rates))
+
+
+def captured_points(sweep: SweepRun, points: Sequence[Point]) -> list[CapturedPoint]:
+    """Return the points of a sweep at which it recorded packets, in the order of ``points``.
+
+    Args:
+        sweep: the sweep.
+        points: its points, from `ringtap.analysis.sweeps.points.measure`.
+    """
+    return [
+        _Reading(sweep, window, point).result()
+        for window, point in zip(ordered_windows(sweep), points, strict=True)
+        if "packets_start_ns" in window or window.get("packets_why")
+    ]
+
+
+class _Reading:
+    """Reading of one point's packets."""
+
+    def __init__(self, sweep: SweepRun, window: Mapping[str, Any], point: Point) -> None:
+        self._sweep, self._window, self._point = sweep, window, point
+        self._job: JobRun = sweep.job(window["directory"])
+        self._hosts: dict[str, dict[str, str]] = (sweep.info.get("capture") or {}).get("hosts") or {}
+        topology = sweep.plan["topology"]
+        self._workers = [name for name in topology.get("workers") or [] if name in self._hosts]
+        self._from, self._to = topology.get("cross_from") or "", topology.get("cross_to") or ""
+        self._nodes = {path.name: NodeLogs(path) for path in sorted(self._job.path.glob("nodes/*"))}
+        self._parts: dict[str, str] = {}
+        self._dropped = 0
+
+    def result(self) -> CapturedPoint:
+        """Return the packets, or why there are none."""
+        load = float(self._window["requested_bps"]) / float(self._sweep.plan["capacity_bps"])
+        why = self._window.get("packets_why") or ""
+        if "packets_start_ns" not in self._window:
+            return self._nothing(load, why)
+        start, end = int(self._window["packets_start_ns"]), int(self._window["packets_end_ns"])
+        times = self._job.iterations
+        times = times[(times["start_ns"] >= start - BIN_NS) & (times["end_ns"] <= end)]
+        if not len(times):
+            return self._nothing(load, why or "no whole iteration lies in the recorded time")
+        edges = np.append(times["start_ns"].to_numpy(np.int64)[:1], times["end_ns"].to_numpy(np.int64))
+        self._start_ns, self._bins = int(edges[0]), int(edges[-1] - edges[0]) // BIN_NS
+        captures = {name: traffic for name, logs in self._nodes.items() if (traffic := self._traffic(logs, edges))}
+        flows = self._flows(captures)
+        bottleneck = self._bottleneck()
+        both = None
+        if bottleneck in captures:
+            both = tuple(
+                self._binned(captures[bottleneck], bottleneck, words) for words in (self._training(), self._cross())
+            )
+        return CapturedPoint(
+            self._point,
+            load,
+            float(self._sweep.plan["scale"]),
+            self._start_ns,
+            edges,
+            flows,
+            both,  # type: ignore[arg-type]
+            self._bytes(captures, edges),
+            self._dropped,
+            why or ("" if captures else "the packets are not in the run directory"),
+        )
+
+    def _nothing(self, load: float, why: str) -> CapturedPoint:
+        scale = float(self._sweep.plan["scale"])
+        return CapturedPoint(self._point, load, scale, 0, np.empty(0, np.int64), (), None, None, 0, why)
+
+    def _bottleneck(self) -> str:
+        total = (self._sweep.info.get("bottleneck") or {}).get("total") or [{}]
+        return str((total if isinstance(total, dict) else total[0]).get("node", ""))
+
+    def _traffic(self, logs: NodeLogs, edges: Integers) -> Traffic | None:
+        """Return the captures of a node that cover this point."""
+        files = []
+        for name in logs.names(CAPTURED_JSON.format(part="*")):
+            facts = logs.json(name, PACKETS)
+            begin, end = (facts.get(side) or 0 for side in ("begin_ns", "end_ns"))
+            if begin <= edges[-1] and end >= edges[0]:
+                files += [logs.path / "packets" / file for file in facts.get("files") or []]
+                self._parts[logs.name] = name.removeprefix("packets/").removesuffix(f"-{facts.get('interface')}.json")
+                self._dropped += sum(facts.get(f"dropped_by_{place}") or 0 for place in ("kernel", "interface"))
+        try:
+            return read_captures(files, bin_s=BIN_NS / 1e9) if files else None
+        except UsageError as error:
+            logs.report(str(error))
+            return None
+
+    def _address(self, host: str, side: str) -> str:
+        return self._hosts[host][side]
+
+    def _cross(self) -> str:
+        """Return a filter for the cross traffic."""
+        if not {self._from, self._to} <= set(self._hosts):
+            return ""
+        words = f"src host {self._address(self._from, 'cross')} and dst host {self._address(self._to, 'cross')}"
+        ports = self._shared_ports()
+        return f"{words} and ({' or '.join(f'dst port {port}' for port in ports)})" if ports else words
+
+    def _shared_ports(self) -> list[int]:
+        """Return the receiver's ports if the addresses do not tell cross traffic from training; else an empty list."""
+        ends = {self._from, self._to} & set(self._workers)
+        if len(ends) < 2 or any(self._address(one, "training") != self._address(one, "cross") for one in ends):
+            return []
+        receiver = self._address(self._to, "cross")
+        return sorted(port for address, port in CrossTraffic.of(self._nodes).ends if address == receiver)
+
+    def _training(self, source: str = "", destination: str = "") -> str:
+        """Return a filter for the training traffic, from one worker, and to one."""
+        sides = []
+        for side, host in (("src", source), ("dst", destination)):
+            hosts = [host] if host else self._workers
+            sides.append("(" + " or ".join(f"{side} host {self._address(one, 'training')}" for one in hosts) + ")")
+        return " and ".join([*sides, *(f"not port {port}" for port in self._shared_ports())])
+
+    def _binned(self, traffic: Traffic, node: str, words: str) -> Integers:
+        """Return the payload in the bins of the span on the reference clock."""
+        result = np.zeros(self._bins, np.int64)
+        selected = _selected(traffic, words)
+        if selected is None:
+            return result
+        payload = selected.binned()
+        at = selected.start_ns + np.flatnonzero(payload) * BIN_NS
+        clock = self._nodes[node].clock
+        bins = (clock.on_reference(at) - self._start_ns) // BIN_NS
+        inside = (bins >= 0) & (bins < self._bins)
+        np.add.at(result, bins[inside], payload[payload > 0][inside])
+        return result
+
+    def _flows(self, captures: Mapping[str, Traffic]) -> tuple[Flow, ...]:
+        """Return the training flow alone, the one beside cross traffic, and the cross traffic."""
+        pairs = {
+            (a, b): flow for a in self._workers for b in self._workers
+            if a != b and (flow := self._flow(captures, "", a, b, self._training(a, b)))
+        }  # fmt: skip
+        order = sorted(pairs, key=lambda pair: -int(pairs[pair].payload.sum()))
+        at_receiver = [pair for pair in order if pair[1] == self._to]
+        shared = at_receiver or [pair for pair in order if pair[0] == self._from]
+        alone = [pair for pair in order if not {self._from, self._to} & set(pair)]
+        roles = [(ONLY, alone), (SHARED, shared)]
+        found = [Flow(**(vars(pairs[some[0]]) | {"role": role})) for role, some in roles if some]
+        cross = self._flow(captures, CROSSING, self._from, self._to, self._cross()) if self._cross() else None
+        return (*found, cross) if cross else tuple(found)
+
+    def _flow(
+        self, captures: Mapping[str, Traffic], role: str, source: str, destination: str, words: str
+    ) -> Flow | None:
+        """Return a flow as its sender captured it, else its receiver, else another node; None if none did."""
+        for place in dict.fromkeys((source, destination, *captures)):
+            if place not in captures or (selected := _selected(captures[place], words)) is None:
+                continue
+            if (payload := self._binned(captures[place], place, words)).any():
+                table = selected.flows()
+                again = float(table["retransmitted_bytes"].sum()) / max(float(table["payload"].sum()), 1.0)
+                return Flow(role, source, destination, place, payload, again)
+        return None
+
+    def _bytes(self, captures: Mapping[str, Traffic], edges: Integers) -> TrainingBytes:
+        """Count the training bytes of the workers that captured what they sent."""
+        workers = tuple(name for name in self._workers if name in captures)
+        counts: dict[str, list[float]] = {"packets": [], "interfaces": [], "sockets": []}
+        reasons: dict[str, str] = {}
+        for name in workers:
+            sent = self._flow(captures, "", name, "", self._training(name))
+            total = 0.0 if sent is None else float(sent.payload.sum())
+            again = 0.0 if sent is None else total * sent.retransmitted_share
+            counts["packets"].append(total - again)
+            for what, found in (("interfaces", self._nic_payload(name, edges)), ("sockets", self._acked(name, edges))):
+                if isinstance(found, str):
+                    reasons.setdefault(what, f"{name}: {found}")
+                else:
+                    counts[what].append(found - (again if what == "interfaces" else 0.0))
+        iterations = len(edges) - 1
+        means = {
+            what: sum(values) / len(values) / iterations if values and len(values) == len(workers) else None
+            for what, values in counts.items()
+        }
+        if not workers:
+            reasons |= dict.fromkeys(counts, "no worker captured what it sent")
+        equation = self._equation()
+        reasons |= {"equation": equation} if isinstance(equation, str) else {}
+        known = None if isinstance(equation, str) else equation
+        return TrainingBytes(**means, equation=known, reasons=reasons, workers=workers)
+
+    def _equation(self) -> float | str:
+        models: dict[str, Mapping[str, Any]] = {one["name"]: one for one in self._sweep.plan["models"]}
+        parameters, count = models[self._point.model].get("parameters"), len(self._workers)
+        if self._job.ranks != count:
+            return f"{self._job.ranks} ranks on {count} workers exchange within hosts too"
+        if count < 2 or not parameters:
+            return "the plan does not tell workers and parameters"
+        return demand(round(parameters / float(self._sweep.plan["scale"])), count).worker_bytes
+
+    def _nic_payload(self, name: str, edges: Integers) -> float | str:
+        """Return the payload that a worker's training interface sent, by its counters, or why it is not known."""
+        nic, other = self._hosts[name]["training_nic"], self._hosts[name]["cross_nic"]
+        log = self._nodes[name].wide(NIC_REC)
+        if log is None or f"{nic}.tx_bytes" not in log.columns:
+            return f"the counters of {nic} were not recorded"
+        if name == self._from and other == nic:
+            return f"{nic} also carries the cross traffic that the worker sends"
+        ends = self._nodes[name].clock.from_reference(edges[[0, -1]])
+        borders = Borders.of(ends[:1], ends[1:])
+
+        def payload(interface: str) -> float:
+            grown = [float(log.growth(f"{interface}.tx_{unit}", borders)[0]) for unit in ("bytes", "packets")]
+            return grown[0] - HEADER_BYTES * grown[1]
+
+        links = ((self._nodes[name].info.get("before") or {}).get("links") or {}).get(other) or {}
+        stacked = name == self._from and nic in (links.get("below") or [])
+        found = payload(nic) - (payload(other) if stacked else 0.0)
+        return found if np.isfinite(found) else f"the counters of {nic} do not cover the time of the packets"
+
+    def _acked(self, name: str, edges: Integers) -> float | str:
+        """Return the training bytes that were acknowledged to a worker's sockets, or why they are not known."""
+        logs = self._nodes[name]
+        records = logs.records(CAPTURED_SOCKETS.format(part=self._parts[name]))
+        log = socket_log(logs) if records is None else SocketLog(*records)
+        if log is None or not len(log):
+            return "no sockets were recorded"
+        table, own = log.sockets, self._address(name, "training")
+        others = [self._address(one, "training") for one in self._workers if one != name]
+        mine = (table["local"] == own) & table["remote"].isin(others)
+        for port in self._shared_ports():
+            mine &= (table["local_port"] != port) & (table["remote_port"] != port)
+        ends, total = logs.clock.from_reference(edges[[0, -1]]), 0.0
+        for grown in log.growth():
+            span, _, share = shares(grown.begin_ns, grown.end_ns, ends)
+            amount = (grown.amounts["bytes_acked"][span] * share)[mine.to_numpy(bool)[grown.end[span]]]
+            total += float(np.nansum(amount))
+        return total
+
+
+def _selected(traffic: Traffic, words: str) -> Traffic | None:
+    """Return the part of the traffic that a filter accepts; None if there is none."""
+    try:
+        return traffic.select(words) if words else None
+    except UsageError:
+        return None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.analysis.runs.run import SweepRun
+from ringtap.analysis.sweeps.packets import CapturedPoint, captured_points
 from ringtap.analysis.sweeps.points import measure
 from ringtap.analysis.sweeps.series_results import Series, analyse
 from ringtap.analysis.sweeps.tables import read_table
@@ -106,6 +107,7 @@ class ReportInputs:
         not_collected: list of ``{what, why}``.
         torn: torn last records dropped, by file.
         rejected: windows that were measured again.
+        captured: points at which packets were recorded.
     """
 
     name: str
@@ -120,6 +122,7 @@ class ReportInputs:
     not_collected: list[dict[str, str]] = field(default_factory=list)
     torn: dict[str, int] = field(default_factory=dict)
     rejected: int = 0
+    captured: list[CapturedPoint] = field(default_factory=list)
 
 
 def of_sweep(sweep: SweepRun, workers: Executor | None = None, max_load: float | str | None = None) -> ReportInputs:
@@ -128,13 +131,13 @@ def of_sweep(sweep: SweepRun, workers: Executor | None = None, max_load: float |
     Raises:
         UsageError: the sweep is not readable.
     """
-    series, plan, name = analyse(sweep, measure(sweep, workers), max_load), sweep.plan, sweep.path.resolve().name
+    points, plan, name = measure(sweep, workers), sweep.plan, sweep.path.resolve().name
     facts = environment(sweep)
     return ReportInputs(
         name=str(plan.get("name") or name),
         source=name,
         folder=sweep.path / "report",
-        series=series,
+        series=analyse(sweep, points, max_load),
         capacity_gbps=float(plan["capacity_bps"]) * float(plan["scale"]) / 1e9,
         scale=float(plan["scale"]),
         info=sweep.info,
@@ -143,6 +146,7 @@ def of_sweep(sweep: SweepRun, workers: Executor | None = None, max_load: float |
         not_collected=[*(sweep.info.get("not_collected") or []), *facts["not_recorded"]],
         torn=sweep.torn,
         rejected=len(read_points(sweep.path / REJECTED_JSONL)[0]),
+        captured=captured_points(sweep, points),
     )
 
 

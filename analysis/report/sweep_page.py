@@ -26,6 +26,7 @@ from ringtap.analysis.plots.load import (
 from ringtap.analysis.plots.style import plain, title_of
 from ringtap.analysis.plots.sweep_axes import Setting
 from ringtap.analysis.plots.tails import distributions, spread_and_growth, transports
+from ringtap.analysis.report import packets
 from ringtap.analysis.report.findings import findings, paragraph
 from ringtap.analysis.report.inputs import ReportInputs
 from ringtap.analysis.report.loads import Tails, compare_kinds, mean_interval, order_kinds, tails
@@ -87,6 +88,7 @@ def collect(measured: ReportInputs, found: Sequence[Tails]) -> dict[str, Any]:
     data["links"] = [_link(link) for link in (info.get("lab") or {}).get("links") or []]
     data["precheck"] = list(info.get("precheck") or [])
     data["series"] = [_series(one, tail) for one, tail in zip(series, found, strict=True)]
+    data["packets"] = packets.collect(measured.captured)
     data["comparisons"] = [pair.to_json() for pair in pairs]
     data["kind_order"] = [asdict(item) for item in order_kinds(series)]
     data["checks"] = [asdict(item) for item in checks]
@@ -252,13 +254,15 @@ def write_sweep_report(measured: ReportInputs, folder: Path | None = None) -> Wr
             (new / "figures").mkdir()
             setting = Setting(measured.capacity_gbps, measured.scale)
             drawn = draw(measured.series, found, setting, new / "figures")
+            drawn += packets.draw(measured.captured, new / "figures")
             table = points.table([point for one in measured.series for point in one.points])
             table.to_csv(new / _TABLE, index=False)
             text = json.dumps(data, indent=1, allow_nan=False) + "\n"
             (new / "report.json").write_text(text, encoding="utf-8")
             page = render("report.html.j2", data, drawn, new, _TABLE)
             (new / "report.html").write_text(page, encoding="utf-8", errors="replace")
-            return Written(_summary(data), publish(new, folder, _TABLE, tuple(FIGURES)), folder / "report.json")
+            paths = publish(new, folder, _TABLE, (*FIGURES, *packets.FIGURES))
+            return Written(_summary(data), paths, folder / "report.json")
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
 
@@ -267,6 +271,7 @@ def _summary(data: dict[str, Any]) -> str:
     run = data["run"]
     lines = [data["answer"], f"{run['name']}: {run['status']}" + (f", {run['why']}" if run["why"] else "")]
     lines += [line for line in data["headline"] if line != data["answer"]]
+    lines += [f"{item['label']}: {item['agreement']}" for item in data["packets"]]
     failed = [item for item in data["checks"] if item["ok"] is False]
     lines += [f"  not as expected: {item['subject']}: {item['expected']}; {item['found']}" for item in failed]
     return "\n".join(map(plain, lines))

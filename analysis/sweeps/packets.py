@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,7 @@ class CapturedPoint:
 
     Attributes:
         point: the point, which was measured just before.
+        title: name of the model in reports.
         load: requested load as a share of the capacity.
         scale: full-size rate over the rate of the testbed.
         start_ns: begin of the span, CLOCK_REALTIME of the reference node; bin 0 begins here.
@@ -118,10 +120,12 @@ class CapturedPoint:
         at_bottleneck: payload of training and of cross traffic in each bin at the bottleneck; None if not captured.
         bytes: training bytes.
         dropped: packets that the captures dropped.
+        flow_plan: flow plan of the cross traffic; None if its kind has none.
         why: reason that the packets are missing or cut short; empty if they are complete.
     """
 
     point: Point
+    title: str
     load: float
     scale: float
     start_ns: int
@@ -130,6 +134,7 @@ class CapturedPoint:
     at_bottleneck: tuple[Integers, Integers] | None
     bytes: TrainingBytes | None
     dropped: int
+    flow_plan: Path | None
     why: str
 
     @property
@@ -213,6 +218,7 @@ class CapturedPoint:
             | {"iteration_gbps": gbps(float(flow.payload.sum()) * 8e9 / (len(flow.payload) * BIN_NS))}
             for flow in self.flows
         ]
+        item |= {"alone_gbps": gbps(self.sending_bps(ONLY)), "shared_gbps": gbps(self.sending_bps(SHARED))}
         item["oversupply"] = self.oversupply
         for name, ratio in (("training_backoff", self.training_backoff), ("cross_backoff", self.cross_backoff)):
             item[name] = None if ratio is None else vars(ratio).copy()
@@ -268,6 +274,9 @@ class _Reading:
         self._workers = [name for name in topology.get("workers") or [] if name in self._hosts]
         self._from, self._to = topology.get("cross_from") or "", topology.get("cross_to") or ""
         self._nodes = {path.name: NodeLogs(path) for path in sorted(self._job.path.glob("nodes/*"))}
+        models: dict[str, Mapping[str, Any]] = {one["name"]: one for one in sweep.plan["models"]}
+        self._model = models[point.model]
+        self._title, self._scale = str(self._model.get("title", point.model)), float(sweep.plan["scale"])
         self._parts: dict[str, str] = {}
         self._dropped = 0
 
@@ -294,20 +303,27 @@ class _Reading:
             )
         return CapturedPoint(
             self._point,
+            self._title,
             load,
-            float(self._sweep.plan["scale"]),
+            self._scale,
             self._start_ns,
             edges,
             flows,
             both,  # type: ignore[arg-type]
             self._bytes(captures, edges),
             self._dropped,
+            self._flow_plan(),
             why or ("" if captures else "the packets are not in the run directory"),
         )
 
     def _nothing(self, load: float, why: str) -> CapturedPoint:
-        scale = float(self._sweep.plan["scale"])
-        return CapturedPoint(self._point, load, scale, 0, np.empty(0, np.int64), (), None, None, 0, why)
+        nothing = np.empty(0, np.int64)
+        return CapturedPoint(self._point, self._title, load, self._scale, 0, nothing, (), None, None, 0, None, why)
+
+    def _flow_plan(self) -> Path | None:
+        parts = set(self._parts.values())
+        paths = [self._job.path / "nodes" / self._from / "sent" / f"{part}.plan" for part in parts]
+        return next((path for path in paths if path.exists()), None)
 
     def _bottleneck(self) -> str:
         total = (self._sweep.info.get("bottleneck") or {}).get("total") or [{}]
@@ -426,13 +442,12 @@ class _Reading:
         return TrainingBytes(**means, equation=known, reasons=reasons, workers=workers)
 
     def _equation(self) -> float | str:
-        models: dict[str, Mapping[str, Any]] = {one["name"]: one for one in self._sweep.plan["models"]}
-        parameters, count = models[self._point.model].get("parameters"), len(self._workers)
+        parameters, count = self._model.get("parameters"), len(self._workers)
         if self._job.ranks != count:
             return f"{self._job.ranks} ranks on {count} workers exchange within hosts too"
         if count < 2 or not parameters:
             return "the plan does not tell workers and parameters"
-        return demand(round(parameters / float(self._sweep.plan["scale"])), count).worker_bytes
+        return demand(round(parameters / self._scale), count).worker_bytes
 
     def _nic_payload(self, name: str, edges: Integers) -> float | str:
         """Return the payload that a worker's training interface sent, by its counters, or why it is not known."""

@@ -32,6 +32,7 @@ BIN_NS = 100_000  # a sample of the injection rate
 SAMPLES, SAMPLES_HEAVY, HEAVY_LOAD = 30, 50, 0.5  # moving averages in figures 3-10 and 3-11, (a) and (b)
 YIELD_NS = 10_000_000  # bins in which training and cross traffic are compared
 MAX_DIFFERENCE = 0.02  # up to which the counts of training bytes agree
+_EDGE_SHARE = 0.01  # of an iteration's training bytes at each end, which may come long before or after the others
 _RESAMPLES = 1000
 
 
@@ -173,7 +174,7 @@ class CapturedPoint:
     def training_backoff(self) -> Ratio | None:
         """Decrease of the training rate at the bottleneck in bins whose cross traffic is above its median.
 
-        Only bins from an iteration's first to its last training byte count.
+        Only bins during an exchange count: without the first and the last percent of an iteration's training bytes.
         """
         return self._yielding(during_exchange=True)
 
@@ -195,8 +196,10 @@ class CapturedPoint:
             return _decrease(cross, sends, iteration)
         inside = np.zeros(count, bool)
         for number in np.unique(iteration[sends]):
-            busy = np.flatnonzero(sends & (iteration == number))
-            inside[busy[0] : busy[-1] + 1] = True
+            mine = np.flatnonzero(iteration == number)
+            passed = np.cumsum(training[mine])
+            first, last = np.searchsorted(passed, (_EDGE_SHARE * passed[-1], (1 - _EDGE_SHARE) * passed[-1]))
+            inside[mine[first] : mine[last] + 1] = True
         if not inside.any():
             return None
         return _decrease(training[inside], (cross > np.median(cross[inside]))[inside], iteration[inside])
@@ -292,7 +295,8 @@ class _Reading:
         if not len(times):
             return self._nothing(load, why or "no whole iteration lies in the recorded time")
         edges = np.append(times["start_ns"].to_numpy(np.int64)[:1], times["end_ns"].to_numpy(np.int64))
-        self._start_ns, self._bins = int(edges[0]), int(edges[-1] - edges[0]) // BIN_NS
+        self._start_ns = int(edges[0]) // BIN_NS * BIN_NS
+        self._bins = int(edges[-1] - self._start_ns) // BIN_NS
         captures = {name: traffic for name, logs in self._nodes.items() if (traffic := self._traffic(logs, edges))}
         flows = self._flows(captures)
         bottleneck = self._bottleneck()
@@ -310,7 +314,7 @@ class _Reading:
             edges,
             flows,
             both,  # type: ignore[arg-type]
-            self._bytes(captures, edges),
+            self._bytes(captures, edges) if captures else None,
             self._dropped,
             self._flow_plan(),
             why or ("" if captures else "the packets are not in the run directory"),
@@ -381,7 +385,8 @@ class _Reading:
         payload = selected.binned()
         at = selected.start_ns + np.flatnonzero(payload) * BIN_NS
         clock = self._nodes[node].clock
-        bins = (clock.on_reference(at) - self._start_ns) // BIN_NS
+        # on another clock, a bin overlaps two bins: it counts in the one with the larger part
+        bins = (clock.on_reference(at) + BIN_NS // 2 - self._start_ns) // BIN_NS
         inside = (bins >= 0) & (bins < self._bins)
         np.add.at(result, bins[inside], payload[payload > 0][inside])
         return result

@@ -18,7 +18,7 @@ from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
 from ringtap.analysis.runs.clock import NodeClock
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.errors import RingtapError
-from ringtap.schema import PACKETS, PACKETS_JSON
+from ringtap.schema import PACKETS
 from ringtap.units import counted
 
 _BATCH = 1 << 20
@@ -114,8 +114,9 @@ def read_packets(logs: NodeLogs, borders: Borders) -> Packets | None:
         return None
     sums, first_ns, last_ns, others = _Sums(borders.edges_ns, borders.bins), 0, 0, 0
     interfaces = set()
+    interface_of = {f"packets/{file}": one.get("interface") for one in _facts(logs) for file in one.get("files") or []}
     for name in names:
-        interface = name.removeprefix("packets/").partition(".pcap")[0].rpartition("-")[0]
+        interface = interface_of.get(name) or name.removeprefix("packets/").partition(".pcap")[0].rpartition("-")[0]
         try:
             scanned = scan_packets(logs.path / name)
         except (RingtapError, OSError) as error:
@@ -143,8 +144,18 @@ def read_packets(logs: NodeLogs, borders: Borders) -> Packets | None:
     for column, what in enumerate(_SUMS):
         flows[what] = totals[:, column]
     amounts = {what: binned[:, column] for column, what in enumerate(_SUMS)}
-    dropped = lost_packets(logs.json(PACKETS_JSON, PACKETS))
-    return Packets(flows, amounts, frozenset(interfaces), first_ns, last_ns, dropped, others)
+    return Packets(flows, amounts, frozenset(interfaces), first_ns, last_ns, dropped_packets(logs), others)
+
+
+def _facts(logs: NodeLogs) -> list[dict[str, Any]]:
+    """Return the facts of a node's captures: one, or a sweep's, which has one for each load and interface."""
+    return [logs.json(name, PACKETS) for name in logs.names("packets/*.json")]
+
+
+def dropped_packets(logs: NodeLogs) -> int | None:
+    """Return the number of packets that a node's captures lost; None: not known."""
+    known = [lost for facts in _facts(logs) if (lost := lost_packets(facts)) is not None]
+    return sum(known) if known else None
 
 
 def lost_packets(facts: Mapping[str, Any]) -> int | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
 
-from ringtap.analysis.job.packets import lost_packets
+from ringtap.analysis.job.packets import dropped_packets
 from ringtap.analysis.job.run import Job, open_job
 from ringtap.analysis.pcap import read_captures
 from ringtap.analysis.pcap.reader import Progress
@@ -22,7 +22,6 @@ from ringtap.analysis.structure.structure import Structure, find_structure
 from ringtap.analysis.structure.validation import check_against_steps
 from ringtap.arguments import instance_of, paths_of
 from ringtap.errors import UsageError
-from ringtap.schema import PACKETS, PACKETS_JSON
 
 _LOCAL = re.compile(r"(127\.|::1$|0\.0\.0\.0$|::$|fe80:)")
 
@@ -138,7 +137,7 @@ def _capture_points(job: Job) -> list[_CapturePoint]:
 
 def _loss_warning(logs: NodeLogs) -> str:
     """Return a warning if the node's capture is known to lack packets, else an empty string."""
-    lost = lost_packets(logs.json(PACKETS_JSON, PACKETS))
+    lost = dropped_packets(logs)
     return f"the capture of {logs.name} lost {lost:,} packets: volumes are too small there" if lost else ""
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.agents.sweep.estimate import estimate, layout
+from ringtap.agents.sweep.estimate import estimate, layout, room_bytes
 from ringtap.cli import main
 from ringtap.errors import UsageError
-from ringtap.plan import load_plan
+from ringtap.plan import Capture, load_plan, plan_from_keys
 
 GOOD = """\
 [sweep]
@@ -268,3 +268,44 @@ def test_keys_that_do_not_go_with_chosen_loads_are_one_sentence(tmp_path: Path, 
     text = AUTO.replace('loads = "auto"', line if line.startswith("loads") else f'loads = "auto"\n{line}')
     with pytest.raises(UsageError, match=re.escape(says)):
         load_plan(plan_file(tmp_path, text))
+
+
+CAPTURED = GOOD.replace('traffic = ["burst"]', 'traffic = ["burst"]\ncapture = [0.3]')
+
+
+def test_a_plan_records_packets_at_some_of_its_loads(tmp_path: Path) -> None:
+    assert load_plan(plan_file(tmp_path, GOOD)).capture is None
+    text = CAPTURED + '\n[capture]\niterations = 4\nmax_bytes = "2MB"\n'
+    capture = load_plan(plan_file(tmp_path, text)).capture
+    assert capture == Capture((0.3,), 4, 2_000_000)
+    keys = {"loads": [0, 0.3], "models": ["vgg16"]}
+    assert plan_from_keys(keys | {"capture": [0.3]}).capture == Capture((0.3,))
+    assert plan_from_keys(keys | {"capture": {"loads": [0.3], "iterations": 4, "max_bytes": 2e6}}).capture == capture
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("[0.3]", "[0.3, 0.35]", "line 4: sweep.capture holds 0.35, which is not among the loads; the nearest is 0.3"),
+        ("[0.3]", "0.3", "sweep.capture = 0.3 is not a list of loads of the plan"),
+        ("capture = [0.3]\n", "[capture]\niterations = 3\n", "line 5: capture.iterations needs loads to record"),
+        ("[0.3]", "[0.3]\n[capture]\niteration = 3", "capture.iteration is not a key .* did you mean iterations"),
+    ],
+)
+def test_a_capture_that_cannot_be_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        load_plan(plan_file(tmp_path, CAPTURED.replace(old, new, 1)))
+
+
+def test_packets_count_in_time_and_room(tmp_path: Path) -> None:
+    without = load_plan(plan_file(tmp_path, GOOD))
+    plan = load_plan(plan_file(tmp_path, CAPTURED))
+    points = estimate(plan)
+    assert [point["packets_bytes"] > 0 for point in points] == [False, True, True]
+    # three nodes' and the switch's, of ten iterations: 7.38 MB each way in an iteration, 144 B of a packet of 1500 B
+    iterations_bytes = 4 * 10 * 2 * 7_379_069 * 144 / 1500
+    assert iterations_bytes < points[1]["packets_bytes"] < 10 * iterations_bytes
+    assert room_bytes(plan) - room_bytes(without) > 2 * points[1]["packets_bytes"] // 4
+    assert sum(point["duration_s"] for point in points) > sum(point["duration_s"] for point in estimate(without)) + 6
+    few = load_plan(plan_file(tmp_path, CAPTURED + '\n[capture]\nmax_bytes = "1kB"\n'))
+    assert [point["packets_bytes"] for point in estimate(few)] == [0, 4000, 4000]

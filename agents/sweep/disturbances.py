@@ -122,8 +122,8 @@ class SocketCounts:
             UsageError: they were not recorded.
         """
         if self._window != (start_ns, end_ns) or self._rates is None:
-            self._window = (start_ns, end_ns)
             self._rates = self._measure(start_ns, end_ns, mtu)
+            self._window = (start_ns, end_ns)
         return self._rates
 
     def _measure(self, start_ns: int, end_ns: int, mtu: int) -> Rates:
@@ -209,20 +209,20 @@ class Counters:
     Args:
         folder: the node's folder.
         start_ns: start of the time of interest (CLOCK_REALTIME).
-        end_ns: its end, which is close to the newest sample.
         log: the log, in the folder.
 
     Raises:
         UsageError: the counters were not recorded.
     """
 
-    def __init__(self, folder: Path, start_ns: int, end_ns: int, log: str = NIC_REC) -> None:
+    def __init__(self, folder: Path, start_ns: int, log: str = NIC_REC) -> None:
         path = folder / log
         if not path.is_file():
             raise UsageError("its counters were not recorded")
         records: RecordFile = open_log(path)
         period_ns = float(records.about["every_s"]) * 1e9
-        newest = int((end_ns - start_ns) / period_ns * 1.2) + _SPARE_ROWS
+        last_ns = records.tail(records.count - 1)[0][0] if records.count > 0 else start_ns
+        newest = int(max(0, last_ns - start_ns) / period_ns * 1.2) + _SPARE_ROWS
         self._rows = records.tail(max(0, records.count - newest))
         self._times = [row[0] for row in self._rows]
         self._columns = {field.name: (number, field.width_bits) for number, field in enumerate(records.fields)}

@@ -145,7 +145,7 @@ def test_configuration_a_by_one_interface_of_each_server(desk: Desk, kind: str) 
         'cross_from = "S2"': 'cross_from = "S0"',
         'cross_to = "S0"': 'cross_to = "S3"',
         'traffic = ["iperf"]': f'traffic = ["{kind}"]',
-        "loads = [0, 0.7]": "loads = [0, 0.3, 0.6]",
+        "loads = [0, 0.7]": "loads = [0, 0.3, 0.6]\ncapture = [0.6]",
     }
     one_interface = {f'cross = "{SPEC.cross_ip(host)}"\n': "" for host in NAMES}
     plan, out = desk.plan(f"a-{kind}", roles | one_interface), desk.folder / f"a {kind}"
@@ -173,6 +173,20 @@ def test_configuration_a_by_one_interface_of_each_server(desk: Desk, kind: str) 
         assert volume == pytest.approx(1.5 * 250_000 * 4 * 1.05, rel=0.06)
         assert point["other_bps"] < 0.02 * 250e6
     assert heavy["mean_s"] > light["mean_s"] > 0.95 * empty["mean_s"]
+    assert desk.run("report", out).returncode == 0
+    (packets,) = json.loads((out / "report" / "report.json").read_text())["packets"]
+    assert packets["why"] == ""
+    assert {(flow["role"], flow["source"], flow["captured_on"]) for flow in packets["flows"]} >= {
+        ("cross traffic", "S0", "S0"),
+        ("training beside cross traffic", "S0", "S0"),
+    }
+    counts = packets["bytes"]
+    # the receiver's port alone tells cross traffic from training; gloo's headers are up to 2 % of so small a model
+    assert counts["packets"] == pytest.approx(1.5 * 250_000 * 4, rel=0.025)
+    # samples of 20 ms at both ends of some iterations
+    assert counts["sockets"] == pytest.approx(counts["packets"], rel=0.03)
+    assert counts["interfaces"] is None
+    assert counts["reasons"]["interfaces"] == "S0: eth0 also carries the cross traffic that the worker sends"
 
 
 def host_lost_while_measuring(desk: Desk, plan: Path, out: Path) -> None:

@@ -148,7 +148,7 @@ class SocketCounts:
             raise UsageError(
                 f"the connections of {self._folder.name} moved nothing, or were not sampled, in the window"
             )
-        counters, seconds = Counters(self._folder, start_ns, end_ns), (last_ns - first_ns) / 1e9
+        counters, seconds = Counters(self._folder, start_ns), (last_ns - first_ns) / 1e9
         nics = self._port.nics
         bits = {
             direction: 8 * counters.frame_bytes(of_interfaces(nics, direction), mtu, first_ns, last_ns)
@@ -288,7 +288,7 @@ def counted_bps(run: Path, counter: Mapping[str, str], mtu: int, start_ns: int, 
         UsageError: the node has no samples of that time; the message names it.
     """
     try:
-        counters = Counters(run / "nodes" / counter["node"], start_ns, end_ns, log_of(counter))
+        counters = Counters(run / "nodes" / counter["node"], start_ns, log_of(counter))
         return counters.rate_bps([counter], mtu, start_ns, end_ns)
     except UsageError as error:
         raise UsageError(f"host {counter['node']}: {error}") from error
@@ -366,7 +366,7 @@ class Watch:
             for nic in nics:
                 yield from _link_words(node, nic, [item for item in log if item["nic"] == nic], since_ns, end_ns)
             try:
-                counters = Counters(self._folder(node), start_ns, end_ns)
+                counters = Counters(self._folder(node), start_ns)
                 for nic in nics:
                     yield from self._error_words(node, nic, counters, start_ns, end_ns)
             except UsageError:  # such as a lost host, which is reported elsewhere

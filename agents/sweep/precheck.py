@@ -121,7 +121,7 @@ def look_at_idle_links(plan: SweepPlan, hosts: Hosts, network: SweepRoles, path:
     sentences = []
     for node, port in network.attachments.items():
         try:
-            counters = Counters(run.path / "nodes" / node, start_ns, end_ns)
+            counters = Counters(run.path / "nodes" / node, start_ns)
             for direction in ("rx", "tx"):
                 bps = counters.rate_bps(
                     of_interfaces(port.nics, direction), network.bottleneck["mtu"], start_ns, end_ns

@@ -16,7 +16,7 @@ from ringtap.analysis import thesis
 from ringtap.analysis.plots.figure import Drawn, line_handle, sheet, styled
 from ringtap.analysis.plots.style import BLUE, FAINT, INK, VERMILION, plain, title_of
 from ringtap.analysis.structure.flow_roles import CROSSING, ONLY, SHARED
-from ringtap.analysis.sweeps.packets import BIN_NS, MAX_DIFFERENCE, CapturedPoint, Flow
+from ringtap.analysis.sweeps.packets import BIN_NS, MAX_DIFFERENCE, CapturedFlow, CapturedPoint
 from ringtap.analysis.traffic.delivered import COUNT, WIDTH, Passed, Rates, instantaneous, shown_span_ns, window_ns
 from ringtap.analysis.traffic.log import read_sent
 from ringtap.analysis.traffic.plan import burst_windows, read_plan
@@ -37,7 +37,7 @@ def _name(captured: CapturedPoint) -> str:
     return plain(f"{captured.title}, {title_of(point.traffic)}{transport}, {captured.load:.0%}")
 
 
-def _passed(captured: CapturedPoint, flow: Flow, origin_ns: int, headers_at_ns: Any) -> Passed:
+def _passed(captured: CapturedPoint, flow: CapturedFlow, origin_ns: int, headers_at_ns: Any) -> Passed:
     """Return the captured payload of a flow at full size, against the time since ``origin_ns``."""
     edges = captured.start_ns - origin_ns + np.arange(len(flow.payload) + 1, dtype=np.int64) * BIN_NS
     total = np.concatenate(([0.0], np.cumsum(flow.payload, dtype=np.float64))) * captured.scale

@@ -37,7 +37,7 @@ _RESAMPLES = 1000
 
 
 @dataclass(frozen=True, eq=False)
-class Flow:
+class CapturedFlow:
     """Payload of a flow at one capture point.
 
     Attributes:
@@ -131,7 +131,7 @@ class CapturedPoint:
     scale: float
     start_ns: int
     edges_ns: Integers
-    flows: tuple[Flow, ...]
+    flows: tuple[CapturedFlow, ...]
     at_bottleneck: tuple[Integers, Integers] | None
     bytes: TrainingBytes | None
     dropped: int
@@ -148,11 +148,11 @@ class CapturedPoint:
         """Mean iteration time while packets were recorded."""
         return float(self.edges_ns[-1] - self.edges_ns[0]) / 1e9 / (len(self.edges_ns) - 1) if self.flows else None
 
-    def flow(self, role: str) -> Flow | None:
+    def flow(self, role: str) -> CapturedFlow | None:
         """Return the flow in a role."""
         return next((flow for flow in self.flows if flow.role == role), None)
 
-    def smoothed_bps(self, flow: Flow) -> Numbers:
+    def smoothed_bps(self, flow: CapturedFlow) -> Numbers:
         """Return the payload rate of a flow as a moving average, shape (bins,)."""
         return moving_average(flow.payload, self.samples, BIN_NS)
 
@@ -260,13 +260,13 @@ def captured_points(sweep: SweepRun, points: Sequence[Point]) -> list[CapturedPo
         points: its points, from `ringtap.analysis.sweeps.points.measure`.
     """
     return [
-        _Reading(sweep, window, point).result()
+        _PointReading(sweep, window, point).result()
         for window, point in zip(ordered_windows(sweep), points, strict=True)
         if "packets_start_ns" in window or window.get("packets_why")
     ]
 
 
-class _Reading:
+class _PointReading:
     """Reading of one point's packets."""
 
     def __init__(self, sweep: SweepRun, window: Mapping[str, Any], point: Point) -> None:
@@ -391,7 +391,7 @@ class _Reading:
         np.add.at(result, bins[inside], payload[payload > 0][inside])
         return result
 
-    def _flows(self, captures: Mapping[str, Traffic]) -> tuple[Flow, ...]:
+    def _flows(self, captures: Mapping[str, Traffic]) -> tuple[CapturedFlow, ...]:
         """Return the training flow alone, the one beside cross traffic, and the cross traffic."""
         pairs = {
             (a, b): flow for a in self._workers for b in self._workers
@@ -402,13 +402,13 @@ class _Reading:
         shared = at_receiver or [pair for pair in order if pair[0] == self._from]
         alone = [pair for pair in order if not {self._from, self._to} & set(pair)]
         roles = [(ONLY, alone), (SHARED, shared)]
-        found = [Flow(**(vars(pairs[some[0]]) | {"role": role})) for role, some in roles if some]
+        found = [CapturedFlow(**(vars(pairs[some[0]]) | {"role": role})) for role, some in roles if some]
         cross = self._flow(captures, CROSSING, self._from, self._to, self._cross()) if self._cross() else None
         return (*found, cross) if cross else tuple(found)
 
     def _flow(
         self, captures: Mapping[str, Traffic], role: str, source: str, destination: str, words: str
-    ) -> Flow | None:
+    ) -> CapturedFlow | None:
         """Return a flow as its sender captured it, else its receiver, else another node; None if none did."""
         for place in dict.fromkeys((source, destination, *captures)):
             if place not in captures or (selected := _selected(captures[place], words)) is None:
@@ -416,7 +416,7 @@ class _Reading:
             if (payload := self._binned(captures[place], place, words)).any():
                 table = selected.flows()
                 again = float(table["retransmitted_bytes"].sum()) / max(float(table["payload"].sum()), 1.0)
-                return Flow(role, source, destination, place, payload, again)
+                return CapturedFlow(role, source, destination, place, payload, again)
         return None
 
     def _bytes(self, captures: Mapping[str, Traffic], edges: Integers) -> TrainingBytes:

@@ -59,7 +59,7 @@ def of_points(node: Path) -> float | None:
 
 def of_disturbances(node: Path) -> float | None:
     try:
-        return Counters(node, START_NS, END_NS).grown("eth0.rx_bytes", START_NS, END_NS)
+        return Counters(node, START_NS).grown("eth0.rx_bytes", START_NS, END_NS)
     except UsageError:
         return None
 
@@ -122,7 +122,7 @@ def test_a_window_that_ends_inside_a_gap_has_no_growth(edge_s: float, tmp_path: 
         says = CounterLog(node / "nic" / "nic.rec").grown(COLUMN, start_ns, end_ns)
         assert says == "has a gap at an edge of the window"
         with pytest.raises(UsageError, match="has a gap at an edge of the window"):
-            Counters(node, start_ns, end_ns).grown("eth0.rx_bytes", start_ns, end_ns)
+            Counters(node, start_ns).grown("eth0.rx_bytes", start_ns, end_ns)
     # a window that ends at a sample needs no interpolation
     assert CounterLog(node / "nic" / "nic.rec").grown(COLUMN, START_NS, START_NS + 6 * S) == 60_000
 

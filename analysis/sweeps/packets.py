@@ -398,8 +398,9 @@ class _PointReading:
             if a != b and (flow := self._flow(captures, "", a, b, self._training(a, b)))
         }  # fmt: skip
         order = sorted(pairs, key=lambda pair: -int(pairs[pair].payload.sum()))
-        at_receiver = [pair for pair in order if pair[1] == self._to]
-        shared = at_receiver or [pair for pair in order if pair[0] == self._from]
+        # as in `roles_of`; but if the sender of cross traffic trains too, its link is the bottleneck
+        side, end = (0, self._from) if self._from in self._workers else (1, self._to)
+        shared = [pair for pair in order if pair[side] == end]
         alone = [pair for pair in order if not {self._from, self._to} & set(pair)]
         roles = [(ONLY, alone), (SHARED, shared)]
         found = [CapturedFlow(**(vars(pairs[some[0]]) | {"role": role})) for role, some in roles if some]

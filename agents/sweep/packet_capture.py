@@ -66,16 +66,17 @@ def check_capture(plan: SweepPlan, hosts: Hosts, network: SweepRoles) -> list[st
         UsageError: they cannot.
         MeasurementError: a host does not answer.
     """
-    problems, warnings = [], []
+    problems: list[str] = []
+    warnings: list[str] = []
     for node in capture_points(network):
         done = hosts.ask(node, [hosts.python(node), "-m", _MODULE, json.dumps(_options(plan, network, node))])
         with understood(node):
-            checks = json.loads(done.stdout)
-            problems += [f"{node}: {one['reason']}" for one in checks.values() if one["state"] == "unavailable"]
-            remedy = next((one["remedy"] for one in checks.values() if one["state"] == "unavailable"), "")
-            warnings += [f"{node}: {one['reason']}" for one in checks.values() if one["state"] == "degraded"]
-        if remedy:
-            problems[-1] += f" ({remedy})"
+            for check in json.loads(done.stdout).values():
+                if check["state"] == "unavailable":
+                    remedy = f" ({check['remedy']})" if check["remedy"] else ""
+                    problems.append(f"{node}: {check['reason']}{remedy}")
+                elif check["state"] == "degraded":
+                    warnings.append(f"{node}: {check['reason']}")
     if problems:
         raise UsageError(f"no packets can be recorded, which sweep.capture asks for: {'; '.join(problems)}")
     return warnings

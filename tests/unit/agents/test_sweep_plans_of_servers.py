@@ -14,11 +14,13 @@ from ringtap.agents.doctor.command import verdict
 from ringtap.agents.hosts import LocalHosts
 from ringtap.agents.hosts.worker import HostWorker, clean
 from ringtap.agents.sweep.conductor import plan_changes
-from ringtap.agents.sweep.estimate import doubts, resolved
+from ringtap.agents.sweep.estimate import doubts, layout, resolved
 from ringtap.agents.sweep.host_facts import free_port, job_facts, room_problem
 from ringtap.agents.sweep.job_launch import processes
 from ringtap.agents.sweep.load_series import stalled_s, telling_line, words_of_hosts
+from ringtap.agents.sweep.packet_capture import capture_points, check_capture
 from ringtap.agents.sweep.preflight import cluster_roles
+from ringtap.agents.sweep.roles import testbed_roles
 from ringtap.cli import main
 from ringtap.errors import UsageError
 from ringtap.plan import SweepPlan, load_plan
@@ -422,3 +424,25 @@ def test_the_doctors_last_line_says_that_a_plan_can_run_or_what_prevents_it() ->
     lines = verdict(plan, ["S1 is ill", "S2 is full"])
     assert lines[:2] == ["  1. S1 is ill", "  2. S2 is full"]
     assert lines[-1] == "The plan cannot run: 2 things prevent it, the first: S1 is ill."
+
+
+def test_hosts_that_cannot_record_packets_are_named_before_anything_is_measured() -> None:
+    plan = load_plan({"sweep": {"loads": [0.3], "capture": [0.3]}, "models": [{"name": "vgg16"}]})
+    spec, roles = layout(plan)
+    network = testbed_roles(spec, roles, "")
+    assert capture_points(network) == {"switch": ("to-S0",), "S3": ("eth0",), "S0": ("eth0",), "S2": ("eth0",)}
+    hosts = LocalHosts(["switch", *spec.hosts])
+    try:
+        with pytest.raises(UsageError) as refused:
+            check_capture(plan, hosts, network)
+    finally:
+        hosts.close()
+    said = str(refused.value)
+    assert said.startswith("no packets can be recorded, which sweep.capture asks for: switch: there is no interface")
+
+
+def test_in_configuration_a_the_sender_is_the_host_of_the_bottleneck() -> None:
+    tables = {"sweep": {"loads": [0.3]}, "models": [{"name": "vgg16"}], "testbed": {"configuration": "A"}}
+    spec, roles = layout(load_plan(tables))
+    points = capture_points(testbed_roles(spec, roles, ""))
+    assert points == {"switch": ("to-S0",), "S2": ("eth0",), "S0": ("eth0",)}

@@ -31,10 +31,13 @@ _INSTANT_NS = 1_000_000.0  # over which an instantaneous rate is averaged: a bur
 _NEAR_LOAD = 0.05  # largest distance of a published load from the point's, as a share of the capacity
 
 
+def _model(captured: CapturedPoint) -> str:
+    transport = f", {captured.point.transport}" if captured.point.transport else ""
+    return plain(f"{captured.title}{transport}")
+
+
 def _name(captured: CapturedPoint) -> str:
-    point = captured.point
-    transport = f", {point.transport}" if point.transport else ""
-    return plain(f"{captured.title}, {title_of(point.traffic)}{transport}, {captured.load:.0%}")
+    return f"{_model(captured)}, {title_of(captured.point.traffic)}, {captured.load:.0%}"
 
 
 def _passed(captured: CapturedPoint, flow: CapturedFlow, origin_ns: int, headers_at_ns: Any) -> Passed:
@@ -53,7 +56,7 @@ def histogram(points: Sequence[CapturedPoint]) -> Drawn | None:
             passed = _passed(captured, flow, captured.start_ns, np.empty(0, np.int64))
             length_ns = len(flow.payload) * BIN_NS
             rates = instantaneous(title_of(captured.point.traffic), passed, length_ns, _INSTANT_NS)
-            groups.setdefault((captured.title, captured.load), []).append(rates)
+            groups.setdefault((_model(captured), captured.load), []).append(rates)
     if not groups:
         return None
     on = sheet(len(groups), 2, _PANEL)

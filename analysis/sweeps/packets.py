@@ -427,9 +427,13 @@ class _PointReading:
         reasons: dict[str, str] = {}
         for name in workers:
             sent = self._flow(captures, "", name, "", self._training(name))
-            total = 0.0 if sent is None else float(sent.payload.sum())
-            again = 0.0 if sent is None else total * sent.retransmitted_share
-            counts["packets"].append(total - again)
+            again = 0.0
+            if sent is None:
+                reasons.setdefault("packets", f"{name} captured no training packet of its own")
+            else:
+                total = float(sent.payload.sum())
+                again = total * sent.retransmitted_share
+                counts["packets"].append(total - again)
             for what, found in (("interfaces", self._nic_payload(name, edges)), ("sockets", self._acked(name, edges))):
                 if isinstance(found, str):
                     reasons.setdefault(what, f"{name}: {found}")

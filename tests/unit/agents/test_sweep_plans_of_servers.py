@@ -13,6 +13,7 @@ import pytest
 from ringtap.agents.doctor.command import verdict
 from ringtap.agents.hosts import LocalHosts
 from ringtap.agents.hosts.worker import HostWorker, clean
+from ringtap.agents.sweep import roles as sweep_roles
 from ringtap.agents.sweep.conductor import plan_changes
 from ringtap.agents.sweep.estimate import doubts, layout, resolved
 from ringtap.agents.sweep.host_facts import free_port, job_facts, room_problem
@@ -20,7 +21,6 @@ from ringtap.agents.sweep.job_launch import processes
 from ringtap.agents.sweep.load_series import stalled_s, telling_line, words_of_hosts
 from ringtap.agents.sweep.packet_capture import capture_points, check_capture
 from ringtap.agents.sweep.preflight import cluster_roles
-from ringtap.agents.sweep.roles import testbed_roles
 from ringtap.cli import main
 from ringtap.errors import UsageError
 from ringtap.plan import SweepPlan, load_plan
@@ -429,7 +429,7 @@ def test_the_doctors_last_line_says_that_a_plan_can_run_or_what_prevents_it() ->
 def test_hosts_that_cannot_record_packets_are_named_before_anything_is_measured() -> None:
     plan = load_plan({"sweep": {"loads": [0.3], "capture": [0.3]}, "models": [{"name": "vgg16"}]})
     spec, roles = layout(plan)
-    network = testbed_roles(spec, roles, "")
+    network = sweep_roles.testbed_roles(spec, roles, "")
     assert capture_points(network) == {"switch": ("to-S0",), "S3": ("eth0",), "S0": ("eth0",), "S2": ("eth0",)}
     hosts = LocalHosts(["switch", *spec.hosts])
     try:
@@ -444,5 +444,5 @@ def test_hosts_that_cannot_record_packets_are_named_before_anything_is_measured(
 def test_in_configuration_a_the_sender_is_the_host_of_the_bottleneck() -> None:
     tables = {"sweep": {"loads": [0.3]}, "models": [{"name": "vgg16"}], "testbed": {"configuration": "A"}}
     spec, roles = layout(load_plan(tables))
-    points = capture_points(testbed_roles(spec, roles, ""))
+    points = capture_points(sweep_roles.testbed_roles(spec, roles, ""))
     assert points == {"switch": ("to-S0",), "S2": ("eth0",), "S0": ("eth0",)}

@@ -302,9 +302,9 @@ class _PointReading:
         bottleneck = self._bottleneck()
         both = None
         if bottleneck in captures:
-            both = tuple(
-                self._binned(captures[bottleneck], bottleneck, words) for words in (self._training(), self._cross())
-            )
+            traffic = captures[bottleneck]
+            training, cross = (self._binned(traffic, bottleneck, words) for words in (self._training(), self._cross()))
+            both = training, cross
         return CapturedPoint(
             self._point,
             self._title,
@@ -313,7 +313,7 @@ class _PointReading:
             self._start_ns,
             edges,
             flows,
-            both,  # type: ignore[arg-type]
+            both,
             self._bytes(captures, edges) if captures else None,
             self._dropped,
             self._flow_plan(),

@@ -37,7 +37,7 @@ def _model(captured: CapturedPoint) -> str:
 
 
 def _name(captured: CapturedPoint) -> str:
-    return f"{_model(captured)}, {title_of(captured.point.traffic)}, {captured.load:.0%}"
+    return f"{_model(captured)}, {title_of(captured.point.traffic)}, {captured.load * 100:.0f} %"
 
 
 def _passed(captured: CapturedPoint, flow: CapturedFlow, origin_ns: int, headers_at_ns: Any) -> Passed:
@@ -66,7 +66,7 @@ def histogram(points: Sequence[CapturedPoint]) -> Drawn | None:
         axes.legend(handles=handles, loc="upper right", **_LEGEND)
         axes.set_ylim(0, 1.05 + 0.13 * len(handles))  # room for the legend
         axes.set_yticks((0, 0.25, 0.5, 0.75, 1))
-        axes.set_title(f"{model}, {load:.0%}", loc="left")
+        axes.set_title(f"{model}, {load * 100:.0f} %", loc="left")
         tables.append(numbers.assign(model=model, load=load))
     caption = (
         f"Histogram of {COUNT:,} instantaneous injection rates of the cross traffic at its sender, at full size, each "
@@ -194,11 +194,13 @@ def agreement(captured: CapturedPoint) -> str:
     ]
     why = "".join(f"; {names[name]}: {reason}" for name, reason in found.reasons.items())
     if found.header_share is not None:
-        why = f"; packets hold {found.header_share:.1%} more than equation 3.1, headers of the job's library{why}"
+        why = (
+            f"; packets hold {found.header_share * 100:.1f} % more than equation 3.1, headers of the job's library{why}"
+        )
     difference = found.largest_difference
     if difference is None:
         verdict = ""
     else:
         agree = "agree" if difference <= MAX_DIFFERENCE else "do not agree"
-        verdict = f"; they {agree} within {MAX_DIFFERENCE:.0%} (largest difference {difference:.2%})"
+        verdict = f"; they {agree} within {MAX_DIFFERENCE * 100:.0f} % (largest difference {difference * 100:.2f} %)"
     return f"training bytes that a worker sends per iteration: {', '.join(parts)}{verdict}{why}."

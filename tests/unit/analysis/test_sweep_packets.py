@@ -167,7 +167,7 @@ def test_the_report_says_if_the_counts_agree(tmp_path: Path, factor: float, verd
     captured_sweep(tmp_path / "sweep", factor * DEMAND_BYTES)
     written = write_report(tmp_path / "sweep")
     (item,) = json.loads(written.json_path.read_text())["packets"]
-    assert f"they {verdict} within 2%" in item["agreement"]
+    assert f"they {verdict} within 2 %" in item["agreement"]
     assert item["agreement"] in written.summary
     assert item["bytes"]["agree"] is (factor < 1.02)
     assert item["bytes"]["header_share"] == pytest.approx(factor - 1, abs=1e-3)

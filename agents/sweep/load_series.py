@@ -486,7 +486,8 @@ class Series:
             spent_s = (time.time_ns() - settled_ns) / 1e9
             seconds = (ends[-1] - ends[0]) / 1e9 if ends else 0.0
             enough = seconds >= window.min_s and len(ends) > window.min_iterations
-            enough = enough and (self._is_known is None or self._is_known(ends))
+            if window is self._plan.window and self._is_known is not None:  # a window of a point, not of packets
+                enough = enough and self._is_known(ends)
             now_ns = time.time_ns()
             if enough or (spent_s >= window.max_s and len(ends) > 1 and not stalled_s(ends, now_ns)):
                 return ends[0], ends[-1], len(ends) - 1

@@ -84,6 +84,7 @@ _FOR_PROGRAMS = {
         "agents/sweep/tcp_reachability.py",
     ),
     "analysis/pcap/kernels/compile.py",
+    "analysis/sweeps/next_load.py",
 }
 # functions that go past the guard, and why
 _PAST_THE_GUARD = {

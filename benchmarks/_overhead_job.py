@@ -136,9 +136,10 @@ def _communicating(rank: int) -> tuple[Any, Any, int]:
     """Return the scale model of a job on accelerators: 80 ms of sleep as computation, and 4 MB in 16 buckets."""
     import torch
 
-    from ringtap.examples.scale_model import build_model
+    from ringtap.examples.scale_model import build_model, equal_layers
 
-    return build_model(1_000_000, 16, COMPUTE_S, rank), torch.ones(1, requires_grad=True), 250_000
+    layers = equal_layers(1_000_000, 16)
+    return build_model(layers, COMPUTE_S, rank), torch.ones(1, requires_grad=True), 250_000
 
 
 class Job:
@@ -156,7 +157,7 @@ class Job:
         torch.set_num_threads(1)
         self.rank, _ = join_group()
         model, self._batch, bucket_bytes = (_computing if kind == "computes" else _communicating)(self.rank)
-        self._model = distribute(model, bucket_bytes)
+        self._model = distribute(model, bucket_bytes, bucket_bytes)
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-6)
         self._kind, self._block = kind, _BLOCKS[kind]
         self._agent = psutil.Process(_agent_pid()) if self.rank == 0 else None

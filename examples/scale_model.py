@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before there is a group, which its default arguments would keep
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before there is a group, which its default arguments would keep
 from torch import nn
 from torch.nn.functional import cross_entropy, interpolate, relu
 from torch.nn.parallel import DistributedDataParallel

@@ -11,6 +11,8 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -64,6 +66,19 @@ def install_command(extra: str = "") -> str:
     if source is None and (checkout / "pyproject.toml").is_file():
         source = [_with(str(checkout), extra)]
     return f"{pip()} install {shlex.join(source or _packages(requirements, extra))}"
+
+
+def lacking(what: str, packages: Iterable[str]) -> str:
+    """Return a sentence if packages that something needs are not installed; empty if all of them are.
+
+    Args:
+        what: what needs them.
+        packages: names to import, all of one extra.
+    """
+    missing = [name for name in packages if find_spec(name) is None]
+    if not missing:
+        return ""
+    return f"{what} needs {' and '.join(missing)}, not installed here: {install_command(EXTRAS[missing[0]])}"
 
 
 def shipped_example(path: str | os.PathLike[str]) -> Path | None:

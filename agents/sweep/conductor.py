@@ -34,7 +34,7 @@ from ringtap.agents.sweep.tcp_reachability import check_reachability
 from ringtap.agents.testbed.up import RunningTestbed, own_name, rate_warnings
 from ringtap.arguments import check_callback, instance_of, path_of
 from ringtap.errors import MeasurementError, UsageError, did_you_mean
-from ringtap.installation import install_command
+from ringtap.installation import lacking
 from ringtap.json_validation import NAME, Number, Shape, ShapeError, check
 from ringtap.plan import COMMAND, REAL, SCALE_MODEL, Model, SweepPlan, load_plan, model_label, plan_from_keys
 from ringtap.plan_cluster import Cluster
@@ -441,11 +441,8 @@ def _check_machine(plan: SweepPlan) -> None:
             f'framework = "horovod" needs Horovod, which {sys.executable} does not have: '
             "build it with python -m ringtap.examples.build_horovod --install"
         )
-    for library in real_libraries(plan):
-        if not find_spec(library):
-            raise UsageError(
-                f'job = "real" needs {library}, which {sys.executable} does not have: {install_command("models")}'
-            )
+    if problem := lacking('job = "real"', real_libraries(plan)):
+        raise UsageError(problem)
 
 
 def check_series(plan: SweepPlan, only: str) -> None:

@@ -8,13 +8,12 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 from ringtap.errors import UsageError
-from ringtap.installation import install_command
+from ringtap.installation import lacking
 from ringtap.schema import REPORT_HTML
 from ringtap.terminal import shell_word
 
@@ -120,7 +119,5 @@ def check_packages() -> None:
     Raises:
         UsageError: a package is not installed.
     """
-    if missing := [name for name in _PACKAGES if find_spec(name) is None]:
-        raise UsageError(
-            f"--report (report=True) needs {' and '.join(missing)}, not installed here: {install_command('report')}"
-        )
+    if problem := lacking("--report (report=True)", _PACKAGES):
+        raise UsageError(problem)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +16,7 @@ from typing import Any
 import psutil
 
 from ringtap.errors import MeasurementError, UsageError
-from ringtap.installation import install_command
+from ringtap.installation import lacking
 
 _LOG = "log/next-load.log"
 _MODULE = "ringtap.analysis.sweeps.next_load"
@@ -32,10 +31,8 @@ def check_analysis() -> None:
     Raises:
         UsageError: one is missing.
     """
-    if missing := [name for name in _PACKAGES if find_spec(name) is None]:
-        raise UsageError(
-            f'loads = "auto" needs {" and ".join(missing)}, not installed here: {install_command("report")}'
-        )
+    if problem := lacking('loads = "auto"', _PACKAGES):
+        raise UsageError(problem)
 
 
 class LoadChoice:

@@ -145,11 +145,13 @@ class Burst:
         height: rate in a burst as a multiple of the load.
         length_s: length of a burst.
         period_s: time from one burst to the next.
+        quiet_budget: the bytes between bursts are exact in ``each`` period, or in all of them ``together``.
     """
 
     height: float = 3.0
     length_s: float = 0.001
     period_s: float = 0.01
+    quiet_budget: str = "together"
 
 
 @dataclass(frozen=True)
@@ -595,6 +597,7 @@ def _burst(table: TomlTable) -> Burst:
         height=table.number("height", 3.0, 1.0, 1000.0),
         length_s=table.quantity("length", "1ms", parse_duration_s),
         period_s=table.quantity("period", "10ms", parse_duration_s),
+        quiet_budget=table.text("quiet_budget", "together", ("each", "together")),
     )
     table.finish()
     if not 0 < burst.height * burst.length_s < burst.period_s:

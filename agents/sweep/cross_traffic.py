@@ -131,7 +131,7 @@ class CrossTraffic:
         given |= {"seed": zlib.crc32(f"{self._plan.seed} {self.kind} {name}".encode()), "scale": self._plan.scale}
         if self.kind == "burst":
             given |= {"burst_height": burst.height, "burst_length": round(burst.length_s * _NS)}
-            given |= {"burst_period": round(burst.period_s * _NS)}
+            given |= {"burst_period": round(burst.period_s * _NS), "quiet_budget": burst.quiet_budget}
         return make_plan(self.kind, given)
 
     def check(self) -> None:

@@ -1,17 +1,19 @@
 """Flow plans of web-like traffic: the thesis's Algorithms 1 (consistent) and 2 (burst), made exact.
 
-A plan contains exactly the requested bytes. Sizes are drawn from the distribution and then multiplied by one factor per
-interval (the whole plan, or the quiet part of a period); a burst is two flows that divide its bytes at random. Starts
-are a Poisson process given its number of arrivals. docs/commands/traffic-plans.md explains both.
+A plan contains exactly the requested bytes. Sizes are drawn from the distribution and then multiplied by one factor: of
+the whole plan, of all quiet parts between bursts together, or of each quiet part. A burst is two flows that divide its
+bytes at random. Starts are a Poisson process given its number of arrivals. docs/commands/traffic-plans.md explains both.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
+from itertools import islice
 from typing import Any, Literal
 
 from ringtap.errors import UsageError, did_you_mean
@@ -30,10 +32,11 @@ from ringtap.trafficgen.plans.kind import (
     needed_load,
 )
 from ringtap.trafficgen.plans.kind import duration_ns as read_ns
-from ringtap.trafficgen.plans.sampling import arrivals, normal_share, shares_of, stream
+from ringtap.trafficgen.plans.sampling import Draw, arrivals, normal_share, shares_of, stream
 from ringtap.trafficgen.plans.sizes import WEB_SEARCH, Sizes, parse_sizes
 
 KINDS = ("consistent", "burst")
+QUIET_BUDGETS = ("each", "together")
 _BURST_FLOWS = 2
 _MIN_QUIET_FLOWS = 8
 # Share of a burst in its first flow: normal, with three standard deviations from the middle to either end
@@ -54,6 +57,7 @@ class PlanSpec:
         burst_height: rate in a burst as a multiple of the load.
         burst_length_ns: length of a burst.
         burst_period_ns: time from one burst to the next.
+        quiet_budget: ``each`` quiet part between two bursts has exactly its bytes, or all of them ``together`` do.
         sizes: distribution of flow sizes.
         sources: addresses from which flows are sent, drawn uniformly; empty: unbound.
         load_counts: unit of ``load_bps``: payload, or all bits on the wire.
@@ -70,6 +74,7 @@ class PlanSpec:
     burst_height: float = 3.0
     burst_length_ns: int = 1_000_000
     burst_period_ns: int = 10_000_000
+    quiet_budget: Literal["each", "together"] = "each"
     sizes: Sizes = WEB_SEARCH
     sources: Sequence[str] = ()
     load_counts: Literal["payload", "wire"] = "payload"
@@ -129,15 +134,33 @@ class FlowPlan:
 
     def _starts_and_sizes(self) -> Iterator[tuple[int, int]]:
         gaps, sizes = stream(self.spec.seed, "gaps"), stream(self.spec.seed, "sizes")
-        draw = self._sizes.sampler(sizes)
+        quiet_sizes = self._quiet_sizes(sizes)
+        # sizes that quiet parts have in common come from one stream, from which bursts must not draw
+        splits = sizes if self.spec.quiet_budget == "each" else gaps
         for interval in self._intervals():
-            starts = arrivals(gaps, interval.start_ns, interval.starts_ns, interval.flows)
             if interval.burst:
-                share = normal_share(sizes, _SPLIT_MEAN, _SPLIT_DEVIATION)
+                share = normal_share(splits, _SPLIT_MEAN, _SPLIT_DEVIATION)
                 first = 1 + int((interval.size_bytes - 2) * share)
-                yield from zip(starts, (first, interval.size_bytes - first), strict=True)
+                drawn: Iterator[int] = iter((first, interval.size_bytes - first))
             else:
-                yield from zip(starts, shares_of(sizes, draw, interval.flows, interval.size_bytes), strict=True)
+                drawn = quiet_sizes(interval)
+            starts = arrivals(gaps, interval.start_ns, interval.starts_ns, interval.flows)
+            yield from zip(starts, drawn, strict=True)
+
+    def _quiet_sizes(self, rng: random.Random) -> Callable[[_Interval], Iterator[int]]:
+        """Return a function that yields the sizes of the flows of an interval that is not a burst."""
+        draw: Draw = self._sizes.sampler(rng)
+        if self.spec.kind == "consistent" or self.spec.quiet_budget == "each":
+            return lambda part: shares_of(rng, draw, part.flows, part.size_bytes)
+        last_ns = self.spec.duration_ns // self.spec.burst_period_ns * self.spec.burst_period_ns
+        whole = [part for part in self._intervals() if not part.burst and part.start_ns < last_ns]
+        together = shares_of(rng, draw, sum(part.flows for part in whole), sum(part.size_bytes for part in whole))
+        # the part of a shortened last period comes after all others, and has a budget of its own
+        return lambda part: (
+            islice(together, part.flows)
+            if part.start_ns < last_ns
+            else shares_of(rng, draw, part.flows, part.size_bytes)
+        )
 
     def _intervals(self) -> Iterator[_Interval]:
         spec, until = self.spec, self._load.bytes_until
@@ -178,7 +201,7 @@ class FlowPlan:
         header = self._frame.header(spec.kind, flows, total, **more)
         if spec.kind == "burst":
             header |= {"burst_height": spec.burst_height, "burst_length_ns": spec.burst_length_ns}
-            header |= {"burst_period_ns": spec.burst_period_ns}
+            header |= {"burst_period_ns": spec.burst_period_ns, "quiet_budget": spec.quiet_budget}
         else:
             header |= {"size_factor": self._size_factor(flows, total)}
         return header
@@ -219,6 +242,7 @@ def _make(kind: Literal["consistent", "burst"], given: dict[str, Any], frame: Fr
             burst_height=given.get("burst_height", 3.0),
             burst_length_ns=given.get("burst_length", 1_000_000),
             burst_period_ns=given.get("burst_period", 10_000_000),
+            quiet_budget=given.get("quiet_budget", "each"),
             sizes=parse_sizes(given["sizes"]) if "sizes" in given else WEB_SEARCH,
             sources=frame.sources,
             load_counts=load.counts,
@@ -243,5 +267,6 @@ BURST = TrafficKind(
         Option("burst-height", "H", "burst: rate in a burst over the load (default 3)", float),
         Option("burst-length", "TIME", "burst: length of a burst (default 1ms)", read_ns),
         Option("burst-period", "TIME", "burst: from burst to burst (default 10ms)", read_ns),
+        Option("quiet-budget", "", "burst: exact bytes of each quiet part (default) or together", choices=QUIET_BUDGETS),
     ),
 )

@@ -146,6 +146,33 @@ def test_a_last_period_that_does_not_fit_is_smaller_and_of_the_same_shape() -> N
     assert sum(flow.size_bytes for flow in flows) == 125_000
 
 
+def parts_of(spec: PlanSpec) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes that start in each burst and in each quiet part."""
+    parts = np.zeros((-(-spec.duration_ns // spec.burst_period_ns), 2), np.int64)
+    for flow in FlowPlan(spec).flows():
+        period, within = divmod(flow.start_ns, spec.burst_period_ns)
+        parts[period, int(within >= spec.burst_length_ns)] += flow.size_bytes
+    return parts[:, 0], parts[:, 1]
+
+
+def test_quiet_parts_with_one_budget_together_vary_as_their_sizes_do() -> None:
+    spec = replace(BURST, duration_ns=20_000 * MS, quiet_budget="together")
+    burst, quiet = parts_of(spec)
+    assert set(burst) == {75_000}
+    assert quiet.sum() == 2000 * 175_000
+    # ten flows in each: the spread of their sum is that of one size over the root of ten
+    one = np.array([flow.size_bytes for flow in FlowPlan(replace(CONSISTENT, duration_ns=60_000 * MS)).flows()])
+    expected = one.std() / one.mean() / np.sqrt(10)
+    assert quiet.std() / quiet.mean() == pytest.approx(expected, rel=0.1)
+    assert abs(np.corrcoef(quiet[:-1], quiet[1:])[0, 1]) < 0.05
+
+
+def test_a_shortened_last_period_has_its_own_budget_when_quiet_parts_share_theirs() -> None:
+    burst, quiet = parts_of(replace(BURST, duration_ns=2_005 * MS, quiet_budget="together"))
+    assert burst[-1] + quiet[-1] == 125_000
+    assert quiet[:-1].sum() == 200 * 175_000
+
+
 def test_more_destinations_leave_starts_and_sizes_as_they_are() -> None:
     one = list(FlowPlan(BURST).flows())
     two = list(FlowPlan(replace(BURST, destinations=("a:1", "b:2"))).flows())

@@ -49,6 +49,7 @@ def tables(reports: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield from spread_and_growth(series)
     yield from kind_order([item for data in reports for item in data["kind_order"]])
     yield from compared([pair for data in reports for pair in data["comparisons"]])
+    yield from packets([item for data in reports for item in data["packets"]])
     yield from points(series)
 
 
@@ -202,6 +203,28 @@ def compared(pairs: Sequence[dict[str, Any]]) -> Iterator[str]:
             pair["title"], share(pair["share"], ".0f"), f"{second} against {first}", estimate(pair["median_ratio"]),
             estimate(pair["p99_ratio"]), share(pair["superiority"]["value"], ".0f"),
             num(min(test["p_holm"] for test in pair["tests"]), ".2g"),
+        )  # fmt: skip
+
+
+def packets(items: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the table of sending rates of both training flows, and of how far traffic backs off."""
+    if not items:
+        return
+    yield from head(
+        "Packets at a light and a heavy load (Table 3.11, figures 3-10, 3-11)", "series", "asked", "DL only, Gbit/s",
+        "DL shared, Gbit/s", "oversupply", "thesis: DL only, shared", "training backs off by", "cross traffic backs off by",
+        "bytes agree within", "dropped",
+    )  # fmt: skip
+    for item in items:
+        there, counted = item["thesis"], item["bytes"]
+        backs_off = [item[f"{who}_backoff"] for who in ("training", "cross")]
+        yield row(
+            item["label"], share(item["load"], ".0f"), num(item["alone_gbps"], ".2f"), num(item["shared_gbps"], ".2f"),
+            share(item["oversupply"], ".0f"),
+            "–" if there is None else f"{there['alone_gbps']:.2f}, {there['shared_gbps']:.2f}",
+            *(share(None if ratio is None else ratio["value"], ".0f") for ratio in backs_off),
+            share(None if counted is None else counted["largest_difference"], ".2f"),
+            num(item["dropped_packets"], "d"),
         )  # fmt: skip
 
 

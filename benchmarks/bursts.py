@@ -1,0 +1,131 @@
+"""Causes of the spread of iteration times under burst traffic, each alone: burst beside consistent traffic.
+
+python benchmarks/bursts.py FOLDER [--quick]      about 35 minutes; the same command goes on where it was interrupted
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import _checkout  # noqa: F401 -- first: lets the others import ringtap
+import numpy as np
+
+import ringtap
+from ringtap.analysis.runs.run import read_run
+from ringtap.analysis.sweeps.points import measure
+from ringtap.plan import MODELS
+from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
+
+LOADS = (0.6, 0.8)
+SCALE = 100
+CAPACITY_BPS = 25e9
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A condition that differs from the thesis's cluster at 1:100, or from the plan's defaults, in one respect.
+
+    Attributes:
+        title: name in the table.
+        burst: keys of the plan's [burst].
+        testbed: keys of the plan's [testbed].
+        scale: scale of the testbed.
+        has_consistent: True if consistent traffic is measured, too.
+    """
+
+    title: str
+    burst: dict[str, Any] = field(default_factory=dict)
+    testbed: dict[str, Any] = field(default_factory=dict)
+    scale: int = SCALE
+    has_consistent: bool = True
+
+
+EACH = {"quiet_budget": "each"}
+# queue and bucket in proportion to the rate: the same times
+LARGER = {scale: {"queue": 40_000_000 // scale, "burst": 6_553_600 // scale} for scale in (30, 10)}
+CAUSES = {
+    "each": Cause("every quiet part exact", EACH),
+    "together": Cause("quiet parts as drawn (default)", has_consistent=False),
+    "scale-30": Cause("scale 1:30, exact", EACH, LARGER[30], 30),
+    "scale-10": Cause("scale 1:10, exact", EACH, LARGER[10], 10),
+    "queue-1ms": Cause("queue of 1.3 ms, exact", EACH, {"queue": "40kB"}),
+    "queue-1ms-together": Cause("queue of 1.3 ms, as drawn", {}, {"queue": "40kB"}, has_consistent=False),
+    "queue-96ms": Cause("queue of 96 ms, exact", EACH, {"queue": "3MB"}),
+    "mtu-576": Cause("MTU 576, exact", EACH, {"mtu": 576}),
+    "burst-10ms": Cause("10 ms in 100 ms, exact", EACH | {"length": "10ms", "period": "100ms"}, has_consistent=False),
+    "burst-100ms": Cause("100 ms in 1 s, exact", EACH | {"length": "100ms", "period": "1s"}, has_consistent=False),
+}
+
+
+def run(folder: Path, cause: Cause, name: str, model: str, quick: bool) -> list[list[str]]:
+    """Measure a model under one condition, and return the rows of the table."""
+    path = folder / f"{name}-{model}"
+    window = {"settle": "2s", "min_time": "8s", "min_iterations": 20, "max_time": "25s"}
+    if quick:
+        window = {"settle": "0.5s", "min_time": "1s", "min_iterations": 3, "max_time": "2s"}
+    ringtap.run_sweep(
+        output=path, resume=(path / "run.json").exists(), progress=partial(_tell, path.name),
+        models=[model], traffic=["consistent", "burst"] if cause.has_consistent else ["burst"],
+        loads=[0, *LOADS], scale=cause.scale, burst=cause.burst, testbed=cause.testbed, window=window,
+    )  # fmt: skip
+    run = read_run(path)
+    assert not isinstance(run, ringtap.analysis.runs.run.JobRun)
+    rows = []
+    for point in measure(run):
+        if point.requested_bps and point.cross_gbps is not None:
+            spread = "-" if point.variation is None else f"{point.variation:.1%}"
+            row = [model, cause.title, point.traffic, f"{point.cross_gbps:.1f}", f"{point.mean_s:.3f}", spread]
+            rows.append([*row, f"{point.p99_s:.3f}", str(point.iterations)])
+    return rows
+
+
+def _tell(name: str, state: Any) -> None:
+    if state.message:
+        print(f"{name}: {state.message}", file=sys.stderr, flush=True)
+
+
+def offered_spread(kind: Any, quiet_budget: Any, load: float, length_s: float) -> float:
+    """Standard deviation over mean of the bytes that a plan starts within windows of a length."""
+    bps, seconds = load * CAPACITY_BPS / SCALE, 120
+    spec = PlanSpec(kind, bps, seconds * 10**9, ("host:1",), 1, SCALE, quiet_budget=quiet_budget)
+    flows = list(FlowPlan(spec).flows())
+    starts_s = np.array([flow.start_ns for flow in flows]) / 1e9
+    windows = np.arange(0, seconds + 1e-9, length_s)
+    sizes = np.histogram(starts_s, windows, weights=[float(flow.size_bytes) for flow in flows])[0]
+    return float(sizes.std() / sizes.mean())
+
+
+def table(head: list[str], rows: list[list[str]]) -> None:
+    """Print a table in Markdown."""
+    for row in [head, ["---"] * len(head), *rows]:
+        print(f"| {' | '.join(row)} |")
+
+
+def main() -> int:
+    """Print the spread of what the plans offer, then that of the measured iteration times."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="run directories; what is there is resumed")
+    parser.add_argument("--quick", action="store_true", help="one condition with short windows")
+    options = parser.parse_args()
+    lengths = (0.01, 0.1, 0.3, 1.0)
+    kinds = (("consistent", "each"), ("burst", "each"), ("burst", "together"))
+    table(
+        ["plan at 80 % load", *(f"{length:g} s" for length in lengths)],
+        [[f"{k}, {q}" if k == "burst" else k, *(f"{offered_spread(k, q, 0.8, at):.1%}" for at in lengths)] for k, q in kinds],
+    )  # fmt: skip
+    print()
+    names = ["together"] if options.quick else list(CAUSES)
+    models = ["resnet50"] if options.quick else ["resnet50", "vgg16"]
+    rows = [row for model in models for name in names for row in run(options.folder, CAUSES[name], name, model, options.quick)]  # fmt: skip
+    head = ["model", "condition", "traffic", "load, Gbit/s", "mean, s", "std/mean", "p99, s", "iterations"]
+    table(head, [[MODELS[row[0]].title, *row[1:]] for row in rows])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

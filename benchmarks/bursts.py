@@ -16,9 +16,9 @@ import _checkout  # noqa: F401 -- first: lets the others import ringtap
 import numpy as np
 
 import ringtap
-from ringtap.analysis.runs.run import read_run
+from ringtap.analysis.runs.run import JobRun, read_run
 from ringtap.analysis.sweeps.points import measure
-from ringtap.plan import MODELS
+from ringtap.models import profile_named
 from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
 
 LOADS = (0.6, 0.8)
@@ -62,21 +62,22 @@ CAUSES = {
 }
 
 
-def run(folder: Path, cause: Cause, name: str, model: str, quick: bool) -> list[list[str]]:
+def run(folder: Path, name: str, model: str, quick: bool) -> list[list[str]]:
     """Measure a model under one condition, and return the rows of the table."""
+    cause = CAUSES[name]
     path = folder / f"{name}-{model}"
     window = {"settle": "2s", "min_time": "8s", "min_iterations": 20, "max_time": "25s"}
     if quick:
         window = {"settle": "0.5s", "min_time": "1s", "min_iterations": 3, "max_time": "2s"}
     ringtap.run_sweep(
-        output=path, resume=(path / "run.json").exists(), progress=partial(_tell, path.name),
+        output=path, resume=True, progress=partial(_tell, path.name),
         models=[model], traffic=["consistent", "burst"] if cause.has_consistent else ["burst"],
         loads=[0, *LOADS], scale=cause.scale, burst=cause.burst, testbed=cause.testbed, window=window,
     )  # fmt: skip
-    run = read_run(path)
-    assert not isinstance(run, ringtap.analysis.runs.run.JobRun)
+    sweep = read_run(path)
+    assert not isinstance(sweep, JobRun)
     rows = []
-    for point in measure(run):
+    for point in measure(sweep):
         if point.requested_bps and point.cross_gbps is not None:
             spread = "-" if point.variation is None else f"{point.variation:.1%}"
             row = [model, cause.title, point.traffic, f"{point.cross_gbps:.1f}", f"{point.mean_s:.3f}", spread]
@@ -114,16 +115,20 @@ def main() -> int:
     options = parser.parse_args()
     lengths = (0.01, 0.1, 0.3, 1.0)
     kinds = (("consistent", "each"), ("burst", "each"), ("burst", "together"))
-    table(
-        ["plan at 80 % load", *(f"{length:g} s" for length in lengths)],
-        [[f"{k}, {q}" if k == "burst" else k, *(f"{offered_spread(k, q, 0.8, at):.1%}" for at in lengths)] for k, q in kinds],
-    )  # fmt: skip
+    offered = []
+    for kind, budget in kinds:
+        title = f"burst, {budget}" if kind == "burst" else kind
+        offered.append([title, *(f"{offered_spread(kind, budget, 0.8, length):.1%}" for length in lengths)])
+    table(["plan at 80 % load", *(f"{length:g} s" for length in lengths)], offered)
     print()
     names = ["together"] if options.quick else list(CAUSES)
     models = ["resnet50"] if options.quick else ["resnet50", "vgg16"]
-    rows = [row for model in models for name in names for row in run(options.folder, CAUSES[name], name, model, options.quick)]  # fmt: skip
+    rows: list[list[str]] = []
+    for model in models:
+        for name in names:
+            rows += run(options.folder, name, model, options.quick)
     head = ["model", "condition", "traffic", "load, Gbit/s", "mean, s", "std/mean", "p99, s", "iterations"]
-    table(head, [[MODELS[row[0]].title, *row[1:]] for row in rows])
+    table(head, [[profile_named(row[0]).title, *row[1:]] for row in rows])
     return 0
 
 

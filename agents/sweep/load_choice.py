@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ _MODULE = "ringtap.analysis.sweeps.next_load"
 _PACKAGES = ("numpy", "scipy", "pandas")
 _LOWEST_PRIORITY = 19
 _ASKED_EVERY_S = 1.0
+_ANSWER_S = 300.0  # an answer takes seconds; at the lowest priority beside other programs, longer
 
 
 def check_analysis() -> None:
@@ -98,6 +100,10 @@ class LoadChoice:
         try:
             process.stdin.write(json.dumps(question).encode() + b"\n")
             process.stdin.flush()
+            if not select.select([process.stdout], [], [], _ANSWER_S)[0]:
+                raise MeasurementError(
+                    f"the process that chooses loads has not answered for {_ANSWER_S:g} s: {self._run / _LOG} may say why"
+                )
             line = process.stdout.readline()
         except BrokenPipeError:
             line = b""

@@ -212,8 +212,8 @@ def packets(items: Sequence[dict[str, Any]]) -> Iterator[str]:
         return
     yield from head(
         "Packets at a light and a heavy load (Table 3.11, figures 3-10, 3-11)", "series", "asked", "DL only, Gbit/s",
-        "DL shared, Gbit/s", "oversupply", "thesis: DL only, shared", "training backs off by", "cross traffic backs off by",
-        "bytes agree within", "dropped",
+        "DL shared, Gbit/s", "oversupply", "thesis: DL only, shared", "training backs off by",
+        "cross traffic backs off by", "bytes agree within", "dropped",
     )  # fmt: skip
     for item in items:
         there, counted = item["thesis"], item["bytes"]

@@ -102,7 +102,7 @@ class LoadChoice:
             process.stdin.flush()
             if not select.select([process.stdout], [], [], _ANSWER_S)[0]:
                 raise MeasurementError(
-                    f"the process that chooses loads has not answered for {_ANSWER_S:g} s: {self._run / _LOG} may say why"
+                    f"the process that chooses loads gave no answer for {_ANSWER_S:g} s: {self._run / _LOG} may say why"
                 )
             line = process.stdout.readline()
         except BrokenPipeError:

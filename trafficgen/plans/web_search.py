@@ -2,7 +2,7 @@
 
 A plan contains exactly the requested bytes. Sizes are drawn from the distribution and then multiplied by one factor: of
 the whole plan, of all quiet parts between bursts together, or of each quiet part. A burst is two flows that divide its
-bytes at random. Starts are a Poisson process given its number of arrivals. docs/commands/traffic-plans.md explains both.
+bytes at random. Starts are a Poisson process given its number of arrivals. docs/commands/traffic-plans.md explains it.
 """
 
 from __future__ import annotations
@@ -153,8 +153,12 @@ class FlowPlan:
         if self.spec.kind == "consistent" or self.spec.quiet_budget == "each":
             return lambda part: shares_of(rng, draw, part.flows, part.size_bytes)
         last_ns = self.spec.duration_ns // self.spec.burst_period_ns * self.spec.burst_period_ns
-        whole = [part for part in self._intervals() if not part.burst and part.start_ns < last_ns]
-        together = shares_of(rng, draw, sum(part.flows for part in whole), sum(part.size_bytes for part in whole))
+        flows = size_bytes = 0
+        for part in self._intervals():
+            if not part.burst and part.start_ns < last_ns:
+                flows += part.flows
+                size_bytes += part.size_bytes
+        together = shares_of(rng, draw, flows, size_bytes)
         # the part of a shortened last period comes after all others, and has a budget of its own
         return lambda part: (
             islice(together, part.flows)
@@ -267,6 +271,6 @@ BURST = TrafficKind(
         Option("burst-height", "H", "burst: rate in a burst over the load (default 3)", float),
         Option("burst-length", "TIME", "burst: length of a burst (default 1ms)", read_ns),
         Option("burst-period", "TIME", "burst: from burst to burst (default 10ms)", read_ns),
-        Option("quiet-budget", "", "burst: exact bytes of each quiet part (default) or together", choices=QUIET_BUDGETS),
+        Option("quiet-budget", "", "burst: bytes exact in each quiet part (default) or in all", choices=QUIET_BUDGETS),
     ),
 )

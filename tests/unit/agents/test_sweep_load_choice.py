@@ -19,7 +19,7 @@ def test_a_process_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Mo
         assert choice.is_known(ENDS_NS)
         os.kill(choice._process.pid, signal.SIGSTOP)
         monkeypatch.setattr(load_choice, "_ANSWER_S", 0.5)
-        with pytest.raises(MeasurementError, match=r"has not answered for 0\.5 s: .*next-load\.log"):
+        with pytest.raises(MeasurementError, match=r"gave no answer for 0\.5 s: .*next-load\.log"):
             choice.is_known(ENDS_NS)
 
 

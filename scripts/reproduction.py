@@ -6,12 +6,15 @@ python scripts/reproduction.py runs/reproduce/report/report.json runs/reproduce-
 from __future__ import annotations
 
 import json
+import math
+import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 SCHEMA = 2
+NEAR = 0.15  # of the measured time: the thesis's fits describe a point
 
 
 def main() -> int:
@@ -44,6 +47,7 @@ def tables(reports: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield from no_load(series)
     yield from congestion(series)
     yield from fits(series)
+    yield from published_fits(series)
     yield from most_congested(series)
     yield from quantiles(series)
     yield from spread_and_growth(series)
@@ -111,6 +115,34 @@ def fits(series: Sequence[dict[str, Any]]) -> Iterator[str]:
         for one, ends in known:
             shown = [interval((ends or {}).get(key), ".4g") for key in ("A", "B", "n")]
             yield row(name(one), one["fit"]["model"], *shown)
+
+
+def published_fits(series: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the table of how far the fits of the thesis are off the measured times."""
+    known = [(one, fit) for one in series for fit in one["thesis"]["fits"]]
+    if not known:
+        return
+    yield from head(
+        "The thesis's fits beside the points (equation 3.3, Tables 3.9 and 3.10)", "series", "fit", "training over",
+        "off without load", "off, median", f"within {NEAR:.0%} from … to, Gbit/s",
+    )  # fmt: skip
+    for one, fit in known:
+        off = []
+        for point in one["points"]:
+            if point["cross_gbps"] is not None and point["mean_s"]:
+                fitted_s = fit["A"] * math.exp(fit["B"] / (25 - point["cross_gbps"]) ** fit["n"])
+                off.append((point["cross_gbps"], fitted_s / point["mean_s"] - 1))
+        longest: list[float] = []
+        run: list[float] = []
+        for load, share_off in sorted(off):
+            run = [*run, load] if abs(share_off) <= NEAR else []
+            longest = max(longest, run, key=len)
+        middle = statistics.median(abs(share_off) for _, share_off in off)
+        yield row(
+            name(one), f"{fit['source']}: A = {fit['A']:g}, B = {fit['B']:g}, n = {fit['n']:g}", fit["transport"],
+            share(min(off)[1], "+.0f"), share(middle, ".0f"),
+            f"{longest[0]:.1f} to {longest[-1]:.1f}" if len(longest) > 1 else "–",
+        )  # fmt: skip
 
 
 def most_congested(series: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -1,0 +1,1 @@
+"""Workloads: collectives as message graphs."""

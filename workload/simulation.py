@@ -1,0 +1,205 @@
+"""Flow-level simulation of what ranks compute and send: max-min fair shares of links, event by event."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ringtap.workload import simulation_kernel as kernel
+from ringtap.workload.message_graph import Integers, MessageGraph
+from ringtap.workload.topologies import Topology
+
+Numbers = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """The result of a simulation.
+
+    Attributes:
+        begin_s: time at which each node begins, shape (nodes,); -1: never.
+        end_s: time at which it ends.
+        link_bytes: bytes through each link, shape (links,).
+        messages: number of messages.
+    """
+
+    begin_s: Numbers
+    end_s: Numbers
+    link_bytes: Numbers
+    messages: int
+
+
+class Simulation:
+    """Nodes of ranks, each a computation or a part in a collective, on a topology.
+
+    Args:
+        topology: hosts and links.
+        latency_s: time that each message takes beside its transmission.
+        rate_share: part of each link's rate that is left for these messages, one number or shape (links,).
+    """
+
+    def __init__(self, topology: Topology, latency_s: float = 0.0, rate_share: float | Numbers = 1.0) -> None:
+        self.topology, self._latency_s = topology, latency_s
+        self._rate = topology.rate_bps / 8 * rate_share
+        self._graphs: list[tuple[MessageGraph, Integers]] = []
+        self._instances: list[tuple[int, float]] = []
+        self._nodes: list[tuple[int, float, int, int]] = []
+        self._before: list[Integers] = []
+
+    def place(self, graph: MessageGraph, hosts: npt.ArrayLike) -> int:
+        """Add a message graph whose endpoints are at hosts, shape (endpoints,), and return its number."""
+        self._graphs.append((graph, np.asarray(hosts, np.int64)))
+        return len(self._graphs) - 1
+
+    def compute(self, seconds: float, after: npt.ArrayLike = ()) -> int:
+        """Add a computation that begins after other nodes, and return its number."""
+        return self._add(kernel.COMPUTE, seconds, -1, -1, after)
+
+    def collective(self, placed: int, size_bytes: float, after: npt.ArrayLike) -> Integers:
+        """Add a collective, and return the nodes of its workers.
+
+        Args:
+            placed: number of its message graph.
+            size_bytes: bytes of it, in proportion to those of the graph.
+            after: nodes after which each worker begins, shape (workers, any number).
+        """
+        self._instances.append((placed, size_bytes))
+        workers = self._graphs[placed][0].workers
+        instance = len(self._instances) - 1
+        waits = np.asarray(after, np.int64).reshape(workers, -1)
+        return np.array([self._add(kernel.COLLECTIVE, 0.0, instance, w, waits[w]) for w in range(workers)], np.int64)
+
+    def _add(self, kind: int, seconds: float, instance: int, local: int, after: npt.ArrayLike) -> int:
+        self._nodes.append((kind, seconds, instance, local))
+        self._before.append(np.atleast_1d(np.asarray(after, np.int64)))
+        return len(self._nodes) - 1
+
+    def run(self) -> Simulated:
+        """Simulate until nothing more happens."""
+        arrays = self._static()
+        arrays |= self._running(arrays["pair_start"])
+        counters, clock = np.zeros(kernel.COUNTERS, np.int64), np.zeros(1)
+        ready = np.flatnonzero(arrays["node_waits"] == 0)
+        arrays["ready"][: len(ready)] = ready
+        counters[kernel.READY], counters[kernel.SPARE_FLOWS] = len(ready), len(arrays["free"])
+        while needs := kernel.advance(*arrays.values(), counters, clock):
+            _grow(arrays, needs, counters)
+        return Simulated(arrays["begin_s"], arrays["end_s"], arrays["link_bytes"], int(counters[kernel.MESSAGES]))
+
+    def _static(self) -> dict[str, Any]:
+        count = len(self._nodes)
+        columns = list(zip(*self._nodes, strict=True)) or [(), (), (), ()]
+        waits = np.array([len(each) for each in self._before], np.int64)
+        befores = np.concatenate([*self._before, np.empty(0, np.int64)])
+        next_start, next_nodes = _grouped(befores, np.repeat(np.arange(count), waits), count)
+        found: dict[str, Any] = {"node_kind": np.array(columns[0], np.int64), "node_s": np.array(columns[1], float)}
+        found |= {"node_instance": np.array(columns[2], np.int64), "node_local": np.array(columns[3], np.int64)}
+        found |= {"node_waits": waits, "next_start": next_start, "next_nodes": next_nodes}
+        found |= {"begin_s": np.full(count, -1.0), "end_s": np.full(count, -1.0)}
+        found |= {"instance_graph": np.array([graph for graph, _ in self._instances], np.int64)}
+        found |= {"instance_bytes": np.array([size for _, size in self._instances], float)}
+        found |= {"slot_of": np.full(len(self._instances), kernel.NONE)}
+        return found | self._placed()
+
+    def _placed(self) -> dict[str, Any]:
+        parts: dict[str, list[Any]] = {name: [] for name in (
+            "message_share", "message_pair", "message_from", "message_to", "message_waits",
+            "replies", "reply", "sources", "by_source", "local_messages",
+        )}  # fmt: skip
+        pairs: dict[tuple[int, int], int] = {}
+        sizes, free, workers, endpoints = [0], [], [], [0]
+        for graph, hosts in self._graphs:
+            count = len(graph)
+            keys, which = np.unique(
+                hosts[graph.source] * self.topology.hosts + hosts[graph.destination], return_inverse=True
+            )
+            numbers = [pairs.setdefault(divmod(int(key), self.topology.hosts), len(pairs)) for key in keys]
+            waits = np.diff(graph.after_start) + (graph.source < graph.workers)
+            reply_start, reply = _grouped(graph.after, np.repeat(np.arange(count), np.diff(graph.after_start)), count)
+            source_start, by_source = _grouped(graph.source, np.arange(count), graph.endpoints)
+            parts["message_share"].append(graph.size_bytes / max(int(graph.chunk_bytes.sum()), 1))
+            parts["message_pair"].append(np.array(numbers, np.int64)[which.ravel()])
+            parts["message_from"].append(graph.source)
+            parts["message_to"].append(graph.destination)
+            parts["message_waits"].append(waits)
+            parts["replies"].append(np.diff(reply_start))
+            parts["reply"].append(reply)
+            parts["sources"].append(np.diff(source_start))
+            parts["by_source"].append(by_source)
+            ends_of = [np.bincount(each, minlength=graph.endpoints) for each in (graph.source, graph.destination)]
+            parts["local_messages"].append(ends_of[0] + ends_of[1])
+            sizes.append(sizes[-1] + count)
+            endpoints.append(endpoints[-1] + graph.endpoints)
+            free.append(int((waits == 0).sum()))
+            workers.append(graph.workers)
+        joined = {name: np.concatenate([*each, np.empty(0, np.int64)]) for name, each in parts.items()}
+        paths = [self.topology.path(a, b) if a != b else () for a, b in pairs]
+        found: dict[str, Any] = {"graph_start": np.array(sizes), "graph_free": np.array(free, np.int64)}
+        found |= {"graph_workers": np.array(workers, np.int64), "local_start": np.array(endpoints)}
+        found |= {name: joined[name] for name in list(parts)[:5]}
+        found |= {"reply_start": _starts(joined["replies"]), "reply": joined["reply"].astype(np.int64)}
+        found |= {"by_source_start": _starts(joined["sources"]), "by_source": joined["by_source"].astype(np.int64)}
+        found |= {"local_messages": joined["local_messages"].astype(np.int64)}
+        found |= {"pair_start": _starts(np.array([len(path) for path in paths], np.int64))}
+        found |= {"pair_links": np.array([link for path in paths for link in path], np.int64)}
+        found |= {"pair_s": np.full(len(paths), float(self._latency_s)), "link_rate": self._rate}
+        for name in ("message_pair", "message_from", "message_to", "message_waits"):
+            found[name] = found[name].astype(np.int64)
+        return found | {"link_bytes": np.zeros(len(self._rate))}
+
+    def _running(self, pair_start: Integers) -> dict[str, Any]:
+        slots, flows, links, length = 4, 256, len(self._rate), 1024
+        messages = max([len(graph) for graph, _ in self._graphs], default=1) or 1
+        locals_ = max([graph.endpoints for graph, _ in self._graphs], default=1)
+        bits = int(max(np.diff(pair_start).max(initial=1) - 1, 0)).bit_length()
+        found: dict[str, Any] = {
+            "remaining": np.zeros((slots, messages), np.int32),
+            "local_left": np.zeros((slots, locals_), np.int64),
+            "local_node": np.full((slots, locals_), kernel.NONE),
+            "slot_instance": np.full(slots, kernel.NONE),
+            "slot_open": np.zeros(slots, np.int64),
+        }
+        found |= {name: np.zeros(flows) for name in ("left", "rate", "since")}
+        found |= {name: np.zeros(flows, np.int64) for name in ("version", "owner", "place", "via", "flow_mark", "part_flows")}
+        found |= {"free": np.arange(flows - 1, -1, -1)}
+        found |= {name: np.full(flows << bits, kernel.NONE) for name in ("after", "before")}
+        found |= {"hop_bits": bits, "head": np.full(links, kernel.NONE)}
+        found |= {"on_link": np.zeros(links, np.int64), "link_mark": np.zeros(links, np.int64)}
+        found |= {"is_dirty": np.zeros(links, np.bool_), "dirty": np.zeros(links, np.int64)}
+        found |= {"part_links": np.zeros(links, np.int64), "capacity": np.zeros(links), "sharing": np.zeros(links, np.int64)}
+        found |= {"times": np.zeros(length), "codes": np.zeros(length, np.int64)}
+        found |= {"ready": np.zeros(max(len(self._nodes), 1), np.int64)}
+        lists = ("starts_slot", "starts_message", "arrived_slot", "arrived_message")
+        return found | {name: np.zeros(length, np.int64) for name in lists}
+
+
+def _grow(arrays: dict[str, Any], needs: int, counters: Integers) -> None:
+    """Double the arrays that are full."""
+    names = {
+        kernel.EVENTS: ("times", "codes"),
+        kernel.STARTS: ("starts_slot", "starts_message"),
+        kernel.ARRIVED: ("arrived_slot", "arrived_message"),
+        kernel.SLOTS: ("remaining", "local_left", "local_node", "slot_instance", "slot_open"),
+        kernel.SPARE_FLOWS: (
+            "left", "rate", "since", "version", "owner", "place", "via", "flow_mark", "part_flows", "after", "before",
+        ),
+    }[needs]  # fmt: skip
+    if needs == kernel.SPARE_FLOWS:
+        flows = len(arrays["left"])
+        arrays["free"] = np.concatenate([np.arange(2 * flows - 1, flows - 1, -1), np.empty(flows, np.int64)])
+        counters[kernel.SPARE_FLOWS] = flows
+    for name in names:
+        empty = kernel.NONE if name == "slot_instance" else 0
+        arrays[name] = np.concatenate([arrays[name], np.full_like(arrays[name], empty)])
+
+
+def _grouped(keys: Integers, values: Integers, groups: int) -> tuple[Integers, Integers]:
+    """Return values by their keys: the place at which each group begins, shape (groups + 1,), and the values."""
+    return _starts(np.bincount(keys, minlength=groups)), values[np.argsort(keys, kind="stable")]
+
+
+def _starts(counts: Integers) -> Integers:
+    return np.concatenate(([0], np.cumsum(counts))).astype(np.int64)

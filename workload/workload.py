@@ -1,0 +1,287 @@
+"""Workloads: a directory with a Chakra execution trace per rank, groups of ranks, and what is assumed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ringtap.errors import UsageError
+from ringtap.units import counted
+from ringtap.workload.execution_trace import Collective, Node, NodeType, read_trace, write_trace
+
+GROUPS_JSON, WORKLOAD_JSON = "comm_group.json", "workload.json"
+PREFIX = "rank"
+MAX_NODES = 20_000_000
+_TRACE = re.compile(r"(?P<prefix>.*)\.(?P<rank>\d{1,7})\.et")
+_SIZED = {NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL}
+
+
+@dataclass
+class Workload:
+    """What the ranks of a job compute and send in an iteration.
+
+    Attributes:
+        traces: the nodes of each rank, in an order in which a node comes after those that it waits for.
+        groups: name -> ranks. Collectives without a group are of all ranks.
+        about: what is known and assumed, as in workload.json.
+        names: files of the ranks, for messages.
+    """
+
+    traces: list[list[Node]]
+    groups: dict[str, list[int]] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return len(self.traces)
+
+    def members(self, node: Node) -> Sequence[int]:
+        """Ranks of a collective."""
+        name = str(node.attributes.get("pg_name", ""))
+        return self.groups.get(name) or range(self.ranks)
+
+    def where(self, rank: int, node: Node) -> str:
+        """Return a node's place for a message."""
+        name = self.names[rank] if self.names else f"rank {rank}"
+        return f"{name} node {node.id}"
+
+
+def read_workload(path: Path) -> Workload:
+    """Read the workload of a directory, ours or any directory of Chakra execution traces.
+
+    Raises:
+        UsageError: it cannot be read, or is inconsistent.
+    """
+    if not path.is_dir():
+        raise UsageError(f"{path} is not a directory: a workload is one, with a trace per rank (NAME.RANK.et)")
+    found = {int(match["rank"]): (match["prefix"], each) for each in sorted(path.iterdir())
+             if (match := _TRACE.fullmatch(each.name))}  # fmt: skip
+    if not found:
+        raise UsageError(f"{path} has no execution traces (NAME.RANK.et)")
+    prefixes = sorted({prefix for prefix, _ in found.values()})
+    if len(prefixes) > 1:
+        raise UsageError(f"{path} has traces of {len(prefixes)} workloads ({', '.join(prefixes[:3])}): keep one of them")
+    missing = sorted(set(range(len(found))) - set(found))
+    if missing:
+        raise UsageError(f"{path} has {counted(len(found), 'trace')} but none of rank {missing[0]}")
+    traces, total = [], 0
+    for rank in range(len(found)):
+        nodes = []
+        for node in read_trace(found[rank][1]):
+            total += 1
+            if total > MAX_NODES:
+                raise UsageError(f"{path} has more than {MAX_NODES:,} nodes, which is too many to read")
+            nodes.append(node)
+        traces.append(nodes)
+    names = [found[rank][1].name for rank in range(len(found))]
+    workload = Workload(traces, _groups(path / GROUPS_JSON, len(found)), _json(path / WORKLOAD_JSON), names)
+    check_workload(workload)
+    return workload
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} is not a JSON object")
+    return found
+
+
+def _groups(path: Path, ranks: int) -> dict[str, list[int]]:
+    groups = _json(path)
+    for name, members in groups.items():
+        if not isinstance(members, list) or not all(type(rank) is int for rank in members) or not members:
+            raise UsageError(f"{path}: group {name!r} is not a list of ranks")
+        absent = [rank for rank in members if not 0 <= rank < ranks]
+        if absent:
+            raise UsageError(f"{path}: group {name!r} names rank {absent[0]}, but there are ranks 0 to {ranks - 1}")
+        if len(set(members)) < len(members):
+            raise UsageError(f"{path}: group {name!r} names a rank twice")
+    return groups
+
+
+def write_workload(workload: Workload, path: Path) -> None:
+    """Write a workload into a new directory.
+
+    Raises:
+        UsageError: the directory exists.
+    """
+    try:
+        path.mkdir(parents=True)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be created: {error.strerror}") from error
+    for rank, nodes in enumerate(workload.traces):
+        write_trace(nodes, path / f"{PREFIX}.{rank}.et")
+    if workload.groups:
+        (path / GROUPS_JSON).write_text(json.dumps(workload.groups) + "\n")
+    (path / WORKLOAD_JSON).write_text(json.dumps(workload.about, indent=1) + "\n")
+
+
+def check_workload(workload: Workload) -> None:
+    """Check that a workload can be run, and put the nodes of each rank in an order of their dependencies.
+
+    Raises:
+        UsageError: sends without receives, cycles, collectives that differ between ranks, or wrong nodes.
+    """
+    for rank, nodes in enumerate(workload.traces):
+        workload.traces[rank] = _ordered(workload, rank, nodes)
+    _check_pairs(workload)
+    _check_collectives(workload)
+
+
+def _ordered(workload: Workload, rank: int, nodes: Sequence[Node]) -> list[Node]:
+    by_id: dict[int, Node] = {}
+    for node in nodes:
+        where = workload.where(rank, node)
+        if node.id in by_id:
+            raise UsageError(f"{where} exists twice: give each node an id of its own")
+        by_id[node.id] = node
+        if node.type in _SIZED:
+            size = node.attributes.get("comm_size", 0)
+            if type(size) is not int or size < 0:
+                raise UsageError(f"{where} has a comm_size of {size!r}: it is a number of bytes, 0 or more")
+        if node.type in (NodeType.COMM_SEND, NodeType.COMM_RECV):
+            peer = peer_of(node)
+            if type(peer) is not int or not 0 <= peer < workload.ranks or peer == rank:
+                raise UsageError(f"{where} names rank {peer} as its peer: there are ranks 0 to {workload.ranks - 1}")
+        if node.type == NodeType.COMM_COLL:
+            name = str(node.attributes.get("pg_name", ""))
+            if workload.groups and name and name not in workload.groups:
+                raise UsageError(f"{where} is of group {name!r}, which {GROUPS_JSON} does not have")
+            if rank not in workload.members(node):
+                raise UsageError(f"{where} is of group {name!r}, which does not have rank {rank}")
+    waits, following = {}, defaultdict(list)
+    for node in nodes:
+        unknown = next((dep for dep in node.deps if dep not in by_id), None)
+        if unknown is not None:
+            raise UsageError(f"{workload.where(rank, node)} waits for node {unknown}, which does not exist")
+        waits[node.id] = len(node.deps)
+        for dep in node.deps:
+            following[dep].append(node.id)
+    ordered = [node for node in nodes if not waits[node.id]]
+    for node in ordered:
+        for other in following[node.id]:
+            waits[other] -= 1
+            if not waits[other]:
+                ordered.append(by_id[other])
+    if len(ordered) < len(nodes):
+        stuck = next(node for node in nodes if waits[node.id] > 0)
+        raise UsageError(f"{workload.where(rank, stuck)} waits for itself through others: break the cycle")
+    return ordered
+
+
+def peer_of(node: Node) -> Any:
+    """Return the rank to which a node sends, or from which it receives."""
+    return node.attributes.get("comm_dst" if node.type == NodeType.COMM_SEND else "comm_src")
+
+
+def size_of(node: Node) -> int:
+    """Return the bytes of a message or a collective."""
+    return int(node.attributes.get("comm_size", 0))  # type: ignore[arg-type]
+
+
+def kind_of(node: Node) -> Collective:
+    """Return the kind of a collective.
+
+    Raises:
+        UsageError: it is unknown.
+    """
+    try:
+        return Collective(node.attributes.get("comm_type", 0))
+    except ValueError as error:
+        raise UsageError(f"node {node.id}: comm_type {node.attributes.get('comm_type')!r} is unknown") from error
+
+
+Messages = dict[tuple[int, int, int], list[tuple[int, Node]]]
+
+
+def messages_of(workload: Workload) -> tuple[Messages, Messages]:
+    """Return sends and receives by source, destination and tag, each in the order of its rank."""
+    sends: Messages = defaultdict(list)
+    receives: Messages = defaultdict(list)
+    for rank, nodes in enumerate(workload.traces):
+        for node in nodes:
+            tag = int(node.attributes.get("comm_tag", 0))  # type: ignore[arg-type]
+            if node.type == NodeType.COMM_SEND:
+                sends[rank, peer_of(node), tag].append((rank, node))
+            elif node.type == NodeType.COMM_RECV:
+                receives[peer_of(node), rank, tag].append((rank, node))
+    return sends, receives
+
+
+def _check_pairs(workload: Workload) -> None:
+    sends, receives = messages_of(workload)
+    for key in {**sends, **receives}:
+        sent, received = sends.get(key, []), receives.get(key, [])
+        if len(sent) != len(received):
+            more, what = (sent, "receive") if len(sent) > len(received) else (received, "send")
+            rank, node = more[min(len(sent), len(received))]
+            source, destination, tag = key
+            raise UsageError(
+                f"{workload.where(rank, node)} has no {what}: rank {source} sends {len(sent)} and rank {destination} "
+                f"receives {len(received)} messages with tag {tag}"
+            )
+        for (rank, one), (_, other) in zip(sent, received, strict=True):
+            if size_of(one) != size_of(other):
+                raise UsageError(
+                    f"{workload.where(rank, one)} sends {size_of(one)} bytes, of which rank {key[1]} receives "
+                    f"{size_of(other)}"
+                )
+
+
+def collectives_of(workload: Workload) -> dict[tuple[str, tuple[int, ...]], list[list[tuple[int, Node]]]]:
+    """Return the collectives of each group in order, each with its node on every rank of the group."""
+    found: dict[tuple[str, tuple[int, ...]], dict[int, list[Node]]] = defaultdict(lambda: defaultdict(list))
+    for rank, nodes in enumerate(workload.traces):
+        for node in nodes:
+            if node.type == NodeType.COMM_COLL:
+                key = str(node.attributes.get("pg_name", "")), tuple(workload.members(node))
+                found[key][rank].append(node)
+    every = {}
+    for key, by_rank in found.items():
+        counts = {rank: len(by_rank.get(rank, [])) for rank in key[1]}
+        fewest, most = min(counts, key=lambda r: counts[r]), max(counts, key=lambda r: counts[r])
+        if counts[fewest] != counts[most]:
+            node = by_rank[most][counts[fewest]]
+            raise UsageError(
+                f"{workload.where(most, node)} is a collective in which rank {fewest} takes no part: it has "
+                f"{counts[fewest]} of {counts[most]} of the group"
+            )
+        every[key] = [[(rank, by_rank[rank][i]) for rank in key[1]] for i in range(counts[most])]
+    return every
+
+
+def _check_collectives(workload: Workload) -> None:
+    for collectives in collectives_of(workload).values():
+        for parts in collectives:
+            (first, node), *others = parts
+            for rank, other in others:
+                if (kind_of(other), size_of(other)) != (kind_of(node), size_of(node)):
+                    raise UsageError(
+                        f"{workload.where(rank, other)} is {kind_of(other).name} of {size_of(other)} bytes where "
+                        f"{workload.where(first, node)} is {kind_of(node).name} of {size_of(node)}"
+                    )
+
+
+def summary(workload: Workload) -> Mapping[str, Any]:
+    """Return what a workload contains, as plain data."""
+    nodes = [node for trace in workload.traces for node in trace]
+    return {
+        "ranks": workload.ranks,
+        "nodes": len(nodes),
+        "computations": sum(node.type == NodeType.COMP for node in nodes),
+        "collectives": sum(len(each) for each in collectives_of(workload).values()),
+        "messages": sum(node.type == NodeType.COMM_SEND for node in nodes),
+        "compute_s": [sum(n.duration_us for n in trace if n.type == NodeType.COMP) / 1e6 for trace in workload.traces],
+    }

@@ -301,6 +301,36 @@ def all_to_all(shape: Shape) -> MessageGraph:
     return builder.build()
 
 
+def send(shape: Shape) -> MessageGraph:
+    """Send all data from the first of two workers to the second one."""
+    builder = GraphBuilder(shape.workers, divided(shape.size_bytes, 1))
+    builder.send(0, 1, 0, adds=False)
+    return builder.build()
+
+
+def gather(shape: Shape) -> MessageGraph:
+    """Send equal parts from each worker to rank 0."""
+    builder = GraphBuilder(shape.workers, divided(shape.size_bytes, shape.workers))
+    others = np.arange(1, shape.workers)
+    builder.send(others, np.zeros_like(others), others, adds=False)
+    return builder.build()
+
+
+def scatter(shape: Shape) -> MessageGraph:
+    """Send equal parts from rank 0 to each worker."""
+    builder = GraphBuilder(shape.workers, divided(shape.size_bytes, shape.workers))
+    others = np.arange(1, shape.workers)
+    builder.send(np.zeros_like(others), others, others, adds=False)
+    return builder.build()
+
+
+def reduce(shape: Shape) -> MessageGraph:
+    """Reduce to rank 0 on a binary tree."""
+    builder = GraphBuilder(shape.workers, divided(shape.size_bytes, shape.pieces))
+    _up(builder, (np.arange(shape.workers) - 1) // 2, 0, shape.pieces)
+    return builder.build()
+
+
 ALGORITHMS: dict[str, Callable[[Shape], MessageGraph]] = {
     "ring": ring,
     "halving-doubling": halving_doubling,
@@ -313,6 +343,10 @@ ALGORITHMS: dict[str, Callable[[Shape], MessageGraph]] = {
     "all-gather": all_gather,
     "broadcast": broadcast,
     "all-to-all": all_to_all,
+    "reduce": reduce,
+    "gather": gather,
+    "scatter": scatter,
+    "send": send,
 }
 
 

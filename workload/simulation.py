@@ -58,19 +58,17 @@ class Simulation:
         """Add a computation that begins after other nodes, and return its number."""
         return self._add(kernel.COMPUTE, seconds, -1, -1, after)
 
-    def collective(self, placed: int, size_bytes: float, after: npt.ArrayLike) -> Integers:
-        """Add a collective, and return the nodes of its workers.
-
-        Args:
-            placed: number of its message graph.
-            size_bytes: bytes of it, in proportion to those of the graph.
-            after: nodes after which each worker begins, shape (workers, any number).
-        """
+    def collective(self, placed: int, size_bytes: float) -> int:
+        """Add a collective of some bytes, by the number of its message graph, and return its own number."""
         self._instances.append((placed, size_bytes))
-        workers = self._graphs[placed][0].workers
-        instance = len(self._instances) - 1
-        waits = np.asarray(after, np.int64).reshape(workers, -1)
-        return np.array([self._add(kernel.COLLECTIVE, 0.0, instance, w, waits[w]) for w in range(workers)], np.int64)
+        return len(self._instances) - 1
+
+    def part(self, collective: int, worker: int, after: npt.ArrayLike = ()) -> int:
+        """Add the part of a worker in a collective, which begins after other nodes, and return its number.
+
+        Every worker of a collective needs its part.
+        """
+        return self._add(kernel.COLLECTIVE, 0.0, collective, worker, after)
 
     def _add(self, kind: int, seconds: float, instance: int, local: int, after: npt.ArrayLike) -> int:
         self._nodes.append((kind, seconds, instance, local))

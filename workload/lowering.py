@@ -1,0 +1,186 @@
+"""Lowering of collectives to messages, and the simulation of workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ringtap.errors import UsageError
+from ringtap.units import counted
+from ringtap.workload.collectives import Shape, message_graph
+from ringtap.workload.execution_trace import Collective, Node, NodeType
+from ringtap.workload.message_graph import MessageGraph
+from ringtap.workload.simulation import Numbers, Simulation
+from ringtap.workload.topologies import Topology
+from ringtap.workload.workload import Workload, collectives_of, kind_of, messages_of, size_of
+
+# algorithms of collectives other than all-reduce
+_OTHERS = {
+    Collective.REDUCE: "reduce", Collective.ALL_GATHER: "all-gather", Collective.GATHER: "gather",
+    Collective.SCATTER: "scatter", Collective.BROADCAST: "broadcast", Collective.ALL_TO_ALL: "all-to-all",
+    Collective.REDUCE_SCATTER: "reduce-scatter", Collective.REDUCE_SCATTER_BLOCK: "reduce-scatter",
+    Collective.BARRIER: "tree",
+}  # fmt: skip
+_SINGLE_INPUT = {Collective.ALL_GATHER, Collective.GATHER}  # whose size is that of one rank's input
+
+
+@dataclass
+class Algorithms:
+    """The algorithms of collectives.
+
+    Attributes:
+        all_reduce: algorithm of all-reduce.
+        group: workers per node, for ``hierarchical``.
+        shards: parameter servers.
+        pieces: pieces of trees and switches.
+    """
+
+    all_reduce: str = "ring"
+    group: int = 1
+    shards: int = 1
+    pieces: int = 1
+    _graphs: dict[tuple[str, int, int], MessageGraph] = field(default_factory=dict)
+
+    def graph(self, kind: Collective, members: int, size_bytes: int) -> MessageGraph:
+        """Return the message graph of a collective of some ranks.
+
+        Raises:
+            UsageError: the algorithm does not go with the number of ranks.
+        """
+        name = self.all_reduce if kind == Collective.ALL_REDUCE else _OTHERS[kind]
+        key = name, members, size_bytes
+        if key not in self._graphs:
+            shape = Shape(members, size_bytes, self.group, self.shards, self.pieces)
+            self._graphs[key] = message_graph(name, shape)
+        return self._graphs[key]
+
+    def others(self, members: int) -> int:
+        """Return the number of servers or switches that all-reduce needs beside the ranks."""
+        return {"parameter-server": self.shards, "in-network": 1}.get(self.all_reduce, 0)
+
+
+def data_bytes(node: Node, members: int) -> int:
+    """Return the bytes of all data of a collective."""
+    return size_of(node) * (members if kind_of(node) in _SINGLE_INPUT else 1)
+
+
+def lower(workload: Workload, algorithms: Algorithms) -> Workload:
+    """Return a workload of computations, sends and receives, without collectives.
+
+    A computation of no length stands where a collective was, and waits for all messages of its rank. Parameter servers
+    and switches become further ranks.
+    """
+    extra = algorithms.others(workload.ranks)
+    traces: list[list[Node]] = [[replace(node) for node in trace] for trace in workload.traces]
+    traces += [[] for _ in range(extra)]
+    new_ids = [max((node.id for node in trace), default=0) + 1 for trace in traces]
+    tags: dict[tuple[int, int], int] = {}
+    for (_, members), collectives in collectives_of(workload).items():
+        for parts in collectives:
+            graph = algorithms.graph(kind_of(parts[0][1]), len(members), data_bytes(parts[0][1], len(members)))
+            ends = [*members, *range(workload.ranks, workload.ranks + extra)]
+            nodes = {rank: node for rank, node in parts}
+            sends, receives = [0] * len(graph), [0] * len(graph)
+            joined: dict[int, list[int]] = {rank: [] for rank in members}
+            for message, size_bytes in enumerate(graph.size_bytes.tolist()):
+                source, destination = ends[graph.source[message]], ends[graph.destination[message]]
+                tag = tags[source, destination] = tags.get((source, destination), -1) + 1
+                after = []
+                for before in graph.waits_for(message).tolist():
+                    is_received = ends[graph.destination[before]] == source
+                    after.append(receives[before] if is_received else sends[before])
+                for rank, kind, ids, peer in (
+                    (source, NodeType.COMM_SEND, sends, "comm_dst"),
+                    (destination, NodeType.COMM_RECV, receives, "comm_src"),
+                ):
+                    ids[message] = new_ids[rank]
+                    new_ids[rank] += 1
+                    deps = [*nodes[rank].deps] if rank in nodes else []
+                    other = destination if rank == source else source
+                    attributes = {"is_cpu_op": False, peer: other, "comm_tag": tag, "comm_size": size_bytes}
+                    name = nodes[rank].name if rank in nodes else "sum"
+                    deps += after if kind == NodeType.COMM_SEND else []
+                    traces[rank].append(Node(ids[message], name, kind, sorted(set(deps)), attributes=attributes))
+                    if rank in joined:
+                        joined[rank].append(ids[message])
+            for rank, node in parts:
+                place = next(each for each in traces[rank] if each.id == node.id)
+                place.type, place.attributes = NodeType.COMP, {"is_cpu_op": False}
+                place.control_deps = sorted({*place.deps, *joined[rank]})
+                place.data_deps, place.duration_us = [], 0
+    about = workload.about | {"lowered": {"all_reduce": algorithms.all_reduce, "added_ranks": extra}}
+    return Workload(traces, {}, about)
+
+
+def simulate(
+    workload: Workload,
+    topology: Topology,
+    algorithms: Algorithms,
+    *,
+    iterations: int = 1,
+    hosts: Sequence[int] | None = None,
+    latency_s: float = 0.0,
+    rate_share: float | Numbers = 1.0,
+) -> Numbers:
+    """Simulate iterations of a workload, and return when each rank ends each, in s, shape (iterations, ranks).
+
+    Raises:
+        UsageError: the topology has too few hosts, or ranks wait for each other for ever.
+    """
+    endpoints = workload.ranks + algorithms.others(workload.ranks)
+    if topology.hosts < endpoints:
+        raise UsageError(
+            f"the topology has {counted(topology.hosts, 'host')} for {counted(endpoints, 'rank')} (servers and switches "
+            "count): name a larger one"
+        )
+    place = np.arange(endpoints) if hosts is None else np.asarray(hosts)
+    simulation = Simulation(topology, latency_s, rate_share)
+    placed: dict[tuple[object, ...], int] = {}
+    sends, receives = messages_of(workload)
+    pairs = [(key, i) for key, each in sends.items() for i in range(len(each))]
+    collectives = [(key, parts) for key, every in collectives_of(workload).items() for parts in every]
+
+    def placed_graph(kind: Collective, members: tuple[int, ...]) -> int:
+        if (kind, members) not in placed:
+            graph = algorithms.graph(kind, len(members), len(members) << 20)
+            ends = [*members, *range(workload.ranks, endpoints)][: graph.endpoints]
+            placed[kind, members] = simulation.place(graph, place[ends])
+        return placed[kind, members]
+
+    def placed_pair(source: int, destination: int) -> int:
+        if (source, destination) not in placed:
+            graph = message_graph("send", Shape(2, 1 << 20))
+            placed[source, destination] = simulation.place(graph, place[[source, destination]])
+        return placed[source, destination]
+
+    ends: list[int] = []
+    last: list[list[int]] = [[] for _ in range(workload.ranks)]
+    for _ in range(iterations):
+        role: dict[tuple[int, int], tuple[int, int]] = {}  # rank, node id -> instance, worker
+        for (_, members), parts in collectives:
+            node = parts[0][1]
+            if len(members) < 2:
+                continue
+            instance = simulation.collective(placed_graph(kind_of(node), members), data_bytes(node, len(members)))
+            role |= {(rank, each.id): (instance, worker) for worker, (rank, each) in enumerate(parts)}
+        for (source, destination, tag), i in pairs:
+            sender, receiver = sends[source, destination, tag][i][1], receives[source, destination, tag][i][1]
+            instance = simulation.collective(placed_pair(source, destination), size_of(sender))
+            role |= {(source, sender.id): (instance, 0), (destination, receiver.id): (instance, 1)}
+        for rank, trace in enumerate(workload.traces):
+            numbers: dict[int, int] = {}
+            for each in trace:
+                after = [numbers[dep] for dep in each.deps] or last[rank]
+                if (rank, each.id) in role:
+                    numbers[each.id] = simulation.part(*role[rank, each.id], after)
+                else:
+                    numbers[each.id] = simulation.compute(each.duration_us / 1e6, after)
+            last[rank] = [simulation.compute(0.0, list(numbers.values()) or last[rank])]
+            ends += last[rank]
+    found = simulation.run().end_s[ends]
+    if (found < 0).any():
+        rank = int(np.argmax(found < 0)) % workload.ranks
+        raise UsageError(f"rank {rank} waits for ever: ranks wait for each other's messages in different orders")
+    return found.reshape(iterations, workload.ranks)

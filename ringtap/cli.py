@@ -53,6 +53,9 @@ GROUPS = {
         "traffic": ("", "cross traffic: plan, serve, send, verify"),
         "testbed": ("ringtap.agents.testbed.commands", "the virtual testbed: up, exec, status, down"),
     },
+    "Workloads": {
+        "workload": ("", "a training job as traces: lower, simulate"),
+    },
     "Clusters": {
         "submit": ("ringtap.slurm.submit_command", "run a wrapped command or a sweep as a Slurm job"),
         "status": ("ringtap.slurm.status", "how a sweep or a submitted run stands"),
@@ -68,6 +71,9 @@ VERBS = {name: entry for verbs in GROUPS.values() for name, entry in verbs.items
 _FORMER = {"lab": "testbed"}
 # verb -> sub-verb -> (module with register(subparsers, name, summary), one line for --help), loaded as late
 SUB_VERBS = {
+    "workload": {
+        "lower": ("ringtap.workload.commands.lower", "turn collectives into messages, and count their bytes"),
+    },
     "traffic": {
         "plan": (
             "ringtap.trafficgen.commands.plan",

@@ -1,0 +1,127 @@
+"""The flow-level simulation against closed forms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ringtap.workload.collectives import Shape, message_graph
+from ringtap.workload.simulation import Simulation
+from ringtap.workload.topologies import Topology, fat_tree, ring, star, torus, two_tier
+
+RATE_BPS = 8e9  # a GB/s
+MB = 10**6
+
+
+def duration_s(name: str, shape: Shape, topology: Topology, latency_s: float = 0.0) -> float:
+    graph = message_graph(name, shape)
+    simulation = Simulation(topology, latency_s)
+    collective = simulation.collective(simulation.place(graph, range(graph.endpoints)), shape.size_bytes)
+    for worker in range(shape.workers):
+        simulation.part(collective, worker)
+    found = simulation.run()
+    assert found.messages == len(graph)
+    assert (found.begin_s == 0).all()
+    expected = np.zeros(len(topology.links))
+    for source, destination, size in zip(graph.source, graph.destination, graph.size_bytes, strict=True):
+        np.add.at(expected, list(topology.path(source, destination)), size)
+    assert found.link_bytes == pytest.approx(expected)
+    return float(found.end_s.max())
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 8, 100])
+def test_a_ring_on_a_star(workers: int) -> None:
+    size = workers * MB
+    ideal = 2 * (workers - 1) * MB / 1e9
+    assert duration_s("ring", Shape(workers, size), star(workers, RATE_BPS)) == pytest.approx(ideal)
+    latency = duration_s("ring", Shape(workers, size), star(workers, RATE_BPS), 1e-4)
+    assert latency == pytest.approx(ideal + 2 * (workers - 1) * 1e-4)
+
+
+@pytest.mark.parametrize("workers", [2, 4, 16])
+def test_halving_and_doubling_on_a_star(workers: int) -> None:
+    found = duration_s("halving-doubling", Shape(workers, workers * MB), star(workers, RATE_BPS))
+    assert found == pytest.approx(2 * (workers - 1) * MB / 1e9)
+
+
+@pytest.mark.parametrize(("workers", "shards"), [(4, 1), (4, 2), (6, 3), (8, 8)])
+def test_parameter_servers_on_a_star(workers: int, shards: int) -> None:
+    """The server's link carries W M / K each way, and nothing is pulled before all is pushed."""
+    shape = Shape(workers, 24 * MB, shards=shards)
+    busiest = max(workers * 24 * MB / shards, 24 * MB)
+    assert duration_s("parameter-server", shape, star(workers + shards, RATE_BPS)) == pytest.approx(2 * busiest / 1e9)
+
+
+def test_a_tree_on_a_star() -> None:
+    """Seven ranks: two children share a parent's link, twice up; a parent sends to two children, twice down."""
+    assert duration_s("tree", Shape(7, 10 * MB), star(7, RATE_BPS)) == pytest.approx(8 * 10 * MB / 1e9)
+
+
+def test_a_trunk_is_shared() -> None:
+    """Of eight ranks in two leaves, two messages cross at a time, on a trunk of a quarter of four hosts' rates."""
+    plain = duration_s("ring", Shape(8, 8 * MB), two_tier(8, RATE_BPS, 4, 1.0))
+    assert plain == pytest.approx(14 * MB / 1e9)
+    assert duration_s("ring", Shape(8, 8 * MB), two_tier(8, RATE_BPS, 4, 4.0)) == pytest.approx(plain)
+    assert duration_s("ring", Shape(8, 8 * MB), two_tier(8, RATE_BPS, 4, 8.0)) == pytest.approx(2 * plain)
+
+
+@pytest.mark.parametrize("topology", [ring(8, RATE_BPS), torus((2, 4), RATE_BPS), fat_tree(4, RATE_BPS)])
+def test_neighbours_do_not_share_links(topology: Topology) -> None:
+    assert duration_s("ring", Shape(8, 8 * MB), topology) == pytest.approx(14 * MB / 1e9, rel=0.51)
+
+
+def test_max_min_fairness() -> None:
+    """Three flows on two links: the flow over both gets half of the first one, the others what is left."""
+    line = Topology("line", 3, ("a", "b"), np.array([8e9, 24e9]), lambda a, b: list(range(a, b)))
+    graph = message_graph("send", Shape(2, 1 << 20))
+    simulation = Simulation(line)
+    for ends, size in (((0, 2), 5 * MB), ((0, 1), 20 * MB), ((1, 2), 25 * MB)):
+        collective = simulation.collective(simulation.place(graph, ends), size)
+        for worker in range(2):
+            simulation.part(collective, worker)
+    # rates 0.5, 0.5, 2.5 GB/s for 10 ms, then 1 and 3 GB/s
+    assert simulation.run().end_s[::2] == pytest.approx([0.010, 0.025, 0.010])
+
+
+def test_a_rank_that_comes_late_keeps_the_others_waiting() -> None:
+    graph = message_graph("ring", Shape(4, 4 * MB))
+    simulation = Simulation(star(4, RATE_BPS))
+    collective = simulation.collective(simulation.place(graph, range(4)), 4 * MB)
+    late = simulation.compute(1.0)
+    parts = [simulation.part(collective, worker, [late] if worker == 2 else []) for worker in range(4)]
+    ends = simulation.run().end_s[parts]
+    assert ends.min() > 1.0
+    assert ends.max() == pytest.approx(1.0 + 6 * MB / 1e9)
+
+
+def test_many_collectives_at_once_need_more_room() -> None:
+    """Arrays grow while the simulation runs: flows, events and running collectives."""
+    graph = message_graph("all-to-all", Shape(20, 20 * MB))
+    simulation = Simulation(star(20, RATE_BPS), 1e-6)
+    placed = simulation.place(graph, range(20))
+    parts = [simulation.part(simulation.collective(placed, MB), worker) for _ in range(1) for worker in range(0)]
+    for _ in range(40):
+        collective = simulation.collective(placed, 20 * MB)
+        parts += [simulation.part(collective, worker) for worker in range(20)]
+    found = simulation.run()
+    assert found.messages == 40 * len(graph)
+    # all links are busy all the time but for latencies
+    assert found.end_s.max() == pytest.approx(40 * 19 * MB / 1e9, rel=0.01)
+
+
+def test_paths_are_made_of_links_of_the_topology() -> None:
+    for topology in (star(5, 1e9), two_tier(9, 1e9, 4), torus((3, 2, 4), 1e9), fat_tree(4, 1e9), ring(7, 1e9)):
+        for a in range(topology.hosts):
+            for b in range(topology.hosts):
+                if a == b:
+                    continue
+                path = topology.path(a, b)
+                assert len(set(path)) == len(path) > 0
+                assert all(0 <= link < len(topology.links) for link in path)
+    around = torus((3, 2, 4), 1e9)
+    assert len(around.path(0, 23)) == 1 + 1 + 1  # one step back in each dimension
+    names = [fat_tree(4, 1e9).links[link] for link in fat_tree(4, 1e9).path(0, 15)]
+    assert names[0] == "h0 up"
+    assert names[-1] == "h15 down"
+    assert "core" in names[2]
+    assert "core" in names[3]

@@ -1,0 +1,112 @@
+"""Files for other simulators and benchmarks, made from workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ringtap.errors import UsageError
+from ringtap.workload.execution_trace import Collective, Node, NodeType
+from ringtap.workload.lowering import data_bytes
+from ringtap.workload.workload import Workload, kind_of, peer_of, size_of
+
+_ASTRA_NAMES = {
+    Collective.ALL_REDUCE: "ALLREDUCE", Collective.ALL_GATHER: "ALLGATHER", Collective.REDUCE_SCATTER: "REDUCESCATTER",
+    Collective.ALL_TO_ALL: "ALLTOALL",
+}  # fmt: skip
+_PARAM_NAMES = {
+    Collective.ALL_REDUCE: "all_reduce", Collective.REDUCE: "reduce", Collective.ALL_GATHER: "all_gather",
+    Collective.GATHER: "gather", Collective.SCATTER: "scatter", Collective.BROADCAST: "broadcast",
+    Collective.ALL_TO_ALL: "all_to_all", Collective.REDUCE_SCATTER: "reduce_scatter",
+    Collective.REDUCE_SCATTER_BLOCK: "reduce_scatter", Collective.BARRIER: "barrier",
+}  # fmt: skip
+
+
+def goal(lowered: Workload) -> Iterator[str]:
+    """Yield the lines of a GOAL schedule (LogGOPSim, ATLAHS) of a workload without collectives; times in ns.
+
+    Raises:
+        UsageError: the workload has collectives.
+    """
+    yield f"num_ranks {lowered.ranks}"
+    for rank, trace in enumerate(lowered.traces):
+        yield ""
+        yield f"rank {rank} {{"
+        for node in trace:
+            yield f"l{node.id}: {_goal_operation(lowered, rank, node)}"
+        for node in trace:
+            yield from (f"l{node.id} requires l{dep}" for dep in sorted(node.deps))
+        yield "}"
+
+
+def _goal_operation(lowered: Workload, rank: int, node: Node) -> str:
+    tag = node.attributes.get("comm_tag", 0)
+    if node.type == NodeType.COMM_SEND:
+        return f"send {size_of(node)}b to {peer_of(node)} tag {tag}"
+    if node.type == NodeType.COMM_RECV:
+        return f"recv {size_of(node)}b from {peer_of(node)} tag {tag}"
+    if node.type == NodeType.COMM_COLL:
+        raise UsageError(f"{lowered.where(rank, node)} is a collective: lower the workload first")
+    return f"calc {node.duration_us * 1000}"
+
+
+def astra1(workload: Workload) -> Iterator[str]:
+    """Yield the lines of a workload file of ASTRA-sim 1.0: one layer per collective of rank 0, in ns.
+
+    Each layer has the computation since the collective before, as the weight gradient's.
+
+    Raises:
+        UsageError: ASTRA-sim 1.0 does not have a collective of the workload.
+    """
+    layers, compute_ns = [], 0
+    for node in workload.traces[0]:
+        if node.type == NodeType.COMM_COLL:
+            kind = kind_of(node)
+            if kind not in _ASTRA_NAMES:
+                raise UsageError(f"{workload.where(0, node)}: ASTRA-sim 1.0 has no {kind.name.lower()}")
+            size = data_bytes(node, len(workload.members(node)))
+            name = f"layer{len(layers)}" if not node.name or " " in node.name else node.name
+            layers.append(f"{name} -1 1 NONE 0 1 NONE 0 {max(compute_ns, 1)} {_ASTRA_NAMES[kind]} {size} 1")
+            compute_ns = 0
+        else:
+            compute_ns += node.duration_us * 1000
+    yield "MICRO"
+    yield str(len(layers))
+    yield from layers
+
+
+def param(workload: Workload) -> list[dict[str, Any]]:
+    """Return the collectives of rank 0 as a basic trace of PARAM's replay; sizes in elements of 4 bytes."""
+    found, now_ns = [], 0
+    for node in workload.traces[0]:
+        if node.type != NodeType.COMM_COLL:
+            now_ns += node.duration_us * 1000
+            continue
+        kind, members = kind_of(node), len(workload.members(node))
+        size = size_of(node) // 4
+        item = {"comms": _PARAM_NAMES[kind], "in_msg_size": size, "out_msg_size": size, "dtype": "Float"}
+        if kind == Collective.ALL_GATHER:
+            item["out_msg_size"] = size * members
+        elif kind in (Collective.REDUCE_SCATTER, Collective.REDUCE_SCATTER_BLOCK):
+            item["out_msg_size"] = size // members
+        found.append(item | {"startTime_ns": now_ns, "world_size": members})
+    return found
+
+
+def hpcc(lowered: Workload, begin_s: dict[tuple[int, int], float], port: int = 100) -> Iterator[str]:
+    """Yield the lines of a flow list of HPCC's ns-3 simulator.
+
+    Args:
+        lowered: a workload without collectives.
+        begin_s: start of each send, by rank and id of its node.
+        port: destination port.
+    """
+    flows = [
+        (begin_s[rank, node.id], rank, peer_of(node), size_of(node))
+        for rank, trace in enumerate(lowered.traces)
+        for node in trace
+        if node.type == NodeType.COMM_SEND and size_of(node)
+    ]
+    yield str(len(flows))
+    for start, source, destination, size in sorted(flows):
+        yield f"{source} {destination} 3 {port} {size} {start:.9f}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -274,14 +274,18 @@ def _check_collectives(workload: Workload) -> None:
                     )
 
 
-def summary(workload: Workload) -> Mapping[str, Any]:
+def summary(workload: Workload) -> dict[str, Any]:
     """Return what a workload contains, as plain data."""
     nodes = [node for trace in workload.traces for node in trace]
+    sends = [node for node in nodes if node.type == NodeType.COMM_SEND]
+    collectives = [parts[0][1] for every in collectives_of(workload).values() for parts in every]
     return {
         "ranks": workload.ranks,
         "nodes": len(nodes),
         "computations": sum(node.type == NodeType.COMP for node in nodes),
-        "collectives": sum(len(each) for each in collectives_of(workload).values()),
-        "messages": sum(node.type == NodeType.COMM_SEND for node in nodes),
+        "collectives": len(collectives),
+        "collective_bytes": sum(map(size_of, collectives)),
+        "messages": len(sends),
+        "message_bytes": sum(map(size_of, sends)),
         "compute_s": [sum(n.duration_us for n in trace if n.type == NodeType.COMP) / 1e6 for trace in workload.traces],
     }

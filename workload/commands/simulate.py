@@ -1,0 +1,110 @@
+"""``ringtap workload simulate``: iteration times of a workload on a network, against cross traffic."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from ringtap.errors import UsageError
+from ringtap.options import add_force, add_json
+from ringtap.terminal import text_table
+from ringtap.units import counted, whole_number
+from ringtap.workload.options import add_algorithms, add_topology, algorithms, topology
+
+_MAX_LOAD = 0.99
+
+
+def register(subparsers: Any, name: str, summary: str) -> None:
+    """Add the arguments of the verb ``workload simulate``."""
+    parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    parser.add_argument("workload", type=Path, metavar="W", help="a directory of execution traces")
+    add_algorithms(parser)
+    add_topology(parser)
+    parser.add_argument("--iterations", default="5", metavar="N", help="iterations; the first one is left out (5)")
+    parser.add_argument("--loads", default="0", metavar="FROM:TO:STEP", help="cross traffic as shares of a link's rate (0)")
+    parser.add_argument("--bottleneck", metavar="LINK", help="link with the cross traffic (default: to rank 0)")
+    parser.add_argument("-o", dest="output", metavar="POINTS.csv", type=Path, help="write the points, for report and fit")
+    add_force(parser)
+    add_json(parser)
+    parser.set_defaults(handler=_simulate)
+
+
+def read_loads(text: str) -> list[float]:
+    """Return the loads of FROM:TO:STEP, or of one number.
+
+    Raises:
+        UsageError: it is neither, or a load is not from 0 to 0.99.
+    """
+    try:
+        numbers = [float(part) for part in text.split(":")]
+    except ValueError:
+        numbers = []
+    if len(numbers) == 1:
+        loads = numbers
+    elif len(numbers) == 3 and numbers[2] > 0 and (numbers[1] - numbers[0]) / numbers[2] < 1000:
+        count = int((numbers[1] - numbers[0]) / numbers[2] + 1e-9) + 1
+        loads = [round(numbers[0] + step * numbers[2], 6) for step in range(count)]
+    else:
+        raise UsageError(f"--loads {text!r} is neither a number nor FROM:TO:STEP, for example 0:0.9:0.1")
+    if not loads or min(loads) < 0 or max(loads) > _MAX_LOAD:
+        raise UsageError(f"--loads {text} has loads outside 0 to {_MAX_LOAD}")
+    return loads
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    import numpy as np
+
+    from ringtap.workload.lowering import simulate
+    from ringtap.workload.workload import read_workload
+
+    if options.output is not None and options.output.exists() and not options.force:
+        raise UsageError(f"{options.output} exists: name another file or add --force")
+    loads, iterations = read_loads(options.loads), whole_number(options.iterations, "--iterations")
+    if not 2 <= iterations <= 100_000:
+        raise UsageError(f"--iterations {iterations} is outside 2 to 100,000")
+    workload, chosen = read_workload(options.workload), algorithms(options)
+    endpoints = workload.ranks + chosen.others(workload.ranks)
+    network, latency_s = topology(options, endpoints)
+    last = list(network.path(1 % network.hosts, 0))[-1:] if network.hosts > 1 else []
+    bottleneck = network.links[last[0]] if options.bottleneck is None and last else options.bottleneck
+    if bottleneck not in network.links:
+        some = ", ".join(network.links[:3])
+        raise UsageError(f"--bottleneck {bottleneck!r} is no link of the {network.name}: it has {some}, ...")
+    place = network.links.index(bottleneck)
+    rate_bps = float(network.rate_bps[place])
+    points = []
+    for load in loads:
+        share = np.ones(len(network.links))
+        share[place] = 1 - load
+        ends = simulate(
+            workload, network, chosen, iterations=iterations, latency_s=latency_s, rate_share=share
+        ).max(axis=1)  # fmt: skip
+        points.append({"load": load, "cross_bps": load * rate_bps, "iteration_s": float(np.diff(ends).mean())})
+    item = {"ranks": workload.ranks, "topology": network.name, "hosts": network.hosts, "bottleneck": bottleneck}
+    item |= {"rate_bps": rate_bps, "collective": chosen.all_reduce, "points": points}
+    if options.output is not None:
+        _write_points(options.output, options.workload.resolve().name, points)
+    if options.json:
+        print(json.dumps(item))
+        return 0
+    slowest = points[-1]
+    print(
+        f"{points[0]['iteration_s']:.4g} s per iteration"
+        + (f", {slowest['iteration_s']:.4g} s at {slowest['load']:.0%} load" if len(points) > 1 else "")
+        + f": {counted(workload.ranks, 'rank')} on a {network.name}, {chosen.all_reduce}, cross traffic on {bottleneck}"
+    )
+    if len(points) > 1:
+        rows = [["load", "cross traffic, Gbit/s", "iteration, s"]]
+        rows += [[f"{p['load']:.0%}", f"{p['cross_bps'] / 1e9:.2f}", f"{p['iteration_s']:.4f}"] for p in points]
+        print("\n".join(text_table(rows, left=0)))
+    if options.output is not None:
+        print(f"Next: ringtap report {options.output} --workers {workload.ranks} --capacity {options.rate}")
+    return 0
+
+
+def _write_points(path: Path, name: str, points: list[dict[str, float]]) -> None:
+    lines = ["model,traffic,bandwidth_gbps,iteration_s"]
+    lines += [f"{name},simulated,{point['cross_bps'] / 1e9:.6g},{point['iteration_s']:.9g}" for point in points]
+    path.write_text("\n".join(lines) + "\n")

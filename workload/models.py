@@ -1,0 +1,75 @@
+"""Workloads of models with known tensors: data-parallel training with DDP's buckets, without any run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ringtap.models import GRADIENT_BYTES, ModelProfile
+from ringtap.workload.execution_trace import Collective, Node, NodeType
+from ringtap.workload.workload import Workload
+
+# Defaults of torch.nn.parallel.DistributedDataParallel
+FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
+# Share of the forward pass in an iteration's computation; a backward pass costs about twice as much
+FORWARD_SHARE = 1 / 3
+
+
+def buckets(profile: ModelProfile) -> Iterator[tuple[int, float]]:
+    """Yield DDP's buckets in the order of the backward pass: bytes, and share of the backward pass until each is full.
+
+    DDP fills buckets in the order in which gradients become ready, and closes one when it has reached its size.
+    """
+    size_bytes, share, limit = 0, 0.0, FIRST_BUCKET_BYTES
+    for layer in reversed(profile.layers):
+        for tensor in reversed(layer):
+            size_bytes += GRADIENT_BYTES * tensor.parameters
+            share += tensor.backward_share
+            if size_bytes >= limit:
+                yield size_bytes, share
+                size_bytes, share, limit = 0, 0.0, BUCKET_BYTES
+    if size_bytes:
+        yield size_bytes, share
+
+
+def model_workload(profile: ModelProfile, workers: int, compute_s: float | None = None) -> Workload:
+    """Return an iteration of data-parallel training of a model.
+
+    The forward pass takes a third of the computation. Gradients become ready during the backward pass; the all-reduce of
+    a bucket begins when all its gradients are ready and the one before has ended, as on one communicator.
+
+    Args:
+        profile: the model.
+        workers: number of workers.
+        compute_s: forward and backward pass, in s; None: the profile's.
+    """
+    compute_s = profile.compute_s if compute_s is None else compute_s
+    every = list(buckets(profile))
+    total = sum(share for _, share in every)
+    backward_us = compute_s * (1 - FORWARD_SHARE) * 1e6
+    nodes = [Node(1, "forward", NodeType.COMP, duration_us=round(compute_s * FORWARD_SHARE * 1e6))]
+    nodes[0].attributes["is_cpu_op"] = False
+    computed, before = 1, 0
+    for number, (size_bytes, share) in enumerate(every):
+        backward = Node(
+            2 * number + 2, f"backward{number}", NodeType.COMP, [computed],
+            duration_us=round(backward_us * share / total), attributes={"is_cpu_op": False},
+        )  # fmt: skip
+        attributes = {"is_cpu_op": False, "comm_type": int(Collective.ALL_REDUCE), "comm_size": size_bytes}
+        after = [backward.id, before] if before else [backward.id]
+        reduce = Node(2 * number + 3, f"bucket{number}", NodeType.COMM_COLL, after, attributes=dict(attributes))
+        nodes += [backward, reduce]
+        computed, before = backward.id, reduce.id
+    about = {
+        "model": profile.name,
+        "workers": workers,
+        "compute_s": compute_s,
+        "assumptions": [
+            f"forward pass: {FORWARD_SHARE:.3g} of the computation",
+            f"DDP's buckets: the first of {FIRST_BUCKET_BYTES} bytes, the others of {BUCKET_BYTES}",
+            "collectives of a worker one after the other",
+        ],
+    }
+    copies = [[replace(node, control_deps=[*node.control_deps], attributes={**node.attributes}) for node in nodes]
+              for _ in range(workers)]  # fmt: skip
+    return Workload(copies, {}, about)

@@ -1,0 +1,250 @@
+"""Workloads as directories of Chakra execution traces: round trips, what is refused, and damaged files."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringtap.errors import UsageError
+from ringtap.models import PROFILES, profile_named
+from ringtap.workload.execution_trace import Node, NodeType, read_trace, write_trace
+from ringtap.workload.lowering import Algorithms, lower, simulate
+from ringtap.workload.models import buckets, model_workload
+from ringtap.workload.topologies import star
+from ringtap.workload.workload import Workload, check_workload, read_workload, summary, write_workload
+
+COMP, SEND, RECV, COLL = NodeType.COMP, NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL
+
+
+def trace() -> list[Node]:
+    sum_of = {"comm_type": 0, "comm_size": 1_000_000}
+    return [
+        Node(1, "forward", COMP, duration_us=1000),
+        Node(2, "backward", COMP, [1], duration_us=500),
+        Node(3, "bucket0", COLL, [2], attributes=dict(sum_of)),
+        Node(4, "backward", COMP, [2], duration_us=500),
+        Node(5, "bucket1", COLL, [3], [4], attributes=dict(sum_of)),
+    ]
+
+
+def workload(ranks: int = 4) -> Workload:
+    return Workload([trace() for _ in range(ranks)])
+
+
+identifiers = st.integers(0, 2**64 - 1)
+values = st.one_of(
+    st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), st.text(), st.lists(st.booleans()),
+    st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1),
+)  # fmt: skip
+nodes = st.builds(
+    Node, identifiers, st.text(), st.sampled_from(NodeType), st.lists(identifiers), st.lists(identifiers), identifiers,
+    identifiers, st.dictionaries(st.text(min_size=1).filter(lambda name: not name.startswith(("comm_", "is_", "pg_", "num_", "tensor_"))), values),
+)  # fmt: skip
+
+
+@given(st.lists(nodes, max_size=5))
+@settings(max_examples=100, deadline=None)
+def test_a_trace_comes_back_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, written: list[Node]) -> None:
+    path = tmp_path_factory.mktemp("trace") / "rank.0.et"
+    write_trace(written, path)
+    assert list(read_trace(path)) == written
+
+
+def test_a_workload_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    made = workload()
+    made.groups = {"1": [0, 1, 2, 3]}
+    made.traces[0][2].attributes["pg_name"] = "1"
+    for other in made.traces[1:]:
+        other[2].attributes["pg_name"] = "1"
+    made.about = {"assumptions": ["one"]}
+    write_workload(made, tmp_path / "w")
+    read = read_workload(tmp_path / "w")
+    assert (read.traces, read.groups, read.about) == (made.traces, made.groups, made.about)
+    assert summary(read)["collectives"] == 2
+
+
+def without_part(made: Workload) -> None:
+    made.traces[1].pop()
+
+
+def with_cycle(made: Workload) -> None:
+    made.traces[2][0].control_deps.append(4)
+
+
+def with_negative_size(made: Workload) -> None:
+    made.traces[2][4].attributes["comm_size"] = -1
+
+
+def with_other_size(made: Workload) -> None:
+    made.traces[2][4].attributes["comm_size"] = 7
+
+
+def with_send_alone(made: Workload) -> None:
+    made.traces[2].append(Node(9, "s", SEND, attributes={"comm_dst": 1, "comm_size": 5}))
+
+
+def with_send_to_nobody(made: Workload) -> None:
+    made.traces[0].append(Node(9, "s", SEND, attributes={"comm_dst": 8}))
+
+
+def with_same_id(made: Workload) -> None:
+    made.traces[3].append(Node(5, "again", COMP))
+
+
+def with_unknown_dependency(made: Workload) -> None:
+    made.traces[3][1].data_deps.append(77)
+
+
+def with_other_length(made: Workload) -> None:
+    made.traces[0].append(Node(9, "s", SEND, attributes={"comm_dst": 1, "comm_size": 5}))
+    made.traces[1].append(Node(9, "r", RECV, attributes={"comm_src": 0, "comm_size": 6}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (without_part, "rank 0 node 5 is a collective in which rank 1 takes no part"),
+        (with_cycle, "rank 2 node 1 waits for itself"),
+        (with_negative_size, "rank 2 node 5 has a comm_size of -1"),
+        (with_other_size, "rank 2 node 5 is ALL_REDUCE of 7 bytes where rank 0 node 5 is ALL_REDUCE of 1000000"),
+        (with_send_alone, "rank 2 node 9 has no receive"),
+        (with_send_to_nobody, "rank 0 node 9 names rank 8 as its peer: there are ranks 0 to 3"),
+        (with_same_id, "rank 3 node 5 exists twice"),
+        (with_unknown_dependency, "rank 3 node 2 waits for node 77, which does not exist"),
+        (with_other_length, "sends 5 bytes, of which rank 1 receives 6"),
+    ],
+)
+def test_what_cannot_run_is_refused(damage: Callable[[Workload], None], says: str) -> None:
+    made = workload()
+    damage(made)
+    with pytest.raises(UsageError, match=says):
+        check_workload(made)
+
+
+@pytest.mark.parametrize(
+    ("groups", "says"),
+    [
+        ({"1": [0, 9]}, "names rank 9, but there are ranks 0 to 3"),
+        ({"1": [0, 0]}, "names a rank twice"),
+        ({"1": "all"}, "is not a list of ranks"),
+        ([1], "is not a JSON object"),
+    ],
+)
+def test_wrong_groups_are_refused(tmp_path: Path, groups: object, says: str) -> None:
+    write_workload(workload(), tmp_path / "w")
+    (tmp_path / "w" / "comm_group.json").write_text(json.dumps(groups))
+    with pytest.raises(UsageError, match=says):
+        read_workload(tmp_path / "w")
+
+
+def test_wrong_directories_are_refused(tmp_path: Path) -> None:
+    for says in ("is not a directory", "has no execution traces"):
+        with pytest.raises(UsageError, match=says):
+            read_workload(tmp_path / "w")
+        (tmp_path / "w").mkdir(exist_ok=True)
+    write_trace(trace(), tmp_path / "w" / "a.1.et")
+    with pytest.raises(UsageError, match="1 trace but none of rank 0"):
+        read_workload(tmp_path / "w")
+    write_trace(trace(), tmp_path / "w" / "b.0.et")
+    with pytest.raises(UsageError, match="traces of 2 workloads"):
+        read_workload(tmp_path / "w")
+    with pytest.raises(UsageError, match="cannot be created"):
+        write_workload(workload(), tmp_path / "w")
+
+
+def test_damaged_files_end_in_a_sentence(tmp_path: Path) -> None:
+    """10,000 mutations of a trace: each is read, or refused in one sentence that names the file."""
+    path = tmp_path / "rank.0.et"
+    write_trace(trace(), path)
+    whole, draw = path.read_bytes(), random.Random(1)
+    refused = 0
+    for _ in range(10_000):
+        data = bytearray(whole)
+        for _ in range(draw.randint(1, 4)):
+            place = draw.randrange(len(data))
+            change = draw.randrange(4)
+            if change == 0:
+                data[place] = draw.randrange(256)
+            elif change == 1:
+                del data[place : place + draw.randint(1, 9)]
+            elif change == 2:
+                data[place:place] = draw.randbytes(draw.randint(1, 9))
+            else:
+                data[place] ^= 1 << draw.randrange(8)
+            if not data:
+                data = bytearray(b"\0")
+        path.write_bytes(data)
+        try:
+            check_workload(Workload([list(read_trace(path))]))
+        except UsageError as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert refused > 1000
+
+
+def test_a_file_cannot_ask_for_memory(tmp_path: Path) -> None:
+    path = tmp_path / "rank.0.et"
+    path.write_bytes(b"\xff\xff\xff\xff\x0f" + b"x" * 100)
+    with pytest.raises(UsageError, match="should have 4294967295 bytes"):
+        list(read_trace(path))
+    path.write_bytes(b"\xff" * 20)
+    with pytest.raises(UsageError, match="cut short or damaged at message 0"):
+        list(read_trace(path))
+    path.write_bytes(b"")
+    with pytest.raises(UsageError, match="is empty"):
+        list(read_trace(path))
+
+
+ALGORITHMS = [
+    Algorithms("ring"), Algorithms("tree", pieces=3), Algorithms("double-tree"), Algorithms("halving-doubling"),
+    Algorithms("hierarchical", group=2), Algorithms("parameter-server", shards=2), Algorithms("in-network"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("algorithms", ALGORITHMS, ids=lambda each: each.all_reduce)
+def test_lowered_workloads_take_the_same_time(algorithms: Algorithms) -> None:
+    made = workload()
+    check_workload(made)
+    lowered = lower(made, algorithms)
+    check_workload(lowered)
+    network = star(8, 1e9)
+    times = simulate(made, network, algorithms, iterations=3, latency_s=1e-5)
+    same = simulate(lowered, network, Algorithms(), iterations=3, latency_s=1e-5)
+    assert same[:, :4] == pytest.approx(times)
+    assert summary(lowered)["collectives"] == 0
+
+
+def test_ranks_that_wait_for_each_other_are_named() -> None:
+    made = Workload([[], []])
+    for rank in range(2):
+        attributes = {"comm_src": 1 - rank, "comm_size": 1}
+        made.traces[rank] = [
+            Node(1, "r", RECV, attributes=attributes),
+            Node(2, "s", SEND, [1], attributes={"comm_dst": 1 - rank, "comm_size": 1}),
+        ]
+    check_workload(made)
+    with pytest.raises(UsageError, match="rank 0 waits for ever"):
+        simulate(made, star(2, 1e9), Algorithms())
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_buckets_are_those_of_ddp(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    profile = profile_named(name)
+    tensors = [tensor for layer in reversed(profile.layers) for tensor in reversed(layer)]
+    meta = [torch.empty(tensor.parameters, device="meta") for tensor in tensors]
+    indices, _ = torch.distributed._compute_bucket_assignment_by_size(meta, [2**20, 25 * 2**20])
+    expected = [sum(4 * tensors[i].parameters for i in bucket) for bucket in indices]
+    found = list(buckets(profile))
+    assert [size for size, _ in found] == expected
+    assert sum(size for size, _ in found) == 4 * profile.parameters
+    made = model_workload(profile, 2)
+    assert sum(made.traces[0][i].duration_us for i in range(len(made.traces[0]))) == pytest.approx(
+        profile.compute_s * 1e6, abs=len(found) + 1
+    )

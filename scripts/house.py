@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("agents", "analysis", "collectors", "slurm", "trafficgen")
+PACKAGES = ("agents", "analysis", "collectors", "slurm", "trafficgen", "workload")
 
 
 def modules() -> dict[str, Path]:

@@ -99,18 +99,18 @@ def halving_doubling(shape: Shape) -> MessageGraph:
         raise UsageError(f"halving-doubling needs a power of two of workers, not {workers}: use ring")
     builder = GraphBuilder(workers, divided(shape.size_bytes, workers))
     ranks = np.arange(workers)
-    received: Integers | None = None
+    done: Integers | None = None  # what each rank received and sent last
     distance = workers // 2
     while distance:  # halving: each rank keeps the half that contains its own chunk
         partner = ranks ^ distance
-        sent = builder.send(ranks, partner, partner // distance * distance, distance, adds=True, after=received)
-        received = sent[partner]
+        sent = builder.send(ranks, partner, partner // distance * distance, distance, adds=True, after=done)
+        done = np.column_stack([sent[partner], sent])
         distance //= 2
     distance = 1
     while distance < workers:
         partner = ranks ^ distance
-        sent = builder.send(ranks, partner, ranks // distance * distance, distance, adds=False, after=received)
-        received = sent[partner]
+        sent = builder.send(ranks, partner, ranks // distance * distance, distance, adds=False, after=done)
+        done = np.column_stack([sent[partner], sent])
         distance *= 2
     return builder.build()
 
@@ -278,14 +278,16 @@ def hierarchical(shape: Shape) -> MessageGraph:
     chunks = math.lcm(group, nodes)
     builder = GraphBuilder(workers, divided(shape.size_bytes, chunks))
     rings = np.arange(workers).reshape(nodes, group)
-    last: Integers | None = None
+    within = np.full((nodes, group, 1), NONE)  # the last messages of each rank in its group
     if group > 1:
-        last = _ring_all_reduce(builder, rings, chunks // group, None)[:, 0][None]
-    last = _ring_all_reduce(builder, rings[None, :, 0], chunks // nodes, last)[0]
-    got = [last]
+        within = _ring_all_reduce(builder, rings, chunks // group, None)
+    # a first rank takes part in the ring between groups when that of its own has ended
+    ready = np.concatenate([within[:, 0], np.roll(within[:, 0], -1, axis=0)], axis=1)
+    got = [_ring_all_reduce(builder, rings[None, :, 0], chunks // nodes, ready[None])[0]]
     for place in range(1, group):
         above = (place - 1) // 2
-        got.append(builder.send(rings[:, above], rings[:, place], 0, chunks, adds=False, after=got[above])[:, None])
+        after = np.concatenate([got[above], within[:, place]], axis=1)
+        got.append(builder.send(rings[:, above], rings[:, place], 0, chunks, adds=False, after=after)[:, None])
     return builder.build()
 
 

@@ -1,6 +1,6 @@
 """Chakra execution traces: the nodes of one rank, as length-prefixed protobuf messages.
 
-The schema is that of MLCommons Chakra (et_def.proto). Only the fields that a trace needs are declared; others are kept out.
+The schema is that of MLCommons Chakra (et_def.proto). Only the fields that a trace needs are declared.
 A file holds one GlobalMetadata and then a Node per message, each after its length as a varint.
 """
 
@@ -49,7 +49,7 @@ class Collective(IntEnum):
 
 @dataclass
 class Node:
-    """What a rank does at one place of its trace.
+    """An operation of a rank: a computation, a collective, a send or a receive.
 
     Attributes:
         id: number within the trace.

@@ -58,7 +58,8 @@ def astra1(workload: Workload) -> Iterator[str]:
     Raises:
         UsageError: ASTRA-sim 1.0 does not have a collective of the workload.
     """
-    layers, compute_ns = [], 0
+    layers: list[str] = []
+    compute_ns = 0
     for node in workload.traces[0]:
         if node.type == NodeType.COMM_COLL:
             kind = kind_of(node)

@@ -56,8 +56,9 @@ class Algorithms:
             self._graphs[key] = message_graph(name, shape)
         return self._graphs[key]
 
-    def others(self, members: int) -> int:
-        """Return the number of servers or switches that all-reduce needs beside the ranks."""
+    @property
+    def others(self) -> int:
+        """Number of servers or switches that all-reduce needs beside the ranks."""
         return {"parameter-server": self.shards, "in-network": 1}.get(self.all_reduce, 0)
 
 
@@ -72,7 +73,7 @@ def lower(workload: Workload, algorithms: Algorithms) -> Workload:
     A computation of no length stands where a collective was, and waits for all messages of its rank. Parameter servers
     and switches become further ranks.
     """
-    extra = algorithms.others(workload.ranks)
+    extra = algorithms.others
     traces: list[list[Node]] = [[replace(node) for node in trace] for trace in workload.traces]
     traces += [[] for _ in range(extra)]
     new_ids = [max((node.id for node in trace), default=0) + 1 for trace in traces]
@@ -81,7 +82,7 @@ def lower(workload: Workload, algorithms: Algorithms) -> Workload:
         for parts in collectives:
             graph = algorithms.graph(kind_of(parts[0][1]), len(members), data_bytes(parts[0][1], len(members)))
             ends = [*members, *range(workload.ranks, workload.ranks + extra)]
-            nodes = {rank: node for rank, node in parts}
+            nodes = dict(parts)
             sends, receives = [0] * len(graph), [0] * len(graph)
             joined: dict[int, list[int]] = {rank: [] for rank in members}
             for message, size_bytes in enumerate(graph.size_bytes.tolist()):
@@ -114,6 +115,19 @@ def lower(workload: Workload, algorithms: Algorithms) -> Workload:
     return Workload(traces, {}, about)
 
 
+def check_room(topology: Topology, endpoints: int) -> None:
+    """Check that a topology has a host for each rank, server and switch that adds.
+
+    Raises:
+        UsageError: it has fewer.
+    """
+    if topology.hosts < endpoints:
+        raise UsageError(
+            f"the topology has {counted(topology.hosts, 'host')} for {counted(endpoints, 'rank')} (servers and "
+            "switches count): name a larger one"
+        )
+
+
 def simulate(
     workload: Workload,
     topology: Topology,
@@ -129,12 +143,8 @@ def simulate(
     Raises:
         UsageError: the topology has too few hosts, or ranks wait for each other for ever.
     """
-    endpoints = workload.ranks + algorithms.others(workload.ranks)
-    if topology.hosts < endpoints:
-        raise UsageError(
-            f"the topology has {counted(topology.hosts, 'host')} for {counted(endpoints, 'rank')} (servers and switches "
-            "count): name a larger one"
-        )
+    endpoints = workload.ranks + algorithms.others
+    check_room(topology, endpoints)
     place = np.arange(endpoints) if hosts is None else np.asarray(hosts)
     simulation = Simulation(topology, latency_s, rate_share)
     placed: dict[tuple[object, ...], int] = {}

@@ -56,7 +56,8 @@ class MessageGraph:
     def size_bytes(self) -> Integers:
         """Bytes of each message, shape (messages,)."""
         upto = np.concatenate(([0], np.cumsum(self.chunk_bytes)))
-        return upto[self.first_chunk + self.chunks] - upto[self.first_chunk]
+        found: Integers = upto[self.first_chunk + self.chunks] - upto[self.first_chunk]
+        return found
 
     @property
     def sent_bytes(self) -> Integers:
@@ -116,13 +117,13 @@ class GraphBuilder:
             adds: True if receivers add the data to their own.
             after: numbers of messages that each one waits for, shape (messages, any number), with -1 for none.
         """
-        columns = np.broadcast_arrays(*(np.asarray(each, np.int64) for each in (source, destination, first_chunk, chunks)))
-        columns = [np.atleast_1d(each).ravel() for each in columns]
+        given = (np.asarray(each, np.int64) for each in (source, destination, first_chunk, chunks))
+        columns = tuple(np.atleast_1d(each).ravel() for each in np.broadcast_arrays(*given))
         count = len(columns[0])
         waits = np.full((count, 1), -1) if after is None else np.asarray(after, np.int64).reshape(count, -1)
         known = waits >= 0
         steps = np.where(known, self._step[np.where(known, waits, 0)] if self._messages else -1, -1)
-        self._batches.append(tuple(columns))
+        self._batches.append(columns)
         self._adds.append(np.full(count, adds))
         self._after.append(waits[known])
         self._counts.append(known.sum(axis=1))
@@ -156,4 +157,4 @@ class GraphBuilder:
 def divided(size_bytes: int, parts: int) -> Integers:
     """Return sizes of parts that differ by at most one byte and add up to a size, shape (parts,)."""
     edges = [size_bytes * part // parts for part in range(parts + 1)]
-    return np.diff(np.array(edges, np.int64))
+    return np.diff(np.array(edges, np.int64)).astype(np.int64)

@@ -35,8 +35,8 @@ def buckets(profile: ModelProfile) -> Iterator[tuple[int, float]]:
 def model_workload(profile: ModelProfile, workers: int, compute_s: float | None = None) -> Workload:
     """Return an iteration of data-parallel training of a model.
 
-    The forward pass takes a third of the computation. Gradients become ready during the backward pass; the all-reduce of
-    a bucket begins when all its gradients are ready and the one before has ended, as on one communicator.
+    The forward pass takes a third of the computation. Gradients become ready during the backward pass. The all-reduce
+    of a bucket begins when its gradients are ready and the one before has ended, as on one communicator.
 
     Args:
         profile: the model.

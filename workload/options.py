@@ -53,7 +53,9 @@ def add_topology(parser: ArgumentParser) -> None:
     parser.add_argument("--rate", default="25gbit", metavar="RATE", help="rate of the hosts' links (25gbit)")
     parser.add_argument("--latency", default="0s", metavar="TIME", help="time of a message beside its bytes (0s)")
     parser.add_argument("--per-leaf", default="4", metavar="H", help="hosts per leaf switch, for two-tier (4)")
-    parser.add_argument("--oversubscription", default=1.0, type=float, metavar="X", help="of the leaves, for two-tier (1)")
+    parser.add_argument(
+        "--oversubscription", default=1.0, type=float, metavar="X", help="of the leaves, for two-tier (1)"
+    )
     parser.add_argument("--sides", metavar="AxBx...", help="lengths of the sides, for torus")
 
 

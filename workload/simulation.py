@@ -161,13 +161,19 @@ class Simulation:
             "slot_open": np.zeros(slots, np.int64),
         }
         found |= {name: np.zeros(flows) for name in ("left", "rate", "since")}
-        found |= {name: np.zeros(flows, np.int64) for name in ("version", "owner", "place", "via", "flow_mark", "part_flows")}
+        found |= {
+            name: np.zeros(flows, np.int64) for name in ("version", "owner", "place", "via", "flow_mark", "part_flows")
+        }
         found |= {"free": np.arange(flows - 1, -1, -1)}
         found |= {name: np.full(flows << bits, kernel.NONE) for name in ("after", "before")}
         found |= {"hop_bits": bits, "head": np.full(links, kernel.NONE)}
         found |= {"on_link": np.zeros(links, np.int64), "link_mark": np.zeros(links, np.int64)}
         found |= {"is_dirty": np.zeros(links, np.bool_), "dirty": np.zeros(links, np.int64)}
-        found |= {"part_links": np.zeros(links, np.int64), "capacity": np.zeros(links), "sharing": np.zeros(links, np.int64)}
+        found |= {
+            "part_links": np.zeros(links, np.int64),
+            "capacity": np.zeros(links),
+            "sharing": np.zeros(links, np.int64),
+        }
         found |= {"times": np.zeros(length), "codes": np.zeros(length, np.int64)}
         found |= {"ready": np.zeros(max(len(self._nodes), 1), np.int64)}
         lists = ("starts_slot", "starts_message", "arrived_slot", "arrived_message")

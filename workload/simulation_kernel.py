@@ -1,8 +1,8 @@
 """The event loop of the flow-level simulation, compiled by numba.
 
 Flows share links max-min fairly. An event is the end of a flow, the arrival of a message, or the end of a computation.
-All events of one instant are handled before rates are calculated anew, and only for the flows that share a link, directly
-or through others, with a flow that began or ended.
+All events of one instant are handled before rates are calculated anew, and only for the flows that share a link,
+directly or through others, with a flow that began or ended.
 
 A collective is given once, as a placed message graph; each instance of it only has a counter per message.
 """
@@ -133,7 +133,9 @@ def advance(
                     count = graph_start[graph + 1] - first
                     counters[RUNNING] += 1
                     slot_of[instance], slot_instance[slot] = slot, instance
-                    slot_open[slot] = count + graph_workers[graph]  # until all messages have arrived, and all ranks begun
+                    slot_open[slot] = (
+                        count + graph_workers[graph]
+                    )  # until all messages have arrived, and all ranks begun
                     remaining[slot, :count] = message_waits[first : first + count]
                     for local in range(local_start[graph + 1] - first_local):
                         local_left[slot, local] = local_messages[first_local + local] + 1  # 1: its node must begin

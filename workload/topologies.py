@@ -1,6 +1,6 @@
 """Topologies: hosts, links with their rates, and the links between each pair of hosts.
 
-Links are directed. A switch has no limit of its own. Where several paths are equally short, the pair of hosts chooses one.
+Links are directed. A switch has no limit of its own. Of several shortest paths, a pair of hosts has one.
 """
 
 from __future__ import annotations
@@ -43,11 +43,15 @@ def star(hosts: int, rate_bps: float) -> Topology:
 
 
 def two_tier(hosts: int, rate_bps: float, per_leaf: int, oversubscription: float = 1.0) -> Topology:
-    """Leaf switches with some hosts each, around one core; a leaf's uplink has 1/``oversubscription`` of its hosts' rates."""
+    """Leaf switches with some hosts each, around one core; leaves are oversubscribed."""
     leaves = -(-hosts // per_leaf)
     trunk = per_leaf * rate_bps / oversubscription
     edge = star(hosts, rate_bps)
-    links = [*edge.links, *(f"leaf{leaf} up" for leaf in range(leaves)), *(f"leaf{leaf} down" for leaf in range(leaves))]
+    links = [
+        *edge.links,
+        *(f"leaf{leaf} up" for leaf in range(leaves)),
+        *(f"leaf{leaf} down" for leaf in range(leaves)),
+    ]
     first = 2 * hosts
 
     def path(a: int, b: int) -> Path:
@@ -83,7 +87,9 @@ def torus(sides: Sequence[int], rate_bps: float) -> Topology:
                 at += ((place + (1 if forward else -1)) % side - place) * step
         return found
 
-    return Topology("torus" if len(sides) > 1 else "ring", hosts, tuple(links), np.full(len(links), float(rate_bps)), path)
+    return Topology(
+        "torus" if len(sides) > 1 else "ring", hosts, tuple(links), np.full(len(links), float(rate_bps)), path
+    )
 
 
 def fat_tree(ports: int, rate_bps: float) -> Topology:
@@ -101,7 +107,13 @@ def fat_tree(ports: int, rate_bps: float) -> Topology:
     lower = len(links)
     links += [f"edge{e} agg{a} {way}" for way in ("up", "down") for e in range(edges) for a in range(half)]
     upper = len(links)
-    links += [f"pod{p} agg{a} core{c} {way}" for way in ("up", "down") for p in range(ports) for a in range(half) for c in range(half)]
+    links += [
+        f"pod{p} agg{a} core{c} {way}"
+        for way in ("up", "down")
+        for p in range(ports)
+        for a in range(half)
+        for c in range(half)
+    ]
     between, above = edges * half, ports * half * half
 
     def path(a: int, b: int) -> Path:

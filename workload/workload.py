@@ -23,7 +23,7 @@ _SIZED = {NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL}
 
 @dataclass
 class Workload:
-    """What the ranks of a job compute and send in an iteration.
+    """Computations and communication of the ranks of a job in an iteration.
 
     Attributes:
         traces: the nodes of each rank, in an order in which a node comes after those that it waits for.
@@ -67,7 +67,9 @@ def read_workload(path: Path) -> Workload:
         raise UsageError(f"{path} has no execution traces (NAME.RANK.et)")
     prefixes = sorted({prefix for prefix, _ in found.values()})
     if len(prefixes) > 1:
-        raise UsageError(f"{path} has traces of {len(prefixes)} workloads ({', '.join(prefixes[:3])}): keep one of them")
+        raise UsageError(
+            f"{path} has traces of {len(prefixes)} workloads ({', '.join(prefixes[:3])}): keep one of them"
+        )
     missing = sorted(set(range(len(found))) - set(found))
     if missing:
         raise UsageError(f"{path} has {counted(len(found), 'trace')} but none of rank {missing[0]}")
@@ -140,27 +142,31 @@ def check_workload(workload: Workload) -> None:
     _check_collectives(workload)
 
 
+def _check_node(workload: Workload, rank: int, node: Node) -> None:
+    where = workload.where(rank, node)
+    if node.type in _SIZED:
+        size = node.attributes.get("comm_size", 0)
+        if type(size) is not int or size < 0:
+            raise UsageError(f"{where} has a comm_size of {size!r}: it is a number of bytes, 0 or more")
+    if node.type in (NodeType.COMM_SEND, NodeType.COMM_RECV):
+        peer = peer_of(node)
+        if type(peer) is not int or not 0 <= peer < workload.ranks or peer == rank:
+            raise UsageError(f"{where} names rank {peer} as its peer: there are ranks 0 to {workload.ranks - 1}")
+    if node.type == NodeType.COMM_COLL:
+        name = str(node.attributes.get("pg_name", ""))
+        if workload.groups and name and name not in workload.groups:
+            raise UsageError(f"{where} is of group {name!r}, which {GROUPS_JSON} does not have")
+        if rank not in workload.members(node):
+            raise UsageError(f"{where} is of group {name!r}, which does not have rank {rank}")
+
+
 def _ordered(workload: Workload, rank: int, nodes: Sequence[Node]) -> list[Node]:
     by_id: dict[int, Node] = {}
     for node in nodes:
-        where = workload.where(rank, node)
         if node.id in by_id:
-            raise UsageError(f"{where} exists twice: give each node an id of its own")
+            raise UsageError(f"{workload.where(rank, node)} exists twice: give each node an id of its own")
         by_id[node.id] = node
-        if node.type in _SIZED:
-            size = node.attributes.get("comm_size", 0)
-            if type(size) is not int or size < 0:
-                raise UsageError(f"{where} has a comm_size of {size!r}: it is a number of bytes, 0 or more")
-        if node.type in (NodeType.COMM_SEND, NodeType.COMM_RECV):
-            peer = peer_of(node)
-            if type(peer) is not int or not 0 <= peer < workload.ranks or peer == rank:
-                raise UsageError(f"{where} names rank {peer} as its peer: there are ranks 0 to {workload.ranks - 1}")
-        if node.type == NodeType.COMM_COLL:
-            name = str(node.attributes.get("pg_name", ""))
-            if workload.groups and name and name not in workload.groups:
-                raise UsageError(f"{where} is of group {name!r}, which {GROUPS_JSON} does not have")
-            if rank not in workload.members(node):
-                raise UsageError(f"{where} is of group {name!r}, which does not have rank {rank}")
+        _check_node(workload, rank, node)
     waits, following = {}, defaultdict(list)
     for node in nodes:
         unknown = next((dep for dep in node.deps if dep not in by_id), None)
@@ -198,7 +204,7 @@ def kind_of(node: Node) -> Collective:
         UsageError: it is unknown.
     """
     try:
-        return Collective(node.attributes.get("comm_type", 0))
+        return Collective(node.attributes.get("comm_type", 0))  # type: ignore[arg-type]
     except ValueError as error:
         raise UsageError(f"node {node.id}: comm_type {node.attributes.get('comm_type')!r} is unknown") from error
 

@@ -39,8 +39,9 @@ def _new(options: argparse.Namespace) -> int:
         return 0
     sizes = [size for size, _ in buckets(profile)]
     print(
-        f"{profile.title} on {counted(workers, 'worker')}: {counted(len(sizes), 'bucket')} of {format_size(min(sizes))} to "
-        f"{format_size(max(sizes))}, {made.about['compute_s']:g} s of computation, in {options.output}"
+        f"{profile.title} on {counted(workers, 'worker')}: {counted(len(sizes), 'bucket')} of "
+        f"{format_size(min(sizes))} to {format_size(max(sizes))}, {made.about['compute_s']:g} s of computation, "
+        f"in {options.output}"
     )
     print("\n".join(f"Assumed: {text}" for text in made.about["assumptions"]))
     print(f"Next: ringtap workload simulate {options.output}")

@@ -23,9 +23,13 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     add_algorithms(parser)
     add_topology(parser)
     parser.add_argument("--iterations", default="5", metavar="N", help="iterations; the first one is left out (5)")
-    parser.add_argument("--loads", default="0", metavar="FROM:TO:STEP", help="cross traffic as shares of a link's rate (0)")
+    parser.add_argument(
+        "--loads", default="0", metavar="FROM:TO:STEP", help="cross traffic as shares of a link's rate (0)"
+    )
     parser.add_argument("--bottleneck", metavar="LINK", help="link with the cross traffic (default: to rank 0)")
-    parser.add_argument("-o", dest="output", metavar="POINTS.csv", type=Path, help="write the points, for report and fit")
+    parser.add_argument(
+        "-o", dest="output", metavar="POINTS.csv", type=Path, help="write the points, for report and fit"
+    )
     add_force(parser)
     add_json(parser)
     parser.set_defaults(handler=_simulate)
@@ -56,7 +60,7 @@ def read_loads(text: str) -> list[float]:
 def _simulate(options: argparse.Namespace) -> int:
     import numpy as np
 
-    from ringtap.workload.lowering import simulate
+    from ringtap.workload.lowering import check_room, simulate
     from ringtap.workload.workload import read_workload
 
     if options.output is not None and options.output.exists() and not options.force:
@@ -65,10 +69,10 @@ def _simulate(options: argparse.Namespace) -> int:
     if not 2 <= iterations <= 100_000:
         raise UsageError(f"--iterations {iterations} is outside 2 to 100,000")
     workload, chosen = read_workload(options.workload), algorithms(options)
-    endpoints = workload.ranks + chosen.others(workload.ranks)
+    endpoints = workload.ranks + chosen.others
     network, latency_s = topology(options, endpoints)
-    last = list(network.path(1 % network.hosts, 0))[-1:] if network.hosts > 1 else []
-    bottleneck = network.links[last[0]] if options.bottleneck is None and last else options.bottleneck
+    check_room(network, max(endpoints, 2))
+    bottleneck = options.bottleneck or network.links[network.path(1, 0)[-1]]
     if bottleneck not in network.links:
         some = ", ".join(network.links[:3])
         raise UsageError(f"--bottleneck {bottleneck!r} is no link of the {network.name}: it has {some}, ...")

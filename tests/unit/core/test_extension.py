@@ -104,7 +104,7 @@ class Copy:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name in ("agents", "analysis", "collectors", "examples", "ringtap", "slurm", "trafficgen"):
+        for name in ("agents", "analysis", "collectors", "examples", "ringtap", "slurm", "trafficgen", "workload"):
             ignore = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / name, folder / "code" / name, symlinks=True, ignore=ignore)
 

@@ -210,7 +210,7 @@ def test_a_wheel_made_as_the_readme_says_installs_and_is_named_by_the_remedies(t
     python = environment / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     # a copy, for a build leaves files in its source; what ringtap is built with is here, what it needs is not looked at
-    names = ["agents", "analysis", "collectors", "examples", "ringtap", "slurm", "trafficgen"]
+    names = ["agents", "analysis", "collectors", "examples", "ringtap", "slurm", "trafficgen", "workload"]
     for name in names:
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, tmp_path / "source" / name, symlinks=True, ignore=ignore)
@@ -229,7 +229,7 @@ def test_a_wheel_made_as_the_readme_says_installs_and_is_named_by_the_remedies(t
 def test_no_message_and_no_page_advises_a_name_that_nobody_owns() -> None:
     """Names on the package index belong to whoever registers them: ringtap is installed from a path."""
     advice = re.compile(r"pip3? install (?!--no-index)[^\n`\"]*?(?<![/\w.-])'?ringtap(\[|'|\"|`| |$)", re.MULTILINE)
-    folders = ["agents", "analysis", "collectors", "docs", "examples", "ringtap", "slurm", "trafficgen"]
+    folders = ["agents", "analysis", "collectors", "docs", "examples", "ringtap", "slurm", "trafficgen", "workload"]
     files = [
         path for name in folders for path in (ROOT / name).rglob("*") if path.suffix in (".py", ".md", ".j2", ".toml")
     ]

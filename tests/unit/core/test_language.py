@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-FOLDERS = ("agents", "analysis", "benchmarks", "collectors", "scripts", "slurm", "trafficgen")
+FOLDERS = ("agents", "analysis", "benchmarks", "collectors", "scripts", "slurm", "trafficgen", "workload")
 SOURCES = sorted(
     [*(ROOT / "ringtap").glob("*.py"), *(path for name in FOLDERS for path in (ROOT / name).rglob("*.py"))]
 )

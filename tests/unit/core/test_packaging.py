@@ -52,7 +52,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel made of the sdist, in an empty folder; a copy is built, for a build leaves files in its source."""
     folder = tmp_path_factory.mktemp("dist")
     ignore = shutil.ignore_patterns("__pycache__")
-    for name in ("agents", "analysis", "collectors", "examples", "ringtap", "slurm", "trafficgen"):
+    for name in ("agents", "analysis", "collectors", "examples", "ringtap", "slurm", "trafficgen", "workload"):
         shutil.copytree(ROOT / name, folder / "source" / name, symlinks=True, ignore=ignore)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / "source")
@@ -170,7 +170,7 @@ def test_a_file_of_that_name_here_comes_before_the_example(whole: Path) -> None:
 
 def test_no_message_names_a_file_that_only_a_checkout_has() -> None:
     """Docstrings may: they are for those who read the source."""
-    folders = ["agents", "analysis", "collectors", "ringtap", "slurm", "trafficgen"]
+    folders = ["agents", "analysis", "collectors", "ringtap", "slurm", "trafficgen", "workload"]
     named = []
     for path in sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):

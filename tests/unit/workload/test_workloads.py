@@ -37,6 +37,7 @@ def workload(ranks: int = 4) -> Workload:
     return Workload([trace() for _ in range(ranks)])
 
 
+TYPED = ("comm_", "is_", "pg_", "num_", "tensor_")  # attributes whose types are fixed
 identifiers = st.integers(0, 2**64 - 1)
 values = st.one_of(
     st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), st.text(), st.lists(st.booleans()),
@@ -44,7 +45,7 @@ values = st.one_of(
 )  # fmt: skip
 nodes = st.builds(
     Node, identifiers, st.text(), st.sampled_from(NodeType), st.lists(identifiers), st.lists(identifiers), identifiers,
-    identifiers, st.dictionaries(st.text(min_size=1).filter(lambda name: not name.startswith(("comm_", "is_", "pg_", "num_", "tensor_"))), values),
+    identifiers, st.dictionaries(st.text(min_size=1).filter(lambda name: not name.startswith(TYPED)), values),
 )  # fmt: skip
 
 

@@ -1,0 +1,83 @@
+"""``ringtap workload`` from the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def workload(*arguments: object, cwd: Path, code: int = 0) -> str:
+    command = [sys.executable, "-m", "ringtap", "workload", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, timeout=120)
+    assert done.returncode == code, done.stderr
+    assert code == 0 or done.stderr.startswith("ringtap: ")
+    assert done.stderr.count("\n") <= 1
+    return done.stderr if code else done.stdout
+
+
+def test_one_collective_is_counted(tmp_path: Path) -> None:
+    ring = json.loads(
+        workload("lower", "--collective", "ring", "--workers", 4, "--bytes", "1MB", "--json", cwd=tmp_path)
+    )
+    assert ring["sent_bytes"] == ring["received_bytes"] == [1_500_000] * 4
+    assert (ring["messages"], ring["steps"]) == (24, 6)
+    text = workload("lower", "--collective", "parameter-server", "--workers", 3, "--bytes", "1MB", cwd=tmp_path)
+    assert text.startswith("parameter-server of 1 MB over 3 workers: 6 messages in 2 steps")
+    assert "server 0" in text
+
+
+def test_from_a_model_to_points_and_other_simulators(tmp_path: Path) -> None:
+    made = workload("new", "--model", "vgg16", "--workers", 3, "-o", "w", cwd=tmp_path)
+    assert made.startswith("VGG-16 on 3 workers: 6 buckets of ")
+    assert "Assumed: forward pass" in made
+    shown = workload("show", "w", cwd=tmp_path)
+    assert "all_reduce" in shown
+    assert json.loads(workload("show", "w", "--json", cwd=tmp_path))["collective_bytes"] == 4 * 138_357_544
+    simulated = json.loads(workload("simulate", "w", "--loads", "0:0.8:0.4", "-o", "p.csv", "--json", cwd=tmp_path))
+    times = [point["iteration_s"] for point in simulated["points"]]
+    # no load: computation, and what the all-reduce of the last bucket adds; heavy load: D over what is left, at least
+    assert times[0] == pytest.approx(0.356, rel=0.02)
+    demand_bytes = 4 / 3 * 4 * 138_357_544
+    assert demand_bytes * 8 / 5e9 < times[2] < demand_bytes * 8 / 5e9 + 0.356
+    assert (tmp_path / "p.csv").read_text().splitlines()[0] == "model,traffic,bandwidth_gbps,iteration_s"
+    workload("lower", "w", "-o", "p", cwd=tmp_path)
+    lowered = json.loads(workload("simulate", "p", "--loads", "0.4", "--json", cwd=tmp_path))
+    assert lowered["points"][0]["iteration_s"] == pytest.approx(times[1])
+    for format_, begins in (("goal", "num_ranks 3"), ("astra1", "MICRO\n6\n"), ("param", "[\n {")):
+        workload("export", "w", "--to", format_, "-o", f"{format_}.txt", cwd=tmp_path)
+        assert (tmp_path / f"{format_}.txt").read_text().startswith(begins)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["lower", "--workers", "4"], "--bytes is missing"),
+        (
+            ["lower", "--workers", "2", "--bytes", "1MB", "--collective", "parameter-server", "--shards", "3"],
+            "3 shards",
+        ),
+        (["lower", "--workers", "2", "--bytes", "1MB", "--collective", "rings"], "did you mean 'ring'"),
+        (["lower", "--workers", "2", "--bytes", "1MB", "--shards", "0"], "--shards 0 is below 1"),
+        (["lower", "w"], "-o is missing"),
+        (["new", "--model", "vgg", "--workers", "2", "-o", "v"], "did you mean"),
+        (["new", "--model", "vgg16", "--workers", "0", "-o", "v"], "0 workers"),
+        (["new", "--model", "vgg16", "--workers", "2", "-o", "w"], "w cannot be created"),
+        (["show", "nowhere"], "nowhere is not a directory"),
+        (["show", "w", "--rank", "2"], "--rank 2 does not exist"),
+        (["simulate", "w", "--loads", "0:2:0.5"], "outside 0 to 0.99"),
+        (["simulate", "w", "--loads", "a"], "is neither a number nor"),
+        (["simulate", "w", "--topology", "stars"], "did you mean 'star'"),
+        (["simulate", "w", "--topology", "torus", "--sides", "1"], "the topology has 1 host for 2 ranks"),
+        (["simulate", "w", "--bottleneck", "x"], "is no link of the star"),
+        (["simulate", "w", "--iterations", "1"], "outside 2 to"),
+        (["simulate", "w", "--collective", "broadcast"], "is no all-reduce"),
+        (["export", "w", "--to", "goal", "-o", "w"], "w exists"),
+    ],
+)
+def test_wrong_calls_end_in_one_sentence(tmp_path: Path, arguments: list[str], says: str) -> None:
+    workload("new", "--model", "resnet50", "--workers", 2, "-o", "w", cwd=tmp_path)
+    assert says in workload(*arguments, cwd=tmp_path, code=2)

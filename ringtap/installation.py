@@ -25,7 +25,6 @@ EXTRAS = {
     **dict.fromkeys(("psutil", "pyroute2", "tomli"), ""),
     **dict.fromkeys(("dpkt", "scapy"), "packets"),
     **dict.fromkeys(("torchvision", "transformers"), "models"),
-    "google": "workload",
     "pynvml": "gpu",
     "shtab": "completion",
 }

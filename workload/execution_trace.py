@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ringtap.errors import UsageError
+from ringtap.installation import install_command
 
 SCHEMA_VERSION = "0.0.4"
 Value = bool | int | float | str | list[bool] | list[int]
@@ -100,10 +101,12 @@ _KNOWN = {
 
 
 @cache
-def _messages() -> tuple[Any, Any]:
+def message_classes() -> tuple[Any, Any]:
     """Return the classes of the protobuf messages GlobalMetadata and Node, from a pool of their own."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    except ImportError as error:
+        raise UsageError(f"execution traces need protobuf: {install_command('workload')}") from error
     types = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="ringtap_et.proto", package="ringtap.et", syntax="proto3")
 
@@ -141,7 +144,7 @@ def _messages() -> tuple[Any, Any]:
 
 def write_trace(nodes: Iterable[Node], path: Path) -> None:
     """Write a trace, which is complete or absent."""
-    metadata, message = _messages()
+    metadata, message = message_classes()
     part = path.with_name(f".{path.name}.part")
     with part.open("wb") as file:
         _write(file, metadata(version=SCHEMA_VERSION).SerializeToString())
@@ -186,9 +189,9 @@ def read_trace(path: Path) -> Iterator[Node]:
     Raises:
         UsageError: the file cannot be read, is cut short, or holds something that is not a node.
     """
+    metadata, message = message_classes()
     from google.protobuf.message import DecodeError
 
-    metadata, message = _messages()
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size

@@ -12,7 +12,7 @@ from typing import Any
 
 from ringtap.errors import UsageError
 from ringtap.units import counted
-from ringtap.workload.execution_trace import Collective, Node, NodeType, read_trace, write_trace
+from ringtap.workload.execution_trace import Collective, Node, NodeType, message_classes, read_trace, write_trace
 
 GROUPS_JSON, WORKLOAD_JSON = "comm_group.json", "workload.json"
 PREFIX = "rank"
@@ -119,6 +119,7 @@ def write_workload(workload: Workload, path: Path) -> None:
     Raises:
         UsageError: the directory exists.
     """
+    message_classes()  # before there is a directory
     try:
         path.mkdir(parents=True)
     except OSError as error:

@@ -81,3 +81,12 @@ def test_from_a_model_to_points_and_other_simulators(tmp_path: Path) -> None:
 def test_wrong_calls_end_in_one_sentence(tmp_path: Path, arguments: list[str], says: str) -> None:
     workload("new", "--model", "resnet50", "--workers", 2, "-o", "w", cwd=tmp_path)
     assert says in workload(*arguments, cwd=tmp_path, code=2)
+
+
+def test_without_protobuf_the_remedy_is_named(tmp_path: Path) -> None:
+    (tmp_path / "google").mkdir()
+    (tmp_path / "google" / "__init__.py").write_text("raise ModuleNotFoundError('no google', name='google')")
+    text = workload("new", "--model", "resnet50", "--workers", 2, "-o", "w", cwd=tmp_path, code=2)
+    assert "execution traces need protobuf: " in text
+    assert "[workload]" in text
+    assert not (tmp_path / "w").exists()

@@ -1,6 +1,7 @@
 """Causes of the spread of iteration times under burst traffic, each alone: burst beside consistent traffic.
 
-python benchmarks/bursts.py FOLDER [--quick]      about 35 minutes; the same command goes on where it was interrupted
+python benchmarks/bursts.py                        the plans' own variation, and a simulation at full size; a minute
+python benchmarks/bursts.py FOLDER [--quick]       also measured; about 35 minutes, and again the same command goes on
 """
 
 from __future__ import annotations
@@ -20,9 +21,14 @@ from ringtap.analysis.runs.run import JobRun, read_run
 from ringtap.analysis.sweeps.points import measure
 from ringtap.models import profile_named
 from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
+from ringtap.workload.collectives import Shape, message_graph
+from ringtap.workload.models import FORWARD_SHARE, buckets
+from ringtap.workload.simulation import Simulation
+from ringtap.workload.topologies import star
 
 LOADS = (0.6, 0.8)
 SCALE = 100
+PAYLOAD_SHARE = 1448 / 1538  # of a full frame on the wire
 CAPACITY_BPS = 25e9
 
 
@@ -101,6 +107,38 @@ def offered_spread(kind: Any, quiet_budget: Any, load: float, length_s: float) -
     return float(sizes.std() / sizes.mean())
 
 
+def simulated(model: str, kind: Any, quiet_budget: Any, load: float, seconds: int) -> np.ndarray:
+    """Iteration times of three workers at full size, as fluids: no packets, no windows, no losses.
+
+    S2 sends the flows of a plan to S0 (configuration B), each at its time; all flows share links max-min fairly.
+    """
+    profile = profile_named(model)
+    every = list(buckets(profile))
+    shares = sum(share for _, share in every)
+    simulation = Simulation(star(4, CAPACITY_BPS * PAYLOAD_SHARE))
+    ring = simulation.place(message_graph("ring", Shape(3, 3 << 20)), [0, 1, 2])
+    to_s0 = simulation.place(message_graph("send", Shape(2, 1 << 20)), [3, 0])
+    spec = PlanSpec(kind, load * CAPACITY_BPS, seconds * 10**9, ("host:1",), 1, quiet_budget=quiet_budget)
+    for flow in FlowPlan(spec).flows():
+        start = simulation.compute(flow.start_ns / 1e9)
+        message = simulation.collective(to_s0, flow.size_bytes)
+        simulation.part(message, 0, [start])
+        simulation.part(message, 1, [start])
+    ends, done = [], [[], [], []]
+    for _ in range(int(seconds / profile.compute_s)):
+        computed = [[simulation.compute(profile.compute_s * FORWARD_SHARE, done[rank])] for rank in range(3)]
+        reduced: list[list[int]] = [[], [], []]
+        for size_bytes, share in every:
+            backward_s = profile.compute_s * (1 - FORWARD_SHARE) * share / shares
+            computed = [[simulation.compute(backward_s, computed[rank])] for rank in range(3)]
+            bucket = simulation.collective(ring, size_bytes)
+            reduced = [[simulation.part(bucket, rank, [*computed[rank], *reduced[rank]])] for rank in range(3)]
+        done = [[simulation.compute(0.0, [*computed[rank], *reduced[rank]])] for rank in range(3)]
+        ends.append([each[0] for each in done])
+    ended_s = simulation.run().end_s[ends].max(axis=1)
+    return np.diff(ended_s[ended_s < seconds])[5:]
+
+
 def table(head: list[str], rows: list[list[str]]) -> None:
     """Print a table in Markdown."""
     for row in [head, ["---"] * len(head), *rows]:
@@ -110,7 +148,9 @@ def table(head: list[str], rows: list[list[str]]) -> None:
 def main() -> int:
     """Print the spread of what the plans offer, then that of the measured iteration times."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="run directories; what is there is resumed")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, metavar="FOLDER", help="run directories; what is there is resumed"
+    )
     parser.add_argument("--quick", action="store_true", help="one condition with short windows")
     options = parser.parse_args()
     lengths = (0.01, 0.1, 0.3, 1.0)
@@ -121,9 +161,23 @@ def main() -> int:
         offered.append([title, *(f"{offered_spread(kind, budget, 0.8, length):.1%}" for length in lengths)])
     table(["plan at 80 % load", *(f"{length:g} s" for length in lengths)], offered)
     print()
+    rows: list[list[str]] = []
+    for model, seconds in (("resnet50", 60), ("vgg16", 150)):
+        for load in LOADS:
+            for kind, budget in kinds:
+                times = simulated(model, kind, budget, load, seconds // 10 if options.quick else seconds)
+                title = f"burst, {budget}" if kind == "burst" else kind
+                row = [profile_named(model).title, title, f"{load:.0%}", f"{times.mean():.3f}"]
+                rows.append(
+                    [*row, f"{times.std() / times.mean():.1%}", f"{np.percentile(times, 99):.3f}", str(len(times))]
+                )
+    table(["simulated", "plan", "load", "mean, s", "std/mean", "p99, s", "iterations"], rows)
+    if options.folder is None:
+        return 0
+    print()
     names = ["together"] if options.quick else list(CAUSES)
     models = ["resnet50"] if options.quick else ["resnet50", "vgg16"]
-    rows: list[list[str]] = []
+    rows = []
     for model in models:
         for name in names:
             rows += run(options.folder, name, model, options.quick)

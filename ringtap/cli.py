@@ -54,7 +54,7 @@ GROUPS = {
         "testbed": ("ringtap.agents.testbed.commands", "the virtual testbed: up, exec, status, down"),
     },
     "Workloads": {
-        "workload": ("", "what a training job computes and sends: new, show, lower, simulate, export"),
+        "workload": ("", "what a training job computes and sends: new, show, lower, simulate, export, import"),
     },
     "Clusters": {
         "submit": ("ringtap.slurm.submit_command", "run a wrapped command or a sweep as a Slurm job"),
@@ -77,6 +77,7 @@ SUB_VERBS = {
         "lower": ("ringtap.workload.commands.lower", "turn collectives into messages, and count their bytes"),
         "simulate": ("ringtap.workload.commands.simulate", "iteration times on a network, against cross traffic"),
         "export": ("ringtap.workload.commands.export", "write the input of another simulator or benchmark"),
+        "import": ("ringtap.workload.commands.import_log", "read the result of another simulator from its log"),
     },
     "traffic": {
         "plan": (

@@ -83,6 +83,44 @@ def test_wrong_calls_end_in_one_sentence(tmp_path: Path, arguments: list[str], s
     assert says in workload(*arguments, cwd=tmp_path, code=2)
 
 
+# values as in the log of a run of ASTRA-sim 1.0: a 1 MiB all-reduce on a ring of eight nodes
+ASTRA_1 = """\
+info: all-reduce weight grad collective issued for layer: allreduce with size: 1048576, involved dimensions: 1, 1,
+Layer id: allreduce
+id: allreduce ,Total cycles spent on fwd pass compute: 0
+id: allreduce ,Total cycles spent on weight grad compute: 0 id: allreduce ,Total cycles spent on input grad compute: 0
+id: allreduce ,Total cycles spent idle waiting for fwd finish: O
+id: allreduce ,Total cycles spent idle waiting for weight grad finish: 45681
+id: allreduce ,Total cycles spent on weight grad comm: 45681
+all passes finished at time: 45681, id of first layer: allreduce
+Total streams injected: 4
+Total streams finished: 4
+"""
+ASTRA_2 = """\
+[workload] [info] sys[0] finished, 43000 cycles, exposed communication 43000 cycles.
+[workload] [info] sys[1] finished, 42000 cycles, exposed communication 41000 cycles.
+"""
+
+
+def test_logs_of_astra_sim(tmp_path: Path) -> None:
+    (tmp_path / "one.log").write_text(ASTRA_1)
+    one = json.loads(workload("import", "one.log", "--json", cwd=tmp_path))
+    assert (one["simulator"], one["cycles"], one["warnings"]) == ("ASTRA-sim 1.0", 45681, [])
+    (layer,) = one["layers"]
+    assert layer["name"] == "allreduce"
+    assert layer["weight_grad_comm_cycles"] == layer["idle_waiting_for_weight_grad_finish_cycles"] == 45681
+    assert layer["idle_waiting_for_fwd_finish_cycles"] == layer["input_grad_compute_cycles"] == 0
+    assert workload("import", "one.log", cwd=tmp_path).startswith("45,681 cycles (0.045681 ms at 1 ns per cycle)")
+    (tmp_path / "two.log").write_text(ASTRA_2)
+    two = json.loads(workload("import", "two.log", "--json", cwd=tmp_path))
+    assert (two["simulator"], two["cycles"]) == ("ASTRA-sim 2.x", 43000)
+    assert two["ranks"][1] == {"rank": 1, "cycles": 42000, "exposed_communication_cycles": 41000}
+    (tmp_path / "two.log").write_text(ASTRA_2 + "[critical] 2 unreleased nodes\n")
+    assert "Warning: the log has '[critical]'" in workload("import", "two.log", cwd=tmp_path)
+    (tmp_path / "none.log").write_text("nothing\n")
+    assert "is no log of a finished run of ASTRA-sim" in workload("import", "none.log", cwd=tmp_path, code=2)
+
+
 def test_without_protobuf_the_remedy_is_named(tmp_path: Path) -> None:
     (tmp_path / "google").mkdir()
     (tmp_path / "google" / "__init__.py").write_text("raise ModuleNotFoundError('no google', name='google')")

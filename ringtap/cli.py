@@ -54,7 +54,7 @@ GROUPS = {
         "testbed": ("ringtap.agents.testbed.commands", "the virtual testbed: up, exec, status, down"),
     },
     "Workloads": {
-        "workload": ("", "what a training job computes and sends: new, show, lower, simulate, export, import"),
+        "workload": ("", "what a training job computes and sends: new, show, scale, lower, simulate, export, import"),
     },
     "Clusters": {
         "submit": ("ringtap.slurm.submit_command", "run a wrapped command or a sweep as a Slurm job"),
@@ -74,6 +74,10 @@ SUB_VERBS = {
     "workload": {
         "new": ("ringtap.workload.commands.new", "write the workload of a model with known tensors, without a run"),
         "show": ("ringtap.workload.commands.show", "what a workload computes and sends"),
+        "scale": (
+            "ringtap.workload.commands.scale",
+            "change the number of workers, the batch, the model or the processors",
+        ),
         "lower": ("ringtap.workload.commands.lower", "turn collectives into messages, and count their bytes"),
         "simulate": ("ringtap.workload.commands.simulate", "iteration times on a network, against cross traffic"),
         "export": ("ringtap.workload.commands.export", "write the input of another simulator or benchmark"),

@@ -35,7 +35,7 @@ def _new(options: argparse.Namespace) -> int:
     made = model_workload(profile, workers, compute_s)
     write_workload(made, options.output)
     if options.json:
-        print(json.dumps(summary(made) | made.about))
+        print(json.dumps(summary(made) | {"about": made.about}))
         return 0
     sizes = [size for size, _ in buckets(profile)]
     print(

@@ -47,6 +47,15 @@ def test_from_a_model_to_points_and_other_simulators(tmp_path: Path) -> None:
     workload("lower", "w", "-o", "p", cwd=tmp_path)
     lowered = json.loads(workload("simulate", "p", "--loads", "0.4", "--json", cwd=tmp_path))
     assert lowered["points"][0]["iteration_s"] == pytest.approx(times[1])
+    scaled = json.loads(
+        workload(
+            "scale", "w", "--workers", 8, "--batch", "2x", "--parameters", "0.5x", "-o", "w8", "--json", cwd=tmp_path
+        )
+    )
+    assert (scaled["ranks"], scaled["about"]["workers"]) == (8, 8)
+    assert scaled["collective_bytes"] == pytest.approx(2 * 138_357_544, rel=1e-6)
+    assert scaled["compute_s"] == pytest.approx([0.356] * 8, rel=1e-4)
+    assert sum("times" in text for text in scaled["about"]["assumptions"]) == 2
     for format_, begins in (("goal", "num_ranks 3"), ("astra1", "MICRO\n6\n"), ("param", "[\n {")):
         workload("export", "w", "--to", format_, "-o", f"{format_}.txt", cwd=tmp_path)
         assert (tmp_path / f"{format_}.txt").read_text().startswith(begins)
@@ -76,6 +85,9 @@ def test_from_a_model_to_points_and_other_simulators(tmp_path: Path) -> None:
         (["simulate", "w", "--iterations", "1"], "outside 2 to"),
         (["simulate", "w", "--collective", "broadcast"], "is no all-reduce"),
         (["export", "w", "--to", "goal", "-o", "w"], "w exists"),
+        (["scale", "w", "-o", "v"], "nothing is scaled"),
+        (["scale", "w", "--workers", "0", "-o", "v"], "--workers 0 is outside"),
+        (["scale", "w", "--batch", "twice", "-o", "v"], "--batch 'twice' is not a factor"),
     ],
 )
 def test_wrong_calls_end_in_one_sentence(tmp_path: Path, arguments: list[str], says: str) -> None:

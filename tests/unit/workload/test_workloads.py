@@ -16,6 +16,7 @@ from ringtap.models import PROFILES, profile_named
 from ringtap.workload.execution_trace import Node, NodeType, read_trace, write_trace
 from ringtap.workload.lowering import Algorithms, lower, simulate
 from ringtap.workload.models import buckets, model_workload
+from ringtap.workload.scaling import Scaling, scale
 from ringtap.workload.topologies import star
 from ringtap.workload.workload import Workload, check_workload, read_workload, summary, write_workload
 
@@ -249,3 +250,20 @@ def test_buckets_are_those_of_ddp(name: str) -> None:
     assert sum(made.traces[0][i].duration_us for i in range(len(made.traces[0]))) == pytest.approx(
         profile.compute_s * 1e6, abs=len(found) + 1
     )
+
+
+def test_a_workload_with_other_layouts_keeps_its_number_of_workers() -> None:
+    grouped = workload()
+    grouped.groups = {"1": [0, 1]}
+    with pytest.raises(UsageError, match="has groups of ranks"):
+        scale(grouped, Scaling(8))
+    different = workload()
+    different.traces[2][4].attributes["comm_size"] = 7
+    with pytest.raises(UsageError, match="ranks 0 and 2 take part in different collectives"):
+        scale(different, Scaling(8))
+    pipeline = workload()
+    with_send_alone(pipeline)
+    with pytest.raises(UsageError, match="rank 2 node 9 is a message between two ranks"):
+        scale(pipeline, Scaling(8))
+    assert scale(grouped, Scaling(compute=2)).traces[0][0].duration_us == 2000
+    assert grouped.traces[0][0].duration_us == 1000

@@ -1,0 +1,58 @@
+"""``ringtap workload scale``: the workload of more workers, other batches, models or processors."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from ringtap.errors import UsageError
+from ringtap.options import add_json
+from ringtap.units import counted, whole_number
+from ringtap.workload.scaling import Scaling, scale
+from ringtap.workload.workload import read_workload, summary, write_workload
+
+MAX_WORKERS = 100_000
+
+
+def register(subparsers: Any, name: str, summary_: str) -> None:
+    """Add the arguments of the verb ``workload scale``."""
+    parser = subparsers.add_parser(name, help=summary_, description=f"{summary_[0].upper()}{summary_[1:]}.")
+    parser.add_argument("workload", type=Path, metavar="W", help="a directory of execution traces")
+    parser.add_argument("--workers", metavar="N", help="number of data-parallel workers")
+    for option, text in (("batch", "samples of a worker"), ("parameters", "parameters"), ("compute", "computing time")):
+        parser.add_argument(
+            f"--{option}", default="1x", metavar="FACTOR", help=f"factor of the {text}, such as 2x (1x)"
+        )
+    parser.add_argument("-o", dest="output", required=True, metavar="W", type=Path, help="directory to create")
+    add_json(parser)
+    parser.set_defaults(handler=_scale)
+
+
+def _factor(text: str, option: str) -> float:
+    try:
+        factor = float(text.removesuffix("x"))
+    except ValueError:
+        factor = 0.0
+    if not 1e-6 <= factor <= 1e6:
+        raise UsageError(f"{option} {text!r} is not a factor from 0.000001 to 1,000,000, such as 2x or 0.1x")
+    return factor
+
+
+def _scale(options: argparse.Namespace) -> int:
+    workers = None if options.workers is None else whole_number(options.workers, "--workers")
+    if workers is not None and not 1 <= workers <= MAX_WORKERS:
+        raise UsageError(f"--workers {workers} is outside 1 to {MAX_WORKERS:,}")
+    factors = [_factor(getattr(options, name), f"--{name}") for name in ("batch", "parameters", "compute")]
+    scaling = Scaling(workers, *factors)
+    if scaling == Scaling():
+        raise UsageError("nothing is scaled: give --workers, --batch, --parameters or --compute")
+    scaled = scale(read_workload(options.workload), scaling)
+    write_workload(scaled, options.output)
+    if options.json:
+        print(json.dumps(summary(scaled) | {"about": scaled.about}))
+        return 0
+    print(f"{counted(scaled.ranks, 'rank')}, in {options.output}")
+    print("\n".join(f"Assumed: {text}" for text in scaled.about["assumptions"]))
+    return 0

@@ -35,7 +35,7 @@ class Scaling:
             found.append(f"batch times {self.batch:g}: computations take {self.batch:g} times as long")
         if self.parameters != 1:
             found.append(
-                f"parameters times {self.parameters:g}: collectives have as many times the bytes, and computations take "
+                f"parameters times {self.parameters:g}: collectives have as many times the bytes; computations take "
                 "as many times as long"
             )
         if self.compute != 1:

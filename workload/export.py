@@ -92,22 +92,3 @@ def param(workload: Workload) -> list[dict[str, Any]]:
             item["out_msg_size"] = size // members
         found.append(item | {"startTime_ns": now_ns, "world_size": members})
     return found
-
-
-def hpcc(lowered: Workload, begin_s: dict[tuple[int, int], float], port: int = 100) -> Iterator[str]:
-    """Yield the lines of a flow list of HPCC's ns-3 simulator.
-
-    Args:
-        lowered: a workload without collectives.
-        begin_s: start of each send, by rank and id of its node.
-        port: destination port.
-    """
-    flows = [
-        (begin_s[rank, node.id], rank, peer_of(node), size_of(node))
-        for rank, trace in enumerate(lowered.traces)
-        for node in trace
-        if node.type == NodeType.COMM_SEND and size_of(node)
-    ]
-    yield str(len(flows))
-    for start, source, destination, size in sorted(flows):
-        yield f"{source} {destination} 3 {port} {size} {start:.9f}"

@@ -78,8 +78,14 @@ def lower(workload: Workload, algorithms: Algorithms) -> Workload:
     traces += [[] for _ in range(extra)]
     new_ids = [max((node.id for node in trace), default=0) + 1 for trace in traces]
     tags: dict[tuple[int, int], int] = {}
+    by_id = [{node.id: node for node in trace} for trace in traces]
     for (_, members), collectives in collectives_of(workload).items():
         for parts in collectives:
+            for rank, node in parts:
+                place = by_id[rank][node.id]
+                place.type, place.attributes, place.duration_us = NodeType.COMP, {"is_cpu_op": False}, 0
+            if len(members) < 2:
+                continue
             graph = algorithms.graph(kind_of(parts[0][1]), len(members), data_bytes(parts[0][1], len(members)))
             ends = [*members, *range(workload.ranks, workload.ranks + extra)]
             nodes = dict(parts)
@@ -88,29 +94,27 @@ def lower(workload: Workload, algorithms: Algorithms) -> Workload:
             for message, size_bytes in enumerate(graph.size_bytes.tolist()):
                 source, destination = ends[graph.source[message]], ends[graph.destination[message]]
                 tag = tags[source, destination] = tags.get((source, destination), -1) + 1
-                after = []
+                after: dict[int, list[int]] = {source: [], destination: []}
                 for before in graph.waits_for(message).tolist():
-                    is_received = ends[graph.destination[before]] == source
-                    after.append(receives[before] if is_received else sends[before])
+                    # a node waits for nodes of its own rank: the sender's, else the receiver's
+                    ends_before = {ends[graph.destination[before]]: receives, ends[graph.source[before]]: sends}
+                    rank = source if source in ends_before else destination
+                    after[rank].append(ends_before[rank][before])
                 for rank, kind, ids, peer in (
                     (source, NodeType.COMM_SEND, sends, "comm_dst"),
                     (destination, NodeType.COMM_RECV, receives, "comm_src"),
                 ):
                     ids[message] = new_ids[rank]
                     new_ids[rank] += 1
-                    deps = [*nodes[rank].deps] if rank in nodes else []
+                    deps = {*after[rank], *(nodes[rank].deps if rank in nodes else ())}
                     other = destination if rank == source else source
                     attributes = {"is_cpu_op": False, peer: other, "comm_tag": tag, "comm_size": size_bytes}
                     name = nodes[rank].name if rank in nodes else "sum"
-                    deps += after if kind == NodeType.COMM_SEND else []
-                    traces[rank].append(Node(ids[message], name, kind, sorted(set(deps)), attributes=attributes))
+                    traces[rank].append(Node(ids[message], name, kind, sorted(deps), attributes=attributes))
                     if rank in joined:
                         joined[rank].append(ids[message])
             for rank, node in parts:
-                place = next(each for each in traces[rank] if each.id == node.id)
-                place.type, place.attributes = NodeType.COMP, {"is_cpu_op": False}
-                place.control_deps = sorted({*place.deps, *joined[rank]})
-                place.data_deps, place.duration_us = [], 0
+                by_id[rank][node.id].control_deps = sorted({*node.control_deps, *joined[rank]})
     about = workload.about | {"lowered": {"all_reduce": algorithms.all_reduce, "added_ranks": extra}}
     return Workload(traces, {}, about)
 

@@ -105,7 +105,7 @@ class Simulation:
     def _placed(self) -> dict[str, Any]:
         parts: dict[str, list[Any]] = {name: [] for name in (
             "message_share", "message_pair", "message_from", "message_to", "message_waits",
-            "replies", "reply", "sources", "by_source", "local_messages",
+            "replies", "reply", "ends", "by_local", "local_messages",
         )}  # fmt: skip
         pairs: dict[tuple[int, int], int] = {}
         sizes, free, workers, endpoints = [0], [], [], [0]
@@ -115,9 +115,11 @@ class Simulation:
                 hosts[graph.source] * self.topology.hosts + hosts[graph.destination], return_inverse=True
             )
             numbers = [pairs.setdefault(divmod(int(key), self.topology.hosts), len(pairs)) for key in keys]
-            waits = np.diff(graph.after_start) + (graph.source < graph.workers)
+            # a message needs both of its ends to take part: data are sent when the receiver is ready for them
+            waits = np.diff(graph.after_start) + (graph.source < graph.workers) + (graph.destination < graph.workers)
             reply_start, reply = _grouped(graph.after, np.repeat(np.arange(count), np.diff(graph.after_start)), count)
-            source_start, by_source = _grouped(graph.source, np.arange(count), graph.endpoints)
+            ends_of, numbers_of = np.concatenate([graph.source, graph.destination]), np.tile(np.arange(count), 2)
+            local_starts, by_local = _grouped(ends_of, numbers_of, graph.endpoints)
             parts["message_share"].append(graph.size_bytes / max(int(graph.chunk_bytes.sum()), 1))
             parts["message_pair"].append(np.array(numbers, np.int64)[which.ravel()])
             parts["message_from"].append(graph.source)
@@ -125,10 +127,9 @@ class Simulation:
             parts["message_waits"].append(waits)
             parts["replies"].append(np.diff(reply_start))
             parts["reply"].append(reply)
-            parts["sources"].append(np.diff(source_start))
-            parts["by_source"].append(by_source)
-            ends_of = [np.bincount(each, minlength=graph.endpoints) for each in (graph.source, graph.destination)]
-            parts["local_messages"].append(ends_of[0] + ends_of[1])
+            parts["ends"].append(np.diff(local_starts))
+            parts["by_local"].append(by_local)
+            parts["local_messages"].append(np.diff(local_starts))
             sizes.append(sizes[-1] + count)
             endpoints.append(endpoints[-1] + graph.endpoints)
             free.append(int((waits == 0).sum()))
@@ -139,7 +140,7 @@ class Simulation:
         found |= {"graph_workers": np.array(workers, np.int64), "local_start": np.array(endpoints)}
         found |= {name: joined[name] for name in list(parts)[:5]}
         found |= {"reply_start": _starts(joined["replies"]), "reply": joined["reply"].astype(np.int64)}
-        found |= {"by_source_start": _starts(joined["sources"]), "by_source": joined["by_source"].astype(np.int64)}
+        found |= {"by_local_start": _starts(joined["ends"]), "by_local": joined["by_local"].astype(np.int64)}
         found |= {"local_messages": joined["local_messages"].astype(np.int64)}
         found |= {"pair_start": _starts(np.array([len(path) for path in paths], np.int64))}
         found |= {"pair_links": np.array([link for path in paths for link in path], np.int64)}

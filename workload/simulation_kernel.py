@@ -74,7 +74,7 @@ def advance(
     # instances of collectives, and placed message graphs, one after the other
     instance_graph, instance_bytes, slot_of, graph_start, graph_free, graph_workers, local_start,
     message_share, message_pair, message_from, message_to, message_waits,
-    reply_start, reply, by_source_start, by_source, local_messages,
+    reply_start, reply, by_local_start, by_local, local_messages,
     # pairs of hosts, and links
     pair_start, pair_links, pair_s, link_rate, link_bytes,
     # running instances
@@ -106,7 +106,7 @@ def advance(
                     instance = node_instance[node]
                     graph = instance_graph[instance]
                     source = local_start[graph] + node_local[node]
-                    more = by_source_start[source + 1] - by_source_start[source]
+                    more = by_local_start[source + 1] - by_local_start[source]
                     if slot_of[instance] == NONE:
                         more += graph_free[graph]
                         if counters[RUNNING] == slots:
@@ -147,8 +147,8 @@ def advance(
                             starts += 1
                 local = node_local[node]
                 local_node[slot, local] = node
-                for index in range(by_source_start[first_local + local], by_source_start[first_local + local + 1]):
-                    message = by_source[index]
+                for index in range(by_local_start[first_local + local], by_local_start[first_local + local + 1]):
+                    message = by_local[index]
                     remaining[slot, message] -= 1
                     if remaining[slot, message] == 0:
                         starts_slot[starts], starts_message[starts] = slot, message

@@ -267,3 +267,29 @@ def test_a_workload_with_other_layouts_keeps_its_number_of_workers() -> None:
         scale(pipeline, Scaling(8))
     assert scale(grouped, Scaling(compute=2)).traces[0][0].duration_us == 2000
     assert grouped.traces[0][0].duration_us == 1000
+
+
+@pytest.mark.parametrize("algorithms", ALGORITHMS, ids=lambda each: each.all_reduce)
+def test_lowered_nodes_wait_for_nodes_of_their_own_rank(algorithms: Algorithms) -> None:
+    """A dependency names a node that has to do with the message: of its collective, or before it."""
+    made = workload(4)
+    for rank, nodes_ in enumerate(made.traces):  # ids that no other rank has
+        for node in nodes_:
+            node.id += 1000 * rank
+            node.control_deps = [dep + 1000 * rank for dep in node.control_deps]
+            node.data_deps = [dep + 1000 * rank for dep in node.data_deps]
+    lowered = lower(made, algorithms)
+    check_workload(lowered)
+    for rank, nodes_ in enumerate(lowered.traces[:4]):
+        assert all(1000 * rank <= dep < 1000 * rank + 1000 for node in nodes_ for dep in node.deps)
+
+
+def test_a_late_rank_delays_both_forms_alike() -> None:
+    for algorithms in ALGORITHMS:
+        made = workload()
+        made.traces[3][0].duration_us = 50_000
+        check_workload(made)
+        lowered = lower(made, algorithms)
+        check_workload(lowered)
+        times = simulate(made, star(8, 1e9), algorithms, iterations=2)
+        assert simulate(lowered, star(8, 1e9), Algorithms(), iterations=2)[:, :4] == pytest.approx(times)

@@ -9,8 +9,26 @@ A collective is given once, as a placed message graph; each instance of it only 
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+import numba
 import numpy as np
-from numba import njit
+
+
+def _prepared_cache() -> bool:
+    """Let numba keep machine code in ringtap's cache folder; return False if the folder cannot be used."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(base) if base else Path.home() / ".cache") / "ringtap" / "numba"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    numba.config.CACHE_DIR = str(folder)
+    return os.access(folder, os.W_OK)
+
+
+_compiled = numba.njit(cache=_prepared_cache(), error_model="numpy")
 
 NONE = -1
 COMPUTE, COLLECTIVE = range(2)
@@ -24,7 +42,7 @@ _SECOND = (1 << _SECOND_BITS) - 1
 _FIRST = (1 << 22) - 1
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled
 def _push(times, codes, count, when, code):
     """Add an event to a heap with room for it; return the number of events."""
     place = count
@@ -40,7 +58,7 @@ def _push(times, codes, count, when, code):
     return count + 1
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled
 def _pop(times, codes, count):
     """Remove the first event, which the caller has read; return the number of events."""
     count -= 1
@@ -62,12 +80,12 @@ def _pop(times, codes, count):
     return count
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled
 def _code(kind, first, second):
     return (np.int64(kind) << 60) | (np.int64(first) << _SECOND_BITS) | np.int64(second)
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled
 def advance(
     # nodes: what each rank does
     node_kind, node_s, node_instance, node_local, node_waits, next_start, next_nodes, begin_s, end_s,

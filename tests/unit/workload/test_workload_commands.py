@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 
 
-def workload(*arguments: object, cwd: Path, code: int = 0) -> str:
+def workload(*arguments: object, cwd: Path, code: int = 0, **environment: str) -> str:
     command = [sys.executable, "-m", "ringtap", "workload", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, timeout=120)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=cwd, timeout=120, env=os.environ | environment
+    )
     assert done.returncode == code, done.stderr
     assert code == 0 or done.stderr.startswith("ringtap: ")
     assert done.stderr.count("\n") <= 1
@@ -140,3 +143,9 @@ def test_without_protobuf_the_remedy_is_named(tmp_path: Path) -> None:
     assert "execution traces need protobuf: " in text
     assert "[workload]" in text
     assert not (tmp_path / "w").exists()
+
+
+def test_without_a_place_for_machine_code_it_simulates(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    workload("new", "--model", "resnet50", "--workers", 2, "-o", "w", cwd=tmp_path)
+    assert "s per iteration" in workload("simulate", "w", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "file"))

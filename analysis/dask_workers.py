@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import ringtap
 from ringtap.errors import MeasurementError, UsageError
-from ringtap.installation import install_command
+from ringtap.installation import cache_folder, install_command
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -187,8 +187,6 @@ def slurm_cluster(stack: contextlib.ExitStack) -> Any:
         UsageError: dask-jobqueue is not installed, or Dask's configuration lacks a value that a job needs.
     """
     import dask
-
-    from ringtap.analysis.pcap.kernels.compile import cache_folder
 
     try:
         from dask_jobqueue import SLURMCluster

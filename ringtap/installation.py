@@ -81,6 +81,12 @@ def lacking(what: str, packages: Iterable[str]) -> str:
     return f"{what} needs {' and '.join(missing)}, not installed here: {install_command(EXTRAS[missing[0]])}"
 
 
+def cache_folder() -> Path:
+    """Return the folder for files that can be recreated: ``$XDG_CACHE_HOME/ringtap``, else ``~/.cache/ringtap``."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "ringtap"
+
+
 def shipped_example(path: str | os.PathLike[str]) -> Path | None:
     """Return the example that ships with ringtap under the name ``examples/NAME``, unless that file exists here."""
     shipped = Path(__file__).parent / path

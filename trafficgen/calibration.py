@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ringtap.errors import MeasurementError, UsageError
+from ringtap.installation import cache_folder
 from ringtap.json_validation import ShapeError, load_json
 from ringtap.terminal import as_command
 from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
@@ -103,8 +104,7 @@ def this_host() -> dict[str, Any]:
 
 def usual_path() -> Path:
     """Return the default file: in the user's cache folder, named after the host, since hosts may share a home."""
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(root) / "ringtap" / f"calibration-{platform.node()}.json"
+    return cache_folder() / f"calibration-{platform.node()}.json"
 
 
 def save(calibration: Calibration, path: Path) -> None:

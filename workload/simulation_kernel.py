@@ -10,16 +10,16 @@ A collective is given once, as a placed message graph; each instance of it only 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import numba
 import numpy as np
 
+from ringtap.installation import cache_folder
+
 
 def _prepared_cache() -> bool:
     """Let numba keep machine code in ringtap's cache folder; return False if the folder cannot be used."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(base) if base else Path.home() / ".cache") / "ringtap" / "numba"
+    folder = cache_folder() / "numba"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:

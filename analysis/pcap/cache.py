@@ -20,9 +20,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 import ringtap
-from ringtap.analysis.pcap.kernels.compile import cache_folder
 from ringtap.analysis.pcap.scan import Scanned
 from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION, QUEUE_PAIR
+from ringtap.installation import cache_folder
 
 _FORMAT = 1
 _MAGIC = b"RTFLOWS\x01"

@@ -19,18 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.errors import MeasurementError, UsageError
-from ringtap.installation import install_command
+from ringtap.installation import cache_folder, install_command
 
 Entry = Callable[[int, int, int], int]
 _NAMES = ("walk", "walk_blocks", "resume", "resume_blocks", "finish", "total")
 # numba's convention: pointers to the result and to an exception, the arguments; returns a status
 _SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_int64,) * 3)
-
-
-def cache_folder() -> Path:
-    """Return the folder for files that can be recreated: ``$XDG_CACHE_HOME/ringtap``, else ``~/.cache/ringtap``."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "ringtap"
 
 
 _linked: dict[str, Entry] = {}

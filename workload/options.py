@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ringtap.errors import UsageError, did_you_mean
 from ringtap.units import parse_duration_s, parse_rate_bps, whole_number
-from ringtap.workload.lowering import Algorithms
-from ringtap.workload.topologies import Topology, fat_tree, ring, star, torus, two_tier
 
+if TYPE_CHECKING:
+    from ringtap.workload.lowering import Algorithms
+    from ringtap.workload.topologies import Topology
+
+MAX_DIMENSIONS = 6
+TOPOLOGIES = ("star", "two-tier", "fat-tree", "torus", "ring")
 ALL_REDUCE = ("ring", "halving-doubling", "tree", "double-tree", "hierarchical", "parameter-server", "in-network")
 
 
@@ -44,12 +48,14 @@ def algorithms(options: Namespace) -> Algorithms:
     if options.collective not in ALL_REDUCE:
         hint = did_you_mean(options.collective, ALL_REDUCE)
         raise UsageError(f"--collective {options.collective!r} is no all-reduce: {hint}choose {', '.join(ALL_REDUCE)}")
+    from ringtap.workload.lowering import Algorithms
+
     return Algorithms(options.collective, *counts(options))
 
 
 def add_topology(parser: ArgumentParser) -> None:
     """Add the options that describe the network."""
-    parser.add_argument("--topology", default="star", metavar="NAME", help=f"{', '.join(_TOPOLOGIES)} (star)")
+    parser.add_argument("--topology", default="star", metavar="NAME", help=f"{', '.join(TOPOLOGIES)} (star)")
     parser.add_argument("--rate", default="25gbit", metavar="RATE", help="rate of the hosts' links (25gbit)")
     parser.add_argument("--latency", default="0s", metavar="TIME", help="time of a message beside its bytes (0s)")
     parser.add_argument("--per-leaf", default="4", metavar="H", help="hosts per leaf switch, for two-tier (4)")
@@ -59,48 +65,40 @@ def add_topology(parser: ArgumentParser) -> None:
     parser.add_argument("--sides", metavar="AxBx...", help="lengths of the sides, for torus")
 
 
-def _two_tier(hosts: int, rate_bps: float, options: Namespace) -> Topology:
-    per_leaf = whole_number(options.per_leaf, "--per-leaf")
-    if per_leaf < 1 or not 0 < options.oversubscription < 1e6:
-        raise UsageError("--per-leaf and --oversubscription are above 0")
-    return two_tier(hosts, rate_bps, per_leaf, options.oversubscription)
-
-
-def _torus(_hosts: int, rate_bps: float, options: Namespace) -> Topology:
-    if options.sides is None:
-        raise UsageError("--sides is missing: a torus has, for example, --sides 4x4x2")
-    sides = [whole_number(side, "--sides") for side in options.sides.split("x")]
-    if min(sides) < 1 or len(sides) > 6:
-        raise UsageError(f"--sides {options.sides} is not one to six lengths above 0")
-    return torus(sides, rate_bps)
-
-
-def _fat_tree(hosts: int, rate_bps: float, _options: Namespace) -> Topology:
-    ports = 2
-    while ports**3 // 4 < hosts:
-        ports += 2
-    return fat_tree(ports, rate_bps)
-
-
-_TOPOLOGIES: dict[str, Callable[[int, float, Namespace], Topology]] = {
-    "star": lambda hosts, rate_bps, _: star(hosts, rate_bps),
-    "two-tier": _two_tier,
-    "fat-tree": _fat_tree,
-    "torus": _torus,
-    "ring": lambda hosts, rate_bps, _: ring(hosts, rate_bps),
-}
-
-
 def topology(options: Namespace, hosts: int) -> tuple[Topology, float]:
     """Return the topology for some hosts, and the latency in s.
 
     Raises:
-        UsageError: it is unknown, or has no positive rate.
+        UsageError: it is unknown, or one of its numbers is wrong.
     """
-    if options.topology not in _TOPOLOGIES:
-        hint = did_you_mean(options.topology, _TOPOLOGIES)
-        raise UsageError(f"--topology {options.topology!r} is unknown: {hint}choose {', '.join(_TOPOLOGIES)}")
-    rate_bps = parse_rate_bps(options.rate)
+    from ringtap.workload import topologies
+
+    if options.topology not in TOPOLOGIES:
+        hint = did_you_mean(options.topology, TOPOLOGIES)
+        raise UsageError(f"--topology {options.topology!r} is unknown: {hint}choose {', '.join(TOPOLOGIES)}")
+    rate_bps, latency_s = parse_rate_bps(options.rate), parse_duration_s(options.latency)
     if rate_bps <= 0:
         raise UsageError(f"--rate {options.rate} is not a positive rate")
-    return _TOPOLOGIES[options.topology](hosts, rate_bps, options), parse_duration_s(options.latency)
+    if options.topology == "two-tier":
+        per_leaf = whole_number(options.per_leaf, "--per-leaf")
+        if per_leaf < 1 or not 0 < options.oversubscription < 1e6:
+            raise UsageError("--per-leaf and --oversubscription are above 0")
+        return topologies.two_tier(hosts, rate_bps, per_leaf, options.oversubscription), latency_s
+    if options.topology == "torus":
+        return topologies.torus(_sides(options.sides), rate_bps), latency_s
+    if options.topology == "fat-tree":
+        ports = 2
+        while ports**3 // 4 < hosts:
+            ports += 2
+        return topologies.fat_tree(ports, rate_bps), latency_s
+    simple = topologies.star if options.topology == "star" else topologies.ring
+    return simple(hosts, rate_bps), latency_s
+
+
+def _sides(text: str | None) -> list[int]:
+    if text is None:
+        raise UsageError("--sides is missing: a torus has, for example, --sides 4x4x2")
+    sides = [whole_number(side, "--sides") for side in text.split("x")]
+    if min(sides) < 1 or len(sides) > MAX_DIMENSIONS:
+        raise UsageError(f"--sides {text} is not one to {MAX_DIMENSIONS} lengths above 0")
+    return sides

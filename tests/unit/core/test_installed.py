@@ -245,7 +245,7 @@ def help_of(*words: str) -> str:
 def test_help_groups_the_verbs_under_headings() -> None:
     sections = re.findall(r"^(\w[\w ]+):\n((?:  \w+ .*\n)+)", help_of().partition("--version  ")[2], re.MULTILINE)
     listed = {heading: [line.split()[0] for line in text.splitlines()] for heading, text in sections}
-    assert list(listed) == ["Record", "Measure", "Analyze", "Traffic and testbed", "Clusters", "Shell"]
+    assert list(listed) == ["Record", "Measure", "Analyze", "Traffic and testbed", "Workloads", "Clusters", "Shell"]
     assert listed["Clusters"] == ["submit", "status", "collect", "bundle"]
     assert [verb for verbs in listed.values() for verb in verbs] == list(VERBS)
 

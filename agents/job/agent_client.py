@@ -159,7 +159,16 @@ class AgentClient:
         self.why = why
 
     def _report_lost_agent(self) -> None:
-        """Log that the agent disconnected without an answer, end its processes, and mark node.json partial."""
+        """Log that the agent disconnected without an answer, end its processes, and mark node.json partial.
+
+        An agent that was killed after it had written everything gives its answer in node.json.
+        """
+        folder = self._run.path / "nodes" / self._node
+        if (folder / "DONE").exists():
+            with contextlib.suppress(OSError, UsageError):
+                item = read_json(folder / NODE_JSON, NODE)
+                self._answer = {"last": True, "status": item.get("status", "partial"), "why": item.get("why", "")}
+                return
         self._give_up("the agent was killed or crashed; what it had recorded until then is whole")
         say(self._run.path / "nodes" / self._node, f"supervisor {os.getpid()}: {self.why}")
         if self._session:

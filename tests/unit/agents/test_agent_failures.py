@@ -82,6 +82,27 @@ def test_a_job_that_a_killed_agent_had_not_read_of_is_on_record(tmp_path: Path) 
     assert "hidden" not in job["command"]
 
 
+@pytest.mark.parametrize("is_done", [True, False])
+def test_an_agent_that_is_killed_after_it_has_written_everything_has_answered(tmp_path: Path, is_done: bool) -> None:
+    """Between DONE and its answer, an agent can be killed; its record is complete then."""
+    run = RunDirectory.create(tmp_path / "run", "job", [], 0)
+    node = run.node("here")
+    (node / "node.json").write_text('{"status": "complete", "why": "", "jobs": []}')
+    if is_done:
+        (node / "DONE").touch()
+    link = AgentClient(run, "here", RunSettings((), (), 0.1))
+    link._rendezvous = agent_socket.AgentSocket(run.path, "here")
+    ours, agents = socket.socketpair()
+    with ours, agents:
+        link._connection = Connection(ours)
+        agents.close()
+        answer = link.finish({"exit_code": 0}, 1.0, lambda: False)
+    complete = {"last": True, "status": "complete", "why": ""}
+    assert answer == (complete if is_done else {})
+    assert link.why == ("" if is_done else "the agent was killed or crashed; what it had recorded until then is whole")
+    assert node_item(run.path)["status"] == ("complete" if is_done else "partial")
+
+
 def test_a_job_that_fails_beside_a_killed_agent(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with ended(wrapped(run, *python("import time; time.sleep(1.5); exit(9)"))) as process:

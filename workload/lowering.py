@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -138,7 +137,6 @@ def simulate(
     algorithms: Algorithms,
     *,
     iterations: int = 1,
-    hosts: Sequence[int] | None = None,
     latency_s: float = 0.0,
     rate_share: float | Numbers = 1.0,
 ) -> Numbers:
@@ -149,7 +147,6 @@ def simulate(
     """
     endpoints = workload.ranks + algorithms.others
     check_room(topology, endpoints)
-    place = np.arange(endpoints) if hosts is None else np.asarray(hosts)
     simulation = Simulation(topology, latency_s, rate_share)
     placed: dict[tuple[object, ...], int] = {}
     sends, receives = messages_of(workload)
@@ -160,13 +157,13 @@ def simulate(
         if (kind, members) not in placed:
             graph = algorithms.graph(kind, len(members), len(members) << 20)
             ends = [*members, *range(workload.ranks, endpoints)][: graph.endpoints]
-            placed[kind, members] = simulation.place(graph, place[ends])
+            placed[kind, members] = simulation.place(graph, ends)
         return placed[kind, members]
 
     def placed_pair(source: int, destination: int) -> int:
         if (source, destination) not in placed:
             graph = message_graph("send", Shape(2, 1 << 20))
-            placed[source, destination] = simulation.place(graph, place[[source, destination]])
+            placed[source, destination] = simulation.place(graph, [source, destination])
         return placed[source, destination]
 
     ends: list[int] = []

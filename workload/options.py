@@ -1,8 +1,9 @@
-"""Options of the command line that verbs of workloads share: algorithms and topologies."""
+"""Options of the command line that verbs of workloads share: algorithms, topologies and the output."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringtap.errors import UsageError, did_you_mean
@@ -15,6 +16,18 @@ if TYPE_CHECKING:
 MAX_DIMENSIONS = 6
 TOPOLOGIES = ("star", "two-tier", "fat-tree", "torus", "ring")
 ALL_REDUCE = ("ring", "halving-doubling", "tree", "double-tree", "hierarchical", "parameter-server", "in-network")
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write the file of ``-o``.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def add_algorithms(parser: ArgumentParser) -> None:

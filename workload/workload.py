@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.errors import UsageError
+from ringtap.rundir import write_json
 from ringtap.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType, message_classes, read_trace, write_trace
 
@@ -117,18 +118,21 @@ def write_workload(workload: Workload, path: Path) -> None:
     """Write a workload into a new directory.
 
     Raises:
-        UsageError: the directory exists.
+        UsageError: the directory exists, or cannot be written.
     """
     message_classes()  # before there is a directory
     try:
         path.mkdir(parents=True)
     except OSError as error:
         raise UsageError(f"{path} cannot be created: {error.strerror}") from error
-    for rank, nodes in enumerate(workload.traces):
-        write_trace(nodes, path / f"{PREFIX}.{rank}.et")
-    if workload.groups:
-        (path / GROUPS_JSON).write_text(json.dumps(workload.groups) + "\n")
-    (path / WORKLOAD_JSON).write_text(json.dumps(workload.about, indent=1) + "\n")
+    try:
+        for rank, nodes in enumerate(workload.traces):
+            write_trace(nodes, path / f"{PREFIX}.{rank}.et")
+        if workload.groups:
+            write_json(path / GROUPS_JSON, workload.groups)
+        write_json(path / WORKLOAD_JSON, workload.about)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def check_workload(workload: Workload) -> None:
@@ -151,6 +155,8 @@ def _check_node(workload: Workload, rank: int, node: Node) -> None:
             raise UsageError(f"{where} has a comm_size of {size!r}: it is a number of bytes, 0 or more")
     if node.type in (NodeType.COMM_SEND, NodeType.COMM_RECV):
         peer = peer_of(node)
+        if type(node.attributes.get("comm_tag", 0)) is not int:
+            raise UsageError(f"{where} has a comm_tag that is not a whole number")
         if type(peer) is not int or not 0 <= peer < workload.ranks or peer == rank:
             raise UsageError(f"{where} names rank {peer} as its peer: there are ranks 0 to {workload.ranks - 1}")
     if node.type == NodeType.COMM_COLL:

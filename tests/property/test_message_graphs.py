@@ -29,7 +29,7 @@ def all_reduces(draw: st.DrawFn) -> tuple[str, Shape]:
 
 
 def executed(graph: MessageGraph) -> np.ndarray:
-    """How often each endpoint has each worker's part of each chunk, after all messages in their order."""
+    """Count of each worker's part of each chunk at each endpoint, after all messages in order."""
     data = np.zeros((graph.endpoints, len(graph.chunk_bytes), graph.workers), int)
     for worker in range(graph.workers):
         data[worker, :, worker] = 1

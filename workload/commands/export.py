@@ -9,7 +9,7 @@ from typing import Any
 
 from ringtap.errors import UsageError
 from ringtap.options import add_force
-from ringtap.workload.options import add_algorithms, algorithms
+from ringtap.workload.options import add_algorithms, algorithms, write_output
 
 _FORMATS = ("goal", "astra1", "param")
 
@@ -41,6 +41,6 @@ def _export(options: argparse.Namespace) -> int:
         text = "\n".join(astra1(workload))
     else:
         text = json.dumps(param(workload), indent=1)
-    options.output.write_text(text + "\n")
+    write_output(options.output, text + "\n")
     print(f"Wrote {options.output}")
     return 0

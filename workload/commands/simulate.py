@@ -11,7 +11,7 @@ from ringtap.errors import UsageError
 from ringtap.options import add_force, add_json
 from ringtap.terminal import text_table
 from ringtap.units import counted, whole_number
-from ringtap.workload.options import add_algorithms, add_topology, algorithms, topology
+from ringtap.workload.options import add_algorithms, add_topology, algorithms, topology, write_output
 
 _MAX_LOAD = 0.99
 
@@ -52,7 +52,7 @@ def read_loads(text: str) -> list[float]:
         loads = [round(numbers[0] + step * numbers[2], 6) for step in range(count)]
     else:
         raise UsageError(f"--loads {text!r} is neither a number nor FROM:TO:STEP, for example 0:0.9:0.1")
-    if not loads or min(loads) < 0 or max(loads) > _MAX_LOAD:
+    if not loads or not all(0 <= load <= _MAX_LOAD for load in loads):
         raise UsageError(f"--loads {text} has loads outside 0 to {_MAX_LOAD}")
     return loads
 
@@ -111,4 +111,4 @@ def _simulate(options: argparse.Namespace) -> int:
 def _write_points(path: Path, name: str, points: list[dict[str, float]]) -> None:
     lines = ["model,traffic,bandwidth_gbps,iteration_s"]
     lines += [f"{name},simulated,{point['cross_bps'] / 1e9:.6g},{point['iteration_s']:.9g}" for point in points]
-    path.write_text("\n".join(lines) + "\n")
+    write_output(path, "\n".join(lines) + "\n")

@@ -95,6 +95,10 @@ def with_send_to_nobody(made: Workload) -> None:
     made.traces[0].append(Node(9, "s", SEND, attributes={"comm_dst": 8}))
 
 
+def with_tag_of_text(made: Workload) -> None:
+    made.traces[0].append(Node(9, "s", SEND, attributes={"comm_dst": 1, "comm_size": 5, "comm_tag": "x"}))
+
+
 def with_same_id(made: Workload) -> None:
     made.traces[3].append(Node(5, "again", COMP))
 
@@ -117,6 +121,7 @@ def with_other_length(made: Workload) -> None:
         (with_other_size, "rank 2 node 5 is ALL_REDUCE of 7 bytes where rank 0 node 5 is ALL_REDUCE of 1000000"),
         (with_send_alone, "rank 2 node 9 has no receive"),
         (with_send_to_nobody, "rank 0 node 9 names rank 8 as its peer: there are ranks 0 to 3"),
+        (with_tag_of_text, "rank 0 node 9 has a comm_tag that is not a whole number"),
         (with_same_id, "rank 3 node 5 exists twice"),
         (with_unknown_dependency, "rank 3 node 2 waits for node 77, which does not exist"),
         (with_other_length, "sends 5 bytes, of which rank 1 receives 6"),

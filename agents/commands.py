@@ -57,6 +57,11 @@ def _register_recording(parser: argparse.ArgumentParser) -> None:
 
 def _register_run(parser: argparse.ArgumentParser) -> None:
     _register_recording(parser)
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="also record parameters, layer times and communication of some iterations, for ringtap workload",
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the training job, as usual")
     parser.set_defaults(handler=_run)
 
@@ -111,7 +116,8 @@ def _settings(options: argparse.Namespace) -> RunSettings:
     if snap is not None:
         snap = str(int(snap) if snap.isdigit() else parse_size_bytes(snap))
     packets = {"interface": options.interface, "filter": options.filter, "snap_bytes": snap}
-    return parse_settings(options.collect, options.every, packets)
+    collect = f"{options.collect},steps,profile" if getattr(options, "profile", False) else options.collect
+    return parse_settings(collect, options.every, packets)
 
 
 def _check_live(live: bool) -> None:

@@ -64,6 +64,8 @@ def job_environment(run: Path, node: str, recorders: Iterable[str]) -> dict[str,
 
     folder = str(Path(hook.__file__).resolve().parent)
     paths = [folder, *filter(None, [environment.get("PYTHONPATH")])]
+    if "profile" in recorders:  # PyTorch's profiler would print a line where it begins and ends
+        environment.setdefault("KINETO_LOG_LEVEL", "99")
     return environment | {
         "PYTHONPATH": os.pathsep.join(paths),
         "RINGTAP_RUN": str(run),

@@ -89,7 +89,7 @@ def _record(
         client.start(greeting | {"creator": location.created, "expected": local_size(os.environ)})
         view = LiveView(location.run.path) if live else None
         shown = _wait_for_job(relay, client, view)
-        _finish(location, client, relay, view, shown)
+        _finish(location, client, relay, view, shown, "profile" in settings.recorders)
     finally:
         watch.close()
 
@@ -108,7 +108,12 @@ def _wait_for_job(relay: signals.SignalRelay, client: AgentClient, view: LiveVie
 
 
 def _finish(
-    location: RunLocation, client: AgentClient, relay: signals.SignalRelay, view: LiveView | None, shown: str
+    location: RunLocation,
+    client: AgentClient,
+    relay: signals.SignalRelay,
+    view: LiveView | None,
+    shown: str,
+    is_profiled: bool,
 ) -> None:
     """End the recording after the job: wait for the agent, write the run's end, and print the run's path."""
     from ringtap.agents.node.node_json import conclude, no_steps
@@ -132,7 +137,8 @@ def _finish(
     if client.why and client.why != shown:
         tell(f"ringtap: {client.why}")
     if location.created:
-        tell(f"Wrote {location.label}. Next: ringtap analyze {shell_word(location.label)}")
+        verb = "workload new -o WORKLOAD --run" if is_profiled else "analyze"
+        tell(f"Wrote {location.label}. Next: ringtap {verb} {shell_word(location.label)}")
 
 
 def _discard_signals() -> None:

@@ -9,8 +9,8 @@ from ringtap.errors import UsageError
 from ringtap.units import format_duration, parse_duration_s
 
 # Recorded in the job's own processes, by the hook
-JOB_SIDE = ("steps", "ddp", "horovod", "nccl")
-# Horovod's timeline is opt-in: its writer keeps a core busy, which slows a job that has none to spare
+JOB_SIDE = ("steps", "ddp", "horovod", "nccl", "profile")
+# Opt-in: Horovod's timeline, whose writer keeps a core busy, and the profile
 JOB_SIDE_DEFAULT = ("steps", "ddp", "nccl")
 MIN_EVERY_S, MAX_EVERY_S = 0.001, 60.0
 

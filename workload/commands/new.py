@@ -1,4 +1,4 @@
-"""``ringtap workload new``: a workload of a model with known tensors."""
+"""``ringtap workload new``: the workload of a profiled run, or of a model with known tensors."""
 
 from __future__ import annotations
 
@@ -16,18 +16,24 @@ from ringtap.units import counted, format_size, parse_duration_s, whole_number
 def register(subparsers: Any, name: str, summary: str) -> None:
     """Add the arguments of the verb ``workload new``."""
     parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-    parser.add_argument("--model", required=True, metavar="NAME", help=f"one of {', '.join(PROFILES)}")
-    parser.add_argument("--workers", required=True, metavar="N", help="number of data-parallel workers")
-    parser.add_argument("--compute", metavar="TIME", help="forward and backward pass (default: the model's)")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--run", type=Path, metavar="RUN", help="a run recorded with ringtap run --profile")
+    source.add_argument("--model", metavar="NAME", help=f"one of {', '.join(PROFILES)}")
+    parser.add_argument("--workers", metavar="N", help="with --model: number of data-parallel workers")
+    parser.add_argument("--compute", metavar="TIME", help="with --model: forward and backward pass (the model's)")
     parser.add_argument("-o", dest="output", required=True, metavar="W", type=Path, help="directory to create")
     add_json(parser)
     parser.set_defaults(handler=_new)
 
 
 def _new(options: argparse.Namespace) -> int:
+    if options.run is not None:
+        return _from_run(options)
     from ringtap.workload.models import buckets, model_workload
     from ringtap.workload.workload import summary, write_workload
 
+    if options.workers is None:
+        raise UsageError("--workers is missing: it is the number of data-parallel workers")
     profile, workers = profile_named(options.model), whole_number(options.workers, "--workers")
     if workers < 1:
         raise UsageError(f"{workers} workers: at least one is needed")
@@ -44,5 +50,31 @@ def _new(options: argparse.Namespace) -> int:
         f"in {options.output}"
     )
     print("\n".join(f"Assumed: {text}" for text in made.about["assumptions"]))
+    print(f"Next: ringtap workload simulate {options.output}")
+    return 0
+
+
+def _from_run(options: argparse.Namespace) -> int:
+    from ringtap.workload.profile import profile_workload, read_profiles
+    from ringtap.workload.workload import summary, write_workload
+
+    for name in ("workers", "compute"):
+        if getattr(options, name) is not None:
+            raise UsageError(f"--{name} goes with --model: ringtap workload scale changes the workload of a run")
+    made = profile_workload(read_profiles(options.run), options.run.resolve().name)
+    write_workload(made, options.output)
+    item, about = summary(made), made.about
+    if options.json:
+        print(json.dumps(item | {"about": about}))
+        return 0
+    parameters = about["parameters"]
+    print(
+        f"{counted(item['ranks'], 'rank')}: {counted(sum(one['elements'] for one in parameters), 'parameter')} in "
+        f"{counted(len(parameters), 'tensor')}, {counted(item['collectives'], 'collective')} of "
+        f"{format_size(item['collective_bytes'])} and {counted(item['messages'], 'message')} of "
+        f"{format_size(item['message_bytes'])}, {about['compute_s']:.4g} s of computation in {about['iteration_s']:.4g} s "
+        f"per iteration, in {options.output}"
+    )
+    print("\n".join(f"Assumed: {text}" for text in about["assumptions"]))
     print(f"Next: ringtap workload simulate {options.output}")
     return 0

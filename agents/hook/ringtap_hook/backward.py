@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: backward passes that have ended in this process
 passes = 0
+#: called before each of them; must not raise
+starts: list[Callable[[], None]] = []
 #: called after each of them; must not raise
 listeners: list[Callable[[], None]] = []
 
@@ -39,6 +41,10 @@ def attach(module: ModuleType, settings: Settings) -> None:
         nonlocal active
         with lock:
             active += 1
+            is_outer = active == 1
+        if is_outer:
+            for start in starts:
+                start()
         try:
             result = plain(*args, **kwargs)
         finally:

@@ -16,16 +16,17 @@ if TYPE_CHECKING:
 # A module of the job -> its attachers, called in order right after the module's execution. An attacher is a module of
 # this package, whose ``attach(module, settings)`` is called if one of the recorders before it is wanted (none: always).
 ATTACHERS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
-    "torch.autograd": ((("steps", "ddp"), "backward"),),
-    "torch.optim.optimizer": (((), "agent_start"), (("steps",), "steps")),
+    "torch.autograd": ((("steps", "ddp", "profile"), "backward"),),
+    "torch.optim.optimizer": (((), "agent_start"), (("steps",), "steps"), (("profile",), "profile")),
     "torch.amp.grad_scaler": ((("steps",), "scaler"),),
     "torch.cuda.amp.grad_scaler": ((("steps",), "scaler"),),  # in older releases
     "torch.nn.parallel.distributed": ((("ddp",), "ddp"),),
-    "torch.distributed.distributed_c10d": ((("nccl",), "nccl"),),
+    "torch.distributed.distributed_c10d": ((("nccl",), "nccl"), (("profile",), "profiled_calls")),
     "torch.distributed.checkpoint.state_dict": ((("steps",), "excluded_steps"),),
     "horovod": (((), "agent_start"),),
     # Horovod reads its environment in HorovodBasics.init, whatever the framework.
     "horovod.common.basics": ((("horovod",), "horovod_timeline"),),
+    "horovod.torch.mpi_ops": ((("profile",), "profiled_horovod"),),
     "horovod.torch.functions": ((("steps",), "excluded_steps"),),
 }
 

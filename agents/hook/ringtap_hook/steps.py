@@ -11,6 +11,7 @@ from .files import ProcessFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType, ModuleType
     from typing import Any
 
@@ -28,6 +29,8 @@ _FIELDS = [
     ("kind", "", "index"),
     ("backwards", "passes", "gauge"),
 ]
+#: called with the number of the optimizer, begin and end in ns of each step, and of each mark; must not raise
+listeners: list[Callable[[int, int, int], None]] = []
 _END_MONO = [name for name, _, _ in _FIELDS].index("end_mono_ns")
 
 
@@ -138,6 +141,8 @@ class Recorder:
             with self._lock:
                 self._write(self._marks, NO_OPTIMIZER, now_ns, now_ns, mono_ns, mono_ns, MARK)
                 self._marks += 1
+            for listener in listeners:
+                listener(NO_OPTIMIZER, now_ns, now_ns)
         except Exception:
             self._give_up()
 
@@ -149,6 +154,8 @@ class Recorder:
                 self._optimizers += 1
             self._write(count[1], count[0], *times_ns, kind)
             count[1] += 1
+        for listener in listeners:
+            listener(count[0], times_ns[0], times_ns[1])
 
     def _write(self, *values: int) -> None:
         passes = backward.passes

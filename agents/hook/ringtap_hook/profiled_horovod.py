@@ -1,0 +1,69 @@
+"""Communication of Horovod's PyTorch API for the profiler: each tensor's kind and bytes, and the waits for them."""
+
+from __future__ import annotations
+
+import functools
+
+from . import profile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
+
+    from .profile import Profiler
+    from .settings import Settings
+
+# Functions of horovod.torch.mpi_ops that begin the communication of their first argument, and return its handle
+_FUNCTIONS = {
+    "_allreduce_async": "all_reduce",
+    "_grouped_allreduce_async": "all_reduce",
+    "_allgather_async": "all_gather",
+    "_broadcast_async": "broadcast",
+    "_reducescatter_async": "reduce_scatter",
+    "alltoall_async": "all_to_all",
+}
+
+
+def attach(module: ModuleType, settings: Settings) -> None:
+    """Wrap Horovod's functions, which its optimizer and its other functions call."""
+    own = profile.profiler(settings)
+    handles: dict[int, int] = {}  # handle -> number of its call
+    for name, kind in _FUNCTIONS.items():
+        plain = getattr(module, name, None)
+        if plain is not None:
+            setattr(module, name, _wrap(module, own, handles, kind, plain))
+    plain_synchronize = module.synchronize
+
+    @functools.wraps(plain_synchronize)
+    def synchronize(handle: Any) -> Any:
+        number = handles.pop(handle, None) if own.records else None
+        if number is None:
+            return plain_synchronize(handle)
+        own.note("wait", number)
+        try:
+            return plain_synchronize(handle)
+        finally:
+            own.note("waited", number)
+
+    module.synchronize = synchronize  # type: ignore[attr-defined]
+
+
+def _wrap(
+    module: ModuleType, own: Profiler, handles: dict[int, int], kind: str, plain: Callable[..., Any]
+) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def function(given: Any, *args: Any, **kwargs: Any) -> Any:
+        if not own.records:
+            return plain(given, *args, **kwargs)
+        tensors = given if isinstance(given, (list, tuple)) else [given]
+        size = sum(one.numel() * one.element_size() for one in tensors)
+        kind_of_data = str(tensors[0].dtype).replace("torch.", "")
+        number = own.call(kind, size, tuple(range(module.size())), None, 0, kind_of_data, "", "horovod", True)
+        handle = plain(given, *args, **kwargs)
+        own.called(number)
+        handles[handle] = number
+        return handle
+
+    return function

@@ -1,19 +1,13 @@
-"""Lowering of collectives to messages, and the simulation of workloads."""
+"""Lowering of collectives to messages."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
-from ringtap.errors import UsageError
-from ringtap.units import counted
 from ringtap.workload.collectives import Shape, message_graph
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.message_graph import MessageGraph
-from ringtap.workload.simulation import Numbers, Simulation
-from ringtap.workload.topologies import Topology
-from ringtap.workload.workload import Workload, collectives_of, kind_of, messages_of, size_of
+from ringtap.workload.workload import Workload, collectives_of, kind_of, size_of
 
 # algorithms of collectives other than all-reduce
 _OTHERS = {
@@ -116,82 +110,3 @@ def lower(workload: Workload, algorithms: Algorithms) -> Workload:
                 by_id[rank][node.id].control_deps = sorted({*node.control_deps, *joined[rank]})
     about = workload.about | {"lowered": {"all_reduce": algorithms.all_reduce, "added_ranks": extra}}
     return Workload(traces, {}, about)
-
-
-def check_room(topology: Topology, endpoints: int) -> None:
-    """Check that a topology has a host for each rank, server and switch that adds.
-
-    Raises:
-        UsageError: it has fewer.
-    """
-    if topology.hosts < endpoints:
-        raise UsageError(
-            f"the topology has {counted(topology.hosts, 'host')} for {counted(endpoints, 'rank')} (servers and "
-            "switches count): name a larger one"
-        )
-
-
-def simulate(
-    workload: Workload,
-    topology: Topology,
-    algorithms: Algorithms,
-    *,
-    iterations: int = 1,
-    latency_s: float = 0.0,
-    rate_share: float | Numbers = 1.0,
-) -> Numbers:
-    """Simulate iterations of a workload, and return when each rank ends each, in s, shape (iterations, ranks).
-
-    Raises:
-        UsageError: the topology has too few hosts, or ranks wait for each other for ever.
-    """
-    endpoints = workload.ranks + algorithms.others
-    check_room(topology, endpoints)
-    simulation = Simulation(topology, latency_s, rate_share)
-    placed: dict[tuple[object, ...], int] = {}
-    sends, receives = messages_of(workload)
-    pairs = [(key, i) for key, each in sends.items() for i in range(len(each))]
-    collectives = [(key, parts) for key, every in collectives_of(workload).items() for parts in every]
-
-    def placed_graph(kind: Collective, members: tuple[int, ...]) -> int:
-        if (kind, members) not in placed:
-            graph = algorithms.graph(kind, len(members), len(members) << 20)
-            ends = [*members, *range(workload.ranks, endpoints)][: graph.endpoints]
-            placed[kind, members] = simulation.place(graph, ends)
-        return placed[kind, members]
-
-    def placed_pair(source: int, destination: int) -> int:
-        if (source, destination) not in placed:
-            graph = message_graph("send", Shape(2, 1 << 20))
-            placed[source, destination] = simulation.place(graph, [source, destination])
-        return placed[source, destination]
-
-    ends: list[int] = []
-    last: list[list[int]] = [[] for _ in range(workload.ranks)]
-    for _ in range(iterations):
-        role: dict[tuple[int, int], tuple[int, int]] = {}  # rank, node id -> instance, worker
-        for (_, members), parts in collectives:
-            node = parts[0][1]
-            if len(members) < 2:
-                continue
-            instance = simulation.collective(placed_graph(kind_of(node), members), data_bytes(node, len(members)))
-            role |= {(rank, each.id): (instance, worker) for worker, (rank, each) in enumerate(parts)}
-        for (source, destination, tag), i in pairs:
-            sender, receiver = sends[source, destination, tag][i][1], receives[source, destination, tag][i][1]
-            instance = simulation.collective(placed_pair(source, destination), size_of(sender))
-            role |= {(source, sender.id): (instance, 0), (destination, receiver.id): (instance, 1)}
-        for rank, trace in enumerate(workload.traces):
-            numbers: dict[int, int] = {}
-            for each in trace:
-                after = [numbers[dep] for dep in each.deps] or last[rank]
-                if (rank, each.id) in role:
-                    numbers[each.id] = simulation.part(*role[rank, each.id], after)
-                else:
-                    numbers[each.id] = simulation.compute(each.duration_us / 1e6, after)
-            last[rank] = [simulation.compute(0.0, list(numbers.values()) or last[rank])]
-            ends += last[rank]
-    found = simulation.run().end_s[ends]
-    if (found < 0).any():
-        rank = int(np.argmax(found < 0)) % workload.ranks
-        raise UsageError(f"rank {rank} waits for ever: ranks wait for each other's messages in different orders")
-    return found.reshape(iterations, workload.ranks)

@@ -12,8 +12,10 @@ from ringtap.units import parse_duration_s, parse_rate_bps, whole_number
 if TYPE_CHECKING:
     from ringtap.workload.lowering import Algorithms
     from ringtap.workload.topologies import Topology
+    from ringtap.workload.workload import Workload
 
 MAX_DIMENSIONS = 6
+MAX_RANKS_PER_HOST = 1024
 TOPOLOGIES = ("star", "two-tier", "fat-tree", "torus", "ring")
 ALL_REDUCE = ("ring", "halving-doubling", "tree", "double-tree", "hierarchical", "parameter-server", "in-network")
 
@@ -64,6 +66,26 @@ def algorithms(options: Namespace) -> Algorithms:
     from ringtap.workload.lowering import Algorithms
 
     return Algorithms(options.collective, *counts(options))
+
+
+def add_ranks_per_host(parser: ArgumentParser) -> None:
+    """Add the option for ranks that share a host."""
+    parser.add_argument(
+        "--gpus-per-node", metavar="G", help="ranks at each host, between which no link is needed (the workload's, or 1)"
+    )
+
+
+def ranks_per_host(options: Namespace, workload: Workload) -> int:
+    """Return the number of ranks at each host, of the command line or of the workload.
+
+    Raises:
+        UsageError: it is not a whole number above 0.
+    """
+    given = options.gpus_per_node
+    found = whole_number(given, "--gpus-per-node") if given is not None else workload.about.get("gpus_per_node", 1)
+    if type(found) is not int or not 1 <= found <= MAX_RANKS_PER_HOST:
+        raise UsageError(f"--gpus-per-node {found} is outside 1 to {MAX_RANKS_PER_HOST:,}")
+    return found
 
 
 def add_topology(parser: ArgumentParser) -> None:

@@ -38,6 +38,8 @@ _AT_A_TIME = {"gloo": 2}
 _CARRIED_OUT_AS = {"reduce_scatter": "all_reduce"}
 # Horovod sends together what is ready within a cycle
 _CYCLE_NS = 1_000_000
+# Waits that follow each other within this time are one
+_AT_ONCE_NS = 100_000
 _CLOCK_NS = 1_000_000  # by which clocks may differ
 
 
@@ -102,6 +104,7 @@ class RankProfile:
         modules: names of modules.
         device: device type of the parameters.
         ddp_ranks: ranks of the group of each DDP module.
+        batch: first dimension of the model's first input, its samples; None if it is not known.
         buckets: numbers of the parameters of each of DDP's buckets, by DDP module.
         iterations: lines of the iterations.
         ranges: name, begin and length in ns, and bytes of what PyTorch's profiler saw.
@@ -114,6 +117,7 @@ class RankProfile:
     modules: list[str]
     device: str
     ddp_ranks: list[list[int]]
+    batch: int | None
     buckets: list[list[list[int]]] = field(default_factory=list)
     iterations: list[dict[str, Any]] = field(default_factory=list)
     ranges: list[list[Any]] | None = None
@@ -158,7 +162,7 @@ def _read_profile(path: Path, rank: int) -> RankProfile:
                     raise UsageError(f"{path} has version {item['version']}: update ringtap to read it")
                 found = RankProfile(
                     rank, path, int(item["ranks"]), list(item["parameters"]), list(item["modules"]), item["device"],
-                    list(item["ddp"]),
+                    list(item["ddp"]), item["batch"],
                 )  # fmt: skip
             elif found is not None and kind == "iteration":
                 found.iterations.append(item)
@@ -166,7 +170,7 @@ def _read_profile(path: Path, rank: int) -> RankProfile:
                 found.ranges = list(item["ranges"])
             elif found is not None and kind == "end":
                 found.buckets = list(item["buckets"])
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
             raise UsageError(f"{path}, line {number} is damaged: record the profile anew") from error
     if found is None or not found.iterations:
         raise UsageError(f"{path} has no iteration: the job must run some iterations after the first three")
@@ -210,7 +214,7 @@ def profile_workload(profiles: Sequence[RankProfile], name: str) -> Workload:
     for profile in profiles:
         try:
             typical, times_s = _typical(profile, assumptions)
-        except (IndexError, TypeError, ValueError, KeyError) as error:
+        except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise UsageError(f"{profile.path} is damaged: record the profile anew") from error
         durations.append(times_s)
         shares.append(len(typical) / len(profile.iterations))
@@ -220,7 +224,7 @@ def profile_workload(profiles: Sequence[RankProfile], name: str) -> Workload:
             measured["communication_s"].append(_total_s(iteration, of_computation=False))
     first = profiles[0]
     about: dict[str, Any] = {
-        "profile_of": name, "workers": len(profiles), "iterations": len(first.iterations),
+        "profile_of": name, "workers": len(profiles), "batch": first.batch, "iterations": len(first.iterations),
         "typical_share": round(min(shares), 3),
         "iteration_s": statistics.median(durations[0]),
         "compute_s": statistics.median(measured["computation_s"]),
@@ -298,8 +302,9 @@ class _Iteration:
         self._calls: dict[int, int] = {}  # number of a call -> place of its communication
         self._ends_ns: dict[int, int] = {}  # place of communication -> its end
         self._unwaited: set[int] = set()  # places of the communication that the backward pass waits for
-        self._state, self._pending = "input", ""
+        self._state = "input"
         self._events = self._merged(ranges)
+        self._waited = {event[2] for event in self._events if event[1] == "waited"}
 
     def _merged(self, ranges: Sequence[list[Any]]) -> list[list[Any]]:
         """Return all events in order, with the begin of communication that no Python code called."""
@@ -333,7 +338,8 @@ class _Iteration:
     def _bucket_begins(self, events: Sequence[list[Any]], ranges: Sequence[list[Any]]) -> list[int]:
         """Return when DDP handed over each bucket, empty if these ranges are not its buckets.
 
-        It does so when all gradients are ready, one bucket after the other. A range begins later if the backend is busy.
+        It does so when all gradients are ready and copied, one bucket after the other. If the backend is busy then, it
+        begins later, and the time of copying is not known.
         """
         buckets = [bucket for module in self._profile.buckets for bucket in module]
         if len(buckets) != len(ranges) or len([module for module in self._profile.buckets if module]) != 1:
@@ -347,7 +353,9 @@ class _Iteration:
             except LookupError:  # gradients of an iteration in which not all parameters took part
                 return []
             next_ns = min((int(event[0]) for event in events if int(event[0]) > last_ns), default=last_ns)
-            found.append(int(item[1]) if last_ns <= int(item[1]) < next_ns else last_ns + 1)
+            running = sum(int(one[1]) <= last_ns < int(one[1]) + int(one[2]) for one in ranges)
+            is_busy = running >= _AT_A_TIME.get(str(item[0]).partition(":")[0], 1)
+            found.append(int(item[1]) if last_ns <= int(item[1]) < next_ns and not is_busy else last_ns + 1)
         return found
 
     def items(self) -> list[_Item]:
@@ -390,10 +398,11 @@ class _Iteration:
                 self._now_ns = at_ns
             elif code == "step":
                 self._compute(at_ns, self._state)
-                self._waits |= self._unwaited  # of calls whose end nothing noted
-                if self._unwaited:
+                never = {place for call, place in self._calls.items() if call not in self._waited} & self._unwaited
+                if never:
                     self._assumptions.add("the optimizer waits for communication for which no call waited")
-                self._unwaited = set()
+                self._waits |= never
+                self._unwaited -= never
             elif code == "stepped":
                 self._compute(at_ns, "optimizer")
         end_ns = int(self._line["end_ns"])
@@ -557,4 +566,23 @@ def _fused(typical: Sequence[Sequence[_Item]]) -> list[_Item | None]:
     for item in items:
         if item is not None:
             item.waits = tuple(sorted({into.get(wait, wait) for wait in item.waits}))
-    return items
+    return _joined(items)
+
+
+def _joined(items: Sequence[_Item | None]) -> list[_Item | None]:
+    """Return items in which waits that follow each other at once are one."""
+    found: list[_Item | None] = []
+    last = None  # the computation that ends where the next item begins
+    for item in items:
+        found.append(item)
+        if item is None:
+            continue
+        if item.communication is not None:
+            last = None
+        elif last is not None and last.waits and last.label == item.label and (last.length_ns or 0) < _AT_ONCE_NS:
+            last.length_ns = (last.length_ns or 0) + (item.length_ns or 0)
+            last.waits = tuple(sorted({*last.waits, *item.waits}))
+            found[-1] = None
+        else:
+            last = item
+    return found

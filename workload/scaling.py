@@ -16,23 +16,30 @@ class Scaling:
 
     Attributes:
         workers: number of workers of the scaled one; None: as before.
+        gpus_per_node: workers at each host; None: as before.
         batch: factor of the samples of a worker.
         parameters: factor of the parameters.
         compute: factor of the time of all computations, beside those of batch and parameters.
     """
 
     workers: int | None = None
+    gpus_per_node: int | None = None
     batch: float = 1.0
     parameters: float = 1.0
     compute: float = 1.0
 
-    def assumptions(self) -> list[str]:
-        """Return what the scaling assumes, one sentence each."""
+    def assumptions(self, *, has_law: bool = False) -> list[str]:
+        """Return what the scaling assumes, one sentence each; with ``has_law``, times by batch size are measured."""
         found = []
         if self.workers is not None:
             found.append(f"scaled to {self.workers} workers: every worker computes and reduces what rank 0 did")
-        if self.batch != 1:
-            found.append(f"batch times {self.batch:g}: computations take {self.batch:g} times as long")
+        if self.gpus_per_node is not None:
+            found.append(f"{self.gpus_per_node} workers at each host, which need no link between them")
+        if self.batch != 1 and not has_law:
+            found.append(
+                f"batch times {self.batch:g}: forward and backward pass take {self.batch:g} times as long, the "
+                "optimizer takes its time"
+            )
         if self.parameters != 1:
             found.append(
                 f"parameters times {self.parameters:g}: collectives have as many times the bytes; computations take "
@@ -43,26 +50,74 @@ class Scaling:
         return found
 
 
-def scale(workload: Workload, scaling: Scaling) -> Workload:
+def scale(workload: Workload, scaling: Scaling, others: Sequence[Workload] = ()) -> Workload:
     """Return a scaled workload; its ``about`` has what was assumed.
+
+    Args:
+        workload: the workload.
+        scaling: the factors.
+        others: workloads of the same job with other batch sizes, from which each computation gets its law.
 
     Raises:
         UsageError: the number of workers changes and the workload is not data-parallel: its ranks differ, or it has
-            groups or messages between two ranks.
+            groups or messages between two ranks. Or the others are not of the same job.
     """
     traces = workload.traces
+    about = dict(workload.about)
+    new = scaling.assumptions(has_law=bool(others))
+    if others:
+        traces, law = _by_batch(workload, others, scaling.batch)
+        new.append(law)
+    elif scaling.batch != 1:
+        traces = [[_longer(node, 1 if node.name == "optimizer" else scaling.batch) for node in each] for each in traces]
     if scaling.workers is not None:
         _check_data_parallel(workload)
         traces = [traces[0]] * scaling.workers
-    factor = scaling.batch * scaling.parameters * scaling.compute
-    about = dict(workload.about)
-    about["assumptions"] = [*about.get("assumptions", []), *scaling.assumptions()]
-    if scaling.workers is not None:
         about["workers"] = scaling.workers
-    if "compute_s" in about:
-        about["compute_s"] *= factor
+    if scaling.gpus_per_node is not None:
+        about["gpus_per_node"] = scaling.gpus_per_node
+    factor = scaling.parameters * scaling.compute
     scaled = [[_scaled(node, factor, scaling.parameters) for node in trace] for trace in traces]
+    about["assumptions"] = [*about.get("assumptions", []), *new]
+    if "compute_s" in about:
+        about["compute_s"] = max(sum(node.duration_us for node in trace) for trace in scaled) / 1e6
+    if about.get("batch"):
+        about["batch"] = round(about["batch"] * scaling.batch)
+    for name in ("iteration_s", "variation"):  # of the run, not of what became of it
+        about.pop(name, None)
     return Workload(scaled, dict(workload.groups), about)
+
+
+def _longer(node: Node, factor: float) -> Node:
+    return replace(node, duration_us=round(node.duration_us * factor))
+
+
+def _by_batch(workload: Workload, others: Sequence[Workload], factor: float) -> tuple[list[list[Node]], str]:
+    """Return the traces at another batch size, by the line a + b x batch of each computation, and its description."""
+    every = [workload, *others]
+    batches = [one.about.get("batch") for one in every]
+    if not all(isinstance(batch, int) and batch > 0 for batch in batches):
+        raise UsageError("the batch size of a workload is not known: make it with ringtap workload new --batch N")
+    known = [int(batch) for batch in batches]  # type: ignore[arg-type]
+    if len(set(known)) < 2:
+        raise UsageError(f"all workloads have a batch of {known[0]}: a law needs two batch sizes")
+    names = [[[node.name for node in trace] for trace in one.traces] for one in every]
+    different = next((place for place, each in enumerate(names) if each != names[0]), None)
+    if different is not None:
+        raise UsageError(f"workload {different + 1} does not have the computations of the first: use the same job")
+    target, mean = known[0] * factor, sum(known) / len(known)
+    squares = sum((batch - mean) ** 2 for batch in known)
+    traces = []
+    for rank, trace in enumerate(workload.traces):
+        nodes = []
+        for place, node in enumerate(trace):
+            times = [one.traces[rank][place].duration_us for one in every]
+            middle = sum(times) / len(times)
+            slope = sum((batch - mean) * time for batch, time in zip(known, times, strict=True)) / squares
+            nodes.append(replace(node, duration_us=max(0, round(middle + slope * (target - mean)))))
+        traces.append(nodes)
+    sizes = ", ".join(map(str, sorted(known)))
+    return traces, f"computations at a batch of {target:g} by the line of each through batches of {sizes}"
 
 
 def _scaled(node: Node, time_factor: float, byte_factor: float) -> Node:

@@ -21,6 +21,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     source.add_argument("--model", metavar="NAME", help=f"one of {', '.join(PROFILES)}")
     parser.add_argument("--workers", metavar="N", help="with --model: number of data-parallel workers")
     parser.add_argument("--compute", metavar="TIME", help="with --model: forward and backward pass (the model's)")
+    parser.add_argument("--batch", metavar="N", help="with --run: samples of a worker (the first input's)")
     parser.add_argument("-o", dest="output", required=True, metavar="W", type=Path, help="directory to create")
     add_json(parser)
     parser.set_defaults(handler=_new)
@@ -32,6 +33,8 @@ def _new(options: argparse.Namespace) -> int:
     from ringtap.workload.models import buckets, model_workload
     from ringtap.workload.workload import summary, write_workload
 
+    if options.batch is not None:
+        raise UsageError("--batch goes with --run: the time of a model's computation is --compute")
     if options.workers is None:
         raise UsageError("--workers is missing: it is the number of data-parallel workers")
     profile, workers = profile_named(options.model), whole_number(options.workers, "--workers")
@@ -61,7 +64,12 @@ def _from_run(options: argparse.Namespace) -> int:
     for name in ("workers", "compute"):
         if getattr(options, name) is not None:
             raise UsageError(f"--{name} goes with --model: ringtap workload scale changes the workload of a run")
+    batch = None if options.batch is None else whole_number(options.batch, "--batch")
+    if batch is not None and batch < 1:
+        raise UsageError(f"--batch {batch} is below 1")
     made = profile_workload(read_profiles(options.run), options.run.resolve().name)
+    if batch is not None:
+        made.about["batch"] = batch
     write_workload(made, options.output)
     item, about = summary(made), made.about
     if options.json:
@@ -75,6 +83,7 @@ def _from_run(options: argparse.Namespace) -> int:
         f"{format_size(item['message_bytes'])}, {about['compute_s']:.4g} s of computation in {about['iteration_s']:.4g} s "
         f"per iteration, in {options.output}"
     )
-    print("\n".join(f"Assumed: {text}" for text in about["assumptions"]))
+    for text in about["assumptions"]:
+        print(f"Assumed: {text}")
     print(f"Next: ringtap workload simulate {options.output}")
     return 0

@@ -10,6 +10,7 @@ from typing import Any
 from ringtap.errors import UsageError
 from ringtap.options import add_json
 from ringtap.units import counted, whole_number
+from ringtap.workload.options import ranks_per_host
 from ringtap.workload.scaling import Scaling, scale
 from ringtap.workload.workload import read_workload, summary, write_workload
 
@@ -25,6 +26,11 @@ def register(subparsers: Any, name: str, summary_: str) -> None:
         parser.add_argument(
             f"--{option}", default="1x", metavar="FACTOR", help=f"factor of the {text}, such as 2x (1x)"
         )
+    parser.add_argument("--gpus-per-node", metavar="G", help="workers at each host (1)")
+    parser.add_argument(
+        "--law", action="append", default=[], type=Path, metavar="W2",
+        help="a workload of the same job with another batch size, for --batch; may be repeated",
+    )  # fmt: skip
     parser.add_argument("-o", dest="output", required=True, metavar="W", type=Path, help="directory to create")
     add_json(parser)
     parser.set_defaults(handler=_scale)
@@ -45,10 +51,14 @@ def _scale(options: argparse.Namespace) -> int:
     if workers is not None and not 1 <= workers <= MAX_WORKERS:
         raise UsageError(f"--workers {workers} is outside 1 to {MAX_WORKERS:,}")
     factors = [_factor(getattr(options, name), f"--{name}") for name in ("batch", "parameters", "compute")]
-    scaling = Scaling(workers, *factors)
+    workload = read_workload(options.workload)
+    per_host = None if options.gpus_per_node is None else ranks_per_host(options, workload)
+    scaling = Scaling(workers, per_host, *factors)
     if scaling == Scaling():
-        raise UsageError("nothing is scaled: give --workers, --batch, --parameters or --compute")
-    scaled = scale(read_workload(options.workload), scaling)
+        raise UsageError("nothing is scaled: give --workers, --gpus-per-node, --batch, --parameters or --compute")
+    if options.law and scaling.batch == 1:
+        raise UsageError("--law is for another batch size: give --batch")
+    scaled = scale(workload, scaling, [read_workload(path) for path in options.law])
     write_workload(scaled, options.output)
     if options.json:
         print(json.dumps(summary(scaled) | {"about": scaled.about}))

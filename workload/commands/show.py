@@ -7,9 +7,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ringtap.options import add_json
+from ringtap.options import add_force, add_json
 from ringtap.terminal import text_table
 from ringtap.units import counted, format_size
+from ringtap.workload.options import (
+    add_algorithms,
+    add_ranks_per_host,
+    add_topology,
+    algorithms,
+    ranks_per_host,
+    topology,
+)
+
+
+# of an element of a parameter: 1, and its bytes
+_WEIGHTS = (lambda _one: 1, lambda one: one["element_bytes"])
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -17,6 +29,13 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     parser.add_argument("workload", type=Path, metavar="W", help="a directory of execution traces")
     parser.add_argument("--rank", default=0, type=int, metavar="R", help="rank whose nodes are listed (0)")
+    parser.add_argument(
+        "--timeline", type=Path, metavar="FILE", help="draw an iteration on a network into a .png, .svg or .pdf file"
+    )
+    add_algorithms(parser)
+    add_topology(parser)
+    add_ranks_per_host(parser)
+    add_force(parser)
     add_json(parser)
     parser.set_defaults(handler=_show)
 
@@ -24,20 +43,34 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 def _show(options: argparse.Namespace) -> int:
     from ringtap.errors import UsageError
     from ringtap.workload.execution_trace import NodeType
+    from ringtap.workload.simulated_iterations import critical_path, simulate
+    from ringtap.workload.timeline import write_timeline
     from ringtap.workload.workload import kind_of, peer_of, read_workload, size_of, summary
 
+    if options.timeline is not None and options.timeline.exists() and not options.force:
+        raise UsageError(f"{options.timeline} exists: name another file or add --force")
     workload = read_workload(options.workload)
     if not 0 <= options.rank < workload.ranks:
         raise UsageError(f"--rank {options.rank} does not exist: there are ranks 0 to {workload.ranks - 1}")
     item = summary(workload)
+    chosen, per_host = algorithms(options), ranks_per_host(options, workload)
+    network, latency_s = topology(options, -(-(workload.ranks + chosen.others) // per_host))
+    simulated = simulate(workload, network, chosen, iterations=2, latency_s=latency_s, ranks_per_host=per_host)
+    path = critical_path(workload, simulated)
+    if options.timeline is not None:
+        title = f"{options.workload.resolve().name}: an iteration on a {network.name} of {options.rate}"
+        write_timeline(simulated.spans, options.timeline, title)
     if options.json:
-        print(json.dumps(item | {"about": workload.about}))
+        print(json.dumps(item | {"critical_path": path._asdict(), "about": workload.about}))
         return 0
     print(
         f"{counted(item['ranks'], 'rank')}, {counted(item['collectives'], 'collective')} of "
         f"{format_size(item['collective_bytes'])}, {counted(item['messages'], 'message')} of "
         f"{format_size(item['message_bytes'])}; up to {max(item['compute_s']):.4g} s of computation per rank"
     )
+    for line in _known(workload.about):
+        print(line)
+    print(f"{path.sentence()}, on a {network.name} of {options.rate}")
     rows = [["node", "name", "what", "bytes", "time", "after"]]
     for node in workload.traces[options.rank]:
         what, size = node.type.name.lower(), ""
@@ -50,3 +83,18 @@ def _show(options: argparse.Namespace) -> int:
         rows.append([str(node.id), node.name, what, size, f"{node.duration_us / 1e3:g} ms", after])
     print("\n".join(text_table(rows, left=3)))
     return 0
+
+
+def _known(about: dict[str, Any]) -> list[str]:
+    """Return what a profile knows beside the nodes, in lines."""
+    found = []
+    if parameters := about.get("parameters"):
+        total, size = (sum(one["elements"] * weight(one) for one in parameters) for weight in _WEIGHTS)
+        found.append(f"{counted(total, 'parameter')} of {format_size(size)} in {counted(len(parameters), 'tensor')}")
+    if "profile_of" in about:
+        spread = [f"{name} {value:.1%}" for name, value in about["variation"].items() if value is not None]
+        found.append(
+            f"Profile of {about['profile_of']}: {about['iteration_s']:.4g} s per iteration (median of "
+            f"{about['iterations']}); standard deviation over mean: {', '.join(spread) or 'not known'}"
+        )
+    return found

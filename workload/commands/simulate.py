@@ -11,7 +11,15 @@ from ringtap.errors import UsageError
 from ringtap.options import add_force, add_json
 from ringtap.terminal import text_table
 from ringtap.units import counted, whole_number
-from ringtap.workload.options import add_algorithms, add_topology, algorithms, topology, write_output
+from ringtap.workload.options import (
+    add_algorithms,
+    add_ranks_per_host,
+    add_topology,
+    algorithms,
+    ranks_per_host,
+    topology,
+    write_output,
+)
 
 _MAX_LOAD = 0.99
 
@@ -22,6 +30,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument("workload", type=Path, metavar="W", help="a directory of execution traces")
     add_algorithms(parser)
     add_topology(parser)
+    add_ranks_per_host(parser)
     parser.add_argument("--iterations", default="5", metavar="N", help="iterations; the first one is left out (5)")
     parser.add_argument(
         "--loads", default="0", metavar="FROM:TO:STEP", help="cross traffic as shares of a link's rate (0)"
@@ -60,7 +69,7 @@ def read_loads(text: str) -> list[float]:
 def _simulate(options: argparse.Namespace) -> int:
     import numpy as np
 
-    from ringtap.workload.lowering import check_room, simulate
+    from ringtap.workload.simulated_iterations import busiest_links, check_room, critical_path, simulate
     from ringtap.workload.workload import read_workload
 
     if options.output is not None and options.output.exists() and not options.force:
@@ -69,25 +78,31 @@ def _simulate(options: argparse.Namespace) -> int:
     if not 2 <= iterations <= 100_000:
         raise UsageError(f"--iterations {iterations} is outside 2 to 100,000")
     workload, chosen = read_workload(options.workload), algorithms(options)
-    endpoints = workload.ranks + chosen.others
-    network, latency_s = topology(options, endpoints)
-    check_room(network, max(endpoints, 2))
-    bottleneck = options.bottleneck or network.links[network.path(1, 0)[-1]]
+    endpoints, per_host = workload.ranks + chosen.others, ranks_per_host(options, workload)
+    network, latency_s = topology(options, -(-endpoints // per_host))
+    check_room(network, endpoints, per_host)
+    bottleneck = options.bottleneck or network.links[network.path(1, 0)[-1] if network.hosts > 1 else 0]
     if bottleneck not in network.links:
         some = ", ".join(network.links[:3])
         raise UsageError(f"--bottleneck {bottleneck!r} is no link of the {network.name}: it has {some}, ...")
     place = network.links.index(bottleneck)
     rate_bps = float(network.rate_bps[place])
-    points = []
+    points, simulated = [], []
     for load in loads:
         share = np.ones(len(network.links))
         share[place] = 1 - load
-        ends = simulate(
-            workload, network, chosen, iterations=iterations, latency_s=latency_s, rate_share=share
-        ).max(axis=1)  # fmt: skip
-        points.append({"load": load, "cross_bps": load * rate_bps, "iteration_s": float(np.diff(ends).mean())})
+        simulated.append(
+            simulate(
+                workload, network, chosen, iterations=iterations, latency_s=latency_s, rate_share=share,
+                ranks_per_host=per_host,
+            )
+        )  # fmt: skip
+        points.append({"load": load, "cross_bps": load * rate_bps, "iteration_s": simulated[-1].iteration_s})
+    path = critical_path(workload, simulated[0])
     item = {"ranks": workload.ranks, "topology": network.name, "hosts": network.hosts, "bottleneck": bottleneck}
     item |= {"rate_bps": rate_bps, "collective": chosen.all_reduce, "points": points}
+    item["critical_path"] = path._asdict()
+    item["link_bytes"] = dict(zip(network.links, simulated[0].link_bytes.tolist(), strict=True))
     if options.output is not None:
         _write_points(options.output, options.workload.resolve().name, points)
     if options.json:
@@ -103,6 +118,7 @@ def _simulate(options: argparse.Namespace) -> int:
         rows = [["load", "cross traffic, Gbit/s", "iteration, s"]]
         rows += [[f"{p['load']:.0%}", f"{p['cross_bps'] / 1e9:.2f}", f"{p['iteration_s']:.4f}"] for p in points]
         print("\n".join(text_table(rows, left=0)))
+    print(f"{path.sentence()}\n{busiest_links(network, simulated[0].link_bytes)}")
     if options.output is not None:
         print(f"Next: ringtap report {options.output} --workers {workload.ranks} --capacity {options.rate}")
     return 0

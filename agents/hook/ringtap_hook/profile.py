@@ -56,6 +56,7 @@ class Profiler:
         self._events: list[tuple[Any, ...]] = []
         self._boundaries = self._depth = self._calls = 0
         self._begin_ns = self._begin_mono_ns = 0
+        self._batch: int | None = None  # first dimension of the first input
         self._has_optimizer = False
         self._is_over = False
         self.records = False
@@ -159,11 +160,13 @@ class Profiler:
         except Exception:
             self._is_over, self.records = True, False
 
-    def _enter(self, module: Any, _inputs: Any) -> None:
+    def _enter(self, module: Any, inputs: Any) -> None:
         if self._thread_id() != self._main:
             return
         number = self._modules.get(id(module))
         if number is None and self._depth == 0 and not self.records:
+            if not self._roots:
+                self._batch = next((one.shape[0] for one in inputs if getattr(one, "shape", None)), None)
             self._add_root(module)
             number = self._modules[id(module)]
         self._depth += 1
@@ -217,6 +220,7 @@ class Profiler:
             ranks = distributed.get_world_size()
         item = {"kind": "model", "format": "ringtap-profile", "version": 1, "ranks": ranks, "modules": self._names}
         item["parameters"] = [{name: one[name] for name in one if name != "id"} for one in self._parameters]
+        item["batch"] = self._batch
         item["device"] = next((one["device"] for one in self._parameters), "cpu")
         item["ddp"] = [_ddp_ranks(module) for module in self._ddp_modules()]
         self._write(item)
@@ -333,8 +337,8 @@ def _describe(parameter: Any) -> dict[str, Any]:
 
 
 def _is_compiled() -> bool:
-    """True if the job has compiled anything with torch.compile."""
-    return bool(getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", None))
+    """True if torch.compile has compiled anything of this process."""
+    return bool(getattr(sys.modules.get("torch._dynamo.utils"), "counters", {}).get("frames"))
 
 
 def _root_modules(module_class: type) -> list[Any]:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from ringtap.errors import UsageError
 from ringtap.models import PROFILES, profile_named
-from ringtap.workload.execution_trace import Node, NodeType, read_trace, write_trace
-from ringtap.workload.lowering import Algorithms, lower, simulate
+from ringtap.workload.execution_trace import Collective, Node, NodeType, read_trace, write_trace
+from ringtap.workload.lowering import Algorithms, lower
+from ringtap.workload.simulated_iterations import critical_path, simulate
 from ringtap.workload.models import buckets, model_workload
 from ringtap.workload.scaling import Scaling, scale
 from ringtap.workload.topologies import star
@@ -223,7 +224,7 @@ def test_lowered_workloads_take_the_same_time(algorithms: Algorithms) -> None:
     network = star(8, 1e9)
     times = simulate(made, network, algorithms, iterations=3, latency_s=1e-5)
     same = simulate(lowered, network, Algorithms(), iterations=3, latency_s=1e-5)
-    assert same[:, :4] == pytest.approx(times)
+    assert same.end_s[:, :4] == pytest.approx(times.end_s)
     assert summary(lowered)["collectives"] == 0
 
 
@@ -297,4 +298,32 @@ def test_a_late_rank_delays_both_forms_alike() -> None:
         lowered = lower(made, algorithms)
         check_workload(lowered)
         times = simulate(made, star(8, 1e9), algorithms, iterations=2)
-        assert simulate(lowered, star(8, 1e9), Algorithms(), iterations=2)[:, :4] == pytest.approx(times)
+        same = simulate(lowered, star(8, 1e9), Algorithms(), iterations=2)
+        assert same.end_s[:, :4] == pytest.approx(times.end_s)
+
+
+def test_the_critical_path_goes_through_the_last_rank() -> None:
+    made = Workload([[], [], []])
+    for rank in range(3):
+        collective = {"comm_type": int(Collective.ALL_REDUCE), "comm_size": 3_000_000}
+        made.traces[rank] = [
+            Node(1, "slow" if rank == 2 else "fast", NodeType.COMP, duration_us=50_000 if rank == 2 else 1_000),
+            Node(2, "reduce", NodeType.COMM_COLL, [1], attributes=dict(collective)),
+            Node(3, "beside", NodeType.COMP, [1], duration_us=2_000),
+            Node(4, "after", NodeType.COMP, [2, 3], duration_us=7_000),
+        ]
+    check_workload(made)
+    simulated = simulate(made, star(3, 1e9), Algorithms())
+    path = critical_path(made, simulated)
+    # 50 ms at rank 2, 4 steps of 1 MB at 1 Gbit/s, 7 ms at any rank
+    assert (path.compute_s, path.communication_s) == pytest.approx((0.057, 0.032))
+    assert path.communication == {"reduce": pytest.approx(0.032)}
+    assert simulated.iteration_s == pytest.approx(path.compute_s + path.communication_s)
+    assert simulated.link_bytes == pytest.approx(4_000_000)
+    # two ranks at a host: the ring has one link out of each host; on one host it needs no link
+    shared = simulate(made, star(2, 1e9), Algorithms(), ranks_per_host=2)
+    assert shared.link_bytes == pytest.approx([4_000_000] * 4)
+    alone = simulate(made, star(1, 1e9), Algorithms(), ranks_per_host=4)
+    assert alone.iteration_s == pytest.approx(0.059)
+    assert not alone.link_bytes.any()
+    assert critical_path(Workload([[]]), simulate(Workload([[]]), star(1, 1e9), Algorithms())).compute_s == 0

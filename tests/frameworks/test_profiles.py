@@ -1,0 +1,197 @@
+"""Profiles of real jobs under ``ringtap run --profile``, and the workloads made of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringtap.workload.execution_trace import Collective, Node, NodeType
+from ringtap.workload.lowering import Algorithms, lower
+from ringtap.workload.profile import RankProfile, profile_workload, read_profiles
+from ringtap.workload.workload import Workload, kind_of, peer_of, size_of
+
+JOB = Path(__file__).resolve().parent / "jobs" / "profiled.py"
+RINGTAP = [sys.executable, "-m", "ringtap"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+PARAMETERS = 84_488  # of the small model
+# gloo puts 48 bytes before each message; of an all-reduce over two ranks, each rank sends four
+GLOO_MESSAGE_BYTES, MESSAGES = 48, 4
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """A profiled job: its output, its run, the profiles of its ranks, and the workload."""
+
+    output: str
+    errors: str
+    path: Path
+
+    @property
+    def profiles(self) -> list[RankProfile]:
+        return read_profiles(self.path)
+
+    @property
+    def workload(self) -> Workload:
+        return profile_workload(self.profiles, "test")
+
+
+def run(command: list[str], code: int = 0) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RINGTAP_")}
+    environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert (done.returncode == 0) == (code == 0), done.stdout + done.stderr
+    return done
+
+
+def profiled(folder: Path, kind: str, iterations: int = 30, code: int = 0) -> Profiled:
+    command = [*RINGTAP, "run", "--collect", "none", "--profile", "-o", str(folder / "run"), "--"]
+    done = run([*command, *TORCHRUN, str(JOB), kind, str(iterations)], code)
+    assert "USDT" not in done.stderr, "PyTorch's profiler prints"
+    return Profiled(done.stdout, done.stderr, folder / "run")
+
+
+def communication(trace: list[Node]) -> list[tuple[object, int]]:
+    """Return kind and bytes of each collective, and the peer and bytes of each message."""
+    found: list[tuple[object, int]] = []
+    for node in trace:
+        if node.type == NodeType.COMM_COLL:
+            found.append((kind_of(node), size_of(node)))
+        elif node.type in (NodeType.COMM_SEND, NodeType.COMM_RECV):
+            found.append((f"{node.type.name} {peer_of(node)}", size_of(node)))
+    return found
+
+
+def check_unharmed(done: Profiled, kind: str) -> None:
+    """The same digest as without ringtap, and no word of the recorder about a failure."""
+    plain = run([*TORCHRUN, str(JOB), kind, "30"]).stdout
+    assert plain.startswith("digest ")
+    assert done.output == plain
+    assert not list(done.path.glob("nodes/*/steps/hook*.log"))
+
+
+def test_buckets_of_ddp(tmp_path: Path) -> None:
+    done = profiled(tmp_path, "ddp")
+    check_unharmed(done, "ddp")
+    workload = done.workload
+    # the last layers' bucket first; together all gradients
+    assert communication(workload.traces[0]) == [(Collective.ALL_REDUCE, 271_392), (Collective.ALL_REDUCE, 66_560)]
+    assert sum(one["elements"] for one in workload.about["parameters"]) == PARAMETERS
+    by_name = {node.name: node for node in workload.traces[0]}
+    first, second = by_name["all_reduce0"], by_name["all_reduce1"]
+    assert first.id < by_name["backward 0.weight"].id < second.id  # begins within the backward pass
+    end = next(node for node in workload.traces[0] if {first.id, second.id} <= node.deps)
+    assert end.name == "backward"
+    assert by_name["optimizer"].id > end.id
+    assert [node.name for node in workload.traces[0]][:6] == ["input", *(f"forward {i}" for i in range(5))]
+    assert "Next: ringtap workload new -o WORKLOAD --run " in done.errors
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "fully_shard"])
+def test_shards_are_gathered_and_scattered(tmp_path: Path, kind: str) -> None:
+    done = profiled(tmp_path, kind)
+    check_unharmed(done, kind)
+    workload = done.workload
+    kinds = [one for one, _ in communication(workload.traces[0])]
+    if kind == "fsdp":
+        assert communication(workload.traces[0]) == [
+            (Collective.ALL_GATHER, 4 * PARAMETERS // 2), (Collective.REDUCE_SCATTER, 4 * PARAMETERS),
+        ]  # fmt: skip
+    else:  # three layers gathered twice but the last one's output, and scattered
+        assert kinds.count(Collective.REDUCE_SCATTER) == 3
+        assert kinds.count(Collective.ALL_GATHER) in (5, 6)
+    assert any("reduce_scatter" in text for text in workload.about["assumptions"])
+
+
+def test_plain_collectives(tmp_path: Path) -> None:
+    done = profiled(tmp_path, "collectives")
+    check_unharmed(done, "collectives")
+    trace = done.workload.traces[0]
+    sizes = [4 * 256 * 64, 4 * 256, 4 * 256 * 256, 4 * 256, 4 * 8 * 256, 4 * 8]
+    expected: list[tuple[object, int]] = [(Collective.ALL_REDUCE, size) for size in sizes]
+    assert communication(trace) == [*expected, (Collective.BARRIER, 0)]
+    reduces = [node for node in trace if node.type == NodeType.COMM_COLL][:-1]
+    barrier = next(node for node in trace if node.name.startswith("barrier"))
+    waited: set[int] = set()
+    for node in trace:
+        waited |= node.deps if node.id < barrier.id and node.type == NodeType.COMP else set()
+    assert {node.id for node in reduces} <= waited
+    optimizer = next(node for node in trace if node.name == "optimizer")
+    assert all(barrier.id not in node.deps for node in trace if node.id < barrier.id)
+    assert any(barrier.id in node.deps for node in trace if barrier.id < node.id <= optimizer.id)
+
+
+def test_two_stages_of_a_pipeline(tmp_path: Path) -> None:
+    done = profiled(tmp_path, "pipeline")
+    check_unharmed(done, "pipeline")
+    first, second = (communication(trace) for trace in done.workload.traces)
+    assert first == [("COMM_SEND 1", 4 * 32 * 256), ("COMM_RECV 1", 4 * 32 * 256)]
+    assert second == [("COMM_RECV 0", 4 * 32 * 256), ("COMM_SEND 0", 4 * 32 * 256)]
+    # what the backward pass of rank 0 waited for is no computation
+    assert done.workload.about["compute_s"] < done.workload.about["iteration_s"]
+
+
+def test_a_compiled_job_is_not_compiled_anew(tmp_path: Path) -> None:
+    done = profiled(tmp_path, "compiled")
+    check_unharmed(done, "compiled")
+    trace = done.workload.traces[0]
+    assert communication(trace) == [(Collective.ALL_REDUCE, 4 * PARAMETERS)]
+    assert not any(node.name.startswith("forward ") for node in trace)
+    assert sum(one["elements"] for one in done.workload.about["parameters"]) == PARAMETERS
+
+
+@pytest.mark.parametrize("kind", ["scale_model", "wide_resnet"])
+def test_bytes_and_order_of_known_models(tmp_path: Path, kind: str) -> None:
+    done = profiled(tmp_path, kind)
+    profiles, workload = done.profiles, done.workload
+    count = 255_570 if kind == "scale_model" else 77_562
+    assert sum(one["elements"] for one in workload.about["parameters"]) == count
+    gradients = sum(size for one, size in communication(workload.traces[0]) if one == Collective.ALL_REDUCE)
+    assert gradients == 4 * count
+    # the ready order is that of DDP's buckets
+    for profile in profiles:
+        (buckets,) = profile.buckets
+        of_parameter = {number: place for place, bucket in enumerate(buckets) for number in bucket}
+        for iteration in range(len(profile.iterations)):
+            places = [of_parameter[number] for number in profile.ready_order(iteration)]
+            assert places == sorted(places)
+            assert len(places) == len(profile.parameters)
+    sent = float(done.output.split()[1])
+    messages = [node for node in lower(workload, Algorithms("ring")).traces[0] if node.type == NodeType.COMM_SEND]
+    collectives = [node for node in workload.traces[0] if node.type == NodeType.COMM_COLL]
+    headers = GLOO_MESSAGE_BYTES * MESSAGES * len(collectives)
+    assert sum(map(size_of, messages)) == pytest.approx(sent - headers, rel=1e-3)
+
+
+def test_a_job_that_profiles_itself_keeps_its_profiler(tmp_path: Path) -> None:
+    done = profiled(tmp_path, "profiles_itself")
+    check_unharmed(done, "profiles_itself")
+    made = run([*RINGTAP, "workload", "new", "--run", str(done.path), "-o", str(tmp_path / "w")], code=2)
+    assert "has no communication of DDP" in made.stderr or made.returncode == 0
+
+
+def test_a_killed_job_keeps_what_was_recorded(tmp_path: Path) -> None:
+    done = profiled(tmp_path, "is_killed", code=1)
+    assert len(done.profiles[0].iterations) == 7  # of ten, three of warm-up
+    made = run([*RINGTAP, "workload", "new", "--run", str(done.path), "-o", str(tmp_path / "w")], code=2)
+    assert "has no communication of DDP" in made.stderr
+    assert made.stderr.count("\n") == 1
+
+
+def test_from_the_command_line_to_a_simulation(tmp_path: Path) -> None:
+    path = str(tmp_path / "w")
+    done = profiled(tmp_path, "ddp")
+    made = run([*RINGTAP, "workload", "new", "--run", str(done.path), "-o", path]).stdout
+    assert made.startswith("2 ranks: 84,488 parameters in 6 tensors, 2 collectives of 338 kB")
+    for arguments in (["scale", path, "--workers", "8", "-o", f"{path}8"], ["show", f"{path}8"]):
+        run([*RINGTAP, "workload", *arguments])
+    found: dict[str, Any] = json.loads(run([*RINGTAP, "workload", "simulate", f"{path}8", "--json"]).stdout)
+    about = done.workload.about
+    assert found["ranks"] == 8
+    assert found["points"][0]["iteration_s"] > about["compute_s"] * 0.9

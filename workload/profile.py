@@ -7,7 +7,6 @@ DDP's buckets, waits for what was computed before, and what comes after its end 
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 from collections import Counter, defaultdict
@@ -15,15 +14,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringtap.errors import UsageError
+from ringtap.json_validation import COUNT, NS, Number, Shape, check, parse_json
 from ringtap.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.workload import Workload, check_workload
 
 _FILE = re.compile(r"rank(?P<rank>\d{1,7})-\d+(-\d+)?\.profile\.jsonl")
-MAX_FILE_BYTES = 2 << 30
+MAX_FILE_BYTES, MAX_RANKS = 2 << 30, 10_000_000
 # Collectives of a backend's range that PyTorch names in its own way
 _KINDS = {
     "all_reduce": Collective.ALL_REDUCE, "reduce": Collective.REDUCE, "broadcast": Collective.BROADCAST,
@@ -32,6 +32,9 @@ _KINDS = {
     "_reduce_scatter_base": Collective.REDUCE_SCATTER, "all_to_all": Collective.ALL_TO_ALL,
     "barrier": Collective.BARRIER,
 }  # fmt: skip
+_KNOWN = {one.name.lower() for one in _KINDS.values()}
+_PASSES = {"backward", "backward_end", "step", "stepped"}
+_CALLS = {"call", "called", "wait", "waited"}
 # Collectives that a communicator runs at a time: gloo has two threads, others a stream
 _AT_A_TIME = {"gloo": 2}
 # Kinds of calls that gloo carries out as others
@@ -43,8 +46,41 @@ _AT_ONCE_NS = 100_000
 _CLOCK_NS = 1_000_000  # by which clocks may differ
 
 
-@dataclass
-class _Communication:
+class Event(NamedTuple):
+    """An event of a rank's main thread.
+
+    Attributes:
+        at_ns: its time.
+        code: begin or end of a module, a pass, a call, a wait or an optimizer step, or a gradient that is ready.
+        number: of the module, parameter, call or optimizer.
+        signature: number of the signature of a call.
+    """
+
+    at_ns: int
+    code: str
+    number: int = -1
+    signature: int = -1
+
+
+class Range(NamedTuple):
+    """A collective as PyTorch's profiler saw it, or the loading of data.
+
+    Attributes:
+        backend: gloo, nccl ...
+        kind: all_reduce ...; as PyTorch names it if it is not known.
+        begin_ns: its begin.
+        end_ns: its end.
+        size_bytes: bytes of its inputs; None if not known.
+    """
+
+    backend: str
+    kind: str
+    begin_ns: int
+    end_ns: int
+    size_bytes: int | None
+
+
+class Communication(NamedTuple):
     """A collective, a send or a receive in an iteration.
 
     Attributes:
@@ -54,6 +90,7 @@ class _Communication:
         peer: the other rank of a message.
         tag: tag of a message.
         backend: gloo, nccl, horovod ...
+        returns_at_once: True if its call does not wait for its end.
     """
 
     kind: str
@@ -62,9 +99,43 @@ class _Communication:
     peer: int | None = None
     tag: int = 0
     backend: str = ""
+    returns_at_once: bool = True
 
-    def key(self) -> tuple[Any, ...]:
-        return self.kind, self.size_bytes, self.ranks, self.peer, self.tag
+
+@dataclass(frozen=True)
+class Iteration:
+    """What happened in an iteration.
+
+    Attributes:
+        begin_ns: end of the iteration before.
+        end_ns: its end.
+        clock_ns: by how much the clock was set in it.
+        events: its events in order.
+        signatures: what calls communicate.
+    """
+
+    begin_ns: int
+    end_ns: int
+    clock_ns: int
+    events: list[Event]
+    signatures: list[Communication]
+
+
+_SHAPES: dict[str, Shape] = {
+    "model": {
+        "version": int, "ranks": Number(1, MAX_RANKS, whole=True), "modules": [str], "device": str, "ddp": [[COUNT]],
+        "batch": (COUNT, None),
+        "parameters": [
+            {"name": str, "shape": [COUNT], "elements": COUNT, "dtype": str, "element_bytes": COUNT,
+             "needs_gradient": bool},
+        ],
+    },
+    "iteration": {
+        "begin_ns": NS, "end_ns": NS, "mono_ns": int, "real_ns": int, "events": [list], "signatures": [list],
+    },
+    "ranges": {"ranges": [list]},
+    "end": {"buckets": [[[COUNT]]]},
+}  # fmt: skip
 
 
 @dataclass
@@ -83,13 +154,13 @@ class _Item:
     label: str
     begin_ns: int
     length_ns: int | None
-    communication: _Communication | None = None
+    communication: Communication | None = None
     waits: tuple[int, ...] = ()
     is_async: bool = False
 
     def key(self) -> tuple[Any, ...]:
-        found = None if self.communication is None else self.communication.key()
-        return self.label, found, self.waits, self.is_async
+        """Return what is alike in iterations that are."""
+        return self.label, self.communication, self.waits, self.is_async
 
 
 @dataclass
@@ -119,12 +190,12 @@ class RankProfile:
     ddp_ranks: list[list[int]]
     batch: int | None
     buckets: list[list[list[int]]] = field(default_factory=list)
-    iterations: list[dict[str, Any]] = field(default_factory=list)
-    ranges: list[list[Any]] | None = None
+    iterations: list[Iteration] = field(default_factory=list)
+    ranges: list[Range] | None = None
 
     def ready_order(self, iteration: int = -1) -> list[int]:
         """Numbers of the parameters in the order in which their gradients became ready."""
-        return [event[2] for event in self.iterations[iteration]["events"] if event[1] == "ready"]
+        return [event.number for event in self.iterations[iteration].events if event.code == "ready"]
 
 
 def read_profiles(run: Path) -> list[RankProfile]:
@@ -155,23 +226,24 @@ def _read_profile(path: Path, rank: int) -> RankProfile:
     found = None
     for number, line in enumerate(_lines(path), 1):
         try:
-            item = json.loads(line)
-            kind = item["kind"]
-            if kind == "model":
+            item = parse_json(line)
+            check(item, {"kind": str})
+            check(item, _SHAPES.get(item["kind"], {}))
+            if item["kind"] == "model":
                 if item["version"] != 1:
                     raise UsageError(f"{path} has version {item['version']}: update ringtap to read it")
                 found = RankProfile(
-                    rank, path, int(item["ranks"]), list(item["parameters"]), list(item["modules"]), item["device"],
-                    list(item["ddp"]), item["batch"],
+                    rank, path, item["ranks"], item["parameters"], item["modules"], item["device"], item["ddp"],
+                    item["batch"],
                 )  # fmt: skip
-            elif found is not None and kind == "iteration":
-                found.iterations.append(item)
-            elif found is not None and kind == "ranges":
-                found.ranges = list(item["ranges"])
-            elif found is not None and kind == "end":
-                found.buckets = list(item["buckets"])
-        except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
-            raise UsageError(f"{path}, line {number} is damaged: record the profile anew") from error
+            elif found is not None and item["kind"] == "iteration":
+                found.iterations.append(_iteration(item))
+            elif found is not None and item["kind"] == "ranges":
+                found.ranges = [_range(one) for one in item["ranges"]]
+            elif found is not None and item["kind"] == "end":
+                found.buckets = item["buckets"]
+        except ValueError as error:
+            raise UsageError(f"{path}, line {number} is damaged ({error}): record the profile anew") from error
     if found is None or not found.iterations:
         raise UsageError(f"{path} has no iteration: the job must run some iterations after the first three")
     if found.device != "cpu":
@@ -180,6 +252,38 @@ def _read_profile(path: Path, rank: int) -> RankProfile:
             "use a trace of PyTorch's profiler"
         )
     return found
+
+
+def _iteration(item: dict[str, Any]) -> Iteration:
+    events = []
+    for at_ns, code, *numbers in item["events"]:
+        check(at_ns, NS)
+        check(code, str)
+        check(numbers, [Number(-1, 2**53, whole=True)])
+        # a call has its signature first
+        events.append(Event(at_ns, code, *(numbers[1::-1] if code == "call" else numbers[:1])))
+    signatures = []
+    for one in item["signatures"]:
+        kind, size_bytes, ranks, peer, tag, _, _, backend, returns_at_once = one
+        check(one, [(str, int, bool, None, [COUNT])])
+        check([size_bytes, *ranks], [COUNT])
+        check([kind, backend, peer, tag], [(str, int, None)])
+        signatures.append(
+            Communication(kind, size_bytes, tuple(ranks), peer, int(tag), str(backend), bool(returns_at_once))
+        )
+    events.sort(key=lambda event: event.at_ns)
+    clock_ns = abs(item["real_ns"] - item["mono_ns"])
+    return Iteration(item["begin_ns"], item["end_ns"], clock_ns, events, signatures)
+
+
+def _range(item: list[Any]) -> Range:
+    name, begin_ns, length_ns, size_bytes = item
+    check([begin_ns, length_ns], [NS])
+    check(name, str)
+    check(size_bytes, (COUNT, None))
+    backend, _, kind = name.partition(":")
+    kind = _KINDS[kind].name.lower() if kind in _KINDS else kind
+    return Range(backend, kind, begin_ns, begin_ns + length_ns, size_bytes)
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -263,19 +367,18 @@ def _total_s(items: Sequence[_Item], *, of_computation: bool) -> float:
 def _typical(profile: RankProfile, assumptions: set[str]) -> tuple[list[list[_Item]], list[float]]:
     """Return the iterations that are alike in the same way as most are, and the times of all, in s."""
     found, times_s = [], []
-    ranges = sorted(profile.ranges or [], key=lambda item: int(item[1]))
+    ranges = sorted(profile.ranges or [], key=lambda one: one.begin_ns)
     if profile.ranges is None and profile.ddp_ranks:
         raise UsageError(
             f"{profile.path} has no communication of DDP: let the job run {counted(len(profile.iterations) + 1, 'more iteration')} "
             "and use no other profiler in it"
         )
-    for line in profile.iterations:
-        begin_ns, end_ns = int(line["begin_ns"]), int(line["end_ns"])
-        if abs(int(line["real_ns"]) - int(line["mono_ns"])) > _CLOCK_NS:
-            continue  # the clock was set
-        within = [item for item in ranges if begin_ns <= int(item[1]) < end_ns]
-        found.append(_Iteration(profile, line, within, assumptions).items())
-        times_s.append((end_ns - begin_ns) / 1e9)
+    for iteration in profile.iterations:
+        if iteration.clock_ns > _CLOCK_NS:
+            continue
+        within = [one for one in ranges if iteration.begin_ns <= one.begin_ns < iteration.end_ns]
+        found.append(_Division(profile, iteration, within, assumptions).items())
+        times_s.append((iteration.end_ns - iteration.begin_ns) / 1e9)
     if not found:
         raise UsageError(f"{profile.path}: the clock was set during every iteration: record the profile anew")
     keys = [tuple(item.key() for item in items) for items in found]
@@ -283,59 +386,50 @@ def _typical(profile: RankProfile, assumptions: set[str]) -> tuple[list[list[_It
     return [items for key, items in zip(keys, found, strict=True) if key == most], times_s
 
 
-def _kind_of(item: list[Any]) -> str:
-    """Return the kind of a range's communication."""
-    kind = str(item[0]).partition(":")[2]
-    return _KINDS[kind].name.lower() if kind in _KINDS else kind
-
-
-class _Iteration:
-    """An iteration of a rank, divided into computations and communication."""
+class _Division:
+    """The division of an iteration into computations and communication."""
 
     def __init__(
-        self, profile: RankProfile, line: dict[str, Any], ranges: Sequence[list[Any]], assumptions: set[str]
+        self, profile: RankProfile, iteration: Iteration, ranges: Sequence[Range], assumptions: set[str]
     ) -> None:
-        self._profile, self._line, self._assumptions = profile, line, assumptions
-        self._begin_ns = self._now_ns = int(line["begin_ns"])
+        self._profile, self._iteration, self._assumptions = profile, iteration, assumptions
+        self._now_ns = iteration.begin_ns
         self._items: list[_Item] = []
         self._waits: set[int] = set()  # of what comes next
         self._calls: dict[int, int] = {}  # number of a call -> place of its communication
         self._ends_ns: dict[int, int] = {}  # place of communication -> its end
-        self._unwaited: set[int] = set()  # places of the communication that the backward pass waits for
+        self._unwaited: set[int] = set()  # places of the communication whose end nothing has waited for
         self._state = "input"
-        self._events = self._merged(ranges)
-        self._waited = {event[2] for event in self._events if event[1] == "waited"}
+        self._waited = {event.number for event in iteration.events if event.code == "waited"}
+        self._range_of, self._launched = self._match(list(ranges))
 
-    def _merged(self, ranges: Sequence[list[Any]]) -> list[list[Any]]:
-        """Return all events in order, with the begin of communication that no Python code called."""
-        events = sorted(self._line["events"], key=lambda event: int(event[0]))
-        ends_ns = {event[2]: int(event[0]) for event in events if event[1] == "called"}
-        self._range_of: dict[int, list[Any]] = {}
-        left = list(ranges)
+    def _match(self, left: list[Range]) -> tuple[dict[int, Range], list[tuple[int, Range]]]:
+        """Return the ranges of calls, and the others with the time at which they were handed to their backend."""
+        events = self._iteration.events
+        ends_ns = {event.number: event.at_ns for event in events if event.code == "called"}
+        found: dict[int, Range] = {}
         for event in events:
-            if event[1] == "call" and event[3] in ends_ns:
-                item = self._range_of_call(event, ends_ns[event[3]], left)
-                if item is not None:
-                    left.remove(item)
-                    self._range_of[event[3]] = item
-        left = [item for item in left if str(item[0]).partition(":")[2] in _KINDS]
-        begins_ns = self._bucket_begins(events, left) or [int(item[1]) for item in left]
-        launched = [[begin_ns, "launched", item] for begin_ns, item in zip(begins_ns, left, strict=True)]
-        return sorted([*events, *launched], key=lambda event: int(event[0]))
+            if event.code == "call" and event.number in ends_ns:
+                one = self._range_of_call(event, ends_ns[event.number], left)
+                if one is not None:
+                    left.remove(one)
+                    found[event.number] = one
+        left = [one for one in left if one.kind in _KNOWN]
+        begins_ns = self._bucket_begins(left) or [one.begin_ns for one in left]
+        return found, list(zip(begins_ns, left, strict=True))
 
-    def _range_of_call(self, begin: list[Any], end_ns: int, ranges: Sequence[list[Any]]) -> list[Any] | None:
+    def _range_of_call(self, event: Event, end_ns: int, ranges: Sequence[Range]) -> Range | None:
         """Return the range that a call made: the first of its kind, and of its bytes if there is one."""
-        called, size_bytes, *_, returns_at_once = self._line["signatures"][begin[2]]
-        latest_ns = int(self._line["end_ns"] if returns_at_once else end_ns) + _CLOCK_NS
-        wanted = called, _CARRIED_OUT_AS.get(called)
-        alike = [item for item in ranges if int(begin[0]) - _CLOCK_NS <= int(item[1]) <= latest_ns
-                 and _kind_of(item) in wanted]  # fmt: skip
-        found = next((item for item in alike if item[3] == size_bytes), alike[0] if alike else None)
-        if found is not None and _kind_of(found) != called:
-            self._assumptions.add(f"{called}, as called; the backend carried it out as {_kind_of(found)}")
+        called = self._iteration.signatures[event.signature]
+        latest_ns = (self._iteration.end_ns if called.returns_at_once else end_ns) + _CLOCK_NS
+        kinds = called.kind, _CARRIED_OUT_AS.get(called.kind)
+        alike = [one for one in ranges if event.at_ns - _CLOCK_NS <= one.begin_ns <= latest_ns and one.kind in kinds]
+        found = next((one for one in alike if one.size_bytes == called.size_bytes), alike[0] if alike else None)
+        if found is not None and found.kind != called.kind:
+            self._assumptions.add(f"{called.kind}, as called; the backend carried it out as {found.kind}")
         return found
 
-    def _bucket_begins(self, events: Sequence[list[Any]], ranges: Sequence[list[Any]]) -> list[int]:
+    def _bucket_begins(self, ranges: Sequence[Range]) -> list[int]:
         """Return when DDP handed over each bucket, empty if these ranges are not its buckets.
 
         It does so when all gradients are ready and copied, one bucket after the other. If the backend is busy then, it
@@ -344,71 +438,78 @@ class _Iteration:
         buckets = [bucket for module in self._profile.buckets for bucket in module]
         if len(buckets) != len(ranges) or len([module for module in self._profile.buckets if module]) != 1:
             return []
+        events = self._iteration.events
         numbers = [number for number, one in enumerate(self._profile.parameters) if one["needs_gradient"]]
-        ready_ns = {event[2]: int(event[0]) for event in events if event[1] == "ready"}
+        ready_ns = {event.number: event.at_ns for event in events if event.code == "ready"}
         found, last_ns = [], 0
-        for bucket, item in zip(buckets, ranges, strict=True):
+        for bucket, one in zip(buckets, ranges, strict=True):
             try:
                 last_ns = max(last_ns, *(ready_ns[numbers[index]] for index in bucket))
-            except LookupError:  # gradients of an iteration in which not all parameters took part
+            except LookupError:  # an iteration in which not all parameters took part
                 return []
-            next_ns = min((int(event[0]) for event in events if int(event[0]) > last_ns), default=last_ns)
-            running = sum(int(one[1]) <= last_ns < int(one[1]) + int(one[2]) for one in ranges)
-            is_busy = running >= _AT_A_TIME.get(str(item[0]).partition(":")[0], 1)
-            found.append(int(item[1]) if last_ns <= int(item[1]) < next_ns and not is_busy else last_ns + 1)
+            next_ns = min((event.at_ns for event in events if event.at_ns > last_ns), default=last_ns)
+            running = sum(other.begin_ns <= last_ns < other.end_ns for other in ranges)
+            is_busy = running >= _AT_A_TIME.get(one.backend, 1)
+            found.append(one.begin_ns if last_ns <= one.begin_ns < next_ns and not is_busy else last_ns + 1)
         return found
 
     def items(self) -> list[_Item]:
         """Return its parts in order."""
-        depth: list[int] = []
-        has_entered = False
-        for event in self._events:
-            at_ns, code = int(event[0]), event[1]
-            if code == "enter":
-                depth.append(event[2])
-                has_entered = True
-                if self._state == "input":
-                    self._compute(at_ns, "input")
-                    self._state = "forward"
-            elif code == "leave":
-                if has_entered:  # a module without others in it
-                    self._compute(at_ns, f"forward {self._profile.modules[event[2]]}")
-                has_entered = False
-                if depth:
-                    depth.pop()
-            elif code == "backward":
-                self._compute(at_ns, "loss" if self._state == "forward" else "forward")
-                self._state = "backward"
+        steps: list[tuple[int, Event | Range]] = [(event.at_ns, event) for event in self._iteration.events]
+        steps += self._launched
+        is_leaf = False
+        for at_ns, step in sorted(steps, key=lambda each: each[0]):
+            if isinstance(step, Range):
+                self._launch(at_ns, step)
+                continue
+            code = step.code
+            if code == "enter" and self._state == "input":
+                self._compute(at_ns, "input")
+                self._state = "forward"
+            elif code == "leave" and is_leaf:
+                self._compute(at_ns, f"forward {self._profile.modules[step.number]}")
             elif code == "ready":
-                self._compute(at_ns, f"backward {self._profile.parameters[event[2]]['name']}")
-            elif code == "backward_end":
-                self._end_backward(at_ns)
-            elif code == "launched":
-                self._launch(at_ns, event)
-            elif code == "call":
-                self._call(at_ns, event)
-            elif code == "called":
-                self._end_call(at_ns, event[2])
-            elif code == "wait":
-                self._compute(at_ns, self._state)
-            elif code == "waited":
-                if event[2] in self._calls:
-                    self._waits.add(self._calls[event[2]])
-                    self._unwaited.discard(self._calls[event[2]])
-                self._now_ns = at_ns
-            elif code == "step":
-                self._compute(at_ns, self._state)
-                never = {place for call, place in self._calls.items() if call not in self._waited} & self._unwaited
-                if never:
-                    self._assumptions.add("the optimizer waits for communication for which no call waited")
-                self._waits |= never
-                self._unwaited -= never
-            elif code == "stepped":
-                self._compute(at_ns, "optimizer")
-        end_ns = int(self._line["end_ns"])
-        if end_ns > self._now_ns or self._waits:
-            self._compute(end_ns, self._state)
+                self._compute(at_ns, f"backward {self._profile.parameters[step.number]['name']}")
+            elif code in _PASSES:
+                self._pass(at_ns, code)
+            elif code in _CALLS:
+                self._communication(at_ns, step)
+            if code in ("enter", "leave"):
+                is_leaf = code == "enter"
+        if self._iteration.end_ns > self._now_ns or self._waits:
+            self._compute(self._iteration.end_ns, self._state)
         return self._items
+
+    def _pass(self, at_ns: int, code: str) -> None:
+        """Go on to the backward pass, what follows it, or the optimizer."""
+        if code == "backward":
+            self._compute(at_ns, "loss" if self._state == "forward" else "forward")
+            self._state = "backward"
+        elif code == "backward_end":
+            self._end_backward(at_ns)
+        elif code == "stepped":
+            self._compute(at_ns, "optimizer")
+        else:
+            self._compute(at_ns, self._state)
+            never = {place for call, place in self._calls.items() if call not in self._waited} & self._unwaited
+            if never:
+                self._assumptions.add("the optimizer waits for communication for which no call waited")
+            self._waits |= never
+            self._unwaited -= never
+
+    def _communication(self, at_ns: int, event: Event) -> None:
+        """Begin or end a call, or a wait for one."""
+        if event.code == "call":
+            self._call(at_ns, event)
+        elif event.code == "called":
+            self._end_call(at_ns, event.number)
+        elif event.code == "wait":
+            self._compute(at_ns, self._state)
+        else:
+            if event.number in self._calls:
+                self._waits.add(self._calls[event.number])
+                self._unwaited.discard(self._calls[event.number])
+            self._now_ns = at_ns
 
     def _compute(self, end_ns: int, label: str) -> None:
         """Add the computation since the last part."""
@@ -419,53 +520,49 @@ class _Iteration:
             last.length_ns += length_ns
         else:
             waits = tuple(sorted(self._waits))
-            self._items.append(_Item(label, self._now_ns - self._begin_ns, length_ns, waits=waits))
+            self._items.append(_Item(label, self._now_ns - self._iteration.begin_ns, length_ns, waits=waits))
         self._waits = set()
         self._now_ns = end_ns
 
-    def _communicate(self, at_ns: int, communication: _Communication, end_ns: int | None) -> int:
+    def _communicate(self, at_ns: int, communication: Communication, end_ns: int | None) -> int:
         """Add communication that begins, and return its place."""
         place = len(self._items)
         label = f"{communication.kind}{sum(item.communication is not None for item in self._items)}"
         length_ns = None if end_ns is None else end_ns - at_ns
-        self._items.append(_Item(label, at_ns - self._begin_ns, length_ns, communication, is_async=True))
+        self._items.append(_Item(label, at_ns - self._iteration.begin_ns, length_ns, communication, is_async=True))
         if end_ns is not None:
             self._ends_ns[place] = end_ns
         return place
 
-    def _launch(self, at_ns: int, event: list[Any]) -> None:
+    def _launch(self, at_ns: int, one: Range) -> None:
         """Add communication that no Python code called, such as a bucket of DDP."""
-        name, begin_ns, length_ns, size_bytes = event[2]
-        backend, _, kind = str(name).partition(":")
         self._compute(at_ns, self._state)
         ranks = tuple(self._profile.ddp_ranks[0] if self._profile.ddp_ranks else range(self._profile.ranks))
         if not self._profile.ddp_ranks:
             self._assumptions.add("communication that no Python code called is of all ranks")
-        if size_bytes is None:
-            raise UsageError(f"{self._profile.path}: the bytes of a collective ({backend}:{kind}) are unknown")
-        communication = _Communication(_KINDS[kind].name.lower(), int(size_bytes), ranks, backend=backend)
-        self._unwaited.add(self._communicate(at_ns, communication, int(begin_ns) + int(length_ns)))
+        if one.size_bytes is None:
+            raise UsageError(f"{self._profile.path}: the bytes of a collective ({one.backend}:{one.kind}) are unknown")
+        communication = Communication(one.kind, one.size_bytes, ranks, backend=one.backend)
+        self._unwaited.add(self._communicate(at_ns, communication, one.end_ns))
 
-    def _call(self, at_ns: int, event: list[Any]) -> None:
-        kind, size_bytes, ranks, peer, tag, _, _, backend, returns_at_once = self._line["signatures"][event[2]]
-        number = event[3]
+    def _call(self, at_ns: int, event: Event) -> None:
         self._compute(at_ns, self._state)
-        found = self._range_of.get(number)
-        backend = str(found[0]).partition(":")[0] if found else backend
-        end_ns = int(found[1]) + int(found[2]) if found else None
-        communication = _Communication(kind, int(size_bytes), tuple(ranks), peer, int(tag), backend)
-        place = self._communicate(at_ns, communication, end_ns)
-        self._calls[number] = place
-        self._items[place].is_async = bool(returns_at_once)
-        if returns_at_once:
+        communication = self._iteration.signatures[event.signature]
+        found = self._range_of.get(event.number)
+        if found is not None:
+            communication = communication._replace(backend=found.backend)
+        place = self._communicate(at_ns, communication, None if found is None else found.end_ns)
+        self._calls[event.number] = place
+        self._items[place].is_async = communication.returns_at_once
+        if communication.returns_at_once:
             self._unwaited.add(place)
 
     def _end_call(self, at_ns: int, number: int) -> None:
-        place = self._calls[number]
-        item = self._items[place]
-        if item.is_async:
+        place = self._calls.get(number)
+        if place is None or self._items[place].is_async:
             return  # what it took to begin is a computation
-        item.length_ns = at_ns - self._begin_ns - item.begin_ns
+        item = self._items[place]
+        item.length_ns = at_ns - self._iteration.begin_ns - item.begin_ns
         self._now_ns = at_ns
         self._waits.add(place)
 
@@ -518,7 +615,7 @@ def _nodes(typical: Sequence[Sequence[_Item]], ranks: int, groups: dict[tuple[in
     return nodes
 
 
-def _describe_message(node: Node, found: _Communication) -> None:
+def _describe_message(node: Node, found: Communication) -> None:
     if found.peer is None:
         raise UsageError("a receive from any rank cannot become part of a workload: name the source in the job")
     node.type = NodeType.COMM_SEND if found.kind == "send" else NodeType.COMM_RECV
@@ -526,7 +623,7 @@ def _describe_message(node: Node, found: _Communication) -> None:
     node.attributes |= {peer: found.peer, "comm_tag": found.tag, "comm_size": found.size_bytes}
 
 
-def _describe_collective(node: Node, found: _Communication, ranks: int, groups: dict[tuple[int, ...], str]) -> None:
+def _describe_collective(node: Node, found: Communication, ranks: int, groups: dict[tuple[int, ...], str]) -> None:
     node.type = NodeType.COMM_COLL
     node.attributes |= {"comm_type": int(Collective[found.kind.upper()]), "comm_size": found.size_bytes}
     if found.ranks != tuple(range(ranks)):
@@ -556,7 +653,7 @@ def _fused(typical: Sequence[Sequence[_Item]]) -> list[_Item | None]:
             last.communication.kind == found.kind
         ):
             total = last.communication.size_bytes + found.size_bytes
-            item.communication = replace(found, size_bytes=total)
+            item.communication = found._replace(size_bytes=total)
             into |= {one: place for one, other in into.items() if other == open_place}
             into[open_place] = place
             items[open_place] = None

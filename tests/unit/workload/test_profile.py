@@ -98,7 +98,7 @@ def test_a_busy_backend_takes_a_bucket_later(tmp_path: Path) -> None:
     trace = made(tmp_path).traces[0]
     third = next(node for node in trace if node.name == "all_reduce2")
     first = next(node for node in trace if node.name == "all_reduce0")
-    before = next(node for node in trace if node.name == "backward a.weight")
+    before = next(node for node in trace if node.name == "backward a")
     assert third.start_us == before.start_us + before.duration_us == 8000
     assert first.id in third.deps
 

@@ -71,7 +71,7 @@ def algorithms(options: Namespace) -> Algorithms:
 def add_ranks_per_host(parser: ArgumentParser) -> None:
     """Add the option for ranks that share a host."""
     parser.add_argument(
-        "--gpus-per-node", metavar="G", help="ranks at each host, between which no link is needed (the workload's, or 1)"
+        "--gpus-per-node", metavar="G", help="ranks at each host, with no link between them (the workload's, or 1)"
     )
 
 

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from ringtap.errors import UsageError
 from ringtap.json_validation import COUNT, NS, Number, Shape, check, parse_json
-from ringtap.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.workload import Workload, check_workload
 
@@ -133,7 +132,7 @@ _SHAPES: dict[str, Shape] = {
     "iteration": {
         "begin_ns": NS, "end_ns": NS, "mono_ns": int, "real_ns": int, "events": [list], "signatures": [list],
     },
-    "ranges": {"ranges": [list]},
+    "ranges": {"until_ns": NS, "ranges": [list]},
     "end": {"buckets": [[[COUNT]]]},
 }  # fmt: skip
 
@@ -178,7 +177,8 @@ class RankProfile:
         batch: first dimension of the model's first input, its samples; None if it is not known.
         buckets: numbers of the parameters of each of DDP's buckets, by DDP module.
         iterations: lines of the iterations.
-        ranges: name, begin and length in ns, and bytes of what PyTorch's profiler saw.
+        ranges: what PyTorch's profiler saw; None if it was not available, or the job was killed.
+        ranges_until_ns: time at which that profiler ended.
     """
 
     rank: int
@@ -192,6 +192,7 @@ class RankProfile:
     buckets: list[list[list[int]]] = field(default_factory=list)
     iterations: list[Iteration] = field(default_factory=list)
     ranges: list[Range] | None = None
+    ranges_until_ns: int = 0
 
     def ready_order(self, iteration: int = -1) -> list[int]:
         """Numbers of the parameters in the order in which their gradients became ready."""
@@ -210,7 +211,7 @@ def read_profiles(run: Path) -> list[RankProfile]:
         if match:
             rank = int(match["rank"])
             if rank in files:
-                raise UsageError(f"{run} has two profiles of rank {rank} ({files[rank].name}, {path.name}): record anew")
+                raise UsageError(f"{run} has two profiles of rank {rank}, one of them {path.name}: record it anew")
             files[rank] = path
     if not files:
         raise UsageError(f"{run} has no profile: record one with ringtap run --profile -- COMMAND")
@@ -239,7 +240,7 @@ def _read_profile(path: Path, rank: int) -> RankProfile:
             elif found is not None and item["kind"] == "iteration":
                 found.iterations.append(_iteration(item))
             elif found is not None and item["kind"] == "ranges":
-                found.ranges = [_range(one) for one in item["ranges"]]
+                found.ranges, found.ranges_until_ns = [_range(one) for one in item["ranges"]], item["until_ns"]
             elif found is not None and item["kind"] == "end":
                 found.buckets = item["buckets"]
         except ValueError as error:
@@ -312,7 +313,8 @@ def profile_workload(profiles: Sequence[RankProfile], name: str) -> Workload:
     Raises:
         UsageError: a profile is damaged, or ranks differ in their communication.
     """
-    traces, assumptions, durations, shares = [], set(), [], []
+    traces, durations, shares = [], [], []
+    assumptions: set[str] = set()
     groups: dict[tuple[int, ...], str] = {}
     measured: dict[str, list[float]] = defaultdict(list)
     for profile in profiles:
@@ -369,18 +371,18 @@ def _typical(profile: RankProfile, assumptions: set[str]) -> tuple[list[list[_It
     found, times_s = [], []
     ranges = sorted(profile.ranges or [], key=lambda one: one.begin_ns)
     if profile.ranges is None and profile.ddp_ranks:
-        raise UsageError(
-            f"{profile.path} has no communication of DDP: let the job run {counted(len(profile.iterations) + 1, 'more iteration')} "
-            "and use no other profiler in it"
-        )
+        raise UsageError(f"{profile.path} has no communication of DDP: the job was killed, or has an older PyTorch")
     for iteration in profile.iterations:
-        if iteration.clock_ns > _CLOCK_NS:
+        is_seen = profile.ranges is None or iteration.end_ns <= profile.ranges_until_ns + _CLOCK_NS
+        if iteration.clock_ns > _CLOCK_NS or not is_seen:
             continue
         within = [one for one in ranges if iteration.begin_ns <= one.begin_ns < iteration.end_ns]
         found.append(_Division(profile, iteration, within, assumptions).items())
         times_s.append((iteration.end_ns - iteration.begin_ns) / 1e9)
     if not found:
-        raise UsageError(f"{profile.path}: the clock was set during every iteration: record the profile anew")
+        raise UsageError(
+            f"{profile.path} has no iteration to use: the clock was set in each, or the job's own profiler ran"
+        )
     keys = [tuple(item.key() for item in items) for items in found]
     most = Counter(keys).most_common(1)[0][0]
     return [items for key, items in zip(keys, found, strict=True) if key == most], times_s
@@ -636,7 +638,8 @@ def _fused(typical: Sequence[Sequence[_Item]]) -> list[_Item | None]:
     computed = [list(accumulate(_computed_ns(item) for item in iteration)) for iteration in typical]
     computed_ns = 0
     into: dict[int, int] = {}  # place of a tensor -> place of the fused one
-    open_place, open_ns = None, 0
+    open_place: int | None = None
+    open_ns = 0
     for place, alike in enumerate(zip(*typical, strict=True)):
         item = replace(alike[0], begin_ns=round(statistics.median(one.begin_ns for one in alike)), length_ns=None)
         if item.communication is None:
@@ -649,8 +652,12 @@ def _fused(typical: Sequence[Sequence[_Item]]) -> list[_Item | None]:
             open_place = open_place if found is None and not item.waits else None
             continue
         last = None if open_place is None else items[open_place]
-        if last is not None and last.communication is not None and item.begin_ns - open_ns <= _CYCLE_NS and (
-            last.communication.kind == found.kind
+        if (
+            open_place is not None
+            and last is not None
+            and last.communication is not None
+            and last.communication.kind == found.kind
+            and item.begin_ns - open_ns <= _CYCLE_NS
         ):
             total = last.communication.size_bytes + found.size_bytes
             item.communication = found._replace(size_bytes=total)

@@ -173,8 +173,8 @@ class CriticalPath(NamedTuple):
 
 def busiest_links(topology: Topology, link_bytes: Numbers, count: int = 5) -> str:
     """Return the links with the most bytes in words, and the links that carry none if there are any."""
-    order = np.argsort(-link_bytes, kind="stable")[:count]
-    parts = ", ".join(f"{topology.links[link]} {format_size(round(link_bytes[link]))}" for link in order if link_bytes[link])
+    order = [link for link in np.argsort(-link_bytes, kind="stable")[:count] if link_bytes[link]]
+    parts = ", ".join(f"{topology.links[link]} {format_size(round(link_bytes[link]))}" for link in order)
     idle = int((link_bytes == 0).sum())
     return f"Bytes per link: {parts or 'none'}" + (f"; {counted(idle, 'link')} without any" if idle and parts else "")
 

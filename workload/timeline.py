@@ -47,8 +47,8 @@ def write_timeline(spans: Sequence[Sequence[Span]], path: Path, title: str) -> N
             bars[_kind(span)].append((1e3 * (span.begin_s - first_s), 1e3 * (span.end_s - span.begin_s)))
         for kind, colour in _COLOURS.items():
             lane = rank + (0.5 if kind == "communication" else 0.08)
-            edge = {"edgecolors": "white", "linewidths": 0.5} if kind == "communication" else {}
-            axes.broken_barh(bars[kind], (lane, _LANE), facecolors=colour, label=kind if rank == 0 else None, **edge)
+            label, edge = kind if rank == 0 else None, "white" if kind == "communication" else "none"
+            axes.broken_barh(bars[kind], (lane, _LANE), facecolors=colour, edgecolors=edge, linewidths=0.5, label=label)
     axes.set_ylim(len(ranks), 0)
     axes.set_yticks([rank + 0.48 for rank in range(len(ranks))], [f"rank {rank}" for rank in range(len(ranks))])
     axes.set_xlim(left=0)

@@ -80,8 +80,8 @@ def _from_run(options: argparse.Namespace) -> int:
         f"{counted(item['ranks'], 'rank')}: {counted(sum(one['elements'] for one in parameters), 'parameter')} in "
         f"{counted(len(parameters), 'tensor')}, {counted(item['collectives'], 'collective')} of "
         f"{format_size(item['collective_bytes'])} and {counted(item['messages'], 'message')} of "
-        f"{format_size(item['message_bytes'])}, {about['compute_s']:.4g} s of computation in {about['iteration_s']:.4g} s "
-        f"per iteration, in {options.output}"
+        f"{format_size(item['message_bytes'])}, {about['compute_s']:.4g} s of computation in "
+        f"{about['iteration_s']:.4g} s per iteration, in {options.output}"
     )
     for text in about["assumptions"]:
         print(f"Assumed: {text}")

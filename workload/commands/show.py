@@ -19,7 +19,6 @@ from ringtap.workload.options import (
     topology,
 )
 
-
 # of an element of a parameter: 1, and its bytes
 _WEIGHTS = (lambda _one: 1, lambda one: one["element_bytes"])
 
@@ -91,7 +90,7 @@ def _known(about: dict[str, Any]) -> list[str]:
     if parameters := about.get("parameters"):
         total, size = (sum(one["elements"] * weight(one) for one in parameters) for weight in _WEIGHTS)
         found.append(f"{counted(total, 'parameter')} of {format_size(size)} in {counted(len(parameters), 'tensor')}")
-    if "profile_of" in about:
+    if "variation" in about:
         spread = [f"{name} {value:.1%}" for name, value in about["variation"].items() if value is not None]
         found.append(
             f"Profile of {about['profile_of']}: {about['iteration_s']:.4g} s per iteration (median of "

@@ -234,7 +234,7 @@ class Profiler:
         self._write(item)
 
     def _write_ranges(self, ranges: list[tuple[Any, ...]]) -> None:
-        self._write({"kind": "ranges", "ranges": ranges})
+        self._write({"kind": "ranges", "until_ns": time.time_ns(), "ranges": ranges})
 
     def _write(self, item: dict[str, Any]) -> None:
         self._file.write(json.dumps(item, separators=(",", ":")).encode() + b"\n", time.monotonic_ns())
@@ -260,7 +260,7 @@ class _Ranges:
 
     def __init__(self, done: Callable[[list[tuple[Any, ...]]], None]) -> None:
         self._done = done
-        self._module = sys.modules["torch.autograd.profiler"]
+        self._module: Any = sys.modules["torch.autograd.profiler"]
         self._plain = self._module._prepare_profiler
         self._is_on = False
 
@@ -373,7 +373,7 @@ def profiler(settings: Settings) -> Profiler:
     return _PROFILER
 
 
-def attach(module: ModuleType, settings: Settings) -> None:
+def attach(_module: ModuleType, settings: Settings) -> None:
     """Profile the iterations that follow the warm-up."""
     own = profiler(settings)
     steps.listeners.append(own.guard(own.after_step))

@@ -88,8 +88,8 @@ class _Calls:
                 if peer is None and given.get(by_place) is not None:
                     peer = ranks[given[by_place]]
             kind_of_data = str(tensors[0].dtype).replace("torch.", "") if tensors else ""
-            returns_at_once = name in ("isend", "irecv") or bool(given.get("async_op", False))
-            return self.own.call(kind, size, ranks, peer, given.get("tag", 0), kind_of_data, "", "torch", returns_at_once)
+            is_async = name in ("isend", "irecv") or bool(given.get("async_op", False))
+            return self.own.call(kind, size, ranks, peer, given.get("tag", 0), kind_of_data, "", "torch", is_async)
         except Exception:  # the call itself says what is wrong with it
             return None
 

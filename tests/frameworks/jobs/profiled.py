@@ -16,6 +16,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,8 +29,8 @@ def small_model() -> Any:
     return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 8))
 
 
-def train(replica: Any, iterations: int, before_step: Callable[[], None] = lambda: None) -> None:
-    optimizer = torch.optim.SGD(replica.parameters(), lr=0.01)
+def train(replica: Any, iterations: int, before_step: Callable[[], None] = lambda: None, optimizer: Any = None) -> None:
+    optimizer = optimizer or torch.optim.SGD(replica.parameters(), lr=0.01)
     inputs = torch.randn(32, 64, generator=torch.Generator().manual_seed(dist.get_rank()))
     for _ in range(iterations):
         loss = nn.functional.mse_loss(replica(inputs), torch.zeros(32, 8))
@@ -106,11 +107,12 @@ def compiled(iterations: int) -> Any:
 
 def profiles_itself(iterations: int) -> Any:
     replica = nn.parallel.DistributedDataParallel(small_model())
-    train(replica, 8)
+    optimizer = torch.optim.SGD(replica.parameters(), lr=0.01)
+    train(replica, 8, optimizer=optimizer)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own:
-        train(replica, 2)
+        train(replica, 2, optimizer=optimizer)
     assert any(event.key == "gloo:all_reduce" for event in own.key_averages())
-    train(replica, iterations)
+    train(replica, iterations, optimizer=optimizer)
     return replica
 
 
@@ -127,8 +129,8 @@ def payload_sent() -> int:
     """Acknowledged bytes of all TCP connections of this process."""
     time.sleep(0.5)  # until everything is acknowledged
     total = 0
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as one:
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as one:
             if one.type == socket.SOCK_STREAM and one.family in (socket.AF_INET, socket.AF_INET6):
                 information = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
                 total += struct.unpack_from("<Q", information, 120)[0]

@@ -17,6 +17,7 @@ from ringtap.workload.workload import Workload, size_of
 
 MS = 1_000_000
 START = 1_795_000_000_000_000_000
+UNTIL = START + 10**12
 
 
 def parameter(name: str, elements: int) -> dict[str, Any]:
@@ -60,7 +61,9 @@ def write(folder: Path, rank: int, lines: list[Any], node: str = "n") -> None:
 
 def ddp_lines(ranks: int = 2, count: int = 5, **more: Any) -> list[Any]:
     lines = [model(ranks, **more), *(iteration(number, ddp_events(), 15.5) for number in range(count))]
-    lines.append({"kind": "ranges", "ranges": [one for number in range(count) for one in ddp_ranges(number)]})
+    lines.append(
+        {"kind": "ranges", "until_ns": UNTIL, "ranges": [one for number in range(count) for one in ddp_ranges(number)]}
+    )
     return [*lines, {"kind": "end", "buckets": [[[1], [0]]]}]
 
 
@@ -94,7 +97,8 @@ def test_a_busy_backend_takes_a_bucket_later(tmp_path: Path) -> None:
     # two run when the third is handed over at 8 ms; it begins when the first one has ended
     times = [(4.1, 9), (5.1, 13), (9, 13.5)]
     ranges = [["gloo:all_reduce", START + round(b * MS), round((e - b) * MS), 4000] for b, e in times]
-    write(tmp_path, 0, [*lines[:2], {"kind": "ranges", "ranges": ranges}, {"kind": "end", "buckets": [[[2], [1], [0]]]}])
+    end = {"kind": "end", "buckets": [[[2], [1], [0]]]}
+    write(tmp_path, 0, [*lines[:2], {"kind": "ranges", "until_ns": UNTIL, "ranges": ranges}, end])
     trace = made(tmp_path).traces[0]
     third = next(node for node in trace if node.name == "all_reduce2")
     first = next(node for node in trace if node.name == "all_reduce0")
@@ -194,7 +198,7 @@ def test_what_is_missing_or_cannot_be_used_is_named(tmp_path: Path) -> None:
     for line in lines[1:6]:
         line["real_ns"] = 5 * MS
     write(tmp_path, 1, lines)
-    with pytest.raises(UsageError, match="clock was set during every iteration"):
+    with pytest.raises(UsageError, match="no iteration to use: the clock was set in each"):
         made(tmp_path)
     write(tmp_path, 1, ddp_lines(), "other")
     with pytest.raises(UsageError, match="two profiles of rank 1"):

@@ -15,9 +15,9 @@ from ringtap.errors import UsageError
 from ringtap.models import PROFILES, profile_named
 from ringtap.workload.execution_trace import Collective, Node, NodeType, read_trace, write_trace
 from ringtap.workload.lowering import Algorithms, lower
-from ringtap.workload.simulated_iterations import critical_path, simulate
 from ringtap.workload.models import buckets, model_workload
 from ringtap.workload.scaling import Scaling, scale
+from ringtap.workload.simulated_iterations import critical_path, simulate
 from ringtap.workload.topologies import star
 from ringtap.workload.workload import Workload, check_workload, read_workload, summary, write_workload
 

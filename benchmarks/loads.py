@@ -1,7 +1,7 @@
 """Loads chosen by the measurement against the fixed grid of examples/reproduce.toml: seconds to the same interval.
 
 python benchmarks/loads.py [--quick] [-o FILE]        simulated series whose truth is known (docs/method/auto-loads.md)
-python benchmarks/loads.py --measure FOLDER           both kinds of sweep on the testbed, three seeds, about two hours
+python benchmarks/loads.py --measure FOLDER           both kinds of sweep on the testbed, three seeds, 100 minutes
 """
 
 from __future__ import annotations

@@ -66,7 +66,10 @@ def main() -> int:
         middle = statistics.fmean(ratios)
         width = _T95[pairs - 1] * statistics.stdev(ratios) / math.sqrt(pairs)
         cost, low, high = (math.expm1(value) for value in (middle, middle - width, middle + width))
-        print(f"| {title} | {1e3 * statistics.median(plain_s):.1f} | {cost:+.1%} | {low:+.1%} to {high:+.1%} |", flush=True)
+        print(
+            f"| {title} | {1e3 * statistics.median(plain_s):.1f} | {cost:+.1%} | {low:+.1%} to {high:+.1%} |",
+            flush=True,
+        )
         found.append({"job": title, "iteration_s": statistics.median(plain_s), "cost": cost, "low": low, "high": high})
     text = json.dumps({"pairs": pairs, "jobs": found})
     if options.output:

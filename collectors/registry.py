@@ -28,7 +28,9 @@ _CLASSES = {
 }
 ORDER = tuple(_CLASSES)
 # folders of a node that a plug-in must not use
-RESERVED = frozenset((*ORDER, "clock", "steps", "ddp", "horovod", "nccl", "profile", "sent", "received", "log", "derived"))
+RESERVED = frozenset(
+    (*ORDER, "clock", "steps", "ddp", "horovod", "nccl", "profile", "sent", "received", "log", "derived")
+)
 _NAME = re.compile("[a-z][a-z0-9_-]{0,39}")
 # packets must be requested by name: they need a privilege and disk space
 DEFAULT = tuple(name for name in ORDER if name != "packets")

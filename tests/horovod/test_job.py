@@ -15,6 +15,9 @@ from ringtap import open_job
 from ringtap.analysis.job.horovod_timeline import load_timeline
 from ringtap.models import PROFILES
 from ringtap.records import open_records
+from ringtap.workload.execution_trace import NodeType
+from ringtap.workload.profile import profile_workload, read_profiles
+from ringtap.workload.workload import size_of
 from tests.horovod.conftest import needs_horovod
 
 pytestmark = needs_horovod
@@ -196,3 +199,15 @@ def test_a_real_model_moves_its_gradients_under_horovod(tmp_path: Path) -> None:
     found = open_job(tmp_path / "run").summary()
     assert found["phases"]["source"] == "horovod"
     assert found["demand"]["gradient_bytes"] == sum(tensor.bytes for tensor in PROFILES["densenet161"].tensors)
+
+
+def test_a_profile_has_the_bytes_of_all_tensors(tmp_path: Path, plain: str) -> None:
+    """The gradients, and the loss that the job averages after each step; nothing else changes."""
+    run = tmp_path / "run"
+    output = launch(HOROVODRUN, "-np", "2", "--gloo", sys.executable, JOB, STEPS, ringtap=run, collect="steps,profile")
+    assert result(output) == plain
+    workload = profile_workload(read_profiles(run), "run")
+    assert sum(one["elements"] for one in workload.about["parameters"]) == 3 * (64 * 64 + 64) + 64 + 1
+    sizes = [size_of(node) for node in workload.traces[0] if node.type == NodeType.COMM_COLL]
+    assert sum(sizes) == 4 * (3 * (64 * 64 + 64) + 64 + 1) + 4
+    assert len(sizes) <= TENSORS + 1

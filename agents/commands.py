@@ -34,7 +34,7 @@ def _register_recording(parser: argparse.ArgumentParser) -> None:
         default="default",
         metavar="LIST",
         help="what to record, comma separated: collectors that `ringtap doctor` lists, steps, ddp, horovod, nccl, "
-        "profile, default (all but packets, horovod and profile), all, none",
+        "profile, default (all but packets, horovod and profile), all (but profile), none",
     )
     parser.add_argument(
         "--every",

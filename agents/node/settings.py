@@ -10,7 +10,9 @@ from ringtap.units import format_duration, parse_duration_s
 
 # Recorded in the job's own processes, by the hook
 JOB_SIDE = ("steps", "ddp", "horovod", "nccl", "profile")
-# Opt-in: Horovod's timeline, whose writer keeps a core busy, and the profile
+# The profile adds hooks to the job's modules, so that it must be asked for by name
+_JOB_SIDE_ALL = JOB_SIDE[:-1]
+# Horovod's timeline is opt-in too: its writer keeps a core busy, which slows a job that has none to spare
 JOB_SIDE_DEFAULT = ("steps", "ddp", "nccl")
 MIN_EVERY_S, MAX_EVERY_S = 0.001, 60.0
 
@@ -69,7 +71,7 @@ def parse_collect(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """
     from ringtap.collectors.registry import DEFAULT, ORDER, plug_in_names, unknown_collector
 
-    groups = {"default": (*DEFAULT, *JOB_SIDE_DEFAULT), "all": (*ORDER, *JOB_SIDE), "none": ()}
+    groups = {"default": (*DEFAULT, *JOB_SIDE_DEFAULT), "all": (*ORDER, *_JOB_SIDE_ALL), "none": ()}
     wanted: set[str] = set()
     added: list[str] = []
     for given in (word.strip() for word in text.split(",")):

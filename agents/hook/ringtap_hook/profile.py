@@ -266,8 +266,7 @@ class _Ranges:
 
     def start(self) -> None:
         """Start it, unless the job profiles itself."""
-        import torch
-
+        torch: Any = sys.modules["torch"]
         if torch._C._autograd._profiler_enabled():
             return
         profiler = torch._C._profiler
@@ -290,8 +289,7 @@ class _Ranges:
             return
         self._is_on = False
         self._module._prepare_profiler = self._plain
-        import torch
-
+        torch: Any = sys.modules["torch"]
         found = []
         for event in torch._C._autograd._disable_profiler().events():
             if event.name().startswith(_RANGES):

@@ -34,8 +34,13 @@ class Settings:
         self._wanted = wanted
 
     def wants(self, *recorders: str) -> bool:
-        """True if any of these recorders (``steps``, ``ddp``, ``horovod``, ``nccl``) was asked for."""
-        return self._wanted is None or not self._wanted.isdisjoint(recorders)
+        """True if any of these recorders (``steps``, ``ddp``, ``horovod``, ``nccl``, ``profile``) was asked for.
+
+        ``profile`` must be asked for by name.
+        """
+        if self._wanted is None:
+            return any(name != "profile" for name in recorders)
+        return not self._wanted.isdisjoint(recorders)
 
 
 _SETTINGS: Settings | None = None
@@ -46,7 +51,7 @@ def from_environment() -> Settings | None:
 
     ``RINGTAP_RUN`` is the run directory. ``RINGTAP_NODE`` is the node's name on the host that ``RINGTAP_HOST`` names;
     on another host, the node has the host's name. ``RINGTAP_COLLECT`` lists the recorders wanted, separated by commas
-    (unset: all).
+    (unset: all but ``profile``).
     """
     global _SETTINGS
     if _SETTINGS is None:

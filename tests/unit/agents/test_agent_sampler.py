@@ -172,7 +172,7 @@ def test_a_long_period_does_not_hold_up_the_end() -> None:
 
 # -- what is asked for -------------------------------------------------------------------------------------------------
 
-SIDE = ("steps", "ddp", "horovod", "nccl", "profile")
+SIDE = ("steps", "ddp", "horovod", "nccl")
 DEFAULT_SIDE = ("steps", "ddp", "nccl")  # Horovod's timeline costs a core
 
 
@@ -185,8 +185,8 @@ DEFAULT_SIDE = ("steps", "ddp", "nccl")  # Horovod's timeline costs a core
         ("nic,steps", ("nic",), ("steps",)),
         ("packets, NIC", ("nic", "packets"), ()),
         ("default,packets", ORDER, DEFAULT_SIDE),
-        ("default,horovod", DEFAULT, ("steps", "ddp", "horovod", "nccl")),
-        ("none,profile", (), ("profile",)),
+        ("default,horovod", DEFAULT, SIDE),
+        ("all,profile", ORDER, (*SIDE, "profile")),
     ],
 )
 def test_what_collect_means(words: str, collectors: tuple[str, ...], recorders: tuple[str, ...]) -> None:

@@ -103,7 +103,7 @@ class Communication(NamedTuple):
 
 @dataclass(frozen=True)
 class Iteration:
-    """What happened in an iteration.
+    """An iteration as it was recorded.
 
     Attributes:
         begin_ns: end of the iteration before.

@@ -463,7 +463,13 @@ def test_a_job_stopped_and_continued_alone_is_a_stopped_and_a_running_job_to_the
     (job,) = node_item(tmp_path / "run")["jobs"]
     os.kill(job["pid"], getattr(signal, f"SIG{stop}"))
     terminal.wait_for("Stopped")
+    process, (wrapper,) = psutil.Process(job["pid"]), psutil.Process(terminal.pid).children()
+    switches = process.num_ctx_switches().voluntary
     os.kill(job["pid"], signal.SIGCONT)  # in the background now: reading the terminal stops it again
+    # foreground before that would be followed by this stop
+    wait_for(lambda: process.num_ctx_switches().voluntary > switches and process.status() == psutil.STATUS_STOPPED)
+    time.sleep(0.5)  # until ringtap has seen it
+    wait_for(lambda: wrapper.status() == psutil.STATUS_STOPPED)
     terminal.type("\n")
     terminal.type("fg\n")
     terminal.type("words\n")

@@ -22,7 +22,7 @@ from ringtap.records import open_records
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 JOBS = {
-    "Wide-ResNet, 31 layers": ["wide_resnet.py", "--epochs", "1", "--images", "4000", "--depth", "10", "--width", "1"],
+    "Wide-ResNet": ["wide_resnet.py", "--epochs", "1", "--images", "4000", "--depth", "10", "--width", "1"],
     "scale model of ResNet-50, 108 modules": [
         "scale_model.py", "--model", "resnet50", "--compute-s", "0.08", "--iterations", "30",
     ],

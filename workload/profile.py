@@ -62,7 +62,7 @@ class Event(NamedTuple):
 
 
 class Range(NamedTuple):
-    """A collective as PyTorch's profiler saw it, or the loading of data.
+    """A collective as PyTorch's profiler saw it.
 
     Attributes:
         backend: gloo, nccl ...
@@ -265,7 +265,7 @@ def _iteration(item: dict[str, Any]) -> Iteration:
         events.append(Event(at_ns, code, *(numbers[1::-1] if code == "call" else numbers[:1])))
     signatures = []
     for one in item["signatures"]:
-        kind, size_bytes, ranks, peer, tag, _, _, backend, returns_at_once = one
+        kind, size_bytes, ranks, peer, tag, _, backend, returns_at_once = one
         check(one, [(str, int, bool, None, [COUNT])])
         check([size_bytes, *ranks], [COUNT])
         check([kind, backend, peer, tag], [(str, int, None)])

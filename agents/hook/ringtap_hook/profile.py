@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 
 from . import backward, log, steps
 from .files import ProcessFile
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
 # DDP makes its buckets anew after the first iteration. In the last iteration of the warm-up, modules are found.
 WARM_UP, ITERATIONS = 3, 20
-# Ranges of PyTorch's profiler that are kept: work of a backend, and data loading
-_RANGES = ("gloo:", "nccl:", "mpi:", "ucc:", "enumerate(DataLoader)")
+# Ranges of PyTorch's profiler that are kept: the work of a backend
+_RANGES = ("gloo:", "nccl:", "mpi:", "ucc:")
 _ELEMENT_BYTES = {
     "float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "int": 4, "long int": 8, "long": 8, "short int": 2,
     "short": 2, "unsigned char": 1, "signed char": 1, "char": 1, "bool": 1,
@@ -74,7 +75,7 @@ class Profiler:
         """Note the begin of a communication call, and return its number, which `called` takes at its end.
 
         Args:
-            signature: kind, bytes, ranks, peer, tag, data type, name, backend, and True if it returns at once.
+            signature: kind, bytes, ranks, peer, tag, data type, backend, and True if it returns at once.
         """
         number = self._calls
         self._calls += 1
@@ -193,15 +194,13 @@ class Profiler:
             if id(parameter) in known:
                 continue
             number = len(self._parameters)
-            is_hooked = False
             if parameter.requires_grad and hasattr(parameter, "register_post_accumulate_grad_hook"):
                 try:
                     handle = parameter.register_post_accumulate_grad_hook(self._ready_hook(number))
                     self._remove.append(handle.remove)
-                    is_hooked = True
                 except RuntimeError:  # a parameter that is not a leaf
                     pass
-            item = {"id": id(parameter), "name": _joined(prefix, _plain(name)), "is_hooked": is_hooked}
+            item = {"id": id(parameter), "name": _joined(prefix, _plain(name))}
             self._parameters.append(dict(item, **_describe(parameter)))
 
     def _ready_hook(self, number: int) -> Callable[..., None]:
@@ -278,7 +277,8 @@ class _Ranges:
         self._is_on = True
 
         def prepare(*args: Any, **kwargs: Any) -> Any:
-            self.stop()  # the job's own profiler begins: only one can run
+            with suppress(Exception):  # nothing here may reach the job
+                self.stop()  # its own profiler begins: only one can run
             return self._plain(*args, **kwargs)
 
         self._module._prepare_profiler = prepare

@@ -89,7 +89,7 @@ class _Calls:
                     peer = ranks[given[by_place]]
             kind_of_data = str(tensors[0].dtype).replace("torch.", "") if tensors else ""
             is_async = name in ("isend", "irecv") or bool(given.get("async_op", False))
-            return self.own.call(kind, size, ranks, peer, given.get("tag", 0), kind_of_data, "", "torch", is_async)
+            return self.own.call(kind, size, ranks, peer, given.get("tag", 0), kind_of_data, "torch", is_async)
         except Exception:  # the call itself says what is wrong with it
             return None
 

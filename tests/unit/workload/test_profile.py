@@ -21,7 +21,7 @@ UNTIL = START + 10**12
 
 
 def parameter(name: str, elements: int) -> dict[str, Any]:
-    item = {"name": name, "is_hooked": True, "shape": [elements], "elements": elements, "dtype": "float32"}
+    item = {"name": name, "shape": [elements], "elements": elements, "dtype": "float32"}
     return item | {"element_bytes": 4, "device": "cpu", "needs_gradient": True}
 
 
@@ -127,8 +127,8 @@ def calls(*signatures: list[Any], events: list[list[Any]], ranks: int = 2) -> li
 
 def test_calls_that_block_and_calls_that_return_at_once(tmp_path: Path) -> None:
     signatures: list[list[Any]] = [
-        ["all_gather", 100, [0, 1], None, 0, "float32", "", "torch", False],
-        ["all_reduce", 300, [0, 1], None, 0, "float32", "", "torch", True],
+        ["all_gather", 100, [0, 1], None, 0, "float32", "torch", False],
+        ["all_reduce", 300, [0, 1], None, 0, "float32", "torch", True],
     ]
     events: list[list[Any]] = [
         [2, "call", 0, 5], [6, "called", 5], [7, "call", 1, 6], [7.5, "called", 6], [9, "wait", 6], [11, "waited", 6],
@@ -147,7 +147,7 @@ def test_calls_that_block_and_calls_that_return_at_once(tmp_path: Path) -> None:
 
 
 def test_tensors_of_a_cycle_of_horovod_are_sent_together(tmp_path: Path) -> None:
-    signatures = [["all_reduce", 100, [0], None, 0, "float32", "", "horovod", True]]
+    signatures = [["all_reduce", 100, [0], None, 0, "float32", "horovod", True]]
     events: list[list[Any]] = []
     for place, at_ms in enumerate((2, 2.4, 2.8, 5, 5.5)):
         events += [[at_ms, "call", 0, place], [at_ms, "called", place]]
@@ -163,9 +163,9 @@ def test_tensors_of_a_cycle_of_horovod_are_sent_together(tmp_path: Path) -> None
 def test_groups_and_messages(tmp_path: Path) -> None:
     for rank in range(4):
         pair = [0, 1] if rank < 2 else [2, 3]
-        signatures: list[list[Any]] = [["all_reduce", 100, pair, None, 0, "float32", "", "torch", False]]
+        signatures: list[list[Any]] = [["all_reduce", 100, pair, None, 0, "float32", "torch", False]]
         peer = (rank + 2) % 4
-        signatures.append(["send" if rank < 2 else "recv", 64, [0, 1, 2, 3], peer, 9, "float32", "", "torch", False])
+        signatures.append(["send" if rank < 2 else "recv", 64, [0, 1, 2, 3], peer, 9, "float32", "torch", False])
         events: list[list[Any]] = [[1, "call", 0, 0], [2, "called", 0], [3, "call", 1, 1], [4, "called", 1]]
         write(tmp_path, rank, calls(*signatures, events=events, ranks=4))
     workload = made(tmp_path)
@@ -203,7 +203,7 @@ def test_what_is_missing_or_cannot_be_used_is_named(tmp_path: Path) -> None:
     write(tmp_path, 1, ddp_lines(), "other")
     with pytest.raises(UsageError, match="two profiles of rank 1"):
         made(tmp_path)
-    any_source = [["recv", 64, [0], None, 9, "float32", "", "torch", False]]
+    any_source = [["recv", 64, [0], None, 9, "float32", "torch", False]]
     one = tmp_path / "one"
     write(one, 0, calls(*any_source, events=[[1, "call", 0, 0], [2, "called", 0]], ranks=1))
     with pytest.raises(UsageError, match="a receive from any rank"):

@@ -145,10 +145,13 @@ def test_configuration_a_by_one_interface_of_each_server(desk: Desk, kind: str) 
         'cross_from = "S2"': 'cross_from = "S0"',
         'cross_to = "S0"': 'cross_to = "S3"',
         'traffic = ["iperf"]': f'traffic = ["{kind}"]',
-        "loads = [0, 0.7]": "loads = [0, 0.3, 0.6]\ncapture = [0.6]",
+        # at 0.6, training leaves cross traffic less than was asked for: 79 % on average, 71 % now and then
+        "loads = [0, 0.7]": "loads = [0, 0.2, 0.4]\ncapture = [0.4]",
     }
     one_interface = {f'cross = "{SPEC.cross_ip(host)}"\n': "" for host in NAMES}
     plan, out = desk.plan(f"a-{kind}", roles | one_interface), desk.folder / f"a {kind}"
+    with plan.open("a") as file:
+        file.write("\n[capture]\niterations = 40\n")
     done = desk.run("sweep", plan, "-o", out)
     assert done.returncode == 0, done.stderr
     info = json.loads((out / "run.json").read_text())

@@ -15,7 +15,9 @@ from tests.testbed.sweeps import SMALL, run
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
 CAPTURED = SMALL.format(capacity="25gbit").replace("loads = [0, 0.7]", "loads = [0, 0.6]\ncapture = [0.6]")
 CAPTURED = CAPTURED.replace('["iperf"]', '["consistent"]').replace('"small"\nscale', '"captured"\nscale')
-CAPTURED += "\n[capture]\niterations = 6\n"
+# sockets are sampled every 20 ms, later on a busy machine: what a sample at either end misses is 1 % of 40 iterations of
+# 70 ms, and was 4 % of 6
+CAPTURED += "\n[capture]\niterations = 40\n"
 
 
 @pytest.mark.alone
@@ -46,7 +48,7 @@ def test_packets_are_recorded_after_the_window_and_agree_with_other_counts(tmp_p
     report = run("report", out)
     assert report.returncode == 0, report.stderr
     (item,) = json.loads((out / "report" / "report.json").read_text())["packets"]
-    assert item["iterations"] >= 6
+    assert item["iterations"] >= 40
     roles = [(flow["source"], flow["destination"], flow["captured_on"]) for flow in item["flows"]]
     assert roles == [("S3", "S1", "S3"), ("S1", "S0", "S0"), ("S2", "S0", "S2")]
     counts = item["bytes"]

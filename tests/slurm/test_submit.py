@@ -128,8 +128,8 @@ def jobs(cluster: SlurmCluster) -> dict[str, Job]:
         return Job(cluster, user, run or f"run{len(found)}", *options, *elsewhere, command=command)
 
     found: dict[str, Job] = {}
-    # one minute less 40 s: told at the controller's next look at time limits, 20 to 50 s after the start; with 58 s, jobs
-    # on a busy machine were told before they had begun
+    # one minute less 40 s: told at the controller's next look at time limits, 20 to 50 s after the start; with 58 s, a
+    # job on a busy machine was told before it had begun
     limited = ("--time", "1", "--stop-before", "40s")
     found["limit"] = submit("alice", *limited, *KEEP, command=python(SAVES, "0"))
     found["cancelled"] = submit("bob", "--nodes", "2", *KEEP, command=python(SAVES, "3"))

@@ -15,8 +15,8 @@ from tests.testbed.sweeps import SMALL, run
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
 CAPTURED = SMALL.format(capacity="25gbit").replace("loads = [0, 0.7]", "loads = [0, 0.6]\ncapture = [0.6]")
 CAPTURED = CAPTURED.replace('["iperf"]', '["consistent"]').replace('"small"\nscale', '"captured"\nscale')
-# sockets are sampled every 20 ms, later on a busy machine: what a sample at either end misses is 1 % of 40 iterations of
-# 70 ms, and was 4 % of 6
+# sockets are sampled every 20 ms, later on a busy machine: what a sample at either end misses is 1 % of 40 iterations
+# of 70 ms, and was 4 % of 6
 CAPTURED += "\n[capture]\niterations = 40\n"
 
 

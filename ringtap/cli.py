@@ -21,6 +21,8 @@ from ringtap.terminal import discard_output, fill_standard_descriptors, guarded,
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ringtap.flow_plan import Operation
+
 # heading -> verb -> (module with register(subparsers, name, summary), or empty if the verb has SUB_VERBS; one line for
 # --help); only the module of the called verb is imported
 GROUPS = {
@@ -138,7 +140,7 @@ def _build(asked: Set[str | None], asked_below: Set[str | None], verbs_help: str
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.set_defaults(read_segments=_read_segments)
+    parser.set_defaults(read_segments=_read_segments, read_operations=_read_operations)
     parser.add_argument("--version", action="version", version=f"ringtap {ringtap.__version__}")
     subparsers = parser.add_subparsers(prog="ringtap", dest="verb", metavar="COMMAND", required=True, help=verbs_help)
     for name, (module, summary) in VERBS.items():
@@ -167,6 +169,13 @@ def _read_segments(path: Path) -> Iterator[tuple[int, tuple[str, int, str, int],
     from ringtap.analysis.pcap.segments import read_segments
 
     return read_segments(path)
+
+
+def _read_operations(path: Path) -> Sequence[Operation]:
+    """Read a workload for ``traffic plan``, whose package must not import those of workloads."""
+    from ringtap.workload.replay import read_operations
+
+    return read_operations(path)
 
 
 def _overview() -> str:

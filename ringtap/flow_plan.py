@@ -1,6 +1,6 @@
 """The format of flow plans: a line of JSON, then one line per flow (docs/commands/traffic-plans.md).
 
-Version 1 had no ``source`` and no ``after``.
+Version 1 had no ``source`` and no ``after``, version 2 one flow in ``after`` and no computations.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from ringtap.errors import UsageError
 from ringtap.json_validation import NewerFormatError
 
 FORMAT = "ringtap-flow-plan"
-VERSION = 2
+VERSION = 3
+# Plans without several flows in ``after``, computations and iterations have this version, which older readers know
+BASIC_VERSION = 2
 # separated by tabs, by version
 COLUMNS = {
     1: ("start_ns", "destination", "size_bytes"),
     2: ("start_ns", "source", "destination", "size_bytes", "after"),
+    3: ("start_ns", "source", "destination", "size_bytes", "after"),
 }
 MAX_HEADER_BYTES = 2**24
 # The largest number that a plan or a log holds: times, sizes and their sums are signed 64-bit integers
@@ -25,23 +28,38 @@ MAX_INT64 = 2**63 - 1
 
 
 class Flow(NamedTuple):
-    """One line of a plan.
+    """One line of a plan: a flow, or a computation, which sends nothing and is complete when it is due.
 
     Attributes:
-        start_ns: nanoseconds after the sender's launch; a flow that waits for another one starts no earlier.
+        start_ns: nanoseconds after the sender's launch; a flow that waits for others starts no earlier.
         source: address that the sending socket binds to; empty: any host that sends the plan, unbound.
-        destination: ``host:port``.
+        destination: ``host:port``; empty: a computation.
         size_bytes: payload; 0: until the plan's end.
-        after: number (from 0) of an earlier flow that must be received first; -1: none.
-        delay_ns: nanoseconds from that flow's completion to this one's start.
+        after: for each earlier line that must be complete first: its number (from 0), and the nanoseconds from its
+            completion to this one's start. A flow is complete when it has been received.
     """
 
     start_ns: int
     source: str
     destination: str
     size_bytes: int
-    after: int = -1
-    delay_ns: int = 0
+    after: tuple[tuple[int, int], ...] = ()
+
+
+class Operation(NamedTuple):
+    """One line of an iteration, from which the lines of a plan with iterations are made.
+
+    Attributes:
+        rank: rank that computes or sends.
+        peer: rank that receives; -1: a computation.
+        size_bytes: payload; 0 for a computation.
+        after: as in `Flow`. The number of a later operation, or of this one, means that of the iteration before.
+    """
+
+    rank: int
+    peer: int
+    size_bytes: int
+    after: tuple[tuple[int, int], ...]
 
 
 def read_header(path: Path) -> dict[str, Any]:

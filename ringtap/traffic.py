@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ringtap.arguments import check_callback, instance_of, path_of
 from ringtap.errors import UsageError, did_you_mean
-from ringtap.flow_plan import VERSION, Flow
+from ringtap.flow_plan import VERSION, Flow, Operation
 from ringtap.records import RecordFile, open_records
 from ringtap.schema import FLOW_STATES
 from ringtap.trafficgen.commands.common import TOKEN_VARIABLE
@@ -208,7 +208,7 @@ def _converted(kind: TrafficKind, options: dict[str, Any]) -> dict[str, Any]:
 
 def _made(kind: TrafficKind, given: dict[str, Any]) -> FlowSource:
     with _python_names():
-        return make_plan(kind.name, given, _read_segments)
+        return make_plan(kind.name, given, _read_segments, _read_operations)
 
 
 def _read_segments(path: Path) -> Iterator[tuple[int, tuple[str, int, str, int], int]]:
@@ -216,6 +216,13 @@ def _read_segments(path: Path) -> Iterator[tuple[int, tuple[str, int, str, int],
     from ringtap.analysis.pcap.segments import read_segments
 
     return read_segments(path)
+
+
+def _read_operations(path: Path) -> Sequence[Operation]:
+    """Read a workload; only the replay of one needs the package that reads it."""
+    from ringtap.workload.replay import read_operations
+
+    return read_operations(path)
 
 
 @contextmanager

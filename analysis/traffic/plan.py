@@ -30,14 +30,14 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Plan:
-    """A flow plan; the arrays have one entry per flow, in the plan's order.
+    """A flow plan; the arrays have one entry per line, in the plan's order: per flow, and per computation.
 
     Attributes:
         path: path of its file.
         header: first line of its file.
         start_ns: start after the sender's launch; the earliest possible one if the flow waits for another.
         size_bytes: payload; 0: open-ended, until the plan's end.
-        destination: index into the header's destinations.
+        destination: index into the header's destinations; -1: a computation, which sends nothing.
         dependent: mask of the flows that wait for another flow.
         sources: every source address of the flows; empty if some flow is unbound.
     """
@@ -59,6 +59,11 @@ class Plan:
     def destinations(self) -> list[str]:
         """Every ``host:port``."""
         return list(self.header["destinations"])
+
+    @property
+    def is_flow(self) -> Flags:
+        """Mask of the lines that are flows."""
+        return self.destination >= 0
 
     @property
     def kind(self) -> str:
@@ -126,6 +131,7 @@ def read_plan(path: Path) -> Plan:
 def _numbers(rows: pd.DataFrame, indexes: dict[str, int]) -> pd.DataFrame:
     """Return a chunk of the file with numbers instead of names."""
     names = rows["destination"].cat
+    indexes["-"] = -1
     unknown = [name for name in names.categories if name not in indexes]
     if unknown:
         raise ValueError(f"destination {unknown[0][:80]!r} is not among the header's")
@@ -138,7 +144,7 @@ def _numbers(rows: pd.DataFrame, indexes: dict[str, int]) -> pd.DataFrame:
 
 def _checked(plan: Plan) -> Plan:
     """Return the plan, if it matches its header."""
-    found, stated = (len(plan.start_ns), plan.bytes), (plan.header["flows"], plan.header["bytes"])
+    found, stated = (int(plan.is_flow.sum()), plan.bytes), (plan.header["flows"], plan.header["bytes"])
     if found != stated:
         raise UsageError(
             f"{plan.path} holds {counted(found[0], 'flow')} of {counted(found[1], 'byte')} but its header says "

@@ -37,16 +37,16 @@ START_SLACK_NS = 1000  # conversion between clocks may move a logged start this 
 
 def tally(plan: Plan, sent: Sent) -> tuple[dict[str, Any], list[str]]:
     """Count flows and bytes planned, sent and received; return the counts and a sentence per kind of deviation."""
-    planned = len(plan.start_ns)
-    known = (sent.flow >= 0) & (sent.flow < planned)
+    planned, lines = int(plan.is_flow.sum()), len(plan.start_ns)
+    known = (sent.flow >= 0) & (sent.flow < lines)
     number = sent.flow[known]
-    times = np.bincount(number, minlength=planned)
+    times = np.bincount(number, minlength=lines)[plan.is_flow]
     open_ended = plan.size_bytes[number] == 0
     state = sent.state[known]
     flows = {"planned": planned, "sent": int(sent.moved.sum()), "finished": int((sent.state == FINISHED).sum())}
     flows |= {"unfinished": int((sent.state == UNFINISHED).sum()), "failed": int((sent.state == FAILED).sum())}
     flows |= {"missing": int((times == 0).sum()), "repeated": int((times > 1).sum()), "unknown": int((~known).sum())}
-    flows |= {"open_ended": int((plan.size_bytes == 0).sum())}
+    flows |= {"open_ended": int((plan.size_bytes[plan.is_flow] == 0).sum())}
     total = {"planned": plan.bytes, "sent": int(sent.sent_bytes.sum()), "received": int(sent.received_bytes.sum())}
     other_bytes = _other_bytes(sent) & known
     wrong = {

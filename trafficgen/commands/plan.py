@@ -54,7 +54,7 @@ def _plan(options: argparse.Namespace) -> int:
         if options.output is not None:
             raise UsageError("a plan needs a destination: give --to HOST:PORT")
         given["to"] = [LOCAL]
-    plan = make_plan(options.kind, given, options.read_segments)
+    plan = make_plan(options.kind, given, options.read_segments, options.read_operations)
     if options.verbose:
         print_settings(plan.header)
     stream = sys.stderr if options.json else sys.stdout

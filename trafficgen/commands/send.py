@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +23,15 @@ from ringtap.trafficgen.commands.common import (
     read_token,
     seconds_words,
 )
+from ringtap.trafficgen.protocol import parse_address
 from ringtap.units import counted, format_rate, format_size, parse_duration_s, parse_rate_bps, parse_size_bytes
 
 if TYPE_CHECKING:
+    from ringtap.trafficgen.plans.plan_file import PlanFile
     from ringtap.trafficgen.sender.options import SendOptions
 
 _MAX_DURATION_S = 365 * 86_400.0
+_RECEIVERS_S = 60.0
 
 
 def register(verbs: Any, name: str, summary: str) -> None:
@@ -37,6 +44,7 @@ def register(verbs: Any, name: str, summary: str) -> None:
     add_token(parser)
     add("--connections", choices=("kept", "new"), default="kept", help="reused, or a new one per flow (default kept)")
     add("--as", dest="only_source", default="", metavar="ADDRESS", help="send only the plan's flows from this source")
+    add("--receive", action="store_true", help="also receive the flows to the hosts of --as, and wait for other hosts")
     add("--arrivals", type=Path, metavar="SOCKET", help="for completion notices of this host's receivers (--as)")
     add("--start-at", type=int, metavar="NS", help="launch at this CLOCK_REALTIME, in nanoseconds")
     add("--patience", default="5s", metavar="TIME", help="time to wait for outstanding flows (default 5s)")
@@ -67,16 +75,19 @@ def _send(options: argparse.Namespace) -> int:
     from ringtap.trafficgen.sender.sender import Sender
     from ringtap.trafficgen.statistics import congestion_impact
 
-    settings, calibration = _send_options(options), load()
+    settings, calibration, plan = _send_options(options), load(), PlanFile(options.plan)
     if calibration is not None:
         settings = calibration.applied_to(settings)
     if options.verbose:
         print_settings({"plan": options.plan, **_printed_settings(settings)})
-    sender = Sender(PlanFile(options.plan), settings, warn=_warn, progress=_show_progress)
-    if calibration is not None and (doubt := calibration.doubt(sender)):
-        _warn(doubt)
-    baseline = None if options.baseline is None else congestion_impact(options.baseline)
-    summary = sender.run()
+    with ExitStack() as receivers:
+        if options.receive:
+            settings = replace(settings, arrivals=_receive(plan, settings, receivers), receivers_wait_s=_RECEIVERS_S)
+        sender = Sender(plan, settings, warn=_warn, progress=_show_progress)
+        if calibration is not None and (doubt := calibration.doubt(sender)):
+            _warn(doubt)
+        baseline = None if options.baseline is None else congestion_impact(options.baseline)
+        summary = sender.run()
     summary |= {"congestion_impact": None if baseline is None else baseline.of(summary)}
     if options.json:
         print(json.dumps(summary))
@@ -87,6 +98,24 @@ def _send(options: argparse.Namespace) -> int:
             f"{summary['failed']} of {counted(summary['flows'], 'flow')} failed; the first: {sender.first_failure}"
         )
     return 0
+
+
+def _receive(plan: PlanFile, settings: SendOptions, receivers: ExitStack) -> Path:
+    """Start the receivers of the flows to this host, and return the socket to which they send completion notices."""
+    from ringtap.trafficgen.helper import Helper
+    from ringtap.trafficgen.receiver.receiver import ReceiveOptions
+
+    if settings.arrivals is not None:
+        raise UsageError("--arrivals names the socket of receivers that you have started: leave it out with --receive")
+    folder = Path(tempfile.mkdtemp())
+    receivers.callback(shutil.rmtree, folder, ignore_errors=True)
+    arrivals = folder / "arrivals"
+    for address in plan.destinations:
+        if settings.only_source in ("", parse_address(address)[0]):
+            helper = receivers.enter_context(Helper())
+            helper.ask("serve", ReceiveOptions(address, settings.token, arrivals=arrivals))
+            helper.receive()
+    return arrivals
 
 
 def _warn(sentence: str) -> None:
@@ -147,6 +176,9 @@ def _send_options(options: argparse.Namespace) -> SendOptions:
 
 
 def _print_summary(summary: dict[str, Any], log: Path | None) -> None:
+    if (found := summary.get("iterations")) is not None:
+        times = f", {found['median_s']:.4g} s each (median)" if found["median_s"] is not None else ""
+        print(f"{counted(found['count'], 'iteration')}{times}")
     print(
         f"{counted(summary['flows'], 'flow')} in {seconds_words(summary['duration_s'])}: "
         f"{summary['finished']} finished, {summary['unfinished']} unfinished, {summary['failed']} failed; "

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import ringtap
 from ringtap.errors import UsageError
-from ringtap.flow_plan import FORMAT, MAX_INT64, VERSION
+from ringtap.flow_plan import BASIC_VERSION, FORMAT, MAX_INT64
 from ringtap.trafficgen.protocol import parse_address
 
 NS = 1_000_000_000
@@ -123,7 +123,7 @@ class Frame:
             raise UsageError(f"a plan of {flows} flows is too long: at most {MAX_FLOWS}")
         if total_bytes > MAX_INT64:
             raise UsageError(f"a plan of {total_bytes} bytes is too large: at most {MAX_INT64}")
-        header: dict[str, Any] = {"format": FORMAT, "version": VERSION, "kind": kind}
+        header: dict[str, Any] = {"format": FORMAT, "version": BASIC_VERSION, "kind": kind}
         header |= {"duration_ns": self.duration_ns, "flows": flows, "bytes": total_bytes}
         header |= {"sources": list(self.sources), "destinations": list(self.destinations), "seed": self.seed}
         header |= {"starts": "ns after the sender's launch", "transport": dict(self.transport)}

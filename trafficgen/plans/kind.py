@@ -135,8 +135,14 @@ MTU = Option("mtu", "BYTES", "largest IP packet, for --load-counts wire (default
 RATE = (LOAD, LOAD_COUNTS, MTU)
 DURATION = Option("duration", "TIME", "length of the plan, for example 60s", duration_ns)
 TO = Option("to", "HOST:PORT", "a receiver; may be repeated", is_repeated=True)
-FROM = Option("from", "ADDRESS", "address to send from; may be repeated (default: unbound)", is_repeated=True)
-NODE = Option("node", "ADDRESS:PORT", "all-to-all, ring, list: sends from it and receives", is_repeated=True)
+FROM = Option(
+    "from",
+    "ADDRESS",
+    "address to send from; may be repeated (default: unbound); workload: its directory",
+    is_repeated=True,
+)
+NODE = Option("node", "ADDRESS:PORT", "all-to-all, ring, list, workload: sends from it and receives", is_repeated=True)
+ITERATIONS = Option("iterations", "N", "ring, workload: how many", int)
 SCALE = Option("scale", "S", "divide flow sizes by this (default 1)", float)
 # Options of every kind
 SEED = Option("seed", "SEED", "seed of everything random (default 1)", int)

@@ -16,6 +16,7 @@ from ringtap.trafficgen.plans.common import Frame, OfferedLoad
 from ringtap.trafficgen.plans.kind import (
     DURATION,
     FROM,
+    ITERATIONS,
     LOAD,
     LOAD_COUNTS,
     MTU,
@@ -159,10 +160,10 @@ class RingPlan:
             delay_ns = self._compute_ns if step == 0 and iteration else 0
             for node in range(count):
                 # The flow that brought this chunk: one step earlier, from the left neighbour
-                after = (row - 1) * count + (node - 1) % count if row else -1
+                after = (((row - 1) * count + (node - 1) % count, delay_ns),) if row else ()
                 source, destination = self._hosts[node], self._nodes[(node + 1) % count]
                 size_bytes = self._chunks[(node - step) % count]
-                yield Flow(iteration * self._compute_ns, source, destination, size_bytes, after, delay_ns)
+                yield Flow(iteration * self._compute_ns, source, destination, size_bytes, after)
 
 
 _MAX_FLOWS = 100_000
@@ -350,7 +351,7 @@ RING = TrafficKind(
     (
         *(DURATION, NODE),
         Option("bytes", "SIZE", "ring: what each iteration reduces", parse_size_bytes),
-        Option("iterations", "N", "ring: how many", int),
+        ITERATIONS,
     ),
     (Option("compute", "TIME", "ring: from an iteration's last chunk to the next one's first (default 0s)", read_ns),),
 )

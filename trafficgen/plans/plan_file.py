@@ -33,7 +33,8 @@ class PlanRequirements:
         bytes: payload of all flows; open-ended flows count as 0.
         most_at_once: for each (source, destination), the most flows that start within any 1 ms, plus the earlier
             open-ended ones, plus one flow for each chain of dependent flows that may be active.
-        dependent: True if some flow waits for another one.
+        lines: number of lines, which are flows and computations.
+        dependent: True if some line waits for another one.
         busiest_bps: highest planned payload rate in a bin of 100 ms, each flow counted in the bin of its start; with
             a pacing rate: that rate times the most flows in progress at once. Dependent flows are not counted,
             because the network sets their pace.
@@ -42,6 +43,7 @@ class PlanRequirements:
     flows: int
     bytes: int
     most_at_once: dict[tuple[str, str], int]
+    lines: int
     dependent: bool
     busiest_bps: float
 
@@ -55,34 +57,45 @@ class RequirementsCounter:
     """
 
     def __init__(self, pacing_bps: float, until_ns: int) -> None:
-        self.flows = self.bytes = 0
+        self.flows = self.bytes = self.lines = 0
         self._marks = bytearray()
         self._pairs: dict[tuple[str, str], _Pair] = {}
         self._chains = 0
         self._busiest = _PacedRate(pacing_bps, until_ns) if pacing_bps else _BinRate()
 
-    def add(self, start_ns: int, source: str, destination: str, size_bytes: int, after: int) -> None:
-        """Add one flow."""
+    def add(self, start_ns: int, source: str, destination: str, size_bytes: int, after: Sequence[int]) -> None:
+        """Add one line, which waits for the lines ``after``."""
+        self.lines += 1
+        if not destination:
+            self._marks.append(_DEPENDENT if after else _FIRST)
+            self._follow(after)
+            return
         self.flows += 1
         self.bytes += size_bytes
         pair = self._pairs.get((source, destination))
         if pair is None:
             pair = self._pairs[source, destination] = _Pair()
-        if after < 0:
+        if not after:
             self._marks.append(_FIRST)
             pair.add(start_ns, size_bytes)
             self._busiest.add(start_ns, size_bytes)
             return
         self._marks.append(_DEPENDENT)
-        if self._marks[after] == _FIRST:
-            self._marks[after] = _FOLLOWED
-            self._chains += 1
+        self._follow(after)
         pair.waiting += 1
 
     def needs(self) -> PlanRequirements:
-        """Return the requirements of the flows so far."""
+        """Return the requirements of the lines so far."""
         at_once = {names: pair.most + min(pair.waiting, self._chains) for names, pair in self._pairs.items()}
-        return PlanRequirements(self.flows, self.bytes, at_once, self._chains > 0, self._busiest.most_bps())
+        return PlanRequirements(
+            self.flows, self.bytes, at_once, self.lines, self._chains > 0, self._busiest.most_bps()
+        )  # fmt: skip
+
+    def _follow(self, after: Sequence[int]) -> None:
+        for number in after:
+            if self._marks[number] == _FIRST:
+                self._marks[number] = _FOLLOWED
+                self._chains += 1
 
 
 class _Pair:
@@ -140,10 +153,21 @@ class _PacedRate:
         return self._most * self._pacing_bps
 
 
+_AFTER = r"[0-9]{1,19}(?:\+[0-9]{1,19})?"
 _LINE_PATTERNS = {
-    1: re.compile(r"([0-9]{1,19})()\t([^\t\n]+)\t([0-9]{1,19})()()\n"),
-    2: re.compile(r"([0-9]{1,19})\t([^\t\n]+)\t([^\t\n]+)\t([0-9]{1,19})\t(?:-|([0-9]{1,19})(?:\+([0-9]{1,19}))?)\n"),
+    1: re.compile(r"([0-9]{1,19})()\t([^\t\n]+)\t([0-9]{1,19})()\n"),
+    2: re.compile(rf"([0-9]{{1,19}})\t([^\t\n]+)\t([^\t\n]+)\t([0-9]{{1,19}})\t(?:-|({_AFTER}))\n"),
+    3: re.compile(rf"([0-9]{{1,19}})\t([^\t\n]+)\t([^\t\n]+)\t([0-9]{{1,19}})\t(?:-|({_AFTER}(?:,{_AFTER})*))\n"),
 }
+
+
+def _predecessors(text: str) -> tuple[tuple[int, int], ...]:
+    """Parse the column ``after`` of a line that waits for others."""
+    found = []
+    for each in text.split(","):
+        number, _, delay = each.partition("+")
+        found.append((int(number), int(delay or 0)))
+    return tuple(found)
 
 
 class PlanLines:
@@ -151,10 +175,10 @@ class PlanLines:
 
     Args:
         path: the file, for messages.
-        version: its format version, 1 or 2.
+        version: its format version.
         duration_ns: the plan's end, before which every flow starts.
         sources: valid names of the source column, apart from ``-``.
-        destinations: valid names of the destination column.
+        destinations: valid names of the destination column, apart from ``-``.
     """
 
     def __init__(
@@ -163,7 +187,7 @@ class PlanLines:
         self._path, self._version, self._duration_ns = path, version, duration_ns
         # One string object per name for all lines; version 1 has no source column, so its pattern matches ""
         self.sources = {"-": "", "": ""} | {name: name for name in sources}
-        self.destinations = {name: name for name in destinations}
+        self.destinations = {name: name for name in destinations} | ({"-": ""} if version > 2 else {})
         self._match = _LINE_PATTERNS[version].fullmatch
         self._latest_ns = 0
         self._endless: set[int] = set()
@@ -181,14 +205,13 @@ class PlanLines:
         match = self._match(line)
         if match is None:
             raise self._explain(line, number)
-        start, source, destination, size, after, delay = match.groups()
+        start, source, destination, size, after = match.groups()
         flow = Flow(
             int(start),
             self.sources.get(source, source),
             self.destinations.get(destination, destination),
             int(size),
-            int(after) if after else -1,
-            int(delay) if delay else 0,
+            _predecessors(after) if after else (),
         )
         if flow.start_ns < self._latest_ns:
             raise self.wrong(number, f"start {flow.start_ns} is before the line above: sort by start")
@@ -203,24 +226,26 @@ class PlanLines:
     def _check(self, flow: Flow, number: int) -> None:
         if flow.start_ns >= self._duration_ns:
             raise self.wrong(number, f"start {flow.start_ns} is not before the plan's end at {self._duration_ns} ns")
-        if flow.destination not in self.destinations:
+        if flow.destination and flow.destination not in self.destinations:
             raise self.wrong(number, f"destination {flow.destination[:80]!r} is not among the header's destinations")
         if flow.source and flow.source not in self.sources:
             raise self.wrong(number, f"source {flow.source[:80]!r} is not among the header's sources")
-        if not flow.size_bytes:
+        if not flow.destination:
+            if flow.size_bytes:
+                raise self.wrong(number, f"size_bytes is {flow.size_bytes}, but a computation sends nothing: write 0")
+        elif not flow.size_bytes:
             if self._version == 1:
                 raise self.wrong(number, "size_bytes is 0: a flow has at least 1 byte")
             self._endless.add(number - 2)
         if flow.size_bytes > MAX_FLOW_BYTES:  # the bits above it are flags of the protocol
             raise self.wrong(number, f"size_bytes is too large: a flow has at most {MAX_FLOW_BYTES} bytes")
-        if flow.start_ns + flow.delay_ns > MAX_INT64:
-            raise self.wrong(number, f"the delay of after is too large: times go up to {MAX_INT64}")
-        if flow.after < 0:
-            return
-        if flow.after >= number - 2:
-            raise self.wrong(number, f"after {flow.after} is not an earlier flow: this is flow {number - 2}")
-        if flow.after in self._endless:
-            raise self.wrong(number, f"after {flow.after} names a flow of size 0, which never completes")
+        for after, delay_ns in flow.after:
+            if flow.start_ns + delay_ns > MAX_INT64:
+                raise self.wrong(number, f"the delay of after is too large: times go up to {MAX_INT64}")
+            if after >= number - 2:
+                raise self.wrong(number, f"after {after} is not an earlier flow: this is flow {number - 2}")
+            if after in self._endless:
+                raise self.wrong(number, f"after {after} names a flow of size 0, which never completes")
 
     def _explain(self, line: str, number: int) -> UsageError:
         """Return an error with the reason why a line does not match the pattern."""
@@ -230,11 +255,12 @@ class PlanLines:
             count = {3: "three", 5: "five"}[len(names)]
             return self.wrong(number, f"a flow is {count} columns with a tab between: {', '.join(names)}")
         named = dict(zip(names, columns, strict=True))
-        after, plus, delay = named.pop("after", "-").partition("+")
-        numbers = {"start_ns": named["start_ns"], "size_bytes": named["size_bytes"]}
-        numbers |= {"after": after} if after != "-" or plus else {}
-        numbers |= {"the delay of after": delay} if plus else {}
-        for name, text in numbers.items():
+        dependency = named.pop("after", "-")
+        numbers = [("start_ns", named["start_ns"]), ("size_bytes", named["size_bytes"])]
+        for each in () if dependency == "-" else dependency.split(",") if self._version > 2 else (dependency,):
+            after, plus, delay = each.partition("+")
+            numbers += [("after", after), *([("the delay of after", delay)] if plus else [])]
+        for name, text in numbers:
             if not (text.isascii() and text.isdigit()):
                 return self.wrong(number, f"{name} {text[:40]!r} is not a whole number of 0 or more")
             if len(text) > 19:
@@ -265,9 +291,10 @@ def write_plan(plan: FlowSource, path: Path, force: bool = False) -> None:
     try:
         with temporary.open("w", encoding="utf-8", newline="\n") as file:
             file.write(json.dumps(plan.header) + "\n")
-            for start_ns, source, destination, size_bytes, after, delay_ns in plan.flows():
-                dependency = "-" if after < 0 else f"{after}+{delay_ns}" if delay_ns else after
-                file.write(f"{start_ns}\t{source or '-'}\t{destination}\t{size_bytes}\t{dependency}\n")
+            for start_ns, source, destination, size_bytes, after in plan.flows():
+                dependency = ",".join(f"{number}+{delay_ns}" if delay_ns else f"{number}" for number, delay_ns in after)
+                line = (start_ns, source or "-", destination or "-", size_bytes, dependency or "-")
+                file.write("{}\t{}\t{}\t{}\t{}\n".format(*line))
         temporary.replace(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
@@ -281,8 +308,10 @@ class PlanFile:
     Attributes:
         path: the file.
         header: its first line.
-        version: its format version, 1 or 2.
+        version: its format version.
         duration_ns: length of the plan.
+        iterations: equal parts of the lines, of which each is an iteration of a training job; 0: it has none.
+        max_connections: most connections from a source to a destination at a time; 0: as the sender likes.
         sources: every address that flows are bound to; flow logs refer to them by index.
         destinations: ``host:port`` of every destination; flow logs refer to them by index.
 
@@ -295,6 +324,8 @@ class PlanFile:
         self.header = read_header(self.path)
         self.version: int = self.header["version"]
         self.duration_ns = self._number("duration_ns")
+        self.iterations = self._number("iterations") if self.version > 2 and "iterations" in self.header else 0
+        self.max_connections = self._number("max_connections") if "max_connections" in self.header else 0
         self.sources = self._read_sources()
         self.destinations = self._read_destinations()
         self._check_transport()
@@ -309,13 +340,17 @@ class PlanFile:
         needs = RequirementsCounter(self.header.get("transport", {}).get("pacing_bps", 0), self.duration_ns)
         for number, line in self._text():
             flow = lines.read(line, number)
-            needs.add(flow.start_ns, flow.source, flow.destination, flow.size_bytes, flow.after)
+            needs.add(
+                flow.start_ns, flow.source, flow.destination, flow.size_bytes, [after for after, _ in flow.after]
+            )  # fmt: skip
         flows, total = self._number("flows"), self._number("bytes")
         if (needs.flows, needs.bytes) != (flows, total):
             raise UsageError(
                 f"{self.path} holds {counted(needs.flows, 'flow')} of {counted(needs.bytes, 'byte')}, but the header "
                 f"says {flows} of {total}: it was cut short or edited (line {number} is its last); write it again"
             )
+        if self.iterations and needs.lines % self.iterations:
+            raise self._wrong(f"iterations {self.iterations} do not divide the {counted(needs.lines, 'line')}")
         return needs.needs()
 
     def flows(self) -> Iterator[Flow]:
@@ -332,12 +367,13 @@ class PlanFile:
         for number, line in self._text():
             try:
                 start, source, destination, size, dependency = line.split("\t")
-                start_ns, size_bytes, after, delay_ns = int(start), int(size), -1, 0
+                start_ns, size_bytes, is_valid = int(start), int(size), True
+                after: tuple[tuple[int, int], ...] = ()
                 if dependency != "-\n":
-                    number_text, _, delay = dependency.partition("+")
-                    after, delay_ns = int(number_text), int(delay or 0)
-                flow = new(Flow, (start_ns, sources[source], destinations[destination], size_bytes, after, delay_ns))
-                is_valid = start_ns >= latest_ns and size_bytes >= 0 and -1 <= after < number - 2 and delay_ns >= 0
+                    after = _predecessors(dependency)
+                    is_valid = all(0 <= earlier < number - 2 and delay_ns >= 0 for earlier, delay_ns in after)
+                flow = new(Flow, (start_ns, sources[source], destinations[destination], size_bytes, after))
+                is_valid = is_valid and start_ns >= latest_ns and size_bytes >= 0
             except (ValueError, KeyError):
                 is_valid = False
             if not is_valid:

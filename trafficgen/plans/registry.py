@@ -15,6 +15,7 @@ from ringtap.trafficgen.plans.plan_file import FlowSource
 from ringtap.trafficgen.plans.replay import ReadSegments
 from ringtap.trafficgen.plans.sizes import SizeDistribution, empirical_points
 from ringtap.trafficgen.plans.web_search import FlowPlan
+from ringtap.trafficgen.plans.workload import ReadOperations
 from ringtap.trafficgen.protocol import parse_address
 from ringtap.trafficgen.socket_options import check_transport_options
 
@@ -29,6 +30,7 @@ _KINDS = (
     ("ringtap.trafficgen.plans.patterns", "RING"),
     ("ringtap.trafficgen.plans.replay", "REPLAY"),
     ("ringtap.trafficgen.plans.hpcc", "LIST"),
+    ("ringtap.trafficgen.plans.workload", "WORKLOAD"),
 )
 
 
@@ -52,13 +54,19 @@ def _plug_in(name: str, known: dict[str, TrafficKind]) -> TrafficKind | None:
     return kind
 
 
-def make_plan(kind: str, given: dict[str, Any], read_segments: ReadSegments | None = None) -> FlowSource:
+def make_plan(
+    kind: str,
+    given: dict[str, Any],
+    read_segments: ReadSegments | None = None,
+    read_operations: ReadOperations | None = None,
+) -> FlowSource:
     """Make the requested plan.
 
     Args:
         kind: name of a kind of traffic.
         given: option values by the option's name with underscores; rates in bit/s, sizes in bytes, times in ns.
         read_segments: reader of captures, for the replay of a capture.
+        read_operations: reader of workloads, for the replay of a workload.
 
     Raises:
         UsageError: the options are inconsistent, or an input file is wrong.
@@ -68,7 +76,9 @@ def make_plan(kind: str, given: dict[str, Any], read_segments: ReadSegments | No
         destinations = given["node"]
         sources = list(dict.fromkeys(parse_address(node)[0] for node in destinations))
     frame = Frame(given.get("duration", 0), destinations, sources, given.get("seed", 1), _transport(given))
-    return traffic_kinds()[kind].make(given | {"read_segments": read_segments}, frame)
+    return traffic_kinds()[kind].make(
+        given | {"read_segments": read_segments, "read_operations": read_operations}, frame
+    )  # fmt: skip
 
 
 def size_points(plan: FlowSource, given: dict[str, Any]) -> Sequence[tuple[float, float]]:

@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
+import ringtap
 from ringtap.errors import RingtapError, UsageError
 from ringtap.flow_plan import Flow
 from ringtap.trafficgen import protocol
@@ -33,6 +34,17 @@ from ringtap.trafficgen.socket_options import TcpState, in_force
 from ringtap.trafficgen.statistics import Ending, FlowStatistics
 
 NEVER = 2**63 - 1
+# Lines that wait for others, of which this many are in memory: those that they wait for come earlier in the plan
+_MOST_WAITING = 65_536
+
+
+class _Waiting:
+    """A line that waits for others: how many are not complete yet, and when it is due by those that are."""
+
+    __slots__ = ("due_ns", "flow", "left")
+
+    def __init__(self, flow: Flow, due_ns: int) -> None:
+        self.flow, self.due_ns, self.left = flow, due_ns, 0
 
 
 class Schedule:
@@ -41,14 +53,17 @@ class Schedule:
     Args:
         plan: the plan file, which is read one line ahead of the launches.
         needs: the plan's requirements, from its check.
-        only_source: leave out flows of other sources; empty: leave out none.
+        only_source: leave out lines of other sources; empty: leave out none.
 
     Attributes:
-        next_ns: time at which the next flow is due, NEVER if there is none.
+        next_ns: time at which the next line is due, NEVER if there is none.
+        iteration_ends_ns: end of each complete iteration, if the plan has iterations: of the last line of the sources
+            that are not left out.
     """
 
     def __init__(self, plan: PlanFile, needs: PlanRequirements, only_source: str) -> None:
         self.next_ns = NEVER
+        self.iteration_ends_ns: list[int] = []
         self._lines: Iterator[tuple[int, Flow]] = enumerate(plan.flows())
         self._only_source = only_source
         self._path, self._needs = plan.path, needs
@@ -56,17 +71,28 @@ class Schedule:
         self._line_ns = NEVER
         self._origin_ns = self._until_ns = 0
         self._ready: list[tuple[int, int, Flow]] = []
-        self._dependents: dict[int, list[tuple[int, Flow]]] = {}
-        # Completion time of each flow, 8 bytes each; only for plans with flows that wait for others
-        self._completed_ns = array("q", bytes(8 * needs.flows)) if needs.dependent else None
+        self._waiting: dict[int, _Waiting] = {}
+        self._followers: dict[int, list[tuple[int, int]]] = {}
+        # Completion time of each line, 8 bytes each; only for plans with lines that wait for others
+        self._completed_ns = array("q", bytes(8 * needs.lines)) if needs.dependent else None
+        self._per_iteration = needs.lines // plan.iterations if plan.iterations else 0
+        self._open: dict[int, set[int]] = {}  # iteration -> lines of it that have been read and are not complete
+        self._read = -1  # iteration of the last line that has been read
+        self._iteration_ns = 0
+        self._ended = False
+
+    @property
+    def is_complete(self) -> bool:
+        """True if lines wait for others in this plan, and all have been launched."""
+        return self._ended and self.next_ns == NEVER and not self._waiting and self._completed_ns is not None
 
     def begin(self, origin_ns: int, until_ns: int) -> None:
-        """Set the origin of times and the end; leave out flows due at ``until_ns`` or later."""
+        """Set the origin of times and the end; leave out lines due at ``until_ns`` or later."""
         self._origin_ns, self._until_ns = origin_ns, until_ns
         self._advance()
 
     def pop(self) -> tuple[int, Flow, int]:
-        """Take the flow that is due at ``next_ns``; return its number, the flow and its due time.
+        """Take the line that is due at ``next_ns``; return its number, the line and its due time.
 
         Raises:
             UsageError: the next line is wrong, because the plan was changed after its check.
@@ -82,45 +108,83 @@ class Schedule:
         return number, flow, due_ns
 
     def arrived(self, number: int, at_ns: int) -> None:
-        """Record the completion of a flow; flows that waited for it become ready."""
+        """Record the completion of a line; lines that waited for no other become ready."""
         if self._completed_ns is None or number >= len(self._completed_ns):
             return
+        is_new = not self._completed_ns[number]
         self._completed_ns[number] = at_ns
-        for waiting, flow in self._dependents.pop(number, ()):
-            self._make_ready(waiting, flow, at_ns)
+        for follower, delay_ns in self._followers.pop(number, ()):
+            waiting = self._waiting[follower]
+            waiting.due_ns = max(waiting.due_ns, at_ns + delay_ns)
+            waiting.left -= 1
+            if not waiting.left:
+                self._make_ready(follower, self._waiting.pop(follower))
+        if self._line is None and not self._ended and len(self._waiting) < _MOST_WAITING:
+            self._advance()
+        if is_new and self._per_iteration:
+            self._end_iterations(number, at_ns)
         self._update_next()
 
+    def _end_iterations(self, number: int, at_ns: int) -> None:
+        """Note a line that is complete, and the iterations that have ended with it."""
+        lines = self._open.get(number // self._per_iteration)
+        if lines is None or number not in lines:
+            return  # of another source
+        lines.remove(number)
+        self._iteration_ns = max(self._iteration_ns, at_ns)
+        while (following := len(self.iteration_ends_ns)) in self._open and not self._open[following]:
+            if following == self._read and not self._ended:
+                return
+            del self._open[following]
+            self.iteration_ends_ns.append(self._iteration_ns)
+
     def _advance(self) -> None:
-        """Go to the next line with a flow that waits for no other; put aside those that wait."""
+        """Go to the next line that waits for no other; put aside those that wait."""
         self._line, self._line_ns = None, NEVER
-        for number, flow in self._lines:
+        while len(self._waiting) < _MOST_WAITING:
+            following = next(self._lines, None)
+            if following is None:
+                self._ended = True
+                break
+            number, flow = following
             self._check_known(number, flow)
             due_ns = self._origin_ns + flow.start_ns
             if due_ns >= self._until_ns:
+                self._ended = True
                 break
+            if self._per_iteration:
+                self._read = number // self._per_iteration
             if self._only_source and flow.source != self._only_source:
                 continue
-            if flow.after < 0 or self._completed_ns is None:
+            if self._per_iteration:
+                self._open.setdefault(self._read, set()).add(number)
+            if not flow.after or self._completed_ns is None:
                 self._line, self._line_ns = (number, flow), due_ns
                 break
-            completed_ns = self._completed_ns[flow.after]
-            if completed_ns:
-                self._make_ready(number, flow, completed_ns)
+            waiting = _Waiting(flow, due_ns)
+            for earlier, delay_ns in flow.after:
+                completed_ns = self._completed_ns[earlier]
+                if completed_ns:
+                    waiting.due_ns = max(waiting.due_ns, completed_ns + delay_ns)
+                else:
+                    waiting.left += 1
+                    self._followers.setdefault(earlier, []).append((number, delay_ns))
+            if waiting.left:
+                self._waiting[number] = waiting
             else:
-                self._dependents.setdefault(flow.after, []).append((number, flow))
+                self._make_ready(number, waiting)
         self._update_next()
 
     def _check_known(self, number: int, flow: Flow) -> None:
         """Check that the plan has not changed since its check: nothing is prepared for other flows."""
         needs = self._needs
-        known = number < needs.flows and (flow.source, flow.destination) in needs.most_at_once
-        if not known or (flow.after >= 0 and not needs.dependent):
+        known = number < needs.lines and (not flow.destination or (flow.source, flow.destination) in needs.most_at_once)
+        if not known or (flow.after and not needs.dependent):
             raise UsageError(f"{self._path} was changed after it was checked, at flow {number}: send it again")
 
-    def _make_ready(self, number: int, flow: Flow, completed_ns: int) -> None:
-        due_ns = max(self._origin_ns + flow.start_ns, completed_ns + flow.delay_ns)
-        if due_ns < self._until_ns:
-            heappush(self._ready, (due_ns, number, flow))
+    def _make_ready(self, number: int, waiting: _Waiting) -> None:
+        if waiting.due_ns < self._until_ns:
+            heappush(self._ready, (waiting.due_ns, number, waiting.flow))
 
     def _update_next(self) -> None:
         self.next_ns = min(self._line_ns, self._ready[0][0]) if self._ready else self._line_ns
@@ -162,12 +226,14 @@ class Done(NamedTuple):
         error: the error, empty if there was none.
         real_time: True if it ran with real-time priority on its processor.
         outcome: its flow statistics.
+        iteration_ends_ns: CLOCK_MONOTONIC of the end of each iteration of the plan.
     """
 
     ended_ns: int
     error: str
     real_time: bool
     outcome: FlowStatistics
+    iteration_ends_ns: list[int]
 
 
 class Launcher:
@@ -230,7 +296,10 @@ class Launcher:
             self._error = str(error)
         self._end()
         with suppress(OSError):
-            self._control.send(Done(launched_ns, self._error, self._real_time, self._outcome.without_log()))
+            done = Done(
+                launched_ns, self._error, self._real_time, self._outcome.without_log(), self._schedule.iteration_ends_ns
+            )  # fmt: skip
+            self._control.send(done)
 
     def _take_processor(self) -> bool:
         """Pin the launcher to its processor; return True if it also got real-time priority there."""
@@ -279,10 +348,18 @@ class Launcher:
             worker.channel.flush()
 
     def _launch_all(self, go: Go) -> None:
-        """Launch the scheduled flows: sleep until shortly before a flow is due, poll the clock, launch."""
+        """Launch the scheduled flows: sleep until shortly before a flow is due, poll the clock, launch.
+
+        The end of an iteration of the plan is an iteration of this process under ``ringtap run``.
+        """
         schedule, clock, spin_ns = self._schedule, time.monotonic_ns, self._options.spin_ns
-        without_pause = 0
+        without_pause = iterations = 0
         while not self._stopped:
+            if len(schedule.iteration_ends_ns) > iterations:
+                iterations += 1
+                ringtap.step()
+            elif schedule.is_complete:
+                return
             due_ns = min(schedule.next_ns, go.until_ns)
             left_ns = due_ns - clock()
             if left_ns > spin_ns:
@@ -295,6 +372,9 @@ class Launcher:
                 self._handle_messages(left_ns / 1e9)
                 continue
             number, flow, due_ns = schedule.pop()
+            if not flow.destination:
+                schedule.arrived(number, due_ns)
+                continue
             route = self._routes[flow.source, flow.destination]
             while clock() < due_ns:
                 pass

@@ -40,6 +40,7 @@ class SendOptions:
         method: system call that hands long flows to the kernel.
         arrivals: Unix socket for completion notices from this host's receivers, or None.
         line_rate_bps: rate of the empty link, for slowdowns; 0: unknown.
+        receivers_wait_s: time to wait for receivers that have not started yet.
     """
 
     log_path: Path | None = None
@@ -59,3 +60,4 @@ class SendOptions:
     method: Literal["send", "sendfile"] = "send"
     arrivals: Path | None = None
     line_rate_bps: float = 0.0
+    receivers_wait_s: float = 0.0

@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from ringtap.errors import MeasurementError, UsageError
@@ -222,11 +224,20 @@ class Sender:
         options = self.options
         summary = outcome.summary(origin_ns, launched_s) | {"stopped_by": stopped_by, "clock_step_s": step_ns / 1e9}
         summary |= {"workers": options.workers, "threads": options.threads, "method": options.method}
+        if self._plan.iterations:
+            summary["iterations"] = _iterations(done.iteration_ends_ns)
         return summary | {
             "connection_use": options.connections,
             "real_time_launcher": done.real_time,
             "transport": self._in_force,
         }
+
+
+def _iterations(ends_ns: Sequence[int]) -> dict[str, Any]:
+    """Summarize the iterations of a plan; times do not count the first one."""
+    times_s = [(end_ns - before_ns) / 1e9 for before_ns, end_ns in pairwise(ends_ns)]
+    middle_s, mean_s = (median(times_s), fmean(times_s)) if times_s else (None, None)
+    return {"count": len(ends_ns), "mean_s": mean_s, "median_s": middle_s}
 
 
 def _avoid_processor(cpu: int | None) -> None:
@@ -291,6 +302,7 @@ _MIN_AHEAD = 64
 _USUAL_MAX = 1024
 _OTHER_FILES = 128
 _PROBE_S = 3.0
+_PROBE_PAUSE_S = 0.1
 
 
 class SendPlan:
@@ -326,9 +338,9 @@ class SendPlan:
             )
         self.transport = _transport(plan, options.transport)
         self.places = [self._destination(*pair) for pair in self.pairs]
-        usual = max(1, options.max_connections or _USUAL_MAX)
+        limit = options.max_connections or plan.max_connections
         at_once = [self.needs.most_at_once[pair] for pair in self.pairs]
-        self.most = [usual if options.max_connections else max(usual, count) for count in at_once]
+        self.most = [limit or max(_USUAL_MAX, count) for count in at_once]
         self.ahead = [min(most, max(_MIN_AHEAD, count)) for most, count in zip(self.most, at_once, strict=True)]
         self.duration_ns = plan.duration_ns
         if options.duration_s is not None:
@@ -340,11 +352,13 @@ class SendPlan:
         self._check_host()
 
     def probe(self) -> None:
-        """Ask each receiver whether it accepts this sender, if each flow opens its own connection."""
-        if self.options.connections != "new":
+        """Ask each receiver whether it accepts this sender, if each flow opens its own connection or they start now."""
+        if self.options.connections != "new" and not self.options.receivers_wait_s:
             return
+        deadline_s = time.monotonic() + self.options.receivers_wait_s
         for endpoints in {endpoints.name: endpoints for endpoints in self.places}.values():
-            why = self._probe_destination(endpoints)
+            while (why := self._probe_destination(endpoints)) and time.monotonic() < deadline_s:
+                time.sleep(_PROBE_PAUSE_S)
             if why:
                 self.unreachable[endpoints.name] = why
 

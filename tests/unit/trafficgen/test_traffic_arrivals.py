@@ -17,7 +17,7 @@ def ring(addresses: list[str], rounds: int) -> list[Flow]:
     """A token that goes round: every flow waits for the one before, which arrives at its own sender."""
     count = len(addresses)
     return [
-        Flow(0, HOSTS[at % count], addresses[(at + 1) % count], 30_000, at - 1, MS if at else 0)
+        Flow(0, HOSTS[at % count], addresses[(at + 1) % count], 30_000, ((at - 1, MS),) if at else ())
         for at in range(count * rounds)
     ]
 

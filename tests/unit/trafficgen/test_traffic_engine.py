@@ -193,11 +193,11 @@ def test_a_ring_waits_for_what_it_passes_on(mode: str, tmp_path: Path) -> None:
     sent = by_flow(tmp_path / "s.rec")
     assert len(sent) == len(flows) == summary["finished"] == 16
     origin_ns = open_records(tmp_path / "s.rec").about["origin_ns"]
-    assert sum(flow.delay_ns == 30 * MS for flow in flows) == 6
+    assert sum(delay_ns == 30 * MS for flow in flows for _, delay_ns in flow.after) == 6
     for flow, row in zip(flows, sent, strict=True):
         due_ns = origin_ns + flow.start_ns
-        if flow.after >= 0:
-            due_ns = max(due_ns, sent[flow.after]["finish_ns"] + flow.delay_ns)
+        for after, delay_ns in flow.after:
+            due_ns = max(due_ns, sent[after]["finish_ns"] + delay_ns)
         assert row["intended_start_ns"] == due_ns
         assert row["start_ns"] >= due_ns
 
@@ -205,7 +205,8 @@ def test_a_ring_waits_for_what_it_passes_on(mode: str, tmp_path: Path) -> None:
 def test_what_waits_for_a_failed_flow_never_starts(tmp_path: Path) -> None:
     with serving("--log", tmp_path / "r.rec") as serve:
         bad, good = closed_port(), serve.address
-        flows = [Flow(0, "", bad, 10), Flow(0, "", good, 10, 0), Flow(0, "", good, 10), Flow(0, "", good, 10, 1)]
+        flows = [Flow(0, "", bad, 10), Flow(0, "", good, 10, ((0, 0),))]
+        flows += [Flow(0, "", good, 10), Flow(0, "", good, 10, ((1, 0),))]
         plan = plan_of(tmp_path / "p.plan", flows, 100 * MS)
         summary, complaint = send(plan, "--log", tmp_path / "s.rec", "--patience", "500ms", expect=1)
         assert serve.end()["flows"] == 1
@@ -215,7 +216,7 @@ def test_what_waits_for_a_failed_flow_never_starts(tmp_path: Path) -> None:
 
 
 def test_waiting_flows_of_several_hosts_are_refused(tmp_path: Path) -> None:
-    flows = [Flow(0, "127.0.0.2", "127.0.0.1:9", 10), Flow(0, "127.0.0.3", "127.0.0.1:9", 10, 0)]
+    flows = [Flow(0, "127.0.0.2", "127.0.0.1:9", 10), Flow(0, "127.0.0.3", "127.0.0.1:9", 10, ((0, 0),))]
     _, complaint = send(plan_of(tmp_path / "p.plan", flows, MS), "--as", "127.0.0.2", expect=2)
     assert "wait for flows of other sources" in complaint
 

@@ -156,3 +156,34 @@ def test_a_schedule_gives_dependent_flows_when_what_they_wait_for_has_arrived(tm
     schedule.arrived(1, 150)
     assert schedule.pop()[::2] == (2, 150)
     assert schedule.next_ns == NEVER
+
+
+def test_a_schedule_tells_the_end_of_iterations_and_ends_with_the_last(tmp_path: Path) -> None:
+    path = tmp_path / "p.plan"
+    header = {"format": "ringtap-flow-plan", "version": 3, "duration_ns": 10**6, "flows": 4, "bytes": 40}
+    header |= {"iterations": 2, "destinations": ["a:1", "b:1"], "sources": ["a", "b"]}
+    lines = ["0\ta\t-\t0\t-", "0\ta\tb:1\t10\t0+7", "0\tb\ta:1\t10\t1", "0\ta\t-\t0\t1,2+5"]
+    lines += ["0\ta\t-\t0\t3", "0\ta\tb:1\t10\t4+7", "0\tb\ta:1\t10\t5", "0\ta\t-\t0\t5,6+5"]
+    path.write_text("\n".join([json.dumps(header), *lines, ""]))
+    plan = PlanFile(path)
+    schedule = Schedule(plan, plan.check(), "a")
+    schedule.begin(100, 10**6)
+    number, flow, due_ns = schedule.pop()
+    assert (number, flow.destination, due_ns) == (0, "", 100)
+    schedule.arrived(0, 100)
+    assert schedule.pop()[::2] == (1, 107)
+    schedule.arrived(2, 130)  # from b, before this host knows that its own flow has arrived
+    assert schedule.next_ns == NEVER
+    schedule.arrived(1, 131)
+    assert schedule.pop()[::2] == (3, 135)
+    assert schedule.iteration_ends_ns == []
+    schedule.arrived(3, 135)
+    assert schedule.iteration_ends_ns == [135]
+    for number in (4, 5, 7):
+        assert not schedule.is_complete
+        assert schedule.pop()[0] == number
+        schedule.arrived(number, 200 + number)
+        if number == 5:
+            schedule.arrived(6, 300)
+    assert schedule.iteration_ends_ns == [135, 300]
+    assert schedule.is_complete

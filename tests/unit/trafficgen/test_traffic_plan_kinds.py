@@ -111,13 +111,14 @@ def test_ring_all_reduce_moves_every_chunk_around() -> None:
         assert (flow.source, flow.destination) == (HOSTS[node], NODES[(node + 1) % 4])
         assert flow.start_ns == row // 6 * 7 * MS
         if row == 0:
-            assert flow.after == -1
+            assert flow.after == ()
             continue
         # It waits for the flow that its own node received in the row before
-        before = flows[flow.after]
-        assert flow.after // 4 == row - 1
+        ((after, delay_ns),) = flow.after
+        before = flows[after]
+        assert after // 4 == row - 1
         assert before.destination.split(":")[0] == flow.source
-        assert flow.delay_ns == (7 * MS if row == 6 else 0)
+        assert delay_ns == (7 * MS if row == 6 else 0)
         if row != 6:
             assert before.size_bytes == flow.size_bytes
 

@@ -31,8 +31,8 @@ def test_a_plan_written_by_hand_reads(tmp_path: Path) -> None:
     plan.check()
     assert list(plan.flows()) == [
         Flow(0, "", "a:1", 10),
-        Flow(5, "10.0.0.9", "b:2", 7, 0, 3),
-        Flow(5, "", "a:1", 0, 0, 0),
+        Flow(5, "10.0.0.9", "b:2", 7, ((0, 3),)),
+        Flow(5, "", "a:1", 0, ((0, 0),)),
         Flow(999, "", "b:2", 20),
     ]
 
@@ -97,6 +97,43 @@ def test_a_wrong_line_of_version_1_is_named(line: str, words: str, tmp_path: Pat
         with pytest.raises(UsageError, match=words) as caught:
             read()
         assert str(caught.value).startswith(f"{path} line 3: ")
+
+
+def test_a_line_of_version_3_waits_for_several_and_may_send_nothing(tmp_path: Path) -> None:
+    lines = ["0\t10.0.0.9\t-\t0\t-", "0\t10.0.0.9\ta:1\t7\t0+5", "0\t10.0.0.9\tb:2\t7\t0,1+3"]
+    path = plan_file(tmp_path, lines, version=3, flows=2, bytes=14, iterations=3, max_connections=2)
+    plan = PlanFile(path)
+    needs = plan.check()
+    assert (needs.lines, needs.flows, needs.dependent) == (3, 2, True)
+    assert (plan.iterations, plan.max_connections) == (3, 2)
+    assert list(plan.flows()) == [
+        Flow(0, "10.0.0.9", "", 0),
+        Flow(0, "10.0.0.9", "a:1", 7, ((0, 5),)),
+        Flow(0, "10.0.0.9", "b:2", 7, ((0, 0), (1, 3))),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("5\t-\t-\t1\t-", "size_bytes is 1, but a computation sends nothing"),
+        ("5\t-\ta:1\t10\t0,", "after ''"),
+        ("5\t-\ta:1\t10\t0,x", "after 'x'"),
+        ("5\t-\ta:1\t10\t0+1,0+-3", "the delay of after '-3'"),
+        ("5\t-\ta:1\t10\t0,1", "after 1 is not an earlier flow: this is flow 1"),
+    ],
+)
+def test_a_wrong_line_of_version_3_is_named(line: str, words: str, tmp_path: Path) -> None:
+    path = plan_file(tmp_path, [LINES[0], line, *LINES[1:]], version=3)
+    for read in (PlanFile(path).check, lambda: list(PlanFile(path).flows())):
+        with pytest.raises(UsageError, match=words) as caught:
+            read()
+        assert str(caught.value).startswith(f"{path} line 3: ")
+
+
+def test_iterations_are_equal_parts_of_the_lines(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="line 1: iterations 3 do not divide the 4 lines"):
+        PlanFile(plan_file(tmp_path, LINES, version=3, iterations=3)).check()
 
 
 def test_nothing_can_wait_for_a_flow_that_does_not_end(tmp_path: Path) -> None:

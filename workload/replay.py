@@ -1,0 +1,106 @@
+"""Replay of a workload: its messages and computations as the operations of a flow plan."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from pathlib import Path
+
+from ringtap.errors import UsageError
+from ringtap.flow_plan import Operation
+from ringtap.workload.execution_trace import Node, NodeType
+from ringtap.workload.workload import Workload, messages_of, peer_of, read_workload, size_of
+
+# Lines that a receipt stands for; beyond them, it becomes a line of its own
+_MOST_REFERENCES = 4
+
+Place = tuple[int, int]  # rank, id of a node
+References = dict[int, int]  # number of an operation -> ns from its completion
+
+
+def read_operations(path: Path) -> list[Operation]:
+    """Read the operations of an iteration of a workload.
+
+    Raises:
+        UsageError: the workload cannot be read, has collectives, or its ranks wait for each other for ever.
+    """
+    return operations(read_workload(path))
+
+
+def operations(workload: Workload) -> list[Operation]:
+    """Return the operations of an iteration, each after those that it waits for.
+
+    The first ones are the begin of the iteration on each rank, the last ones its end, for which the next iteration's
+    begin waits. A computation that waits for one operation is not one itself, but a delay after it.
+
+    Raises:
+        UsageError: the workload has collectives, or its ranks wait for each other for ever.
+    """
+    found = [Operation(rank, -1, 0, ()) for rank in range(workload.ranks)]
+    references: dict[Place, References] = {}  # of each node that is known so far
+    sends, receives = messages_of(workload)
+    sender_of = {
+        (destination, other.id): (source, one.id)
+        for (source, destination, tag), every in sends.items()
+        for (_, one), (_, other) in zip(every, receives[source, destination, tag], strict=True)
+    }
+    nodes = {(rank, node.id): node for rank, trace in enumerate(workload.traces) for node in trace}
+    waits, following = {}, defaultdict[Place, list[Place]](list)
+    for place, node in nodes.items():
+        if node.type == NodeType.COMM_COLL:
+            raise UsageError(
+                f"{workload.where(place[0], node)} is a collective: replace it by messages with ringtap workload lower"
+            )
+        earlier = [(place[0], dep) for dep in node.deps]
+        if place in sender_of:
+            earlier.append(sender_of[place])
+        waits[place] = len(earlier)
+        for other in earlier:
+            following[other].append(place)
+    ready = deque(place for place, count in waits.items() if not count)
+    while ready:
+        place = ready.popleft()
+        sent = references[sender_of[place]] if place in sender_of else None
+        references[place] = _reference(found, place[0], nodes[place], references, sent)
+        for other in following[place]:
+            waits[other] -= 1
+            if not waits[other]:
+                ready.append(other)
+    stuck = next((place for place in nodes if waits[place]), None)
+    if stuck is not None:
+        where = workload.where(stuck[0], nodes[stuck])
+        raise UsageError(f"{where} waits for ever: ranks wait for each other's messages in different orders")
+    for rank, trace in enumerate(workload.traces):
+        awaited = {dep for node in trace for dep in node.deps}
+        every = [references[rank, node.id] for node in trace if node.id not in awaited]
+        found.append(Operation(rank, -1, 0, tuple(sorted(_joined([{rank: 0}, *every]).items()))))
+        found[rank] = found[rank]._replace(after=((len(found) - 1, 0),))
+    return found
+
+
+def _reference(
+    found: list[Operation], rank: int, node: Node, known: dict[Place, References], sent: References | None
+) -> References:
+    """Return the operations whose completions make that of a node, after adding the node if it needs one itself."""
+    after = _joined([known[rank, dep] for dep in node.deps] or [{rank: 0}])
+    if node.type == NodeType.COMM_SEND:
+        peer = int(peer_of(node))
+        # messages to one peer share a connection, so that none waits until the receipt of the one before is known
+        after = {one: delay_ns for one, delay_ns in after.items() if found[one][:2] != (rank, peer) or delay_ns}
+        found.append(Operation(rank, peer, max(1, size_of(node)), tuple(sorted(after.items()))))
+        return {len(found) - 1: 0}
+    if sent is not None:
+        after = _joined([sent, after]) if node.deps else dict(sent)
+    after = {number: delay_ns + 1000 * node.duration_us for number, delay_ns in after.items()}
+    if len(after) <= (1 if sent is None else _MOST_REFERENCES):
+        return after
+    found.append(Operation(rank, -1, 0, tuple(sorted(after.items()))))
+    return {len(found) - 1: 0}
+
+
+def _joined(every: list[References]) -> References:
+    """Return the later one of each operation's delays."""
+    joined: References = {}
+    for each in every:
+        for number, delay_ns in each.items():
+            joined[number] = max(delay_ns, joined.get(number, 0))
+    return joined

@@ -80,13 +80,15 @@ def _send(options: argparse.Namespace) -> int:
         settings = calibration.applied_to(settings)
     if options.verbose:
         print_settings({"plan": options.plan, **_printed_settings(settings)})
-    with ExitStack() as receivers:
+    with ExitStack() as ends:
         if options.receive:
-            settings = replace(settings, arrivals=_receive(plan, settings, receivers), receivers_wait_s=_RECEIVERS_S)
+            settings = _receiving(settings, ends)
         sender = Sender(plan, settings, warn=_warn, progress=_show_progress)
         if calibration is not None and (doubt := calibration.doubt(sender)):
             _warn(doubt)
         baseline = None if options.baseline is None else congestion_impact(options.baseline)
+        if options.receive:
+            _start_receivers(plan, settings, ends)
         summary = sender.run()
     summary |= {"congestion_impact": None if baseline is None else baseline.of(summary)}
     if options.json:
@@ -100,22 +102,25 @@ def _send(options: argparse.Namespace) -> int:
     return 0
 
 
-def _receive(plan: PlanFile, settings: SendOptions, receivers: ExitStack) -> Path:
-    """Start the receivers of the flows to this host, and return the socket to which they send completion notices."""
-    from ringtap.trafficgen.helper import Helper
-    from ringtap.trafficgen.receiver.receiver import ReceiveOptions
-
+def _receiving(settings: SendOptions, ends: ExitStack) -> SendOptions:
+    """Return the options of a sender that waits for other hosts and whose own receivers send it completion notices."""
     if settings.arrivals is not None:
         raise UsageError("--arrivals names the socket of receivers that you have started: leave it out with --receive")
     folder = Path(tempfile.mkdtemp())
-    receivers.callback(shutil.rmtree, folder, ignore_errors=True)
-    arrivals = folder / "arrivals"
+    ends.callback(shutil.rmtree, folder, ignore_errors=True)
+    return replace(settings, arrivals=folder / "arrivals", receivers_wait_s=_RECEIVERS_S)
+
+
+def _start_receivers(plan: PlanFile, settings: SendOptions, ends: ExitStack) -> None:
+    """Start a receiver for each destination of the plan on this host."""
+    from ringtap.trafficgen.helper import Helper
+    from ringtap.trafficgen.receiver.receiver import ReceiveOptions
+
     for address in plan.destinations:
         if settings.only_source in ("", parse_address(address)[0]):
-            helper = receivers.enter_context(Helper())
-            helper.ask("serve", ReceiveOptions(address, settings.token, arrivals=arrivals))
+            helper = ends.enter_context(Helper())
+            helper.ask("serve", ReceiveOptions(address, settings.token, arrivals=settings.arrivals))
             helper.receive()
-    return arrivals
 
 
 def _warn(sentence: str) -> None:

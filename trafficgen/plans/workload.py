@@ -42,8 +42,8 @@ class WorkloadPlan:
         ranks = 1 + max((max(one.rank, one.peer) for one in operations), default=-1)
         if ranks != len(frame.destinations):
             raise UsageError(
-                f"{workload} has {counted(ranks, 'rank')}, servers and switches among them, but there are "
-                f"{counted(len(frame.destinations), 'address')}: give --node ADDRESS:PORT for each rank, in order"
+                f"{workload} has {counted(ranks, 'rank')}, servers and switches among them, but "
+                f"{counted(len(frame.destinations), 'node')}: give --node ADDRESS:PORT for each rank, in order"
             )
         if iterations < 1:
             raise UsageError(f"--iterations {iterations} is below 1")

@@ -34,8 +34,8 @@ from ringtap.trafficgen.socket_options import TcpState, in_force
 from ringtap.trafficgen.statistics import Ending, FlowStatistics
 
 NEVER = 2**63 - 1
-# Lines that wait for others, of which this many are in memory: those that they wait for come earlier in the plan
-_MOST_WAITING = 65_536
+# Lines in memory that wait for others, which come earlier in the plan: so many, or two iterations if those have more
+_MOST_WAITING = 4096
 
 
 class _Waiting:
@@ -76,10 +76,11 @@ class Schedule:
         # Completion time of each line, 8 bytes each; only for plans with lines that wait for others
         self._completed_ns = array("q", bytes(8 * needs.lines)) if needs.dependent else None
         self._per_iteration = needs.lines // plan.iterations if plan.iterations else 0
+        self._most_waiting = max(_MOST_WAITING, 2 * self._per_iteration)
         self._open: dict[int, set[int]] = {}  # iteration -> lines of it that have been read and are not complete
         self._read = -1  # iteration of the last line that has been read
         self._iteration_ns = 0
-        self._ended = False
+        self._ended = True  # nothing is read before the begin
 
     @property
     def is_complete(self) -> bool:
@@ -88,7 +89,7 @@ class Schedule:
 
     def begin(self, origin_ns: int, until_ns: int) -> None:
         """Set the origin of times and the end; leave out lines due at ``until_ns`` or later."""
-        self._origin_ns, self._until_ns = origin_ns, until_ns
+        self._origin_ns, self._until_ns, self._ended = origin_ns, until_ns, False
         self._advance()
 
     def pop(self) -> tuple[int, Flow, int]:
@@ -119,7 +120,7 @@ class Schedule:
             waiting.left -= 1
             if not waiting.left:
                 self._make_ready(follower, self._waiting.pop(follower))
-        if self._line is None and not self._ended and len(self._waiting) < _MOST_WAITING:
+        if self._line is None and not self._ended and len(self._waiting) < self._most_waiting:
             self._advance()
         if is_new and self._per_iteration:
             self._end_iterations(number, at_ns)
@@ -141,7 +142,7 @@ class Schedule:
     def _advance(self) -> None:
         """Go to the next line that waits for no other; put aside those that wait."""
         self._line, self._line_ns = None, NEVER
-        while len(self._waiting) < _MOST_WAITING:
+        while len(self._waiting) < self._most_waiting:
             following = next(self._lines, None)
             if following is None:
                 self._ended = True

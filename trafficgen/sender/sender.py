@@ -83,7 +83,8 @@ class Sender:
         self.load_bps = self._setup.needs.bytes * 8 / length_s if length_s else 0.0
         self.flows_per_s = self._setup.needs.flows / length_s if length_s else 0.0
         self._processes = WorkerProcesses(until)
-        self._arrivals: Listener | None = None
+        # before any receiver of this host can have received a flow
+        self._arrivals = None if options.arrivals is None else Listener(options.arrivals)
         self._launcher: Connection | None = None
         self._in_force: dict[str, object] = {}
         self._error = ""
@@ -96,8 +97,6 @@ class Sender:
             UsageError: the log cannot be created, or ``start_at_ns`` has passed.
             MeasurementError: no receiver answered, a process of the sender died, or the log could not be written.
         """
-        if self.options.arrivals is not None:
-            self._arrivals = Listener(self.options.arrivals)
         try:
             with self._processes:
                 self._setup.probe()
@@ -174,7 +173,8 @@ class Sender:
         silent_s = 0.0
         while done is None or len(reports) < workers:
             message = self._next_message(_PROGRESS_S)
-            silent_s = 0.0 if message is not None else silent_s + _PROGRESS_S
+            is_ending = self._stopped or done is not None
+            silent_s = silent_s + _PROGRESS_S if message is None and is_ending else 0.0
             if isinstance(message, Done):
                 done = message
             elif isinstance(message, Report):
@@ -182,7 +182,7 @@ class Sender:
                 if message.error:
                     self._error = self._error or message.error
                     self._stop()
-            elif (self._stopped or done is not None) and silent_s > _END_PATIENCE_S:
+            elif silent_s > _END_PATIENCE_S:
                 raise MeasurementError("the sender's processes do not end; its log may lack the last flows")
             elif go is not None and done is None:
                 passed_s = max(0.0, (time.monotonic_ns() - go.origin_ns) / 1e9)

@@ -181,9 +181,22 @@ def test_a_schedule_tells_the_end_of_iterations_and_ends_with_the_last(tmp_path:
     assert schedule.iteration_ends_ns == [135]
     for number in (4, 5, 7):
         assert not schedule.is_complete
-        assert schedule.pop()[0] == number
-        schedule.arrived(number, 200 + number)
+        found, _, due_ns = schedule.pop()
+        assert found == number
+        schedule.arrived(number, due_ns)
         if number == 5:
             schedule.arrived(6, 300)
-    assert schedule.iteration_ends_ns == [135, 300]
+    assert schedule.iteration_ends_ns == [135, 305]
+
+
+def test_a_schedule_knows_what_arrived_before_it_began(tmp_path: Path) -> None:
+    path = tmp_path / "p.plan"
+    header = {"format": "ringtap-flow-plan", "version": 3, "duration_ns": 10**6, "flows": 2, "bytes": 20}
+    header |= {"destinations": ["a:1", "b:1"], "sources": ["a", "b"]}
+    path.write_text("\n".join([json.dumps(header), "0\tb\ta:1\t10\t-", "0\ta\tb:1\t10\t0+3", ""]))
+    plan = PlanFile(path)
+    schedule = Schedule(plan, plan.check(), "a")
+    schedule.arrived(0, 90)
+    schedule.begin(100, 10**6)
+    assert schedule.pop()[::2] == (1, 100)
     assert schedule.is_complete

@@ -167,7 +167,7 @@ class PlanTables:
         text = _text(source) if isinstance(source, Path) else ""
         try:
             self._root: dict[str, Any] = tomllib.loads(text) if isinstance(source, Path) else _plain(source)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also of very long numbers and deep arrays
             raise UsageError(f"{source} is not TOML: {error}") from error
         self._lines = text.splitlines() or [""]
         known = sorted(single | repeated)
@@ -175,7 +175,7 @@ class PlanTables:
             if key not in known:
                 near = difflib.get_close_matches(key, known, 1)
                 hint = f"did you mean [{near[0]}]?" if near else f"known: {', '.join(known)}"
-                raise UsageError(f"{self._at(key)}: [{key}] is not a table of a plan; {hint}")
+                raise UsageError(f"{self._at(key)}: [{key}] is not a known table; {hint}")
             if key in single and not isinstance(value, dict):
                 how = f"write [{key}] before its keys" if self._path else "give a dict"
                 raise UsageError(f"{self._at(key)}: {key} must be a table: {how}")

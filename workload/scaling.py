@@ -60,8 +60,11 @@ def scale(workload: Workload, scaling: Scaling, others: Sequence[Workload] = ())
 
     Raises:
         UsageError: the number of workers changes and the workload is not data-parallel: its ranks differ, or it has
-            groups or messages between two ranks. Or the others are not of the same job.
+            groups or messages between two ranks. Or the others are not of the same job, or the batch or the model of
+            a layout would change.
     """
+    if "layout" in workload.about and (scaling.batch, scaling.parameters) != (1, 1):
+        raise UsageError("the workload is of a layout: change batch and model in its TOML file, and write it anew")
     traces = workload.traces
     about = dict(workload.about)
     new = scaling.assumptions(has_law=bool(others))

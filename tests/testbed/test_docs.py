@@ -11,6 +11,7 @@ import pytest
 import tomllib
 
 from ringtap.plan import load_plan
+from ringtap.workload.transformer import read_layout
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -57,13 +58,20 @@ def test_commands_work_as_shown(page: Path, newcomer: tuple[Path, dict[str, str]
         assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
 
 
+def read_plan_or_layout(path: Path) -> None:
+    """Read a sweep plan, or the layout of a transformer, which has a table [layout]."""
+    if "layout" in tomllib.loads(path.read_text()):
+        read_layout(path)
+    else:
+        load_plan(path)
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "toml")], ids=name)
 def test_plans_are_valid_as_shown(page: Path, tmp_path: Path) -> None:
     for block in blocks(page, "toml"):
-        tomllib.loads(block)
         path = tmp_path / "plan.toml"
         path.write_text(block)
-        load_plan(path)
+        read_plan_or_layout(path)
 
 
 def test_links_between_pages_lead_somewhere() -> None:
@@ -80,4 +88,4 @@ def test_make_knows_its_targets(target: str) -> None:
 
 @pytest.mark.parametrize("plan", sorted((ROOT / "examples").glob("*.toml")), ids=lambda plan: plan.name)
 def test_plans_that_ship_are_valid(plan: Path) -> None:
-    load_plan(plan)
+    read_plan_or_layout(plan)

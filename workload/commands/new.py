@@ -1,4 +1,4 @@
-"""``ringtap workload new``: the workload of a profiled run, or of a model with known tensors."""
+"""``ringtap workload new``: the workload of a profiled run, of a model with known tensors, or of a layout."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--run", type=Path, metavar="RUN", help="a run recorded with ringtap run --profile")
     source.add_argument("--model", metavar="NAME", help=f"one of {', '.join(PROFILES)}")
+    source.add_argument("--layout", type=Path, metavar="TOML", help="a transformer, and how ranks share it")
     parser.add_argument("--workers", metavar="N", help="with --model: number of data-parallel workers")
     parser.add_argument("--compute", metavar="TIME", help="with --model: forward and backward pass (the model's)")
     parser.add_argument("--batch", metavar="N", help="with --run: samples of a worker (the first input's)")
@@ -30,6 +31,8 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 def _new(options: argparse.Namespace) -> int:
     if options.run is not None:
         return _from_run(options)
+    if options.layout is not None:
+        return _from_layout(options)
     from ringtap.workload.models import buckets, model_workload
     from ringtap.workload.workload import summary, write_workload
 
@@ -85,5 +88,31 @@ def _from_run(options: argparse.Namespace) -> int:
     )
     for text in about["assumptions"]:
         print(f"Assumed: {text}")
+    print(f"Next: ringtap workload simulate {options.output}")
+    return 0
+
+
+def _from_layout(options: argparse.Namespace) -> int:
+    from ringtap.workload.transformer import layout_workload, read_layout
+    from ringtap.workload.workload import summary, write_workload
+
+    for name in ("workers", "compute", "batch"):
+        if getattr(options, name) is not None:
+            raise UsageError(f"--{name} does not go with --layout: the file says it")
+    layout = read_layout(options.layout)
+    made = layout_workload(layout, options.layout.stem)
+    write_workload(made, options.output)
+    item, about = summary(made), made.about
+    if options.json:
+        print(json.dumps(item | {"about": about}))
+        return 0
+    print(
+        f"{counted(layout.parameters, 'parameter')} on {counted(layout.ranks, 'rank')} (tensor "
+        f"{layout.tensor_parallel} x data {layout.data_parallel} x pipeline {layout.pipeline_parallel}): "
+        f"{counted(item['collectives'], 'collective')} of {format_size(item['collective_bytes'])} and "
+        f"{counted(item['messages'], 'message')} of {format_size(item['message_bytes'])}, up to "
+        f"{about['compute_s']:.4g} s of computation per rank, in {options.output}"
+    )
+    print("\n".join(f"Assumed: {text}" for text in about["assumptions"]))
     print(f"Next: ringtap workload simulate {options.output}")
     return 0

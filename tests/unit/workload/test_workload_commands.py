@@ -64,6 +64,57 @@ def test_from_a_model_to_points_and_other_simulators(tmp_path: Path) -> None:
         assert (tmp_path / f"{format_}.txt").read_text().startswith(begins)
 
 
+LAYOUT = """\
+[model]
+layers = 4
+hidden_size = 64
+attention_heads = 4
+vocabulary_size = 100
+sequence_length = 32
+
+[layout]
+tensor_parallel = 2
+pipeline_parallel = 2
+data_parallel = 2
+micro_batch_size = 3
+micro_batches = 4
+
+[processor]
+flop_per_s = 1e9
+utilisation = 0.5
+gpus_per_node = 2
+"""
+
+
+def test_from_a_layout_to_times_and_other_simulators(tmp_path: Path) -> None:
+    (tmp_path / "gpt.toml").write_text(LAYOUT)
+    text = workload("new", "--layout", "gpt.toml", "-o", "w", cwd=tmp_path)
+    # 12 l h^2 + 13 l h + (V + s) h; 4 x 4 x 4 all-reduces of layers and micro-batches in 2 replicas, 4 of gradients
+    assert text.startswith("208,384 parameters on 8 ranks (tensor 2 x data 2 x pipeline 2): 132 collectives of ")
+    assert "and 32 messages of 393.2 kB, up to " in text
+    assert "Assumed: computations reach 0.5 of 1e+09 FLOP/s\n" in text
+    item = json.loads(workload("new", "--layout", "gpt.toml", "-o", "v", "--json", cwd=tmp_path))
+    assert item["about"]["layout"]["feed_forward_size"] == 256
+    assert item["about"]["model"] == "gpt"
+    assert item["collective_bytes"] == 128 * 12288 + 4 * 208_384
+    simulated = json.loads(workload("simulate", "w", "--rate", "1gbit", "--json", cwd=tmp_path))
+    assert simulated["hosts"] == 4
+    assert simulated["points"][0]["iteration_s"] > max(item["compute_s"])
+    assert "tensor-parallel" in workload("show", "w", "--rank", 5, cwd=tmp_path)
+    scaled = json.loads(
+        workload("scale", "w", "--compute", "2x", "--gpus-per-node", 4, "-o", "x", "--json", cwd=tmp_path)
+    )
+    assert max(scaled["compute_s"]) == pytest.approx(2 * max(item["compute_s"]))
+    workload("export", "w", "--to", "goal", "-o", "goal.txt", cwd=tmp_path)
+    assert (tmp_path / "goal.txt").read_text().startswith("num_ranks 8")
+    says = workload("new", "--layout", "gpt.toml", "--workers", 2, "-o", "y", cwd=tmp_path, code=2)
+    assert "--workers does not go with --layout" in says
+    assert "not allowed with" in workload(
+        "new", "--layout", "gpt.toml", "--model", "vgg16", "-o", "y", cwd=tmp_path, code=2
+    )
+    assert "nowhere.toml cannot be read" in workload("new", "--layout", "nowhere.toml", "-o", "y", cwd=tmp_path, code=2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

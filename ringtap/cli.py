@@ -74,7 +74,7 @@ _FORMER = {"lab": "testbed"}
 # verb -> sub-verb -> (module with register(subparsers, name, summary), one line for --help), loaded as late
 SUB_VERBS = {
     "workload": {
-        "new": ("ringtap.workload.commands.new", "write the workload of a model with known tensors, without a run"),
+        "new": ("ringtap.workload.commands.new", "write the workload of a profiled run, a model, or a transformer"),
         "show": ("ringtap.workload.commands.show", "what a workload computes and sends"),
         "scale": (
             "ringtap.workload.commands.scale",

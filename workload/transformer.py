@@ -144,15 +144,16 @@ class Layout:
 
     def assumptions(self) -> list[str]:
         """Return what the workload assumes, one sentence each."""
-        backward = "computes the activations of the layers again, and takes" if self.recompute else "takes"
+        again = "the forward pass of the layers again, and " if self.recompute else ""
         found = [
             "parameters, FLOPs and bytes by the formulas of Narayanan et al. (SC'21)",
             f"computations reach {self.utilisation:.3g} of {self.flop_per_s:g} FLOP/s",
-            f"backward pass: {backward} twice as long as the forward pass{', beside that' if self.recompute else ''}",
+            f"backward pass: {again}twice the time of the forward pass",
         ]
         if self.tensor_parallel > 1:
             found += [
-                "two all-reduces of a micro-batch's activations per layer in each pass, without overlap",
+                "two all-reduces of activations per layer in each pass of a micro-batch, without overlap",
+                "no all-reduces of embeddings, of the loss, or of activations that are computed again",
                 "all parameters, also of biases and layer norms, are divided among tensor-parallel ranks",
             ]
         if self.pipeline_parallel > 1:
@@ -302,15 +303,15 @@ class _Trace:
         self._layout, self._stage, self._rank = layout, stage, rank
         self._nodes: list[Node] = []
 
-    def _add(self, name: str, kind: NodeType, after: list[int], duration_us: int = 0, **attributes: Value) -> int:
+    def _add(self, name: str, kind: NodeType, after: list[int], duration_us: int, **attributes: Value) -> int:
         number = len(self._nodes) + 1
         attributes["is_cpu_op"] = False
-        self._nodes.append(Node(number, name, kind, after, duration_us=duration_us, attributes=attributes))
+        self._nodes.append(Node(number, name, kind, [*after], duration_us=duration_us, attributes=attributes))
         return number
 
     def _reduce(self, name: str, after: list[int], group: str, size_bytes: int) -> int:
         kind = int(Collective.ALL_REDUCE)
-        return self._add(name, NodeType.COMM_COLL, after, comm_type=kind, comm_size=size_bytes, pg_name=group)
+        return self._add(name, NodeType.COMM_COLL, after, 0, comm_type=kind, comm_size=size_bytes, pg_name=group)
 
     def _message(self, kind: NodeType, after: list[int], is_backward: bool, number: int) -> list[int]:
         """Add the message before or after a pass, if another stage takes part, and return its id in a list."""
@@ -321,7 +322,7 @@ class _Trace:
         peer = self._rank + (other - self._stage) * self._layout.tensor_parallel * self._layout.data_parallel
         attributes: dict[str, Value] = {"comm_dst" if is_send else "comm_src": peer}
         attributes |= {"comm_tag": 2 * number + is_backward, "comm_size": self._layout.activations_bytes}
-        return [self._add("gradients" if is_backward else "activations", kind, after, **attributes)]
+        return [self._add("gradients" if is_backward else "activations", kind, after, 0, **attributes)]
 
     def nodes(self, parts: list[list[_Part]], tensor_group: str, data_group: str, gradients_bytes: int) -> list[Node]:
         """Return the nodes.

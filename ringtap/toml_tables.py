@@ -18,6 +18,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+MAX_CHARACTERS = 2**24
+
 
 class TomlTable:
     """One table of a plan, read key by key; errors name the line of the key, if the plan is a file."""
@@ -143,11 +145,15 @@ def _plain(value: Any) -> Any:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text()
+        with path.open() as file:
+            text = file.read(MAX_CHARACTERS + 1)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not TOML: {error}") from error
+    if len(text) > MAX_CHARACTERS:
+        raise UsageError(f"{path} has more than {MAX_CHARACTERS:,} characters, which is too long for such a file")
+    return text
 
 
 class PlanTables:

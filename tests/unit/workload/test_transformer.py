@@ -264,6 +264,11 @@ def test_wrong_specifications_end_in_one_sentence(tmp_path: Path, old: str, new:
     assert str(path) in str(caught.value)
 
 
+def test_a_specification_without_end_is_refused() -> None:
+    with pytest.raises(UsageError, match="/dev/zero has more than 16,777,216 characters"):
+        read_layout("/dev/zero")
+
+
 def test_damaged_specifications_are_read_or_refused(tmp_path: Path) -> None:
     """2,000 mutations of the example: each is read as a layout, or refused in one sentence."""
     path, whole, draw = tmp_path / "gpt.toml", EXAMPLE.read_bytes(), random.Random(1)

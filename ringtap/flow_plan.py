@@ -26,6 +26,10 @@ MAX_HEADER_BYTES = 2**24
 # The largest number that a plan or a log holds: times, sizes and their sums are signed 64-bit integers
 MAX_INT64 = 2**63 - 1
 
+# Flow lists of HPCC's traffic_gen: the number of flows, then one line per flow with these columns, sorted by start
+FLOW_LIST_COLUMNS = ("src", "dst", "priority", "dport", "bytes", "start_s")
+_FLOW_LIST_PRIORITY = 3
+
 
 class Flow(NamedTuple):
     """One line of a plan: a flow, or a computation, which sends nothing and is complete when it is due.
@@ -60,6 +64,12 @@ class Operation(NamedTuple):
     peer: int
     size_bytes: int
     after: tuple[tuple[int, int], ...]
+
+
+def flow_list_line(source: int, destination: int, port: int, size_bytes: int, start_ns: int) -> str:
+    """Return a flow's line in an HPCC flow list, without a newline; the start is exact to the nanosecond."""
+    seconds, rest_ns = divmod(start_ns, 1_000_000_000)
+    return f"{source} {destination} {_FLOW_LIST_PRIORITY} {port} {size_bytes} {seconds}.{rest_ns:09d}"
 
 
 def read_header(path: Path) -> dict[str, Any]:

@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from ringtap.errors import UsageError
+from ringtap.flow_plan import flow_list_line
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.lowering import data_bytes
-from ringtap.workload.workload import Workload, kind_of, peer_of, size_of
+from ringtap.workload.simulated_iterations import SimulatedIterations
+from ringtap.workload.workload import Workload, kind_of, messages_of, peer_of, size_of
+
+_HPCC_PORT = 100  # of all flows, as in HPCC's traffic_gen
 
 _ASTRA_NAMES = {
     Collective.ALL_REDUCE: "ALLREDUCE", Collective.ALL_GATHER: "ALLGATHER", Collective.REDUCE_SCATTER: "REDUCESCATTER",
@@ -22,8 +26,12 @@ _PARAM_NAMES = {
 }  # fmt: skip
 
 
-def goal(lowered: Workload) -> Iterator[str]:
-    """Yield the lines of a GOAL schedule (LogGOPSim, ATLAHS) of a workload without collectives; times in ns.
+def goal(lowered: Workload, units_per_us: int = 1000) -> Iterator[str]:
+    """Yield the lines of a GOAL schedule (LogGOPSim, ATLAHS) of a workload without collectives.
+
+    Args:
+        lowered: the workload.
+        units_per_us: units of time in 1 us; 1000: times are in ns.
 
     Raises:
         UsageError: the workload has collectives.
@@ -33,21 +41,51 @@ def goal(lowered: Workload) -> Iterator[str]:
         yield ""
         yield f"rank {rank} {{"
         for node in trace:
-            yield f"l{node.id}: {_goal_operation(lowered, rank, node)}"
+            yield f"l{node.id}: {_goal_operation(lowered, rank, node, units_per_us)}"
         for node in trace:
             yield from (f"l{node.id} requires l{dep}" for dep in sorted(node.deps))
         yield "}"
 
 
-def _goal_operation(lowered: Workload, rank: int, node: Node) -> str:
-    tag = node.attributes.get("comm_tag", 0)
+def _goal_operation(lowered: Workload, rank: int, node: Node, units_per_us: int) -> str:
+    # LogGOPSim charges the bytes after the first, and the time of a message of 0 bytes would wrap around
+    tag, size_bytes = node.attributes.get("comm_tag", 0), max(size_of(node), 1)
     if node.type == NodeType.COMM_SEND:
-        return f"send {size_of(node)}b to {peer_of(node)} tag {tag}"
+        return f"send {size_bytes}b to {peer_of(node)} tag {tag}"
     if node.type == NodeType.COMM_RECV:
-        return f"recv {size_of(node)}b from {peer_of(node)} tag {tag}"
+        return f"recv {size_bytes}b from {peer_of(node)} tag {tag}"
     if node.type == NodeType.COMM_COLL:
         raise UsageError(f"{lowered.where(rank, node)} is a collective: lower the workload first")
-    return f"calc {node.duration_us * 1000}"
+    return f"calc {node.duration_us * units_per_us}"
+
+
+def hpcc(lowered: Workload, simulated: SimulatedIterations, ranks_per_host: int = 1) -> Iterator[str]:
+    """Yield the lines of an HPCC flow list for ns-3: the messages of an iteration between hosts.
+
+    A flow starts when both of its ranks have begun the message, in s since the begin of the iteration.
+
+    Args:
+        lowered: a workload without collectives.
+        simulated: its simulation, of one iteration.
+        ranks_per_host: ranks at each host; messages within a host are left out.
+
+    Raises:
+        UsageError: there is no message with data between hosts.
+    """
+    begin_s = [{span.node.id: span.begin_s for span in spans} for spans in simulated.spans]
+    sends, receives = messages_of(lowered)
+    flows = []
+    for key, sent in sends.items():
+        hosts = key[0] // ranks_per_host, key[1] // ranks_per_host
+        for (source, one), (destination, other) in zip(sent, receives[key], strict=True):
+            if hosts[0] != hosts[1] and size_of(one):
+                start_s = max(begin_s[source][one.id], begin_s[destination][other.id])
+                flows.append((round(start_s * 1e9), *hosts, size_of(one)))
+    if not flows:
+        raise UsageError("no message of the workload goes from one host to another: there is no flow to list")
+    yield str(len(flows))
+    for start_ns, source, destination, size_bytes in sorted(flows):
+        yield flow_list_line(source, destination, _HPCC_PORT, size_bytes, start_ns)
 
 
 def astra1(workload: Workload) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,20 @@ import numpy.typing as npt
 from ringtap.errors import UsageError
 
 Path = Sequence[int]
+
+
+class Dimension(NamedTuple):
+    """One dimension of a topology: hosts that differ in one coordinate only.
+
+    Attributes:
+        switch: True if a switch is between them, False if they are a ring.
+        size: number of hosts.
+        rate_bps: rate of each host's links in this dimension.
+    """
+
+    switch: bool
+    size: int
+    rate_bps: float
 
 
 @dataclass(frozen=True)
@@ -27,6 +42,8 @@ class Topology:
         links: name of each link.
         rate_bps: rate of each link in bit/s, shape (links,).
         path: function from two hosts to the numbers of the links between them, in order.
+        dimensions: switches and rings whose product the topology is, the one between neighbouring hosts first; none
+            if it is no such product.
     """
 
     name: str
@@ -34,12 +51,16 @@ class Topology:
     links: tuple[str, ...]
     rate_bps: npt.NDArray[np.float64]
     path: Callable[[int, int], Path]
+    dimensions: tuple[Dimension, ...] = ()
 
 
 def star(hosts: int, rate_bps: float) -> Topology:
     """Hosts around one switch; links 0 to hosts - 1 lead to the switch, the others from it."""
     links = [f"h{host} up" for host in range(hosts)] + [f"h{host} down" for host in range(hosts)]
-    return Topology("star", hosts, tuple(links), np.full(2 * hosts, float(rate_bps)), lambda a, b: (a, hosts + b))
+    return Topology(
+        "star", hosts, tuple(links), np.full(2 * hosts, float(rate_bps)), lambda a, b: (a, hosts + b),
+        (Dimension(True, hosts, rate_bps),),
+    )  # fmt: skip
 
 
 def two_tier(hosts: int, rate_bps: float, per_leaf: int, oversubscription: float = 1.0) -> Topology:
@@ -61,7 +82,8 @@ def two_tier(hosts: int, rate_bps: float, per_leaf: int, oversubscription: float
         return (a, first + above, first + leaves + below, hosts + b)
 
     rates = np.concatenate([edge.rate_bps, np.full(2 * leaves, trunk)])
-    return Topology("two-tier", hosts, tuple(links), rates, path)
+    dimensions = (Dimension(True, per_leaf, rate_bps), Dimension(True, leaves, rate_bps / oversubscription))
+    return Topology("two-tier", hosts, tuple(links), rates, path, dimensions if hosts == leaves * per_leaf else ())
 
 
 def ring(hosts: int, rate_bps: float) -> Topology:
@@ -88,8 +110,9 @@ def torus(sides: Sequence[int], rate_bps: float) -> Topology:
         return found
 
     return Topology(
-        "torus" if len(sides) > 1 else "ring", hosts, tuple(links), np.full(len(links), float(rate_bps)), path
-    )
+        "torus" if len(sides) > 1 else "ring", hosts, tuple(links), np.full(len(links), float(rate_bps)), path,
+        tuple(Dimension(False, side, rate_bps) for side in reversed(sides)),
+    )  # fmt: skip
 
 
 def fat_tree(ports: int, rate_bps: float) -> Topology:

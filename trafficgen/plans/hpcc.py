@@ -10,19 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.errors import UsageError
-from ringtap.flow_plan import MAX_INT64, Flow
+from ringtap.flow_plan import FLOW_LIST_COLUMNS, MAX_INT64, Flow, flow_list_line
 from ringtap.trafficgen.plans.common import NS, Frame
 from ringtap.trafficgen.plans.kind import DURATION, NODE, Option, TrafficKind
 from ringtap.trafficgen.plans.plan_file import FlowSource
 from ringtap.trafficgen.protocol import parse_address
 from ringtap.units import counted
 
-_PRIORITY = 3
 _UNLISTABLE = ("long-lived", "ring")
 _MS = 1_000_000
 _MAX_COUNT_LENGTH = 40
 _SECONDS = re.compile(r"[0-9]{1,20}(?:\.[0-9]{0,30})?(?:[eE][+-]?[0-9]{1,2})?")
-_COLUMNS = ("src", "dst", "priority", "dport", "bytes", "start_s")
 
 
 class FlowListPlan:
@@ -85,9 +83,9 @@ class FlowListPlan:
 
     def _parse(self, line: str, number: int) -> Flow:
         columns = line.split()
-        if len(columns) != len(_COLUMNS) or not line.endswith("\n"):
-            raise self._wrong(number, f"a flow is six columns and a newline: {' '.join(_COLUMNS)}")
-        for name, text in zip(_COLUMNS[:-1], columns, strict=False):
+        if len(columns) != len(FLOW_LIST_COLUMNS) or not line.endswith("\n"):
+            raise self._wrong(number, f"a flow is six columns and a newline: {' '.join(FLOW_LIST_COLUMNS)}")
+        for name, text in zip(FLOW_LIST_COLUMNS[:-1], columns, strict=False):
             if not (text.isdigit() and len(text) < 20 and int(text) <= MAX_INT64):
                 raise self._wrong(number, f"{name} {text[:40]!r} is not a whole number from 0 to {MAX_INT64}")
         source, destination, size_bytes = int(columns[0]), int(columns[1]), int(columns[4])
@@ -139,9 +137,8 @@ def write_list(plan: FlowSource, path: Path, force: bool = False) -> dict[str, i
         with path.open("w" if force else "x", encoding="ascii") as file:
             file.write(f"{header['flows']}\n")
             for flow in plan.flows():
-                port, start = parse_address(flow.destination)[1], f"{flow.start_ns // NS}.{flow.start_ns % NS:09d}"
-                node_pair = f"{sources[flow.source]} {destinations[flow.destination]}"
-                file.write(f"{node_pair} {_PRIORITY} {port} {flow.size_bytes} {start}\n")
+                pair, port = (sources[flow.source], destinations[flow.destination]), parse_address(flow.destination)[1]
+                file.write(flow_list_line(*pair, port, flow.size_bytes, flow.start_ns) + "\n")
     except FileExistsError as error:
         raise UsageError(f"{path} exists: name another file or add --force") from error
     except OSError as error:

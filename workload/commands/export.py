@@ -9,9 +9,17 @@ from typing import Any
 
 from ringtap.errors import UsageError
 from ringtap.options import add_force
-from ringtap.workload.options import add_algorithms, algorithms, write_output
+from ringtap.workload.options import (
+    add_algorithms,
+    add_ranks_per_host,
+    add_topology,
+    algorithms,
+    ranks_per_host,
+    topology,
+    write_output,
+)
 
-_FORMATS = ("goal", "astra1", "param")
+_FORMATS = ("chakra", "goal", "astra1", "param", "hpcc")
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -20,23 +28,47 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument("workload", type=Path, metavar="W", help="a directory of execution traces")
     parser.add_argument("--to", required=True, choices=_FORMATS, help="format of the file")
     add_algorithms(parser)
-    parser.add_argument("-o", dest="output", required=True, metavar="FILE", type=Path, help="file to write")
+    add_topology(parser)
+    add_ranks_per_host(parser)
+    parser.add_argument(
+        "-o", dest="output", required=True, metavar="FILE", type=Path, help="file to write; for chakra a new directory"
+    )
     add_force(parser)
     parser.set_defaults(handler=_export)
 
 
 def _export(options: argparse.Namespace) -> int:
-    from ringtap.workload.export import astra1, goal, param
-    from ringtap.workload.lowering import lower
+    from ringtap.workload.export import astra1, goal, hpcc, param
+    from ringtap.workload.lowering import Algorithms, lower
+    from ringtap.workload.simulated_iterations import simulate
     from ringtap.workload.workload import check_workload, read_workload
 
-    if options.output.exists() and not options.force:
-        raise UsageError(f"{options.output} exists: name another file or add --force")
-    workload = read_workload(options.workload)
-    if options.to == "goal":
-        lowered = lower(workload, algorithms(options))
+    if options.output.exists() and (not options.force or options.to == "chakra"):
+        raise UsageError(
+            f"{options.output} exists: name another "
+            + ("directory" if options.to == "chakra" else "file or add --force")
+        )
+    workload, chosen = read_workload(options.workload), algorithms(options)
+    if options.to == "chakra":
+        from ringtap.workload.astra_sim import write_astra_sim
+
+        if ranks_per_host(options, workload) > 1:
+            raise UsageError("ASTRA-sim needs one rank per host: add --gpus-per-node 1")
+        network, latency_s = topology(options, workload.ranks)
+        write_astra_sim(workload, network, chosen.all_reduce, latency_s, options.output)
+        print(f"Wrote {options.output}")
+        return 0
+    if options.to in ("goal", "hpcc"):
+        lowered = lower(workload, chosen)
         check_workload(lowered)
-        text = "\n".join(goal(lowered))
+        if options.to == "goal":
+            lines = goal(lowered)
+        else:
+            per_host = ranks_per_host(options, workload)
+            network, latency_s = topology(options, -(-lowered.ranks // per_host))
+            simulated = simulate(lowered, network, Algorithms(), latency_s=latency_s, ranks_per_host=per_host)
+            lines = hpcc(lowered, simulated, per_host)
+        text = "\n".join(lines)
     elif options.to == "astra1":
         text = "\n".join(astra1(workload))
     else:

@@ -9,26 +9,59 @@ from typing import Any
 
 from ringtap.options import add_json
 from ringtap.terminal import text_table
+from ringtap.workload.options import (
+    add_algorithms,
+    add_ranks_per_host,
+    add_topology,
+    algorithms,
+    ranks_per_host,
+    topology,
+)
 from ringtap.workload.simulator_logs import read_log
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
     """Add the arguments of the verb ``workload import``."""
     parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-    parser.add_argument("log", type=Path, metavar="LOG", help="log of ASTRA-sim 1.0 or 2.x")
+    parser.add_argument(
+        "log",
+        type=Path,
+        metavar="LOG",
+        help="log of ASTRA-sim 1.0 or 2.x or of LogGOPSim, or a CSV table of ASTRA-sim 1.0",
+    )
+    parser.add_argument(
+        "--workload", type=Path, metavar="W", help="also simulate an iteration of this workload, for comparison"
+    )
+    add_algorithms(parser)
+    add_topology(parser)
+    add_ranks_per_host(parser)
     add_json(parser)
     parser.set_defaults(handler=_import)
 
 
 def _import(options: argparse.Namespace) -> int:
     found = read_log(options.log)
+    here_s = None if options.workload is None else _iteration_s(options)
     if options.json:
-        print(json.dumps(found.to_json()))
+        print(json.dumps(found.to_json() | ({} if here_s is None else {"one_iteration_s": here_s})))
         return 0
-    print(f"{found.cycles:,} cycles ({found.cycles / 1e6:g} ms at 1 ns per cycle) in {found.simulator}")
+    print(found.sentence(here_s))
     rows = [[layer, what.removesuffix("_cycles").replace("_", " "), f"{cycles:,}"]
             for layer, values in found.layers.items() for what, cycles in values.items() if cycles]  # fmt: skip
     if rows:
         print("\n".join(text_table([["layer", "spent on", "cycles"], *rows], left=2)))
+    if len(found.runs) > 1:
+        rows = [[run, f"{values['cycles']:,}" if "cycles" in values else ""] for run, values in found.runs.items()]
+        print("\n".join(text_table([["run", "cycles"], *rows])))
     print("\n".join(f"Warning: {text}" for text in found.warnings), end="\n" if found.warnings else "")
     return 0
+
+
+def _iteration_s(options: argparse.Namespace) -> float:
+    from ringtap.workload.simulated_iterations import simulate
+    from ringtap.workload.workload import read_workload
+
+    workload, chosen = read_workload(options.workload), algorithms(options)
+    per_host = ranks_per_host(options, workload)
+    network, latency_s = topology(options, -(-(workload.ranks + chosen.others) // per_host))
+    return simulate(workload, network, chosen, latency_s=latency_s, ranks_per_host=per_host).iteration_s

@@ -10,7 +10,7 @@ from typing import Any
 from ringtap.errors import UsageError
 from ringtap.options import add_force, add_json
 from ringtap.terminal import text_table
-from ringtap.units import counted, whole_number
+from ringtap.units import counted, parse_duration_s, whole_number
 from ringtap.workload.options import (
     add_algorithms,
     add_ranks_per_host,
@@ -22,6 +22,7 @@ from ringtap.workload.options import (
 )
 
 _MAX_LOAD = 0.99
+_SIMULATORS = ("astra-sim", "loggopsim")
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -35,6 +36,11 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument(
         "--loads", default="0", metavar="FROM:TO:STEP", help="cross traffic as shares of a link's rate (0)"
     )
+    parser.add_argument(
+        "--with", dest="others", action="append", default=[], metavar="NAME=PATH",
+        help=f"also run another simulator that you have, without cross traffic: {', '.join(_SIMULATORS)}",
+    )  # fmt: skip
+    parser.add_argument("--time-limit", default="600s", metavar="TIME", help="time that it may run (600s)")
     parser.add_argument("--bottleneck", metavar="LINK", help="link with the cross traffic (default: to rank 0)")
     parser.add_argument(
         "-o", dest="output", metavar="POINTS.csv", type=Path, help="write the points, for report and fit"
@@ -66,6 +72,21 @@ def read_loads(text: str) -> list[float]:
     return loads
 
 
+def read_simulators(given: list[str]) -> dict[str, Path]:
+    """Return the programs of NAME=PATH by their names.
+
+    Raises:
+        UsageError: a name is unknown, or a path is missing.
+    """
+    found = {}
+    for text in given:
+        name, _, path = text.partition("=")
+        if name not in _SIMULATORS or not path:
+            raise UsageError(f"--with {text!r} is not NAME=PATH with a name of {', '.join(_SIMULATORS)}")
+        found[name] = Path(path)
+    return found
+
+
 def _simulate(options: argparse.Namespace) -> int:
     import numpy as np
 
@@ -77,10 +98,13 @@ def _simulate(options: argparse.Namespace) -> int:
     loads, iterations = read_loads(options.loads), whole_number(options.iterations, "--iterations")
     if not 2 <= iterations <= 100_000:
         raise UsageError(f"--iterations {iterations} is outside 2 to 100,000")
+    others, limit_s = read_simulators(options.others), parse_duration_s(options.time_limit)
     workload, chosen = read_workload(options.workload), algorithms(options)
     endpoints, per_host = workload.ranks + chosen.others, ranks_per_host(options, workload)
     network, latency_s = topology(options, -(-endpoints // per_host))
     check_room(network, endpoints, per_host)
+    if others and per_host > 1:
+        raise UsageError("--with needs one rank per host: add --gpus-per-node 1")
     bottleneck = options.bottleneck or network.links[network.path(1, 0)[-1] if network.hosts > 1 else 0]
     if bottleneck not in network.links:
         some = ", ".join(network.links[:3])
@@ -103,6 +127,15 @@ def _simulate(options: argparse.Namespace) -> int:
     item |= {"rate_bps": rate_bps, "collective": chosen.all_reduce, "points": points}
     item["critical_path"] = path._asdict()
     item["link_bytes"] = dict(zip(network.links, simulated[0].link_bytes.tolist(), strict=True))
+    if others:
+        from ringtap.workload.simulator_programs import run_simulator
+
+        results = [
+            run_simulator(name, program, workload, network, chosen, latency_s, limit_s)
+            for name, program in others.items()
+        ]
+        once_s = simulate(workload, network, chosen, latency_s=latency_s).iteration_s
+        item |= {"one_iteration_s": once_s, "simulators": [each.to_json() for each in results]}
     if options.output is not None:
         _write_points(options.output, options.workload.resolve().name, points)
     if options.json:
@@ -118,6 +151,7 @@ def _simulate(options: argparse.Namespace) -> int:
         rows = [["load", "cross traffic, Gbit/s", "iteration, s"]]
         rows += [[f"{p['load']:.0%}", f"{p['cross_bps'] / 1e9:.2f}", f"{p['iteration_s']:.4f}"] for p in points]
         print("\n".join(text_table(rows, left=0)))
+    print("".join(f"One iteration alone: {each.sentence(once_s)}\n" for each in results), end="")
     print(f"{path.sentence()}\n{busiest_links(network, simulated[0].link_bytes)}")
     if options.output is not None:
         print(f"Next: ringtap report {options.output} --workers {workload.ranks} --capacity {options.rate}")

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes the environment that make demo and make test run in: sh scripts/prepare.sh FOLDER
-# With "tests" as second word it adds what make test alone needs: Horovod, compiled once, in that environment; tshark,
-# Slurm, sshd and shellcheck.
+# With "tests" as second word it adds what make test alone needs: Horovod, compiled once, in that environment;
+# torchvision and mlc-chakra, beside it; tshark, Slurm, sshd and shellcheck.
 # System tools are installed where this is root on Debian or Ubuntu; elsewhere one line says what to install.
 set -eu
 folder=$1
@@ -57,7 +57,10 @@ fi
 
 if [ "$part" = tests ]; then
     "$folder/bin/python" -m ringtap.examples.build_horovod --install
-    # in a folder of its own: its wheel is for CUDA, and beside a torch without CUDA, packages that find it fail to import
+    # each in a folder of its own. mlc-chakra's dependencies are for traces of PyTorch, its reader needs protobuf alone
+    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps \
+        --upgrade --target "$folder/mlc-chakra" mlc-chakra
+    # torchvision's wheel is for CUDA, and beside a torch without CUDA, packages that find it fail to import
     "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps \
         --upgrade --target "$folder/torchvision" torchvision
     touch "$folder/tests"

@@ -143,6 +143,6 @@ def _check_dimensions(
             crossed += pair[0] // step % size != pair[1] // step % size
         if crossed > 1:
             raise UsageError(
-                f"{workload.where(rank, node)} sends from rank {pair[0]} to {pair[1]}, along {crossed} dimensions: "
+                f"{workload.where(rank, node)} is between ranks {pair[0]} and {pair[1]}, {crossed} dimensions apart: "
                 "ASTRA-sim charges the first one only; choose a star or a ring"
             )

@@ -48,7 +48,9 @@ def write_astra_sim(workload: Workload, topology: Topology, all_reduce: str, lat
     system = _system(workload, all_reduce, len(dimensions))
     numbers = {name: str(number) for number, name in enumerate(workload.groups, start=1)}
     sizes = [dimension.size for dimension in dimensions]
-    traces = [[_node(workload, rank, node, numbers, sizes) for node in trace] or [_computation(1, "idle")]
+    # the simulator counts whole ns, and aborts at a message that takes none
+    least_bytes = int(max(dimension.rate_bps for dimension in dimensions) / 8e9) + 1
+    traces = [[_node(workload, rank, node, numbers, sizes, least_bytes) for node in trace] or [_computation(1, "idle")]
               for rank, trace in enumerate(workload.traces)]  # fmt: skip
     message_classes()  # before there is a directory
     try:
@@ -93,8 +95,11 @@ def _system(workload: Workload, all_reduce: str, dimensions: int) -> dict[str, o
     kinds = {kind_of(node) for trace in workload.traces for node in trace if node.type == NodeType.COMM_COLL}
     if Collective.ALL_REDUCE in kinds and all_reduce not in _ALL_REDUCE:
         raise UsageError(f"ASTRA-sim has no {all_reduce} all-reduce: choose {', '.join(_ALL_REDUCE)}, or {_LOWER}")
-    chosen = dict.fromkeys(("all-gather", "reduce-scatter", "all-to-all"), "ring")
-    chosen["all-reduce"] = _ALL_REDUCE.get(all_reduce, "ring")
+    # all-to-all: straight to each other rank, one message at a time
+    chosen = {
+        "all-reduce": _ALL_REDUCE.get(all_reduce, "ring"), "all-gather": "ring", "reduce-scatter": "ring",
+        "all-to-all": "direct1",
+    }  # fmt: skip
     # a collective is one chunk, as in the simulation here; the simulator aborts without a delay of endpoints (ns)
     return {
         "scheduling-policy": "FIFO", "endpoint-delay": 1, "active-chunks-per-dimension": 1,
@@ -107,11 +112,13 @@ def _computation(number: int, name: str) -> Node:
     return Node(number, name, NodeType.COMP, attributes={"is_cpu_op": False})
 
 
-def _node(workload: Workload, rank: int, node: Node, numbers: dict[str, str], sizes: Sequence[int]) -> Node:
+def _node(
+    workload: Workload, rank: int, node: Node, numbers: dict[str, str], sizes: Sequence[int], least_bytes: int
+) -> Node:
     """Return a node with the type and the attributes that the simulator accepts."""
     written = _computation(node.id, node.name)
     written.control_deps, written.data_deps, written.duration_us = node.control_deps, node.data_deps, node.duration_us
-    attributes: dict[str, Value] = {"is_cpu_op": False, "comm_size": max(size_of(node), 1)}
+    attributes: dict[str, Value] = {"is_cpu_op": False, "comm_size": max(size_of(node), least_bytes)}
     if node.type in (NodeType.COMM_SEND, NodeType.COMM_RECV):
         peer = peer_of(node)
         _check_dimensions(workload, rank, node, [(rank, peer)], sizes)

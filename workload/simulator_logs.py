@@ -91,7 +91,7 @@ class SimulatorLog:
         text = f"{self.cycles:,} cycles ({self.cycles / 1e6:g} ms at 1 ns per cycle) in {self.simulator}"
         if iteration_s is None:
             return text
-        change = f"{self.cycles / 1e9 / iteration_s - 1:+.1%} " if iteration_s else ""
+        change = f"{round(self.cycles / 1e9 / iteration_s - 1, 3) + 0:+.1%} " if iteration_s else ""
         return f"{text}, {change}beside {1e3 * iteration_s:.6g} ms in ringtap"
 
 

@@ -63,6 +63,7 @@ def test_a_directory_has_only_what_astra_sim_accepts(tmp_path: Path) -> None:
     }  # fmt: skip
     system = json.loads((tmp_path / "x" / "system.json").read_text())
     assert system["all-reduce-implementation"] == system["all-gather-implementation"] == ["ring"]
+    assert system["all-to-all-implementation"] == ["direct1"]
     assert json.loads((tmp_path / "x" / "comm_group.json").read_text()) == {}
     assert json.loads((tmp_path / "x" / "remote_memory.json").read_text()) == {"memory-type": "NO_MEMORY_EXPANSION"}
     for rank in range(4):

@@ -142,6 +142,14 @@ def test_from_a_layout_to_times_and_other_simulators(tmp_path: Path) -> None:
         (["simulate", "w", "--iterations", "1"], "outside 2 to"),
         (["simulate", "w", "--collective", "broadcast"], "is no all-reduce"),
         (["export", "w", "--to", "goal", "-o", "w"], "w exists"),
+        (["export", "w", "--to", "chakra", "-o", "w", "--force"], "w exists: name another directory"),
+        (["export", "w", "--to", "chakra", "--gpus-per-node", "2", "-o", "x"], "needs one rank per host"),
+        (["export", "w", "--to", "chakra", "-o", "w/workload.json/x"], "x cannot be written"),
+        (["export", "w", "--to", "hpcc", "--gpus-per-node", "2", "-o", "x"], "no message of the workload goes"),
+        (["simulate", "w", "--with", "astra-sim"], "is not NAME=PATH"),
+        (["simulate", "w", "--with", "ns3=x"], "with a name of astra-sim, loggopsim"),
+        (["simulate", "w", "--with", "astra-sim=x", "--gpus-per-node", "2"], "needs one rank per host"),
+        (["simulate", "w", "--with", "astra-sim=nowhere"], "nowhere cannot be run: No such file"),
         (["scale", "w", "-o", "v"], "nothing is scaled"),
         (["scale", "w", "--workers", "0", "-o", "v"], "--workers 0 is outside"),
         (["scale", "w", "--batch", "twice", "-o", "v"], "--batch 'twice' is not a factor"),
@@ -188,6 +196,30 @@ def test_logs_of_astra_sim(tmp_path: Path) -> None:
     assert "Warning: the log has '[critical]'" in workload("import", "two.log", cwd=tmp_path)
     (tmp_path / "none.log").write_text("nothing\n")
     assert "is no log of a finished run of ASTRA-sim" in workload("import", "none.log", cwd=tmp_path, code=2)
+
+
+def test_another_simulator_beside_ringtap(tmp_path: Path) -> None:
+    workload("new", "--model", "resnet50", "--workers", 2, "-o", "w", cwd=tmp_path)
+    (tmp_path / "astra").write_text(f"#!/bin/sh\ntest -f rank.1.et && cat {tmp_path}/two.log\n")
+    (tmp_path / "astra").chmod(0o755)
+    (tmp_path / "two.log").write_text(ASTRA_2)
+    options = ("--topology", "ring", "--latency", "10us")
+    text = workload("simulate", "w", *options, "--with", "astra-sim=./astra", cwd=tmp_path)
+    found = json.loads(workload("simulate", "w", *options, "--with", "astra-sim=./astra", "--json", cwd=tmp_path))
+    assert found["simulators"][0]["cycles"] == 43000
+    beside = f"beside {1e3 * found['one_iteration_s']:.6g} ms in ringtap"
+    assert f"One iteration alone: 43,000 cycles (0.043 ms at 1 ns per cycle) in ASTRA-sim 2.x, -100.0% {beside}" in text
+    assert beside in workload("import", "two.log", "--workload", "w", *options, cwd=tmp_path)
+    imported = json.loads(workload("import", "two.log", "--workload", "w", *options, "--json", cwd=tmp_path))
+    assert (imported["cycles"], imported["one_iteration_s"]) == (43000, found["one_iteration_s"])
+    assert "wrote x" in workload("export", "w", "--to", "chakra", "-o", "x", cwd=tmp_path).lower()
+    assert {each.name for each in (tmp_path / "x").iterdir()} == {
+        "rank.0.et", "rank.1.et", "comm_group.json", "network.yml", "remote_memory.json", "system.json",
+    }  # fmt: skip
+    workload("export", "w", "--to", "hpcc", *options, "-o", "flows", cwd=tmp_path)
+    count, first = (tmp_path / "flows").read_text().splitlines()[:2]
+    assert int(count) == 4 * json.loads(workload("show", "w", "--json", cwd=tmp_path))["collectives"]
+    assert first.split()[:4] == ["0", "1", "3", "100"]
 
 
 def test_without_protobuf_the_remedy_is_named(tmp_path: Path) -> None:

@@ -143,7 +143,11 @@ def message_classes() -> tuple[Any, Any]:
 
 
 def write_trace(nodes: Iterable[Node], path: Path) -> None:
-    """Write a trace, which is complete or absent."""
+    """Write a trace, which is complete or absent.
+
+    Raises:
+        UsageError: a number is too large for its type.
+    """
     metadata, message = message_classes()
     part = path.with_name(f".{path.name}.part")
     with part.open("wb") as file:
@@ -154,7 +158,10 @@ def write_trace(nodes: Iterable[Node], path: Path) -> None:
                 data_deps=node.data_deps, start_time_micros=node.start_us, duration_micros=node.duration_us,
             )  # fmt: skip
             for name, value in node.attributes.items():
-                _set(item.attr.add(name=name), _KNOWN.get(name) or _kind_of(value), value)
+                try:
+                    _set(item.attr.add(name=name), _KNOWN.get(name) or _kind_of(value), value)
+                except (ValueError, TypeError) as error:
+                    raise UsageError(f"{path} node {node.id}: {name} {value!r} cannot be written: {error}") from error
             _write(file, item.SerializeToString())
     part.replace(path)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import UsageError
 from ringtap.flow_plan import flow_list_line
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.lowering import data_bytes
-from ringtap.workload.simulated_iterations import SimulatedIterations
 from ringtap.workload.workload import Workload, kind_of, messages_of, peer_of, size_of
+
+if TYPE_CHECKING:
+    from ringtap.workload.simulated_iterations import SimulatedIterations
 
 _HPCC_PORT = 100  # of all flows, as in HPCC's traffic_gen
 

@@ -37,8 +37,8 @@ _LAYER_COLUMNS = {
     "ig exposed comm": "idle_waiting_for_input_grad_finish", "fwd total comm": "fwd_pass_comm",
     "wg total comm": "weight_grad_comm", "ig total comm": "input_grad_comm",
 }  # fmt: skip
-_PHASE = re.compile(r"(?:queuing|network) delay phase \d+")
-_CHUNK = re.compile(r"avg chunk delay dimension (?P<dimension>\d+)")
+_PHASE = re.compile(r"(?:queuing|network) delay phase \d{1,9}")
+_CHUNK = re.compile(r"avg chunk delay dimension (?P<dimension>\d{1,9})")
 # (column, key, factor) of tutorial_result.csv and backend_end_to_end.csv; CommsTime is the time of the whole run
 _RUN_COLUMNS = (
     ("TotalTime(us)", "cycles", _CYCLES_PER_US), ("CommsTime", "cycles", _CYCLES_PER_US),
@@ -86,13 +86,12 @@ class SimulatorLog:
 
     def sentence(self, iteration_s: float | None = None) -> str:
         """Return the time in words, beside that of the simulation here if it is given."""
+        here = "" if iteration_s is None else f"beside {1e3 * iteration_s:.6g} ms in ringtap"
         if self.cycles is None:
-            return f"{self.simulator}, without a time until the end"
+            return f"{self.simulator}, without a time until the end" + (here and f", {here}")
         text = f"{self.cycles:,} cycles ({self.cycles / 1e6:g} ms at 1 ns per cycle) in {self.simulator}"
-        if iteration_s is None:
-            return text
         change = f"{round(self.cycles / 1e9 / iteration_s - 1, 3) + 0:+.1%} " if iteration_s else ""
-        return f"{text}, {change}beside {1e3 * iteration_s:.6g} ms in ringtap"
+        return text + (here and f", {change}{here}")
 
 
 def read_log(path: Path) -> SimulatorLog:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import UsageError
 from ringtap.options import add_force
@@ -18,6 +19,10 @@ from ringtap.workload.options import (
     topology,
     write_output,
 )
+
+if TYPE_CHECKING:
+    from ringtap.workload.lowering import Algorithms
+    from ringtap.workload.workload import Workload
 
 _FORMATS = ("chakra", "goal", "astra1", "param", "hpcc")
 
@@ -38,41 +43,44 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from ringtap.workload.export import astra1, goal, hpcc, param
-    from ringtap.workload.lowering import Algorithms, lower
-    from ringtap.workload.simulated_iterations import simulate
+    from ringtap.workload.export import astra1, goal, param
+    from ringtap.workload.lowering import lower
     from ringtap.workload.workload import check_workload, read_workload
 
     if options.output.exists() and (not options.force or options.to == "chakra"):
-        raise UsageError(
-            f"{options.output} exists: name another "
-            + ("directory" if options.to == "chakra" else "file or add --force")
-        )
+        what = "directory" if options.to == "chakra" else "file or add --force"
+        raise UsageError(f"{options.output} exists: name another {what}")
     workload, chosen = read_workload(options.workload), algorithms(options)
     if options.to == "chakra":
-        from ringtap.workload.astra_sim import write_astra_sim
-
-        if ranks_per_host(options, workload) > 1:
-            raise UsageError("ASTRA-sim needs one rank per host: add --gpus-per-node 1")
-        network, latency_s = topology(options, workload.ranks)
-        write_astra_sim(workload, network, chosen.all_reduce, latency_s, options.output)
-        print(f"Wrote {options.output}")
-        return 0
-    if options.to in ("goal", "hpcc"):
+        _export_directory(options, workload, chosen)
+    elif options.to in ("goal", "hpcc"):
         lowered = lower(workload, chosen)
         check_workload(lowered)
-        if options.to == "goal":
-            lines = goal(lowered)
-        else:
-            per_host = ranks_per_host(options, workload)
-            network, latency_s = topology(options, -(-lowered.ranks // per_host))
-            simulated = simulate(lowered, network, Algorithms(), latency_s=latency_s, ranks_per_host=per_host)
-            lines = hpcc(lowered, simulated, per_host)
-        text = "\n".join(lines)
+        lines = goal(lowered) if options.to == "goal" else _flows(options, lowered)
+        write_output(options.output, "".join(f"{line}\n" for line in lines))
     elif options.to == "astra1":
-        text = "\n".join(astra1(workload))
+        write_output(options.output, "\n".join(astra1(workload)) + "\n")
     else:
-        text = json.dumps(param(workload), indent=1)
-    write_output(options.output, text + "\n")
+        write_output(options.output, json.dumps(param(workload), indent=1) + "\n")
     print(f"Wrote {options.output}")
     return 0
+
+
+def _export_directory(options: argparse.Namespace, workload: Workload, chosen: Algorithms) -> None:
+    from ringtap.workload.astra_sim import write_astra_sim
+
+    if ranks_per_host(options, workload) > 1:
+        raise UsageError("ASTRA-sim needs one rank per host: add --gpus-per-node 1")
+    network, latency_s = topology(options, workload.ranks)
+    write_astra_sim(workload, network, chosen.all_reduce, latency_s, options.output)
+
+
+def _flows(options: argparse.Namespace, lowered: Workload) -> Iterator[str]:
+    from ringtap.workload.export import hpcc
+    from ringtap.workload.lowering import Algorithms
+    from ringtap.workload.simulated_iterations import simulate
+
+    per_host = ranks_per_host(options, lowered)
+    network, latency_s = topology(options, -(-lowered.ranks // per_host))
+    simulated = simulate(lowered, network, Algorithms(), latency_s=latency_s, ranks_per_host=per_host)
+    return hpcc(lowered, simulated, per_host)

@@ -11,11 +11,16 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ringtap.errors import UsageError
 from ringtap.flow_plan import FLOW_LIST_COLUMNS
+from ringtap.trafficgen.plans.common import Frame
+from ringtap.trafficgen.plans.hpcc import FlowListPlan
 from ringtap.workload.astra_sim import write_astra_sim
 from ringtap.workload.execution_trace import Collective, Node, NodeType, read_trace
 from ringtap.workload.export import goal, hpcc
@@ -196,6 +201,14 @@ def test_what_astra_sim_cannot_run_is_refused(
     assert not (tmp_path / "x").exists()
 
 
+def test_numbers_that_a_trace_cannot_hold_are_refused(tmp_path: Path) -> None:
+    made = lowered()
+    node = next(node for node in made.traces[2] if node.type == SEND)
+    node.attributes["comm_tag"] = 2**40
+    with pytest.raises(UsageError, match=r"rank.2.et node \d+: comm_tag 1099511627776 cannot be written"):
+        write_astra_sim(made, ring(4, 1e9), "ring", 0.0, tmp_path / "x")
+
+
 def test_flows_start_when_their_messages_do() -> None:
     made = lowered()
     simulated = simulate(made, star(4, 8e9), Algorithms())
@@ -214,6 +227,28 @@ def test_flows_start_when_their_messages_do() -> None:
     assert len(halves) == 1 + 12
     with pytest.raises(UsageError, match="no message of the workload goes from one host to another"):
         list(hpcc(made, simulate(made, star(1, 8e9), Algorithms(), ranks_per_host=4), 4))
+
+
+@given(
+    st.integers(2, 6), st.integers(1, 10**6), st.sampled_from(["ring", "tree", "double-tree", "parameter-server"]),
+    st.sampled_from([Collective.ALL_REDUCE, Collective.ALL_TO_ALL, Collective.BROADCAST]),
+)  # fmt: skip
+@settings(max_examples=25, deadline=None)
+def test_flow_lists_read_back_as_plans(ranks: int, size_bytes: int, all_reduce: str, kind: Collective) -> None:
+    algorithms = Algorithms(all_reduce)
+    attributes = {"comm_type": int(kind), "comm_size": size_bytes}
+    made = Workload([[Node(1, "sum", COLL, attributes=dict(attributes))] for _ in range(ranks)])
+    made = lower(made, algorithms)
+    check_workload(made)
+    lines = list(hpcc(made, simulate(made, star(made.ranks, 8e9), Algorithms())))
+    nodes = [f"10.0.0.{rank + 1}:100" for rank in range(made.ranks)]
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "flows"
+        path.write_text("".join(f"{line}\n" for line in lines))
+        flows = list(FlowListPlan(path, Frame(0, nodes, [node.split(":")[0] for node in nodes]), nodes).flows())
+    graph = algorithms.graph(kind, ranks, size_bytes)
+    sent = [sum(flow.size_bytes for flow in flows if flow.source == node.split(":")[0]) for node in nodes]
+    assert sent[: graph.endpoints] == graph.sent_bytes.tolist()
 
 
 def test_schedules_have_no_message_of_zero_bytes() -> None:
@@ -289,6 +324,7 @@ def test_tables_of_astra_sim(tmp_path: Path) -> None:
     }}  # fmt: skip
     assert detailed.dimensions == [{"run": "run one", "dimension": 0, "chunk_cycles": 45000}]
     assert read_log(log(tmp_path, DIMENSIONS)).dimensions[1] == {"run": "run one", "dimension": 1, "chunk_cycles": 2500}
+    assert detailed.sentence(1e-3) == "ASTRA-sim 1.0, without a time until the end, beside 1 ms in ringtap"
     two = END_TO_END.replace("conv1,run one", ",run two")
     assert list(read_log(log(tmp_path, two)).layers) == ["allreduce of run one", "allreduce of run two"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import UsageError
 from ringtap.options import add_force, add_json
@@ -20,6 +20,12 @@ from ringtap.workload.options import (
     topology,
     write_output,
 )
+
+if TYPE_CHECKING:
+    from ringtap.workload.lowering import Algorithms
+    from ringtap.workload.simulator_logs import SimulatorLog
+    from ringtap.workload.topologies import Topology
+    from ringtap.workload.workload import Workload
 
 _MAX_LOAD = 0.99
 _SIMULATORS = ("astra-sim", "loggopsim")
@@ -127,14 +133,8 @@ def _simulate(options: argparse.Namespace) -> int:
     item |= {"rate_bps": rate_bps, "collective": chosen.all_reduce, "points": points}
     item["critical_path"] = path._asdict()
     item["link_bytes"] = dict(zip(network.links, simulated[0].link_bytes.tolist(), strict=True))
+    once_s, results = _run_others(others, limit_s, workload, network, chosen, latency_s) if others else (0.0, [])
     if others:
-        from ringtap.workload.simulator_programs import run_simulator
-
-        results = [
-            run_simulator(name, program, workload, network, chosen, latency_s, limit_s)
-            for name, program in others.items()
-        ]
-        once_s = simulate(workload, network, chosen, latency_s=latency_s).iteration_s
         item |= {"one_iteration_s": once_s, "simulators": [each.to_json() for each in results]}
     if options.output is not None:
         _write_points(options.output, options.workload.resolve().name, points)
@@ -156,6 +156,23 @@ def _simulate(options: argparse.Namespace) -> int:
     if options.output is not None:
         print(f"Next: ringtap report {options.output} --workers {workload.ranks} --capacity {options.rate}")
     return 0
+
+
+def _run_others(
+    others: dict[str, Path],
+    limit_s: float,
+    workload: Workload,
+    network: Topology,
+    chosen: Algorithms,
+    latency_s: float,
+) -> tuple[float, list[SimulatorLog]]:
+    """Return the time of one iteration here, and the results of other simulators."""
+    from ringtap.workload.simulated_iterations import simulate
+    from ringtap.workload.simulator_programs import run_simulator
+
+    results = [run_simulator(name, program, workload, network, chosen, latency_s, limit_s)
+               for name, program in others.items()]  # fmt: skip
+    return simulate(workload, network, chosen, latency_s=latency_s).iteration_s, results
 
 
 def _write_points(path: Path, name: str, points: list[dict[str, float]]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from ringtap.workload.collectives import Shape, message_graph
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.message_graph import MessageGraph
-from ringtap.workload.workload import Workload, collectives_of, kind_of, size_of
+from ringtap.workload.workload import Workload, collectives_of, kind_of, messages_of, size_of
 
 # algorithms of collectives other than all-reduce
 _OTHERS = {
@@ -70,7 +70,9 @@ def lower(workload: Workload, algorithms: Algorithms) -> Workload:
     traces: list[list[Node]] = [[replace(node) for node in trace] for trace in workload.traces]
     traces += [[] for _ in range(extra)]
     new_ids = [max((node.id for node in trace), default=0) + 1 for trace in traces]
-    tags: dict[tuple[int, int], int] = {}
+    tags: dict[tuple[int, int], int] = {}  # beside those of the workload's own messages
+    for source, destination, tag in messages_of(workload)[0]:
+        tags[source, destination] = max(tag, tags.get((source, destination), -1))
     by_id = [{node.id: node for node in trace} for trace in traces]
     for (_, members), collectives in collectives_of(workload).items():
         for parts in collectives:

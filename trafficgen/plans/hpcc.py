@@ -17,7 +17,7 @@ from ringtap.trafficgen.plans.plan_file import FlowSource
 from ringtap.trafficgen.protocol import parse_address
 from ringtap.units import counted
 
-_UNLISTABLE = ("long-lived", "ring")
+_UNLISTABLE = ("long-lived", "ring", "workload")
 _MS = 1_000_000
 _MAX_COUNT_LENGTH = 40
 _SECONDS = re.compile(r"[0-9]{1,20}(?:\.[0-9]{0,30})?(?:[eE][+-]?[0-9]{1,2})?")

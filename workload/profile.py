@@ -37,7 +37,7 @@ _CALLS = {"call", "called", "wait", "waited"}
 # Collectives that a communicator runs at a time: gloo has two threads, others a stream
 _AT_A_TIME = {"gloo": 2}
 # Kinds of calls that gloo carries out as others
-_CARRIED_OUT_AS = {"reduce_scatter": "all_reduce"}
+CARRIED_OUT_AS = {"reduce_scatter": "all_reduce"}
 # Horovod sends together what is ready within a cycle
 _CYCLE_NS = 1_000_000
 # Waits that follow each other within this time are one
@@ -111,6 +111,7 @@ class Iteration:
         clock_ns: by how much the clock was set in it.
         events: its events in order.
         signatures: what calls communicate.
+        ends_ns: number of a call -> end of its communication, where the range of it is not among those of the profile.
     """
 
     begin_ns: int
@@ -118,6 +119,7 @@ class Iteration:
     clock_ns: int
     events: list[Event]
     signatures: list[Communication]
+    ends_ns: dict[int, int] = field(default_factory=dict)
 
 
 _SHAPES: dict[str, Shape] = {
@@ -179,6 +181,7 @@ class RankProfile:
         iterations: lines of the iterations.
         ranges: what PyTorch's profiler saw; None if it was not available, or the job was killed.
         ranges_until_ns: time at which that profiler ended.
+        assumptions: what its iterations assume.
     """
 
     rank: int
@@ -193,6 +196,7 @@ class RankProfile:
     iterations: list[Iteration] = field(default_factory=list)
     ranges: list[Range] | None = None
     ranges_until_ns: int = 0
+    assumptions: list[str] = field(default_factory=list)
 
     def ready_order(self, iteration: int = -1) -> list[int]:
         """Numbers of the parameters in the order in which their gradients became ready."""
@@ -318,6 +322,7 @@ def profile_workload(profiles: Sequence[RankProfile], name: str) -> Workload:
     groups: dict[tuple[int, ...], str] = {}
     measured: dict[str, list[float]] = defaultdict(list)
     for profile in profiles:
+        assumptions.update(profile.assumptions)
         try:
             typical, times_s = _typical(profile, assumptions)
         except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
@@ -424,7 +429,7 @@ class _Division:
         """Return the range that a call made: the first of its kind, and of its bytes if there is one."""
         called = self._iteration.signatures[event.signature]
         latest_ns = (self._iteration.end_ns if called.returns_at_once else end_ns) + _CLOCK_NS
-        kinds = called.kind, _CARRIED_OUT_AS.get(called.kind)
+        kinds = called.kind, CARRIED_OUT_AS.get(called.kind)
         alike = [one for one in ranges if event.at_ns - _CLOCK_NS <= one.begin_ns <= latest_ns and one.kind in kinds]
         found = next((one for one in alike if one.size_bytes == called.size_bytes), alike[0] if alike else None)
         if found is not None and found.kind != called.kind:
@@ -553,7 +558,8 @@ class _Division:
         found = self._range_of.get(event.number)
         if found is not None:
             communication = communication._replace(backend=found.backend)
-        place = self._communicate(at_ns, communication, None if found is None else found.end_ns)
+        end_ns = self._iteration.ends_ns.get(event.number) if found is None else found.end_ns
+        place = self._communicate(at_ns, communication, end_ns)
         self._calls[event.number] = place
         self._items[place].is_async = communication.returns_at_once
         if communication.returns_at_once:

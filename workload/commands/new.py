@@ -1,4 +1,4 @@
-"""``ringtap workload new``: the workload of a profiled run, of a model with known tensors, or of a layout."""
+"""``ringtap workload new``: the workload of a profiled run, of traces of torch.profiler, of a model, or of a layout."""
 
 from __future__ import annotations
 
@@ -18,26 +18,35 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--run", type=Path, metavar="RUN", help="a run recorded with ringtap run --profile")
+    source.add_argument(
+        "--kineto", type=Path, nargs="+", metavar="FILE", help="traces that torch.profiler exported, one per rank"
+    )
     source.add_argument("--model", metavar="NAME", help=f"one of {', '.join(PROFILES)}")
     source.add_argument("--layout", type=Path, metavar="TOML", help="a transformer, and how ranks share it")
     parser.add_argument("--workers", metavar="N", help="with --model: number of data-parallel workers")
     parser.add_argument("--compute", metavar="TIME", help="with --model: forward and backward pass (the model's)")
-    parser.add_argument("--batch", metavar="N", help="with --run: samples of a worker (the first input's)")
+    parser.add_argument(
+        "--execution-trace", type=Path, nargs="+", default=[], metavar="FILE",
+        help="with --kineto: PyTorch's execution traces, in the same order, for traces without shapes",
+    )  # fmt: skip
+    parser.add_argument("--batch", metavar="N", help="with --run, --kineto: samples of a worker (the first input's)")
     parser.add_argument("-o", dest="output", required=True, metavar="W", type=Path, help="directory to create")
     add_json(parser)
     parser.set_defaults(handler=_new)
 
 
 def _new(options: argparse.Namespace) -> int:
-    if options.run is not None:
-        return _from_run(options)
+    if options.execution_trace and options.kineto is None:
+        raise UsageError("--execution-trace goes with --kineto: it adds shapes to the traces there")
     if options.layout is not None:
         return _from_layout(options)
+    if options.model is None:
+        return _from_profiles(options)
     from ringtap.workload.models import buckets, model_workload
     from ringtap.workload.workload import summary, write_workload
 
     if options.batch is not None:
-        raise UsageError("--batch goes with --run: the time of a model's computation is --compute")
+        raise UsageError("--batch goes with --run or --kineto: the time of a model's computation is --compute")
     if options.workers is None:
         raise UsageError("--workers is missing: it is the number of data-parallel workers")
     profile, workers = profile_named(options.model), whole_number(options.workers, "--workers")
@@ -60,7 +69,8 @@ def _new(options: argparse.Namespace) -> int:
     return 0
 
 
-def _from_run(options: argparse.Namespace) -> int:
+def _from_profiles(options: argparse.Namespace) -> int:
+    from ringtap.workload.kineto import read_kineto_traces
     from ringtap.workload.profile import profile_workload, read_profiles
     from ringtap.workload.workload import summary, write_workload
 
@@ -70,7 +80,10 @@ def _from_run(options: argparse.Namespace) -> int:
     batch = None if options.batch is None else whole_number(options.batch, "--batch")
     if batch is not None and batch < 1:
         raise UsageError(f"--batch {batch} is below 1")
-    made = profile_workload(read_profiles(options.run), options.run.resolve().name)
+    if options.kineto is None:
+        made = profile_workload(read_profiles(options.run), options.run.resolve().name)
+    else:
+        made = profile_workload(read_kineto_traces(options.kineto, options.execution_trace), options.kineto[0].name)
     if batch is not None:
         made.about["batch"] = batch
     write_workload(made, options.output)
@@ -79,9 +92,10 @@ def _from_run(options: argparse.Namespace) -> int:
         print(json.dumps(item | {"about": about}))
         return 0
     parameters = about["parameters"]
+    elements = counted(sum(one["elements"] for one in parameters), "parameter")
+    known = f"{elements} in {counted(len(parameters), 'tensor')}, " if parameters else ""
     print(
-        f"{counted(item['ranks'], 'rank')}: {counted(sum(one['elements'] for one in parameters), 'parameter')} in "
-        f"{counted(len(parameters), 'tensor')}, {counted(item['collectives'], 'collective')} of "
+        f"{counted(item['ranks'], 'rank')}: {known}{counted(item['collectives'], 'collective')} of "
         f"{format_size(item['collective_bytes'])} and {counted(item['messages'], 'message')} of "
         f"{format_size(item['message_bytes'])}, {about['compute_s']:.4g} s of computation in "
         f"{about['iteration_s']:.4g} s per iteration, in {options.output}"

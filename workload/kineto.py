@@ -1,0 +1,629 @@
+"""Workloads of Kineto traces, the files that torch.profiler exports in Chrome's trace event format.
+
+With GPUs, computation is what their streams run beside NCCL's kernels, in the order in which the host launched it.
+Without, it is what the thread of the training loop does, and gloo's ranges say when its collectives ran. PyTorch's
+execution traces add the shapes of inputs to a trace that was recorded without them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import math
+import re
+import zlib
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ringtap.errors import UsageError
+from ringtap.json_validation import COUNT, Number, Shape, ShapeError, check, open_regular
+from ringtap.units import counted
+from ringtap.workload.execution_trace import Collective
+from ringtap.workload.profile import CARRIED_OUT_AS, MAX_RANKS, Communication, Event, Iteration, RankProfile
+
+MAX_TRACE_BYTES = 4 << 30  # uncompressed
+_MAX_VALUE, _CHUNK = 16 << 20, 1 << 20  # characters of an event, and of a read
+_MAX_DIMENSIONS = 64  # of a tensor, as in PyTorch
+_SPACE = re.compile(r"[ \t\r\n]*")
+# kinds by how PyTorch's names begin: allreduce_, _allgather_base, reduce_scatter_tensor_coalesced, all_to_allv ...
+_KINDS = {one.name.replace("_", "").lower(): one.name.lower() for one in sorted(Collective, key=lambda one: -one)}
+_KINDS |= {"send": "send", "recv": "recv"}
+_ELEMENT_BYTES = {
+    "bool": 1, "byte": 1, "char": 1, "unsigned char": 1, "signed char": 1, "short": 2, "half": 2, "bfloat16": 2,
+    "int": 4, "float": 4, "long": 8, "long int": 8, "double": 8, "complexfloat": 8, "complex<float>": 8,
+    "complexdouble": 16, "complex<double>": 16,
+}  # fmt: skip
+# A thread that runs no operation for this long until a collective ends has waited for it
+_WAIT_US = 100.0
+_US = Number(0, 2**62)
+_TAG = Number(0, 2**31 - 1, whole=True)
+_EVENT: Shape = {"name": str, "cat": str, "ts": _US, "dur": _US, "args?": dict}
+_INFO: Shape = {
+    "rank": Number(0, MAX_RANKS, whole=True), "world_size": Number(1, MAX_RANKS, whole=True), "pg_config?": [dict],
+}  # fmt: skip
+_GPU = {"kernel", "gpu_memcpy", "gpu_memset"}
+_ASSUMED_OF_GPUS = (
+    "a collective waits for the kernels launched before it, unless it began before they ended",
+    "after a wait of a stream, the next kernel waits for the collectives launched before it that have ended",
+)
+_ASSUMED_OF_CPUS = (
+    f"a thread that runs nothing for {_WAIT_US:g} us until a collective ends waits for it",
+    "the thread of the training loop computes while it does not wait",
+)
+
+
+class _Span(NamedTuple):
+    """An event of a trace; times in us."""
+
+    begin: float
+    end: float
+    name: str
+    thread: Any
+    args: dict[str, Any]
+
+
+class _Call(NamedTuple):
+    """A collective, a send or a receive of an iteration; times in us.
+
+    Attributes:
+        launched: time of its call.
+        begin: its begin.
+        end: its end.
+        communication: kind, bytes and ranks.
+        returned: time at which its call returned, without what it waited for.
+    """
+
+    launched: float
+    begin: float
+    end: float
+    communication: Communication
+    returned: float
+
+
+@dataclass
+class _Trace:
+    """What a Kineto file says of a rank; times in us.
+
+    Attributes:
+        path: the file.
+        shapes: inputs of operations by id, of an execution trace.
+        info: rank, number of ranks, and groups.
+        steps: annotations of iterations.
+        optimizers: annotations of optimizer steps.
+        kernels: begin, end and correlation of what GPUs compute and copy.
+        collectives: NCCL's kernels.
+        launches: correlation -> time and thread of a launch.
+        waits: time and thread of each call that lets a stream wait.
+        ranges: what NCCL and gloo annotate.
+        parameters: operations with the parameters of collectives.
+        calls: operations of torch.distributed.
+        operations: thread -> begins and ends of operations.
+        backward: begins of operations of the backward pass.
+    """
+
+    path: Path
+    shapes: dict[int, tuple[str, dict[str, Any]]]
+    info: dict[str, Any] = field(default_factory=dict)
+    steps: list[_Span] = field(default_factory=list)
+    optimizers: list[_Span] = field(default_factory=list)
+    kernels: list[tuple[float, float, Any]] = field(default_factory=list)
+    collectives: list[_Span] = field(default_factory=list)
+    launches: dict[Any, tuple[float, Any]] = field(default_factory=dict)
+    waits: list[tuple[float, Any]] = field(default_factory=list)
+    ranges: list[_Span] = field(default_factory=list)
+    parameters: list[_Span] = field(default_factory=list)
+    calls: list[_Span] = field(default_factory=list)
+    operations: dict[Any, tuple[array[float], array[float]]] = field(
+        default_factory=lambda: defaultdict(lambda: (array("d"), array("d")))
+    )
+    backward: array[float] = field(default_factory=lambda: array("d"))
+
+    def add(self, event: Any) -> None:
+        """Keep what an event says."""
+        check(event, {"ph": str})
+        if event["ph"] != "X" or event.get("cat") == "Trace":
+            return
+        check(event, _EVENT)
+        name, kind, args = event["name"], event["cat"], event.get("args", {})
+        thread, begin = str(event.get("tid")), event["ts"]
+        span = _Span(begin, begin + event["dur"], name, thread, args)
+        if kind in _GPU:
+            if kind == "kernel" and "nccl" in name.lower():
+                self.collectives.append(span)
+            else:
+                self.kernels.append((begin, span.end, str(args.get("correlation"))))
+        elif kind in ("cuda_runtime", "cuda_driver"):
+            if name.endswith("StreamWaitEvent"):
+                self.waits.append((begin, thread))
+            elif "Launch" in name or "Mem" in name:
+                self.launches[str(args.get("correlation"))] = begin, thread
+        elif kind == "user_annotation":
+            if name.startswith("ProfilerStep#"):
+                self.steps.append(span)
+            elif name.startswith("Optimizer.step#"):
+                self.optimizers.append(span)
+            elif name.startswith(("nccl:", "gloo:")):
+                self.ranges.append(self._with_shapes(span))
+        elif kind == "cpu_op":
+            self._add_operation(span)
+
+    def _add_operation(self, span: _Span) -> None:
+        begins, ends = self.operations[span.thread]
+        begins.append(span.begin)
+        ends.append(span.end)
+        if span.name == "record_param_comms":
+            self.parameters.append(span)
+        elif span.name.startswith("c10d::"):
+            self.calls.append(self._with_shapes(span))
+        elif span.name.startswith("autograd::engine::evaluate_function"):
+            self.backward.append(span.begin)
+
+    def _with_shapes(self, span: _Span) -> _Span:
+        """Return an event with the inputs that the execution trace has of it."""
+        if "Input Dims" in span.args or not self.shapes:
+            return span
+        found = self.shapes.get(span.args.get("Record function id") or span.args.get("External id", -1))
+        if found is None:
+            return span
+        name, inputs = found
+        if name != span.name:
+            raise UsageError(f"the execution trace of {self.path} is of another run: it has {name!r} for {span.name!r}")
+        values = [str(value) for value in inputs["values"]]
+        more = {"Input Dims": inputs["shapes"], "Input type": inputs["types"], "Concrete Inputs": values}
+        return span._replace(args=span.args | more)
+
+
+def read_kineto_traces(paths: Sequence[Path], execution_traces: Sequence[Path] = ()) -> list[RankProfile]:
+    """Read Kineto traces, one per rank, as profiles.
+
+    Args:
+        paths: the files, as JSON or compressed with gzip.
+        execution_traces: PyTorch's execution traces of the same runs, in the same order.
+
+    Raises:
+        UsageError: a file cannot be read, has no iteration or no collective, or is missing.
+    """
+    if execution_traces and len(execution_traces) != len(paths):
+        raise UsageError(
+            f"{len(execution_traces)} execution traces and {len(paths)} Kineto traces: name one per Kineto trace, in "
+            "the same order"
+        )
+    found: dict[int, RankProfile] = {}
+    for place, path in enumerate(paths):
+        profile = _read(path, execution_traces[place] if execution_traces else None, len(paths))
+        if profile.rank in found:
+            raise UsageError(f"{path} and {found[profile.rank].path} are both of rank {profile.rank}: name one of them")
+        found[profile.rank] = profile
+    return [found[rank] for rank in sorted(found)]
+
+
+def _read(path: Path, execution_trace: Path | None, ranks: int) -> RankProfile:
+    trace = _Trace(path, {} if execution_trace is None else _read_shapes(execution_trace))
+    number = 0
+    try:
+        for key, value in _members(path, "traceEvents"):
+            if key == "traceEvents":
+                number += 1
+                trace.add(value)
+            elif key == "distributedInfo":
+                check(value, _INFO)
+                trace.info = value
+                if value["world_size"] != ranks or value["rank"] >= ranks:
+                    raise UsageError(
+                        f"{path} is of rank {value['rank']} of {value['world_size']}, and {counted(ranks, 'trace')} "
+                        "given: name one trace per rank"
+                    )
+        if not trace.info:
+            raise UsageError(f"{path} has no distributedInfo with rank and world_size: profile a distributed job")
+        return _profile(trace)
+    except (ValueError, LookupError, TypeError, OverflowError, AttributeError) as error:
+        raise UsageError(f"{path}, event {number} is damaged ({error}): export the trace anew") from error
+
+
+def _read_shapes(path: Path) -> dict[int, tuple[str, dict[str, Any]]]:
+    """Return name and inputs of the operations of torch.distributed and its backends, by their record function ids."""
+    found: dict[int, tuple[str, dict[str, Any]]] = {}
+    try:
+        for key, node in _members(path, "nodes"):
+            if key != "nodes" or not str(node["name"]).startswith(("c10d::", "nccl:", "gloo:")):
+                continue
+            check(node, {"name": str, "inputs": {"values": list, "shapes": list, "types": [str]}, "attrs": [dict]})
+            ids = [one["value"] for one in node["attrs"] if one.get("name") == "rf_id"]
+            found |= dict.fromkeys(ids, (node["name"], node["inputs"]))
+    except (ValueError, LookupError, TypeError) as error:
+        raise UsageError(f"{path} is not an execution trace of PyTorch ({error})") from error
+    if not found:
+        raise UsageError(f"{path} has no collective: it is not an execution trace of a distributed job of PyTorch")
+    return found
+
+
+def _members(path: Path, items: str) -> Iterator[tuple[str, Any]]:
+    """Yield key and value of the members of a JSON object in a file, and each item of one list.
+
+    Raises:
+        ShapeError: it is not such JSON, or too large.
+        UsageError: the file cannot be read.
+    """
+    try:
+        with open_regular(path) as file:
+            is_compressed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            data = gzip.GzipFile(fileobj=file) if is_compressed else file
+            yield from _Scanner(io.TextIOWrapper(data, encoding="utf-8", errors="replace")).members(items)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UsageError(f"{path} is cut short or damaged: copy it again") from error
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+
+
+class _Scanner:
+    """A JSON object in a file, of which only a part is in memory.
+
+    Numbers are taken as Python reads them: traces have infinite occupancies and ids of more than 64 bits.
+    """
+
+    def __init__(self, file: io.TextIOWrapper) -> None:
+        self._file, self._text, self._at, self._left = file, "", 0, MAX_TRACE_BYTES
+        self._decoder = json.JSONDecoder()
+
+    def members(self, items: str) -> Iterator[tuple[str, Any]]:
+        """Yield key and value of each member, and of each item of one list."""
+        self._take("{", "it is not a JSON object")
+        while self._peek() != "}":
+            key = self._value()
+            self._take(":", "a key has no value")
+            if key == items:
+                self._take("[", f"{items} is not a list")
+                while self._peek() != "]":
+                    yield key, self._value()
+                    self._separate("]")
+                self._at += 1
+            else:
+                yield str(key), self._value()
+            self._separate("}")
+
+    def _more(self) -> bool:
+        size = max(_CHUNK, len(self._text) - self._at)
+        text = self._file.read(size)
+        self._left -= len(text)
+        if self._left < 0:
+            raise ShapeError(f"it has more than {MAX_TRACE_BYTES >> 30} GiB")
+        self._text, self._at = self._text[self._at :] + text, 0
+        return bool(text)
+
+    def _peek(self) -> str:
+        while True:
+            found = _SPACE.match(self._text, self._at)
+            self._at = found.end() if found else self._at
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._more():
+                raise ShapeError("it is cut short")
+
+    def _take(self, mark: str, otherwise: str) -> None:
+        if self._peek() != mark:
+            raise ShapeError(otherwise)
+        self._at += 1
+
+    def _separate(self, end: str) -> None:
+        if self._peek() == ",":
+            self._at += 1
+        elif self._peek() != end:
+            raise ShapeError("a comma is missing")
+
+    def _value(self) -> Any:
+        self._peek()
+        while True:
+            try:
+                value, end = self._decoder.raw_decode(self._text, self._at)
+            except RecursionError:
+                raise ShapeError("it is nested too deeply") from None
+            except ValueError as error:
+                if len(self._text) - self._at > _MAX_VALUE or not self._more():
+                    raise ShapeError("it is cut short or not JSON") from error
+                continue
+            if end < len(self._text):
+                self._at = end
+                return value
+            if not self._more():  # a number may go on in what follows
+                raise ShapeError("it is cut short")
+
+
+def _profile(trace: _Trace) -> RankProfile:
+    path, steps = trace.path, sorted(trace.steps, key=lambda step: step.begin)
+    if not steps:
+        raise UsageError(f"{path} has no iteration: call step() of torch.profiler, with a schedule, in each one")
+    is_gpu = bool(trace.kernels or trace.collectives)
+    calls = sorted(_nccl_calls(trace) if is_gpu else _gloo_calls(trace), key=lambda call: (call.launched, call.begin))
+    if not calls:
+        raise UsageError(f"{path} has no collective of NCCL or gloo: profile iterations of a distributed job")
+    edges = [*(step.begin for step in steps), steps[-1].end]
+    timelines = list(_gpu_timelines(trace, calls, edges) if is_gpu else _cpu_timelines(trace, calls, edges))
+    profile = RankProfile(trace.info["rank"], path, trace.info["world_size"], [], [], "cpu", [], None)
+    profile.iterations = [timeline.iteration() for timeline in timelines]
+    profile.assumptions = list(_ASSUMED_OF_GPUS if is_gpu else _ASSUMED_OF_CPUS)
+    if is_gpu and profile.rank == 0:
+        share = sum(one.busy for one in timelines) / max(1e-9, sum(one.end - one.begin for one in timelines))
+        profile.assumptions.append(
+            f"while a GPU computes nothing and no stream waits, the host does (the GPU of rank 0 runs {share:.0%} of "
+            "the time)"
+        )
+    if not is_gpu and any(call.communication.peer is not None for call in calls):
+        profile.assumptions.append("a rank waits until what it sends or receives has ended")
+    return profile
+
+
+class _Timeline:
+    """The events of an iteration on the line of time of a rank's computation; times in us."""
+
+    def __init__(self, begin: float) -> None:
+        self.begin = self.end = begin
+        self.busy = 0.0  # in which kernels run
+        self.pending: dict[int, _Call] = {}  # for which nothing has waited
+        self._calls: list[_Call] = []
+        self._events: list[tuple[float, str, int]] = []
+
+    def mark(self, at: float, code: str) -> None:
+        """Add the begin or end of a pass, or of an optimizer step."""
+        self._events.append((at, code, -1))
+        if code == "step":
+            self.pending.clear()
+
+    def call(self, at: float, call: _Call) -> None:
+        """Add a call."""
+        number = len(self._calls)
+        self._calls.append(call)
+        self._events += [(at, "call", number), (max(at, call.returned), "called", number)]
+        if call.communication.returns_at_once:
+            self.pending[number] = call
+
+    def wait(self, begin: float, end: float, numbers: Sequence[int]) -> None:
+        """Add a wait for calls."""
+        self._events += [(begin, "wait", number) for number in numbers]
+        self._events += [(end, "waited", number) for number in numbers]
+        for number in numbers:
+            del self.pending[number]
+
+    def finish(self, at: float) -> None:
+        """End the iteration when its computation and all of its communication have ended."""
+        numbers = list(self.pending)
+        self.end = max([at, *(self.pending[number].end for number in numbers)])
+        self.wait(at, self.end, numbers)
+
+    def iteration(self) -> Iteration:
+        """Return the iteration."""
+        events = [
+            Event(self._ns(at), code, number, number if code == "call" else -1) for at, code, number in self._events
+        ]
+        events.sort(key=lambda event: event.at_ns)
+        signatures = [call.communication for call in self._calls]
+        ends_ns = {number: self._ns(call.end) for number, call in enumerate(self._calls)}
+        return Iteration(0, self._ns(self.end), 0, events, signatures, ends_ns)
+
+    def _ns(self, at: float) -> int:
+        return round((at - self.begin) * 1000)
+
+
+def _gpu_timelines(trace: _Trace, calls: Sequence[_Call], edges: Sequence[float]) -> Iterator[_Timeline]:
+    """Yield the timelines of iterations, each from the end of the kernels of the one before."""
+    steps: list[tuple[float, float, str, Any]] = [
+        (trace.launches.get(correlation, (begin, None))[0], begin, "kernel", end)
+        for begin, end, correlation in trace.kernels
+    ]
+    steps += [(call.launched, call.begin, "call", call) for call in calls]
+    steps += [(at, at, "wait", None) for at in _waits(trace)]
+    steps += [(at, at, code, None) for at, code in _marks(trace, edges)]
+    steps.sort(key=lambda step: step[:3])
+    launched = [step[0] for step in steps]
+    now = edges[0]
+    for first, last in pairwise(edges):
+        timeline, awaited = _Timeline(now), dict[int, _Call]()
+        for _, begin, code, what in steps[bisect_left(launched, first) : bisect_left(launched, last)]:
+            if code == "kernel":
+                ended = [number for number, call in awaited.items() if call.end <= begin and number in timeline.pending]
+                if ended:
+                    timeline.wait(now, max(now, *(awaited[number].end for number in ended)), ended)
+                awaited = {}
+                timeline.busy += max(0.0, what - max(now, begin))
+                now = max(now, what)
+            elif code == "call":
+                timeline.call(max(timeline.begin, min(now, begin)), what)
+            elif code == "wait":
+                awaited = dict(timeline.pending)
+            else:
+                timeline.mark(now, code)
+        timeline.finish(now)
+        yield timeline
+        now = timeline.end
+
+
+def _cpu_timelines(trace: _Trace, calls: Sequence[_Call], edges: Sequence[float]) -> Iterator[_Timeline]:
+    """Yield the timelines of iterations of the thread with the annotations of steps."""
+    begins, ends = (sorted(times) for times in trace.operations[trace.steps[0].thread])
+    launched = [call.launched for call in calls]
+    marks = _marks(trace, edges)
+    for first, last in pairwise(edges):
+        timeline = _Timeline(first)
+        for call in calls[bisect_left(launched, first) : bisect_left(launched, last)]:
+            timeline.call(call.launched, call)
+        gaps = defaultdict(list)
+        for call in timeline.pending.values():
+            ended = bisect_right(ends, call.end) - 1
+            begun = bisect_right(begins, call.end) - 1
+            is_idle = ended >= 0 and (begun < 0 or begins[begun] <= ends[ended]) and call.end <= last
+            if is_idle and call.end - max(ends[ended], call.launched) >= _WAIT_US:
+                gaps[ends[ended]].append(call.end)
+        steps: list[tuple[float, str, float]] = [(gap, "wait", max(gaps[gap])) for gap in gaps]
+        steps += [(at, code, at) for at, code in marks if first <= at < last]
+        for at, code, until in sorted(steps):
+            if code == "wait":
+                numbers = [number for number, call in timeline.pending.items() if call.end <= until]
+                timeline.wait(at, until, numbers)
+            else:
+                timeline.mark(at, code)
+        timeline.finish(last)
+        yield timeline
+
+
+def _marks(trace: _Trace, edges: Sequence[float]) -> list[tuple[float, str]]:
+    """Return begins and ends of passes and of optimizer steps, on the clock of the host."""
+    found = []
+    backward, until = sorted(trace.backward), 0.0
+    for first, last in pairwise(edges):
+        place = bisect_left(backward, first)
+        begin = backward[place] if place < len(backward) and backward[place] < last else math.inf
+        if begin < last:
+            found.append((begin, "backward"))
+        for step in sorted(trace.optimizers, key=lambda step: step.begin):
+            if first <= step.begin < last and step.begin >= until:  # not within another one
+                until = step.end
+                if begin < step.begin:
+                    found.append((step.begin, "backward_end"))
+                    begin = math.inf
+                found += [(step.begin, "step"), (step.end, "stepped")]
+    return found
+
+
+class _Enclosing:
+    """Spans of threads, found by a time within them."""
+
+    def __init__(self, spans: Sequence[_Span]) -> None:
+        self._spans = defaultdict[Any, list[_Span]](list)
+        for span in sorted(spans, key=lambda one: one.begin):
+            self._spans[span.thread].append(span)
+
+    def find(self, at: float, thread: Any) -> _Span | None:
+        """Return the last span of a thread that has begun, if it has not ended."""
+        spans = self._spans.get(thread, [])
+        place = bisect_right(spans, at, key=lambda span: span.begin) - 1
+        return spans[place] if place >= 0 and at <= spans[place].end else None
+
+
+def _launchers(trace: _Trace) -> Iterator[tuple[_Span, float, _Span | None, _Span | None]]:
+    """Yield each kernel of NCCL with the time of its launch, and the parameters and the range of its collective."""
+    parameters, ranges = _Enclosing(trace.parameters), _Enclosing(trace.ranges)
+    for kernel in trace.collectives:
+        launched, thread = trace.launches.get(str(kernel.args.get("correlation")), (kernel.begin, None))
+        yield kernel, launched, parameters.find(launched, thread), ranges.find(launched, thread)
+
+
+def _waits(trace: _Trace) -> list[float]:
+    """Return the times of waits of streams, without those that are part of a collective's launch."""
+    launchers = [span for _, _, parameters, range_ in _launchers(trace) for span in (parameters, range_) if span]
+    enclosing = _Enclosing(launchers)
+    return [at for at, thread in trace.waits if enclosing.find(at, thread) is None]
+
+
+def _nccl_calls(trace: _Trace) -> list[_Call]:
+    """Return the collectives of NCCL's kernels; several kernels of one call are one."""
+    found: dict[Any, _Call] = {}
+    for kernel, launched, parameters, range_ in _launchers(trace):
+        key = (parameters or range_ or kernel)[:4]
+        if key in found:
+            begin, end = min(found[key].begin, kernel.begin), max(found[key].end, kernel.end)
+            found[key] = found[key]._replace(begin=begin, end=end)
+            continue
+        args = next((one.args for one in (kernel, parameters) if one and "Collective name" in one.args), None)
+        if args is not None:
+            kind = _kind(trace, args["Collective name"])
+            check(args, {"In msg nelems": COUNT, "dtype": str})
+            size_bytes = args["In msg nelems"] * _element_bytes(args["dtype"])
+        elif range_ is not None:
+            args, kind, size_bytes = {}, _kind(trace, range_.name), _input_bytes(trace, range_)
+        else:
+            raise UsageError(
+                f"{trace.path}: kernel {kernel.name[:60]} has no collective name and size: record it with "
+                "record_shapes=True and a recent PyTorch, and without coalesced collectives"
+            )
+        size_bytes = 0 if kind == "barrier" else size_bytes
+        peer = args.get({"send": "Dst Rank", "recv": "Src Rank"}.get(kind, ""))
+        communication = Communication(kind, size_bytes, _group(trace, args), peer, backend="nccl")
+        found[key] = _Call(launched, kernel.begin, kernel.end, communication, launched)
+    return list(found.values())
+
+
+def _gloo_calls(trace: _Trace) -> list[_Call]:
+    """Return the calls that gloo carried out: the first range of its kind that begins after a call is its own."""
+    ranges: dict[str, deque[_Span]] = defaultdict(deque)
+    for one in sorted(trace.ranges, key=lambda span: span.begin):
+        ranges[_kind(trace, one.name)].append(one)
+    found = []
+    for call in sorted(trace.calls, key=lambda span: span.begin):
+        kind = _kind(trace, call.name)
+        waiting = ranges[kind] or ranges[CARRIED_OUT_AS.get(kind, kind)]
+        while waiting and waiting[0].begin < call.begin:
+            waiting.popleft()
+        if not waiting:
+            continue
+        one = waiting.popleft()
+        size_bytes = 0 if kind == "barrier" else _input_bytes(trace, one)
+        # operations have their options last: of a collective, that it returns at once, and a timeout
+        values = [str(value) for value in call.args.get("Concrete Inputs", [])][-2:]
+        communication = Communication(kind, size_bytes, _group(trace, {}), backend="gloo")
+        if kind in ("send", "recv"):
+            peer, tag = map(int, values)
+            check(tag, _TAG, "a tag")
+            communication = communication._replace(peer=peer, tag=tag, returns_at_once=False)
+        elif values[:1] == ["False"]:
+            communication = communication._replace(returns_at_once=False)
+        returned = call.end if communication.returns_at_once else max(call.end, one.end)
+        found.append(_Call(call.begin, one.begin, one.end, communication, returned))
+    return found
+
+
+def _kind(trace: _Trace, name: Any) -> str:
+    """Return the kind of communication of PyTorch's name for it."""
+    letters = str(name).rpartition(":")[2].replace("_", "").lower()
+    kind = next((kind for begin, kind in _KINDS.items() if letters.startswith(begin)), None)
+    if kind is None:
+        raise UsageError(f"{trace.path} has a collective {str(name)[:40]!r}, of which kind and size are not recorded")
+    return kind
+
+
+def _element_bytes(name: str) -> int:
+    plain = name.lower().replace("c10::", "")
+    plain = plain.rpartition("tensor(")[2].rstrip(")]")
+    if plain.startswith("float8"):
+        return 1
+    if plain not in _ELEMENT_BYTES:
+        raise ShapeError(f"the type {name[:40]!r} of elements is unknown")
+    return _ELEMENT_BYTES[plain]
+
+
+def _input_bytes(trace: _Trace, one: _Span) -> int:
+    """Return the bytes of the tensors that a range has as inputs."""
+    if not one.args.get("Input Dims"):
+        raise UsageError(
+            f"{trace.path} has no size of {one.name}: profile with record_shapes=True, or add --execution-trace"
+        )
+    total = 0
+    for dimensions, kind in zip(one.args["Input Dims"], one.args["Input type"], strict=False):
+        check(dimensions, [(COUNT, [COUNT])])
+        shapes = dimensions if dimensions and isinstance(dimensions[0], list) else [dimensions]
+        if any(len(shape) > _MAX_DIMENSIONS for shape in shapes):
+            raise ShapeError(f"a tensor has more than {_MAX_DIMENSIONS} dimensions")
+        total += sum(math.prod(shape) for shape in shapes) * _element_bytes(kind)
+    check(total, COUNT, "the bytes of a collective")
+    return total
+
+
+def _group(trace: _Trace, args: dict[str, Any]) -> tuple[int, ...]:
+    """Return the ranks of a collective."""
+    every, size, text = range(trace.info["world_size"]), args.get("Group size"), args.get("Process Group Ranks")
+    groups = trace.info.get("pg_config", [])
+    if size == len(every) or (size is None and len(groups) < 2):
+        return tuple(every)
+    name = args.get("Process Group Name")
+    texts = [text, *(one.get("ranks") for one in groups if name is not None and one.get("pg_name") == name)]
+    for each in texts:  # the first one is cut short in large groups
+        ranks = [int(rank) for rank in re.findall(r"\d+", str(each))]
+        if len(ranks) == size and set(ranks) <= set(every):
+            return tuple(ranks)
+    raise UsageError(f"{trace.path} does not say which ranks take part in a collective: use a recent PyTorch with NCCL")

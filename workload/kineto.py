@@ -51,10 +51,11 @@ _INFO: Shape = {
 _GPU = {"kernel", "gpu_memcpy", "gpu_memset"}
 _ASSUMED_OF_GPUS = (
     "a collective waits for the kernels launched before it, unless it began before they ended",
-    "after a wait of a stream, the next kernel waits for the collectives launched before it that have ended",
+    "the kernel after a wait of a stream, and the first of an optimizer step, wait for the collectives that have ended",
 )
 _ASSUMED_OF_CPUS = (
     f"a thread that runs nothing for {_WAIT_US:g} us until a collective ends waits for it",
+    "an optimizer step waits for the collectives that have ended before it",
     "the thread of the training loop computes while it does not wait",
 )
 
@@ -217,8 +218,8 @@ def _read(path: Path, execution_trace: Path | None, ranks: int) -> RankProfile:
                 trace.info = value
                 if value["world_size"] != ranks or value["rank"] >= ranks:
                     raise UsageError(
-                        f"{path} is of rank {value['rank']} of {value['world_size']}, and {counted(ranks, 'trace')} "
-                        "given: name one trace per rank"
+                        f"{path} is of rank {value['rank']} of {value['world_size']}, but --kineto names "
+                        f"{counted(ranks, 'trace')}: name one per rank"
                     )
         if not trace.info:
             raise UsageError(f"{path} has no distributedInfo with rank and world_size: profile a distributed job")
@@ -256,7 +257,8 @@ def _members(path: Path, items: str) -> Iterator[tuple[str, Any]]:
             is_compressed = file.read(2) == b"\x1f\x8b"
             file.seek(0)
             data = gzip.GzipFile(fileobj=file) if is_compressed else file
-            yield from _Scanner(io.TextIOWrapper(data, encoding="utf-8", errors="replace")).members(items)
+            with io.TextIOWrapper(data, encoding="utf-8", errors="replace") as text:
+                yield from _Scanner(text).members(items)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UsageError(f"{path} is cut short or damaged: copy it again") from error
     except OSError as error:
@@ -373,8 +375,6 @@ class _Timeline:
     def mark(self, at: float, code: str) -> None:
         """Add the begin or end of a pass, or of an optimizer step."""
         self._events.append((at, code, -1))
-        if code == "step":
-            self.pending.clear()
 
     def call(self, at: float, call: _Call) -> None:
         """Add a call."""
@@ -435,10 +435,11 @@ def _gpu_timelines(trace: _Trace, calls: Sequence[_Call], edges: Sequence[float]
                 now = max(now, what)
             elif code == "call":
                 timeline.call(max(timeline.begin, min(now, begin)), what)
-            elif code == "wait":
-                awaited = dict(timeline.pending)
             else:
-                timeline.mark(now, code)
+                if code in ("wait", "step"):
+                    awaited = dict(timeline.pending)
+                if code != "wait":
+                    timeline.mark(now, code)
         timeline.finish(now)
         yield timeline
         now = timeline.end
@@ -463,11 +464,10 @@ def _cpu_timelines(trace: _Trace, calls: Sequence[_Call], edges: Sequence[float]
         steps: list[tuple[float, str, float]] = [(gap, "wait", max(gaps[gap])) for gap in gaps]
         steps += [(at, code, at) for at, code in marks if first <= at < last]
         for at, code, until in sorted(steps):
-            if code == "wait":
-                numbers = [number for number, call in timeline.pending.items() if call.end <= until]
-                timeline.wait(at, until, numbers)
-            else:
+            if code != "wait":
                 timeline.mark(at, code)
+            if code in ("wait", "step"):
+                timeline.wait(at, until, [number for number, call in timeline.pending.items() if call.end <= until])
         timeline.finish(last)
         yield timeline
 

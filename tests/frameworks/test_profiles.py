@@ -15,7 +15,7 @@ import pytest
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.lowering import Algorithms, lower
 from ringtap.workload.profile import RankProfile, profile_workload, read_profiles
-from ringtap.workload.workload import Workload, kind_of, peer_of, size_of
+from ringtap.workload.workload import Workload, kind_of, peer_of, read_workload, size_of
 
 JOB = Path(__file__).resolve().parent / "jobs" / "profiled.py"
 RINGTAP = [sys.executable, "-m", "ringtap"]
@@ -176,6 +176,21 @@ def test_a_job_that_profiles_itself_keeps_its_profiler(tmp_path: Path) -> None:
     check_unharmed(done, "profiles_itself")
     # the iterations before the job's own profiler, in which ringtap's saw the collectives
     assert [size for _, size in communication(done.workload.traces[0])] == [4 * PARAMETERS]
+
+
+def test_a_trace_of_the_profiler_of_pytorch_gives_the_same_workload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACES", str(tmp_path))
+    done = profiled(tmp_path, "traces_itself", 20)
+    traces = [str(path) for path in sorted(tmp_path.glob("rank*.json.gz"))]
+    made = run([*RINGTAP, "workload", "new", "--kineto", *traces, "-o", str(tmp_path / "w")]).stdout
+    assert "Assumed: a thread that runs nothing for 100 us until a collective ends waits for it" in made
+    traced, own = read_workload(tmp_path / "w"), done.workload
+    assert [communication(nodes) for nodes in traced.traces] == [communication(nodes) for nodes in own.traces]
+    assert traced.groups == own.groups == {}
+    # PyTorch's profiler notes every operation, and two ranks with two threads of gloo each share the cores
+    assert 0.6 < traced.about["compute_s"] / own.about["compute_s"] < 1.7
 
 
 def test_a_killed_job_keeps_what_was_recorded(tmp_path: Path) -> None:

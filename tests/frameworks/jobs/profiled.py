@@ -116,6 +116,23 @@ def profiles_itself(iterations: int) -> Any:
     return replica
 
 
+def traces_itself(iterations: int) -> Any:
+    """Train after ringtap's profile is complete, and export a trace of each rank into the folder TRACES."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 8))
+    replica = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(replica.parameters(), lr=0.01)
+    train(replica, 24, optimizer=optimizer)
+    schedule = torch.profiler.schedule(wait=1, warmup=2, active=iterations, repeat=1)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, schedule=schedule, record_shapes=True) as own:
+        for _ in range(iterations + 3):
+            train(replica, 1, optimizer=optimizer)
+            own.step()
+    own.export_chrome_trace(str(Path(os.environ["TRACES"]) / f"rank{dist.get_rank()}.json.gz"))
+    return replica
+
+
 def is_killed(iterations: int) -> Any:
     replica = nn.parallel.DistributedDataParallel(small_model())
     train(replica, 10)
@@ -180,7 +197,10 @@ def wide_resnet(iterations: int) -> Any:
     return replica
 
 
-KINDS = (ddp, fsdp, fully_shard, collectives, pipeline, compiled, profiles_itself, is_killed, scale_model, wide_resnet)
+KINDS = (
+    ddp, fsdp, fully_shard, collectives, pipeline, compiled, profiles_itself, traces_itself, is_killed, scale_model,
+    wide_resnet,
+)  # fmt: skip
 
 
 def main() -> None:

@@ -1,0 +1,336 @@
+"""Workloads of Kineto traces that are written here, with known times; a real one is in tests/frameworks."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ringtap.errors import UsageError
+from ringtap.workload import kineto
+from ringtap.workload.execution_trace import Collective, NodeType
+from ringtap.workload.kineto import read_kineto_traces
+from ringtap.workload.profile import profile_workload
+from ringtap.workload.workload import Workload, kind_of, peer_of, size_of
+
+START = 4_756_021_649_552.75  # us, as of a host that runs for weeks
+MAIN, BACKWARD = 100, 101
+STEP_US = 1000.0
+
+
+def event(category: str, name: str, begin: float, length: float, thread: int = MAIN, **args: Any) -> dict[str, Any]:
+    item = {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": thread}
+    return item | {"ts": START + begin, "dur": length, "args": args}
+
+
+def kernel(launched: float, begin: float, length: float, thread: int = MAIN, name: str = "gemm", **args: Any) -> Any:
+    number = round(launched * 10)
+    runtime = event("cuda_runtime", "cudaLaunchKernel", launched, 1, thread, correlation=number)
+    return [runtime, event("kernel", name, begin, length, 7, correlation=number, **args)]
+
+
+def stream_wait(at: float, thread: int = BACKWARD) -> dict[str, Any]:
+    return event("cuda_runtime", "cudaStreamWaitEvent", at, 1, thread, correlation=round(at * 10))
+
+
+def metadata(kind: str, elements: int, dtype: str = "Float", ranks: Any = (0, 1), **more: Any) -> dict[str, Any]:
+    item = {"Collective name": kind, "In msg nelems": elements, "dtype": dtype, "Group size": len(ranks)}
+    return item | {"Process Group Name": "0", "Process Group Ranks": str(list(ranks))} | more
+
+
+def nccl(launched: float, begin: float, length: float, **args: Any) -> list[Any]:
+    """A collective of NCCL with the waits that are part of its launch."""
+    launch = kernel(launched, begin, length, BACKWARD, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", **args)
+    call = event("cpu_op", "record_param_comms", launched - 3, 6, BACKWARD, **args)
+    return [call, stream_wait(launched - 2), *launch, stream_wait(launched + 2)]
+
+
+def gpu_step(number: int) -> list[Any]:
+    """Two buckets of DDP: the first within the backward pass, the second longer than it."""
+    at = number * STEP_US
+    backward = [
+        event("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", at + 60, 10, BACKWARD),
+        *kernel(at + 62, at + 220, 180, BACKWARD),  # until 400
+        *nccl(at + 80, at + 401, 150, **metadata("allreduce", 1000)),
+        *kernel(at + 92, at + 400, 200, BACKWARD),  # until 600
+        *nccl(at + 100, at + 601, 199, **metadata("allreduce", 500, "BFloat16")),
+        stream_wait(at + 110),
+        stream_wait(at + 112),
+    ]
+    optimizer = [event("user_annotation", "Optimizer.step#SGD.step", at + 120, 20), *kernel(at + 125, at + 802, 98)]
+    step = event("user_annotation", f"ProfilerStep#{number}", at, STEP_US - 5)
+    return [step, *kernel(at + 20, at + 100, 100), *kernel(at + 30, at + 210, 10), *backward, *optimizer]
+
+
+def trace(events: list[Any], rank: int = 0, ranks: int = 2, **more: Any) -> dict[str, Any]:
+    info = {"backend": "nccl", "rank": rank, "world_size": ranks, "pg_config": [{"pg_name": "0", "ranks": []}]}
+    return {"schemaVersion": 1, "distributedInfo": info | more, "traceEvents": events, "traceName": "t"}
+
+
+def gpu_events(steps: int = 3) -> list[Any]:
+    meta = {"ph": "M", "name": "process_name", "args": {"name": "python"}}
+    return [meta, *(one for number in range(steps) for one in gpu_step(number))]
+
+
+def write(path: Path, item: Any) -> Path:
+    data = json.dumps(item).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def made(*paths: Path, execution_traces: tuple[Path, ...] = ()) -> Workload:
+    return profile_workload(read_kineto_traces(paths, execution_traces), "run")
+
+
+def of_one_rank(folder: Path, events: list[Any], **more: Any) -> Workload:
+    return made(write(folder / "one.json", trace(events, ranks=1, **more)))
+
+
+def rows(workload: Workload, rank: int = 0) -> list[tuple[str, int, list[int]]]:
+    return [(node.name, node.duration_us, sorted(node.deps)) for node in workload.traces[rank]]
+
+
+def communication(workload: Workload, rank: int = 0) -> list[tuple[Any, int]]:
+    sized = [node for node in workload.traces[rank] if node.type == NodeType.COMM_COLL]
+    return [(kind_of(node), size_of(node)) for node in sized]
+
+
+def test_buckets_of_ddp_on_gpus(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"{rank}.json{'.gz' * rank}", trace(gpu_events(), rank)) for rank in range(2)]
+    workload = made(*reversed(paths))
+    assert communication(workload, 1) == [(Collective.ALL_REDUCE, 4000), (Collective.ALL_REDUCE, 1000)]
+    # From the end of the last kernel before, 900, the host computes until 1100; from 800 on the optimizer can run.
+    assert rows(workload) == [
+        ("forward", 320, []), ("backward", 180, [1]), ("all_reduce0", 0, [2]), ("backward", 200, [2]),
+        ("all_reduce1", 0, [3, 4]), ("backward", 0, [4]), ("between", 0, [6]), ("optimizer", 100, [3, 5, 7]),
+    ]  # fmt: skip
+    about = workload.about
+    assert (about["iteration_s"], about["typical_share"]) == (0.001, 1.0)
+    assert any("the GPU of rank 0 runs 6" in text for text in about["assumptions"])
+
+
+def test_a_collective_that_began_early_waits_for_less(tmp_path: Path) -> None:
+    def step(number: int) -> list[Any]:
+        at = number * STEP_US
+        first = event("user_annotation", f"ProfilerStep#{number}", at, STEP_US)
+        return [first, *kernel(at + 10, at + 20, 400), *nccl(at + 30, at + 120, 100, **one_rank)]
+
+    one_rank = metadata("broadcast", 8, ranks=[0])
+    workload = of_one_rank(tmp_path, [*step(0), *step(1)])
+    assert [name for name, *_ in rows(workload)] == ["input", "broadcast0", "input", "input"]
+    assert rows(workload)[-1][2] == [2, 3]  # an iteration ends when its communication has ended
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "kind", "size_bytes"),
+    [
+        ("_allgather_base", "Half", Collective.ALL_GATHER, 2000),
+        ("allgather_into_tensor_coalesced", "Float", Collective.ALL_GATHER, 4000),
+        ("_reduce_scatter_base", "BFloat16", Collective.REDUCE_SCATTER, 2000),
+        ("reduce", "Double", Collective.REDUCE, 8000),
+        ("all_to_allv", "Long", Collective.ALL_TO_ALL, 8000),
+        ("broadcast", "Float8_e4m3fn", Collective.BROADCAST, 1000),
+        ("barrier", "Byte", Collective.BARRIER, 0),
+    ],
+)
+def test_names_and_types_of_pytorch(tmp_path: Path, name: str, dtype: str, kind: Collective, size_bytes: int) -> None:
+    step = event("user_annotation", "ProfilerStep#1", 0, STEP_US)
+    workload = of_one_rank(tmp_path, [step, *nccl(20, 40, 10, **metadata(name, 1000, dtype, [0]))])
+    assert communication(workload) == [(kind, size_bytes)]
+
+
+def test_groups_and_messages_of_nccl(tmp_path: Path) -> None:
+    paths = []
+    for rank in range(4):
+        pair = [0, 1] if rank < 2 else [2, 3]
+        if rank == 3:  # a list that PyTorch has cut short
+            reduce = metadata("allreduce", 100, ranks=pair) | {"Process Group Ranks": "[2, ...]"}
+        else:
+            reduce = metadata("allreduce", 100, ranks=pair)
+        peer = {"Dst Rank": rank + 2} if rank < 2 else {"Src Rank": rank - 2}
+        message = metadata("send" if rank < 2 else "recv", 64, ranks=range(4), **peer)
+        step = event("user_annotation", "ProfilerStep#1", 0, STEP_US)
+        events = [step, *nccl(20, 40, 10, **reduce), *nccl(60, 70, 10, **message)]
+        groups = [{"pg_name": "0", "ranks": pair}, {"pg_name": "1", "ranks": [0, 1, 2, 3]}]
+        paths.append(write(tmp_path / f"{rank}.json", trace(events, rank, 4, pg_config=groups)))
+    workload = made(*paths)
+    assert sorted(workload.groups.values()) == [[0, 1], [2, 3]]
+    messages = [[node for node in nodes if node.type in (NodeType.COMM_SEND, NodeType.COMM_RECV)]
+                for nodes in workload.traces]  # fmt: skip
+    assert [(peer_of(node), size_of(node)) for (node,) in messages] == [(2, 256), (3, 256), (0, 256), (1, 256)]
+
+
+def test_older_kernels_have_their_sizes_in_the_annotation(tmp_path: Path) -> None:
+    step = event("user_annotation", "ProfilerStep#1", 0, STEP_US)
+    note = event("user_annotation", "nccl:_all_gather_base", 19, 5, **{"Input Dims": [[8, 4]], "Input type": ["float"]})
+    launch = kernel(20, 40, 10, MAIN, "ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclWorkElem)")
+    again = kernel(21, 51, 10, MAIN, "ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclWorkElem)")
+    assert communication(of_one_rank(tmp_path, [step, note, *launch, *again])) == [(Collective.ALL_GATHER, 128)]
+    del note["args"]["Input Dims"]
+    with pytest.raises(UsageError, match="no size of nccl:_all_gather_base: profile with record_shapes=True"):
+        of_one_rank(tmp_path, [step, note, *launch])
+    with pytest.raises(UsageError, match="has no collective name and size"):
+        of_one_rank(tmp_path, [step, *launch])
+    with pytest.raises(UsageError, match="has a collective 'coalesced'"):
+        of_one_rank(tmp_path, [step, *nccl(20, 40, 10, **metadata("coalesced", 0))])
+
+
+def gloo_step(number: int, shapes: bool = True) -> list[Any]:
+    """An asynchronous all-reduce that ends while the thread does nothing, and a blocking all-gather."""
+    at = number * STEP_US
+    dims = {"Input Dims": [[10, 10]], "Input type": ["float"]} if shapes else {}
+    values = [{"Concrete Inputs": ["", "", is_async, "-1"]} if shapes else {} for is_async in ("True", "False")]
+    ids = [{"Record function id": number * 4 + place + 1} for place in range(4)]
+    return [
+        event("user_annotation", f"ProfilerStep#{number}", at, STEP_US),
+        event("cpu_op", "aten::mm", at, 100),
+        event("cpu_op", "c10d::allreduce_", at + 100, 20, **values[0], **ids[0]),
+        event("user_annotation", "gloo:all_reduce", at + 110, 390, 200, **dims, **ids[1]),  # until 500
+        event("cpu_op", "aten::mm", at + 120, 80),  # until 200
+        event("cpu_op", "aten::mm", at + 510, 90),  # until 600
+        event("cpu_op", "c10d::allgather_", at + 600, 10, **values[1], **ids[2]),
+        event("user_annotation", "gloo:all_gather", at + 605, 45, 200, **dims, **ids[3]),  # until 650
+        event("cpu_op", "aten::mm", at + 660, 40),
+    ]
+
+
+def test_gloo_and_the_thread_of_the_training_loop(tmp_path: Path) -> None:
+    workload = of_one_rank(tmp_path, [*gloo_step(0), *gloo_step(1)])
+    assert rows(workload) == [
+        ("input", 100, []), ("all_reduce0", 0, [1]), ("input", 100, [1]), ("input", 100, [2, 3]),
+        ("all_gather1", 0, [4]), ("input", 350, [5]),
+    ]  # fmt: skip
+    assert communication(workload) == [(Collective.ALL_REDUCE, 400), (Collective.ALL_GATHER, 400)]
+    two_groups = [{"pg_name": name, "ranks": [0]} for name in "01"]
+    with pytest.raises(UsageError, match="does not say which ranks take part"):
+        of_one_rank(tmp_path, gloo_step(0), pg_config=two_groups)
+
+
+def test_an_execution_trace_adds_shapes(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.json", trace([*gloo_step(0, False), *gloo_step(1, False)], ranks=1))
+    with pytest.raises(UsageError, match="has no size of gloo:all_reduce"):
+        made(path)
+    nodes = []
+    for number in range(2):
+        for place, name in enumerate(["c10d::allreduce_", "gloo:all_reduce", "c10d::allgather_", "gloo:all_gather"]):
+            values = ["<Object>", place == 0, -1]
+            inputs = {"values": values, "shapes": [[[10, 10]]], "types": ["GenericList[Tensor(c10::Half)]"]}
+            attributes = [{"name": "rf_id", "type": "uint64", "value": number * 4 + place + 1}]
+            nodes.append({"id": len(nodes), "name": name, "inputs": inputs, "attrs": attributes})
+    shapes = write(tmp_path / "et.json", {"schema": "1.1.1-chakra.0.0.4", "nodes": nodes})
+    workload = made(path, execution_traces=(shapes,))
+    assert communication(workload) == [(Collective.ALL_REDUCE, 200), (Collective.ALL_GATHER, 200)]
+    assert rows(workload) == rows(of_one_rank(tmp_path, [*gloo_step(0), *gloo_step(1)]))
+    nodes[0]["name"] = "c10d::broadcast_"
+    write(shapes, {"nodes": nodes})
+    with pytest.raises(UsageError, match="is of another run: it has 'c10d::broadcast_' for 'c10d::allreduce_'"):
+        made(path, execution_traces=(shapes,))
+    write(shapes, {"nodes": []})
+    with pytest.raises(UsageError, match="is not an execution trace of a distributed job"):
+        made(path, execution_traces=(shapes,))
+    with pytest.raises(UsageError, match="2 execution traces and 1 Kineto trace"):
+        made(path, execution_traces=(shapes, shapes))
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    one = write(tmp_path / "one.json", trace(gpu_events()))
+    with pytest.raises(UsageError, match="is of rank 0 of 2, but --kineto names 1 trace: name one per rank"):
+        made(one)
+    with pytest.raises(UsageError, match="are both of rank 0"):
+        made(one, one)
+    steps = [each for each in gpu_events() if not each["name"].startswith("ProfilerStep")]
+    for item, says in (
+        ({"traceEvents": gpu_events()}, "has no distributedInfo"),
+        (trace(steps, ranks=1), "has no iteration: call step"),
+        (trace(gpu_step(0)[:5], ranks=1), "has no collective of NCCL or gloo"),
+        (trace([event("kernel", "k", 0, -1)], ranks=1), "event 1 is damaged .dur is not a number of at least 0"),
+        (trace([1], ranks=1), "event 1 is damaged .it is not an object"),
+        ([], "it is not a JSON object"),
+        ({"traceEvents": {}}, "traceEvents is not a list"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            made(write(tmp_path / "wrong.json", item))
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        made(tmp_path / "none.json")
+    with pytest.raises(UsageError, match="cannot be read: it is not a regular file"):
+        made(Path("/dev/zero"))
+
+
+def test_hostile_files_end_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trace.json.gz"
+    whole = gzip.compress(json.dumps(trace(gpu_events(), ranks=1)).encode())
+    for data, says in (
+        (whole[: len(whole) // 2], "is cut short or damaged"),
+        (b'{"a": ' + b"[" * 200_000, "nested too deeply"),
+        (b'{"traceEvents": [' + b'{"a":' * 200_000, "nested too deeply"),
+        (b'{"traceEvents": [{"name"', "cut short or not JSON"),
+        (b'{"traceEvents": [12', "cut short"),
+        (b'{"traceEvents": [] "a"', "a comma is missing"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(UsageError, match=says):
+            made(path)
+    step = event("user_annotation", "ProfilerStep#1", 0, STEP_US)
+    wide = {"Input Dims": [[2**50] * 100_000], "Input type": ["float"]}
+    note = event("user_annotation", "nccl:all_reduce", 19, 5, **wide)
+    with pytest.raises(UsageError, match="more than 64 dimensions"):
+        of_one_rank(tmp_path, [step, note, *kernel(20, 40, 10, MAIN, "ncclKernel_AllReduce")])
+    monkeypatch.setattr(kineto, "MAX_TRACE_BYTES", 1 << 20)
+    bomb = zlib.compressobj(wbits=31)
+    path.write_bytes(bomb.compress(b'{"a": 1' + b" " * (3 << 20)) + bomb.flush())
+    with pytest.raises(UsageError, match="it has more than"):
+        made(path)
+
+
+def test_damaged_traces_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    random_ = random.Random(7)
+    values = ["null", "-1", "1e400", '"x"', "[]", "{}", "99999999999999999999", "NaN", "true", "0"]
+    for events in (gpu_events(), [*gloo_step(0), *gloo_step(1)]):
+        whole = json.dumps(trace(events, ranks=1))
+        for number in range(300):
+            text = whole
+            for _ in range(random_.randint(1, 3)):
+                place = random_.randrange(len(text))
+                kind = random_.randrange(8)
+                if kind < 3:
+                    text = text[:place] + random_.choice('0123456789"[]{},:x\n\x00') + text[place + 1 :]
+                elif kind == 3:
+                    text = text[: place + 1]
+                else:
+                    end = min((text.find(mark, place) for mark in ",]}" if text.find(mark, place) > 0), default=place)
+                    begin = max(text.rfind(mark, 0, place) for mark in ",[:") + 1
+                    text = text[:begin] + random_.choice(values) + text[end:]
+            path = tmp_path / "trace.json"
+            path.write_bytes(gzip.compress(text.encode())[: None if number % 9 else -9])
+            try:
+                made(path)
+            except UsageError as error:
+                assert "\n" not in str(error)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.text(), JSON, max_size=4), st.lists(JSON, max_size=6), st.integers(1, 40))
+def test_members_are_those_of_the_json_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: dict[str, Any], items: list[Any], chunk: int
+) -> None:
+    monkeypatch.setattr(kineto, "_CHUNK", chunk)
+    path = tmp_path / "members.json"
+    others.pop("items", None)
+    path.write_text(json.dumps(others | {"items": items}, indent=chunk % 3 or None))
+    found = list(kineto._members(path, "items"))
+    assert [value for key, value in found if key == "items"] == items
+    assert {key: value for key, value in found if key != "items"} == others

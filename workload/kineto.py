@@ -28,9 +28,9 @@ from ringtap.units import counted
 from ringtap.workload.execution_trace import Collective
 from ringtap.workload.profile import CARRIED_OUT_AS, MAX_RANKS, Communication, Event, Iteration, RankProfile
 
-MAX_TRACE_BYTES = 4 << 30  # uncompressed
+MAX_TRACE_BYTES, MAX_EVENTS = 4 << 30, 20_000_000  # uncompressed
 _MAX_VALUE, _CHUNK = 16 << 20, 1 << 20  # characters of an event, and of a read
-_MAX_DIMENSIONS = 64  # of a tensor, as in PyTorch
+_MAX_DIMENSIONS = 64  # of a tensor in PyTorch
 _SPACE = re.compile(r"[ \t\r\n]*")
 # kinds by how PyTorch's names begin: allreduce_, _allgather_base, reduce_scatter_tensor_coalesced, all_to_allv ...
 _KINDS = {one.name.replace("_", "").lower(): one.name.lower() for one in sorted(Collective, key=lambda one: -one)}
@@ -41,7 +41,7 @@ _ELEMENT_BYTES = {
     "complexdouble": 16, "complex<double>": 16,
 }  # fmt: skip
 # A thread that runs no operation for this long until a collective ends has waited for it
-_WAIT_US = 100.0
+WAIT_S = 1e-4
 _US = Number(0, 2**62)
 _TAG = Number(0, 2**31 - 1, whole=True)
 _EVENT: Shape = {"name": str, "cat": str, "ts": _US, "dur": _US, "args?": dict}
@@ -54,7 +54,7 @@ _ASSUMED_OF_GPUS = (
     "the kernel after a wait of a stream, and the first of an optimizer step, wait for the collectives that have ended",
 )
 _ASSUMED_OF_CPUS = (
-    f"a thread that runs nothing for {_WAIT_US:g} us until a collective ends waits for it",
+    f"a thread that runs nothing for {1e3 * WAIT_S:g} ms until a collective ends waits for it",
     "an optimizer step waits for the collectives that have ended before it",
     "the thread of the training loop computes while it does not wait",
 )
@@ -212,6 +212,8 @@ def _read(path: Path, execution_trace: Path | None, ranks: int) -> RankProfile:
         for key, value in _members(path, "traceEvents"):
             if key == "traceEvents":
                 number += 1
+                if number > MAX_EVENTS:
+                    raise UsageError(f"{path} has more than {MAX_EVENTS:,} events: profile fewer iterations")
                 trace.add(value)
             elif key == "distributedInfo":
                 check(value, _INFO)
@@ -459,7 +461,7 @@ def _cpu_timelines(trace: _Trace, calls: Sequence[_Call], edges: Sequence[float]
             ended = bisect_right(ends, call.end) - 1
             begun = bisect_right(begins, call.end) - 1
             is_idle = ended >= 0 and (begun < 0 or begins[begun] <= ends[ended]) and call.end <= last
-            if is_idle and call.end - max(ends[ended], call.launched) >= _WAIT_US:
+            if is_idle and call.end - max(ends[ended], call.launched) >= 1e6 * WAIT_S:
                 gaps[ends[ended]].append(call.end)
         steps: list[tuple[float, str, float]] = [(gap, "wait", max(gaps[gap])) for gap in gaps]
         steps += [(at, code, at) for at, code in marks if first <= at < last]

@@ -254,7 +254,7 @@ def _read_profile(path: Path, rank: int) -> RankProfile:
     if found.device != "cpu":
         raise UsageError(
             f"{path}: the job computed on {found.device}, of which the processes see only when work is handed over; "
-            "use a trace of PyTorch's profiler"
+            "use traces of torch.profiler (ringtap workload new --kineto)"
         )
     return found
 

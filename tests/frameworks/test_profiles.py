@@ -185,12 +185,12 @@ def test_a_trace_of_the_profiler_of_pytorch_gives_the_same_workload(
     done = profiled(tmp_path, "traces_itself", 20)
     traces = [str(path) for path in sorted(tmp_path.glob("rank*.json.gz"))]
     made = run([*RINGTAP, "workload", "new", "--kineto", *traces, "-o", str(tmp_path / "w")]).stdout
-    assert "Assumed: a thread that runs nothing for 100 us until a collective ends waits for it" in made
+    assert "Assumed: a thread that runs nothing for 0.1 ms until a collective ends waits for it" in made
     traced, own = read_workload(tmp_path / "w"), done.workload
     assert [communication(nodes) for nodes in traced.traces] == [communication(nodes) for nodes in own.traces]
     assert traced.groups == own.groups == {}
-    # PyTorch's profiler notes every operation, and two ranks with two threads of gloo each share the cores
-    assert 0.6 < traced.about["compute_s"] / own.about["compute_s"] < 1.7
+    # Of other iterations, in which PyTorch's profiler notes every operation; ranks and threads of gloo share the cores.
+    assert 0.4 < traced.about["compute_s"] / own.about["compute_s"] < 2.5
 
 
 def test_a_killed_job_keeps_what_was_recorded(tmp_path: Path) -> None:

@@ -282,6 +282,9 @@ def test_hostile_files_end_in_a_sentence(tmp_path: Path, monkeypatch: pytest.Mon
     note = event("user_annotation", "nccl:all_reduce", 19, 5, **wide)
     with pytest.raises(UsageError, match="more than 64 dimensions"):
         of_one_rank(tmp_path, [step, note, *kernel(20, 40, 10, MAIN, "ncclKernel_AllReduce")])
+    monkeypatch.setattr(kineto, "MAX_EVENTS", 10)
+    with pytest.raises(UsageError, match="has more than 10 events: profile fewer iterations"):
+        of_one_rank(tmp_path, gpu_events())
     monkeypatch.setattr(kineto, "MAX_TRACE_BYTES", 1 << 20)
     bomb = zlib.compressobj(wbits=31)
     path.write_bytes(bomb.compress(b'{"a": 1' + b" " * (3 << 20)) + bomb.flush())

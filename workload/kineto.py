@@ -31,7 +31,7 @@ from ringtap.workload.profile import CARRIED_OUT_AS, MAX_RANKS, Communication, E
 MAX_TRACE_BYTES, MAX_EVENTS = 4 << 30, 20_000_000  # uncompressed
 _MAX_VALUE, _CHUNK = 16 << 20, 1 << 20  # characters of an event, and of a read
 _MAX_DIMENSIONS = 64  # of a tensor in PyTorch
-_SPACE = re.compile(r"[ \t\r\n]*")
+_SPACE, _AFTER_VALUES = re.compile(r"[ \t\r\n]*"), set(" \t\r\n,:]}")
 # kinds by how PyTorch's names begin: allreduce_, _allgather_base, reduce_scatter_tensor_coalesced, all_to_allv ...
 _KINDS = {one.name.replace("_", "").lower(): one.name.lower() for one in sorted(Collective, key=lambda one: -one)}
 _KINDS |= {"send": "send", "recv": "recv"}
@@ -329,15 +329,14 @@ class _Scanner:
                 value, end = self._decoder.raw_decode(self._text, self._at)
             except RecursionError:
                 raise ShapeError("it is nested too deeply") from None
-            except ValueError as error:
-                if len(self._text) - self._at > _MAX_VALUE or not self._more():
-                    raise ShapeError("it is cut short or not JSON") from error
-                continue
-            if end < len(self._text):
+            except ValueError:
+                end = len(self._text)
+            if self._text[end : end + 1] in _AFTER_VALUES:
                 self._at = end
                 return value
-            if not self._more():  # a number may go on in what follows
-                raise ShapeError("it is cut short")
+            # the value, or a number that seems to have ended, goes on in what follows
+            if len(self._text) - self._at > _MAX_VALUE or not self._more():
+                raise ShapeError("it is cut short or not JSON")
 
 
 def _profile(trace: _Trace) -> RankProfile:
@@ -426,22 +425,22 @@ def _gpu_timelines(trace: _Trace, calls: Sequence[_Call], edges: Sequence[float]
     launched = [step[0] for step in steps]
     now = edges[0]
     for first, last in pairwise(edges):
-        timeline, awaited = _Timeline(now), dict[int, _Call]()
-        for _, begin, code, what in steps[bisect_left(launched, first) : bisect_left(launched, last)]:
+        timeline, awaited, since = _Timeline(now), dict[int, _Call](), now
+        for at, begin, code, what in steps[bisect_left(launched, first) : bisect_left(launched, last)]:
             if code == "kernel":
                 ended = [number for number, call in awaited.items() if call.end <= begin and number in timeline.pending]
-                if ended:
-                    timeline.wait(now, max(now, *(awaited[number].end for number in ended)), ended)
+                since = max(now, since)
+                timeline.wait(since, max([since, *(awaited[number].end for number in ended)]), ended)
                 awaited = {}
                 timeline.busy += max(0.0, what - max(now, begin))
                 now = max(now, what)
             elif code == "call":
-                timeline.call(max(timeline.begin, min(now, begin)), what)
+                timeline.call(max(timeline.begin, min(max(now, at), begin)), what)
             else:
                 if code in ("wait", "step"):
-                    awaited = dict(timeline.pending)
+                    awaited, since = dict(timeline.pending), at
                 if code != "wait":
-                    timeline.mark(now, code)
+                    timeline.mark(max(now, at), code)
         timeline.finish(now)
         yield timeline
         now = timeline.end

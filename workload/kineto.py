@@ -225,9 +225,11 @@ def _read(path: Path, execution_trace: Path | None, ranks: int) -> RankProfile:
                     )
         if not trace.info:
             raise UsageError(f"{path} has no distributedInfo with rank and world_size: profile a distributed job")
+        number = 0
         return _profile(trace)
     except (ValueError, LookupError, TypeError, OverflowError, AttributeError) as error:
-        raise UsageError(f"{path}, event {number} is damaged ({error}): export the trace anew") from error
+        where = f"{path}, event {number}" if number else str(path)
+        raise UsageError(f"{where} is damaged ({error}): export the trace anew") from error
 
 
 def _read_shapes(path: Path) -> dict[int, tuple[str, dict[str, Any]]]:
@@ -346,10 +348,11 @@ def _profile(trace: _Trace) -> RankProfile:
     is_gpu = bool(trace.kernels or trace.collectives)
     calls = sorted(_nccl_calls(trace) if is_gpu else _gloo_calls(trace), key=lambda call: (call.launched, call.begin))
     if not calls:
-        raise UsageError(f"{path} has no collective of NCCL or gloo: profile iterations of a distributed job")
+        raise UsageError(f"{path} has no kernel of NCCL and no collective of gloo: profile a distributed job, GPUs too")
     edges = [*(step.begin for step in steps), steps[-1].end]
     timelines = list(_gpu_timelines(trace, calls, edges) if is_gpu else _cpu_timelines(trace, calls, edges))
-    profile = RankProfile(trace.info["rank"], path, trace.info["world_size"], [], [], "cpu", [], None)
+    device = "cuda" if is_gpu else "cpu"
+    profile = RankProfile(trace.info["rank"], path, trace.info["world_size"], [], [], device, [], None)
     profile.iterations = [timeline.iteration() for timeline in timelines]
     profile.assumptions = list(_ASSUMED_OF_GPUS if is_gpu else _ASSUMED_OF_CPUS)
     if is_gpu and profile.rank == 0:
@@ -360,6 +363,8 @@ def _profile(trace: _Trace) -> RankProfile:
         )
     if not is_gpu and any(call.communication.peer is not None for call in calls):
         profile.assumptions.append("a rank waits until what it sends or receives has ended")
+    if "pg_config" not in trace.info:
+        profile.assumptions.append("a collective is of all ranks where the trace does not say of which")
     return profile
 
 
@@ -399,9 +404,10 @@ class _Timeline:
         self.wait(at, self.end, numbers)
 
     def iteration(self) -> Iteration:
-        """Return the iteration."""
+        """Return the iteration; what the host does later than a GPU belongs to the next one."""
         events = [
-            Event(self._ns(at), code, number, number if code == "call" else -1) for at, code, number in self._events
+            Event(self._ns(min(at, self.end)), code, number, number if code == "call" else -1)
+            for at, code, number in self._events
         ]
         events.sort(key=lambda event: event.at_ns)
         signatures = [call.communication for call in self._calls]
@@ -554,7 +560,8 @@ def _gloo_calls(trace: _Trace) -> list[_Call]:
     """Return the calls that gloo carried out: the first range of its kind that begins after a call is its own."""
     ranges: dict[str, deque[_Span]] = defaultdict(deque)
     for one in sorted(trace.ranges, key=lambda span: span.begin):
-        ranges[_kind(trace, one.name)].append(one)
+        if one.name.startswith("gloo:"):
+            ranges[_kind(trace, one.name)].append(one)
     found = []
     for call in sorted(trace.calls, key=lambda span: span.begin):
         kind = _kind(trace, call.name)

@@ -112,6 +112,7 @@ def test_buckets_of_ddp_on_gpus(tmp_path: Path) -> None:
         ("all_reduce1", 0, [3, 4]), ("backward", 0, [4]), ("between", 0, [6]), ("optimizer", 100, [3, 5, 7]),
     ]  # fmt: skip
     about = workload.about
+    assert about["compute_s"] == 0.0008
     assert (about["iteration_s"], about["typical_share"]) == (0.001, 1.0)
     assert any("the GPU of rank 0 runs 6" in text for text in about["assumptions"])
 
@@ -249,7 +250,11 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     for item, says in (
         ({"traceEvents": gpu_events()}, "has no distributedInfo"),
         (trace(steps, ranks=1), "has no iteration: call step"),
-        (trace(gpu_step(0)[:5], ranks=1), "has no collective of NCCL or gloo"),
+        (trace(gpu_step(0)[:5], ranks=1), "has no kernel of NCCL and no collective of gloo"),
+        (
+            trace([one for one in gpu_events() if one.get("cat") != "kernel"], ranks=1),
+            "profile a distributed job, GPUs too",
+        ),
         (trace([event("kernel", "k", 0, -1)], ranks=1), "event 1 is damaged .dur is not a number of at least 0"),
         (trace([1], ranks=1), "event 1 is damaged .it is not an object"),
         ([], "it is not a JSON object"),
@@ -296,7 +301,11 @@ def test_damaged_traces_are_refused_in_a_sentence(tmp_path: Path) -> None:
     random_ = random.Random(7)
     values = ["null", "-1", "1e400", '"x"', "[]", "{}", "99999999999999999999", "NaN", "true", "0"]
     for events in (gpu_events(), [*gloo_step(0), *gloo_step(1)]):
-        whole = json.dumps(trace(events, ranks=1))
+        whole = (
+            json.dumps(trace(events, ranks=1)).replace("[0, 1]", "[0]").replace('"Group size": 2', '"Group size": 1')
+        )
+        path = write(tmp_path / "trace.json", json.loads(whole))
+        assert len(communication(made(path))) == 2  # whole, it can be used
         for number in range(300):
             text = whole
             for _ in range(random_.randint(1, 3)):
@@ -310,7 +319,6 @@ def test_damaged_traces_are_refused_in_a_sentence(tmp_path: Path) -> None:
                     end = min((text.find(mark, place) for mark in ",]}" if text.find(mark, place) > 0), default=place)
                     begin = max(text.rfind(mark, 0, place) for mark in ",[:") + 1
                     text = text[:begin] + random_.choice(values) + text[end:]
-            path = tmp_path / "trace.json"
             path.write_bytes(gzip.compress(text.encode())[: None if number % 9 else -9])
             try:
                 made(path)

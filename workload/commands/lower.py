@@ -11,7 +11,15 @@ from ringtap.errors import UsageError
 from ringtap.options import add_json
 from ringtap.terminal import text_table
 from ringtap.units import counted, format_size, parse_size_bytes, whole_number
-from ringtap.workload.options import add_algorithms, algorithms, counts
+from ringtap.workload.options import (
+    add_algorithms,
+    add_ranks_per_host,
+    add_topology,
+    algorithms,
+    counts,
+    ranks_per_host,
+    topology,
+)
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -21,6 +29,8 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument("--workers", metavar="N", help="without W: one collective of so many workers")
     parser.add_argument("--bytes", metavar="SIZE", help="without W: bytes of the data of each worker, such as 1MB")
     add_algorithms(parser)
+    add_topology(parser)
+    add_ranks_per_host(parser)
     parser.add_argument("-o", dest="output", metavar="P", type=Path, help="write the messages as execution traces")
     add_json(parser)
     parser.set_defaults(handler=_lower)
@@ -58,17 +68,25 @@ def _lower(options: argparse.Namespace) -> int:
 
 def _lower_workload(options: argparse.Namespace) -> int:
     from ringtap.workload.lowering import lower
+    from ringtap.workload.simulated_iterations import busiest_links, critical_path, simulate
     from ringtap.workload.workload import read_workload, summary, write_workload
 
-    if options.output is None:
-        raise UsageError("-o is missing: name the directory for the lowered workload")
     if options.workers is not None or options.bytes is not None:
         raise UsageError("--workers and --bytes are those of one collective: leave them out beside a workload")
-    lowered = lower(read_workload(options.workload), algorithms(options))
-    write_workload(lowered, options.output)
-    item = summary(lowered)
+    workload, chosen = read_workload(options.workload), algorithms(options)
+    per_host = ranks_per_host(options, workload)
+    network, latency_s = topology(options, -(-(workload.ranks + chosen.others) // per_host))
+    simulated = simulate(workload, network, chosen, iterations=2, latency_s=latency_s, ranks_per_host=per_host)
+    path = critical_path(workload, simulated)
+    lowered = lower(workload, chosen)
+    if options.output is not None:
+        write_workload(lowered, options.output)
+    item = summary(lowered) | {"topology": network.name, "critical_path": path._asdict()}
+    item["link_bytes"] = dict(zip(network.links, simulated.link_bytes.tolist(), strict=True))
     if options.json:
         print(json.dumps(item))
-    else:
-        print(f"{counted(item['messages'], 'message')} between {counted(item['ranks'], 'rank')}, in {options.output}")
+        return 0
+    where = f", in {options.output}" if options.output is not None else ""
+    print(f"{counted(item['messages'], 'message')} between {counted(item['ranks'], 'rank')}{where}")
+    print(f"{busiest_links(network, simulated.link_bytes)}, on a {network.name} of {options.rate}\n{path.sentence()}")
     return 0

@@ -47,7 +47,14 @@ def test_from_a_model_to_points_and_other_simulators(tmp_path: Path) -> None:
     demand_bytes = 4 / 3 * 4 * 138_357_544
     assert demand_bytes * 8 / 5e9 < times[2] < demand_bytes * 8 / 5e9 + 0.356
     assert (tmp_path / "p.csv").read_text().splitlines()[0] == "model,traffic,bandwidth_gbps,iteration_s"
-    workload("lower", "w", "-o", "p", cwd=tmp_path)
+    counted = json.loads(workload("lower", "w", "--topology", "ring", "-o", "p", "--json", cwd=tmp_path))
+    # each rank sends 4/3 of the gradients to its neighbour, and nobody uses the links the other way round
+    assert sorted(counted["link_bytes"].values()) == pytest.approx([0.0] * 3 + [demand_bytes] * 3, rel=1e-6)
+    path = counted["critical_path"]
+    assert path["compute_s"] + path["communication_s"] == pytest.approx(times[0], rel=1e-6)
+    text = workload("lower", "w", cwd=tmp_path)
+    assert "Bytes per link: h0 up 737.9 MB" in text
+    assert "Critical path: " in text
     lowered = json.loads(workload("simulate", "p", "--loads", "0.4", "--json", cwd=tmp_path))
     assert lowered["points"][0]["iteration_s"] == pytest.approx(times[1])
     scaled = json.loads(
@@ -125,7 +132,8 @@ def test_from_a_layout_to_times_and_other_simulators(tmp_path: Path) -> None:
         ),
         (["lower", "--workers", "2", "--bytes", "1MB", "--collective", "rings"], "did you mean 'ring'"),
         (["lower", "--workers", "2", "--bytes", "1MB", "--shards", "0"], "--shards 0 is below 1"),
-        (["lower", "w"], "-o is missing"),
+        (["lower", "w", "--workers", "2"], "--workers and --bytes are those of one collective"),
+        (["lower", "w", "--topology", "torus", "--sides", "1"], "the topology has 1 host for 2 ranks"),
         (["new", "--model", "vgg", "--workers", "2", "-o", "v"], "did you mean"),
         (["new", "--model", "vgg16", "--workers", "0", "-o", "v"], "0 workers"),
         (["new", "--model", "vgg16", "--workers", "2", "-o", "w"], "w cannot be created"),

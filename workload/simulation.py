@@ -8,11 +8,35 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ringtap.errors import UsageError
 from ringtap.workload import simulation_kernel as kernel
 from ringtap.workload.message_graph import Integers, MessageGraph
 from ringtap.workload.topologies import Topology
 
 Numbers = npt.NDArray[np.float64]
+MAX_BYTES = 2**32  # of arrays that grow during a simulation
+ENDLESS_BYTES = 1e17  # of a flow that lasts until the end
+
+
+@dataclass(frozen=True)
+class CrossFlows:
+    """Flows of cross traffic, in order of their begins; all arrays have the shape (flows,).
+
+    Attributes:
+        source: host that sends each flow.
+        destination: host that receives it.
+        size_bytes: its bytes; 0: until the end of the simulation.
+        begin_s: time at which it begins, the earliest one if it waits for another.
+        after: number of an earlier flow for which it waits; -1: none.
+        delay_s: time from the end of that flow to its begin.
+    """
+
+    source: Integers
+    destination: Integers
+    size_bytes: Numbers
+    begin_s: Numbers
+    after: Integers
+    delay_s: Numbers
 
 
 @dataclass(frozen=True)
@@ -24,12 +48,18 @@ class Simulated:
         end_s: time at which it ends.
         link_bytes: bytes through each link, shape (links,).
         messages: number of messages.
+        cross_begin_s: time at which each flow of cross traffic begins, shape (flows,).
+        cross_end_s: time at which it ends; of one that does not, the end of the simulation.
+        cross_bytes: bytes of it that were sent until then.
     """
 
     begin_s: Numbers
     end_s: Numbers
     link_bytes: Numbers
     messages: int
+    cross_begin_s: Numbers
+    cross_end_s: Numbers
+    cross_bytes: Numbers
 
 
 class Simulation:
@@ -39,10 +69,19 @@ class Simulation:
         topology: hosts and links.
         latency_s: time that each message takes beside its transmission.
         rate_share: part of each link's rate that is left for these messages, one number or shape (links,).
+        cross: flows of cross traffic; None: there are none.
     """
 
-    def __init__(self, topology: Topology, latency_s: float = 0.0, rate_share: float | Numbers = 1.0) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        latency_s: float = 0.0,
+        rate_share: float | Numbers = 1.0,
+        cross: CrossFlows | None = None,
+    ) -> None:
         self.topology, self._latency_s = topology, latency_s
+        none, no = np.empty(0, np.int64), np.empty(0)
+        self._cross = CrossFlows(none, none, no, no, none, no) if cross is None else cross
         self._rate = topology.rate_bps / 8 * rate_share
         self._graphs: list[tuple[MessageGraph, Integers]] = []
         self._instances: list[tuple[int, float]] = []
@@ -75,17 +114,40 @@ class Simulation:
         self._before.append(np.atleast_1d(np.asarray(after, np.int64)))
         return len(self._nodes) - 1
 
-    def run(self) -> Simulated:
-        """Simulate until nothing more happens."""
+    def run(self, until_s: float = np.inf) -> Simulated:
+        """Simulate until nothing more happens, or until a time.
+
+        Raises:
+            UsageError: too much happens at a time.
+        """
         arrays = self._static()
         arrays |= self._running(arrays["pair_start"])
-        counters, clock = np.zeros(kernel.COUNTERS, np.int64), np.zeros(1)
+        counters, clock = np.zeros(kernel.COUNTERS, np.int64), np.array([0.0, until_s])
         ready = np.flatnonzero(arrays["node_waits"] == 0)
         arrays["ready"][: len(ready)] = ready
         counters[kernel.READY], counters[kernel.SPARE_FLOWS] = len(ready), len(arrays["free"])
+        if (first := np.flatnonzero(self._cross.after < 0)[:1]).size:
+            arrays["times"][0], arrays["codes"][0] = self._cross.begin_s[first[0]], kernel.cross_code(first[0])
+            counters[kernel.EVENTS] = 1
         while needs := kernel.advance(*arrays.values(), counters, clock):
             _grow(arrays, needs, counters)
-        return Simulated(arrays["begin_s"], arrays["end_s"], arrays["link_bytes"], int(counters[kernel.MESSAGES]))
+        self._stop(arrays, counters, until_s if np.isfinite(until_s) else float(clock[0]))
+        return Simulated(
+            arrays["begin_s"], arrays["end_s"], arrays["link_bytes"], int(counters[kernel.MESSAGES]),
+            arrays["cross_begin_s"], arrays["cross_end_s"], arrays["cross_bytes"],
+        )  # fmt: skip
+
+    def _stop(self, arrays: dict[str, Any], counters: Integers, now_s: float) -> None:
+        """Set the end and the bytes of the flows of cross traffic that have not ended."""
+        running = np.ones(len(arrays["left"]), bool)
+        running[arrays["free"][: counters[kernel.SPARE_FLOWS]]] = False
+        flows = np.flatnonzero(running & (arrays["owner"] == kernel.NONE))
+        left = arrays["left"][flows] - arrays["rate"][flows] * (now_s - arrays["since"][flows])
+        unfinished = arrays["cross_end_s"] < 0
+        sent = np.zeros(len(unfinished))
+        sent[arrays["place"][flows]] = arrays["cross_bytes"][arrays["place"][flows]] - left
+        arrays["cross_bytes"] = np.where(unfinished, sent, arrays["cross_bytes"])
+        arrays["cross_end_s"] = np.where(unfinished, now_s, arrays["cross_end_s"])
 
     def _static(self) -> dict[str, Any]:
         count = len(self._nodes)
@@ -134,6 +196,7 @@ class Simulation:
             endpoints.append(endpoints[-1] + graph.endpoints)
             free.append(int((waits == 0).sum()))
             workers.append(graph.workers)
+        cross = self._crossing(pairs)
         joined = {name: np.concatenate([*each, np.empty(0, np.int64)]) for name, each in parts.items()}
         paths = [self.topology.path(a, b) if a != b else () for a, b in pairs]
         found: dict[str, Any] = {"graph_start": np.array(sizes), "graph_free": np.array(free, np.int64)}
@@ -141,13 +204,28 @@ class Simulation:
         found |= {name: joined[name] for name in list(parts)[:5]}
         found |= {"reply_start": _starts(joined["replies"]), "reply": joined["reply"].astype(np.int64)}
         found |= {"by_local_start": _starts(joined["ends"]), "by_local": joined["by_local"].astype(np.int64)}
-        found |= {"local_messages": joined["local_messages"].astype(np.int64)}
+        found |= {"local_messages": joined["local_messages"].astype(np.int64)} | cross
         found |= {"pair_start": _starts(np.array([len(path) for path in paths], np.int64))}
         found |= {"pair_links": np.array([link for path in paths for link in path], np.int64)}
         found |= {"pair_s": np.full(len(paths), float(self._latency_s)), "link_rate": self._rate}
         for name in ("message_pair", "message_from", "message_to", "message_waits"):
             found[name] = found[name].astype(np.int64)
         return found | {"link_bytes": np.zeros(len(self._rate))}
+
+    def _crossing(self, pairs: dict[tuple[int, int], int]) -> dict[str, Any]:
+        """Return the arrays of cross traffic, and add its pairs of hosts."""
+        cross, count = self._cross, len(self._cross.begin_s)
+        keys, which = np.unique(cross.source * self.topology.hosts + cross.destination, return_inverse=True)
+        numbers = [pairs.setdefault(divmod(int(key), self.topology.hosts), len(pairs)) for key in keys]
+        alone, waiting = np.flatnonzero(cross.after < 0), np.flatnonzero(cross.after >= 0)
+        following = np.full(count, kernel.NONE)
+        following[alone[:-1]] = alone[1:]
+        start, order = _grouped(cross.after[waiting], waiting, count)
+        found: dict[str, Any] = {"cross_pair": np.array(numbers, np.int64)[which.ravel()]}
+        found |= {"cross_bytes": np.where(cross.size_bytes > 0, cross.size_bytes, ENDLESS_BYTES)}
+        found |= {"cross_begin_s": cross.begin_s.copy(), "cross_next": following, "cross_end_s": np.full(count, -1.0)}
+        # what waits for a flow has its last byte after the latency
+        return found | {"waiting_start": start, "waiting": order, "waiting_s": cross.delay_s[order] + self._latency_s}
 
     def _running(self, pair_start: Integers) -> dict[str, Any]:
         slots, flows, links, length = 4, 256, len(self._rate), 1024
@@ -182,7 +260,11 @@ class Simulation:
 
 
 def _grow(arrays: dict[str, Any], needs: int, counters: Integers) -> None:
-    """Double the arrays that are full."""
+    """Double the arrays that are full.
+
+    Raises:
+        UsageError: they do not fit into memory.
+    """
     names = {
         kernel.EVENTS: ("times", "codes"),
         kernel.STARTS: ("starts_slot", "starts_message"),
@@ -192,6 +274,15 @@ def _grow(arrays: dict[str, Any], needs: int, counters: Integers) -> None:
             "left", "rate", "since", "version", "owner", "place", "via", "flow_mark", "part_flows", "after", "before",
         ),
     }[needs]  # fmt: skip
+    if sum(arrays[name].nbytes for name in names) > MAX_BYTES:
+        what = (
+            f"{len(arrays['slot_instance']):,} collectives"
+            if needs == kernel.SLOTS
+            else f"{len(arrays['left']):,} messages"
+        )
+        raise UsageError(
+            f"more than {what} are under way at once, for which there is no room: simulate a lower load or fewer ranks"
+        )
     if needs == kernel.SPARE_FLOWS:
         flows = len(arrays["left"])
         arrays["free"] = np.concatenate([np.arange(2 * flows - 1, flows - 1, -1), np.empty(flows, np.int64)])

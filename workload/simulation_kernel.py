@@ -4,7 +4,8 @@ Flows share links max-min fairly. An event is the end of a flow, the arrival of 
 All events of one instant are handled before rates are calculated anew, and only for the flows that share a link,
 directly or through others, with a flow that began or ended.
 
-A collective is given once, as a placed message graph; each instance of it only has a counter per message.
+A collective is given once, as a placed message graph; each instance of it only has a counter per message. Flows of
+cross traffic belong to no instance. Each has a time at which it begins, and may wait for another one.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ COMPUTE, COLLECTIVE = range(2)
 # places in the array of counters; the first ones are also answers: what has to grow, or that all is done
 DONE, EVENTS, SPARE_FLOWS, STARTS, ARRIVED, SLOTS = range(6)
 READY, DIRTY, MARK, MESSAGES, PHASE, RUNNING, COUNTERS = range(6, 13)
-_FLOW, _MESSAGE, _NODE = range(3)
+_FLOW, _MESSAGE, _NODE, _CROSS = range(4)
 _SAME = 1e-12  # relative difference of rates that are the same
-_SECOND_BITS = 38
+# the code of an event: 2 bits for its kind, 28 for a flow or a slot, 32 for a message, a node or a version
+_SECOND_BITS = 32
 _SECOND = (1 << _SECOND_BITS) - 1
-_FIRST = (1 << 22) - 1
+_FIRST = (1 << 28) - 1
 
 
 @_compiled
@@ -85,6 +87,11 @@ def _code(kind, first, second):
     return (np.int64(kind) << 60) | (np.int64(first) << _SECOND_BITS) | np.int64(second)
 
 
+def cross_code(flow: int) -> int:
+    """Return the code of the event that a flow of cross traffic begins."""
+    return (_CROSS << 60) | int(flow)
+
+
 @_compiled
 def advance(
     # nodes: what each rank does
@@ -93,6 +100,8 @@ def advance(
     instance_graph, instance_bytes, slot_of, graph_start, graph_free, graph_workers, local_start,
     message_share, message_pair, message_from, message_to, message_waits,
     reply_start, reply, by_local_start, by_local, local_messages,
+    # flows of cross traffic: what each one is, the next one that begins by itself, and those that wait for it
+    cross_pair, cross_bytes, cross_begin_s, cross_next, cross_end_s, waiting_start, waiting, waiting_s,
     # pairs of hosts, and links
     pair_start, pair_links, pair_s, link_rate, link_bytes,
     # running instances
@@ -103,7 +112,7 @@ def advance(
     head, on_link, link_mark, is_dirty, dirty, part_links, capacity, sharing,
     # the heap of events, and lists of what happens at this instant
     times, codes, ready, starts_slot, starts_message, arrived_slot, arrived_message,
-    # counters (see `Counter`) and the present time
+    # counters, and the present time and the last one, in s
     counters, clock,
 ):  # fmt: skip
     """Handle events until all have happened, or until an array is full; return 0 or the array that has to grow.
@@ -113,7 +122,7 @@ def advance(
     events, spare, ready_count = counters[EVENTS], counters[SPARE_FLOWS], counters[READY]
     starts, arrived, dirty_count = counters[STARTS], counters[ARRIVED], counters[DIRTY]
     mark, messages, phase = counters[MARK], counters[MESSAGES], counters[PHASE]
-    now, needs = clock[0], DONE
+    now, until, needs = clock[0], clock[1], DONE
     slots = len(slot_instance)
     while needs == DONE:
         # everything that follows at this instant
@@ -191,13 +200,19 @@ def advance(
                     break
                 starts -= 1
                 slot, message = starts_slot[starts], starts_message[starts]
-                instance = slot_instance[slot]
-                at = graph_start[instance_graph[instance]] + message
-                pair = message_pair[at]
-                size = message_share[at] * instance_bytes[instance]
-                messages += 1
+                if slot == NONE:
+                    pair, size, following = cross_pair[message], cross_bytes[message], cross_next[message]
+                    cross_begin_s[message] = now
+                    if following != NONE:
+                        events = _push(times, codes, events, cross_begin_s[following], _code(_CROSS, 0, following))
+                else:
+                    instance = slot_instance[slot]
+                    at = graph_start[instance_graph[instance]] + message
+                    pair = message_pair[at]
+                    size = message_share[at] * instance_bytes[instance]
+                    messages += 1
                 if size <= 0.0 or pair_start[pair] == pair_start[pair + 1]:
-                    if pair_s[pair] <= 0.0:
+                    if slot == NONE or pair_s[pair] <= 0.0:
                         arrived_slot[arrived], arrived_message[arrived] = slot, message
                         arrived += 1
                     else:
@@ -209,7 +224,8 @@ def advance(
                 owner[flow], place[flow], via[flow] = slot, message, pair
                 for hop in range(pair_start[pair + 1] - pair_start[pair]):
                     link = pair_links[pair_start[pair] + hop]
-                    link_bytes[link] += size
+                    if slot != NONE:
+                        link_bytes[link] += size
                     entry = (flow << hop_bits) + hop
                     after[entry], before[entry] = head[link], NONE
                     if head[link] != NONE:
@@ -224,6 +240,17 @@ def advance(
                 break
             while arrived:
                 slot, message = arrived_slot[arrived - 1], arrived_message[arrived - 1]
+                if slot == NONE:
+                    if events + waiting_start[message + 1] - waiting_start[message] > len(times):
+                        needs = EVENTS
+                        break
+                    arrived -= 1
+                    cross_end_s[message] = now
+                    for index in range(waiting_start[message], waiting_start[message + 1]):
+                        other = waiting[index]
+                        when = max(now + waiting_s[index], cross_begin_s[other])
+                        events = _push(times, codes, events, when, _code(_CROSS, 0, other))
+                    continue
                 instance = slot_instance[slot]
                 graph = instance_graph[instance]
                 first = graph_start[graph]
@@ -340,13 +367,13 @@ def advance(
         mark += 2
 
         # the next instant
-        if events > len(arrived_slot):
-            needs = ARRIVED
+        if events > len(arrived_slot) or events > len(starts_slot):
+            needs = ARRIVED if events > len(arrived_slot) else STARTS
             break
         found = False
         while events:
             when, code = times[0], codes[0]
-            if found and when > now:
+            if when > until or (found and when > now):
                 break
             events = _pop(times, codes, events)
             kind, first_part, second_part = code >> 60, (code >> _SECOND_BITS) & _FIRST, code & _SECOND
@@ -362,6 +389,10 @@ def advance(
                     if node_waits[next_nodes[index]] == 0:
                         ready[ready_count] = next_nodes[index]
                         ready_count += 1
+                continue
+            if kind == _CROSS:
+                starts_slot[starts], starts_message[starts] = NONE, second_part
+                starts += 1
                 continue
             slot, message, delay_s = first_part, second_part, 0.0
             if kind == _FLOW:
@@ -383,7 +414,7 @@ def advance(
                         dirty_count += 1
                 free[spare] = flow
                 spare += 1
-                delay_s = pair_s[pair]
+                delay_s = pair_s[pair] if slot != NONE else 0.0
             if delay_s > 0.0:
                 events = _push(times, codes, events, now + delay_s, _code(_MESSAGE, slot, message))
             else:

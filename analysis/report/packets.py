@@ -17,10 +17,11 @@ from ringtap.analysis.plots.figure import Drawn, line_handle, sheet, styled
 from ringtap.analysis.plots.style import BLUE, FAINT, INK, VERMILION, plain, title_of
 from ringtap.analysis.structure.flow_roles import CROSSING, ONLY, SHARED
 from ringtap.analysis.sweeps.packets import BIN_NS, MAX_DIFFERENCE, CapturedFlow, CapturedPoint
+from ringtap.analysis.traffic.bursts import burst_windows
 from ringtap.analysis.traffic.delivered import COUNT, WIDTH, Passed, Rates, instantaneous, shown_span_ns, window_ns
 from ringtap.analysis.traffic.log import read_sent
-from ringtap.analysis.traffic.plan import burst_windows, read_plan
 from ringtap.analysis.traffic.plots import draw_rates, draw_trace
+from ringtap.flow_table import read_plan
 from ringtap.units import format_duration, format_size
 
 _COLOURS = {ONLY: BLUE, SHARED: VERMILION, CROSSING: FAINT}

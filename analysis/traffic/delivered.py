@@ -13,10 +13,11 @@ import numpy as np
 from ringtap.analysis.pcap.reader import scan_packets
 from ringtap.analysis.pcap.tables import flow_columns, rows_of
 from ringtap.analysis.runs.run import read_records
+from ringtap.analysis.traffic.bursts import Windows
 from ringtap.analysis.traffic.log import Sent
-from ringtap.analysis.traffic.plan import Integers, Numbers, Plan, Windows
 from ringtap.errors import UsageError
 from ringtap.ethernet import HEADER_BYTES
+from ringtap.flow_table import Integers, Numbers, Plan
 from ringtap.schema import FLOW_HEADER_BYTES
 from ringtap.units import counted
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.analysis.traffic.plan import Flags, Integers, Numbers
+from ringtap.analysis.traffic.bursts import Flags
 from ringtap.errors import UsageError
+from ringtap.flow_table import Integers, Numbers
 from ringtap.records import INTEGER, RecordFile, open_records
 from ringtap.schema import FLOW_STATES
 

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from ringtap.analysis.plots.figure import Drawn
+from ringtap.analysis.traffic.bursts import Flags, Windows, burst_windows
 from ringtap.analysis.traffic.delivered import (
     Passed,
     Rates,
@@ -24,9 +25,9 @@ from ringtap.analysis.traffic.delivered import (
     window_ns,
 )
 from ringtap.analysis.traffic.log import FAILED, FINISHED, UNFINISHED, Sent, read_sent
-from ringtap.analysis.traffic.plan import Flags, Integers, Numbers, Plan, Windows, burst_windows, read_plan
 from ringtap.analysis.traffic.plots import plan_figure, rates_figure, trace_figure
 from ringtap.errors import UsageError
+from ringtap.flow_table import Integers, Numbers, Plan, read_plan
 from ringtap.records import FORMAT as RECORDS
 from ringtap.schema import LOAD_BIN_NS, MISSED_NS, SIZE_CLASSES_BYTES
 from ringtap.units import counted
@@ -78,7 +79,7 @@ def _other_due_time(plan: Plan, sent: Sent, known: Flags) -> Flags:
     """Return a mask of the flows due at another time than planned; dependent flows may be due later, not earlier."""
     number = sent.flow[known]
     late = sent.intended_start_ns[known] - plan.start_ns[number]
-    return np.asarray((late < -START_SLACK_NS) | ((late > START_SLACK_NS) & ~plan.dependent[number]))
+    return np.asarray((late < -START_SLACK_NS) | ((late > START_SLACK_NS) & (plan.after[number] < 0)))
 
 
 def load(plan: Plan, sent: Sent, log: Passed, wire: Passed | None) -> tuple[dict[str, Any], pd.DataFrame]:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import ringtap
-from ringtap.analysis.traffic.plan import read_plan
 from ringtap.cli import main
 from ringtap.errors import UsageError
 from ringtap.flow_plan import VERSION as PLAN
+from ringtap.flow_table import read_plan
 from ringtap.records import VERSION as RECORDS
 from ringtap.records import Field, RecordWriter, open_records
 from ringtap.rundir import SCHEMA, RunDirectory, write_json

@@ -14,8 +14,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ringtap.analysis.traffic.plan import burst_windows, read_plan
+from ringtap.analysis.traffic.bursts import burst_windows
 from ringtap.cli import main
+from ringtap.flow_table import read_plan
 from ringtap.records import Field, RecordWriter
 from ringtap.schema import FLOW_STATES
 from ringtap.trafficgen.commands.bundle import write_archive

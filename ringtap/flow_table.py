@@ -1,4 +1,4 @@
-"""Flow plans as arrays (docs/commands/traffic-plans.md specifies them), and their bursts."""
+"""Flow plans as arrays (docs/commands/traffic-plans.md specifies them); it needs NumPy and pandas."""
 
 from __future__ import annotations
 
@@ -15,17 +15,12 @@ from ringtap.flow_plan import COLUMNS, read_header
 from ringtap.units import counted
 
 _ROWS_AT_ONCE = 100_000
-_MAX_DURATION_NS, _MAX_WINDOWS = 24 * 3600 * 10**9, 10**7
-_NUMBERS: dict[str, Any] = {
-    "start_ns": np.int64,
-    "size_bytes": np.int64,
-    "destination": np.int64,
-    "dependent": np.bool_,
-}
+_NAMES = ("destination", "source")
+_MAX_DURATION_NS = 24 * 3600 * 10**9
+_NUMBERS = ("start_ns", "size_bytes", "destination", "source", "after", "delay_ns")
 
 Integers = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -38,8 +33,9 @@ class Plan:
         start_ns: start after the sender's launch; the earliest possible one if the flow waits for another.
         size_bytes: payload; 0: open-ended, until the plan's end.
         destination: index into the header's destinations; -1: a computation, which sends nothing.
-        dependent: mask of the flows that wait for another flow.
-        sources: every source address of the flows; empty if some flow is unbound.
+        source: index into the header's sources; -1: the flow is unbound.
+        after: number of the first line that it waits for; -1: none.
+        delay_ns: time from the end of that line to its start.
     """
 
     path: Path
@@ -47,8 +43,9 @@ class Plan:
     start_ns: Integers
     size_bytes: Integers
     destination: Integers
-    dependent: Flags
-    sources: frozenset[str]
+    source: Integers
+    after: Integers
+    delay_ns: Integers
 
     @property
     def duration_ns(self) -> int:
@@ -61,9 +58,14 @@ class Plan:
         return list(self.header["destinations"])
 
     @property
-    def is_flow(self) -> Flags:
+    def is_flow(self) -> npt.NDArray[np.bool_]:
         """Mask of the lines that are flows."""
         return self.destination >= 0
+
+    @property
+    def sources(self) -> list[str]:
+        """Every source address; empty if some flow is unbound."""
+        return [] if (self.source < 0).any() else list(self.header.get("sources", []))
 
     @property
     def kind(self) -> str:
@@ -86,19 +88,6 @@ class Plan:
         return np.diff(sums[np.searchsorted(self.start_ns, edges_ns)]).astype(np.float64)
 
 
-@dataclass(frozen=True)
-class Windows:
-    """Bursts of a plan and the quiet parts between them.
-
-    Attributes:
-        edges_ns: start of each part after the launch, and the end of the last one.
-        burst: mask of the parts that are bursts.
-    """
-
-    edges_ns: Integers
-    burst: Flags
-
-
 def read_plan(path: Path) -> Plan:
     """Read a plan file.
 
@@ -108,38 +97,49 @@ def read_plan(path: Path) -> Plan:
     header = _checked_header(path)
     columns = COLUMNS[header["version"]]
     kinds: dict[str, Any] = dict.fromkeys(columns, "category") | {"start_ns": "int64", "size_bytes": "int64"}
+    names = {name: {each: index for index, each in enumerate(header.get(f"{name}s", []))} for name in _NAMES}
     parts: list[pd.DataFrame] = []
-    sources: set[str] = set() if "source" in columns else {"-"}
     try:
         with pd.read_csv(
             path, sep="\t", skiprows=1, names=list(columns), dtype=kinds, chunksize=_ROWS_AT_ONCE, na_filter=False,
             quoting=3,
         ) as chunks:  # fmt: skip
-            for rows in chunks:
-                sources.update(rows["source"].cat.categories if "source" in columns else ())
-                parts.append(_numbers(rows, {name: index for index, name in enumerate(header["destinations"])}))
+            parts += [_numbers(rows, names) for rows in chunks]
     except pd.errors.EmptyDataError:
         pass  # a header alone: the counts in it are checked below
     except (ValueError, OverflowError, OSError) as error:
         why = str(error).strip().splitlines()[-1]
         raise UsageError(f"{path} has a line that is not a flow ({why}): write it again") from error
-    table = pd.concat(parts) if parts else pd.DataFrame({name: np.empty(0, np.int64) for name in _NUMBERS})
-    arrays = {name: table[name].to_numpy(kind) for name, kind in _NUMBERS.items()}
-    return _checked(Plan(path, header, sources=frozenset(() if sources & {"-", ""} else sources), **arrays))
+    table = pd.concat(parts) if parts else pd.DataFrame(dict.fromkeys(_NUMBERS, np.empty(0, np.int64)))
+    return _checked(Plan(path, header, **{name: table[name].to_numpy(np.int64) for name in _NUMBERS}))
 
 
-def _numbers(rows: pd.DataFrame, indexes: dict[str, int]) -> pd.DataFrame:
+def _numbers(rows: pd.DataFrame, names: dict[str, dict[str, int]]) -> pd.DataFrame:
     """Return a chunk of the file with numbers instead of names."""
-    names = rows["destination"].cat
-    indexes["-"] = -1
-    unknown = [name for name in names.categories if name not in indexes]
-    if unknown:
-        raise ValueError(f"destination {unknown[0][:80]!r} is not among the header's")
-    numbers = np.array([indexes[name] for name in names.categories], np.int64)[names.codes]
-    dependent = (rows["after"] != "-").to_numpy() if "after" in rows else np.zeros(len(rows), bool)
-    return pd.DataFrame(
-        {"start_ns": rows["start_ns"], "size_bytes": rows["size_bytes"], "destination": numbers, "dependent": dependent}
-    )
+    found: dict[str, Any] = {"start_ns": rows["start_ns"], "size_bytes": rows["size_bytes"]}
+    for name, indexes in names.items():
+        found[name] = -1
+        if name in rows:
+            categories, codes = rows[name].cat.categories, rows[name].cat.codes
+            none = {"-": -1}  # an unbound source, the destination of a computation
+            unknown = [each for each in categories if each not in indexes and each not in none]
+            if unknown:
+                raise ValueError(f"{name} {unknown[0][:80]!r} is not among the header's")
+            found[name] = np.array([(indexes | none)[each] for each in categories], np.int64)[codes]
+    found |= {"after": -1, "delay_ns": 0}
+    if "after" in rows:
+        waits = [(-1, 0) if each == "-" else _wait(each) for each in rows["after"].cat.categories]
+        of_rows = np.array(waits, np.int64).reshape(-1, 2)[rows["after"].cat.codes]
+        found |= {"after": of_rows[:, 0], "delay_ns": of_rows[:, 1]}
+    return pd.DataFrame(found)
+
+
+def _wait(text: str) -> tuple[int, int]:
+    """Return the number of the first line that a line waits for, and the delay in ns."""
+    after, plus, delay = text.partition(",")[0].partition("+")
+    if not after.isdecimal() or (plus and not delay.isdecimal()):
+        raise ValueError(f"after {text[:40]!r} is not a flow")
+    return int(after), int(delay or 0)
 
 
 def _checked(plan: Plan) -> Plan:
@@ -152,6 +152,9 @@ def _checked(plan: Plan) -> Plan:
         )
     if len(plan.start_ns) and (plan.start_ns[0] < 0 or plan.size_bytes.min() < 0 or (np.diff(plan.start_ns) < 0).any()):
         raise UsageError(f"{plan.path} has flows that are not sorted by start, or a number below 0: write it again")
+    if (plan.after >= np.arange(len(plan.after))).any():
+        flow = int(np.argmax(plan.after >= np.arange(len(plan.after))))
+        raise UsageError(f"{plan.path} line {flow + 2}: the flow waits for one that is not above it: write it again")
     return plan
 
 
@@ -162,25 +165,8 @@ def _checked_header(path: Path) -> dict[str, Any]:
             raise UsageError(f"{path} line 1: {key} must be a whole number from {least}")
     if header["duration_ns"] > _MAX_DURATION_NS:
         raise UsageError(f"{path} lasts longer than a day: cut it into plans of a day at most")
-    names = header.get("destinations")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UsageError(f"{path} line 1: destinations must be a list of host:port")
+    for key, default, what in (("destinations", None, "host:port"), ("sources", [], "addresses")):
+        names = header.get(key, default)
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise UsageError(f"{path} line 1: {key} must be a list of {what}")
     return header
-
-
-def burst_windows(plan: Plan) -> Windows | None:
-    """Return the windows of a burst plan's bursts and quiet parts (Algorithm 2); None for a plan without bursts.
-
-    Each period begins with a burst. A last period that is cut short by the plan's end is scaled down in proportion.
-    """
-    length, period = plan.header.get("burst_length_ns"), plan.header.get("burst_period_ns")
-    if plan.kind != "burst" or not isinstance(length, int) or not isinstance(period, int):
-        return None
-    if not 0 < length < period or plan.duration_ns // period > _MAX_WINDOWS:
-        return None
-    begins = np.arange(0, plan.duration_ns, period, dtype=np.int64)
-    ends = begins + length
-    rest = plan.duration_ns - int(begins[-1])
-    ends[-1] = begins[-1] + rest * length // period
-    edges = np.concatenate((np.column_stack((begins, ends)).ravel(), [plan.duration_ns]))
-    return Windows(edges, np.arange(len(edges) - 1) % 2 == 0)

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ringtap.errors import UsageError
+
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+MAX_MESSAGES = 20_000_000  # of a graph; a simulation needs about 0.3 kB for each
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,24 +119,33 @@ class GraphBuilder:
             chunks: number of chunks that each one carries.
             adds: True if receivers add the data to their own.
             after: numbers of messages that each one waits for, shape (messages, any number), with -1 for none.
+
+        Raises:
+            UsageError: there are too many messages.
         """
         given = (np.asarray(each, np.int64) for each in (source, destination, first_chunk, chunks))
         columns = tuple(np.atleast_1d(each).ravel() for each in np.broadcast_arrays(*given))
         count = len(columns[0])
+        self._grow(count)
         waits = np.full((count, 1), -1) if after is None else np.asarray(after, np.int64).reshape(count, -1)
         known = waits >= 0
-        steps = np.where(known, self._step[np.where(known, waits, 0)] if self._messages else -1, -1)
+        steps = np.where(known, self._step[np.where(known, waits, 0)], -1)
         self._batches.append(columns)
         self._adds.append(np.full(count, adds))
         self._after.append(waits[known])
         self._counts.append(known.sum(axis=1))
-        numbers = np.arange(self._messages, self._messages + count)
-        self._grow(count)
+        numbers = np.arange(self._messages - count, self._messages)
         self._step[numbers] = steps.max(axis=1) + 1
         return numbers
 
     def _grow(self, count: int) -> None:
         self._messages += count
+        if self._messages > MAX_MESSAGES:
+            raise UsageError(
+                f"a collective of {self._workers:,} workers has more than {MAX_MESSAGES:,} messages by this algorithm, "
+                "for which there is no room: choose double-tree, halving-doubling, hierarchical or in-network, or "
+                "fewer workers"
+            )
         if self._messages > len(self._step):
             larger = np.empty(max(2 * len(self._step), self._messages), np.int64)
             larger[: len(self._step)] = self._step

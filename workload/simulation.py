@@ -15,7 +15,6 @@ from ringtap.workload.topologies import Topology
 
 Numbers = npt.NDArray[np.float64]
 MAX_BYTES = 2**32  # of arrays that grow during a simulation
-ENDLESS_BYTES = 1e17  # of a flow that lasts until the end
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class CrossFlows:
     Attributes:
         source: host that sends each flow.
         destination: host that receives it.
-        size_bytes: its bytes; 0: until the end of the simulation.
+        size_bytes: its bytes.
         begin_s: time at which it begins, the earliest one if it waits for another.
         after: number of an earlier flow for which it waits; -1: none.
         delay_s: time from the end of that flow to its begin.
@@ -49,8 +48,7 @@ class Simulated:
         link_bytes: bytes through each link, shape (links,).
         messages: number of messages.
         cross_begin_s: time at which each flow of cross traffic begins, shape (flows,).
-        cross_end_s: time at which it ends; of one that does not, the end of the simulation.
-        cross_bytes: bytes of it that were sent until then.
+        cross_end_s: time at which it ends.
     """
 
     begin_s: Numbers
@@ -59,7 +57,6 @@ class Simulated:
     messages: int
     cross_begin_s: Numbers
     cross_end_s: Numbers
-    cross_bytes: Numbers
 
 
 class Simulation:
@@ -114,15 +111,15 @@ class Simulation:
         self._before.append(np.atleast_1d(np.asarray(after, np.int64)))
         return len(self._nodes) - 1
 
-    def run(self, until_s: float = np.inf) -> Simulated:
-        """Simulate until nothing more happens, or until a time.
+    def run(self) -> Simulated:
+        """Simulate until nothing more happens.
 
         Raises:
             UsageError: too much happens at a time.
         """
         arrays = self._static()
         arrays |= self._running(arrays["pair_start"])
-        counters, clock = np.zeros(kernel.COUNTERS, np.int64), np.array([0.0, until_s])
+        counters, clock = np.zeros(kernel.COUNTERS, np.int64), np.zeros(1)
         ready = np.flatnonzero(arrays["node_waits"] == 0)
         arrays["ready"][: len(ready)] = ready
         counters[kernel.READY], counters[kernel.SPARE_FLOWS] = len(ready), len(arrays["free"])
@@ -131,23 +128,10 @@ class Simulation:
             counters[kernel.EVENTS] = 1
         while needs := kernel.advance(*arrays.values(), counters, clock):
             _grow(arrays, needs, counters)
-        self._stop(arrays, counters, until_s if np.isfinite(until_s) else float(clock[0]))
         return Simulated(
             arrays["begin_s"], arrays["end_s"], arrays["link_bytes"], int(counters[kernel.MESSAGES]),
-            arrays["cross_begin_s"], arrays["cross_end_s"], arrays["cross_bytes"],
+            arrays["cross_begin_s"], arrays["cross_end_s"],
         )  # fmt: skip
-
-    def _stop(self, arrays: dict[str, Any], counters: Integers, now_s: float) -> None:
-        """Set the end and the bytes of the flows of cross traffic that have not ended."""
-        running = np.ones(len(arrays["left"]), bool)
-        running[arrays["free"][: counters[kernel.SPARE_FLOWS]]] = False
-        flows = np.flatnonzero(running & (arrays["owner"] == kernel.NONE))
-        left = arrays["left"][flows] - arrays["rate"][flows] * (now_s - arrays["since"][flows])
-        unfinished = arrays["cross_end_s"] < 0
-        sent = np.zeros(len(unfinished))
-        sent[arrays["place"][flows]] = arrays["cross_bytes"][arrays["place"][flows]] - left
-        arrays["cross_bytes"] = np.where(unfinished, sent, arrays["cross_bytes"])
-        arrays["cross_end_s"] = np.where(unfinished, now_s, arrays["cross_end_s"])
 
     def _static(self) -> dict[str, Any]:
         count = len(self._nodes)
@@ -222,7 +206,7 @@ class Simulation:
         following[alone[:-1]] = alone[1:]
         start, order = _grouped(cross.after[waiting], waiting, count)
         found: dict[str, Any] = {"cross_pair": np.array(numbers, np.int64)[which.ravel()]}
-        found |= {"cross_bytes": np.where(cross.size_bytes > 0, cross.size_bytes, ENDLESS_BYTES)}
+        found |= {"cross_bytes": cross.size_bytes}
         found |= {"cross_begin_s": cross.begin_s.copy(), "cross_next": following, "cross_end_s": np.full(count, -1.0)}
         # what waits for a flow has its last byte after the latency
         return found | {"waiting_start": start, "waiting": order, "waiting_s": cross.delay_s[order] + self._latency_s}
@@ -275,13 +259,10 @@ def _grow(arrays: dict[str, Any], needs: int, counters: Integers) -> None:
         ),
     }[needs]  # fmt: skip
     if sum(arrays[name].nbytes for name in names) > MAX_BYTES:
-        what = (
-            f"{len(arrays['slot_instance']):,} collectives"
-            if needs == kernel.SLOTS
-            else f"{len(arrays['left']):,} messages"
-        )
+        what, length = ("collectives", "slot_instance") if needs == kernel.SLOTS else ("messages", "left")
         raise UsageError(
-            f"more than {what} are under way at once, for which there is no room: simulate a lower load or fewer ranks"
+            f"more than {len(arrays[length]):,} {what} are under way at once, for which there is no room: simulate a "
+            "lower load or fewer ranks"
         )
     if needs == kernel.SPARE_FLOWS:
         flows = len(arrays["left"])

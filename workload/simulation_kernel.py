@@ -112,7 +112,7 @@ def advance(
     head, on_link, link_mark, is_dirty, dirty, part_links, capacity, sharing,
     # the heap of events, and lists of what happens at this instant
     times, codes, ready, starts_slot, starts_message, arrived_slot, arrived_message,
-    # counters, and the present time and the last one, in s
+    # counters, and the present time
     counters, clock,
 ):  # fmt: skip
     """Handle events until all have happened, or until an array is full; return 0 or the array that has to grow.
@@ -122,7 +122,7 @@ def advance(
     events, spare, ready_count = counters[EVENTS], counters[SPARE_FLOWS], counters[READY]
     starts, arrived, dirty_count = counters[STARTS], counters[ARRIVED], counters[DIRTY]
     mark, messages, phase = counters[MARK], counters[MESSAGES], counters[PHASE]
-    now, until, needs = clock[0], clock[1], DONE
+    now, needs = clock[0], DONE
     slots = len(slot_instance)
     while needs == DONE:
         # everything that follows at this instant
@@ -373,7 +373,7 @@ def advance(
         found = False
         while events:
             when, code = times[0], codes[0]
-            if when > until or (found and when > now):
+            if found and when > now:
                 break
             events = _pop(times, codes, events)
             kind, first_part, second_part = code >> 60, (code >> _SECOND_BITS) & _FIRST, code & _SECOND

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from ringtap.errors import UsageError
+from ringtap.workload import message_graph as graphs
+from ringtap.workload import simulation as simulations
 from ringtap.workload.collectives import Shape, message_graph
-from ringtap.workload.simulation import Simulation
+from ringtap.workload.simulation import CrossFlows, Simulation
 from ringtap.workload.topologies import Topology, fat_tree, ring, star, torus, two_tier
 
 RATE_BPS = 8e9  # a GB/s
@@ -125,3 +130,64 @@ def test_paths_are_made_of_links_of_the_topology() -> None:
     assert names[-1] == "h15 down"
     assert "core" in names[2]
     assert "core" in names[3]
+
+
+def crossing(*flows: tuple[int, int, float, float], after: dict[int, tuple[int, float]] | None = None) -> CrossFlows:
+    """Flows of source, destination, bytes and begin; ``after`` has the flow and the delay of those that wait."""
+    source, destination, size, begin = (np.array(column) for column in zip(*flows, strict=True))
+    waits = [(after or {}).get(number, (-1, 0.0)) for number in range(len(flows))]
+    found = np.array([flow for flow, _ in waits]), np.array([delay for _, delay in waits])
+    return CrossFlows(source, destination, size.astype(float), begin.astype(float), *found)
+
+
+def test_cross_traffic_shares_links_with_a_collective() -> None:
+    """Two messages of 10 MB in 10 ms, of which the second one shares its link with 4 MB from 12 ms on."""
+    graph = message_graph("send", Shape(2, 1 << 20))
+    simulation = Simulation(star(3, RATE_BPS), cross=crossing((2, 1, 4 * MB, 0.012)))
+    placed = simulation.place(graph, [0, 1])
+    first, second = (simulation.collective(placed, 10 * MB) for _ in range(2))
+    parts = [simulation.part(first, worker) for worker in range(2)]
+    ends = [simulation.part(second, worker, [parts[worker]]) for worker in range(2)]
+    found = simulation.run()
+    assert found.end_s[ends] == pytest.approx([0.024, 0.024])
+    assert (found.cross_begin_s.tolist(), found.cross_end_s) == ([0.012], pytest.approx([0.020]))
+    assert found.link_bytes[4] == pytest.approx(20 * MB)  # only the collective's
+
+
+def test_flows_wait_for_others() -> None:
+    flows = crossing(
+        (0, 1, 5 * MB, 0.001), (2, 3, MB, 0.002), (1, 0, MB, 0.002), (3, 3, MB, 0.002), (0, 2, MB, 0.02),
+        after={2: (0, 0.003), 3: (1, 0.0), 4: (3, 0.001)},
+    )  # fmt: skip
+    found = Simulation(star(4, RATE_BPS), 1e-4, cross=flows).run()
+    assert found.cross_begin_s == pytest.approx([0.001, 0.002, 0.0091, 0.0031, 0.02])
+    assert found.cross_end_s == pytest.approx([0.006, 0.003, 0.0101, 0.0031, 0.021])
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 40)), min_size=1, max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_one_link_is_processor_sharing(arrivals: list[tuple[int, int]]) -> None:
+    """Flows that share one link get equal parts of it, as a loop over small steps of time finds, too."""
+    arrivals = sorted(arrivals)
+    flows = crossing(*((0, 1, size * MB, begin / 1e3) for begin, size in arrivals))
+    found = Simulation(star(2, RATE_BPS), cross=flows).run()
+    left, ends = np.array([size / 1e3 for _, size in arrivals]), np.zeros(len(arrivals))
+    begins, now = np.array([begin / 1e3 for begin, _ in arrivals]), 0.0
+    while (left > 0).any():
+        active = (left > 0) & (begins <= now)
+        coming = begins[(left > 0) & (begins > now)].min(initial=np.inf)
+        until = min(coming, now + left[active].min() * active.sum() if active.any() else np.inf)
+        left[active] -= (until - now) / max(active.sum(), 1)
+        now = until
+        ends[active & (left < 1e-12)], left[left < 1e-12] = now, 0.0
+    assert found.cross_end_s == pytest.approx(ends)
+
+
+def test_what_does_not_fit_into_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulations, "MAX_BYTES", 2**16)
+    many = crossing(*((0, 1, MB, 0.0) for _ in range(3000)))
+    with pytest.raises(UsageError, match="messages are under way at once"):
+        Simulation(star(2, RATE_BPS), cross=many).run()
+    monkeypatch.setattr(graphs, "MAX_MESSAGES", 1000)
+    with pytest.raises(UsageError, match="100 workers has more than 1,000 messages"):
+        message_graph("ring", Shape(100, MB))

@@ -49,6 +49,7 @@ SERVER_JSON = "clock/server.json"
 # a shape lists what a reader relies on
 _WORDS = (str, None)
 ACKNOWLEDGED = "acknowledged"  # instead of counters of the cross traffic: each point has its rate
+SIMULATED = "simulated"  # likewise, of a simulation; its traffic kinds begin with it
 _COUNTER = {
     **{"node": NAME, "nic": str, "direction": Text("rx|tx", "rx or tx")},
     **{"source?": Text("nic|ethtool|infiniband", "nic, ethtool or infiniband"), "port?": NAME},
@@ -88,8 +89,8 @@ RUN: Shape = {
     "precheck?": ([{"kind": str, "share_of_capacity?": (_SHARE, None), "required_share?": (_SHARE, None)}], None),
     "bottleneck?": (
         {
-            "cross?": ([_COUNTER], _COUNTER, Text(ACKNOWLEDGED, f"the text {ACKNOWLEDGED}"), None),
-            "total?": ([_COUNTER], _COUNTER, None),
+            "cross?": ([_COUNTER], _COUNTER, Text(f"{ACKNOWLEDGED}|{SIMULATED}", "the name of a source"), None),
+            "total?": ([_COUNTER], _COUNTER, Text(SIMULATED, f"the text {SIMULATED}"), None),
             "mtu?": (Number(68, 2**20, whole=True), None),
         },
         None,
@@ -102,6 +103,7 @@ RUN: Shape = {
         None,
     ),
     "calibration?": ({"host?": (dict, None)}, None),
+    "simulated?": (dict, None),
     "settings?": (
         {
             "collectors?": ([str], None),
@@ -129,6 +131,7 @@ POINT: Shape = {
     "others?": ([str], None),
     "cross_bps?": (BPS, None),
     "cross_why?": _WORDS,
+    "total_bps?": (BPS, None),
     "iperf_streams?": COUNT,
     "packets_start_ns?": NS,
     "packets_end_ns?": NS,

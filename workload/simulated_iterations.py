@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from ringtap.units import counted, format_size
 from ringtap.workload.collectives import Shape, message_graph
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.lowering import Algorithms, data_bytes
-from ringtap.workload.simulation import Numbers, Simulation
+from ringtap.workload.simulation import CrossFlows, Numbers, Simulation
 from ringtap.workload.topologies import Topology
 from ringtap.workload.workload import Workload, collectives_of, kind_of, messages_of, size_of
 
@@ -34,18 +34,26 @@ class SimulatedIterations:
     Attributes:
         end_s: time at which each rank ends each iteration, shape (iterations, ranks).
         spans: the nodes of each rank in the last iteration.
-        link_bytes: bytes through each link in an iteration, shape (links,).
+        link_bytes: bytes of the workload through each link in an iteration, shape (links,).
+        cross_begin_s: time at which each flow of cross traffic begins, shape (flows,).
+        cross_end_s: time at which it ends.
     """
 
     end_s: Numbers
     spans: list[list[Span]]
     link_bytes: Numbers
+    cross_begin_s: Numbers
+    cross_end_s: Numbers
 
     @property
     def iteration_s(self) -> float:
         """Mean time of an iteration without the first one, if there are more."""
         ends = self.end_s.max(axis=1)
         return float(np.diff(ends).mean() if len(ends) > 1 else ends[0])
+
+    def until(self, time_s: float) -> SimulatedIterations:
+        """Return the iterations that have ended by a time."""
+        return replace(self, end_s=self.end_s[self.end_s.max(axis=1) <= time_s])
 
 
 def check_room(topology: Topology, endpoints: int, ranks_per_host: int = 1) -> None:
@@ -70,6 +78,7 @@ def simulate(
     latency_s: float = 0.0,
     rate_share: float | Numbers = 1.0,
     ranks_per_host: int = 1,
+    cross: CrossFlows | None = None,
 ) -> SimulatedIterations:
     """Simulate iterations of a workload.
 
@@ -81,13 +90,14 @@ def simulate(
         latency_s: time that each message takes beside its transmission.
         rate_share: part of each link's rate that is left for these messages, one number or shape (links,).
         ranks_per_host: ranks at each host, between which messages take only the latency.
+        cross: flows of cross traffic beside the workload; None: there are none.
 
     Raises:
-        UsageError: the topology has too few hosts, or ranks wait for each other for ever.
+        UsageError: the topology has too few hosts, ranks wait for each other for ever, or there is no room.
     """
     endpoints = workload.ranks + algorithms.others
     check_room(topology, endpoints, ranks_per_host)
-    simulation = Simulation(topology, latency_s, rate_share)
+    simulation = Simulation(topology, latency_s, rate_share, cross)
     placed: dict[tuple[object, ...], int] = {}
     sends, receives = messages_of(workload)
     pairs = [(key, i) for key, each in sends.items() for i in range(len(each))]
@@ -144,7 +154,8 @@ def simulate(
         for trace, at in zip(workload.traces, numbers, strict=True)
     ]
     return SimulatedIterations(
-        found.reshape(iterations, workload.ranks), spans, result.link_bytes / iterations
+        found.reshape(iterations, workload.ranks), spans, result.link_bytes / iterations, result.cross_begin_s,
+        result.cross_end_s,
     )  # fmt: skip
 
 

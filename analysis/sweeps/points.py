@@ -23,7 +23,7 @@ from ringtap.counter_growth import edge_error, window_growth
 from ringtap.errors import UsageError
 from ringtap.link_counters import columns_of, log_of, source_of
 from ringtap.models import PROFILES
-from ringtap.schema import ACKNOWLEDGED, LOAD_BIN_NS
+from ringtap.schema import ACKNOWLEDGED, LOAD_BIN_NS, SIMULATED
 
 ETHERNET_MTU = 1500
 
@@ -41,8 +41,8 @@ class Point:
         requested_bps: load requested from the generator; None for a point of a table.
         requested_gbps: the same, full size.
         cross_bps: cross traffic that came through the bottleneck in the window, as frames on the wire
-            (`ringtap.ethernet`), or, where no interface carries it alone, the part that the receiver acknowledged;
-            None if it was not recorded.
+            (`ringtap.ethernet`), or, where no interface carries it alone, the part that the receiver acknowledged, or
+            that of a simulation; None if it was not recorded.
         cross_gbps: the same, full size.
         cross_std_bps: standard deviation of its rate over the bins of 0.1 s of the window; None if it is not known.
         cross_std_gbps: the same, full size.
@@ -233,8 +233,8 @@ def _point(sweep: SweepRun, window: dict[str, Any], logs: dict[tuple[str, str], 
 
     def rate(name: str) -> float | None:
         found: float | str
-        if bottleneck.get(name) == ACKNOWLEDGED:
-            known = window.get("cross_bps")
+        if bottleneck.get(name) in (ACKNOWLEDGED, SIMULATED):
+            known = window.get(f"{name}_bps")
             found = float(known) if known is not None else window.get("cross_why") or "the sweep did not record it"
         else:
             counted = _rate(job, window["directory"], bottleneck.get(name), mtu, (start, end), logs)
@@ -363,6 +363,8 @@ def _cross_std(
     """
     if counters == ACKNOWLEDGED:
         return "the sweep recorded only the mean of what the receiver acknowledged"
+    if counters == SIMULATED:
+        return "the simulation gives only the mean"
     count = (window_ns[1] - window_ns[0]) // LOAD_BIN_NS
     if count < 2:
         return f"the window has fewer than two bins of {LOAD_BIN_NS / 1e9:g} s"

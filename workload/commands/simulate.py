@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import UsageError
-from ringtap.options import add_force, add_json
-from ringtap.terminal import text_table
+from ringtap.options import add_json
+from ringtap.terminal import shell_word, text_table
 from ringtap.units import counted, parse_duration_s, whole_number
 from ringtap.workload.options import (
     add_algorithms,
@@ -18,14 +19,12 @@ from ringtap.workload.options import (
     algorithms,
     ranks_per_host,
     topology,
-    write_output,
 )
 
 if TYPE_CHECKING:
-    from ringtap.workload.lowering import Algorithms
+    from ringtap.workload.cross_traffic import CrossPlan
+    from ringtap.workload.simulated_loads import LoadSimulator
     from ringtap.workload.simulator_logs import SimulatorLog
-    from ringtap.workload.topologies import Topology
-    from ringtap.workload.workload import Workload
 
 _MAX_LOAD = 0.99
 _SIMULATORS = ("astra-sim", "loggopsim")
@@ -38,9 +37,17 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     add_algorithms(parser)
     add_topology(parser)
     add_ranks_per_host(parser)
-    parser.add_argument("--iterations", default="5", metavar="N", help="iterations; the first one is left out (5)")
     parser.add_argument(
-        "--loads", default="0", metavar="FROM:TO:STEP", help="cross traffic as shares of a link's rate (0)"
+        "--iterations", metavar="N", help="iterations; the first one is left out (5; with --cross as many as last)"
+    )
+    parser.add_argument("--loads", metavar="FROM:TO:STEP", help="cross traffic as shares of a link's rate (0)")
+    parser.add_argument(
+        "--cross",
+        action="append",
+        default=[],
+        metavar="PLAN",
+        type=Path,
+        help="cross traffic of a plan of ringtap traffic plan; may be repeated",
     )
     parser.add_argument(
         "--with", dest="others", action="append", default=[], metavar="NAME=PATH",
@@ -49,9 +56,8 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument("--time-limit", default="600s", metavar="TIME", help="time that it may run (600s)")
     parser.add_argument("--bottleneck", metavar="LINK", help="link with the cross traffic (default: to rank 0)")
     parser.add_argument(
-        "-o", dest="output", metavar="POINTS.csv", type=Path, help="write the points, for report and fit"
+        "-o", dest="output", metavar="RUN", type=Path, help="run directory to create, for report and fit"
     )
-    add_force(parser)
     add_json(parser)
     parser.set_defaults(handler=_simulate)
 
@@ -93,89 +99,108 @@ def read_simulators(given: list[str]) -> dict[str, Path]:
     return found
 
 
-def _simulate(options: argparse.Namespace) -> int:
-    import numpy as np
+def _iterations(text: str | None) -> int | None:
+    from ringtap.workload.simulated_loads import MAX_ITERATIONS
 
-    from ringtap.workload.simulated_iterations import busiest_links, check_room, critical_path, simulate
+    iterations = None if text is None else whole_number(text, "--iterations")
+    if iterations is not None and not 2 <= iterations <= MAX_ITERATIONS:
+        raise UsageError(f"--iterations {iterations} is outside 2 to {MAX_ITERATIONS:,}")
+    return iterations
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from ringtap.workload.simulated_iterations import busiest_links, critical_path
+    from ringtap.workload.simulated_run import parameters_of, write_run
+
+    if options.output is not None and options.output.exists():
+        raise UsageError(f"{options.output} exists: name another directory")
+    if options.cross and options.loads is not None:
+        raise UsageError("--loads and --cross are two kinds of cross traffic: give one of them")
+    loads, iterations = read_loads(options.loads or "0"), _iterations(options.iterations)
+    others, limit_s = read_simulators(options.others), parse_duration_s(options.time_limit)
+    simulator, plans = _simulator(options)
+    if others and simulator.ranks_per_host > 1:
+        raise UsageError("--with needs one rank per host: add --gpus-per-node 1")
+    workload, network, rate_bps = simulator.workload, simulator.topology, simulator.rate_bps
+    if options.output is not None:
+        parameters_of(workload)
+    points = [simulator.under_share(load, iterations) for load in loads]
+    first = points[0].simulated
+    if plans:
+        alone, points = points[0], []
+        for kind in dict.fromkeys(plan.kind for plan in plans):  # each series begins without cross traffic
+            points.append(replace(alone, kind=kind))
+            of_kind = [plan for plan in plans if plan.kind == kind]
+            points += [simulator.under_plan(plan, first.iteration_s, iterations) for plan in of_kind]
+    path = critical_path(workload, first)
+    about = {"topology": network.name, "hosts": network.hosts, "bottleneck": network.links[simulator.bottleneck]}
+    about |= {"rate_bps": rate_bps, "collective": simulator.algorithms.all_reduce}
+    once_s, results = _run_others(others, limit_s, simulator) if others else (0.0, [])
+    if options.output is not None:
+        write_run(options.output, options.workload.resolve().name, workload, points, rate_bps, about)
+    shown = [point.to_json(rate_bps) for point in points]
+    if options.json:
+        item = {"ranks": workload.ranks} | about | {"points": shown, "critical_path": path._asdict()}
+        item["link_bytes"] = dict(zip(network.links, first.link_bytes.tolist(), strict=True))
+        if others:
+            item |= {"one_iteration_s": once_s, "simulators": [each.to_json() for each in results]}
+        print(json.dumps(item))
+        return 0
+    slowest = shown[-1]
+    print(
+        f"{shown[0]['iteration_s']:.4g} s per iteration"
+        + (f", {slowest['iteration_s']:.4g} s at {slowest['load']:.0%} load" if len(points) > 1 else "")
+        + f": {counted(workload.ranks, 'rank')} on a {network.name}, {about['collective']}, cross traffic on "
+        + str(about["bottleneck"])
+    )
+    if len(points) > 1:
+        print("\n".join(text_table(_rows(shown), left=1)))
+    print("".join(f"One iteration alone: {each.sentence(once_s)}\n" for each in results), end="")
+    print(f"{path.sentence()}\n{busiest_links(network, first.link_bytes)}")
+    if options.output is not None:
+        print(f"Next: ringtap report {shell_word(options.output)}")
+    return 0
+
+
+def _simulator(options: argparse.Namespace) -> tuple[LoadSimulator, list[CrossPlan]]:
+    """Return the simulator and the plans of the command line, on a network with room for both."""
+    from ringtap.workload.cross_traffic import read_cross
+    from ringtap.workload.simulated_iterations import check_room
+    from ringtap.workload.simulated_loads import LoadSimulator
     from ringtap.workload.workload import read_workload
 
-    if options.output is not None and options.output.exists() and not options.force:
-        raise UsageError(f"{options.output} exists: name another file or add --force")
-    loads, iterations = read_loads(options.loads), whole_number(options.iterations, "--iterations")
-    if not 2 <= iterations <= 100_000:
-        raise UsageError(f"--iterations {iterations} is outside 2 to 100,000")
-    others, limit_s = read_simulators(options.others), parse_duration_s(options.time_limit)
     workload, chosen = read_workload(options.workload), algorithms(options)
     endpoints, per_host = workload.ranks + chosen.others, ranks_per_host(options, workload)
-    network, latency_s = topology(options, -(-endpoints // per_host))
+    plans = [read_cross(path, -(-endpoints // per_host)) for path in options.cross]
+    hosts = max([-(-endpoints // per_host), *(plan.hosts for plan in plans)])
+    network, latency_s = topology(options, hosts)
     check_room(network, endpoints, per_host)
-    if others and per_host > 1:
-        raise UsageError("--with needs one rank per host: add --gpus-per-node 1")
+    if network.hosts < hosts:
+        raise UsageError(f"the topology has {counted(network.hosts, 'host')}, but ranks and plans need {hosts:,}")
     bottleneck = options.bottleneck or network.links[network.path(1, 0)[-1] if network.hosts > 1 else 0]
     if bottleneck not in network.links:
         some = ", ".join(network.links[:3])
         raise UsageError(f"--bottleneck {bottleneck!r} is no link of the {network.name}: it has {some}, ...")
     place = network.links.index(bottleneck)
-    rate_bps = float(network.rate_bps[place])
-    points, simulated = [], []
-    for load in loads:
-        share = np.ones(len(network.links))
-        share[place] = 1 - load
-        simulated.append(
-            simulate(
-                workload, network, chosen, iterations=iterations, latency_s=latency_s, rate_share=share,
-                ranks_per_host=per_host,
-            )
-        )  # fmt: skip
-        points.append({"load": load, "cross_bps": load * rate_bps, "iteration_s": simulated[-1].iteration_s})
-    path = critical_path(workload, simulated[0])
-    item = {"ranks": workload.ranks, "topology": network.name, "hosts": network.hosts, "bottleneck": bottleneck}
-    item |= {"rate_bps": rate_bps, "collective": chosen.all_reduce, "points": points}
-    item["critical_path"] = path._asdict()
-    item["link_bytes"] = dict(zip(network.links, simulated[0].link_bytes.tolist(), strict=True))
-    once_s, results = _run_others(others, limit_s, workload, network, chosen, latency_s) if others else (0.0, [])
-    if others:
-        item |= {"one_iteration_s": once_s, "simulators": [each.to_json() for each in results]}
-    if options.output is not None:
-        _write_points(options.output, options.workload.resolve().name, points)
-    if options.json:
-        print(json.dumps(item))
-        return 0
-    slowest = points[-1]
-    print(
-        f"{points[0]['iteration_s']:.4g} s per iteration"
-        + (f", {slowest['iteration_s']:.4g} s at {slowest['load']:.0%} load" if len(points) > 1 else "")
-        + f": {counted(workload.ranks, 'rank')} on a {network.name}, {chosen.all_reduce}, cross traffic on {bottleneck}"
-    )
-    if len(points) > 1:
-        rows = [["load", "cross traffic, Gbit/s", "iteration, s"]]
-        rows += [[f"{p['load']:.0%}", f"{p['cross_bps'] / 1e9:.2f}", f"{p['iteration_s']:.4f}"] for p in points]
-        print("\n".join(text_table(rows, left=0)))
-    print("".join(f"One iteration alone: {each.sentence(once_s)}\n" for each in results), end="")
-    print(f"{path.sentence()}\n{busiest_links(network, simulated[0].link_bytes)}")
-    if options.output is not None:
-        print(f"Next: ringtap report {options.output} --workers {workload.ranks} --capacity {options.rate}")
-    return 0
+    return LoadSimulator(workload, network, chosen, latency_s, per_host, place), plans
 
 
 def _run_others(
-    others: dict[str, Path],
-    limit_s: float,
-    workload: Workload,
-    network: Topology,
-    chosen: Algorithms,
-    latency_s: float,
+    others: dict[str, Path], limit_s: float, simulator: LoadSimulator
 ) -> tuple[float, list[SimulatorLog]]:
     """Return the time of one iteration here, and the results of other simulators."""
     from ringtap.workload.simulated_iterations import simulate
     from ringtap.workload.simulator_programs import run_simulator
 
-    results = [run_simulator(name, program, workload, network, chosen, latency_s, limit_s)
-               for name, program in others.items()]  # fmt: skip
-    return simulate(workload, network, chosen, latency_s=latency_s).iteration_s, results
+    job = simulator.workload, simulator.topology, simulator.algorithms
+    results = [run_simulator(name, program, *job, simulator.latency_s, limit_s) for name, program in others.items()]
+    return simulate(*job, latency_s=simulator.latency_s).iteration_s, results
 
 
-def _write_points(path: Path, name: str, points: list[dict[str, float]]) -> None:
-    lines = ["model,traffic,bandwidth_gbps,iteration_s"]
-    lines += [f"{name},simulated,{point['cross_bps'] / 1e9:.6g},{point['iteration_s']:.9g}" for point in points]
-    write_output(path, "\n".join(lines) + "\n")
+def _rows(points: list[dict[str, Any]]) -> list[list[str]]:
+    rows = [["cross traffic", "load", "Gbit/s", "iterations", "mean, s", "standard deviation, s"]]
+    for point in points:
+        numbers = [f"{point['load']:.0%}", f"{point['cross_bps'] / 1e9:.2f}", str(point["iterations"])]
+        std_s = "–" if point["std_s"] is None else f"{point['std_s']:.4f}"
+        rows.append([point["traffic"], *numbers, f"{point['iteration_s']:.4f}", std_s])
+    return rows

@@ -40,13 +40,12 @@ def test_from_a_model_to_points_and_other_simulators(tmp_path: Path) -> None:
     shown = workload("show", "w", cwd=tmp_path)
     assert "all_reduce" in shown
     assert json.loads(workload("show", "w", "--json", cwd=tmp_path))["collective_bytes"] == 4 * 138_357_544
-    simulated = json.loads(workload("simulate", "w", "--loads", "0:0.8:0.4", "-o", "p.csv", "--json", cwd=tmp_path))
+    simulated = json.loads(workload("simulate", "w", "--loads", "0:0.8:0.4", "--json", cwd=tmp_path))
     times = [point["iteration_s"] for point in simulated["points"]]
     # no load: computation, and what the all-reduce of the last bucket adds; heavy load: D over what is left, at least
     assert times[0] == pytest.approx(0.356, rel=0.02)
     demand_bytes = 4 / 3 * 4 * 138_357_544
     assert demand_bytes * 8 / 5e9 < times[2] < demand_bytes * 8 / 5e9 + 0.356
-    assert (tmp_path / "p.csv").read_text().splitlines()[0] == "model,traffic,bandwidth_gbps,iteration_s"
     counted = json.loads(workload("lower", "w", "--topology", "ring", "-o", "p", "--json", cwd=tmp_path))
     # each rank sends 4/3 of the gradients to its neighbour, and nobody uses the links the other way round
     assert sorted(counted["link_bytes"].values()) == pytest.approx([0.0] * 3 + [demand_bytes] * 3, rel=1e-6)
@@ -145,7 +144,9 @@ def test_from_a_layout_to_times_and_other_simulators(tmp_path: Path) -> None:
         (["simulate", "w", "--loads", "0:2:0.5"], "outside 0 to 0.99"),
         (["simulate", "w", "--loads", "a"], "is neither a number nor"),
         (["simulate", "w", "--loads", "nan"], "outside 0 to 0.99"),
-        (["simulate", "w", "-o", "nowhere/p.csv"], "nowhere/p.csv"),
+        (["simulate", "w", "-o", "w"], "w exists: name another directory"),
+        (["simulate", "w", "--loads", "0", "--cross", "p"], "give one of them"),
+        (["simulate", "w", "--cross", "nowhere"], "nowhere cannot be read"),
         (["export", "w", "--to", "param", "-o", "nowhere/p"], "nowhere/p"),
         (["simulate", "w", "--topology", "stars"], "did you mean 'star'"),
         (["simulate", "w", "--topology", "torus", "--sides", "1"], "the topology has 1 host for 2 ranks"),

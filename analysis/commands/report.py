@@ -19,13 +19,16 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     """Add the arguments of the verb."""
     parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     parser.add_argument(
-        "source", metavar="DIR|TABLE.csv", help="a sweep's or a job's run directory, or a table of iteration times"
+        "source",
+        metavar="DIR|TABLE.csv",
+        nargs="+",
+        help="run directory of a sweep or a job, or a table of iteration times; sweeps and tables also side by side",
     )
     parser.add_argument(
         "-o",
         "--output",
         metavar="FOLDER",
-        help="folder of the report (DIR/report; TABLE-report here); must be empty or absent without --force",
+        help="folder of the report (DIR/report; TABLE-report or A-and-B-report here); without --force empty or absent",
     )
     parser.add_argument("--force", action="store_true", help="write into the folder of -o even if it is not empty")
     parser.add_argument("--capacity", metavar="RATE", help="for a table: capacity of the bottleneck (25gbit)")
@@ -44,12 +47,12 @@ def report(options: argparse.Namespace) -> int:
     from ringtap.analysis.report.write import write_report
     from ringtap.analysis.sweeps.sweep import open_run
 
-    source = Path(options.source)
+    source, *beside = map(Path, options.source)
     is_table = source.is_file() and source.name != RUN_JSON
     if is_table and options.scheduler is not None:
         raise UsageError("--scheduler is for run directories: a table is read at once")
     facts = training_facts(options)
-    if facts and is_table:
+    if facts and (is_table or beside):
         raise UsageError("--batch, --job-output and --target-accuracy are for the run of a job")
     with workers(options.scheduler) as executor:
         written = write_report(
@@ -59,6 +62,7 @@ def report(options: argparse.Namespace) -> int:
             workers=options.workers,
             max_load=options.max_load,
             force=options.force,
+            beside=beside,
         )
     if options.json:
         print(written.json_path.read_text(encoding="utf-8"), end="")

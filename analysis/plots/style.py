@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ringtap.schema import SIMULATED
+
 # Okabe and Ito's colours, which can be distinguished with any colour vision
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#AA4499"
 _COLOURS = {"bert-large": BLUE, "vgg16": VERMILION, "densenet161": GREEN, "resnet50": PURPLE}
@@ -16,6 +18,7 @@ TITLES = {
     "consistent": "consistent web-search",
     "burst": "burst web-search",
     "none": "no cross traffic",
+    SIMULATED: "simulated constant load",
 }
 _MARKS: dict[str, tuple[str, Any]] = {
     "iperf": ("o", (0, (1, 1.2))),
@@ -117,7 +120,8 @@ def look_of_transport(colour: str, number: int) -> Look:
 
 def title_of(kind: str) -> str:
     """Name of a traffic kind in figures and tables."""
-    return TITLES.get(kind, kind)
+    name, dash, rest = kind.partition("-")
+    return f"{SIMULATED} {title_of(rest)}" if dash and name == SIMULATED else TITLES.get(kind, kind)
 
 
 def plain(text: str) -> str:

@@ -43,7 +43,13 @@ def findings(
     if not measured:
         return []
     tails = [tail for one, tail in zip(series, found, strict=True) if one.used]
-    statements = [*_growth(measured, tails), *_kinds(pairs), *_congestion(measured), *_curve(measured)]
+    statements = [
+        *_simulated(measured),
+        *_growth(measured, tails),
+        *_kinds(pairs),
+        *_congestion(measured),
+        *_curve(measured),
+    ]
     statements += _utilisation(measured)
     statements += [*_tail_bounds(measured), *_late_samples(checks)]
     return sorted(statements, key=lambda one: not one.firm)
@@ -62,6 +68,14 @@ def name_in_text(series: Series) -> str:
     """Name of a series within a sentence."""
     over = f" over {series.transport}" if series.transport else ""
     return f"{series.title} under {title_of(series.traffic)}{over}"
+
+
+def _simulated(series: Sequence[Series]) -> list[Finding]:
+    names = [name_in_text(one) for one in series if one.is_simulated]
+    if not names:
+        return []
+    text = f"The iterations of {_listed(names)} are simulated: nothing was measured there."
+    return [Finding(text, True, "the run says so; intervals of these numbers hold only how simulated iterations vary")]
 
 
 def _growth(series: Sequence[Series], tails: Sequence[Tails]) -> list[Finding]:
@@ -175,7 +189,7 @@ def _utilisation(series: Sequence[Series]) -> list[Finding]:
     """The fullest that the bottleneck was under each kind of traffic, and what was of use of it past congestion."""
     fullest: dict[str, float] = {}
     of_use: dict[str, list[float]] = {}
-    for one in series:
+    for one in (one for one in series if not one.is_simulated):
         for point in one.points:
             if point.utilisation is not None:
                 fullest[one.traffic] = max(fullest.get(one.traffic, 0.0), point.utilisation)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ from ringtap.analysis.sweeps.packets import CapturedPoint, captured_points
 from ringtap.analysis.sweeps.points import measure
 from ringtap.analysis.sweeps.series_results import Series, analyse
 from ringtap.analysis.sweeps.tables import read_table
+from ringtap.errors import UsageError
 from ringtap.json_validation import ShapeError, whole
 from ringtap.rundir import read_node, read_points
 from ringtap.schema import REJECTED_JSONL
 
 _SETTINGS = ("net.ipv4.tcp_congestion_control", "net.ipv4.tcp_ecn", "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem")
 _LOOPBACK = "lo"
+SAME_CAPACITY = 1e-3  # relative difference
 
 
 def environment(sweep: SweepRun) -> dict[str, Any]:
@@ -108,6 +111,7 @@ class ReportInputs:
         torn: torn last records dropped, by file.
         rejected: windows that were measured again.
         captured: points at which packets were recorded.
+        beside: sources of further series, of which the other facts do not hold.
     """
 
     name: str
@@ -123,6 +127,7 @@ class ReportInputs:
     torn: dict[str, int] = field(default_factory=dict)
     rejected: int = 0
     captured: list[CapturedPoint] = field(default_factory=list)
+    beside: list[str] = field(default_factory=list)
 
 
 def of_sweep(sweep: SweepRun, workers: Executor | None = None, max_load: float | str | None = None) -> ReportInputs:
@@ -185,4 +190,45 @@ def of_table(
         plan={"models": list(models.values()), "traffic": kinds, "topology": {}},
         environment={"machines": [], "conductor": None, "not_recorded": []},
         not_collected=absent,
+    )
+
+
+def together(inputs: Sequence[ReportInputs]) -> ReportInputs:
+    """Put series of several sources side by side; all other facts are those of the first one.
+
+    Raises:
+        UsageError: capacities differ, or two sources have a series of the same name.
+    """
+    first, *others = inputs
+    named: dict[str, str] = {}
+    for each in inputs:
+        if abs(each.capacity_gbps / first.capacity_gbps - 1) > SAME_CAPACITY:
+            raise UsageError(
+                f"{first.source} has a capacity of {first.capacity_gbps:.6g} Gbit/s and {each.source} one of "
+                f"{each.capacity_gbps:.6g}: only runs of the same capacity go side by side"
+            )
+        for series in each.series:
+            if series.name in named:
+                raise UsageError(
+                    f"{named[series.name]} and {each.source} both have the series {series.name}: leave one out"
+                )
+            named[series.name] = each.source
+    models = {str(model["name"]): model for each in inputs for model in each.plan["models"]}
+    kinds = list(dict.fromkeys(kind for each in inputs for kind in each.plan.get("traffic") or []))
+    return replace(
+        first,
+        name=" and ".join(each.name for each in inputs),
+        source=", ".join(each.source for each in inputs),
+        folder=Path(f"{'-and-'.join(Path(each.source).stem for each in inputs)}-report"),
+        series=[series for each in inputs for series in each.series],
+        plan=first.plan | {"models": list(models.values()), "traffic": kinds},
+        not_collected=[
+            {"what": f"{item.get('what', '?')}, of {each.source}", "why": item.get("why", "")}
+            for each in inputs
+            for item in each.not_collected
+        ],
+        torn={f"{each.source}/{name}": count for each in inputs for name, count in each.torn.items()},
+        rejected=sum(each.rejected for each in inputs),
+        captured=[point for each in inputs for point in each.captured],
+        beside=[each.source for each in others],
     )

@@ -81,6 +81,8 @@ def collect(measured: ReportInputs, found: Sequence[Tails]) -> dict[str, Any]:
         "argv": info.get("argv", []),
         "seed": info.get("seed"),
         "plan": plan,
+        "beside": measured.beside,
+        "simulated": [one.name for one in series if one.is_simulated],
     }
     testbed_bps = measured.capacity_gbps * 1e9 / measured.scale
     data["scale"] = {"factor": measured.scale, "testbed_bps": testbed_bps, "full_size_gbps": measured.capacity_gbps}

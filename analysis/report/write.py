@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from pathlib import Path
 
 from ringtap.analysis.job.run import Job
-from ringtap.analysis.report.inputs import of_sweep, of_table
+from ringtap.analysis.report.inputs import ReportInputs, of_sweep, of_table, together
 from ringtap.analysis.report.job_page import write_job_report
 from ringtap.analysis.report.page import Written
 from ringtap.analysis.report.sweep_page import write_sweep_report
@@ -26,39 +28,54 @@ def write_report(
     workers: int | None = None,
     max_load: float | str | None = None,
     force: bool = False,
+    beside: Sequence[Sweep | str | os.PathLike[str]] = (),
 ) -> Written:
     """Write the report that ``ringtap report`` writes: a page, its data, a table and the figures.
 
     Args:
         source: a sweep or a job, its run directory, or a CSV file of iteration times.
         output: folder of the report, which is made if it is missing (default: ``report`` in the run directory, whose
-            files are replaced; ``<table>-report`` here for a table).
+            files are replaced; ``<table>-report`` here for a table, and ``<a>-and-<b>-report`` for two sources).
         capacity: for a table: capacity of the bottleneck in Gbit/s or as text (default: 25gbit).
         workers: for a table without such a column: number of workers.
         max_load: fits use only points at loads up to this one, in Gbit/s or as text; None: all.
         force: write into the folder ``output`` even if it is not empty.
+        beside: further sweeps and tables, such as simulated ones, whose series stand beside those of the source.
 
     Raises:
         UsageError: the source cannot be read, an argument is not for it, or the folder is in use or cannot be written.
     """
-    path = source.path if isinstance(source, (Sweep, Job)) else path_of(source, "the source of a report")
-    is_table = path.is_file() and path.name != RUN_JSON
-    if not is_table and (capacity is not None or workers is not None):
-        name = "workers" if capacity is None else "capacity"
-        raise UsageError(f"{name} is for a table: the run {path} has its own")
     if max_load is not None:
         max_load = rate_gbps(max_load)
     gbps = rate_gbps(CAPACITY if capacity is None else capacity)
     if workers is not None and workers < 2:
         raise UsageError(f"{workers} workers are too few: a ring has two at least")
+    sources = [_opened(one) for one in (source, *beside)]
+    runs = [one.path for one in sources if not isinstance(one, Path)]
+    if len(runs) == len(sources) and (capacity is not None or workers is not None):
+        name = "workers" if capacity is None else "capacity"
+        raise UsageError(f"{name} is for a table: the run {runs[0]} has its own")
     folder = None if output is None else path_of(output, "the folder")
     if folder is not None and not force and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not empty: choose another folder, or add --force (force=True)")
-    if is_table:
-        return write_sweep_report(of_table(path, gbps, workers, max_load), folder)
-    run = source if isinstance(source, (Sweep, Job)) else open_run(source)
-    if isinstance(run, Sweep):
-        return write_sweep_report(of_sweep(run.run, run.workers, max_load), folder)
-    if max_load is not None:
-        raise UsageError(f"max_load is for a sweep or a table, which have fits: {path} is a job")
-    return write_job_report(run, run.summary(), folder)
+    inputs: list[ReportInputs] = []
+    for one in sources:
+        if isinstance(one, Path):
+            inputs.append(of_table(one, gbps, workers, max_load))
+        elif isinstance(one, Sweep):
+            inputs.append(of_sweep(one.run, one.workers, max_load))
+        elif beside:
+            raise UsageError(f"{one.path} is a job: only sweeps and tables go side by side")
+        elif max_load is not None:
+            raise UsageError(f"max_load is for a sweep or a table, which have fits: {one.path} is a job")
+        else:
+            return write_job_report(one, one.summary(), folder)
+    return write_sweep_report(together(inputs) if beside else inputs[0], folder)
+
+
+def _opened(source: Sweep | Job | str | os.PathLike[str]) -> Sweep | Job | Path:
+    """Return the run of a directory, or the path of a table."""
+    if isinstance(source, (Sweep, Job)):
+        return source
+    path = path_of(source, "the source of a report")
+    return path if path.is_file() and path.name != RUN_JSON else open_run(path)

@@ -22,7 +22,7 @@ from ringtap.analysis.sweeps.mean_errors import mean_errors
 from ringtap.analysis.sweeps.points import Point
 from ringtap.errors import UsageError
 from ringtap.plan import model_label
-from ringtap.schema import MERGE_SHARE, POINTS_JSONL
+from ringtap.schema import MERGE_SHARE, POINTS_JSONL, SIMULATED
 from ringtap.units import counted
 
 # Table 3.8 leaves out "very heavy" points; those of its series are at 24.7 of 25 Gbit/s
@@ -114,6 +114,11 @@ class Series:
     def key(self) -> tuple[str, str, str]:
         """Model, traffic kind and transport."""
         return self.model, self.traffic, self.transport
+
+    @property
+    def is_simulated(self) -> bool:
+        """True if its iterations are simulated."""
+        return self.traffic == SIMULATED or self.traffic.startswith(f"{SIMULATED}-")
 
     @property
     def alone(self) -> list[Point]:

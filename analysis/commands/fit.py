@@ -1,27 +1,34 @@
-"""``ringtap fit``: the general model fitted to a CSV file of points."""
+"""``ringtap fit``: the general model fitted to a CSV file of points, or to a series of a sweep."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import UsageError
 from ringtap.installation import shipped_example
 from ringtap.options import add_force, add_json
 from ringtap.terminal import shell_word
-from ringtap.units import parse_rate_bps, whole_number
+from ringtap.units import counted, parse_rate_bps, whole_number
+
+if TYPE_CHECKING:
+    from ringtap.analysis.sweeps.tables import Points
 
 MIN_SETS, MAX_SETS = 40, 100_000  # fewer sets do not reach the tails of a 95 % interval
+CAPACITY = "25gbit"
 _EXPONENTS: dict[str, Any] = {"0.5": 0.5, "1/2": 0.5, "1": 1.0, "2": 2.0, "free": "free"}
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
     """Add the arguments of the verb ``fit``."""
     parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-    parser.add_argument("points", metavar="POINTS.csv", help="columns bandwidth_gbps and iteration_s")
-    parser.add_argument("--capacity", default="25gbit", metavar="RATE", help="capacity of the bottleneck (25gbit)")
+    parser.add_argument(
+        "points", metavar="POINTS.csv|RUN", help="columns bandwidth_gbps and iteration_s, or a sweep's run directory"
+    )
+    parser.add_argument("--series", metavar="NAME", help="series of a sweep (default: its only one)")
+    parser.add_argument("--capacity", metavar="RATE", help="for a table: capacity of the bottleneck (25gbit)")
     parser.add_argument("--n", metavar="N", help="exponent: 0.5, 1, 2 or free (default: the one with the least AICc)")
     parser.add_argument(
         "--weights", metavar="COLUMN", help="standard error of each time; std_s is divided by sqrt(count)"
@@ -39,10 +46,34 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.set_defaults(handler=_fit)
 
 
-def _fit(options: argparse.Namespace) -> int:
-    capacity_gbps = parse_rate_bps(options.capacity) / 1e9
+def _of_table(path: Path, options: argparse.Namespace) -> tuple[float, Points]:
+    from ringtap.analysis.sweeps.tables import read_points_csv
+
+    if options.series is not None:
+        raise UsageError(f"--series is for the run directory of a sweep: {path} is none")
+    capacity = options.capacity or CAPACITY
+    capacity_gbps = parse_rate_bps(capacity) / 1e9
     if capacity_gbps <= 0:
-        raise UsageError(f"--capacity {options.capacity} is not a positive rate")
+        raise UsageError(f"--capacity {capacity} is not a positive rate")
+    return capacity_gbps, read_points_csv(path, capacity_gbps, options.weights)
+
+
+def _of_sweep(path: Path, options: argparse.Namespace) -> tuple[float, Points]:
+    """Return the capacity and the points of a series, as its report fits them."""
+    from ringtap.analysis.sweeps.sweep import open_sweep
+    from ringtap.analysis.sweeps.tables import Points
+
+    if options.capacity is not None or options.weights is not None:
+        raise UsageError(f"--capacity and --weights are for a table: the sweep {path} has its own")
+    sweep = open_sweep(path)
+    if options.series is None and len(sweep.names) != 1:
+        names = ", ".join(sweep.names) or "none yet"
+        raise UsageError(f"{path} has {counted(len(sweep), 'series', 'series')}: name one with --series ({names})")
+    series = sweep[options.series or sweep.names[0]]
+    return series.capacity_gbps, Points(series.loads_gbps, series.times_s, None)
+
+
+def _fit(options: argparse.Namespace) -> int:
     if options.n is not None and options.n not in _EXPONENTS:
         raise UsageError(f"--n {options.n!r} is unknown: give 0.5, 1, 2 or free")
     sets = whole_number(options.bootstrap, "--bootstrap")
@@ -52,10 +83,9 @@ def _fit(options: argparse.Namespace) -> int:
         raise UsageError(f"{options.output} exists: name another file or add --force")
     from ringtap.analysis.model.fit import CongestionModel
     from ringtap.analysis.model.fit_points import fit_points
-    from ringtap.analysis.sweeps.tables import read_points_csv
 
     path = shipped_example(options.points) or Path(options.points)
-    points = read_points_csv(path, capacity_gbps, options.weights)
+    capacity_gbps, points = (_of_sweep if path.is_dir() else _of_table)(path, options)
     model = CongestionModel(capacity_gbps, None if options.n is None else _EXPONENTS[options.n])
     try:
         found = fit_points(model, points, options.robust, sets, options.max_load)

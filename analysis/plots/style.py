@@ -18,7 +18,7 @@ TITLES = {
     "consistent": "consistent web-search",
     "burst": "burst web-search",
     "none": "no cross traffic",
-    SIMULATED: "simulated constant load",
+    SIMULATED: "simulated constant",
 }
 _MARKS: dict[str, tuple[str, Any]] = {
     "iperf": ("o", (0, (1, 1.2))),
@@ -120,8 +120,7 @@ def look_of_transport(colour: str, number: int) -> Look:
 
 def title_of(kind: str) -> str:
     """Name of a traffic kind in figures and tables."""
-    name, dash, rest = kind.partition("-")
-    return f"{SIMULATED} {title_of(rest)}" if dash and name == SIMULATED else TITLES.get(kind, kind)
+    return TITLES.get(kind, kind.replace(f"{SIMULATED}-", f"{SIMULATED} "))
 
 
 def plain(text: str) -> str:

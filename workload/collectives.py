@@ -10,7 +10,7 @@ import numpy as np
 
 from ringtap.errors import UsageError, did_you_mean
 from ringtap.units import counted
-from ringtap.workload.message_graph import GraphBuilder, Integers, MessageGraph, divided
+from ringtap.workload.message_graph import GraphBuilder, Integers, MessageGraph, check_room, divided
 
 NONE = -1
 
@@ -236,7 +236,7 @@ def parameter_server(shape: Shape) -> MessageGraph:
     """Push to and pull from K parameter servers, each with a shard of the data (Li et al., OSDI 2014).
 
     Raises:
-        UsageError: there are more shards than workers.
+        UsageError: there are more shards than workers, or there is no room for so many workers.
     """
     if not 1 <= shape.shards <= shape.workers:
         raise UsageError(
@@ -246,13 +246,18 @@ def parameter_server(shape: Shape) -> MessageGraph:
 
 
 def in_network(shape: Shape) -> MessageGraph:
-    """Send all data to a switch, which adds them and sends the sum to each worker (SwitchML, NSDI 2021)."""
+    """Send all data to a switch, which adds them and sends the sum to each worker (SwitchML, NSDI 2021).
+
+    Raises:
+        UsageError: there is no room for so many workers.
+    """
     return _through_others(shape, 1, shape.pieces)
 
 
 def _through_others(shape: Shape, others: int, pieces: int) -> MessageGraph:
     """Send data to endpoints that add them, in pieces one after the other, and the sums back."""
     workers = shape.workers
+    check_room(workers, 2 * workers * others * pieces, workers * workers * others * pieces)
     builder = GraphBuilder(workers, divided(shape.size_bytes, others * pieces), others)
     worker, other = (each.ravel() for each in np.meshgrid(np.arange(workers), np.arange(others), indexing="ij"))
     pushed = pulled = None

@@ -12,6 +12,7 @@ from ringtap.errors import UsageError
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 MAX_MESSAGES = 20_000_000  # of a graph; a simulation needs about 0.3 kB for each
+MAX_WAITS = 150_000_000  # messages that messages wait for; about 40 bytes each
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,12 +141,7 @@ class GraphBuilder:
 
     def _grow(self, count: int) -> None:
         self._messages += count
-        if self._messages > MAX_MESSAGES:
-            raise UsageError(
-                f"a collective of {self._workers:,} workers has more than {MAX_MESSAGES:,} messages by this algorithm, "
-                "for which there is no room: choose double-tree, halving-doubling, hierarchical or in-network, or "
-                "fewer workers"
-            )
+        check_room(self._workers, self._messages)
         if self._messages > len(self._step):
             larger = np.empty(max(2 * len(self._step), self._messages), np.int64)
             larger[: len(self._step)] = self._step
@@ -170,3 +166,17 @@ def divided(size_bytes: int, parts: int) -> Integers:
     """Return sizes of parts that differ by at most one byte and add up to a size, shape (parts,)."""
     edges = [size_bytes * part // parts for part in range(parts + 1)]
     return np.diff(np.array(edges, np.int64)).astype(np.int64)
+
+
+def check_room(workers: int, messages: int, waits: int = 0) -> None:
+    """Check that there is room for a graph of messages that wait for some number of others in all.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for count, most, what in ((messages, MAX_MESSAGES, "messages"), (waits, MAX_WAITS, "waits for messages")):
+        if count > most:
+            raise UsageError(
+                f"a collective of {workers:,} workers has more than {most:,} {what} by this algorithm, for which there "
+                "is no room: choose double-tree, halving-doubling or hierarchical, or fewer workers"
+            )

@@ -255,14 +255,14 @@ def _check_pairs(workload: Workload) -> None:
 
 def collectives_of(workload: Workload) -> dict[tuple[str, tuple[int, ...]], list[list[tuple[int, Node]]]]:
     """Return the collectives of each group in order, each with its node on every rank of the group."""
-    found: dict[tuple[str, tuple[int, ...]], dict[int, list[Node]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[str, dict[int, list[Node]]] = defaultdict(lambda: defaultdict(list))
     for rank, nodes in enumerate(workload.traces):
         for node in nodes:
             if node.type == NodeType.COMM_COLL:
-                key = str(node.attributes.get("pg_name", "")), tuple(workload.members(node))
-                found[key][rank].append(node)
+                found[str(node.attributes.get("pg_name", ""))][rank].append(node)
     every = {}
-    for key, by_rank in found.items():
+    for name, by_rank in found.items():
+        key = name, tuple(workload.groups.get(name) or range(workload.ranks))
         counts = {rank: len(by_rank.get(rank, [])) for rank in key[1]}
         fewest, most = min(counts, key=lambda r: counts[r]), max(counts, key=lambda r: counts[r])
         if counts[fewest] != counts[most]:

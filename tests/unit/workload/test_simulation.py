@@ -191,3 +191,7 @@ def test_what_does_not_fit_into_memory_is_said(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(graphs, "MAX_MESSAGES", 1000)
     with pytest.raises(UsageError, match="100 workers has more than 1,000 messages"):
         message_graph("ring", Shape(100, MB))
+    monkeypatch.setattr(graphs, "MAX_WAITS", 5000)
+    message_graph("in-network", Shape(70, MB))
+    with pytest.raises(UsageError, match="71 workers has more than 5,000 waits"):
+        message_graph("in-network", Shape(71, MB))

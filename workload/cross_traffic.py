@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,12 +36,13 @@ class CrossPlan:
 
     def through(self, topology: Topology) -> list[Integers]:
         """Return the numbers of the flows that pass through each link of a topology."""
-        keys, which = np.unique(self.flows.source * topology.hosts + self.flows.destination, return_inverse=True)
+        pairs = self.flows.source * topology.hosts + self.flows.destination
+        order = np.argsort(pairs, kind="stable")
         found: list[list[Integers]] = [[np.empty(0, np.int64)] for _ in topology.links]
-        for number, key in enumerate(keys):
-            source, destination = divmod(int(key), topology.hosts)
+        for flows in np.split(order, np.flatnonzero(np.diff(pairs[order])) + 1):
+            source, destination = divmod(int(pairs[flows[0]]), topology.hosts)
             for link in topology.path(source, destination) if source != destination else ():
-                found[link].append(np.flatnonzero(which.ravel() == number))
+                found[link].append(flows)
         return [np.concatenate(each) for each in found]
 
 
@@ -81,13 +83,18 @@ def read_cross(path: Path, hosts: int) -> CrossPlan:
     return CrossPlan(path, plan.kind, plan.duration_ns / 1e9, flows, needed)
 
 
-def check_load(plan: CrossPlan, topology: Topology) -> None:
+def check_load(plan: CrossPlan, topology: Topology, through: Sequence[Integers]) -> None:
     """Check that no link gets more of a plan than it carries: flows would pile up without end.
+
+    Args:
+        plan: the plan.
+        topology: hosts and links.
+        through: numbers of the flows through each link.
 
     Raises:
         UsageError: one does.
     """
-    for link, flows in enumerate(plan.through(topology)):
+    for link, flows in enumerate(through):
         offered_bps = float(plan.flows.size_bytes[flows].sum()) * 8 / plan.duration_s
         if offered_bps >= topology.rate_bps[link]:
             raise UsageError(

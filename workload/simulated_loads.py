@@ -100,8 +100,9 @@ class LoadSimulator:
         Raises:
             UsageError: the plan does not go with the network or is too short, or the iterations cannot be simulated.
         """
-        check_load(plan, self.topology)
-        flows = plan.through(self.topology)[self.bottleneck]
+        through = plan.through(self.topology)
+        check_load(plan, self.topology, through)
+        flows = through[self.bottleneck]
         if not len(flows):
             name = self.topology.links[self.bottleneck]
             raise UsageError(f"{plan.path} sends nothing through {name}: name another --bottleneck")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ringtap.errors import UsageError
+from ringtap.json_validation import NAME
 from ringtap.models import GRADIENT_BYTES, PROFILES
 from ringtap.records import Field, JsonLinesWriter, RecordWriter
 from ringtap.rundir import RunDirectory
@@ -60,12 +62,20 @@ def write_run(
         about: topology and algorithms, for run.json.
 
     Raises:
-        UsageError: the parameters are not known, or the directory is not empty or cannot be written.
+        UsageError: the parameters are not known, a name cannot be that of a file, or the directory is not empty or
+            cannot be written.
     """
     model = str(workload.about.get("model") or name)
     title = PROFILES[model].title if model in PROFILES else model
     kinds = list(dict.fromkeys(point.traffic for point in points))
-    item = {"name": model, "title": title, "parameters": parameters_of(workload), "batch": workload.about.get("batch")}
+    unusable = next((kind for kind in kinds if not re.fullmatch(NAME.pattern, f"{model}-{kind}")), None)
+    if unusable is not None:
+        raise UsageError(
+            f"series {f'{model}-{unusable}'[:80]!r} is not {NAME.description}: rename the model or the plan's kind"
+        )
+    batch = workload.about.get("batch")
+    item = {"name": model, "title": title, "parameters": parameters_of(workload)}
+    item |= {"batch": batch if type(batch) is int and batch > 0 else None}
     plan = {"name": f"{name}, simulated", "scale": 1.0, "capacity_bps": rate_bps, "models": [item], "traffic": kinds}
     plan |= {"topology": {"workers": [f"rank{rank}" for rank in range(workload.ranks)]}}
     plan |= {"loads": sorted({point.requested_bps / rate_bps for point in points})}

@@ -219,7 +219,7 @@ def test_fit_refuses_bad_options(capsys, points, options, says):
 
 def test_fit_of_files_that_cannot_be_read(capsys, tmp_path):
     assert "cannot be read" in one_line_error(capsys, ["fit", tmp_path / "none.csv"])
-    assert "cannot be read" in one_line_error(capsys, ["fit", tmp_path])
+    assert "is not a run directory" in one_line_error(capsys, ["fit", tmp_path])
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x01")
     assert "UTF-8" in one_line_error(capsys, ["fit", tmp_path / "binary.csv"])
 

@@ -144,13 +144,13 @@ def test_addresses_are_placed_at_hosts(tmp_path: Path) -> None:
     for name, source, hosts in (("unbound", 3, 4), ("bound", 3, 4), ("itself", 0, 3)):
         found = read_cross(tmp_path / name, 3)
         assert (set(found.flows.source), set(found.flows.destination), found.hosts) == ({source}, {0}, hosts)
-    through = found.through(star(3, 1e9))
-    assert not any(len(flows) for flows in through)  # a host sends to itself
+    assert not any(len(flows) for flows in found.through(star(3, 1e9)))  # a host sends to itself
     flows = read_cross(tmp_path / "bound", 3)
-    assert [len(each) for each in flows.through(star(4, 2e9))] == [0, 0, 0, 125, 125, 0, 0, 0]
-    check_load(flows, star(4, 2e9))
+    through = flows.through(star(4, 2e9))
+    assert [len(each) for each in through] == [0, 0, 0, 125, 125, 0, 0, 0]
+    check_load(flows, star(4, 2e9), through)
     with pytest.raises(UsageError, match="offers 1 Gbit/s to link h3 up, which carries 1 Gbit/s"):
-        check_load(flows, star(4, 1e9))
+        check_load(flows, star(4, 1e9), through)
 
 
 @pytest.mark.parametrize(
@@ -191,6 +191,18 @@ def test_parameters_are_what_rank_0_sums_up() -> None:
     assert parameters_of(model_workload(VGG, 2)) == VGG.parameters
     with pytest.raises(UsageError, match="rank 0 sums up no gradients"):
         parameters_of(Workload([[Node(1, "forward", NodeType.COMP, duration_us=5)]]))
+
+
+def test_a_plan_cannot_name_a_folder_elsewhere(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header, _, flows = (folder / "plan").read_text().partition("\n")
+    (tmp_path / "plan").write_text(json.dumps(json.loads(header) | {"kind": "../../../x"}) + "\n" + flows)
+    run = tmp_path / "run"
+    command = ["workload", "simulate", str(folder / "w"), "--cross", str(tmp_path / "plan"), "--iterations", "3"]
+    assert main([*command, "-o", str(run)]) == 2
+    assert "'vgg16-simulated-../../../x' is not a name that a file can have" in capsys.readouterr().err
+    assert not run.exists()
 
 
 def test_simulated_iterations_of_each_rank_are_recorded(folder: Path) -> None:

@@ -274,7 +274,7 @@ def layout_workload(layout: Layout, name: str) -> Workload:
         shares = [layout.gradient_bytes * count for count in divided(layout.stage_parameters(stage), t).tolist()]
         for rank in range(t * d * stage, t * d * (stage + 1)):
             data_group = len(tensor_groups) + 1 + t * stage + rank % t
-            trace = _Trace(layout, stage, rank)
+            trace = _TraceBuilder(layout, stage, rank)
             traces.append(trace.nodes(parts, str(rank // t + 1), str(data_group), shares[rank % t]))
     about = {
         "model": name,
@@ -290,7 +290,7 @@ def layout_workload(layout: Layout, name: str) -> Workload:
     return Workload(traces, groups, about)
 
 
-class _Trace:
+class _TraceBuilder:
     """The trace of a rank.
 
     Args:

@@ -185,9 +185,7 @@ def _simulator(options: argparse.Namespace) -> tuple[LoadSimulator, list[CrossPl
     return LoadSimulator(workload, network, chosen, latency_s, per_host, place), plans
 
 
-def _run_others(
-    others: dict[str, Path], limit_s: float, simulator: LoadSimulator
-) -> tuple[float, list[SimulatorLog]]:
+def _run_others(others: dict[str, Path], limit_s: float, simulator: LoadSimulator) -> tuple[float, list[SimulatorLog]]:
     """Return the time of one iteration here, and the results of other simulators."""
     from ringtap.workload.simulated_iterations import simulate
     from ringtap.workload.simulator_programs import run_simulator

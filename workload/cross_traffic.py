@@ -63,6 +63,10 @@ def read_cross(path: Path, hosts: int) -> CrossPlan:
     plan = read_plan(path)
     if not len(plan.start_ns):
         raise UsageError(f"{path} has no flow: write a plan that lasts longer")
+    if not plan.is_flow.all():
+        raise UsageError(
+            f"{path} is the replay of a workload, which is not simulated as cross traffic: name another plan"
+        )
     endless = np.flatnonzero(plan.size_bytes == 0)
     if len(endless):
         raise UsageError(

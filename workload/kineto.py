@@ -90,7 +90,7 @@ class _Call(NamedTuple):
 
 @dataclass
 class _Trace:
-    """What a Kineto file says of a rank; times in us.
+    """Content of a Kineto file of a rank; times in us.
 
     Attributes:
         path: the file.

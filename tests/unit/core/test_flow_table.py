@@ -31,7 +31,10 @@ class Made:
 @pytest.fixture
 def plan(tmp_path: Path) -> Path:
     flows = [Flow(0, "", DESTINATIONS[0], 1000), Flow(5, SOURCES[1], DESTINATIONS[0], 0)]
-    flows += [Flow(7, SOURCES[0], DESTINATIONS[1], 2**40, 0, 12), Flow(7, SOURCES[0], DESTINATIONS[1], 3, 2)]
+    flows += [
+        Flow(7, SOURCES[0], DESTINATIONS[1], 2**40, ((0, 12),)),
+        Flow(7, SOURCES[0], DESTINATIONS[1], 3, ((2, 0),)),
+    ]
     write_plan(Made(flows), tmp_path / "plan")
     return tmp_path / "plan"
 
@@ -42,12 +45,27 @@ def test_the_arrays_hold_what_the_sender_reads(plan: Path) -> None:
         found.start_ns, found.source, found.destination, found.size_bytes, found.after, found.delay_ns, strict=True
     )
     flows = [
-        Flow(int(start), SOURCES[source] if source >= 0 else "", DESTINATIONS[to], int(size), int(after), int(delay))
+        Flow(
+            int(start),
+            SOURCES[source] if source >= 0 else "",
+            DESTINATIONS[to],
+            int(size),
+            ((int(after), int(delay)),) if after >= 0 else (),
+        )
         for start, source, to, size, after, delay in rows
     ]
     assert flows == list(PlanFile(plan).flows())
     assert found.sources == []  # a flow is unbound
     assert np.flatnonzero(found.after < 0).tolist() == [0, 1]
+
+
+def test_computations_are_lines_that_are_no_flows(tmp_path: Path) -> None:
+    made = Made([Flow(0, SOURCES[0], "", 0), Flow(0, SOURCES[0], DESTINATIONS[1], 3, ((0, 7),))])
+    made.header |= {"version": 3, "flows": 1}
+    write_plan(made, tmp_path / "plan")
+    found = read_plan(tmp_path / "plan")
+    assert found.is_flow.tolist() == [False, True]
+    assert found.destination.tolist() == [-1, 1]
 
 
 def test_a_flow_waits_for_one_above_it(plan: Path) -> None:

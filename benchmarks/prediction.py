@@ -1,6 +1,6 @@
 """Iteration times predicted from a profile of two ranks, by simulation and by replay, against the job itself.
 
-python benchmarks/prediction.py FOLDER [--models NAME,...] [--ranks N,...] [-o FILE]
+python benchmarks/prediction.py FOLDER [--models NAME,...] [--ranks N,...] [--figure FILE] [-o FILE]
 
 Each model is profiled with two ranks on this machine, and its workload is scaled to more ranks. One sweep per number
 of ranks measures the scale model and the replay on the virtual testbed, under consistent web-search traffic to rank 0.
@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import _checkout  # noqa: F401 -- first: lets the others import ringtap
-import numpy as np
 
 import ringtap
+from ringtap.analysis.plots.figure import new_figure, styled
+from ringtap.analysis.plots.style import BLUE, INK, VERMILION
 from ringtap.models import profile_named
 from ringtap.plan import load_plan
 
@@ -127,24 +128,60 @@ def iterations(lowered: Path) -> int:
     return min(ITERATIONS, 2_000_000 // messages)
 
 
+def simulated(model: str, ranks: int, folder: Path, loads_bps: Sequence[float]) -> list[float]:
+    """Return the simulated iteration time alone, and beside consistent web-search traffic of some loads on the wire."""
+    plans = [folder / f"{model}-{ranks}-cross-{number}.plan" for number in range(len(loads_bps))]
+    for path, load_bps in zip(plans, loads_bps, strict=True):
+        load = f"{round(load_bps * PAYLOAD_SHARE)}bit"
+        kind = ("--kind", "consistent", "--load", load, "--scale", SCALE, "--duration", "120s", "--to", "10.0.0.1:5001")
+        ringtap_command("traffic", "plan", *kind, "--force", "-o", path)
+    words = [word for path in plans for word in ("--cross", path)]
+    rate = f"{round(CAPACITY_BPS * PAYLOAD_SHARE)}bit"
+    scaled = folder / f"{model}-{ranks}-workload"
+    points = json.loads(ringtap_command("workload", "simulate", scaled, "--rate", rate, *words, "--json"))["points"]
+    for path in plans:
+        path.unlink()
+    return [point["iteration_s"] for point in points]
+
+
 def compared(model: str, ranks: int, folder: Path) -> list[dict[str, Any]]:
     """Return the job's, the replay's and the simulation's iteration time at each load."""
     points = ringtap.open_sweep(measured(model, ranks, folder)).points
     job, replay = (points[points["model"] == name].sort_values("requested_bps") for name in (model, "replay"))
-    options = ("--rate", f"{round(CAPACITY_BPS * PAYLOAD_SHARE)}bit", "--loads", "0:0.96:0.02", "--json")
-    simulated = json.loads(ringtap_command("workload", "simulate", folder / f"{model}-{ranks}-workload", *options))
-    shares, times_s = zip(*((point["load"], point["iteration_s"]) for point in simulated["points"]), strict=True)
-    found = []
-    for load, one, other in zip(LOADS, job.to_dict("records"), replay.to_dict("records"), strict=True):
-        # the simulated job has what the cross traffic that was really sent leaves of the link
-        simulated_s = float(np.interp(one["cross_bps"] / CAPACITY_BPS, shares, times_s))
-        found.append({
+    # the simulation gets the mean of the cross traffic that was really sent
+    times_s = simulated(model, ranks, folder, job["cross_bps"].tolist()[1:])
+    rows = zip(LOADS, job.to_dict("records"), replay.to_dict("records"), times_s, strict=True)
+    return [
+        {
             "model": model, "ranks": ranks, "load": load, "job_s": one["mean_s"],
             "job_error_s": one["std_s"] / one["independent"] ** 0.5,
             "replay_s": other["mean_s"], "replay_error": other["mean_s"] / one["mean_s"] - 1,
             "simulated_s": simulated_s, "simulated_error": simulated_s / one["mean_s"] - 1,
-        })  # fmt: skip
-    return found
+        }
+        for load, one, other, simulated_s in rows
+    ]  # fmt: skip
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw the iteration times against the load, a panel per model and number of ranks."""
+    models, counts = (list(dict.fromkeys(row[key] for row in rows)) for key in ("model", "ranks"))
+    with styled():
+        figure = new_figure(2.3 * len(counts) + 0.6, 2.1 * len(models) + 0.5)
+        panels = figure.subplots(len(models), len(counts), sharex=True, sharey="row", squeeze=False)
+        for model, line in zip(models, panels, strict=True):
+            for ranks, axes in zip(counts, line, strict=True):
+                some = [row for row in rows if (row["model"], row["ranks"]) == (model, ranks)]
+                loads = [100 * row["load"] for row in some]
+                job_s, error_s = ([row[f"{what}_s"] for row in some] for what in ("job", "job_error"))
+                axes.errorbar(loads, job_s, [2 * each for each in error_s], fmt="o", color=INK, label="job")
+                axes.plot(loads, [row["simulated_s"] for row in some], color=BLUE, label="simulation")
+                axes.plot(loads, [row["replay_s"] for row in some], "x", color=VERMILION, label="replay")
+                axes.set_title(f"{model}, {ranks} ranks")
+                axes.set_ylim(bottom=0)
+            line[0].set_ylabel("iteration, s")
+        figure.supxlabel("cross traffic to rank 0, % of the link", fontsize="medium")
+        figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+        figure.savefig(path)
 
 
 def medians(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -163,6 +200,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="for profiles, workloads and sweeps; kept")
     parser.add_argument("--models", default=",".join(MODELS), help="models, with commas between")
     parser.add_argument("--ranks", default=",".join(map(str, RANKS)), help="numbers of ranks, with commas between")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="also draw the times")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write the JSON object to a file")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -181,6 +219,8 @@ def main() -> int:
     print("\n| load | points | simulation, median error | replay, median error |\n|---|---|---|---|")
     print("\n".join(medians(rows)))
     text = json.dumps({"points": rows})
+    if options.figure:
+        draw(rows, options.figure)
     if options.output:
         options.output.write_text(text)
     print(text)

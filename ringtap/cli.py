@@ -140,7 +140,7 @@ def _build(asked: Set[str | None], asked_below: Set[str | None], verbs_help: str
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.set_defaults(read_segments=_read_segments, read_operations=_read_operations)
+    parser.set_defaults(read_segments=_read_segments, read_operations=_read_operations, write_replay=_write_replay)
     parser.add_argument("--version", action="version", version=f"ringtap {ringtap.__version__}")
     subparsers = parser.add_subparsers(prog="ringtap", dest="verb", metavar="COMMAND", required=True, help=verbs_help)
     for name, (module, summary) in VERBS.items():
@@ -176,6 +176,17 @@ def _read_operations(path: Path) -> Sequence[Operation]:
     from ringtap.workload.replay import read_operations
 
     return read_operations(path)
+
+
+def _write_replay(
+    operations: Sequence[Operation], nodes: Sequence[str], iterations: int, name: str, path: Path, force: bool
+) -> None:
+    """Write the flow plan of a workload for ``workload export``, whose package must not import that of plans."""
+    from ringtap.trafficgen.plans.plan_file import write_plan
+    from ringtap.trafficgen.plans.registry import make_plan
+
+    given = {"from": [name], "node": [*nodes], "iterations": iterations}
+    write_plan(make_plan("workload", given, read_operations=lambda _: operations), path, force)
 
 
 def _overview() -> str:

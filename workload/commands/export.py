@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import UsageError
 from ringtap.options import add_force
+from ringtap.units import whole_number
 from ringtap.workload.options import (
     add_algorithms,
     add_ranks_per_host,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ringtap.workload.lowering import Algorithms
     from ringtap.workload.workload import Workload
 
-_FORMATS = ("chakra", "goal", "astra1", "param", "hpcc")
+_FORMATS = ("chakra", "goal", "astra1", "param", "hpcc", "plan")
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -35,6 +36,10 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     add_algorithms(parser)
     add_topology(parser)
     add_ranks_per_host(parser)
+    parser.add_argument(
+        "--node", action="append", default=[], metavar="ADDRESS:PORT", help="for plan: a rank; one for each, in order"
+    )
+    parser.add_argument("--iterations", default="1", metavar="N", help="for plan: iterations (1)")
     parser.add_argument(
         "-o", dest="output", required=True, metavar="FILE", type=Path, help="file to write; for chakra a new directory"
     )
@@ -53,9 +58,11 @@ def _export(options: argparse.Namespace) -> int:
     workload, chosen = read_workload(options.workload), algorithms(options)
     if options.to == "chakra":
         _export_directory(options, workload, chosen)
-    elif options.to in ("goal", "hpcc"):
+    elif options.to in ("goal", "hpcc", "plan"):
         lowered = lower(workload, chosen)
         check_workload(lowered)
+        if options.to == "plan":
+            return _export_plan(options, lowered)
         lines = goal(lowered) if options.to == "goal" else _flows(options, lowered)
         write_output(options.output, "".join(f"{line}\n" for line in lines))
     elif options.to == "astra1":
@@ -73,6 +80,18 @@ def _export_directory(options: argparse.Namespace, workload: Workload, chosen: A
         raise UsageError("ASTRA-sim needs one rank per host: add --gpus-per-node 1")
     network, latency_s = topology(options, workload.ranks)
     write_astra_sim(workload, network, chosen.all_reduce, latency_s, options.output)
+
+
+def _export_plan(options: argparse.Namespace, lowered: Workload) -> int:
+    from ringtap.workload.replay import operations
+
+    if not options.node:
+        raise UsageError("--node is missing: a plan needs ADDRESS:PORT of each rank, in order")
+    iterations = whole_number(options.iterations, "--iterations")
+    name = options.workload.resolve().name
+    options.write_replay(operations(lowered), options.node, iterations, name, options.output, options.force)
+    print(f"Wrote {options.output}")
+    return 0
 
 
 def _flows(options: argparse.Namespace, lowered: Workload) -> Iterator[str]:

@@ -178,6 +178,17 @@ def test_a_plan_that_does_not_fit_is_refused(tmp_path: Path, change: tuple[str, 
     assert words in done.stderr
 
 
+def test_an_exported_plan_is_the_one_of_the_lowered_workload(tmp_path: Path) -> None:
+    path, nodes = planned(tmp_path, small(), 2)
+    made = scale(model_workload(profile_named("resnet50"), RANKS, 40), Scaling(parameters=0.001))
+    write_workload(made, tmp_path / "w")
+    words = [word for node in nodes for word in ("--node", node)]
+    command = [sys.executable, "-m", "ringtap", "workload", "export", tmp_path / "w", "--to", "plan", *words]
+    command += ["--iterations", "2", "-o", tmp_path / "exported.plan"]
+    subprocess.run(command, check=True, capture_output=True)
+    assert list(PlanFile(tmp_path / "exported.plan").flows()) == list(PlanFile(path).flows())
+
+
 def test_collectives_have_to_be_lowered_first(tmp_path: Path) -> None:
     write_workload(model_workload(profile_named("resnet50"), 2), tmp_path / "w")
     nodes = itertools.chain.from_iterable(("--node", node) for node in nodes_of(2))

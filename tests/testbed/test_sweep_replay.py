@@ -1,0 +1,68 @@
+"""Replay of a workload as the job of a sweep on the testbed, beside the job that it stands for."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import ringtap
+from ringtap.workload.execution_trace import Collective, Node, NodeType
+from ringtap.workload.lowering import Algorithms, lower
+from ringtap.workload.workload import Workload, check_workload, write_workload
+from tests.testbed.sweeps import SMALL, run
+
+pytestmark = pytest.mark.usefixtures("unchanged_machine")
+HOSTS = ("S0", "S1", "S3")
+# as SMALL's model: 25 million parameters / 100 in eight equal layers, 50 ms, one layer per bucket of 25 MiB / 100
+LAYER_BYTES, FORWARD_US, BACKWARD_US = 125_000, 16_667, 4_167
+REPLAY = """
+[[models]]
+name = "replay"
+parameters = 25_000_000
+command = ["env", "RINGTAP_TOKEN=test", "{{python}}", "-m", "ringtap", "traffic", "send", "{plan}", "--as", "{{host}}",
+    "--receive"]
+"""
+
+
+def small() -> Workload:
+    """An iteration of SMALL's model: DDP puts two layers into a bucket of 262 kB, and the last one into the first."""
+    nodes = [Node(1, "forward", NodeType.COMP, duration_us=FORWARD_US)]
+    before = 0
+    for number, layers in enumerate((1, 2, 2, 2, 1)):
+        backward = Node(2 * number + 2, "backward", NodeType.COMP, [nodes[-1].id if not number else 2 * number])
+        backward.duration_us = layers * BACKWARD_US
+        attributes = {"comm_type": int(Collective.ALL_REDUCE), "comm_size": layers * LAYER_BYTES}
+        after = [backward.id, before] if before else [backward.id]
+        reduce = Node(2 * number + 3, "bucket", NodeType.COMM_COLL, after, attributes=dict(attributes))
+        nodes += [backward, reduce]
+        before = reduce.id
+    copies = [[Node(n.id, n.name, n.type, [*n.control_deps], duration_us=n.duration_us, attributes={**n.attributes})
+               for n in nodes] for _ in HOSTS]  # fmt: skip
+    lowered = lower(Workload(copies), Algorithms())
+    check_workload(lowered)
+    return lowered
+
+
+@pytest.mark.alone
+def test_a_replay_takes_as_long_as_the_job(tmp_path: Path) -> None:
+    write_workload(small(), tmp_path / "w")
+    nodes = [word for host in HOSTS for word in ("--node", f"{host}:5101")]
+    kind = ("--kind", "workload", "--from", tmp_path / "w", "--iterations", "2000")
+    made = run("traffic", "plan", *kind, *nodes, "-o", tmp_path / "p.plan")
+    assert made.returncode == 0, made.stderr
+    text = SMALL.format(capacity="25gbit").replace('["iperf"]', '["consistent"]')
+    (tmp_path / "plan.toml").write_text(text.replace("[0, 0.7]", "[0, 0.5]") + REPLAY.format(plan=tmp_path / "p.plan"))
+    done = run("sweep", tmp_path / "plan.toml", "-o", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    points = ringtap.open_sweep(tmp_path / "run").points
+    job, replay = (points[points["model"] == name].reset_index() for name in ("small", "replay"))
+    assert (replay["iterations"] >= 5).all()
+    # without a load 5 % was measured; windows of 2.5 s under web-search traffic differ by 10 % among themselves
+    assert replay["mean_s"][0] == pytest.approx(job["mean_s"][0], rel=0.15)
+    assert replay["mean_s"][1] == pytest.approx(job["mean_s"][1], rel=0.3)
+    # what a worker sends in an iteration is 2 (N - 1) / N of a million bytes, in frames with 5 % of headers
+    volume = replay["training_bps"] * replay["mean_s"] / 8
+    assert volume.tolist() == [pytest.approx(4 / 3 * 1e6 * 1.05, rel=0.1)] * 2
+    files = (tmp_path / "run").glob("series/replay-*/nodes/*/log/job.out")
+    assert all("failed" not in path.read_text() or "0 failed" in path.read_text() for path in files)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "complete"

@@ -49,7 +49,7 @@ class Plan:
 
     Args:
         kind: kind of traffic: ``consistent``, ``burst``, ``long-lived``, ``on-off``, ``incast``, ``all-to-all``,
-            ``ring``, ``replay`` or ``list``.
+            ``ring``, ``replay``, ``list`` or ``workload``.
         to: its receivers: ``host:port``, a pair of host and port, or a list of these.
         options: its other options, such as ``load``, ``duration``, ``seed``, ``sizes`` and ``burst_length``. Rates are
             bit/s, sizes bytes and times seconds, or text with a unit; options that may be repeated take a list.
@@ -125,32 +125,31 @@ class Plan:
         return self._make(list(addresses)) if addresses else self._source
 
     def to_frame(self) -> pd.DataFrame:
-        """Return the flows as a table, one row per flow, in order of their starts.
+        """Return the flows as a table, one row per flow, in order of their starts; computations have no row.
 
         Columns:
 
-        - ``flow``: number of the flow, from 0.
+        - ``flow``: number of its line in the plan, from 0.
         - ``start_s``: seconds from the launch to its start; if it waits for another flow, to its earliest start.
         - ``source``: address that it is sent from; NA: the routing table's choice.
         - ``destination``: ``host:port`` of its receiver; NA: the one that `send` names.
         - ``size_bytes``: payload; NA: it lasts until the plan's end.
-        - ``after``: number of the flow that must be received first; NA: none.
+        - ``after``: number of the flow that must be received first, or of the first of several; NA: none.
         - ``delay_s``: seconds from that flow's completion to its start.
         """
         import pandas as pd
 
         from ringtap.analysis.frames import described
 
-        rows = list(self._source.flows())
-        start, source, destination, size, after, delay = zip(*rows, strict=True) if rows else [()] * len(Flow._fields)
-        table = pd.DataFrame({"flow": range(len(rows)), "start_s": [ns / 1e9 for ns in start]})
-        table["source"] = pd.array([name or None for name in source], dtype="string")
-        names = destination if self.destinations else [None] * len(rows)
+        flows = {number: flow for number, flow in enumerate(self._source.flows()) if flow.destination}
+        rows = list(flows.values())
+        table = pd.DataFrame({"flow": list(flows), "start_s": [flow.start_ns / 1e9 for flow in rows]})
+        table["source"] = pd.array([flow.source or None for flow in rows], dtype="string")
+        names = [flow.destination if self.destinations else None for flow in rows]
         table["destination"] = pd.array(names, dtype="string")
-        table["size_bytes"] = pd.array([number or None for number in size], dtype="Int64")
-        table["after"] = pd.array([None if number < 0 else number for number in after], dtype="Int64")
-        table["delay_s"] = [None if number < 0 else ns / 1e9 for number, ns in zip(after, delay, strict=True)]
-        table["delay_s"] = table["delay_s"].astype("Float64")
+        table["size_bytes"] = pd.array([flow.size_bytes or None for flow in rows], dtype="Int64")
+        table["after"] = pd.array([flow.after[0][0] if flow.after else None for flow in rows], dtype="Int64")
+        table["delay_s"] = pd.array([flow.after[0][1] / 1e9 if flow.after else None for flow in rows], dtype="Float64")
         return described(table, Plan.to_frame.__doc__)
 
     def __repr__(self) -> str:

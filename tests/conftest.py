@@ -42,7 +42,7 @@ TOGETHER = re.compile(
 
 
 # Among the tests that keep time, those of testbeds run one after another: some commands mean the only testbed there is.
-TESTBEDS = re.compile(r"tests/(horovod|testbed)/(?!test_benchmark)")
+TESTBEDS = re.compile(r"tests/(horovod|testbed)/(?!test_benchmark(?!_bursts))")
 
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]

@@ -177,7 +177,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
                 axes.plot(loads, [row["simulated_s"] for row in some], color=BLUE, label="simulation")
                 axes.plot(loads, [row["replay_s"] for row in some], "x", color=VERMILION, label="replay")
                 axes.set_title(f"{model}, {ranks} ranks")
-                axes.set_ylim(bottom=0)
+            line[0].set_ylim(bottom=0)  # of the whole line, after all has been drawn
             line[0].set_ylabel("iteration, s")
         figure.supxlabel("cross traffic to rank 0, % of the link", fontsize="medium")
         figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=3)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ringtap.arguments import check_callback, instance_of, path_of
 from ringtap.errors import UsageError, did_you_mean
-from ringtap.flow_plan import VERSION, Flow, Operation
+from ringtap.flow_plan import BASIC_VERSION, Flow, Operation
 from ringtap.records import RecordFile, open_records
 from ringtap.schema import FLOW_STATES
 from ringtap.trafficgen.commands.common import TOKEN_VARIABLE
@@ -167,8 +167,9 @@ class _Readdressed:
             raise UsageError(
                 f"{file.path} has {counted(len(file.destinations), 'receiver')} and to= {len(addresses)}: name as many"
             )
-        self._file, self._to = file, dict(zip(file.destinations, addresses, strict=True))
-        self.header = file.header | {"version": VERSION, "sources": list(file.sources), "destinations": list(addresses)}
+        self._file, self._to = file, {"": "", **dict(zip(file.destinations, addresses, strict=True))}
+        version = max(file.version, BASIC_VERSION)  # the source column of version 1 is written
+        self.header = file.header | {"version": version, "sources": list(file.sources), "destinations": list(addresses)}
 
     def flows(self) -> Iterator[Flow]:
         """Yield the flows in order of their starts."""

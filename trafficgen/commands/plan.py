@@ -98,8 +98,10 @@ def _export(plan: FlowSource, given: dict[str, Any], options: argparse.Namespace
 def _print_summary(header: dict[str, Any], as_json: bool) -> None:
     flows, total, duration_s = header["flows"], header["bytes"], header["duration_ns"] / 1e9
     sized = total > 0
-    # Long-lived flows have no size: they send at their pacing rate, or as fast as the network allows
+    # Long-lived flows have no size: they send at their pacing rate, or as fast as the network allows, as a replay does
     offered_bps = total * 8 / duration_s if sized else flows * header["transport"].get("pacing_bps", 0) or None
+    if header["kind"] == "workload":
+        offered_bps = None
     summary = {"flows": flows, "bytes": total, "duration_s": duration_s}
     summary |= {"mean_size_bytes": total / flows if sized else None, "offered_bps": offered_bps}
     # offered_bps counts payload; a load given as bits on the wire is printed too
@@ -112,4 +114,5 @@ def _print_summary(header: dict[str, Any], as_json: bool) -> None:
     rate = "as much as the network gives" if offered_bps is None else f"{format_rate(offered_bps)} of payload"
     rate += f", {format_rate(summary['wire_bps'])} on the wire" if "wire_bps" in summary else ""
     what = f"of {format_size(total / flows)} on average, {format_size(total)}" if sized else "without end"
-    print(f"{counted(flows, 'flow')} {what} in {format_duration(duration_s)}: {rate}")
+    limit = "at most " if header["kind"] == "workload" else ""
+    print(f"{counted(flows, 'flow')} {what} in {limit}{format_duration(duration_s)}: {rate}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -106,9 +105,8 @@ def _receiving(settings: SendOptions, ends: ExitStack) -> SendOptions:
     """Return the options of a sender that waits for other hosts and whose own receivers send it completion notices."""
     if settings.arrivals is not None:
         raise UsageError("--arrivals names the socket of receivers that you have started: leave it out with --receive")
-    folder = Path(tempfile.mkdtemp())
-    ends.callback(shutil.rmtree, folder, ignore_errors=True)
-    return replace(settings, arrivals=folder / "arrivals", receivers_wait_s=_RECEIVERS_S)
+    folder = ends.enter_context(tempfile.TemporaryDirectory(prefix="ringtap-"))
+    return replace(settings, arrivals=Path(folder, "arrivals"), receivers_wait_s=_RECEIVERS_S)
 
 
 def _start_receivers(plan: PlanFile, settings: SendOptions, ends: ExitStack) -> None:

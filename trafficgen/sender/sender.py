@@ -99,7 +99,7 @@ class Sender:
         """
         try:
             with self._processes:
-                self._setup.probe()
+                self._setup.probe(lambda: bool(self._processes.signalled))
                 self._fork()
                 go = self._command_launch()
                 done, outcome = self._await_end(go)
@@ -351,13 +351,17 @@ class SendPlan:
         self._check_limits(at_once)
         self._check_host()
 
-    def probe(self) -> None:
-        """Ask each receiver whether it accepts this sender, if each flow opens its own connection or they start now."""
+    def probe(self, is_stopped: Callable[[], bool]) -> None:
+        """Ask each receiver whether it accepts this sender, if each flow opens its own connection or they start now.
+
+        Args:
+            is_stopped: returns True when there is no need to wait for receivers any longer.
+        """
         if self.options.connections != "new" and not self.options.receivers_wait_s:
             return
         deadline_s = time.monotonic() + self.options.receivers_wait_s
         for endpoints in {endpoints.name: endpoints for endpoints in self.places}.values():
-            while (why := self._probe_destination(endpoints)) and time.monotonic() < deadline_s:
+            while (why := self._probe_destination(endpoints)) and time.monotonic() < deadline_s and not is_stopped():
                 time.sleep(_PROBE_PAUSE_S)
             if why:
                 self.unreachable[endpoints.name] = why

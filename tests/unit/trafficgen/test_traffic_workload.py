@@ -13,6 +13,7 @@ import pytest
 
 from ringtap.flow_plan import Flow, Operation
 from ringtap.models import profile_named
+from ringtap.traffic import _Readdressed
 from ringtap.trafficgen.plans.plan_file import PlanFile
 from ringtap.workload.execution_trace import Node, NodeType
 from ringtap.workload.lowering import Algorithms, lower
@@ -117,7 +118,9 @@ def test_a_replay_computes_and_sends_what_the_job_does(tmp_path: Path) -> None:
     # 40 ms of computation; sixty messages over loopback take some milliseconds, on a busy machine some tens
     assert 0.04 < summary["iterations"]["median_s"] < 0.14
     checked = traffic("verify", path, "--sent", tmp_path / "s.rec", "--json")
-    assert json.loads(checked.stdout)["flows"]["planned"] == 360
+    found = json.loads(checked.stdout)
+    assert found["flows"]["planned"] == 360
+    assert found["load"]["whole"]["over_s"] < 60
 
 
 def test_ranks_replay_on_hosts_of_their_own(tmp_path: Path) -> None:
@@ -133,6 +136,45 @@ def test_ranks_replay_on_hosts_of_their_own(tmp_path: Path) -> None:
     summaries = [json.loads(out) for out, _ in found]
     assert [summary["iterations"]["count"] for summary in summaries] == [5] * 3
     assert [summary["flows"] for summary in summaries] == [100] * 3
+
+
+def test_a_host_that_waits_for_others_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    path, nodes = planned(tmp_path, small(), 2)
+    command = [
+        sys.executable,
+        "-m",
+        "ringtap",
+        "traffic",
+        "send",
+        path,
+        "--receive",
+        "--as",
+        nodes[0].partition(":")[0],
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(3)
+    os.kill(process.pid, signal.SIGINT)
+    out, errors = process.communicate(timeout=20)  # it would wait for a minute
+    assert "Traceback" not in errors
+    assert out.startswith("0 iterations")
+
+
+def test_a_plan_of_a_replay_goes_to_other_nodes(tmp_path: Path) -> None:
+    path, nodes = planned(tmp_path, small(), 2)
+    others = [f"127.0.0.{rank + 2}:6001" for rank in range(RANKS)]
+    readdressed = _Readdressed(PlanFile(path), others)
+    to = dict(zip(nodes, others, strict=True)) | {"": ""}
+    before = PlanFile(path).flows()
+    assert list(readdressed.flows()) == [flow._replace(destination=to[flow.destination]) for flow in before]
+    assert readdressed.header["version"] == 3
+
+
+def test_the_rate_of_a_replay_is_not_known_before(tmp_path: Path) -> None:
+    write_workload(small(), tmp_path / "lowered")
+    nodes = itertools.chain.from_iterable(("--node", node) for node in nodes_of(3))
+    kind = ("--kind", "workload", "--from", tmp_path / "lowered", "--iterations", 2)
+    done = traffic("plan", *kind, *nodes, "--summary", "--json")
+    assert json.loads(done.stdout)["offered_bps"] is None
 
 
 def test_a_replay_under_ringtap_run_has_iterations(tmp_path: Path) -> None:

@@ -1,16 +1,19 @@
 """Iteration times predicted from a profile of two ranks, by simulation and by replay, against the job itself.
 
-python benchmarks/prediction.py FOLDER [--models NAME,...] [--ranks N,...] [--figure FILE] [-o FILE]
+python benchmarks/prediction.py FOLDER [--models NAME,...] [--ranks N,...] [--slower N] [--figure FILE] [-o FILE]
 
 Each model is profiled with two ranks on this machine, and its workload is scaled to more ranks. One sweep per number
 of ranks measures the scale model and the replay on the virtual testbed, under consistent web-search traffic to rank 0.
-What is in the folder is not measured again. Three models with 3, 4, 6 and 8 ranks take about half an hour, and root.
+What is in the folder is not measured again. Three models with 3, 4, 6 and 8 ranks take about 50 minutes, and root.
+With --slower N, computation takes N times as long and links have an Nth of the rate, so that processors have N times
+as long for the same messages; give it a folder of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -25,20 +28,19 @@ import ringtap
 from ringtap.analysis.plots.figure import new_figure, styled
 from ringtap.analysis.plots.style import BLUE, INK, VERMILION
 from ringtap.models import profile_named
-from ringtap.plan import load_plan
+from ringtap.plan import Model, load_plan
 
 SCALE, CAPACITY_BPS = 100, 250e6
 # TCP payload of the bytes that the links' limit counts: frames of 1,514 bytes without preamble and checksum
 PAYLOAD_SHARE = 1448 / 1514
 LOADS = (0.0, 0.2, 0.4, 0.6, 0.8)
 MODELS, RANKS = ("resnet50", "vgg16", "bert-large"), (3, 4, 6, 8)
-ITERATIONS = 20_000  # of a plan; a replay ends with its series
 PORT = 5101
 PLAN = """\
 [sweep]
 name = "prediction"
 scale = {scale}
-capacity = "25gbit"
+capacity = "{capacity}bit"
 loads = {loads}
 traffic = ["consistent"]
 
@@ -51,12 +53,13 @@ cross_to = "S0"
 
 [window]
 settle = "2s"
-min_time = "8s"
+min_time = "{min_s}s"
 min_iterations = 10
-max_time = "20s"
+max_time = "{max_s}s"
 
 [[models]]
 name = "{model}"
+compute = "{compute_s}s"
 
 [[models]]
 name = "replay"
@@ -82,61 +85,79 @@ def ringtap_command(*words: object) -> str:
     return run(sys.executable, "-m", "ringtap", *words)
 
 
-def profiled(model: str, folder: Path) -> Path:
+def profiled(model: str, slower: float, folder: Path) -> Path:
     """Return the workload of the scale model of two ranks, as it computes and communicates on this machine."""
     workload = folder / f"{model}-2"
     if workload.exists():
         return workload
-    job = load_plan({"sweep": {"scale": SCALE, "loads": [0]}, "models": [{"name": model}]}).models[0]
+    job = planned(model)
     command = [sys.executable, "-m", "ringtap", "run", "--profile", "-o", folder / f"{model}-profile", "--"]
     command += [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
     command += ["-m", "ringtap.examples.scale_model", "--model", model, "--scale", SCALE, "--iterations", 30]
-    command += ["--compute-s", job.compute_s, "--bucket-bytes", round(job.bucket_bytes / SCALE)]
+    command += ["--compute-s", slower * job.compute_s, "--bucket-bytes", round(job.bucket_bytes / SCALE)]
     command += ["--first-bucket-bytes", round(job.first_bucket_bytes / SCALE)]
     run(*command, environment={"OMP_NUM_THREADS": "1"})
     ringtap_command("workload", "new", "--run", folder / f"{model}-profile", "-o", workload)
     return workload
 
 
-def measured(model: str, ranks: int, folder: Path) -> Path:
+def planned(model: str) -> Model:
+    """Return a model as sweeps have it."""
+    return load_plan({"sweep": {"scale": SCALE, "loads": [0]}, "models": [{"name": model}]}).models[0]
+
+
+def measured(model: str, ranks: int, slower: float, folder: Path) -> Path:
     """Return the sweep of the scale model and of its replay, which is measured unless it exists."""
     out = folder / f"{model}-{ranks}"
     if (out / "run.json").exists() and json.loads((out / "run.json").read_text())["status"] == "complete":
         return out
     scaled, lowered, flow_plan = (folder / f"{model}-{ranks}{what}" for what in ("-workload", "-messages", ".plan"))
     if not scaled.exists():
-        ringtap_command("workload", "scale", profiled(model, folder), "--workers", ranks, "-o", scaled)
+        ringtap_command("workload", "scale", profiled(model, slower, folder), "--workers", ranks, "-o", scaled)
     if not lowered.exists():
         ringtap_command("workload", "lower", scaled, "-o", lowered)
     hosts = [f"S{number}" for number in range(ranks + 1)]
     nodes = [word for host in hosts[:ranks] for word in ("--node", f"{host}:{PORT}")]
-    kind = ("--kind", "workload", "--from", lowered, "--iterations", iterations(lowered))
+    kind = ("--kind", "workload", "--from", lowered, "--iterations", iterations(lowered, slower))
     ringtap_command("traffic", "plan", *kind, *nodes, "--force", "-o", flow_plan)
     plan = folder / f"{model}-{ranks}.toml"
     plan.write_text(PLAN.format(
-        scale=SCALE, loads=list(LOADS), hosts=json.dumps(hosts), workers=json.dumps(hosts[:ranks]), sender=hosts[ranks],
-        model=model, parameters=profile_named(model).parameters, flow_plan=flow_plan.resolve(),
+        scale=SCALE, capacity=round(SCALE * CAPACITY_BPS / slower), loads=list(LOADS), hosts=json.dumps(hosts),
+        workers=json.dumps(hosts[:ranks]), sender=hosts[ranks], min_s=8 * slower, max_s=20 * slower, model=model,
+        compute_s=slower * planned(model).compute_s, parameters=profile_named(model).parameters,
+        flow_plan=flow_plan.resolve(),
     ))  # fmt: skip
     ringtap_command("sweep", plan, "-o", out, *(["--resume"] if out.exists() else []))
     flow_plan.unlink()
     return out
 
 
-def iterations(lowered: Path) -> int:
-    """Return more iterations than a series has, whose plan is not too large."""
-    messages = json.loads(ringtap_command("workload", "show", lowered, "--json"))["messages"]
-    return min(ITERATIONS, 2_000_000 // messages)
+def iterations(lowered: Path, slower: float) -> int:
+    """Return more iterations than a series has: none is shorter than its computation."""
+    compute_s = max(json.loads(ringtap_command("workload", "show", lowered, "--json"))["compute_s"])
+    return math.ceil((120 + 25 * slower * len(LOADS)) / compute_s)
 
 
-def simulated(model: str, ranks: int, folder: Path, loads_bps: Sequence[float]) -> list[float]:
+def simulated(model: str, ranks: int, slower: float, folder: Path, loads_bps: Sequence[float]) -> list[float]:
     """Return the simulated iteration time alone, and beside consistent web-search traffic of some loads on the wire."""
     plans = [folder / f"{model}-{ranks}-cross-{number}.plan" for number in range(len(loads_bps))]
     for path, load_bps in zip(plans, loads_bps, strict=True):
         load = f"{round(load_bps * PAYLOAD_SHARE)}bit"
-        kind = ("--kind", "consistent", "--load", load, "--scale", SCALE, "--duration", "120s", "--to", "10.0.0.1:5001")
+        kind = (
+            "--kind",
+            "consistent",
+            "--load",
+            load,
+            "--scale",
+            SCALE,
+            "--duration",
+            f"{120 * slower:g}s",
+            "--to",
+            "10.0.0.1:5001",
+        )
         ringtap_command("traffic", "plan", *kind, "--force", "-o", path)
     words = [word for path in plans for word in ("--cross", path)]
-    rate = f"{round(CAPACITY_BPS * PAYLOAD_SHARE)}bit"
+    rate = f"{round(CAPACITY_BPS / slower * PAYLOAD_SHARE)}bit"
     scaled = folder / f"{model}-{ranks}-workload"
     points = json.loads(ringtap_command("workload", "simulate", scaled, "--rate", rate, *words, "--json"))["points"]
     for path in plans:
@@ -144,12 +165,12 @@ def simulated(model: str, ranks: int, folder: Path, loads_bps: Sequence[float]) 
     return [point["iteration_s"] for point in points]
 
 
-def compared(model: str, ranks: int, folder: Path) -> list[dict[str, Any]]:
+def compared(model: str, ranks: int, slower: float, folder: Path) -> list[dict[str, Any]]:
     """Return the job's, the replay's and the simulation's iteration time at each load."""
-    points = ringtap.open_sweep(measured(model, ranks, folder)).points
+    points = ringtap.open_sweep(measured(model, ranks, slower, folder)).points
     job, replay = (points[points["model"] == name].sort_values("requested_bps") for name in (model, "replay"))
     # the simulation gets the mean of the cross traffic that was really sent
-    times_s = simulated(model, ranks, folder, job["cross_bps"].tolist()[1:])
+    times_s = simulated(model, ranks, slower, folder, job["cross_bps"].tolist()[1:])
     rows = zip(LOADS, job.to_dict("records"), replay.to_dict("records"), times_s, strict=True)
     return [
         {
@@ -200,6 +221,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="for profiles, workloads and sweeps; kept")
     parser.add_argument("--models", default=",".join(MODELS), help="models, with commas between")
     parser.add_argument("--ranks", default=",".join(map(str, RANKS)), help="numbers of ranks, with commas between")
+    parser.add_argument("--slower", type=float, default=1, metavar="N", help="factor of every time")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="also draw the times")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write the JSON object to a file")
     options = parser.parse_args()
@@ -208,7 +230,7 @@ def main() -> int:
     rows = []
     for model in options.models.split(","):
         for ranks in map(int, options.ranks.split(",")):
-            for row in compared(model, ranks, options.folder):
+            for row in compared(model, ranks, options.slower, options.folder):
                 rows.append(row)
                 job_ms, error_ms, simulated_ms, replay_ms = (
                     f"{1e3 * row[f'{what}_s']:.1f}" for what in ("job", "job_error", "simulated", "replay")

@@ -29,7 +29,7 @@ LAUNCHES = ("ranks", "host")
 # sizes of DDP's buckets, unless a job asks for others
 BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 << 20, 1 << 20
 # placeholders of a command, in braces: agents/sweep/job_launch.py puts a host's values in their place
-PLACEHOLDERS = ("python", "host", "ranks", "hosts", "host_rank", "master_addr", "master_port")
+PLACEHOLDERS = ("python", "host", "address", "ranks", "hosts", "host_rank", "master_addr", "master_port")
 
 
 @dataclass(frozen=True)

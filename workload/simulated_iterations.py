@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -116,11 +117,14 @@ def simulate(
     def placed_pair(source: int, destination: int) -> int:
         if (source, destination) not in placed:
             graph = message_graph("send", Shape(2, 1 << 20))
+            if workload.is_eager:
+                graph = replace(graph, workers=1)  # the receiver has no part in it
             placed[source, destination] = simulation.place(graph, hosts([source, destination]))
         return placed[source, destination]
 
     ends: list[int] = []
     last: list[list[int]] = [[] for _ in range(workload.ranks)]
+    order, sender_of = _order(workload), _senders(workload)
     numbers: list[dict[int, int]] = [{} for _ in range(workload.ranks)]
     for _ in range(iterations):
         role: dict[tuple[int, int], tuple[int, int]] = {}  # rank, node id -> instance, worker
@@ -133,22 +137,24 @@ def simulate(
         for (source, destination, tag), i in pairs:
             sender, receiver = sends[source, destination, tag][i][1], receives[source, destination, tag][i][1]
             instance = simulation.collective(placed_pair(source, destination), size_of(sender))
-            role |= {(source, sender.id): (instance, 0), (destination, receiver.id): (instance, 1)}
-        for rank, trace in enumerate(workload.traces):
-            numbers[rank] = {}
-            for each in trace:
-                after = [numbers[rank][dep] for dep in each.deps] or last[rank]
-                if (rank, each.id) in role:
-                    numbers[rank][each.id] = simulation.part(*role[rank, each.id], after)
-                else:
-                    numbers[rank][each.id] = simulation.compute(each.duration_us / 1e6, after)
-            last[rank] = [simulation.compute(0.0, list(numbers[rank].values()) or last[rank])]
-            ends += last[rank]
+            role[source, sender.id] = (instance, 0)
+            if not workload.is_eager:
+                role[destination, receiver.id] = (instance, 1)
+        numbers = [{} for _ in range(workload.ranks)]
+        for rank, each in order:
+            after = [numbers[rank][dep] for dep in each.deps] or last[rank]
+            if sent_by := sender_of.get((rank, each.id)):
+                after = [*after, numbers[sent_by[0]][sent_by[1]]]
+            if (rank, each.id) in role:
+                numbers[rank][each.id] = simulation.part(*role[rank, each.id], after)
+            else:
+                numbers[rank][each.id] = simulation.compute(each.duration_us / 1e6, after)
+        last = [[simulation.compute(0.0, list(own.values()) or last[rank])] for rank, own in enumerate(numbers)]
+        ends += [end for (end,) in last]
     result = simulation.run()
     found = result.end_s[ends]
     if (found < 0).any():
-        rank = int(np.argmax(found < 0)) % workload.ranks
-        raise UsageError(f"rank {rank} waits for ever: ranks wait for each other's messages in different orders")
+        raise _waits_for_ever(int(np.argmax(found < 0)) % workload.ranks)
     spans = [
         [Span(node, float(result.begin_s[at[node.id]]), float(result.end_s[at[node.id]])) for node in trace]
         for trace, at in zip(workload.traces, numbers, strict=True)
@@ -157,6 +163,52 @@ def simulate(
         found.reshape(iterations, workload.ranks), spans, result.link_bytes / iterations, result.cross_begin_s,
         result.cross_end_s,
     )  # fmt: skip
+
+
+def _waits_for_ever(rank: int) -> UsageError:
+    return UsageError(f"rank {rank} waits for ever: ranks wait for each other's messages in different orders")
+
+
+def _senders(workload: Workload) -> dict[tuple[int, int], tuple[int, int]]:
+    """Return the rank and node that send what a rank and node receive, if sends do not wait for receives."""
+    if not workload.is_eager:
+        return {}
+    sends, receives = messages_of(workload)
+    return {
+        (destination, other.id): (source, one.id)
+        for key, sent in sends.items()
+        for (source, one), (destination, other) in zip(sent, receives[key], strict=True)
+    }
+
+
+def _order(workload: Workload) -> list[tuple[int, Node]]:
+    """Return the nodes with their ranks, each after those that it waits for; in an eager workload, also after its send.
+
+    Raises:
+        UsageError: ranks wait for each other for ever.
+    """
+    sender_of = _senders(workload)
+    if not sender_of:
+        return [(rank, node) for rank, trace in enumerate(workload.traces) for node in trace]
+    found: list[tuple[int, Node]] = []
+    known: set[tuple[int, int]] = set()
+    left = {rank: iter(trace) for rank, trace in enumerate(workload.traces)}
+    held: dict[int, Node] = {}  # the receive at which a rank waits
+    while left:
+        count = len(found)
+        for rank, nodes in list(left.items()):
+            for node in chain([held.pop(rank)] if rank in held else [], nodes):
+                sender = sender_of.get((rank, node.id))
+                if sender is not None and sender not in known:
+                    held[rank] = node
+                    break
+                found.append((rank, node))
+                known.add((rank, node.id))
+            else:
+                del left[rank]
+        if left and len(found) == count:
+            raise _waits_for_ever(next(iter(left)))
+    return found
 
 
 class CriticalPath(NamedTuple):
@@ -201,10 +253,12 @@ def critical_path(workload: Workload, simulated: SimulatedIterations) -> Critica
             places = [(rank, node.id) for rank, node in collective]
             parts |= dict.fromkeys(places, places)
     sends, receives = messages_of(workload)
+    sender_of = _senders(workload)
     for key, sent in sends.items():
         for (source, one), (destination, other) in zip(sent, receives[key], strict=True):
             places = [(source, one.id), (destination, other.id)]
-            parts |= dict.fromkeys(places, places)
+            if places[1] not in sender_of:
+                parts |= dict.fromkeys(places, places)
     spans = {(rank, span.node.id): span for rank, trace in enumerate(simulated.spans) for span in trace}
     if not spans:
         return CriticalPath(0.0, 0.0, {})
@@ -218,6 +272,7 @@ def critical_path(workload: Workload, simulated: SimulatedIterations) -> Critica
             last = max(parts.get(place, [place]), key=lambda at: spans[at].begin_s)
             communication[span.node.name] += span.end_s - spans[last].begin_s
             place = last
-        rank = place[0]
-        place = max(((rank, dep) for dep in spans[place].node.deps), key=lambda at: spans[at].end_s, default=None)
+        earlier = [(place[0], dep) for dep in spans[place].node.deps]
+        earlier += [sender_of[place]] if place in sender_of else []
+        place = max(earlier, key=lambda at: spans[at].end_s, default=None)
     return CriticalPath(compute_s, sum(communication.values()), dict(communication))

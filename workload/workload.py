@@ -43,6 +43,11 @@ class Workload:
         """Number of ranks."""
         return len(self.traces)
 
+    @property
+    def is_eager(self) -> bool:
+        """True if a send does not wait for its receive, as in ASTRA-sim; with gloo and NCCL, it does."""
+        return self.about.get("sends") == "eager"
+
     def members(self, node: Node) -> Sequence[int]:
         """Ranks of a collective."""
         name = str(node.attributes.get("pg_name", ""))
@@ -84,7 +89,9 @@ def read_workload(path: Path) -> Workload:
             nodes.append(node)
         traces.append(nodes)
     names = [found[rank][1].name for rank in range(len(found))]
-    workload = Workload(traces, _groups(path / GROUPS_JSON, len(found)), _json(path / WORKLOAD_JSON), names)
+    # what other programs write is made for ASTRA-sim
+    about = _json(path / WORKLOAD_JSON) or {"sends": "eager"}
+    workload = Workload(traces, _groups(path / GROUPS_JSON, len(found)), about, names)
     check_workload(workload)
     return workload
 

@@ -70,6 +70,7 @@ def processes(plan: SweepPlan, model: Model, network: SweepRoles, hosts: Hosts, 
         values = {
             "python": job_python(plan, host, hosts),
             "host": host,
+            "address": network.training[host],
             "ranks": str(counts[number]),
             "hosts": str(len(workers)),
             "host_rank": str(number),

@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
+import ringtap
+from ringtap.models import profile_named
 from ringtap.slurm.paths import SubmitPaths
+from ringtap.workload.lowering import Algorithms, lower
+from ringtap.workload.models import model_workload
+from ringtap.workload.scaling import Scaling, scale
+from ringtap.workload.workload import write_workload
 from tests.slurm.cluster import SlurmCluster
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
@@ -105,6 +111,13 @@ FAILS = "import os, sys, time; time.sleep(0.5 if os.environ['RANK'] == '1' else 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready 0', flush=True); time.sleep(300)"
 )
+# as docs/commands/workload.md shows it
+REPLAY = """\
+export RINGTAP_TOKEN=secret
+"$0" -m ringtap traffic plan --kind workload --from "$1" $(scontrol show hostnames | sed 's/.*/--node &:5101/') \\
+    --iterations 30 -o "$SLURM_TMPDIR/replay.plan" &&
+exec "$0" -m ringtap traffic send "$SLURM_TMPDIR/replay.plan" --as "$SLURMD_NODENAME" --receive
+"""
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "GLOO_SOCKET_IFNAME")
 SHOWS = f"""\
 import json, os, sys, time
@@ -152,6 +165,11 @@ def jobs(cluster: SlurmCluster) -> dict[str, Job]:
     )
     found["weird"] = submit("alice", *tasks, command=python(SHOWS, *WORDS), run=WEIRD)
     found["broken"] = submit("bob", "--nodes", "2", "--sbatch", "nodelist=n[2-3]", *KEEP, command=python(SAVES, "3"))
+    messages = cluster.home("alice") / "messages"
+    # a hundredth of ResNet-50, which computes for 30 ms
+    small = scale(model_workload(profile_named("resnet50"), 2, 3.0), Scaling(parameters=0.01))
+    write_workload(lower(small, Algorithms()), messages)
+    found["replay"] = submit("alice", "--nodes", "2", command=("bash", "-c", REPLAY, sys.executable, str(messages)))
     (cluster.home("alice") / "ringtap-0-py3-none-any.whl").write_text("no wheel")
     found["hopeless"] = submit("alice", "--wheels", ".", command=("true",))
     found["blind"] = submit("alice", "--sbatch", "hold", *KEEP, command=python(BLIND), run="blind")
@@ -228,6 +246,14 @@ def test_a_recording_that_cannot_begin_is_no_matter_to_the_job(jobs: dict[str, J
     assert job.state[1:] == ["recording 0 of 1 nodes", "ended 0"]
     assert (job.info["status"], job.info["why"]) == ("partial", "1 of 1 node not recorded")
     assert list(job.kept().values()) == ["a"]
+
+
+def test_a_replay_finds_the_nodes_that_it_is_given(jobs: dict[str, Job]) -> None:
+    job = jobs["replay"]
+    assert job.wait()["ExitCode"] == "0:0", job.output
+    assert job.info["status"] == "complete", job.info["why"]
+    iterations = ringtap.open_job(job.paths.run).iterations
+    assert iterations.groupby("rank").size().to_dict() == {0: 30, 1: 30}
 
 
 def test_a_job_that_cannot_begin_says_so(jobs: dict[str, Job]) -> None:

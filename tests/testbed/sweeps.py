@@ -8,6 +8,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ringtap.workload.execution_trace import Collective, Node, NodeType
+from ringtap.workload.lowering import Algorithms, lower
+from ringtap.workload.workload import Workload, check_workload
+
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
 WORKERS = ("S0", "S1", "S3")
 # 50 ms of computing and 33 ms of the empty link an iteration: at this load the link needs more than the computing
@@ -71,3 +75,29 @@ def one_sentence(errors: str) -> str:
     said = [line for line in errors.splitlines() if line.startswith("ringtap:")]
     assert len(said) == 1, errors
     return said[0]
+
+
+# as SMALL's model: 25 million parameters / 100 in eight equal layers, 50 ms, one layer per bucket of 25 MiB / 100
+LAYER_BYTES, FORWARD_US, BACKWARD_US = 125_000, 16_667, 4_167
+
+
+def small_messages() -> Workload:
+    """The messages of an iteration of SMALL's model.
+
+    DDP puts two layers into a bucket of 262 kB, and the last one into the first.
+    """
+    nodes = [Node(1, "forward", NodeType.COMP, duration_us=FORWARD_US)]
+    before = 0
+    for number, layers in enumerate((1, 2, 2, 2, 1)):
+        backward = Node(2 * number + 2, "backward", NodeType.COMP, [nodes[-1].id if not number else 2 * number])
+        backward.duration_us = layers * BACKWARD_US
+        attributes = {"comm_type": int(Collective.ALL_REDUCE), "comm_size": layers * LAYER_BYTES}
+        after = [backward.id, before] if before else [backward.id]
+        reduce = Node(2 * number + 3, "bucket", NodeType.COMM_COLL, after, attributes=dict(attributes))
+        nodes += [backward, reduce]
+        before = reduce.id
+    copies = [[Node(n.id, n.name, n.type, [*n.control_deps], duration_us=n.duration_us, attributes={**n.attributes})
+               for n in nodes] for _ in WORKERS]  # fmt: skip
+    lowered = lower(Workload(copies), Algorithms())
+    check_workload(lowered)
+    return lowered

@@ -17,9 +17,10 @@ from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.records import open_records, read_json_lines
 from ringtap.trafficgen.calibration import Calibration, save, this_host
+from ringtap.workload.workload import write_workload
 from tests.testbed import sweeps
 from tests.testbed.sshd import SshServers
-from tests.testbed.sweeps import SMALL, one_sentence, status, wait_for
+from tests.testbed.sweeps import SMALL, WORKERS, one_sentence, small_messages, status, wait_for
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
 NAMES = ("S0", "S1", "S2", "S3")
@@ -396,6 +397,23 @@ def test_several_ranks_by_torchrun_with_variables_and_a_folder_of_their_own(desk
     assert [one[3] for one in found] == ["2,3", "2,3", "all"]
     assert all(22000 <= int(one[2]) <= 22009 for one in found)
     assert len(list(series.glob("nodes/S1/steps/rank*.rec"))) == 2
+
+
+def test_a_replay_goes_from_training_address_to_training_address(desk: Desk) -> None:
+    write_workload(small_messages(), desk.folder / "messages")
+    nodes = [word for host in WORKERS for word in ("--node", f"{SPEC.training_ip(host)}:5101")]
+    kind = ("--kind", "workload", "--from", desk.folder / "messages", "--iterations", "1000")
+    made = desk.run("traffic", "plan", *kind, *nodes, "-o", desk.folder / "replay.flows")
+    assert made.returncode == 0, made.stderr
+    command = ["env", "RINGTAP_TOKEN=test", "{python}", "-m", "ringtap", "traffic", "send"]
+    command += [str(desk.folder / "replay.flows"), "--as", "{address}", "--receive"]
+    plan, out = desk.plan("replay", own_command(*command) | {"[0, 0.7]": "[0]"}), desk.folder / "replay"
+    done = desk.run("sweep", plan, "-o", out, "--series", "mine-iperf")
+    assert done.returncode == 0, done.stderr
+    (point,) = ringtap.open_sweep(out).points.to_dict("records")
+    assert point["iterations"] >= 5
+    # as on the testbed: what a worker sends of a million bytes, in frames with 5 % of headers
+    assert point["training_bps"] * point["mean_s"] / 8 == pytest.approx(4 / 3 * 1e6 * 1.05, rel=0.1)
 
 
 def as_version_0_1_wrote_it(path: Path) -> None:

@@ -6,15 +6,10 @@ from pathlib import Path
 import pytest
 
 import ringtap
-from ringtap.workload.execution_trace import Collective, Node, NodeType
-from ringtap.workload.lowering import Algorithms, lower
-from ringtap.workload.workload import Workload, check_workload, write_workload
-from tests.testbed.sweeps import SMALL, run
+from ringtap.workload.workload import write_workload
+from tests.testbed.sweeps import SMALL, WORKERS, run, small_messages
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
-HOSTS = ("S0", "S1", "S3")
-# as SMALL's model: 25 million parameters / 100 in eight equal layers, 50 ms, one layer per bucket of 25 MiB / 100
-LAYER_BYTES, FORWARD_US, BACKWARD_US = 125_000, 16_667, 4_167
 REPLAY = """
 [[models]]
 name = "replay"
@@ -24,29 +19,10 @@ command = ["env", "RINGTAP_TOKEN=test", "{{python}}", "-m", "ringtap", "traffic"
 """
 
 
-def small() -> Workload:
-    """An iteration of SMALL's model: DDP puts two layers into a bucket of 262 kB, and the last one into the first."""
-    nodes = [Node(1, "forward", NodeType.COMP, duration_us=FORWARD_US)]
-    before = 0
-    for number, layers in enumerate((1, 2, 2, 2, 1)):
-        backward = Node(2 * number + 2, "backward", NodeType.COMP, [nodes[-1].id if not number else 2 * number])
-        backward.duration_us = layers * BACKWARD_US
-        attributes = {"comm_type": int(Collective.ALL_REDUCE), "comm_size": layers * LAYER_BYTES}
-        after = [backward.id, before] if before else [backward.id]
-        reduce = Node(2 * number + 3, "bucket", NodeType.COMM_COLL, after, attributes=dict(attributes))
-        nodes += [backward, reduce]
-        before = reduce.id
-    copies = [[Node(n.id, n.name, n.type, [*n.control_deps], duration_us=n.duration_us, attributes={**n.attributes})
-               for n in nodes] for _ in HOSTS]  # fmt: skip
-    lowered = lower(Workload(copies), Algorithms())
-    check_workload(lowered)
-    return lowered
-
-
 @pytest.mark.alone
 def test_a_replay_takes_as_long_as_the_job(tmp_path: Path) -> None:
-    write_workload(small(), tmp_path / "w")
-    nodes = [word for host in HOSTS for word in ("--node", f"{host}:5101")]
+    write_workload(small_messages(), tmp_path / "w")
+    nodes = [word for host in WORKERS for word in ("--node", f"{host}:5101")]
     kind = ("--kind", "workload", "--from", tmp_path / "w", "--iterations", "2000")
     made = run("traffic", "plan", *kind, *nodes, "-o", tmp_path / "p.plan")
     assert made.returncode == 0, made.stderr

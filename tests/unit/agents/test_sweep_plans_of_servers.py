@@ -30,7 +30,7 @@ from tests.unit.agents.test_sweep_cluster import plain
 
 PLAN = TRUE_PLAN.replace('["true"]', '["train"]')
 
-OWN = 'command = ["{python}", "-m", "train", "{unknown} {}", "--node={host_rank}/{hosts}"]'
+OWN = 'command = ["{python}", "-m", "train", "{unknown} {}", "--node={host_rank}/{hosts}", "{address}"]'
 
 
 def plan_of(tmp_path: Path, text: str = PLAN) -> SweepPlan:
@@ -70,8 +70,9 @@ def test_ranks_gpus_variables_and_interpreters_are_each_hosts_own(tmp_path: Path
     assert (first["CUDA_VISIBLE_DEVICES"], "CUDA_VISIBLE_DEVICES" in last) == ("0,3", False)
     assert (first["NCCL_SOCKET_IFNAME"], first["GLOO_SOCKET_IFNAME"]) == ("ib0", "ens1")
     assert (first["MASTER_ADDR"], first["MASTER_PORT"]) == ("10.0.0.1", "5000")
-    assert found[0].command[3:] == ["sh", "/data/my job", "/conda/python", "-m", "train", "{unknown} {}", "--node=0/2"]
-    assert found[2].command[5:] == [sys.executable, "-m", "train", "{unknown} {}", "--node=1/2"]
+    train = ["-m", "train", "{unknown} {}"]
+    assert found[0].command[3:] == ["sh", "/data/my job", "/conda/python", *train, "--node=0/2", "10.0.0.1"]
+    assert found[2].command[5:] == [sys.executable, *train, "--node=1/2", "10.0.0.2"]
 
 
 def test_a_launch_line_of_ones_own_is_started_once_per_host(tmp_path: Path) -> None:

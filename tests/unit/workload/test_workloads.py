@@ -16,6 +16,7 @@ from ringtap.models import PROFILES, profile_named
 from ringtap.workload.execution_trace import Collective, Node, NodeType, read_trace, write_trace
 from ringtap.workload.lowering import Algorithms, lower
 from ringtap.workload.models import buckets, model_workload
+from ringtap.workload.replay import operations
 from ringtap.workload.scaling import Scaling, scale
 from ringtap.workload.simulated_iterations import critical_path, simulate
 from ringtap.workload.topologies import star
@@ -237,8 +238,40 @@ def test_ranks_that_wait_for_each_other_are_named() -> None:
             Node(2, "s", SEND, [1], attributes={"comm_dst": 1 - rank, "comm_size": 1}),
         ]
     check_workload(made)
+    for about in ({}, {"sends": "eager"}):
+        made.about = about
+        with pytest.raises(UsageError, match="rank 0 waits for ever"):
+            simulate(made, star(2, 1e9), Algorithms())
+
+
+def test_in_traces_of_other_programs_sends_wait_for_no_receive(tmp_path: Path) -> None:
+    """Each rank sends first and receives then, as in the custom collectives that ASTRA-sim ships with."""
+    made = Workload([])
+    for rank in range(4):
+        to, source = {"comm_dst": (rank + 1) % 4}, {"comm_src": (rank - 1) % 4}
+        nodes = []
+        for i in range(0, 6, 3):
+            nodes += [
+                Node(i, "send", SEND, [i - 1] if i else [], attributes=to | {"comm_size": 1_000_000}),
+                Node(i + 1, "receive", RECV, [i], attributes=source | {"comm_size": 1_000_000}),
+                Node(i + 2, "add", NodeType.COMP, [i + 1], duration_us=1000 * (rank == 2)),
+            ]
+        made.traces.append(nodes)
+    check_workload(made)
     with pytest.raises(UsageError, match="rank 0 waits for ever"):
-        simulate(made, star(2, 1e9), Algorithms())
+        simulate(made, star(4, 1e9), Algorithms())
+    write_workload(made, tmp_path / "w")
+    (tmp_path / "w" / "workload.json").unlink()
+    found = read_workload(tmp_path / "w")
+    simulated = simulate(lower(found, Algorithms()), star(4, 1e9), Algorithms(), iterations=2)
+    # two messages of 8 ms, and what rank 2 adds between them
+    assert simulated.end_s[0] == pytest.approx([0.016, 0.016, 0.018, 0.017])
+    path = critical_path(found, simulate(found, star(4, 1e9), Algorithms()))
+    assert (path.compute_s, path.communication) == (
+        pytest.approx(0.002),
+        {"send": pytest.approx(0.016), "receive": 0.0},
+    )
+    assert len([one for one in operations(found) if one.peer >= 0]) == 8
 
 
 @pytest.mark.parametrize("name", PROFILES)

@@ -57,6 +57,7 @@ GROUPS = {
     },
     "Workloads": {
         "workload": ("", "what a training job computes and sends: new, show, scale, lower, simulate, export, import"),
+        "whatif": ("ringtap.workload.commands.whatif", "iteration times under other orders of the tensors"),
     },
     "Clusters": {
         "submit": ("ringtap.slurm.submit_command", "run a wrapped command or a sweep as a Slurm job"),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from ringtap.models import GRADIENT_BYTES, ModelProfile
+from ringtap.models import ModelProfile
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.workload import Workload
 
@@ -15,21 +15,32 @@ FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
 FORWARD_SHARE = 1 / 3
 
 
-def buckets(profile: ModelProfile) -> Iterator[tuple[int, float]]:
-    """Yield DDP's buckets in the order of the backward pass: bytes, and share of the backward pass until each is full.
+def bucket_bounds(sizes_bytes: Iterable[int], bucket_bytes: int, first_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield the begin and the end of each of DDP's buckets among gradients in the order in which they become ready.
 
-    DDP fills buckets in the order in which gradients become ready, and closes one when it has reached its size.
+    DDP closes a bucket when it has reached its size.
+
+    Args:
+        sizes_bytes: bytes of each gradient.
+        bucket_bytes: size of a bucket.
+        first_bytes: size of the first one.
     """
-    size_bytes, share, limit = 0, 0.0, FIRST_BUCKET_BYTES
-    for layer in reversed(profile.layers):
-        for tensor in reversed(layer):
-            size_bytes += GRADIENT_BYTES * tensor.parameters
-            share += tensor.backward_share
-            if size_bytes >= limit:
-                yield size_bytes, share
-                size_bytes, share, limit = 0, 0.0, BUCKET_BYTES
+    begin, end, size_bytes, limit = 0, 0, 0, first_bytes
+    for end, each in enumerate(sizes_bytes, 1):
+        size_bytes += each
+        if size_bytes >= limit:
+            yield begin, end
+            begin, size_bytes, limit = end, 0, bucket_bytes
     if size_bytes:
-        yield size_bytes, share
+        yield begin, end
+
+
+def buckets(profile: ModelProfile) -> Iterator[tuple[int, float]]:
+    """Yield DDP's buckets in the order of the backward pass: bytes, and share of that pass until each is full."""
+    tensors = [tensor for layer in reversed(profile.layers) for tensor in reversed(layer)]
+    for begin, end in bucket_bounds((tensor.bytes for tensor in tensors), BUCKET_BYTES, FIRST_BUCKET_BYTES):
+        bucket = tensors[begin:end]
+        yield sum(tensor.bytes for tensor in bucket), sum(tensor.backward_share for tensor in bucket)
 
 
 def model_workload(profile: ModelProfile, workers: int, compute_s: float | None = None) -> Workload:

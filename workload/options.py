@@ -1,4 +1,4 @@
-"""Options of the command line that verbs of workloads share: algorithms, topologies and the output."""
+"""Options of the command line that verbs of workloads share: algorithms, topologies, loads and the output."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ringtap.workload.workload import Workload
 
 MAX_DIMENSIONS = 6
+_MAX_LOAD = 0.99
 MAX_RANKS_PER_HOST = 1024
 TOPOLOGIES = ("star", "two-tier", "fat-tree", "torus", "ring")
 ALL_REDUCE = ("ring", "halving-doubling", "tree", "double-tree", "hierarchical", "parameter-server", "in-network")
@@ -30,6 +31,28 @@ def write_output(path: Path, text: str) -> None:
         path.write_text(text)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def read_loads(text: str) -> list[float]:
+    """Return the loads of FROM:TO:STEP, or of one number.
+
+    Raises:
+        UsageError: it is neither, or a load is not from 0 to 0.99.
+    """
+    try:
+        numbers = [float(part) for part in text.split(":")]
+    except ValueError:
+        numbers = []
+    if len(numbers) == 1:
+        loads = numbers
+    elif len(numbers) == 3 and numbers[2] > 0 and (numbers[1] - numbers[0]) / numbers[2] < 1000:
+        count = int((numbers[1] - numbers[0]) / numbers[2] + 1e-9) + 1
+        loads = [round(numbers[0] + step * numbers[2], 6) for step in range(count)]
+    else:
+        raise UsageError(f"--loads {text!r} is neither a number nor FROM:TO:STEP, for example 0:0.9:0.1")
+    if not loads or not all(0 <= load <= _MAX_LOAD for load in loads):
+        raise UsageError(f"--loads {text} has loads outside 0 to {_MAX_LOAD}")
+    return loads
 
 
 def add_algorithms(parser: ArgumentParser) -> None:

@@ -18,6 +18,7 @@ from ringtap.workload.options import (
     add_topology,
     algorithms,
     ranks_per_host,
+    read_loads,
     topology,
 )
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from ringtap.workload.simulated_loads import LoadSimulator
     from ringtap.workload.simulator_logs import SimulatorLog
 
-_MAX_LOAD = 0.99
 _SIMULATORS = ("astra-sim", "loggopsim")
 
 
@@ -60,28 +60,6 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     )
     add_json(parser)
     parser.set_defaults(handler=_simulate)
-
-
-def read_loads(text: str) -> list[float]:
-    """Return the loads of FROM:TO:STEP, or of one number.
-
-    Raises:
-        UsageError: it is neither, or a load is not from 0 to 0.99.
-    """
-    try:
-        numbers = [float(part) for part in text.split(":")]
-    except ValueError:
-        numbers = []
-    if len(numbers) == 1:
-        loads = numbers
-    elif len(numbers) == 3 and numbers[2] > 0 and (numbers[1] - numbers[0]) / numbers[2] < 1000:
-        count = int((numbers[1] - numbers[0]) / numbers[2] + 1e-9) + 1
-        loads = [round(numbers[0] + step * numbers[2], 6) for step in range(count)]
-    else:
-        raise UsageError(f"--loads {text!r} is neither a number nor FROM:TO:STEP, for example 0:0.9:0.1")
-    if not loads or not all(0 <= load <= _MAX_LOAD for load in loads):
-        raise UsageError(f"--loads {text} has loads outside 0 to {_MAX_LOAD}")
-    return loads
 
 
 def read_simulators(given: list[str]) -> dict[str, Path]:

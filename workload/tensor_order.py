@@ -336,5 +336,5 @@ def bucket_times(tensors: Sequence[LayerTensor], network: Network) -> dict[int, 
         sums = [sum(sizes_bytes[begin:end]) for begin, end in bounds]
         done_s = completion_s(sums, [begin_s[end - 1] for _, end in bounds], range(len(bounds)), network)
         times_s = [last_s + rest_s[end - 1] for last_s, (_, end) in zip(done_s, bounds, strict=True)]
-        found[size_bytes] = max(begin_s[-1] + rest_s[-1], *times_s)
+        found[size_bytes] = max([begin_s[-1] + rest_s[-1], *times_s])
     return found

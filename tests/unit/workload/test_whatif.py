@@ -17,8 +17,10 @@ from ringtap.models import profile_named
 from ringtap.workload import layer_tensors
 from ringtap.workload.execution_trace import Node, NodeType
 from ringtap.workload.layer_tensors import read_tensors, workload_tensors
-from ringtap.workload.models import model_workload
+from ringtap.workload.lowering import Algorithms
+from ringtap.workload.models import BUCKET_BYTES, model_workload
 from ringtap.workload.scaling import Scaling, scale
+from ringtap.workload.simulated_iterations import simulate
 from ringtap.workload.tensor_order import (
     METHODS,
     LayerTensor,
@@ -35,6 +37,7 @@ from ringtap.workload.tensor_order import (
     tac_order,
     tic_order,
 )
+from ringtap.workload.topologies import star
 from ringtap.workload.workload import Workload, write_workload
 
 UNIT = Network(8.0)  # a byte per second
@@ -163,6 +166,20 @@ def test_buckets_trade_messages_for_waiting() -> None:
     assert late[10 * 2**20] < late[2**20]
     # the default has a first bucket of 1 MiB: 49 MiB are left for two more
     assert late[25 * 2**20] == pytest.approx(0.1 + 0.024 + 0.01 + 0.05)
+
+
+def test_tensors_without_bytes_take_the_time_of_their_computation() -> None:
+    tensors = [LayerTensor("a", 0, 1.0, 2.0), LayerTensor("b", 0, 3.0, 4.0)]
+    assert set(bucket_times(tensors, UNIT).values()) == {10.0}
+    assert {each.iteration_s for each in schedules(tensors, UNIT).values()} == {10.0, bound_s(tensors, UNIT)}
+
+
+@pytest.mark.parametrize(("name", "rate_bps"), [("vgg16", 25e9), ("resnet50", 5e9)])
+def test_default_buckets_take_as_long_as_in_the_simulation_of_flows(name: str, rate_bps: float) -> None:
+    made = model_workload(profile_named(name), 8)
+    simulated = simulate(made, star(8, rate_bps), Algorithms(), iterations=2).iteration_s
+    times = bucket_times(workload_tensors(made, "w"), network_of(8, rate_bps, 0.0))
+    assert times[BUCKET_BYTES] == pytest.approx(simulated, rel=0.01)  # layers are not split between buckets
 
 
 def test_tensors_of_a_model() -> None:

@@ -50,6 +50,11 @@ class Algorithms:
         return self._graphs[key]
 
     @property
+    def key(self) -> str:
+        """Text that differs from that of any other algorithms."""
+        return f"{self.all_reduce} {self.group} {self.shards} {self.pieces}"
+
+    @property
     def others(self) -> int:
         """Number of servers or switches that all-reduce needs beside the ranks."""
         return {"parameter-server": self.shards, "in-network": 1}.get(self.all_reduce, 0)

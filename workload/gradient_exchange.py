@@ -1,0 +1,289 @@
+"""Exchange of gradients by the message graph of any all-reduce algorithm, in jobs that use DistributedDataParallel.
+
+A job calls `exchange_gradients` once after it has made its model. Parameter servers and switches that add are processes
+of their own, which join the job's workers at ``MASTER_ADDR`` and ``MASTER_PORT``:
+
+    python -m ringtap.workload.gradient_exchange --collective parameter-server --shards 2 --workers 4 --number 0
+"""
+
+# no annotations from the future: DistributedDataParallel compares those of the hook with classes
+
+import argparse
+import atexit
+import os
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ringtap.errors import UsageError
+from ringtap.workload.execution_trace import Collective
+from ringtap.workload.lowering import Algorithms
+from ringtap.workload.message_graph import MessageGraph
+from ringtap.workload.options import add_algorithms, algorithms
+
+_TIMEOUT = timedelta(minutes=30)  # PyTorch's own of gloo
+_END_S = 2.0
+_DATA, _SIZE = 0, 1  # tags
+_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A message of this endpoint.
+
+    Attributes:
+        number: its number in the graph.
+        begin: first element that it carries.
+        end: element after the last one.
+        adds: True if the receiver adds.
+        after: messages of this endpoint for which it waits.
+    """
+
+    number: int
+    begin: int
+    end: int
+    adds: bool
+    after: frozenset[int]
+
+
+_Lane = tuple[int, bool]  # peer, True if this endpoint sends
+
+
+def _steps(graph: MessageGraph, endpoint: int) -> dict[_Lane, list[_Step]]:
+    """Return the messages of an endpoint by peer and direction, each in the order of the graph."""
+    edges = [0, *graph.chunk_bytes.cumsum().tolist()]
+    found: dict[_Lane, list[_Step]] = defaultdict(list)
+    for number in ((graph.source == endpoint) | (graph.destination == endpoint)).nonzero()[0].tolist():
+        source, destination = int(graph.source[number]), int(graph.destination[number])
+        after = set()
+        for before in graph.waits_for(number).tolist():
+            ends = {int(graph.source[before]), int(graph.destination[before])}
+            # the sender waits, or the receiver for what the sender has no part in
+            if endpoint == (source if source in ends else destination):
+                after.add(before)
+        first = int(graph.first_chunk[number])
+        begin, end = edges[first], edges[first + int(graph.chunks[number])]
+        lane = (destination, True) if source == endpoint else (source, False)
+        found[lane].append(_Step(number, begin, end, bool(graph.adds[number]), frozenset(after)))
+    return found
+
+
+class _Running:
+    """A collective under way: its data, and the messages that have ended."""
+
+    def __init__(self, data: torch.Tensor, lanes: int) -> None:
+        self.data = data
+        self._left, self._error, self._ended = lanes, None, set[int]()
+        self._changed = threading.Condition()
+
+    def wait_for(self, messages: frozenset[int]) -> None:
+        """Wait until messages have ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or messages <= self._ended)
+        if self._error:
+            raise self._error
+
+    def end(self, message: int) -> None:
+        """Note the end of a message."""
+        with self._changed:
+            self._ended.add(message)
+            self._changed.notify_all()
+
+    def add(self, step: _Step, received: torch.Tensor) -> None:
+        """Add received data to those that are here, from one thread at a time."""
+        with self._changed:
+            self.data[step.begin : step.end].add_(received)
+
+    def leave(self, error: BaseException | None) -> None:
+        """Note that a lane has ended, or that it failed."""
+        with self._changed:
+            self._left, self._error = self._left - 1, self._error or error
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Wait until all lanes have ended.
+
+        Raises:
+            BaseException: that of the first lane that failed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or not self._left)
+        if self._error:
+            raise self._error
+
+
+_exchanges: dict[str, "GradientExchange"] = {}  # of this process, by algorithm; models share them
+
+
+class GradientExchange:
+    """All-reduce of one endpoint over gloo's sends and receives, one collective after the other.
+
+    Args:
+        store: store of the job.
+        endpoint: worker, or ``workers`` plus the number of a parameter server or switch.
+        workers: number of workers.
+        algorithms: the algorithm of all-reduce.
+
+    Raises:
+        UsageError: the algorithm does not go with the number of workers.
+    """
+
+    def __init__(self, store: Any, endpoint: int, workers: int, algorithms: Algorithms) -> None:
+        self._endpoint, self._workers, self._algorithms = endpoint, workers, algorithms
+        self._graph(workers)  # before anybody waits for the others
+        endpoints = workers + algorithms.others
+        while isinstance(store, dist.PrefixStore):  # the one at MASTER_ADDR and MASTER_PORT itself
+            store = store.underlying_store
+        # beside the job's group, to which parameter servers and switches do not belong
+        place = dist.PrefixStore(f"ringtap {algorithms.key}", store)
+        self._group = dist.ProcessGroupGloo(place, endpoint, endpoints, _TIMEOUT)
+        self._steps: dict[int, dict[_Lane, list[_Step]]] = {}
+        self._lanes: dict[_Lane, SimpleQueue[tuple[_Running, list[_Step]] | None]] = {}
+        self._buckets: SimpleQueue[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._start("ringtap exchange", self._exchange_buckets)
+        atexit.register(self._close)  # a thread that the interpreter's end meets in gloo aborts the process
+
+    def begin(self, data: torch.Tensor) -> "torch.futures.Future[torch.Tensor]":
+        """Begin to sum up data, shape (elements,), in place, after those before; the future has them when that is done."""
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        self._buckets.put((data, future))
+        return future
+
+    def serve(self) -> None:
+        """Add what workers send, until they end; for parameter servers and switches."""
+        size = torch.zeros(2, dtype=torch.int64)
+        while True:
+            try:
+                self._group.recv([size], 0, _SIZE).wait()
+            except RuntimeError:  # the job has ended
+                return
+            self._run(torch.zeros(int(size[0]), dtype=_TYPES[int(size[1])]))
+
+    def _start(self, name: str, target: Callable[..., None], *arguments: object) -> None:
+        self._threads.append(threading.Thread(target=target, args=arguments, name=name, daemon=True))
+        self._threads[-1].start()
+
+    def _close(self) -> None:
+        """End the threads, but for those that wait for others."""
+        for queue in (self._buckets, *self._lanes.values()):
+            queue.put(None)
+        for thread in self._threads:
+            thread.join(_END_S)
+
+    def _graph(self, elements: int) -> MessageGraph:
+        return self._algorithms.graph(Collective.ALL_REDUCE, self._workers, elements)
+
+    def _exchange_buckets(self) -> None:
+        while (bucket := self._buckets.get()) is not None:
+            data, future = bucket
+            try:
+                host = data.cpu()  # the same tensor if it is there
+                if self._endpoint == 0:
+                    self._tell_size(host)
+                self._run(host)
+                if host is not data:
+                    data.copy_(host)
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(data)
+
+    def _tell_size(self, data: torch.Tensor) -> None:
+        if data.dtype not in _TYPES:
+            raise UsageError(f"gradients of {data.dtype} cannot be exchanged: it is none of {_TYPES}")
+        size = torch.tensor([data.numel(), _TYPES.index(data.dtype)])
+        for other in range(self._workers, self._workers + self._algorithms.others):
+            self._group.send([size], other, _SIZE).wait()
+
+    def _run(self, data: torch.Tensor) -> None:
+        elements = data.numel()
+        if elements not in self._steps:
+            self._steps[elements] = _steps(self._graph(elements), self._endpoint)
+        steps = self._steps[elements]
+        running = _Running(data, len(steps))
+        for lane, every in steps.items():
+            if lane not in self._lanes:
+                self._lanes[lane] = SimpleQueue()
+                self._start(f"ringtap {'to' if lane[1] else 'from'} {lane[0]}", self._run_lane, *lane)
+            self._lanes[lane].put((running, every))
+        running.wait()
+
+    def _run_lane(self, peer: int, sends: bool) -> None:
+        """Send to a peer, or receive from it, message by message."""
+        while (work := self._lanes[peer, sends].get()) is not None:
+            running, steps = work
+            error = None
+            try:
+                for step in steps:
+                    running.wait_for(step.after)
+                    self._transfer(running, step, peer, sends)
+                    running.end(step.number)
+            except Exception as caught:
+                error = caught
+            running.leave(error)
+
+    def _transfer(self, running: _Running, step: _Step, peer: int, sends: bool) -> None:
+        part = running.data[step.begin : step.end]
+        if not part.numel():
+            return
+        if sends:
+            self._group.send([part], peer, _DATA).wait()
+        elif step.adds:
+            received = torch.empty_like(part)
+            self._group.recv([received], peer, _DATA).wait()
+            running.add(step, received)
+        else:
+            self._group.recv([part], peer, _DATA).wait()
+
+
+def exchange_gradients(
+    model: Any, collective: str, *, group: int = 1, shards: int = 1, pieces: int = 1
+) -> None:
+    """Let a model exchange its gradients by a message graph, instead of the all-reduce of its process group.
+
+    The gradients are averaged, as without it. Call it on every worker, before the first iteration.
+
+    Args:
+        model: a ``torch.nn.parallel.DistributedDataParallel`` of the default process group.
+        collective: algorithm of all-reduce, such as ``double-tree``.
+        group: workers per node, for ``hierarchical``.
+        shards: parameter servers, which must be started beside the job.
+        pieces: pieces in which trees and switches pass data on.
+
+    Raises:
+        UsageError: the algorithm is unknown, or does not go with the number of workers.
+    """
+    algorithms = Algorithms(collective, group, shards, pieces)
+    if algorithms.key not in _exchanges:
+        store = dist.distributed_c10d._get_default_store()
+        _exchanges[algorithms.key] = GradientExchange(store, dist.get_rank(), dist.get_world_size(), algorithms)
+    model.register_comm_hook(_exchanges[algorithms.key], _average)
+
+
+def _average(state: GradientExchange, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    return state.begin(bucket.buffer().div_(dist.get_world_size()))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a parameter server or a switch that adds, until the job ends."""
+    parser = argparse.ArgumentParser(description="A parameter server or a switch that adds, beside a job.")
+    add_algorithms(parser)
+    parser.add_argument("--workers", type=int, required=True, help="number of workers")
+    parser.add_argument("--number", type=int, default=0, help="number of this one, from 0")
+    options = parser.parse_args(argv)
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=_TIMEOUT)
+    GradientExchange(store, options.workers + options.number, options.workers, algorithms(options)).serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

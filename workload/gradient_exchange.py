@@ -81,7 +81,8 @@ class _Running:
 
     def __init__(self, data: torch.Tensor, lanes: int) -> None:
         self.data = data
-        self._left, self._error, self._ended = lanes, None, set[int]()
+        self._left, self._ended = lanes, set[int]()
+        self._error: BaseException | None = None
         self._changed = threading.Condition()
 
     def wait_for(self, messages: frozenset[int]) -> None:
@@ -153,7 +154,13 @@ class GradientExchange:
         atexit.register(self._close)  # a thread that the interpreter's end meets in gloo aborts the process
 
     def begin(self, data: torch.Tensor) -> "torch.futures.Future[torch.Tensor]":
-        """Begin to sum up data, shape (elements,), in place, after those before; the future has them when that is done."""
+        """Begin to sum up data, shape (elements,), in place, after those before; the future gets them at the end.
+
+        Raises:
+            UsageError: the data are not in this process's memory, or of a type without a sum.
+        """
+        if data.device.type != "cpu" or data.dtype not in _TYPES:
+            raise UsageError(f"gradients of {data.dtype} on {data.device} cannot be exchanged: only floats on CPUs can")
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         self._buckets.put((data, future))
         return future
@@ -186,20 +193,15 @@ class GradientExchange:
         while (bucket := self._buckets.get()) is not None:
             data, future = bucket
             try:
-                host = data.cpu()  # the same tensor if it is there
                 if self._endpoint == 0:
-                    self._tell_size(host)
-                self._run(host)
-                if host is not data:
-                    data.copy_(host)
+                    self._tell_size(data)
+                self._run(data)
             except Exception as error:
                 future.set_exception(error)
             else:
                 future.set_result(data)
 
     def _tell_size(self, data: torch.Tensor) -> None:
-        if data.dtype not in _TYPES:
-            raise UsageError(f"gradients of {data.dtype} cannot be exchanged: it is none of {_TYPES}")
         size = torch.tensor([data.numel(), _TYPES.index(data.dtype)])
         for other in range(self._workers, self._workers + self._algorithms.others):
             self._group.send([size], other, _SIZE).wait()
@@ -245,9 +247,7 @@ class GradientExchange:
             self._group.recv([part], peer, _DATA).wait()
 
 
-def exchange_gradients(
-    model: Any, collective: str, *, group: int = 1, shards: int = 1, pieces: int = 1
-) -> None:
+def exchange_gradients(model: Any, collective: str, *, group: int = 1, shards: int = 1, pieces: int = 1) -> None:
     """Let a model exchange its gradients by a message graph, instead of the all-reduce of its process group.
 
     The gradients are averaged, as without it. Call it on every worker, before the first iteration.

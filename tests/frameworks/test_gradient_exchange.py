@@ -1,0 +1,72 @@
+"""Gradients exchanged by message graphs in a real job: the same training as with the all-reduce of gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = Path(__file__).parent / "jobs" / "exchanged.py"
+ALGORITHMS: list[tuple[str, dict[str, int]]] = [
+    ("ring", {}), ("tree", {"pieces": 2}), ("double-tree", {}), ("halving-doubling", {}),
+    ("hierarchical", {"group": 2}), ("parameter-server", {"shards": 2}), ("in-network", {"pieces": 4}),
+]  # fmt: skip
+WORKERS = 4
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def test_training_is_that_of_an_all_reduce() -> None:
+    port = str(free_port())
+    env = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    others = [("parameter-server", "--shards", "2", "--number", str(number)) for number in range(2)]
+    others.append(("in-network", "--pieces", "4"))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--master-addr", "127.0.0.1"]
+    launcher += ["--master-port", port, "--nproc-per-node", str(WORKERS)]
+    with ExitStack() as stack:
+        servers = []
+        for words in others:
+            command = [sys.executable, "-m", "ringtap.workload.gradient_exchange", "--workers", str(WORKERS)]
+            servers.append(stack.enter_context(subprocess.Popen([*command, "--collective", *words], env=env)))
+            stack.callback(servers[-1].kill)
+        done = subprocess.run(
+            [*launcher, str(JOB), json.dumps(ALGORITHMS)], env=env, capture_output=True, text=True, timeout=200,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        # they end with the job
+        assert [server.wait(20) for server in servers] == [0, 0, 0]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each["algorithm"] for each in found] == [name for name, _ in ALGORITHMS]
+    for each in found:
+        # sums in another order differ by the rounding of float32, here of losses around 1
+        assert each["loss"] < 1e-5, each
+        assert each["weights"] < 1e-5, each
+        assert each["alike"], each
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "says"),
+    [("halving-doubling", "needs a power of two of workers, not 3"), ("ringg", "collective 'ringg' is unknown")],
+)
+def test_an_algorithm_that_does_not_go_with_the_workers_is_named(algorithm: str, says: str) -> None:
+    from torch.distributed import HashStore
+
+    from ringtap.errors import UsageError
+    from ringtap.workload.gradient_exchange import GradientExchange
+    from ringtap.workload.lowering import Algorithms
+
+    with pytest.raises(UsageError, match=says):
+        GradientExchange(HashStore(), 0, 3, Algorithms(algorithm))

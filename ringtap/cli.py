@@ -58,6 +58,10 @@ GROUPS = {
     "Workloads": {
         "workload": ("", "what a training job computes and sends: new, show, scale, lower, simulate, export, import"),
         "whatif": ("ringtap.workload.commands.whatif", "iteration times under other orders of the tensors"),
+        "schedule": (
+            "ringtap.workload.commands.schedule",
+            "which jobs may share a link, and the time shifts with which they do",
+        ),
     },
     "Clusters": {
         "submit": ("ringtap.slurm.submit_command", "run a wrapped command or a sweep as a Slurm job"),

@@ -125,5 +125,7 @@ class LoadSimulator:
     def _point(
         self, found: SimulatedIterations, requested_bps: float, real_bps: float, kind: str = ""
     ) -> SimulatedPoint:
+        if found.iteration_s <= 0:
+            raise UsageError("an iteration takes no time: the workload has neither computation nor messages")
         training_bps = float(found.link_bytes[self.bottleneck]) * 8 / found.iteration_s
         return SimulatedPoint(kind, requested_bps, real_bps, training_bps, found)

@@ -5,17 +5,51 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ringtap.errors import UsageError
 from ringtap.installation import install_command
 from ringtap.workload.execution_trace import NodeType
 from ringtap.workload.simulated_iterations import Span
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 MAX_RANKS = 16
 SUFFIXES = (".png", ".svg", ".pdf")
 # Okabe and Ito's colours, which can be distinguished with any colour vision
 _COLOURS = {"forward": "#0072B2", "backward": "#56B4E9", "other computation": "#999999", "communication": "#D55E00"}
 _LANE, _WIDTH_IN, _LANE_IN = 0.38, 9.0, 0.42
+
+
+def new_figure(path: Path, width_in: float, height_in: float) -> Figure:
+    """Return an empty figure for a file.
+
+    Raises:
+        UsageError: matplotlib is missing, or the file's ending is unknown.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UsageError(f"a picture needs matplotlib: {install_command('report')}") from error
+    if path.suffix not in SUFFIXES:
+        raise UsageError(f"{path} is no picture: give a name that ends with {', '.join(SUFFIXES)}")
+    figure = Figure(figsize=(width_in, height_in), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    try:
+        figure.savefig(path, dpi=160)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def write_timeline(spans: Sequence[Sequence[Span]], path: Path, title: str) -> None:
@@ -29,17 +63,9 @@ def write_timeline(spans: Sequence[Sequence[Span]], path: Path, title: str) -> N
     Raises:
         UsageError: matplotlib is missing, or the file cannot be written.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError(f"a timeline needs matplotlib: {install_command('report')}") from error
-    if path.suffix not in SUFFIXES:
-        raise UsageError(f"--timeline {path}: the name ends with {', '.join(SUFFIXES)}")
     ranks = spans[:MAX_RANKS]
     first_s = min((span.begin_s for trace in ranks for span in trace), default=0.0)
-    figure = Figure(figsize=(_WIDTH_IN, 1.3 + 2 * _LANE_IN * len(ranks)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(path, _WIDTH_IN, 1.3 + 2 * _LANE_IN * len(ranks))
     axes = figure.subplots()
     for rank, trace in enumerate(ranks):
         bars: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -58,10 +84,7 @@ def write_timeline(spans: Sequence[Sequence[Span]], path: Path, title: str) -> N
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.legend(loc="outside lower center", ncols=len(_COLOURS), frameon=False)
-    try:
-        figure.savefig(path, dpi=160)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+    save_figure(figure, path)
 
 
 def _kind(span: Span) -> str:

@@ -1,0 +1,230 @@
+"""``ringtap schedule``: time shifts with which jobs share links, and their compatibility score."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ringtap.errors import UsageError
+from ringtap.options import add_force, add_json
+from ringtap.terminal import text_table
+from ringtap.units import counted, format_rate, parse_duration_s, parse_rate_bps, whole_number
+from ringtap.workload.options import add_algorithms, add_ranks_per_host, algorithms, ranks_per_host
+
+if TYPE_CHECKING:
+    from ringtap.workload.interleaving import Circles, Link, PeriodicJob, Schedule
+
+MAX_JOBS, MAX_LINKS = 6, 16
+MAX_PHASES = 1000
+MAX_PERIOD_S, MAX_RATE_BPS = 3600.0, 10**15
+
+
+def register(subparsers: Any, name: str, summary: str) -> None:
+    """Add the arguments of the verb ``schedule``."""
+    parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    parser.add_argument("workloads", nargs="*", type=Path, metavar="W", help="directories of execution traces")
+    parser.add_argument(
+        "--job", dest="jobs", action="append", default=[], metavar="PERIOD:START-END@RATE,...",
+        help="time of an iteration, and phases in which it communicates, such as 100ms:0ms-60ms@50gbit",
+    )  # fmt: skip
+    parser.add_argument("--capacity", metavar="RATE", help="capacity of the link that all jobs share")
+    parser.add_argument(
+        "--link", dest="shared", action="append", default=[], metavar="NAME=RATE:JOB,...",
+        help="a link with its capacity and the numbers of its jobs, which begin at 0; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--links", metavar="N", help="place the jobs on N links of --capacity")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the circles into a .png, .svg or .pdf file")
+    add_algorithms(parser)
+    add_ranks_per_host(parser)
+    add_force(parser)
+    add_json(parser)
+    parser.set_defaults(handler=_schedule)
+
+
+def read_job(text: str) -> PeriodicJob:
+    """Return the job of PERIOD:START-END@RATE,START-END@RATE and so on.
+
+    Raises:
+        UsageError: it is not understood, or phases overlap or are outside the period.
+    """
+    from ringtap.workload.interleaving import PeriodicJob, Phase
+
+    period, _, rest = text.partition(":")
+    period_ns = _nanoseconds(period)
+    if not period_ns:
+        raise UsageError(f"--job {text}: the period is 0, give the time of an iteration")
+    phases: list[Phase] = []
+    for part in rest.split(","):
+        times, _, rate = part.partition("@")
+        begin, _, end = times.partition("-")
+        if not (begin and end and rate):
+            raise UsageError(f"--job {text}: {part!r} is not START-END@RATE, such as 0ms-60ms@50gbit")
+        begin_ns, end_ns = _nanoseconds(begin), _nanoseconds(end)
+        if not (phases[-1].end_ns if phases else 0) <= begin_ns < end_ns <= period_ns:
+            raise UsageError(
+                f"--job {text}: the phase {part} is not within the period and after the phase before: give phases in "
+                "order, and a phase that goes over the period's end as two"
+            )
+        phases.append(Phase(begin_ns, end_ns, _rate_bps(rate)))
+    if len(phases) > MAX_PHASES:
+        raise UsageError(f"a job has {len(phases):,} phases, more than {MAX_PHASES:,}: join those with small gaps")
+    return PeriodicJob(text, period_ns, tuple(phases))
+
+
+def _nanoseconds(text: str) -> int:
+    seconds = parse_duration_s(text)
+    if seconds > MAX_PERIOD_S:
+        raise UsageError(f"{text} is longer than {MAX_PERIOD_S:,.0f} s, the longest time of an iteration")
+    return round(seconds * 1e9)
+
+
+def _rate_bps(text: str) -> float:
+    rate_bps = parse_rate_bps(text)
+    if not 0 < rate_bps <= MAX_RATE_BPS:
+        raise UsageError(f"a rate of {text} is not above 0 and at most {format_rate(MAX_RATE_BPS)}")
+    return rate_bps
+
+
+def read_link(text: str, jobs: int) -> Link:
+    """Return the link of NAME=RATE:JOB,JOB and so on.
+
+    Raises:
+        UsageError: it is not understood, or names a job that does not exist.
+    """
+    from ringtap.workload.interleaving import Link
+
+    name, _, rest = text.partition("=")
+    capacity, _, numbers = rest.partition(":")
+    if not (name and capacity and numbers):
+        raise UsageError(f"--link {text!r} is not NAME=RATE:JOB,..., such as up=25gbit:0,1")
+    found = sorted(whole_number(number, f"--link {name}: job") for number in numbers.split(","))
+    unknown = next((number for number in found if not 0 <= number < jobs), None)
+    if unknown is not None:
+        raise UsageError(f"--link {name} has job {unknown}, but there are jobs 0 to {jobs - 1}")
+    if len(set(found)) < len(found):
+        raise UsageError(f"--link {name} names a job twice")
+    return Link(name, _rate_bps(capacity), tuple(found))
+
+
+def _links(options: argparse.Namespace, jobs: int) -> list[Link]:
+    """Return the links of the command line; with --links, the one whose capacity they have."""
+    from ringtap.workload.interleaving import Link
+
+    if options.capacity is not None and options.shared:
+        raise UsageError("--capacity is for one link of all jobs, --link for links of some: give one of them")
+    if options.capacity is not None:
+        return [Link("link", _rate_bps(options.capacity), tuple(range(jobs)))]
+    if options.links is not None or not options.shared:
+        raise UsageError("the capacity of the link is missing: add --capacity 25gbit")
+    links = [read_link(text, jobs) for text in options.shared]
+    names = [link.name for link in links]
+    if len(links) > MAX_LINKS or len(set(names)) < len(names):
+        raise UsageError(
+            f"--link is given for {len(links)} links: at most {MAX_LINKS} with different names are possible"
+        )
+    absent = set(range(jobs)) - {job for link in links for job in link.jobs}
+    if absent:
+        raise UsageError(f"job {min(absent)} is on no link: name it in a --link or leave it out")
+    return links
+
+
+def _jobs(options: argparse.Namespace, links: list[Link]) -> list[PeriodicJob]:
+    """Return the jobs, those of workloads first and at the lowest capacity of their links."""
+    found = []
+    if options.workloads:
+        from ringtap.workload.interleaving import simulated_job
+        from ringtap.workload.workload import read_workload
+
+        chosen = algorithms(options)
+        for number, path in enumerate(options.workloads):
+            workload, rate_bps = read_workload(path), min(link.capacity_bps for link in links if number in link.jobs)
+            per_host = ranks_per_host(options, workload)
+            found.append(simulated_job(workload, str(path), chosen, rate_bps, per_host))
+    return found + [read_job(text) for text in options.jobs]
+
+
+def _schedule(options: argparse.Namespace) -> int:
+    from ringtap.workload.interleaving import draw_circles, place, schedule
+
+    count = len(options.workloads) + len(options.jobs)
+    if not 2 <= count <= MAX_JOBS:
+        raise UsageError(
+            f"{counted(count, 'job')} given: give 2 to {MAX_JOBS}, as --job or as directories of workloads"
+        )
+    if options.figure is not None and options.figure.exists() and not options.force:
+        raise UsageError(f"{options.figure} exists: name another file or add --force")
+    places = None if options.links is None else whole_number(options.links, "--links")
+    if places is not None and not 1 <= places <= MAX_JOBS:
+        raise UsageError(f"--links {places} is outside 1 to {MAX_JOBS}")
+    links = _links(options, count)
+    jobs = _jobs(options, links)
+    circles = draw_circles(jobs)
+    found = schedule(circles, links) if places is None else place(circles, links[0].capacity_bps, places)
+    if options.figure is not None:
+        from ringtap.workload.circles import write_circles
+
+        write_circles(circles, found, [f"job {number}" for number in range(count)], options.figure)
+    item = _item(jobs, circles, found)
+    if options.json:
+        print(json.dumps(item))
+        return 0
+    _print(item)
+    return 0
+
+
+def _item(jobs: list[PeriodicJob], circles: Circles, found: Schedule) -> dict[str, Any]:
+    """Return the answer as plain values."""
+    quantum_ms = 1e3 * circles.quantum_s
+    return {
+        "score_unshifted": found.score_unshifted, "score": found.score,
+        "shifts_ms": [round(shift * quantum_ms, 6) for shift in found.shifts],
+        "perimeter_ms": round(circles.slots * quantum_ms, 6), "slots": circles.slots, "quantum_ms": quantum_ms,
+        "jobs": [
+            {
+                "name": job.name, "period_ms": job.period_ns / 1e6, "period_error": error,
+                "phases": [
+                    {"begin_ms": phase.begin_ns / 1e6, "end_ms": phase.end_ns / 1e6, "rate_bps": phase.rate_bps}
+                    for phase in job.phases
+                ],
+            }
+            for job, error in zip(jobs, circles.period_errors, strict=True)
+        ],
+        "links": [
+            {
+                "name": link.name, "capacity_bps": link.capacity_bps, "jobs": list(link.jobs),
+                "score_unshifted": scores.score_unshifted, "score": scores.score,
+                "shifts_ms": [round(shift * quantum_ms, 6) for shift in scores.shifts],
+                "search": scores.search, "optimal": scores.optimal,
+            }
+            for link, scores in zip(found.links, found.interleavings, strict=True)
+        ],
+    }  # fmt: skip
+
+
+def _print(item: dict[str, Any]) -> None:
+    full = all(link["score"] > 1 - 1e-9 for link in item["links"])
+    shifts = ", ".join(f"{shift:g}" for shift in item["shifts_ms"])
+    print(
+        f"{'Fully' if full else 'Partially'} compatible: score {item['score']:.4g} with shifts of {shifts} ms, "
+        f"{item['score_unshifted']:.4g} without"
+    )
+    worst = max(abs(job["period_error"]) for job in item["jobs"])
+    print(
+        f"Circle of {item['perimeter_ms']:g} ms in {counted(item['slots'], 'slot')} of {item['quantum_ms']:.4g} ms; "
+        + (f"periods are off by up to {worst:.2%}" if worst else "periods are exact")
+    )
+    rows = [["job", "name", "period, ms", "shift, ms", "phases", "highest rate"]]
+    for number, (job, shift) in enumerate(zip(item["jobs"], item["shifts_ms"], strict=True)):
+        highest = format_rate(max(phase["rate_bps"] for phase in job["phases"]))
+        rows.append(
+            [str(number), job["name"], f"{job['period_ms']:.6g}", f"{shift:g}", str(len(job["phases"])), highest]
+        )
+    print("\n".join(text_table(rows, left=2)))
+    rows = [["link", "search", "capacity", "jobs", "without shifts", "with shifts"]]
+    for link in item["links"]:
+        numbers = " ".join(map(str, link["jobs"])) or "none"
+        scores = [f"{link['score_unshifted']:.4g}", f"{link['score']:.4g}"]
+        rows.append([link["name"], link["search"], format_rate(link["capacity_bps"]), numbers, *scores])
+    print("\n".join(text_table(rows, left=2)))

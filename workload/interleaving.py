@@ -31,7 +31,7 @@ MAX_TURNS = 200  # of a job around the circle, when periods are quantised
 STARTS, ROUNDS = 16, 20  # of coordinate descent
 MAX_COMBINATIONS = 2000  # of shifts of all jobs but the first and the last, up to which a search is exhaustive
 MAX_WORK = 100_000_000  # slots that a search adds up, about
-_BLOCK = 1 << 20  # slots at once in memory
+_BLOCK = 1 << 16  # slots at once in memory
 _SAME = 1e-9  # of a link's capacity over the circle: excesses that differ by less are the same
 
 

@@ -39,11 +39,14 @@ def write_circles(circles: Circles, found: Schedule, names: list[str], path: Pat
             (axes[1], found.shifts, scores.score, "with shifts"),
         ):
             labels |= _draw(one, circles, link, shifts, names)
-            one.set_title(f"{link.name}, {text}: score {score:.3g}", fontsize=10)
+            one.set_title(f"{link.name}, {text}: score {score:.3g}", fontsize=10, parse_math=False)
         top = max(one.get_rmax() for one in axes)
         for one in axes:
             one.set_rmax(top)
-    figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.legend(
+        labels.values(), labels.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=8,
+        title="radius: rate, Gbit/s", title_fontsize=8,
+    )  # fmt: skip
     save_figure(figure, path)
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ringtap.errors import UsageError
-from ringtap.units import counted
+from ringtap.units import counted, format_duration
 from ringtap.workload.lowering import Algorithms, data_bytes
 from ringtap.workload.message_graph import Integers
 from ringtap.workload.simulated_loads import LoadSimulator
@@ -187,8 +187,9 @@ def draw_circles(jobs: Sequence[PeriodicJob]) -> Circles:
             least_error, slots, turns = error, fine, some
     if least_error > MAX_PERIOD_ERROR:
         raise UsageError(
-            f"periods of {min(periods_ns) / 1e6:g} ms to {max(periods_ns) / 1e6:g} ms do not fit on one circle of "
-            f"{MAX_SLOTS:,} slots within {MAX_PERIOD_ERROR:.0%}: leave out a job, such as that with the shortest one"
+            f"periods of {format_duration(min(periods_ns) / 1e9)} to {format_duration(max(periods_ns) / 1e9)} do not "
+            f"fit on one circle of {MAX_SLOTS:,} slots within {MAX_PERIOD_ERROR:.0%}: leave out a job, such as that "
+            "with the shortest one"
         )
     perimeters_ns = [number * period_ns for number, period_ns in zip(turns, periods_ns, strict=True)]
     # the perimeter with the smallest largest error
@@ -207,7 +208,7 @@ class Interleaving:
         score: compatibility score with them: 1 less the mean excess of the demand over the capacity, in capacities.
         score_unshifted: score without shifts.
         search: how they were found.
-        optimal: True if no others have a higher score.
+        optimal: True if no others on the same slots have a higher score.
     """
 
     shifts: tuple[int, ...]

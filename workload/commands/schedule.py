@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MAX_JOBS, MAX_LINKS = 6, 16
 MAX_PHASES = 1000
 MAX_PERIOD_S, MAX_RATE_BPS = 3600.0, 10**15
+_NAME = 40  # characters of a name in a table
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -218,9 +219,8 @@ def _print(item: dict[str, Any]) -> None:
     rows = [["job", "name", "period, ms", "shift, ms", "phases", "highest rate"]]
     for number, (job, shift) in enumerate(zip(item["jobs"], item["shifts_ms"], strict=True)):
         highest = format_rate(max(phase["rate_bps"] for phase in job["phases"]))
-        rows.append(
-            [str(number), job["name"], f"{job['period_ms']:.6g}", f"{shift:g}", str(len(job["phases"])), highest]
-        )
+        name = job["name"] if len(job["name"]) <= _NAME else f"{job['name'][: _NAME - 1]}…"
+        rows.append([str(number), name, f"{job['period_ms']:.6g}", f"{shift:g}", str(len(job["phases"])), highest])
     print("\n".join(text_table(rows, left=2)))
     rows = [["link", "search", "capacity", "jobs", "without shifts", "with shifts"]]
     for link in item["links"]:

@@ -32,12 +32,12 @@ from ringtap.workload.interleaving import (
     simulated_job,
     time_shifts,
 )
-from ringtap.workload.lowering import Algorithms
+from ringtap.workload.lowering import Algorithms, lower
 from ringtap.workload.models import model_workload
 from ringtap.workload.simulated_iterations import simulate
 from ringtap.workload.simulation import Simulation
 from ringtap.workload.topologies import star
-from ringtap.workload.workload import Workload, write_workload
+from ringtap.workload.workload import Workload, check_workload, write_workload
 
 FULL = 50e9
 
@@ -176,12 +176,17 @@ def test_placement_puts_together_what_fits() -> None:
     assert [link.jobs for link in place(circles, FULL, 6).links] == [(0,), (1,), (2,), (3,), (), ()]
 
 
+@pytest.mark.parametrize("lowered", [False, True])
+@pytest.mark.parametrize("per_host", [1, 2])
 @pytest.mark.parametrize("all_reduce", ["ring", "double-tree", "parameter-server"])
-def test_phases_of_a_workload_have_its_bytes(all_reduce: str) -> None:
+def test_phases_of_a_workload_have_its_bytes(all_reduce: str, per_host: int, lowered: bool) -> None:
     workload, algorithms = model_workload(PROFILES["vgg16"], 4), Algorithms(all_reduce)
-    found = simulated_job(workload, "w", algorithms, 10e9, 1)
-    network = star(workload.ranks + algorithms.others, 10e9)
-    simulated = simulate(workload, network, algorithms, iterations=5)
+    if lowered:
+        workload, algorithms = lower(workload, algorithms), Algorithms()
+        check_workload(workload)  # puts nodes in order
+    found = simulated_job(workload, "w", algorithms, 10e9, per_host)
+    network = star(-(-(workload.ranks + algorithms.others) // per_host), 10e9)
+    simulated = simulate(workload, network, algorithms, iterations=5, ranks_per_host=per_host)
     assert found.period_ns == pytest.approx(1e9 * simulated.iteration_s, rel=1e-6)
     size_bytes = sum((phase.end_ns - phase.begin_ns) * phase.rate_bps for phase in found.phases) / 8e9
     assert size_bytes == pytest.approx(simulated.link_bytes[network.hosts], rel=1e-6)
@@ -248,8 +253,9 @@ def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert found["shifts_ms"] == [0, 10]
     placed = json.loads(run(capsys, *PAIR, "--capacity", "50gbit", "--links", 2, "--json"))
     assert ([link["jobs"] for link in placed["links"]], placed["score"]) == ([[0], [1]], 1)
-    shared = json.loads(run(capsys, *PAIR, "--link", "up=50gbit:1,0", "--link", "down=25gbit:1", "--json"))
-    assert [(link["name"], link["jobs"]) for link in shared["links"]] == [("up", [0, 1]), ("down", [1])]
+    links = ("--link", "$up^=50gbit:1,0", "--link", "down=25gbit:1")
+    shared = json.loads(run(capsys, *PAIR, *links, "--figure", tmp_path / "links.png", "--json"))
+    assert [(link["name"], link["jobs"]) for link in shared["links"]] == [("$up^", [0, 1]), ("down", [1])]
     assert [link["score"] for link in shared["links"]] == [pytest.approx(0.8), pytest.approx(0.4)]
 
 

@@ -257,10 +257,8 @@ class _Search:
         self._rates, self._periods, self._capacity = rates_bps, periods, capacity_bps
         self._slots = math.lcm(*periods)
         self._same = _SAME * capacity_bps * self._slots
-        # a shift of the time's origin is none of the jobs
-        self._ranges = [
-            math.gcd(period, math.lcm(*periods[:job])) if job else 1 for job, period in enumerate(periods)
-        ]  # fmt: skip
+        # whole periods of the jobs before change nothing for them: other shifts of a job repeat one of these
+        self._ranges = [math.gcd(each, math.lcm(*periods[:job])) if job else 1 for job, each in enumerate(periods)]
         self._least = max(float(sum(rate.sum() for rate in rates_bps)) - capacity_bps * self._slots, 0.0)
         self.combinations = math.prod(self._ranges[:-1])
         self.most_work = math.prod(self._ranges) * self._slots

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from queue import SimpleQueue
@@ -24,12 +24,15 @@ import torch
 import torch.distributed as dist
 
 from ringtap.errors import UsageError
+from ringtap.terminal import as_command
+from ringtap.units import counted, whole_number
 from ringtap.workload.execution_trace import Collective
 from ringtap.workload.lowering import Algorithms
 from ringtap.workload.message_graph import MessageGraph
 from ringtap.workload.options import add_algorithms, algorithms
 
 _TIMEOUT = timedelta(minutes=30)  # PyTorch's own of gloo
+_JOIN_TIMEOUT = timedelta(minutes=5)
 _END_S = 2.0
 _DATA, _SIZE = 0, 1  # tags
 _TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -273,17 +276,31 @@ def _average(state: GradientExchange, bucket: dist.GradBucket) -> torch.futures.
     return state.begin(bucket.buffer().div_(dist.get_world_size()))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Run a parameter server or a switch that adds, until the job ends."""
     parser = argparse.ArgumentParser(description="A parameter server or a switch that adds, beside a job.")
     add_algorithms(parser)
-    parser.add_argument("--workers", type=int, required=True, help="number of workers")
-    parser.add_argument("--number", type=int, default=0, help="number of this one, from 0")
-    options = parser.parse_args(argv)
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=_TIMEOUT)
-    GradientExchange(store, options.workers + options.number, options.workers, algorithms(options)).serve()
+    parser.add_argument("--workers", required=True, metavar="N", help="number of workers")
+    parser.add_argument("--number", default="0", metavar="K", help="number of this one (0)")
+    options = parser.parse_args()
+    found, workers, number = (
+        algorithms(options), whole_number(options.workers, "--workers"), whole_number(options.number, "--number")
+    )  # fmt: skip
+    if not 0 <= number < found.others:
+        raise UsageError(
+            f"--number {number}: {options.collective} has {counted(found.others, 'process')} beside workers"
+        )
+    try:
+        host, port = os.environ["MASTER_ADDR"], whole_number(os.environ["MASTER_PORT"], "MASTER_PORT")
+    except KeyError as error:
+        raise UsageError(f"{error.args[0]} is not set: set it as for the workers of the job") from error
+    try:
+        store = dist.TCPStore(host, port, is_master=False, timeout=_JOIN_TIMEOUT)
+    except RuntimeError as error:
+        raise UsageError(f"no job answers at {host} port {port} within {_JOIN_TIMEOUT}") from error
+    GradientExchange(store, workers + number, workers, found).serve()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(as_command(main))

@@ -231,7 +231,7 @@ def completion_s(
     return done_s
 
 
-class Schedule(NamedTuple):
+class ScheduledIteration(NamedTuple):
     """An iteration under one method.
 
     Attributes:
@@ -255,7 +255,7 @@ def schedule(
     network: Network,
     piece_bytes: int | None = None,
     credit_bytes: int = 0,
-) -> Schedule:
+) -> ScheduledIteration:
     """Return an iteration in which transfers have priorities, as of `completion_s`.
 
     Raises:
@@ -268,7 +268,7 @@ def schedule(
         )
     done_s = completion_s(sizes_bytes, ready_s(tensors), order, network, piece_bytes, credit_bytes)
     total_s = max(end_s + rest_s for end_s, rest_s in zip(done_s, remaining_s(tensors), strict=True))
-    return Schedule(total_s, order, done_s, piece_bytes, credit_bytes)
+    return ScheduledIteration(total_s, order, done_s, piece_bytes, credit_bytes)
 
 
 def schedules(
@@ -277,7 +277,7 @@ def schedules(
     slice_bytes: int = SLICE_PARAMETERS * GRADIENT_BYTES,
     partition_bytes: int | None = None,
     credit_bytes: int | None = None,
-) -> dict[str, Schedule]:
+) -> dict[str, ScheduledIteration]:
     """Return an iteration under each method.
 
     Args:

@@ -70,3 +70,22 @@ def test_an_algorithm_that_does_not_go_with_the_workers_is_named(algorithm: str,
 
     with pytest.raises(UsageError, match=says):
         GradientExchange(HashStore(), 0, 3, Algorithms(algorithm))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--collective", "ring", "--workers", "4"], "--number 0: ring has 0 processes beside workers"),
+        (["--collective", "in-network", "--workers", "4"], "MASTER_PORT is not set: set it as for the workers"),
+        (["--collective", "in-network", "--workers", "x"], "--workers 'x'"),
+    ],
+)
+def test_a_server_that_cannot_start_says_so(arguments: list[str], says: str) -> None:
+    env = {name: value for name, value in os.environ.items() if name not in ("MASTER_ADDR", "MASTER_PORT")}
+    done = subprocess.run(
+        [sys.executable, "-m", "ringtap.workload.gradient_exchange", *arguments],
+        env=env | {"PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("ringtap: ")
+    assert says in done.stderr

@@ -23,7 +23,7 @@ from ringtap.workload.tensor_order import (
     SLICE_PARAMETERS,
     LayerTensor,
     Network,
-    Schedule,
+    ScheduledIteration,
     bound_s,
     bucket_times,
     network_of,
@@ -115,7 +115,9 @@ def _given(options: argparse.Namespace) -> tuple[list[LayerTensor], int | None]:
     return tensors, workers
 
 
-def _point(load: float, network: Network, found: dict[str, Schedule], tensors: Sequence[LayerTensor]) -> dict[str, Any]:
+def _point(
+    load: float, network: Network, found: dict[str, ScheduledIteration], tensors: Sequence[LayerTensor]
+) -> dict[str, Any]:
     times_s = {f"{method}_s": each.iteration_s for method, each in found.items()}
     # the sums of many messages are rounded more often than the bound
     least_s = min(bound_s(tensors, network), *times_s.values())
@@ -124,7 +126,7 @@ def _point(load: float, network: Network, found: dict[str, Schedule], tensors: S
             "credit_bytes": chosen.credit_bytes}  # fmt: skip
 
 
-def _orders(tensors: Sequence[LayerTensor], found: dict[str, Schedule]) -> dict[str, Any]:
+def _orders(tensors: Sequence[LayerTensor], found: dict[str, ScheduledIteration]) -> dict[str, Any]:
     """Return the names of tensors by method: by priority, and in the order in which their transfers end."""
     ended = {method: sorted(each.order, key=each.completion_s.__getitem__) for method, each in found.items()}
     return {
@@ -151,7 +153,7 @@ def _headline(point: dict[str, Any]) -> str:
     )
 
 
-def _methods(point: dict[str, Any], found: dict[str, Schedule]) -> list[list[str]]:
+def _methods(point: dict[str, Any], found: dict[str, ScheduledIteration]) -> list[list[str]]:
     rows = [["order", "time, s", "gain over FIFO", "messages up to", "in flight"]]
     for method, each in found.items():
         size = "a tensor" if each.piece_bytes is None else format_size(each.piece_bytes)

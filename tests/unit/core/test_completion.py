@@ -36,7 +36,7 @@ def completed(script: Path, *words: str, cwd: Path | None = None) -> set[str]:
 
 def test_bash_completes_every_verb(script: Path) -> None:
     assert completed(script, "") >= set(VERBS)
-    assert completed(script, "s") == {"sweep", "structure", "submit", "status"}
+    assert completed(script, "s") == {"sweep", "structure", "submit", "status", "schedule"}
 
 
 def test_bash_completes_sub_verbs(script: Path) -> None:

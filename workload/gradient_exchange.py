@@ -288,7 +288,7 @@ def main() -> int:
     )  # fmt: skip
     if not 0 <= number < found.others:
         raise UsageError(
-            f"--number {number}: {options.collective} has {counted(found.others, 'process')} beside workers"
+            f"--number {number}: {options.collective} has {counted(found.others, 'server')} beside workers"
         )
     try:
         host, port = os.environ["MASTER_ADDR"], whole_number(os.environ["MASTER_PORT"], "MASTER_PORT")

@@ -75,7 +75,7 @@ def test_an_algorithm_that_does_not_go_with_the_workers_is_named(algorithm: str,
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--collective", "ring", "--workers", "4"], "--number 0: ring has 0 processes beside workers"),
+        (["--collective", "ring", "--workers", "4"], "--number 0: ring has 0 servers beside workers"),
         (["--collective", "in-network", "--workers", "4"], "MASTER_PORT is not set: set it as for the workers"),
         (["--collective", "in-network", "--workers", "x"], "--workers 'x'"),
     ],

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from pathlib import Path
 
 from ringtap.errors import UsageError
 from ringtap.flow_plan import Operation
 from ringtap.workload.execution_trace import Node, NodeType
-from ringtap.workload.workload import Workload, messages_of, peer_of, read_workload, size_of
+from ringtap.workload.workload import Place, Workload, order_by_messages, peer_of, read_workload, senders_of, size_of
 
 # Lines that a receipt stands for; beyond them, it becomes a line of its own
 _MOST_REFERENCES = 4
 
-Place = tuple[int, int]  # rank, id of a node
 References = dict[int, int]  # number of an operation -> ns from its completion
 
 
@@ -37,38 +35,16 @@ def operations(workload: Workload) -> list[Operation]:
     """
     found = [Operation(rank, -1, 0, ()) for rank in range(workload.ranks)]
     references: dict[Place, References] = {}  # of each node that is known so far
-    sends, receives = messages_of(workload)
-    sender_of = {
-        (destination, other.id): (source, one.id)
-        for (source, destination, tag), every in sends.items()
-        for (_, one), (_, other) in zip(every, receives[source, destination, tag], strict=True)
-    }
-    nodes = {(rank, node.id): node for rank, trace in enumerate(workload.traces) for node in trace}
-    waits, following = {}, defaultdict[Place, list[Place]](list)
-    for place, node in nodes.items():
-        if node.type == NodeType.COMM_COLL:
-            raise UsageError(
-                f"{workload.where(place[0], node)} is a collective: replace it by messages with ringtap workload lower"
-            )
-        earlier = [(place[0], dep) for dep in node.deps]
-        if place in sender_of:
-            earlier.append(sender_of[place])
-        waits[place] = len(earlier)
-        for other in earlier:
-            following[other].append(place)
-    ready = deque(place for place, count in waits.items() if not count)
-    while ready:
-        place = ready.popleft()
+    for rank, trace in enumerate(workload.traces):
+        for node in trace:
+            if node.type == NodeType.COMM_COLL:
+                raise UsageError(
+                    f"{workload.where(rank, node)} is a collective: replace it by messages with ringtap workload lower"
+                )
+    sender_of = senders_of(workload)
+    for place, node in order_by_messages(workload, sender_of):
         sent = references[sender_of[place]] if place in sender_of else None
-        references[place] = _reference(found, place[0], nodes[place], references, sent)
-        for other in following[place]:
-            waits[other] -= 1
-            if not waits[other]:
-                ready.append(other)
-    stuck = next((place for place in nodes if waits[place]), None)
-    if stuck is not None:
-        where = workload.where(stuck[0], nodes[stuck])
-        raise UsageError(f"{where} waits for ever: ranks wait for each other's messages in different orders")
+        references[place] = _reference(found, place[0], node, references, sent)
     for rank, trace in enumerate(workload.traces):
         awaited = {dep for node in trace for dep in node.deps}
         every = [references[rank, node.id] for node in trace if node.id not in awaited]

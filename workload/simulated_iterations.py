@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +16,15 @@ from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.lowering import Algorithms, data_bytes
 from ringtap.workload.simulation import CrossFlows, Numbers, Simulation
 from ringtap.workload.topologies import Topology
-from ringtap.workload.workload import Workload, collectives_of, kind_of, messages_of, size_of
+from ringtap.workload.workload import (
+    Workload,
+    collectives_of,
+    kind_of,
+    messages_of,
+    order_by_messages,
+    senders_of,
+    size_of,
+)
 
 
 class Span(NamedTuple):
@@ -124,7 +131,8 @@ def simulate(
 
     ends: list[int] = []
     last: list[list[int]] = [[] for _ in range(workload.ranks)]
-    order, sender_of = _order(workload), _senders(workload)
+    sender_of = senders_of(workload) if workload.is_eager else {}
+    order = order_by_messages(workload, sender_of)
     numbers: list[dict[int, int]] = [{} for _ in range(workload.ranks)]
     for _ in range(iterations):
         role: dict[tuple[int, int], tuple[int, int]] = {}  # rank, node id -> instance, worker
@@ -137,11 +145,10 @@ def simulate(
         for (source, destination, tag), i in pairs:
             sender, receiver = sends[source, destination, tag][i][1], receives[source, destination, tag][i][1]
             instance = simulation.collective(placed_pair(source, destination), size_of(sender))
-            role[source, sender.id] = (instance, 0)
-            if not workload.is_eager:
-                role[destination, receiver.id] = (instance, 1)
+            parts_of = [(source, sender.id), (destination, receiver.id)][: 2 - workload.is_eager]
+            role |= {place: (instance, worker) for worker, place in enumerate(parts_of)}
         numbers = [{} for _ in range(workload.ranks)]
-        for rank, each in order:
+        for (rank, _), each in order:
             after = [numbers[rank][dep] for dep in each.deps] or last[rank]
             if sent_by := sender_of.get((rank, each.id)):
                 after = [*after, numbers[sent_by[0]][sent_by[1]]]
@@ -154,7 +161,10 @@ def simulate(
     result = simulation.run()
     found = result.end_s[ends]
     if (found < 0).any():
-        raise _waits_for_ever(int(np.argmax(found < 0)) % workload.ranks)
+        raise UsageError(
+            f"rank {np.argmax(found < 0) % workload.ranks} waits for ever: ranks wait for each other's messages in "
+            "different orders"
+        )
     spans = [
         [Span(node, float(result.begin_s[at[node.id]]), float(result.end_s[at[node.id]])) for node in trace]
         for trace, at in zip(workload.traces, numbers, strict=True)
@@ -163,52 +173,6 @@ def simulate(
         found.reshape(iterations, workload.ranks), spans, result.link_bytes / iterations, result.cross_begin_s,
         result.cross_end_s,
     )  # fmt: skip
-
-
-def _waits_for_ever(rank: int) -> UsageError:
-    return UsageError(f"rank {rank} waits for ever: ranks wait for each other's messages in different orders")
-
-
-def _senders(workload: Workload) -> dict[tuple[int, int], tuple[int, int]]:
-    """Return the rank and node that send what a rank and node receive, if sends do not wait for receives."""
-    if not workload.is_eager:
-        return {}
-    sends, receives = messages_of(workload)
-    return {
-        (destination, other.id): (source, one.id)
-        for key, sent in sends.items()
-        for (source, one), (destination, other) in zip(sent, receives[key], strict=True)
-    }
-
-
-def _order(workload: Workload) -> list[tuple[int, Node]]:
-    """Return the nodes with their ranks, each after those that it waits for; in an eager workload, also after its send.
-
-    Raises:
-        UsageError: ranks wait for each other for ever.
-    """
-    sender_of = _senders(workload)
-    if not sender_of:
-        return [(rank, node) for rank, trace in enumerate(workload.traces) for node in trace]
-    found: list[tuple[int, Node]] = []
-    known: set[tuple[int, int]] = set()
-    left = {rank: iter(trace) for rank, trace in enumerate(workload.traces)}
-    held: dict[int, Node] = {}  # the receive at which a rank waits
-    while left:
-        count = len(found)
-        for rank, nodes in list(left.items()):
-            for node in chain([held.pop(rank)] if rank in held else [], nodes):
-                sender = sender_of.get((rank, node.id))
-                if sender is not None and sender not in known:
-                    held[rank] = node
-                    break
-                found.append((rank, node))
-                known.add((rank, node.id))
-            else:
-                del left[rank]
-        if left and len(found) == count:
-            raise _waits_for_ever(next(iter(left)))
-    return found
 
 
 class CriticalPath(NamedTuple):
@@ -253,7 +217,7 @@ def critical_path(workload: Workload, simulated: SimulatedIterations) -> Critica
             places = [(rank, node.id) for rank, node in collective]
             parts |= dict.fromkeys(places, places)
     sends, receives = messages_of(workload)
-    sender_of = _senders(workload)
+    sender_of = senders_of(workload) if workload.is_eager else {}
     for key, sent in sends.items():
         for (source, one), (destination, other) in zip(sent, receives[key], strict=True):
             places = [(source, one.id), (destination, other.id)]

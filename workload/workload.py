@@ -240,6 +240,47 @@ def messages_of(workload: Workload) -> tuple[Messages, Messages]:
     return sends, receives
 
 
+Place = tuple[int, int]  # rank, id of a node
+
+
+def senders_of(workload: Workload) -> dict[Place, Place]:
+    """Return the sender of what each receive gets."""
+    sends, receives = messages_of(workload)
+    return {
+        (destination, other.id): (source, one.id)
+        for key, sent in sends.items()
+        for (source, one), (destination, other) in zip(sent, receives[key], strict=True)
+    }
+
+
+def order_by_messages(workload: Workload, sender_of: dict[Place, Place]) -> list[tuple[Place, Node]]:
+    """Return all nodes, each after those that it waits for, and after its sender.
+
+    Raises:
+        UsageError: ranks wait for each other for ever.
+    """
+    nodes = {(rank, node.id): node for rank, trace in enumerate(workload.traces) for node in trace}
+    waits, following = {}, defaultdict[Place, list[Place]](list)
+    for place, node in nodes.items():
+        earlier = [(place[0], dep) for dep in node.deps]
+        if place in sender_of:
+            earlier.append(sender_of[place])
+        waits[place] = len(earlier)
+        for other in earlier:
+            following[other].append(place)
+    ordered = [place for place, count in waits.items() if not count]
+    for place in ordered:
+        for other in following[place]:
+            waits[other] -= 1
+            if not waits[other]:
+                ordered.append(other)
+    if len(ordered) < len(nodes):
+        (rank, number) = next(place for place in nodes if waits[place])
+        where = workload.where(rank, nodes[rank, number])
+        raise UsageError(f"{where} waits for ever: ranks wait for each other's messages in different orders")
+    return [(place, nodes[place]) for place in ordered]
+
+
 def _check_pairs(workload: Workload) -> None:
     sends, receives = messages_of(workload)
     for key in {**sends, **receives}:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import UsageError
-from ringtap.options import add_force
+from ringtap.options import add_force, add_json
 from ringtap.units import whole_number
 from ringtap.workload.options import (
     add_algorithms,
@@ -44,6 +44,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
         "-o", dest="output", required=True, metavar="FILE", type=Path, help="file to write; for chakra a new directory"
     )
     add_force(parser)
+    add_json(parser)
     parser.set_defaults(handler=_export)
 
 
@@ -62,14 +63,23 @@ def _export(options: argparse.Namespace) -> int:
         lowered = lower(workload, chosen)
         check_workload(lowered)
         if options.to == "plan":
-            return _export_plan(options, lowered)
-        lines = goal(lowered) if options.to == "goal" else _flows(options, lowered)
-        write_output(options.output, "".join(f"{line}\n" for line in lines))
+            _export_plan(options, lowered)
+        else:
+            lines = goal(lowered) if options.to == "goal" else _flows(options, lowered)
+            write_output(options.output, "".join(f"{line}\n" for line in lines))
     elif options.to == "astra1":
         write_output(options.output, "\n".join(astra1(workload)) + "\n")
     else:
         write_output(options.output, json.dumps(param(workload), indent=1) + "\n")
-    print(f"Wrote {options.output}")
+    if options.json:
+        files = (
+            [str(path) for path in sorted(options.output.iterdir())]
+            if options.to == "chakra"
+            else [str(options.output)]
+        )
+        print(json.dumps({"format": options.to, "ranks": workload.ranks, "files": files}))
+    else:
+        print(f"Wrote {options.output}")
     return 0
 
 
@@ -82,7 +92,7 @@ def _export_directory(options: argparse.Namespace, workload: Workload, chosen: A
     write_astra_sim(workload, network, chosen.all_reduce, latency_s, options.output)
 
 
-def _export_plan(options: argparse.Namespace, lowered: Workload) -> int:
+def _export_plan(options: argparse.Namespace, lowered: Workload) -> None:
     from ringtap.workload.replay import operations
 
     if not options.node:
@@ -90,8 +100,6 @@ def _export_plan(options: argparse.Namespace, lowered: Workload) -> int:
     iterations = whole_number(options.iterations, "--iterations")
     name = options.workload.resolve().name
     options.write_replay(operations(lowered), options.node, iterations, name, options.output, options.force)
-    print(f"Wrote {options.output}")
-    return 0
 
 
 def _flows(options: argparse.Namespace, lowered: Workload) -> Iterator[str]:

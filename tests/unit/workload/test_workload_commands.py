@@ -111,7 +111,8 @@ def test_from_a_layout_to_times_and_other_simulators(tmp_path: Path) -> None:
         workload("scale", "w", "--compute", "2x", "--gpus-per-node", 4, "-o", "x", "--json", cwd=tmp_path)
     )
     assert max(scaled["compute_s"]) == pytest.approx(2 * max(item["compute_s"]))
-    workload("export", "w", "--to", "goal", "-o", "goal.txt", cwd=tmp_path)
+    exported = json.loads(workload("export", "w", "--to", "goal", "-o", "goal.txt", "--json", cwd=tmp_path))
+    assert exported == {"format": "goal", "ranks": 8, "files": ["goal.txt"]}
     assert (tmp_path / "goal.txt").read_text().startswith("num_ranks 8")
     says = workload("new", "--layout", "gpt.toml", "--workers", 2, "-o", "y", cwd=tmp_path, code=2)
     assert "--workers does not go with --layout" in says
@@ -228,6 +229,8 @@ def test_another_simulator_beside_ringtap(tmp_path: Path) -> None:
     assert {each.name for each in (tmp_path / "x").iterdir()} == {
         "rank.0.et", "rank.1.et", "comm_group.json", "network.yml", "remote_memory.json", "system.json",
     }  # fmt: skip
+    again = json.loads(workload("export", "w", "--to", "chakra", "-o", "y", "--json", cwd=tmp_path))
+    assert {Path(each).name for each in again["files"]} == {each.name for each in (tmp_path / "x").iterdir()}
     workload("export", "w", "--to", "hpcc", *options, "-o", "flows", cwd=tmp_path)
     count, first = (tmp_path / "flows").read_text().splitlines()[:2]
     assert int(count) == 4 * json.loads(workload("show", "w", "--json", cwd=tmp_path))["collectives"]

@@ -22,7 +22,7 @@ from ringtap.units import parse_duration_s, parse_rate_bps, parse_size_bytes
 TRAFFIC_KINDS = ("iperf", "consistent", "burst")
 AUTO = "auto"  # value of a key that the measurement is to choose
 # loads of the first pass with loads = "auto", as shares of the capacity
-_FIRST_LOADS, _HEAVIEST_LOAD, _LEAST_HEAVIEST_LOAD = 6, 0.88, 0.1
+_FIRST_LOADS, _HEAVIEST_LOAD, _LEAST_HEAVIEST_LOAD = 4, 0.88, 0.1
 FRAMEWORKS = ("ddp", "horovod")
 SCALE_MODEL, REAL, COMMAND = "scale-model", "real", "command"  # jobs of a model
 LAUNCHES = ("ranks", "host")
@@ -576,7 +576,7 @@ def _testbed(table: TomlTable) -> Testbed:
 
 
 def _window(table: TomlTable, *, is_auto: bool) -> Window:
-    min_time, min_iterations, max_time = ("4s", 10, "15s") if is_auto else ("10s", 20, "30s")
+    min_time, min_iterations, max_time = ("4s", 10, "10s") if is_auto else ("10s", 20, "30s")
     window = Window(
         warmup_iterations=table.integer("warmup_iterations", 5, 0, 10_000),
         settle_s=table.quantity("settle", "3s", parse_duration_s),

@@ -34,7 +34,7 @@ max_time = "4s"
 [[models]]
 name = "resnet50"
 """
-FIRST = [0.0, 0.35, 0.57, 0.72, 0.82, 0.88]
+FIRST = [0.0, 0.51, 0.76, 0.88]
 
 
 def points(out: Path) -> list[dict[str, object]]:
@@ -78,7 +78,7 @@ def test_it_chooses_stops_and_goes_on_where_it_was_interrupted(tmp_path: Path) -
     after = points(out)
     assert after[: len(before)] == before
     assert [point["step"] for point in after] == list(range(len(after)))
-    assert loads(out)[:6] == pytest.approx(FIRST)
+    assert loads(out)[:4] == pytest.approx(FIRST)
     chosen = json.loads((out / "run.json").read_text())["chosen_loads"]["resnet50-consistent"]
     assert chosen["load"] is None
     assert chosen["stop"] in ("the targets are reached", "the budget of 40 s is spent")

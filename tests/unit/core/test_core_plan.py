@@ -227,17 +227,17 @@ def test_chosen_loads_have_a_first_pass_targets_and_a_budget(
 ) -> None:
     path = plan_file(tmp_path, AUTO)
     plan = load_plan(path)
-    assert plan.loads == (0, 0.35, 0.57, 0.72, 0.82, 0.88)
+    assert plan.loads == (0, 0.51, 0.76, 0.88)
     assert plan.auto is not None
     assert (plan.auto.target_interval_gbps, plan.auto.target_mean, plan.auto.budget_s) == (1, 0.05, 1200)
-    assert (plan.window.min_s, plan.window.min_iterations, plan.window.max_s) == (4, 10, 15)
+    assert (plan.window.min_s, plan.window.min_iterations, plan.window.max_s) == (4, 10, 10)
     own = 'budget = "5min"\ntarget_interval = "500mbit"\ntarget_mean = 0.1'
     path.write_text(AUTO.replace('loads = "auto"', f'loads = "auto"\n{own}') + '[window]\nmax_time = "20s"\n')
     assert main(["sweep", str(path), "--dry-run", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {key: found[key] for key in ("mode", "first_loads", "target_interval_gbps", "target_mean", "budget_s")} == {
         "mode": "auto",
-        "first_loads": [0, 0.35, 0.57, 0.72, 0.82, 0.88],
+        "first_loads": [0, 0.51, 0.76, 0.88],
         "target_interval_gbps": 0.5,
         "target_mean": 0.1,
         "budget_s": 300,
@@ -257,7 +257,7 @@ def test_chosen_loads_have_a_first_pass_targets_and_a_budget(
     ("line", "says"),
     [
         ('order = "random"', "sweep.order has no meaning with loads"),
-        ('budget = "30s"', "sweep.budget = 30 s is too short for the first pass of 6 loads"),
+        ('budget = "20s"', "sweep.budget = 20 s is too short for the first pass of 4 loads"),
         ('target_interval = "0bit"', "sweep.target_interval is 0"),
         ("target_mean = 2", "sweep.target_mean = 2 is not a number from 0.001 to 1"),
         ('loads = "atuo"', 'is not a list of shares of the capacity, or "auto"'),

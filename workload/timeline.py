@@ -80,7 +80,7 @@ def write_timeline(spans: Sequence[Sequence[Span]], path: Path, title: str) -> N
     axes.set_xlim(left=0)
     axes.set_xlabel("time since the begin of the iteration, ms")
     hidden = f"; {len(ranks)} of {len(spans)} ranks" if len(spans) > len(ranks) else ""
-    axes.set_title(title + hidden, fontsize=10)
+    axes.set_title(title + hidden, fontsize=10, parse_math=False)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.legend(loc="outside lower center", ncols=len(_COLOURS), frameon=False)

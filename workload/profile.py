@@ -317,7 +317,7 @@ def profile_workload(profiles: Sequence[RankProfile], name: str) -> Workload:
     Raises:
         UsageError: a profile is damaged, or ranks differ in their communication.
     """
-    traces, durations, shares = [], [], []
+    every, durations, shares = [], [], []
     assumptions: set[str] = set()
     groups: dict[tuple[int, ...], str] = {}
     measured: dict[str, list[float]] = defaultdict(list)
@@ -329,11 +329,12 @@ def profile_workload(profiles: Sequence[RankProfile], name: str) -> Workload:
             raise UsageError(f"{profile.path} is damaged: record the profile anew") from error
         durations.append(times_s)
         shares.append(len(typical) / len(profile.iterations))
-        traces.append(_nodes(typical, len(profiles), groups))
+        every.append(typical)
         for iteration in typical:
             measured["computation_s"].append(_total_s(iteration, of_computation=True))
             measured["communication_s"].append(_total_s(iteration, of_computation=False))
-    first = profiles[0]
+    first, cycles = profiles[0], _cycle_begins(every)
+    traces = [_nodes(typical, cycles, len(profiles), groups) for typical in every]
     about: dict[str, Any] = {
         "profile_of": name, "workers": len(profiles), "batch": first.batch, "iterations": len(first.iterations),
         "typical_share": round(min(shares), 3),
@@ -585,9 +586,11 @@ class _Division:
         self._state = "between"
 
 
-def _nodes(typical: Sequence[Sequence[_Item]], ranks: int, groups: dict[tuple[int, ...], str]) -> list[Node]:
+def _nodes(
+    typical: Sequence[Sequence[_Item]], cycles: Sequence[bool], ranks: int, groups: dict[tuple[int, ...], str]
+) -> list[Node]:
     """Return the nodes of a rank, with the median times of its typical iterations."""
-    items = _fused(typical)
+    items = _fused(typical, cycles)
     nodes: list[Node] = []
     ids: dict[int, int] = {}  # place -> node
     running: dict[tuple[tuple[int, ...], str], list[int]] = defaultdict(list)
@@ -638,14 +641,44 @@ def _describe_collective(node: Node, found: Communication, ranks: int, groups: d
         node.attributes["pg_name"] = groups.setdefault(found.ranks, str(len(groups) + 1))
 
 
-def _fused(typical: Sequence[Sequence[_Item]]) -> list[_Item | None]:
+def _cycle_begins(every: Sequence[Sequence[Sequence[_Item]]]) -> list[bool]:
+    """Return for each of Horovod's tensors whether it begins a cycle, the same on all ranks: Horovod decides for all.
+
+    Args:
+        every: the typical iterations of each rank.
+    """
+    ranks: list[list[tuple[int, str, bool]]] = []  # begin, kind, True if something else came between
+    for typical in every:
+        tensors, is_apart = [], True
+        for alike in zip(*typical, strict=True):
+            found = alike[0].communication
+            if found is not None and found.backend == "horovod":
+                begin_ns = round(statistics.median(one.begin_ns for one in alike))
+                tensors.append((begin_ns, found.kind, is_apart))
+                is_apart = False
+            elif found is not None or alike[0].waits:
+                is_apart = True
+        ranks.append(tensors)
+    begins: list[bool] = []
+    first = 0  # of the cycle
+    for place, alike in enumerate(zip(*ranks, strict=False)):
+        is_new = any(
+            is_apart or kind != tensors[first][1] or begin_ns - tensors[first][0] > _CYCLE_NS
+            for (begin_ns, kind, is_apart), tensors in zip(alike, ranks, strict=True)
+        )
+        first = place if is_new else first
+        begins.append(is_new)
+    return begins
+
+
+def _fused(typical: Sequence[Sequence[_Item]], cycles: Sequence[bool]) -> list[_Item | None]:
     """Return the items with their median times, and Horovod's tensors of a cycle as one; None where one was joined."""
     items: list[_Item | None] = []
     computed = [list(accumulate(_computed_ns(item) for item in iteration)) for iteration in typical]
     computed_ns = 0
     into: dict[int, int] = {}  # place of a tensor -> place of the fused one
-    open_place: int | None = None
-    open_ns = 0
+    begins = iter(cycles)
+    open_place = -1
     for place, alike in enumerate(zip(*typical, strict=True)):
         item = replace(alike[0], begin_ns=round(statistics.median(one.begin_ns for one in alike)), length_ns=None)
         if item.communication is None:
@@ -655,23 +688,15 @@ def _fused(typical: Sequence[Sequence[_Item]]) -> list[_Item | None]:
         items.append(item)
         found = item.communication
         if found is None or found.backend != "horovod":
-            open_place = open_place if found is None and not item.waits else None
             continue
-        last = None if open_place is None else items[open_place]
-        if (
-            open_place is not None
-            and last is not None
-            and last.communication is not None
-            and last.communication.kind == found.kind
-            and item.begin_ns - open_ns <= _CYCLE_NS
-        ):
-            total = last.communication.size_bytes + found.size_bytes
-            item.communication = found._replace(size_bytes=total)
+        if not next(begins, True):
+            last = items[open_place]
+            assert last is not None
+            assert last.communication is not None
+            item.communication = found._replace(size_bytes=last.communication.size_bytes + found.size_bytes)
             into |= {one: place for one, other in into.items() if other == open_place}
             into[open_place] = place
             items[open_place] = None
-        else:
-            open_ns = item.begin_ns
         open_place = place
     for item in items:
         if item is not None:

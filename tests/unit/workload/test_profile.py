@@ -160,6 +160,19 @@ def test_tensors_of_a_cycle_of_horovod_are_sent_together(tmp_path: Path) -> None
     assert [sorted(collectives.keys() & node.deps) for node in waiting] == [sorted(collectives)]
 
 
+def test_ranks_agree_on_the_cycles_of_horovod(tmp_path: Path) -> None:
+    """On rank 1, which is held up, the third tensor comes later than a cycle takes."""
+    signatures = [["all_reduce", 100, [0, 1], None, 0, "float32", "horovod", True]]
+    for rank, times_ms in enumerate(((2, 2.4, 2.8), (2, 2.4, 3.8))):
+        events: list[list[Any]] = []
+        for place, at_ms in enumerate(times_ms):
+            events += [[at_ms, "call", 0, place], [at_ms, "called", place]]
+        events += [event for place in range(3) for event in ([8, "wait", place], [8, "waited", place])]
+        write(tmp_path, rank, calls(*signatures, events=[*events, [9, "step", 0], [10, "stepped", 0]], ranks=2))
+    for trace in made(tmp_path).traces:
+        assert [size_of(node) for node in trace if node.type == NodeType.COMM_COLL] == [200, 100]
+
+
 def test_groups_and_messages(tmp_path: Path) -> None:
     for rank in range(4):
         pair = [0, 1] if rank < 2 else [2, 3]

@@ -17,6 +17,7 @@ from ringtap.workload.lowering import Algorithms, data_bytes
 from ringtap.workload.simulation import CrossFlows, Numbers, Simulation
 from ringtap.workload.topologies import Topology
 from ringtap.workload.workload import (
+    Place,
     Workload,
     collectives_of,
     kind_of,
@@ -131,8 +132,7 @@ def simulate(
 
     ends: list[int] = []
     last: list[list[int]] = [[] for _ in range(workload.ranks)]
-    sender_of = senders_of(workload) if workload.is_eager else {}
-    order = order_by_messages(workload, sender_of)
+    order, sender_of = _order(workload)
     numbers: list[dict[int, int]] = [{} for _ in range(workload.ranks)]
     for _ in range(iterations):
         role: dict[tuple[int, int], tuple[int, int]] = {}  # rank, node id -> instance, worker
@@ -148,7 +148,7 @@ def simulate(
             parts_of = [(source, sender.id), (destination, receiver.id)][: 2 - workload.is_eager]
             role |= {place: (instance, worker) for worker, place in enumerate(parts_of)}
         numbers = [{} for _ in range(workload.ranks)]
-        for (rank, _), each in order:
+        for rank, each in order:
             after = [numbers[rank][dep] for dep in each.deps] or last[rank]
             if sent_by := sender_of.get((rank, each.id)):
                 after = [*after, numbers[sent_by[0]][sent_by[1]]]
@@ -173,6 +173,14 @@ def simulate(
         found.reshape(iterations, workload.ranks), spans, result.link_bytes / iterations, result.cross_begin_s,
         result.cross_end_s,
     )  # fmt: skip
+
+
+def _order(workload: Workload) -> tuple[list[tuple[int, Node]], dict[Place, Place]]:
+    """Return all nodes with their ranks, each after those that it waits for, and the senders that receives wait for."""
+    if not workload.is_eager:
+        return [(rank, node) for rank, trace in enumerate(workload.traces) for node in trace], {}
+    sender_of = senders_of(workload)
+    return [(rank, node) for (rank, _), node in order_by_messages(workload, sender_of)], sender_of
 
 
 class CriticalPath(NamedTuple):

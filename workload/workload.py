@@ -90,7 +90,7 @@ def read_workload(path: Path) -> Workload:
         traces.append(nodes)
     names = [found[rank][1].name for rank in range(len(found))]
     # what other programs write is made for ASTRA-sim
-    about = _json(path / WORKLOAD_JSON) or {"sends": "eager"}
+    about = _json(path / WORKLOAD_JSON) if (path / WORKLOAD_JSON).exists() else {"sends": "eager"}
     workload = Workload(traces, _groups(path / GROUPS_JSON, len(found)), about, names)
     check_workload(workload)
     return workload

@@ -14,10 +14,12 @@ from ringtap.units import counted, format_rate, parse_duration_s, parse_rate_bps
 from ringtap.workload.options import add_algorithms, add_ranks_per_host, algorithms, ranks_per_host
 
 if TYPE_CHECKING:
+    from ringtap.workload.bandwidth_sharing import Share, SharedRun
     from ringtap.workload.interleaving import Circles, Link, PeriodicJob, Schedule
 
 MAX_JOBS, MAX_LINKS = 6, 16
 MAX_PHASES = 1000
+MAX_ITERATIONS = 1000
 MAX_PERIOD_S, MAX_RATE_BPS = 3600.0, 10**15
 _NAME = 40  # characters of a name in a table
 
@@ -37,6 +39,12 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     )  # fmt: skip
     parser.add_argument("--links", metavar="N", help="place the jobs on N links of --capacity")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the circles into a .png, .svg or .pdf file")
+    parser.add_argument(
+        "--sharing", metavar="RULE",
+        help="also run the jobs by a rule that divides the link: fair, mltcp, weights=2,1 or priorities=1,0",
+    )  # fmt: skip
+    parser.add_argument("--start", metavar="TIME,...", help="begin of each job's first iteration under --sharing")
+    parser.add_argument("--iterations", metavar="N", default="200", help="iterations under --sharing (default: 200)")
     add_algorithms(parser)
     add_ranks_per_host(parser)
     add_force(parser)
@@ -146,6 +154,73 @@ def _jobs(options: argparse.Namespace, links: list[Link]) -> list[PeriodicJob]:
     return found + [read_job(text) for text in options.jobs]
 
 
+def read_shares(text: str, jobs: int) -> list[Share]:
+    """Return the claim of each job by a rule: fair, mltcp, weights=W,… or priorities=P,….
+
+    Raises:
+        UsageError: the rule is not understood, or has not one number per job.
+    """
+    from ringtap.workload.bandwidth_sharing import MLTCP, Share
+
+    rule, _, rest = text.partition("=")
+    if text in ("fair", "mltcp"):
+        return [Share() if text == "fair" else MLTCP] * jobs
+    if rule not in ("weights", "priorities"):
+        raise UsageError(f"--sharing {text!r} is not fair, mltcp, weights=2,1 or priorities=1,0")
+    numbers = [whole_number(number, f"--sharing {rule}") for number in rest.split(",")]
+    if len(numbers) != jobs or (rule == "weights" and min(numbers) < 1):
+        raise UsageError(f"--sharing {text} needs {rule} of {counted(jobs, 'job')}, weights of at least 1")
+    return [Share(number) if rule == "weights" else Share(priority=number) for number in numbers]
+
+
+def _sharing(options: argparse.Namespace, jobs: int) -> tuple[list[Share], list[float], int]:
+    """Return the claims of jobs without a schedule, their starts in s and the number of iterations."""
+    if options.sharing is None:
+        if options.start is not None:
+            raise UsageError("--start is for --sharing: add --sharing fair")
+        return [], [], 0
+    if options.capacity is None or options.links is not None:
+        raise UsageError("--sharing is for one link of all jobs: give its --capacity, and no --link or --links")
+    iterations = whole_number(options.iterations, "--iterations")
+    if not 1 <= iterations <= MAX_ITERATIONS:
+        raise UsageError(f"--iterations {iterations} is outside 1 to {MAX_ITERATIONS:,}")
+    starts_s = [_nanoseconds(text) / 1e9 for text in options.start.split(",")] if options.start else [0.0] * jobs
+    if len(starts_s) != jobs:
+        raise UsageError(f"--start {options.start} has {len(starts_s)} times, and there are {counted(jobs, 'job')}")
+    return read_shares(options.sharing, jobs), starts_s, iterations
+
+
+def _run_shared(
+    jobs: list[PeriodicJob],
+    rule: tuple[str, list[Share]],
+    starts_s: list[float],
+    shifts_ms: list[float],
+    capacity_bps: float,
+    iterations: int,
+) -> dict[str, Any]:
+    """Return the iterations of jobs without a schedule, from their own starts and from the shifts."""
+    from ringtap.workload.bandwidth_sharing import share_link
+
+    def jobs_of(runs: list[SharedRun]) -> list[dict[str, Any]]:
+        times = [1e3 * run.iteration_s for run in runs]
+        return [
+            {
+                "first_ms": float(each[0]), "mean_ms": float(each.mean()), "last_ms": float(each[-1]),
+                "begin_ms": [round(begin, 6) for begin in (1e3 * run.begin_s).tolist()],
+            }
+            for run, each in zip(runs, times, strict=True)
+        ]  # fmt: skip
+
+    alone = [share_link([job], [share], [0.0], capacity_bps, 1)[0] for job, share in zip(jobs, rule[1], strict=True)]
+    shifts_s = [shift / 1e3 for shift in shifts_ms]
+    return {
+        "rule": rule[0], "iterations": iterations, "starts_ms": [1e3 * start for start in starts_s],
+        "alone_ms": [1e3 * float(run.iteration_s[0]) for run in alone],
+        "unshifted": jobs_of(share_link(jobs, rule[1], starts_s, capacity_bps, iterations)),
+        "shifted": jobs_of(share_link(jobs, rule[1], shifts_s, capacity_bps, iterations)),
+    }  # fmt: skip
+
+
 def _schedule(options: argparse.Namespace) -> int:
     from ringtap.workload.interleaving import draw_circles, place, schedule
 
@@ -160,6 +235,7 @@ def _schedule(options: argparse.Namespace) -> int:
     if places is not None and not 1 <= places <= MAX_JOBS:
         raise UsageError(f"--links {places} is outside 1 to {MAX_JOBS}")
     links = _links(options, count)
+    shares, starts_s, iterations = _sharing(options, count)
     jobs = _jobs(options, links)
     circles = draw_circles(jobs)
     found = schedule(circles, links) if places is None else place(circles, links[0].capacity_bps, places)
@@ -168,6 +244,11 @@ def _schedule(options: argparse.Namespace) -> int:
 
         write_circles(circles, found, [f"job {number}" for number in range(count)], options.figure)
     item = _item(jobs, circles, found)
+    if shares:
+        capacity_bps = links[0].capacity_bps
+        item["sharing"] = _run_shared(
+            jobs, (options.sharing, shares), starts_s, item["shifts_ms"], capacity_bps, iterations
+        )
     if options.json:
         print(json.dumps(item))
         return 0
@@ -228,3 +309,14 @@ def _print(item: dict[str, Any]) -> None:
         scores = [f"{link['score_unshifted']:.4g}", f"{link['score']:.4g}"]
         rows.append([link["name"], link["search"], format_rate(link["capacity_bps"]), numbers, *scores])
     print("\n".join(text_table(rows, left=2)))
+    if sharing := item.get("sharing"):
+        starts = ", ".join(f"{start:g}" for start in sharing["starts_ms"])
+        print(f"Iterations if the link is shared by {sharing['rule']}, from starts of {starts} ms and from the shifts")
+        rows = [
+            ["job", "alone, ms", "first, ms", "last, ms", f"mean of {sharing['iterations']}", "mean from shifts, ms"]
+        ]
+        for number, alone_ms in enumerate(sharing["alone_ms"]):
+            free, kept = sharing["unshifted"][number], sharing["shifted"][number]
+            times = [alone_ms, free["first_ms"], free["last_ms"], free["mean_ms"], kept["mean_ms"]]
+            rows.append([str(number), *(f"{each:.5g}" for each in times)])
+        print("\n".join(text_table(rows)))

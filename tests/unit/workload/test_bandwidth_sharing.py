@@ -1,0 +1,121 @@
+"""Jobs on a link that a rule divides: how they slide, priorities, and ``ringtap schedule --sharing``."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringtap.cli import main
+from ringtap.workload.bandwidth_sharing import MLTCP, Share, divide, mltcp_shift_s, share_link
+from ringtap.workload.interleaving import PeriodicJob, Phase
+
+CAPACITY = 50e9
+MS = 10**6
+
+
+def job(period_ms: int, *phases: tuple[int, int], rate_bps: float = CAPACITY) -> PeriodicJob:
+    return PeriodicJob("job", period_ms * MS, tuple(Phase(begin * MS, end * MS, rate_bps) for begin, end in phases))
+
+
+def test_worked_values_of_mltcp() -> None:
+    offset, found = 5.0, []
+    for _ in range(3):
+        offset += mltcp_shift_s(offset, 50.0)
+        found.append(offset)
+    assert found == [pytest.approx(23.529, abs=1e-3), pytest.approx(43.836, abs=1e-3), pytest.approx(49.136, abs=1e-3)]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 45), st.floats(0.5, 3.0), st.floats(0.1, 1.0))
+def test_jobs_slide_as_the_equation_of_mltcp_says(offset_ms: int, slope: float, intercept: float) -> None:
+    jobs, share = [job(100, (50, 100))] * 2, Share(intercept, slope)
+    one, other = share_link(jobs, [share] * 2, [0.0, offset_ms / 1e3], CAPACITY, 6)
+    offset_s = offset_ms / 1e3
+    for found_s in (other.begin_s - one.begin_s)[1:]:
+        offset_s += mltcp_shift_s(offset_s, 0.05, share)
+        assert found_s == pytest.approx(offset_s, rel=1e-3)
+
+
+def test_fair_shares_keep_jobs_where_they_are() -> None:
+    jobs = [job(100, (60, 100))] * 2
+    for offset_s, time_s in ((0.0, 0.14), (0.01, 0.13), (0.04, 0.1)):
+        found = share_link(jobs, [Share()] * 2, [0.0, offset_s], CAPACITY, 50)
+        assert all(run.iteration_s[1:] == pytest.approx(time_s) for run in found)
+        assert found[1].begin_s - found[0].begin_s == pytest.approx(offset_s)
+
+
+def test_unequal_weights_and_priorities_part_jobs() -> None:
+    jobs = [job(100, (60, 100))] * 2
+    heavy, light = share_link(jobs, [Share(2.0), Share(1.0)], [0.0, 0.0], CAPACITY, 30)
+    # two thirds of the link for 60 ms; then the other one sends the half that is left alone
+    assert (heavy.iteration_s[0], light.iteration_s[0]) == (pytest.approx(0.12), pytest.approx(0.14))
+    assert heavy.iteration_s[-1] == pytest.approx(0.1) == light.iteration_s[-1]
+    first, second = share_link(jobs, [Share(priority=1), Share()], [0.0, 0.0], CAPACITY, 5)
+    assert first.iteration_s == pytest.approx(0.1)
+    assert second.iteration_s == pytest.approx([0.14, 0.1, 0.1, 0.1, 0.1])
+    assert second.sent_s[:2] == pytest.approx([0.08, 0.04])
+
+
+def test_jobs_with_room_for_all_are_not_slowed_and_several_phases_count() -> None:
+    jobs = [job(50, (0, 10), (20, 30), rate_bps=20e9), job(80, (5, 65), rate_bps=30e9)]
+    found = share_link(jobs, [MLTCP] * 2, [0.0, 0.0], CAPACITY, 20)
+    assert found[0].iteration_s == pytest.approx(0.05)
+    assert found[1].iteration_s == pytest.approx(0.08)
+    assert found[0].sent_s == pytest.approx(0.03)
+
+
+SENDERS = st.lists(st.tuples(st.floats(1, 100), st.floats(0.1, 10), st.integers(0, 2)), min_size=1, max_size=6)
+
+
+@settings(max_examples=200, deadline=None)
+@given(SENDERS)
+def test_a_link_is_divided_without_a_rest(senders: list[tuple[float, float, int]]) -> None:
+    wanted, weights, priorities = map(list, zip(*senders, strict=True))
+    rates = np.array(divide(100.0, wanted, weights, priorities))
+    assert rates.sum() == pytest.approx(min(100.0, sum(wanted)))
+    assert (rates <= np.array(wanted) + 1e-9).all()
+    for number, (want, weight, priority) in enumerate(senders):
+        if rates[number] < want - 1e-6:  # nobody beside it has a larger share, and nobody below anything
+            for other, (_, other_weight, other_priority) in enumerate(senders):
+                if other_priority == priority:
+                    assert rates[other] / other_weight <= rates[number] / weight + 1e-6
+                elif other_priority < priority:
+                    assert rates[other] == pytest.approx(0.0, abs=1e-6)
+
+
+TWO = ["schedule", *["--job", "100ms:0ms-40ms@50gbit"] * 2, "--capacity", "50gbit"]
+
+
+def test_the_command_says_what_sharing_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TWO, "--sharing", "mltcp", "--start", "0ms,5ms", "--iterations", "20", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["sharing"]
+    assert (found["rule"], found["iterations"], found["starts_ms"]) == ("mltcp", 20, [0.0, 5.0])
+    assert found["alone_ms"] == pytest.approx([100.0, 100.0])
+    assert [each["last_ms"] for each in found["unshifted"]] == pytest.approx([100.0, 100.0], rel=1e-3)
+    assert [each["mean_ms"] for each in found["shifted"]] == pytest.approx([100.0, 100.0])
+    assert all(len(each["begin_ms"]) == 21 for each in found["unshifted"])
+    assert main([*TWO, "--sharing", "fair"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1].split()
+    assert last == ["1", "100", "140", "140", "140", "100"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--sharing", "x"], "'x' is not fair, mltcp, weights=2,1 or priorities=1,0"),
+        (["--sharing", "weights=1"], "needs weights of 2 jobs"),
+        (["--sharing", "weights=0,1"], "weights of at least 1"),
+        (["--sharing", "priorities=a,1"], "priorities"),
+        (["--start", "0ms,1ms"], "add --sharing"),
+        (["--sharing", "fair", "--start", "1ms"], "there are 2 jobs"),
+        (["--sharing", "fair", "--iterations", "0"], "outside 1 to 1,000"),
+        (["--sharing", "fair", "--links", "2"], "one link of all jobs"),
+    ],
+)
+def test_wrong_rules_are_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TWO, *words]) == 2
+    assert said in capsys.readouterr().err

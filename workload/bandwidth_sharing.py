@@ -1,0 +1,186 @@
+"""Jobs that share a link without a schedule: their iterations under a rule that divides its capacity.
+
+The jobs are fluids. A job alternates between gaps, in which it computes, and phases, in which it sends a number of
+bytes at no more than its own rate. What delays a phase delays all that follows. While several jobs send, the rule
+divides the capacity. Unequal shares let jobs slide apart until they communicate in turn (Rajasekaran et al., HotNets
+2022); MLTCP makes them unequal by the bytes that a job has sent in its iteration (HotNets 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ringtap.workload.interleaving import PeriodicJob
+from ringtap.workload.simulation import Numbers
+
+MLTCP_SLOPE, MLTCP_INTERCEPT = 1.75, 0.25  # of F(r); MLTCP, section 3
+_STEPS = 500  # in which a job sends the bytes of an iteration, where shares change with them
+_DONE = 1e-12  # of an iteration's bytes or time: what is left of less is done
+
+
+class Share(NamedTuple):
+    """Claim of a job to the capacity of a link.
+
+    Attributes:
+        intercept: weight of its share when an iteration begins.
+        slope: growth of the weight until all bytes of the iteration are sent.
+        priority: jobs of a lower one get what those of a higher one leave.
+    """
+
+    intercept: float = 1.0
+    slope: float = 0.0
+    priority: int = 0
+
+
+MLTCP = Share(MLTCP_INTERCEPT, MLTCP_SLOPE)
+
+
+@dataclass(frozen=True)
+class SharedRun:
+    """Iterations of a job on a shared link.
+
+    Attributes:
+        begin_s: begin of each iteration and end of the last one, shape (iterations + 1,).
+        sent_s: time in which each iteration's bytes were sent, from the begin of its first phase to the end of its
+            last one, shape (iterations,).
+    """
+
+    begin_s: Numbers
+    sent_s: Numbers
+
+    @property
+    def iteration_s(self) -> Numbers:
+        """Time of each iteration, shape (iterations,)."""
+        times: Numbers = np.diff(self.begin_s)
+        return times
+
+
+def mltcp_shift_s(offset_s: float, sending_s: float, share: Share = MLTCP) -> float:
+    """Return the shift of two equal jobs in an iteration, by MLTCP's equation for Shift(Δ).
+
+    Args:
+        offset_s: time by which the second job begins to send later, Δ.
+        sending_s: time in which a job alone sends its bytes, aT.
+        share: claim of both jobs.
+    """
+    slope, intercept = share.slope, share.intercept
+    return slope * offset_s * (sending_s - offset_s) / (sending_s * intercept + slope * offset_s)
+
+
+class _Runner:
+    """State of a job: gaps in s, phases in bit, and what is left of the present one."""
+
+    def __init__(self, job: PeriodicJob, share: Share, start_s: float) -> None:
+        edges_ns = [0, *(ns for phase in job.phases for ns in phase[:2]), job.period_ns]
+        lengths_s: list[float] = (np.diff(edges_ns) / 1e9).tolist()
+        self.share, self.period_s = share, job.period_ns / 1e9
+        self._rates_bps = [phase.rate_bps for phase in job.phases]
+        # gap, phase, gap, … and a last gap
+        self._gaps_s = lengths_s[::2]
+        self._bits = [length * rate for length, rate in zip(lengths_s[1::2], self._rates_bps, strict=True)]
+        self.total_bits = sum(self._bits)
+        self.begin_s, self.sent_s = [start_s], list[float]()
+        self._number, self.sends, self.left = 0, False, start_s + self._gaps_s[0]
+        self._sent_bits, self._first_s = 0.0, 0.0
+
+    @property
+    def rate_bps(self) -> float:
+        """Highest rate of the present phase."""
+        return self._rates_bps[self._number]
+
+    def weight(self, more_bits: float = 0.0) -> float:
+        """Return the weight of its share after further bits."""
+        sent = self._sent_bits + more_bits
+        return self.share.intercept + self.share.slope * min(sent / self.total_bits, 1.0)
+
+    def pass_by(self, now_s: float, amount: float) -> None:
+        """Take seconds from a gap, or bits from a phase, that ends at a time; go on to the next part at its end."""
+        self.left -= amount
+        if self.sends:
+            self._sent_bits += amount
+        if self.left > _DONE * (self.total_bits if self.sends else self.period_s):
+            return
+        if self.sends:
+            self._number += 1
+            self.sends, self.left = False, self._gaps_s[self._number]
+            if self._number == len(self._bits):
+                self.sent_s.append(now_s - self._first_s)
+            return
+        if self._number == len(self._bits):
+            self.begin_s.append(now_s)
+            self._number, self._sent_bits, self.left = 0, 0.0, self._gaps_s[0]
+            return
+        if self._number == 0:
+            self._first_s = now_s
+        self.sends, self.left = True, self._bits[self._number]
+
+
+def divide(
+    capacity_bps: float, wanted_bps: Sequence[float], weights: Sequence[float], priorities: Sequence[int]
+) -> list[float]:
+    """Return the rate of each sender of a link: by priority, then max-min fair by weight, and at most what it wants."""
+    rates, left_bps = [0.0] * len(wanted_bps), capacity_bps
+    for priority in sorted(set(priorities), reverse=True):
+        open_ = [sender for sender, each in enumerate(priorities) if each == priority]
+        while open_ and left_bps > 0:
+            unit = left_bps / sum(weights[sender] for sender in open_)
+            full = [sender for sender in open_ if wanted_bps[sender] <= unit * weights[sender]]
+            for sender in full or open_:
+                rates[sender] = min(wanted_bps[sender], unit * weights[sender])
+            left_bps -= sum(rates[sender] for sender in full or open_)
+            open_ = [sender for sender in open_ if sender not in full] if full else []
+    return rates
+
+
+def share_link(
+    jobs: Sequence[PeriodicJob],
+    shares: Sequence[Share],
+    starts_s: Sequence[float],
+    capacity_bps: float,
+    iterations: int,
+) -> list[SharedRun]:
+    """Run jobs on a link until each has ended a number of iterations.
+
+    Args:
+        jobs: the jobs; each sends in at least one phase.
+        shares: their claims to the capacity.
+        starts_s: begin of their first iterations.
+        capacity_bps: capacity of the link.
+        iterations: iterations of each job.
+    """
+    runners = [_Runner(job, share, start_s) for job, share, start_s in zip(jobs, shares, starts_s, strict=True)]
+    now_s = 0.0
+    while any(len(runner.begin_s) <= iterations for runner in runners):
+        senders = [runner for runner in runners if runner.sends]
+        wanted, priorities = [one.rate_bps for one in senders], [one.share.priority for one in senders]
+        rates = divide(capacity_bps, wanted, [one.weight() for one in senders], priorities)
+        step_s = _step_s(runners, senders, rates)
+        if len(senders) > 1 and any(one.share.slope for one in senders):
+            # the midpoint method: weights as they are after half the step
+            middle = [one.weight(rate * step_s / 2) for one, rate in zip(senders, rates, strict=True)]
+            rates = divide(capacity_bps, wanted, middle, priorities)
+            step_s = min(step_s, _step_s(runners, senders, rates))
+        now_s += step_s
+        speeds = dict(zip(map(id, senders), rates, strict=True))
+        for runner in runners:
+            runner.pass_by(now_s, step_s * speeds.get(id(runner), 0.0) if runner.sends else step_s)
+    return [
+        SharedRun(np.array(runner.begin_s[: iterations + 1]), np.array(runner.sent_s[:iterations]))
+        for runner in runners
+    ]
+
+
+def _step_s(runners: Sequence[_Runner], senders: Sequence[_Runner], rates_bps: Sequence[float]) -> float:
+    """Return the time until the first gap or phase ends, or until shares have changed a little."""
+    gaps_s = [runner.left for runner in runners if not runner.sends]
+    phases_s = [one.left / rate for one, rate in zip(senders, rates_bps, strict=True) if rate]
+    steps_s = [
+        one.total_bits / _STEPS / rate
+        for one, rate in zip(senders, rates_bps, strict=True)
+        if rate and one.share.slope and len(senders) > 1
+    ]
+    return min([*gaps_s, *phases_s, *steps_s])

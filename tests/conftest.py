@@ -15,7 +15,7 @@ from xdist.scheduler import LoadScopeScheduling
 # Tests that compute, and start no job: make check runs these alone.
 COMPUTES = re.compile(
     r"property/|unit/\w+/test_(analysis|core|docs|job|pcap|public|structure|sweep_csv|thesis)_"
-    r"|unit/\w+/test_traffic_(formats|plan|sizes|verify)"
+    r"|unit/\w+/test_traffic_(formats|plan|sizes|verify)|unit/workload/"
 )
 # Tests that start processes and keep no time: many may run beside them. What is left, and what is marked alone among
 # these, keeps time, and runs beside one other test at most.

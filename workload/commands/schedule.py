@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringtap.errors import UsageError
 from ringtap.options import add_force, add_json
@@ -14,7 +16,7 @@ from ringtap.units import counted, format_rate, parse_duration_s, parse_rate_bps
 from ringtap.workload.options import add_algorithms, add_ranks_per_host, algorithms, ranks_per_host
 
 if TYPE_CHECKING:
-    from ringtap.workload.bandwidth_sharing import Share, SharedRun
+    from ringtap.workload.bandwidth_sharing import Share
     from ringtap.workload.interleaving import Circles, Link, PeriodicJob, Schedule
 
 MAX_JOBS, MAX_LINKS = 6, 16
@@ -41,8 +43,10 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the circles into a .png, .svg or .pdf file")
     parser.add_argument(
         "--sharing", metavar="RULE",
-        help="also run the jobs by a rule that divides the link: fair, mltcp, weights=2,1 or priorities=1,0",
+        help="also run the jobs by a rule that divides the link: fair, mltcp, weights=2,1, priorities=1,0 or crux",
     )  # fmt: skip
+    parser.add_argument("--flop", metavar="N,...", help="FLOPs of an iteration of each job, for --sharing crux")
+    parser.add_argument("--levels", metavar="N", help="levels of priority that the network has (default: one per job)")
     parser.add_argument("--start", metavar="TIME,...", help="begin of each job's first iteration under --sharing")
     parser.add_argument("--iterations", metavar="N", default="200", help="iterations under --sharing (default: 200)")
     add_algorithms(parser)
@@ -166,59 +170,92 @@ def read_shares(text: str, jobs: int) -> list[Share]:
     if text in ("fair", "mltcp"):
         return [Share() if text == "fair" else MLTCP] * jobs
     if rule not in ("weights", "priorities"):
-        raise UsageError(f"--sharing {text!r} is not fair, mltcp, weights=2,1 or priorities=1,0")
+        raise UsageError(f"--sharing {text!r} is not fair, mltcp, weights=2,1, priorities=1,0 or crux")
     numbers = [whole_number(number, f"--sharing {rule}") for number in rest.split(",")]
     if len(numbers) != jobs or (rule == "weights" and min(numbers) < 1):
         raise UsageError(f"--sharing {text} needs {rule} of {counted(jobs, 'job')}, weights of at least 1")
     return [Share(number) if rule == "weights" else Share(priority=number) for number in numbers]
 
 
-def _sharing(options: argparse.Namespace, jobs: int) -> tuple[list[Share], list[float], int]:
-    """Return the claims of jobs without a schedule, their starts in s and the number of iterations."""
+class _Sharing(NamedTuple):
+    """Run of jobs without a schedule; for the rule ``crux``, their FLOPs are given instead of shares."""
+
+    rule: str
+    shares: list[Share]
+    flop: list[float]
+    levels: int
+    starts_s: list[float]
+    iterations: int
+
+
+def _sharing(options: argparse.Namespace, jobs: int) -> _Sharing | None:
+    """Return the run of jobs without a schedule that the command line asks for, if it does."""
+    is_crux = options.sharing == "crux"
     if options.sharing is None:
-        if options.start is not None:
-            raise UsageError("--start is for --sharing: add --sharing fair")
-        return [], [], 0
+        if any(getattr(options, name) is not None for name in ("start", "flop", "levels")):
+            raise UsageError("--start, --flop and --levels are for --sharing: add a rule, such as --sharing fair")
+        return None
     if options.capacity is None or options.links is not None:
         raise UsageError("--sharing is for one link of all jobs: give its --capacity, and no --link or --links")
+    if is_crux != (options.flop is not None) or (options.levels is not None and not is_crux):
+        raise UsageError("--sharing crux needs the --flop of each job, and no other rule has --flop or --levels")
     iterations = whole_number(options.iterations, "--iterations")
     if not 1 <= iterations <= MAX_ITERATIONS:
         raise UsageError(f"--iterations {iterations} is outside 1 to {MAX_ITERATIONS:,}")
     starts_s = [_nanoseconds(text) / 1e9 for text in options.start.split(",")] if options.start else [0.0] * jobs
     if len(starts_s) != jobs:
         raise UsageError(f"--start {options.start} has {len(starts_s)} times, and there are {counted(jobs, 'job')}")
-    return read_shares(options.sharing, jobs), starts_s, iterations
+    try:
+        flop = [float(text) for text in options.flop.split(",")] if is_crux else []
+    except ValueError:
+        flop = [math.nan]
+    if is_crux and (len(flop) != jobs or not all(0 < each < math.inf for each in flop)):
+        raise UsageError(f"--flop {options.flop} is not a number above 0 for each of {counted(jobs, 'job')}")
+    levels = jobs if options.levels is None else whole_number(options.levels, "--levels")
+    if not 1 <= levels <= MAX_JOBS:
+        raise UsageError(f"--levels {levels} is outside 1 to {MAX_JOBS}")
+    shares = [] if is_crux else read_shares(options.sharing, jobs)
+    return _Sharing(options.sharing, shares, flop, levels, starts_s, iterations)
 
 
 def _run_shared(
-    jobs: list[PeriodicJob],
-    rule: tuple[str, list[Share]],
-    starts_s: list[float],
-    shifts_ms: list[float],
-    capacity_bps: float,
-    iterations: int,
+    jobs: list[PeriodicJob], sharing: _Sharing, shifts_ms: list[float], capacity_bps: float
 ) -> dict[str, Any]:
     """Return the iterations of jobs without a schedule, from their own starts and from the shifts."""
-    from ringtap.workload.bandwidth_sharing import share_link
+    from ringtap.workload.bandwidth_sharing import Share, share_link
+    from ringtap.workload.gpu_intensity import gpu_intensity_flop_per_s, priority_levels
 
-    def jobs_of(runs: list[SharedRun]) -> list[dict[str, Any]]:
-        times = [1e3 * run.iteration_s for run in runs]
+    iterations = sharing.iterations
+
+    def runs(shares: Sequence[Share], starts_s: list[float]) -> list[dict[str, Any]]:
+        found = share_link(jobs, shares, starts_s, capacity_bps, iterations)
         return [
             {
-                "first_ms": float(each[0]), "mean_ms": float(each.mean()), "last_ms": float(each[-1]),
+                "first_ms": 1e3 * float(run.iteration_s[0]), "mean_ms": 1e3 * float(run.iteration_s.mean()),
+                "last_ms": 1e3 * float(run.iteration_s[-1]),
                 "begin_ms": [round(begin, 6) for begin in (1e3 * run.begin_s).tolist()],
             }
-            for run, each in zip(runs, times, strict=True)
+            for run in found
         ]  # fmt: skip
 
-    alone = [share_link([job], [share], [0.0], capacity_bps, 1)[0] for job, share in zip(jobs, rule[1], strict=True)]
-    shifts_s = [shift / 1e3 for shift in shifts_ms]
-    return {
-        "rule": rule[0], "iterations": iterations, "starts_ms": [1e3 * start for start in starts_s],
+    item: dict[str, Any] = {"rule": sharing.rule, "iterations": iterations}
+    shares = sharing.shares
+    if sharing.flop:
+        pairs = zip(sharing.flop, jobs, strict=True)
+        intensities = [gpu_intensity_flop_per_s(flop, job, capacity_bps) for flop, job in pairs]
+        levels = priority_levels(intensities, sharing.levels)
+        shares = [Share(priority=level) for level in levels]
+        item |= {"gpu_intensity_flop_per_s": intensities, "priorities": levels}
+        for name, claims in (("fair", [Share()] * len(jobs)), ("crux", shares)):
+            times_ms = [each["mean_ms"] for each in runs(claims, sharing.starts_s)]
+            item[f"{name}_flop_per_s"] = sum(1e3 * flop / ms for flop, ms in zip(sharing.flop, times_ms, strict=True))
+    alone = [share_link([job], [Share()], [0.0], capacity_bps, 1)[0] for job in jobs]
+    return item | {
+        "starts_ms": [1e3 * start for start in sharing.starts_s],
         "alone_ms": [1e3 * float(run.iteration_s[0]) for run in alone],
-        "unshifted": jobs_of(share_link(jobs, rule[1], starts_s, capacity_bps, iterations)),
-        "shifted": jobs_of(share_link(jobs, rule[1], shifts_s, capacity_bps, iterations)),
-    }  # fmt: skip
+        "unshifted": runs(shares, sharing.starts_s),
+        "shifted": runs(shares, [shift / 1e3 for shift in shifts_ms]),
+    }
 
 
 def _schedule(options: argparse.Namespace) -> int:
@@ -235,7 +272,7 @@ def _schedule(options: argparse.Namespace) -> int:
     if places is not None and not 1 <= places <= MAX_JOBS:
         raise UsageError(f"--links {places} is outside 1 to {MAX_JOBS}")
     links = _links(options, count)
-    shares, starts_s, iterations = _sharing(options, count)
+    sharing = _sharing(options, count)
     jobs = _jobs(options, links)
     circles = draw_circles(jobs)
     found = schedule(circles, links) if places is None else place(circles, links[0].capacity_bps, places)
@@ -244,11 +281,8 @@ def _schedule(options: argparse.Namespace) -> int:
 
         write_circles(circles, found, [f"job {number}" for number in range(count)], options.figure)
     item = _item(jobs, circles, found)
-    if shares:
-        capacity_bps = links[0].capacity_bps
-        item["sharing"] = _run_shared(
-            jobs, (options.sharing, shares), starts_s, item["shifts_ms"], capacity_bps, iterations
-        )
+    if sharing:
+        item["sharing"] = _run_shared(jobs, sharing, item["shifts_ms"], links[0].capacity_bps)
     if options.json:
         print(json.dumps(item))
         return 0
@@ -312,6 +346,12 @@ def _print(item: dict[str, Any]) -> None:
     if sharing := item.get("sharing"):
         starts = ", ".join(f"{start:g}" for start in sharing["starts_ms"])
         print(f"Iterations if the link is shared by {sharing['rule']}, from starts of {starts} ms and from the shifts")
+        if "priorities" in sharing:
+            before, after = sharing["fair_flop_per_s"], sharing["crux_flop_per_s"]
+            print(f"All jobs compute {after:.4g} FLOP/s, {after / before - 1:+.1%} compared with fair shares")
+            for number, level in enumerate(sharing["priorities"]):
+                intensity = sharing["gpu_intensity_flop_per_s"][number]
+                print(f"  job {number}: GPU intensity {intensity:.4g} FLOP/s, priority {level}")
         rows = [
             ["job", "alone, ms", "first, ms", "last, ms", f"mean of {sharing['iterations']}", "mean from shifts, ms"]
         ]

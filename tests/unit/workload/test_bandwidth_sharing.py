@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from ringtap.cli import main
 from ringtap.workload.bandwidth_sharing import MLTCP, Share, divide, mltcp_shift_s, share_link
+from ringtap.workload.gpu_intensity import gpu_intensity_flop_per_s, priority_levels
 from ringtap.workload.interleaving import PeriodicJob, Phase
 
 CAPACITY = 50e9
@@ -103,14 +105,47 @@ def test_the_command_says_what_sharing_costs(capsys: pytest.CaptureFixture[str])
     assert last == ["1", "100", "140", "140", "140", "100"]
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=5), st.integers(1, 5))
+def test_levels_lose_least_of_all(intensities: list[float], levels: int) -> None:
+    def kept(found: tuple[int, ...]) -> float:
+        pairs = itertools.combinations(sorted(zip(intensities, found, strict=True)), 2)
+        return sum(high[0] if high[1] > low[1] else 0.0 if high[1] == low[1] else -100.0 for low, high in pairs)
+
+    found = priority_levels(intensities, levels)
+    assert max(found) < levels
+    assert sorted(set(found)) == list(range(max(found) + 1))
+    every = itertools.product(range(min(levels, len(intensities))), repeat=len(intensities))
+    assert kept(tuple(found)) == pytest.approx(max(map(kept, every)))
+
+
+def test_crux_lets_the_job_with_the_higher_gpu_intensity_go_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_intensity_flop_per_s(8e12, job(100, (60, 100), rate_bps=25e9), CAPACITY) == pytest.approx(4e14)
+    # together they want more than the link has, so that priorities decide
+    jobs = ["--job", "100ms:0ms-40ms@50gbit", "--job", "50ms:0ms-40ms@50gbit"]
+    words = ["schedule", *jobs, "--capacity", "50gbit", "--sharing", "crux", "--flop", "9e12,1e12", "--json"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)["sharing"]
+    assert found["priorities"] == [1, 0]
+    assert found["gpu_intensity_flop_per_s"] == pytest.approx([2.25e14, 2.5e13])
+    assert found["unshifted"][0]["mean_ms"] == pytest.approx(found["alone_ms"][0])
+    expected = sum(1e3 * flop / each["mean_ms"] for flop, each in zip((9e12, 1e12), found["unshifted"], strict=True))
+    assert found["crux_flop_per_s"] == pytest.approx(expected)
+    assert found["crux_flop_per_s"] > found["fair_flop_per_s"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--sharing", "x"], "'x' is not fair, mltcp, weights=2,1 or priorities=1,0"),
+        (["--sharing", "x"], "'x' is not fair, mltcp, weights=2,1, priorities=1,0 or crux"),
         (["--sharing", "weights=1"], "needs weights of 2 jobs"),
         (["--sharing", "weights=0,1"], "weights of at least 1"),
         (["--sharing", "priorities=a,1"], "priorities"),
-        (["--start", "0ms,1ms"], "add --sharing"),
+        (["--start", "0ms,1ms"], "are for --sharing: add a rule"),
+        (["--sharing", "crux"], "needs the --flop of each job"),
+        (["--sharing", "fair", "--levels", "2"], "no other rule has --flop or --levels"),
+        (["--sharing", "crux", "--flop", "1,x"], "is not a number above 0 for each of 2 jobs"),
+        (["--sharing", "crux", "--flop", "1,2", "--levels", "7"], "outside 1 to 6"),
         (["--sharing", "fair", "--start", "1ms"], "there are 2 jobs"),
         (["--sharing", "fair", "--iterations", "0"], "outside 1 to 1,000"),
         (["--sharing", "fair", "--links", "2"], "one link of all jobs"),

@@ -1,0 +1,62 @@
+"""Priorities of jobs by their GPU intensity, compressed to the levels that a network has.
+
+The method is that of Crux (Cao et al., SIGCOMM 2024). Its correction factors for the overlap of computation and
+communication are left out, so that a priority is the GPU intensity itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ringtap.workload.interleaving import PeriodicJob
+
+
+def gpu_intensity_flop_per_s(flop: float, job: PeriodicJob, capacity_bps: float) -> float:
+    """Return the GPU intensity of a job on a link: FLOPs of an iteration over the time in which its bytes pass.
+
+    This is Crux's equation 2, I = W / t.
+
+    Args:
+        flop: FLOPs of an iteration, of all its GPUs.
+        job: the job; it sends in at least one phase.
+        capacity_bps: capacity of the link.
+    """
+    bits = sum((phase.end_ns - phase.begin_ns) / 1e9 * phase.rate_bps for phase in job.phases)
+    return flop / (bits / capacity_bps)
+
+
+def priority_levels(intensities: Sequence[float], levels: int) -> list[int]:
+    """Return the priority level of each job of a link, from 0 for the lowest.
+
+    In the order of intensities, neighbours share a level such that the pairs of jobs in different levels, each with
+    the intensity of its higher job, have the largest sum (Crux's compression, for jobs that all contend).
+
+    Args:
+        intensities: GPU intensity of each job.
+        levels: levels that the network has.
+    """
+    order = sorted(range(len(intensities)), key=lambda job: -intensities[job])
+    count = len(order)
+    # in a level from first to last, each pair loses the intensity of its higher job
+    loss = [
+        [sum(intensities[order[job]] * (last - job) for job in range(first, last + 1)) for last in range(count)]
+        for first in range(count)
+    ]
+    best = [[math.inf] * (count + 1) for _ in range(levels + 1)]
+    begins = [[0] * (count + 1) for _ in range(levels + 1)]
+    best[0][0] = 0.0
+    for level in range(1, levels + 1):
+        for end in range(count + 1):
+            for first in range(end + 1):
+                lost = best[level - 1][first] + (loss[first][end - 1] if first < end else 0.0)
+                if lost < best[level][end]:
+                    best[level][end], begins[level][end] = lost, first
+    found, end = [0] * count, count
+    for level in range(levels, 0, -1):
+        first = begins[level][end]
+        for place in range(first, end):
+            found[order[place]] = levels - level
+        end = first
+    used = sorted(set(found))
+    return [used.index(level) for level in found]

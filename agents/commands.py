@@ -205,6 +205,7 @@ def _sweep(options: argparse.Namespace) -> int:
     from ringtap.agents.job.signals import termination_as_interrupt
     from ringtap.agents.sweep.conductor import check_series, run_sweep
     from ringtap.agents.sweep.estimate import print_estimate, to_json
+    from ringtap.agents.sweep.job_launch import check_collectives
     from ringtap.plan import load_plan
     from ringtap.rundir import read_points
     from ringtap.schema import POINTS_JSONL, REPORT_HTML
@@ -213,6 +214,7 @@ def _sweep(options: argparse.Namespace) -> int:
     if options.clean:
         return _clean(plan, options.json)
     check_series(plan, options.series)
+    check_collectives(plan)
     if options.dry_run:
         if options.json:
             print(json.dumps(to_json(plan, options.series)))

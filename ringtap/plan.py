@@ -15,6 +15,7 @@ from ringtap.errors import UsageError
 from ringtap.installation import shipped_example
 from ringtap.models import PROFILES
 from ringtap.plan_cluster import OWN_VARIABLES, Cluster, read_cluster
+from ringtap.plan_collectives import Collectives, check_places, read_collectives
 from ringtap.toml_tables import PlanTables, TomlTable
 from ringtap.transports import VARIABLES, carrier_of, contradiction, is_rdma, label_problem
 from ringtap.units import parse_duration_s, parse_rate_bps, parse_size_bytes
@@ -55,6 +56,8 @@ class Model:
         batch: samples of a rank in an iteration; None: not known.
         transport: label of the transport of the training traffic: ``tcp``, ``rdma``, or one that begins with either;
             empty: not given. A plan may have a model once per transport.
+        collective: one of `ringtap.plan_collectives.COLLECTIVES`, which exchanges the gradients; empty: the all-reduce
+            of the job's backend.
     """
 
     name: str
@@ -73,30 +76,34 @@ class Model:
     job: str = SCALE_MODEL
     batch: int | None = None
     transport: str = ""
+    collective: str = ""
 
     @property
     def label(self) -> str:
-        """Name and transport, which identify it in a plan."""
-        return model_label(self.name, self.transport)
+        """Name, transport and collective, which identify it in a plan."""
+        return model_label(self.name, self.transport, self.collective)
 
     def series(self, kind: str) -> str:
         """Return the name of its series under a kind of cross traffic."""
-        return series_name(self.name, kind, self.transport)
+        return series_name(self.name, kind, self.transport, self.collective)
 
 
-def model_label(name: str, transport: str) -> str:
+def model_label(name: str, transport: str, collective: str = "") -> str:
     """Return the text that identifies a model in a plan."""
-    return f"{name} over {transport}" if transport else name
+    return name + (f" over {transport}" if transport else "") + (f" by {collective}" if collective else "")
 
 
-def series_name(model: str, kind: str, transport: str) -> str:
+def series_name(model: str, kind: str, transport: str, collective: str = "") -> str:
     """Return the name of a series."""
-    return "-".join(part for part in (model, kind, transport) if part)
+    return "-".join(part for part in (model, kind, transport, collective) if part)
 
 
 @dataclass(frozen=True)
 class Testbed:
-    """The testbed that a sweep builds; rates are those of the links as built (scaled)."""
+    """The testbed that a sweep builds; rates are those of the links as built (scaled).
+
+    ``servers`` are the hosts of parameter servers, beyond ``hosts`` for a configuration of the thesis.
+    """
 
     configuration: str
     hosts: tuple[str, ...] = ()
@@ -108,6 +115,7 @@ class Testbed:
     mtu: int = 1500
     congestion_control: str = "cubic"
     offload_segments: int = 4
+    servers: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the testbed as JSON data."""
@@ -205,6 +213,7 @@ class SweepPlan:
         window: conditions under which a point counts as measured.
         auto: aims by which the sweep chooses further loads; None: the loads are all there are.
         capture: packets to record; None: none.
+        collectives: how the jobs exchange their gradients.
     """
 
     name: str
@@ -221,6 +230,7 @@ class SweepPlan:
     burst: Burst = field(default_factory=Burst)
     auto: AutoLoads | None = None
     capture: Capture | None = None
+    collectives: Collectives = field(default_factory=Collectives)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON data (docs/reference/run-directory.md)."""
@@ -277,7 +287,12 @@ def load_plan(source: str | PathLike[str] | Mapping[str, Any]) -> SweepPlan:
     if file.has("hosts") and not is_real:
         raise UsageError(f"{file.each('hosts')[0].where()}: [[hosts]] needs a [cluster], which says who does what")
     scale = sweep.number("scale", 1.0 if is_real else 100.0, 1, 100_000)
-    models = tuple(_model(one, scale) for one in file.each("models", needed=True))
+    collectives = read_collectives(sweep)
+    models = tuple(
+        replace(_model(one, scale, collectives), collective=collective)
+        for one in file.each("models", needed=True)
+        for collective in collectives.names or ("",)
+    )
     burst = _burst(file.one("burst"))
     traffic = _traffic(sweep)
     _check_models(file, models, traffic)
@@ -310,7 +325,9 @@ def load_plan(source: str | PathLike[str] | Mapping[str, Any]) -> SweepPlan:
         burst=burst,
         auto=auto,
         capture=_capture(sweep, file.one("capture"), loads),
+        collectives=collectives,
     )
+    check_places(sweep, collectives.names, plan.topology.servers, not is_real)
     sweep.finish()
     real = plan.topology if isinstance(plan.topology, Cluster) else None
     _check_transports(file, plan)
@@ -325,7 +342,7 @@ def _check_models(file: PlanTables, models: Sequence[Model], traffic: Sequence[s
     known: dict[str, Model] = {}
     for model in models:
         # the same job, whose variables and words may select its transport
-        job = replace(model, transport="", environment={}, command=(), directory="", launch="ranks")
+        job = replace(model, transport="", collective="", environment={}, command=(), directory="", launch="ranks")
         if model.label in [other.label for other in models if other is not model]:
             raise UsageError(
                 f"{file.name}: two models have the same name, {model.label}: give each a transport of its own, such as "
@@ -353,6 +370,8 @@ def _check_transports(file: PlanTables, plan: SweepPlan) -> None:
                 f"{where}: the scale model synchronises over gloo, which has TCP only: give the command of a job that "
                 'uses NCCL, or job = "real" on hosts with GPUs'
             )
+        if is_rdma(model.transport) and model.collective:
+            raise UsageError(f"{where}: a plan's collective exchanges gradients over gloo, which has TCP only")
         for name, variables in hosts.items():
             if found := contradiction(model.transport, {**model.environment, **variables}):
                 on = f" on {name}" if variables else ""
@@ -454,7 +473,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _model(table: TomlTable, scale: float) -> Model:
+def _model(table: TomlTable, scale: float, collectives: Collectives) -> Model:
     name = table.text("name", ...)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}", name):
         table.fail("name", f"= {name!r} is not a plain name (letters, digits, dot, dash)")
@@ -501,6 +520,8 @@ def _model(table: TomlTable, scale: float) -> Model:
     )
     table.finish()
     _check_command(table, model)
+    if collectives.names and model.framework == "horovod":
+        table.fail("framework", '= "horovod" brings collectives of its own: leave [sweep] collective out')
     return model
 
 
@@ -550,8 +571,11 @@ def _testbed(table: TomlTable) -> Testbed:
         mtu=table.integer("mtu", 1500, 576, 9000),
         congestion_control=table.text("congestion_control", "cubic"),
         offload_segments=table.integer("offload_segments", 4, 1, 44),
+        servers=table.texts("servers", []),
     )
     table.finish()
+    if len(set(testbed.servers)) != len(testbed.servers):
+        table.fail("servers", "names a host twice")
     roles = (testbed.hosts, testbed.workers, testbed.cross_from, testbed.cross_to)
     if testbed.configuration != "custom":
         if any(roles):
@@ -564,6 +588,7 @@ def _testbed(table: TomlTable) -> Testbed:
         table.fail("configuration", '= "custom" needs hosts, workers, cross_from and cross_to')
     for key, names in (
         ("workers", testbed.workers),
+        ("servers", testbed.servers),
         ("cross_from", (testbed.cross_from,)),
         ("cross_to", (testbed.cross_to,)),
     ):

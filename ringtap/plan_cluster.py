@@ -67,6 +67,7 @@ class Cluster:
         most_load_bps: upper limit of the cross traffic; 0 where the plan has none.
         ports: first and last TCP port that ringtap may listen on; None: any that is free.
         environment: variables of the job on every host.
+        servers: names of the hosts of parameter servers.
     """
 
     reach: str
@@ -78,6 +79,7 @@ class Cluster:
     most_load_bps: int
     ports: tuple[int, int] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    servers: tuple[str, ...] = ()
 
     def host(self, name: str) -> ClusterHost:
         """Return a host by its name."""
@@ -110,7 +112,7 @@ def read_cluster(table: TomlTable, hosts: Sequence[TomlTable], asked_bps: int) -
             value = getattr(found[number], key)
             if value and value in (getattr(host, key) for host in found[:number]):
                 one.fail(key, f"= {value!r} is that of a host above, too")
-    workers = table.texts("workers", ...)
+    workers, servers = table.texts("workers", ...), table.texts("servers", [])
     cross_from, cross_to = table.text("cross_from", ""), table.text("cross_to", "")
     may_load = bool(table.take(OPT_IN, bool, False, lambda _: True, "true or false"))
     most_load_bps = int(table.quantity("most_load", "0bit", parse_rate_bps))
@@ -120,7 +122,10 @@ def read_cluster(table: TomlTable, hosts: Sequence[TomlTable], asked_bps: int) -
         table.fail("workers", "is empty: name at least one host that trains")
     if len(set(workers)) != len(workers):
         table.fail("workers", "names a host twice: for several ranks on one host give it ranks = 2 under [[hosts]]")
-    for key, named in (("workers", workers), ("cross_from", (cross_from,)), ("cross_to", (cross_to,))):
+    if len(set(servers)) != len(servers):
+        table.fail("servers", "names a host twice")
+    roles = (("workers", workers), ("servers", servers), ("cross_from", (cross_from,)), ("cross_to", (cross_to,)))
+    for key, named in roles:
         for name in named:
             if name and name not in names:
                 near = difflib.get_close_matches(name, names, 1)
@@ -132,7 +137,7 @@ def read_cluster(table: TomlTable, hosts: Sequence[TomlTable], asked_bps: int) -
         )
     if asked_bps:
         _check_cross_traffic(table, (cross_from, cross_to), may_load, (most_load_bps, asked_bps))
-    return Cluster(reach, found, workers, cross_from, cross_to, may_load, most_load_bps, ports, environment)
+    return Cluster(reach, found, workers, cross_from, cross_to, may_load, most_load_bps, ports, environment, servers)
 
 
 def _ports(table: TomlTable) -> tuple[int, int] | None:

@@ -64,7 +64,7 @@ _PLAN: Shape = {
     "models?": [
         {
             **{"name": NAME, "title?": str, "parameters?": Number(1, 2**53, whole=True), "batch?": (_BATCH, None)},
-            "transport?": (NAME, Text("", "an empty text")),
+            **dict.fromkeys(("transport?", "collective?"), (NAME, Text("", "an empty text"))),
         }
     ],
     "traffic?": [NAME],
@@ -118,7 +118,7 @@ POINT: Shape = {
     "series": NAME,
     "model": NAME,
     "traffic": NAME,
-    "transport?": (NAME, Text("", "an empty text")),
+    **dict.fromkeys(("transport?", "collective?"), (NAME, Text("", "an empty text"))),
     "directory": PATH,
     "requested_bps": BPS,
     "window_start_ns": NS,

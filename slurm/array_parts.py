@@ -52,8 +52,8 @@ def part_paths(run: RunDirectory) -> list[tuple[str, Path]]:
 
 def planned_series(plan: dict[str, Any]) -> list[str]:
     """Return the names of a plan's series, in the order in which they are measured."""
-    models = [(model["name"], model.get("transport") or "") for model in plan["models"]]
-    return [series_name(name, kind, transport) for name, transport in models for kind in plan["traffic"]]
+    models = [[model.get(key) or "" for key in ("name", "transport", "collective")] for model in plan["models"]]
+    return [series_name(name, kind, *rest) for name, *rest in models for kind in plan["traffic"]]
 
 
 def whole_plan(run: RunDirectory) -> dict[str, Any]:

@@ -263,13 +263,19 @@ def exchange_gradients(model: Any, collective: str, *, group: int = 1, shards: i
         pieces: pieces in which trees and switches pass data on.
 
     Raises:
-        UsageError: the algorithm is unknown, or does not go with the number of workers.
+        UsageError: the algorithm is unknown, or does not go with the number of workers or with the model.
     """
-    algorithms = Algorithms(collective, group, shards, pieces)
-    if algorithms.key not in _exchanges:
+    numbers = {"group": str(group), "shards": str(shards), "pieces": str(pieces)}
+    found = algorithms(argparse.Namespace(collective=collective, **numbers))
+    device = next(model.parameters()).device
+    if device.type != "cpu":
+        raise UsageError(f"{collective} cannot exchange the gradients of a model on {device}: only those on CPUs")
+    if model.process_group is not dist.distributed_c10d._get_default_group():
+        raise UsageError(f"{collective} cannot exchange the gradients of a model with a process group of its own")
+    if found.key not in _exchanges:
         store = dist.distributed_c10d._get_default_store()
-        _exchanges[algorithms.key] = GradientExchange(store, dist.get_rank(), dist.get_world_size(), algorithms)
-    model.register_comm_hook(_exchanges[algorithms.key], _average)
+        _exchanges[found.key] = GradientExchange(store, dist.get_rank(), dist.get_world_size(), found)
+    model.register_comm_hook(_exchanges[found.key], _average)
 
 
 def _average(state: GradientExchange, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringtap.errors import UsageError, did_you_mean
+from ringtap.plan_collectives import ALL_REDUCE
 from ringtap.units import parse_duration_s, parse_rate_bps, whole_number
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ MAX_DIMENSIONS = 6
 _MAX_LOAD = 0.99
 MAX_RANKS_PER_HOST = 1024
 TOPOLOGIES = ("star", "two-tier", "fat-tree", "torus", "ring")
-ALL_REDUCE = ("ring", "halving-doubling", "tree", "double-tree", "hierarchical", "parameter-server", "in-network")
 
 
 def write_output(path: Path, text: str) -> None:

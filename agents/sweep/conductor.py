@@ -23,6 +23,7 @@ from ringtap.agents.sweep.cross_traffic import CrossTraffic
 from ringtap.agents.sweep.estimate import estimate, layout, resolved, room_bytes, series_names, sweep_s
 from ringtap.agents.sweep.growing_report import GrowingReport, check_packages
 from ringtap.agents.sweep.host_facts import nearest_folder, space_problem
+from ringtap.agents.sweep.job_launch import check_collectives
 from ringtap.agents.sweep.load_choice import LoadChoice, check_analysis
 from ringtap.agents.sweep.load_series import Series, Step
 from ringtap.agents.sweep.lock import holder, locked, take_leases
@@ -183,7 +184,7 @@ class Conductor:
             for kind in self._plan.traffic:
                 steps = [Step(index, load) for index, load in enumerate(self._plan.loads)]
                 if self._plan.random_order:
-                    seed = f"{self._plan.seed} {model.name} {kind} {model.transport}".rstrip()
+                    seed = f"{self._plan.seed} {model.name} {kind} {model.transport} {model.collective}".rstrip()
                     random.Random(seed).shuffle(steps)
                 series = PendingSeries(model, kind, steps)
                 left = [step for step in steps if (series.name, step.index) not in done]
@@ -498,6 +499,7 @@ def run_sweep(
     check_callback(progress)
     plan = _plan(plan, keys)
     check_series(plan, instance_of(series, str, "the series"))
+    check_collectives(plan)
     path = path_of(output, "the output") if output is not None else Path("runs") / new_name(plan.name)
     _check_space(plan, path)
     if instance_of(report, bool, "report"):
@@ -564,6 +566,7 @@ _PLAN_SHAPE: Shape = {
 # keys on which no window depends
 _FREE = {"name", "window.start_timeout_s", "window.retries", "topology.may_load", "topology.ports", "topology.hosts"}
 _FREE |= {"auto.target_interval_gbps", "auto.target_mean", "auto.budget_s"}
+_FREE |= {"collectives.names"}  # each model has its own
 _FREE |= {"capture", "capture.loads", "capture.iterations", "capture.max_bytes"}  # packets are recorded after a window
 _FREE_OF_HOST = {"ssh", "python", "workdir"}
 # keys of a model with a command that only reports use
@@ -626,7 +629,7 @@ def _flat(item: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _label(entry: Mapping[str, Any]) -> str:
     """Return the text that identifies a model or a machine of a plan."""
-    return model_label(str(entry["name"]), str(entry.get("transport") or ""))
+    return model_label(*(str(entry.get(key) or "") for key in ("name", "transport", "collective")))
 
 
 def _touches(key: str, before: Mapping[str, Any], now: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> bool:
@@ -656,7 +659,7 @@ def _load(plan: Mapping[str, Any], point: Mapping[str, Any]) -> float | None:
 
 def _touches_model(key: str, now: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> bool:
     label, _, what = key.removeprefix("models.").rpartition(".")
-    if all(model_label(point["model"], point.get("transport") or "") != label for point in points):
+    if all(_label({**point, "name": point["model"]}) != label for point in points):
         return False
     model: Mapping[str, Any] = next((entry for entry in now["models"] if _label(entry) == label), {})
     if what == "batch" and model.get("job") != REAL:

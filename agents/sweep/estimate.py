@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from typing import Any
 
 from ringtap.agents.testbed.topology import Roles, TestbedSpec, thesis_roles
@@ -40,6 +41,8 @@ def layout(plan: SweepPlan) -> tuple[TestbedSpec, Roles]:
         hosts, roles = testbed.hosts, Roles("custom", testbed.workers, testbed.cross_from, testbed.cross_to)
     else:
         hosts, roles = thesis_roles(testbed.configuration)
+        hosts = (*hosts, *(host for host in testbed.servers if host not in hosts))
+    roles = replace(roles, servers=testbed.servers)
     spec = TestbedSpec(
         name="sweep",
         hosts=hosts,

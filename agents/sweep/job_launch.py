@@ -6,10 +6,16 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ringtap.agents.hook.ringtap_hook.collective import VARIABLE
 from ringtap.agents.hosts import Hosts
+from ringtap.agents.sweep.estimate import layout
 from ringtap.agents.sweep.roles import SweepRoles
+from ringtap.agents.testbed.topology import SWITCH
+from ringtap.errors import UsageError
+from ringtap.installation import lacking
 from ringtap.plan import PLACEHOLDERS, REAL, Model, SweepPlan
 from ringtap.plan_cluster import Cluster
+from ringtap.plan_collectives import IN_NETWORK, PARAMETER_SERVER
 from ringtap.transports import is_rdma
 
 # with sh, as older versions of env(1) cannot change the folder
@@ -24,12 +30,14 @@ class Process(NamedTuple):
         command: the command and its arguments.
         environment: variables in addition to those of the host.
         log: name of the file for its output.
+        name: as used in messages.
     """
 
     host: str
     command: list[str]
     environment: dict[str, str]
     log: str
+    name: str
 
 
 def ranks_of(plan: SweepPlan, host: str) -> int:
@@ -52,8 +60,34 @@ def own_environment(plan: SweepPlan, model: Model, host: str) -> dict[str, str]:
     return {**plan.topology.environment, **model.environment, **machine.environment, **gpus}
 
 
+def check_collectives(plan: SweepPlan) -> None:
+    """Check that the workers of a plan can exchange gradients by each of its collectives.
+
+    Raises:
+        UsageError: they cannot, or software is missing.
+    """
+    if not plan.collectives.names:
+        return
+    if problem := lacking("collective", ("numpy",)):
+        raise UsageError(problem)
+    from ringtap.workload.collectives import Shape, message_graph
+
+    workers = plan.topology.workers if isinstance(plan.topology, Cluster) else layout(plan)[1].workers
+    ranks = sum(ranks_of(plan, host) for host in workers)
+    for model in plan.models:
+        algorithm, numbers = _algorithm(plan, model, workers[0])
+        try:
+            message_graph(algorithm, Shape(ranks, ranks, **numbers))
+        except UsageError as error:
+            raise UsageError(f"collective {model.collective!r}: {error}") from error
+
+
+def _algorithm(plan: SweepPlan, model: Model, first: str) -> tuple[str, dict[str, int]]:
+    return plan.collectives.algorithm(model.collective, len(plan.topology.servers), ranks_of(plan, first))
+
+
 def processes(plan: SweepPlan, model: Model, network: SweepRoles, hosts: Hosts, port: int) -> list[Process]:
-    """Return the processes of a model's job, rank 0 first.
+    """Return the processes of a model's job: its ranks, rank 0 first, then its parameter servers or its switch.
 
     Args:
         plan: the sweep.
@@ -64,9 +98,12 @@ def processes(plan: SweepPlan, model: Model, network: SweepRoles, hosts: Hosts, 
     """
     workers = network.roles.workers
     counts = [ranks_of(plan, host) for host in workers]
+    master = {"MASTER_ADDR": network.training[workers[0]], "MASTER_PORT": str(port)}
+    algorithm, numbers = _algorithm(plan, model, workers[0]) if model.collective else ("", {})
+    words = [algorithm, *(f"{name}={value}" for name, value in numbers.items())]
+    collective = {VARIABLE: " ".join(words)} if algorithm else {}
     found = []
     for number, host in enumerate(workers):
-        master = {"MASTER_ADDR": network.training[workers[0]], "MASTER_PORT": str(port)}
         values = {
             "python": job_python(plan, host, hosts),
             "host": host,
@@ -77,25 +114,38 @@ def processes(plan: SweepPlan, model: Model, network: SweepRoles, hosts: Hosts, 
             "master_addr": master["MASTER_ADDR"],
             "master_port": master["MASTER_PORT"],
         }
-        interface = network.interface[host]
-        environment = {
-            "GLOO_SOCKET_IFNAME": interface,
-            "NCCL_SOCKET_IFNAME": f"={interface}",  # without "=", NCCL takes any interface with this prefix
-            "OMP_NUM_THREADS": "1",
-            **({"NCCL_IB_HCA": f"={network.rdma[host]}"} if is_rdma(model.transport) else {}),
-            **own_environment(plan, model, host),
-            **master,
-        }
+        environment = _environment(plan, model, network, host) | master | collective
         command = _command(plan, model, values, hosts.python(host))
         if model.launch == "host":
-            found.append(Process(host, command, environment, "job.out"))
+            found.append(Process(host, command, environment, "job.out", model.title))
             continue
         for local in range(counts[number]):
             ranks = {"RANK": sum(counts[:number]) + local, "LOCAL_RANK": local}
             ranks |= {"WORLD_SIZE": sum(counts), "LOCAL_WORLD_SIZE": counts[number]}
             own = {name: str(value) for name, value in ranks.items()}
-            found.append(Process(host, command, environment | own, f"job-{local}.out" if local else "job.out"))
+            log = f"job-{local}.out" if local else "job.out"
+            found.append(Process(host, command, environment | own, log, model.title))
+    places = {IN_NETWORK: (SWITCH,), PARAMETER_SERVER: network.roles.servers[: numbers.get("shards", 1)]}
+    for number, host in enumerate(places.get(algorithm, ())):
+        options = {"--collective": algorithm} | {f"--{name}": value for name, value in numbers.items()}
+        options |= {"--workers": sum(counts), "--number": number}
+        command = [hosts.python(host), "-m", "ringtap.workload.gradient_exchange"]
+        command += [str(word) for option in options.items() for word in option]
+        environment = _environment(plan, model, network, host) | master
+        found.append(Process(host, command, environment, f"{algorithm}.out", f"{algorithm} on {host}"))
     return found
+
+
+def _environment(plan: SweepPlan, model: Model, network: SweepRoles, host: str) -> dict[str, str]:
+    """Return the variables of a job's processes on a host that do not depend on the rank."""
+    interface = network.interface[host]
+    return {
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": f"={interface}",  # without "=", NCCL takes any interface with this prefix
+        "OMP_NUM_THREADS": "1",
+        **({"NCCL_IB_HCA": f"={network.rdma[host]}"} if is_rdma(model.transport) else {}),
+        **own_environment(plan, model, host),
+    }
 
 
 def _command(plan: SweepPlan, model: Model, values: Mapping[str, str], python: str) -> list[str]:

@@ -17,7 +17,7 @@ from ringtap.agents.hosts import HostProcess, Hosts
 from ringtap.agents.sweep.cluster_hosts import check_alive, check_lost
 from ringtap.agents.sweep.cross_traffic import STREAMS, CrossTraffic, free_port
 from ringtap.agents.sweep.disturbances import RECORDED_S, Watch, collect_options, counted_bps, late_share
-from ringtap.agents.sweep.job_launch import processes, ranks_of
+from ringtap.agents.sweep.job_launch import Process, processes, ranks_of
 from ringtap.agents.sweep.packet_capture import PacketCapture
 from ringtap.agents.sweep.preflight import room_problem
 from ringtap.agents.sweep.roles import SweepRoles
@@ -253,28 +253,26 @@ class Series:
     def _start(self) -> None:
         for host in self._network.recorded:
             if host not in self._workers:
-                self._recorders.append(self._start_agent(host, [], {}))
+                self._recorders.append(self._start_agent(Process(host, [], {}, "job.out", "recorder")))
         self._cross.start_receiver()
         self._watch = Watch(self._run.path, self._network, self._plan.capacity_bps, self._cross.port)
         first = self._workers[0]
         port = free_port(self._hosts, first, self._network.training[first], _MASTER_PORTS, self._network.ports)
         for process in processes(self._plan, self._model, self._network, self._hosts, port):
-            self._jobs.append(self._start_agent(process.host, process.command, process.environment, process.log))
+            self._jobs.append(self._start_agent(process))
         self._wait_for_warm_up()
 
-    def _start_agent(
-        self, host: str, command: list[str], environment: dict[str, str], file: str = "job.out"
-    ) -> HostProcess:
+    def _start_agent(self, process: Process) -> HostProcess:
+        host, command = process.host, process.command
         names = ("steps",) if self._is_testbed else ("sockets", "steps")
         collect = collect_options(self._network, host, *names)
         record = [*collect, "--join", self._hosts.path(host, self._run.path), "--node", host]
         verb = ["run" if command else "capture", *record]
-        log = self._run.node(host) / "log" / file
-        name = self._model.title if command else "recorder"
+        log = self._run.node(host) / "log" / process.log
         wrapped = [*self._hosts.ringtap(host), *verb, *(["--", *command] if command else [])]
-        process = self._hosts.start(host, name, wrapped, log, environment=environment)
-        self._logs.setdefault(host, []).append(process)
-        return process
+        started = self._hosts.start(host, process.name, wrapped, log, environment=process.environment)
+        self._logs.setdefault(host, []).append(started)
+        return started
 
     def _wait_for_warm_up(self) -> None:
         timeout_s = self._plan.window.start_timeout_s
@@ -382,6 +380,7 @@ class Series:
             "model": self._model.name,
             "traffic": self._cross.kind,
             "transport": self._model.transport,
+            "collective": self._model.collective,
             "step": step.index,
             "requested_bps": round(requested_bps),
             "window_start_ns": start_ns,

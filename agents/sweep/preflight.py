@@ -220,7 +220,7 @@ def cluster_roles(plan: SweepPlan, answers: Sequence[Answer]) -> SweepRoles:
         raise UsageError("; ".join(problems))
     facts = {answer.host: answer.facts for answer in answers}
     ports = {host.name: _port(host, facts[host.name]) for host in cluster.hosts}
-    roles = Roles("custom", cluster.workers, cluster.cross_from, cluster.cross_to)
+    roles = Roles("custom", cluster.workers, cluster.cross_from, cluster.cross_to, cluster.servers)
     counters = _counters(roles, ports, facts)
     if any(is_rdma(model.transport) for model in plan.models):
         counters = _seeing_rdma(plan, counters, facts)
@@ -232,7 +232,7 @@ def cluster_roles(plan: SweepPlan, answers: Sequence[Answer]) -> SweepRoles:
         recorded=tuple(host.name for host in cluster.hosts),
         training={name: port.training for name, port in ports.items()},
         cross={name: port.cross for name, port in ports.items()},
-        interface={name: ports[name].training_nic for name in cluster.workers},
+        interface={name: ports[name].training_nic for name in (*cluster.workers, *cluster.servers)},
         cross_nic={name: port.cross_nic for name, port in ports.items()},
         bottleneck=counters | {"mtu": mtu},
         one_clock=len({item["boot_id"] for item in facts.values()}) == 1,
@@ -268,7 +268,7 @@ def _port(host: ClusterHost, facts: dict[str, Any]) -> _Port:
 
 def _used_nics(name: str, roles: Roles, port: _Port) -> tuple[str, ...]:
     """Return the interfaces of a host that carry the sweep's traffic."""
-    training = [port.training_nic] if name in roles.workers else []
+    training = [port.training_nic] if name in (*roles.workers, *roles.servers) else []
     cross = [port.cross_nic] if name in (roles.cross_from, roles.cross_to) else []
     return tuple(dict.fromkeys((*training, *cross)))
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringtap.agents.testbed.topology import CROSS_NIC, SWITCH, TRAINING_NIC, Roles, TestbedSpec
+from ringtap.agents.testbed.topology import CROSS_NIC, SWITCH, SWITCH_NIC, TRAINING_NIC, Roles, TestbedSpec
 from ringtap.link_counters import NIC, SOURCES
 from ringtap.schema import ACKNOWLEDGED
 
@@ -35,7 +35,7 @@ class SweepRoles:
         recorded: nodes whose interfaces are recorded.
         training: address of the training traffic, by host.
         cross: address of the cross traffic, by host.
-        interface: interface of the training traffic, by worker.
+        interface: interface of the training traffic, by worker, parameter server and switch.
         cross_nic: interface of the cross traffic, by host.
         bottleneck: facts for run.json: the counters ``cross`` and ``total``, and the ``mtu``.
         one_clock: True if all hosts share a kernel and thus its clock.
@@ -95,7 +95,7 @@ def testbed_roles(spec: TestbedSpec, roles: Roles, iperf3: str) -> SweepRoles:
         recorded=(SWITCH, *spec.hosts),
         training={host: spec.training_ip(host) for host in spec.hosts},
         cross={host: spec.cross_ip(host) for host in spec.hosts},
-        interface=dict.fromkeys(roles.workers, TRAINING_NIC),
+        interface=dict.fromkeys((*roles.workers, *roles.servers), TRAINING_NIC) | {SWITCH: SWITCH_NIC},
         cross_nic=dict.fromkeys(spec.hosts, CROSS_NIC),
         bottleneck=roles.bottleneck() | {"mtu": spec.mtu},
         one_clock=True,

@@ -21,7 +21,7 @@ from pyroute2 import NetlinkError, NetNS
 from pyroute2 import netns as named_namespaces
 
 from ringtap.agents.testbed import namespaces
-from ringtap.agents.testbed.topology import CROSS_NIC, SWITCH, TRAINING_NIC, TestbedSpec
+from ringtap.agents.testbed.topology import CROSS_NIC, SWITCH, SWITCH_IP, SWITCH_NIC, TRAINING_NIC, TestbedSpec
 from ringtap.errors import MeasurementError, UsageError
 
 _T = TypeVar("_T")
@@ -48,16 +48,18 @@ def build(spec: TestbedSpec) -> None:
         named_namespaces.create(name)
     with NetNS(SWITCH) as switch:
         switch.link("set", index=1, state="up")
-        _need("bridge", lambda: switch.link("add", ifname="bridge", kind="bridge"))
-        bridge = switch.link_lookup(ifname="bridge")[0]
+        _need("bridge", lambda: switch.link("add", ifname=SWITCH_NIC, kind="bridge"))
+        bridge = switch.link_lookup(ifname=SWITCH_NIC)[0]
         switch.link("set", index=bridge, state="up", mtu=spec.mtu)
         for host in spec.hosts:
             _add_host(spec, host, switch, bridge)
+        switch.link("set", index=bridge, gso_max_segs=spec.offload_segments)  # its ports have changed it
+        _address(spec, switch, bridge, SWITCH_IP, "10.77.0.0/24")
 
 
 def _write_hosts_file(spec: TestbedSpec) -> None:
     lines = ["127.0.0.1 localhost"]
-    lines += [f"{spec.training_ip(host)} {host}" for host in spec.hosts]
+    lines += [f"{SWITCH_IP} {SWITCH}", *(f"{spec.training_ip(host)} {host}" for host in spec.hosts)]
     lines += [f"{spec.cross_ip(host)} {host}-cross" for host in spec.hosts]
     Path(HOSTS_FILE).write_text("\n".join(lines) + "\n")
 

@@ -14,6 +14,8 @@ from typing import Any
 from ringtap.errors import UsageError
 
 SWITCH = "switch"
+# the switch's own interface and address, for a process that adds gradients in the network
+SWITCH_NIC, SWITCH_IP = "bridge", "10.77.0.254"
 TRAINING_NIC = "eth0"
 CROSS_NIC = "cross0"
 MAX_HOSTS = 200
@@ -103,12 +105,14 @@ class Roles:
         workers: hosts of the training job, rank 0 first.
         cross_from: host that sends cross traffic.
         cross_to: host that receives it.
+        servers: hosts of the training job's parameter servers.
     """
 
     configuration: str
     workers: tuple[str, ...]
     cross_from: str
     cross_to: str
+    servers: tuple[str, ...] = ()
 
     def bottleneck(self) -> dict[str, Any]:
         """Return the counters of the traffic through the bottleneck (docs/reference/run-directory.md).

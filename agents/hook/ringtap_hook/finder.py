@@ -17,10 +17,15 @@ if TYPE_CHECKING:
 # this package, whose ``attach(module, settings)`` is called if one of the recorders before it is wanted (none: always).
 ATTACHERS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "torch.autograd": ((("steps", "ddp", "profile"), "backward"),),
-    "torch.optim.optimizer": (((), "agent_start"), (("steps",), "steps"), (("profile",), "profile")),
+    "torch.optim.optimizer": (
+        ((), "agent_start"),
+        (("steps",), "steps"),
+        (("profile",), "profile"),
+        ((), "collective"),
+    ),
     "torch.amp.grad_scaler": ((("steps",), "scaler"),),
     "torch.cuda.amp.grad_scaler": ((("steps",), "scaler"),),  # in older releases
-    "torch.nn.parallel.distributed": ((("ddp",), "ddp"),),
+    "torch.nn.parallel.distributed": ((("ddp",), "ddp"), ((), "collective")),
     "torch.distributed.distributed_c10d": ((("nccl",), "nccl"), (("profile",), "profiled_calls")),
     "torch.distributed.checkpoint.state_dict": ((("steps",), "excluded_steps"),),
     "horovod": (((), "agent_start"),),

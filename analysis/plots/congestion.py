@@ -89,9 +89,7 @@ def _table(series: Sequence[Series]) -> pd.DataFrame:
         for number, (load, seconds) in enumerate(zip(point.loads_gbps, point.times_s, strict=True)):
             rows.append(
                 {
-                    "model": one.title,
-                    "traffic": one.traffic,
-                    "transport": one.transport,
+                    **one.labels,
                     "bandwidth_gbps": load,
                     "mean_s": seconds,
                     "on_flat_line": number in point.flat.points,

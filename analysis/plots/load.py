@@ -112,10 +112,10 @@ def rescaled_times(series: Sequence[Series], setting: Setting) -> Drawn | None:
 
 def traffic_kinds(series: Sequence[Series], setting: Setting) -> Drawn | None:
     """Draw the traffic kinds of each model side by side, with fits and their R² (figures 3-7 and B-3)."""
-    groups = _groups(series, lambda one: (one.model, one.transport))
+    groups = _groups(series, lambda one: (one.model, one.variant))
     look = looks([one.key for one in series])
     labels = _kind_handles([one for group in groups for one in group], look)
-    titles = [_joined(group[0].title, group[0].transport) for group in groups]
+    titles = [_joined(group[0].title, group[0].variant) for group in groups]
     names = [[title_of(one.traffic) for one in group] for group in groups]
     caption = (
         "The kinds of cross traffic side by side for each model, with the chosen fits and their R². Grey is the "
@@ -125,20 +125,19 @@ def traffic_kinds(series: Sequence[Series], setting: Setting) -> Drawn | None:
 
 
 def transport_times(series: Sequence[Series], setting: Setting) -> Drawn | None:
-    """Draw the transports of each model side by side, with fits and their R² (figures 3-6 and B-3)."""
+    """Draw the transports and collectives of each model side by side, with fits and their R² (figures 3-6 and B-3)."""
     groups = _groups(series, lambda one: (one.model, one.traffic))
     drawn = [one for group in groups for one in group]
     look = transport_looks([one.key for one in drawn])
-    shown = {one.transport: look[one.key] for one in drawn}
+    shown = {one.over.strip(): look[one.key] for one in drawn}
     labels = [
-        handle(look_of_transport(INK, each.transport), f"over {name}" if name else "transport not noted")
-        for name, each in shown.items()
+        handle(look_of_transport(INK, each.transport), name or "transport not noted") for name, each in shown.items()
     ]
     titles = [_joined(group[0].title, title_of(group[0].traffic)) for group in groups]
-    names = [[one.transport or "not noted" for one in group] for group in groups]
+    names = [[one.variant or "not noted" for one in group] for group in groups]
     caption = (
-        "The transports of the training traffic side by side for each model and kind of cross traffic, with the chosen "
-        "fits and their R². Grey is the thesis's fit over the same transport, if it gives one, and otherwise its fit."
+        "The transports and collectives side by side for each model and kind of cross traffic, with the chosen fits "
+        " and their R². Grey is the thesis's fit over the same transport, if it gives one, and otherwise its fit."
     )
     return _side_by_side("transport-times", caption, groups, titles, names, look, labels, setting)
 
@@ -171,7 +170,7 @@ def _side_by_side(
         return None
     published = setting.capacity_gbps == thesis.CAPACITY_GBPS
     drawn = [one for group in groups for one in group]
-    if published and any(thesis.fits_for(*one.key) for one in drawn):
+    if published and any(thesis.fits_for(one.model, one.traffic, one.transport) for one in drawn):
         labels.append(line_handle("the thesis's fit (grey)", color=FAINT, linewidth=0.9))
     on = sheet(len(groups), 2, (3.9, 3.1), labels)
     for axes, group, title, of_group in zip(on.panels, groups, titles, names, strict=True):
@@ -222,7 +221,7 @@ def total_load(series: Sequence[Series], setting: Setting) -> Drawn | None:
         "carries what is offered up to its capacity."
     )
     numbers = [
-        {"model": one.title, "traffic": one.traffic, "transport": one.transport}
+        one.labels
         | {"requested_gbps": point.requested_gbps, "offered_gbps": offered, "total_gbps": total}
         | {"utilisation": point.utilisation}
         for one, point, offered, total in rows
@@ -243,7 +242,7 @@ def _panels(series: Sequence[Series], above: float) -> tuple[Sheet, list[list[Se
         labels = [handle(look[one.key], name_of(one)) for one in series]
         return sheet(1, 1, (6.4, 3.9), labels, 2, above), [list(series)]
     kinds = list(dict.fromkeys(one.traffic for one in series))
-    by_model = {(one.title, one.transport): look[one.key] for one in series}
+    by_model = {(one.title, one.variant): look[one.key] for one in series}
     labels = [
         line_handle(
             ", ".join(part for part in names if part), linewidth=2.4,
@@ -280,7 +279,7 @@ def _spaced(marks: list[tuple[float, str]], least: float) -> list[tuple[float, s
 
 
 def _kind_handles(series: Sequence[Series], look: dict[Key, Look]) -> list[Line2D]:
-    kinds = {(title_of(one.traffic), one.transport): look[one.key] for one in series}
+    kinds = {(title_of(one.traffic), one.variant): look[one.key] for one in series}
     return [
         handle(Look(INK, shown.marker, shown.line, shown.transport), ", ".join(part for part in names if part))
         for names, shown in kinds.items()
@@ -300,7 +299,7 @@ def _compared_panel(
             text += "" if one.fit.r2 is None else f", R² {one.fit.r2:.3f}"
         handles.append(handle(shown, text))
         # if the transport is not known, the first fit is the one over TCP, as on the testbed
-        for fit in thesis.fits_for(*one.key)[:1] if published else ():
+        for fit in thesis.fits_for(one.model, one.traffic, one.transport)[:1] if published else ():
             grid = np.linspace(0, 0.96 * thesis.CAPACITY_GBPS, 120)
             times = fit.A * np.exp(fit.B / (thesis.CAPACITY_GBPS - grid) ** fit.n)
             axes.plot(grid, times, color=FAINT, linestyle=shown.line, linewidth=0.9, zorder=1)

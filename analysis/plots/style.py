@@ -65,7 +65,7 @@ RC: dict[str, Any] = {
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
-Key = tuple[str, str, str]  # model, traffic kind, transport
+Key = tuple[str, str, str]  # model, traffic kind, and transport or collective
 
 
 @dataclass(frozen=True)

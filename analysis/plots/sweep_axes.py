@@ -43,8 +43,8 @@ def identity(load: Any) -> Any:
 
 
 def name_of(series: Series) -> str:
-    """Model, traffic kind and transport as figures name them."""
-    return ", ".join(part for part in (series.title, title_of(series.traffic), series.transport) if part)
+    """Model, traffic kind, transport and collective as figures name them."""
+    return ", ".join(part for part in (series.title, title_of(series.traffic), series.variant) if part)
 
 
 def log_times(axes: Axes, low: float, high: float) -> None:
@@ -110,9 +110,7 @@ def points_table(series: Sequence[Series]) -> pd.DataFrame:
         for point, fit_s in zip(one.used, fitted, strict=True):
             rows.append(
                 {
-                    "model": one.title,
-                    "traffic": one.traffic,
-                    "transport": one.transport,
+                    **one.labels,
                     "bandwidth_gbps": point.cross_gbps,
                     "c_over_c_minus_bw": one.capacity_gbps / (one.capacity_gbps - (point.cross_gbps or 0.0)),
                     "mean_s": point.mean_s,

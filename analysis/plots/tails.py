@@ -30,27 +30,27 @@ def distributions(series: Sequence[Series], setting: Setting) -> Drawn | None:
         "Distribution of the single iteration times at a light and at a heavy load, traffic kinds side by side. Marked "
         f"are the median and the 99th percentile, {_BAR}"
     )
-    keys = dict.fromkeys((one.model, one.transport) for one in series)
-    rows = [[one for one in series if (one.model, one.transport) == key] for key in keys]
+    keys = dict.fromkeys((one.model, one.variant) for one in series)
+    rows = [[one for one in series if (one.model, one.variant) == key] for key in keys]
     look = looks([one.key for one in series])
     shown = {title_of(one.traffic): Look(INK, *_marker_and_line(look[one.key])) for one in series}
-    titles = [_joined(row[0].title, row[0].transport) for row in rows]
+    titles = [_joined(row[0].title, row[0].variant) for row in rows]
     return _grid("distributions", caption, rows, titles, look, shown, setting)
 
 
 def transports(series: Sequence[Series], setting: Setting) -> Drawn | None:
-    """Draw the same with transports side by side: RDMA against TCP (figure B-1, part of 3-5 and 3-6)."""
+    """Draw the same with transports, and collectives, side by side (figure B-1, part of 3-5 and 3-6)."""
     caption = (
-        "Distribution of the single iteration times at a light and at a heavy load, transports of the training traffic "
+        "Distribution of the single iteration times at a light and at a heavy load, transports and collectives "
         f"side by side. Marked are the median and the 99th percentile, {_BAR}"
     )
     keys = dict.fromkeys((one.model, one.traffic) for one in series)
     rows = [[one for one in series if (one.model, one.traffic) == key] for key in keys]
-    rows = [row for row in rows if len({one.transport for one in row}) > 1]
+    rows = [row for row in rows if len({one.variant for one in row}) > 1]
     if not rows:
         return None
     look = transport_looks([one.key for row in rows for one in row])
-    names = dict.fromkeys(one.transport for row in rows for one in row)
+    names = dict.fromkeys(one.variant for row in rows for one in row)
     shown = {name or "not noted": look_of_transport(INK, number) for number, name in enumerate(names)}
     titles = [_joined(row[0].title, title_of(row[0].traffic)) for row in rows]
     return _grid("transports", caption, rows, titles, look, shown, setting)
@@ -123,8 +123,7 @@ def _distribution(on: Sheet, axes: Axes, series: Series, point: Point, look: Loo
         **look.marks,
     )  # fmt: skip
     rows = pd.DataFrame({"iteration_s": times, "share_at_or_below": shares})
-    about: dict[str, Any] = {"model": series.title, "traffic": series.traffic, "transport": series.transport}
-    about["bandwidth_gbps"] = point.cross_gbps
+    about: dict[str, Any] = {**series.labels, "bandwidth_gbps": point.cross_gbps}
     for index, (column, value) in enumerate(about.items()):
         rows.insert(index, column, value)
     return rows
@@ -178,7 +177,7 @@ def spread_and_growth(series: Sequence[Series], found: Sequence[Tails], setting:
 
 
 def _short(series: Series) -> str:
-    text = ", ".join(part for part in (series.title, series.traffic, series.transport) if part)
+    text = ", ".join(part for part in (series.title, series.traffic, series.variant) if part)
     return text if len(text) <= 24 else text[:23] + "…"
 
 
@@ -237,7 +236,7 @@ def _table(kept: Sequence[tuple[Series, Tails]]) -> pd.DataFrame:
     rows = []
     for one, tail in kept:
         low, high = tail.growth_interval or (None, None)
-        row: dict[str, Any] = {"model": one.title, "traffic": one.traffic, "transport": one.transport}
+        row: dict[str, Any] = {**one.labels}
         for name, loaded in (("light", tail.light), ("heavy", tail.heavy)):
             row[f"{name}_bandwidth_gbps"] = None if loaded is None else loaded.bandwidth_gbps
             row[f"{name}_mean_s"] = None if loaded is None else loaded.mean_s

@@ -66,8 +66,7 @@ def paragraph(statements: Sequence[Finding]) -> str:
 
 def name_in_text(series: Series) -> str:
     """Name of a series within a sentence."""
-    over = f" over {series.transport}" if series.transport else ""
-    return f"{series.title} under {title_of(series.traffic)}{over}"
+    return f"{series.title} under {title_of(series.traffic)}{series.over}"
 
 
 def _simulated(series: Sequence[Series]) -> list[Finding]:
@@ -108,9 +107,13 @@ def _narrow(interval: tuple[float, float] | None, value: float) -> bool:
 
 
 def _kinds(pairs: Sequence[Pair]) -> list[Finding]:
-    """The largest difference between two kinds at the heavy load, for traffic and for transport."""
+    """The largest difference between two kinds at the heavy load, for traffic, transport and collective."""
     statements = []
-    kinds = (("traffic", "Of all kinds of traffic,", "under"), ("transport", "Of all transports,", "over"))
+    kinds = (
+        ("traffic", "Of all kinds of traffic,", "under"),
+        ("transport", "Of all transports,", "over"),
+        ("collective", "Of the first collective and each other one,", "by"),
+    )
     for by, among, relation in kinds:
         heavy = [pair for pair in pairs if pair.by == by and pair.share == HEAVY_SHARE]
         if not heavy:

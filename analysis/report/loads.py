@@ -20,6 +20,7 @@ from ringtap.analysis.sweeps.series_results import Series
 from ringtap.schema import MERGE_SHARE
 
 LIGHT_SHARE, HEAVY_SHARE = 0.30, 0.80  # the loads that figures 3-5 and B-1 compare
+BY = ("traffic", "transport", "collective")  # what pairs of series differ in
 ORDER_SHARES = (0.60, HEAVY_SHARE)  # the loads at which kinds of traffic are put in order
 NEAR_SHARE = 0.08  # of capacity: largest distance of a measured load from them
 QUANTILES = (0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99)
@@ -194,8 +195,8 @@ class Pair:
     """Two series of a model at about the same load.
 
     Attributes:
-        title: the model, and the traffic kind or transport that both have in common.
-        by: the difference: ``traffic`` or ``transport``.
+        title: the model, and the traffic kind, transport and collective that both have in common.
+        by: the difference: ``traffic``, ``transport`` or ``collective``.
         share: target load, as a share of capacity.
         series: names of both series.
         bandwidth_gbps: measured loads of both.
@@ -217,17 +218,20 @@ class Pair:
 
 
 def compare_kinds(series: Sequence[Series]) -> list[Pair]:
-    """Compare series of a model that differ only in traffic or only in transport, at about 30 % and 80 % of capacity.
+    """Compare series of a model that differ in one of `BY` only, at about 30 % and 80 % of capacity.
 
-    The p values of all pairs are corrected together. Pairs without single iteration times are left out.
+    Collectives, which may be many, are compared with the first one. The p values of all pairs are corrected together.
+    Pairs without single iteration times are left out.
     """
     found: list[Pair] = []
     for number, one in enumerate(series):
         for other in series[number + 1 :]:
-            if one.model != other.model or (one.traffic != other.traffic) == (one.transport != other.transport):
+            if len(by := _differences(one, other)) != 1 or by == ["model"]:
+                continue
+            if by == ["collective"] and any(_differences(before, one) == by for before in series[:number]):
                 continue
             for share in (LIGHT_SHARE, HEAVY_SHARE):
-                pair = _pair(one, other, share)
+                pair = _pair(one, other, by[0], share)
                 if pair is not None:
                     found.append(pair)
     corrected = correct_together([pair.result for pair in found])
@@ -237,16 +241,19 @@ def compare_kinds(series: Sequence[Series]) -> list[Pair]:
     ]
 
 
-def _pair(one: Series, other: Series, share: float) -> Pair | None:
+def _differences(one: Series, other: Series) -> list[str]:
+    return [name for name in ("model", *BY) if getattr(one, name) != getattr(other, name)]
+
+
+def _pair(one: Series, other: Series, by: str, share: float) -> Pair | None:
     points = [nearest_point(each, share) for each in (one, other)]
     first, second = points
     if first is None or second is None or min(len(first.iteration_s), len(second.iteration_s)) < MIN_VALUES:
         return None
-    by = "traffic" if one.traffic != other.traffic else "transport"
-    common = one.transport if by == "traffic" else title_of(one.traffic)
+    common = [_name(one, name) for name in BY if name != by and getattr(one, name)]
     names = (_name(one, by), _name(other, by))
     return Pair(
-        title=", ".join(part for part in (one.title, common) if part),
+        title=", ".join((one.title, *common)),
         by=by,
         share=share,
         series=(one.name, other.name),
@@ -256,7 +263,7 @@ def _pair(one: Series, other: Series, share: float) -> Pair | None:
 
 
 def _name(series: Series, by: str) -> str:
-    return title_of(series.traffic) if by == "traffic" else series.transport or "transport not noted"
+    return title_of(series.traffic) if by == "traffic" else getattr(series, by) or f"{by} not noted"
 
 
 @dataclass(frozen=True)
@@ -280,7 +287,7 @@ class KindOrder:
     """Kinds of traffic in order of how much they slow a model at the same load.
 
     Attributes:
-        title: the model, and the transport if it is known.
+        title: the model, and the transport and collective if they are known.
         share: the load, as a share of capacity.
         kinds: the kinds, shortest mean first; those without a mean last.
         firm: for each pair of neighbours with a mean, True if their 95 % intervals do not overlap.
@@ -298,7 +305,7 @@ def order_kinds(series: Sequence[Series]) -> list[KindOrder]:
     """Put the kinds of traffic of each model in order at 60 % and 80 % load; models under one kind are left out."""
     groups: dict[tuple[str, str], list[Series]] = {}
     for one in series:
-        groups.setdefault((one.model, one.transport), []).append(one)
+        groups.setdefault((one.model, one.variant), []).append(one)
     return [_order(group, share) for group in groups.values() if len(group) > 1 for share in ORDER_SHARES]
 
 
@@ -315,7 +322,7 @@ def _order(series: Sequence[Series], share: float) -> KindOrder:
     names, first = {kind.traffic for kind in kinds}, series[0]
     published = thesis.KINDS_BY_SLOWDOWN if first.model in thesis.NO_LOAD_S else ()
     return KindOrder(
-        title=", ".join(part for part in (first.title, first.transport) if part),
+        title=", ".join(part for part in (first.title, first.variant) if part),
         share=share,
         kinds=tuple(kinds),
         firm=tuple(firm),

@@ -10,6 +10,7 @@ from ringtap.analysis.plots.style import title_of
 from ringtap.analysis.report.findings import name_in_text
 from ringtap.analysis.report.loads import HEAVY_SHARE, slowdown
 from ringtap.analysis.sweeps.series_results import Series
+from ringtap.plan import model_label
 from ringtap.units import counted
 
 MIDDLE_SHARE = 0.50
@@ -29,7 +30,12 @@ def overview(series: Sequence[Series]) -> list[Row]:
 
 def _row(series: Series) -> Row:
     row: Row = {"series": series.name, "name": name_in_text(series), "title": series.title, "traffic": series.traffic}
-    row |= {"transport": series.transport, "points": len(series.used), "no_load_s": series.no_load_s}
+    row |= {
+        "transport": series.transport,
+        "collective": series.collective,
+        "points": len(series.used),
+        "no_load_s": series.no_load_s,
+    }
     row["slowdowns"] = [_slowdown(series, share) for share in SHARES]
     row["congestion"], caveats = _congestion(series)
     fit = series.fit
@@ -103,7 +109,7 @@ def sentence(rows: Sequence[Row], is_running: bool = False) -> str:
 
 def _one_slowdown(row: Row) -> str:
     heavy, iterations = row["slowdowns"][-1], f"iterations of {row['title']}"
-    over = f" over {row['transport']}" if row["transport"] else ""
+    over = model_label("", row["transport"], row["collective"])
     kind = f"cross traffic ({title_of(row['traffic'])})"
     if heavy["slowdown"] is None:
         about = f"{heavy['share'] * 100:.0f} % load"

@@ -33,8 +33,9 @@ _NEAR_LOAD = 0.05  # largest distance of a published load from the point's, as a
 
 
 def _model(captured: CapturedPoint) -> str:
-    transport = f", {captured.point.transport}" if captured.point.transport else ""
-    return plain(f"{captured.title}{transport}")
+    return plain(
+        ", ".join(part for part in (captured.title, captured.point.transport, captured.point.collective) if part)
+    )
 
 
 def _name(captured: CapturedPoint) -> str:

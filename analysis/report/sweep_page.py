@@ -160,7 +160,7 @@ def published(series: Series) -> dict[str, Any]:
         item["most_congested"]["table"] = thesis.MAX_CONGESTED_TABLES[series.traffic]
     item["mean_difference_gbps"] = thesis.MEAN_DIFFERENCE_GBPS.get(key)
     item["mean_difference_table"] = thesis.DIFFERENCE_TABLE
-    item["fits"] = [asdict(fit) for fit in thesis.fits_for(*series.key)]
+    item["fits"] = [asdict(fit) for fit in thesis.fits_for(series.model, series.traffic, series.transport)]
     item["growth"] = thesis.GROWTH_AT_HEAVY.get(series.model) if series.traffic in thesis.SPREAD_HIGH else None
     item["spread_low"] = thesis.SPREAD_LOW if series.traffic in thesis.SPREAD_HIGH else None
     item["spread_high"] = thesis.SPREAD_HIGH.get(series.traffic)
@@ -197,7 +197,9 @@ def _and(names: Sequence[str]) -> str:
 def _series_line(series: Series) -> str:
     parts = []
     if series.no_load_s is not None:
-        parts.append(f"{series.no_load_s:.3f} s per iteration alone, which takes {series.required_gbps:.2f} Gbit/s")
+        takes = f"takes {series.required_gbps:.2f} Gbit/s"  # by equation 3.1
+        takes = f"which {takes}" if series.collective in ("", "ring") else f"which with a ring {takes}"
+        parts.append(f"{series.no_load_s:.3f} s per iteration alone, {takes}")
     point = series.congestion.point
     if point is not None:
         ratio = point.data_mb * 1e6 / series.demand.worker_bytes
@@ -209,8 +211,9 @@ def _series_line(series: Series) -> str:
     if worst is not None and series.no_load_s is not None and len(series.used) > 1:
         times = worst.iteration_s / series.no_load_s
         parts.append(f"{times:.1f} times as long at {worst.bandwidth_gbps:.2f} Gbit/s")
-    over = f" over {series.transport}" if series.transport else ""
-    return f"{series.title} under {title_of(series.traffic)}{over}: {'; '.join(parts) or 'no point was measured'}."
+    return (
+        f"{series.title} under {title_of(series.traffic)}{series.over}: {'; '.join(parts) or 'no point was measured'}."
+    )
 
 
 def draw(series: Sequence[Series], found: Sequence[Tails], setting: Setting, folder: Path) -> list[Drawn]:

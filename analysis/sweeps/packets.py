@@ -212,7 +212,8 @@ class CapturedPoint:
             return None if bps is None else bps * self.scale / 1e9
 
         item: dict[str, Any] = {"series": point.series, "model": point.model, "traffic": point.traffic}
-        item |= {"transport": point.transport, "load": self.load, "requested_gbps": point.requested_gbps}
+        item |= {"transport": point.transport, "collective": point.collective}
+        item |= {"load": self.load, "requested_gbps": point.requested_gbps}
         item |= {"iterations": max(len(self.edges_ns) - 1, 0), "mean_s": self.mean_s, "window_mean_s": point.mean_s}
         item |= {"dropped_packets": self.dropped, "why": self.why, "samples": self.samples}
         item["flows"] = [

@@ -56,11 +56,12 @@ class Series:
     """A model under one kind of cross traffic.
 
     Attributes:
-        name: ``<model>-<traffic kind>``, and ``-<transport>`` if it is known.
+        name: ``<model>-<traffic kind>``, and ``-<transport>`` and ``-<collective>`` if they are known.
         model: name of the model in the plan.
         title: name of the model in reports.
         traffic: traffic kind.
         transport: transport of the training traffic; empty if it was not recorded.
+        collective: collective that exchanged the gradients; empty: that of the job's own backend.
         capacity_gbps: full-size capacity C of the bottleneck.
         points: its points, by load.
         used: the points with both a load and a time, by measured load; fits and congestion points use them.
@@ -88,6 +89,7 @@ class Series:
     title: str
     traffic: str
     transport: str
+    collective: str
     capacity_gbps: float
     points: tuple[Point, ...]
     used: tuple[Point, ...]
@@ -112,8 +114,25 @@ class Series:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Model, traffic kind and transport."""
-        return self.model, self.traffic, self.transport
+        """Model, traffic kind and variant."""
+        return self.model, self.traffic, self.variant
+
+    @property
+    def variant(self) -> str:
+        """Transport and collective: ``tcp``, ``ring`` or ``tcp, ring``; empty if neither is known."""
+        return ", ".join(part for part in (self.transport, self.collective) if part)
+
+    @property
+    def over(self) -> str:
+        """The variant within a sentence, after a blank: over tcp by ring."""
+        return model_label("", self.transport, self.collective)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The columns of tables that identify it."""
+        return {"model": self.title, "traffic": self.traffic} | {
+            name: getattr(self, name) for name in ("transport", "collective")
+        }
 
     @property
     def is_simulated(self) -> bool:
@@ -138,7 +157,7 @@ class Series:
     def to_json(self) -> dict[str, Any]:
         """Return all numbers of the series as plain values."""
         item: dict[str, Any] = {"series": self.name, "model": self.model, "title": self.title, "traffic": self.traffic}
-        item["transport"] = self.transport
+        item |= {"transport": self.transport, "collective": self.collective}
         item["points"] = [point.to_json() for point in self.points]
         item["demand_mb"] = self.demand.worker_bytes / 1e6
         item |= {"workers": self.demand.workers, "parameters": self.demand.parameters}
@@ -193,8 +212,11 @@ def analyse(sweep: SweepRun, points: Sequence[Point], max_load: float | str | No
     found = []
     for name in sweep.series:
         of_series = [point for point in points if point.series == name]
-        label = model_label(of_series[0].model, of_series[0].transport)
-        models = {model_label(item["name"], item.get("transport") or ""): item for item in sweep.plan["models"]}
+        label = model_label(of_series[0].model, of_series[0].transport, of_series[0].collective)
+        models = {
+            model_label(item["name"], item.get("transport") or "", item.get("collective") or ""): item
+            for item in sweep.plan["models"]
+        }
         model = models.get(label)
         if model is None:
             path = sweep.path / POINTS_JSONL
@@ -266,6 +288,7 @@ def series_of(points: Sequence[Point], subject: Subject, max_load: float | str |
         title=subject.title,
         traffic=first.traffic,
         transport=first.transport,
+        collective=first.collective,
         capacity_gbps=capacity,
         points=tuple(points),
         used=tuple(points[number] for _, _, number in used),

@@ -162,7 +162,7 @@ def read_rows(path: Path, needed: tuple[str, ...]) -> tuple[list[str], list[Poin
 
 NEEDED = ("model", "traffic", "bandwidth_gbps", "iteration_s")
 OF_A_POINT = ("count", "std_s", "p99_s")
-OPTIONAL = ("transport", "parameters", "workers", "batch")
+OPTIONAL = ("transport", "collective", "parameters", "workers", "batch")
 _KNOWN_TRAFFIC = ("iperf", "consistent", "burst")
 
 
@@ -186,7 +186,7 @@ class SweepTable:
 @dataclass(frozen=True)
 class _Row:
     line: int
-    key: tuple[str, str, str]
+    key: tuple[str, str, str, str]
     title: str
     load_gbps: float
     seconds: float
@@ -216,7 +216,7 @@ def read_table(
     if not lines:
         raise UsageError(f"{path} has no rows below its header")
     rows = [_row(line, capacity_gbps) for line in lines]
-    groups: dict[tuple[str, str, str], list[_Row]] = {}
+    groups: dict[tuple[str, str, str, str], list[_Row]] = {}
     for row in rows:
         groups.setdefault(row.key, []).append(row)
     per_point = any(name in header for name in OF_A_POINT)
@@ -235,7 +235,7 @@ def _row(row: PointRow, capacity_gbps: float) -> _Row:
     traffic = row.text("traffic").lower() if row.text("traffic").lower() in _KNOWN_TRAFFIC else row.text("traffic")
     return _Row(
         line=row.line,
-        key=(model, traffic, row.text("transport")),
+        key=(model, traffic, row.text("transport"), row.text("collective")),
         title=title,
         load_gbps=row.load_gbps(capacity_gbps),
         seconds=row.time_s(),
@@ -306,12 +306,13 @@ def _by_load(rows: list[_Row]) -> list[Point]:
 
 def _point(row: _Row) -> Point:
     """Return a point with only the numbers of a row."""
-    model, traffic, transport = row.key
+    model, traffic, transport, collective = row.key
     return Point(
         series="-".join(part for part in row.key if part),
         model=model,
         traffic=traffic,
         transport=transport,
+        collective=collective,
         directory="",
         requested_bps=None,
         requested_gbps=None,

@@ -89,3 +89,52 @@ def test_a_server_that_cannot_start_says_so(arguments: list[str], says: str) -> 
     assert done.returncode == 2
     assert done.stderr.startswith("ringtap: ")
     assert says in done.stderr
+
+
+REFUSED = """
+import os, torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+def ends(make):
+    try:
+        make()
+    except SystemExit as error:
+        print(error.code)
+
+def step(model):
+    model(torch.ones(1, 1)).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=3)
+layer = torch.nn.Linear(1, 1)
+ends(lambda: step(layer))
+for words in ("ringg", "halving-doubling", "tree pieces=many", "tree blocks=2"):
+    os.environ["RINGTAP_COLLECTIVE"] = words
+    ends(lambda: DistributedDataParallel(layer))
+os.environ["RINGTAP_COLLECTIVE"] = "ring"
+ends(lambda: DistributedDataParallel(layer, process_group=dist.new_group([0, 1])))
+"""
+
+
+def test_a_job_that_cannot_exchange_as_asked_ends_with_a_sentence(tmp_path: Path) -> None:
+    folder = str(ROOT / "agents" / "hook")
+    env = os.environ | {"PYTHONPATH": os.pathsep.join((folder, str(ROOT))), "RINGTAP_RUN": str(tmp_path)}
+    command = [sys.executable, "-c", REFUSED]
+    done = subprocess.run(
+        command, env=env | {"RINGTAP_COLLECTIVE": "ring"}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["2"] * 6), done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("ringtap: ")]
+    expected = [
+        "'ring' asks: the job steps an optimizer before it has made a DistributedDataParallel model",
+        "'ringg' asks: --collective 'ringg' is no all-reduce: did you mean 'ring'?",
+        "'halving-doubling' asks: halving-doubling needs a power of two of workers, not 3: use ring",
+        "'tree pieces=many' asks: behind the algorithm, only group=G, shards=K and pieces=P are known",
+        "'tree blocks=2' asks: behind the algorithm, only group=G, shards=K and pieces=P are known",
+        "'ring' asks: ring cannot exchange the gradients of a model with a process group of its own",
+    ]
+    assert len(said) == len(expected)
+    for line, words in zip(said, expected, strict=True):
+        assert f"gradients cannot be exchanged as RINGTAP_COLLECTIVE={words}" in line

@@ -22,13 +22,12 @@ _made = 0  # models of this process that exchange in this way
 
 def attach(module: ModuleType, settings: Settings) -> None:  # noqa: ARG001
     """Exchange the gradients of each DDP model that this process makes; check at the first step that there is one."""
-    text = os.environ.get(VARIABLE, "")
-    if not text:
+    if not os.environ.get(VARIABLE):
         return
     import functools
 
     if module.__name__ == "torch.optim.optimizer":
-        module.register_optimizer_step_pre_hook(functools.partial(_check, text))
+        module.register_optimizer_step_pre_hook(_check)
         return
     ddp_class = module.DistributedDataParallel
     plain = ddp_class.__init__
@@ -37,32 +36,36 @@ def attach(module: ModuleType, settings: Settings) -> None:  # noqa: ARG001
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         plain(self, *args, **kwargs)
         try:
-            _exchange(self, text)
+            _exchange(self)
         except Exception as error:
-            _end(text, str(error) or type(error).__name__)
+            _end(str(error) or type(error).__name__)
 
     ddp_class.__init__ = init
 
 
-def _exchange(model: Any, text: str) -> None:
+def _exchange(model: Any) -> None:
+    global _made
+    name, *words = os.environ[VARIABLE].split()
+    numbers = {key: value for key, _, value in (word.partition("=") for word in words)}
+    if not numbers.keys() <= {"group", "shards", "pieces"} or not all(value.isdigit() for value in numbers.values()):
+        raise ValueError("behind the algorithm, only group=G, shards=K and pieces=P are known")
     from ringtap.workload.gradient_exchange import exchange_gradients
 
-    global _made
-    name, *numbers = text.split()
-    exchange_gradients(model, name, **{key: int(value) for key, _, value in (word.partition("=") for word in numbers)})
+    exchange_gradients(model, name, **{key: int(value) for key, value in numbers.items()})
     _made += 1
 
 
-def _check(text: str, *_: Any) -> None:
+def _check(*_: Any) -> None:
     distributed = sys.modules.get("torch.distributed")
     if _made or distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return
     if distributed.get_world_size() > 1:
-        _end(text, "the job steps an optimizer before it has made a DistributedDataParallel model")
+        _end("the job steps an optimizer before it has made a DistributedDataParallel model")
 
 
-def _end(text: str, why: str) -> None:
+def _end(why: str) -> None:
     """End the process; the sentence also stands in the output of a job that catches SystemExit."""
-    sys.stderr.write(f"ringtap: gradients cannot be exchanged as {VARIABLE}={text!r} asks: {' '.join(why.split())}\n")
+    asked, why = repr(os.environ[VARIABLE]), " ".join(why.split())
+    sys.stderr.write(f"ringtap: gradients cannot be exchanged as {VARIABLE}={asked} asks: {why}\n")
     sys.stderr.flush()
     sys.exit(2)

@@ -1,0 +1,72 @@
+"""Gradients exchanged through parameter servers and through the switch of a testbed: who sends how many bytes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ringtap
+from ringtap.analysis.sweeps.points import CounterLog
+from ringtap.ethernet import frame_bytes
+from ringtap.models import PROFILES
+from ringtap.schema import NIC_REC
+from ringtap.workload.execution_trace import Collective
+from ringtap.workload.lowering import Algorithms
+from tests.testbed.sweeps import run, status
+
+pytestmark = pytest.mark.usefixtures("unchanged_machine")
+WORKERS, SERVERS = ("S0", "S1"), ("S2", "S3")
+QUIET_NS = 30_000_000  # after an iteration's end: the next forward pass, 67 ms, sends nothing
+PLAN = """\
+[sweep]
+name = "collectives"
+loads = [0]
+traffic = ["consistent"]
+collective = ["sharded-parameter-server", "in-network"]
+[testbed]
+configuration = "custom"
+hosts = ["S0", "S1", "S2", "S3"]
+workers = ["S0", "S1"]
+servers = ["S2", "S3"]
+cross_from = "S2"
+cross_to = "S0"
+[window]
+warmup_iterations = 1
+settle = "100ms"
+min_time = "1s"
+min_iterations = 6
+max_time = "20s"
+retries = 0
+[[models]]
+name = "vgg16"
+"""
+
+
+def test_links_carry_the_bytes_of_the_message_graph(tmp_path: Path) -> None:
+    plan, out = tmp_path / "plan.toml", tmp_path / "out"
+    plan.write_text(PLAN)
+    done = run("sweep", plan, "-o", out)
+    assert done.returncode == 0, done.stderr
+    assert status(out) == ("complete", "")
+    elements = round(PROFILES["vgg16"].parameters / 100)
+    algorithms = (Algorithms("parameter-server", shards=2), Algorithms("in-network"))
+    points = [json.loads(line) for line in (out / "points.jsonl").read_text().splitlines()]
+    assert [each["collective"] for each in points] == ["sharded-parameter-server", "in-network"]
+    for point, algorithm in zip(points, algorithms, strict=True):
+        graph = algorithm.graph(Collective.ALL_REDUCE, len(WORKERS), elements)
+        edges = np.append(0, graph.chunk_bytes.cumsum())
+        sizes = 4 * (edges[graph.first_chunk + graph.chunks] - edges[graph.first_chunk])
+        received = np.bincount(graph.destination, sizes)
+        switch = CounterLog(out / point["directory"] / "nodes" / "switch" / NIC_REC)
+        window_ns = point["window_start_ns"] + QUIET_NS, point["window_end_ns"] + QUIET_NS
+        hosts = [*WORKERS, *(SERVERS if algorithm.others == 2 else ())]  # the switch has no link of its own
+        for host, payload in zip(hosts, received, strict=False):
+            counted, packets = (switch.grown(f"to-{host}.tx_{unit}", *window_ns) for unit in ("bytes", "packets"))
+            assert not isinstance(counted, str)
+            assert not isinstance(packets, str)
+            sent = frame_bytes(counted, packets, 1500) / point["iterations"]
+            # full frames: 1514 bytes carry 1448. Beyond: acknowledgements of the other direction, segments that end a
+            # message, and what was sent again; 0.0 to 0.6 % in all where all eight collectives were measured
+            assert sent / (payload * 1514 / 1448) == pytest.approx(1, abs=0.01), (point["series"], host)
+    assert ringtap.open_sweep(out).names == [point["series"] for point in points]

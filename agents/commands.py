@@ -89,7 +89,7 @@ def _register_sweep(parser: argparse.ArgumentParser) -> None:
         "--series",
         default="",
         metavar="NAME",
-        help="measure only this series: MODEL-TRAFFIC, and -TRANSPORT if it has one",
+        help="measure only this series: MODEL-TRAFFIC, with -TRANSPORT and -COLLECTIVE if it has them",
     )
     parser.add_argument(
         "--force",

@@ -167,6 +167,8 @@ def _tool_problems(plan: SweepPlan, name: str, facts: dict[str, Any]) -> list[st
             for library in real_libraries(plan)
             if library not in facts["modules"]
         ]
+    if name in cluster.servers and plan.collectives.names and "torch" not in facts["modules"]:
+        found.append(f"host {name} has no torch for its parameter server: install ringtap[demo,workload] there")
     return found
 
 

@@ -50,15 +50,14 @@ class TcpPath(NamedTuple):
 def _planned_paths(network: SweepRoles) -> list[TcpPath]:
     """Return all connections that a sweep will make between its hosts."""
     roles, training = network.roles, network.training
-    first = roles.workers[0]
+    first, *others = dict.fromkeys((*roles.workers, *roles.servers))
     found = [
         TcpPath(source, training[source], target, training[target], "training")
-        for source in roles.workers
-        for target in roles.workers
+        for source in (first, *others)
+        for target in (first, *others)
         if source != target
     ]
     if network.ports:
-        others = roles.workers[1:]
         found += [TcpPath(source, training[source], first, training[first], "rendezvous") for source in others]
     if roles.cross_to:
         source, target = roles.cross_from, roles.cross_to

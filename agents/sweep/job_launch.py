@@ -132,7 +132,7 @@ def processes(plan: SweepPlan, model: Model, network: SweepRoles, hosts: Hosts, 
         command = [hosts.python(host), "-m", "ringtap.workload.gradient_exchange"]
         command += [str(word) for option in options.items() for word in option]
         environment = _environment(plan, model, network, host) | master
-        found.append(Process(host, command, environment, f"{algorithm}.out", f"{algorithm} on {host}"))
+        found.append(Process(host, command, environment, f"{algorithm}.out", algorithm))
     return found
 
 

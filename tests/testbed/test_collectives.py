@@ -16,19 +16,19 @@ from ringtap.workload.lowering import Algorithms
 from tests.testbed.sweeps import run, status
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
-WORKERS, SERVERS = ("S0", "S1"), ("S2", "S3")
+WORKERS = ("S0", "S1")
 QUIET_NS = 30_000_000  # after an iteration's end: the next forward pass, 67 ms, sends nothing
 PLAN = """\
 [sweep]
 name = "collectives"
 loads = [0]
 traffic = ["consistent"]
-collective = ["sharded-parameter-server", "in-network"]
+collective = ["parameter-server", "in-network"]
 [testbed]
 configuration = "custom"
-hosts = ["S0", "S1", "S2", "S3"]
+hosts = ["S0", "S1", "S2"]
 workers = ["S0", "S1"]
-servers = ["S2", "S3"]
+servers = ["S2"]
 cross_from = "S2"
 cross_to = "S0"
 [window]
@@ -50,17 +50,16 @@ def test_links_carry_the_bytes_of_the_message_graph(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert status(out) == ("complete", "")
     elements = round(PROFILES["vgg16"].parameters / 100)
-    algorithms = (Algorithms("parameter-server", shards=2), Algorithms("in-network"))
     points = [json.loads(line) for line in (out / "points.jsonl").read_text().splitlines()]
-    assert [each["collective"] for each in points] == ["sharded-parameter-server", "in-network"]
-    for point, algorithm in zip(points, algorithms, strict=True):
-        graph = algorithm.graph(Collective.ALL_REDUCE, len(WORKERS), elements)
+    assert [each["collective"] for each in points] == ["parameter-server", "in-network"]
+    for point in points:
+        graph = Algorithms(point["collective"]).graph(Collective.ALL_REDUCE, len(WORKERS), elements)
         edges = np.append(0, graph.chunk_bytes.cumsum())
         sizes = 4 * (edges[graph.first_chunk + graph.chunks] - edges[graph.first_chunk])
         received = np.bincount(graph.destination, sizes)
         switch = CounterLog(out / point["directory"] / "nodes" / "switch" / NIC_REC)
         window_ns = point["window_start_ns"] + QUIET_NS, point["window_end_ns"] + QUIET_NS
-        hosts = [*WORKERS, *(SERVERS if algorithm.others == 2 else ())]  # the switch has no link of its own
+        hosts = (*WORKERS, "S2") if point["collective"] == "parameter-server" else WORKERS  # the switch has no link
         for host, payload in zip(hosts, received, strict=False):
             counted, packets = (switch.grown(f"to-{host}.tx_{unit}", *window_ns) for unit in ("bytes", "packets"))
             assert not isinstance(counted, str)

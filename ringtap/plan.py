@@ -288,11 +288,8 @@ def load_plan(source: str | PathLike[str] | Mapping[str, Any]) -> SweepPlan:
         raise UsageError(f"{file.each('hosts')[0].where()}: [[hosts]] needs a [cluster], which says who does what")
     scale = sweep.number("scale", 1.0 if is_real else 100.0, 1, 100_000)
     collectives = read_collectives(sweep)
-    models = tuple(
-        replace(_model(one, scale, collectives), collective=collective)
-        for one in file.each("models", needed=True)
-        for collective in collectives.names or ("",)
-    )
+    given = [_model(one, scale, collectives) for one in file.each("models", needed=True)]
+    models = tuple(replace(model, collective=name) for model in given for name in collectives.names or ("",))
     burst = _burst(file.one("burst"))
     traffic = _traffic(sweep)
     _check_models(file, models, traffic)

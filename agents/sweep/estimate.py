@@ -201,19 +201,23 @@ def doubts(plan: SweepPlan) -> list[str]:
 
 def transports(plan: SweepPlan) -> list[dict[str, Any]]:
     """Return ``model``, ``transport`` and the job's ``environment``, secrets masked, of each model with a transport."""
-    return [
-        {"model": model["name"], "transport": model["transport"], "environment": model["environment"]}
-        for model in resolved(plan)["models"]
-        if model["transport"]
-    ]
+    found = {}  # a model may be there once per collective
+    for model in resolved(plan)["models"]:
+        if model["transport"]:
+            item = {"model": model["name"], "transport": model["transport"], "environment": model["environment"]}
+            found[model["name"], model["transport"]] = item
+    return list(found.values())
 
 
 def print_estimate(plan: SweepPlan, only: str = "") -> None:
     """Print a dry run of a sweep, or of one of its series, and the variables of models with a transport."""
     points = estimate(plan, only)
+    width = max(len(point["series"]) for point in points)
     for point in points:
         rate = format_rate(point["requested_bps"])
-        print(f"{point['series']:<28} {point['load']:6.1%}  {rate:>14}  about {format_duration(point['duration_s'])}")
+        print(
+            f"{point['series']:<{width}} {point['load']:6.1%}  {rate:>14}  about {format_duration(point['duration_s'])}"
+        )
     if captured := [point["packets_bytes"] for point in points if point["packets_bytes"]]:
         print(f"packets after {counted(len(captured), 'point')}: about {format_size(sum(captured))} at most")
     if plan.auto is None:

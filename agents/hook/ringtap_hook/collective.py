@@ -49,9 +49,10 @@ def _exchange(model: Any) -> None:
     numbers = {key: value for key, _, value in (word.partition("=") for word in words)}
     if not numbers.keys() <= {"group", "shards", "pieces"} or not all(value.isdigit() for value in numbers.values()):
         raise ValueError("behind the algorithm, only group=G, shards=K and pieces=P are known")
-    from ringtap.workload.gradient_exchange import exchange_gradients
+    from importlib import import_module
 
-    exchange_gradients(model, name, **{key: int(value) for key, value in numbers.items()})
+    exchange = import_module("ringtap.workload.gradient_exchange")  # of the job's Python, only now
+    exchange.exchange_gradients(model, name, **{key: int(value) for key, value in numbers.items()})
     _made += 1
 
 

@@ -47,8 +47,8 @@ def _run(spec: TestbedSpec) -> None:
         build.build(spec)
         namespaces.bind(build.HOSTS_FILE, "/etc/hosts")
         _report({"built": True})
-        while (command := sys.stdin.readline().strip()) == "verify":
-            _report({"links": build.measure_links(spec)})
+        while (command := sys.stdin.readline().strip()).startswith("verify"):
+            _report({"links": build.measure_links(spec, [int(number) for number in command.split()[1:]])})
     except RingtapError as error:
         _report({"error": str(error), "exit_code": error.exit_code})
         return

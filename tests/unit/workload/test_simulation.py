@@ -130,7 +130,7 @@ def test_paths_are_made_of_links_of_the_topology() -> None:
                 assert [topology.ends[link] for link in path] == list(pairwise(nodes))
                 assert nodes[-1] == f"h{b}"
     # two hosts at 1 Gbit/s share three links to spines, at half their rate in all
-    assert set(leaves[1].rate_bps) == {1e9, pytest.approx(1e9 / 3)}
+    assert sorted(set(leaves[1].rate_bps)) == pytest.approx([1e9 / 3, 1e9])
     around = torus((3, 2, 4), 1e9)
     assert len(around.path(0, 23)) == 1 + 1 + 1  # one step back in each dimension
     names = [fat_tree(4, 1e9).links[link] for link in fat_tree(4, 1e9).path(0, 15)]

@@ -108,6 +108,12 @@ class Testbed:
     mtu: int = 1500
     congestion_control: str = "cubic"
     offload_segments: int = 4
+    topology: str = "star"
+    per_leaf: int = 2
+    spines: int = 1
+    oversubscription: float = 1.0
+    sides: str = ""
+    delay_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return the testbed as JSON data."""
@@ -550,6 +556,12 @@ def _testbed(table: TomlTable) -> Testbed:
         mtu=table.integer("mtu", 1500, 576, 9000),
         congestion_control=table.text("congestion_control", "cubic"),
         offload_segments=table.integer("offload_segments", 4, 1, 44),
+        topology=table.text("topology", "star"),
+        per_leaf=table.integer("per_leaf", 2, 1, 1000),
+        spines=table.integer("spines", 1, 1, 1000),
+        oversubscription=table.number("oversubscription", 1.0, 1.0, 1000.0),
+        sides=table.text("sides", ""),
+        delay_s=table.quantity("delay", "0s", parse_duration_s),
     )
     table.finish()
     roles = (testbed.hosts, testbed.workers, testbed.cross_from, testbed.cross_to)

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pyroute2 import NetlinkError, NetNS
+from pyroute2 import IPRoute, NetlinkError, NetNS
 from pyroute2 import netns as named_namespaces
 
 from ringtap.agents.testbed import namespaces, routing
@@ -262,13 +262,27 @@ def _connections(spec: TestbedSpec, links: Sequence[Link]) -> list[tuple[socket.
     ]
 
 
-def _sent_bytes(netlink: NetNS, nic: str) -> tuple[float, int]:
-    """Return the present time (s) and the number of bytes that an interface's limit has let through."""
-    index = netlink.link_lookup(ifname=nic)[0]
-    for qdisc in netlink.get_qdiscs(index=index):
-        if qdisc.get_attr("TCA_KIND") == "tbf":
-            return time.monotonic(), int(qdisc.get_attr("TCA_STATS2").get_attr("TCA_STATS_BASIC")["bytes"])
-    raise MeasurementError(f"{nic} has lost its rate limit")
+def _limited_bytes() -> dict[str, tuple[float, int]]:
+    """Return the present time (s) and the bytes that limits have let through, by interface of this namespace."""
+    found = {}
+    with IPRoute() as netlink:
+        names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in netlink.get_links()}
+        for qdisc in netlink.get_qdiscs():
+            if qdisc.get_attr("TCA_KIND") == "tbf":
+                count = int(qdisc.get_attr("TCA_STATS2").get_attr("TCA_STATS_BASIC")["bytes"])
+                found[names[qdisc["index"]]] = (time.monotonic(), count)
+    return found
+
+
+def sent_bytes(links: Sequence[Link]) -> list[tuple[float, int]]:
+    """Return the present time (s) and the number of bytes that the limit of each link has let through."""
+    found: dict[tuple[str, str], tuple[float, int]] = {}
+    for node in dict.fromkeys(link.source for link in links):
+        found |= {(node, nic): counted for nic, counted in _in_namespace(node, _limited_bytes).items()}
+    for link in links:
+        if (link.source, link.source_nic) not in found:
+            raise MeasurementError(f"{link.source_nic} of {link.source} has lost its rate limit")
+    return [found[link.source, link.source_nic] for link in links]
 
 
 def measure_links(spec: TestbedSpec, numbers: Sequence[int] = ()) -> dict[int, dict[str, Any]]:
@@ -306,14 +320,12 @@ def _measure_at_once(spec: TestbedSpec, numbers: Sequence[int]) -> dict[int, dic
         for ends in connections
         for work, sock in zip((_send, _discard), ends, strict=True)
     ]
-    with contextlib.ExitStack() as stack:
-        netlinks = {node: stack.enter_context(NetNS(node)) for node in dict.fromkeys(link.source for link in links)}
-        for thread in threads:
-            thread.start()
-        time.sleep(_WARM_UP_S)
-        before = [_sent_bytes(netlinks[link.source], link.source_nic) for link in links]
-        time.sleep(_WINDOW_S)
-        after = [_sent_bytes(netlinks[link.source], link.source_nic) for link in links]
+    for thread in threads:
+        thread.start()
+    time.sleep(_WARM_UP_S)
+    before = sent_bytes(links)
+    time.sleep(_WINDOW_S)
+    after = sent_bytes(links)
     sockets = [sock for ends in connections for sock in ends]
     for sock in sockets:
         with contextlib.suppress(OSError):

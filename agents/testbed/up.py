@@ -135,6 +135,15 @@ class RunningTestbed:
         kind = "" if spec.topology == "star" else f"{spec.topology} of "
         return f"<Testbed {spec.name}: {kind}{', '.join(spec.hosts)} with links of {format_rate(spec.rate_bps)}>"
 
+    def sent_bytes(self) -> list[tuple[float, int]]:
+        """Return the present time (s) and the bytes that each link has carried so far, in the order of its links.
+
+        Raises:
+            MeasurementError: the testbed has failed.
+        """
+        self._send("count")
+        return [(seconds, count) for seconds, count in self._expect("sent")["sent"]]
+
     def stay(self) -> None:
         """Make the testbed outlive this process."""
         self._send("stay")

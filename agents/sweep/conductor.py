@@ -32,6 +32,7 @@ from ringtap.agents.sweep.precheck import check_generator, check_host, look_at_i
 from ringtap.agents.sweep.preflight import ask_hosts, cluster_roles, needs_iperf3, real_libraries
 from ringtap.agents.sweep.roles import SweepRoles, counter_of, testbed_roles, through
 from ringtap.agents.sweep.tcp_reachability import check_reachability
+from ringtap.agents.testbed.capacity import excess
 from ringtap.agents.testbed.up import RunningTestbed, own_name, rate_warnings
 from ringtap.arguments import check_callback, instance_of, path_of
 from ringtap.errors import MeasurementError, UsageError, did_you_mean
@@ -449,13 +450,17 @@ def _checked_roles(plan: SweepPlan, hosts: Hosts) -> SweepRoles:
     return network
 
 
-def _check_machine(plan: SweepPlan) -> None:
-    """Check that this machine has the software that a sweep on a testbed needs.
+def _check_machine(plan: SweepPlan, force: bool, say: Callable[[str], None]) -> None:
+    """Check that this machine can carry a sweep on a testbed and has the software that it needs.
 
     Raises:
-        UsageError: software is missing, or the testbed is not valid.
+        UsageError: software is missing, the testbed is not valid, or it is too fast and ``force`` is not set.
     """
-    layout(plan)
+    spec, roles = layout(plan)
+    if too_much := excess(spec, len({*roles.workers, *([roles.cross_from] if max(plan.loads) else [])})):
+        if not force:
+            raise UsageError(f"{too_much}: take a larger scale or fewer workers, or measure all the same with --force")
+        say(f"warning: {too_much}")
     if needs_iperf3(plan):
         iperf3.find_iperf3()
     if any(model.framework == "horovod" for model in plan.models) and not find_spec("horovod"):
@@ -543,7 +548,7 @@ def run_sweep(
                 check_capture(plan, hosts, setup.network)  # before there is a run directory
             say(f"{counted(len(hosts.names), 'host')} by {plan.topology.reach}: {', '.join(hosts.names)}")
         else:
-            _check_machine(plan)
+            _check_machine(plan, force, say)
             missing = _NOT_COLLECTED | _NOT_ON_A_TESTBED
         calibration = check_host(plan, force, say, setup.hosts if setup else None)
         run = _open(plan, path, resume, access, say)

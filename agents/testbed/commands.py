@@ -68,6 +68,7 @@ def _register_up(verbs: Any) -> None:
 
 
 def _up(options: argparse.Namespace) -> int:
+    from ringtap.agents.testbed.capacity import excess
     from ringtap.agents.testbed.up import rate_warnings, testbed
 
     built = testbed(
@@ -86,6 +87,8 @@ def _up(options: argparse.Namespace) -> int:
         sides=options.sides,
         delay=options.delay,
     )
+    if too_much := excess(built.state.spec, len(built.hosts)):
+        print(f"warning: {too_much}: links may give less than their rate", file=sys.stderr)
     built.stay()
     spec, warnings = built.state.spec, rate_warnings(built.state.links)
     if options.verbose:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import resource
 import socket
 import threading
 import time
@@ -52,6 +53,8 @@ def build(spec: TestbedSpec) -> None:
     Raises:
         UsageError: the kernel lacks a feature that the testbed needs; the message names it.
     """
+    most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # the netlink socket of a node takes four
     _write_hosts_file(spec)
     is_star = spec.topology == "star"
     for node in spec.nodes:
@@ -205,7 +208,7 @@ def _in_namespace(host: str, work: Callable[[], _T]) -> _T:
 _WARM_UP_S = 0.5
 _WINDOW_S = 1.0
 _CHUNK_BYTES = 262_144
-_AT_ONCE_BPS = 4e9  # about half a core
+AT_ONCE_BPS = 4_000_000_000  # of links that are measured at the same time: about half a core
 TCP_CONGESTION = 13
 
 
@@ -304,7 +307,7 @@ def measure_links(spec: TestbedSpec, numbers: Sequence[int] = ()) -> dict[int, d
     found: dict[int, dict[str, Any]] = {}
     batch: list[int] = []
     for number in numbers or range(len(spec.links)):
-        if batch and sum(spec.links[each].rate_bps for each in (*batch, number)) > _AT_ONCE_BPS:
+        if batch and sum(spec.links[each].rate_bps for each in (*batch, number)) > AT_ONCE_BPS:
             found |= _measure_at_once(spec, batch)
             batch = []
         batch.append(number)

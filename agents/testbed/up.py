@@ -78,7 +78,7 @@ class RunningTestbed:
             again = [number for number, link in links.items() if rate_warnings([link])]
             if not again:
                 break
-        return list(links.values())
+        return sorted(links.values(), key=lambda link: (link["host"], link["direction"]))
 
     def _send(self, command: str) -> None:
         assert self._init_process.stdin is not None

@@ -284,7 +284,13 @@ class Conductor:
                     f"warning: the bottleneck is faster than the plan's capacity of {format_rate(capacity_bps)}, to "
                     "which loads and fits refer"
                 )
-        return SweepSetup(hosts, through(network, spec, found))
+        network = through(network, spec, found)
+        if not network.bottleneck["carries_all"] and max(self._plan.loads):
+            self._reporter.say(
+                "warning: some of the cross traffic has another way than the bottleneck, and its measured rate is that "
+                "of all of it"
+            )
+        return SweepSetup(hosts, network)
 
     def _check_idle_links(self, setup: SweepSetup) -> None:
         """Check that no other traffic uses the links, and keep the result in run.json.

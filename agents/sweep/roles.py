@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ringtap.agents.testbed.routing import carries_all
 from ringtap.agents.testbed.topology import CROSS_NIC, SWITCH, TRAINING_NIC, Link, Roles, TestbedSpec, cross_nic
 from ringtap.link_counters import NIC, SOURCES
 from ringtap.schema import ACKNOWLEDGED
@@ -133,9 +134,11 @@ def through(network: SweepRoles, spec: TestbedSpec, links: Sequence[Link]) -> Sw
     ends: dict[str, tuple[str, ...]] = {}
     for link in links:
         ends[link.source] = (*ends.get(link.source, ()), link.source_nic)
+    all_cross = all(carries_all(spec, link, roles.cross_from, roles.cross_to) for link in links)
+    counters = {"cross": cross, "total": [counter_of(link) for link in links], "carries_all": all_cross}
     return replace(
         network,
-        bottleneck=network.bottleneck | {"cross": cross, "total": [counter_of(link) for link in links]},
+        bottleneck=network.bottleneck | counters,
         recorded=tuple(dict.fromkeys((*ends, *roles.workers, roles.cross_from, roles.cross_to))),
         links=ends,
     )

@@ -35,6 +35,18 @@ def hops(spec: TestbedSpec, host: str) -> dict[str, int]:
     return found
 
 
+def carries_all(spec: TestbedSpec, link: Link, source: str, target: str) -> bool:
+    """Return True if all shortest paths from one host to another lead through a link."""
+    from_source, to_target = hops(spec, source), hops(spec, target)
+    beside = [
+        other
+        for other in spec.links
+        if from_source[other.source] + 1 + to_target[other.target] == to_target[source]
+        and from_source[other.source] == from_source[link.source]
+    ]
+    return beside == [link]
+
+
 def routes(spec: TestbedSpec) -> dict[str, list[Route]]:
     """Return the routes of each node to all hosts but itself.
 

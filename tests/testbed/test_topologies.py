@@ -187,6 +187,7 @@ def test_the_bottleneck_of_a_sweep_is_the_oversubscribed_uplink(tmp_path: Path) 
     info = json.loads((tmp_path / "out" / "run.json").read_text())
     assert info["bottleneck"]["cross"] == [{"node": "S1", "nic": "cross0", "direction": "rx"}]
     assert info["bottleneck"]["total"] == [{"node": "leaf1", "nic": "to-spine0", "direction": "tx"}]
+    assert info["bottleneck"]["carries_all"]
     (point,) = read_points(tmp_path / "out" / "points.jsonl")[0]
     nodes = {path.name for path in (tmp_path / "out" / point["directory"] / "nodes").iterdir()}
     assert nodes == {"S0", "S1", "S2", "S3", "leaf1"}

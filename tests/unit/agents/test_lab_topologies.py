@@ -13,7 +13,7 @@ from ringtap.agents.sweep.conductor import plan_changes, run_sweep
 from ringtap.agents.sweep.estimate import layout, resolved
 from ringtap.agents.sweep.roles import testbed_roles as roles_of
 from ringtap.agents.testbed.capacity import excess
-from ringtap.agents.testbed.routing import hops, routes
+from ringtap.agents.testbed.routing import carries_all, hops, routes
 from ringtap.agents.testbed.topology import MAX_HOSTS, TestbedSpec
 from ringtap.cli import main
 from ringtap.errors import UsageError
@@ -181,6 +181,20 @@ def test_the_bottleneck_is_the_first_of_the_fullest_links() -> None:
     use = {link: full.get(link.place, 0.4) for link in testbed.links}
     assert busiest(use, testbed, "S2").place == ("leaf1", "to spine0")
     assert busiest(use | {testbed.links[0]: 1.2}, testbed, "S2") == testbed.links[0]
+
+
+def test_cross_traffic_with_parallel_paths_passes_a_link_in_part() -> None:
+    leaves, ring = spec(4, "leaf-spine", **LEAVES), spec(4, "ring")
+    for testbed, place, pair, expected in (
+        (leaves, ("leaf0", "to spine0"), ("S0", "S2"), False),
+        (leaves, ("S0", "to leaf0"), ("S0", "S2"), True),
+        (spec(4, "leaf-spine"), ("leaf0", "to spine0"), ("S0", "S2"), True),
+        (spec(4, "leaf-spine"), ("leaf1", "to spine0"), ("S0", "S2"), False),
+        (ring, ("S0", "to S1 by eth0"), ("S0", "S2"), False),
+        (ring, ("S0", "to S1 by eth0"), ("S0", "S1"), True),
+    ):
+        (link,) = (link for link in testbed.links if link.place == place)
+        assert carries_all(testbed, link, *pair) == expected
 
 
 def test_roles_on_a_ring_count_both_ways_to_the_receiver() -> None:

@@ -116,6 +116,12 @@ class Testbed:
     congestion_control: str = "cubic"
     offload_segments: int = 4
     servers: tuple[str, ...] = ()
+    topology: str = "star"
+    per_leaf: int = 2
+    spines: int = 1
+    oversubscription: float = 1.0
+    sides: str = ""
+    delay_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return the testbed as JSON data."""
@@ -569,6 +575,12 @@ def _testbed(table: TomlTable) -> Testbed:
         congestion_control=table.text("congestion_control", "cubic"),
         offload_segments=table.integer("offload_segments", 4, 1, 44),
         servers=table.texts("servers", []),
+        topology=table.text("topology", "star"),
+        per_leaf=table.integer("per_leaf", 2, 1, 1000),
+        spines=table.integer("spines", 1, 1, 1000),
+        oversubscription=table.number("oversubscription", 1.0, 1.0, 1000.0),
+        sides=table.text("sides", ""),
+        delay_s=table.quantity("delay", "0s", parse_duration_s),
     )
     table.finish()
     if len(set(testbed.servers)) != len(testbed.servers):

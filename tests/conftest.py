@@ -15,14 +15,14 @@ from xdist.scheduler import LoadScopeScheduling
 # Tests that compute, and start no job: make check runs these alone.
 COMPUTES = re.compile(
     r"property/|unit/\w+/test_(analysis|core|docs|job|pcap|public|structure|sweep_csv|thesis)_"
-    r"|unit/\w+/test_traffic_(formats|plan|sizes|verify)|unit/workload/"
+    r"|unit/\w+/test_(lab_topologies|traffic_(formats|plan|sizes|verify))|unit/workload/"
 )
 # Tests that start processes and keep no time: many may run beside them. What is left, and what is marked alone among
 # these, keeps time, and runs beside one other test at most.
 SHARES = re.compile(
     r"slurm/|frameworks/|horovod/test_(build|job|timeline)"
     r"|testbed/test_(agent_|benchmark_(pcap|scale)|clock|collect|counters|docs|doctor|job_bytes|lab|live|notebooks|pcap"
-    r"|ssh_(hosts|sweep)|sweep|traffic)"
+    r"|ssh_(hosts|sweep)|sweep|topologies|traffic)"
     r"|unit/\w+/test_(agent_(descriptors|failures|live|ranks|run|signals)|clock_|collect_|completion|doctor|extension"
     r"|hook_|hosts_|installed|jobs_|lab_state|live_|packaging|plug_ins|recipes|slurm_|suite"
     r"|sweep_|traffic_)"

@@ -67,7 +67,8 @@ def write_astra_sim(workload: Workload, topology: Topology, all_reduce: str, lat
 
 def _dimensions(workload: Workload, topology: Topology) -> list[Dimension]:
     if not topology.dimensions:
-        why = "its leaves have different numbers of hosts" if topology.name == "two-tier" else "it has several paths"
+        several_paths = topology.name != "leaf-spine" or "leaf0 spine1 up" in topology.links
+        why = "it has several paths" if several_paths else "its leaves have different numbers of hosts"
         raise UsageError(f"ASTRA-sim's analytical network has no {topology.name} like this one: {why}")
     if topology.hosts != workload.ranks:
         raise UsageError(

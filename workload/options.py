@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING
 from ringtap.errors import UsageError, did_you_mean
 from ringtap.plan_collectives import ALL_REDUCE
 from ringtap.units import parse_duration_s, parse_rate_bps, whole_number
+from ringtap.workload.topologies import KINDS, Topology, fat_tree, leaf_spine, parse_sides, ring, star, torus
 
 if TYPE_CHECKING:
     from ringtap.workload.lowering import Algorithms
-    from ringtap.workload.topologies import Topology
     from ringtap.workload.workload import Workload
 
-MAX_DIMENSIONS = 6
 _MAX_LOAD = 0.99
+_MAX_SPINES = 1024
 MAX_RANKS_PER_HOST = 1024
-TOPOLOGIES = ("star", "two-tier", "fat-tree", "torus", "ring")
 
 
 def write_output(path: Path, text: str) -> None:
@@ -113,13 +112,14 @@ def ranks_per_host(options: Namespace, workload: Workload) -> int:
 
 def add_topology(parser: ArgumentParser) -> None:
     """Add the options that describe the network."""
-    parser.add_argument("--topology", default="star", metavar="NAME", help=f"{', '.join(TOPOLOGIES)} (star)")
+    parser.add_argument("--topology", default="star", metavar="KIND", help=f"{', '.join(KINDS)} (star)")
     parser.add_argument("--rate", default="25gbit", metavar="RATE", help="rate of the hosts' links (25gbit)")
     parser.add_argument("--latency", default="0s", metavar="TIME", help="time of a message beside its bytes (0s)")
-    parser.add_argument("--per-leaf", default="4", metavar="H", help="hosts per leaf switch, for two-tier (4)")
+    parser.add_argument("--per-leaf", default="4", metavar="H", help="hosts per leaf switch, for leaf-spine (4)")
     parser.add_argument(
-        "--oversubscription", default=1.0, type=float, metavar="X", help="of the leaves, for two-tier (1)"
+        "--oversubscription", default=1.0, type=float, metavar="X", help="of the leaves, for leaf-spine (1)"
     )
+    parser.add_argument("--spines", default="1", metavar="S", help="spine switches, for leaf-spine (1)")
     parser.add_argument("--sides", metavar="AxBx...", help="lengths of the sides, for torus")
 
 
@@ -129,34 +129,25 @@ def topology(options: Namespace, hosts: int) -> tuple[Topology, float]:
     Raises:
         UsageError: it is unknown, or one of its numbers is wrong.
     """
-    from ringtap.workload import topologies
-
-    if options.topology not in TOPOLOGIES:
-        hint = did_you_mean(options.topology, TOPOLOGIES)
-        raise UsageError(f"--topology {options.topology!r} is unknown: {hint}choose {', '.join(TOPOLOGIES)}")
+    if options.topology not in KINDS:
+        hint = did_you_mean(options.topology, KINDS)
+        raise UsageError(f"--topology {options.topology!r} is unknown: {hint}choose {', '.join(KINDS)}")
     rate_bps, latency_s = parse_rate_bps(options.rate), parse_duration_s(options.latency)
     if rate_bps <= 0:
         raise UsageError(f"--rate {options.rate} is not a positive rate")
-    if options.topology == "two-tier":
-        per_leaf = whole_number(options.per_leaf, "--per-leaf")
-        if per_leaf < 1 or not 0 < options.oversubscription < 1e6:
-            raise UsageError("--per-leaf and --oversubscription are above 0")
-        return topologies.two_tier(hosts, rate_bps, per_leaf, options.oversubscription), latency_s
+    if options.topology == "leaf-spine":
+        per_leaf, spines = whole_number(options.per_leaf, "--per-leaf"), whole_number(options.spines, "--spines")
+        if per_leaf < 1 or not 1 <= spines <= _MAX_SPINES or not 0 < options.oversubscription < 1e6:
+            raise UsageError(f"--per-leaf, --spines (at most {_MAX_SPINES}) and --oversubscription are above 0")
+        return leaf_spine(hosts, rate_bps, per_leaf, options.oversubscription, spines), latency_s
     if options.topology == "torus":
-        return topologies.torus(_sides(options.sides), rate_bps), latency_s
+        if options.sides is None:
+            raise UsageError("--sides is missing: a torus has, for example, --sides 4x4x2")
+        return torus(parse_sides(options.sides), rate_bps), latency_s
     if options.topology == "fat-tree":
         ports = 2
         while ports**3 // 4 < hosts:
             ports += 2
-        return topologies.fat_tree(ports, rate_bps), latency_s
-    simple = topologies.star if options.topology == "star" else topologies.ring
+        return fat_tree(ports, rate_bps), latency_s
+    simple = star if options.topology == "star" else ring
     return simple(hosts, rate_bps), latency_s
-
-
-def _sides(text: str | None) -> list[int]:
-    if text is None:
-        raise UsageError("--sides is missing: a torus has, for example, --sides 4x4x2")
-    sides = [whole_number(side, "--sides") for side in text.split("x")]
-    if min(sides) < 1 or len(sides) > MAX_DIMENSIONS:
-        raise UsageError(f"--sides {text} is not one to {MAX_DIMENSIONS} lengths above 0")
-    return sides

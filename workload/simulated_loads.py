@@ -76,7 +76,7 @@ class LoadSimulator:
     @property
     def rate_bps(self) -> float:
         """Rate of the bottleneck."""
-        return float(self.topology.rate_bps[self.bottleneck])
+        return self.topology.rate_bps[self.bottleneck]
 
     def under_share(self, load: float, iterations: int | None = None) -> SimulatedPoint:
         """Simulate iterations while cross traffic takes a share of the bottleneck's rate all the time.

@@ -79,7 +79,7 @@ class Simulation:
         self.topology, self._latency_s = topology, latency_s
         none, no = np.empty(0, np.int64), np.empty(0)
         self._cross = CrossFlows(none, none, no, no, none, no) if cross is None else cross
-        self._rate = topology.rate_bps / 8 * rate_share
+        self._rate = np.asarray(topology.rate_bps) / 8 * rate_share
         self._graphs: list[tuple[MessageGraph, Integers]] = []
         self._instances: list[tuple[int, float]] = []
         self._nodes: list[tuple[int, float, int, int]] = []

@@ -77,7 +77,7 @@ def _loggopsim(
 ) -> list[list[str]]:
     if topology.name != "star":
         raise UsageError("LogGOPSim has the same rate between all hosts: choose --topology star")
-    parameters = {"L": round(latency_s * _PS_PER_S), "G": round(8 * _PS_PER_S / float(topology.rate_bps[0]))}
+    parameters = {"L": round(latency_s * _PS_PER_S), "G": round(8 * _PS_PER_S / topology.rate_bps[0])}
     if not 1 <= parameters["G"] <= _MAX_PARAMETER or parameters["L"] > _MAX_PARAMETER:
         raise UsageError("LogGOPSim runs rates of 4 kbit/s to 8 Tbit/s and latencies up to 2.1 ms here")
     # no time of the processor or between messages, and no handshake (S), as in the simulation here

@@ -1,6 +1,7 @@
-"""Topologies: hosts, links with their rates, and the links between each pair of hosts.
+"""Topologies: hosts, switches, links with their rates, and the links between each pair of hosts.
 
-Links are directed. A switch has no limit of its own. Of several shortest paths, a pair of hosts has one.
+Links are directed. A switch has no limit of its own. Of several shortest paths, a pair of hosts has one in a
+simulation. The testbed builds the same links and gives each flow one of the shortest paths.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from ringtap.errors import UsageError
+from ringtap.units import whole_number
 
+KINDS = ("star", "leaf-spine", "fat-tree", "torus", "ring")
+MAX_DIMENSIONS = 6
+SWITCH = "switch"
 Path = Sequence[int]
 
 
@@ -40,7 +42,8 @@ class Topology:
         name: kind and size.
         hosts: number of hosts.
         links: name of each link.
-        rate_bps: rate of each link in bit/s, shape (links,).
+        ends: nodes from which and to which each link leads; hosts are ``h0``, ``h1``, …, the others are switches.
+        rate_bps: rate of each link in bit/s.
         path: function from two hosts to the numbers of the links between them, in order.
         dimensions: switches and rings whose product the topology is, the one between neighbouring hosts first; none
             if it is no such product.
@@ -49,41 +52,67 @@ class Topology:
     name: str
     hosts: int
     links: tuple[str, ...]
-    rate_bps: npt.NDArray[np.float64]
+    ends: tuple[tuple[str, str], ...]
+    rate_bps: tuple[float, ...]
     path: Callable[[int, int], Path]
     dimensions: tuple[Dimension, ...] = ()
 
 
 def star(hosts: int, rate_bps: float) -> Topology:
     """Hosts around one switch; links 0 to hosts - 1 lead to the switch, the others from it."""
-    links = [f"h{host} up" for host in range(hosts)] + [f"h{host} down" for host in range(hosts)]
+    links, ends = _host_links([SWITCH] * hosts)
     return Topology(
-        "star", hosts, tuple(links), np.full(2 * hosts, float(rate_bps)), lambda a, b: (a, hosts + b),
+        "star", hosts, tuple(links), tuple(ends), (float(rate_bps),) * len(links), lambda a, b: (a, hosts + b),
         (Dimension(True, hosts, rate_bps),),
     )  # fmt: skip
 
 
-def two_tier(hosts: int, rate_bps: float, per_leaf: int, oversubscription: float = 1.0) -> Topology:
-    """Leaf switches with some hosts each, around one core; leaves are oversubscribed."""
+def _host_links(switches: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return names and ends of the links between each host and its switch: those up, then those down."""
+    hosts = range(len(switches))
+    ends = [(f"h{host}", switches[host]) for host in hosts]
+    return [f"h{host} {way}" for way in ("up", "down") for host in hosts], [*ends, *map(_back, ends)]
+
+
+def _back(ends: tuple[str, str]) -> tuple[str, str]:
+    """Return the ends of the link in the other direction."""
+    return ends[1], ends[0]
+
+
+def leaf_spine(hosts: int, rate_bps: float, per_leaf: int, oversubscription: float = 1.0, spines: int = 1) -> Topology:
+    """Leaf switches with some hosts each, all of them linked to all spine switches.
+
+    Args:
+        hosts: number of hosts; the last leaf may have fewer than the others.
+        rate_bps: rate of the hosts' links.
+        per_leaf: hosts of a leaf.
+        oversubscription: rate of a full leaf's hosts over that of its links to the spines.
+        spines: number of spines.
+    """
     leaves = -(-hosts // per_leaf)
-    trunk = per_leaf * rate_bps / oversubscription
-    edge = star(hosts, rate_bps)
-    links = [
-        *edge.links,
-        *(f"leaf{leaf} up" for leaf in range(leaves)),
-        *(f"leaf{leaf} down" for leaf in range(leaves)),
-    ]
-    first = 2 * hosts
+    uplink_bps = per_leaf * rate_bps / oversubscription / spines
+    links, ends = _host_links([f"leaf{host // per_leaf}" for host in range(hosts)])
+    first = len(links)
+    uplinks = [(f"leaf{leaf}", f"spine{spine}") for leaf in range(leaves) for spine in range(spines)]
+    links += [f"{leaf} {spine} {way}" for way in ("up", "down") for leaf, spine in uplinks]
+    ends += [*uplinks, *map(_back, uplinks)]
 
     def path(a: int, b: int) -> Path:
         above, below = a // per_leaf, b // per_leaf
         if above == below:
             return (a, hosts + b)
-        return (a, first + above, first + leaves + below, hosts + b)
+        spine = _choice(a, b, spines)
+        return (a, first + above * spines + spine, first + (leaves + below) * spines + spine, hosts + b)
 
-    rates = np.concatenate([edge.rate_bps, np.full(2 * leaves, trunk)])
+    rates = (float(rate_bps),) * first + (uplink_bps,) * (len(links) - first)
     dimensions = (Dimension(True, per_leaf, rate_bps), Dimension(True, leaves, rate_bps / oversubscription))
-    return Topology("two-tier", hosts, tuple(links), rates, path, dimensions if hosts == leaves * per_leaf else ())
+    is_product = spines == 1 and hosts == leaves * per_leaf
+    return Topology("leaf-spine", hosts, tuple(links), tuple(ends), rates, path, dimensions if is_product else ())
+
+
+def _choice(a: int, b: int, paths: int) -> int:
+    """Return the number of the path that a pair of hosts has."""
+    return (a * 2654435761 + b) % paths
 
 
 def ring(hosts: int, rate_bps: float) -> Topology:
@@ -95,7 +124,13 @@ def torus(sides: Sequence[int], rate_bps: float) -> Topology:
     """Hosts in a torus with sides of some lengths; data go along the first dimension first, the shorter way round."""
     hosts = math.prod(sides)
     steps = [math.prod(sides[dimension + 1 :]) for dimension in range(len(sides))]
-    links = [f"h{host} dim{d} {sign}" for host in range(hosts) for d in range(len(sides)) for sign in "+-"]
+    links, ends = [], []
+    for host in range(hosts):
+        for dimension, (side, step) in enumerate(zip(sides, steps, strict=True)):
+            place = host // step % side
+            for sign, way in (("+", 1), ("-", -1)):
+                links.append(f"h{host} dim{dimension} {sign}")
+                ends.append((f"h{host}", f"h{host + ((place + way) % side - place) * step}"))
 
     def path(a: int, b: int) -> Path:
         found, at = [], a
@@ -110,7 +145,7 @@ def torus(sides: Sequence[int], rate_bps: float) -> Topology:
         return found
 
     return Topology(
-        "torus" if len(sides) > 1 else "ring", hosts, tuple(links), np.full(len(links), float(rate_bps)), path,
+        "torus" if len(sides) > 1 else "ring", hosts, tuple(links), tuple(ends), (float(rate_bps),) * len(links), path,
         tuple(Dimension(False, side, rate_bps) for side in reversed(sides)),
     )  # fmt: skip
 
@@ -126,9 +161,10 @@ def fat_tree(ports: int, rate_bps: float) -> Topology:
     half = ports // 2
     hosts = ports * half * half
     edges = ports * half  # as many aggregation switches
-    links = [f"h{host} {way}" for way in ("up", "down") for host in range(hosts)]
+    links, ends = _host_links([f"edge{host // half}" for host in range(hosts)])
     lower = len(links)
     links += [f"edge{e} agg{a} {way}" for way in ("up", "down") for e in range(edges) for a in range(half)]
+    below = [(f"edge{e}", f"agg{e // half * half + a}") for e in range(edges) for a in range(half)]
     upper = len(links)
     links += [
         f"pod{p} agg{a} core{c} {way}"
@@ -137,14 +173,15 @@ def fat_tree(ports: int, rate_bps: float) -> Topology:
         for a in range(half)
         for c in range(half)
     ]
+    top = [(f"agg{agg}", f"core{agg % half * half + c}") for agg in range(edges) for c in range(half)]
+    ends += [*below, *map(_back, below), *top, *map(_back, top)]
     between, above = edges * half, ports * half * half
 
     def path(a: int, b: int) -> Path:
         edge_a, edge_b = a // half, b // half
         if edge_a == edge_b:
             return (a, hosts + b)
-        choice = (a * 2654435761 + b) % (half * half)
-        aggregate, core = divmod(choice, half)
+        aggregate, core = divmod(_choice(a, b, half * half), half)
         up, down = lower + edge_a * half + aggregate, lower + between + edge_b * half + aggregate
         pod_a, pod_b = edge_a // half, edge_b // half
         if pod_a == pod_b:
@@ -153,4 +190,16 @@ def fat_tree(ports: int, rate_bps: float) -> Topology:
         fall = upper + above + (pod_b * half + aggregate) * half + core
         return (a, up, rise, fall, down, hosts + b)
 
-    return Topology("fat-tree", hosts, tuple(links), np.full(len(links), float(rate_bps)), path)
+    return Topology("fat-tree", hosts, tuple(links), tuple(ends), (float(rate_bps),) * len(links), path)
+
+
+def parse_sides(text: str) -> list[int]:
+    """Return the lengths of a torus's sides from text such as ``4x4x2``.
+
+    Raises:
+        UsageError: they are not one to six lengths above 0.
+    """
+    sides = [whole_number(side, "sides") for side in text.split("x")]
+    if min(sides) < 1 or len(sides) > MAX_DIMENSIONS:
+        raise UsageError(f"sides {text} are not one to {MAX_DIMENSIONS} lengths above 0, such as 4x4")
+    return sides

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from ringtap.agents.hosts import Hosts, TestbedHosts
 from ringtap.agents.hosts.ssh import SshHosts
+from ringtap.agents.sweep.bottleneck import busiest, link_use
 from ringtap.agents.sweep.cluster_hosts import LostHostError, check_lost, losses_named, reached
 from ringtap.agents.sweep.cross_traffic import CrossTraffic
 from ringtap.agents.sweep.estimate import estimate, layout, resolved, room_bytes, series_names, sweep_s
@@ -30,8 +31,9 @@ from ringtap.agents.sweep.lock import holder, locked, take_leases
 from ringtap.agents.sweep.packet_capture import check_capture, describe
 from ringtap.agents.sweep.precheck import check_generator, check_host, look_at_idle_links
 from ringtap.agents.sweep.preflight import ask_hosts, cluster_roles, needs_iperf3, real_libraries
-from ringtap.agents.sweep.roles import SweepRoles, testbed_roles
+from ringtap.agents.sweep.roles import SweepRoles, counter_of, testbed_roles, through
 from ringtap.agents.sweep.tcp_reachability import check_reachability
+from ringtap.agents.testbed.capacity import excess
 from ringtap.agents.testbed.up import RunningTestbed, own_name, rate_warnings
 from ringtap.arguments import check_callback, instance_of, path_of
 from ringtap.errors import MeasurementError, UsageError, did_you_mean
@@ -234,7 +236,9 @@ class Conductor:
         else:
             total_s = sum(sweep_s(self._plan, series.name) for series in pending)
         self._reporter.begin(total_s)
-        context: AbstractContextManager[SweepSetup] = nullcontext(self._setup) if self._setup else self._testbed()
+        context: AbstractContextManager[SweepSetup] = (
+            nullcontext(self._setup) if self._setup else self._testbed(pending[0])
+        )
         with context as setup, losses_named(setup.hosts):
             self._run.info["bottleneck"] = setup.network.bottleneck
             if self._plan.capture:
@@ -251,7 +255,7 @@ class Conductor:
                 self._measure(setup, series, expected_s)
 
     @contextmanager
-    def _testbed(self) -> Iterator[SweepSetup]:
+    def _testbed(self, first: PendingSeries) -> Iterator[SweepSetup]:
         spec, roles = layout(self._plan)
         spec = replace(spec, name=own_name("sw"))
         with RunningTestbed(spec) as testbed:
@@ -262,7 +266,32 @@ class Conductor:
             for warning in rate_warnings(links):
                 self._reporter.say(f"warning: {warning} (is this machine busy?)")
             with closing(TestbedHosts(spec)) as hosts:
-                yield SweepSetup(hosts, testbed_roles(spec, roles, shutil.which("iperf3") or ""))
+                setup = SweepSetup(hosts, testbed_roles(spec, roles, shutil.which("iperf3") or ""))
+                yield setup if spec.topology == "star" else self._at_bottleneck(setup, testbed, first)
+
+    def _at_bottleneck(self, setup: SweepSetup, testbed: RunningTestbed, first: PendingSeries) -> SweepSetup:
+        """Return the setup with the busiest link as the bottleneck: that of run.json, or the one that is found now."""
+        (hosts, network), spec, capacity_bps = setup, testbed.state.spec, self._plan.capacity_bps
+        known = list((self._run.info.get("bottleneck") or {}).get("total") or ())
+        found = [link for link in spec.links if counter_of(link) in known]
+        if not found:
+            path = self._attempt("bottleneck")
+            use = link_use(self._plan, first.model, first.kind, testbed, hosts, network, path)
+            found = [busiest(use, spec, network.roles.cross_from)]
+            (host, direction), rate_bps = found[0].place, found[0].rate_bps
+            self._reporter.say(f"Bottleneck: {host} {direction}, {use[found[0]]:.0%} of {format_rate(rate_bps)} used")
+            if rate_bps > 1.01 * capacity_bps:
+                self._reporter.say(
+                    f"warning: the bottleneck is faster than the plan's capacity of {format_rate(capacity_bps)}, to "
+                    "which loads and fits refer"
+                )
+        network = through(network, spec, found)
+        if not network.bottleneck["carries_all"] and max(self._plan.loads):
+            self._reporter.say(
+                "warning: some of the cross traffic has another way than the bottleneck, and its measured rate is that "
+                "of all of it"
+            )
+        return SweepSetup(hosts, network)
 
     def _check_idle_links(self, setup: SweepSetup) -> None:
         """Check that no other traffic uses the links, and keep the result in run.json.
@@ -428,13 +457,17 @@ def _checked_roles(plan: SweepPlan, hosts: Hosts) -> SweepRoles:
     return network
 
 
-def _check_machine(plan: SweepPlan) -> None:
-    """Check that this machine has the software that a sweep on a testbed needs.
+def _check_machine(plan: SweepPlan, force: bool, say: Callable[[str], None]) -> None:
+    """Check that this machine can carry a sweep on a testbed and has the software that it needs.
 
     Raises:
-        UsageError: software is missing, or the testbed is not valid.
+        UsageError: software is missing, the testbed is not valid, or it is too fast and ``force`` is not set.
     """
-    layout(plan)
+    spec, roles = layout(plan)
+    if too_much := excess(spec, len({*roles.workers, *([roles.cross_from] if max(plan.loads) else [])})):
+        if not force:
+            raise UsageError(f"{too_much}: take a larger scale or fewer workers, or measure all the same with --force")
+        say(f"warning: {too_much}")
     if needs_iperf3(plan):
         iperf3.find_iperf3()
     if any(model.framework == "horovod" for model in plan.models) and not find_spec("horovod"):
@@ -523,7 +556,7 @@ def run_sweep(
                 check_capture(plan, hosts, setup.network)  # before there is a run directory
             say(f"{counted(len(hosts.names), 'host')} by {plan.topology.reach}: {', '.join(hosts.names)}")
         else:
-            _check_machine(plan)
+            _check_machine(plan, force, say)
             missing = _NOT_COLLECTED | _NOT_ON_A_TESTBED
         calibration = check_host(plan, force, say, setup.hosts if setup else None)
         run = _open(plan, path, resume, access, say)
@@ -572,7 +605,7 @@ _FREE_OF_HOST = {"ssh", "python", "workdir"}
 # keys of a model with a command that only reports use
 _FREE_OF_COMMAND = {"parameters", "layers", "compute_s", "bucket_bytes", "first_bucket_bytes"}
 # default values of keys that plans of older runs lack
-_DEFAULTS: tuple[object, ...] = (None, "", 1, "ranks", SCALE_MODEL, COMMAND, [], {})
+_DEFAULTS: tuple[object, ...] = (None, "", 1, "ranks", SCALE_MODEL, COMMAND, [], {}, "star", 2, 0.0)
 
 
 class Changes(NamedTuple):

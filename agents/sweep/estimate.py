@@ -19,6 +19,7 @@ _MIN_LOADS = {"a fit": MIN_FIT_LOADS, "a congestion point": MIN_CONGESTION_LOADS
 TESTBED_UP_S = 4.0
 PRECHECK_S = 6.0
 JOB_START_S = 10.0
+_BOTTLENECK_S = 3.0
 # samples of ten interfaces every 10 ms, and the log of a thousand flows per second
 ROOM_BYTES_PER_S = 120_000
 MIN_ROOM_BYTES = 16_000_000
@@ -43,15 +44,24 @@ def layout(plan: SweepPlan) -> tuple[TestbedSpec, Roles]:
         hosts, roles = thesis_roles(testbed.configuration)
         hosts = (*hosts, *(host for host in testbed.servers if host not in hosts))
     roles = replace(roles, servers=testbed.servers)
+    faster = 1.0  # the capacity is that of the slowest links, which may be those between switches
+    if testbed.topology == "leaf-spine":
+        faster = max(1.0, testbed.oversubscription * testbed.spines / testbed.per_leaf)
     spec = TestbedSpec(
         name="sweep",
         hosts=hosts,
-        rate_bps=plan.capacity_bps,
+        rate_bps=round(faster * plan.capacity_bps),
         queue_bytes=testbed.queue_bytes,
         burst_bytes=testbed.burst_bytes,
         mtu=testbed.mtu,
         congestion_control=testbed.congestion_control,
         offload_segments=testbed.offload_segments,
+        topology=testbed.topology,
+        per_leaf=testbed.per_leaf,
+        spines=testbed.spines,
+        oversubscription=testbed.oversubscription,
+        sides=testbed.sides,
+        delay_s=testbed.delay_s,
     )
     return spec, roles
 
@@ -114,11 +124,18 @@ def estimate(plan: SweepPlan, only: str = "") -> list[dict[str, Any]]:
                     seconds += JOB_START_S + window.warmup_iterations * iteration_s(plan, model, 0.0)
                 if not points:
                     seconds += TESTBED_UP_S + PRECHECK_S * (1 if only else len(plan.traffic))
+                    if isinstance(plan.topology, Testbed) and plan.topology.topology != "star":
+                        seconds += JOB_START_S + bottleneck_s(plan, model)
                 requested_bps = round(load * plan.capacity_bps)
                 item = {"series": model.series(kind), "load": load, "requested_bps": requested_bps}
                 recorded = _CAPTURED_NODES * _capture_bytes(plan, model, load) if captured else 0
                 points.append(item | {"duration_s": round(seconds, 1), "packets_bytes": recorded})
     return points
+
+
+def bottleneck_s(plan: SweepPlan, model: Model) -> float:
+    """Return the seconds of several iterations under the heaviest load, in which the busiest link shows."""
+    return min(plan.window.max_s, max(_BOTTLENECK_S, 3 * iteration_s(plan, model, max(plan.loads))))
 
 
 def _measured_s(plan: SweepPlan, model: Model, load: float) -> float:

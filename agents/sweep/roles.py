@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ringtap.agents.testbed.topology import CROSS_NIC, SWITCH, SWITCH_NIC, TRAINING_NIC, Roles, TestbedSpec
+from ringtap.agents.testbed.routing import carries_all
+from ringtap.agents.testbed.topology import (
+    CROSS_NIC,
+    SWITCH,
+    SWITCH_NIC,
+    TRAINING_NIC,
+    Link,
+    Roles,
+    TestbedSpec,
+    cross_nic,
+)
 from ringtap.link_counters import NIC, SOURCES
 from ringtap.schema import ACKNOWLEDGED
 
@@ -89,8 +99,13 @@ class SweepRoles:
 
 
 def testbed_roles(spec: TestbedSpec, roles: Roles, iperf3: str) -> SweepRoles:
-    """Return the roles and addresses of a testbed's hosts."""
-    return SweepRoles(
+    """Return the roles and addresses of a testbed's hosts.
+
+    The bottleneck of a star is known. For other topologies it is, until it has been found, what leads to the receiver
+    of the cross traffic.
+    """
+    nics = {host: tuple(link.source_nic for link in spec.links if link.source == host) for host in spec.hosts}
+    network = SweepRoles(
         roles=roles,
         recorded=(SWITCH, *spec.hosts),
         training={host: spec.training_ip(host) for host in spec.hosts},
@@ -103,10 +118,36 @@ def testbed_roles(spec: TestbedSpec, roles: Roles, iperf3: str) -> SweepRoles:
         links={SWITCH: tuple(spec.port(host) for host in spec.hosts)},
         attachments={
             host: Attachment(
-                (TRAINING_NIC,),  # below the other one
+                nics[host],  # below those for cross traffic
                 frozenset((spec.training_ip(host), spec.cross_ip(host))),
                 "a testbed's links carry nothing else",
             )
             for host in spec.hosts
         },
+    )
+    if spec.topology == "star":
+        return network
+    return through(network, spec, [link for link in spec.links if link.target == roles.cross_to])
+
+
+def counter_of(link: Link) -> dict[str, str]:
+    """Return the counter of a testbed's link for run.json."""
+    return {"node": link.source, "nic": link.source_nic, "direction": "tx"}
+
+
+def through(network: SweepRoles, spec: TestbedSpec, links: Sequence[Link]) -> SweepRoles:
+    """Return a testbed's roles with other links as the bottleneck; only nodes that have to do with it are recorded."""
+    roles = network.roles
+    nics = [link.target_nic for link in spec.links if link.target == roles.cross_to]
+    cross = [{"node": roles.cross_to, "nic": cross_nic(nic), "direction": "rx"} for nic in nics]
+    ends: dict[str, tuple[str, ...]] = {}
+    for link in links:
+        ends[link.source] = (*ends.get(link.source, ()), link.source_nic)
+    all_cross = all(carries_all(spec, link, roles.cross_from, roles.cross_to) for link in links)
+    counters = {"cross": cross, "total": [counter_of(link) for link in links], "carries_all": all_cross}
+    return replace(
+        network,
+        bottleneck=network.bottleneck | counters,
+        recorded=tuple(dict.fromkeys((*ends, *roles.workers, roles.cross_from, roles.cross_to))),
+        links=ends,
     )

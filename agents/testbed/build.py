@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import resource
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pyroute2 import NetlinkError, NetNS
+from pyroute2 import IPRoute, NetlinkError, NetNS
 from pyroute2 import netns as named_namespaces
 
-from ringtap.agents.testbed import namespaces
-from ringtap.agents.testbed.topology import CROSS_NIC, SWITCH, SWITCH_IP, SWITCH_NIC, TRAINING_NIC, TestbedSpec
+from ringtap.agents.testbed import namespaces, routing
+from ringtap.agents.testbed.topology import SWITCH, SWITCH_IP, SWITCH_NIC, Link, TestbedSpec, cross_nic
 from ringtap.errors import MeasurementError, UsageError
 
 _T = TypeVar("_T")
@@ -34,7 +35,16 @@ _SYSCTLS = {
     "net/ipv4/conf/all/arp_ignore": "1",
     "net/ipv4/conf/all/arp_announce": "2",
 }
+# of a node that routes: it takes packets by any way, and spreads flows over shortest paths by their ports
+_ROUTING_SYSCTLS = {
+    "net/ipv4/ip_forward": "1",
+    "net/ipv4/fib_multipath_hash_policy": "1",
+    "net/ipv4/conf/all/rp_filter": "0",
+    "net/ipv4/conf/default/rp_filter": "0",
+}
 _NO_PREFIX_ROUTE = 0x200
+_NETEM_PACKETS = 1_000_000
+_ON_LINK = 4  # the gateway is at the other end of the interface's link, in whatever network
 
 
 def build(spec: TestbedSpec) -> None:
@@ -43,70 +53,134 @@ def build(spec: TestbedSpec) -> None:
     Raises:
         UsageError: the kernel lacks a feature that the testbed needs; the message names it.
     """
+    most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # the netlink socket of a node takes four
     _write_hosts_file(spec)
-    for name in (SWITCH, *spec.hosts):
-        named_namespaces.create(name)
-    with NetNS(SWITCH) as switch:
-        switch.link("set", index=1, state="up")
-        _need("bridge", lambda: switch.link("add", ifname=SWITCH_NIC, kind="bridge"))
-        bridge = switch.link_lookup(ifname=SWITCH_NIC)[0]
-        switch.link("set", index=bridge, state="up", mtu=spec.mtu)
-        for host in spec.hosts:
-            _add_host(spec, host, switch, bridge)
-        switch.link("set", index=bridge, gso_max_segs=spec.offload_segments)  # its ports have changed it
-        _address(spec, switch, bridge, SWITCH_IP, "10.77.0.0/24")
+    is_star = spec.topology == "star"
+    for node in spec.nodes:
+        named_namespaces.create(node)
+        if node != SWITCH:
+            _in_namespace(node, lambda: _set_sysctls(_SYSCTLS if is_star else _SYSCTLS | _ROUTING_SYSCTLS))
+    with contextlib.ExitStack() as stack:
+        netlinks = {node: stack.enter_context(NetNS(node)) for node in spec.nodes}
+        for netlink in netlinks.values():
+            netlink.link("set", index=1, state="up")
+        if is_star:
+            bridge = _add_bridge(spec, netlinks[SWITCH])
+        indexes: dict[tuple[str, str], int] = {}
+        for link in spec.links:
+            if (link.source, link.source_nic) not in indexes:
+                indexes |= _add_link(link, netlinks)
+        for link in spec.links:
+            indexes |= _set_up(spec, netlinks[link.source], indexes[link.source, link.source_nic], link)
+        for node, found in routing.routes(spec).items():
+            if node != SWITCH:
+                for route in found:
+                    _add_routes(spec, netlinks[node], node, route, indexes)
+        if is_star:  # for a process there; the ports have changed the bridge
+            netlinks[SWITCH].link("set", index=bridge, gso_max_segs=spec.offload_segments)
+            netlinks[SWITCH].addr("add", index=bridge, address=SWITCH_IP, prefixlen=24, flags=_NO_PREFIX_ROUTE)
+            options = {"dst": "10.77.0.0/24", "oif": bridge, "prefsrc": SWITCH_IP, "scope": "link"}
+            _add_route(spec, netlinks[SWITCH], options)
+
+
+def _add_bridge(spec: TestbedSpec, switch: NetNS) -> int:
+    _need("bridge", lambda: switch.link("add", ifname=SWITCH_NIC, kind="bridge"))
+    bridge: int = switch.link_lookup(ifname=SWITCH_NIC)[0]
+    switch.link("set", index=bridge, state="up", mtu=spec.mtu)
+    return bridge
 
 
 def _write_hosts_file(spec: TestbedSpec) -> None:
     lines = ["127.0.0.1 localhost"]
-    lines += [f"{SWITCH_IP} {SWITCH}", *(f"{spec.training_ip(host)} {host}" for host in spec.hosts)]
+    lines += [f"{SWITCH_IP} {SWITCH}"] if spec.topology == "star" else []
+    lines += [f"{spec.training_ip(host)} {host}" for host in spec.hosts]
     lines += [f"{spec.cross_ip(host)} {host}-cross" for host in spec.hosts]
     Path(HOSTS_FILE).write_text("\n".join(lines) + "\n")
 
 
-def _add_host(spec: TestbedSpec, host: str, switch: NetNS, bridge: int) -> None:
-    port = spec.port(host)
-    peer = {"ifname": TRAINING_NIC, "net_ns_fd": host}
-    _need("veth", lambda: switch.link("add", ifname=port, kind="veth", peer=peer))
-    port_index = switch.link_lookup(ifname=port)[0]
-    switch.link("set", index=port_index, mtu=spec.mtu, master=bridge, gso_max_segs=spec.offload_segments)
-    _limit(spec, switch, port_index)
-    switch.link("set", index=port_index, state="up")
-    with NetNS(host) as inside:
-        inside.link("set", index=1, state="up")
-        training = inside.link_lookup(ifname=TRAINING_NIC)[0]
-        inside.link("set", index=training, mtu=spec.mtu, state="up", gso_max_segs=spec.offload_segments)
-        _limit(spec, inside, training)
-        _need(
-            "macvlan",
-            lambda: inside.link("add", ifname=CROSS_NIC, kind="macvlan", link=training, macvlan_mode="bridge"),
-        )
-        cross = inside.link_lookup(ifname=CROSS_NIC)[0]
-        inside.link("set", index=cross, mtu=spec.mtu, state="up", gso_max_segs=spec.offload_segments)
-        _address(spec, inside, training, spec.training_ip(host), "10.77.0.0/24")
-        _address(spec, inside, cross, spec.cross_ip(host), "10.78.0.0/24")
-        _in_namespace(host, _set_sysctls)
+def _add_link(link: Link, netlinks: Mapping[str, NetNS]) -> dict[tuple[str, str], int]:
+    """Add a link and return the indexes of its interfaces by node and name."""
+    source = netlinks[link.source]
+    peer = {"ifname": link.target_nic, "net_ns_fd": link.target}
+    _need("veth", lambda: source.link("add", ifname=link.source_nic, kind="veth", peer=peer))
+    ends = ((link.source, link.source_nic), (link.target, link.target_nic))
+    return {(node, nic): netlinks[node].link_lookup(ifname=nic)[0] for node, nic in ends}
+
+
+def _set_up(spec: TestbedSpec, netlink: NetNS, index: int, link: Link) -> dict[tuple[str, str], int]:
+    """Set up the interface from which a link leads, with its limit and its addresses.
+
+    Returns:
+        The index of a host's further interface, by node and name.
+    """
+    segments = spec.offload_segments
+    netlink.link("set", index=index, mtu=spec.mtu, state="up", gso_max_segs=segments)
+    _limit(spec, netlink, index, link.rate_bps)
+    if link.target not in (*spec.hosts, SWITCH):
+        options = {"dst": f"{spec.switch_ip(link.target)}/32", "oif": index, "scope": "link"}
+        _add_route(spec, netlink, options)
+    if link.source in spec.hosts:
+        name = cross_nic(link.source_nic)
+        _need("macvlan", lambda: netlink.link("add", ifname=name, kind="macvlan", link=index, macvlan_mode="bridge"))
+        cross = netlink.link_lookup(ifname=name)[0]
+        netlink.link("set", index=cross, mtu=spec.mtu, state="up", gso_max_segs=segments)
+        for nic, address in ((index, spec.training_ip(link.source)), (cross, spec.cross_ip(link.source))):
+            netlink.addr("add", index=nic, address=address, prefixlen=24, flags=_NO_PREFIX_ROUTE)
+        return {(link.source, name): cross}
+    if link.source == SWITCH:
+        netlink.link("set", index=index, master=netlink.link_lookup(ifname=SWITCH_NIC)[0])
+    else:
+        netlink.addr("add", index=index, address=spec.switch_ip(link.source), prefixlen=32)
+    return {}
 
 
 def _need(kind: str, action: Callable[[], object]) -> None:
     try:
         action()
     except NetlinkError as error:
-        if error.code in (errno.EOPNOTSUPP, errno.ENODEV, errno.EINVAL):
-            raise UsageError(f"this kernel has no {kind}: load it (modprobe {kind}) or use another kernel") from error
+        if error.code in (errno.EOPNOTSUPP, errno.ENODEV, errno.EINVAL, errno.ENOENT):
+            use = ", which delays links" if kind == "sch_netem" else ""
+            raise UsageError(
+                f"this kernel has no {kind}{use}: load it (modprobe {kind}) or use another kernel"
+            ) from error
         raise
 
 
-def _limit(spec: TestbedSpec, netlink: NetNS, index: int) -> None:
-    rate = spec.rate_bps // 8
-    _need("sch_tbf", lambda: netlink.tc("add", "tbf", index, rate=rate, burst=spec.burst_bytes, limit=spec.queue_bytes))
+def _limit(spec: TestbedSpec, netlink: NetNS, index: int, rate_bps: int) -> None:
+    parent = {}
+    if spec.delay_s:
+        delay_us = round(spec.delay_s * 1e6)
+        _need(
+            "sch_netem",
+            lambda: netlink.tc("add", "netem", index, handle="1:", delay=delay_us, limit=_NETEM_PACKETS),
+        )
+        parent = {"parent": "1:1"}
+    limit = {"rate": rate_bps // 8, "burst": spec.burst_bytes, "limit": spec.queue_bytes}
+    _need("sch_tbf", lambda: netlink.tc("add", "tbf", index, **limit, **parent))
 
 
-def _address(spec: TestbedSpec, netlink: NetNS, index: int, address: str, network: str) -> None:
-    netlink.addr("add", index=index, address=address, prefixlen=24, flags=_NO_PREFIX_ROUTE)
-    metrics = {"cc_algo": spec.congestion_control}
+def _add_routes(
+    spec: TestbedSpec, netlink: NetNS, node: str, route: routing.Route, indexes: Mapping[tuple[str, str], int]
+) -> None:
+    """Add a route for training and one for cross traffic."""
+    is_host = node in spec.hosts
+    for is_cross, network in ((False, "10.77.0.0/24"), (True, "10.78.0.0/24")):
+        address = spec.cross_ip if is_cross else spec.training_ip
+        options: dict[str, Any] = {"dst": network if route.host is None else f"{address(route.host)}/32"}
+        options |= {"prefsrc": address(node)} if is_host else {}
+        hops = []
+        for link in route.links:
+            nic = cross_nic(link.source_nic) if is_host and is_cross else link.source_nic
+            via = address(link.target) if link.target in spec.hosts else spec.switch_ip(link.target)
+            gateway = {"scope": "link"} if link.target == SWITCH else {"gateway": via, "flags": _ON_LINK}
+            hops.append({"oif": indexes[node, nic]} | gateway)
+        _add_route(spec, netlink, options | (hops[0] if len(hops) == 1 else {"multipath": hops}))
+
+
+def _add_route(spec: TestbedSpec, netlink: NetNS, options: Mapping[str, Any]) -> None:
     try:
-        netlink.route("add", dst=network, oif=index, prefsrc=address, scope="link", metrics=metrics)
+        netlink.route("add", metrics={"cc_algo": spec.congestion_control}, **options)
     except NetlinkError as error:
         if error.code != errno.EINVAL:
             raise
@@ -117,9 +191,9 @@ def _address(spec: TestbedSpec, netlink: NetNS, index: int, address: str, networ
         ) from error
 
 
-def _set_sysctls() -> None:
+def _set_sysctls(sysctls: Mapping[str, str]) -> None:
     """Write the namespace's own sysctls; /proc/sys shows those of the calling thread's network namespace."""
-    for name, value in _SYSCTLS.items():
+    for name, value in sysctls.items():
         Path("/proc/sys", name).write_text(value)
 
 
@@ -141,7 +215,8 @@ def _in_namespace(host: str, work: Callable[[], _T]) -> _T:
 
 _WARM_UP_S = 0.5
 _WINDOW_S = 1.0
-_CHUNK_BYTES = 65536
+_CHUNK_BYTES = 262_144
+AT_ONCE_BPS = 4_000_000_000  # of links that are measured at the same time: about half a core
 TCP_CONGESTION = 13
 
 
@@ -160,74 +235,120 @@ def _send(sock: socket.socket) -> None:
 def _discard(sock: socket.socket) -> None:
     buffer = bytearray(_CHUNK_BYTES)
     with contextlib.suppress(OSError):
-        while sock.recv_into(buffer):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _CHUNK_BYTES)  # wakes up less often
+        while sock.recv_into(buffer, 0, socket.MSG_TRUNC):  # does not copy
             pass
 
 
-def _connect_ring(spec: TestbedSpec) -> tuple[list[socket.socket], list[socket.socket]]:
-    senders, receivers = [], []
-    for index, host in enumerate(spec.hosts):
-        peer = spec.hosts[(index + 1) % len(spec.hosts)]
-        listener, sender = _socket_in(peer), _socket_in(host)
-        with listener:
-            listener.bind((spec.training_ip(peer), 0))
-            listener.listen()
-            sender.settimeout(3)
-            try:
-                sender.connect(listener.getsockname())
-            except OSError as error:
-                raise MeasurementError(f"{peer} cannot be reached from {host}: {error}") from error
-            sender.settimeout(None)
-            receivers.append(listener.accept()[0])
-        senders.append(sender)
-    return senders, receivers
+def _connect(source: str, target: str, address: str, nic: str = "") -> tuple[socket.socket, socket.socket]:
+    """Connect a node with an address of another one, by an interface if one is given; return both ends."""
+    listener, sender = _socket_in(target), _socket_in(source)
+    with listener:
+        listener.bind((address, 0))
+        listener.listen()
+        sender.settimeout(3)
+        try:
+            if nic:
+                sender.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, nic.encode())
+            sender.connect(listener.getsockname())
+        except OSError as error:
+            raise MeasurementError(f"{target} cannot be reached from {source}: {error}") from error
+        sender.settimeout(None)
+        return sender, listener.accept()[0]
 
 
-def _sent_bytes(netlink: NetNS, nic: str) -> tuple[float, int]:
-    """Return the present time (s) and the number of bytes that an interface's limit has let through."""
-    index = netlink.link_lookup(ifname=nic)[0]
-    for qdisc in netlink.get_qdiscs(index=index):
-        if qdisc.get_attr("TCA_KIND") == "tbf":
-            return time.monotonic(), int(qdisc.get_attr("TCA_STATS2").get_attr("TCA_STATS_BASIC")["bytes"])
-    raise MeasurementError(f"{nic} has lost its rate limit")
+def _connections(spec: TestbedSpec, links: Sequence[Link]) -> list[tuple[socket.socket, socket.socket]]:
+    """Return connections that fill links: from host to host around a star, or one within each link."""
+    if spec.topology == "star":
+        ring = zip(spec.hosts, (*spec.hosts[1:], spec.hosts[0]), strict=True)
+        return [_connect(host, peer, spec.training_ip(peer)) for host, peer in ring]
+    return [
+        _connect(
+            link.source,
+            link.target,
+            spec.training_ip(link.target) if link.target in spec.hosts else spec.switch_ip(link.target),
+            link.source_nic,
+        )
+        for link in links
+    ]
 
 
-def measure_links(spec: TestbedSpec) -> list[dict[str, Any]]:
-    """Measure all links in both directions at once.
+def _limited_bytes() -> dict[str, tuple[float, int]]:
+    """Return the present time (s) and the bytes that limits have let through, by interface of this namespace."""
+    found = {}
+    with IPRoute() as netlink:
+        names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in netlink.get_links()}
+        for qdisc in netlink.get_qdiscs():
+            if qdisc.get_attr("TCA_KIND") == "tbf":
+                count = int(qdisc.get_attr("TCA_STATS2").get_attr("TCA_STATS_BASIC")["bytes"])
+                found[names[qdisc["index"]]] = (time.monotonic(), count)
+    return found
+
+
+def sent_bytes(links: Sequence[Link]) -> list[tuple[float, int]]:
+    """Return the present time (s) and the number of bytes that the limit of each link has let through."""
+    found: dict[tuple[str, str], tuple[float, int]] = {}
+    for node in dict.fromkeys(link.source for link in links):
+        found |= {(node, nic): counted for nic, counted in _in_namespace(node, _limited_bytes).items()}
+    for link in links:
+        if (link.source, link.source_nic) not in found:
+            raise MeasurementError(f"{link.source_nic} of {link.source} has lost its rate limit")
+    return [found[link.source, link.source_nic] for link in links]
+
+
+def measure_links(spec: TestbedSpec, numbers: Sequence[int] = ()) -> dict[int, dict[str, Any]]:
+    """Measure links, as many at once as this machine can carry; those of a star all at once.
+
+    Args:
+        spec: the testbed.
+        numbers: numbers of the links in ``spec.links`` (default: all).
 
     Returns:
-        One item per host and direction: ``host``, ``direction`` (``up`` leaves the host), ``asked_bps``,
-        ``measured_bps`` (Ethernet frames, as the limit counts them) and ``congestion_control`` (the one in use).
+        By number of the link: ``host``, ``direction`` (``up`` leaves the host), ``asked_bps``, ``measured_bps``
+        (Ethernet frames, as the limit counts them) and ``congestion_control`` (the one in use).
 
     Raises:
-        MeasurementError: a host cannot be reached.
+        MeasurementError: a node cannot be reached.
     """
-    senders, receivers = _connect_ring(spec)
-    control = senders[0].getsockopt(socket.IPPROTO_TCP, TCP_CONGESTION, 16).rstrip(b"\0").decode()
-    threads = [threading.Thread(target=_send, args=(sock,), daemon=True) for sock in senders]
-    threads += [threading.Thread(target=_discard, args=(sock,), daemon=True) for sock in receivers]
-    with contextlib.ExitStack() as stack:
-        switch = stack.enter_context(NetNS(SWITCH))
-        limits = {(host, "down"): (switch, spec.port(host)) for host in spec.hosts}
-        limits |= {(host, "up"): (stack.enter_context(NetNS(host)), TRAINING_NIC) for host in spec.hosts}
-        for thread in threads:
-            thread.start()
-        time.sleep(_WARM_UP_S)
-        before = {key: _sent_bytes(*limit) for key, limit in limits.items()}
-        time.sleep(_WINDOW_S)
-        after = {key: _sent_bytes(*limit) for key, limit in limits.items()}
-    for sock in senders + receivers:
+    if spec.topology == "star":
+        return _measure_at_once(spec, range(len(spec.links)))
+    found: dict[int, dict[str, Any]] = {}
+    batch: list[int] = []
+    for number in numbers or range(len(spec.links)):
+        if batch and sum(spec.links[each].rate_bps for each in (*batch, number)) > AT_ONCE_BPS:
+            found |= _measure_at_once(spec, batch)
+            batch = []
+        batch.append(number)
+    return found | _measure_at_once(spec, batch)
+
+
+def _measure_at_once(spec: TestbedSpec, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
+    links = [spec.links[number] for number in numbers]
+    connections = _connections(spec, links)
+    control = connections[0][0].getsockopt(socket.IPPROTO_TCP, TCP_CONGESTION, 16).rstrip(b"\0").decode()
+    threads = [
+        threading.Thread(target=work, args=(sock,), daemon=True)
+        for ends in connections
+        for work, sock in zip((_send, _discard), ends, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(_WARM_UP_S)
+    before = sent_bytes(links)
+    time.sleep(_WINDOW_S)
+    after = sent_bytes(links)
+    sockets = [sock for ends in connections for sock in ends]
+    for sock in sockets:
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
     for thread in threads:
         thread.join()
-    for sock in senders + receivers:
+    for sock in sockets:
         sock.close()
-    links = []
-    for host, direction in sorted(limits):
-        seconds, size_bytes = (
-            now - then for now, then in zip(after[host, direction], before[host, direction], strict=True)
-        )
-        item = {"host": host, "direction": direction, "asked_bps": spec.rate_bps}
-        links.append(item | {"measured_bps": round(size_bytes * 8 / seconds), "congestion_control": control})
-    return links
+    found = {}
+    for number, link, first, last in zip(numbers, links, before, after, strict=True):
+        seconds, size_bytes = (now - then for now, then in zip(last, first, strict=True))
+        host, direction = link.place
+        item = {"host": host, "direction": direction, "asked_bps": link.rate_bps}
+        found[number] = item | {"measured_bps": round(size_bytes * 8 / seconds), "congestion_control": control}
+    return found

@@ -10,6 +10,7 @@ from typing import Any
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.options import add_json, add_verbose
 from ringtap.units import counted
+from ringtap.workload.topologies import KINDS
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -19,7 +20,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     _register_up(verbs)
     execute = verbs.add_parser("exec", help="run a command on a host")
     execute.add_argument("--testbed", "--lab", help="the testbed, if there are several")
-    execute.add_argument("host", help="a host, or switch")
+    execute.add_argument("host", help="a host, or a switch")
     execute.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command to run")
     execute.set_defaults(handler=_exec)
     status = verbs.add_parser("status", help="show the testbeds that are up")
@@ -47,12 +48,27 @@ def _register_up(verbs: Any) -> None:
     up.add_argument(
         "--offload-segments", type=int, default=4, help="packets that TCP may pass to a link in one piece (default: 4)"
     )
+    up.add_argument("--topology", default="star", metavar="KIND", help=f"{', '.join(KINDS)} (default: star)")
+    up.add_argument(
+        "--per-leaf", type=int, default=2, metavar="H", help="hosts per leaf switch, for leaf-spine (default: 2)"
+    )
+    up.add_argument("--spines", type=int, default=1, metavar="S", help="spine switches, for leaf-spine (default: 1)")
+    up.add_argument(
+        "--oversubscription",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="rate of a leaf's hosts over that of its links to the spines, for leaf-spine (default: 1)",
+    )
+    up.add_argument("--sides", default="", metavar="AxB", help="lengths of the sides, for torus")
+    up.add_argument("--delay", default="0s", metavar="TIME", help="delay of each link in each direction (default: 0s)")
     add_json(up)
     add_verbose(up)
     up.set_defaults(handler=_up)
 
 
 def _up(options: argparse.Namespace) -> int:
+    from ringtap.agents.testbed.capacity import excess
     from ringtap.agents.testbed.up import rate_warnings, testbed
 
     built = testbed(
@@ -64,7 +80,15 @@ def _up(options: argparse.Namespace) -> int:
         mtu=options.mtu,
         congestion_control=options.congestion_control,
         offload_segments=options.offload_segments,
+        topology=options.topology,
+        per_leaf=options.per_leaf,
+        spines=options.spines,
+        oversubscription=options.oversubscription,
+        sides=options.sides,
+        delay=options.delay,
     )
+    if too_much := excess(built.state.spec, len(built.hosts)):
+        print(f"warning: {too_much}: links may give less than their rate", file=sys.stderr)
     built.stay()
     spec, warnings = built.state.spec, rate_warnings(built.state.links)
     if options.verbose:
@@ -72,9 +96,7 @@ def _up(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(_describe(built.state) | {"warnings": warnings}))
     else:
-        for link in built.state.links:
-            rate = f"{link['measured_bps'] / 1e6:9.1f} Mbit/s"
-            print(f"{link['host']:>10} {link['direction']:<4} {rate}, {link['congestion_control']}")
+        _print_links(built.state.links)
         for warning in warnings:
             print(f"warning: {warning}")
         print(f"Testbed {spec.name} is up. Next: ringtap testbed exec {spec.hosts[0]} -- ping -c 1 {spec.hosts[1]}")
@@ -83,6 +105,13 @@ def _up(options: argparse.Namespace) -> int:
             f"testbed {spec.name} is up, but the rate of {counted(len(warnings), 'link direction')} is off by over 5 %"
         )
     return 0
+
+
+def _print_links(links: list[dict[str, Any]]) -> None:
+    width = max((len(link["direction"]) for link in links), default=0)
+    for link in links:
+        rate = f"{link['measured_bps'] / 1e6:9.1f} of {link['asked_bps'] / 1e6:.1f} Mbit/s"
+        print(f"{link['host']:>10} {link['direction']:<{width}} {rate}, {link['congestion_control']}")
 
 
 def _describe(testbed: Any) -> dict[str, Any]:
@@ -117,11 +146,12 @@ def _status(options: argparse.Namespace) -> int:
         spec = testbed["spec"]
         state = "is up" if testbed["standing"] else "is gone (ringtap testbed down --all clears its record)"
         print(
-            f"{testbed['name']} {state}: pid {testbed['pid']}, {len(spec['hosts'])} hosts, "
+            f"{testbed['name']} {state}: pid {testbed['pid']}, {spec['topology']} of {len(spec['hosts'])} hosts, "
             f"{spec['rate_bps'] / 1e6:g} Mbit/s"
         )
         for host in testbed["hosts"]:
             print(f"  {host['host']:>10}  training {host['training_ip']}  cross {host['cross_ip']}")
+        _print_links(testbed["links"])
     if not testbeds:
         print("No testbed is up.")
     return 0

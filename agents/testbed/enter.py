@@ -13,7 +13,6 @@ from pathlib import Path
 
 from ringtap.agents.job import signals
 from ringtap.agents.testbed import namespaces, registry
-from ringtap.agents.testbed.topology import SWITCH
 from ringtap.errors import UsageError
 from ringtap.terminal import as_command
 
@@ -42,15 +41,13 @@ def _join_namespaces(testbed: registry.TestbedState, host: str) -> None:
 
 
 def enter(testbed: registry.TestbedState, host: str, command: list[str]) -> int:
-    """Run a command on a host (or the switch) and return its exit code.
+    """Run a command on a host or a switch and return its exit code.
 
     Raises:
         UsageError: there is no such host, or the testbed cannot be entered because it is another user's or gone.
     """
-    if host not in (*testbed.spec.hosts, SWITCH):
-        raise UsageError(
-            f"testbed {testbed.spec.name} has no host {host!r}: it has {', '.join((*testbed.spec.hosts, SWITCH))}"
-        )
+    if host not in testbed.spec.nodes:
+        raise UsageError(f"testbed {testbed.spec.name} has no host {host!r}: it has {', '.join(testbed.spec.nodes)}")
     signals.block_signals()
     try:
         _join_namespaces(testbed, host)

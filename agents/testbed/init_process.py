@@ -36,7 +36,10 @@ def _mount_own() -> None:
 
 
 def _run(spec: TestbedSpec) -> None:
-    """Build the testbed, measure its links on request, and run until standard input ends, or forever after ``stay``."""
+    """Build the testbed, measure its links and read their counters on request, and run until standard input ends.
+
+    After ``stay``, run forever.
+    """
     from ringtap.agents.testbed import build
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -47,18 +50,22 @@ def _run(spec: TestbedSpec) -> None:
         build.build(spec)
         namespaces.bind(build.HOSTS_FILE, "/etc/hosts")
         _report({"built": True})
-        while (command := sys.stdin.readline().strip()) == "verify":
-            _report({"links": build.measure_links(spec)})
+        while (command := sys.stdin.readline().strip()) not in ("", "stay"):
+            verb, *numbers = command.split()
+            if verb == "verify":
+                _report({"links": build.measure_links(spec, list(map(int, numbers)))})
+            elif verb == "count":
+                _report({"sent": build.sent_bytes(spec.links)})
+            else:
+                # reaps orphans, which the first process of a PID namespace inherits
+                signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+                _report({"ready": True})
     except RingtapError as error:
         _report({"error": str(error), "exit_code": error.exit_code})
         return
     except Exception as error:  # nobody sees a traceback of the init process: `up` reports this message
-        _report({"error": f"the testbed could not be built: {type(error).__name__}: {error}", "exit_code": 1})
+        _report({"error": f"the testbed failed: {type(error).__name__}: {error}", "exit_code": 1})
         return
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reaps orphans, which the first process of a PID namespace inherits
-    if command == "ready":
-        _report({"ready": True})
-        command = sys.stdin.readline().strip()
     if command == "stay":
         _report({"stays": True})
         null = os.open(os.devnull, os.O_RDWR)

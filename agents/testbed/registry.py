@@ -22,8 +22,10 @@ from typing import Any
 from ringtap.agents.node import agent_socket
 from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.errors import MeasurementError, UsageError
+from ringtap.json_validation import BPS, Shape, ShapeError, check
 from ringtap.rundir import read_json, write_json
 
+_LINKS: Shape = [{"host": str, "direction": str, "asked_bps": BPS, "measured_bps": BPS, "congestion_control": str}]
 _MAX_RECORD_BYTES = 1 << 20  # bytes; the record of 200 hosts has 60 kB
 
 
@@ -165,6 +167,9 @@ def _read_record(path: Path) -> TestbedState:
         spec = TestbedSpec.from_json(item["spec"])
         numbers = (item["pid"], item["start_ticks"], item.get("owner_pid", 0))
         links = item.get("links", [])
+        check(links, _LINKS)
+    except ShapeError as error:
+        raise _NoRecordError(f"of its links, {error}") from None
     except UsageError as error:
         raise _NoRecordError(str(error).removeprefix(f"{path} ")) from None
     except OSError as error:
@@ -173,8 +178,8 @@ def _read_record(path: Path) -> TestbedState:
         raise _NoRecordError("it does not describe a testbed") from None
     if any(type(number) is not int or number < 0 for number in numbers) or numbers[0] < 2:
         raise _NoRecordError("it does not name a process")
-    if spec.name != path.stem or not isinstance(links, list):
-        raise _NoRecordError("it describes another testbed" if isinstance(links, list) else "its links are not a list")
+    if spec.name != path.stem:
+        raise _NoRecordError("it describes another testbed")
     return TestbedState(spec, *numbers, links, path.parent)
 
 

@@ -1,25 +1,70 @@
 """Layout of a virtual testbed, independent of its implementation.
 
-One link connects each host to the switch. A host has two interfaces on that link: ``eth0`` for the training job and
-``cross0`` for cross traffic, so that the counters of ``cross0`` at the receiving host give the cross traffic that
-passed the bottleneck.
+A host has two interfaces on each of its links: ``eth0`` for the training job and ``cross0`` for cross traffic, so that
+the counters of ``cross0`` at the receiving host give the cross traffic that passed the bottleneck. In a ring and a
+torus, a host has several links, with ``eth1`` and ``cross1`` and so on, and forwards for others.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
-from ringtap.errors import UsageError
+from ringtap.errors import UsageError, did_you_mean
+from ringtap.units import format_rate
+from ringtap.workload import topologies
 
-SWITCH = "switch"
+SWITCH = topologies.SWITCH
 # the switch's own interface and address, for a process that adds gradients in the network
 SWITCH_NIC, SWITCH_IP = "bridge", "10.77.0.254"
 TRAINING_NIC = "eth0"
 CROSS_NIC = "cross0"
+_TRAINING, _CROSS = TRAINING_NIC[:-1], CROSS_NIC[:-1]
 MAX_HOSTS = 200
+MAX_SPINES = 16
+MAX_OVERSUBSCRIPTION = 100
+MAX_DELAY_S = 10.0
+MIN_RATE_BPS = 100_000
+FAT_TREE_HOSTS = tuple(ports**3 // 4 for ports in range(2, 9, 2))
+# topologies to which an option belongs
+_KIND_OF = {"per_leaf": "leaf-spine", "spines": "leaf-spine", "oversubscription": "leaf-spine", "sides": "torus"}
+_HOST = re.compile(r"h\d+")  # of a graph
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,9}")
+
+
+def cross_nic(nic: str) -> str:
+    """Return the interface for cross traffic that shares a link with an interface for training."""
+    return nic.replace(_TRAINING, _CROSS)
+
+
+class Link(NamedTuple):
+    """One direction of a link between two nodes, which are hosts or switches.
+
+    Attributes:
+        source: node from which it leads.
+        source_nic: interface there, whose limit gives the link its rate.
+        target: node to which it leads.
+        target_nic: interface there.
+        rate_bps: its rate, counted on Ethernet frames.
+    """
+
+    source: str
+    source_nic: str
+    target: str
+    target_nic: str
+    rate_bps: int
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Node and direction as in run.json: a star's host and ``up`` or ``down``, or the source and its target."""
+        if SWITCH in (self.source, self.target):
+            return (self.source, "up") if self.target == SWITCH else (self.target, "down")
+        between_hosts = self.source_nic.startswith(_TRAINING) and self.target_nic.startswith(_TRAINING)
+        return self.source, f"to {self.target}" + (f" by {self.source_nic}" if between_hosts else "")
 
 
 @dataclass(frozen=True)
@@ -29,13 +74,20 @@ class TestbedSpec:
     Attributes:
         name: name of the testbed, unique among those that are up.
         hosts: host names, in the order of their addresses.
-        rate_bps: limit of every link, in each direction, counted on Ethernet frames.
+        rate_bps: limit of every link, in each direction, counted on Ethernet frames; those between switches of
+            ``leaf-spine`` have the limit that the oversubscription gives.
         queue_bytes: capacity of the queue before each limit; packets beyond it are dropped.
         burst_bytes: bucket size of the token bucket filter.
         mtu: bytes of an IP packet.
         congestion_control: TCP congestion control of every route.
         offload_segments: packets that TCP may pass to a link in one piece; 1: no segmentation offload, 44: the usual
             64 kB.
+        topology: kind of topology, one of `ringtap.workload.topologies.KINDS`.
+        per_leaf: hosts per leaf switch, for ``leaf-spine``.
+        spines: spine switches, for ``leaf-spine``.
+        oversubscription: rate of a leaf's hosts over that of its links to the spines, for ``leaf-spine``.
+        sides: lengths of the sides, such as ``4x4``, for ``torus``.
+        delay_s: time by which each link delays its packets, in each direction.
     """
 
     name: str
@@ -46,6 +98,12 @@ class TestbedSpec:
     mtu: int = 1500
     congestion_control: str = "cubic"
     offload_segments: int = 4
+    topology: str = "star"
+    per_leaf: int = 2
+    spines: int = 1
+    oversubscription: float = 1.0
+    sides: str = ""
+    delay_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in (self.name, *self.hosts):
@@ -57,7 +115,7 @@ class TestbedSpec:
             raise UsageError(
                 f"a testbed needs 2 to {MAX_HOSTS} hosts, each name once; got {', '.join(self.hosts) or 'none'}"
             )
-        if not 100_000 <= self.rate_bps <= 30_000_000_000:
+        if not MIN_RATE_BPS <= self.rate_bps <= 30_000_000_000:
             raise UsageError(f"link rate {self.rate_bps} bit/s is outside 100kbit to 30gbit")
         if not 576 <= self.mtu <= 9000:
             raise UsageError(f"MTU {self.mtu} is outside 576 to 9000")
@@ -68,6 +126,82 @@ class TestbedSpec:
             raise UsageError(
                 f"burst and queue must hold {self.offload_segments} packets in one piece: {least} bytes at least"
             )
+        if not 0 <= self.delay_s <= MAX_DELAY_S:
+            raise UsageError(f"delay {self.delay_s:g} s is outside 0 to {MAX_DELAY_S:g} s")
+        self._check_topology()
+
+    def _check_topology(self) -> None:
+        """Refuse numbers of hosts that a kind of topology cannot have, and options of other kinds."""
+        kind, hosts = self.topology, len(self.hosts)
+        if kind not in topologies.KINDS:
+            hint = did_you_mean(kind, topologies.KINDS)
+            raise UsageError(f"topology {kind!r} is unknown: {hint}choose {', '.join(topologies.KINDS)}")
+        for field in fields(self):
+            if (needed := _KIND_OF.get(field.name, kind)) != kind and getattr(self, field.name) != field.default:
+                raise UsageError(f"{field.name} is for topology {needed!r}, and this one is {kind!r}")
+        if kind == "leaf-spine":
+            self._check_leaves()
+        elif kind == "fat-tree" and hosts not in FAT_TREE_HOSTS:
+            choices = ", ".join(map(str, FAT_TREE_HOSTS))
+            raise UsageError(f"a fat tree of switches with k ports has k³/4 hosts ({choices}), not {hosts}")
+        elif kind == "torus":
+            if not self.sides:
+                raise UsageError('a torus needs sides, such as "4x4" for 16 hosts')
+            sides = topologies.parse_sides(self.sides)
+            if math.prod(sides) != hosts or min(sides) < 3 or len(sides) < 2:
+                raise UsageError(f"sides {self.sides} are not two or more lengths above 2 with the product {hosts}")
+        elif kind == "ring" and hosts < 3:
+            raise UsageError("a ring needs three or more hosts")
+        if taken := set(self.hosts) & {end for ends in self.network.ends for end in ends if not _HOST.fullmatch(end)}:
+            raise UsageError(f"{min(taken)!r} is the name of a switch of this topology: name the host otherwise")
+        least_bps = min(link.rate_bps for link in self.links)
+        if least_bps < MIN_RATE_BPS:
+            raise UsageError(f"links between switches would have {format_rate(least_bps)}, less than 100kbit")
+
+    def _check_leaves(self) -> None:
+        hosts = len(self.hosts)
+        if not (1 <= self.per_leaf < hosts and hosts % self.per_leaf == 0):
+            raise UsageError(
+                f"{hosts} hosts do not fill two or more leaves of per_leaf = {self.per_leaf}: use a multiple of it"
+            )
+        if not 1 <= self.spines <= MAX_SPINES:
+            raise UsageError(f"spines = {self.spines} is outside 1 to {MAX_SPINES}")
+        if not 1 <= self.oversubscription <= MAX_OVERSUBSCRIPTION:
+            raise UsageError(f"oversubscription {self.oversubscription:g} is outside 1 to {MAX_OVERSUBSCRIPTION}")
+
+    @cached_property
+    def network(self) -> topologies.Topology:
+        """Graph of the topology, whose host number i is ``hosts[i]``."""
+        hosts, rate_bps = len(self.hosts), float(self.rate_bps)
+        if self.topology == "leaf-spine":
+            return topologies.leaf_spine(hosts, rate_bps, self.per_leaf, self.oversubscription, self.spines)
+        if self.topology == "fat-tree":
+            return topologies.fat_tree(2 * (FAT_TREE_HOSTS.index(hosts) + 1), rate_bps)
+        if self.topology == "torus":
+            return topologies.torus(topologies.parse_sides(self.sides), rate_bps)
+        return topologies.star(hosts, rate_bps) if self.topology == "star" else topologies.ring(hosts, rate_bps)
+
+    @cached_property
+    def links(self) -> tuple[Link, ...]:
+        """All links, one per direction."""
+        names = {f"h{number}": host for number, host in enumerate(self.hosts)}
+        nics: dict[tuple[str, str], str] = {}  # by node and peer
+        used = Counter[str]()
+        found = []
+        for ends, rate_bps in zip(self.network.ends, self.network.rate_bps, strict=True):
+            source, target = (names.get(end, end) for end in ends)
+            for node, peer in ((source, target), (target, source)):
+                if (node, peer) not in nics:
+                    nics[node, peer] = f"{_TRAINING}{used[node]}" if node in self.hosts else self.port(peer)
+                    used[node] += 1
+            found.append(Link(source, nics[source, target], target, nics[target, source], round(rate_bps)))
+        return tuple(found)
+
+    @cached_property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the switches, then of the hosts."""
+        switches = dict.fromkeys(end for link in self.links for end in (link.source, link.target))
+        return (*(node for node in switches if node not in self.hosts), *self.hosts)
 
     def training_ip(self, host: str) -> str:
         """Address of the host's training interface."""
@@ -77,9 +211,13 @@ class TestbedSpec:
         """Address of the host's cross traffic interface."""
         return f"10.78.0.{self.hosts.index(host) + 1}"
 
+    def switch_ip(self, switch: str) -> str:
+        """Address of a switch that routes."""
+        return f"10.79.0.{self.nodes.index(switch) + 1}"
+
     @staticmethod
     def port(host: str) -> str:
-        """Name of the switch's port towards a host."""
+        """Name of a switch's port towards a host or another switch."""
         return f"to-{host}"
 
     def to_json(self) -> dict[str, Any]:

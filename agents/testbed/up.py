@@ -15,7 +15,7 @@ from ringtap.agents.testbed import registry
 from ringtap.agents.testbed.topology import MAX_HOSTS, TestbedSpec
 from ringtap.arguments import whole_number
 from ringtap.errors import MeasurementError, RingtapError, UsageError, did_you_mean
-from ringtap.units import format_rate, number_or_text, parse_rate_bps, parse_size_bytes
+from ringtap.units import format_rate, number_or_text, parse_duration_s, parse_rate_bps, parse_size_bytes
 
 RATE_TOLERANCE = 0.05
 _SUFFIX_BYTES = 4  # a name has at most 10 characters
@@ -70,12 +70,15 @@ class RunningTestbed:
 
     def _verify(self) -> list[dict[str, Any]]:
         """Return measured rates of the links; rates that are off, as on a busy machine, are measured again."""
+        links: dict[str, dict[str, Any]] = {}
+        again: list[str] = []
         for _ in range(VERIFY_TRIES):
-            self._send("verify")
-            links: list[dict[str, Any]] = self._expect("links")["links"]
-            if not rate_warnings(links):
+            self._send(" ".join(["verify", *again]))
+            links |= self._expect("links")["links"]
+            again = [number for number, link in links.items() if rate_warnings([link])]
+            if not again:
                 break
-        return links
+        return sorted(links.values(), key=lambda link: (link["host"], link["direction"]))
 
     def _send(self, command: str) -> None:
         assert self._init_process.stdin is not None
@@ -129,7 +132,17 @@ class RunningTestbed:
 
     def __repr__(self) -> str:
         spec = self.state.spec
-        return f"<Testbed {spec.name}: {', '.join(spec.hosts)} with links of {format_rate(spec.rate_bps)}>"
+        kind = "" if spec.topology == "star" else f"{spec.topology} of "
+        return f"<Testbed {spec.name}: {kind}{', '.join(spec.hosts)} with links of {format_rate(spec.rate_bps)}>"
+
+    def sent_bytes(self) -> list[tuple[float, int]]:
+        """Return the present time (s) and the bytes that each link has carried so far, in the order of its links.
+
+        Raises:
+            MeasurementError: the testbed has failed.
+        """
+        self._send("count")
+        return [(seconds, count) for seconds, count in self._expect("sent")["sent"]]
 
     def stay(self) -> None:
         """Make the testbed outlive this process."""
@@ -172,6 +185,12 @@ def testbed(
     mtu: int = 1500,
     congestion_control: str = "cubic",
     offload_segments: int = 4,
+    topology: str = "star",
+    per_leaf: int = 2,
+    spines: int = 1,
+    oversubscription: float = 1.0,
+    sides: str = "",
+    delay: float | str = 0.0,
 ) -> RunningTestbed:
     """Build a virtual testbed and measure its links, as ``ringtap testbed up`` does.
 
@@ -186,6 +205,12 @@ def testbed(
         mtu: bytes of an IP packet.
         congestion_control: congestion control of every TCP connection.
         offload_segments: packets that TCP may pass to a link in one piece.
+        topology: ``star``, ``leaf-spine``, ``fat-tree``, ``torus`` or ``ring``.
+        per_leaf: hosts per leaf switch, for ``leaf-spine``.
+        spines: spine switches, for ``leaf-spine``.
+        oversubscription: rate of a leaf's hosts over that of its links to the spines, for ``leaf-spine``.
+        sides: lengths of the sides, such as ``4x4``, for ``torus``.
+        delay: delay of each link in each direction, in seconds or as text; the kernel needs sch_netem.
 
     Raises:
         UsageError: an argument is wrong, or this user or this kernel cannot build a testbed.
@@ -206,6 +231,12 @@ def testbed(
         mtu=whole_number(mtu, "mtu"),
         congestion_control=congestion_control,
         offload_segments=whole_number(offload_segments, "offload_segments"),
+        topology=topology,
+        per_leaf=whole_number(per_leaf, "per_leaf"),
+        spines=whole_number(spines, "spines"),
+        oversubscription=oversubscription,
+        sides=sides,
+        delay_s=parse_duration_s(delay) if isinstance(delay, str) else delay,
     )
     return RunningTestbed(spec)
 

@@ -40,6 +40,10 @@ BAD: dict[str, object] = {
     "ticks in words": RECORD | {"start_ticks": "1"},
     "owner in words": RECORD | {"owner_pid": "1"},
     "links no list": RECORD | {"links": {}},
+    "a link without a rate": RECORD | {"links": [{"host": "a", "direction": "up"}]},
+    "unknown topology": RECORD | {"spec": SPEC.to_json() | {"topology": "clos"}},
+    "leaves in words": RECORD | {"spec": SPEC.to_json() | {"topology": "leaf-spine", "per_leaf": "one"}},
+    "sides no text": RECORD | {"spec": SPEC.to_json() | {"topology": "torus", "sides": 33}},
     "another name": RECORD | {"spec": SPEC.to_json() | {"name": "other"}},
 }
 

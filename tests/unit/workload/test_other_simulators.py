@@ -28,7 +28,7 @@ from ringtap.workload.lowering import Algorithms, lower
 from ringtap.workload.simulated_iterations import simulate
 from ringtap.workload.simulator_logs import read_log
 from ringtap.workload.simulator_programs import run_simulator
-from ringtap.workload.topologies import Topology, fat_tree, ring, star, torus, two_tier
+from ringtap.workload.topologies import Topology, fat_tree, leaf_spine, ring, star, torus
 from ringtap.workload.workload import Workload, check_workload, messages_of, read_workload, size_of
 
 COMP, SEND, RECV, COLL = NodeType.COMP, NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL
@@ -98,8 +98,8 @@ def test_groups_get_numbers_above_zero(tmp_path: Path) -> None:
     [
         (torus((2, 4), 8e9), ["Ring", "Ring"], ["4", "2"]),
         (torus((8, 1), 8e9), ["Ring"], ["8"]),
-        (two_tier(8, 8e9, 4, 2.0), ["Switch", "Switch"], ["4", "2"]),
-        (two_tier(8, 8e9, 8), ["Switch"], ["8"]),
+        (leaf_spine(8, 8e9, 4, 2.0), ["Switch", "Switch"], ["4", "2"]),
+        (leaf_spine(8, 8e9, 8), ["Switch"], ["8"]),
     ],
 )
 def test_dimensions_begin_with_neighbours(
@@ -186,7 +186,7 @@ def crossing_group() -> Workload:
             "has no tree all-reduce: choose ring, halving-doubling, double-tree, or lower",
         ),
         (workload, fat_tree(4, 1e9), "ring", "no fat-tree like this one: it has several paths"),
-        (workload, two_tier(4, 1e9, 3), "ring", "no two-tier like this one: its leaves have different numbers"),
+        (workload, leaf_spine(4, 1e9, 3), "ring", "no leaf-spine like this one: its leaves have different numbers"),
         (workload, torus((4, 4), 1e9), "ring", "the torus has 16 hosts for 4 ranks"),
         (lambda: workload(1), star(1, 1e9), "ring", "needs 2 ranks"),
         (lambda: lowered(4), torus((2, 2), 1e9), "ring", "between ranks 0 and 3, 2 dimensions apart"),

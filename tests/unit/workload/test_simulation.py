@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +14,7 @@ from ringtap.workload import message_graph as graphs
 from ringtap.workload import simulation as simulations
 from ringtap.workload.collectives import Shape, message_graph
 from ringtap.workload.simulation import CrossFlows, Simulation
-from ringtap.workload.topologies import Topology, fat_tree, ring, star, torus, two_tier
+from ringtap.workload.topologies import Topology, fat_tree, leaf_spine, ring, star, torus
 
 RATE_BPS = 8e9  # a GB/s
 MB = 10**6
@@ -64,10 +66,10 @@ def test_a_tree_on_a_star() -> None:
 
 def test_a_trunk_is_shared() -> None:
     """Of eight ranks in two leaves, two messages cross at a time, on a trunk of a quarter of four hosts' rates."""
-    plain = duration_s("ring", Shape(8, 8 * MB), two_tier(8, RATE_BPS, 4, 1.0))
+    plain = duration_s("ring", Shape(8, 8 * MB), leaf_spine(8, RATE_BPS, 4, 1.0))
     assert plain == pytest.approx(14 * MB / 1e9)
-    assert duration_s("ring", Shape(8, 8 * MB), two_tier(8, RATE_BPS, 4, 4.0)) == pytest.approx(plain)
-    assert duration_s("ring", Shape(8, 8 * MB), two_tier(8, RATE_BPS, 4, 8.0)) == pytest.approx(2 * plain)
+    assert duration_s("ring", Shape(8, 8 * MB), leaf_spine(8, RATE_BPS, 4, 4.0)) == pytest.approx(plain)
+    assert duration_s("ring", Shape(8, 8 * MB), leaf_spine(8, RATE_BPS, 4, 8.0)) == pytest.approx(2 * plain)
 
 
 @pytest.mark.parametrize("topology", [ring(8, RATE_BPS), torus((2, 4), RATE_BPS), fat_tree(4, RATE_BPS)])
@@ -77,7 +79,7 @@ def test_neighbours_do_not_share_links(topology: Topology) -> None:
 
 def test_max_min_fairness() -> None:
     """Three flows on two links: the flow over both gets half of the first one, the others what is left."""
-    line = Topology("line", 3, ("a", "b"), np.array([8e9, 24e9]), lambda a, b: list(range(a, b)))
+    line = Topology("line", 3, ("a", "b"), (("h0", "h1"), ("h1", "h2")), (8e9, 24e9), lambda a, b: list(range(a, b)))
     graph = message_graph("send", Shape(2, 1 << 20))
     simulation = Simulation(line)
     for ends, size in (((0, 2), 5 * MB), ((0, 1), 20 * MB), ((1, 2), 25 * MB)):
@@ -115,14 +117,20 @@ def test_many_collectives_at_once_need_more_room() -> None:
 
 
 def test_paths_are_made_of_links_of_the_topology() -> None:
-    for topology in (star(5, 1e9), two_tier(9, 1e9, 4), torus((3, 2, 4), 1e9), fat_tree(4, 1e9), ring(7, 1e9)):
+    leaves = (leaf_spine(9, 1e9, 4), leaf_spine(8, 1e9, 2, 2.0, 3))
+    for topology in (star(5, 1e9), *leaves, torus((3, 2, 4), 1e9), fat_tree(4, 1e9), ring(7, 1e9)):
+        assert len(topology.links) == len(topology.ends) == len(topology.rate_bps)
         for a in range(topology.hosts):
             for b in range(topology.hosts):
                 if a == b:
                     continue
                 path = topology.path(a, b)
                 assert len(set(path)) == len(path) > 0
-                assert all(0 <= link < len(topology.links) for link in path)
+                nodes = [f"h{a}", *(topology.ends[link][1] for link in path)]
+                assert [topology.ends[link] for link in path] == list(pairwise(nodes))
+                assert nodes[-1] == f"h{b}"
+    # two hosts at 1 Gbit/s share three links to spines, at half their rate in all
+    assert sorted(set(leaves[1].rate_bps)) == pytest.approx([1e9 / 3, 1e9])
     around = torus((3, 2, 4), 1e9)
     assert len(around.path(0, 23)) == 1 + 1 + 1  # one step back in each dimension
     names = [fat_tree(4, 1e9).links[link] for link in fat_tree(4, 1e9).path(0, 15)]

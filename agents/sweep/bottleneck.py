@@ -1,0 +1,75 @@
+"""Search for the bottleneck of a testbed with several switches, by the counters of all links."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from ringtap.agents.hosts import Hosts
+from ringtap.agents.sweep.cross_traffic import STREAMS, CrossTraffic
+from ringtap.agents.sweep.estimate import bottleneck_s
+from ringtap.agents.sweep.load_series import Series
+from ringtap.agents.sweep.roles import SweepRoles
+from ringtap.agents.testbed.routing import hops
+from ringtap.agents.testbed.topology import Link, TestbedSpec
+from ringtap.agents.testbed.up import RunningTestbed
+from ringtap.plan import Model, SweepPlan
+from ringtap.rundir import RunDirectory
+
+_WARM_UP_S = 2.0
+_ALIKE = 0.02  # difference in use that may be chance
+
+
+def link_use(
+    plan: SweepPlan, model: Model, kind: str, testbed: RunningTestbed, hosts: Hosts, network: SweepRoles, path: Path
+) -> dict[Link, float]:
+    """Measure the use of all links while a job runs under the heaviest cross traffic, if the plan has any.
+
+    Args:
+        plan: the sweep.
+        model: the training job.
+        kind: the kind of cross traffic.
+        testbed: the testbed.
+        hosts: its hosts.
+        network: roles and addresses of the hosts.
+        path: the job run directory to create.
+
+    Returns:
+        The share of its rate that each link carried.
+
+    Raises:
+        MeasurementError: the job, the traffic or the testbed failed.
+    """
+    run = RunDirectory.create(path, "job", sys.argv, plan.seed, series="bottleneck", **network.clock())
+    hosts.publish(path)
+    cross, window_s = CrossTraffic(plan, kind, hosts, network, path), bottleneck_s(plan, model)
+    load_bps = max(plan.loads) * plan.capacity_bps
+    try:
+        with Series(plan, model, hosts, network, run, cross):
+            if load_bps:
+                duration_s = _WARM_UP_S + window_s + 10
+                cross.start_sender(load_bps, "heaviest", duration_s, plan.iperf_streams or STREAMS[-1])
+            time.sleep(_WARM_UP_S)
+            before = testbed.sent_bytes()
+            time.sleep(window_s)
+            after = testbed.sent_bytes()
+            cross.check()
+    except BaseException as error:
+        run.finish("failed", str(error) or type(error).__name__)
+        raise
+    run.finish("complete")
+    return {
+        link: (last[1] - first[1]) * 8 / (last[0] - first[0]) / link.rate_bps
+        for link, first, last in zip(testbed.state.spec.links, before, after, strict=True)
+    }
+
+
+def busiest(use: Mapping[Link, float], spec: TestbedSpec, cross_from: str) -> Link:
+    """Return the link with the highest use; of several alike, the one nearest to the sender of cross traffic.
+
+    A full link passes on no more than its rate, so that links behind it may be as full, but have no queue.
+    """
+    most, distance = max(use.values()), hops(spec, cross_from)
+    return min((link for link in use if use[link] >= most - _ALIKE), key=lambda link: distance[link.source])

@@ -330,7 +330,8 @@ def load_plan(source: str | PathLike[str] | Mapping[str, Any]) -> SweepPlan:
         capture=_capture(sweep, file.one("capture"), loads),
         collectives=collectives,
     )
-    check_places(sweep, collectives.names, plan.topology.servers, not is_real)
+    topology = "" if isinstance(plan.topology, Cluster) else plan.topology.topology
+    check_places(sweep, collectives.names, plan.topology.servers, topology)
     sweep.finish()
     real = plan.topology if isinstance(plan.topology, Cluster) else None
     _check_transports(file, plan)

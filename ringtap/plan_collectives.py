@@ -70,17 +70,26 @@ def read_collectives(sweep: TomlTable) -> Collectives:
     return Collectives(names, group, pieces)
 
 
-def check_places(sweep: TomlTable, names: Sequence[str], servers: Sequence[str], is_testbed: bool) -> None:
+def check_places(sweep: TomlTable, names: Sequence[str], servers: Sequence[str], topology: str) -> None:
     """Refuse collectives for which a plan has too few servers, or no switch that adds.
+
+    Args:
+        sweep: the plan's [sweep].
+        names: the collectives.
+        servers: hosts of parameter servers.
+        topology: that of the testbed; empty for a cluster.
 
     Raises:
         UsageError: with the line of ``collective``.
     """
-    table = "[testbed]" if is_testbed else "[cluster]"
+    table = "[testbed]" if topology else "[cluster]"
     for name, least in ((PARAMETER_SERVER, 1), (SHARDED, 2)):
         if name in names and len(servers) < least:
             hosts = '["S4"]' if least == 1 else '["S4", "S5"]'
             needs = "a server" if least == 1 else "two servers at least"
             sweep.fail("collective", f"= {name!r} needs {needs}: add, for example, servers = {hosts} to {table}")
-    if IN_NETWORK in names and not is_testbed:
-        sweep.fail("collective", f"= {IN_NETWORK!r} needs a switch that adds gradients, which only a [testbed] has")
+    if IN_NETWORK in names and topology != "star":
+        sweep.fail(
+            "collective",
+            f'= {IN_NETWORK!r} needs a switch that adds gradients, which only a [testbed] with topology = "star" has',
+        )

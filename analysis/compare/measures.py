@@ -1,0 +1,439 @@
+"""Measures of one run for a comparison: iteration times, communication, bytes, bursts, incast and sensitivity."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ringtap.analysis.job import byte_accounting, flows
+from ringtap.analysis.job.run import Job
+from ringtap.analysis.report.overview import overview
+from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
+from ringtap.analysis.runs.node_logs import NodeLogs
+from ringtap.analysis.statistics.quantiles import quantile_interval
+from ringtap.analysis.statistics.two_sample import Estimate
+from ringtap.analysis.structure.captures import run_streams
+from ringtap.analysis.structure.streams import Streams
+from ringtap.analysis.structure.structure import peak_to_mean
+from ringtap.analysis.sweeps.points import ordered_windows
+from ringtap.analysis.sweeps.sweep import Sweep
+from ringtap.errors import UsageError
+from ringtap.schema import NIC_REC
+from ringtap.units import format_duration
+
+SECONDS, BYTES, RATE, SHARE, NUMBER = "s", "bytes", "bit/s", "share", ""
+MEDIAN = "iteration_median_s"
+_BURST_SCALES_S = (0.001, 0.01, 0.1)
+_SOCKET_SCALE_S = 0.1
+_LATE = 1.1  # samples up to this share of their period apart count as on time
+_MAX_HOSTS = 64  # senders and receivers in captures whose bursts are measured, the largest ones
+_EXCHANGE_SHARE = 0.01  # of the largest payload between two hosts; less is a rendezvous
+_PHASES = {
+    "compute_s": "compute",
+    "communication_s": "communication",
+    "exposed_s": "exposed communication",
+    "overlap_s": "hidden communication",
+}
+_LOSSES = {"retransmissions": "retransmitted segments", "queue_drops": "packets dropped in queues"}
+_WAYS = {"tx": "sent", "rx": "received"}
+
+
+@dataclass(frozen=True, eq=False)
+class Measure:
+    """One measure of a run.
+
+    Attributes:
+        name: name of the measure, the same for all runs.
+        title: name in texts.
+        unit: ``s``, ``bytes``, ``bit/s``, ``share``, or empty for other numbers.
+        value: its value; None: not known.
+        why: the reason why it is not known, one sentence without its end; else empty.
+        samples: its values in order of time, one per iteration; empty if there is one number per run.
+        low: lower end of its 95 % interval; None without an interval.
+        high: upper end, likewise.
+        is_part: True for one host or port, whose sum over all is another measure.
+    """
+
+    name: str
+    title: str
+    unit: str
+    value: float | None
+    why: str = ""
+    samples: Numbers = field(default_factory=lambda: np.empty(0))
+    low: float | None = None
+    high: float | None = None
+    is_part: bool = False
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """The value with its interval; None without an interval."""
+        if self.value is None or self.low is None or self.high is None:
+            return None
+        return Estimate(self.value, self.low, self.high)
+
+
+@dataclass(frozen=True, eq=False)
+class RunMeasures:
+    """Measures of one run.
+
+    Attributes:
+        label: name of the run in the comparison.
+        path: its directory.
+        facts: ``nodes``, ``ranks`` and ``iterations`` (those compared), and ``command``.
+        times_s: times of the iterations, in order of time.
+        measures: the measures, by name.
+        matrix: bytes per iteration, or of the whole recording, from each row to each column; empty if not known.
+        matrix_text: description of the matrix, or the reason why there is none.
+        notes: limits of these numbers, one sentence each.
+    """
+
+    label: str
+    path: Path
+    facts: dict[str, Any]
+    times_s: Numbers
+    measures: Mapping[str, Measure]
+    matrix: pd.DataFrame
+    matrix_text: str
+    notes: tuple[str, ...] = ()
+
+
+def measure_job(job: Job, label: str, per_second: bool = False) -> RunMeasures:
+    """Measure a job over its iterations after warm-up.
+
+    Args:
+        job: the job.
+        label: its name in the comparison.
+        per_second: give amounts per second and not per iteration.
+    """
+    return _measure(job, label, _Span(job, job.measured, per_second))
+
+
+def measure_series(sweep: Sweep, name: str, label: str) -> RunMeasures:
+    """Measure a series of a sweep: its iterations without cross traffic, and its sensitivity to cross traffic."""
+    job, series = sweep.job(name), sweep[name]
+    alone = {id(point) for point in series.alone}
+    windows = [
+        (window["window_start_ns"], window["window_end_ns"])
+        for window, point in zip(ordered_windows(sweep.run), sweep.measured, strict=True)
+        if id(point) in alone and sweep.path / point.directory == job.path
+    ]
+    table = job.work.iterations
+    start_ns, end_ns = (table[column].to_numpy(np.int64) for column in ("start_ns", "end_ns"))
+    inside = np.zeros(len(table), bool)
+    for begin, end in windows:
+        inside |= (start_ns >= begin) & (end_ns <= end)
+    found = _measure(job, label, _Span(job, np.flatnonzero(inside), False))
+    notes = (*found.notes, *(() if inside.any() else (f"{label} has no point without cross traffic",)))
+    measures = {one.name: one for one in (*found.measures.values(), *_sensitivity(overview([series])[0]))}
+    return replace(found, facts=found.facts | {"series": name}, measures=measures, notes=notes)
+
+
+class _Span:
+    """Iterations of a job that are compared.
+
+    Args:
+        job: the job.
+        rows: their rows in its table of iterations; a job without iterations is one span of time.
+        per_second: amounts are per second, and not per iteration.
+    """
+
+    def __init__(self, job: Job, rows: Integers, per_second: bool) -> None:
+        self.job, self.rows, self.per_second = job, rows, per_second
+        self.has_iterations = len(job.work.iterations) > 0
+        self.bins = job.borders.bin_of[rows] if self.has_iterations else job.borders.bin_of
+        self.seconds = np.diff(job.borders.edges_ns)[self.bins] / 1e9
+        self.why = ""
+        if not len(self.bins):
+            self.why = "no iteration of it is compared" if self.has_iterations else "nothing was sampled"
+
+    @property
+    def unit(self) -> str:
+        """Unit of bytes in the span."""
+        return RATE if self.per_second else BYTES
+
+    def of_bytes(self, name: str, title: str, per_bin: Numbers | None, why: str) -> Measure:
+        """Return bytes per bin as a measure per iteration or second; ``why`` they are None, if they are."""
+        if per_bin is None or self.why:
+            return Measure(name, title, self.unit, None, self.why or why)
+        if self.job.is_too_short:
+            return Measure(name, title, self.unit, None, "the samples are too far apart for so few iterations")
+        values = per_bin[self.bins]
+        known = ~np.isnan(values)
+        if not known.any():
+            return Measure(name, title, self.unit, None, "the log does not cover the iterations")
+        values, seconds = values[known], self.seconds[known]
+        if self.per_second:
+            return Measure(name, title, RATE, float(values.sum() / seconds.sum() * 8), samples=values / seconds * 8)
+        return Measure(name, title, BYTES, float(values.mean()), samples=values)
+
+    def of_column(self, name: str, title: str, unit: str, column: str, why: str) -> Measure:
+        """Return the mean of a column of the iterations as a measure."""
+        return _mean(name, title, unit, self.column(column), self.why or why)
+
+    def column(self, name: str) -> Numbers:
+        """Return a column of the compared iterations; NaN where it is not known."""
+        table = self.job.work.iterations
+        table = table if name in table else self.job.iterations
+        return table[name].iloc[self.rows].astype("Float64").to_numpy(np.float64, na_value=np.nan)
+
+    def longest(self) -> tuple[int, int]:
+        """Return start and end of the longest time without a gap, on the reference clock."""
+        if not self.has_iterations or not len(self.rows):
+            return self.job.window_ns if not self.has_iterations else (0, 0)
+        table = self.job.work.iterations.iloc[self.rows]
+        start, end = (table[name].to_numpy(np.int64) for name in ("start_ns", "end_ns"))
+        cuts = np.flatnonzero(start[1:] != end[:-1]) + 1
+        firsts, lasts = start[np.append(0, cuts)], end[np.append(cuts, len(end)) - 1]
+        at = int(np.argmax(lasts - firsts))
+        return int(firsts[at]), int(lasts[at])
+
+
+def _mean(name: str, title: str, unit: str, values: Numbers, why: str) -> Measure:
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return Measure(name, title, unit, None, why)
+    return Measure(name, title, unit, float(known.mean()), samples=known)
+
+
+def _measure(job: Job, label: str, span: _Span) -> RunMeasures:
+    times_s = span.column("iteration_s") if span.has_iterations else np.empty(0)
+    parts = [_times(times_s, span), _phases(span), _payload(span), _interfaces(span), _losses(span)]
+    streams, why, notes = _streams(span)
+    parts += [_socket_burst(span), _bursts(span, streams, why), _incast(span, streams, why), _fan_in(job)]
+    matrix, text = _matrix(span)
+    facts = {
+        "nodes": list(job.nodes),
+        "ranks": int(job.work.processes["rank"].nunique()),
+        "iterations": len(times_s),
+        "command": " ".join(str(word) for word in job.run.info.get("argv") or []),
+    }
+    measures = {one.name: one for part in parts for one in part}
+    return RunMeasures(label, job.path, facts, times_s, measures, matrix, text, tuple(notes))
+
+
+def _times(times_s: Numbers, span: _Span) -> Iterator[Measure]:
+    why = "" if len(times_s) else span.why or "no whole iteration was recorded"
+    median = float(np.median(times_s)) if len(times_s) else None
+    yield Measure(MEDIAN, "iteration, median", SECONDS, median, why, times_s)
+    p99 = quantile_interval(times_s) if len(times_s) else None
+    ends = (None, None) if p99 is None else (p99.low, p99.high)
+    value = None if p99 is None else p99.value
+    yield Measure("iteration_p99_s", "iteration, p99", SECONDS, value, why, low=ends[0], high=ends[1])
+
+
+def _phases(span: _Span) -> Iterator[Measure]:
+    """Yield the phases that the hook timed; exposed communication is what compute does not hide."""
+    work = span.job.work
+    why = work.why or "the hook timed no communication"
+    for column, title in _PHASES.items():
+        yield span.of_column(column, title, SECONDS, column, why)
+    if span.has_iterations:
+        busy = span.column("communication_s") / span.column("iteration_s")
+        yield _mean("duty_cycle", "duty cycle of communication", SHARE, busy, why)
+
+
+def _payload(span: _Span) -> Iterator[Measure]:
+    traffic = span.job.traffic
+    for kind in flows.CLASSES:
+        mine = (traffic.groups["traffic_class"] == kind).to_numpy(bool)
+        title = f"{kind} traffic, payload"
+        yield span.of_bytes(f"{kind}_bytes", title, traffic.total("payload_bytes", mine), "no sockets were recorded")
+
+
+def _interfaces(span: _Span) -> Iterator[Measure]:
+    """Yield bytes by interface counters: of all hosts, of each host, and of each port of a switch."""
+    job, why = span.job, "no interface counters were recorded"
+    hosts: dict[str, Numbers] = {}
+    lines: list[tuple[str, str, Numbers | None]] = []
+    for node, logs in job.nodes.items():
+        counters = logs.wide(NIC_REC)
+        if counters is None:
+            lines.append((f"nic:{node}:tx", f"{node}, sent", None))
+            continue
+        wires = [name for name in byte_accounting.interfaces(counters, logs) if name != "lo"]
+        ports = wires if _is_switch(logs, wires) else []
+        for way, text in _WAYS.items():
+            grown = {name: counters.growth(f"{name}.{way}_bytes", job.borders_at[node]) for name in wires}
+            total = np.asarray(sum(grown.values(), np.zeros(job.borders.bins)))
+            lines.append((f"nic:{node}:{way}", f"{node}, {'all ports, ' if ports else ''}{text}", total))
+            lines += [(f"nic:{node}:{port}:{way}", f"{node} port {port}, {text}", grown[port]) for port in ports]
+            if not ports:
+                hosts[way] = hosts.get(way, np.zeros(job.borders.bins)) + total
+    for way, text in _WAYS.items():
+        yield span.of_bytes(f"nic:{way}", f"all hosts, {text}", hosts.get(way), why)
+    for name, title, amounts in lines:
+        yield replace(span.of_bytes(name, title, amounts, why), is_part=True)
+
+
+def _is_switch(logs: NodeLogs, wires: list[str]) -> bool:
+    """Return True for a node with several ports that ran no job."""
+    return len(wires) > 1 and not logs.info.get("jobs")
+
+
+def _losses(span: _Span) -> Iterator[Measure]:
+    whys = {"retransmissions": "no sockets were recorded", "queue_drops": "no queues were recorded"}
+    for column, title in _LOSSES.items() if span.has_iterations else ():
+        yield span.of_column(column, title, NUMBER, column, whys[column])
+
+
+def _streams(span: _Span) -> tuple[Streams | None, str, list[str]]:
+    """Return the captured payload without cross traffic; else the reason, and sentences about what is missing."""
+    if not any(logs.names("packets/*.pcap*") for logs in span.job.nodes.values()):
+        return None, "no packets were recorded (--collect default,packets)", []
+    cross = flows.CrossTraffic.of(span.job.nodes)
+    ports = sorted(cross.ports | {port for _, port in cross.ends})
+    try:
+        streams, warnings = run_streams(span.job, f"not ({' or '.join(f'port {port}' for port in ports)})")
+    except UsageError as error:
+        return None, str(error), []
+    return streams, "", warnings
+
+
+def _captured_bins(span: _Span, streams: Streams) -> tuple[int, int]:
+    """Return the bins of the streams within the longest compared time; an empty range if there are none."""
+    begin_ns, end_ns = span.longest()
+    begin, end = ((at - streams.start_ns) // streams.bin_ns for at in (begin_ns, end_ns))
+    return max(0, begin), min(streams.bins, end)
+
+
+def _largest(streams: Streams, side: str) -> list[str]:
+    totals: dict[str, int] = {}
+    for stream in streams.streams:
+        host = getattr(stream, side)
+        totals[host] = totals.get(host, 0) + stream.total
+    return sorted(totals, key=lambda host: -totals[host])[:_MAX_HOSTS]
+
+
+def _bursts(span: _Span, streams: Streams | None, why: str) -> Iterator[Measure]:
+    """Yield the peak over the mean rate of the host with the largest one, and the share of time with payload."""
+    begin, end = (0, 0) if streams is None else _captured_bins(span, streams)
+    why = why or "the captures hold no payload in the compared iterations"
+    peaks = pd.DataFrame(columns=["scale_s", "peak_to_mean"])
+    busy = None
+    if streams is not None and end > begin:
+        senders = {
+            host: streams.dense([one for one in streams.streams if one.source == host])
+            for host in _largest(streams, "source")
+        }
+        peaks = peak_to_mean(senders, np.array([begin, end]), streams.bin_ns)
+        busy = np.any([sent[begin:end] > 0 for sent in senders.values()], axis=0)
+    for scale_s in _BURST_SCALES_S:
+        found = peaks.loc[peaks["scale_s"] == scale_s, "peak_to_mean"]
+        title = f"peak over mean, {format_duration(scale_s)}"
+        value = float(found.max()) if len(found) else None
+        yield Measure(f"peak_to_mean:{scale_s:g}", title, NUMBER, value, "" if len(found) else why)
+    share = None if busy is None else float(busy.mean())
+    title = "time with payload, 1 ms"
+    yield Measure("busy_share", title, SHARE, share, "" if busy is not None else why)
+
+
+def _socket_burst(span: _Span) -> Iterator[Measure]:
+    """Yield the same by sockets, whose samples are 100 ms apart by default: each bin lies between two samples."""
+    job, name = span.job, f"peak_to_mean_sockets:{_SOCKET_SCALE_S:g}"
+    title = f"peak over mean, {format_duration(_SOCKET_SCALE_S)}, by sockets"
+    traffic, peaks, first, why = job.traffic, [], 0, "no sockets were recorded"
+    for node, logs in job.nodes.items():
+        known = flows.sockets_of(logs)
+        if known is None:
+            continue
+        count, counters = len(known.sockets), logs.wide(NIC_REC)
+        mine = traffic.flows[
+            (traffic.flows["traffic_class"] == flows.TRAINING) & (traffic.flows["source_node"] == node)
+        ]
+        ends = mine.loc[mine["measured_at"] == "sender", "end"].to_numpy(np.int64) - first
+        first += count
+        if counters is None or not len(ends):
+            why = "no training traffic was sampled"
+            continue
+        begin_ns, end_ns = logs.clock.from_reference(np.array(span.longest(), np.int64)).tolist()
+        at_ns = counters.t_ns[(counters.t_ns >= begin_ns) & (counters.t_ns <= end_ns)]
+        period_s = float(np.median(np.diff(at_ns))) / 1e9 if len(at_ns) > 2 else np.inf
+        if period_s > _SOCKET_SCALE_S * _LATE:
+            why = f"sockets were sampled less often than every {format_duration(_SOCKET_SCALE_S)}"
+            continue
+        edges_ns = at_ns[:: max(1, round(_SOCKET_SCALE_S / period_s))]
+        out_of = np.full(count, -1)
+        out_of[ends] = 0
+        borders = Borders(edges_ns, np.arange(len(edges_ns) - 1))
+        sent = flows.socket_bytes_of(logs, borders, out_of, np.full(count, -1)).amounts["payload_bytes"]
+        lengths = np.diff(edges_ns)
+        if sent.sum() > 0:
+            peaks.append(float((sent[0] / lengths).max() / (sent[0].sum() / lengths.sum())))
+    yield Measure(name, title, NUMBER, max(peaks, default=None), "" if peaks else why)
+
+
+def _incast(span: _Span, streams: Streams | None, why: str) -> Iterator[Measure]:
+    """Yield the number of hosts that send to one host in the same millisecond."""
+    begin, end = (0, 0) if streams is None else _captured_bins(span, streams)
+    mean = largest = None
+    if streams is not None and end > begin:
+        degrees = []
+        for host in _largest(streams, "destination"):
+            count = np.zeros(streams.bins, np.int64)
+            sources: dict[str, list[Integers]] = {}
+            for stream in streams.streams:
+                if stream.destination == host:
+                    sources.setdefault(stream.source, []).append(stream.bins)
+            for bins in sources.values():
+                count[np.unique(np.concatenate(bins))] += 1
+            degrees.append(count[begin:end][count[begin:end] > 0])
+        busy = np.concatenate(degrees)
+        if len(busy):
+            mean, largest = float(busy.mean()), float(busy.max())
+    why = "" if mean is not None else why or "the captures hold no payload in the compared iterations"
+    yield Measure("incast_mean", "incast degree, mean, 1 ms", NUMBER, mean, why)
+    yield Measure("incast_largest", "incast degree, largest, 1 ms", NUMBER, largest, why)
+
+
+def _fan_in(job: Job) -> Iterator[Measure]:
+    """Yield the number of hosts that send training traffic to one host at any time."""
+    name, title = "fan_in", "hosts that send to one host, by sockets"
+    table = job.traffic.flows
+    table = table[(table["traffic_class"] == flows.TRAINING) & ~table["local"].astype(bool)]
+    if not len(table):
+        why = "no training traffic between two hosts was sampled" if job.traffic.nodes else "no sockets were recorded"
+        yield Measure(name, title, NUMBER, None, why)
+        return
+    ends = [table[f"{side}_node"].fillna(table[side]) for side in ("source", "destination")]
+    pairs = table.groupby([ends[0].rename("from_host"), ends[1].rename("to_host")])["payload_bytes"].sum()
+    pairs = pairs[pairs >= _EXCHANGE_SHARE * pairs.max()]
+    yield Measure(name, title, NUMBER, float(pairs.groupby("to_host").size().max()))
+
+
+def _matrix(span: _Span) -> tuple[pd.DataFrame, str]:
+    """Return the training payload between ranks, or between hosts if only packets tell it."""
+    job, empty = span.job, pd.DataFrame()
+    table = job.flows
+    table = table[table["traffic_class"] == flows.TRAINING]
+    table = table[table[["source_rank", "destination_rank"]].notna().all(axis=1)]
+    if not len(table):
+        why = "no sockets were recorded" if not job.traffic.nodes else "no flow between two ranks was sampled"
+        return empty, why
+    column = "bytes_per_iteration" if table["bytes_per_iteration"].notna().any() else "payload_bytes"
+    amounts = table.groupby(["source_rank", "destination_rank"])[column].sum().astype(float)
+    ranks = sorted({int(rank) for index in amounts.index for rank in index})
+    square = amounts.unstack().reindex(index=ranks, columns=ranks).fillna(0.0)
+    per = "per iteration" if column == "bytes_per_iteration" else "over the whole recording"
+    return square.rename_axis(index="source_rank", columns="destination_rank"), f"payload between ranks {per}"
+
+
+def _sensitivity(row: dict[str, Any]) -> Iterator[Measure]:
+    """Yield the sensitivity of a series to cross traffic, from its row of the report's first screen."""
+    for found in row["slowdowns"]:
+        low, high = found["interval"] or (None, None)
+        load = f"{found['share']:.0%} load"
+        value, why = found["slowdown"], found["why"]
+        name = f"slowdown:{found['share']:g}"
+        yield Measure(name, f"slowdown at {load}", SHARE, value, why, low=low, high=high)
+    found = row["congestion"]
+    low, high = found["interval_share"] or (None, None)
+    title = "congestion begins, share of capacity"
+    yield Measure("congestion_share", title, SHARE, found["share"], found["why"], low=low, high=high)
+    fit = row["fit"]
+    yield Measure("fit_n", "exponent n of the fit", NUMBER, fit.get("n"), fit["why"])
+    yield Measure("fit_r2", "R² of the fit", NUMBER, fit.get("r2"), fit["why"])

@@ -18,7 +18,6 @@ from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.statistics.quantiles import quantile_interval
 from ringtap.analysis.statistics.two_sample import Estimate
 from ringtap.analysis.structure.captures import run_streams
-from ringtap.analysis.structure.streams import Streams
 from ringtap.analysis.structure.structure import peak_to_mean
 from ringtap.analysis.sweeps.points import ordered_windows
 from ringtap.analysis.sweeps.sweep import Sweep
@@ -31,7 +30,8 @@ MEDIAN = "iteration_median_s"
 _BURST_SCALES_S = (0.001, 0.01, 0.1)
 _SOCKET_SCALE_S = 0.1
 _LATE = 1.1  # samples up to this share of their period apart count as on time
-_MAX_HOSTS = 64  # senders and receivers in captures whose bursts are measured, the largest ones
+_NO_PACKETS = "no packets were recorded (--collect default,packets)"
+_MAX_PAIRS = 256  # of hosts in captures, those with the most payload
 _EXCHANGE_SHARE = 0.01  # of the largest payload between two hosts; less is a rendezvous
 _PHASES = {
     "compute_s": "compute",
@@ -156,11 +156,11 @@ class _Span:
         """Unit of bytes in the span."""
         return RATE if self.per_second else BYTES
 
-    def of_bytes(self, name: str, title: str, per_bin: Numbers | None, why: str) -> Measure:
-        """Return bytes per bin as a measure per iteration or second; ``why`` they are None, if they are."""
+    def of_bytes(self, name: str, title: str, per_bin: Numbers | None, why: str, sampled: bool = True) -> Measure:
+        """Return bytes per bin as a measure per iteration or second; ``why`` says why they are None, if they are."""
         if per_bin is None or self.why:
             return Measure(name, title, self.unit, None, self.why or why)
-        if self.job.is_too_short:
+        if sampled and self.job.is_too_short:
             return Measure(name, title, self.unit, None, "the samples are too far apart for so few iterations")
         values = per_bin[self.bins]
         known = ~np.isnan(values)
@@ -179,7 +179,7 @@ class _Span:
         """Return a column of the compared iterations; NaN where it is not known."""
         table = self.job.work.iterations
         table = table if name in table else self.job.iterations
-        return table[name].iloc[self.rows].astype("Float64").to_numpy(np.float64, na_value=np.nan)
+        return np.asarray(table[name].iloc[self.rows].astype("Float64").to_numpy(np.float64, na_value=np.nan))
 
     def longest(self) -> tuple[int, int]:
         """Return start and end of the longest time without a gap, on the reference clock."""
@@ -203,9 +203,9 @@ def _mean(name: str, title: str, unit: str, values: Numbers, why: str) -> Measur
 def _measure(job: Job, label: str, span: _Span) -> RunMeasures:
     times_s = span.column("iteration_s") if span.has_iterations else np.empty(0)
     parts = [_times(times_s, span), _phases(span), _payload(span), _interfaces(span), _losses(span)]
-    streams, why, notes = _streams(span)
-    parts += [_socket_burst(span), _bursts(span, streams, why), _incast(span, streams, why), _fan_in(job)]
-    matrix, text = _matrix(span)
+    found, why, notes = _exchanges(span)
+    parts += [_socket_burst(span), _bursts(found, why), _incast(found, why), _fan_in(job)]
+    matrix, text = _matrix(span, found)
     facts = {
         "nodes": list(job.nodes),
         "ranks": int(job.work.processes["rank"].nunique()),
@@ -241,8 +241,13 @@ def _payload(span: _Span) -> Iterator[Measure]:
     traffic = span.job.traffic
     for kind in flows.CLASSES:
         mine = (traffic.groups["traffic_class"] == kind).to_numpy(bool)
-        title = f"{kind} traffic, payload"
+        title = f"payload of {kind} traffic"
         yield span.of_bytes(f"{kind}_bytes", title, traffic.total("payload_bytes", mine), "no sockets were recorded")
+    # packets have no sampling, so that their bytes of an iteration are exact
+    captured = span.job.counted.by_class.get(flows.TRAINING)
+    why = "no captured packet is known to be training traffic" if span.job.counted.packets else _NO_PACKETS
+    title = f"payload of {flows.TRAINING} traffic, by packets"
+    yield span.of_bytes("packet_training_bytes", title, captured, why, sampled=False)
 
 
 def _interfaces(span: _Span) -> Iterator[Measure]:
@@ -253,19 +258,19 @@ def _interfaces(span: _Span) -> Iterator[Measure]:
     for node, logs in job.nodes.items():
         counters = logs.wide(NIC_REC)
         if counters is None:
-            lines.append((f"nic:{node}:tx", f"{node}, sent", None))
+            lines.append((f"nic:{node}:tx", f"{node} NIC, sent", None))
             continue
         wires = [name for name in byte_accounting.interfaces(counters, logs) if name != "lo"]
         ports = wires if _is_switch(logs, wires) else []
         for way, text in _WAYS.items():
             grown = {name: counters.growth(f"{name}.{way}_bytes", job.borders_at[node]) for name in wires}
             total = np.asarray(sum(grown.values(), np.zeros(job.borders.bins)))
-            lines.append((f"nic:{node}:{way}", f"{node}, {'all ports, ' if ports else ''}{text}", total))
+            lines.append((f"nic:{node}:{way}", f"{node}{', all ports' if ports else ' NIC'}, {text}", total))
             lines += [(f"nic:{node}:{port}:{way}", f"{node} port {port}, {text}", grown[port]) for port in ports]
             if not ports:
                 hosts[way] = hosts.get(way, np.zeros(job.borders.bins)) + total
     for way, text in _WAYS.items():
-        yield span.of_bytes(f"nic:{way}", f"all hosts, {text}", hosts.get(way), why)
+        yield span.of_bytes(f"nic:{way}", f"NICs of all hosts, {text}", hosts.get(way), why)
     for name, title, amounts in lines:
         yield replace(span.of_bytes(name, title, amounts, why), is_part=True)
 
@@ -281,55 +286,71 @@ def _losses(span: _Span) -> Iterator[Measure]:
         yield span.of_column(column, title, NUMBER, column, whys[column])
 
 
-def _streams(span: _Span) -> tuple[Streams | None, str, list[str]]:
-    """Return the captured payload without cross traffic; else the reason, and sentences about what is missing."""
+@dataclass(frozen=True, eq=False)
+class _Exchanges:
+    """Captured payload between hosts, without cross traffic, in the longest compared time.
+
+    Attributes:
+        payload: by sender and receiver, the bytes in each bin, shape (bins,); without pairs that exchange little, such
+            as acknowledgements and a rendezvous.
+        totals: bytes of all pairs.
+        bin_ns: width of a bin.
+        bins: number of bins.
+    """
+
+    payload: dict[tuple[str, str], Integers]
+    totals: dict[tuple[str, str], float]
+    bin_ns: int
+    bins: int
+
+
+def _exchanges(span: _Span) -> tuple[_Exchanges | None, str, list[str]]:
+    """Return the captured payload; else the reason, and sentences about missing parts."""
     if not any(logs.names("packets/*.pcap*") for logs in span.job.nodes.values()):
-        return None, "no packets were recorded (--collect default,packets)", []
+        return None, _NO_PACKETS, []
     cross = flows.CrossTraffic.of(span.job.nodes)
     ports = sorted(cross.ports | {port for _, port in cross.ends})
     try:
         streams, warnings = run_streams(span.job, f"not ({' or '.join(f'port {port}' for port in ports)})")
     except UsageError as error:
         return None, str(error), []
-    return streams, "", warnings
+    first, last = ((at_ns - streams.start_ns) // streams.bin_ns for at_ns in span.longest())
+    first, last = max(0, first), min(streams.bins, last)
+    parts: dict[tuple[str, str], list[tuple[Integers, Integers]]] = {}
+    for one in streams.streams:
+        inside = (one.bins >= first) & (one.bins < last)
+        if inside.any():
+            parts.setdefault((one.source, one.destination), []).append((one.bins[inside] - first, one.payload[inside]))
+    if not parts:
+        return None, "the captures hold no payload in the compared iterations", warnings
+    totals = {pair: float(sum(payload.sum() for _, payload in found)) for pair, found in parts.items()}
+    kept = sorted(totals, key=lambda pair: -totals[pair])[:_MAX_PAIRS]
+    payload = {}
+    for pair in kept:
+        if totals[pair] >= _EXCHANGE_SHARE * totals[kept[0]]:
+            payload[pair] = np.zeros(last - first, np.int64)
+            for bins, amounts in parts[pair]:
+                payload[pair][bins] += amounts
+    return _Exchanges(payload, {pair: totals[pair] for pair in kept}, streams.bin_ns, last - first), "", warnings
 
 
-def _captured_bins(span: _Span, streams: Streams) -> tuple[int, int]:
-    """Return the bins of the streams within the longest compared time; an empty range if there are none."""
-    begin_ns, end_ns = span.longest()
-    begin, end = ((at - streams.start_ns) // streams.bin_ns for at in (begin_ns, end_ns))
-    return max(0, begin), min(streams.bins, end)
-
-
-def _largest(streams: Streams, side: str) -> list[str]:
-    totals: dict[str, int] = {}
-    for stream in streams.streams:
-        host = getattr(stream, side)
-        totals[host] = totals.get(host, 0) + stream.total
-    return sorted(totals, key=lambda host: -totals[host])[:_MAX_HOSTS]
-
-
-def _bursts(span: _Span, streams: Streams | None, why: str) -> Iterator[Measure]:
+def _bursts(found: _Exchanges | None, why: str) -> Iterator[Measure]:
     """Yield the peak over the mean rate of the host with the largest one, and the share of time with payload."""
-    begin, end = (0, 0) if streams is None else _captured_bins(span, streams)
-    why = why or "the captures hold no payload in the compared iterations"
     peaks = pd.DataFrame(columns=["scale_s", "peak_to_mean"])
-    busy = None
-    if streams is not None and end > begin:
-        senders = {
-            host: streams.dense([one for one in streams.streams if one.source == host])
-            for host in _largest(streams, "source")
-        }
-        peaks = peak_to_mean(senders, np.array([begin, end]), streams.bin_ns)
-        busy = np.any([sent[begin:end] > 0 for sent in senders.values()], axis=0)
+    share = None
+    if found is not None:
+        senders: dict[str, Integers] = {}
+        for (source, _), payload in found.payload.items():
+            senders[source] = senders.get(source, np.zeros(found.bins, np.int64)) + payload
+        peaks = peak_to_mean(senders, np.array([0, found.bins]), found.bin_ns)
+        share = float(np.any([sent > 0 for sent in senders.values()], axis=0).mean())
     for scale_s in _BURST_SCALES_S:
-        found = peaks.loc[peaks["scale_s"] == scale_s, "peak_to_mean"]
+        values = peaks.loc[peaks["scale_s"] == scale_s, "peak_to_mean"]
         title = f"peak over mean, {format_duration(scale_s)}"
-        value = float(found.max()) if len(found) else None
-        yield Measure(f"peak_to_mean:{scale_s:g}", title, NUMBER, value, "" if len(found) else why)
-    share = None if busy is None else float(busy.mean())
-    title = "time with payload, 1 ms"
-    yield Measure("busy_share", title, SHARE, share, "" if busy is not None else why)
+        value = float(values.max()) if len(values) else None
+        reason = "" if len(values) else why or "the capture is shorter than two such times"
+        yield Measure(f"peak_to_mean:{scale_s:g}", title, NUMBER, value, reason)
+    yield Measure("busy_share", "time with payload, 1 ms", SHARE, share, why)
 
 
 def _socket_burst(span: _Span) -> Iterator[Measure]:
@@ -357,7 +378,7 @@ def _socket_burst(span: _Span) -> Iterator[Measure]:
             why = f"sockets were sampled less often than every {format_duration(_SOCKET_SCALE_S)}"
             continue
         edges_ns = at_ns[:: max(1, round(_SOCKET_SCALE_S / period_s))]
-        out_of = np.full(count, -1)
+        out_of = np.ones(count, np.int64)  # group 1: other traffic
         out_of[ends] = 0
         borders = Borders(edges_ns, np.arange(len(edges_ns) - 1))
         sent = flows.socket_bytes_of(logs, borders, out_of, np.full(count, -1)).amounts["payload_bytes"]
@@ -367,25 +388,15 @@ def _socket_burst(span: _Span) -> Iterator[Measure]:
     yield Measure(name, title, NUMBER, max(peaks, default=None), "" if peaks else why)
 
 
-def _incast(span: _Span, streams: Streams | None, why: str) -> Iterator[Measure]:
-    """Yield the number of hosts that send to one host in the same millisecond."""
-    begin, end = (0, 0) if streams is None else _captured_bins(span, streams)
+def _incast(found: _Exchanges | None, why: str) -> Iterator[Measure]:
+    """Yield the number of hosts that send to one host in the same millisecond, where one sends."""
     mean = largest = None
-    if streams is not None and end > begin:
-        degrees = []
-        for host in _largest(streams, "destination"):
-            count = np.zeros(streams.bins, np.int64)
-            sources: dict[str, list[Integers]] = {}
-            for stream in streams.streams:
-                if stream.destination == host:
-                    sources.setdefault(stream.source, []).append(stream.bins)
-            for bins in sources.values():
-                count[np.unique(np.concatenate(bins))] += 1
-            degrees.append(count[begin:end][count[begin:end] > 0])
-        busy = np.concatenate(degrees)
-        if len(busy):
-            mean, largest = float(busy.mean()), float(busy.max())
-    why = "" if mean is not None else why or "the captures hold no payload in the compared iterations"
+    if found is not None:
+        degrees: dict[str, Integers] = {}
+        for (_, destination), payload in found.payload.items():
+            degrees[destination] = degrees.get(destination, np.zeros(found.bins, np.int64)) + (payload > 0)
+        busy = np.concatenate([degree[degree > 0] for degree in degrees.values()])
+        mean, largest = float(busy.mean()), float(busy.max())
     yield Measure("incast_mean", "incast degree, mean, 1 ms", NUMBER, mean, why)
     yield Measure("incast_largest", "incast degree, largest, 1 ms", NUMBER, largest, why)
 
@@ -393,33 +404,47 @@ def _incast(span: _Span, streams: Streams | None, why: str) -> Iterator[Measure]
 def _fan_in(job: Job) -> Iterator[Measure]:
     """Yield the number of hosts that send training traffic to one host at any time."""
     name, title = "fan_in", "hosts that send to one host, by sockets"
-    table = job.traffic.flows
+    table = job.flows
     table = table[(table["traffic_class"] == flows.TRAINING) & ~table["local"].astype(bool)]
     if not len(table):
         why = "no training traffic between two hosts was sampled" if job.traffic.nodes else "no sockets were recorded"
         yield Measure(name, title, NUMBER, None, why)
         return
+    column = "bytes_per_iteration" if table["bytes_per_iteration"].notna().any() else "payload_bytes"
     ends = [table[f"{side}_node"].fillna(table[side]) for side in ("source", "destination")]
-    pairs = table.groupby([ends[0].rename("from_host"), ends[1].rename("to_host")])["payload_bytes"].sum()
+    pairs = table.groupby([ends[0].rename("from_host"), ends[1].rename("to_host")])[column].sum()
     pairs = pairs[pairs >= _EXCHANGE_SHARE * pairs.max()]
     yield Measure(name, title, NUMBER, float(pairs.groupby("to_host").size().max()))
 
 
-def _matrix(span: _Span) -> tuple[pd.DataFrame, str]:
-    """Return the training payload between ranks, or between hosts if only packets tell it."""
-    job, empty = span.job, pd.DataFrame()
+def _matrix(span: _Span, found: _Exchanges | None) -> tuple[pd.DataFrame, str]:
+    """Return the training payload between ranks; where sockets do not tell it, the captured one between hosts."""
+    job = span.job
     table = job.flows
     table = table[table["traffic_class"] == flows.TRAINING]
     table = table[table[["source_rank", "destination_rank"]].notna().all(axis=1)]
     if not len(table):
-        why = "no sockets were recorded" if not job.traffic.nodes else "no flow between two ranks was sampled"
-        return empty, why
+        return _matrix_of_hosts(span, found)
     column = "bytes_per_iteration" if table["bytes_per_iteration"].notna().any() else "payload_bytes"
     amounts = table.groupby(["source_rank", "destination_rank"])[column].sum().astype(float)
-    ranks = sorted({int(rank) for index in amounts.index for rank in index})
-    square = amounts.unstack().reindex(index=ranks, columns=ranks).fillna(0.0)
     per = "per iteration" if column == "bytes_per_iteration" else "over the whole recording"
-    return square.rename_axis(index="source_rank", columns="destination_rank"), f"payload between ranks {per}"
+    return _square(amounts, "rank"), f"payload between ranks {per}"
+
+
+def _matrix_of_hosts(span: _Span, found: _Exchanges | None) -> tuple[pd.DataFrame, str]:
+    if found is None:
+        return pd.DataFrame(), "neither sockets of ranks nor packets of the compared iterations were recorded"
+    amounts, text = pd.Series(found.totals), "captured payload between hosts"
+    if span.has_iterations:  # the captures need not hold whole iterations
+        iterations = found.bins * found.bin_ns / 1e9 / float(span.column("iteration_s").mean())
+        amounts, text = amounts / iterations, f"{text} per iteration"
+    return _square(amounts, "host"), text
+
+
+def _square(amounts: pd.Series[Any], side: str) -> pd.DataFrame:
+    names = sorted({name for pair in amounts.index for name in pair})
+    square = amounts.unstack().reindex(index=names, columns=names).fillna(0.0)
+    return square.rename_axis(index=f"source_{side}", columns=f"destination_{side}")
 
 
 def _sensitivity(row: dict[str, Any]) -> Iterator[Measure]:

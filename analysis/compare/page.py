@@ -12,7 +12,7 @@ import pandas as pd
 
 from ringtap.analysis.compare.measures import RunMeasures
 from ringtap.analysis.compare.run_comparison import RunComparison
-from ringtap.analysis.compare.text import cells, heads
+from ringtap.analysis.compare.text import NOTE, cells, heads
 from ringtap.analysis.pcap.tables import check_new
 from ringtap.analysis.plots import axes as on_axes
 from ringtap.analysis.plots.figure import Drawn, label, line_handle, new_figure, sheet, styled
@@ -39,6 +39,7 @@ def write_page(found: RunComparison, path: str | os.PathLike[str], force: bool =
     data = found.to_json() | {
         "heads": [one_line(text) for text in heads(found)],
         "rows": [[one_line(text) for text in cells(row)] for row in found.rows],
+        "note": NOTE,
         "reasons": [one_line(text) for text in found.reasons],
     }
     try:
@@ -106,5 +107,6 @@ def _largest(runs: list[RunMeasures], text: str) -> float:
 
 
 def _numbers(run: RunMeasures) -> pd.DataFrame:
-    table = run.matrix.reset_index().melt("source_rank", value_name="payload_bytes")
+    table = run.matrix.rename_axis(index="source", columns="destination").reset_index()
+    table = table.melt("source", value_name="payload_bytes")
     return table[table["payload_bytes"] > 0].assign(run=run.label)

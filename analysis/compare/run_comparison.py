@@ -165,10 +165,11 @@ class RunComparison:
                     missing.setdefault((reason, row.title), []).append(label)
         titles: dict[tuple[str, str], list[str]] = {}
         for (reason, title), labels in missing.items():
-            titles.setdefault((", ".join(labels), reason), []).append(title)
+            verb = "has" if len(labels) == 1 else "have"
+            titles.setdefault((f"{', '.join(labels)} {verb} no", reason), []).append(title)
         for title, reason in self.unknown:
-            titles.setdefault(("every run", reason), []).append(title)
-        lines = [f"{_listed(names)} of {labels}: {reason}." for (labels, reason), names in titles.items()]
+            titles.setdefault(("No run has", reason), []).append(title)
+        lines = [f"{subject} {_listed(names)}: {reason}." for (subject, reason), names in titles.items()]
         return [*lines, *(f"{note}." for run in self.runs for note in run.notes)]
 
     def to_json(self) -> dict[str, Any]:
@@ -211,7 +212,7 @@ class RunComparison:
 def _matrix_json(run: RunMeasures) -> dict[str, Any] | None:
     if not run.matrix.size:
         return None
-    return {"ranks": [int(rank) for rank in run.matrix.index], "bytes": run.matrix.to_numpy(float).tolist()}
+    return {"names": [str(name) for name in run.matrix.index], "bytes": run.matrix.to_numpy(float).tolist()}
 
 
 def _listed(titles: Sequence[str]) -> str:
@@ -384,7 +385,7 @@ def _answer(runs: Sequence[RunMeasures], pairs: dict[Pair, Comparison], p_times:
         yield f"{label} has the shortest {which}: {shown} in the median."
     else:
         near = " and ".join([label, *(runs[at].label for at, _, p in others if p >= ALPHA)])
-        yield f"No difference beyond chance between {near} was found: an {which} takes {shown} in the median of {label}."
+        yield f"No difference beyond chance between {near} was found: an {which} of {label} takes {shown} (median)."
     for at, ratio, p in others:
         chance = f"beyond chance (p {_p_text(p)})" if p < ALPHA else f"within chance (p {_p_text(p)})"
         yield f"{runs[at].label} takes {ratio.value:.4g} times as long as {label} ({_interval(ratio)}), {chance}."

@@ -6,6 +6,10 @@ from ringtap.analysis.compare.run_comparison import Row, RunComparison
 from ringtap.terminal import text_table
 from ringtap.units import counted
 
+NOTE = (
+    "Values are means over the iterations after warm-up unless their names say otherwise. Chance means the variation "
+    "within these runs: repeated runs of one job may differ by more."
+)
 _MAX_ROWS = 40
 _MAX_LABEL = 28
 
@@ -16,7 +20,7 @@ def describe(found: RunComparison) -> list[str]:
     lines = [*found.answer, "", *text_table(table)]
     if len(found.rows) > _MAX_ROWS:
         lines.append(f"{counted(len(found.rows) - _MAX_ROWS, 'more row')}: --json and the page have all")
-    return [*lines, *(["", "Not known, and limits:", *found.reasons] if found.reasons else [])]
+    return [*lines, "", NOTE, *(["", "Not known, and limits:", *found.reasons] if found.reasons else [])]
 
 
 def heads(found: RunComparison) -> list[str]:

@@ -32,6 +32,7 @@ _SOCKET_SCALE_S = 0.1
 _LATE = 1.1  # samples up to this share of their period apart count as on time
 _NO_PACKETS = "no packets were recorded (--collect default,packets)"
 _MAX_PAIRS = 256  # of hosts in captures, those with the most payload
+_MAX_CELLS = 1 << 26  # of pairs and bins of 1 ms: 512 MB
 _EXCHANGE_SHARE = 0.01  # of the largest payload between two hosts; less is a rendezvous
 _PHASES = {
     "compute_s": "compute",
@@ -294,12 +295,14 @@ class _Exchanges:
         payload: by sender and receiver, the bytes in each bin, shape (bins,); without pairs that exchange little, such
             as acknowledgements and a rendezvous.
         totals: bytes of all pairs.
+        seconds: the time over which they are totals.
         bin_ns: width of a bin.
         bins: number of bins.
     """
 
     payload: dict[tuple[str, str], Integers]
     totals: dict[tuple[str, str], float]
+    seconds: float
     bin_ns: int
     bins: int
 
@@ -324,14 +327,17 @@ def _exchanges(span: _Span) -> tuple[_Exchanges | None, str, list[str]]:
     if not parts:
         return None, "the captures hold no payload in the compared iterations", warnings
     totals = {pair: float(sum(payload.sum() for _, payload in found)) for pair, found in parts.items()}
-    kept = sorted(totals, key=lambda pair: -totals[pair])[:_MAX_PAIRS]
-    payload = {}
-    for pair in kept:
-        if totals[pair] >= _EXCHANGE_SHARE * totals[kept[0]]:
-            payload[pair] = np.zeros(last - first, np.int64)
-            for bins, amounts in parts[pair]:
-                payload[pair][bins] += amounts
-    return _Exchanges(payload, {pair: totals[pair] for pair in kept}, streams.bin_ns, last - first), "", warnings
+    largest = sorted(totals, key=lambda pair: -totals[pair])[:_MAX_PAIRS]
+    kept = [pair for pair in largest if totals[pair] >= _EXCHANGE_SHARE * totals[largest[0]]]
+    bins = min(last - first, _MAX_CELLS // len(kept))
+    if bins < last - first:
+        warnings.append(f"bursts are those of the first {format_duration(bins * streams.bin_ns / 1e9)} of the captures")
+    payload = {pair: np.zeros(bins, np.int64) for pair in kept}
+    for pair, sent in payload.items():
+        for at, amounts in parts[pair]:
+            sent[at[at < bins]] += amounts[at < bins]
+    seconds = (last - first) * streams.bin_ns / 1e9
+    return _Exchanges(payload, {pair: totals[pair] for pair in largest}, seconds, streams.bin_ns, bins), "", warnings
 
 
 def _bursts(found: _Exchanges | None, why: str) -> Iterator[Measure]:
@@ -436,7 +442,7 @@ def _matrix_of_hosts(span: _Span, found: _Exchanges | None) -> tuple[pd.DataFram
         return pd.DataFrame(), "neither sockets of ranks nor packets of the compared iterations were recorded"
     amounts, text = pd.Series(found.totals), "captured payload between hosts"
     if span.has_iterations:  # the captures need not hold whole iterations
-        iterations = found.bins * found.bin_ns / 1e9 / float(span.column("iteration_s").mean())
+        iterations = found.seconds / float(span.column("iteration_s").mean())
         amounts, text = amounts / iterations, f"{text} per iteration"
     return _square(amounts, "host"), text
 

@@ -1,6 +1,7 @@
 """Runs side by side: which is the fastest, and which other measures differ beyond chance.
 
-docs/commands/compare.md has the rules. Iteration times are one family of tests, all other measures are another one.
+docs/commands/compare.md has the rules. Iteration times are one family of tests, the other measures of whole runs are
+another one, and those of single hosts and ports a third one.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Row:
         known = [value for value in self.values if value is not None]
         group = 3 if len(known) < 2 else {True: 0, None: 1, False: 2}[self.is_beyond_chance]
         differs = len(set(known)) > 1
-        return self.is_part, group, -(self.ratio or (math.inf if differs else 1.0))
+        return self.is_part, group, -float(f"{self.ratio or (math.inf if differs else 1.0):.2g}")
 
 
 def format_value(value: float, unit: str) -> str:
@@ -308,7 +309,10 @@ def compare_measures(runs: Sequence[RunMeasures]) -> RunComparison:
         for pair in every_pair
         if (p := _p_of(name, pair, runs)) is not None
     }
-    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
+    corrected: dict[tuple[str, Pair], float] = {}
+    for is_part in (False, True):
+        family = [key for key in tested if first[key[0]].is_part is is_part]
+        corrected |= dict(zip(family, holm([tested[key] for key in family]), strict=True))
     rows, unknown = [], []
     for name in names:
         found = [run.measures.get(name, replace(first[name], value=None, why=_absent(name))) for run in runs]

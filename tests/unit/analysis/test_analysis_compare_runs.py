@@ -17,8 +17,7 @@ from ringtap.cli import main
 from ringtap.errors import UsageError
 from ringtap.rundir import RunDirectory
 from tests.gold.analysis_sweep import write_sweep
-from tests.gold.job_run import MS, START_NS, Node, Truth, write_ddp_job
-from tests.unit.analysis.test_job_parts import pcap
+from tests.gold.job_run import MS, START_NS, Node, Truth, pcap, write_ddp_job
 
 SMALL = Truth()
 LARGE = Truth(iteration_ms=300, compute_ms=(100, 130), network_ms=60, gradient_bytes=8_000_000)

@@ -129,9 +129,13 @@ def measure_series(sweep: Sweep, name: str, label: str) -> RunMeasures:
     for begin, end in windows:
         inside |= (start_ns >= begin) & (end_ns <= end)
     found = _measure(job, label, _Span(job, np.flatnonzero(inside), False))
-    notes = (*found.notes, *(() if inside.any() else (f"{label} has no point without cross traffic",)))
+    notes = list(found.notes)
+    if not inside.any():
+        notes.append(f"{label} has no point without cross traffic")
+    if series.is_simulated:
+        notes.append(f"{label} is simulated: chance means the variation of simulated iterations")
     measures = {one.name: one for one in (*found.measures.values(), *_sensitivity(overview([series])[0]))}
-    return replace(found, facts=found.facts | {"series": name}, measures=measures, notes=notes)
+    return replace(found, facts=found.facts | {"series": name}, measures=measures, notes=tuple(notes))
 
 
 class _Span:

@@ -370,48 +370,55 @@ def _excludes_zero(a: Estimate, b: Estimate) -> bool:
 
 def _answer(runs: Sequence[RunMeasures], pairs: dict[Pair, Comparison], p_times: dict[Pair, float]) -> Iterator[str]:
     """Yield the run with the shortest iteration, and by how much the others take longer, one sentence each."""
-    without = [run.label for run in runs if not len(run.times_s)]
-    for label in without:
-        yield f"No iteration of {label} is known: amounts per second are compared."
-    few = [run.label for run in runs if 0 < len(run.times_s) < MIN_VALUES]
-    if few:
-        yield f"{', '.join(few)}: fewer than {MIN_VALUES} iterations, too few to compare iteration times."
-    able = [at for at, run in enumerate(runs) if len(run.times_s) >= MIN_VALUES]
-    if len(able) < 2:
+    for run in runs:
+        if not len(run.times_s):
+            yield f"No iteration of {run.label} is known{_instead(run)}."
+    medians = {at: float(np.median(run.times_s)) for at, run in enumerate(runs) if len(run.times_s)}
+    if len(medians) < 2:
         return
-    medians = {at: float(np.median(runs[at].times_s)) for at in able}
-    order = sorted(able, key=medians.__getitem__)
-    best, label = order[0], runs[order[0]].label
-    others = [(at, *_against(best, at, pairs, p_times)) for at in order[1:]]
+    best, *others = sorted(medians, key=medians.__getitem__)
+    label, shown = runs[best].label, format_duration(medians[best])
     which = "iteration without cross traffic" if "series" in runs[best].facts else "iteration"
-    shown = format_duration(medians[best])
-    if others[0][2] < ALPHA:
-        yield f"{label} has the shortest {which}: {shown} in the median."
+    chance = {at: p_times.get((min(best, at), max(best, at))) for at in others}
+    near = [at for at, p in chance.items() if p is not None and p >= ALPHA]
+    if near:
+        names = " and ".join([label, *(runs[at].label for at in near)])
+        yield f"No difference beyond chance between {names} was found: an {which} of {label} takes {shown} (median)."
     else:
-        near = " and ".join([label, *(runs[at].label for at, _, p in others if p >= ALPHA)])
-        yield f"No difference beyond chance between {near} was found: an {which} of {label} takes {shown} (median)."
-    for at, ratio, p in others:
-        chance = f"beyond chance (p {_p_text(p)})" if p < ALPHA else f"within chance (p {_p_text(p)})"
-        yield f"{runs[at].label} takes {ratio.value:.4g} times as long as {label} ({_interval(ratio)}), {chance}."
+        yield f"{label} has the shortest {which}: {shown} in the median."
+    for at, p in chance.items():
+        if p is None:
+            few = " and ".join(
+                f"{counted(len(runs[one].times_s), 'iteration')} of {runs[one].label}"
+                for one in (best, at)
+                if len(runs[one].times_s) < MIN_VALUES
+            )
+            longer = f"{runs[at].label} takes {medians[at] / medians[best]:.4g} times as long as {label}"
+            yield f"{longer}; whether beyond chance is not known from {few}."
+            continue
+        ratio = _over(pairs, best, at)
+        verdict = "beyond" if p < ALPHA else "within"
+        yield (
+            f"{runs[at].label} takes {ratio.value:.4g} times as long as {label} ({_interval(ratio)}), {verdict} chance "
+            f"(p {'< 0.001' if p < 0.001 else f'= {p:.2g}'})."
+        )
 
 
-def _against(
-    best: int, other: int, pairs: dict[Pair, Comparison], p_times: dict[Pair, float]
-) -> tuple[Estimate, float]:
-    """Return the ratio of the other run's median to the best one's, with its interval, and the corrected p value."""
-    pair = (min(best, other), max(best, other))
-    ratio = pairs[pair].median_ratio
-    if best > other:
-        low, high = (None if end is None else 1 / end for end in (ratio.high, ratio.low))
-        ratio = Estimate(1 / ratio.value, low, high)
-    return ratio, p_times[pair]
+def _instead(run: RunMeasures) -> str:
+    """Return a clause about the amounts that are compared if a run has no iterations."""
+    return "" if "series" in run.facts else ": amounts per second are compared"
+
+
+def _over(pairs: dict[Pair, Comparison], best: int, other: int) -> Estimate:
+    """Return the ratio of the other run's median to the best one's, with its interval."""
+    ratio = pairs[min(best, other), max(best, other)].median_ratio
+    if best < other:
+        return ratio
+    low, high = (None if end is None else 1 / end for end in (ratio.high, ratio.low))
+    return Estimate(1 / ratio.value, low, high)
 
 
 def _interval(ratio: Estimate) -> str:
     if ratio.low is None or ratio.high is None:
         return "too few iterations for an interval"
     return f"95 % interval {ratio.low:.4g} to {ratio.high:.4g}"
-
-
-def _p_text(p: float) -> str:
-    return "< 0.001" if p < 0.001 else f"= {p:.2g}"

@@ -199,7 +199,7 @@ class _Span:
 
 
 def _mean(name: str, title: str, unit: str, values: Numbers, why: str) -> Measure:
-    known = values[~np.isnan(values)]
+    known = values[np.isfinite(values)]
     if not len(known):
         return Measure(name, title, unit, None, why)
     return Measure(name, title, unit, float(known.mean()), samples=known)
@@ -259,11 +259,12 @@ def _interfaces(span: _Span) -> Iterator[Measure]:
     """Yield bytes by interface counters: of all hosts, of each host, and of each port of a switch."""
     job, why = span.job, "no interface counters were recorded"
     hosts: dict[str, Numbers] = {}
+    without = []
     lines: list[tuple[str, str, Numbers | None]] = []
     for node, logs in job.nodes.items():
         counters = logs.wide(NIC_REC)
         if counters is None:
-            lines.append((f"nic:{node}:tx", f"{node} NIC, sent", None))
+            without.append(node)
             continue
         wires = [name for name in byte_accounting.interfaces(counters, logs) if name != "lo"]
         ports = wires if _is_switch(logs, wires) else []
@@ -274,6 +275,8 @@ def _interfaces(span: _Span) -> Iterator[Measure]:
             lines += [(f"nic:{node}:{port}:{way}", f"{node} port {port}, {text}", grown[port]) for port in ports]
             if not ports:
                 hosts[way] = hosts.get(way, np.zeros(job.borders.bins)) + total
+    if without and hosts:
+        hosts, why = {}, f"no interface counters of {', '.join(without)} were recorded"
     for way, text in _WAYS.items():
         yield span.of_bytes(f"nic:{way}", f"NICs of all hosts, {text}", hosts.get(way), why)
     for name, title, amounts in lines:

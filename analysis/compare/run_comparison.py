@@ -49,6 +49,7 @@ from ringtap.units import counted, format_duration, format_rate, format_size
 
 SCHEMA = 1
 _NUMBER = {SECONDS: format_duration, BYTES: format_size, RATE: format_rate, SHARE: "{:.1%}".format}
+_COLUMNS = frozenset(("measure", "title", "unit", "ratio", "p", "beyond_chance"))  # of the table, beside the runs
 Pair = tuple[int, int]
 
 
@@ -276,7 +277,7 @@ def _labels(paths: Sequence[Path]) -> list[str]:
     parts = [path.resolve().parts for path in paths]
     for length in range(1, max(map(len, parts)) + 1):
         labels = ["/".join(part[-length:]) for part in parts]
-        if len(set(labels)) == len(labels):
+        if len(set(labels)) == len(labels) and _COLUMNS.isdisjoint(labels):
             break
     return [one_line(label) for label in labels]
 
@@ -336,7 +337,7 @@ def compare_measures(runs: Sequence[RunMeasures]) -> RunComparison:
 
 
 def _absent(name: str) -> str:
-    return "the run has no such host or port" if name.startswith("nic:") else "the run has no such measure"
+    return "no counters of such a host or port" if name.startswith("nic:") else "the run has no such measure"
 
 
 def _p_of(name: str, pair: Pair, runs: Sequence[RunMeasures]) -> float | None:

@@ -212,7 +212,7 @@ def test_ports_of_a_switch_are_listed_one_by_one(jobs, tmp_path):
     found = compare_runs([jobs[0], tmp_path / "with-switch"])
     port = row_of(found, "nic:switch:to-n1:tx")
     assert (port.title, port.values) == ("switch port to-n1, sent", (None, pytest.approx(400_000)))
-    assert port.reasons[0] == "the run has no such host or port"
+    assert port.reasons[0] == "no counters of such a host or port"
     assert row_of(found, "nic:switch:tx").values[1] == pytest.approx(600_000)
     sent = row_of(found, "nic:tx").values
     assert sent[0] == pytest.approx(sent[1]), "a switch is not a host"

@@ -7,6 +7,7 @@ Read runs and captures:
     open_run        open either of them
     read_captures   read packet captures: conversations, rates, packets
     read_structure  find the iterations and the pattern of training in captures
+    compare_runs    put jobs, or the series of sweeps, side by side
     utc             convert the times of a table to UTC
 
 Analyse measurements:
@@ -45,6 +46,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringtap.agents.sweep.conductor import run_sweep
     from ringtap.agents.testbed.up import testbed
+    from ringtap.analysis.compare.run_comparison import compare_runs
     from ringtap.analysis.frames import utc
     from ringtap.analysis.job.run import Job, open_job
     from ringtap.analysis.model.breakpoint import find_break
@@ -74,6 +76,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "compare",
+    "compare_runs",
     "demand",
     "find_break",
     "find_congestion_point",
@@ -101,6 +104,7 @@ _MODULES = {
     "Sweep": "ringtap.analysis.sweeps.sweep",
     "Traffic": "ringtap.analysis.pcap.traffic",
     "compare": "ringtap.analysis.statistics.two_sample",
+    "compare_runs": "ringtap.analysis.compare.run_comparison",
     "demand": "ringtap.analysis.model.demand",
     "find_break": "ringtap.analysis.model.breakpoint",
     "find_congestion_point": "ringtap.analysis.model.congestion_point",

@@ -44,6 +44,7 @@ GROUPS = {
     },
     "Analyze": {
         "analyze": ("ringtap.analysis.commands.analyze", "what a job and its network did, iteration by iteration"),
+        "compare": ("ringtap.analysis.commands.compare", "put jobs, or the series of sweeps, side by side"),
         "flows": ("ringtap.analysis.commands.flows", "conversations and rates of packet captures, at memory speed"),
         "structure": (
             "ringtap.analysis.commands.structure",

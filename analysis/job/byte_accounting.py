@@ -80,7 +80,7 @@ def count(node: NodeLogs, borders: Borders) -> Counted | None:
     if counters is None:
         return None
     found: Counted = Counted({}, {})
-    known = _interfaces(counters, node)
+    known = interfaces(counters, node)
     for path, direction in _DIRECTIONS:
         names = tuple(name for name in known if (name == "lo") == (path == LOOPBACK))
         found.interfaces[path] = names
@@ -134,7 +134,7 @@ def measure(
     return ByteAccounts(directions, by_class, not_captured, dict(captured))
 
 
-def _interfaces(counters: WideLog, node: NodeLogs) -> list[str]:
+def interfaces(counters: WideLog, node: NodeLogs) -> list[str]:
     """Return the interfaces that carry a job's bytes, without those stacked on others of the same node."""
     names = dict.fromkeys(column.rpartition(".")[0] for column in counters.columns)
     above = stacked(node)

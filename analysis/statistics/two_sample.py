@@ -147,11 +147,22 @@ def compare(a: Values, b: Values, names: tuple[str, str] = ("a", "b"), level: fl
         level=level,
         median_ratio=_ratio(*ends[0]),
         p99_ratio=_ratio(*ends[1]),
-        p99_difference_s=_difference(*ends[1]),
+        p99_difference_s=difference(*ends[1]),
         shift_s=_shift(low, high, counts, level),
         superiority=superiority,
         tests=tuple(Test(*test, p_holm) for test, p_holm in zip(tests, corrected, strict=True)),
     )
+
+
+def location_p(a: Values, b: Values) -> float:
+    """Return the p value of the location test alone, for samples of any numbers in order of time, such as bytes.
+
+    Raises:
+        UsageError: fewer than 5 values in a sample, or one that is not finite.
+    """
+    first, second = sample(a, MIN_VALUES), sample(b, MIN_VALUES)
+    counts = effective_count(first), effective_count(second)
+    return max(_MIN_P, _superiority(np.sort(first), np.sort(second), counts, 0.95)[1])
 
 
 def correct_together(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
@@ -187,7 +198,7 @@ def _times(ratio: Estimate) -> str:
     return f"{ratio.value:.3g} times ({interval or 'without bounds'})"
 
 
-def _difference(a: Estimate, b: Estimate) -> Estimate:
+def difference(a: Estimate, b: Estimate) -> Estimate:
     """Return b minus a, with an interval from both intervals (MOVER: Zou and Donner, Statist. Med. 27, 2008)."""
     value = b.value - a.value
     low = high = None
@@ -204,7 +215,7 @@ def _ratio(a: Estimate, b: Estimate) -> Estimate:
         Estimate(math.log(one.value), *(None if end is None else math.log(end) for end in (one.low, one.high)))
         for one in (a, b)
     ]
-    found = _difference(*logs)
+    found = difference(*logs)
     ends = (None if end is None else math.exp(end) for end in (found.low, found.high))
     return Estimate(math.exp(found.value), *ends)
 

@@ -17,7 +17,7 @@ from ringtap.analysis.pcap.traffic import Traffic
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.sockets import socket_log
 from ringtap.analysis.structure.periodicity import Integers
-from ringtap.analysis.structure.streams import Vantage, streams_of
+from ringtap.analysis.structure.streams import Streams, Vantage, streams_of
 from ringtap.analysis.structure.structure import Structure, find_structure
 from ringtap.analysis.structure.validation import check_against_steps
 from ringtap.arguments import instance_of, paths_of
@@ -68,6 +68,39 @@ def read_structure(
         raise UsageError(f"{folders[0]} is a run directory: name it alone, or capture files without it")
     job = open_job(folders[0]) if folders else None
     points = [_CapturePoint(str(path), [path]) for path in named] if job is None else _capture_points(job)
+    vantages, warnings, notes = _vantages(points, filter, bin_s, cache, progress, skips=job is not None)
+    names = {address: name for name, addresses in given.items() for address in addresses}
+    found = replace(find_structure(streams_of(vantages, names)), warnings=tuple(warnings), notes=tuple(notes))
+    return found if job is None else replace(found, steps=check_against_steps(job, found.boundaries_ns))
+
+
+def run_streams(job: Job, filter: str | None = None, *, bin_s: float | str = 0.001) -> tuple[Streams, list[str]]:
+    """Read the captures of a run as streams between its nodes, on the reference clock.
+
+    Args:
+        job: the run.
+        filter: as for `read_structure`.
+        bin_s: width of the time bins, in seconds or as text.
+
+    Returns:
+        The streams, and a sentence for each part that is missing.
+
+    Raises:
+        UsageError: the run has no packets, or none with payload.
+    """
+    vantages, warnings, _ = _vantages(_capture_points(job), filter, bin_s, True, None, skips=True)
+    return streams_of(vantages), warnings
+
+
+def _vantages(
+    points: Sequence[_CapturePoint],
+    filter: str | None,
+    bin_s: float | str,
+    cache: bool,
+    progress: Progress | None,
+    skips: bool,
+) -> tuple[list[Vantage], list[str], list[str]]:
+    """Read capture points; return them with warnings and notes. With ``skips``, leave out those that are unreadable."""
     vantages: list[Vantage] = []
     notes: list[str] = []
     warnings = [point.warning for point in points if point.warning]
@@ -76,7 +109,7 @@ def read_structure(
         try:
             traffic = _timed(read_captures(point.files, bin_s=bin_s, cache=cache, progress=progress))
         except UsageError as error:
-            if job is None:
+            if not skips:
                 raise
             errors.append(error)
             warnings.append(f"{point.name} is left out: {error}")
@@ -90,9 +123,7 @@ def read_structure(
         vantages.append(Vantage(point.name, chosen, point.to_reference, point.addresses))
     if not vantages:
         raise errors[0]
-    names = {address: name for name, addresses in given.items() for address in addresses}
-    found = replace(find_structure(streams_of(vantages, names)), warnings=tuple(warnings), notes=tuple(notes))
-    return found if job is None else replace(found, steps=check_against_steps(job, found.boundaries_ns))
+    return vantages, warnings, notes
 
 
 def _checked_hosts(hosts: Mapping[str, str | Sequence[str]]) -> dict[str, list[str]]:

@@ -77,10 +77,11 @@ class Sweep:
 
     @cached_property
     def _analysed(self) -> dict[str, Series]:
-        return {series.name: series for series in analyse(self.run, self._measured)}
+        return {series.name: series for series in analyse(self.run, self.measured)}
 
     @cached_property
-    def _measured(self) -> list[points.Point]:
+    def measured(self) -> list[points.Point]:
+        """Points measured from the raw logs, by series and load, as in `points`."""
         return points.measure(self.run, self.workers)
 
     def _known(self, name: str) -> str:
@@ -101,7 +102,7 @@ class Sweep:
 
         The others are those of `ringtap.analysis.sweeps.points.Point`, with their meaning.
         """
-        found = points.table(self._measured)
+        found = points.table(self.measured)
         found.insert(0, "point", np.arange(len(found)))
         found.attrs["columns"] = points.COLUMNS
         return found
@@ -118,7 +119,7 @@ class Sweep:
             - ``place``: number of the iteration in the window, from 0
             - ``iteration_s``: iteration time
         """
-        measured = self._measured
+        measured = self.measured
         counts = [len(point.iteration_s) for point in measured]
         columns = {
             "point": np.repeat(np.arange(len(measured)), counts),

@@ -244,3 +244,15 @@ def _write_network(node: Node, nodes: list[Node], rank: int, truth: Truth) -> No
     node.sockets(records, truth.every_ms / 1000, {1: rank, 2: rank, 3: None, 4: None})
     names = ("eth0.rx_bytes", "eth0.rx_packets", "eth0.tx_bytes", "eth0.tx_packets")
     node.wide("nic/nic.rec", dict.fromkeys(names, "counter"), nic)
+
+
+def pcap(path: Path, packets: list[tuple[int, tuple[str, int], tuple[str, int], int]]) -> None:
+    """A capture of Ethernet frames with IPv4 and TCP; packets are (time in ns, source, destination, payload)."""
+    data = struct.pack("<IHHiIII", 0xA1B23C4D, 2, 4, 0, 0, 128, 1)
+    for t_ns, source, destination, payload in packets:
+        ends = b"".join(bytes(map(int, end[0].split("."))) for end in (source, destination))
+        frame = b"\0" * 12 + b"\x08\x00" + struct.pack(">BBHHHBBH", 0x45, 0, 40 + payload, 0, 0, 64, 6, 0) + ends
+        frame += struct.pack(">HHIIBBHHH", source[1], destination[1], 0, 0, 0x50, 16, 0, 0, 0)
+        data += struct.pack("<IIII", t_ns // 10**9, t_ns % 10**9, len(frame), len(frame) + payload) + frame
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)

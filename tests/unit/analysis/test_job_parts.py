@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,7 @@ from ringtap.analysis.runs.apportioning import Borders
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.records import Field, JsonLinesWriter, RecordWriter
 from ringtap.rundir import RunDirectory, write_json
-from tests.gold.job_run import MS, START_NS, TIMES, Node, Truth, write_ddp_job
+from tests.gold.job_run import MS, START_NS, TIMES, Node, Truth, pcap, write_ddp_job
 
 GOLD = Path(__file__).resolve().parents[2] / "gold"
 
@@ -175,18 +174,6 @@ def test_a_union_of_spans_covers_what_they_cover(spans):
     covered = {t for b, e in zip(begin.tolist(), end.tolist(), strict=True) for t in range(b, e)}
     assert (last - first).sum() == len(covered)
     assert (first[1:] > last[:-1]).all()
-
-
-def pcap(path, packets):
-    """A capture of Ethernet frames with IPv4 and TCP; packets are (time in ns, source, destination, payload)."""
-    data = struct.pack("<IHHiIII", 0xA1B23C4D, 2, 4, 0, 0, 128, 1)
-    for t_ns, source, destination, payload in packets:
-        ends = b"".join(bytes(map(int, end[0].split("."))) for end in (source, destination))
-        frame = b"\0" * 12 + b"\x08\x00" + struct.pack(">BBHHHBBH", 0x45, 0, 40 + payload, 0, 0, 64, 6, 0) + ends
-        frame += struct.pack(">HHIIBBHHH", source[1], destination[1], 0, 0, 0x50, 16, 0, 0, 0)
-        data += struct.pack("<IIII", t_ns // 10**9, t_ns % 10**9, len(frame), len(frame) + payload) + frame
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
 
 
 def test_captures_are_held_against_sockets_and_classes(tmp_path):

@@ -1,0 +1,1 @@
+"""Runs compared: measures of each, tests of their differences, and a page."""

@@ -1,0 +1,279 @@
+"""Runs compared: known differences with their sizes, none where there is none, and reasons for what is not known."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import ringtap
+from ringtap.analysis.compare.measures import MEDIAN, Measure, RunMeasures
+from ringtap.analysis.compare.run_comparison import compare_measures, compare_runs
+from ringtap.analysis.compare.text import describe
+from ringtap.cli import main
+from ringtap.errors import UsageError
+from ringtap.rundir import RunDirectory
+from tests.gold.analysis_sweep import write_sweep
+from tests.gold.job_run import MS, START_NS, Node, Truth, pcap, write_ddp_job
+
+SMALL = Truth()
+LARGE = Truth(iteration_ms=300, compute_ms=(100, 130), network_ms=60, gradient_bytes=8_000_000)
+
+
+def run_of(label, times_s):
+    times = np.asarray(times_s)
+    median = Measure(MEDIAN, "iteration, median", "s", float(np.median(times)), samples=times)
+    return RunMeasures(label, Path(label), {}, times, {MEDIAN: median}, pd.DataFrame(), "not recorded")
+
+
+def row_of(found, name):
+    return next(row for row in found.rows if row.name == name)
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("jobs")
+    for name, truth in (("small", SMALL), ("large", LARGE)):
+        write_ddp_job(folder / name, truth)
+    return folder / "small", folder / "large"
+
+
+@pytest.fixture(scope="module")
+def found(jobs):
+    return ringtap.compare_runs(jobs)
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.5])
+def test_equal_runs_differ_no_more_often_than_chance_allows(memory):
+    draw, count, pairs = np.random.default_rng(16), 120, 200
+    alarms = 0
+    for _ in range(pairs):
+        noise = draw.normal(0, 0.05, (2, count))
+        for at in range(1, count):
+            noise[:, at] += memory * noise[:, at - 1]
+        row = row_of(
+            compare_measures([run_of("a", 0.2 * np.exp(noise[0])), run_of("b", 0.2 * np.exp(noise[1]))]), MEDIAN
+        )
+        alarms += bool(row.is_beyond_chance)
+    # 10 are expected; of a binomial variable of 200 at 5 %, 19 or more are 1 in 200
+    assert 1 <= alarms <= 19
+
+
+def test_a_doubled_iteration_time_is_found_with_its_ratio():
+    draw = np.random.default_rng(3)
+    times = [0.2 * np.exp(draw.normal(0, 0.05, 100)), 0.4 * np.exp(draw.normal(0, 0.05, 100))]
+    found = compare_measures([run_of("slow", times[1]), run_of("fast", times[0])])
+    first, second = found.answer
+    assert first == f"fast has the shortest iteration: {np.median(times[0]) * 1e3:.3g} ms in the median."
+    ratio, low, high = map(float, re.findall(r"\d\.\d+", second)[:3])
+    assert second.startswith("slow takes ")
+    assert second.endswith("beyond chance (p < 0.001).")
+    assert ratio == pytest.approx(np.median(times[1]) / np.median(times[0]), rel=1e-3)
+    assert low < 2 < high
+    assert high - low < 0.2
+
+
+def test_of_three_runs_the_equal_ones_share_the_first_place():
+    draw = np.random.default_rng(4)
+    runs = [run_of(name, at * np.exp(draw.normal(0, 0.05, 60))) for name, at in (("a", 0.3), ("b", 0.2), ("c", 0.2))]
+    answer = compare_measures(runs).answer
+    assert re.match(
+        r"No difference beyond chance between [bc] and [bc] was found: an iteration of [bc] takes ", answer[0]
+    )
+    assert re.match(r"[bc] takes 1.0\d+ times .* within chance \(p = ", answer[1])
+    assert re.match(r"a takes 1.[45]\d+ times .* beyond chance", answer[2])
+
+
+def test_few_iterations_are_not_tested():
+    found = compare_measures([run_of("a", [0.2] * 4), run_of("b", [0.4] * 50)])
+    assert found.answer == (
+        "a has the shortest iteration: 200 ms in the median.",
+        "b takes 2 times as long as a; whether beyond chance is not known from 4 iterations of a.",
+    )
+    row = row_of(found, MEDIAN)
+    assert (row.ratio, row.p, row.is_beyond_chance) == (2.0, None, None)
+
+
+def test_measures_of_jobs_are_those_that_were_written(found):
+    value = {row.name: dict(zip(found.labels, row.values, strict=True)) for row in found.rows}
+    for label, truth in (("small", SMALL), ("large", LARGE)):
+        assert value[MEDIAN][label] == pytest.approx(truth.iteration_ms / 1e3)
+        assert value["training_bytes"][label] == pytest.approx(2 * truth.rank_bytes, rel=1e-3)
+        # of the slower rank the network alone, of the other one 30 ms of waiting more
+        assert value["exposed_s"][label] == pytest.approx((truth.network_ms + 15) / 1e3)
+        assert value["overlap_s"][label] == pytest.approx(0.02)
+        assert value["duty_cycle"][label] == pytest.approx((truth.network_ms + 35) / truth.iteration_ms)
+        assert value["fan_in"][label] == 1
+        # all bytes of an iteration within its network time, which is at least a bin of about 100 ms
+        assert 1.5 < value["peak_to_mean_sockets:0.1"][label] <= truth.iteration_ms / 100 * 1.01
+    assert row_of(found, "training_bytes").ratio == pytest.approx(2, rel=1e-3)
+    assert found.answer[1].startswith(
+        "large takes 1.5 times as long as small (95 % interval 1.5 to 1.5), beyond chance"
+    )
+
+
+def test_interface_counters_are_given_by_host_and_direction(found):
+    sent, received = row_of(found, "nic:tx"), row_of(found, "nic:rx")
+    parts = [row_of(found, f"nic:n{number}:tx") for number in range(2)]
+    assert sent.values == pytest.approx(tuple(map(sum, zip(*(part.values for part in parts), strict=True))))
+    assert received.values == pytest.approx(sent.values, rel=0.01)
+    assert all(part.is_part for part in parts)
+    assert parts[0].title == "n0 NIC, sent"
+
+
+def test_the_largest_differences_beyond_chance_come_first(found):
+    main_rows = [row for row in found.rows if not row.is_part]
+    groups = [row.order for row in found.rows]
+    assert groups == sorted(groups)
+    assert main_rows[0].is_beyond_chance
+    assert main_rows[0].name == "exposed_s", "75 of 35 ms: more than twice"
+    same = row_of(found, "compute_s")
+    assert same.is_beyond_chance is False
+    assert found.rows.index(same) > found.rows.index(row_of(found, MEDIAN))
+
+
+def test_matrices_are_bytes_per_iteration_between_ranks(found):
+    for run, truth in zip(found.runs, (SMALL, LARGE), strict=True):
+        assert run.matrix.to_numpy() == pytest.approx(truth.rank_bytes * (1 - np.eye(2)), rel=1e-3)
+        assert run.matrix_text == "payload between ranks per iteration"
+    data = found.to_json()["runs"][0]
+    assert data["matrix"]["names"] == ["0", "1"]
+    assert data["matrix"]["bytes"][0][1] == pytest.approx(SMALL.rank_bytes, rel=1e-3)
+
+
+def test_the_table_has_a_column_for_each_run(found):
+    table = found.table
+    assert list(table) == ["measure", "title", "unit", "small", "large", "ratio", "p", "beyond_chance"]
+    assert set(table.attrs["columns"]) == set(table) - {"small", "large"}
+    row = table.set_index("measure").loc[MEDIAN]
+    assert (row["small"], row["large"], row["beyond_chance"]) == (pytest.approx(0.2), pytest.approx(0.3), True)
+    assert "small has the shortest iteration" in repr(found)
+    assert "<table" in found._repr_html_()
+
+
+def test_what_is_unknown_has_a_reason(jobs, tmp_path):
+    write_ddp_job(tmp_path / "bare", SMALL, sockets=False)
+    found = compare_runs([jobs[0], tmp_path / "bare"])
+    row = row_of(found, "training_bytes")
+    assert row.texts[1] == "–"
+    assert row.reasons == ("", "no sockets were recorded")
+    text = "\n".join(describe(found))
+    assert "bare has no payload of training traffic; payload of cross traffic; " in text
+    assert "No run has payload of training traffic, by packets; " in text
+    assert row_of(found, MEDIAN).p == 1
+    assert found.answer[0].startswith("No difference beyond chance between ")
+
+
+def test_without_iterations_amounts_are_per_second(jobs, tmp_path):
+    shutil.copytree(jobs[0], tmp_path / "none")
+    for folder in (tmp_path / "none").glob("nodes/*/steps"):
+        shutil.rmtree(folder)
+    found = compare_runs([jobs[0], tmp_path / "none"])
+    assert found.answer == ("No iteration of none is known: amounts per second are compared.",)
+    row = row_of(found, "nic:tx")
+    assert row.unit == "bit/s"
+    assert row.values[0] == pytest.approx(row.values[1], rel=0.1), "the recording has some time before and after"
+    assert row_of(found, MEDIAN).reasons[1] == "no whole iteration was recorded"
+
+
+def test_bursts_and_incast_are_those_of_the_packets(tmp_path):
+    truth = Truth(compute_ms=(100, 100, 100), offsets_ns=(0, 0, 0))
+    for name, spread in (("incast", 0), ("turns", 20)):
+        write_ddp_job(tmp_path / name, truth)
+        packets = []
+        for number in range(truth.iterations + 1):
+            at = START_NS + (50 + number * truth.iteration_ms) * MS
+            for part in range(10):
+                for sender in (0, 1):
+                    ends = ((f"10.0.0.{2 + sender}", 41_000), ("10.0.0.1", 41_001))
+                    packets.append((at + (120 + spread * sender + part) * MS, *ends, 20_000))
+                packets.append((at + (120 + part) * MS, ("10.0.0.3", 5001), ("10.0.0.2", 41_001), 60_000))
+        pcap(tmp_path / name / "nodes/n0/packets/eth0-0.pcap", sorted(packets))
+    found = compare_runs([tmp_path / "incast", tmp_path / "turns"])
+    # each host sends 200 kB of each 200 ms within 10 ms; cross traffic does not count
+    assert row_of(found, "peak_to_mean:0.001").values == pytest.approx((20, 20))
+    assert row_of(found, "peak_to_mean:0.01").values == pytest.approx((20, 20))
+    assert row_of(found, "peak_to_mean:0.1").values == pytest.approx((2, 2))
+    assert row_of(found, "busy_share").values == pytest.approx((0.05, 0.1))
+    assert row_of(found, "incast_largest").values == (2, 1)
+    assert row_of(found, "incast_mean").values == (2, 1)
+
+
+def test_ports_of_a_switch_are_listed_one_by_one(jobs, tmp_path):
+    shutil.copytree(jobs[0], tmp_path / "with-switch")
+    switch = Node(RunDirectory.open(tmp_path / "with-switch"), "switch")
+    names = [f"to-n{port}.{way}_{what}" for port in (0, 1) for way in ("rx", "tx") for what in ("bytes", "packets")]
+    rows = [(START_NS + at * 10 * MS, *(10_000 * at * (1 + (number > 3)) for number in range(8))) for at in range(430)]
+    switch.wide("nic/nic.rec", dict.fromkeys(["bridge.tx_bytes", *names], "counter"), [(r[0], 0, *r[1:]) for r in rows])
+    switch.finish(before={"links": {"bridge": {"below": ["to-n0", "to-n1"]}}})
+    found = compare_runs([jobs[0], tmp_path / "with-switch"])
+    port = row_of(found, "nic:switch:to-n1:tx")
+    assert (port.title, port.values) == ("switch port to-n1, sent", (None, pytest.approx(400_000)))
+    assert port.reasons[0] == "no counters of such a host or port"
+    assert row_of(found, "nic:switch:tx").values[1] == pytest.approx(600_000)
+    sent = row_of(found, "nic:tx").values
+    assert sent[0] == pytest.approx(sent[1]), "a switch is not a host"
+
+
+def test_a_sweep_is_compared_as_its_series(tmp_path, capsys):
+    write_sweep(tmp_path / "sweep", [("vgg16", "consistent"), ("resnet50", "consistent")])
+    assert main(["compare", str(tmp_path / "sweep"), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    rows = {row["measure"]: row["values"] for row in data["measures"]}
+    sweep = ringtap.open_sweep(tmp_path / "sweep")
+    assert [run["run"] for run in data["runs"]] == sweep.names
+    for series in sweep:
+        times = np.concatenate([point.iteration_s for point in series.alone])
+        assert rows[MEDIAN][series.name] == pytest.approx(float(np.median(times)))
+        expected = series.segments.point or series.congestion.point
+        load = expected.bandwidth_gbps
+        assert rows["congestion_share"][series.name] == pytest.approx(getattr(load, "value", load) / 25)
+        assert rows["fit_n"][series.name] == series.fit.n
+    assert data["answer"][0].startswith("resnet50-consistent has the shortest iteration without cross traffic: ")
+    assert rows["slowdown:0.8"]["vgg16-consistent"] > rows["slowdown:0.8"]["resnet50-consistent"]
+
+
+def test_the_page_holds_everything_and_is_not_overwritten(jobs, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    command = ["compare", *map(str, jobs), "-o", str(page)]
+    assert main(command) == 0
+    assert f"Wrote {page}" in capsys.readouterr().out
+    text = page.read_text()
+    assert "small has the shortest iteration: 200 ms in the median." in text
+    assert text.count("<svg") == 2
+    assert not re.search(r"(src|href)=\"(?!data:|#)", text), "nothing lies beside the page"
+    assert list(tmp_path.iterdir()) == [page]
+    assert main(command) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert main([*command, "--force"]) == 0
+    assert main([*command[:-1], str(tmp_path / "no" / "page.html")]) == 2
+
+
+def test_wrong_runs_are_refused_in_one_sentence(jobs, tmp_path, capsys):
+    small, large = map(str, jobs)
+    write_sweep(tmp_path / "sweep", [("vgg16", "consistent")])
+    sweep = str(tmp_path / "sweep")
+    (tmp_path / "empty").mkdir()
+    for runs, said in (
+        ([small], "is one run: name two or more to compare"),
+        ([small, large, f"{small}/."], "is named twice"),
+        ([small, str(tmp_path / "empty")], "empty"),
+        ([small, str(tmp_path / "nothing")], "there is no"),
+        ([small, sweep], f"name sweeps alone, or the job of a series, for example {sweep}/series/vgg16-consistent-1"),
+        ([sweep], "1 series with a point, and two or more are compared"),
+    ):
+        assert main(["compare", *runs]) == 2, runs
+        (line,) = capsys.readouterr().err.splitlines()
+        assert said in line
+    with pytest.raises(UsageError, match="no run is named"):
+        compare_runs([])
+
+
+def test_runs_without_a_common_measure_are_refused(tmp_path):
+    for name in ("a", "b"):
+        RunDirectory.create(tmp_path / name, "job", ["ringtap", "run"], 0).finish("complete")
+    with pytest.raises(UsageError, match="a and b have no measure in common: "):
+        compare_runs([tmp_path / "a", tmp_path / "b"])

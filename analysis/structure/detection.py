@@ -23,6 +23,8 @@ _NEAR = 0.3
 # starts of several streams count if they are this close to their median, as a share of the period
 _CLOSE = 0.1
 _MATCHED = 0.8
+# bins without payload before the start of an iteration, among all streams of a job
+_SILENT_BINS = 4
 # a stream with less than this share of the job's largest one is control traffic
 MAJOR_SHARE = 0.05
 # other streams between two hosts count as cross traffic from this share of all payload
@@ -101,9 +103,8 @@ def sort_out(streams: Streams) -> Sorted:
         rhythm = rhythms[stream] = find_periodicity(stream.bins, stream.payload, known)
         if rhythm is not None and rhythm.confidence >= MIN_CONFIDENCE:
             clear[stream] = rhythm
-    groups = _groups(clear)
-    found = [_training(streams, {stream: clear[stream] for stream in group}) for group in groups]
-    found += _combined(streams, clear, groups)
+    found = _combined(streams, clear)
+    found += [_training(streams, {stream: clear[stream] for stream in group}) for group in _groups(clear)]
     both_ways = [training for training in found if _exchanges([member.stream for member in training.major])]
     one_way = [training for training in found if training.one_way]
     for candidates in (both_ways, one_way):
@@ -143,8 +144,8 @@ def _groups(rhythms: dict[PayloadStream, Periodicity]) -> list[list[PayloadStrea
     return groups
 
 
-def _together(a: Integers, b: Integers) -> bool:
-    """True if two sequences of starts match one to one at a constant lag."""
+def _together(a: Integers, b: Integers, near: float = _NEAR) -> bool:
+    """True if two sequences of starts match one to one at a constant lag, below ``near`` of a period."""
     if min(len(a), len(b)) < _MATCHED * max(len(a), len(b)):
         return False
     begin, end = max(a[0], b[0]), min(a[-1], b[-1])
@@ -155,7 +156,7 @@ def _together(a: Integers, b: Integers) -> bool:
         return False
     lag = nearest(b, a) - a
     usual = np.median(lag)
-    return bool((np.abs(lag - usual) <= _CLOSE * period).mean() >= _MATCHED and abs(usual) <= _NEAR * period)
+    return bool((np.abs(lag - usual) <= _CLOSE * period).mean() >= _MATCHED and abs(usual) <= near * period)
 
 
 def nearest(values: Integers, to: Integers) -> Integers:
@@ -213,34 +214,71 @@ def _with_members(
     return Training(tuple(members), starts, found, first, rhythm, one_way)
 
 
-def _combined(
-    streams: Streams, clear: Mapping[PayloadStream, Periodicity], groups: Sequence[Sequence[PayloadStream]]
-) -> list[Training]:
-    """Return the jobs whose streams begin at different times: only their sum is silent once per iteration.
+def _combined(streams: Streams, clear: Mapping[PayloadStream, Periodicity]) -> list[Training]:
+    """Return the jobs whose streams begin at different times.
 
     In a tree, the gradients of an iteration come down when they have gone up, and a stream may be silent longer between
-    these two than between iterations.
+    these two than between iterations. Their sum is silent between iterations only.
     """
     found = []
     for chosen in _connected([stream for stream in clear if stream.answered]):
-        while len(chosen) > 1 and not any(set(chosen) <= set(group) for group in groups):
-            payload = streams.dense(chosen)
-            bins = np.flatnonzero(payload).astype(np.int64)
-            rhythm = find_periodicity(bins, payload[bins])
-            if rhythm is None or rhythm.confidence < MIN_CONFIDENCE:
-                break
-            volumes = {
-                stream: volume
-                for stream in chosen
-                if (volume := _steady_volume(stream, rhythm.starts)) is not None
-                and _is_multiple(volume, clear[stream].volume)
-            }
-            if len(volumes) == len(chosen):
-                reference = max(chosen, key=lambda one: one.total)
-                found.append(_with_members(streams, clear, volumes, rhythm.starts, rhythm.found, reference, rhythm))
-                break
-            chosen = list(volumes)
+        if not all(_together(clear[chosen[0]].starts, clear[stream].starts, _CLOSE) for stream in chosen):
+            training = _by_sum(streams, clear, chosen) or _by_turns(streams, clear, chosen)
+            found += [] if training is None else [training]
     return found
+
+
+def _by_sum(
+    streams: Streams, clear: Mapping[PayloadStream, Periodicity], chosen: Sequence[PayloadStream]
+) -> Training | None:
+    """Return the job whose iterations the sum of some streams shows, without those that have no part in them."""
+    while len(chosen) > 1:
+        payload = streams.dense(chosen)
+        bins = np.flatnonzero(payload).astype(np.int64)
+        rhythm = find_periodicity(bins, payload[bins])
+        if rhythm is None or rhythm.confidence < MIN_CONFIDENCE:
+            break
+        volumes = {
+            stream: volume
+            for stream in chosen
+            if (volume := _steady_volume(stream, rhythm.starts)) is not None
+            and _is_multiple(volume, clear[stream].volume)
+        }
+        if len(volumes) == len(chosen):
+            reference = max(chosen, key=lambda one: one.total)
+            return _with_members(streams, clear, volumes, rhythm.starts, rhythm.found, reference, rhythm)
+        chosen = list(volumes)
+    return None
+
+
+def _by_turns(
+    streams: Streams, clear: Mapping[PayloadStream, Periodicity], chosen: Sequence[PayloadStream]
+) -> Training | None:
+    """Return the job of streams that begin in turns, each once per iteration, if stalls hide the rhythm of their sum.
+
+    The iteration begins with the streams before which all are silent most often.
+    """
+    payload = streams.dense(chosen)
+    passed = np.concatenate(([0], np.cumsum(payload)))
+
+    def silent(stream: PayloadStream) -> float:
+        starts = clear[stream].starts
+        return float((passed[starts] == passed[np.maximum(starts - _SILENT_BINS, 0)]).mean())
+
+    first = max(chosen, key=lambda one: (round(silent(one), 1), one.total))
+    mine = {one: clear[one] for one in chosen if _in_turns(clear[first].starts, clear[one].starts)}
+    at_first = {one: rhythm for one, rhythm in mine.items() if _together(clear[first].starts, rhythm.starts)}
+    if len(at_first) == len(mine):
+        return None
+    begin = _training(streams, at_first)
+    volumes = {one: rhythm.volume for one, rhythm in mine.items()}
+    return _with_members(streams, clear, volumes, begin.starts, begin.found, begin.reference.stream, begin.rhythm)
+
+
+def _in_turns(a: Integers, b: Integers) -> bool:
+    """True if one start of the second sequence lies between most of the successive starts of the first one."""
+    counts = np.bincount(np.searchsorted(a, b, side="right"), minlength=len(a) + 1)[1:-1]
+    return bool(len(counts) and (counts == 1).mean() >= _MATCHED)
 
 
 def _connected(streams: list[PayloadStream]) -> list[list[PayloadStream]]:

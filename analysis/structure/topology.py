@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringtap.analysis.structure.patterns import (
+    ALL_TO_ALL,
     PAIR,
     PIPELINE,
     RING,
@@ -114,9 +115,9 @@ def _fitted(fit: Fit, hosts: tuple[str, ...], leading: Collection[tuple[str, str
 _LOOKS_LIKE = {
     (PAIR, 2): "with two hosts, all algorithms of all-reduce look the same",
     (RING, 0): "an all-gather and a reduce-scatter around the ring, as in FSDP, look the same",
-    ("all-to-all", 3): "a ring in both directions looks the same with three hosts",
-    ("all-to-all", 0): "parameter servers on the workers' hosts look the same",
-    (TWO_WAY_RING, 4): "two parameter servers with two workers look the same",
+    (ALL_TO_ALL, 3): "a ring in both directions looks the same with three hosts",
+    (ALL_TO_ALL, 0): "parameter servers on the workers' hosts look the same",
+    (TWO_WAY_RING, 0): "an all-gather around the ring one way and a reduce-scatter the other way look the same",
 }
 
 

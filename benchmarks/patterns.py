@@ -1,9 +1,9 @@
 """Communication patterns that ``ringtap structure`` names from packets alone, against those that the jobs have.
 
-python benchmarks/patterns.py FOLDER [--workers N,...] [--models NAME,...] [--patterns NAME,...] [--cross] [-o FILE]
+python benchmarks/patterns.py FOLDER [--workers N,...] [--models NAME,...] [--patterns NAME,...] [--recorded]
 
 Each job runs on hosts of a virtual testbed, in random order, and tcpdump records the packets of each host. What is in
-the folder is not recorded again. All jobs take about 40 minutes on two cores.
+the folder is not recorded again; with --recorded, nothing is. All jobs take about an hour on two cores, and root.
 """
 
 from __future__ import annotations
@@ -43,6 +43,15 @@ COLLECTIVES: dict[str, tuple[str, dict[str, int]]] = {
     "all-to-all": ("all-to-all", {}),
     "pipeline": ("pipeline", {}),
 }
+
+
+# name that ringtap structure should give
+NAMES = {
+    "ring": "ring", "halving-doubling": "recursive halving and doubling", "tree": "tree",
+    "double-tree": "double binary tree", "hierarchical": "hierarchical", "parameter-server": "star",
+    "sharded-server": "sharded parameter server", "in-network": "star", "gloo": "ring",
+    "fsdp": "ring in both directions", "all-to-all": "all-to-all", "pipeline": "pipeline",
+}  # fmt: skip
 
 
 def servers_of(pattern: str) -> int:
@@ -116,6 +125,7 @@ def main() -> None:
     parser.add_argument("--workers", default=",".join(map(str, WORKERS)))
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--patterns", default=",".join(COLLECTIVES))
+    parser.add_argument("--recorded", action="store_true", help="only what is in the folder")
     options = parser.parse_args()
     cases = [
         (pattern, workers, model)
@@ -125,17 +135,56 @@ def main() -> None:
         if pattern != "halving-doubling" or not workers & (workers - 1)
     ]
     missing = [case for case in cases if not folder_of(options.folder, *case).exists()]
+    if options.recorded:
+        cases, missing = [case for case in cases if case not in missing], []
     if missing:
         most = max(workers + servers_of(pattern) for pattern, workers, _ in missing)
-        spec = TestbedSpec(own_name("pt"), tuple(f"S{number}" for number in range(max(most, 2))), RATE_BPS)
+        spec = TestbedSpec(own_name("pt"), tuple(f"S{number}" for number in range(most)), RATE_BPS)
         with RunningTestbed(spec, verify=False) as testbed:
             for case in missing:
-                begin = time.monotonic()
+                begin_s = time.monotonic()
                 record(testbed, *case, folder_of(options.folder, *case))
-                print(f"recorded {case} in {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
-    for case in cases:
-        found = named(folder_of(options.folder, *case))
-        print(*case, found.get("error") or (found["shape"], found["period"]["verdict"]), flush=True)
+                print(f"{' '.join(map(str, case))}: {time.monotonic() - begin_s:.0f} s", file=sys.stderr, flush=True)
+    print("| pattern | workers | model | named | right | most off | iterations | verdict |")
+    print("|---|---|---|---|---|---|---|---|")
+    right = 0
+    for pattern, workers, model in cases:
+        name, facts, is_right = judged(pattern, workers, folder_of(options.folder, pattern, workers, model))
+        right += is_right
+        yes = "yes" if is_right else "no"
+        print(f"| {pattern} | {workers} | {model} | {name} | {yes} | {facts} |", flush=True)
+    print(f"\n{right} of {len(cases)} right")
+
+
+def judged(pattern: str, workers: int, folder: Path) -> tuple[str, str, bool]:
+    """Return the name of a job's pattern, further facts, and True if name, workers, servers and groups are right."""
+    found = named(folder)
+    if "error" in found:
+        return found["error"], " | | ", False
+    shape = found["shape"]
+    addresses = json.loads((folder / "hosts.json").read_text())
+    servers, group = set(addresses[workers:]), COLLECTIVES[pattern][1].get("group", 0)
+    is_right = (shape["name"], set(shape["servers"]), shape["group"]) == (NAMES[pattern], servers, group)
+    is_right = is_right and shape["workers"] == workers
+    if pattern in ("ring", "gloo", "pipeline", "hierarchical"):
+        is_right = is_right and in_order(shape["hosts"], addresses, pattern)
+    if pattern == "tree":
+        is_right = is_right and shape["root"] == addresses[0]
+    off = "-" if shape["error"] is None else f"{shape['error']:.2%}"
+    return shape["name"], f"{off} | {found['period']['iterations']} | {found['period']['verdict']}", is_right
+
+
+def in_order(hosts: list[str], addresses: list[str], pattern: str) -> bool:
+    """True if hosts are in the order of ranks: around the ring from any host, from the first stage, or by groups."""
+    if pattern == "pipeline":
+        return hosts == addresses
+    if pattern == "hierarchical":
+        return {tuple(hosts[at : at + 2]) for at in range(0, len(hosts), 2)} == {
+            tuple(addresses[at : at + 2]) for at in range(0, len(addresses), 2)
+        }
+    ranks = addresses[::-1] if pattern == "gloo" else addresses  # gloo's ring goes from each rank to the one before
+    first = ranks.index(hosts[0])
+    return hosts == ranks[first:] + ranks[:first]
 
 
 def folder_of(folder: Path, pattern: str, workers: int, model: str) -> Path:

@@ -140,7 +140,7 @@ def two_trees(hosts: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 def hierarchical(groups: int, group: int) -> Form:
     """Return rings in groups, a ring of the groups' first hosts, and a broadcast on a binary tree in each group."""
-    matrix = np.kron(np.eye(groups), ring(group).matrix)
+    matrix: Matrix = np.kron(np.eye(groups), ring(group).matrix)
     matrix[::group, ::group] += ring(groups).matrix
     for place in range(1, group):
         firsts = np.arange(groups) * group
@@ -178,18 +178,19 @@ def fit_of(observed: Matrix, form: Form) -> Fit | None:
     return Fit(form, tuple(order), float(np.abs(mine[used] / wanted[used] - 1).max()))
 
 
-def _near(given: Matrix, wanted: Matrix) -> np.bool_:
-    return (np.abs(given - wanted) <= TOLERANCE * wanted).all()
+def _near(given: Matrix, wanted: Matrix) -> bool:
+    return bool((np.abs(given - wanted) <= TOLERANCE * wanted).all())
 
 
 def _alike(given: Matrix, wanted: Matrix) -> npt.NDArray[np.bool_]:
     """Return the hosts that may have each place by what they send, shape (places, hosts)."""
     mine, places = np.sort(given, axis=1), np.sort(wanted, axis=1)
-    return (np.abs(mine[None] - places[:, None]) <= TOLERANCE * places[:, None]).all(axis=2)
+    alike: npt.NDArray[np.bool_] = (np.abs(mine[None] - places[:, None]) <= TOLERANCE * places[:, None]).all(axis=2)
+    return alike
 
 
 def _placed(given: Matrix, wanted: Matrix, alike: npt.NDArray[np.bool_]) -> list[int] | None:
-    """Return the host at each place, by depth-first search; None if no order fits or too many would have to be tried."""
+    """Return the host at each place, by depth-first search; None if no order fits, or none of the first many."""
     places = _connected_order(wanted)
     hosts: list[int] = []
     left = [list(np.flatnonzero(alike[places[0]])[::-1])]

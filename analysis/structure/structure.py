@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,7 @@ from ringtap.analysis.structure import topology as shapes
 from ringtap.analysis.structure.detection import CROSS, OTHER, TRAINING, Sorted, Training, sort_out
 from ringtap.analysis.structure.flow_roles import Role, mean_rates, roles_of
 from ringtap.analysis.structure.periodicity import Integers, Likeness, is_loud, likeness
-from ringtap.analysis.structure.streams import Streams
+from ringtap.analysis.structure.streams import PayloadStream, Streams
 from ringtap.analysis.structure.topology import Topology, shape_of
 from ringtap.analysis.structure.validation import StepCheck
 from ringtap.errors import MeasurementError
@@ -39,7 +39,7 @@ class Structure:
         iterations: one row per iteration (`iterations_of`).
         alike: autocorrelation of the training payload.
         period: iteration time.
-        shape: topology of the exchange between hosts.
+        shape: pattern of the exchange between hosts.
         volume: bytes of a worker per iteration, and parameters.
         roles: the three flows of figures 3-10 and 3-11.
         roles_missing: a sentence about missing flows; empty if no flow is missing.
@@ -207,6 +207,8 @@ def find_structure(streams: Streams) -> Structure:
     alike = likeness(payload[training.starts[0] : training.starts[-1]], float(np.median(np.diff(training.starts))))
     edges = edges_of(training)
     shape = shape_of(edges, only_host(training), leading_of(training))
+    if shape.name == patterns.STAR and shape.whole:
+        shape = replace(shape, evidence=f"{shape.evidence}; {_answers(both_ways(streams, training))}")
     roles, missing = roles_of(streams, found)
     return Structure(
         streams,
@@ -244,9 +246,9 @@ def leading_of(training: Training) -> set[tuple[str, str]]:
         inside = (number >= 0) & (number < count)
         number, payload = number[inside], stream.payload[inside]
         after = stream.bins[inside] - starts[number]
-        before = sums.get((stream.source, stream.destination), (np.zeros(count), np.zeros(count)))
-        size, moment = np.bincount(number, payload, count), np.bincount(number, payload * after, count)
-        sums[stream.source, stream.destination] = before[0] + size, before[1] + moment
+        size, moment = sums.get((stream.source, stream.destination), (np.zeros(count), np.zeros(count)))
+        size, moment = size + np.bincount(number, payload, count), moment + np.bincount(number, payload * after, count)
+        sums[stream.source, stream.destination] = size, moment
     found = set()
     for (source, destination), (size, moment) in sums.items():
         if (destination, source) in sums:
@@ -258,11 +260,33 @@ def leading_of(training: Training) -> set[tuple[str, str]]:
     return found
 
 
+def both_ways(streams: Streams, training: Training) -> float:
+    """Return the share of the bytes that pass between two hosts while others pass the other way, in the same bin."""
+    pairs: dict[tuple[str, str], list[PayloadStream]] = {}
+    for member in training.major:
+        pairs.setdefault((member.stream.source, member.stream.destination), []).append(member.stream)
+    at_once = total = 0
+    for (source, destination), one in pairs.items():
+        payload = streams.dense(one)
+        at_once += int(np.minimum(payload, streams.dense(pairs.get((destination, source), []))).sum())
+        total += int(payload.sum())
+    return at_once / total
+
+
+def _answers(share: float) -> str:
+    if share < _AT_ONCE:
+        return f"a worker gets them after it has sent its own ({share:.1%} pass at once), as with a parameter server"
+    return (
+        f"it gets them while it still sends ({share:.1%} pass at once), as with a switch that adds piece by piece, a "
+        "server with several tensors under way, or transfers that are short for the bins"
+    )
+
+
 def only_host(training: Training) -> str | None:
     """Return the host at which every packet was captured; None if the captures together show all exchanges.
 
-    A capture of exchanges without a common host was taken on the link, and shows all exchanges that pass there. Captures
-    that show different exchanges, each of one host's, were taken at several hosts.
+    A capture of exchanges without a common host was taken on the link, and shows all exchanges that pass there.
+    Captures that show different exchanges, each of one host's, were taken at several hosts.
     """
     places: dict[str, set[frozenset[str]]] = {}
     for member in training.major:
@@ -452,6 +476,9 @@ def peak_to_mean(senders: Mapping[str, Integers], starts: Integers, bin_ns: int)
 
 # share of the iterations in which bytes come before those in the other direction, if they lead
 _MOST = 0.8
+# share of the bytes that pass both ways at once: in bins of 1 ms 0.1 % with a server for one tensor after the other, 4
+# to 10 % with a switch that adds in four pieces
+_AT_ONCE = 0.02
 
 SURE, LIKELY, DOUBTFUL = "sure", "likely", "doubtful"
 

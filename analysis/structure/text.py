@@ -31,6 +31,7 @@ def describe(found: Structure) -> list[str]:
     """Return the lines of the text."""
     sections = (
         ("", _headline(found)),
+        ("Pattern", _pattern(found)),
         ("Time", _time(found)),
         ("Volume", _volume(found)),
         ("Bursts", _bursts(found)),
@@ -72,7 +73,7 @@ def _shape(found: Structure) -> str:
     shape, hosts = found.shape, found.shape.hosts
     count, others = len(hosts), len(hosts) - 1
     workers = counted(shape.workers or 0, "worker")
-    by_first = " | ".join(" ".join(hosts[at : at + shape.group]) for at in range(0, count, shape.group or count))
+    groups = " | ".join(" ".join(hosts[at : at + shape.group]) for at in range(0, count, shape.group or count))
     texts = {
         patterns.RING: f"a ring of {count} hosts, {' > '.join([*hosts, hosts[0]])}",
         patterns.TWO_WAY_RING: f"a ring of {count} hosts in both directions, {' - '.join([*hosts, hosts[0]])}",
@@ -81,7 +82,7 @@ def _shape(found: Structure) -> str:
         patterns.SHARDED: f"{len(shape.servers)} parameter servers, {' and '.join(shape.servers)}, with {workers}",
         patterns.TREE: f"a {_tree(found)} of {count} hosts{f' with the root {shape.root}' if shape.root else ''}",
         patterns.DOUBLE_TREE: f"a double binary tree of {count} hosts",
-        patterns.HIERARCHICAL: f"a hierarchy of {count // (shape.group or 1)} groups of {shape.group} hosts, {by_first}",
+        patterns.HIERARCHICAL: f"a hierarchy of groups of {shape.group} among {count} hosts, {groups}",
         patterns.PIPELINE: f"a pipeline of {count} stages, {' > '.join(hosts)}",
         patterns.ALL_TO_ALL: f"all-to-all exchange of {count} hosts",
         patterns.HALVING: f"recursive halving and doubling among {count} hosts",
@@ -98,6 +99,14 @@ def _tree(found: Structure) -> str:
     root = found.shape.root
     peers = Counter(source for source, _ in edges_of(found.training))
     return "binary tree" if root and all(peers[host] <= 2 + (host != root) for host in peers) else "tree"
+
+
+def _pattern(found: Structure) -> list[str]:
+    shape = found.shape
+    if not shape.evidence:
+        return []
+    error = "" if shape.error is None else f" The bytes between hosts differ from this by at most {shape.error:.1%}."
+    return [f"{shape.evidence[0].upper()}{shape.evidence[1:]}.{error}"]
 
 
 def _time(found: Structure) -> list[str]:

@@ -121,9 +121,7 @@ _LOOKS_LIKE = {
 }
 
 
-def _all_lead(
-    senders: Iterable[str], receivers: Collection[str], leading: Collection[tuple[str, str]]
-) -> bool:
+def _all_lead(senders: Iterable[str], receivers: Collection[str], leading: Collection[tuple[str, str]]) -> bool:
     return all((sender, receiver) in leading for sender in senders for receiver in receivers)
 
 

@@ -140,7 +140,7 @@ def two_trees(hosts: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 def hierarchical(groups: int, group: int) -> Form:
     """Return rings in groups, a ring of the groups' first hosts, and a broadcast on a binary tree in each group."""
-    matrix: Matrix = np.kron(np.eye(groups), ring(group).matrix)
+    matrix = np.kron(np.eye(groups), ring(group).matrix).astype(np.float64)
     matrix[::group, ::group] += ring(groups).matrix
     for place in range(1, group):
         firsts = np.arange(groups) * group
@@ -185,8 +185,8 @@ def _near(given: Matrix, wanted: Matrix) -> bool:
 def _alike(given: Matrix, wanted: Matrix) -> npt.NDArray[np.bool_]:
     """Return the hosts that may have each place by what they send, shape (places, hosts)."""
     mine, places = np.sort(given, axis=1), np.sort(wanted, axis=1)
-    alike: npt.NDArray[np.bool_] = (np.abs(mine[None] - places[:, None]) <= TOLERANCE * places[:, None]).all(axis=2)
-    return alike
+    near = np.abs(mine[None] - places[:, None]) <= TOLERANCE * places[:, None]
+    return np.asarray(near.all(axis=2))
 
 
 def _placed(given: Matrix, wanted: Matrix, alike: npt.NDArray[np.bool_]) -> list[int] | None:

@@ -203,6 +203,8 @@ def _with_members(
         pair = {stream.source, stream.destination}
         if stream not in volumes and (pair <= hosts if complete else pair & hosts):
             volume = _shared_volume(stream, starts, rhythm)
+            if volume is None:
+                volume = _as_much_back(stream, major, volumes)
             if volume is not None:
                 volumes[stream] = volume
     members = [
@@ -212,6 +214,21 @@ def _with_members(
     members.sort(key=lambda member: -member.volume)
     first = next(member for member in members if member.stream is reference)
     return Training(tuple(members), starts, found, first, rhythm, one_way)
+
+
+def _as_much_back(
+    stream: PayloadStream, major: Sequence[PayloadStream], volumes: Mapping[PayloadStream, float]
+) -> float | None:
+    """Return the bytes per iteration of a stream that sends as much as the other way of its connection; else None.
+
+    Where many senders meet, retransmissions may hide the rhythm of one.
+    """
+    ports = " > ".join(reversed(stream.ports.split(" > ")))
+    for other in major:
+        same = (other.source, other.destination, other.ports) == (stream.destination, stream.source, ports)
+        if same and abs(stream.total / other.total - 1) <= _SAME_BYTES:
+            return volumes[other] * stream.total / other.total
+    return None
 
 
 def _combined(streams: Streams, clear: Mapping[PayloadStream, Periodicity]) -> list[Training]:

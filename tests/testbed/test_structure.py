@@ -141,7 +141,7 @@ def test_a_ring_of_three_under_cross_traffic(
 
 def test_a_double_tree_of_a_real_job_is_named_from_its_packets(tmp_path: Path) -> None:
     script = Path(__file__).resolve().parents[2] / "benchmarks" / "patterns.py"
-    words = ["--workers", "4", "--models", "resnet50", "--patterns", "double-tree"]
+    words = ["--workers", "3", "--models", "resnet50", "--patterns", "double-tree"]
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path), *words], capture_output=True, text=True, check=False, timeout=300
     )

@@ -104,7 +104,9 @@ def sort_out(streams: Streams) -> Sorted:
         if rhythm is not None and rhythm.confidence >= MIN_CONFIDENCE:
             clear[stream] = rhythm
     found = _combined(streams, clear)
-    found += [_training(streams, {stream: clear[stream] for stream in group}) for group in _groups(clear)]
+    covered = [{member.stream for member in training.members} for training in found]
+    groups = [group for group in _groups(clear) if not any(members >= set(group) for members in covered)]
+    found += [_training(streams, clear, group) for group in groups]
     both_ways = [training for training in found if _exchanges([member.stream for member in training.major])]
     one_way = [training for training in found if training.one_way]
     for candidates in (both_ways, one_way):
@@ -171,8 +173,9 @@ def _exchanges(streams: Sequence[PayloadStream]) -> bool:
     return bool({stream.source for stream in streams} & {stream.destination for stream in streams})
 
 
-def _training(streams: Streams, rhythms: dict[PayloadStream, Periodicity]) -> Training:
+def _training(streams: Streams, clear: Mapping[PayloadStream, Periodicity], group: Sequence[PayloadStream]) -> Training:
     """Build a job from streams with a common period, and add the streams that share its iterations."""
+    rhythms = {stream: clear[stream] for stream in group}
     largest = max(rhythm.volume for rhythm in rhythms.values())
     major = [stream for stream, rhythm in rhythms.items() if rhythm.volume >= MAJOR_SHARE * largest]
     reference = max(major, key=lambda one: (round(rhythms[one].found_share, 2), rhythms[one].volume, one.total))
@@ -180,12 +183,12 @@ def _training(streams: Streams, rhythms: dict[PayloadStream, Periodicity]) -> Tr
     period = float(np.median(np.diff(rhythm.starts)))
     starts, found, shared = _common_starts(rhythm, [rhythms[stream] for stream in major], period)
     volumes = {stream: one.volume for stream, one in rhythms.items()}
-    return _with_members(streams, rhythms, volumes, starts[shared], found[shared], reference, rhythm)
+    return _with_members(streams, clear, volumes, starts[shared], found[shared], reference, rhythm)
 
 
 def _with_members(
     streams: Streams,
-    rhythms: Mapping[PayloadStream, Periodicity],
+    clear: Mapping[PayloadStream, Periodicity],
     volumes: dict[PayloadStream, float],
     starts: Integers,
     found: npt.NDArray[np.bool_],
@@ -203,32 +206,30 @@ def _with_members(
         pair = {stream.source, stream.destination}
         if stream not in volumes and (pair <= hosts if complete else pair & hosts):
             volume = _shared_volume(stream, starts, rhythm)
-            if volume is None:
-                volume = _as_much_back(stream, major, volumes)
             if volume is not None:
                 volumes[stream] = volume
+    volumes = _with_ways_back(streams, volumes)
     members = [
-        Member(stream, rhythms.get(stream), volume, volume >= MAJOR_SHARE * largest)
-        for stream, volume in volumes.items()
+        Member(stream, clear.get(stream), volume, volume >= MAJOR_SHARE * largest) for stream, volume in volumes.items()
     ]
     members.sort(key=lambda member: -member.volume)
     first = next(member for member in members if member.stream is reference)
     return Training(tuple(members), starts, found, first, rhythm, one_way)
 
 
-def _as_much_back(
-    stream: PayloadStream, major: Sequence[PayloadStream], volumes: Mapping[PayloadStream, float]
-) -> float | None:
-    """Return the bytes per iteration of a stream that sends as much as the other way of its connection; else None.
+def _with_ways_back(streams: Streams, volumes: Mapping[PayloadStream, float]) -> dict[PayloadStream, float]:
+    """Return bytes per iteration, also of the streams that send as much as the other way of their connection.
 
     Where many senders meet, retransmissions may hide the rhythm of one.
     """
-    ports = " > ".join(reversed(stream.ports.split(" > ")))
-    for other in major:
-        same = (other.source, other.destination, other.ports) == (stream.destination, stream.source, ports)
-        if same and abs(stream.total / other.total - 1) <= _SAME_BYTES:
-            return volumes[other] * stream.total / other.total
-    return None
+    by_ends = {(one.source, one.destination, one.ports): one for one in volumes}
+    found = dict(volumes)
+    for stream in streams.streams:
+        ports = " > ".join(reversed(stream.ports.split(" > ")))
+        other = by_ends.get((stream.destination, stream.source, ports))
+        if stream not in found and other is not None and abs(stream.total / other.total - 1) <= _SAME_BYTES:
+            found[stream] = volumes[other] * stream.total / other.total
+    return found
 
 
 def _combined(streams: Streams, clear: Mapping[PayloadStream, Periodicity]) -> list[Training]:
@@ -284,10 +285,10 @@ def _by_turns(
 
     first = max(chosen, key=lambda one: (round(silent(one), 1), one.total))
     mine = {one: clear[one] for one in chosen if _in_turns(clear[first].starts, clear[one].starts)}
-    at_first = {one: rhythm for one, rhythm in mine.items() if _together(clear[first].starts, rhythm.starts)}
+    at_first = [one for one, rhythm in mine.items() if _together(clear[first].starts, rhythm.starts)]
     if len(at_first) == len(mine):
         return None
-    begin = _training(streams, at_first)
+    begin = _training(streams, clear, at_first)
     volumes = {one: rhythm.volume for one, rhythm in mine.items()}
     return _with_members(streams, clear, volumes, begin.starts, begin.found, begin.reference.stream, begin.rhythm)
 

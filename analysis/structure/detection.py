@@ -23,6 +23,8 @@ _NEAR = 0.3
 # starts of several streams count if they are this close to their median, as a share of the period
 _CLOSE = 0.1
 _MATCHED = 0.8
+# bins without payload before the start of an iteration, among all streams of a job
+_SILENT_BINS = 4
 # a stream with less than this share of the job's largest one is control traffic
 MAJOR_SHARE = 0.05
 # other streams between two hosts count as cross traffic from this share of all payload
@@ -57,6 +59,7 @@ class Training:
         starts: bin in which each iteration's communication begins, ascending.
         found: True for starts that follow a silence.
         reference: the member with the clearest periodicity.
+        rhythm: periodicity of the job: that of the reference, or of the sum of streams that begin at different times.
         one_way: True if only one direction of the connections was captured.
     """
 
@@ -64,6 +67,7 @@ class Training:
     starts: Integers
     found: npt.NDArray[np.bool_]
     reference: Member
+    rhythm: Periodicity
     one_way: bool
 
     @property
@@ -99,7 +103,10 @@ def sort_out(streams: Streams) -> Sorted:
         rhythm = rhythms[stream] = find_periodicity(stream.bins, stream.payload, known)
         if rhythm is not None and rhythm.confidence >= MIN_CONFIDENCE:
             clear[stream] = rhythm
-    found = [_training(streams, {stream: clear[stream] for stream in group}) for group in _groups(clear)]
+    found = _combined(streams, clear)
+    covered = [{member.stream for member in training.members} for training in found]
+    groups = [group for group in _groups(clear) if not any(members >= set(group) for members in covered)]
+    found += [_training(streams, clear, group) for group in groups]
     both_ways = [training for training in found if _exchanges([member.stream for member in training.major])]
     one_way = [training for training in found if training.one_way]
     for candidates in (both_ways, one_way):
@@ -121,8 +128,7 @@ def _weight(training: Training) -> tuple[int, int, bool, int]:
     If the same streams have two periods, the one whose silences stand out ranks higher, then the shorter one.
     """
     hosts = {host for member in training.major for host in (member.stream.source, member.stream.destination)}
-    rhythm = training.reference.rhythm
-    stands_out = rhythm is not None and rhythm.silence_bins > rhythm.other_bins
+    stands_out = training.rhythm.silence_bins > training.rhythm.other_bins
     payload = sum(member.stream.total for member in training.major)
     return min(len(hosts), 3), payload, stands_out, len(training.starts)
 
@@ -140,8 +146,8 @@ def _groups(rhythms: dict[PayloadStream, Periodicity]) -> list[list[PayloadStrea
     return groups
 
 
-def _together(a: Integers, b: Integers) -> bool:
-    """True if two sequences of starts match one to one at a constant lag."""
+def _together(a: Integers, b: Integers, near: float = _NEAR) -> bool:
+    """True if two sequences of starts match one to one at a constant lag, below ``near`` of a period."""
     if min(len(a), len(b)) < _MATCHED * max(len(a), len(b)):
         return False
     begin, end = max(a[0], b[0]), min(a[-1], b[-1])
@@ -152,7 +158,7 @@ def _together(a: Integers, b: Integers) -> bool:
         return False
     lag = nearest(b, a) - a
     usual = np.median(lag)
-    return bool((np.abs(lag - usual) <= _CLOSE * period).mean() >= _MATCHED and abs(usual) <= _NEAR * period)
+    return bool((np.abs(lag - usual) <= _CLOSE * period).mean() >= _MATCHED and abs(usual) <= near * period)
 
 
 def nearest(values: Integers, to: Integers) -> Integers:
@@ -167,8 +173,9 @@ def _exchanges(streams: Sequence[PayloadStream]) -> bool:
     return bool({stream.source for stream in streams} & {stream.destination for stream in streams})
 
 
-def _training(streams: Streams, rhythms: dict[PayloadStream, Periodicity]) -> Training:
+def _training(streams: Streams, clear: Mapping[PayloadStream, Periodicity], group: Sequence[PayloadStream]) -> Training:
     """Build a job from streams with a common period, and add the streams that share its iterations."""
+    rhythms = {stream: clear[stream] for stream in group}
     largest = max(rhythm.volume for rhythm in rhythms.values())
     major = [stream for stream, rhythm in rhythms.items() if rhythm.volume >= MAJOR_SHARE * largest]
     reference = max(major, key=lambda one: (round(rhythms[one].found_share, 2), rhythms[one].volume, one.total))
@@ -176,23 +183,144 @@ def _training(streams: Streams, rhythms: dict[PayloadStream, Periodicity]) -> Tr
     period = float(np.median(np.diff(rhythm.starts)))
     starts, found, shared = _common_starts(rhythm, [rhythms[stream] for stream in major], period)
     volumes = {stream: one.volume for stream, one in rhythms.items()}
+    return _with_members(streams, clear, volumes, starts[shared], found[shared], reference, rhythm)
+
+
+def _with_members(
+    streams: Streams,
+    clear: Mapping[PayloadStream, Periodicity],
+    volumes: dict[PayloadStream, float],
+    starts: Integers,
+    found: npt.NDArray[np.bool_],
+    reference: PayloadStream,
+    rhythm: Periodicity,
+) -> Training:
+    """Build a job, and add the streams that share its iterations to those whose bytes per iteration are known."""
+    largest = max(volumes.values())
+    major = [stream for stream, volume in volumes.items() if volume >= MAJOR_SHARE * largest]
     hosts = {host for stream in major for host in (stream.source, stream.destination)}
     # if the other direction has no clear periodicity, its host may not be known yet
     complete = _exchanges(major)
+    one_way = not any(stream.answered for stream in volumes)
     for stream in streams.streams:
         pair = {stream.source, stream.destination}
-        if stream not in rhythms and (pair <= hosts if complete else pair & hosts):
-            volume = _shared_volume(stream, starts[shared], rhythm)
+        if stream not in volumes and (pair <= hosts if complete else pair & hosts):
+            volume = _shared_volume(stream, starts, rhythm)
             if volume is not None:
                 volumes[stream] = volume
+    volumes = _with_ways_back(streams, volumes)
     members = [
-        Member(stream, rhythms.get(stream), volume, volume >= MAJOR_SHARE * largest)
-        for stream, volume in volumes.items()
+        Member(stream, clear.get(stream), volume, volume >= MAJOR_SHARE * largest) for stream, volume in volumes.items()
     ]
     members.sort(key=lambda member: -member.volume)
     first = next(member for member in members if member.stream is reference)
-    one_way = not any(stream.answered for stream in rhythms)
-    return Training(tuple(members), starts[shared], found[shared], first, one_way)
+    return Training(tuple(members), starts, found, first, rhythm, one_way)
+
+
+def _with_ways_back(streams: Streams, volumes: Mapping[PayloadStream, float]) -> dict[PayloadStream, float]:
+    """Return bytes per iteration, also of the streams that send as much as the other way of their connection.
+
+    Where many senders meet, retransmissions may hide the rhythm of one.
+    """
+    by_ends = {(one.source, one.destination, one.ports): one for one in volumes}
+    found = dict(volumes)
+    for stream in streams.streams:
+        ports = " > ".join(reversed(stream.ports.split(" > ")))
+        other = by_ends.get((stream.destination, stream.source, ports))
+        if stream not in found and other is not None and abs(stream.total / other.total - 1) <= _SAME_BYTES:
+            found[stream] = volumes[other] * stream.total / other.total
+    return found
+
+
+def _combined(streams: Streams, clear: Mapping[PayloadStream, Periodicity]) -> list[Training]:
+    """Return the jobs whose streams begin at different times.
+
+    In a tree, the gradients of an iteration come down when they have gone up, and a stream may be silent longer between
+    these two than between iterations. Their sum is silent between iterations only.
+    """
+    found = []
+    for chosen in _connected([stream for stream in clear if stream.answered]):
+        if not all(_together(clear[chosen[0]].starts, clear[stream].starts, _CLOSE) for stream in chosen):
+            training = _by_sum(streams, clear, chosen) or _by_turns(streams, clear, chosen)
+            found += [] if training is None else [training]
+    return found
+
+
+def _by_sum(
+    streams: Streams, clear: Mapping[PayloadStream, Periodicity], chosen: Sequence[PayloadStream]
+) -> Training | None:
+    """Return the job whose iterations the sum of some streams shows, without those that have no part in them."""
+    while len(chosen) > 1:
+        payload = streams.dense(chosen)
+        bins = np.flatnonzero(payload).astype(np.int64)
+        rhythm = find_periodicity(bins, payload[bins])
+        if rhythm is None or rhythm.confidence < MIN_CONFIDENCE:
+            break
+        volumes = {
+            stream: volume
+            for stream in chosen
+            if (volume := _steady_volume(stream, rhythm.starts)) is not None
+            and _is_multiple(volume, clear[stream].volume)
+        }
+        if len(volumes) == len(chosen):
+            reference = max(chosen, key=lambda one: one.total)
+            return _with_members(streams, clear, volumes, rhythm.starts, rhythm.found, reference, rhythm)
+        chosen = list(volumes)
+    return None
+
+
+def _by_turns(
+    streams: Streams, clear: Mapping[PayloadStream, Periodicity], chosen: Sequence[PayloadStream]
+) -> Training | None:
+    """Return the job of streams that begin in turns, each once per iteration, if stalls hide the rhythm of their sum.
+
+    The iteration begins with the streams before which all are silent most often.
+    """
+    payload = streams.dense(chosen)
+    passed = np.concatenate(([0], np.cumsum(payload)))
+
+    def silent(stream: PayloadStream) -> float:
+        starts = clear[stream].starts
+        return float((passed[starts] == passed[np.maximum(starts - _SILENT_BINS, 0)]).mean())
+
+    first = max(chosen, key=lambda one: (round(silent(one), 1), one.total))
+    mine = {one: clear[one] for one in chosen if _in_turns(clear[first].starts, clear[one].starts)}
+    at_first = [one for one, rhythm in mine.items() if _together(clear[first].starts, rhythm.starts)]
+    if len(at_first) == len(mine):
+        return None
+    begin = _training(streams, clear, at_first)
+    volumes = {one: rhythm.volume for one, rhythm in mine.items()}
+    return _with_members(streams, clear, volumes, begin.starts, begin.found, begin.reference.stream, begin.rhythm)
+
+
+def _in_turns(a: Integers, b: Integers) -> bool:
+    """True if one start of the second sequence lies between most of the successive starts of the first one."""
+    counts = np.bincount(np.searchsorted(a, b, side="right"), minlength=len(a) + 1)[1:-1]
+    return bool(len(counts) and (counts == 1).mean() >= _MATCHED)
+
+
+def _connected(streams: list[PayloadStream]) -> list[list[PayloadStream]]:
+    """Return the streams between hosts that send and receive, together if they have hosts in common."""
+    while True:
+        both = {stream.source for stream in streams} & {stream.destination for stream in streams}
+        left = [stream for stream in streams if {stream.source, stream.destination} <= both]
+        if len(left) == len(streams):
+            break
+        streams = left
+    parts: list[tuple[set[str], list[PayloadStream]]] = []
+    for stream in streams:
+        hosts, mine = {stream.source, stream.destination}, [stream]
+        for part in [part for part in parts if part[0] & hosts]:
+            parts.remove(part)
+            hosts, mine = hosts | part[0], mine + part[1]
+        parts.append((hosts, mine))
+    return [mine for _, mine in parts]
+
+
+def _is_multiple(volume: float, part: float) -> bool:
+    """True if a volume is up to four times another one, or half of it."""
+    ratio = volume / part
+    return any(abs(ratio / times - 1) <= _SAME_BYTES for times in (0.5, 1, 2, 3, 4))
 
 
 def _common_starts(
@@ -218,19 +346,30 @@ def _common_starts(
     return np.where(found, first, at), found, slice(int(most[0]), int(most[-1]) + 1)
 
 
+def _volumes(stream: PayloadStream, edges: Integers) -> Integers:
+    """Return the bytes of a stream in each iteration between ascending bins."""
+    iteration = np.searchsorted(edges, stream.bins, side="right") - 1
+    inside = (iteration >= 0) & (iteration < len(edges) - 1)
+    return np.bincount(iteration[inside], stream.payload[inside], len(edges) - 1)
+
+
+def _steady_volume(stream: PayloadStream, edges: Integers) -> float | None:
+    """Return the bytes per iteration of a stream that sends equal amounts in most of them; else None."""
+    volumes = _volumes(stream, edges)
+    median = float(np.median(volumes))
+    # a sender at constant rate sends more in a slow iteration
+    steady = median > 0 and float((np.abs(volumes - median) <= _SAME_BYTES * median).mean()) >= _MATCHED
+    return median if steady else None
+
+
 def _shared_volume(stream: PayloadStream, starts: Integers, rhythm: Periodicity) -> float | None:
     """Return the bytes per iteration of a stream that sends equal amounts in each and little in silences; else None."""
     # the silence before a start is not part of the iteration that it begins
     edges = starts - max(int(rhythm.silence_bins) // 2, 1)
-    iteration = np.searchsorted(edges, stream.bins, side="right") - 1
-    inside = (iteration >= 0) & (iteration < len(edges) - 1)
-    if not inside.any():
+    median = _steady_volume(stream, edges)
+    if median is None:
         return None
-    volumes = np.bincount(iteration[inside], stream.payload[inside], len(edges) - 1)
-    median = float(np.median(volumes))
-    # a sender at constant rate sends more in a slow iteration
-    if median <= 0 or float((np.abs(volumes - median) <= _SAME_BYTES * median).mean()) < _MATCHED:
-        return None
+    inside = (stream.bins >= edges[0]) & (stream.bins < edges[-1])
     quiet = max(int(rhythm.silence_bins * 0.6), 1)
     at_end = starts[np.clip(np.searchsorted(starts, stream.bins, side="right"), 0, len(starts) - 1)]
     silent = inside & (at_end - stream.bins <= quiet) & (at_end > stream.bins)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,12 +13,13 @@ import pandas as pd
 
 from ringtap.analysis.frames import html_of_text
 from ringtap.analysis.model.demand import demand
+from ringtap.analysis.structure import patterns
 from ringtap.analysis.structure import topology as shapes
 from ringtap.analysis.structure.detection import CROSS, OTHER, TRAINING, Sorted, Training, sort_out
 from ringtap.analysis.structure.flow_roles import Role, mean_rates, roles_of
 from ringtap.analysis.structure.periodicity import Integers, Likeness, is_loud, likeness
-from ringtap.analysis.structure.streams import Streams
-from ringtap.analysis.structure.topology import STAR, Topology, shape_of
+from ringtap.analysis.structure.streams import PayloadStream, Streams
+from ringtap.analysis.structure.topology import Topology, shape_of
 from ringtap.analysis.structure.validation import StepCheck
 from ringtap.errors import MeasurementError
 from ringtap.models import GRADIENT_BYTES
@@ -38,7 +39,7 @@ class Structure:
         iterations: one row per iteration (`iterations_of`).
         alike: autocorrelation of the training payload.
         period: iteration time.
-        shape: topology of the exchange between hosts.
+        shape: pattern of the exchange between hosts.
         volume: bytes of a worker per iteration, and parameters.
         roles: the three flows of figures 3-10 and 3-11.
         roles_missing: a sentence about missing flows; empty if no flow is missing.
@@ -145,7 +146,7 @@ class Structure:
             "silence_s": float(mine["silence_s"].median()),
             "bytes": float(mine["bytes"].median()),
         }
-        item["shape"] = vars(self.shape) | {"hosts": list(self.shape.hosts)}
+        item["shape"] = vars(self.shape) | {"hosts": list(self.shape.hosts), "servers": list(self.shape.servers)}
         item["volume"] = self.volume.to_json() | {"retransmitted_bytes": training_retransmitted}
         item["bytes_per_iteration"] = [
             {"source": a, "destination": b, "bytes": volume} for (a, b), volume in edges_of(self.training).items()
@@ -205,7 +206,9 @@ def find_structure(streams: Streams) -> Structure:
     iterations = iterations_of(payload, training.starts, training.found, streams.start_ns, streams.bin_ns)
     alike = likeness(payload[training.starts[0] : training.starts[-1]], float(np.median(np.diff(training.starts))))
     edges = edges_of(training)
-    shape = shape_of(edges, only_host(training))
+    shape = shape_of(edges, only_host(training), leading_of(training))
+    if shape.name == patterns.STAR and shape.whole:
+        shape = replace(shape, evidence=f"{shape.evidence}; {_answers(both_ways(streams, training))}")
     roles, missing = roles_of(streams, found)
     return Structure(
         streams,
@@ -230,27 +233,77 @@ def edges_of(training: Training) -> dict[tuple[str, str], float]:
     return dict(sorted(edges.items()))
 
 
+def leading_of(training: Training) -> set[tuple[str, str]]:
+    """Return the (sender, receiver) whose bytes come before those in the other direction, in most iterations.
+
+    Two directions are compared by the mean time of their bytes within an iteration.
+    """
+    starts, count = training.starts, len(training.starts) - 1
+    sums: dict[tuple[str, str], tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]] = {}
+    for member in training.major:
+        stream = member.stream
+        number = np.searchsorted(starts, stream.bins, side="right") - 1
+        inside = (number >= 0) & (number < count)
+        number, payload = number[inside], stream.payload[inside]
+        after = stream.bins[inside] - starts[number]
+        size, moment = sums.get((stream.source, stream.destination), (np.zeros(count), np.zeros(count)))
+        size, moment = size + np.bincount(number, payload, count), moment + np.bincount(number, payload * after, count)
+        sums[stream.source, stream.destination] = size, moment
+    found = set()
+    for (source, destination), (size, moment) in sums.items():
+        if (destination, source) in sums:
+            other_size, other_moment = sums[destination, source]
+            both = (size > 0) & (other_size > 0)
+            earlier = moment[both] / size[both] < other_moment[both] / other_size[both]
+            if both.any() and earlier.mean() >= _MOST:
+                found.add((source, destination))
+    return found
+
+
+def both_ways(streams: Streams, training: Training) -> float:
+    """Return the share of the bytes that pass between two hosts while others pass the other way, in the same bin."""
+    pairs: dict[tuple[str, str], list[PayloadStream]] = {}
+    for member in training.major:
+        pairs.setdefault((member.stream.source, member.stream.destination), []).append(member.stream)
+    at_once = total = 0
+    for (source, destination), one in pairs.items():
+        payload = streams.dense(one)
+        at_once += int(np.minimum(payload, streams.dense(pairs.get((destination, source), []))).sum())
+        total += int(payload.sum())
+    return at_once / total
+
+
+def _answers(share: float) -> str:
+    if share < _AT_ONCE:
+        return f"a worker gets them after it has sent its own ({share:.1%} pass at once), as with a parameter server"
+    return (
+        f"it gets them while it still sends ({share:.1%} pass at once), as with a switch that adds piece by piece, a "
+        "server with several tensors under way, or transfers that are short for the bins"
+    )
+
+
 def only_host(training: Training) -> str | None:
     """Return the host at which every packet was captured; None if the captures together show all exchanges.
 
     A capture of exchanges without a common host was taken on the link, and shows all exchanges that pass there.
+    Captures that show different exchanges, each of one host's, were taken at several hosts.
     """
     places: dict[str, set[frozenset[str]]] = {}
     for member in training.major:
         for place in member.stream.seen_by:
             places.setdefault(place, set()).add(frozenset((member.stream.source, member.stream.destination)))
-    owners: list[set[str]] = []
-    for links in places.values():
-        common = set.intersection(*(set(link) for link in links))
-        if not common:
-            return None
-        owners.append(common)
+    owners = [set[str](set.intersection(*(set(link) for link in links))) for links in places.values()]
     common = set.intersection(*owners)
-    different = any(member.stream.copies > 1 for member in training.major)
-    # two common hosts: if each of them captured, neither exchanges with others
-    if not common or (len(common) > 1 and different):
+    if not common or not all(owners):
         return None
-    return sorted(common)[0]
+    if len(common) > 1:
+        # if each of them captured, neither exchanges with others
+        return None if any(member.stream.copies > 1 for member in training.major) else sorted(common)[0]
+    (centre,) = common
+    others = set[str]().union(*(link for links in places.values() for link in links)) - common
+    # an exchange is not seen if neither end captured
+    captured = set[str]().union(*(next(iter(links)) for links in places.values() if len(links) == 1)) - common
+    return None if len(others - captured) <= 1 else centre
 
 
 def worker_bytes(shape: Topology, edges: Mapping[tuple[str, str], float]) -> float:
@@ -258,26 +311,16 @@ def worker_bytes(shape: Topology, edges: Mapping[tuple[str, str], float]) -> flo
     sent: dict[str, float] = {}
     for (source, _), volume in edges.items():
         sent[source] = sent.get(source, 0.0) + volume
-    workers: Sequence[str] = [host for host in sent if not (shape.name == STAR and host == shape.hub)]
-    if not shape.whole and shape.hosts and len(shape.hosts) > 1:
+    if not shape.whole and len(shape.hosts) > 1:
         # only the packets of one host are complete
         centre = max(sent, key=lambda host: sum(1 for pair in edges if host in pair))
         return sent[centre]
+    workers = [host for host in sent if host not in shape.servers]
     return sum(sent[host] for host in workers) / len(workers)
 
 
 # message headers of the libraries: gloo 48 bytes per message, 0.4 to 1.5 % of the volume in scale models
 HEADER_SHARE = 0.02
-# topologies with an equation for the volume
-_COLLECTIVES = {
-    shapes.RING: "ring",
-    shapes.TWO_WAY_RING: "ring",
-    shapes.PAIR: "ring",
-    shapes.HALVING: "reduce-scatter-all-gather",
-    shapes.ALL_TO_ALL: "reduce-scatter-all-gather",
-    shapes.STAR: "parameter-server",
-    shapes.TREE: "tree",
-}
 
 
 @dataclass(frozen=True)
@@ -286,7 +329,6 @@ class Volume:
 
     Attributes:
         worker_bytes: payload that a worker sends per iteration: median over iterations, mean over workers.
-        collective: the collective whose equation was used; None if the topology has none or workers are not known.
         parameters: number of 32-bit parameters for this volume, if all payload is gradients; None without equation.
         parameters_least: the same if `HEADER_SHARE` of the payload is headers; if the number of workers is not known,
             also for infinitely many workers.
@@ -296,7 +338,6 @@ class Volume:
     """
 
     worker_bytes: float
-    collective: str | None
     parameters: int | None
     parameters_least: int | None
     parameters_most: int | None
@@ -314,27 +355,26 @@ def volume_of(shape: Topology, worker_bytes: float) -> Volume:
         shape: the topology of the exchange.
         worker_bytes: payload that a worker sends per iteration.
     """
-    collective = _COLLECTIVES.get(shape.name)
-    if collective is not None and shape.workers is not None:
-        # bytes per iteration for one parameter, by the collective's equation
-        each = demand(1, shape.workers, collective).worker_bytes
-        count = round(worker_bytes / each)
+    if shape.sent_per_byte is not None:
+        count = round(worker_bytes / (shape.sent_per_byte * GRADIENT_BYTES))
         why = (
             f"one worker per host and {8 * GRADIENT_BYTES} bits per parameter; headers of the library's own messages "
             f"are in the payload, so there may be up to {HEADER_SHARE:.0%} fewer parameters"
         )
-        return Volume(worker_bytes, collective, count, round(count * (1 - HEADER_SHARE)), count, why)
+        return Volume(worker_bytes, count, round(count * (1 - HEADER_SHARE)), count, why)
     if shape.name in (shapes.RING_MEMBER, shapes.ONE_PEER, shapes.ONE_HOST, shapes.ONE_DIRECTION):
         if shape.name == shapes.ONE_HOST:
             why = "all ranks share one address, so the bytes of a single rank are not observable"
-            return Volume(worker_bytes, None, None, None, None, why)
+            return Volume(worker_bytes, None, None, None, why)
         fewest = 3 if shape.name == shapes.RING_MEMBER else 2
         most = worker_bytes / demand(1, fewest).worker_bytes
         least = worker_bytes / (2 * GRADIENT_BYTES) * (1 - HEADER_SHARE)
         why = f"if it is a ring: the most parameters with {fewest} workers, the fewest with infinitely many"
-        return Volume(worker_bytes, None, None, round(least), round(most), why)
+        return Volume(worker_bytes, None, round(least), round(most), why)
     why = f"there is no equation for this pattern ({shape.name})"
-    return Volume(worker_bytes, None, None, None, None, why)
+    if shape.name == patterns.PIPELINE:
+        why = "a pipeline sends activations, which do not show the number of parameters"
+    return Volume(worker_bytes, None, None, None, why)
 
 
 SCALES_S = (0.001, 0.01, 0.1, 1.0)
@@ -434,6 +474,12 @@ def peak_to_mean(senders: Mapping[str, Integers], starts: Integers, bin_ns: int)
     return pd.DataFrame(rows, columns=["host", "scale_s", "peak_bps", "mean_bps", "peak_to_mean"])
 
 
+# share of the iterations in which bytes come before those in the other direction, if they lead
+_MOST = 0.8
+# share of the bytes that pass both ways at once: in bins of 1 ms 0.1 % with a server for one tensor after the other, 4
+# to 10 % with a switch that adds in four pieces
+_AT_ONCE = 0.02
+
 SURE, LIKELY, DOUBTFUL = "sure", "likely", "doubtful"
 
 _RESAMPLES = 2000
@@ -490,8 +536,7 @@ def period_of(training: Training, iterations: pd.DataFrame, alike: Likeness, bin
         alike: autocorrelation of the training payload.
         bin_ns: width of a bin.
     """
-    rhythm = training.reference.rhythm
-    assert rhythm is not None  # the reference has its own periodicity
+    rhythm = training.rhythm
     times = iterations["iteration_s"].to_numpy(np.float64)
     draws = np.random.default_rng(1).integers(0, len(times), (_RESAMPLES, len(times)))
     low, high = np.quantile(times[draws].mean(axis=1), (0.025, 0.975))

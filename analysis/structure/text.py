@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
+from ringtap.analysis.structure import patterns
 from ringtap.analysis.structure import topology as shapes
 from ringtap.analysis.structure.detection import CROSS, OTHER
 from ringtap.analysis.structure.structure import Structure, edges_of
@@ -12,10 +14,16 @@ from ringtap.units import counted, format_duration, format_rate, format_size
 
 _MAX_ROWS = 12
 _COLLECTIVES = {
-    "ring": "ring all-reduce (equation 3.1)",
-    "reduce-scatter-all-gather": "reduce-scatter and all-gather",
-    "parameter-server": "a parameter server",
-    "tree": "a tree",
+    patterns.RING: "ring all-reduce (equation 3.1)",
+    patterns.TWO_WAY_RING: "ring all-reduce (equation 3.1)",
+    patterns.PAIR: "ring all-reduce (equation 3.1)",
+    patterns.HALVING: "reduce-scatter and all-gather",
+    patterns.ALL_TO_ALL: "reduce-scatter and all-gather",
+    patterns.STAR: "a parameter server",
+    patterns.SHARDED: "parameter servers",
+    patterns.TREE: "a tree",
+    patterns.DOUBLE_TREE: "two trees",
+    patterns.HIERARCHICAL: "a hierarchy of rings",
 }
 
 
@@ -23,6 +31,7 @@ def describe(found: Structure) -> list[str]:
     """Return the lines of the text."""
     sections = (
         ("", _headline(found)),
+        ("Pattern", _pattern(found)),
         ("Time", _time(found)),
         ("Volume", _volume(found)),
         ("Bursts", _bursts(found)),
@@ -50,9 +59,9 @@ def _headline(found: Structure) -> list[str]:
     volume = found.volume
     who = "All ranks together send" if found.shape.name == shapes.ONE_HOST else "A worker sends"
     sends = f"{who} {format_size(volume.worker_bytes)} per iteration"
-    if volume.parameters is not None and volume.collective is not None:
+    if volume.parameters is not None:
         most, least = volume.parameters, volume.parameters_least
-        lines.append(f"{sends}: with {_COLLECTIVES[volume.collective]} {least:,} to {most:,} parameters of 32 bit.")
+        lines.append(f"{sends}: with {_COLLECTIVES[found.shape.name]} {least:,} to {most:,} parameters of 32 bit.")
     elif volume.parameters_least is not None and volume.parameters_most is not None:
         lines.append(f"{sends}: {volume.parameters_least:,} to {volume.parameters_most:,} parameters ({volume.why}).")
     else:
@@ -62,22 +71,42 @@ def _headline(found: Structure) -> list[str]:
 
 def _shape(found: Structure) -> str:
     shape, hosts = found.shape, found.shape.hosts
-    workers, others = len(hosts), len(hosts) - 1
+    count, others = len(hosts), len(hosts) - 1
+    workers = counted(shape.workers or 0, "worker")
+    groups = " | ".join(" ".join(hosts[at : at + shape.group]) for at in range(0, count, shape.group or count))
     texts = {
-        shapes.RING: f"a ring of {workers} hosts, {' > '.join([*hosts, hosts[0]])}",
-        shapes.TWO_WAY_RING: f"a ring of {workers} hosts in both directions, {' - '.join([*hosts, hosts[0]])}",
-        shapes.PAIR: f"two hosts that exchange, {' and '.join(hosts)} (a ring of 2)",
-        shapes.STAR: f"a star around {shape.hub} (a parameter server) with {counted(others, 'worker')}",
-        shapes.TREE: f"a tree of {workers} hosts",
-        shapes.ALL_TO_ALL: f"all-to-all exchange of {workers} hosts",
-        shapes.HALVING: f"recursive halving and doubling among {workers} hosts",
+        patterns.RING: f"a ring of {count} hosts, {' > '.join([*hosts, hosts[0]])}",
+        patterns.TWO_WAY_RING: f"a ring of {count} hosts in both directions, {' - '.join([*hosts, hosts[0]])}",
+        patterns.PAIR: f"two hosts that exchange, {' and '.join(hosts)} (a ring of 2)",
+        patterns.STAR: f"a parameter server or in-network aggregation at {hosts[0]} with {workers}",
+        patterns.SHARDED: f"{len(shape.servers)} parameter servers, {' and '.join(shape.servers)}, with {workers}",
+        patterns.TREE: f"a {_tree(found)} of {count} hosts{f' with the root {shape.root}' if shape.root else ''}",
+        patterns.DOUBLE_TREE: f"a double binary tree of {count} hosts",
+        patterns.HIERARCHICAL: f"a hierarchy of groups of {shape.group} among {count} hosts, {groups}",
+        patterns.PIPELINE: f"a pipeline of {count} stages, {' > '.join(hosts)}",
+        patterns.ALL_TO_ALL: f"all-to-all exchange of {count} hosts",
+        patterns.HALVING: f"recursive halving and doubling among {count} hosts",
         shapes.RING_MEMBER: f"one member of a ring, {' > '.join(hosts)}",
         shapes.ONE_HOST: f"ranks on one host, {hosts[0]}",
         shapes.ONE_PEER: f"{hosts[0]} exchanges with {hosts[-1]}",
         shapes.SEVERAL_PEERS: f"{hosts[0]} exchanges with {others} others",
         shapes.ONE_DIRECTION: f"one direction of the exchanges of {hosts[0]}",
     }
-    return texts.get(shape.name, f"{workers} hosts in no known pattern")
+    return texts.get(shape.name, f"{count} hosts in no known pattern")
+
+
+def _tree(found: Structure) -> str:
+    root = found.shape.root
+    peers = Counter(source for source, _ in edges_of(found.training))
+    return "binary tree" if root and all(peers[host] <= 2 + (host != root) for host in peers) else "tree"
+
+
+def _pattern(found: Structure) -> list[str]:
+    shape = found.shape
+    if not shape.evidence:
+        return []
+    error = "" if shape.error is None else f" The bytes between hosts differ from this by at most {shape.error:.1%}."
+    return [f"{shape.evidence[0].upper()}{shape.evidence[1:]}.{error}"]
 
 
 def _time(found: Structure) -> list[str]:

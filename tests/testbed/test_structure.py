@@ -137,3 +137,13 @@ def test_a_ring_of_three_under_cross_traffic(
     assert shared["bytes_per_iteration"] == pytest.approx(only["bytes_per_iteration"], rel=0.02)
     assert 60e6 < crossing["iteration_bps"] < 140e6
     assert data["classes"]["cross"] > data["classes"]["other"]
+
+
+def test_a_double_tree_of_a_real_job_is_named_from_its_packets(tmp_path: Path) -> None:
+    script = Path(__file__).resolve().parents[2] / "benchmarks" / "patterns.py"
+    words = ["--workers", "3", "--models", "resnet50", "--patterns", "double-tree"]
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), *words], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("1 of 1 right\n"), done.stdout

@@ -43,7 +43,7 @@ def test_a_ring_in_both_directions(count: int) -> None:
 @pytest.mark.parametrize("count", [2, 3, 7])
 def test_a_star_has_its_hub_and_the_hub_is_no_worker(count: int) -> None:
     shape = shape_of(both([("h5", name) for name in NAMES if name != "h5"][:count]))
-    assert (shape.name, shape.hub) == ("star", "h5")
+    assert (shape.name, shape.servers) == ("star", ("h5",))
     assert shape.workers == count
     assert volume_of(shape, 4_000_000.0).parameters == 1_000_000
 

@@ -70,6 +70,11 @@ class Pace:
         if left_s > 0:
             time.sleep(left_s)
 
+    def resume(self, position: int) -> None:
+        """Let the layer at this position begin now: it has waited for something else."""
+        if position:
+            self._start_s = time.monotonic() - self._due_s[position - 1]
+
 
 class Compute(torch.autograd.Function):  # type: ignore[misc]
     """Sleeps where an accelerator would compute; passes its input on and hands out gradients for the weights."""
@@ -210,6 +215,41 @@ def train(model: Any, iterations: int) -> float:
     return time.monotonic() - start_s
 
 
+def train_scheduled(model: Any, scheduler: Any, iterations: int) -> float:
+    """Run iterations as `train` does, in which each layer's forward pass waits for its own gradient only.
+
+    Args:
+        model: the chain of layers, without DDP.
+        scheduler: a `ringtap.workload.tensor_scheduler.TensorScheduler` of its layers.
+        iterations: iterations to run; 0: until the process is ended.
+    """
+    # marks the end of an iteration, as in any job; its gradients have been taken by the scheduler
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def update(layer: int) -> None:
+        """Wait for a layer's gradient, and apply it."""
+        if scheduler.wait(layer):
+            with torch.no_grad():
+                for parameter in model[layer].parameters():
+                    parameter.sub_(parameter.grad, alpha=1e-3)
+                    parameter.grad = None
+            model[layer].forward_pace.resume(layer)
+
+    for number, layer in enumerate(model):
+        layer.register_forward_pre_hook(lambda _, __, number=number: update(number))
+    activation = torch.ones(1, requires_grad=True)
+    start_s = time.monotonic()
+    done = 0
+    while iterations == 0 or done < iterations:
+        model(activation).sum().backward()
+        optimizer.step()
+        done += 1
+    for number in range(len(model)):
+        update(number)
+    scheduler.finish()
+    return time.monotonic() - start_s
+
+
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse and check the command line."""
     parser = argparse.ArgumentParser(description="Train a scale model: real gradients on the wire, compute slept.")
@@ -223,6 +263,13 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--first-bucket-bytes", type=int, help="size of the first bucket (that of the others, or DDP's 1 MiB / scale)"
     )
     parser.add_argument("--iterations", type=int, default=0, help="iterations to run; 0 runs until ended")
+    parser.add_argument(
+        "--schedule",
+        metavar="METHOD",
+        help="send gradients by fifo, tic, tac, p3 or bytescheduler instead of DDP's buckets (needs ringtap)",
+    )
+    parser.add_argument("--piece-bytes", type=int, default=0, help="with p3 and bytescheduler: bytes of a message")
+    parser.add_argument("--credit-bytes", type=int, default=0, help="with bytescheduler: bytes in flight")
     options = parser.parse_args(argv)
     if options.scale < 1:
         parser.error("--scale must be at least 1")
@@ -255,6 +302,20 @@ def layers_of(options: argparse.Namespace) -> list[LayerShape]:
         sys.exit("scale_model.py: --model needs ringtap in this Python: install it, or give --parameters and --layers")
 
 
+def scheduler_of(model: Any, options: argparse.Namespace) -> Any:
+    """Return the scheduler that the command line asks for; exits with code 2 if there is no such one."""
+    try:
+        from ringtap.errors import UsageError
+        from ringtap.workload.tensor_scheduler import TensorScheduler
+    except ImportError:
+        sys.exit("scale_model.py: --schedule needs ringtap in this Python: install it")
+    try:
+        return TensorScheduler(list(model), options.schedule, options.piece_bytes, options.credit_bytes)
+    except UsageError as error:
+        print(f"scale_model.py: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
 def description(options: argparse.Namespace, layers: Sequence[LayerShape]) -> str:
     """Return the number of parameters and layers, and the compute time."""
     parameters = sum(sum(layer.sizes) for layer in layers)
@@ -268,14 +329,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     layers = layers_of(options)
     torch.set_num_threads(1)
     rank, world_size = join_group()
-    model = distribute(build_model(layers, options.compute_s, rank), options.bucket_bytes, options.first_bucket_bytes)
+    model = build_model(layers, options.compute_s, rank)
+    sends = f"buckets of {options.bucket_bytes} bytes, the first of {options.first_bucket_bytes}"
+    if options.schedule:
+        scheduler, sends = scheduler_of(model, options), f"gradients by {options.schedule}"
+    else:
+        model = distribute(model, options.bucket_bytes, options.first_bucket_bytes)
     if rank == 0:
-        print(
-            f"scale model: {world_size} ranks, {description(options, layers)}, "
-            f"buckets of {options.bucket_bytes} bytes, the first of {options.first_bucket_bytes}",
-            flush=True,
-        )
-    elapsed_s = train(model, options.iterations)
+        print(f"scale model: {world_size} ranks, {description(options, layers)}, {sends}", flush=True)
+    if options.schedule:
+        elapsed_s = train_scheduled(model, scheduler, options.iterations)
+    else:
+        elapsed_s = train(model, options.iterations)
     if rank == 0:
         print(f"{options.iterations} iterations, {elapsed_s / options.iterations:.6f} s each", flush=True)
     # The model holds the group; were it left to the interpreter's end, the group's threads would at times meet an

@@ -1,0 +1,53 @@
+"""Gradients sent by priority in a real job: the same training as with an all-reduce, and the order of the messages."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from torch import nn
+
+from ringtap.errors import UsageError
+from ringtap.workload.tensor_scheduler import TensorScheduler
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = Path(__file__).parent / "jobs" / "scheduled.py"
+# elements of the three layers, and of their pieces of 400 bytes
+FIRST, SECOND, LAST = 20 * 50 + 50, 50 * 31 + 31, 31 + 1
+PIECES = {FIRST: [100] * 10 + [50], SECOND: [100] * 15 + [81], LAST: [32]}
+
+
+def test_training_is_that_of_an_all_reduce_and_messages_have_their_order() -> None:
+    env = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    command = [*launcher, "--nproc-per-node", "2", str(JOB)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr
+    found = {each["method"]: each for each in map(json.loads, done.stdout.splitlines())}
+    assert sorted(found) == ["bytescheduler", "fifo", "p3", "tac", "tic"]
+    # sums of two ranks, divided by two: the same to the rounding of float32
+    assert all(each["difference"] < 1e-6 for each in found.values()), found
+    assert found["fifo"]["messages"] == [LAST, SECOND, FIRST]
+    # the last layer's gradient is under way when the others get ready
+    assert found["tic"]["messages"] == found["tac"]["messages"] == [LAST, FIRST, SECOND]
+    assert found["p3"]["messages"] == [*PIECES[LAST], *PIECES[FIRST], *PIECES[SECOND]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("lifo",), "the method 'lifo' is unknown: choose fifo, tic, tac, p3, bytescheduler"),
+        (("p3",), "P3 and ByteScheduler need the size of pieces"),
+        (("fifo", 1000), "P3 and ByteScheduler need the size of pieces"),
+        (("p3", 1000, 2000), "ByteScheduler may have a credit"),
+    ],
+)
+def test_wrong_methods_are_refused(arguments: tuple[str, int, int], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        TensorScheduler([nn.Linear(2, 2)], *arguments)
+    assert not dist.is_initialized()

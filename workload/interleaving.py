@@ -244,6 +244,13 @@ def interleave(rates_bps: Sequence[Numbers], capacity_bps: float) -> Interleavin
     )
 
 
+def score_with(shifts: Sequence[int], rates_bps: Sequence[Numbers], capacity_bps: float) -> float:
+    """Return the compatibility score of jobs on a link with given shifts, as in `interleave`."""
+    slots = math.lcm(*map(len, rates_bps))
+    demand = sum(np.roll(np.tile(rate, slots // len(rate)), shift) for rate, shift in zip(rates_bps, shifts, strict=True))
+    return 1 - float(np.maximum(demand - capacity_bps, 0).sum()) / (slots * capacity_bps)
+
+
 class _Search:
     """Search for shifts with the least excess, the sum over the slots of what demand is above the capacity.
 

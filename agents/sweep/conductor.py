@@ -31,6 +31,7 @@ from ringtap.agents.sweep.precheck import check_generator, check_host, look_at_i
 from ringtap.agents.sweep.preflight import ask_hosts, cluster_roles, needs_iperf3, real_libraries
 from ringtap.agents.sweep.roles import SweepRoles, testbed_roles
 from ringtap.agents.sweep.tcp_reachability import check_reachability
+from ringtap.agents.sweep.shared_links import SharedLinks, pending_steps, sharing_line, step_s
 from ringtap.agents.testbed.up import RunningTestbed, own_name, rate_warnings
 from ringtap.arguments import check_callback, instance_of, path_of
 from ringtap.errors import MeasurementError, UsageError, did_you_mean
@@ -224,6 +225,9 @@ class Conductor:
         Raises:
             MeasurementError: the testbed, a generator, a job or a host failed.
         """
+        if self._plan.jobs:
+            self._run_jobs()
+            return
         pending = self._pending()
         if not pending:
             return
@@ -248,6 +252,20 @@ class Conductor:
                     self._precheck(setup, kind)
             for series in pending:
                 self._measure(setup, series, expected_s)
+
+    def _run_jobs(self) -> None:
+        """Measure the points of jobs that share links."""
+        if not (pending := pending_steps(self._plan, self._run.path)):
+            return
+        expected_s = step_s(self._plan)
+        self._reporter.begin(expected_s * len(pending))
+        with self._testbed() as (hosts, network):
+            self._run.save()
+            sharing = SharedLinks(
+                self._plan, self._run, hosts, network, self._attempt, self._reporter.say, self._reporter.tick
+            )
+            for point in sharing.measure(pending):
+                self._reporter.done(sharing_line(self._run.path, point), expected_s, point)
 
     @contextmanager
     def _testbed(self) -> Iterator[SweepSetup]:
@@ -436,7 +454,8 @@ def _check_machine(plan: SweepPlan) -> None:
     layout(plan)
     if needs_iperf3(plan):
         iperf3.find_iperf3()
-    if any(model.framework == "horovod" for model in plan.models) and not find_spec("horovod"):
+    models = [*plan.models, *(job.model for job in plan.jobs)]
+    if any(model.framework == "horovod" for model in models) and not find_spec("horovod"):
         raise UsageError(
             f'framework = "horovod" needs Horovod, which {sys.executable} does not have: '
             "build it with python -m ringtap.examples.build_horovod --install"

@@ -56,9 +56,10 @@ def layout(plan: SweepPlan) -> tuple[TestbedSpec, Roles]:
 def resolved(plan: SweepPlan) -> dict[str, Any]:
     """Return the plan as stored in run.json: hosts and roles of named configurations filled in, secrets masked."""
     item: dict[str, Any] = json.loads(json.dumps(plan.to_json()))
-    for model in item["models"]:
+    models = [*item["models"], *(job["model"] for job in item["jobs"])]
+    for model in models:
         model["command"] = mask_words(model["command"])
-    for part in (*item["models"], item["topology"], *item["topology"].get("machines", ())):
+    for part in (*models, item["topology"], *item["topology"].get("machines", ())):
         if "environment" in part:
             part["environment"] = mask_variables(part["environment"])
     if isinstance(plan.topology, Cluster):

@@ -121,6 +121,7 @@ def test_records_are_what_the_reader_expects(tmp_path: Path) -> None:
         *times,
         Field("kind", "<i8", "", "index"),
         Field("backwards", "<i8", "passes", "gauge"),
+        Field("pause_ns", "<i8", "ns", "gauge"),
     )
     about = {"collector": "steps", "rank": 3, "pid": pid, "world_size": 4, "local_rank": 1, "torch": "0.fake"}
     about |= {"hostname": os.uname().nodename, "source": "optimizer steps", "age_ns": file.about["age_ns"]}
@@ -128,7 +129,7 @@ def test_records_are_what_the_reader_expects(tmp_path: Path) -> None:
     assert 0 <= file.about["age_ns"] < 60e9
     records = file.tail()
     assert [record[:2] for record in records] == [(0, 0), (1, 0), (2, 0), (0, 1), (3, 0)]
-    assert {record[6:] for record in records} == {(0, 0)}
+    assert {record[6:] for record in records} == {(0, 0, 0)}
     assert all(record[3] - record[2] >= 2_000_000 for record in records[:3])
     assert all(record[5] >= record[4] for record in records)
     assert all(left[5] <= right[4] for left, right in pairwise(records))

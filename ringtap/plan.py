@@ -357,7 +357,9 @@ def _plan_of_jobs(file: PlanTables) -> SweepPlan:
     names = [job.name for job in jobs]
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise UsageError(f"{file.name}: two jobs are named {twice}: give one another name")
-    alone = next((job for job in jobs if not any({*job.workers} & {*other.workers} for other in jobs if other is not job)), None)
+    alone = next(
+        (job for job in jobs if not any({*job.workers} & {*other.workers} for other in jobs if other is not job)), None
+    )
     if alone:
         raise UsageError(f"{file.name}: {alone.name} has no host in common with another job, so they share no link")
     plan = SweepPlan(

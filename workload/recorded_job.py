@@ -81,7 +81,9 @@ def _begins(steps: RecordFile) -> Numbers:
     place = {field.name: number for number, field in enumerate(steps.fields)}
     pause = place.get("pause_ns")
     ends = [
-        row[place["end_ns"]] + (0 if pause is None else row[pause]) for row in rows if row[place["optimizer"]] == rows[0][place["optimizer"]]
+        row[place["end_ns"]] + (0 if pause is None else row[pause])
+        for row in rows
+        if row[place["optimizer"]] == rows[0][place["optimizer"]]
     ]
     found: Numbers = np.sort(np.array(ends, np.float64))
     return found
@@ -106,7 +108,8 @@ def _counted(path: Path, start_ns: int, end_ns: int, mtu: int) -> tuple[Numbers,
         total, sums = 0.0, [0.0]
         for before, after in zip(rows, islice(rows, 1, None), strict=False):
             grown = [
-                growth(before[place[name]], after[place[name]], widths[name]) for name in (f"{side}_bytes", f"{side}_packets")
+                growth(before[place[name]], after[place[name]], widths[name])
+                for name in (f"{side}_bytes", f"{side}_packets")
             ]
             total += frame_bytes(grown[0] or 0.0, grown[1] or 0.0, mtu)  # after a reset, nothing is known to be counted
             sums.append(total)

@@ -30,8 +30,8 @@ from ringtap.agents.sweep.packet_capture import check_capture, describe
 from ringtap.agents.sweep.precheck import check_generator, check_host, look_at_idle_links
 from ringtap.agents.sweep.preflight import ask_hosts, cluster_roles, needs_iperf3, real_libraries
 from ringtap.agents.sweep.roles import SweepRoles, testbed_roles
-from ringtap.agents.sweep.tcp_reachability import check_reachability
 from ringtap.agents.sweep.shared_links import SharedLinks, pending_steps, sharing_line, step_s
+from ringtap.agents.sweep.tcp_reachability import check_reachability
 from ringtap.agents.testbed.up import RunningTestbed, own_name, rate_warnings
 from ringtap.arguments import check_callback, instance_of, path_of
 from ringtap.errors import MeasurementError, UsageError, did_you_mean

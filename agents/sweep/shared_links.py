@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringtap.agents.hosts import HostProcess, Hosts
 from ringtap.agents.sweep.cluster_hosts import check_alive, check_lost
@@ -23,11 +23,14 @@ from ringtap.agents.sweep.load_series import StepWatcher, words_of_hosts
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.testbed.topology import SWITCH, TestbedSpec
 from ringtap.errors import MeasurementError, UsageError
-from ringtap.plan import CASSINI, FREE, Job, SweepPlan
+from ringtap.plan import FREE, Job, SweepPlan
 from ringtap.records import JsonLinesWriter, read_json_lines
 from ringtap.rundir import RunDirectory
 from ringtap.schema import ALONE, MAX_LATE_SHARE, NIC_REC, SHARED, SHARED_JSONL
 from ringtap.units import counted, format_duration
+
+if TYPE_CHECKING:
+    from ringtap.workload.interleaving import Link, PeriodicJob
 
 GRID_VARIABLE = "RINGTAP_ITERATION_GRID"
 # of the predicted period, so that iterations that last a little longer are not late for ever
@@ -83,7 +86,7 @@ def sharing_steps(plan: SweepPlan) -> list[SharingStep]:
     steps = [SharingStep(index, ALONE, (job,)) for index, job in enumerate(plan.jobs)]
     for offset in plan.offsets:
         shifts_s = None if isinstance(offset, str) else offset
-        name = offset if isinstance(offset, str) else "-".join(format_duration(shift).replace(" ", "") for shift in offset[1:])
+        name = offset if isinstance(offset, str) else "-".join(f"{1e3 * shift:g}ms" for shift in offset[1:])
         steps.append(SharingStep(len(steps), name, plan.jobs, shifts_s))
     return steps
 
@@ -166,43 +169,77 @@ class SharedLinks:
             points.close()
 
     def _grids(self, step: SharingStep) -> Grids | None:
-        """Return the grids of a point; None if jobs are not kept."""
+        """Return the grids of a point by the recorded circles of the jobs; None if jobs are not kept.
+
+        What exceeds the capacity of a link is sent later, so that an iteration is predicted to take 2 - score times
+        its time alone. If jobs do not fit, the shifts with the highest score are those on a circle that is longer by
+        this factor.
+        """
         if step.offset in (ALONE, FREE):
             return None
-        from ringtap.workload.interleaving import Link, draw_circles, schedule, score_with
+        from ringtap.workload.interleaving import (
+            MEASURED_ERROR,
+            Circles,
+            PeriodicJob,
+            draw_circles,
+            schedule,
+            score_with,
+        )
+
+        jobs, links = self._recorded(step.jobs), self._links(step.jobs)
+
+        def score(circles: Circles, slots: Sequence[int]) -> float:
+            rates = circles.rates_bps
+            return min(
+                score_with([slots[job] for job in link.jobs], [rates[job] for job in link.jobs], link.capacity_bps)
+                for link in links
+            )
+
+        circles = draw_circles(jobs, MEASURED_ERROR)
+        if step.shifts_s is None:
+            best = score(circles, schedule(circles, links).shifts)
+            longer = [PeriodicJob(job.name, round(job.period_ns * (2 - best)), job.phases) for job in jobs]
+            circles = draw_circles(longer, MEASURED_ERROR)
+            slots = schedule(circles, links).shifts
+        else:
+            slots = tuple(round(shift_s / circles.quantum_s) for shift_s in step.shifts_s)
+            for job, shift_s in zip(jobs, step.shifts_s, strict=True):
+                if shift_s * 1e9 >= job.period_ns:
+                    raise UsageError(
+                        f"offset {format_duration(shift_s)} of {job.name} is not below its iteration time alone, "
+                        f"{format_duration(job.period_ns / 1e9)}: give a shift within an iteration"
+                    )
+        found = score(circles, slots)
+        # no job is faster than alone
+        stretch = (2 - found) / (1 + min(circles.period_errors))
+        predicted_s = tuple(len(rates) * circles.quantum_s * stretch for rates in circles.rates_bps)
+        shifts_s = step.shifts_s or tuple(slot * circles.quantum_s for slot in slots)
+        found = found if step.shifts_s else best
+        return Grids(shifts_s, tuple(period_s * (1 + GRID_MARGIN) for period_s in predicted_s), predicted_s, found)
+
+    def _recorded(self, jobs: Sequence[Job]) -> list[PeriodicJob]:
+        """Return the communication of jobs as recorded alone."""
         from ringtap.workload.recorded_job import recorded_job
 
-        alone = {point["jobs"][0]["name"]: point for point in read_json_lines(self._points, SHARED)[0] if point["offset"] == ALONE}
-        recorded = []
-        for job in step.jobs:
+        points = read_json_lines(self._points, SHARED)[0]
+        alone = {point["jobs"][0]["name"]: point for point in points if point["offset"] == ALONE}
+        found = []
+        for job in jobs:
             point = alone[job.name]
             window_ns = point["window_start_ns"], point["window_end_ns"]
-            recorded.append(recorded_job(self._run.path / point["jobs"][0]["directory"], job.name, window_ns))
-        circles = draw_circles(recorded)
-        users = [tuple(number for number, job in enumerate(step.jobs) if host in job.workers) for host in self._network.roles.workers]
-        links = [
-            Link(f"of {len(jobs)} jobs", float(self._plan.capacity_bps), jobs) for jobs in dict.fromkeys(users) if len(jobs) > 1
-        ]
-        if step.shifts_s is None:
-            slots: Sequence[int] = schedule(circles, links).shifts
-            shifts_s = tuple(slot * circles.quantum_s for slot in slots)
-        else:
-            for job, shift_s in zip(recorded, step.shifts_s, strict=True):
-                if shift_s >= job.period_ns / 1e9:
-                    raise UsageError(
-                        f"offset {format_duration(shift_s)} of {job.name} is not below its iteration time of "
-                        f"{format_duration(job.period_ns / 1e9)} alone: give a shift within an iteration"
-                    )
-            shifts_s = step.shifts_s
-            slots = [round(shift_s / circles.quantum_s) for shift_s in shifts_s]
-        score = min(
-            score_with([slots[job] for job in link.jobs], [circles.rates_bps[job] for job in link.jobs], link.capacity_bps)
-            for link in links
-        )
-        # what exceeds the capacity is sent later, and no job may be faster than alone
-        stretch = (2 - score) / (1 + min(circles.period_errors))
-        predicted_s = tuple(len(rates) * circles.quantum_s * stretch for rates in circles.rates_bps)
-        return Grids(shifts_s, tuple(period_s * (1 + GRID_MARGIN) for period_s in predicted_s), predicted_s, score)
+            found.append(recorded_job(self._run.path / point["jobs"][0]["directory"], job.name, window_ns))
+        return found
+
+    def _links(self, jobs: Sequence[Job]) -> list[Link]:
+        """Return the links that jobs share; hosts with the same jobs count once, as their links are used alike."""
+        from ringtap.workload.interleaving import Link
+
+        users = {
+            tuple(number for number, job in enumerate(jobs) if host in job.workers): host
+            for host in self._network.roles.workers
+        }
+        capacity_bps = float(self._plan.capacity_bps)
+        return [Link(host, capacity_bps, numbers) for numbers, host in users.items() if len(numbers) > 1]
 
     def _measure(self, step: SharingStep, grids: Grids | None) -> dict[str, Any]:
         label = f"{step.offset} {step.jobs[0].name}" if step.offset == ALONE else step.offset

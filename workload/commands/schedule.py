@@ -155,7 +155,7 @@ def _jobs(options: argparse.Namespace, links: list[Link]) -> list[PeriodicJob]:
 
 
 def _schedule(options: argparse.Namespace) -> int:
-    from ringtap.workload.interleaving import draw_circles, place, schedule
+    from ringtap.workload.interleaving import MEASURED_ERROR, draw_circles, place, schedule
 
     count = len(options.workloads) + len(options.jobs)
     if not 2 <= count <= MAX_JOBS:
@@ -169,7 +169,8 @@ def _schedule(options: argparse.Namespace) -> int:
         raise UsageError(f"--links {places} is outside 1 to {MAX_JOBS}")
     links = _links(options, count)
     jobs = _jobs(options, links)
-    circles = draw_circles(jobs)
+    is_measured = any((path / RUN_JSON).is_file() for path in options.workloads)
+    circles = draw_circles(jobs, MEASURED_ERROR if is_measured else 0.0)
     found = schedule(circles, links) if places is None else place(circles, links[0].capacity_bps, places)
     if options.figure is not None:
         from ringtap.workload.circles import write_circles

@@ -20,7 +20,7 @@ from ringtap.agents.hosts import Hosts, TestbedHosts
 from ringtap.agents.hosts.ssh import SshHosts
 from ringtap.agents.sweep.cluster_hosts import LostHostError, check_lost, losses_named, reached
 from ringtap.agents.sweep.cross_traffic import CrossTraffic
-from ringtap.agents.sweep.estimate import estimate, layout, resolved, room_bytes, series_names, sweep_s
+from ringtap.agents.sweep.estimate import estimate, layout, resolved, room_bytes, series_names, step_s, sweep_s
 from ringtap.agents.sweep.growing_report import GrowingReport, check_packages
 from ringtap.agents.sweep.host_facts import nearest_folder, space_problem
 from ringtap.agents.sweep.load_choice import LoadChoice, check_analysis
@@ -30,7 +30,7 @@ from ringtap.agents.sweep.packet_capture import check_capture, describe
 from ringtap.agents.sweep.precheck import check_generator, check_host, look_at_idle_links
 from ringtap.agents.sweep.preflight import ask_hosts, cluster_roles, needs_iperf3, real_libraries
 from ringtap.agents.sweep.roles import SweepRoles, testbed_roles
-from ringtap.agents.sweep.shared_links import SharedLinks, pending_steps, sharing_line, step_s
+from ringtap.agents.sweep.shared_links import SharedLinks, pending_steps, sharing_line
 from ringtap.agents.sweep.tcp_reachability import check_reachability
 from ringtap.agents.testbed.up import RunningTestbed, own_name, rate_warnings
 from ringtap.arguments import check_callback, instance_of, path_of
@@ -39,9 +39,9 @@ from ringtap.installation import lacking
 from ringtap.json_validation import NAME, Number, Shape, ShapeError, check
 from ringtap.plan import COMMAND, REAL, SCALE_MODEL, Model, SweepPlan, load_plan, model_label, plan_from_keys
 from ringtap.plan_cluster import Cluster
-from ringtap.records import JsonLinesWriter
+from ringtap.records import JsonLinesWriter, read_json_lines
 from ringtap.rundir import ACCESS, RunDirectory, new_name, read_points
-from ringtap.schema import POINTS_JSONL, REJECTED_JSONL, RUN_JSON
+from ringtap.schema import POINTS_JSONL, REJECTED_JSONL, RUN_JSON, SHARED, SHARED_JSONL
 from ringtap.terminal import shell_word
 from ringtap.trafficgen import iperf3
 from ringtap.transports import is_rdma
@@ -383,9 +383,14 @@ def _open(plan: SweepPlan, path: Path, resume: bool, access: str, say: Callable[
     run = RunDirectory.open(path)
     before, now = run.info.get("plan") or {}, resolved(plan)
     changes = plan_changes(before, now, read_points(path / POINTS_JSONL)[0])
-    if changes.touching:
+    touching = changes.touching
+    if read_json_lines(path / SHARED_JSONL, SHARED)[0]:
+        known = before.get("offsets") or []
+        free = _FREE | ({"offsets"} if now["offsets"][: len(known)] == known else set())
+        touching = [key for key in (*changes.touching, *changes.free) if key not in free]
+    if touching:
         raise UsageError(
-            f"{path} has points that were measured with another plan (different: {', '.join(changes.touching)}): "
+            f"{path} has points that were measured with another plan (different: {', '.join(touching)}): "
             "use a new folder"
         )
     if changes.free:
@@ -395,6 +400,11 @@ def _open(plan: SweepPlan, path: Path, resume: bool, access: str, say: Callable[
     run.info |= {"status": "running", "why": "", "plan": now}
     run.save()
     return run
+
+
+def count_points(path: Path) -> int:
+    """Count the points that a sweep has measured."""
+    return len(read_points(path / POINTS_JSONL)[0]) + len(read_json_lines(path / SHARED_JSONL, SHARED)[0])
 
 
 @contextmanager
@@ -410,7 +420,7 @@ def _kept(run: RunDirectory, say: Callable[[str], None]) -> Iterator[None]:
         say(advice)
         raise
     except Exception as error:
-        has_points = bool(read_points(run.path / POINTS_JSONL)[0])
+        has_points = count_points(run.path) > 0
         why = str(error) or type(error).__name__
         run.finish("partial" if has_points or isinstance(error, LostHostError) else "failed", why)
         if has_points:
@@ -473,7 +483,7 @@ def check_series(plan: SweepPlan, only: str) -> None:
     names = series_names(plan)
     if only and only not in names:
         near = difflib.get_close_matches(only, names, 1)
-        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}"
+        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names) or 'none'}"
         raise UsageError(f"--series {only} is not a series of this plan; {hint}")
 
 

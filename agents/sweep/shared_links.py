@@ -18,6 +18,7 @@ from ringtap.agents.hosts import HostProcess, Hosts
 from ringtap.agents.sweep.cluster_hosts import check_alive, check_lost
 from ringtap.agents.sweep.cross_traffic import free_port
 from ringtap.agents.sweep.disturbances import RECORDED_S, collect_options, late_share
+from ringtap.agents.sweep.estimate import SharingStep, sharing_steps
 from ringtap.agents.sweep.job_launch import processes
 from ringtap.agents.sweep.load_series import StepWatcher, words_of_hosts
 from ringtap.agents.sweep.roles import SweepRoles
@@ -34,25 +35,9 @@ if TYPE_CHECKING:
 
 GRID_VARIABLE = "RINGTAP_ITERATION_GRID"
 # of the predicted period, so that iterations that last a little longer are not late for ever
-GRID_MARGIN = 0.02
+GRID_MARGIN = 0.03
 _MASTER_PORTS = 2
 _POLL_S = 0.05
-
-
-class SharingStep(NamedTuple):
-    """A point to measure.
-
-    Attributes:
-        index: position among the points: first each job alone, then the offsets.
-        offset: its name: `ringtap.schema.ALONE`, `FREE`, `CASSINI`, or the shifts.
-        jobs: the jobs that run.
-        shifts_s: shift of each job; None if they are not given.
-    """
-
-    index: int
-    offset: str
-    jobs: tuple[Job, ...]
-    shifts_s: tuple[float, ...] | None = None
 
 
 class _RunningJob(NamedTuple):
@@ -81,27 +66,10 @@ class Grids(NamedTuple):
     score: float
 
 
-def sharing_steps(plan: SweepPlan) -> list[SharingStep]:
-    """Return the points of a plan with jobs."""
-    steps = [SharingStep(index, ALONE, (job,)) for index, job in enumerate(plan.jobs)]
-    for offset in plan.offsets:
-        shifts_s = None if isinstance(offset, str) else offset
-        name = offset if isinstance(offset, str) else "-".join(f"{1e3 * shift:g}ms" for shift in offset[1:])
-        steps.append(SharingStep(len(steps), name, plan.jobs, shifts_s))
-    return steps
-
-
 def pending_steps(plan: SweepPlan, run: Path) -> list[SharingStep]:
     """Return the points that have not been measured yet."""
     done = {point["step"] for point in read_json_lines(run / SHARED_JSONL, SHARED)[0]}
-    return [step for step in sharing_steps(plan) if step.index not in done]
-
-
-def step_s(plan: SweepPlan) -> float:
-    """Estimate the duration of a point, in seconds."""
-    window, slowest_s = plan.window, max(job.model.compute_s for job in plan.jobs)
-    warm_up_s = window.warmup_iterations * slowest_s
-    return 10.0 + warm_up_s + window.settle_s + min(window.max_s, max(window.min_s, window.min_iterations * slowest_s))
+    return [step for step in sharing_steps(plan) if step.number not in done]
 
 
 def sharing_line(run: Path, point: dict[str, Any]) -> str:
@@ -242,7 +210,7 @@ class SharedLinks:
         return [Link(host, capacity_bps, numbers) for numbers, host in users.items() if len(numbers) > 1]
 
     def _measure(self, step: SharingStep, grids: Grids | None) -> dict[str, Any]:
-        label = f"{step.offset} {step.jobs[0].name}" if step.offset == ALONE else step.offset
+        label = step.label
         start_ns = time.time_ns()
         running = [self._create(step, job) for job in step.jobs]
         try:
@@ -272,7 +240,7 @@ class SharedLinks:
                 jobs[-1] |= {"shift_s": grids.shifts_s[number], "period_s": grids.periods_s[number]}
                 jobs[-1] |= {"predicted_s": grids.predicted_s[number]}
         score = {} if grids is None else {"score": grids.score}
-        return {"step": step.index, "offset": step.offset, **window, **score, "ports": self._ports, "jobs": jobs}
+        return {"step": step.number, "offset": step.offset, **window, **score, "ports": self._ports, "jobs": jobs}
 
     def _create(self, step: SharingStep, job: Job) -> _RunningJob:
         """Create the run directory of a job at a point."""

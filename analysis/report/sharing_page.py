@@ -68,9 +68,11 @@ def collect(run: SweepRun, points: Sequence[SharingPoint]) -> dict[str, Any]:
     return {
         "schema": 1,
         "ringtap": ringtap.__version__,
-        "name": whole(run.path.resolve().name),
-        "status": info.get("status", "running"),
-        "why": one_line(str(info.get("why") or "")),
+        "run": {
+            "name": whole(run.path.resolve().name),
+            "status": info.get("status", "running"),
+            "why": one_line(str(info.get("why") or "")),
+        },
         "capacity": format_rate((info.get("plan") or {}).get("capacity_bps") or 0),
         "headline": [plain(line) for line in headline(points)],
         "answer": plain(headline(points)[0]),
@@ -141,7 +143,7 @@ def _share(value: float | None) -> str:
 def warnings(points: Sequence[SharingPoint]) -> list[str]:
     """Return what makes numbers less certain or absent, one sentence each."""
     found = [
-        f"{point.label}: {point.late_share:.1%} of the recorder's samples came late: this machine was busy, measure again"
+        f"{point.label}: {point.late_share:.1%} of the recorder's samples came late: the machine was busy, measure anew"
         for point in points
         if point.late_share is not None and point.late_share > MAX_LATE_SHARE
     ]

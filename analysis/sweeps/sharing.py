@@ -80,8 +80,9 @@ class SharingPoint:
         fairness: Jain's index of the jobs' speeds, each relative to its speed alone; None for a job alone.
         jobs: the jobs.
         phases: one row per iteration: ``job``, ``iteration`` from 0, ``begin_s`` since the window began,
-            ``iteration_s`` to the next begin, ``pause_s`` at its end, and ``phase``: the time since the last begin of an iteration of the first job,
-            as a share of that iteration; missing for the first job and outside its iterations.
+            ``iteration_s`` to the next begin, ``pause_s`` at its end, and ``phase``: the time since the last begin of an
+            iteration of the first job, as a share of that iteration; missing for the first job and outside its
+            iterations.
     """
 
     step: int
@@ -176,7 +177,7 @@ def jain(values: Sequence[float]) -> float:
 
 
 def _iterations(job: JobRun, window_ns: tuple[int, int]) -> pd.DataFrame:
-    """Return ``begin_ns``, ``iteration_s`` from begin to begin, and ``pause_s`` at the end of the iterations in a window.
+    """Return ``begin_ns``, ``iteration_s`` to the next begin and ``pause_s`` at the end of iterations in a window.
 
     An iteration begins when the slowest rank has ended the step before and its pause.
     """
@@ -190,7 +191,8 @@ def _iterations(job: JobRun, window_ns: tuple[int, int]) -> pd.DataFrame:
     pause_s = np.append(table["pause_ns"].to_numpy(np.int64)[1:], 0) / 1e9
     table = table.assign(iteration_s=seconds, pause_s=pause_s)
     inside = (begin_ns >= window_ns[0]) & np.append(begin_ns[1:] <= window_ns[1], False)[: len(begin_ns)]
-    return table.loc[inside, ["begin_ns", "iteration_s", "pause_s"]].reset_index(drop=True)
+    found: pd.DataFrame = table.loc[inside, ["begin_ns", "iteration_s", "pause_s"]].reset_index(drop=True)
+    return found
 
 
 def _job(

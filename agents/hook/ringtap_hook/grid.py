@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 VARIABLE = "RINGTAP_ITERATION_GRID"
-# an iteration that is late by less than this part of a period begins at once, and may catch up
-_LATE = 4
+# first steps of a job, after which it waits for the grid wherever it is
+_FIRST_STEPS = 5
 
 
 class Grid:
@@ -25,10 +25,14 @@ class Grid:
     def __init__(self, start_ns: int, period_ns: int) -> None:
         self.start_ns, self.period_ns = start_ns, period_ns
 
-    def pause_ns(self, now_ns: int) -> int:
-        """The time from now to the next point of the grid; 0 if the last one was a short time ago."""
+    def pause_ns(self, now_ns: int, step: int) -> int:
+        """The time from now to the next point of the grid; 0 if the last one is nearer, so that the job can catch up.
+
+        After its first steps, a job always waits, less than a period.
+        """
         late_ns = (now_ns - self.start_ns) % self.period_ns
-        return 0 if _LATE * late_ns < self.period_ns else self.period_ns - late_ns
+        is_late = step >= _FIRST_STEPS and 2 * late_ns < self.period_ns
+        return 0 if is_late or not late_ns else self.period_ns - late_ns
 
 
 def from_environment(settings: Settings) -> Grid | None:

@@ -154,7 +154,8 @@ class Recorder:
             if count is None:
                 count = self._counts[optimizer] = [self._optimizers, 0]
                 self._optimizers += 1
-            pause_ns = self._grid.pause_ns(times_ns[1]) if self._grid is not None and count[0] == 0 else 0
+            kept_to = self._grid if count[0] == 0 else None
+            pause_ns = kept_to.pause_ns(times_ns[1], count[1]) if kept_to is not None else 0
             self._write(pause_ns, count[1], count[0], *times_ns, kind)
             count[1] += 1
         for listener in listeners:

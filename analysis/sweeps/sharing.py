@@ -80,8 +80,8 @@ class SharingPoint:
         fairness: Jain's index of the jobs' speeds, each relative to its speed alone; None for a job alone.
         jobs: the jobs.
         phases: one row per iteration: ``job``, ``iteration`` from 0, ``begin_s`` since the window began,
-            ``iteration_s`` to the next begin, ``pause_s`` at its end, and ``phase``: the time since the last begin of an
-            iteration of the first job, as a share of that iteration; missing for the first job and outside its
+            ``iteration_s`` to the next begin, ``pause_s`` at its end, and ``phase``: the time since the last begin of
+            an iteration of the first job, as a share of that iteration; missing for the first job and outside its
             iterations.
     """
 

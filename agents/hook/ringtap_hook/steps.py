@@ -141,10 +141,13 @@ class Recorder:
                 return
             now_ns, mono_ns = time.time_ns(), time.monotonic_ns()
             with self._lock:
-                self._write(0, self._marks, NO_OPTIMIZER, now_ns, now_ns, mono_ns, mono_ns, MARK)
+                pause_ns = self._pause_ns(now_ns, self._marks)
+                self._write(pause_ns, self._marks, NO_OPTIMIZER, now_ns, now_ns, mono_ns, mono_ns, MARK)
                 self._marks += 1
             for listener in listeners:
                 listener(NO_OPTIMIZER, now_ns, now_ns)
+            if pause_ns:
+                time.sleep(pause_ns / 1e9)
         except Exception:
             self._give_up()
 
@@ -154,14 +157,16 @@ class Recorder:
             if count is None:
                 count = self._counts[optimizer] = [self._optimizers, 0]
                 self._optimizers += 1
-            kept_to = self._grid if count[0] == 0 else None
-            pause_ns = kept_to.pause_ns(times_ns[1], count[1]) if kept_to is not None else 0
+            pause_ns = 0 if count[0] else self._pause_ns(times_ns[1], count[1])
             self._write(pause_ns, count[1], count[0], *times_ns, kind)
             count[1] += 1
         for listener in listeners:
             listener(count[0], times_ns[0], times_ns[1])
         if pause_ns:
             time.sleep(pause_ns / 1e9)
+
+    def _pause_ns(self, now_ns: int, step: int) -> int:
+        return 0 if self._grid is None else self._grid.pause_ns(now_ns, step)
 
     def _write(self, pause_ns: int, *values: int) -> None:
         passes = backward.passes

@@ -443,3 +443,33 @@ def test_a_torch_that_fails_to_import_fails_as_it_would(tmp_path: Path) -> None:
     hooked = run_python("import torch", HOOK, tmp_path, **recording(tmp_path), check=False)
     assert plain.returncode == hooked.returncode == 1
     assert plain.stderr.splitlines()[-1] == hooked.stderr.splitlines()[-1] == "RuntimeError: no such device"
+
+
+def test_iterations_are_kept_on_a_grid(tmp_path: Path) -> None:
+    steps = steps_of(tmp_path)
+    period_ns = 40_000_000
+    code = """
+        import time, torch
+        one, two = torch.optim.Optimizer(), torch.optim.Optimizer()
+        for _ in range(8):
+            time.sleep(0.005)
+            one.step(), two.step()
+    """
+    variable = {"RINGTAP_ITERATION_GRID": f"1000,{period_ns}"}
+    run_python(code, HOOK, fake_torch(tmp_path), **recording(tmp_path), **variable)
+    names = [field.name for field in only_file(steps).fields]
+    records = [dict(zip(names, row, strict=True)) for row in only_file(steps).tail()]
+    first, second = ([row for row in records if row["optimizer"] == number] for number in (0, 1))
+    # the work takes 5 ms, so that each iteration waits for the next point
+    for row, after in zip(first[:5], second[:5], strict=True):
+        assert (row["end_ns"] + row["pause_ns"] - 1000) % period_ns == 0
+        assert after["start_ns"] >= row["end_ns"] + row["pause_ns"], "the pause comes before all that follows"
+    assert all(row["pause_ns"] == 0 for row in second), "one pause in an iteration"
+
+
+def test_a_wrong_grid_leaves_the_job_free(tmp_path: Path) -> None:
+    code = "import torch; torch.optim.Optimizer().step(); print('done')"
+    variable = {"RINGTAP_ITERATION_GRID": "now,0"}
+    assert run_python(code, HOOK, fake_torch(tmp_path), **recording(tmp_path), **variable).stdout == "done\n"
+    (log,) = steps_of(tmp_path).glob("hook-*.log")
+    assert "RINGTAP_ITERATION_GRID" in log.read_text()

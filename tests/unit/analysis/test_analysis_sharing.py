@@ -54,9 +54,7 @@ def test_the_report_says_what_is_best_and_what_was_predicted(
     path = sharing(tmp_path / "run")
     assert main(["report", str(path)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith(
-        "a and b share a link best at cassini: 1.00 times their iteration times alone, 1.5"
-    )
+    assert out.startswith("a and b share a link best at cassini: 1.00 times their iteration times alone, 1.5")
     assert "cassini: score 1.000 predicts 0.100 s per iteration; measured 0.100 s (+0.0%)." in out
     data = json.loads((path / "report" / "report.json").read_text())
     assert [point["label"] for point in data["points"]] == ["a alone", "b alone", "free", "cassini"]

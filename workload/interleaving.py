@@ -260,6 +260,38 @@ def score_with(shifts: Sequence[int], rates_bps: Sequence[Numbers], capacity_bps
     return 1 - float(np.maximum(demand - capacity_bps, 0).sum()) / (slots * capacity_bps)
 
 
+def slowdown(circles: Circles, shifts: Sequence[int], capacity_bps: float) -> float:
+    """Return the factor by which the iterations of jobs on a link become longer, at least 1, in a fluid model.
+
+    What exceeds the capacity waits, and is sent when there is room. A job begins its next iteration when nothing waits
+    any more at the end of its iteration alone. All periods become longer by the same factor, so that shifts are kept.
+
+    Args:
+        circles: the jobs.
+        shifts: slots by which each job starts later.
+        capacity_bps: capacity of the link.
+    """
+    lengths = list(map(len, circles.rates_bps))
+    slots = circles.slots
+    turns = [slots // length for length in lengths]
+    bits = sum(float(rate.sum()) * turn for rate, turn in zip(circles.rates_bps, turns, strict=True))
+    factor = max(1.0, bits / (capacity_bps * slots))
+    for _ in range(ROUNDS):
+        longer = math.ceil(factor * slots / math.lcm(*turns)) * math.lcm(*turns)
+        demand, ends = np.zeros(longer), []
+        for rate, turn, shift in zip(circles.rates_bps, turns, shifts, strict=True):
+            period = longer // turn
+            demand += np.roll(np.tile(np.append(rate, np.zeros(period - len(rate))), turn), shift)
+            ends.append((shift + len(rate) - 1 + period * np.arange(turn)) % longer)
+        excess = np.cumsum(np.tile(demand - capacity_bps, 2))
+        waiting = (excess - np.minimum(np.minimum.accumulate(excess), 0))[longer:] / capacity_bps
+        needed = max(1 + float(waiting[end].max()) / length for end, length in zip(ends, lengths, strict=True))
+        if needed <= longer / slots:
+            break
+        factor = needed
+    return factor
+
+
 class _Search:
     """Search for shifts with the least excess, the sum over the slots of what demand is above the capacity.
 

@@ -30,7 +30,8 @@ def recorded_job(path: Path, name: str, window_ns: tuple[int, int] | None = None
     """Return the communication of a recorded job, which ran alone, at the host of its rank 0.
 
     The period is the median iteration time. The rate in each of the `BINS` of a period is the mean over the iterations
-    of what the busiest interface counted in its busier direction, as frames on the wire.
+    of what the busiest interface counted in its busier direction, as frames on the wire; all together are the bytes of
+    a mean iteration.
 
     Args:
         path: the job's run directory.
@@ -60,6 +61,9 @@ def recorded_job(path: Path, name: str, window_ns: tuple[int, int] | None = None
     edges_ns = np.linspace(0, period_ns, BINS + 1)
     grown = np.diff(np.interp(begins_ns[:, None] + edges_ns, t_ns, size_bytes), axis=1)
     rates_bps = grown.mean(axis=0) * 8e9 * BINS / period_ns
+    # what iterations that are longer than the median send after its end counts, too
+    through = np.interp(begins_ns[[0, -1]], t_ns, size_bytes)
+    rates_bps *= (through[1] - through[0]) / (len(begins_ns) - 1) / max(grown.sum(axis=1).mean(), 1.0)
     speaks = np.flatnonzero(rates_bps > _SILENT_SHARE * rates_bps.max())
     if not len(speaks):
         raise UsageError(f"{path}: rank 0's host sends nothing: the job may share any link, leave it out")

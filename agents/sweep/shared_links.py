@@ -139,51 +139,39 @@ class SharedLinks:
     def _grids(self, step: SharingStep) -> Grids | None:
         """Return the grids of a point by the recorded circles of the jobs; None if jobs are not kept.
 
-        What exceeds the capacity of a link is sent later, so that an iteration is predicted to take 2 - score times
-        its time alone. If jobs do not fit, the shifts with the highest score are those on a circle that is longer by
-        this factor.
+        If jobs need more than a link has, their shifts are those on a circle that is longer by this factor.
         """
         if step.offset in (ALONE, FREE):
             return None
-        from ringtap.workload.interleaving import (
-            MEASURED_ERROR,
-            Circles,
-            PeriodicJob,
-            draw_circles,
-            schedule,
-            score_with,
-        )
+        from ringtap.workload.interleaving import MEASURED_ERROR, draw_circles, schedule, score_with, slowdown
 
         jobs, links = self._recorded(step.jobs), self._links(step.jobs)
-
-        def score(circles: Circles, slots: Sequence[int]) -> float:
-            rates = circles.rates_bps
-            return min(
-                score_with([slots[job] for job in link.jobs], [rates[job] for job in link.jobs], link.capacity_bps)
-                for link in links
-            )
-
         circles = draw_circles(jobs, MEASURED_ERROR)
         if step.shifts_s is None:
-            best = score(circles, schedule(circles, links).shifts)
-            longer = [PeriodicJob(job.name, round(job.period_ns * (2 - best)), job.phases) for job in jobs]
-            circles = draw_circles(longer, MEASURED_ERROR)
-            slots = schedule(circles, links).shifts
+            load = max(sum(circles.rates_bps[job].mean() for job in link.jobs) / link.capacity_bps for link in links)
+            longer = [replace(job, period_ns=round(job.period_ns * max(load, 1.0))) for job in jobs]
+            wider = draw_circles(longer, MEASURED_ERROR)
+            shifts_s = tuple(slot * wider.quantum_s for slot in schedule(wider, links).shifts)
         else:
-            slots = tuple(round(shift_s / circles.quantum_s) for shift_s in step.shifts_s)
-            for job, shift_s in zip(jobs, step.shifts_s, strict=True):
+            shifts_s = step.shifts_s
+            for job, shift_s in zip(jobs, shifts_s, strict=True):
                 if shift_s * 1e9 >= job.period_ns:
                     raise UsageError(
                         f"offset {format_duration(shift_s)} of {job.name} is not below its iteration time alone, "
                         f"{format_duration(job.period_ns / 1e9)}: give a shift within an iteration"
                     )
-        found = score(circles, slots)
+        slots = [round(shift_s / circles.quantum_s) for shift_s in shifts_s]
+        scores, factors = [], []
+        for link in links:
+            own = [slots[job] for job in link.jobs], [circles.rates_bps[job] for job in link.jobs]
+            scores.append(score_with(*own, link.capacity_bps))
+            of_link = replace(circles, rates_bps=tuple(own[1]))
+            factors.append(slowdown(of_link, own[0], link.capacity_bps))
         # no job is faster than alone
-        stretch = (2 - found) / (1 + min(circles.period_errors))
-        predicted_s = tuple(len(rates) * circles.quantum_s * stretch for rates in circles.rates_bps)
-        shifts_s = step.shifts_s or tuple(slot * circles.quantum_s for slot in slots)
-        found = found if step.shifts_s else best
-        return Grids(shifts_s, tuple(period_s * (1 + GRID_MARGIN) for period_s in predicted_s), predicted_s, found)
+        factor = max(factors) / (1 + min(circles.period_errors))
+        predicted_s = tuple(len(rates) * circles.quantum_s * factor for rates in circles.rates_bps)
+        periods_s = tuple(period_s * (1 + GRID_MARGIN) for period_s in predicted_s)
+        return Grids(shifts_s, periods_s, predicted_s, min(scores))
 
     def _recorded(self, jobs: Sequence[Job]) -> list[PeriodicJob]:
         """Return the communication of jobs as recorded alone."""

@@ -74,7 +74,7 @@ def _times(points: Sequence[SharingPoint]) -> Drawn:
     if len(points) <= _MAX_LABELS:
         axes.set_xticks(range(len(points)), [label(point.label) for point in points])
     caption = "Mean iteration time of each job with its 95 % interval, alone and together at each offset"
-    return on.drawn(NAMES[0], f"{caption}; black: as the compatibility score predicts.", pd.DataFrame(rows))
+    return on.drawn(NAMES[0], f"{caption}; black: predicted from the jobs alone.", pd.DataFrame(rows))
 
 
 def _phases(points: Sequence[SharingPoint]) -> Drawn:

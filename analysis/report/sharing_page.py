@@ -23,6 +23,8 @@ from ringtap.terminal import one_line, text_table
 from ringtap.units import format_rate
 
 _TABLE = "points.csv"
+# use of a link from which on it is full, and share of the time from which on pauses are long
+_FULL, _LONG_PAUSE = 0.9, 0.1
 
 
 def write_sharing_report(run: SweepRun, folder: Path | None = None) -> Written:
@@ -99,13 +101,13 @@ def headline(points: Sequence[SharingPoint]) -> list[str]:
         lines[0] = f"{lines[0][:-1]}, {_slowdown(worst):.2f} times at {worst.label}; {gain:.0%} less time."
         if best.score is not None and worst.score is not None:
             predicted = 1 - _predicted(best) / _predicted(worst)
-            lines.append(f"The compatibility scores of these points predict {predicted:.0%} less time.")
+            lines.append(f"Predicted were {predicted:.0%} less time.")
     for point in together:
         if point.score is not None:
             error = point.mean_s / _predicted(point) - 1
             lines.append(
-                f"{point.label}: score {point.score:.3f} predicts {_predicted(point):.3f} s per iteration; measured "
-                f"{point.mean_s:.3f} s ({error:+.1%})."
+                f"{point.label}, score {point.score:.3f}: {_predicted(point):.3f} s per iteration predicted, "
+                f"{point.mean_s:.3f} s measured ({error:+.1%})."
             )
     return lines
 
@@ -116,6 +118,10 @@ def _slowdown(point: SharingPoint) -> float:
 
 def _predicted(point: SharingPoint) -> float:
     return sum(job.predicted_s or 0.0 for job in point.jobs) / len(point.jobs)
+
+
+def _paused(point: SharingPoint) -> float:
+    return sum(job.pause_s / job.mean_s for job in point.jobs) / len(point.jobs)
 
 
 _HEADS = ["point", "job", "n", "iteration, s", "pause, s", "slowdown", "predicted, s", "phase", "kept", "overlap"]
@@ -146,6 +152,12 @@ def warnings(points: Sequence[SharingPoint]) -> list[str]:
         f"{point.label}: {point.late_share:.1%} of the recorder's samples came late: the machine was busy, measure anew"
         for point in points
         if point.late_share is not None and point.late_share > MAX_LATE_SHARE
+    ]
+    found += [
+        f"{point.label}: the jobs pause for {_paused(point):.0%} of the time, and the link is not full: their grid is longer "
+        "than they need"
+        for point in points
+        if point.utilisation is not None and point.utilisation < _FULL and _paused(point) > _LONG_PAUSE
     ]
     found += [f"{point.label}: use of the link: {point.utilisation_why}" for point in points if point.utilisation_why]
     silent = dict.fromkeys(

@@ -39,7 +39,7 @@ class SharedJob:
         mean_high_s: upper end, likewise.
         pause_s: mean pause after an iteration, which is part of its time.
         slowdown: mean time over that of the job alone; None if it was not measured alone.
-        predicted_s: iteration time predicted by the compatibility score; None if the job was not kept.
+        predicted_s: iteration time predicted from the jobs alone; None if the job was not kept.
         shift_s: shift of its grid; None likewise.
         period_s: period of its grid; None likewise.
         phase: mean begin of its iterations within those of the first job, as a share of these (circular mean); None for

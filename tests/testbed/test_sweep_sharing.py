@@ -60,7 +60,7 @@ def test_jobs_are_kept_at_the_shift_that_their_recorded_circles_give(tmp_path: P
     assert 1.2 * alone.utilisation < kept.utilisation <= 1.05
     report = run("report", path)
     assert report.returncode == 0, report.stderr
-    assert "cassini: score" in report.stdout
+    assert "cassini, score" in report.stdout
 
     # points are kept, and further offsets may be added; what was measured may not change
     more = run("sweep", plan(tmp_path, '"cassini", "free"'), "-o", path, "--resume")

@@ -55,7 +55,7 @@ def test_the_report_says_what_is_best_and_what_was_predicted(
     assert main(["report", str(path)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("a and b share a link best at cassini: 1.00 times their iteration times alone, 1.5")
-    assert "cassini: score 1.000 predicts 0.100 s per iteration; measured 0.100 s (+0.0%)." in out
+    assert "cassini, score 1.000: 0.100 s per iteration predicted, 0.100 s measured (+0.0%)." in out
     data = json.loads((path / "report" / "report.json").read_text())
     assert [point["label"] for point in data["points"]] == ["a alone", "b alone", "free", "cassini"]
     assert {each.name for each in (path / "report" / "figures").glob("*.csv")} == {

@@ -154,8 +154,8 @@ def warnings(points: Sequence[SharingPoint]) -> list[str]:
         if point.late_share is not None and point.late_share > MAX_LATE_SHARE
     ]
     found += [
-        f"{point.label}: the jobs pause for {_paused(point):.0%} of the time, and the link is not full: their grid is longer "
-        "than they need"
+        f"{point.label}: the jobs pause for {_paused(point):.0%} of the time, and the link is not full: their grid is "
+        "longer than they need"
         for point in points
         if point.utilisation is not None and point.utilisation < _FULL and _paused(point) > _LONG_PAUSE
     ]

@@ -470,6 +470,8 @@ def _check_machine(plan: SweepPlan) -> None:
             f'framework = "horovod" needs Horovod, which {sys.executable} does not have: '
             "build it with python -m ringtap.examples.build_horovod --install"
         )
+    if plan.jobs and (problem := lacking("[[jobs]]", ("numpy",))):
+        raise UsageError(problem)
     if problem := lacking('job = "real"', real_libraries(plan)):
         raise UsageError(problem)
 

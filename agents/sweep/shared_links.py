@@ -24,7 +24,7 @@ from ringtap.agents.sweep.load_series import StepWatcher, words_of_hosts
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.testbed.topology import SWITCH, TestbedSpec
 from ringtap.errors import MeasurementError, UsageError
-from ringtap.plan import FREE, Job, SweepPlan
+from ringtap.plan import CASSINI, FREE, Job, SweepPlan
 from ringtap.records import JsonLinesWriter, read_json_lines
 from ringtap.rundir import RunDirectory
 from ringtap.schema import ALONE, MAX_LATE_SHARE, NIC_REC, SHARED, SHARED_JSONL
@@ -127,6 +127,10 @@ class SharedLinks:
             UsageError: an offset is longer than an iteration, or jobs and links form a loop.
             MeasurementError: a job failed, or the jobs did not run at the same time.
         """
+        if any(step.offset == CASSINI for step in steps):
+            from ringtap.workload.interleaving import affinity_edges
+
+            affinity_edges(self._links(self._plan.jobs), len(self._plan.jobs))
         points = JsonLinesWriter(self._points)
         try:
             for step in steps:
@@ -187,15 +191,18 @@ class SharedLinks:
         return found
 
     def _links(self, jobs: Sequence[Job]) -> list[Link]:
-        """Return the links that jobs share; hosts with the same jobs count once, as their links are used alike."""
+        """Return the links that jobs share; one whose jobs all share another link, too, adds nothing."""
         from ringtap.workload.interleaving import Link
 
         users = {
             tuple(number for number, job in enumerate(jobs) if host in job.workers): host
             for host in self._network.roles.workers
         }
-        capacity_bps = float(self._plan.capacity_bps)
-        return [Link(host, capacity_bps, numbers) for numbers, host in users.items() if len(numbers) > 1]
+        return [
+            Link(host, float(self._plan.capacity_bps), numbers)
+            for numbers, host in users.items()
+            if len(numbers) > 1 and not any(set(numbers) < set(others) for others in users)
+        ]
 
     def _measure(self, step: SharingStep, grids: Grids | None) -> dict[str, Any]:
         label = step.label
@@ -244,14 +251,14 @@ class SharedLinks:
         network = replace(self._network, roles=replace(self._network.roles, workers=workers))
         port = free_port(self._hosts, workers[0], network.training[workers[0]], _MASTER_PORTS)
         for process in processes(self._plan, one.job.model, network, self._hosts, port):
-            names = ["run"], process.command, process.environment | grid, process.log
-            self._start_on(one, process.host, *names)
+            environment = process.environment | grid
+            self._start_on(one, process.host, ["run"], process.command, environment, process.log)
 
     def _start_on(
         self, one: _RunningJob, host: str, verb: list[str], command: list[str], environment: dict[str, str], file: str
     ) -> None:
         """Start a recorder on a host, with a rank of the job if there is a command."""
-        record = [*collect_options(self._network, host, *(["steps", "ddp"] if command else []))]
+        record = collect_options(self._network, host, *(["steps", "ddp"] if command else []))
         record += ["--join", self._hosts.path(host, one.run.path), "--node", host]
         wrapped = [*self._hosts.ringtap(host), *verb, *record, *(["--", *command] if command else [])]
         log = one.run.node(host) / "log" / file

@@ -72,6 +72,7 @@ _PLAN: Shape = {
     "traffic?": [NAME],
     "loads?": [Number(0, 1e3)],
     "jobs?": [{"name": NAME, "workers": [NAME]}],
+    "offsets?": list,
 }
 RUN: Shape = {
     "schema": int,

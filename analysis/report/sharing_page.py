@@ -94,14 +94,15 @@ def headline(points: Sequence[SharingPoint]) -> list[str]:
     if not judged:
         return ["The jobs were measured together, but not each alone, so that slowdowns are not known."]
     best, worst = (pick(judged, key=_slowdown) for pick in (min, max))
-    names = " and ".join(job.name for job in best.jobs)
+    *first, last = (job.name for job in best.jobs)
+    names = f"{', '.join(first)} and {last}"
     lines = [f"{names} share a link best at {best.label}: {_slowdown(best):.2f} times their iteration times alone."]
     if worst is not best:
         gain = 1 - best.mean_s / worst.mean_s
         lines[0] = f"{lines[0][:-1]}, {_slowdown(worst):.2f} times at {worst.label}; {gain:.0%} less time."
         if best.score is not None and worst.score is not None:
             predicted = 1 - _predicted(best) / _predicted(worst)
-            lines.append(f"Predicted were {predicted:.0%} less time.")
+            lines.append(f"The prediction was {predicted:.0%} less time.")
     for point in together:
         if point.score is not None:
             error = point.mean_s / _predicted(point) - 1

@@ -203,12 +203,11 @@ def _sweep(options: argparse.Namespace) -> int:
     import json
 
     from ringtap.agents.job.signals import termination_as_interrupt
-    from ringtap.agents.sweep.conductor import check_series, run_sweep
+    from ringtap.agents.sweep.conductor import check_series, count_points, run_sweep
     from ringtap.agents.sweep.estimate import print_estimate, to_json
     from ringtap.agents.sweep.job_launch import check_collectives
     from ringtap.plan import load_plan
-    from ringtap.rundir import read_points
-    from ringtap.schema import POINTS_JSONL, REPORT_HTML
+    from ringtap.schema import REPORT_HTML
 
     plan = load_plan(options.plan)
     if options.clean:
@@ -235,7 +234,7 @@ def _sweep(options: argparse.Namespace) -> int:
             access=options.access,
             report=options.report,
         )
-    count = len(read_points(path / POINTS_JSONL)[0])
+    count = count_points(path)
     answer = _answer(path) if options.report else None
     if options.json:
         duration_s = round(time.monotonic() - begin_s, 1)

@@ -21,6 +21,8 @@ from ringtap.transports import VARIABLES, carrier_of, contradiction, is_rdma, la
 from ringtap.units import parse_duration_s, parse_rate_bps, parse_size_bytes
 
 TRAFFIC_KINDS = ("iperf", "consistent", "burst")
+FREE, CASSINI = "free", "cassini"  # offsets of jobs: not kept, and those with the highest compatibility score
+MIN_JOBS, MAX_JOBS = 2, 6
 AUTO = "auto"  # value of a key that the measurement is to choose
 # loads of the first pass with loads = "auto", as shares of the capacity
 _FIRST_LOADS, _HEAVIEST_LOAD, _LEAST_HEAVIEST_LOAD = 4, 0.88, 0.1
@@ -96,6 +98,21 @@ def model_label(name: str, transport: str, collective: str = "") -> str:
 def series_name(model: str, kind: str, transport: str, collective: str = "") -> str:
     """Return the name of a series."""
     return "-".join(part for part in (model, kind, transport, collective) if part)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One of several jobs that share links.
+
+    Attributes:
+        name: as used in results.
+        model: the training job.
+        workers: hosts of its ranks, rank 0 first; another job may have the same ones.
+    """
+
+    name: str
+    model: Model
+    workers: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -220,6 +237,8 @@ class SweepPlan:
         auto: aims by which the sweep chooses further loads; None: the loads are all there are.
         capture: packets to record; None: none.
         collectives: how the jobs exchange their gradients.
+        jobs: jobs that share links, instead of models, kinds of traffic and loads.
+        offsets: how they run together, one point each: `FREE`, `CASSINI`, or the shift of each job in seconds.
     """
 
     name: str
@@ -237,13 +256,15 @@ class SweepPlan:
     auto: AutoLoads | None = None
     capture: Capture | None = None
     collectives: Collectives = field(default_factory=Collectives)
+    jobs: tuple[Job, ...] = ()
+    offsets: tuple[str | tuple[float, ...], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON data (docs/reference/run-directory.md)."""
         return asdict(self) | {"topology": self.topology.to_json()}
 
 
-_SINGLE, _REPEATED = {"sweep", "testbed", "cluster", "window", "burst", "capture"}, {"models", "hosts"}
+_SINGLE, _REPEATED = {"sweep", "testbed", "cluster", "window", "burst", "capture"}, {"models", "hosts", "jobs"}
 
 
 def plan_from_keys(keys: Mapping[str, Any]) -> SweepPlan:
@@ -287,6 +308,8 @@ def load_plan(source: str | PathLike[str] | Mapping[str, Any]) -> SweepPlan:
     if not isinstance(source, Mapping):
         source = shipped_example(source) or Path(source)
     file = PlanTables(source, _SINGLE, _REPEATED)
+    if file.has("jobs"):
+        return _plan_of_jobs(file)
     sweep, is_real = file.one("sweep", needed=True), file.has("cluster")
     if is_real and file.has("testbed"):
         raise UsageError(f"{file.one('testbed').where()}: a plan has a [testbed] or a [cluster]: take one of them out")
@@ -339,6 +362,94 @@ def load_plan(source: str | PathLike[str] | Mapping[str, Any]) -> SweepPlan:
     if uneven and any(model.framework == "horovod" for model in models):
         raise UsageError(f'{file.name}: framework = "horovod" needs the same number of ranks on every worker')
     return plan
+
+
+def _plan_of_jobs(file: PlanTables) -> SweepPlan:
+    """Read a plan of jobs that share links."""
+    for name in ("models", "cluster", "hosts", "burst", "capture"):
+        if file.has(name):
+            raise UsageError(f"{file.name}: a plan with [[jobs]] runs them on a testbed, without [{name}]: take it out")
+    sweep = file.one("sweep", needed=True)
+    scale = sweep.number("scale", 100.0, 1, 100_000)
+    tables = file.each("jobs", needed=True)
+    if not MIN_JOBS <= len(tables) <= MAX_JOBS:
+        raise UsageError(f"{file.name}: {len(tables)} [[jobs]]: give {MIN_JOBS} to {MAX_JOBS} that share a link")
+    jobs = tuple(_job(table, scale) for table in tables)
+    names = [job.name for job in jobs]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise UsageError(f"{file.name}: two jobs are named {twice}: give one another name")
+    alone = next(
+        (job for job in jobs if not any({*job.workers} & {*other.workers} for other in jobs if other is not job)), None
+    )
+    if alone:
+        raise UsageError(f"{file.name}: {alone.name} has no host in common with another job, so they share no link")
+    plan = SweepPlan(
+        name=sweep.text("name", "sweep"),
+        seed=sweep.integer("seed", 1, 0, 2**31),
+        scale=scale,
+        capacity_bps=round(sweep.quantity("capacity", "25gbit", parse_rate_bps) / scale),
+        loads=(0.0,),
+        random_order=False,
+        models=(),
+        traffic=(),
+        iperf_streams=None,
+        topology=_testbed_of_jobs(file.one("testbed"), jobs),
+        window=_window(file.one("window"), is_auto=False),
+        jobs=jobs,
+        offsets=_offsets(sweep, len(jobs)),
+    )
+    sweep.finish()
+    return plan
+
+
+def _job(table: TomlTable, scale: float) -> Job:
+    name = table.text("name", ...)
+    if not re.fullmatch(_MODEL_NAME, name):
+        table.fail("name", f"= {name!r} is not a plain name (letters, digits, dot, dash)")
+    workers = table.texts("workers", ...)
+    if len(workers) < 2 or len(set(workers)) < len(workers):
+        table.fail("workers", "must be two hosts at least, each once: a job has a rank on each")
+    if table.has("transport"):
+        table.fail("transport", "is for [[models]]: jobs on a testbed use TCP")
+    return Job(name, _model(table, scale, Collectives(), "model"), workers)
+
+
+def _testbed_of_jobs(table: TomlTable, jobs: Sequence[Job]) -> Testbed:
+    """Return the testbed of jobs, whose hosts are by default those of the jobs."""
+    workers = tuple(dict.fromkeys(host for job in jobs for host in job.workers))
+    hosts = table.texts("hosts", list(workers))
+    for host in workers:
+        if host not in hosts:
+            table.fail("hosts", f"lacks {host}, which is a worker of {next(j.name for j in jobs if host in j.workers)}")
+    testbed = Testbed(configuration="custom", hosts=hosts, workers=workers, **_links(table))
+    table.finish()
+    return testbed
+
+
+def _offsets(sweep: TomlTable, jobs: int) -> tuple[str | tuple[float, ...], ...]:
+    """Return the offsets: for two jobs the shift of the second one, else a list of the shifts of all but the first."""
+    shifts = 'a duration such as "50ms"' if jobs == 2 else f"a list of {jobs - 1} durations, for all jobs but the first"
+    rule = f'a list in which each offset is "{FREE}", "{CASSINI}", or {shifts}'
+
+    def fits(offset: Any) -> bool:
+        return isinstance(offset, list) and len(offset) == jobs - 1 and all(isinstance(one, str) for one in offset)
+
+    given = sweep.take(
+        "offsets", list, [FREE, "0ms", CASSINI],
+        lambda value: bool(value) and all(
+            offset in (FREE, CASSINI) or fits([offset] if jobs == 2 else offset) for offset in value
+        ), rule,
+    )  # fmt: skip
+    found: list[str | tuple[float, ...]] = []
+    for offset in given:
+        if offset in (FREE, CASSINI):
+            found.append(offset)
+            continue
+        try:
+            found.append((0.0, *(parse_duration_s(text) for text in ([offset] if jobs == 2 else offset))))
+        except UsageError as error:
+            sweep.fail("offsets", f"holds {offset!r}, which is not understood: {error}")
+    return tuple(found)
 
 
 def _check_models(file: PlanTables, models: Sequence[Model], traffic: Sequence[str]) -> None:
@@ -477,18 +588,22 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _model(table: TomlTable, scale: float, collectives: Collectives) -> Model:
-    name = table.text("name", ...)
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}", name):
-        table.fail("name", f"= {name!r} is not a plain name (letters, digits, dot, dash)")
+_MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}"
+
+
+def _model(table: TomlTable, scale: float, collectives: Collectives, key: str = "name") -> Model:
+    """Return a model, whose name is the value of a key."""
+    name = table.text(key, ...)
+    if not re.fullmatch(_MODEL_NAME, name):
+        table.fail(key, f"= {name!r} is not a plain name (letters, digits, dot, dash)")
     profile = PROFILES.get(name)
     command = table.texts("command", [])
     job = table.text("job", COMMAND if command else SCALE_MODEL, (SCALE_MODEL, REAL))
-    _check_job(table, job, scale)
+    _check_job(table, job, scale, key)
     if profile is None and not command and not table.has("compute"):
         near = difflib.get_close_matches(name, PROFILES, 1)
         hint = f"did you mean {near[0]}?" if near else f"profiles: {', '.join(PROFILES)}"
-        table.fail("name", f"= {name!r} is not a profile; {hint} Or give parameters and compute, or a command")
+        table.fail(key, f"= {name!r} is not a profile; {hint} Or give parameters and compute, or a command")
     own: Any = ... if profile is None else None
     layers = table.integer("layers", 0, 1, 10_000) or None
     if layers is None and not command:
@@ -529,14 +644,14 @@ def _model(table: TomlTable, scale: float, collectives: Collectives) -> Model:
     return model
 
 
-def _check_job(table: TomlTable, job: str, scale: float) -> None:
+def _check_job(table: TomlTable, job: str, scale: float, name: str) -> None:
     """Refuse a job beside a command, and a real model that does not exist, is changed or has scaled links."""
     if table.has("job") and table.has("command"):
         table.fail("job", "does not go with a command of your own: leave one of them out")
     if job != REAL:
         return
     real = [name for name, profile in PROFILES.items() if profile.library]
-    if table.text("name", ...) not in real:
+    if table.text(name, ...) not in real:
         table.fail("job", f'= "{REAL}" is for {", ".join(real)}: give another model of your own as a command')
     for key in ("layers", "compute", "parameters"):
         if table.has(key):
@@ -570,18 +685,13 @@ def _testbed(table: TomlTable) -> Testbed:
         workers=table.texts("workers", []),
         cross_from=table.text("cross_from", ""),
         cross_to=table.text("cross_to", ""),
-        queue_bytes=int(table.quantity("queue", "400kB", parse_size_bytes)),
-        burst_bytes=int(table.quantity("burst", "64KiB", parse_size_bytes)),
-        mtu=table.integer("mtu", 1500, 576, 9000),
-        congestion_control=table.text("congestion_control", "cubic"),
-        offload_segments=table.integer("offload_segments", 4, 1, 44),
         servers=table.texts("servers", []),
         topology=table.text("topology", "star"),
         per_leaf=table.integer("per_leaf", 2, 1, 1000),
         spines=table.integer("spines", 1, 1, 1000),
         oversubscription=table.number("oversubscription", 1.0, 1.0, 1000.0),
         sides=table.text("sides", ""),
-        delay_s=table.quantity("delay", "0s", parse_duration_s),
+        **_links(table),
     )
     table.finish()
     if len(set(testbed.servers)) != len(testbed.servers):
@@ -608,6 +718,18 @@ def _testbed(table: TomlTable) -> Testbed:
     if testbed.cross_from == testbed.cross_to:
         table.fail("cross_to", "is the sender of the cross traffic itself")
     return testbed
+
+
+def _links(table: TomlTable) -> dict[str, Any]:
+    """Return the keys of a testbed's links."""
+    return {
+        "queue_bytes": int(table.quantity("queue", "400kB", parse_size_bytes)),
+        "burst_bytes": int(table.quantity("burst", "64KiB", parse_size_bytes)),
+        "mtu": table.integer("mtu", 1500, 576, 9000),
+        "congestion_control": table.text("congestion_control", "cubic"),
+        "offload_segments": table.integer("offload_segments", 4, 1, 44),
+        "delay_s": table.quantity("delay", "0s", parse_duration_s),
+    }
 
 
 def _window(table: TomlTable, *, is_auto: bool) -> Window:

@@ -23,6 +23,7 @@ RUN_JSON = "run.json"
 POINTS_JSONL = "points.jsonl"
 REJECTED_JSONL = "rejected.jsonl"
 MARKS_JSONL = "marks.jsonl"
+SHARED_JSONL = "shared.jsonl"  # points of jobs that share links
 REPORT_HTML, REPORT_JSON = "report/report.html", "report/report.json"  # of a sweep or a job
 
 # output of the job, where ringtap took it: of a sweep's ranks, and of a submitted job
@@ -55,6 +56,7 @@ _COUNTER = {
     **{"source?": Text("nic|ethtool|infiniband", "nic, ethtool or infiniband"), "port?": NAME},
 }
 _SHARE = Number(0, 1e6)
+_SECONDS = Number(0, 1e9)
 _BATCH = Number(1, 2**53, whole=True)
 _PLAN: Shape = {
     "name?": str,
@@ -69,6 +71,8 @@ _PLAN: Shape = {
     ],
     "traffic?": [NAME],
     "loads?": [Number(0, 1e3)],
+    "jobs?": [{"name": NAME, "workers": [NAME]}],
+    "offsets?": list,
 }
 RUN: Shape = {
     "schema": int,
@@ -136,6 +140,23 @@ POINT: Shape = {
     "packets_start_ns?": NS,
     "packets_end_ns?": NS,
     "packets_why?": _WORDS,
+}
+# a point of jobs that share links: each alone, or all together
+ALONE = "alone"
+SHARED: Shape = {
+    "step": COUNT,
+    "offset": NAME,
+    "window_start_ns": NS,
+    "window_end_ns": NS,
+    "late_share?": (Number(0, 1), None),
+    "score?": (Number(-1e6, 1), None),
+    "ports": [{"node": NAME, "nic": str, "direction": Text("rx|tx", "rx or tx")}],
+    "jobs": [
+        {
+            **{"name": NAME, "directory": PATH, "shift_s?": (_SECONDS, None), "period_s?": (_SECONDS, None)},
+            "predicted_s?": (_SECONDS, None),
+        }
+    ],
 }
 _NIC = {"mtu?": (COUNT, None), "speed?": (Number(-1, 2**53), None), "driver?": _WORDS}
 _LINK = {"below?": ([str], None), "qdisc?": _WORDS, "rate_bps?": (BPS, None), "index?": (COUNT, None)}

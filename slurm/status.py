@@ -19,8 +19,9 @@ from ringtap.agents.sweep.lock import LOCK_FILE
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.json_validation import COUNT, Shape, Text
 from ringtap.options import add_json
+from ringtap.records import read_json_lines
 from ringtap.rundir import RunDirectory, Status, read_json, read_points
-from ringtap.schema import POINTS_JSONL
+from ringtap.schema import POINTS_JSONL, SHARED, SHARED_JSONL
 from ringtap.slurm.array_parts import Part, missing_loads, planned_series, read_parts, whole_plan
 from ringtap.slurm.job import JobReport, read_report
 from ringtap.slurm.paths import SubmitPaths
@@ -175,7 +176,11 @@ def _own_standing(run: RunDirectory) -> Standing:
     count = sum(item.points for item in series)
     if status == "complete" and any(item.missing for item in series):
         status, why = "partial", "the last sweep into it was of one series alone"
-    progress = f"{count} of {counted(count + sum(len(item.missing) for item in series), 'point')}"
+    total = count + sum(len(item.missing) for item in series)
+    if plan.get("jobs"):
+        count = len(read_json_lines(run.path / SHARED_JSONL, SHARED)[0])
+        total = len(plan["jobs"]) + len(plan.get("offsets") or [])
+    progress = f"{count} of {counted(total, 'point')}"
     return Standing(str(run.path), "sweep", status, "; ".join(filter(None, [progress, why])), (), (), tuple(series))
 
 

@@ -27,6 +27,7 @@ from ringtap.workload.workload import Workload, collectives_of, kind_of, message
 
 MAX_SLOTS = 5040  # of a circle; many numbers of turns divide it
 MAX_PERIOD_ERROR = 0.05  # of a quantised period
+MEASURED_ERROR = 0.05  # of a measured period, from which jobs are told apart
 MAX_TURNS = 200  # of a job around the circle, when periods are quantised
 STARTS, ROUNDS = 16, 20  # of coordinate descent
 MAX_COMBINATIONS = 2000  # of shifts of all jobs but the first and the last, up to which a search is exhaustive
@@ -158,12 +159,18 @@ class Circles:
         return math.lcm(*map(len, self.rates_bps))
 
 
-def draw_circles(jobs: Sequence[PeriodicJob]) -> Circles:
+def draw_circles(jobs: Sequence[PeriodicJob], known_to: float = 0.0) -> Circles:
     """Divide the circle of jobs into slots.
 
     If the least common multiple of the periods has at most `MAX_SLOTS` slots of the greatest common divisor of all
     times, the slots are exact. Otherwise periods are quantised: each job turns a whole number of times on the circle,
-    such that the largest error of a period, and half a slot over the shortest period, are small.
+    such that the largest error of a period, and half a slot over the shortest period, are small. Periods that were
+    measured are known to a few percent only: of the circles that fit within ``known_to``, that with the fewest turns
+    counts, so that jobs whose measured periods hardly differ turn alike.
+
+    Args:
+        jobs: the jobs.
+        known_to: error of the periods, as a share of them.
 
     Raises:
         UsageError: the periods are too different for one circle.
@@ -173,7 +180,7 @@ def draw_circles(jobs: Sequence[PeriodicJob]) -> Circles:
     if math.lcm(*periods_ns) // quantum_ns <= MAX_SLOTS:
         rates = tuple(job.rates_bps(job.period_ns // quantum_ns) for job in jobs)
         return Circles(quantum_ns / 1e9, rates, (0.0,) * len(jobs))
-    least_error, slots, turns = math.inf, 0, [0]
+    least, slots, turns = (math.inf, 0), 0, [0]
     for base_ns, count in itertools.product(sorted(set(periods_ns)), range(1, MAX_TURNS + 1)):
         some = [max(round(count * base_ns / period_ns), 1) for period_ns in periods_ns]
         common = math.lcm(*some)
@@ -183,9 +190,9 @@ def draw_circles(jobs: Sequence[PeriodicJob]) -> Circles:
         period_error = (max(perimeters_ns) - min(perimeters_ns)) / (max(perimeters_ns) + min(perimeters_ns))
         fine = MAX_SLOTS // common * common
         error = max(period_error, max(some) / (2 * fine))
-        if error < least_error:
-            least_error, slots, turns = error, fine, some
-    if least_error > MAX_PERIOD_ERROR:
+        if (max(error, known_to), sum(some)) < least:
+            least, slots, turns = (max(error, known_to), sum(some)), fine, some
+    if least[0] > MAX_PERIOD_ERROR:
         raise UsageError(
             f"periods of {format_duration(min(periods_ns) / 1e9)} to {format_duration(max(periods_ns) / 1e9)} do not "
             f"fit on one circle of {MAX_SLOTS:,} slots within {MAX_PERIOD_ERROR:.0%}: leave out a job, such as that "
@@ -242,6 +249,47 @@ def interleave(rates_bps: Sequence[Numbers], capacity_bps: float) -> Interleavin
     return Interleaving(
         shifts, 1 - excess / (slots * capacity_bps), 1 - unshifted / (slots * capacity_bps), how, optimal
     )
+
+
+def score_with(shifts: Sequence[int], rates_bps: Sequence[Numbers], capacity_bps: float) -> float:
+    """Return the compatibility score of jobs on a link with given shifts, as in `interleave`."""
+    slots = math.lcm(*map(len, rates_bps))
+    demand = sum(
+        np.roll(np.tile(rate, slots // len(rate)), shift) for rate, shift in zip(rates_bps, shifts, strict=True)
+    )
+    return 1 - float(np.maximum(demand - capacity_bps, 0).sum()) / (slots * capacity_bps)
+
+
+def slowdown(circles: Circles, shifts: Sequence[int], capacity_bps: float) -> float:
+    """Return the factor by which the iterations of jobs on a link become longer, at least 1, in a fluid model.
+
+    What exceeds the capacity waits, and is sent when there is room. A job begins its next iteration when nothing waits
+    any more at the end of its iteration alone. All periods become longer by the same factor, so that shifts are kept.
+
+    Args:
+        circles: the jobs.
+        shifts: slots by which each job starts later.
+        capacity_bps: capacity of the link.
+    """
+    lengths = list(map(len, circles.rates_bps))
+    slots = circles.slots
+    turns = [slots // length for length in lengths]
+    bits = sum(float(rate.sum()) * turn for rate, turn in zip(circles.rates_bps, turns, strict=True))
+    factor = max(1.0, bits / (capacity_bps * slots))
+    for _ in range(ROUNDS):
+        longer = math.ceil(factor * slots / math.lcm(*turns)) * math.lcm(*turns)
+        demand, ends = np.zeros(longer), []
+        for rate, turn, shift in zip(circles.rates_bps, turns, shifts, strict=True):
+            period = longer // turn
+            demand += np.roll(np.tile(np.append(rate, np.zeros(period - len(rate))), turn), shift)
+            ends.append((shift + len(rate) - 1 + period * np.arange(turn)) % longer)
+        excess = np.cumsum(np.tile(demand - capacity_bps, 2))
+        waiting = (excess - np.minimum(np.minimum.accumulate(excess), 0))[longer:] / capacity_bps
+        needed = max(1 + float(waiting[end].max()) / length for end, length in zip(ends, lengths, strict=True))
+        if needed <= longer / slots:
+            break
+        factor = needed
+    return factor
 
 
 class _Search:

@@ -21,7 +21,7 @@ from ringtap.agents.hosts.ssh import SshHosts
 from ringtap.agents.sweep.bottleneck import busiest, link_use
 from ringtap.agents.sweep.cluster_hosts import LostHostError, check_lost, losses_named, reached
 from ringtap.agents.sweep.cross_traffic import CrossTraffic
-from ringtap.agents.sweep.estimate import estimate, layout, resolved, room_bytes, series_names, sweep_s
+from ringtap.agents.sweep.estimate import estimate, layout, resolved, room_bytes, series_names, step_s, sweep_s
 from ringtap.agents.sweep.growing_report import GrowingReport, check_packages
 from ringtap.agents.sweep.host_facts import nearest_folder, space_problem
 from ringtap.agents.sweep.job_launch import check_collectives
@@ -32,6 +32,7 @@ from ringtap.agents.sweep.packet_capture import check_capture, describe
 from ringtap.agents.sweep.precheck import check_generator, check_host, look_at_idle_links
 from ringtap.agents.sweep.preflight import ask_hosts, cluster_roles, needs_iperf3, real_libraries
 from ringtap.agents.sweep.roles import SweepRoles, counter_of, testbed_roles, through
+from ringtap.agents.sweep.shared_links import SharedLinks, pending_steps, sharing_line
 from ringtap.agents.sweep.tcp_reachability import check_reachability
 from ringtap.agents.testbed.capacity import excess
 from ringtap.agents.testbed.up import RunningTestbed, own_name, rate_warnings
@@ -41,9 +42,9 @@ from ringtap.installation import lacking
 from ringtap.json_validation import NAME, Number, Shape, ShapeError, check
 from ringtap.plan import COMMAND, REAL, SCALE_MODEL, Model, SweepPlan, load_plan, model_label, plan_from_keys
 from ringtap.plan_cluster import Cluster
-from ringtap.records import JsonLinesWriter
+from ringtap.records import JsonLinesWriter, read_json_lines
 from ringtap.rundir import ACCESS, RunDirectory, new_name, read_points
-from ringtap.schema import POINTS_JSONL, REJECTED_JSONL, RUN_JSON
+from ringtap.schema import POINTS_JSONL, REJECTED_JSONL, RUN_JSON, SHARED, SHARED_JSONL
 from ringtap.terminal import shell_word
 from ringtap.trafficgen import iperf3
 from ringtap.transports import is_rdma
@@ -227,6 +228,9 @@ class Conductor:
         Raises:
             MeasurementError: the testbed, a generator, a job or a host failed.
         """
+        if self._plan.jobs:
+            self._run_jobs()
+            return
         pending = self._pending()
         if not pending:
             return
@@ -254,8 +258,23 @@ class Conductor:
             for series in pending:
                 self._measure(setup, series, expected_s)
 
+    def _run_jobs(self) -> None:
+        """Measure the points of jobs that share links."""
+        if not (pending := pending_steps(self._plan, self._run.path)):
+            return
+        expected_s = step_s(self._plan)
+        self._reporter.begin(expected_s * len(pending))
+        with self._testbed(None) as (hosts, network):
+            self._run.save()
+            sharing = SharedLinks(
+                self._plan, self._run, hosts, network, self._attempt, self._reporter.say, self._reporter.tick
+            )
+            for point in sharing.measure(pending):
+                self._reporter.done(sharing_line(self._run.path, point), expected_s, point)
+
     @contextmanager
-    def _testbed(self, first: PendingSeries) -> Iterator[SweepSetup]:
+    def _testbed(self, first: PendingSeries | None) -> Iterator[SweepSetup]:
+        """Build the testbed; the first series finds its bottleneck, unless it is a star."""
         spec, roles = layout(self._plan)
         spec = replace(spec, name=own_name("sw"))
         with RunningTestbed(spec) as testbed:
@@ -267,7 +286,7 @@ class Conductor:
                 self._reporter.say(f"warning: {warning} (is this machine busy?)")
             with closing(TestbedHosts(spec)) as hosts:
                 setup = SweepSetup(hosts, testbed_roles(spec, roles, shutil.which("iperf3") or ""))
-                yield setup if spec.topology == "star" else self._at_bottleneck(setup, testbed, first)
+                yield setup if first is None or spec.topology == "star" else self._at_bottleneck(setup, testbed, first)
 
     def _at_bottleneck(self, setup: SweepSetup, testbed: RunningTestbed, first: PendingSeries) -> SweepSetup:
         """Return the setup with the busiest link as the bottleneck: that of run.json, or the one that is found now."""
@@ -395,9 +414,14 @@ def _open(plan: SweepPlan, path: Path, resume: bool, access: str, say: Callable[
     run = RunDirectory.open(path)
     before, now = run.info.get("plan") or {}, resolved(plan)
     changes = plan_changes(before, now, read_points(path / POINTS_JSONL)[0])
-    if changes.touching:
+    touching = changes.touching
+    if read_json_lines(path / SHARED_JSONL, SHARED)[0]:
+        known = before.get("offsets") or []
+        free = _FREE | ({"offsets"} if now["offsets"][: len(known)] == known else set())
+        touching = [key for key in (*changes.touching, *changes.free) if key not in free]
+    if touching:
         raise UsageError(
-            f"{path} has points that were measured with another plan (different: {', '.join(changes.touching)}): "
+            f"{path} has points that were measured with another plan (different: {', '.join(touching)}): "
             "use a new folder"
         )
     if changes.free:
@@ -407,6 +431,11 @@ def _open(plan: SweepPlan, path: Path, resume: bool, access: str, say: Callable[
     run.info |= {"status": "running", "why": "", "plan": now}
     run.save()
     return run
+
+
+def count_points(path: Path) -> int:
+    """Count the points that a sweep has measured."""
+    return len(read_points(path / POINTS_JSONL)[0]) + len(read_json_lines(path / SHARED_JSONL, SHARED)[0])
 
 
 @contextmanager
@@ -422,7 +451,7 @@ def _kept(run: RunDirectory, say: Callable[[str], None]) -> Iterator[None]:
         say(advice)
         raise
     except Exception as error:
-        has_points = bool(read_points(run.path / POINTS_JSONL)[0])
+        has_points = count_points(run.path) > 0
         why = str(error) or type(error).__name__
         run.finish("partial" if has_points or isinstance(error, LostHostError) else "failed", why)
         if has_points:
@@ -470,11 +499,14 @@ def _check_machine(plan: SweepPlan, force: bool, say: Callable[[str], None]) -> 
         say(f"warning: {too_much}")
     if needs_iperf3(plan):
         iperf3.find_iperf3()
-    if any(model.framework == "horovod" for model in plan.models) and not find_spec("horovod"):
+    models = [*plan.models, *(job.model for job in plan.jobs)]
+    if any(model.framework == "horovod" for model in models) and not find_spec("horovod"):
         raise UsageError(
             f'framework = "horovod" needs Horovod, which {sys.executable} does not have: '
             "build it with python -m ringtap.examples.build_horovod --install"
         )
+    if plan.jobs and (problem := lacking("[[jobs]]", ("numpy",))):
+        raise UsageError(problem)
     if problem := lacking('job = "real"', real_libraries(plan)):
         raise UsageError(problem)
 
@@ -488,7 +520,7 @@ def check_series(plan: SweepPlan, only: str) -> None:
     names = series_names(plan)
     if only and only not in names:
         near = difflib.get_close_matches(only, names, 1)
-        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}"
+        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names) or 'none'}"
         raise UsageError(f"--series {only} is not a series of this plan; {hint}")
 
 

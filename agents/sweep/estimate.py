@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringtap.agents.testbed.topology import Roles, TestbedSpec, thesis_roles
 from ringtap.collectors.packets import SNAP_BYTES
-from ringtap.plan import AUTO, SCALE_MODEL, Model, SweepPlan, Testbed, model_label
+from ringtap.plan import AUTO, SCALE_MODEL, Job, Model, SweepPlan, Testbed, model_label
 from ringtap.plan_cluster import Cluster
-from ringtap.schema import MERGE_SHARE, MIN_CONGESTION_LOADS, MIN_FIT_LOADS, MIN_RISE
+from ringtap.schema import ALONE, MERGE_SHARE, MIN_CONGESTION_LOADS, MIN_FIT_LOADS, MIN_RISE
 from ringtap.secret_masking import mask_variables, mask_words
 from ringtap.units import counted, format_duration, format_rate, format_size
 
@@ -69,9 +69,10 @@ def layout(plan: SweepPlan) -> tuple[TestbedSpec, Roles]:
 def resolved(plan: SweepPlan) -> dict[str, Any]:
     """Return the plan as stored in run.json: hosts and roles of named configurations filled in, secrets masked."""
     item: dict[str, Any] = json.loads(json.dumps(plan.to_json()))
-    for model in item["models"]:
+    models = [*item["models"], *(job["model"] for job in item["jobs"])]
+    for model in models:
         model["command"] = mask_words(model["command"])
-    for part in (*item["models"], item["topology"], *item["topology"].get("machines", ())):
+    for part in (*models, item["topology"], *item["topology"].get("machines", ())):
         if "environment" in part:
             part["environment"] = mask_variables(part["environment"])
     if isinstance(plan.topology, Cluster):
@@ -80,6 +81,44 @@ def resolved(plan: SweepPlan) -> dict[str, Any]:
     item["topology"] |= {"hosts": list(spec.hosts), "workers": list(roles.workers)}
     item["topology"] |= {"cross_from": roles.cross_from, "cross_to": roles.cross_to}
     return item
+
+
+class SharingStep(NamedTuple):
+    """A point of a plan with jobs.
+
+    Attributes:
+        number: position among the points: first each job alone, then the offsets.
+        offset: its name: `ringtap.schema.ALONE`, `ringtap.plan.FREE`, `ringtap.plan.CASSINI`, or the shifts.
+        jobs: the jobs that run.
+        shifts_s: shift of each job; None if they are not given.
+    """
+
+    number: int
+    offset: str
+    jobs: tuple[Job, ...]
+    shifts_s: tuple[float, ...] | None = None
+
+    @property
+    def label(self) -> str:
+        """Name of the point for people."""
+        return f"{self.jobs[0].name} alone" if self.offset == ALONE else self.offset
+
+
+def sharing_steps(plan: SweepPlan) -> list[SharingStep]:
+    """Return the points of a plan with jobs; none for other plans."""
+    steps = [SharingStep(number, ALONE, (job,)) for number, job in enumerate(plan.jobs)]
+    for offset in plan.offsets:
+        shifts_s = None if isinstance(offset, str) else offset
+        name = offset if isinstance(offset, str) else "-".join(f"{1e3 * shift_s:g}ms" for shift_s in offset[1:])
+        steps.append(SharingStep(len(steps), name, plan.jobs, shifts_s))
+    return steps
+
+
+def step_s(plan: SweepPlan) -> float:
+    """Estimate the duration of a point of a plan with jobs, in seconds."""
+    window, longest_s = plan.window, max(iteration_s(plan, job.model, 0.0) for job in plan.jobs)
+    measured_s = min(window.max_s, max(window.min_s, window.min_iterations * longest_s))
+    return JOB_START_S + window.warmup_iterations * longest_s + window.settle_s + measured_s
 
 
 def iteration_s(plan: SweepPlan, model: Model, load: float) -> float:
@@ -109,10 +148,13 @@ def estimate(plan: SweepPlan, only: str = "") -> list[dict[str, Any]]:
     Returns:
         A list of ``{series, requested_bps, load, duration_s, packets_bytes}`` in the plan's order. The first point of
         each series includes the start of its job, the first point of the sweep also the set-up and the checks of the
-        generators. ``packets_bytes`` is for all nodes together.
+        generators. If jobs share links, each point starts them. ``packets_bytes`` is for all nodes together.
     """
     window = plan.window
     points: list[dict[str, Any]] = []
+    for step in sharing_steps(plan):
+        item = {"series": step.label, "load": 0.0, "requested_bps": 0, "packets_bytes": 0}
+        points.append(item | {"duration_s": round(step_s(plan) + (0.0 if points else TESTBED_UP_S), 1)})
     for model in plan.models:
         for kind in plan.traffic:
             if only not in ("", model.series(kind)):
@@ -198,6 +240,8 @@ def room_bytes(plan: SweepPlan) -> int:
 
 def doubts(plan: SweepPlan) -> list[str]:
     """List the parts that a report of the sweep will lack according to the plan, one sentence each."""
+    if plan.jobs:
+        return []
     loads = sorted(plan.loads)
     # loads that hardly differ count as one, as in reports
     different = 1 + sum(second - first >= MERGE_SHARE for first, second in itertools.pairwise(loads))

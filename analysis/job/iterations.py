@@ -212,7 +212,7 @@ def _by_timeline(timeline: pd.DataFrame, marks: pd.DataFrame, logs: NodeLogs) ->
     # Horovod reads CLOCK_REALTIME once, at its start, and then uses a clock that is never set
     ahead_ns = begin[0] - logs.clock.unstepped(begin[:1])[0]
     begin, end = (logs.clock.to_reference(times - ahead_ns) for times in (begin, end))
-    begin, end = _union(begin, end)
+    begin, end = merged_spans(begin, end)
     parts = []
     for process, rows in marks.groupby("process"):
         edges = np.concatenate(([rows["start_ns"].iloc[0] - 1], rows["end_ns"].to_numpy(np.int64)))
@@ -241,8 +241,8 @@ def _by_timeline(timeline: pd.DataFrame, marks: pd.DataFrame, logs: NodeLogs) ->
     return found
 
 
-def _union(begin_ns: Integers, end_ns: Integers) -> tuple[Integers, Integers]:
-    """Merge overlapping spans."""
+def merged_spans(begin_ns: Integers, end_ns: Integers) -> tuple[Integers, Integers]:
+    """Merge overlapping spans; empty ones are left out."""
     keep = end_ns > begin_ns
     order = np.argsort(begin_ns[keep], kind="stable")
     begin, end = begin_ns[keep][order], end_ns[keep][order]

@@ -10,7 +10,9 @@ from ringtap.analysis.job.run import Job
 from ringtap.analysis.report.inputs import ReportInputs, of_sweep, of_table, together
 from ringtap.analysis.report.job_page import write_job_report
 from ringtap.analysis.report.page import Written
+from ringtap.analysis.report.sharing_page import write_sharing_report
 from ringtap.analysis.report.sweep_page import write_sweep_report
+from ringtap.analysis.sweeps.sharing import is_sharing
 from ringtap.analysis.sweeps.sweep import Sweep, open_run
 from ringtap.arguments import path_of
 from ringtap.errors import UsageError
@@ -62,6 +64,10 @@ def write_report(
     for one in sources:
         if isinstance(one, Path):
             inputs.append(of_table(one, gbps, workers, max_load))
+        elif isinstance(one, Sweep) and is_sharing(one.run):
+            if beside or max_load is not None:
+                raise UsageError(f"{one.path} is of jobs that share links: its report stands alone, without --max-load")
+            return write_sharing_report(one.run, folder)
         elif isinstance(one, Sweep):
             inputs.append(of_sweep(one.run, one.workers, max_load))
         elif beside:

@@ -24,7 +24,7 @@ _STEP_FILE = re.compile(r"rank([0-9]{1,9})-([0-9]{1,9})(?:-[0-9]+)?\.rec")
 _DDP_SUFFIX = ".ddp.rec"
 _STEP_COLUMNS = {"node": "object", "rank": "int64", "pid": "int64", "process": "int64"}
 _STEP_COLUMNS |= dict.fromkeys(("optimizer", "step", "start_ns", "end_ns", "start_mono_ns", "end_mono_ns"), "int64")
-_STEP_COLUMNS |= {"kind": "int64", "backwards": "int64", "age_ns": "int64"}
+_STEP_COLUMNS |= {"kind": "int64", "backwards": "int64", "pause_ns": "int64", "age_ns": "int64"}
 _MAX_HEADER_BYTES = 8 << 20
 # `kind` of a step record
 STEP, SKIPPED, MARK = 0, 1, 2
@@ -122,8 +122,8 @@ class JobRun:
         Columns: ``node``, ``rank``, ``pid``, ``process`` (number of its file), ``optimizer``, ``step``, then
         ``start_ns`` and ``end_ns`` (CLOCK_REALTIME), ``start_mono_ns`` and ``end_mono_ns`` (CLOCK_MONOTONIC), ``kind``
         (0 a step, 1 a step that AMP skipped, 2 a mark set by the program), ``backwards`` (backward passes since the
-        previous record of this process; 0 in logs without them) and ``age_ns`` (age of the process at its first record;
-        0 in logs without it).
+        previous record of this process), ``pause_ns`` (pause after the step, by a grid of iterations) and ``age_ns``
+        (age of the process at its first record). The last three are 0 in logs without them.
         """
         parts = []
         for number, path in enumerate(self.step_files):
@@ -138,8 +138,8 @@ class JobRun:
         if not parts:
             return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in _STEP_COLUMNS.items()})
         steps = pd.concat(parts, ignore_index=True)
-        missing = [name for name in ("kind", "backwards") if name not in steps]
-        steps = steps.assign(**dict.fromkeys(missing, 0)).fillna({"kind": 0, "backwards": 0})
+        absent = dict.fromkeys(("kind", "backwards", "pause_ns"), 0)
+        steps = steps.assign(**{name: 0 for name in absent if name not in steps}).fillna(absent)
         return steps.astype(_STEP_COLUMNS)[list(_STEP_COLUMNS)]
 
     @cached_property

@@ -107,7 +107,7 @@ def what(file: RecordFile) -> list[tuple[int, ...]]:
         assert record[2] <= record[3]
         assert record[4] <= record[5]
     assert all(left[5] <= right[5] for left, right in pairwise(records)), "records are in the order of their ends"
-    return [(*record[:2], *record[6:]) for record in records]
+    return [(*record[:2], *record[6:8]) for record in records]
 
 
 def steps(count: int, optimizer: int = 0, backwards: int = 1) -> list[tuple[int, ...]]:

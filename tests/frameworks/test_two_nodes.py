@@ -50,7 +50,7 @@ def test_two_nodes_with_two_ranks_each(tmp_path: Path) -> None:
         steps, ddp = by_rank(run, host, ".rec"), by_rank(run, host, ".ddp.rec")
         assert set(steps) == set(ddp) == ranks
         for rank in ranks:
-            records = [(*record[:2], *record[6:]) for record in steps[rank].tail()]
+            records = [(*record[:2], *record[6:8]) for record in steps[rank].tail()]
             assert records == [(step, 0, 0, 1) for step in range(4)]  # 64 samples, 4 ranks, batches of 8, 2 epochs
             assert [record[0] for record in ddp[rank].tail()] == list(range(4))
             assert (steps[rank].about["world_size"], steps[rank].about["local_rank"]) == (4, rank % 2)

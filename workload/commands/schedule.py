@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringtap.errors import UsageError
 from ringtap.options import add_force, add_json
+from ringtap.schema import RUN_JSON
 from ringtap.terminal import text_table
 from ringtap.units import counted, format_rate, parse_duration_s, parse_rate_bps, whole_number
 from ringtap.workload.options import add_algorithms, add_ranks_per_host, algorithms, ranks_per_host
@@ -29,7 +30,10 @@ _NAME = 40  # characters of a name in a table
 def register(subparsers: Any, name: str, summary: str) -> None:
     """Add the arguments of the verb ``schedule``."""
     parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-    parser.add_argument("workloads", nargs="*", type=Path, metavar="W", help="directories of execution traces")
+    parser.add_argument(
+        "workloads", nargs="*", type=Path, metavar="W",
+        help="directories of execution traces, or runs of jobs that ran alone",
+    )  # fmt: skip
     parser.add_argument(
         "--job", dest="jobs", action="append", default=[], metavar="PERIOD:START-END@RATE,...",
         help="time of an iteration, and phases in which it communicates, such as 100ms:0ms-60ms@50gbit",
@@ -144,14 +148,18 @@ def _links(options: argparse.Namespace, jobs: int) -> list[Link]:
 
 
 def _jobs(options: argparse.Namespace, links: list[Link]) -> list[PeriodicJob]:
-    """Return the jobs, those of workloads first and at the lowest capacity of their links."""
+    """Return the jobs: those of workloads, simulated at the lowest capacity of their links, or recorded, come first."""
     found = []
     if options.workloads:
         from ringtap.workload.interleaving import simulated_job
+        from ringtap.workload.recorded_job import recorded_job
         from ringtap.workload.workload import read_workload
 
         chosen = algorithms(options)
         for number, path in enumerate(options.workloads):
+            if (path / RUN_JSON).is_file():
+                found.append(recorded_job(path, str(path)))
+                continue
             workload, rate_bps = read_workload(path), min(link.capacity_bps for link in links if number in link.jobs)
             per_host = ranks_per_host(options, workload)
             found.append(simulated_job(workload, str(path), chosen, rate_bps, per_host))
@@ -259,7 +267,7 @@ def _run_shared(
 
 
 def _schedule(options: argparse.Namespace) -> int:
-    from ringtap.workload.interleaving import draw_circles, place, schedule
+    from ringtap.workload.interleaving import MEASURED_ERROR, draw_circles, place, schedule
 
     count = len(options.workloads) + len(options.jobs)
     if not 2 <= count <= MAX_JOBS:
@@ -274,7 +282,8 @@ def _schedule(options: argparse.Namespace) -> int:
     links = _links(options, count)
     sharing = _sharing(options, count)
     jobs = _jobs(options, links)
-    circles = draw_circles(jobs)
+    is_measured = any((path / RUN_JSON).is_file() for path in options.workloads)
+    circles = draw_circles(jobs, MEASURED_ERROR if is_measured else 0.0)
     found = schedule(circles, links) if places is None else place(circles, links[0].capacity_bps, places)
     if options.figure is not None:
         from ringtap.workload.circles import write_circles

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from . import backward, log
+from . import backward, grid, log
 from .files import ProcessFile
 
 TYPE_CHECKING = False
@@ -28,6 +28,7 @@ _FIELDS = [
     ("end_mono_ns", "ns", "time"),
     ("kind", "", "index"),
     ("backwards", "passes", "gauge"),
+    ("pause_ns", "ns", "gauge"),
 ]
 #: called with the number of the optimizer, begin and end in ns of each step, and of each mark; must not raise
 listeners: list[Callable[[int, int, int], None]] = []
@@ -47,6 +48,7 @@ class Recorder:
         self._pack = struct.Struct("<" + "q" * len(_FIELDS)).pack
         self._file = ProcessFile(settings.steps_folder, ".rec", _FIELDS, "optimizer steps")
         self._off = False
+        self._grid = grid.from_environment(settings)
         self._reset()
         os.register_at_fork(after_in_child=self._leave_parent)
 
@@ -139,10 +141,13 @@ class Recorder:
                 return
             now_ns, mono_ns = time.time_ns(), time.monotonic_ns()
             with self._lock:
-                self._write(self._marks, NO_OPTIMIZER, now_ns, now_ns, mono_ns, mono_ns, MARK)
+                pause_ns = self._pause_ns(now_ns, self._marks)
+                self._write(pause_ns, self._marks, NO_OPTIMIZER, now_ns, now_ns, mono_ns, mono_ns, MARK)
                 self._marks += 1
             for listener in listeners:
                 listener(NO_OPTIMIZER, now_ns, now_ns)
+            if pause_ns:
+                time.sleep(pause_ns / 1e9)
         except Exception:
             self._give_up()
 
@@ -152,14 +157,20 @@ class Recorder:
             if count is None:
                 count = self._counts[optimizer] = [self._optimizers, 0]
                 self._optimizers += 1
-            self._write(count[1], count[0], *times_ns, kind)
+            pause_ns = 0 if count[0] else self._pause_ns(times_ns[1], count[1])
+            self._write(pause_ns, count[1], count[0], *times_ns, kind)
             count[1] += 1
         for listener in listeners:
             listener(count[0], times_ns[0], times_ns[1])
+        if pause_ns:
+            time.sleep(pause_ns / 1e9)
 
-    def _write(self, *values: int) -> None:
+    def _pause_ns(self, now_ns: int, step: int) -> int:
+        return 0 if self._grid is None else self._grid.pause_ns(now_ns, step)
+
+    def _write(self, pause_ns: int, *values: int) -> None:
         passes = backward.passes
-        self._file.write(self._pack(*values, passes - self._passes), values[_END_MONO])
+        self._file.write(self._pack(*values, passes - self._passes, pause_ns), values[_END_MONO])
         self._passes = passes
 
     def _give_up(self) -> None:

@@ -35,7 +35,7 @@ def run_python(code: str, *path: Path, **env: object) -> str:
 def rows(steps: Path) -> list[tuple[int, ...]]:
     assert list(steps.glob("hook-*.log")) == []
     (path,) = steps.glob("*.rec")
-    return [(*record[:2], *record[6:]) for record in open_records(path).tail()]
+    return [(*record[:2], *record[6:8]) for record in open_records(path).tail()]
 
 
 def wait_for(path: Path, word: str, limit_s: float = 30) -> str:
@@ -67,7 +67,7 @@ def test_marks_of_a_loop_without_torch(tmp_path: Path) -> None:
     files = {path.name: open_records(path) for path in (tmp_path / "nodes" / "n" / "steps").iterdir()}
     assert len(files) == 2, "the child has a file of its own"
     records = files[f"rank2-{pid}.rec"].tail()
-    assert [(*record[:2], *record[6:]) for record in records] == [(mark, -1, 2, 0) for mark in range(3)]
+    assert [(*record[:2], *record[6:8]) for record in records] == [(mark, -1, 2, 0) for mark in range(3)]
     assert all(record[2] == record[3] and record[4] == record[5] for record in records)
     assert all(right[4] - left[4] >= 10_000_000 for left, right in pairwise(records))
 

@@ -121,6 +121,7 @@ def test_records_are_what_the_reader_expects(tmp_path: Path) -> None:
         *times,
         Field("kind", "<i8", "", "index"),
         Field("backwards", "<i8", "passes", "gauge"),
+        Field("pause_ns", "<i8", "ns", "gauge"),
     )
     about = {"collector": "steps", "rank": 3, "pid": pid, "world_size": 4, "local_rank": 1, "torch": "0.fake"}
     about |= {"hostname": os.uname().nodename, "source": "optimizer steps", "age_ns": file.about["age_ns"]}
@@ -128,7 +129,7 @@ def test_records_are_what_the_reader_expects(tmp_path: Path) -> None:
     assert 0 <= file.about["age_ns"] < 60e9
     records = file.tail()
     assert [record[:2] for record in records] == [(0, 0), (1, 0), (2, 0), (0, 1), (3, 0)]
-    assert {record[6:] for record in records} == {(0, 0)}
+    assert {record[6:] for record in records} == {(0, 0, 0)}
     assert all(record[3] - record[2] >= 2_000_000 for record in records[:3])
     assert all(record[5] >= record[4] for record in records)
     assert all(left[5] <= right[4] for left, right in pairwise(records))
@@ -442,3 +443,33 @@ def test_a_torch_that_fails_to_import_fails_as_it_would(tmp_path: Path) -> None:
     hooked = run_python("import torch", HOOK, tmp_path, **recording(tmp_path), check=False)
     assert plain.returncode == hooked.returncode == 1
     assert plain.stderr.splitlines()[-1] == hooked.stderr.splitlines()[-1] == "RuntimeError: no such device"
+
+
+def test_iterations_are_kept_on_a_grid(tmp_path: Path) -> None:
+    steps = steps_of(tmp_path)
+    period_ns = 40_000_000
+    code = """
+        import time, torch
+        one, two = torch.optim.Optimizer(), torch.optim.Optimizer()
+        for _ in range(8):
+            time.sleep(0.005)
+            one.step(), two.step()
+    """
+    variable = {"RINGTAP_ITERATION_GRID": f"1000,{period_ns}"}
+    run_python(code, HOOK, fake_torch(tmp_path), **recording(tmp_path), **variable)
+    names = [field.name for field in only_file(steps).fields]
+    records = [dict(zip(names, row, strict=True)) for row in only_file(steps).tail()]
+    first, second = ([row for row in records if row["optimizer"] == number] for number in (0, 1))
+    # the work takes 5 ms, so that each iteration waits for the next point
+    for row, after in zip(first[:5], second[:5], strict=True):
+        assert (row["end_ns"] + row["pause_ns"] - 1000) % period_ns == 0
+        assert after["start_ns"] >= row["end_ns"] + row["pause_ns"], "the pause comes before all that follows"
+    assert all(row["pause_ns"] == 0 for row in second), "one pause in an iteration"
+
+
+def test_a_wrong_grid_leaves_the_job_free(tmp_path: Path) -> None:
+    code = "import torch; torch.optim.Optimizer().step(); print('done')"
+    variable = {"RINGTAP_ITERATION_GRID": "now,0"}
+    assert run_python(code, HOOK, fake_torch(tmp_path), **recording(tmp_path), **variable).stdout == "done\n"
+    (log,) = steps_of(tmp_path).glob("hook-*.log")
+    assert "RINGTAP_ITERATION_GRID" in log.read_text()

@@ -309,3 +309,67 @@ def test_packets_count_in_time_and_room(tmp_path: Path) -> None:
     assert sum(point["duration_s"] for point in points) > sum(point["duration_s"] for point in estimate(without)) + 6
     few = load_plan(plan_file(tmp_path, CAPTURED + '\n[capture]\nmax_bytes = "1kB"\n'))
     assert [point["packets_bytes"] for point in estimate(few)] == [0, 4000, 4000]
+
+
+JOBS = """\
+[sweep]
+offsets = ["free", "0ms", "cassini"]
+
+[[jobs]]
+name = "a"
+model = "vgg16"
+compute = "300ms"
+workers = ["S0", "S1"]
+
+[[jobs]]
+name = "b"
+model = "resnet50"
+workers = ["S1", "S2"]
+"""
+
+
+def test_jobs_share_the_links_of_their_hosts(tmp_path: Path) -> None:
+    plan = load_plan(plan_file(tmp_path, JOBS))
+    assert [(job.name, job.model.name, job.workers) for job in plan.jobs] == [
+        ("a", "vgg16", ("S0", "S1")),
+        ("b", "resnet50", ("S1", "S2")),
+    ]
+    assert plan.offsets == ("free", (0.0, 0.0), "cassini")
+    assert layout(plan)[0].hosts == ("S0", "S1", "S2")
+    points = [point["series"] for point in estimate(plan)]
+    assert points == ["a alone", "b alone", "free", "0ms", "cassini"]
+    third = '\n[[jobs]]\nname = "c"\nmodel = "vgg16"\nworkers = ["S0", "S1"]\n'
+    three = load_plan(plan_file(tmp_path, JOBS.replace('"0ms"', '["0ms", "50ms"]') + third))
+    assert three.offsets[1] == (0.0, 0.0, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (JOBS[JOBS.index('[[jobs]]\nname = "b"') :], "", "1 [[jobs]]: give 2 to 6 that share a link"),
+        ('["S1", "S2"]', '["S2", "S3"]', "a has no host in common with another job, so they share no link"),
+        ('["S1", "S2"]', '["S1"]', "workers must be two hosts at least"),
+        (
+            '["S1", "S2"]\n',
+            '["S1", "S2"]\n\n[testbed]\nhosts = ["S0", "S1"]\n',
+            "hosts lacks S2, which is a worker of b",
+        ),
+        ('name = "b"', 'name = "a"', "two jobs are named a"),
+        ('"resnet50"', '"resnet"', "did you mean resnet50?"),
+        ('"0ms"', '"soon"', "offsets holds 'soon', which is not understood"),
+        ('"0ms"', "50", "is not a list in which each offset is"),
+        ('"0ms"', '["0ms", "0ms"]', 'a duration such as "50ms"'),
+        ("offsets", "offset", "did you mean offsets?"),
+        ("[[jobs]]", '[[models]]\nname = "vgg16"\n\n[[jobs]]', "without [models]"),
+        ("[[jobs]]", '[cluster]\nreach = "ssh"\n\n[[jobs]]', "without [cluster]"),
+    ],
+)
+def test_jobs_that_cannot_be_are_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        load_plan(plan_file(tmp_path, JOBS.replace(old, new, 1)))
+
+
+def test_seven_jobs_are_too_many(tmp_path: Path) -> None:
+    more = "".join(f'\n[[jobs]]\nname = "{name}"\nmodel = "vgg16"\nworkers = ["S0", "S1"]\n' for name in "cdefg")
+    with pytest.raises(UsageError, match=re.escape("7 [[jobs]]: give 2 to 6")):
+        load_plan(plan_file(tmp_path, JOBS + more))

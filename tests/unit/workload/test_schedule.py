@@ -29,7 +29,9 @@ from ringtap.workload.interleaving import (
     interleave,
     place,
     schedule,
+    score_with,
     simulated_job,
+    slowdown,
     time_shifts,
 )
 from ringtap.workload.lowering import Algorithms, lower
@@ -335,3 +337,42 @@ def test_many_phases_end() -> None:
     begin_s = time.monotonic()
     assert interleave(circles.rates_bps, FULL).score > 0
     assert time.monotonic() - begin_s < 100
+
+
+def circles_of(*texts: str) -> Circles:
+    return draw_circles([read_job(text) for text in texts])
+
+
+@pytest.mark.parametrize(
+    ("texts", "shift_ms", "factor"),
+    [
+        # as the simulation of docs/commands/schedule.md: 140 ms if they begin together, 100 ms apart
+        (("100ms:60ms-100ms@50gbit",) * 2, 0, 1.4),
+        (("100ms:60ms-100ms@50gbit",) * 2, 40, 1.0),
+        # what exceeds the capacity is sent before the iteration ends
+        (("100ms:10ms-50ms@50gbit",) * 2, 0, 1.0),
+        # 120 ms of communication do not fit into 100 ms, whatever the shift is
+        (("100ms:0ms-60ms@50gbit",) * 2, 40, 1.2),
+        # the longer job communicates when the shorter one does not
+        (("100ms:0ms-20ms@50gbit", "200ms:180ms-200ms@50gbit"), 0, 1.0),
+    ],
+)
+def test_jobs_become_longer_by_what_waits_at_the_end(texts: tuple[str, ...], shift_ms: int, factor: float) -> None:
+    circles = circles_of(*texts)
+    shifts = (0, round(shift_ms / 1e3 / circles.quantum_s))
+    assert slowdown(circles, shifts, 50e9) == pytest.approx(factor)
+
+
+@given(
+    st.lists(st.lists(st.floats(0, 2), min_size=12, max_size=12), min_size=2, max_size=3),
+    st.lists(st.integers(0, 11), min_size=3, max_size=3),
+)
+def test_a_slowdown_lies_between_the_load_and_all_one_after_another(
+    rates: list[list[float]], shifts: list[int]
+) -> None:
+    circles = Circles(0.01, tuple(np.array(each) for each in rates), (0.0,) * len(rates))
+    load = sum(map(sum, rates)) / 12
+    found = slowdown(circles, shifts[: len(rates)], 1.0)
+    assert max(1.0, load) - 1e-9 <= found <= 1 + load + 1e-9
+    if score_with(shifts[: len(rates)], circles.rates_bps, 1.0) == 1:
+        assert found == 1

@@ -1,0 +1,50 @@
+"""Pauses that keep the iterations of a job on a grid of times, so that jobs that share links interleave.
+
+The method is that of the agents of CASSINI (Rajasekaran, Ghobadi and Akella, NSDI 2024): a pause before an iteration,
+never within one.
+"""
+
+from __future__ import annotations
+
+import os
+
+from . import log
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .settings import Settings
+
+VARIABLE = "RINGTAP_ITERATION_GRID"
+# first steps of a job, after which it waits for the grid wherever it is
+_FIRST_STEPS = 5
+
+
+class Grid:
+    """Times at which iterations may begin: ``start_ns`` (CLOCK_REALTIME) and every ``period_ns`` after it."""
+
+    def __init__(self, start_ns: int, period_ns: int) -> None:
+        self.start_ns, self.period_ns = start_ns, period_ns
+
+    def pause_ns(self, now_ns: int, step: int) -> int:
+        """The time from now to the next point of the grid; 0 if the last one is nearer, so that the job can catch up.
+
+        After its first steps, a job always waits, less than a period.
+        """
+        late_ns = (now_ns - self.start_ns) % self.period_ns
+        is_late = step >= _FIRST_STEPS and 2 * late_ns < self.period_ns
+        return 0 if is_late or not late_ns else self.period_ns - late_ns
+
+
+def from_environment(settings: Settings) -> Grid | None:
+    """The grid of ``RINGTAP_ITERATION_GRID="START_NS,PERIOD_NS"``; None if there is none, or a wrong one."""
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return None
+    try:
+        start_ns, period_ns = map(int, text.split(","))
+        if period_ns < 1:
+            raise ValueError(text)
+    except ValueError:
+        log.note(settings, VARIABLE)
+        return None
+    return Grid(start_ns, period_ns)

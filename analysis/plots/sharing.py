@@ -1,0 +1,122 @@
+"""Figures of jobs that share links: iteration times of each point, phases that slide or are kept, and time by phase."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ringtap.analysis.plots.figure import Drawn, finite, label, line_handle, sheet, styled
+from ringtap.analysis.plots.style import COLOURS, FAINT, INK
+from ringtap.analysis.sweeps.sharing import SharingPoint
+from ringtap.schema import ALONE
+
+NAMES = ("sharing-times", "sharing-phases", "sharing-by-phase")
+_SIZE = (6.4, 2.6)
+_PANEL = (2.9, 1.7)
+_MAX_LABELS = 14  # of points on the horizontal axis
+
+
+def draw_sharing(points: Sequence[SharingPoint], folder: Path) -> list[Drawn]:
+    """Draw every figure that the points allow, and write its files into a folder.
+
+    Args:
+        points: the points.
+        folder: target folder for the PNG, SVG and CSV files.
+
+    Returns:
+        The figures drawn, in the order of `NAMES`.
+    """
+    if not points:
+        return []
+    together = [point for point in points if point.offset != ALONE]
+    with styled():
+        drawn = [_times(points)]
+        if together:
+            drawn += [_phases(together), _by_phase(together)]
+        for figure in drawn:
+            figure.write(folder)
+    return drawn
+
+
+def _names(points: Sequence[SharingPoint]) -> list[str]:
+    return list(dict.fromkeys(job.name for point in points for job in point.jobs))
+
+
+def _times(points: Sequence[SharingPoint]) -> Drawn:
+    """Draw the mean iteration time of each job at each point, with its interval and its prediction."""
+    names = _names(points)
+    colours = dict(zip(names, COLOURS, strict=False))
+    handles = [line_handle(name, marker="o", linestyle="none", color=colours[name]) for name in names]
+    handles.append(line_handle("predicted", marker="_", linestyle="none", color=INK))
+    on = sheet(1, 1, _SIZE, handles, label_columns=4)
+    (axes,) = on.panels
+    rows = []
+    for name in names:
+        found = [(place, job) for place, point in enumerate(points) for job in point.jobs if job.name == name]
+        x = np.array([place for place, _ in found]) + 0.14 * (names.index(name) - (len(names) - 1) / 2)
+        mean, low, high, predicted = (
+            finite([getattr(job, key) for _, job in found])
+            for key in ("mean_s", "mean_low_s", "mean_high_s", "predicted_s")
+        )
+        axes.vlines(x, low, high, color=colours[name], linewidth=1)
+        texts = [f"{points[place].label}, {name}: {job.mean_s:.4g} s" for place, job in found]
+        on.mark(axes, x, mean, texts, marker="o", color=colours[name])
+        axes.plot(x, predicted, linestyle="none", marker="_", markersize=11, color=INK)
+        rows += [
+            {"point": points[place].label, "job": name, "mean_s": job.mean_s, "predicted_s": job.predicted_s}
+            for place, job in found
+        ]
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("iteration time, s")
+    if len(points) <= _MAX_LABELS:
+        axes.set_xticks(range(len(points)), [label(point.label) for point in points])
+    caption = "Mean iteration time of each job with its 95 % interval, alone and together at each offset"
+    return on.drawn(NAMES[0], f"{caption}; black: predicted from the jobs alone.", pd.DataFrame(rows))
+
+
+def _phases(points: Sequence[SharingPoint]) -> Drawn:
+    """Draw the phase of each job against its iterations, one panel per point."""
+    names = _names(points)
+    colours = dict(zip(names, COLOURS, strict=False))
+    handles = [line_handle(name, marker=".", linestyle="none", color=colours[name]) for name in names[1:]]
+    on = sheet(len(points), 2, _PANEL, handles)
+    for axes, point in zip(on.panels, points, strict=True):
+        for name, table in point.phases.groupby("job"):
+            if name != names[0]:
+                colour = colours[str(name)]
+                axes.plot(table["iteration"], table["phase"], linestyle="none", marker=".", markersize=3, color=colour)
+        axes.set_ylim(0, 1)
+        axes.set_title(label(point.label))
+        axes.set_ylabel(f"phase to {label(names[0])}")
+        axes.set_xlabel("iteration")
+    caption = f"Begin of each iteration within an iteration of {label(names[0])}, as a share of it"
+    numbers = pd.concat([point.phases.assign(point=point.label) for point in points], ignore_index=True)
+    return on.drawn(NAMES[1], f"{caption}: phases that slide, or are kept.", numbers)
+
+
+def _by_phase(points: Sequence[SharingPoint]) -> Drawn:
+    """Draw the iteration time, without the pause, against the phase."""
+    colours = dict(zip(dict.fromkeys(point.label for point in points), COLOURS * 4, strict=False))
+    handles = [line_handle(name, marker=".", linestyle="none", color=colour) for name, colour in colours.items()]
+    on = sheet(1, 1, _SIZE, handles, label_columns=4)
+    (axes,) = on.panels
+    parts = []
+    for point in points:
+        table = point.phases.dropna(subset=["phase"])
+        table = table.assign(point=point.label, active_s=table["iteration_s"] - table["pause_s"])
+        axes.plot(
+            table["phase"], table["active_s"], linestyle="none", marker=".", markersize=4, color=colours[point.label]
+        )
+        parts.append(table)
+    for job in points[0].jobs:
+        if job.slowdown is not None:
+            axes.axhline(job.mean_s / job.slowdown, color=FAINT, linewidth=0.8)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("phase")
+    axes.set_ylabel("time without pause, s")
+    caption = "Time of each iteration without its pause, by the phase at which it began; lines: alone"
+    return on.drawn(NAMES[2], f"{caption}.", pd.concat(parts, ignore_index=True))

@@ -1,0 +1,167 @@
+"""Report of jobs that share links: times alone and together, phases and predictions, in one self-contained page."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+import ringtap
+from ringtap.analysis.plots.sharing import NAMES, draw_sharing
+from ringtap.analysis.plots.style import plain
+from ringtap.analysis.report.page import Written, publish, render
+from ringtap.analysis.runs.run import SweepRun
+from ringtap.analysis.sweeps.sharing import SharedJob, SharingPoint, sharing_points
+from ringtap.errors import UsageError
+from ringtap.json_validation import whole
+from ringtap.schema import ALONE, MAX_LATE_SHARE
+from ringtap.terminal import one_line, text_table
+from ringtap.units import format_rate
+
+_TABLE = "points.csv"
+# use of a link from which on it is full, and share of the time from which on pauses are long
+_FULL, _LONG_PAUSE = 0.9, 0.1
+
+
+def write_sharing_report(run: SweepRun, folder: Path | None = None) -> Written:
+    """Write the report of jobs that share links into a folder; an older report there is replaced file by file.
+
+    Args:
+        run: the sweep.
+        folder: target folder, created if missing; None: ``report/`` in the run directory.
+
+    Raises:
+        UsageError: no point was measured, a log is damaged, or the folder cannot be written to.
+    """
+    folder = folder or run.path / "report"
+    points = sharing_points(run)
+    if not points:
+        raise UsageError(f"{run.path} has no point yet: measure it with ringtap sweep --resume")
+    data = collect(run, points)
+    rows = [
+        {"point": point.label, "utilisation": point.utilisation, "fairness": point.fairness, **vars(job)}
+        for point in points
+        for job in point.jobs
+    ]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as name:
+            new = Path(name)
+            (new / "figures").mkdir()
+            drawn = draw_sharing(points, new / "figures")
+            pd.DataFrame(rows).to_csv(new / _TABLE, index=False)
+            (new / "report.json").write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+            page = render("sharing.html.j2", data, drawn, new, _TABLE)
+            (new / "report.html").write_text(page, encoding="utf-8", errors="replace")
+            paths = publish(new, folder, _TABLE, NAMES)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
+    lines = [*data["headline"], *text_table([data["heads"], *data["rows"]], left=2), *data["warnings"]]
+    return Written("\n".join(lines), paths, folder / "report.json")
+
+
+def collect(run: SweepRun, points: Sequence[SharingPoint]) -> dict[str, Any]:
+    """Collect the numbers of the report as plain values; a missing one is None."""
+    info = run.info
+    return {
+        "schema": 1,
+        "ringtap": ringtap.__version__,
+        "run": {
+            "name": whole(run.path.resolve().name),
+            "status": info.get("status", "running"),
+            "why": one_line(str(info.get("why") or "")),
+        },
+        "capacity": format_rate((info.get("plan") or {}).get("capacity_bps") or 0),
+        "headline": [plain(line) for line in headline(points)],
+        "answer": plain(headline(points)[0]),
+        "heads": _HEADS,
+        "rows": [[plain(cell) for cell in _row(point, job)] for point in points for job in point.jobs],
+        "warnings": [plain(line) for line in warnings(points)],
+        "points": [point.to_json() for point in points],
+    }
+
+
+def headline(points: Sequence[SharingPoint]) -> list[str]:
+    """Return the results as sentences: the best point, each point against alone, and the predictions."""
+    together = [point for point in points if point.offset != ALONE]
+    if not together:
+        return ["The jobs were not measured together yet."]
+    judged = [point for point in together if all(job.slowdown for job in point.jobs)]
+    if not judged:
+        return ["The jobs were measured together, but not each alone, so that slowdowns are not known."]
+    best, worst = (pick(judged, key=_slowdown) for pick in (min, max))
+    *first, last = (job.name for job in best.jobs)
+    names = f"{', '.join(first)} and {last}"
+    lines = [f"{names} share a link best at {best.label}: {_slowdown(best):.2f} times their iteration times alone."]
+    if worst is not best:
+        gain = 1 - best.mean_s / worst.mean_s
+        lines[0] = f"{lines[0][:-1]}, {_slowdown(worst):.2f} times at {worst.label}; {gain:.0%} less time."
+        if best.score is not None and worst.score is not None:
+            predicted = 1 - _predicted(best) / _predicted(worst)
+            lines.append(f"The prediction was {predicted:.0%} less time.")
+    for point in together:
+        if point.score is not None:
+            error = point.mean_s / _predicted(point) - 1
+            lines.append(
+                f"{point.label}, score {point.score:.3f}: {_predicted(point):.3f} s per iteration predicted, "
+                f"{point.mean_s:.3f} s measured ({error:+.1%})."
+            )
+    return lines
+
+
+def _slowdown(point: SharingPoint) -> float:
+    return sum(job.slowdown or 0.0 for job in point.jobs) / len(point.jobs)
+
+
+def _predicted(point: SharingPoint) -> float:
+    return sum(job.predicted_s or 0.0 for job in point.jobs) / len(point.jobs)
+
+
+def _paused(point: SharingPoint) -> float:
+    return sum(job.pause_s / job.mean_s for job in point.jobs) / len(point.jobs)
+
+
+_HEADS = ["point", "job", "n", "iteration, s", "pause, s", "slowdown", "predicted, s", "phase", "kept", "overlap"]
+_HEADS += ["rate", "fairness", "link used"]
+
+
+def _row(point: SharingPoint, job: SharedJob) -> list[str]:
+    """Return the row of a job at a point; a dash stands for a number that is not known."""
+    half = "" if job.mean_high_s is None else f" ± {job.mean_high_s - job.mean_s:.3f}"
+    cells = [point.label, job.name, str(job.iterations), f"{job.mean_s:.3f}{half}", _number(job.pause_s, 3)]
+    cells += [_number(job.slowdown, 2), _number(job.predicted_s, 3), _number(job.phase, 2)]
+    cells += [_number(job.phase_kept, 2), _share(job.overlap)]
+    cells += ["–" if job.rate_bps is None else format_rate(job.rate_bps), _number(point.fairness, 3)]
+    return [*cells, _share(point.utilisation)]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"
+
+
+def warnings(points: Sequence[SharingPoint]) -> list[str]:
+    """Return what makes numbers less certain or absent, one sentence each."""
+    found = [
+        f"{point.label}: {point.late_share:.1%} of the recorder's samples came late: the machine was busy, measure anew"
+        for point in points
+        if point.late_share is not None and point.late_share > MAX_LATE_SHARE
+    ]
+    found += [
+        f"{point.label}: the jobs pause for {_paused(point):.0%} of the time, and the link is not full: their grid is "
+        "longer than they need"
+        for point in points
+        if point.utilisation is not None and point.utilisation < _FULL and _paused(point) > _LONG_PAUSE
+    ]
+    found += [f"{point.label}: use of the link: {point.utilisation_why}" for point in points if point.utilisation_why]
+    silent = dict.fromkeys(
+        job.name for point in points if point.offset != ALONE for job in point.jobs if job.overlap is None
+    )
+    return [*found, *(f"{name}: overlap: DDP's times of its communication were not recorded" for name in silent)]

@@ -1,0 +1,289 @@
+"""Jobs that share links: iteration times alone and together, their phases, and how the links were used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import special
+
+from ringtap.analysis.job.iterations import merged_spans
+from ringtap.analysis.runs.apportioning import Integers
+from ringtap.analysis.runs.run import JobRun, SweepRun, iteration_marks, map_records
+from ringtap.analysis.statistics.arrays import Array
+from ringtap.analysis.statistics.autocorrelation import effective_count
+from ringtap.analysis.sweeps.mean_errors import relative_error
+from ringtap.analysis.sweeps.points import ETHERNET_MTU, CounterLog
+from ringtap.errors import UsageError
+from ringtap.link_counters import columns_of, log_of, source_of
+from ringtap.records import read_json_lines
+from ringtap.schema import ALONE, SHARED, SHARED_JSONL
+
+LEVEL = 0.95
+MIN_INDEPENDENT = 3.0  # iterations for an interval
+
+
+@dataclass(frozen=True)
+class SharedJob:
+    """A job at a point.
+
+    Attributes:
+        name: name of the job.
+        iterations: whole iterations in the window of the point.
+        mean_s: mean time from the begin of an iteration to that of the next one.
+        mean_low_s: lower end of its 95 % interval; None if there are too few independent iterations.
+        mean_high_s: upper end, likewise.
+        pause_s: mean pause after an iteration, which is part of its time.
+        slowdown: mean time over that of the job alone; None if it was not measured alone.
+        predicted_s: iteration time predicted from the jobs alone; None if the job was not kept.
+        shift_s: shift of its grid; None likewise.
+        period_s: period of its grid; None likewise.
+        phase: mean begin of its iterations within those of the first job, as a share of these (circular mean); None for
+            the first job.
+        phase_kept: resultant length of these phases: 1 if they are all the same, 0 if they are spread evenly.
+        rate_bps: mean rate at a shared link, from the bytes of an iteration alone; None if they are not known.
+        overlap: share of its communication in which another job communicates too; None if it is not known.
+    """
+
+    name: str
+    iterations: int
+    mean_s: float
+    mean_low_s: float | None
+    mean_high_s: float | None
+    pause_s: float
+    slowdown: float | None
+    predicted_s: float | None
+    shift_s: float | None
+    period_s: float | None
+    phase: float | None
+    phase_kept: float | None
+    rate_bps: float | None
+    overlap: float | None
+
+
+@dataclass(frozen=True)
+class SharingPoint:
+    """One point: a job alone, or all jobs together.
+
+    Attributes:
+        step: position in the plan.
+        offset: ``alone``, ``free``, ``cassini``, or the shifts of all jobs but the first.
+        score: compatibility score of the most contended link; None if the jobs were not kept.
+        window_s: length of the window.
+        late_share: share of the recorder's samples that were late.
+        utilisation: rate of the busiest shared link and direction over the capacity; None if it is not known.
+        utilisation_why: reason that it is not known; empty if it is.
+        fairness: Jain's index of the jobs' speeds, each relative to its speed alone; None for a job alone.
+        jobs: the jobs.
+        phases: one row per iteration: ``job``, ``iteration`` from 0, ``begin_s`` since the window began,
+            ``iteration_s`` to the next begin, ``pause_s`` at its end, and ``phase``: the time since the last begin of
+            an iteration of the first job, as a share of that iteration; missing for the first job and outside its
+            iterations.
+    """
+
+    step: int
+    offset: str
+    score: float | None
+    window_s: float
+    late_share: float | None
+    utilisation: float | None
+    utilisation_why: str
+    fairness: float | None
+    jobs: tuple[SharedJob, ...]
+    phases: pd.DataFrame = field(repr=False, compare=False)
+
+    @property
+    def label(self) -> str:
+        """Name of the point for people."""
+        return f"{self.jobs[0].name} alone" if self.offset == ALONE else self.offset
+
+    @property
+    def mean_s(self) -> float:
+        """Mean of the jobs' mean iteration times."""
+        return sum(job.mean_s for job in self.jobs) / len(self.jobs)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the numbers as plain values."""
+        return asdict(self) | {"phases": None, "label": self.label}
+
+
+def is_sharing(run: SweepRun) -> bool:
+    """Return True if a sweep is of jobs that share links."""
+    return bool((run.info.get("plan") or {}).get("jobs"))
+
+
+def sharing_points(run: SweepRun) -> list[SharingPoint]:
+    """Return the points of a sweep of jobs that share links, in the order of the plan.
+
+    Raises:
+        UsageError: shared.jsonl or a log is damaged, or jobs of a point did not run at the same time.
+    """
+    lines = sorted(read_json_lines(run.path / SHARED_JSONL, SHARED)[0], key=lambda line: int(line["step"]))
+    capacity_bps = float((run.info.get("plan") or {}).get("capacity_bps") or math.nan)
+    alone: dict[str, tuple[float, float | None]] = {}
+    found = []
+    for line in lines:
+        point = _point(run, line, capacity_bps, alone)
+        found.append(point)
+        if point.offset == ALONE:
+            bits = None if point.utilisation is None else point.utilisation * capacity_bps * point.mean_s
+            alone[point.jobs[0].name] = point.mean_s, bits
+    return found
+
+
+def _point(
+    run: SweepRun, line: dict[str, Any], capacity_bps: float, alone: dict[str, tuple[float, float | None]]
+) -> SharingPoint:
+    window_ns = line["window_start_ns"], line["window_end_ns"]
+    runs = [run.job(job["directory"]) for job in line["jobs"]]
+    tables = [_iterations(one, window_ns) for one in runs]
+    for job, table in zip(line["jobs"], tables, strict=True):
+        if len(table) < 2:
+            raise UsageError(
+                f"{run.path / SHARED_JSONL}: {job['name']} has {len(table)} iterations in the window of "
+                f"{line['offset']}: the jobs did not run at the same time, measure anew"
+            )
+    spans = [_communication(one, window_ns) for one in runs]
+    _add_phases(tables)
+    jobs = tuple(
+        _job(job, tables[number], alone.get(job["name"]) if line["offset"] != ALONE else None, _overlap(spans, number))
+        for number, job in enumerate(line["jobs"])
+    )
+    rates = [_rate_bps(runs[0], port, window_ns) for port in line["ports"]]
+    known = [rate for rate in rates if not isinstance(rate, str)]
+    why = "; ".join(rate for rate in rates if isinstance(rate, str)) or ("" if rates else "no link is shared")
+    speeds = [1 / job.slowdown for job in jobs if job.slowdown]
+    return SharingPoint(
+        step=line["step"],
+        offset=line["offset"],
+        score=line.get("score"),
+        window_s=(window_ns[1] - window_ns[0]) / 1e9,
+        late_share=line.get("late_share"),
+        utilisation=max(known) / capacity_bps if known and not why else None,
+        utilisation_why=why,
+        fairness=jain(speeds) if len(speeds) == len(jobs) > 1 else None,
+        jobs=jobs,
+        phases=_all_phases([job.name for job in jobs], tables, window_ns[0]),
+    )
+
+
+def jain(values: Sequence[float]) -> float:
+    """Return Jain's fairness index: 1 if all values are equal, 1/n if one has all (Jain, Chiu and Hawe 1984)."""
+    return sum(values) ** 2 / (len(values) * sum(value * value for value in values))
+
+
+def _iterations(job: JobRun, window_ns: tuple[int, int]) -> pd.DataFrame:
+    """Return ``begin_ns``, ``iteration_s`` to the next begin and ``pause_s`` at the end of iterations in a window.
+
+    An iteration begins when the slowest rank has ended the step before and its pause.
+    """
+    marks = iteration_marks(job.steps)
+    ranks = marks["rank"].nunique()
+    by = marks.assign(begin_ns=marks["end_ns"] + marks["pause_ns"]).groupby(["generation", "index"])
+    table = by.agg(ranks=("rank", "nunique"), begin_ns=("begin_ns", "max"), pause_ns=("pause_ns", "max")).reset_index()
+    table = table[table["ranks"] == ranks]
+    begin_ns = table["begin_ns"].to_numpy(np.int64)
+    seconds = np.append(np.diff(begin_ns), 0) / 1e9
+    pause_s = np.append(table["pause_ns"].to_numpy(np.int64)[1:], 0) / 1e9
+    table = table.assign(iteration_s=seconds, pause_s=pause_s)
+    inside = (begin_ns >= window_ns[0]) & np.append(begin_ns[1:] <= window_ns[1], False)[: len(begin_ns)]
+    found: pd.DataFrame = table.loc[inside, ["begin_ns", "iteration_s", "pause_s"]].reset_index(drop=True)
+    return found
+
+
+def _job(
+    line: dict[str, Any], table: pd.DataFrame, alone: tuple[float, float | None] | None, overlap: float | None
+) -> SharedJob:
+    times: Array = table["iteration_s"].to_numpy(np.float64)
+    mean_s, count = float(times.mean()), effective_count(times)
+    half_s = None
+    if count >= MIN_INDEPENDENT:
+        half_s = mean_s * relative_error(times) * float(special.stdtrit(count - 1, (1 + LEVEL) / 2))
+    period_s = line.get("period_s")
+    bits = None if alone is None else alone[1]
+    phases = table["phase"].dropna().to_numpy(np.float64)
+    direction = complex(np.exp(2j * np.pi * phases).mean()) if len(phases) else complex(math.nan)
+    angle = math.atan2(direction.imag, direction.real)
+    return SharedJob(
+        name=line["name"],
+        iterations=len(times),
+        mean_s=mean_s,
+        mean_low_s=None if half_s is None else mean_s - half_s,
+        mean_high_s=None if half_s is None else mean_s + half_s,
+        pause_s=float(table["pause_s"].mean()),
+        slowdown=None if alone is None else mean_s / alone[0],
+        predicted_s=line.get("predicted_s"),
+        shift_s=line.get("shift_s"),
+        period_s=period_s,
+        phase=None if math.isnan(angle) else angle / (2 * math.pi) % 1,
+        phase_kept=None if math.isnan(angle) else abs(direction),
+        rate_bps=None if bits is None else bits / mean_s,
+        overlap=overlap,
+    )
+
+
+def _communication(job: JobRun, window_ns: tuple[int, int]) -> tuple[Integers, Integers] | None:
+    """Return begins and ends of rank 0's communication in a window, by DDP's log; None without one."""
+    for path in sorted(job.path.glob("nodes/*/steps/rank0-*.ddp.rec")):
+        records = map_records(path)[1]
+        if len(records):
+            begin, end = (np.asarray(records[f"comm_{side}_ns"], np.int64) for side in ("start", "end"))
+            inside = (begin >= window_ns[0]) & (end <= window_ns[1]) & (end > begin)
+            if inside.any():
+                return merged_spans(begin[inside], end[inside])
+    return None
+
+
+def _overlap(spans: Sequence[tuple[Integers, Integers] | None], number: int) -> float | None:
+    """Return the share of a job's communication in which another job communicates too."""
+    own, others = spans[number], [span for other, span in enumerate(spans) if other != number]
+    if own is None or not others or None in others:
+        return None
+    begin, end = merged_spans(*(np.concatenate([span[side] for span in others if span]) for side in (0, 1)))
+    edges = np.column_stack((begin, end)).ravel()
+    total = np.concatenate(([0.0], np.cumsum(end - begin)))
+    until = np.column_stack((total[:-1], total[1:])).ravel()
+    shared_ns = np.interp(own[1], edges, until) - np.interp(own[0], edges, until)
+    return float(shared_ns.sum() / (own[1] - own[0]).sum())
+
+
+def _rate_bps(job: JobRun, port: dict[str, str], window_ns: tuple[int, int]) -> float | str:
+    """Return the mean rate at a port as frames on the wire, or the reason that it is not known."""
+    name = f"{port['node']}/{log_of(port)}"
+    path = job.path / "nodes" / name
+    if not path.is_file():
+        return f"{name} was not recorded"
+    log, grown = CounterLog(path), []
+    for column in columns_of(port):
+        size = log.grown(column, *window_ns) if column in log else "was not recorded"
+        if isinstance(size, str):
+            return f"counter {column} of {port['node']} {size}"
+        grown.append(size)
+    mtu = int((job.info.get("bottleneck") or {}).get("mtu") or ETHERNET_MTU)
+    return source_of(port).to_bytes(grown, mtu) * 8e9 / (window_ns[1] - window_ns[0])
+
+
+def _add_phases(tables: Sequence[pd.DataFrame]) -> None:
+    """Add ``phase`` of `SharingPoint.phases` to the iterations of each job."""
+    first_ns = tables[0]["begin_ns"].to_numpy(np.int64)
+    tables[0]["phase"] = math.nan
+    for table in tables[1:]:
+        begin_ns = table["begin_ns"].to_numpy(np.int64)
+        place = np.searchsorted(first_ns, begin_ns, side="right") - 1
+        known = (place >= 0) & (place < len(first_ns) - 1)
+        place = np.clip(place, 0, len(first_ns) - 2)
+        phase = (begin_ns - first_ns[place]) / (first_ns[place + 1] - first_ns[place])
+        table["phase"] = np.where(known, phase, math.nan)
+
+
+def _all_phases(names: Sequence[str], tables: Sequence[pd.DataFrame], start_ns: int) -> pd.DataFrame:
+    """Return the table `SharingPoint.phases`."""
+    parts = []
+    for name, table in zip(names, tables, strict=True):
+        begin_s = (table["begin_ns"] - start_ns) / 1e9
+        parts.append(table.assign(job=name, iteration=np.arange(len(table)), begin_s=begin_s))
+    return pd.concat(parts, ignore_index=True)[["job", "iteration", "begin_s", "iteration_s", "pause_s", "phase"]]

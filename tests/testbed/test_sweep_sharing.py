@@ -1,0 +1,78 @@
+"""Two jobs that share a link of a testbed: measured alone and together, kept at their shifts, and reported."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ringtap.analysis.runs.run import SweepRun, read_run
+from ringtap.analysis.sweeps.sharing import sharing_points
+from tests.testbed.sweeps import run
+
+pytestmark = pytest.mark.usefixtures("unchanged_machine")
+PLAN = """\
+[sweep]
+name = "sharing"
+scale = 100
+capacity = "20gbit"
+offsets = [{offsets}]
+
+[window]
+warmup_iterations = 5
+settle = "1s"
+min_time = "2s"
+min_iterations = 15
+max_time = "10s"
+retries = 0
+"""
+JOB = """
+[[jobs]]
+name = "{name}"
+model = "own"
+parameters = 1
+command = ["{{python}}", "{script}"]
+workers = ["S0", "S1"]
+"""
+
+
+def plan(folder: Path, offsets: str) -> Path:
+    path, script = folder / "plan.toml", Path(__file__).with_name("sharing_rank.py")
+    path.write_text(PLAN.format(offsets=offsets) + "".join(JOB.format(name=name, script=script) for name in "ab"))
+    return path
+
+
+def test_jobs_are_kept_at_the_shift_that_their_recorded_circles_give(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    done = run("sweep", plan(tmp_path, '"cassini"'), "-o", path)
+    assert done.returncode == 0, done.stderr
+    assert "3 points" in done.stdout
+    alone, _, kept = sharing_points(found) if isinstance(found := read_run(path), SweepRun) else ()
+    # 40 ms of computation, and 500 kB at 200 Mbit/s, of which the token bucket lets 64 KiB pass at once; a busy machine
+    # is slower
+    assert 0.055 <= alone.jobs[0].mean_s <= 0.12
+    assert kept.score is not None
+    a, b = kept.jobs
+    assert (a.shift_s, b.period_s) == (0.0, a.period_s)
+    assert b.shift_s is not None
+    assert 0.01 < b.shift_s < 0.08, "20 ms of communication each: apart from 20 to 40 ms"
+    assert alone.utilisation is not None
+    assert kept.utilisation is not None
+    # each job sends its bytes; a grid leaves a few percent between iterations, a busy machine more
+    assert 1.2 * alone.utilisation < kept.utilisation <= 1.05
+    report = run("report", path)
+    assert report.returncode == 0, report.stderr
+    assert "cassini, score" in report.stdout
+
+    # points are kept, and further offsets may be added; what was measured may not change
+    more = run("sweep", plan(tmp_path, '"cassini", "free"'), "-o", path, "--resume")
+    assert more.returncode == 0, more.stderr
+    lines = [json.loads(line) for line in (path / "shared.jsonl").read_text().splitlines()]
+    assert [line["offset"] for line in lines] == ["alone", "alone", "cassini", "free"]
+    assert "complete: 4 of 4 points" in run("status", path).stdout
+    changed = run("sweep", plan(tmp_path, '"free", "cassini"'), "-o", path, "--resume")
+    assert changed.returncode == 2
+    assert "measured with another plan (different: offsets)" in changed.stderr
+    longer = run("sweep", plan(tmp_path, '"cassini", "free", "500ms"'), "-o", path, "--resume")
+    assert longer.returncode == 2
+    assert "offset 500 ms of b is not below its iteration time alone" in longer.stderr
+    assert "Traceback" not in longer.stderr

@@ -1,0 +1,129 @@
+"""Jobs that share links, read from a run directory whose every number is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringtap.analysis.runs.run import SweepRun, read_run
+from ringtap.analysis.sweeps.sharing import jain, sharing_points
+from ringtap.cli import main
+from ringtap.errors import UsageError
+from ringtap.workload.recorded_job import recorded_job
+from tests.gold.shared_jobs import CAPACITY_BPS, MS, RATE_BPS, sharing
+
+
+def read(path: Path) -> SweepRun:
+    run = read_run(path)
+    assert isinstance(run, SweepRun)
+    return run
+
+
+def test_slowdowns_phases_and_overlaps_are_those_of_the_jobs(tmp_path: Path) -> None:
+    alone, _, free, kept = sharing_points(read(sharing(tmp_path / "run")))
+    assert alone.label == "a alone"
+    assert alone.jobs[0].mean_s == pytest.approx(0.1)
+    assert alone.fairness is None
+    # half of each iteration at 200 of 250 Mbit/s; the counters are sampled every 10 ms
+    assert alone.utilisation == pytest.approx(0.4, rel=0.02)
+    a, b = free.jobs
+    assert (a.mean_s, b.mean_s) == (pytest.approx(0.15), pytest.approx(0.155))
+    assert b.slowdown == pytest.approx(1.55)
+    assert a.rate_bps == pytest.approx(0.4 * CAPACITY_BPS * 0.1 / 0.15, rel=0.02)
+    assert free.fairness == pytest.approx(jain([1 / 1.5, 1 / 1.55]))
+    phases = free.phases[free.phases["job"] == "b"]["phase"]
+    assert phases.dropna().diff().median() == pytest.approx(5 / 150)
+    assert b.phase_kept is not None
+    assert b.phase_kept < 0.5, "b slides all the way round"
+    a, b = kept.jobs
+    assert (a.pause_s, a.predicted_s) == (pytest.approx(0.005), 0.1)
+    assert (b.phase, b.phase_kept) == (pytest.approx(0.5), pytest.approx(1.0))
+    # b is 50 ms later and both communicate from 40 to 90 ms: never at once
+    assert b.overlap == pytest.approx(0.0, abs=0.01)
+    assert free.jobs[0].overlap is not None
+    assert 0.2 < free.jobs[0].overlap < 0.8, "a half on average while b slides"
+
+
+def test_the_report_says_what_is_best_and_what_was_predicted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = sharing(tmp_path / "run")
+    assert main(["report", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("a and b share a link best at cassini: 1.00 times their iteration times alone, 1.5")
+    assert "cassini, score 1.000: 0.100 s per iteration predicted, 0.100 s measured (+0.0%)." in out
+    data = json.loads((path / "report" / "report.json").read_text())
+    assert [point["label"] for point in data["points"]] == ["a alone", "b alone", "free", "cassini"]
+    assert {each.name for each in (path / "report" / "figures").glob("*.csv")} == {
+        f"sharing-{name}.csv" for name in ("times", "phases", "by-phase")
+    }
+    page = (path / "report" / "report.html").read_text()
+    assert "phases that slide" in page
+    assert main(["report", str(path), str(path)]) == 2
+    assert "stands alone" in capsys.readouterr().err
+
+
+def test_without_ddps_times_the_overlap_is_absent_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = sharing(tmp_path / "run", has_ddp=False)
+    assert sharing_points(read(path))[2].jobs[0].overlap is None
+    assert main(["report", str(path)]) == 0
+    assert "a: overlap: DDP's times of its communication were not recorded" in capsys.readouterr().out
+
+
+def test_jobs_that_did_not_run_at_the_same_time_are_refused(tmp_path: Path) -> None:
+    path = sharing(tmp_path / "run", late_ns=60_000 * MS)
+    with pytest.raises(UsageError, match="b has 0 iterations in the window of cassini: the jobs did not run at"):
+        sharing_points(read(path))
+
+
+def test_a_damaged_line_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = sharing(tmp_path / "run")
+    lines = (path / "shared.jsonl").read_text().splitlines()
+    (path / "shared.jsonl").write_text("\n".join([lines[0].replace('"alone"', "7"), *lines[1:]]))
+    assert main(["report", str(path)]) == 2
+    assert "shared.jsonl line 1 cannot be used" in capsys.readouterr().err
+
+
+def test_a_recorded_job_is_its_period_and_its_rates(tmp_path: Path) -> None:
+    path = sharing(tmp_path / "run")
+    found = recorded_job(path / "series" / "alone-a-1", "a")
+    assert found.period_ns == 100 * MS
+    rates = found.rates_bps(10)
+    assert rates[5:8] == pytest.approx([RATE_BPS] * 3, rel=0.03)
+    assert sum(rates) / 10 == pytest.approx(RATE_BPS / 2, rel=0.03)
+    # samples of 10 ms blur an edge by as much
+    assert rates[:3] == pytest.approx([0] * 3, abs=0.01 * RATE_BPS)
+
+
+def test_recorded_runs_are_scheduled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = sharing(tmp_path / "run")
+    jobs = [str(path / "series" / f"alone-{name}-1") for name in ("a", "b")]
+    assert main(["schedule", *jobs, "--capacity", "250mbit", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    # together they have 150 Mbit/s above the link's rate half of the time: 0.6 of its capacity, so 1 - 0.3
+    assert found["score_unshifted"] == pytest.approx(0.7, abs=0.02)
+    assert found["score"] > 0.95
+    assert 30 <= found["shifts_ms"][1] <= 70
+
+
+def test_a_run_without_counters_or_steps_has_no_circle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = sharing(tmp_path / "run")
+    job = path / "series" / "alone-a-1"
+    for nic in job.glob("nodes/*/nic/nic.rec"):
+        nic.unlink()
+    assert main(["schedule", str(job), str(path / "series" / "alone-b-1"), "--capacity", "250mbit"]) == 2
+    assert "record the job with the collector nic" in capsys.readouterr().err
+    assert main(["schedule", str(path), str(job), "--capacity", "250mbit"]) == 2
+    assert "has no steps of rank 0" in capsys.readouterr().err
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=6))
+def test_jains_index_is_between_one_job_and_all(values: list[float]) -> None:
+    assert 1 / len(values) - 1e-9 <= jain(values) <= 1 + 1e-9
+    assert jain([values[0]] * len(values)) == pytest.approx(1)

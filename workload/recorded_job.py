@@ -1,0 +1,122 @@
+"""The communication of a job in an iteration, from the counters of a recorded run: what CASSINI calls its profile."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from ringtap.counter_growth import growth
+from ringtap.errors import UsageError
+from ringtap.ethernet import frame_bytes
+from ringtap.records import RecordFile
+from ringtap.rundir import RunDirectory, open_log
+from ringtap.schema import NIC_REC
+from ringtap.workload.interleaving import PeriodicJob, Phase
+from ringtap.workload.simulation import Numbers
+
+BINS = 100  # of an iteration
+MIN_ITERATIONS = 10  # from which a profile is made
+WARM_UP_ITERATIONS = 5  # that do not count, if no window is given
+_MAX_ITERATIONS, _MAX_SAMPLES = 10_000, 1_000_000  # the last ones
+_SILENT_SHARE = 0.02  # of the highest rate, below which a job does not communicate
+_ETHERNET_MTU = 1500
+_LOOPBACK = "lo"
+
+
+def recorded_job(path: Path, name: str, window_ns: tuple[int, int] | None = None) -> PeriodicJob:
+    """Return the communication of a recorded job, which ran alone, at the host of its rank 0.
+
+    The period is the median iteration time. The rate in each of the `BINS` of a period is the mean over the iterations
+    of what the busiest interface counted in its busier direction, as frames on the wire; all together are the bytes of
+    a mean iteration.
+
+    Args:
+        path: the job's run directory.
+        name: name of the job.
+        window_ns: begin and end of the time that counts (CLOCK_REALTIME); None: all but the first iterations.
+
+    Raises:
+        UsageError: the run has too few iterations, or no interface counters.
+    """
+    run = RunDirectory.open(path)
+    steps = next((one for one in sorted(path.glob("nodes/*/steps/rank0-*.rec")) if one.suffixes == [".rec"]), None)
+    if steps is None:
+        raise UsageError(f"{path} has no steps of rank 0: record the job with ringtap run, or in a sweep")
+    begins_ns = _begins(_opened(steps))
+    if window_ns is None:
+        begins_ns = begins_ns[WARM_UP_ITERATIONS:]
+    else:
+        begins_ns = begins_ns[(begins_ns >= window_ns[0]) & (begins_ns <= window_ns[1])]
+    if len(begins_ns) <= MIN_ITERATIONS:
+        raise UsageError(f"{path} has {max(len(begins_ns) - 1, 0)} iterations that count: {MIN_ITERATIONS} are needed")
+    period_ns = float(np.median(np.diff(begins_ns)))
+    mtu = (run.info.get("bottleneck") or {}).get("mtu") or _ETHERNET_MTU
+    t_ns, size_bytes = _counted(steps.parent.parent / NIC_REC, int(begins_ns[0]), int(begins_ns[-1]), mtu)
+    begins_ns = begins_ns[(begins_ns >= t_ns[0]) & (begins_ns + period_ns <= t_ns[-1])]
+    if len(begins_ns) < MIN_ITERATIONS:
+        raise UsageError(f"{path}: the interface counters cover {len(begins_ns)} iterations, {MIN_ITERATIONS} needed")
+    edges_ns = np.linspace(0, period_ns, BINS + 1)
+    grown = np.diff(np.interp(begins_ns[:, None] + edges_ns, t_ns, size_bytes), axis=1)
+    rates_bps = grown.mean(axis=0) * 8e9 * BINS / period_ns
+    # what iterations that are longer than the median send after its end counts, too
+    through = np.interp(begins_ns[[0, -1]], t_ns, size_bytes)
+    rates_bps *= (through[1] - through[0]) / (len(begins_ns) - 1) / max(grown.sum(axis=1).mean(), 1.0)
+    speaks = np.flatnonzero(rates_bps > _SILENT_SHARE * rates_bps.max())
+    if not len(speaks):
+        raise UsageError(f"{path}: rank 0's host sends nothing: the job may share any link, leave it out")
+    whole_ns = [round(edge) for edge in edges_ns]
+    phases = (Phase(whole_ns[slot], whole_ns[slot + 1], float(rates_bps[slot])) for slot in speaks)
+    return PeriodicJob(name, whole_ns[-1], tuple(phases))
+
+
+def _opened(path: Path) -> RecordFile:
+    try:
+        return open_log(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _begins(steps: RecordFile) -> Numbers:
+    """Return the begins of the last iterations: the ends of steps, or of the pauses after them."""
+    rows = steps.tail(max(0, steps.count - _MAX_ITERATIONS))
+    place = {field.name: number for number, field in enumerate(steps.fields)}
+    pause = place.get("pause_ns")
+    ends = [
+        row[place["end_ns"]] + (0 if pause is None else row[pause])
+        for row in rows
+        if row[place["optimizer"]] == rows[0][place["optimizer"]]
+    ]
+    found: Numbers = np.sort(np.array(ends, np.float64))
+    return found
+
+
+def _counted(path: Path, start_ns: int, end_ns: int, mtu: int) -> tuple[Numbers, Numbers]:
+    """Return the times of samples and the bytes counted until then, of the busiest interface and direction."""
+    if not path.is_file():
+        raise UsageError(f"{path} does not exist: record the job with the collector nic")
+    log = _opened(path)
+    place = {field.name: number for number, field in enumerate(log.fields)}
+    widths = {field.name: field.width_bits for field in log.fields}
+    sides = [name.removesuffix("_bytes") for name in place if name.endswith(("rx_bytes", "tx_bytes"))]
+    sides = [side for side in sides if side.split(".")[0] != _LOOPBACK and f"{side}_packets" in place]
+    before_ns, after_ns = start_ns - 10**9, end_ns + 2 * 10**9
+    wanted = (row for row in log.walk() if before_ns <= row[0] <= after_ns)
+    rows = deque(wanted, maxlen=_MAX_SAMPLES)
+    if len(rows) < 2 or not sides:
+        raise UsageError(f"{path} has no counters of an interface at the time of the iterations")
+    found: tuple[float, list[float]] = (-1.0, [])
+    for side in sides:
+        total, sums = 0.0, [0.0]
+        for before, after in zip(rows, islice(rows, 1, None), strict=False):
+            grown = [
+                growth(before[place[name]], after[place[name]], widths[name])
+                for name in (f"{side}_bytes", f"{side}_packets")
+            ]
+            total += frame_bytes(grown[0] or 0.0, grown[1] or 0.0, mtu)  # after a reset, nothing is known to be counted
+            sums.append(total)
+        if total > found[0]:
+            found = total, sums
+    return np.array([row[0] for row in rows], np.float64), np.array(found[1])

@@ -13,7 +13,7 @@ from typing import Any
 
 from ringtap.agents.testbed import registry
 from ringtap.agents.testbed.topology import MAX_HOSTS, TestbedSpec
-from ringtap.arguments import whole_number
+from ringtap.arguments import instance_of, number, whole_number
 from ringtap.errors import MeasurementError, RingtapError, UsageError, did_you_mean
 from ringtap.units import format_rate, number_or_text, parse_duration_s, parse_rate_bps, parse_size_bytes
 
@@ -234,9 +234,9 @@ def testbed(
         topology=topology,
         per_leaf=whole_number(per_leaf, "per_leaf"),
         spines=whole_number(spines, "spines"),
-        oversubscription=oversubscription,
-        sides=sides,
-        delay_s=parse_duration_s(delay) if isinstance(delay, str) else delay,
+        oversubscription=number(oversubscription, "oversubscription"),
+        sides=instance_of(sides, str, "sides", '"4x4"'),
+        delay_s=parse_duration_s(delay) if isinstance(delay, str) else number(delay, "delay"),
     )
     return RunningTestbed(spec)
 

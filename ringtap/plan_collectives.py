@@ -88,8 +88,9 @@ def check_places(sweep: TomlTable, names: Sequence[str], servers: Sequence[str],
             hosts = '["S4"]' if least == 1 else '["S4", "S5"]'
             needs = "a server" if least == 1 else "two servers at least"
             sweep.fail("collective", f"= {name!r} needs {needs}: add, for example, servers = {hosts} to {table}")
-    if IN_NETWORK in names and topology != "star":
+    if IN_NETWORK in names and topology in ("", "ring", "torus"):
         sweep.fail(
             "collective",
-            f'= {IN_NETWORK!r} needs a switch that adds gradients, which only a [testbed] with topology = "star" has',
+            f"= {IN_NETWORK!r} needs a switch that adds gradients, which only a [testbed] with switches has: a star, "
+            "leaf-spine or fat tree",
         )

@@ -10,7 +10,6 @@ from ringtap.agents.hook.ringtap_hook.collective import VARIABLE
 from ringtap.agents.hosts import Hosts
 from ringtap.agents.sweep.estimate import layout
 from ringtap.agents.sweep.roles import SweepRoles
-from ringtap.agents.testbed.topology import SWITCH
 from ringtap.errors import UsageError
 from ringtap.installation import lacking
 from ringtap.plan import PLACEHOLDERS, REAL, Model, SweepPlan
@@ -125,7 +124,7 @@ def processes(plan: SweepPlan, model: Model, network: SweepRoles, hosts: Hosts, 
             own = {name: str(value) for name, value in ranks.items()}
             log = f"job-{local}.out" if local else "job.out"
             found.append(Process(host, command, environment | own, log, model.title))
-    places = {IN_NETWORK: (SWITCH,), PARAMETER_SERVER: network.roles.servers[: numbers.get("shards", 1)]}
+    places = {IN_NETWORK: (network.aggregator,), PARAMETER_SERVER: network.roles.servers[: numbers.get("shards", 1)]}
     for number, host in enumerate(places.get(algorithm, ())):
         options = {"--collective": algorithm} | {f"--{name}": value for name, value in numbers.items()}
         options |= {"--workers": sum(counts), "--number": number}

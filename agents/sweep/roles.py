@@ -55,6 +55,7 @@ class SweepRoles:
         kernel_ports: first and last port that each host's kernel picks.
         links: interfaces that carry the sweep's traffic, and those below them, by host.
         attachments: interfaces by which the sweep's traffic enters and leaves a host, by host.
+        aggregator: switch at which a process may add gradients; empty: none.
         rdma: RDMA device and port of the training traffic as NCCL names them (``mlx5_0:1``), by worker that has one.
     """
 
@@ -72,6 +73,7 @@ class SweepRoles:
     kernel_ports: Mapping[str, Sequence[str]] = field(default_factory=dict)
     links: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     attachments: Mapping[str, Attachment] = field(default_factory=dict)
+    aggregator: str = ""
     rdma: Mapping[str, str] = field(default_factory=dict)
 
     def _counters(self) -> list[dict[str, str]]:
@@ -105,12 +107,15 @@ def testbed_roles(spec: TestbedSpec, roles: Roles, iperf3: str) -> SweepRoles:
     of the cross traffic.
     """
     nics = {host: tuple(link.source_nic for link in spec.links if link.source == host) for host in spec.hosts}
+    ports = [link.source_nic for link in spec.links if link.source == spec.aggregator]
+    aggregator = {spec.aggregator: SWITCH_NIC if spec.topology == "star" else ports[0]} if spec.aggregator else {}
     network = SweepRoles(
         roles=roles,
         recorded=(SWITCH, *spec.hosts),
         training={host: spec.training_ip(host) for host in spec.hosts},
         cross={host: spec.cross_ip(host) for host in spec.hosts},
-        interface=dict.fromkeys((*roles.workers, *roles.servers), TRAINING_NIC) | {SWITCH: SWITCH_NIC},
+        interface=dict.fromkeys((*roles.workers, *roles.servers), TRAINING_NIC) | aggregator,
+        aggregator=spec.aggregator or "",
         cross_nic=dict.fromkeys(spec.hosts, CROSS_NIC),
         bottleneck=roles.bottleneck() | {"mtu": spec.mtu},
         one_clock=True,

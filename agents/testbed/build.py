@@ -22,7 +22,7 @@ from pyroute2 import IPRoute, NetlinkError, NetNS
 from pyroute2 import netns as named_namespaces
 
 from ringtap.agents.testbed import namespaces, routing
-from ringtap.agents.testbed.topology import SWITCH, SWITCH_IP, SWITCH_NIC, Link, TestbedSpec, cross_nic
+from ringtap.agents.testbed.topology import AGGREGATOR_IP, SWITCH, SWITCH_NIC, Link, TestbedSpec, cross_nic
 from ringtap.errors import MeasurementError, UsageError
 
 _T = TypeVar("_T")
@@ -79,8 +79,8 @@ def build(spec: TestbedSpec) -> None:
                     _add_routes(spec, netlinks[node], node, route, indexes)
         if is_star:  # for a process there; the ports have changed the bridge
             netlinks[SWITCH].link("set", index=bridge, gso_max_segs=spec.offload_segments)
-            netlinks[SWITCH].addr("add", index=bridge, address=SWITCH_IP, prefixlen=24, flags=_NO_PREFIX_ROUTE)
-            options = {"dst": "10.77.0.0/24", "oif": bridge, "prefsrc": SWITCH_IP, "scope": "link"}
+            netlinks[SWITCH].addr("add", index=bridge, address=AGGREGATOR_IP, prefixlen=24, flags=_NO_PREFIX_ROUTE)
+            options = {"dst": "10.77.0.0/24", "oif": bridge, "prefsrc": AGGREGATOR_IP, "scope": "link"}
             _add_route(spec, netlinks[SWITCH], options)
 
 
@@ -93,7 +93,7 @@ def _add_bridge(spec: TestbedSpec, switch: NetNS) -> int:
 
 def _write_hosts_file(spec: TestbedSpec) -> None:
     lines = ["127.0.0.1 localhost"]
-    lines += [f"{SWITCH_IP} {SWITCH}"] if spec.topology == "star" else []
+    lines += [f"{AGGREGATOR_IP} {spec.aggregator}"] if spec.aggregator else []
     lines += [f"{spec.training_ip(host)} {host}" for host in spec.hosts]
     lines += [f"{spec.cross_ip(host)} {host}-cross" for host in spec.hosts]
     Path(HOSTS_FILE).write_text("\n".join(lines) + "\n")
@@ -166,6 +166,8 @@ def _add_routes(
     """Add a route for training and one for cross traffic."""
     is_host = node in spec.hosts
     for is_cross, network in ((False, "10.77.0.0/24"), (True, "10.78.0.0/24")):
+        if is_cross and route.host not in (None, *spec.hosts):
+            continue
         address = spec.cross_ip if is_cross else spec.training_ip
         options: dict[str, Any] = {"dst": network if route.host is None else f"{address(route.host)}/32"}
         options |= {"prefsrc": address(node)} if is_host else {}

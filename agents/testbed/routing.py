@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import NamedTuple
 
-from ringtap.agents.testbed.topology import Link, TestbedSpec
+from ringtap.agents.testbed.topology import SWITCH, Link, TestbedSpec
 
 
 class Route(NamedTuple):
     """Route of a node.
 
     Attributes:
-        host: destination; None: all hosts without a route of their own.
+        host: destination: a host, or the switch that adds gradients; None: all without a route of their own.
         links: links from the node that begin a shortest path; flows are spread over them.
     """
 
@@ -48,7 +48,7 @@ def carries_all(spec: TestbedSpec, link: Link, source: str, target: str) -> bool
 
 
 def routes(spec: TestbedSpec) -> dict[str, list[Route]]:
-    """Return the routes of each node to all hosts but itself.
+    """Return the routes of each node to all hosts and to the switch that adds gradients, but not to itself.
 
     What most hosts have in common is one route, so that a host with one link has one route.
     """
@@ -56,10 +56,11 @@ def routes(spec: TestbedSpec) -> dict[str, list[Route]]:
     for link in spec.links:
         leaving[link.source].append(link)
     ways: dict[str, dict[str, tuple[Link, ...]]] = {node: {} for node in spec.nodes}
-    for host in spec.hosts:
+    for host in (*spec.hosts, *([spec.aggregator] if spec.aggregator not in (None, SWITCH) else [])):
         distance = hops(spec, host)
         for node, links in leaving.items():
-            if node != host:
+            # a switch has a route to each neighbour
+            if node != host and (host in spec.hosts or distance[node] > 1):
                 ways[node][host] = tuple(link for link in links if distance[link.target] < distance[node])
     found = {}
     for node, by_host in ways.items():

@@ -19,8 +19,10 @@ from ringtap.units import format_rate
 from ringtap.workload import topologies
 
 SWITCH = topologies.SWITCH
-# the switch's own interface and address, for a process that adds gradients in the network
-SWITCH_NIC, SWITCH_IP = "bridge", "10.77.0.254"
+# a star's own interface, and the address of the switch at which a process adds gradients in the network
+SWITCH_NIC, AGGREGATOR_IP = "bridge", "10.77.0.254"
+# the switch at which a process adds gradients, by topology; hosts of the others forward by themselves
+AGGREGATORS = {"star": SWITCH, "leaf-spine": "spine0", "fat-tree": "core0"}
 TRAINING_NIC = "eth0"
 CROSS_NIC = "cross0"
 _TRAINING, _CROSS = TRAINING_NIC[:-1], CROSS_NIC[:-1]
@@ -203,8 +205,15 @@ class TestbedSpec:
         switches = dict.fromkeys(end for link in self.links for end in (link.source, link.target))
         return (*(node for node in switches if node not in self.hosts), *self.hosts)
 
+    @property
+    def aggregator(self) -> str | None:
+        """Switch at which a process may add gradients."""
+        return AGGREGATORS.get(self.topology)
+
     def training_ip(self, host: str) -> str:
-        """Address of the host's training interface."""
+        """Address of the host's training interface, or of the switch that adds gradients."""
+        if host == self.aggregator:
+            return AGGREGATOR_IP
         return f"10.77.0.{self.hosts.index(host) + 1}"
 
     def cross_ip(self, host: str) -> str:
@@ -213,6 +222,8 @@ class TestbedSpec:
 
     def switch_ip(self, switch: str) -> str:
         """Address of a switch that routes."""
+        if switch == self.aggregator:
+            return AGGREGATOR_IP
         return f"10.79.0.{self.nodes.index(switch) + 1}"
 
     @staticmethod

@@ -24,7 +24,8 @@ from ringtap.agents.testbed.topology import TestbedSpec
 spec, pairs = TestbedSpec.from_json(json.loads(sys.argv[1])), json.loads(sys.argv[2])
 size, count = int(sys.argv[3]), 0
 for source, target in pairs:
-    for address in (spec.training_ip, spec.cross_ip):
+    # the switch that adds gradients has one address
+    for address in (spec.training_ip, spec.cross_ip) if target in spec.hosts else (spec.training_ip,):
         sender, receiver = build._connect(source, target, address(target))
         assert receiver.getpeername()[0] == address(source)
         sender.sendall(bytes(size))
@@ -83,7 +84,8 @@ def test_hosts_of_a_fat_tree_reach_each_other() -> None:
         hosts = testbed.hosts
         # at the same edge switch, in the same pod, and in another one
         pairs = [(host, hosts[(number + away) % 16]) for number, host in enumerate(hosts) for away in (1, 3, 8)]
-        assert reach(testbed, pairs) == 2 * len(pairs)
+        aggregator = [(hosts[number], "core0") for number in (0, 5, 10, 15)]
+        assert reach(testbed, pairs + aggregator) == 2 * len(pairs) + len(aggregator)
         shown = subprocess.run(
             testbed.command("S0", "ip", "route"), capture_output=True, text=True, check=True
         ).stdout.splitlines()

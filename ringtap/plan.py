@@ -20,6 +20,8 @@ from ringtap.toml_tables import PlanTables, TomlTable
 from ringtap.transports import VARIABLES, carrier_of, contradiction, is_rdma, label_problem
 from ringtap.units import parse_duration_s, parse_rate_bps, parse_size_bytes
 
+# topologies to which a key of a testbed belongs
+TOPOLOGY_OF = {"per_leaf": "leaf-spine", "spines": "leaf-spine", "oversubscription": "leaf-spine", "sides": "torus"}
 TRAFFIC_KINDS = ("iperf", "consistent", "burst")
 FREE, CASSINI = "free", "cassini"  # offsets of jobs: not kept, and those with the highest compatibility score
 MIN_JOBS, MAX_JOBS = 2, 6
@@ -60,6 +62,7 @@ class Model:
             empty: not given. A plan may have a model once per transport.
         collective: one of `ringtap.plan_collectives.COLLECTIVES`, which exchanges the gradients; empty: the all-reduce
             of the job's backend.
+        topology: topology of the testbed on which it is measured; empty: the plan has one only.
     """
 
     name: str
@@ -79,25 +82,27 @@ class Model:
     batch: int | None = None
     transport: str = ""
     collective: str = ""
+    topology: str = ""
 
     @property
     def label(self) -> str:
-        """Name, transport and collective, which identify it in a plan."""
-        return model_label(self.name, self.transport, self.collective)
+        """Name, transport, collective and topology, which identify it in a plan."""
+        return model_label(self.name, self.transport, self.collective, self.topology)
 
     def series(self, kind: str) -> str:
         """Return the name of its series under a kind of cross traffic."""
-        return series_name(self.name, kind, self.transport, self.collective)
+        return series_name(self.name, kind, self.transport, self.collective, self.topology)
 
 
-def model_label(name: str, transport: str, collective: str = "") -> str:
+def model_label(name: str, transport: str = "", collective: str = "", topology: str = "") -> str:
     """Return the text that identifies a model in a plan."""
-    return name + (f" over {transport}" if transport else "") + (f" by {collective}" if collective else "")
+    parts = (("over", transport), ("by", collective), ("on", topology))
+    return name + "".join(f" {word} {value}" for word, value in parts if value)
 
 
-def series_name(model: str, kind: str, transport: str, collective: str = "") -> str:
-    """Return the name of a series."""
-    return "-".join(part for part in (model, kind, transport, collective) if part)
+def series_name(model: str, kind: str, *variants: str) -> str:
+    """Return the name of a series of a model, with its `ringtap.schema.VARIANTS`."""
+    return "-".join(part for part in (model, kind, *variants) if part)
 
 
 @dataclass(frozen=True)
@@ -232,7 +237,7 @@ class SweepPlan:
         traffic: kinds of cross traffic.
         iperf_streams: parallel streams of the iperf kind; None: each load takes as many as it needs.
         burst: shape of the burst kind.
-        topology: the testbed to build, or the cluster to use.
+        topology: the testbed to build, the first one if there are several, or the cluster to use.
         window: conditions under which a point counts as measured.
         auto: aims by which the sweep chooses further loads; None: the loads are all there are.
         capture: packets to record; None: none.
@@ -259,11 +264,24 @@ class SweepPlan:
     jobs: tuple[Job, ...] = ()
     offsets: tuple[str | tuple[float, ...], ...] = ()
 
+    def parts(self) -> list[SweepPlan]:
+        """Return a plan per topology, with its models; the keys of other topologies have their defaults."""
+        topologies = list(dict.fromkeys(model.topology for model in self.models))
+        if isinstance(self.topology, Cluster) or not any(topologies):
+            return [self]
+        found = []
+        for name in topologies:
+            foreign = {key: getattr(_PLAIN, key) for key, kind in TOPOLOGY_OF.items() if kind != name}
+            models = tuple(model for model in self.models if model.topology == name)
+            found.append(replace(self, models=models, topology=replace(self.topology, topology=name, **foreign)))
+        return found
+
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON data (docs/reference/run-directory.md)."""
         return asdict(self) | {"topology": self.topology.to_json()}
 
 
+_PLAIN = Testbed("B")
 _SINGLE, _REPEATED = {"sweep", "testbed", "cluster", "window", "burst", "capture"}, {"models", "hosts", "jobs"}
 
 
@@ -318,7 +336,13 @@ def load_plan(source: str | PathLike[str] | Mapping[str, Any]) -> SweepPlan:
     scale = sweep.number("scale", 1.0 if is_real else 100.0, 1, 100_000)
     collectives = read_collectives(sweep)
     given = [_model(one, scale, collectives) for one in file.each("models", needed=True)]
-    models = tuple(replace(model, collective=name) for model in given for name in collectives.names or ("",))
+    topologies = () if is_real else _topologies(file.one("testbed"))
+    models = tuple(
+        replace(model, collective=name, topology=topology)
+        for topology in (topologies if len(topologies) > 1 else ("",))
+        for model in given
+        for name in collectives.names or ("",)
+    )
     burst = _burst(file.one("burst"))
     traffic = _traffic(sweep)
     _check_models(file, models, traffic)
@@ -353,8 +377,10 @@ def load_plan(source: str | PathLike[str] | Mapping[str, Any]) -> SweepPlan:
         capture=_capture(sweep, file.one("capture"), loads),
         collectives=collectives,
     )
-    topology = "" if isinstance(plan.topology, Cluster) else plan.topology.topology
-    check_places(sweep, collectives.names, plan.topology.servers, topology)
+    for topology in topologies or ("",):
+        check_places(sweep, collectives.names, plan.topology.servers, topology)
+    if len(topologies) > 1 and plan.capture:
+        sweep.fail("capture", "goes with one topology: a plan of several does not say where packets pass")
     sweep.finish()
     real = plan.topology if isinstance(plan.topology, Cluster) else None
     _check_transports(file, plan)
@@ -457,7 +483,9 @@ def _check_models(file: PlanTables, models: Sequence[Model], traffic: Sequence[s
     known: dict[str, Model] = {}
     for model in models:
         # the same job, whose variables and words may select its transport
-        job = replace(model, transport="", collective="", environment={}, command=(), directory="", launch="ranks")
+        job = replace(
+            model, transport="", collective="", topology="", environment={}, command=(), directory="", launch="ranks"
+        )
         if model.label in [other.label for other in models if other is not model]:
             raise UsageError(
                 f"{file.name}: two models have the same name, {model.label}: give each a transport of its own, such as "
@@ -686,7 +714,7 @@ def _testbed(table: TomlTable) -> Testbed:
         cross_from=table.text("cross_from", ""),
         cross_to=table.text("cross_to", ""),
         servers=table.texts("servers", []),
-        topology=table.text("topology", "star"),
+        topology=_topologies(table)[0],
         per_leaf=table.integer("per_leaf", 2, 1, 1000),
         spines=table.integer("spines", 1, 1, 1000),
         oversubscription=table.number("oversubscription", 1.0, 1.0, 1000.0),
@@ -694,6 +722,10 @@ def _testbed(table: TomlTable) -> Testbed:
         **_links(table),
     )
     table.finish()
+    topologies = _topologies(table)
+    for key, kind in TOPOLOGY_OF.items():
+        if table.has(key) and kind not in topologies:
+            table.fail(key, f'is for topology = "{kind}"')
     if len(set(testbed.servers)) != len(testbed.servers):
         table.fail("servers", "names a host twice")
     roles = (testbed.hosts, testbed.workers, testbed.cross_from, testbed.cross_to)
@@ -718,6 +750,14 @@ def _testbed(table: TomlTable) -> Testbed:
     if testbed.cross_from == testbed.cross_to:
         table.fail("cross_to", "is the sender of the cross traffic itself")
     return testbed
+
+
+def _topologies(table: TomlTable) -> tuple[str, ...]:
+    """Return the topologies of a testbed, which are measured one after the other."""
+    given = table.texts("topology", ["star"]) if not table.is_text("topology") else (table.text("topology", "star"),)
+    if not given or len(set(given)) < len(given):
+        table.fail("topology", "must be a topology, or a list of different ones")
+    return given
 
 
 def _links(table: TomlTable) -> dict[str, Any]:

@@ -58,6 +58,8 @@ _COUNTER = {
 _SHARE = Number(0, 1e6)
 _SECONDS = Number(0, 1e9)
 _BATCH = Number(1, 2**53, whole=True)
+# what series of a model may differ in beside the cross traffic
+VARIANTS = ("transport", "collective", "topology")
 _PLAN: Shape = {
     "name?": str,
     "scale?": Number(1e-9, 1e9),
@@ -66,7 +68,7 @@ _PLAN: Shape = {
     "models?": [
         {
             **{"name": NAME, "title?": str, "parameters?": Number(1, 2**53, whole=True), "batch?": (_BATCH, None)},
-            **dict.fromkeys(("transport?", "collective?"), (NAME, Text("", "an empty text"))),
+            **dict.fromkeys((f"{name}?" for name in VARIANTS), (NAME, Text("", "an empty text"))),
         }
     ],
     "traffic?": [NAME],
@@ -122,7 +124,7 @@ POINT: Shape = {
     "series": NAME,
     "model": NAME,
     "traffic": NAME,
-    **dict.fromkeys(("transport?", "collective?"), (NAME, Text("", "an empty text"))),
+    **dict.fromkeys((f"{name}?" for name in VARIANTS), (NAME, Text("", "an empty text"))),
     "directory": PATH,
     "requested_bps": BPS,
     "window_start_ns": NS,

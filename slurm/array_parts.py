@@ -10,7 +10,7 @@ from ringtap.errors import UsageError
 from ringtap.json_validation import ShapeError, check
 from ringtap.plan import series_name
 from ringtap.rundir import RunDirectory, read_points
-from ringtap.schema import RUN_JSON
+from ringtap.schema import RUN_JSON, VARIANTS
 from ringtap.slurm.paths import SubmitPaths
 
 
@@ -52,7 +52,7 @@ def part_paths(run: RunDirectory) -> list[tuple[str, Path]]:
 
 def planned_series(plan: dict[str, Any]) -> list[str]:
     """Return the names of a plan's series, in the order in which they are measured."""
-    models = [[model.get(key) or "" for key in ("name", "transport", "collective")] for model in plan["models"]]
+    models = [[model.get(key) or "" for key in ("name", *VARIANTS)] for model in plan["models"]]
     return [series_name(name, kind, *rest) for name, *rest in models for kind in plan["traffic"]]
 
 

@@ -44,7 +44,7 @@ from ringtap.plan import COMMAND, REAL, SCALE_MODEL, Model, SweepPlan, load_plan
 from ringtap.plan_cluster import Cluster
 from ringtap.records import JsonLinesWriter, read_json_lines
 from ringtap.rundir import ACCESS, RunDirectory, new_name, read_points
-from ringtap.schema import POINTS_JSONL, REJECTED_JSONL, RUN_JSON, SHARED, SHARED_JSONL
+from ringtap.schema import POINTS_JSONL, REJECTED_JSONL, RUN_JSON, SHARED, SHARED_JSONL, VARIANTS
 from ringtap.terminal import shell_word
 from ringtap.trafficgen import iperf3
 from ringtap.transports import is_rdma
@@ -187,8 +187,8 @@ class Conductor:
             for kind in self._plan.traffic:
                 steps = [Step(index, load) for index, load in enumerate(self._plan.loads)]
                 if self._plan.random_order:
-                    seed = f"{self._plan.seed} {model.name} {kind} {model.transport} {model.collective}".rstrip()
-                    random.Random(seed).shuffle(steps)
+                    variants = " ".join(getattr(model, name) for name in VARIANTS)
+                    random.Random(f"{self._plan.seed} {model.name} {kind} {variants}".rstrip()).shuffle(steps)
                 series = PendingSeries(model, kind, steps)
                 left = [step for step in steps if (series.name, step.index) not in done]
                 if self._only not in ("", series.name):
@@ -240,11 +240,20 @@ class Conductor:
         else:
             total_s = sum(sweep_s(self._plan, series.name) for series in pending)
         self._reporter.begin(total_s)
+        for part in self._plan.parts():
+            if on_part := [series for series in pending if series.model in part.models]:
+                self._plan = part
+                self._run_series(on_part, expected_s)
+
+    def _run_series(self, pending: list[PendingSeries], expected_s: dict[tuple[str, float], float]) -> None:
+        """Measure series on one testbed or cluster."""
         context: AbstractContextManager[SweepSetup] = (
             nullcontext(self._setup) if self._setup else self._testbed(pending[0])
         )
         with context as setup, losses_named(setup.hosts):
             self._run.info["bottleneck"] = setup.network.bottleneck
+            if topology := pending[0].model.topology:
+                self._run.info.setdefault("bottlenecks", {})[topology] = setup.network.bottleneck
             if self._plan.capture:
                 for warning in check_capture(self._plan, setup.hosts, setup.network):
                     self._reporter.say(f"warning: {warning}")
@@ -254,7 +263,7 @@ class Conductor:
                 self._check_idle_links(setup)
             if max(self._plan.loads) > 0:
                 for kind in dict.fromkeys(series.kind for series in pending):
-                    self._precheck(setup, kind)
+                    self._precheck(setup, kind, pending[0].model.topology)
             for series in pending:
                 self._measure(setup, series, expected_s)
 
@@ -281,7 +290,9 @@ class Conductor:
             links = testbed.state.links
             self._run.info["lab"] = {"spec": spec.to_json(), "links": links}
             least, most = (pick(link["measured_bps"] for link in links) / 1e6 for pick in (min, max))
-            self._reporter.say(f"Testbed up: {counted(len(links), 'link direction')}: {least:.1f} to {most:.1f} Mbit/s")
+            of = f" of a {spec.topology}" if first and first.model.topology else ""
+            directions = counted(len(links), "link direction")
+            self._reporter.say(f"Testbed up: {directions}{of}: {least:.1f} to {most:.1f} Mbit/s")
             for warning in rate_warnings(links):
                 self._reporter.say(f"warning: {warning} (is this machine busy?)")
             with closing(TestbedHosts(spec)) as hosts:
@@ -291,7 +302,10 @@ class Conductor:
     def _at_bottleneck(self, setup: SweepSetup, testbed: RunningTestbed, first: PendingSeries) -> SweepSetup:
         """Return the setup with the busiest link as the bottleneck: that of run.json, or the one that is found now."""
         (hosts, network), spec, capacity_bps = setup, testbed.state.spec, self._plan.capacity_bps
-        known = list((self._run.info.get("bottleneck") or {}).get("total") or ())
+        measured = self._run.info.get("bottleneck") or {}
+        if topology := first.model.topology:
+            measured = (self._run.info.get("bottlenecks") or {}).get(topology) or {}
+        known = list(measured.get("total") or ())
         found = [link for link in spec.links if counter_of(link) in known]
         if not found:
             path = self._attempt("bottleneck")
@@ -331,18 +345,24 @@ class Conductor:
             )
         self._reporter.say(f"warning: others use the links: {text}")
 
-    def _precheck(self, setup: SweepSetup, kind: str) -> None:
+    def _precheck(self, setup: SweepSetup, kind: str, topology: str) -> None:
         """Check that a generator alone can load the bottleneck, and keep the result in run.json."""
         for _ in range(PRECHECK_TRIES):
             result = check_generator(self._plan, kind, setup.hosts, setup.network, self._attempt(f"precheck-{kind}"))
             if result["ok"] and (self._force or not result["others"]):
                 break
-        others = [item for item in self._run.info.get("precheck", []) if item["kind"] != kind]
+        result |= {"topology": topology} if topology else {}
+        others = [
+            item
+            for item in self._run.info.get("precheck", [])
+            if (item["kind"], item.get("topology") or "") != (kind, topology)
+        ]
         self._run.info["precheck"] = [*others, result]
         self._run.save()
         traffic = "; ".join(result["others"])
         beside = f", and beside it {traffic}" if traffic else ""
-        self._reporter.say(f"Generator alone, {kind}: {result['share_of_capacity']:.1%} of the bottleneck{beside}")
+        on = f" on {topology}" if topology else ""
+        self._reporter.say(f"Generator alone, {kind}{on}: {result['share_of_capacity']:.1%} of the bottleneck{beside}")
         if not result["ok"]:
             raise MeasurementError(
                 f"{kind} traffic alone reaches {result['share_of_capacity']:.1%} of the bottleneck, "
@@ -492,11 +512,14 @@ def _check_machine(plan: SweepPlan, force: bool, say: Callable[[str], None]) -> 
     Raises:
         UsageError: software is missing, the testbed is not valid, or it is too fast and ``force`` is not set.
     """
-    spec, roles = layout(plan)
-    if too_much := excess(spec, len({*roles.workers, *([roles.cross_from] if max(plan.loads) else [])})):
-        if not force:
-            raise UsageError(f"{too_much}: take a larger scale or fewer workers, or measure all the same with --force")
-        say(f"warning: {too_much}")
+    for part in plan.parts():
+        spec, roles = layout(part)
+        if too_much := excess(spec, len({*roles.workers, *([roles.cross_from] if max(plan.loads) else [])})):
+            if not force:
+                raise UsageError(
+                    f"{too_much}: take a larger scale or fewer workers, or measure all the same with --force"
+                )
+            say(f"warning: {too_much}")
     if needs_iperf3(plan):
         iperf3.find_iperf3()
     models = [*plan.models, *(job.model for job in plan.jobs)]
@@ -694,7 +717,7 @@ def _flat(item: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _label(entry: Mapping[str, Any]) -> str:
     """Return the text that identifies a model or a machine of a plan."""
-    return model_label(*(str(entry.get(key) or "") for key in ("name", "transport", "collective")))
+    return model_label(*(str(entry.get(key) or "") for key in ("name", *VARIANTS)))
 
 
 def _touches(key: str, before: Mapping[str, Any], now: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> bool:

@@ -31,11 +31,12 @@ _RECORD_BYTES = 16  # header of a packet in a file
 
 
 def layout(plan: SweepPlan) -> tuple[TestbedSpec, Roles]:
-    """Return the testbed and the roles of a plan.
+    """Return the testbed and the roles of a plan; the first testbed if it has several.
 
     Raises:
         UsageError: a name or size is not valid for a testbed.
     """
+    plan = plan.parts()[0]
     testbed = plan.topology
     assert not isinstance(testbed, Cluster)
     if testbed.configuration == "custom":
@@ -150,6 +151,8 @@ def estimate(plan: SweepPlan, only: str = "") -> list[dict[str, Any]]:
         each series includes the start of its job, the first point of the sweep also the set-up and the checks of the
         generators. If jobs share links, each point starts them. ``packets_bytes`` is for all nodes together.
     """
+    if len(parts := plan.parts()) > 1:  # each has a testbed of its own
+        return [point for part in parts for point in estimate(part, only)]
     window = plan.window
     points: list[dict[str, Any]] = []
     for step in sharing_steps(plan):

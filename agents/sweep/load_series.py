@@ -27,7 +27,7 @@ from ringtap.ethernet import frame_bytes
 from ringtap.plan import Model, SweepPlan, Testbed, Window
 from ringtap.plan_cluster import Cluster
 from ringtap.rundir import RunDirectory, open_log
-from ringtap.schema import ACKNOWLEDGED, AGENT_LOG, MAX_LATE_SHARE, NIC_REC
+from ringtap.schema import ACKNOWLEDGED, AGENT_LOG, MAX_LATE_SHARE, NIC_REC, VARIANTS
 from ringtap.units import counted
 
 _TAIL_BYTES = 65_536
@@ -379,8 +379,7 @@ class Series:
             "series": self._model.series(self._cross.kind),
             "model": self._model.name,
             "traffic": self._cross.kind,
-            "transport": self._model.transport,
-            "collective": self._model.collective,
+            **{name: getattr(self._model, name) for name in VARIANTS},
             "step": step.index,
             "requested_bps": round(requested_bps),
             "window_start_ns": start_ns,

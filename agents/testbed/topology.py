@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ringtap.errors import UsageError, did_you_mean
+from ringtap.plan import TOPOLOGY_OF
 from ringtap.units import format_rate
 from ringtap.workload import topologies
 
@@ -32,8 +33,6 @@ MAX_OVERSUBSCRIPTION = 100
 MAX_DELAY_S = 10.0
 MIN_RATE_BPS = 100_000
 FAT_TREE_HOSTS = tuple(ports**3 // 4 for ports in range(2, 9, 2))
-# topologies to which an option belongs
-_KIND_OF = {"per_leaf": "leaf-spine", "spines": "leaf-spine", "oversubscription": "leaf-spine", "sides": "torus"}
 _HOST = re.compile(r"h\d+")  # of a graph
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,9}")
 
@@ -139,7 +138,7 @@ class TestbedSpec:
             hint = did_you_mean(kind, topologies.KINDS)
             raise UsageError(f"topology {kind!r} is unknown: {hint}choose {', '.join(topologies.KINDS)}")
         for field in fields(self):
-            if (needed := _KIND_OF.get(field.name, kind)) != kind and getattr(self, field.name) != field.default:
+            if (needed := TOPOLOGY_OF.get(field.name, kind)) != kind and getattr(self, field.name) != field.default:
                 raise UsageError(f"{field.name} is for topology {needed!r}, and this one is {kind!r}")
         if kind == "leaf-spine":
             self._check_leaves()

@@ -43,7 +43,7 @@ def identity(load: Any) -> Any:
 
 
 def name_of(series: Series) -> str:
-    """Model, traffic kind, transport and collective as figures name them."""
+    """Model, traffic kind and variants as figures name them."""
     return ", ".join(part for part in (series.title, title_of(series.traffic), series.variant) if part)
 
 

@@ -107,12 +107,13 @@ def _narrow(interval: tuple[float, float] | None, value: float) -> bool:
 
 
 def _kinds(pairs: Sequence[Pair]) -> list[Finding]:
-    """The largest difference between two kinds at the heavy load, for traffic, transport and collective."""
+    """The largest difference between two kinds at the heavy load, for traffic, transport, collective and topology."""
     statements = []
     kinds = (
         ("traffic", "Of all kinds of traffic,", "under"),
         ("transport", "Of all transports,", "over"),
         ("collective", "Of the first collective and each other one,", "by"),
+        ("topology", "Of all topologies,", "on"),
     )
     for by, among, relation in kinds:
         heavy = [pair for pair in pairs if pair.by == by and pair.share == HEAVY_SHARE]

@@ -17,10 +17,10 @@ from ringtap.analysis.plots.style import title_of
 from ringtap.analysis.statistics.two_sample import MIN_VALUES, Comparison, compare, correct_together
 from ringtap.analysis.sweeps.points import Point
 from ringtap.analysis.sweeps.series_results import Series
-from ringtap.schema import MERGE_SHARE
+from ringtap.schema import MERGE_SHARE, VARIANTS
 
 LIGHT_SHARE, HEAVY_SHARE = 0.30, 0.80  # the loads that figures 3-5 and B-1 compare
-BY = ("traffic", "transport", "collective")  # what pairs of series differ in
+BY = ("traffic", *VARIANTS)  # what pairs of series differ in
 ORDER_SHARES = (0.60, HEAVY_SHARE)  # the loads at which kinds of traffic are put in order
 NEAR_SHARE = 0.08  # of capacity: largest distance of a measured load from them
 QUANTILES = (0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99)
@@ -195,8 +195,8 @@ class Pair:
     """Two series of a model at about the same load.
 
     Attributes:
-        title: the model, and the traffic kind, transport and collective that both have in common.
-        by: the difference: ``traffic``, ``transport`` or ``collective``.
+        title: the model, and the traffic kind and variants that both have in common.
+        by: the difference: a name of `BY`.
         share: target load, as a share of capacity.
         series: names of both series.
         bandwidth_gbps: measured loads of both.
@@ -287,7 +287,7 @@ class KindOrder:
     """Kinds of traffic in order of how much they slow a model at the same load.
 
     Attributes:
-        title: the model, and the transport and collective if they are known.
+        title: the model, and its variants if they are known.
         share: the load, as a share of capacity.
         kinds: the kinds, shortest mean first; those without a mean last.
         firm: for each pair of neighbours with a mean, True if their 95 % intervals do not overlap.

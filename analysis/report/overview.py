@@ -11,6 +11,7 @@ from ringtap.analysis.report.findings import name_in_text
 from ringtap.analysis.report.loads import HEAVY_SHARE, slowdown
 from ringtap.analysis.sweeps.series_results import Series
 from ringtap.plan import model_label
+from ringtap.schema import VARIANTS
 from ringtap.units import counted
 
 MIDDLE_SHARE = 0.50
@@ -31,8 +32,7 @@ def overview(series: Sequence[Series]) -> list[Row]:
 def _row(series: Series) -> Row:
     row: Row = {"series": series.name, "name": name_in_text(series), "title": series.title, "traffic": series.traffic}
     row |= {
-        "transport": series.transport,
-        "collective": series.collective,
+        **{name: getattr(series, name) for name in VARIANTS},
         "points": len(series.used),
         "no_load_s": series.no_load_s,
     }
@@ -109,7 +109,7 @@ def sentence(rows: Sequence[Row], is_running: bool = False) -> str:
 
 def _one_slowdown(row: Row) -> str:
     heavy, iterations = row["slowdowns"][-1], f"iterations of {row['title']}"
-    over = model_label("", row["transport"], row["collective"])
+    over = model_label("", *(row[name] for name in VARIANTS))
     kind = f"cross traffic ({title_of(row['traffic'])})"
     if heavy["slowdown"] is None:
         about = f"{heavy['share'] * 100:.0f} % load"

@@ -22,6 +22,7 @@ from ringtap.analysis.traffic.delivered import COUNT, WIDTH, Passed, Rates, inst
 from ringtap.analysis.traffic.log import read_sent
 from ringtap.analysis.traffic.plots import draw_rates, draw_trace
 from ringtap.flow_table import read_plan
+from ringtap.schema import VARIANTS
 from ringtap.units import format_duration, format_size
 
 _COLOURS = {ONLY: BLUE, SHARED: VERMILION, CROSSING: FAINT}
@@ -34,7 +35,7 @@ _NEAR_LOAD = 0.05  # largest distance of a published load from the point's, as a
 
 def _model(captured: CapturedPoint) -> str:
     return plain(
-        ", ".join(part for part in (captured.title, captured.point.transport, captured.point.collective) if part)
+        ", ".join(part for part in (captured.title, *(getattr(captured.point, name) for name in VARIANTS)) if part)
     )
 
 

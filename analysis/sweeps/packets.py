@@ -23,7 +23,7 @@ from ringtap.analysis.structure.flow_roles import CROSSING, ONLY, SHARED, moving
 from ringtap.analysis.sweeps.points import Point, ordered_windows
 from ringtap.errors import UsageError
 from ringtap.ethernet import HEADER_BYTES
-from ringtap.schema import CAPTURED_JSON, CAPTURED_SOCKETS, NIC_REC, PACKETS
+from ringtap.schema import CAPTURED_JSON, CAPTURED_SOCKETS, NIC_REC, PACKETS, VARIANTS
 
 Integers = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
@@ -212,7 +212,7 @@ class CapturedPoint:
             return None if bps is None else bps * self.scale / 1e9
 
         item: dict[str, Any] = {"series": point.series, "model": point.model, "traffic": point.traffic}
-        item |= {"transport": point.transport, "collective": point.collective}
+        item |= {name: getattr(point, name) for name in VARIANTS}
         item |= {"load": self.load, "requested_gbps": point.requested_gbps}
         item |= {"iterations": max(len(self.edges_ns) - 1, 0), "mean_s": self.mean_s, "window_mean_s": point.mean_s}
         item |= {"dropped_packets": self.dropped, "why": self.why, "samples": self.samples}

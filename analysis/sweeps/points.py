@@ -33,11 +33,12 @@ class Point:
     """One point of a series. Rates ending in ``_bps`` are those of the testbed, ``_gbps`` full-size ones.
 
     Attributes:
-        series: ``<model>-<traffic kind>``, and ``-<transport>`` and ``-<collective>`` if they are known.
+        series: ``<model>-<traffic kind>``, and the transport, collective and topology if they are known.
         model: name of the model in the plan.
         traffic: traffic kind.
         transport: transport of the training traffic; empty if it was not recorded.
         collective: collective that exchanged the gradients; empty: that of the job's own backend.
+        topology: topology of the testbed; empty: the sweep has one only.
         directory: run directory of its job; empty for a point of a table.
         requested_bps: load requested from the generator; None for a point of a table.
         requested_gbps: the same, full size.
@@ -83,6 +84,7 @@ class Point:
     traffic: str
     transport: str
     collective: str
+    topology: str
     directory: str
     requested_bps: float | None
     requested_gbps: float | None
@@ -276,6 +278,7 @@ def _point(sweep: SweepRun, window: dict[str, Any], logs: dict[tuple[str, str], 
         traffic=window["traffic"],
         transport=window.get("transport") or "",
         collective=window.get("collective") or "",
+        topology=window.get("topology") or "",
         directory=window["directory"],
         requested_bps=requested,
         requested_gbps=requested * full,

@@ -22,7 +22,7 @@ from ringtap.analysis.sweeps.mean_errors import mean_errors
 from ringtap.analysis.sweeps.points import Point
 from ringtap.errors import UsageError
 from ringtap.plan import model_label
-from ringtap.schema import MERGE_SHARE, POINTS_JSONL, SIMULATED
+from ringtap.schema import MERGE_SHARE, POINTS_JSONL, SIMULATED, VARIANTS
 from ringtap.units import counted
 
 # Table 3.8 leaves out "very heavy" points; those of its series are at 24.7 of 25 Gbit/s
@@ -56,12 +56,13 @@ class Series:
     """A model under one kind of cross traffic.
 
     Attributes:
-        name: ``<model>-<traffic kind>``, and ``-<transport>`` and ``-<collective>`` if they are known.
+        name: ``<model>-<traffic kind>``, and the transport, collective and topology if they are known.
         model: name of the model in the plan.
         title: name of the model in reports.
         traffic: traffic kind.
         transport: transport of the training traffic; empty if it was not recorded.
         collective: collective that exchanged the gradients; empty: that of the job's own backend.
+        topology: topology of the testbed; empty: the sweep has one only.
         capacity_gbps: full-size capacity C of the bottleneck.
         points: its points, by load.
         used: the points with both a load and a time, by measured load; fits and congestion points use them.
@@ -90,6 +91,7 @@ class Series:
     traffic: str
     transport: str
     collective: str
+    topology: str
     capacity_gbps: float
     points: tuple[Point, ...]
     used: tuple[Point, ...]
@@ -119,20 +121,18 @@ class Series:
 
     @property
     def variant(self) -> str:
-        """Transport and collective: ``tcp``, ``ring`` or ``tcp, ring``; empty if neither is known."""
-        return ", ".join(part for part in (self.transport, self.collective) if part)
+        """Transport, collective and topology: ``tcp``, ``ring`` or ``tcp, ring``; empty if none is known."""
+        return ", ".join(part for part in (getattr(self, name) for name in VARIANTS) if part)
 
     @property
     def over(self) -> str:
         """The variant within a sentence, after a blank: over tcp by ring."""
-        return model_label("", self.transport, self.collective)
+        return model_label("", *(getattr(self, name) for name in VARIANTS))
 
     @property
     def labels(self) -> dict[str, str]:
         """The columns of tables that identify it."""
-        return {"model": self.title, "traffic": self.traffic} | {
-            name: getattr(self, name) for name in ("transport", "collective")
-        }
+        return {"model": self.title, "traffic": self.traffic} | {name: getattr(self, name) for name in VARIANTS}
 
     @property
     def is_simulated(self) -> bool:
@@ -157,7 +157,7 @@ class Series:
     def to_json(self) -> dict[str, Any]:
         """Return all numbers of the series as plain values."""
         item: dict[str, Any] = {"series": self.name, "model": self.model, "title": self.title, "traffic": self.traffic}
-        item |= {"transport": self.transport, "collective": self.collective}
+        item |= {name: getattr(self, name) for name in VARIANTS}
         item["points"] = [point.to_json() for point in self.points]
         item["demand_mb"] = self.demand.worker_bytes / 1e6
         item |= {"workers": self.demand.workers, "parameters": self.demand.parameters}
@@ -212,9 +212,9 @@ def analyse(sweep: SweepRun, points: Sequence[Point], max_load: float | str | No
     found = []
     for name in sweep.series:
         of_series = [point for point in points if point.series == name]
-        label = model_label(of_series[0].model, of_series[0].transport, of_series[0].collective)
+        label = model_label(of_series[0].model, *(getattr(of_series[0], name) for name in VARIANTS))
         models = {
-            model_label(item["name"], item.get("transport") or "", item.get("collective") or ""): item
+            model_label(item["name"], *(item.get(name) or "" for name in VARIANTS)): item
             for item in sweep.plan["models"]
         }
         model = models.get(label)
@@ -289,6 +289,7 @@ def series_of(points: Sequence[Point], subject: Subject, max_load: float | str |
         traffic=first.traffic,
         transport=first.transport,
         collective=first.collective,
+        topology=first.topology,
         capacity_gbps=capacity,
         points=tuple(points),
         used=tuple(points[number] for _, _, number in used),

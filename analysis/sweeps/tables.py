@@ -14,6 +14,7 @@ from ringtap.analysis.sweeps.points import Point, times_of
 from ringtap.analysis.sweeps.series_results import Series, Subject, series_of
 from ringtap.errors import UsageError
 from ringtap.models import PROFILES
+from ringtap.schema import VARIANTS
 
 COLUMNS = ("bandwidth_gbps", "iteration_s")
 DEVIATION, COUNT = "std_s", "count"
@@ -162,7 +163,7 @@ def read_rows(path: Path, needed: tuple[str, ...]) -> tuple[list[str], list[Poin
 
 NEEDED = ("model", "traffic", "bandwidth_gbps", "iteration_s")
 OF_A_POINT = ("count", "std_s", "p99_s")
-OPTIONAL = ("transport", "collective", "parameters", "workers", "batch")
+OPTIONAL = (*VARIANTS, "parameters", "workers", "batch")
 _KNOWN_TRAFFIC = ("iperf", "consistent", "burst")
 
 
@@ -186,7 +187,7 @@ class SweepTable:
 @dataclass(frozen=True)
 class _Row:
     line: int
-    key: tuple[str, str, str, str]
+    key: tuple[str, ...]
     title: str
     load_gbps: float
     seconds: float
@@ -216,7 +217,7 @@ def read_table(
     if not lines:
         raise UsageError(f"{path} has no rows below its header")
     rows = [_row(line, capacity_gbps) for line in lines]
-    groups: dict[tuple[str, str, str, str], list[_Row]] = {}
+    groups: dict[tuple[str, ...], list[_Row]] = {}
     for row in rows:
         groups.setdefault(row.key, []).append(row)
     per_point = any(name in header for name in OF_A_POINT)
@@ -235,7 +236,7 @@ def _row(row: PointRow, capacity_gbps: float) -> _Row:
     traffic = row.text("traffic").lower() if row.text("traffic").lower() in _KNOWN_TRAFFIC else row.text("traffic")
     return _Row(
         line=row.line,
-        key=(model, traffic, row.text("transport"), row.text("collective")),
+        key=(model, traffic, *map(row.text, VARIANTS)),
         title=title,
         load_gbps=row.load_gbps(capacity_gbps),
         seconds=row.time_s(),
@@ -306,13 +307,14 @@ def _by_load(rows: list[_Row]) -> list[Point]:
 
 def _point(row: _Row) -> Point:
     """Return a point with only the numbers of a row."""
-    model, traffic, transport, collective = row.key
+    model, traffic, transport, collective, topology = row.key
     return Point(
         series="-".join(part for part in row.key if part),
         model=model,
         traffic=traffic,
         transport=transport,
         collective=collective,
+        topology=topology,
         directory="",
         requested_bps=None,
         requested_gbps=None,

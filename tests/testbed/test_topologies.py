@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import ringtap
 from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.errors import UsageError
@@ -160,7 +161,7 @@ scale = 250
 loads = [0.6]
 traffic = ["consistent"]
 [testbed]
-topology = "leaf-spine"
+topology = ["leaf-spine", "star"]
 oversubscription = 4
 configuration = "custom"
 hosts = ["S0", "S1", "S2", "S3"]
@@ -180,16 +181,25 @@ command = ["{{python}}", "-c", {json.dumps(JOB)}]
 """
 
 
-def test_the_bottleneck_of_a_sweep_is_the_oversubscribed_uplink(tmp_path: Path) -> None:
+def test_a_sweep_of_two_topologies_finds_the_oversubscribed_uplink(tmp_path: Path) -> None:
     """S3 sends to S0 and S2 to S1: both pass from leaf1 to leaf0, over links with half the rate of the hosts'."""
     (tmp_path / "plan.toml").write_text(PLAN)
     done = run("sweep", tmp_path / "plan.toml", "-o", tmp_path / "out", "--force")
     assert done.returncode == 0, done.stderr
     assert status(tmp_path / "out") == ("complete", "")
     info = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert info["bottleneck"]["cross"] == [{"node": "S1", "nic": "cross0", "direction": "rx"}]
-    assert info["bottleneck"]["total"] == [{"node": "leaf1", "nic": "to-spine0", "direction": "tx"}]
-    assert info["bottleneck"]["carries_all"]
-    (point,) = read_points(tmp_path / "out" / "points.jsonl")[0]
-    nodes = {path.name for path in (tmp_path / "out" / point["directory"] / "nodes").iterdir()}
+    leaves, star = info["bottlenecks"]["leaf-spine"], info["bottlenecks"]["star"]
+    assert leaves["cross"] == star["cross"] == [{"node": "S1", "nic": "cross0", "direction": "rx"}]
+    assert leaves["total"] == [{"node": "leaf1", "nic": "to-spine0", "direction": "tx"}]
+    assert star["total"] == [{"node": "switch", "nic": "to-S1", "direction": "tx"}]
+    assert leaves["carries_all"]
+    points = read_points(tmp_path / "out" / "points.jsonl")[0]
+    assert [(point["series"], point["topology"]) for point in points] == [
+        ("gather-consistent-leaf-spine", "leaf-spine"), ("gather-consistent-star", "star"),
+    ]  # fmt: skip
+    nodes = {path.name for path in (tmp_path / "out" / points[0]["directory"] / "nodes").iterdir()}
     assert nodes == {"S0", "S1", "S2", "S3", "leaf1"}
+    first, second = ringtap.open_sweep(tmp_path / "out").points.to_dict("records")
+    assert (first["topology"], second["topology"]) == ("leaf-spine", "star")
+    # job and cross traffic share the uplink, and nothing in the star
+    assert first["mean_s"] > 1.2 * second["mean_s"]

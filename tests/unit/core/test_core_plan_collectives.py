@@ -6,7 +6,7 @@ import pytest
 
 from ringtap.agents.hosts import LocalHosts
 from ringtap.agents.sweep.conductor import plan_changes
-from ringtap.agents.sweep.estimate import layout, resolved, series_names
+from ringtap.agents.sweep.estimate import estimate, layout, resolved, series_names
 from ringtap.agents.sweep.job_launch import check_collectives, processes
 from ringtap.agents.sweep.roles import testbed_roles as roles_of
 from ringtap.errors import UsageError
@@ -31,6 +31,40 @@ def test_all_collectives_make_a_matrix_of_series() -> None:
     assert layout(plan)[0].hosts == ("S0", "S1", "S2", "S3", "S4", "S5")
     check_collectives(plan)
     assert plan_of([], []).models[0].label == "vgg16"
+
+
+def test_several_topologies_make_a_matrix_with_collectives() -> None:
+    testbed = {
+        "topology": ["star", "leaf-spine"], "oversubscription": 2, "configuration": "custom", "servers": ["S3"],
+        "hosts": ["S0", "S1", "S2", "S3"], "workers": ["S0", "S2"], "cross_from": "S1", "cross_to": "S0",
+    }  # fmt: skip
+    plan = plan_of(["ring", "in-network"], models=[{"name": "vgg16"}, {"name": "resnet50"}], testbed=testbed)
+    names = series_names(plan)
+    assert len(names) == len(set(names)) == 2 * 2 * 2
+    assert names[0] == "vgg16-iperf-ring-star"
+    assert planned_series(resolved(plan)) == names
+    assert plan.models[0].label == "vgg16 by ring on star"
+    star, leaves = plan.parts()
+    assert [layout(part)[0].topology for part in (star, leaves, plan)] == ["star", "leaf-spine", "star"]
+    assert (layout(star)[0].oversubscription, layout(leaves)[0].oversubscription) == (1.0, 2.0)
+    assert [point["series"] for point in estimate(plan)] == [name for name in names for _ in plan.loads]
+    network = roles_of(*layout(leaves), "")
+    assert (network.aggregator, network.interface["spine0"]) == ("spine0", "to-leaf0")
+    assert plan_of([], [], testbed={"topology": ["star"]}).models[0].label == "vgg16"
+
+
+@pytest.mark.parametrize(
+    ("testbed", "said"),
+    [
+        ({"topology": ["star", "star"]}, "must be a topology, or a list of different ones"),
+        ({"topology": []}, "must be a topology, or a list of different ones"),
+        ({"topology": ["star", "ring"], "per_leaf": 3}, 'per_leaf is for topology = "leaf-spine"'),
+        ({"topology": ["star", "ring"]}, "'in-network' needs a switch that adds gradients"),
+    ],
+)
+def test_topologies_that_a_plan_cannot_have(testbed: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        plan_of("in-network", testbed=testbed)
 
 
 def test_jobs_get_the_words_and_servers_run_where_the_plan_says() -> None:

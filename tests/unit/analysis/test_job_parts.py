@@ -170,7 +170,7 @@ def test_horovods_timeline_is_split_at_the_optimizers_step(tmp_path):
 def test_a_union_of_spans_covers_what_they_cover(spans):
     begin = np.array([one[0] for one in spans], np.int64)
     end = begin + np.array([one[1] for one in spans], np.int64)
-    first, last = iterations._union(begin, end)
+    first, last = iterations.merged_spans(begin, end)
     covered = {t for b, e in zip(begin.tolist(), end.tolist(), strict=True) for t in range(b, e)}
     assert (last - first).sum() == len(covered)
     assert (first[1:] > last[:-1]).all()
@@ -310,7 +310,7 @@ def test_real_timelines_are_joined(tmp_path, name):
     node.finish()
     job = open_job(tmp_path / "job")
     assert job.work.source == "horovod"
-    begin, end = iterations._union(timeline["start_ns"].to_numpy(np.int64), timeline["end_ns"].to_numpy(np.int64))
+    begin, end = iterations.merged_spans(timeline["start_ns"].to_numpy(np.int64), timeline["end_ns"].to_numpy(np.int64))
     assert job.iterations["communication_s"].sum() == pytest.approx((end - begin).sum() / 1e9, rel=1e-6)
     data = summarize(job)
     assert data["phases"]["compute_s"] is None

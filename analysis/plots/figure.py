@@ -128,6 +128,9 @@ def sheet(
     columns = min(columns, count)
     rows = math.ceil(count / columns)
     gap = bool(labels) and count < rows * columns  # room for the legend in the last row
+    longest = max((len(str(artist.get_label())) for artist in labels), default=0)
+    if label_columns * (0.7 + 0.075 * longest) > columns * (size[0] + left + _RIGHT):
+        label_columns = 1
     lines = 0 if gap else math.ceil(len(labels) / label_columns)
     wide, high = size[0] + left + _RIGHT, size[1] + _TOP + above + _BOTTOM
     foot = lines * _LEGEND_LINE + (0.1 if lines else 0.0)
@@ -158,7 +161,6 @@ def sheet(
             top = _POINTS * (rows - 0.5) * high - tall / 2
             boxes.append((_POINTS * (count % columns) * wide, top, _POINTS * (columns - count % columns) * wide, tall))
         else:
-            longest = max(len(str(artist.get_label())) for artist in labels)
             legend_width = min(width, min(label_columns, len(labels)) * (0.7 + 0.075 * longest))
             boxes.append(
                 (_POINTS * (width - legend_width) / 2, _POINTS * rows * high, _POINTS * legend_width, _POINTS * foot)

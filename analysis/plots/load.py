@@ -27,6 +27,7 @@ from ringtap.analysis.plots.sweep_axes import (
     time_range,
     tooltip,
 )
+from ringtap.analysis.plots.variants import has_many_variants
 from ringtap.analysis.sweeps.series_results import Series
 
 _MAX_IN_ONE_PANEL = 4
@@ -127,6 +128,7 @@ def traffic_kinds(series: Sequence[Series], setting: Setting) -> Drawn | None:
 def transport_times(series: Sequence[Series], setting: Setting) -> Drawn | None:
     """Draw the transports and collectives of each model side by side, with fits and their R² (figures 3-6 and B-3)."""
     groups = _groups(series, lambda one: (one.model, one.traffic))
+    groups = [group for group in groups if not has_many_variants(group)]
     drawn = [one for group in groups for one in group]
     look = transport_looks([one.key for one in drawn])
     shown = {one.over.strip(): look[one.key] for one in drawn}

@@ -15,6 +15,7 @@ from ringtap.analysis.plots.axes import plain_ticks
 from ringtap.analysis.plots.figure import Drawn, Sheet, label, line_handle, sheet
 from ringtap.analysis.plots.style import FAINT, INK, Look, look_of_transport, looks, title_of, transport_looks
 from ringtap.analysis.plots.sweep_axes import Setting, name_of, tooltip
+from ringtap.analysis.plots.variants import has_many_variants
 from ringtap.analysis.report.loads import HEAVY_SHARE, LIGHT_SHARE, Tails, nearest_point
 from ringtap.analysis.sweeps.points import Point
 from ringtap.analysis.sweeps.series_results import Series
@@ -46,7 +47,7 @@ def transports(series: Sequence[Series], setting: Setting) -> Drawn | None:
     )
     keys = dict.fromkeys((one.model, one.traffic) for one in series)
     rows = [[one for one in series if (one.model, one.traffic) == key] for key in keys]
-    rows = [row for row in rows if len({one.variant for one in row}) > 1]
+    rows = [row for row in rows if len({one.variant for one in row}) > 1 and not has_many_variants(row)]
     if not rows:
         return None
     look = transport_looks([one.key for row in rows for one in row])

@@ -26,6 +26,7 @@ from ringtap.analysis.plots.load import (
 from ringtap.analysis.plots.style import plain, title_of
 from ringtap.analysis.plots.sweep_axes import Setting
 from ringtap.analysis.plots.tails import distributions, spread_and_growth, transports
+from ringtap.analysis.plots.variants import variant_times
 from ringtap.analysis.report import packets
 from ringtap.analysis.report.findings import findings, paragraph
 from ringtap.analysis.report.inputs import ReportInputs
@@ -48,6 +49,7 @@ FIGURES: dict[str, Maker] = {
     "iteration-times": lambda series, _, setting: iteration_times(series, setting),
     "rescaled": lambda series, _, setting: rescaled_times(series, setting),
     "traffic-kinds": lambda series, _, setting: traffic_kinds(series, setting),
+    "variant-times": lambda series, _, setting: variant_times(series, setting),
     "transport-times": lambda series, _, setting: transport_times(series, setting),
     "throughput": lambda series, _, setting: throughput(series, setting),
     "distributions": lambda series, _, setting: distributions(series, setting),

@@ -154,6 +154,36 @@ def test_text_of_the_machines_stays_text(tmp_path):
         assert any("<script>alert(1)</script>" in text for text in drawing.getroot().itertext())
 
 
+def test_many_collectives_and_topologies_have_a_row_each(tmp_path: Path) -> None:
+    table, folder = tmp_path / "runs.csv", tmp_path / "out"
+    names = ["ring", "tree", "double-tree", "in-network"]
+    rows = [
+        f"vgg16,consistent,{name},{topology},{load},{0.2 + 0.01 * number + 0.001 * load},4\n"
+        for number, name in enumerate(names) for topology in ("star", "leaf-spine") for load in (0, 10)
+    ]  # fmt: skip
+    table.write_text("model,traffic,collective,topology,bandwidth_gbps,iteration_s,workers\n" + "".join(rows))
+    assert main(["report", str(table), "-o", str(folder)]) == 0
+    data = json.loads((folder / "report.json").read_text())
+    assert [one["series"] for one in data["series"]][:2] == [
+        "vgg16-consistent-ring-star",
+        "vgg16-consistent-ring-leaf-spine",
+    ]
+    assert {one["topology"] for one in data["series"]} == {"star", "leaf-spine"}
+    figures = {path.stem for path in (folder / "figures").glob("*.png")}
+    assert "variant-times" in figures
+    assert not figures & {"transport-times", "transports"}
+    drawn = (folder / "figures" / "variant-times.svg").read_text()
+    places = [drawn.index(f">{name}<") for name in reversed(names)]
+    assert places == sorted(places)  # ticks are written from below, and the fastest one is on top
+    # two give lines side by side, as before
+    table.write_text("model,traffic,collective,bandwidth_gbps,iteration_s,workers\nvgg16,iperf,ring,0,0.2,4\n"
+                     "vgg16,iperf,ring,9,0.3,4\nvgg16,iperf,tree,0,0.2,4\nvgg16,iperf,tree,9,0.4,4\n")  # fmt: skip
+    assert main(["report", str(table), "-o", str(folder), "--force"]) == 0
+    figures = {path.stem for path in (folder / "figures").glob("*.png")}
+    assert "transport-times" in figures
+    assert "variant-times" not in figures
+
+
 def test_a_table_makes_the_same_report(tmp_path, reported, capsys):
     rows = [f"{one.title},{one.traffic},{point.cross_gbps!r},{seconds!r},64\n" for one in series_of(reported[0])
             for point in one.points for seconds in point.iteration_s.tolist()]  # fmt: skip

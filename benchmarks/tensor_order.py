@@ -1,6 +1,6 @@
 """Iteration times with gradients sent in other orders, really run, against those of `ringtap whatif`.
 
-python benchmarks/tensor_order.py [--models NAME,...] [--slower N] [--iterations N] [-o FILE]
+python benchmarks/tensor_order.py [--models NAME,...] [--rate MBIT] [--slower N] [--iterations N] [-o FILE]
 
 Two ranks of the scale model run on a virtual testbed of two hosts, by each method in turn, three times. The time of a
 message beside its bytes is measured first, with tensors of one element, and goes into the prediction. With --slower N,
@@ -25,7 +25,7 @@ from ringtap.examples.scale_model import FORWARD_SHARE, model_layers
 from ringtap.models import GRADIENT_BYTES, profile_named
 from ringtap.workload.tensor_order import LayerTensor, Network, ScheduledIteration, bound_s, schedules
 
-SCALE, RATE_BPS = 100, 250e6
+SCALE = 100
 # TCP payload of the bytes that the links' limit counts: frames of 1,514 bytes without preamble and checksum
 PAYLOAD_SHARE = 1448 / 1514
 MODELS, ROUNDS = ("resnet50", "vgg16", "bert-large"), 3
@@ -66,14 +66,16 @@ def main() -> int:
     """Print a table and, last, one JSON object."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", default=",".join(MODELS), help="models, with commas between")
+    parser.add_argument("--rate", type=float, default=100, metavar="MBIT", help="rate of the link, in Mbit/s (100)")
     parser.add_argument("--slower", type=float, default=1, metavar="N", help="factor of every time")
     parser.add_argument("--iterations", type=int, default=40, metavar="N", help="iterations of a job")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write the JSON object to a file")
     options = parser.parse_args()
     rows = []
-    with ringtap.testbed(2, RATE_BPS / options.slower) as testbed:
+    rate_bps = 1e6 * options.rate / options.slower
+    with ringtap.testbed(2, rate_bps) as testbed:
         each_s = statistics.median(latency_s(testbed, "fifo") for _ in range(ROUNDS))
-        network = Network(RATE_BPS / options.slower * PAYLOAD_SHARE, 1.0, each_s)  # two ranks send a gradient once
+        network = Network(rate_bps * PAYLOAD_SHARE, 1.0, each_s)  # two ranks send a gradient once
         print(f"A message takes {1e3 * each_s:.2f} ms beside its bytes\n")
         print("| model | method | measured, ms | predicted, ms | error | gain, measured | gain, predicted |")
         print("|---" * 7 + "|")
@@ -101,7 +103,7 @@ def main() -> int:
                 print(
                     "", *cells, f"{row['predicted_s'] / row['measured_s'] - 1:+.1%}", *gains, "", sep=" | ", flush=True
                 )
-    text = json.dumps({"latency_s": each_s, "slower": options.slower, "rows": rows})
+    text = json.dumps({"latency_s": each_s, "rate_bps": rate_bps, "slower": options.slower, "rows": rows})
     if options.output:
         options.output.write_text(text)
     print(text)

@@ -85,7 +85,7 @@ def ring(hosts: int) -> Form:
 def two_way_ring(hosts: int) -> Form:
     """Return a ring all-reduce of half of the gradients in each direction."""
     one = ring(hosts).matrix / 2
-    return Form(TWO_WAY_RING, one + one.T, "each host sends (N-1)/N of the gradients to each of two neighbors")
+    return Form(TWO_WAY_RING, one + one.T, "each host sends (N-1)/N of the gradients to each of two neighbours")
 
 
 def all_to_all(hosts: int) -> Form:

@@ -223,8 +223,6 @@ def train_scheduled(model: Any, scheduler: Any, iterations: int) -> float:
         scheduler: a `ringtap.workload.tensor_scheduler.TensorScheduler` of its layers.
         iterations: iterations to run; 0: until the process is ended.
     """
-    # marks the end of an iteration, as in any job; its gradients have been taken by the scheduler
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def update(layer: int) -> None:
         """Wait for a layer's gradient, and apply it."""
@@ -237,13 +235,10 @@ def train_scheduled(model: Any, scheduler: Any, iterations: int) -> float:
 
     for number, layer in enumerate(model):
         layer.register_forward_pre_hook(lambda _, __, number=number: update(number))
-    activation = torch.ones(1, requires_grad=True)
     start_s = time.monotonic()
-    done = 0
-    while iterations == 0 or done < iterations:
-        model(activation).sum().backward()
-        optimizer.step()
-        done += 1
+    train(
+        model, iterations
+    )  # its optimizer marks the iterations, and finds no gradients, which the scheduler has taken
     for number in range(len(model)):
         update(number)
     scheduler.finish()

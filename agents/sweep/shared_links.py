@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ringtap.agents.hook.ringtap_hook.grid import VARIABLE
 from ringtap.agents.hosts import HostProcess, Hosts
 from ringtap.agents.sweep.cluster_hosts import check_alive, check_lost
 from ringtap.agents.sweep.cross_traffic import free_port
@@ -33,7 +34,6 @@ from ringtap.units import counted, format_duration
 if TYPE_CHECKING:
     from ringtap.workload.interleaving import Link, PeriodicJob
 
-GRID_VARIABLE = "RINGTAP_ITERATION_GRID"
 # of the predicted period, so that iterations that last a little longer are not late for ever
 GRID_MARGIN = 0.03
 _MASTER_PORTS = 2
@@ -215,7 +215,7 @@ class SharedLinks:
                 grid = {}
                 if grids is not None:
                     begin_ns, period_ns = (round(each[number] * 1e9) for each in (grids.shifts_s, grids.periods_s))
-                    grid = {GRID_VARIABLE: f"{start_ns + begin_ns},{period_ns}"}
+                    grid = {VARIABLE: f"{start_ns + begin_ns},{period_ns}"}
                 self._start_job(one, grid)
             self._wait_for_warm_up(running)
             window = self._undisturbed(label, running)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,8 @@ from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.text import Table, answer, missing, parts_table, sections
 from ringtap.analysis.plots.job import NAMES, draw_job
 from ringtap.analysis.plots.style import plain
-from ringtap.analysis.report.page import Written, publish, render
+from ringtap.analysis.report.page import Written, write_folder
 from ringtap.analysis.runs.apportioning import plain as plain_value
-from ringtap.errors import UsageError
 from ringtap.json_validation import whole
 from ringtap.terminal import one_line
 
@@ -54,19 +51,7 @@ def write_job_report(job: Job, summary: dict[str, Any], folder: Path | None = No
         "missing": missing(summary),
         "job_name": whole(job.path.name),
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as name:
-            new = Path(name)
-            (new / "figures").mkdir()
-            drawn = draw_job(job, new / "figures")
-            job.iterations.to_csv(new / _TABLE, index=False)
-            (new / "report.json").write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-            page = render("job.html.j2", data, drawn, new, _TABLE)
-            (new / "report.html").write_text(page, encoding="utf-8", errors="replace")
-            paths = publish(new, folder, _TABLE, NAMES)
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
+    paths = write_folder(folder, "job.html.j2", data, lambda path: draw_job(job, path), job.iterations, _TABLE, NAMES)
     text = "\n".join(map(plain, [*data["headline"], *_lines(data, ""), *_lines(data, "Time")]))
     return Written(text, paths, folder / "report.json")
 

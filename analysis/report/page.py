@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import base64
 import html
+import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import pandas as pd
 
 from ringtap.analysis.plots.figure import Drawn
 from ringtap.analysis.plots.style import FAINT, INK, title_of
+from ringtap.errors import UsageError
 from ringtap.units import format_rate, format_size
 
 # colour in a figure -> CSS variable of the page, which has other values in dark mode
@@ -164,7 +168,48 @@ def render(template: str, data: Mapping[str, Any], drawn: Sequence[Drawn], folde
     return environment.get_template(template).render(data=data, images=images, downloads=downloads)
 
 
-def publish(new: Path, folder: Path, table: str, figures: Sequence[str]) -> list[Path]:
+def write_folder(
+    folder: Path,
+    template: str,
+    data: Mapping[str, Any],
+    draw: Callable[[Path], Sequence[Drawn]],
+    numbers: pd.DataFrame,
+    table: str,
+    figures: Sequence[str],
+) -> list[Path]:
+    """Write a page with its numbers and figures into a folder; an older report there is replaced file by file.
+
+    Args:
+        folder: target folder, created if missing.
+        template: name of the page's template.
+        data: numbers of the page, also those of report.json.
+        draw: writes the figures into a folder.
+        numbers: the table.
+        table: its file name.
+        figures: names of all figures that a report of this kind may have, in order.
+
+    Returns:
+        The files, as in `Written`.
+
+    Raises:
+        UsageError: the folder cannot be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as name:
+            new = Path(name)
+            (new / "figures").mkdir()
+            drawn = draw(new / "figures")
+            numbers.to_csv(new / table, index=False)
+            (new / "report.json").write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+            page = render(template, data, drawn, new, table)
+            (new / "report.html").write_text(page, encoding="utf-8", errors="replace")
+            return _publish(new, folder, table, figures)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
+
+
+def _publish(new: Path, folder: Path, table: str, figures: Sequence[str]) -> list[Path]:
     """Move the new files into place; remove figures that this report no longer has.
 
     Args:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import pandas as pd
 import ringtap
 from ringtap.analysis.plots.sharing import NAMES, draw_sharing
 from ringtap.analysis.plots.style import plain
-from ringtap.analysis.report.page import Written, publish, render
+from ringtap.analysis.report.page import Written, write_folder
 from ringtap.analysis.runs.run import SweepRun
 from ringtap.analysis.sweeps.sharing import SharedJob, SharingPoint, sharing_points
 from ringtap.errors import UsageError
@@ -47,19 +45,8 @@ def write_sharing_report(run: SweepRun, folder: Path | None = None) -> Written:
         for point in points
         for job in point.jobs
     ]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as name:
-            new = Path(name)
-            (new / "figures").mkdir()
-            drawn = draw_sharing(points, new / "figures")
-            pd.DataFrame(rows).to_csv(new / _TABLE, index=False)
-            (new / "report.json").write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-            page = render("sharing.html.j2", data, drawn, new, _TABLE)
-            (new / "report.html").write_text(page, encoding="utf-8", errors="replace")
-            paths = publish(new, folder, _TABLE, NAMES)
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
+    table = pd.DataFrame(rows)
+    paths = write_folder(folder, "sharing.html.j2", data, lambda path: draw_sharing(points, path), table, _TABLE, NAMES)
     lines = [*data["headline"], *text_table([data["heads"], *data["rows"]], left=2), *data["warnings"]]
     return Written("\n".join(lines), paths, folder / "report.json")
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -32,11 +30,10 @@ from ringtap.analysis.report.findings import findings, paragraph
 from ringtap.analysis.report.inputs import ReportInputs
 from ringtap.analysis.report.loads import Tails, compare_kinds, mean_interval, order_kinds, tails
 from ringtap.analysis.report.overview import overview, sentence
-from ringtap.analysis.report.page import Written, publish, render
+from ringtap.analysis.report.page import Written, write_folder
 from ringtap.analysis.report.thesis_expectations import check
 from ringtap.analysis.sweeps import points
 from ringtap.analysis.sweeps.series_results import Series
-from ringtap.errors import UsageError
 from ringtap.units import counted, format_rate
 
 REPORT_SCHEMA = 2
@@ -254,24 +251,15 @@ def write_sweep_report(measured: ReportInputs, folder: Path | None = None) -> Wr
     folder = folder or measured.folder
     found = [tails(one) for one in measured.series]
     data = collect(measured, found)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as name:
-            new = Path(name)
-            (new / "figures").mkdir()
-            setting = Setting(measured.capacity_gbps, measured.scale)
-            drawn = draw(measured.series, found, setting, new / "figures")
-            drawn += packets.draw(measured.captured, new / "figures")
-            table = points.table([point for one in measured.series for point in one.points])
-            table.to_csv(new / _TABLE, index=False)
-            text = json.dumps(data, indent=1, allow_nan=False) + "\n"
-            (new / "report.json").write_text(text, encoding="utf-8")
-            page = render("report.html.j2", data, drawn, new, _TABLE)
-            (new / "report.html").write_text(page, encoding="utf-8", errors="replace")
-            paths = publish(new, folder, _TABLE, (*FIGURES, *packets.FIGURES))
-            return Written(_summary(data), paths, folder / "report.json")
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
+    setting = Setting(measured.capacity_gbps, measured.scale)
+
+    def draw_all(path: Path) -> list[Drawn]:
+        return draw(measured.series, found, setting, path) + packets.draw(measured.captured, path)
+
+    table = points.table([point for one in measured.series for point in one.points])
+    names = (*FIGURES, *packets.FIGURES)
+    paths = write_folder(folder, "report.html.j2", data, draw_all, table, _TABLE, names)
+    return Written(_summary(data), paths, folder / "report.json")
 
 
 def _summary(data: dict[str, Any]) -> str:

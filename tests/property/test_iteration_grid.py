@@ -3,14 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtap.agents.hook.ringtap_hook.grid import VARIABLE, Grid
-from ringtap.agents.sweep.shared_links import GRID_VARIABLE
+from ringtap.agents.hook.ringtap_hook.grid import Grid
 
 TIMES = st.integers(0, 2**61)
-
-
-def test_a_sweep_sets_the_variable_that_the_hook_reads() -> None:
-    assert GRID_VARIABLE == VARIABLE
 
 
 @given(TIMES, st.integers(1, 10**12), TIMES, st.integers(0, 100))

@@ -8,7 +8,7 @@ from typing import Any
 
 from ringtap.errors import UsageError
 from ringtap.json_validation import ShapeError, check
-from ringtap.plan import series_name
+from ringtap.plan_models import series_name
 from ringtap.rundir import RunDirectory, read_points
 from ringtap.schema import RUN_JSON, VARIANTS
 from ringtap.slurm.paths import SubmitPaths

@@ -15,7 +15,8 @@ from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.testbed.routing import hops
 from ringtap.agents.testbed.topology import Link, TestbedSpec
 from ringtap.agents.testbed.up import RunningTestbed
-from ringtap.plan import Model, SweepPlan
+from ringtap.plan import SweepPlan
+from ringtap.plan_models import Model
 from ringtap.rundir import RunDirectory
 
 _WARM_UP_S = 2.0

@@ -40,8 +40,9 @@ from ringtap.arguments import check_callback, instance_of, path_of
 from ringtap.errors import MeasurementError, UsageError, did_you_mean
 from ringtap.installation import lacking
 from ringtap.json_validation import NAME, Number, Shape, ShapeError, check
-from ringtap.plan import COMMAND, REAL, SCALE_MODEL, Model, SweepPlan, load_plan, model_label, plan_from_keys
+from ringtap.plan import SweepPlan, load_plan, plan_from_keys
 from ringtap.plan_cluster import Cluster
+from ringtap.plan_models import COMMAND, REAL, SCALE_MODEL, Model, model_label
 from ringtap.records import JsonLinesWriter, read_json_lines
 from ringtap.rundir import ACCESS, RunDirectory, new_name, read_points
 from ringtap.schema import POINTS_JSONL, REJECTED_JSONL, RUN_JSON, SHARED, SHARED_JSONL, VARIANTS

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 from ringtap.agents.testbed.topology import Roles, TestbedSpec, thesis_roles
 from ringtap.collectors.packets import SNAP_BYTES
-from ringtap.plan import AUTO, SCALE_MODEL, Job, Model, SweepPlan, Testbed, model_label
+from ringtap.plan import AUTO, SweepPlan, Testbed
 from ringtap.plan_cluster import Cluster
+from ringtap.plan_jobs import Job
+from ringtap.plan_models import SCALE_MODEL, Model, model_label
 from ringtap.schema import ALONE, MERGE_SHARE, MIN_CONGESTION_LOADS, MIN_FIT_LOADS, MIN_RISE
 from ringtap.secret_masking import mask_variables, mask_words
 from ringtap.units import counted, format_duration, format_rate, format_size
@@ -89,7 +91,7 @@ class SharingStep(NamedTuple):
 
     Attributes:
         number: position among the points: first each job alone, then the offsets.
-        offset: its name: `ringtap.schema.ALONE`, `ringtap.plan.FREE`, `ringtap.plan.CASSINI`, or the shifts.
+        offset: its name: `ringtap.schema.ALONE`, `ringtap.plan_jobs.FREE`, `ringtap.plan_jobs.CASSINI`, or the shifts.
         jobs: the jobs that run.
         shifts_s: shift of each job; None if they are not given.
     """

@@ -12,9 +12,10 @@ from ringtap.agents.sweep.estimate import layout
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.errors import UsageError
 from ringtap.installation import lacking
-from ringtap.plan import PLACEHOLDERS, REAL, Model, SweepPlan
+from ringtap.plan import SweepPlan
 from ringtap.plan_cluster import Cluster
 from ringtap.plan_collectives import IN_NETWORK, PARAMETER_SERVER
+from ringtap.plan_models import PLACEHOLDERS, REAL, Model
 from ringtap.transports import is_rdma
 
 # with sh, as older versions of env(1) cannot change the folder

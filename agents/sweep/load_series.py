@@ -24,8 +24,9 @@ from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.sweep.tcp_reachability import check_reachability
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.ethernet import frame_bytes
-from ringtap.plan import Model, SweepPlan, Testbed, Window
+from ringtap.plan import SweepPlan, Testbed, Window
 from ringtap.plan_cluster import Cluster
+from ringtap.plan_models import Model
 from ringtap.rundir import RunDirectory, open_log
 from ringtap.schema import ACKNOWLEDGED, AGENT_LOG, MAX_LATE_SHARE, NIC_REC, VARIANTS
 from ringtap.units import counted

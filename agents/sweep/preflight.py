@@ -18,8 +18,9 @@ from ringtap.agents.testbed.topology import Roles
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.link_counters import ETHTOOL, INFINIBAND, source_of
 from ringtap.models import PROFILES
-from ringtap.plan import PLACEHOLDERS, REAL, SweepPlan
+from ringtap.plan import SweepPlan
 from ringtap.plan_cluster import Cluster, ClusterHost
+from ringtap.plan_models import PLACEHOLDERS, REAL
 from ringtap.schema import ACKNOWLEDGED
 from ringtap.secret_masking import mask_variables, mask_words
 from ringtap.transports import is_rdma

@@ -25,7 +25,8 @@ from ringtap.agents.sweep.load_series import StepWatcher, words_of_hosts
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.testbed.topology import SWITCH, TestbedSpec
 from ringtap.errors import MeasurementError, UsageError
-from ringtap.plan import CASSINI, FREE, Job, SweepPlan
+from ringtap.plan import SweepPlan
+from ringtap.plan_jobs import CASSINI, FREE, Job
 from ringtap.records import JsonLinesWriter, read_json_lines
 from ringtap.rundir import RunDirectory
 from ringtap.schema import ALONE, MAX_LATE_SHARE, NIC_REC, SHARED, SHARED_JSONL

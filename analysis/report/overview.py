@@ -10,7 +10,7 @@ from ringtap.analysis.plots.style import title_of
 from ringtap.analysis.report.findings import name_in_text
 from ringtap.analysis.report.loads import HEAVY_SHARE, slowdown
 from ringtap.analysis.sweeps.series_results import Series
-from ringtap.plan import model_label
+from ringtap.plan_models import model_label
 from ringtap.schema import VARIANTS
 from ringtap.units import counted
 

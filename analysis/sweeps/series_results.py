@@ -21,7 +21,7 @@ from ringtap.analysis.runs.run import SweepRun
 from ringtap.analysis.sweeps.mean_errors import mean_errors
 from ringtap.analysis.sweeps.points import Point
 from ringtap.errors import UsageError
-from ringtap.plan import model_label
+from ringtap.plan_models import model_label
 from ringtap.schema import MERGE_SHARE, POINTS_JSONL, SIMULATED, VARIANTS
 from ringtap.units import counted
 

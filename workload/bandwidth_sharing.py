@@ -174,6 +174,24 @@ def share_link(
     ]
 
 
+def share_paths(
+    jobs: Sequence[PeriodicJob],
+    paths: Sequence[int],
+    shares: Sequence[Share],
+    starts_s: Sequence[float],
+    capacity_bps: float,
+    iterations: int,
+) -> list[SharedRun]:
+    """Run jobs on equal paths, each with those that have the same one, as `share_link` does on a link."""
+    found: dict[int, SharedRun] = {}
+    for path in set(paths):
+        numbers = [number for number, own in enumerate(paths) if own == path]
+        met, claims = [jobs[number] for number in numbers], [shares[number] for number in numbers]
+        runs = share_link(met, claims, [starts_s[number] for number in numbers], capacity_bps, iterations)
+        found |= dict(zip(numbers, runs, strict=True))
+    return [found[number] for number in range(len(jobs))]
+
+
 def _step_s(runners: Sequence[_Runner], senders: Sequence[_Runner], rates_bps: Sequence[float]) -> float:
     """Return the time until the first gap or phase ends, or until shares have changed a little."""
     gaps_s = [runner.left for runner in runners if not runner.sends]

@@ -1,4 +1,4 @@
-"""Priorities of jobs by their GPU intensity, compressed to the levels that a network has.
+"""Paths and priorities of jobs by their GPU intensity, with as many levels of priority as a network has.
 
 The method is that of Crux (Cao et al., SIGCOMM 2024). Its correction factors for the overlap of computation and
 communication are left out, so that a priority is the GPU intensity itself.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import combinations
 
+from ringtap.workload.bandwidth_sharing import Share, share_link
 from ringtap.workload.interleaving import PeriodicJob
 
 
@@ -22,8 +24,59 @@ def gpu_intensity_flop_per_s(flop: float, job: PeriodicJob, capacity_bps: float)
         job: the job; it sends in at least one phase.
         capacity_bps: capacity of the link.
     """
-    bits = sum((phase.end_ns - phase.begin_ns) / 1e9 * phase.rate_bps for phase in job.phases)
-    return flop / (bits / capacity_bps)
+    return flop / (_bits(job) / capacity_bps)
+
+
+def _bits(job: PeriodicJob) -> float:
+    """Return the bits that a job sends in an iteration."""
+    return sum((phase.end_ns - phase.begin_ns) / 1e9 * phase.rate_bps for phase in job.phases)
+
+
+def choose_paths(intensities: Sequence[float], jobs: Sequence[PeriodicJob], paths: int) -> list[int]:
+    """Return the path of each job, from 0: in the order of GPU intensity, each takes the least congested one.
+
+    Congestion is the mean rate of the jobs that have the path already (Crux's path selection, for equal paths).
+
+    Args:
+        intensities: GPU intensity of each job.
+        jobs: the jobs.
+        paths: parallel paths, such as the spines of a leaf-spine network.
+    """
+    found, loads_bps = [0] * len(jobs), [0.0] * paths
+    for number in sorted(range(len(jobs)), key=lambda number: -intensities[number]):
+        found[number] = loads_bps.index(min(loads_bps))
+        loads_bps[found[number]] += _bits(jobs[number]) / (jobs[number].period_ns / 1e9)
+    return found
+
+
+def random_paths_flop_per_s(
+    jobs: Sequence[PeriodicJob],
+    flop: Sequence[float],
+    starts_s: Sequence[float],
+    capacity_bps: float,
+    iterations: int,
+    paths: int,
+) -> float:
+    """Return the FLOPs per second of all jobs if each has a random path, as ECMP gives, and a fair share of it.
+
+    Args:
+        jobs: the jobs.
+        flop: FLOPs of an iteration of each job.
+        starts_s: begin of their first iterations.
+        capacity_bps: capacity of each path.
+        iterations: iterations of each job.
+        paths: parallel paths.
+    """
+    expected = 0.0
+    for size in range(1, len(jobs) + 1):
+        # exactly these jobs meet on one of the paths
+        probability = paths * (1 / paths) ** size * (1 - 1 / paths) ** (len(jobs) - size)
+        for numbers in combinations(range(len(jobs)), size) if probability else ():
+            met, starts = [jobs[number] for number in numbers], [starts_s[number] for number in numbers]
+            runs = share_link(met, [Share()] * size, starts, capacity_bps, iterations)
+            done = (flop[number] / float(run.iteration_s.mean()) for number, run in zip(numbers, runs, strict=True))
+            expected += probability * sum(done)
+    return expected
 
 
 def priority_levels(intensities: Sequence[float], levels: int) -> list[int]:

@@ -112,10 +112,10 @@ class TestbedSpec:
                 raise UsageError(
                     f"{name!r} is not a valid name: 1 to 10 letters, digits and dashes, beginning with a letter"
                 )
-        if len(set(self.hosts)) != len(self.hosts) or not 2 <= len(self.hosts) <= MAX_HOSTS:
-            raise UsageError(
-                f"a testbed needs 2 to {MAX_HOSTS} hosts, each name once; got {', '.join(self.hosts) or 'none'}"
-            )
+        if twice := [name for name in self.hosts if self.hosts.count(name) > 1]:
+            raise UsageError(f"{twice[0]} is named twice: give each host of a testbed a name of its own")
+        if not 2 <= len(self.hosts) <= MAX_HOSTS:
+            raise UsageError(f"a testbed needs 2 to {MAX_HOSTS} hosts; got {len(self.hosts) or 'none'}")
         if not MIN_RATE_BPS <= self.rate_bps <= 30_000_000_000:
             raise UsageError(f"link rate {self.rate_bps} bit/s is outside 100kbit to 30gbit")
         if not 576 <= self.mtu <= 9000:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -203,8 +202,8 @@ def _sharing(options: argparse.Namespace, jobs: int) -> _Sharing | None:
         if any(getattr(options, name) is not None for name in ("start", "flop", "levels")):
             raise UsageError("--start, --flop and --levels are for --sharing: add a rule, such as --sharing fair")
         return None
-    if options.capacity is None or options.links is not None:
-        raise UsageError("--sharing is for one link of all jobs: give its --capacity, and no --link or --links")
+    if options.capacity is None or (options.links is not None and not is_crux):
+        raise UsageError("--sharing is for one link of all jobs, and crux for --links: give --capacity, and no --link")
     if is_crux != (options.flop is not None) or (options.levels is not None and not is_crux):
         raise UsageError("--sharing crux needs the --flop of each job, and no other rule has --flop or --levels")
     iterations = whole_number(options.iterations, "--iterations")
@@ -227,16 +226,29 @@ def _sharing(options: argparse.Namespace, jobs: int) -> _Sharing | None:
 
 
 def _run_shared(
-    jobs: list[PeriodicJob], sharing: _Sharing, shifts_ms: list[float], capacity_bps: float
+    jobs: list[PeriodicJob], sharing: _Sharing, shifts_ms: list[float], capacity_bps: float, places: int
 ) -> dict[str, Any]:
-    """Return the iterations of jobs without a schedule, from their own starts and from the shifts."""
-    from ringtap.workload.bandwidth_sharing import Share, share_link
-    from ringtap.workload.gpu_intensity import gpu_intensity_flop_per_s, priority_levels
+    """Return the iterations of jobs without a schedule, from their own starts and, on one link, from the shifts."""
+    from ringtap.workload.bandwidth_sharing import Share, share_link, share_paths
+    from ringtap.workload.gpu_intensity import (
+        choose_paths,
+        gpu_intensity_flop_per_s,
+        priority_levels,
+        random_paths_flop_per_s,
+    )
 
-    iterations = sharing.iterations
+    iterations, shares, paths = sharing.iterations, sharing.shares, [0] * len(jobs)
+    item: dict[str, Any] = {"rule": sharing.rule, "iterations": iterations}
+    if sharing.flop:
+        pairs = zip(sharing.flop, jobs, strict=True)
+        intensities = [gpu_intensity_flop_per_s(flop, job, capacity_bps) for flop, job in pairs]
+        levels = priority_levels(intensities, sharing.levels)
+        shares = [Share(priority=level) for level in levels]
+        paths = choose_paths(intensities, jobs, places)
+        item |= {"gpu_intensity_flop_per_s": intensities, "priorities": levels, "paths": paths}
 
-    def runs(shares: Sequence[Share], starts_s: list[float]) -> list[dict[str, Any]]:
-        found = share_link(jobs, shares, starts_s, capacity_bps, iterations)
+    def runs(starts_s: list[float]) -> list[dict[str, Any]]:
+        found = share_paths(jobs, paths, shares, starts_s, capacity_bps, iterations)
         return [
             {
                 "first_ms": 1e3 * float(run.iteration_s[0]), "mean_ms": 1e3 * float(run.iteration_s.mean()),
@@ -246,24 +258,21 @@ def _run_shared(
             for run in found
         ]  # fmt: skip
 
-    item: dict[str, Any] = {"rule": sharing.rule, "iterations": iterations}
-    shares = sharing.shares
-    if sharing.flop:
-        pairs = zip(sharing.flop, jobs, strict=True)
-        intensities = [gpu_intensity_flop_per_s(flop, job, capacity_bps) for flop, job in pairs]
-        levels = priority_levels(intensities, sharing.levels)
-        shares = [Share(priority=level) for level in levels]
-        item |= {"gpu_intensity_flop_per_s": intensities, "priorities": levels}
-        for name, claims in (("fair", [Share()] * len(jobs)), ("crux", shares)):
-            times_ms = [each["mean_ms"] for each in runs(claims, sharing.starts_s)]
-            item[f"{name}_flop_per_s"] = sum(1e3 * flop / ms for flop, ms in zip(sharing.flop, times_ms, strict=True))
     alone = [share_link([job], [Share()], [0.0], capacity_bps, 1)[0] for job in jobs]
-    return item | {
+    item |= {
         "starts_ms": [1e3 * start for start in sharing.starts_s],
         "alone_ms": [1e3 * float(run.iteration_s[0]) for run in alone],
-        "unshifted": runs(shares, sharing.starts_s),
-        "shifted": runs(shares, [shift / 1e3 for shift in shifts_ms]),
+        "unshifted": runs(sharing.starts_s),
     }
+    if sharing.flop:
+        means_ms = [each["mean_ms"] for each in item["unshifted"]]
+        item["crux_flop_per_s"] = sum(1e3 * flop / ms for flop, ms in zip(sharing.flop, means_ms, strict=True))
+        item["fair_flop_per_s"] = random_paths_flop_per_s(
+            jobs, sharing.flop, sharing.starts_s, capacity_bps, iterations, places
+        )
+    if places == 1:
+        item["shifted"] = runs([shift / 1e3 for shift in shifts_ms])
+    return item
 
 
 def _schedule(options: argparse.Namespace) -> int:
@@ -291,7 +300,7 @@ def _schedule(options: argparse.Namespace) -> int:
         write_circles(circles, found, [f"job {number}" for number in range(count)], options.figure)
     item = _item(jobs, circles, found)
     if sharing:
-        item["sharing"] = _run_shared(jobs, sharing, item["shifts_ms"], links[0].capacity_bps)
+        item["sharing"] = _run_shared(jobs, sharing, item["shifts_ms"], links[0].capacity_bps, places or 1)
     if options.json:
         print(json.dumps(item))
         return 0
@@ -354,18 +363,24 @@ def _print(item: dict[str, Any]) -> None:
     print("\n".join(text_table(rows, left=2)))
     if sharing := item.get("sharing"):
         starts = ", ".join(f"{start:g}" for start in sharing["starts_ms"])
-        print(f"Iterations if the link is shared by {sharing['rule']}, from starts of {starts} ms and from the shifts")
+        several = len(item["links"]) > 1
+        print(
+            f"Iterations if {'links are' if several else 'the link is'} shared by {sharing['rule']}, from starts of "
+            f"{starts} ms" + ("" if several else " and from the shifts")
+        )
         if "priorities" in sharing:
             before, after = sharing["fair_flop_per_s"], sharing["crux_flop_per_s"]
-            print(f"All jobs compute {after:.4g} FLOP/s, {after / before - 1:+.1%} compared with fair shares")
+            random = " of random links" if several else ""
+            print(f"All jobs compute {after:.4g} FLOP/s, {after / before - 1:+.1%} compared with fair shares{random}")
             for number, level in enumerate(sharing["priorities"]):
-                intensity = sharing["gpu_intensity_flop_per_s"][number]
-                print(f"  job {number}: GPU intensity {intensity:.4g} FLOP/s, priority {level}")
-        rows = [
-            ["job", "alone, ms", "first, ms", "last, ms", f"mean of {sharing['iterations']}", "mean from shifts, ms"]
-        ]
+                intensity, link = sharing["gpu_intensity_flop_per_s"][number], sharing["paths"][number]
+                on = f", link {link}" if several else ""
+                print(f"  job {number}: GPU intensity {intensity:.4g} FLOP/s, priority {level}{on}")
+        rows = [["job", "alone, ms", "first, ms", "last, ms", f"mean of {sharing['iterations']}"]]
+        rows[0] += [] if several else ["mean from shifts, ms"]
         for number, alone_ms in enumerate(sharing["alone_ms"]):
-            free, kept = sharing["unshifted"][number], sharing["shifted"][number]
-            times = [alone_ms, free["first_ms"], free["last_ms"], free["mean_ms"], kept["mean_ms"]]
+            free = sharing["unshifted"][number]
+            times = [alone_ms, free["first_ms"], free["last_ms"], free["mean_ms"]]
+            times += [] if several else [sharing["shifted"][number]["mean_ms"]]
             rows.append([str(number), *(f"{each:.5g}" for each in times)])
         print("\n".join(text_table(rows)))

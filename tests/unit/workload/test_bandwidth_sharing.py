@@ -11,8 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtap.cli import main
-from ringtap.workload.bandwidth_sharing import MLTCP, Share, divide, mltcp_shift_s, share_link
-from ringtap.workload.gpu_intensity import gpu_intensity_flop_per_s, priority_levels
+from ringtap.workload.bandwidth_sharing import MLTCP, Share, divide, mltcp_shift_s, share_link, share_paths
+from ringtap.workload.gpu_intensity import (
+    choose_paths,
+    gpu_intensity_flop_per_s,
+    priority_levels,
+    random_paths_flop_per_s,
+)
 from ringtap.workload.interleaving import PeriodicJob, Phase
 
 CAPACITY = 50e9
@@ -132,6 +137,29 @@ def test_crux_lets_the_job_with_the_higher_gpu_intensity_go_first(capsys: pytest
     expected = sum(1e3 * flop / each["mean_ms"] for flop, each in zip((9e12, 1e12), found["unshifted"], strict=True))
     assert found["crux_flop_per_s"] == pytest.approx(expected)
     assert found["crux_flop_per_s"] > found["fair_flop_per_s"]
+
+
+def test_crux_spreads_jobs_over_links(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word for end in (60, 60, 40, 40) for word in ("--job", f"100ms:0ms-{end}ms@50gbit")]
+    words += ["--capacity", "50gbit", "--links", "2", "--sharing", "crux", "--flop", "9e12,8e12,2e12,1e12"]
+    assert main(["schedule", *words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["sharing"]
+    # the most intense job has the first link, the next one the other; the third joins the lower load of the first two
+    assert (found["paths"], found["priorities"]) == ([0, 1, 0, 1], [3, 2, 1, 0])
+    assert [each["last_ms"] for each in found["unshifted"]] == pytest.approx([100.0] * 4)
+    assert "shifted" not in found
+    assert main(["schedule", *words]) == 0
+    assert "compared with fair shares of random links" in capsys.readouterr().out
+
+
+def test_mean_throughput_on_random_paths_is_that_over_all_placements() -> None:
+    jobs, flop, starts_s = [job(100, (60, 100)), job(100, (40, 100)), job(50, (20, 50))], [3.0, 2.0, 1.0], [0.0] * 3
+    rates = []
+    for paths in itertools.product(range(2), repeat=3):
+        runs = share_paths(jobs, paths, [Share()] * 3, starts_s, CAPACITY, 10)
+        rates.append(sum(each / run.iteration_s.mean() for each, run in zip(flop, runs, strict=True)))
+    assert random_paths_flop_per_s(jobs, flop, starts_s, CAPACITY, 10, 2) == pytest.approx(np.mean(rates))
+    assert choose_paths([1.0, 3.0, 2.0], jobs, 2) == [0, 0, 1]
 
 
 @pytest.mark.parametrize(

@@ -416,6 +416,21 @@ def test_a_replay_goes_from_training_address_to_training_address(desk: Desk) -> 
     assert point["training_bps"] * point["mean_s"] / 8 == pytest.approx(4 / 3 * 1e6 * 1.05, rel=0.1)
 
 
+def test_a_parameter_server_on_a_server_that_does_not_train(desk: Desk) -> None:
+    changes = {
+        "[0, 0.7]": '[0]\ncollective = ["parameter-server"]',
+        'workers = ["S0", "S1", "S3"]': 'workers = ["S0", "S1", "S3"]\nservers = ["S2"]',
+    }
+    out = desk.folder / "server"
+    done = desk.run("sweep", desk.plan("server", changes), "-o", out)
+    assert done.returncode == 0, done.stderr
+    (point,) = ringtap.open_sweep(out).points.to_dict("records")
+    # S0 gets the parameters once, where a ring of three would bring 4/3 of them; in frames with 5 % of headers
+    assert point["training_bps"] * point["mean_s"] / 8 == pytest.approx(1e6 * 1.05, rel=0.06)
+    # three workers push over the one link of S2: 3 MB of 250 Mbit/s, beside 50 ms of computing in part
+    assert point["mean_s"] > 0.1
+
+
 def as_version_0_1_wrote_it(path: Path) -> None:
     """Take from a run's plan the keys of later versions, and give clusters that version's number of retries."""
     info = json.loads(path.read_text())

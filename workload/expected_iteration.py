@@ -14,6 +14,9 @@ from ringtap.workload.simulated_iterations import critical_nodes, simulate
 from ringtap.workload.topologies import Topology
 from ringtap.workload.workload import Workload, check_workload, messages_of, peer_of, size_of
 
+# gloo/transport/tcp/pair.h: a message has such a header, as have the sender's and the receiver's notices before it
+_GLOO_HEADER_BYTES = 48
+
 
 @dataclass(frozen=True)
 class ExpectedIteration:
@@ -21,19 +24,21 @@ class ExpectedIteration:
 
     Attributes:
         iteration_s: its simulated time.
+        first_message_s: time of it in which nobody sends.
         compute_s: computation on the critical path.
         sending_s: bundle of links -> time of the messages on the critical path that it limits.
         latency_s: time of these messages beside their transmission.
         payload_bytes: bundle of links -> bytes of the messages over it; 0 if there are none.
-        messages: bundle of links -> number of these messages.
+        header_bytes: bundle of links -> bytes of gloo's headers over it, which TCP carries as payload, too.
     """
 
     iteration_s: float
+    first_message_s: float
     compute_s: float
     sending_s: dict[str, float]
     latency_s: float
     payload_bytes: dict[str, int]
-    messages: dict[str, int]
+    header_bytes: dict[str, int]
 
 
 def expected_iteration(
@@ -67,11 +72,13 @@ def expected_iteration(
         messages, topology, Algorithms(), latency_s=latency_s, rate_share=payload_share, places=places
     )  # fmt: skip
     busy_s = simulated.link_bytes * 8 / (np.asarray(topology.rate_bps) * payload_share)
-    payload_bytes, count = dict.fromkeys(topology.bundles, 0), dict.fromkeys(topology.bundles, 0)
+    payload_bytes, header_bytes = dict.fromkeys(topology.bundles, 0), dict.fromkeys(topology.bundles, 0)
     for (source, destination, _), sent in messages_of(messages)[0].items():
         for link in topology.path(places[source], places[destination]):
             payload_bytes[topology.bundles[link]] += sum(size_of(node) for _, node in sent)
-            count[topology.bundles[link]] += len(sent)
+            header_bytes[topology.bundles[link]] += 2 * _GLOO_HEADER_BYTES * len(sent)
+        for link in topology.path(places[destination], places[source]):
+            header_bytes[topology.bundles[link]] += _GLOO_HEADER_BYTES * len(sent)
     compute_s = waiting_s = 0.0
     sending_s = defaultdict[str, float](float)
     for rank, node, seconds in critical_nodes(messages, simulated):
@@ -85,6 +92,8 @@ def expected_iteration(
         if path:
             limit = topology.bundles[max(path, key=lambda link: busy_s[link])]
             sending_s[limit] += seconds - min(latency_s, seconds)
+    spans = [span for trace in simulated.spans for span in trace]
+    first_s = min((span.begin_s for span in spans if span.node.type == NodeType.COMM_SEND), default=0.0)
     return ExpectedIteration(
-        simulated.iteration_s, compute_s, dict(sending_s), waiting_s, payload_bytes, count
+        simulated.iteration_s, first_s, compute_s, dict(sending_s), waiting_s, payload_bytes, header_bytes
     )

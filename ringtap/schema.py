@@ -148,11 +148,12 @@ POINT: Shape = {
     "link_iterations?": Number(1, 2**53, whole=True),
     "link_why?": _WORDS,
 }
-# a series as its message graphs have it, without cross traffic; critical_s: messages on its critical path
+# a series as its message graphs have it, without cross traffic
 EXPECTED: Shape = {
     "series": NAME,
     "why?": _WORDS,
     **dict.fromkeys(("iteration_s?", "first_message_s?", "compute_s?", "latency_s?"), _SECONDS),
+    "critical_messages?": COUNT,
     "links?": [{"link": str, "payload_bytes": COUNT, "header_bytes": COUNT, "critical_s": _SECONDS}],
 }
 # a point of jobs that share links: each alone, or all together

@@ -28,6 +28,7 @@ class ExpectedIteration:
         compute_s: computation on the critical path.
         sending_s: bundle of links -> time of the messages on the critical path that it limits.
         latency_s: time of these messages beside their transmission.
+        critical_messages: number of these messages.
         payload_bytes: bundle of links -> bytes of the messages over it; 0 if there are none.
         header_bytes: bundle of links -> bytes of gloo's headers over it, which TCP carries as payload, too.
     """
@@ -37,6 +38,7 @@ class ExpectedIteration:
     compute_s: float
     sending_s: dict[str, float]
     latency_s: float
+    critical_messages: int
     payload_bytes: dict[str, int]
     header_bytes: dict[str, int]
 
@@ -80,11 +82,13 @@ def expected_iteration(
         for link in topology.path(places[destination], places[source]):
             header_bytes[topology.bundles[link]] += _GLOO_HEADER_BYTES * len(sent)
     compute_s = waiting_s = 0.0
+    critical_messages = 0
     sending_s = defaultdict[str, float](float)
     for rank, node, seconds in critical_nodes(messages, simulated):
         if node.type == NodeType.COMP:
             compute_s += seconds
             continue
+        critical_messages += 1
         path = topology.path(places[rank], places[peer_of(node)])
         if node.type == NodeType.COMM_RECV:
             path = topology.path(places[peer_of(node)], places[rank])
@@ -95,5 +99,5 @@ def expected_iteration(
     spans = [span for trace in simulated.spans for span in trace]
     first_s = min((span.begin_s for span in spans if span.node.type == NodeType.COMM_SEND), default=0.0)
     return ExpectedIteration(
-        simulated.iteration_s, first_s, compute_s, dict(sending_s), waiting_s, payload_bytes, header_bytes
+        simulated.iteration_s, first_s, compute_s, dict(sending_s), waiting_s, critical_messages, payload_bytes, header_bytes
     )

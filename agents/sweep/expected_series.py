@@ -57,8 +57,8 @@ def expected_series(plan: SweepPlan, model: Model, spec: TestbedSpec, roles: Rol
         | {"header_bytes": found.header_bytes[link], "critical_s": found.sending_s.get(link, 0.0)}
         for link in dict.fromkeys(topology.bundles)
     ]
-    times = {name: getattr(found, name) for name in ("iteration_s", "first_message_s", "compute_s", "latency_s")}
-    return times | {"links": links}
+    names = ("iteration_s", "first_message_s", "compute_s", "latency_s", "critical_messages")
+    return {name: getattr(found, name) for name in names} | {"links": links}
 
 
 def scaled_buckets(model: Model, scale: float) -> list[tuple[int, float]]:

@@ -99,5 +99,12 @@ def expected_iteration(
     spans = [span for trace in simulated.spans for span in trace]
     first_s = min((span.begin_s for span in spans if span.node.type == NodeType.COMM_SEND), default=0.0)
     return ExpectedIteration(
-        simulated.iteration_s, first_s, compute_s, dict(sending_s), waiting_s, critical_messages, payload_bytes, header_bytes
+        simulated.iteration_s,
+        first_s,
+        compute_s,
+        dict(sending_s),
+        waiting_s,
+        critical_messages,
+        payload_bytes,
+        header_bytes,
     )

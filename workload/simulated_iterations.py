@@ -116,14 +116,11 @@ def simulate(
     pairs = [(key, i) for key, each in sends.items() for i in range(len(each))]
     collectives = [(key, parts) for key, every in collectives_of(workload).items() for parts in every]
 
-    def hosts(ranks: Sequence[int]) -> list[int]:
-        return [places[rank] for rank in ranks]
-
     def placed_graph(kind: Collective, members: tuple[int, ...]) -> int:
         if (kind, members) not in placed:
             graph = algorithms.graph(kind, len(members), len(members) << 20)
             ends = [*members, *range(workload.ranks, endpoints)][: graph.endpoints]
-            placed[kind, members] = simulation.place(graph, hosts(ends))
+            placed[kind, members] = simulation.place(graph, [places[end] for end in ends])
         return placed[kind, members]
 
     def placed_pair(source: int, destination: int) -> int:
@@ -131,7 +128,7 @@ def simulate(
             graph = message_graph("send", Shape(2, 1 << 20))
             if workload.is_eager:
                 graph = replace(graph, workers=1)  # the receiver has no part in it
-            placed[source, destination] = simulation.place(graph, hosts([source, destination]))
+            placed[source, destination] = simulation.place(graph, [places[source], places[destination]])
         return placed[source, destination]
 
     ends: list[int] = []

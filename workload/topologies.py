@@ -57,7 +57,6 @@ class Topology:
     path: Callable[[int, int], Path]
     dimensions: tuple[Dimension, ...] = ()
 
-
     @property
     def bundles(self) -> tuple[str, ...]:
         """Name of each link's bundle: links over which flows with several shortest paths are spread.

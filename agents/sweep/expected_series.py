@@ -1,4 +1,4 @@
-"""Iterations of a sweep's series on a testbed, as their message graphs have them, for comparison with what is measured."""
+"""Iterations of a sweep's series on a testbed as their message graphs have them, beside which they are measured."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def expected_series(plan: SweepPlan, model: Model, spec: TestbedSpec, roles: Rol
     from ringtap.workload.topologies import with_host_at
 
     name, numbers = plan.collectives.algorithm(model.collective, len(roles.servers), 1)
-    algorithms, topology = Algorithms(name, **numbers), spec.network
+    algorithms = Algorithms(name, numbers.get("group", 1), numbers.get("shards", 1), numbers.get("pieces", 1))
+    topology = spec.network
     places = [spec.hosts.index(host) for host in (*roles.workers, *roles.servers[: algorithms.others])]
     if name == IN_NETWORK:
         assert spec.aggregator is not None  # plans without one are refused

@@ -23,7 +23,11 @@ def describe(found: RunComparison) -> list[str]:
     if len(found.rows) > _MAX_ROWS:
         lines.append(f"{counted(len(found.rows) - _MAX_ROWS, 'more row')}: --json and the page have all")
     for order in found.orders:
-        lines += ["", f"{order.title}, measured beside its message graphs:", *text_table([ORDER_HEADS, *order_cells(order)])]
+        lines += [
+            "",
+            f"{order.title}, measured beside its message graphs:",
+            *text_table([ORDER_HEADS, *order_cells(order)]),
+        ]
     return [*lines, "", NOTE, *(["", "Not known, and limits:", *found.reasons] if found.reasons else [])]
 
 

@@ -289,9 +289,7 @@ def _panels(series: Sequence[Series], above: float) -> tuple[Sheet, list[list[Se
     return on, [[one for one in series if one.traffic == kind] for kind in kinds], look
 
 
-def _panels_by_topology(
-    series: Sequence[Series], above: float
-) -> tuple[Sheet, list[list[Series]], dict[Key, Look]]:
+def _panels_by_topology(series: Sequence[Series], above: float) -> tuple[Sheet, list[list[Series]], dict[Key, Look]]:
     names = list(dict.fromkeys(map(row_of, series)))
     shown = {name: look_of_transport(COLOURS[number % len(COLOURS)], number) for number, name in enumerate(names)}
     has_kinds = len({one.traffic for one in series}) > 1

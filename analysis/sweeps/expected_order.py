@@ -1,4 +1,4 @@
-"""Series of a sweep beside their message graphs: bytes on each link, simulated times, and the reasons for their order."""
+"""Series of a sweep beside their message graphs: bytes on each link, simulated times, and reasons for their order."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class ExpectedOrder:
         if self.spearman is not None:
             ends = [f"{one.variant} ({one.measured_s:.3f} s)" for one in (compared[0], compared[-1])]
             lines.append(
-                f"{self.title} is fastest {ends[0]} and slowest {ends[1]}; the simulated order of "
-                f"{len(compared)} series has a rank correlation of {self.spearman:.2f} (Spearman) with the measured one."
+                f"{self.title} is fastest {ends[0]} and slowest {ends[1]}; the simulated order of {len(compared)} "
+                f"series has a rank correlation of {self.spearman:.2f} (Spearman) with the measured one."
             )
         counted = [one for one in self.series if one.link_difference is not None]
         if counted:
@@ -139,14 +139,14 @@ def _order(
     rows = []
     for one in group:
         item, window = known.get(one.name, {}), counted.get(one.name, {})
-        why = item.get("why") or "" if "links" in item else item.get("why") or f"{EXPECTED_JSONL} has no such series"
+        why = "" if "links" in item else item.get("why") or f"{EXPECTED_JSONL} has no such series"
         link, difference, link_why = _most_off(item.get("links") or [], window)
-        measured_rank, simulated_rank = rank_of.get(one.name, (None, None))
         variant = (one.over + (f" under {title_of(one.traffic)}" if len(kinds) > 1 else "")).strip()
+        ranks_of_one = rank_of.get(one.name, (None, None))
         rows.append(
             ExpectedSeries(
-                one.name, variant, one.no_load_s, item.get("iteration_s"), measured_rank, simulated_rank,
-                _parts(item, hosts), item.get("critical_messages"), link, difference, window.get("link_iterations"), why, why or link_why,
+                one.name, variant, one.no_load_s, item.get("iteration_s"), *ranks_of_one, _parts(item, hosts),
+                item.get("critical_messages"), link, difference, window.get("link_iterations"), why, why or link_why,
             )
         )  # fmt: skip
     rows.sort(key=lambda row: (row.measured_s is None, row.measured_s or 0.0))
@@ -173,7 +173,10 @@ def _most_off(links: Sequence[Mapping[str, Any]], window: Mapping[str, Any]) -> 
 
 def _parts(item: Mapping[str, Any], hosts: set[str]) -> tuple[tuple[str, float], ...]:
     """Return the parts of a critical path; links of one kind in one direction are one part."""
-    found: dict[str, float] = {"of computation": item.get("compute_s") or 0.0, "of latency": item.get("latency_s") or 0.0}
+    found: dict[str, float] = {
+        "of computation": item.get("compute_s") or 0.0,
+        "of latency": item.get("latency_s") or 0.0,
+    }
     by_kind: dict[tuple[str, str], list[tuple[str, float]]] = defaultdict(list)
     for link in item.get("links") or ():
         if link["critical_s"]:

@@ -8,7 +8,9 @@ iterations, that is the payload of whole iterations.
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from ringtap.agents.testbed.topology import LinkCount
@@ -48,9 +50,10 @@ class LinkPayload:
         samples, self._samples = self._samples, []
         payload_bytes = dict.fromkeys(self._bundles, 0.0)
         fewest = len(ends_ns)
-        for bundle, counts in zip(self._bundles, zip(*samples, strict=True), strict=True):
-            paused = [(iteration, count) for count in counts
-                      if (iteration := self._iteration(count, ends_ns)) is not None]  # fmt: skip
+        for number, bundle in enumerate(self._bundles):
+            counts = [sample[number] for sample in samples]
+            iterations_of = [self._iteration(count, ends_ns) for count in counts]
+            paused = [(at, count) for at, count in zip(iterations_of, counts, strict=True) if at is not None]
             if not paused or (iterations := paused[-1][0] - paused[0][0]) < 1:
                 return {"link_why": "the counters were not read in the pauses of two iterations: is this machine busy?"}
             (_, first), (_, last) = paused[0], paused[-1]
@@ -60,13 +63,10 @@ class LinkPayload:
                 return {"link_why": f"a counter of {bundle} was reset"}
             payload_bytes[bundle] += (size_bytes - HEADER_BYTES * packets) / iterations
             fewest = min(fewest, iterations)
-        return {"link_payload_bytes": {name: round(size, 1) for name, size in payload_bytes.items()}} | {
-            "link_iterations": fewest
-        }
+        rounded = {name: round(size_bytes, 1) for name, size_bytes in payload_bytes.items()}
+        return {"link_payload_bytes": rounded, "link_iterations": fewest}
 
     def _iteration(self, count: LinkCount, ends_ns: Sequence[tuple[int, int]]) -> int | None:
         """Return the number of iterations before the pause in which counters were read; None: in no pause."""
-        for number, (first_ns, last_ns) in enumerate(ends_ns):
-            if last_ns <= count.begin_ns and count.end_ns <= first_ns + self._pause_ns:
-                return number
-        return None
+        number = bisect_right(ends_ns, count.begin_ns, key=itemgetter(1)) - 1
+        return number if number >= 0 and count.end_ns <= ends_ns[number][0] + self._pause_ns else None

@@ -393,7 +393,7 @@ class Conductor:
 
     def _measure(self, setup: SweepSetup, pending: PendingSeries, expected_s: dict[tuple[str, float], float]) -> None:
         name, (hosts, network, testbed), progress = pending.name, setup, self._reporter
-        links = self._expected(pending, testbed, network) if testbed else None
+        links = self._expected(pending, testbed, network) if testbed and pending.model.collective else None
         path = self._attempt(name)
         facts = network.clock() | {"series": name, "batch": pending.model.batch, "bottleneck": network.bottleneck}
         run = RunDirectory.create(path, "job", sys.argv, self._plan.seed, **facts)

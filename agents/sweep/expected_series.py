@@ -20,12 +20,12 @@ def expected_series(plan: SweepPlan, model: Model, spec: TestbedSpec, roles: Rol
 
     Args:
         plan: the sweep, with one testbed.
-        model: the training job.
+        model: the training job, with a collective.
         spec: the testbed.
         roles: roles of its hosts.
     """
-    if model.job != SCALE_MODEL or not model.collective or model.framework != "ddp":
-        return {"why": "the messages are known of scale models that exchange gradients by a collective of the plan"}
+    if model.job != SCALE_MODEL:
+        return {"why": "only of scale models are the tensors and their times known"}
     if problem := lacking("the simulation of an iteration", ("numpy", "numba")):
         return {"why": problem}
     from ringtap.workload.expected_iteration import expected_iteration

@@ -145,4 +145,4 @@ def test_a_series_of_a_plan() -> None:
     parts = [found["compute_s"], *(link["critical_s"] for link in found["links"])]
     assert found["iteration_s"] == pytest.approx(math.fsum(parts))
     job = load_plan({**PLAN, "models": [{"name": "own", "parameters": 100, "command": ["train"]}]})
-    assert expected_series(job, job.models[0], spec, roles)["why"].startswith("the messages are known of scale models")
+    assert expected_series(job, job.models[0], spec, roles)["why"].startswith("only of scale models")

@@ -42,13 +42,14 @@ def expected_series(plan: SweepPlan, model: Model, spec: TestbedSpec, roles: Rol
         topology = with_host_at(topology, spec.aggregator)
         places = [*places[: len(roles.workers)], spec.network.hosts]
     frame_bytes = spec.mtu + _ETHERNET_BYTES
+    longest = max(len(topology.path(a, b)) for a in places for b in places if a != b)
     try:
         found = expected_iteration(
             bucket_workload(scaled_buckets(model, plan.scale), len(roles.workers), model.compute_s),
             topology,
             algorithms,
             places,
-            latency_s=spec.delay_s,
+            latency_s=longest * spec.delay_s,
             payload_share=(frame_bytes - HEADER_BYTES) / frame_bytes,
         )
     except UsageError as error:

@@ -11,7 +11,7 @@ NOTE = (
     "Values are means over the iterations after warm-up unless their names say otherwise. Chance means the variation "
     "within these runs: repeated runs of one job may differ by more."
 )
-ORDER_HEADS = ["series", "measured, s", "simulated, s", "rank", "simulated", "bytes", "critical path"]
+ORDER_HEADS = ["series", "critical path", "measured, s", "simulated, s", "rank", "simulated", "bytes"]
 _MAX_ROWS = 40
 _MAX_LABEL = 28
 
@@ -26,7 +26,7 @@ def describe(found: RunComparison) -> list[str]:
         lines += [
             "",
             f"{order.title}, measured beside its message graphs:",
-            *text_table([ORDER_HEADS, *order_cells(order)]),
+            *text_table([ORDER_HEADS, *order_cells(order)], left=2),
         ]
     return [*lines, "", NOTE, *(["", "Not known, and limits:", *found.reasons] if found.reasons else [])]
 
@@ -38,9 +38,10 @@ def order_cells(order: ExpectedOrder) -> list[list[str]]:
         return "–" if value is None else format(value, form)
 
     return [
-        [one.variant or one.series, known(one.measured_s, ".3f"), known(one.simulated_s, ".3f")]
+        [one.variant or one.series, one.path or one.why]
+        + [known(seconds, ".3f") for seconds in (one.measured_s, one.simulated_s)]
         + [known(rank, "g") for rank in (one.measured_rank, one.simulated_rank)]
-        + [known(one.link_difference, "+.2%"), one.path or one.why]
+        + [known(one.link_difference, "+.2%")]
         for one in order.series
     ]
 

@@ -93,8 +93,8 @@ class ExpectedOrder:
         if counted:
             most = max(counted, key=lambda one: abs(one.link_difference or 0.0))
             lines.append(
-                f"Links carried the bytes of the message graphs to within {100 * abs(most.link_difference or 0.0):.1f} "
-                f"% ({most.link} {most.variant})."
+                f"With {self.title}, links carried the bytes of the message graphs to within "
+                f"{100 * abs(most.link_difference or 0.0):.1f} % ({most.link} {most.variant})."
             )
         return lines
 

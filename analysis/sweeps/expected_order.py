@@ -142,10 +142,10 @@ def _order(
         why = "" if "links" in item else item.get("why") or f"{EXPECTED_JSONL} has no such series"
         link, difference, link_why = _most_off(item.get("links") or [], window)
         variant = (one.over + (f" under {title_of(one.traffic)}" if len(kinds) > 1 else "")).strip()
-        ranks_of_one = rank_of.get(one.name, (None, None))
+        rank, simulated_rank = rank_of.get(one.name, (None, None))
         rows.append(
             ExpectedSeries(
-                one.name, variant, one.no_load_s, item.get("iteration_s"), *ranks_of_one, _parts(item, hosts),
+                one.name, variant, one.no_load_s, item.get("iteration_s"), rank, simulated_rank, _parts(item, hosts),
                 item.get("critical_messages"), link, difference, window.get("link_iterations"), why, why or link_why,
             )
         )  # fmt: skip

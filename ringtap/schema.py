@@ -22,6 +22,7 @@ CROSS_PORTS = (TRAFFIC_PORT, IPERF3_PORT)
 RUN_JSON = "run.json"
 POINTS_JSONL = "points.jsonl"
 REJECTED_JSONL = "rejected.jsonl"
+EXPECTED_JSONL = "expected.jsonl"  # iterations of a sweep's series by their message graphs
 MARKS_JSONL = "marks.jsonl"
 SHARED_JSONL = "shared.jsonl"  # points of jobs that share links
 REPORT_HTML, REPORT_JSON = "report/report.html", "report/report.json"  # of a sweep or a job
@@ -142,6 +143,18 @@ POINT: Shape = {
     "packets_start_ns?": NS,
     "packets_end_ns?": NS,
     "packets_why?": _WORDS,
+    # on links, in an iteration without cross traffic
+    "link_payload_bytes?": {str: Number(-(2**53), 2**53)},
+    "link_iterations?": Number(1, 2**53, whole=True),
+    "link_why?": _WORDS,
+}
+# a series as its message graphs have it, without cross traffic
+EXPECTED: Shape = {
+    "series": NAME,
+    "why?": _WORDS,
+    **dict.fromkeys(("iteration_s?", "first_message_s?", "compute_s?", "latency_s?"), _SECONDS),
+    "critical_messages?": COUNT,
+    "links?": [{"link": str, "payload_bytes": COUNT, "header_bytes": COUNT, "critical_s": _SECONDS}],
 }
 # a point of jobs that share links: each alone, or all together
 ALONE = "alone"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ringtap.models import ModelProfile
@@ -35,10 +35,18 @@ def bucket_bounds(sizes_bytes: Iterable[int], bucket_bytes: int, first_bytes: in
         yield begin, end
 
 
-def buckets(profile: ModelProfile) -> Iterator[tuple[int, float]]:
-    """Yield DDP's buckets in the order of the backward pass: bytes, and share of that pass until each is full."""
+def buckets(
+    profile: ModelProfile, bucket_bytes: int = BUCKET_BYTES, first_bytes: int = FIRST_BUCKET_BYTES
+) -> Iterator[tuple[int, float]]:
+    """Yield DDP's buckets in the order of the backward pass: bytes, and share of that pass until each is full.
+
+    Args:
+        profile: the model.
+        bucket_bytes: size of a bucket.
+        first_bytes: size of the first one.
+    """
     tensors = [tensor for layer in reversed(profile.layers) for tensor in reversed(layer)]
-    for begin, end in bucket_bounds((tensor.bytes for tensor in tensors), BUCKET_BYTES, FIRST_BUCKET_BYTES):
+    for begin, end in bucket_bounds((tensor.bytes for tensor in tensors), bucket_bytes, first_bytes):
         bucket = tensors[begin:end]
         yield sum(tensor.bytes for tensor in bucket), sum(tensor.backward_share for tensor in bucket)
 
@@ -54,8 +62,26 @@ def model_workload(profile: ModelProfile, workers: int, compute_s: float | None 
         workers: number of workers.
         compute_s: forward and backward pass, in s; None: the profile's.
     """
-    compute_s = profile.compute_s if compute_s is None else compute_s
-    every = list(buckets(profile))
+    workload = bucket_workload(list(buckets(profile)), workers, profile.compute_s if compute_s is None else compute_s)
+    workload.about |= {
+        "model": profile.name,
+        "assumptions": [
+            f"forward pass: {FORWARD_SHARE:.3g} of the computation",
+            f"DDP's buckets: the first of {FIRST_BUCKET_BYTES} bytes, the others of {BUCKET_BYTES}",
+            "collectives of a worker one after the other",
+        ],
+    }
+    return workload
+
+
+def bucket_workload(every: Sequence[tuple[int, float]], workers: int, compute_s: float) -> Workload:
+    """Return an iteration of data-parallel training, as `model_workload` does, from its buckets.
+
+    Args:
+        every: bytes of each bucket, and its share of the backward pass, as from `buckets`.
+        workers: number of workers.
+        compute_s: forward and backward pass, in s.
+    """
     total = sum(share for _, share in every)
     backward_us = compute_s * (1 - FORWARD_SHARE) * 1e6
     nodes = [Node(1, "forward", NodeType.COMP, duration_us=round(compute_s * FORWARD_SHARE * 1e6))]
@@ -71,16 +97,6 @@ def model_workload(profile: ModelProfile, workers: int, compute_s: float | None 
         reduce = Node(2 * number + 3, f"bucket{number}", NodeType.COMM_COLL, after, attributes=dict(attributes))
         nodes += [backward, reduce]
         computed, before = backward.id, reduce.id
-    about = {
-        "model": profile.name,
-        "workers": workers,
-        "compute_s": compute_s,
-        "assumptions": [
-            f"forward pass: {FORWARD_SHARE:.3g} of the computation",
-            f"DDP's buckets: the first of {FIRST_BUCKET_BYTES} bytes, the others of {BUCKET_BYTES}",
-            "collectives of a worker one after the other",
-        ],
-    }
     copies = [[replace(node, control_deps=[*node.control_deps], attributes={**node.attributes}) for node in nodes]
               for _ in range(workers)]  # fmt: skip
-    return Workload(copies, {}, about)
+    return Workload(copies, {}, {"workers": workers, "compute_s": compute_s})

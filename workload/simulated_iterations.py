@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -87,6 +87,7 @@ def simulate(
     latency_s: float = 0.0,
     rate_share: float | Numbers = 1.0,
     ranks_per_host: int = 1,
+    places: Sequence[int] = (),
     cross: CrossFlows | None = None,
 ) -> SimulatedIterations:
     """Simulate iterations of a workload.
@@ -99,27 +100,27 @@ def simulate(
         latency_s: time that each message takes beside its transmission.
         rate_share: part of each link's rate that is left for these messages, one number or shape (links,).
         ranks_per_host: ranks at each host, between which messages take only the latency.
+        places: host of each rank, server and switch that adds, in this order; none: one host after the other.
         cross: flows of cross traffic beside the workload; None: there are none.
 
     Raises:
         UsageError: the topology has too few hosts, ranks wait for each other for ever, or there is no room.
     """
     endpoints = workload.ranks + algorithms.others
-    check_room(topology, endpoints, ranks_per_host)
+    if not places:
+        check_room(topology, endpoints, ranks_per_host)
+        places = [endpoint // ranks_per_host for endpoint in range(endpoints)]
     simulation = Simulation(topology, latency_s, rate_share, cross)
     placed: dict[tuple[object, ...], int] = {}
     sends, receives = messages_of(workload)
     pairs = [(key, i) for key, each in sends.items() for i in range(len(each))]
     collectives = [(key, parts) for key, every in collectives_of(workload).items() for parts in every]
 
-    def hosts(ranks: Sequence[int]) -> list[int]:
-        return [rank // ranks_per_host for rank in ranks]
-
     def placed_graph(kind: Collective, members: tuple[int, ...]) -> int:
         if (kind, members) not in placed:
             graph = algorithms.graph(kind, len(members), len(members) << 20)
             ends = [*members, *range(workload.ranks, endpoints)][: graph.endpoints]
-            placed[kind, members] = simulation.place(graph, hosts(ends))
+            placed[kind, members] = simulation.place(graph, [places[end] for end in ends])
         return placed[kind, members]
 
     def placed_pair(source: int, destination: int) -> int:
@@ -127,7 +128,7 @@ def simulate(
             graph = message_graph("send", Shape(2, 1 << 20))
             if workload.is_eager:
                 graph = replace(graph, workers=1)  # the receiver has no part in it
-            placed[source, destination] = simulation.place(graph, hosts([source, destination]))
+            placed[source, destination] = simulation.place(graph, [places[source], places[destination]])
         return placed[source, destination]
 
     ends: list[int] = []
@@ -215,9 +216,23 @@ def busiest_links(topology: Topology, link_bytes: Numbers, count: int = 5) -> st
 
 
 def critical_path(workload: Workload, simulated: SimulatedIterations) -> CriticalPath:
-    """Return the critical path of the last iteration, from its last node back to the first.
+    """Return the critical path of the last iteration."""
+    compute_s, communication = 0.0, defaultdict[str, float](float)
+    for _, node, seconds in critical_nodes(workload, simulated):
+        if node.type == NodeType.COMP:
+            compute_s += seconds
+        else:
+            communication[node.name] += seconds
+    return CriticalPath(compute_s, sum(communication.values()), dict(communication))
+
+
+def critical_nodes(workload: Workload, simulated: SimulatedIterations) -> Iterator[tuple[int, Node, float]]:
+    """Yield the nodes of the critical path of the last iteration, from its last node back to the first.
 
     A collective ends when all of its ranks have begun it, so that the path goes on at the rank that was last.
+
+    Yields:
+        The rank, the node, and the seconds that it adds to the path.
     """
     parts: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for every in collectives_of(workload).values():
@@ -232,19 +247,12 @@ def critical_path(workload: Workload, simulated: SimulatedIterations) -> Critica
             if places[1] not in sender_of:
                 parts |= dict.fromkeys(places, places)
     spans = {(rank, span.node.id): span for rank, trace in enumerate(simulated.spans) for span in trace}
-    if not spans:
-        return CriticalPath(0.0, 0.0, {})
-    place: tuple[int, int] | None = max(spans, key=lambda at: spans[at].end_s)
-    compute_s, communication = 0.0, defaultdict[str, float](float)
+    place: tuple[int, int] | None = max(spans, key=lambda at: spans[at].end_s, default=None)
     while place is not None:
         span = spans[place]
-        if span.node.type == NodeType.COMP:
-            compute_s += span.end_s - span.begin_s
-        else:
-            last = max(parts.get(place, [place]), key=lambda at: spans[at].begin_s)
-            communication[span.node.name] += span.end_s - spans[last].begin_s
-            place = last
+        if span.node.type != NodeType.COMP:
+            place = max(parts.get(place, [place]), key=lambda at: spans[at].begin_s)
+        yield place[0], spans[place].node, span.end_s - spans[place].begin_s
         earlier = [(place[0], dep) for dep in spans[place].node.deps]
         earlier += [sender_of[place]] if place in sender_of else []
         place = max(earlier, key=lambda at: spans[at].end_s, default=None)
-    return CriticalPath(compute_s, sum(communication.values()), dict(communication))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ringtap.errors import UsageError
@@ -56,6 +56,36 @@ class Topology:
     rate_bps: tuple[float, ...]
     path: Callable[[int, int], Path]
     dimensions: tuple[Dimension, ...] = ()
+
+    @property
+    def bundles(self) -> tuple[str, ...]:
+        """Name of each link's bundle: links over which flows with several shortest paths are spread.
+
+        A host's link is a bundle of its own, as are the links of a leaf, an edge switch or a pod in one direction. In
+        a ring and a torus, all links are one bundle.
+        """
+        if self.name in ("ring", "torus"):
+            return ("all",) * len(self.links)
+        return tuple(f"{words[0]} {words[-1]}" for words in map(str.split, self.links))
+
+
+def with_host_at(topology: Topology, switch: str) -> Topology:
+    """Return a topology with one host more, which is a process at a switch and has no link of its own."""
+    added = topology.hosts
+
+    def path(a: int, b: int) -> Path:
+        if added not in (a, b):
+            return topology.path(a, b)
+        source, target = (switch if host == added else f"h{host}" for host in (a, b))
+        ways: dict[str, tuple[int, ...]] = {source: ()}
+        for node in (waiting := [source]):
+            for link, (begin, end) in enumerate(topology.ends):
+                if begin == node and end not in ways:
+                    ways[end] = (*ways[node], link)
+                    waiting.append(end)
+        return ways[target]
+
+    return replace(topology, hosts=added + 1, path=path, dimensions=())
 
 
 def star(hosts: int, rate_bps: float) -> Topology:

@@ -53,16 +53,16 @@ def link_use(
                 duration_s = _WARM_UP_S + window_s + 10
                 cross.start_sender(load_bps, "heaviest", duration_s, plan.iperf_streams or STREAMS[-1])
             time.sleep(_WARM_UP_S)
-            before = testbed.sent_bytes()
+            before = testbed.link_counts()
             time.sleep(window_s)
-            after = testbed.sent_bytes()
+            after = testbed.link_counts()
             cross.check()
     except BaseException as error:
         run.finish("failed", str(error) or type(error).__name__)
         raise
     run.finish("complete")
     return {
-        link: (last[1] - first[1]) * 8 / (last[0] - first[0]) / link.rate_bps
+        link: (last.size_bytes - first.size_bytes) * 8e9 / (last.begin_ns - first.begin_ns) / link.rate_bps
         for link, first, last in zip(testbed.state.spec.links, before, after, strict=True)
     }
 

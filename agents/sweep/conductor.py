@@ -22,9 +22,11 @@ from ringtap.agents.sweep.bottleneck import busiest, link_use
 from ringtap.agents.sweep.cluster_hosts import LostHostError, check_lost, losses_named, reached
 from ringtap.agents.sweep.cross_traffic import CrossTraffic
 from ringtap.agents.sweep.estimate import estimate, layout, resolved, room_bytes, series_names, step_s, sweep_s
+from ringtap.agents.sweep.expected_series import expected_series, host_names
 from ringtap.agents.sweep.growing_report import GrowingReport, check_packages
 from ringtap.agents.sweep.host_facts import nearest_folder, space_problem
 from ringtap.agents.sweep.job_launch import check_collectives
+from ringtap.agents.sweep.link_payload import LinkPayload
 from ringtap.agents.sweep.load_choice import LoadChoice, check_analysis
 from ringtap.agents.sweep.load_series import Series, Step
 from ringtap.agents.sweep.lock import holder, locked, take_leases
@@ -45,7 +47,7 @@ from ringtap.plan_cluster import Cluster
 from ringtap.plan_models import COMMAND, REAL, SCALE_MODEL, Model, model_label
 from ringtap.records import JsonLinesWriter, read_json_lines
 from ringtap.rundir import ACCESS, RunDirectory, new_name, read_points
-from ringtap.schema import POINTS_JSONL, REJECTED_JSONL, RUN_JSON, SHARED, SHARED_JSONL, VARIANTS
+from ringtap.schema import EXPECTED_JSONL, POINTS_JSONL, REJECTED_JSONL, RUN_JSON, SHARED, SHARED_JSONL, VARIANTS
 from ringtap.terminal import shell_word
 from ringtap.trafficgen import iperf3
 from ringtap.transports import is_rdma
@@ -132,10 +134,11 @@ _NOT_ON_A_TESTBED = {
 
 
 class SweepSetup(NamedTuple):
-    """Hosts and roles of a sweep."""
+    """Hosts and roles of a sweep, and the testbed that it has built."""
 
     hosts: Hosts
     network: SweepRoles
+    testbed: RunningTestbed | None = None
 
 
 class PendingSeries(NamedTuple):
@@ -274,7 +277,7 @@ class Conductor:
             return
         expected_s = step_s(self._plan)
         self._reporter.begin(expected_s * len(pending))
-        with self._testbed(None) as (hosts, network):
+        with self._testbed(None) as (hosts, network, _):
             self._run.save()
             sharing = SharedLinks(
                 self._plan, self._run, hosts, network, self._attempt, self._reporter.say, self._reporter.tick
@@ -297,12 +300,13 @@ class Conductor:
             for warning in rate_warnings(links):
                 self._reporter.say(f"warning: {warning} (is this machine busy?)")
             with closing(TestbedHosts(spec)) as hosts:
-                setup = SweepSetup(hosts, testbed_roles(spec, roles, shutil.which("iperf3") or ""))
+                setup = SweepSetup(hosts, testbed_roles(spec, roles, shutil.which("iperf3") or ""), testbed)
                 yield setup if first is None or spec.topology == "star" else self._at_bottleneck(setup, testbed, first)
 
     def _at_bottleneck(self, setup: SweepSetup, testbed: RunningTestbed, first: PendingSeries) -> SweepSetup:
         """Return the setup with the busiest link as the bottleneck: that of run.json, or the one that is found now."""
-        (hosts, network), spec, capacity_bps = setup, testbed.state.spec, self._plan.capacity_bps
+        hosts, network, _ = setup
+        spec, capacity_bps = testbed.state.spec, self._plan.capacity_bps
         measured = self._run.info.get("bottleneck") or {}
         if topology := first.model.topology:
             measured = (self._run.info.get("bottlenecks") or {}).get(topology) or {}
@@ -325,7 +329,7 @@ class Conductor:
                 "warning: some of the cross traffic has another way than the bottleneck, and its measured rate is that "
                 "of all of it"
             )
-        return SweepSetup(hosts, network)
+        return setup._replace(network=network)
 
     def _check_idle_links(self, setup: SweepSetup) -> None:
         """Check that no other traffic uses the links, and keep the result in run.json.
@@ -389,14 +393,17 @@ class Conductor:
         return self._plan.window.settle_s + window_s
 
     def _measure(self, setup: SweepSetup, pending: PendingSeries, expected_s: dict[tuple[str, float], float]) -> None:
-        name, (hosts, network), progress = pending.name, setup, self._reporter
+        name, (hosts, network, testbed), progress = pending.name, setup, self._reporter
+        links = self._expected(pending, testbed, network) if testbed and pending.model.collective else None
         path = self._attempt(name)
         facts = network.clock() | {"series": name, "batch": pending.model.batch, "bottleneck": network.bottleneck}
         run = RunDirectory.create(path, "job", sys.argv, self._plan.seed, **facts)
         hosts.publish(path)
         cross = CrossTraffic(self._plan, pending.kind, hosts, network, path)
         is_known = None if self._choice is None else self._choice.is_known
-        series = Series(self._plan, pending.model, hosts, network, run, cross, tolerant=self._force, is_known=is_known)
+        series = Series(
+            self._plan, pending.model, hosts, network, run, cross, tolerant=self._force, is_known=is_known, links=links
+        )
         points, rejected = JsonLinesWriter(self._points), JsonLinesWriter(self._run.path / REJECTED_JSONL)
         try:
             progress.tick(f"{name}: starting the job", 0.0)
@@ -419,6 +426,17 @@ class Conductor:
             points.close()
             rejected.close()
             run.save()
+
+    def _expected(self, pending: PendingSeries, testbed: RunningTestbed, network: SweepRoles) -> LinkPayload | None:
+        """Record the iteration of a series as its message graphs have it; return what counts the same on the links."""
+        spec = testbed.state.spec
+        found = expected_series(self._plan, pending.model, spec, network.roles)
+        with closing(JsonLinesWriter(self._run.path / EXPECTED_JSONL)) as lines:
+            lines.append({"series": pending.name} | found)
+        if "links" not in found:
+            return None
+        bundles = [host_names(spec, bundle) for bundle in spec.network.bundles]
+        return LinkPayload(testbed.link_counts, bundles, found["first_message_s"])
 
 
 def _line(plan: SweepPlan, point: dict[str, Any]) -> str:

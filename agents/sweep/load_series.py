@@ -18,6 +18,7 @@ from ringtap.agents.sweep.cluster_hosts import check_alive, check_lost
 from ringtap.agents.sweep.cross_traffic import STREAMS, CrossTraffic, free_port
 from ringtap.agents.sweep.disturbances import RECORDED_S, Watch, collect_options, counted_bps, late_share
 from ringtap.agents.sweep.job_launch import Process, processes, ranks_of
+from ringtap.agents.sweep.link_payload import LinkPayload
 from ringtap.agents.sweep.packet_capture import PacketCapture
 from ringtap.agents.sweep.preflight import room_problem
 from ringtap.agents.sweep.roles import SweepRoles
@@ -28,7 +29,7 @@ from ringtap.plan import SweepPlan, Testbed, Window
 from ringtap.plan_cluster import Cluster
 from ringtap.plan_models import Model
 from ringtap.rundir import RunDirectory, open_log
-from ringtap.schema import ACKNOWLEDGED, AGENT_LOG, MAX_LATE_SHARE, NIC_REC, VARIANTS
+from ringtap.schema import ACKNOWLEDGED, AGENT_LOG, MAX_LATE_SHARE, NIC_REC, STEP_COLUMNS, VARIANTS
 from ringtap.units import counted
 
 _TAIL_BYTES = 65_536
@@ -136,6 +137,8 @@ _LOG_DELAY_S = 2.0
 # this share of the capacity more as useless
 _REACHED_SHARE, _MIN_GAIN_SHARE = 0.97, 0.01
 _TRIAL_SETTLE_S, _TRIAL_S = 1.0, 2.0
+# the counters of links are read during so many times the longest of so many recent iterations
+_SAMPLED_ITERATIONS, _RECENT_ITERATIONS = 2.5, 6
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,11 @@ class StepWatcher:
 
     def iteration_ends_ns(self) -> list[int]:
         """Return the end of each iteration that all ranks have ended, at the slowest rank (CLOCK_REALTIME, ns)."""
+        return [max(ends) for ends in self.ends_ns("end_ns")]
+
+    def ends_ns(self, column: str) -> list[tuple[int, ...]]:
+        """Return the ends of each iteration that all ranks have ended, rank by rank, by a column of the step logs."""
+        place = list(STEP_COLUMNS).index(column)
         for folder in self._folders:
             for path in sorted(folder.glob("rank*.rec")):
                 if path.suffixes == [".rec"] and path.stat().st_size:  # a new file may still lack its header
@@ -175,8 +183,8 @@ class StepWatcher:
         if any(stepped[worker] < count for worker, count in self._expected.items()):
             return []
         # if a rank has several optimizers, the one that stepped first counts
-        ranks = [[row[3] for row in rows if row[1] == rows[0][1]] for rows in self._rows.values()]
-        return [max(ends) for ends in zip(*ranks, strict=False)]
+        ranks = [[row[place] for row in rows if row[1] == rows[0][1]] for rows in self._rows.values()]
+        return list(zip(*ranks, strict=False))
 
     def ranks_stepped(self) -> dict[str, int]:
         """Count the ranks of each worker that have stepped an optimizer, according to the logs read so far."""
@@ -208,6 +216,8 @@ class Series:
         tolerant: if True, a window with traffic that is not the sweep's is not measured again.
         is_known: tells from the ends of a window's iterations whether their mean is known well enough; None: the
             plan's minima suffice.
+        links: counts the payload of an iteration on each link, where there is no cross traffic; None: it is not
+            counted.
     """
 
     def __init__(
@@ -221,8 +231,9 @@ class Series:
         *,
         tolerant: bool = False,
         is_known: Callable[[Sequence[int]], bool] | None = None,
+        links: LinkPayload | None = None,
     ) -> None:
-        self._is_known = is_known
+        self._is_known, self._links = is_known, links
         self._plan, self._model, self._workers = plan, model, network.roles.workers
         self._hosts, self._network, self._run, self._cross = hosts, network, run, cross
         self._watcher = StepWatcher(run, {host: ranks_of(plan, host) for host in self._workers})
@@ -361,7 +372,14 @@ class Series:
         try:
             if requested_bps > 0:
                 sent = self._start_cross_traffic(requested_bps, name, duration_s)
+            if self._links and not requested_bps:
+                self._sample_links(self._links)
             start_ns, end_ns, iterations = self._window(window, tick)
+            if self._links and not requested_bps:
+                self._sample_links(self._links)
+                time.sleep(RECORDED_S)
+                ends_ns = self._watcher.ends_ns("end_mono_ns")
+                sent |= self._links.per_iteration([(min(ends), max(ends)) for ends in ends_ns])
             time.sleep(self._network.period_s)  # the next sample of the counters still sees the same load
             if is_captured:  # after the window, whose iterations it would slow
                 sent |= self._capture(name, tick)
@@ -394,6 +412,12 @@ class Series:
             "cut": list(disturbance.links),
             **sent,
         }
+
+    def _sample_links(self, links: LinkPayload) -> None:
+        """Read the counters of the links for some iterations."""
+        ends_ns = self._watcher.iteration_ends_ns()[-_RECENT_ITERATIONS:]
+        times_s = [(after - before) / 1e9 for before, after in pairwise(ends_ns)]
+        links.sample(_SAMPLED_ITERATIONS * max(times_s, default=self._model.compute_s))
 
     def _capture(self, name: str, tick: Callable[[float], None]) -> dict[str, Any]:
         """Record packets for the plan's number of iterations under the present load; return its part of the point."""

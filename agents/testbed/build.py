@@ -11,6 +11,7 @@ import contextlib
 import errno
 import resource
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +19,30 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pyroute2 import IPRoute, NetlinkError, NetNS
+from pyroute2 import NetlinkError, NetNS
 from pyroute2 import netns as named_namespaces
 
 from ringtap.agents.testbed import namespaces, routing
-from ringtap.agents.testbed.topology import AGGREGATOR_IP, SWITCH, SWITCH_NIC, Link, TestbedSpec, cross_nic
+from ringtap.agents.testbed.topology import (
+    AGGREGATOR_IP,
+    SWITCH,
+    SWITCH_NIC,
+    Link,
+    LinkCount,
+    TestbedSpec,
+    cross_nic,
+)
+from ringtap.collectors.netlink import (
+    DUMP,
+    HEADER_BYTES,
+    ROUTE,
+    NetlinkSocket,
+    aligned,
+    attributes,
+    is_done,
+    message_at,
+    request,
+)
 from ringtap.errors import MeasurementError, UsageError
 
 _T = TypeVar("_T")
@@ -220,6 +240,9 @@ _WINDOW_S = 1.0
 _CHUNK_BYTES = 262_144
 AT_ONCE_BPS = 4_000_000_000  # of links that are measured at the same time: about half a core
 TCP_CONGESTION = 13
+# linux/rtnetlink.h and linux/gen_stats.h: RTM_GETQDISC, tcmsg, TCA_KIND, TCA_STATS2, TCA_STATS_BASIC
+_TC_BYTES, _KIND, _STATS2, _BASIC = 20, 1, 7, 1
+_DUMP = request(38, DUMP, bytes(_TC_BYTES))
 
 
 def _socket_in(host: str) -> socket.socket:
@@ -275,27 +298,58 @@ def _connections(spec: TestbedSpec, links: Sequence[Link]) -> list[tuple[socket.
     ]
 
 
-def _limited_bytes() -> dict[str, tuple[float, int]]:
-    """Return the present time (s) and the bytes that limits have let through, by interface of this namespace."""
-    found = {}
-    with IPRoute() as netlink:
-        names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in netlink.get_links()}
-        for qdisc in netlink.get_qdiscs():
-            if qdisc.get_attr("TCA_KIND") == "tbf":
-                count = int(qdisc.get_attr("TCA_STATS2").get_attr("TCA_STATS_BASIC")["bytes"])
-                found[names[qdisc["index"]]] = (time.monotonic(), count)
-    return found
+class _NodeCounters:
+    """Counters of the limits in a node's network namespace, which the making thread has joined."""
+
+    def __init__(self) -> None:
+        self._netlink = NetlinkSocket(ROUTE)
+        self._names = dict(socket.if_nameindex())
+        self._found: dict[str, tuple[int, int]] = {}
+
+    def read(self) -> dict[str, LinkCount]:
+        """Return the counters of each interface with a limit."""
+        self._found.clear()
+        begin_ns = time.monotonic_ns()
+        self._netlink.dump(_DUMP, self._take)
+        end_ns = time.monotonic_ns()
+        return {nic: LinkCount(begin_ns, end_ns, *counts) for nic, counts in self._found.items()}
+
+    def _take(self, data: memoryview, length: int) -> bool:
+        position = 0
+        while True:
+            size, kind, _ = message_at(data, position, length)
+            if not size:
+                return not is_done(kind)
+            first, end = position + HEADER_BYTES + _TC_BYTES, position + size
+            found = {name: data[at : at + count] for name, at, count in attributes(data, first, end)}
+            if bytes(found.get(_KIND, b"")).rstrip(b"\0") == b"tbf" and _STATS2 in found:
+                statistics = found[_STATS2]
+                for name, at, _ in attributes(statistics, 0, len(statistics)):
+                    if name == _BASIC:
+                        (index,) = struct.unpack_from("=I", data, position + HEADER_BYTES + 4)
+                        self._found[self._names[index]] = struct.unpack_from("=QI", statistics, at)
+            position += aligned(size)
 
 
-def sent_bytes(links: Sequence[Link]) -> list[tuple[float, int]]:
-    """Return the present time (s) and the number of bytes that the limit of each link has let through."""
-    found: dict[tuple[str, str], tuple[float, int]] = {}
-    for node in dict.fromkeys(link.source for link in links):
-        found |= {(node, nic): counted for nic, counted in _in_namespace(node, _limited_bytes).items()}
-    for link in links:
-        if (link.source, link.source_nic) not in found:
-            raise MeasurementError(f"{link.source_nic} of {link.source} has lost its rate limit")
-    return [found[link.source, link.source_nic] for link in links]
+class LinkCounters:
+    """Counters of a testbed's links, by a socket in the namespace of each node."""
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        self._links = links
+        nodes = dict.fromkeys(link.source for link in links)
+        self._nodes = {node: _in_namespace(node, _NodeCounters) for node in nodes}
+
+    def read(self) -> list[LinkCount]:
+        """Return the counters of each link.
+
+        Raises:
+            MeasurementError: a link has lost its limit.
+        """
+        found = {(node, nic): count for node, one in self._nodes.items() for nic, count in one.read().items()}
+        for link in self._links:
+            if (link.source, link.source_nic) not in found:
+                raise MeasurementError(f"{link.source_nic} of {link.source} has lost its rate limit")
+        return [found[link.source, link.source_nic] for link in self._links]
 
 
 def measure_links(spec: TestbedSpec, numbers: Sequence[int] = ()) -> dict[int, dict[str, Any]]:
@@ -336,9 +390,10 @@ def _measure_at_once(spec: TestbedSpec, numbers: Sequence[int]) -> dict[int, dic
     for thread in threads:
         thread.start()
     time.sleep(_WARM_UP_S)
-    before = sent_bytes(links)
+    counters = LinkCounters(links)
+    before = counters.read()
     time.sleep(_WINDOW_S)
-    after = sent_bytes(links)
+    after = counters.read()
     sockets = [sock for ends in connections for sock in ends]
     for sock in sockets:
         with contextlib.suppress(OSError):
@@ -349,7 +404,7 @@ def _measure_at_once(spec: TestbedSpec, numbers: Sequence[int]) -> dict[int, dic
         sock.close()
     found = {}
     for number, link, first, last in zip(numbers, links, before, after, strict=True):
-        seconds, size_bytes = (now - then for now, then in zip(last, first, strict=True))
+        seconds, size_bytes = (last.begin_ns - first.begin_ns) / 1e9, last.size_bytes - first.size_bytes
         host, direction = link.place
         item = {"host": host, "direction": direction, "asked_bps": link.rate_bps}
         found[number] = item | {"measured_bps": round(size_bytes * 8 / seconds), "congestion_control": control}

@@ -50,12 +50,13 @@ def _run(spec: TestbedSpec) -> None:
         build.build(spec)
         namespaces.bind(build.HOSTS_FILE, "/etc/hosts")
         _report({"built": True})
+        counters = build.LinkCounters(spec.links)
         while (command := sys.stdin.readline().strip()) not in ("", "stay"):
             verb, *numbers = command.split()
             if verb == "verify":
                 _report({"links": build.measure_links(spec, list(map(int, numbers)))})
             elif verb == "count":
-                _report({"sent": build.sent_bytes(spec.links)})
+                _report({"counts": counters.read()})
             else:
                 # reaps orphans, which the first process of a PID namespace inherits
                 signal.signal(signal.SIGCHLD, signal.SIG_IGN)

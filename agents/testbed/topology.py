@@ -68,6 +68,22 @@ class Link(NamedTuple):
         return self.source, f"to {self.target}" + (f" by {self.source_nic}" if between_hosts else "")
 
 
+class LinkCount(NamedTuple):
+    """Counters of a link's limit since the testbed was built.
+
+    Attributes:
+        begin_ns: time before they were read (CLOCK_MONOTONIC, ns).
+        end_ns: time after that.
+        size_bytes: bytes of Ethernet frames.
+        packets: frames; each segment of what TCP passed on in one piece counts.
+    """
+
+    begin_ns: int
+    end_ns: int
+    size_bytes: int
+    packets: int
+
+
 @dataclass(frozen=True)
 class TestbedSpec:
     """Description of a testbed.

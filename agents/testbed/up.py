@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ringtap.agents.testbed import registry
-from ringtap.agents.testbed.topology import MAX_HOSTS, TestbedSpec
+from ringtap.agents.testbed.topology import MAX_HOSTS, LinkCount, TestbedSpec
 from ringtap.arguments import instance_of, number, whole_number
 from ringtap.errors import MeasurementError, RingtapError, UsageError, did_you_mean
 from ringtap.units import format_rate, number_or_text, parse_duration_s, parse_rate_bps, parse_size_bytes
@@ -135,14 +135,14 @@ class RunningTestbed:
         kind = "" if spec.topology == "star" else f"{spec.topology} of "
         return f"<Testbed {spec.name}: {kind}{', '.join(spec.hosts)} with links of {format_rate(spec.rate_bps)}>"
 
-    def sent_bytes(self) -> list[tuple[float, int]]:
-        """Return the present time (s) and the bytes that each link has carried so far, in the order of its links.
+    def link_counts(self) -> list[LinkCount]:
+        """Return the counters of each link, in the order of the testbed's links.
 
         Raises:
             MeasurementError: the testbed has failed.
         """
         self._send("count")
-        return [(seconds, count) for seconds, count in self._expect("sent")["sent"]]
+        return [LinkCount(*count) for count in self._expect("counts")["counts"]]
 
     def stay(self) -> None:
         """Make the testbed outlive this process."""

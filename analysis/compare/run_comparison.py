@@ -42,6 +42,7 @@ from ringtap.analysis.statistics.two_sample import (
     holm,
     location_p,
 )
+from ringtap.analysis.sweeps.expected_order import ExpectedOrder, expected_orders
 from ringtap.analysis.sweeps.sweep import Sweep, open_run
 from ringtap.errors import UsageError
 from ringtap.terminal import one_line
@@ -108,6 +109,7 @@ class RunComparison:
         answer: the result in sentences: the run with the shortest iteration first.
         rows: one row per measure that is known for a run; the largest differences beyond chance first.
         unknown: measures that are known for no run, with the reason.
+        orders: series of sweeps beside their message graphs, if these are known.
         pairs: comparison of the iteration times of each pair of runs, by their numbers; without runs of too few
             iterations.
     """
@@ -117,6 +119,7 @@ class RunComparison:
     rows: tuple[Row, ...]
     unknown: tuple[tuple[str, str], ...]
     pairs: dict[Pair, Comparison]
+    orders: tuple[ExpectedOrder, ...] = ()
 
     def __repr__(self) -> str:
         return f"<RunComparison: {' '.join(self.answer)}>"
@@ -194,6 +197,7 @@ class RunComparison:
             **{"schema": SCHEMA, "ringtap": ringtap.__version__, "answer": list(self.answer), "runs": runs},
             **{"measures": rows, "unknown": [{"title": title, "why": why} for title, why in self.unknown]},
             "iteration_times": [one.to_json() for one in self.pairs.values()],
+            "orders": [order.to_json() for order in self.orders],
         }
 
     def write_page(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
@@ -249,7 +253,10 @@ def compare_runs(runs: Sequence[Job | Sweep | str | os.PathLike[str]]) -> RunCom
             f"{sweeps[0].path} is a sweep and {jobs[0].path} a job: name sweeps alone, or the job of a series{example}"
         )
     if sweeps:
-        return compare_measures(_measured_series(sweeps))
+        orders = [order for sweep in sweeps for order in expected_orders(sweep.run, list(sweep))]
+        found = compare_measures(_measured_series(sweeps))
+        lines = [line for order in orders for line in order.sentences]
+        return replace(found, answer=(*lines, *found.answer), orders=tuple(orders))
     if len(jobs) < 2:
         which = f"{jobs[0].path} is one run" if jobs else "no run is named"
         raise UsageError(f"{which}: name two or more to compare")

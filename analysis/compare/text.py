@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ringtap.analysis.compare.run_comparison import Row, RunComparison
+from ringtap.analysis.sweeps.expected_order import ExpectedOrder
 from ringtap.terminal import text_table
 from ringtap.units import counted
 
@@ -10,6 +11,7 @@ NOTE = (
     "Values are means over the iterations after warm-up unless their names say otherwise. Chance means the variation "
     "within these runs: repeated runs of one job may differ by more."
 )
+ORDER_HEADS = ["series", "critical path", "measured, s", "simulated, s", "rank", "simulated", "bytes"]
 _MAX_ROWS = 40
 _MAX_LABEL = 28
 
@@ -20,7 +22,28 @@ def describe(found: RunComparison) -> list[str]:
     lines = [*found.answer, "", *text_table(table)]
     if len(found.rows) > _MAX_ROWS:
         lines.append(f"{counted(len(found.rows) - _MAX_ROWS, 'more row')}: --json and the page have all")
+    for order in found.orders:
+        lines += [
+            "",
+            f"{order.title}, measured beside its message graphs:",
+            *text_table([ORDER_HEADS, *order_cells(order)], left=2),
+        ]
     return [*lines, "", NOTE, *(["", "Not known, and limits:", *found.reasons] if found.reasons else [])]
+
+
+def order_cells(order: ExpectedOrder) -> list[list[str]]:
+    """Return the rows of a table of series beside their message graphs."""
+
+    def known(value: float | None, form: str) -> str:
+        return "–" if value is None else format(value, form)
+
+    return [
+        [one.variant or one.series, one.path or one.why]
+        + [known(seconds, ".3f") for seconds in (one.measured_s, one.simulated_s)]
+        + [known(rank, "g") for rank in (one.measured_rank, one.simulated_rank)]
+        + [known(one.link_difference, "+.2%")]
+        for one in order.series
+    ]
 
 
 def heads(found: RunComparison) -> list[str]:

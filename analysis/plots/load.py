@@ -14,7 +14,17 @@ from matplotlib.lines import Line2D
 from ringtap.analysis import thesis
 from ringtap.analysis.plots.axes import Transform, curve
 from ringtap.analysis.plots.figure import Drawn, Sheet, finite, label, line_handle, sheet
-from ringtap.analysis.plots.style import FAINT, INK, Key, Look, look_of_transport, looks, title_of, transport_looks
+from ringtap.analysis.plots.style import (
+    COLOURS,
+    FAINT,
+    INK,
+    Key,
+    Look,
+    look_of_transport,
+    looks,
+    title_of,
+    transport_looks,
+)
 from ringtap.analysis.plots.sweep_axes import (
     Setting,
     handle,
@@ -27,18 +37,23 @@ from ringtap.analysis.plots.sweep_axes import (
     time_range,
     tooltip,
 )
-from ringtap.analysis.plots.variants import has_many_variants
+from ringtap.analysis.plots.variants import by_model, has_many_variants, row_of
 from ringtap.analysis.sweeps.series_results import Series
 
 _MAX_IN_ONE_PANEL = 4
 _SHARES_ABOVE = (0, 0.4, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
 
 
-def iteration_times(series: Sequence[Series], setting: Setting) -> Drawn:
-    """Draw mean iteration times against measured cross traffic, with bars up to the p99 (figures 3-2 to 3-4 (a))."""
-    on, groups = _panels(series, 0.0)
+def iteration_times(series: Sequence[Series], setting: Setting) -> Drawn | None:
+    """Draw mean iteration times against measured cross traffic, with bars up to the p99 (figures 3-2 to 3-4 (a)).
+
+    Without a point under cross traffic, many variants have one place on such an axis, and `variant_times` draws them.
+    """
+    if _has_variants_alone(series):
+        return None
+    on, groups, look = _panels(series, 0.0)
     for axes, group in zip(on.panels, groups, strict=True):
-        _draw(on, axes, group, looks([one.key for one in series]))
+        _draw(on, axes, group, look)
         log_times(axes, *time_range(series))
         load_axis(axes, setting)
     caption = (
@@ -50,20 +65,30 @@ def iteration_times(series: Sequence[Series], setting: Setting) -> Drawn:
     return on.drawn("iteration-times", caption, points_table(series))
 
 
+def _has_variants_alone(series: Sequence[Series]) -> bool:
+    """Return True if each model has many variants, and no point is under cross traffic."""
+    return all(map(has_many_variants, by_model(series))) and all(len(one.alone) == len(one.used) for one in series)
+
+
 def throughput(series: Sequence[Series], setting: Setting) -> Drawn | None:
     """Draw the samples/s of each model against measured cross traffic; return None if no batch size is known."""
     known = [one for one in series if any(point.samples_per_s is not None for point in one.used)]
-    if not known:
+    if not known or _has_variants_alone(known):
         return None
-    look, models = looks([one.key for one in series]), list(dict.fromkeys(one.model for one in known))
-    on = sheet(len(models), 2, (3.9, 3.1), _kind_handles(known, look))
-    for axes, model in zip(on.panels, models, strict=True):
-        for one in (one for one in known if one.model == model):
+    if any(map(has_many_variants, by_model(known))):
+        on, groups, look = _panels_by_topology(known, 0.0)
+    else:
+        look, models = looks([one.key for one in series]), list(dict.fromkeys(one.model for one in known))
+        on = sheet(len(models), 2, (3.9, 3.1), _kind_handles(known, look))
+        groups = [[one for one in known if one.model == model] for model in models]
+        for axes, group in zip(on.panels, groups, strict=True):
+            axes.set_title(label(group[0].title), loc="left")
+    for axes, group in zip(on.panels, groups, strict=True):
+        for one in group:
             loads, rates = one.loads_gbps, finite([point.samples_per_s for point in one.used])
             axes.plot(loads, rates, color=look[one.key].colour, linestyle=look[one.key].line, linewidth=1.3, zorder=2)
             texts = [tooltip(one, point) for point in one.used]
             on.mark(axes, loads, rates, texts, zorder=3, **look[one.key].marks)
-            axes.set_title(label(one.title), loc="left")
         axes.set_ylim(bottom=0)
         axes.set_ylabel("samples/s")
         load_axis(axes, setting)
@@ -86,11 +111,11 @@ def rescaled_times(series: Sequence[Series], setting: Setting) -> Drawn | None:
     def transform(load: Any) -> Any:
         return capacity / (capacity - load)
 
-    on, groups = _panels(series, 0.5)
+    on, groups, look = _panels(series, 0.5)
     heaviest = max(max(one.loads_gbps) for one in series)
     end = max(transform(min(heaviest * 1.02 + 0.05, 0.995 * capacity)), 1.01)
     for axes, group in zip(on.panels, groups, strict=True):
-        _draw(on, axes, group, looks([one.key for one in series]), transform)
+        _draw(on, axes, group, look, transform)
         log_times(axes, *time_range(series))
         axes.set_xlim(1 - 0.02 * (end - 1), end + 0.03 * (end - 1))
         axes.set_xticks([1, *(tick for tick in axes.get_xticks() if 1 + 0.05 * (end - 1) < tick <= end)])
@@ -194,11 +219,11 @@ def total_load(series: Sequence[Series], setting: Setting) -> Drawn | None:
         for point in one.used
         if point.requested_gbps is not None and training is not None and point.total_gbps is not None
     ]
-    if not rows:
+    if not rows or _has_variants_alone(series):
         return None
-    capacity, look = setting.capacity_gbps, looks([one.key for one in series])
+    capacity = setting.capacity_gbps
     known = [one for one in series if any(one is other for other, *_ in rows)]
-    on, groups = _panels(known, 0.0)
+    on, groups, look = _panels(known, 0.0)
     most = max(offered for _, _, offered, _ in rows)
     for axes, group in zip(on.panels, groups, strict=True):
         axes.plot([0, capacity, max(most, capacity)], [0, capacity, capacity], color=FAINT, linewidth=0.9, zorder=1)
@@ -237,25 +262,44 @@ def _mean_gbps(series: Series) -> float | None:
     return fmean(rates) if rates else None
 
 
-def _panels(series: Sequence[Series], above: float) -> tuple[Sheet, list[list[Series]]]:
-    """Create one panel for few series, else one per traffic kind, as in the thesis, with the models in the legend."""
+def _panels(series: Sequence[Series], above: float) -> tuple[Sheet, list[list[Series]], dict[Key, Look]]:
+    """Create one panel for few series, else one per traffic kind, as in the thesis, with the models in the legend.
+
+    If a model has many variants, there is a panel per model, traffic kind and topology, with the transports and
+    collectives in the legend.
+    """
     look = looks([one.key for one in series])
     if len(series) <= _MAX_IN_ONE_PANEL:
         labels = [handle(look[one.key], name_of(one)) for one in series]
-        return sheet(1, 1, (6.4, 3.9), labels, 2, above), [list(series)]
+        return sheet(1, 1, (6.4, 3.9), labels, 2, above), [list(series)], look
+    if any(map(has_many_variants, by_model(series))):
+        return _panels_by_topology(series, above)
     kinds = list(dict.fromkeys(one.traffic for one in series))
-    by_model = {(one.title, one.variant): look[one.key] for one in series}
+    by_title = {(one.title, one.variant): look[one.key] for one in series}
     labels = [
         line_handle(
             ", ".join(part for part in names if part), linewidth=2.4,
             **shown.marks | {"marker": "o" if shown.transport else ""},
         )
-        for names, shown in by_model.items()
+        for names, shown in by_title.items()
     ]  # fmt: skip
     on = sheet(len(kinds), 2, (3.9, 3.2), labels, 2, above)
     for axes, kind in zip(on.panels, kinds, strict=True):
         axes.set_title(label(f"{title_of(kind)} cross traffic"), loc="left")
-    return on, [[one for one in series if one.traffic == kind] for kind in kinds]
+    return on, [[one for one in series if one.traffic == kind] for kind in kinds], look
+
+
+def _panels_by_topology(series: Sequence[Series], above: float) -> tuple[Sheet, list[list[Series]], dict[Key, Look]]:
+    names = list(dict.fromkeys(map(row_of, series)))
+    shown = {name: look_of_transport(COLOURS[number % len(COLOURS)], number) for number, name in enumerate(names)}
+    has_kinds = len({one.traffic for one in series}) > 1
+    titles = [_joined(one.title, title_of(one.traffic) if has_kinds else "", one.topology) for one in series]
+    panels = list(dict.fromkeys(titles))
+    on = sheet(len(panels), 2, (3.4, 2.7), [handle(one, name) for name, one in shown.items()], 3, above)
+    for axes, title in zip(on.panels, panels, strict=True):
+        axes.set_title(label(title), loc="left")
+    groups = [[one for one, own in zip(series, titles, strict=True) if own == title] for title in panels]
+    return on, groups, {one.key: shown[row_of(one)] for one in series}
 
 
 def _draw(

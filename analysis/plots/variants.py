@@ -14,6 +14,12 @@ MAX_SIDE_BY_SIDE = 4  # variants of a model that figures with a line each show
 _ROW = 0.27  # inches
 
 
+def by_model(series: Sequence[Series]) -> list[list[Series]]:
+    """Return the series of each model under each kind of traffic."""
+    keys = dict.fromkeys((one.model, one.traffic) for one in series)
+    return [[one for one in series if (one.model, one.traffic) == key] for key in keys]
+
+
 def has_many_variants(group: Sequence[Series]) -> bool:
     """Return True if a model under one kind of traffic has too many variants for a line each."""
     return len({one.variant for one in group}) > MAX_SIDE_BY_SIDE
@@ -21,9 +27,7 @@ def has_many_variants(group: Sequence[Series]) -> bool:
 
 def variant_times(series: Sequence[Series], setting: Setting) -> Drawn | None:
     """Draw the mean iteration times of many variants at the lightest and the heaviest load; None if there are few."""
-    keys = dict.fromkeys((one.model, one.traffic) for one in series)
-    groups = [[one for one in series if (one.model, one.traffic) == key] for key in keys]
-    groups = [group for group in groups if has_many_variants(group)]
+    groups = [group for group in by_model(series) if has_many_variants(group)]
     if not groups:
         return None
     drawn = [one for group in groups for one in group]
@@ -38,13 +42,13 @@ def variant_times(series: Sequence[Series], setting: Setting) -> Drawn | None:
         line_handle("lightest load", color=INK, marker="o", linestyle="none"),
         line_handle(f"heaviest load, {heavy:.3g} Gbit/s", color=INK, marker="o", mfc="white", linestyle="none"),
     ]
-    rows = max(len({_row(one) for one in group}) for group in groups)
-    left = 0.3 + 0.075 * max(len(_row(one)) for one in drawn)
+    rows = max(len({row_of(one) for one in group}) for group in groups)
+    left = 0.3 + 0.075 * max(len(row_of(one)) for one in drawn)
     on = sheet(len(groups), 1, (4.2, _ROW * rows + 0.2), labels, left=left)
     for axes, group in zip(on.panels, groups, strict=True):
-        order = sorted({_row(one) for one in group}, key=lambda row: _least_s(group, row), reverse=True)
+        order = sorted({row_of(one) for one in group}, key=lambda row: _least_s(group, row), reverse=True)
         for one in group:
-            place = order.index(_row(one)) + 0.3 * (0.5 - (topologies.index(one.topology) + 0.5) / len(topologies))
+            place = order.index(row_of(one)) + 0.3 * (0.5 - (topologies.index(one.topology) + 0.5) / len(topologies))
             colour = colours[one.topology]
             for point, face in _ends(one):
                 mean_s = point.mean_s or 0.0
@@ -65,12 +69,13 @@ def variant_times(series: Sequence[Series], setting: Setting) -> Drawn | None:
     return on.drawn("variant-times", caption, points_table(drawn))
 
 
-def _row(series: Series) -> str:
+def row_of(series: Series) -> str:
+    """Return the name of a variant without its topology."""
     return ", ".join(part for part in (series.transport, series.collective) if part) or "as the job does"
 
 
 def _least_s(group: Sequence[Series], row: str) -> float:
-    return min(point.mean_s or 0.0 for one in group if _row(one) == row for point, _ in _ends(one)[:1])
+    return min(point.mean_s or 0.0 for one in group if row_of(one) == row for point, _ in _ends(one)[:1])
 
 
 def _ends(series: Series) -> list[tuple[Point, str]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.analysis.runs.run import SweepRun
+from ringtap.analysis.sweeps.expected_order import ExpectedOrder, expected_orders
 from ringtap.analysis.sweeps.packets import CapturedPoint, captured_points
 from ringtap.analysis.sweeps.points import measure
 from ringtap.analysis.sweeps.series_results import Series, analyse
@@ -112,6 +113,7 @@ class ReportInputs:
         rejected: windows that were measured again.
         captured: points at which packets were recorded.
         beside: sources of further series, of which the other facts do not hold.
+        orders: series of each model beside their message graphs.
     """
 
     name: str
@@ -128,6 +130,7 @@ class ReportInputs:
     rejected: int = 0
     captured: list[CapturedPoint] = field(default_factory=list)
     beside: list[str] = field(default_factory=list)
+    orders: list[ExpectedOrder] = field(default_factory=list)
 
 
 def of_sweep(sweep: SweepRun, workers: Executor | None = None, max_load: float | str | None = None) -> ReportInputs:
@@ -137,12 +140,12 @@ def of_sweep(sweep: SweepRun, workers: Executor | None = None, max_load: float |
         UsageError: the sweep is not readable.
     """
     points, plan, name = measure(sweep, workers), sweep.plan, sweep.path.resolve().name
-    facts = environment(sweep)
+    facts, series = environment(sweep), analyse(sweep, points, max_load)
     return ReportInputs(
         name=str(plan.get("name") or name),
         source=name,
         folder=sweep.path / "report",
-        series=analyse(sweep, points, max_load),
+        series=series,
         capacity_gbps=float(plan["capacity_bps"]) * float(plan["scale"]) / 1e9,
         scale=float(plan["scale"]),
         info=sweep.info,
@@ -152,6 +155,7 @@ def of_sweep(sweep: SweepRun, workers: Executor | None = None, max_load: float |
         torn=sweep.torn,
         rejected=len(read_points(sweep.path / REJECTED_JSONL)[0]),
         captured=captured_points(sweep, points),
+        orders=expected_orders(sweep, series),
     )
 
 
@@ -231,4 +235,5 @@ def together(inputs: Sequence[ReportInputs]) -> ReportInputs:
         rejected=sum(each.rejected for each in inputs),
         captured=[point for each in inputs for point in each.captured],
         beside=[each.source for each in others],
+        orders=[order for each in inputs for order in each.orders],
     )

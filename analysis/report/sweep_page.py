@@ -100,7 +100,11 @@ def collect(measured: ReportInputs, found: Sequence[Tails]) -> dict[str, Any]:
     data["paragraph"] = paragraph(statements)
     data["headline"] = headline(data, series)
     data["overview"] = overview(series)
-    data["answer"] = sentence(data["overview"], data["run"]["reload"] is not None)
+    data["orders"] = [order.to_json() for order in measured.orders]
+    answers = [line for order in measured.orders for line in order.sentences]
+    if not answers or any(len(one.alone) < len(one.used) for one in series):
+        answers.append(sentence(data["overview"], data["run"]["reload"] is not None))
+    data["answer"] = " ".join(answers)
     return data
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import ringtap
+from ringtap.analysis.sweeps.expected_order import expected_orders
 from ringtap.analysis.sweeps.points import CounterLog
 from ringtap.ethernet import frame_bytes
 from ringtap.models import PROFILES
@@ -69,3 +70,14 @@ def test_links_carry_the_bytes_of_the_message_graph(tmp_path: Path) -> None:
             # message, and what was sent again; 0.0 to 0.6 % in all where all eight collectives were measured
             assert sent / (payload * 1514 / 1448) == pytest.approx(1, abs=0.01), (point["series"], host)
     assert ringtap.open_sweep(out).names == [point["series"] for point in points]
+    expected = [json.loads(line) for line in (out / "expected.jsonl").read_text().splitlines()]
+    for point, item in zip(points, expected, strict=True):
+        assert point["series"] == item["series"]
+        assert point["link_iterations"] >= 6
+        for link in item["links"]:
+            counted, sent = point["link_payload_bytes"][link["link"]], link["payload_bytes"] + link["header_bytes"]
+            # without frames' headers and acknowledgements; beyond: what was sent again
+            assert counted == pytest.approx(sent, rel=0.01, abs=500), (point["series"], link)
+    sweep = ringtap.open_sweep(out)
+    (order,) = expected_orders(sweep.run, list(sweep))
+    assert [one.link_why for one in order.series] == ["", ""]

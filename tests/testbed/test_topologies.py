@@ -70,10 +70,13 @@ def test_every_link_of_leaves_and_spines_gives_its_rate() -> None:
 def test_flows_between_leaves_take_both_spines() -> None:
     leaves = spec("spread", 4, "leaf-spine", per_leaf=2, spines=2)
     with RunningTestbed(leaves, verify=False) as testbed:
-        before = testbed.sent_bytes()
+        before = testbed.link_counts()
         assert reach(testbed, [("S0", "S2"), ("S1", "S3")] * 16, 20_000) == 64
-        after = testbed.sent_bytes()
-    sent = {link.place: last[1] - first[1] for link, first, last in zip(leaves.links, before, after, strict=True)}
+        after = testbed.link_counts()
+    sent = {
+        link.place: last.size_bytes - first.size_bytes
+        for link, first, last in zip(leaves.links, before, after, strict=True)
+    }
     up = [sent["leaf0", f"to spine{spine}"] for spine in range(2)]
     assert sum(up) > 64 * 20_000
     # each of 64 flows takes either spine: that fewer than 8 take one has a probability of 10^-10

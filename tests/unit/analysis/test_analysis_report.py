@@ -175,6 +175,13 @@ def test_many_collectives_and_topologies_have_a_row_each(tmp_path: Path) -> None
     drawn = (folder / "figures" / "variant-times.svg").read_text()
     places = [drawn.index(f">{name}<") for name in reversed(names)]
     assert places == sorted(places)  # ticks are written from below, and the fastest one is on top
+    lines = (folder / "figures" / "iteration-times.svg").read_text()  # a panel per topology, and a line per collective
+    assert all(lines.count(f">{text}<") == 1 for text in (*names, f"{data['series'][0]['title']}, leaf-spine"))
+    alone = [row for row in rows if ",0,0." in row]
+    table.write_text("model,traffic,collective,topology,bandwidth_gbps,iteration_s,workers\n" + "".join(alone))
+    assert main(["report", str(table), "-o", str(folder), "--force"]) == 0
+    assert {path.stem for path in (folder / "figures").glob("*.png")} == {"variant-times"}
+    assert (folder / "report.html").read_text().count('id="figure-variant-times"') == 1
     # two give lines side by side, as before
     table.write_text("model,traffic,collective,bandwidth_gbps,iteration_s,workers\nvgg16,iperf,ring,0,0.2,4\n"
                      "vgg16,iperf,ring,9,0.3,4\nvgg16,iperf,tree,0,0.2,4\nvgg16,iperf,tree,9,0.4,4\n")  # fmt: skip

@@ -1,0 +1,90 @@
+"""Iterations of a sweep's series on a testbed as their message graphs have them, beside which they are measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ringtap.agents.testbed.topology import Roles, TestbedSpec
+from ringtap.errors import UsageError
+from ringtap.ethernet import HEADER_BYTES
+from ringtap.installation import lacking
+from ringtap.models import GRADIENT_BYTES, PROFILES
+from ringtap.plan import SCALE_MODEL, Model, SweepPlan
+from ringtap.plan_collectives import IN_NETWORK
+
+_ETHERNET_BYTES = 14
+
+
+def expected_series(plan: SweepPlan, model: Model, spec: TestbedSpec, roles: Roles) -> dict[str, Any]:
+    """Return a line of expected.jsonl without the name of its series.
+
+    Args:
+        plan: the sweep, with one testbed.
+        model: the training job, with a collective.
+        spec: the testbed.
+        roles: roles of its hosts.
+    """
+    if model.job != SCALE_MODEL:
+        return {"why": "only of scale models are the tensors and their times known"}
+    if problem := lacking("the simulation of an iteration", ("numpy", "numba")):
+        return {"why": problem}
+    from ringtap.workload.expected_iteration import expected_iteration
+    from ringtap.workload.lowering import Algorithms
+    from ringtap.workload.models import bucket_workload
+    from ringtap.workload.topologies import with_host_at
+
+    name, numbers = plan.collectives.algorithm(model.collective, len(roles.servers), 1)
+    algorithms = Algorithms(name, numbers.get("group", 1), numbers.get("shards", 1), numbers.get("pieces", 1))
+    topology = spec.network
+    places = [spec.hosts.index(host) for host in (*roles.workers, *roles.servers[: algorithms.others])]
+    if name == IN_NETWORK:
+        assert spec.aggregator is not None  # plans without one are refused
+        topology = with_host_at(topology, spec.aggregator)
+        places = [*places[: len(roles.workers)], spec.network.hosts]
+    frame_bytes = spec.mtu + _ETHERNET_BYTES
+    longest = max(len(topology.path(a, b)) for a in places for b in places if a != b)
+    try:
+        found = expected_iteration(
+            bucket_workload(scaled_buckets(model, plan.scale), len(roles.workers), model.compute_s),
+            topology,
+            algorithms,
+            places,
+            latency_s=longest * spec.delay_s,
+            payload_share=(frame_bytes - HEADER_BYTES) / frame_bytes,
+        )
+    except UsageError as error:
+        return {"why": str(error)}
+    links = [
+        {"link": host_names(spec, link), "payload_bytes": found.payload_bytes[link]}
+        | {"header_bytes": found.header_bytes[link], "critical_s": found.sending_s.get(link, 0.0)}
+        for link in dict.fromkeys(topology.bundles)
+    ]
+    names = ("iteration_s", "first_message_s", "compute_s", "latency_s", "critical_messages")
+    return {name: getattr(found, name) for name in names} | {"links": links}
+
+
+def scaled_buckets(model: Model, scale: float) -> list[tuple[int, float]]:
+    """Return the buckets of a scale model in the order of the backward pass: bytes, and share of that pass."""
+    from ringtap.workload.models import bucket_bounds, buckets
+
+    if model.layers is None:
+        every = list(buckets(PROFILES[model.name], model.bucket_bytes, model.first_bucket_bytes))
+    else:
+        layer_bytes = model.parameters * GRADIENT_BYTES / model.layers
+        bounds = bucket_bounds([round(layer_bytes)] * model.layers, model.bucket_bytes, model.first_bucket_bytes)
+        every = [(round((end - begin) * layer_bytes), (end - begin) / model.layers) for begin, end in bounds]
+    # as the scale model divides its tensors: the sums from the first on
+    edges = [0]
+    for size_bytes, _ in every:
+        edges.append(edges[-1] + size_bytes)
+    elements = [round(edge / GRADIENT_BYTES / scale) for edge in edges]
+    return [
+        (GRADIENT_BYTES * (end - begin), share)
+        for begin, end, (_, share) in zip(elements, elements[1:], every, strict=False)
+    ]
+
+
+def host_names(spec: TestbedSpec, bundle: str) -> str:
+    """Return the name of a bundle of links with the testbed's name of its host."""
+    node, _, way = bundle.partition(" ")
+    return f"{spec.hosts[int(node[1:])]} {way}" if node[1:].isdigit() and node[0] == "h" else bundle

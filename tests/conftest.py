@@ -8,10 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import psutil
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+# an example may take long on a busy machine
+hypothesis.settings.register_profile("busy", deadline=None)
+hypothesis.settings.load_profile("busy")
 # Tests that compute, and start no job: make check runs these alone.
 COMPUTES = re.compile(
     r"property/|unit/\w+/test_(analysis|core|docs|job|pcap|public|structure|sweep_csv|thesis)_"

@@ -9,8 +9,9 @@ from ringtap.errors import UsageError
 from ringtap.ethernet import HEADER_BYTES
 from ringtap.installation import lacking
 from ringtap.models import GRADIENT_BYTES, PROFILES
-from ringtap.plan import SCALE_MODEL, Model, SweepPlan
+from ringtap.plan import SweepPlan
 from ringtap.plan_collectives import IN_NETWORK
+from ringtap.plan_models import SCALE_MODEL, Model
 
 _ETHERNET_BYTES = 14
 

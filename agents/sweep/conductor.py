@@ -274,11 +274,12 @@ class Conductor:
             return
         expected_s = step_s(self._plan)
         self._reporter.begin(expected_s * len(pending))
-        with self._testbed(None) as (hosts, network):
+        context = nullcontext(self._setup) if self._setup else self._testbed(None)
+        with context as setup, losses_named(setup.hosts):
             self._run.save()
-            sharing = SharedLinks(
-                self._plan, self._run, hosts, network, self._attempt, self._reporter.say, self._reporter.tick
-            )
+            if self._setup:
+                self._check_idle_links(setup)
+            sharing = SharedLinks(self._plan, self._run, *setup, self._attempt, self._reporter.say, self._reporter.tick)
             for point in sharing.measure(pending):
                 self._reporter.done(sharing_line(self._run.path, point), expected_s, point)
 
@@ -523,15 +524,12 @@ def _check_machine(plan: SweepPlan, force: bool, say: Callable[[str], None]) -> 
             say(f"warning: {too_much}")
     if needs_iperf3(plan):
         iperf3.find_iperf3()
-    models = [*plan.models, *(job.model for job in plan.jobs)]
-    if any(model.framework == "horovod" for model in models) and not find_spec("horovod"):
+    if any(model.framework == "horovod" for model in plan.every_model) and not find_spec("horovod"):
         raise UsageError(
             f'framework = "horovod" needs Horovod, which {sys.executable} does not have: '
             "build it with python -m ringtap.examples.build_horovod --install"
         )
-    if plan.jobs and (problem := lacking("[[jobs]]", ("numpy",))):
-        raise UsageError(problem)
-    if problem := lacking('job = "real"', real_libraries(plan)):
+    if problem := lacking('job = "real"', real_libraries(plan.every_model)):
         raise UsageError(problem)
 
 
@@ -589,6 +587,8 @@ def run_sweep(
     plan = _plan(plan, keys)
     check_series(plan, instance_of(series, str, "the series"))
     check_collectives(plan)
+    if plan.jobs and (problem := lacking("[[jobs]]", ("numpy",))):
+        raise UsageError(problem)
     path = path_of(output, "the output") if output is not None else Path("runs") / new_name(plan.name)
     _check_space(plan, path)
     if instance_of(report, bool, "report"):

@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from ringtap.analysis.job.iterations import merged_spans
+from ringtap.analysis.job.iterations import aligned, merged_spans
 from ringtap.analysis.runs.apportioning import Integers
+from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.run import JobRun, SweepRun, iteration_marks, map_records
 from ringtap.analysis.statistics.arrays import Array
 from ringtap.analysis.statistics.autocorrelation import effective_count
@@ -179,9 +180,10 @@ def jain(values: Sequence[float]) -> float:
 def _iterations(job: JobRun, window_ns: tuple[int, int]) -> pd.DataFrame:
     """Return ``begin_ns``, ``iteration_s`` to the next begin and ``pause_s`` at the end of iterations in a window.
 
-    An iteration begins when the slowest rank has ended the step before and its pause.
+    Times are those of the reference host's clock. An iteration begins when the slowest rank has ended the step before and its pause.
     """
-    marks = iteration_marks(job.steps)
+    nodes = {path.name: NodeLogs(path) for path in (job.path / "nodes").iterdir()}
+    marks = iteration_marks(aligned(job.steps, nodes))
     ranks = marks["rank"].nunique()
     by = marks.assign(begin_ns=marks["end_ns"] + marks["pause_ns"]).groupby(["generation", "index"])
     table = by.agg(ranks=("rank", "nunique"), begin_ns=("begin_ns", "max"), pause_ns=("pause_ns", "max")).reset_index()
@@ -231,7 +233,10 @@ def _communication(job: JobRun, window_ns: tuple[int, int]) -> tuple[Integers, I
     for path in sorted(job.path.glob("nodes/*/steps/rank0-*.ddp.rec")):
         records = map_records(path)[1]
         if len(records):
-            begin, end = (np.asarray(records[f"comm_{side}_ns"], np.int64) for side in ("start", "end"))
+            clock = NodeLogs(path.parents[1]).clock
+            begin, end = (
+                clock.on_reference(np.asarray(records[f"comm_{side}_ns"], np.int64)) for side in ("start", "end")
+            )
             inside = (begin >= window_ns[0]) & (end <= window_ns[1]) & (end > begin)
             if inside.any():
                 return merged_spans(begin[inside], end[inside])

@@ -12,7 +12,7 @@ from typing import Any
 
 from ringtap.errors import UsageError
 from ringtap.installation import shipped_example
-from ringtap.plan_cluster import Cluster, read_cluster, unknown_host
+from ringtap.plan_cluster import OPT_IN, Cluster, read_cluster, unknown_host
 from ringtap.plan_collectives import Collectives, check_places, read_collectives
 from ringtap.plan_jobs import MAX_JOBS, MIN_JOBS, Job, check_hosts, over_tcp, read_job, read_offsets
 from ringtap.plan_models import SCALE_MODEL, Model, read_model
@@ -360,6 +360,9 @@ def _cluster_of_jobs(file: PlanTables, tables: Sequence[TomlTable], jobs: Sequen
     """Return the hosts that jobs run on, which all are workers."""
     table, hosts = file.one("cluster"), file.each("hosts")
     workers = tuple(dict.fromkeys(host for job in jobs for host in job.workers))
+    for key in ("workers", "servers", "cross_from", "cross_to", OPT_IN, "most_load"):
+        if table.has(key):
+            table.fail(key, "is for [[models]]: [[jobs]] have their own workers and no cross traffic, so take it out")
     names = [host.text("name", ...) for host in hosts]
     for job_table, job in zip(tables, jobs, strict=True):
         if names and (strange := next((host for host in job.workers if host not in names), "")):

@@ -115,11 +115,6 @@ def read_cluster(
             value = getattr(found[number], key)
             if value and value in (getattr(host, key) for host in found[:number]):
                 one.fail(key, f"= {value!r} is that of a host above, too")
-    for key in ("workers", "servers", "cross_from", "cross_to", OPT_IN, "most_load") if job_workers else ():
-        if table.has(key):
-            table.fail(
-                key, "is for [[models]]: [[jobs]] have workers of their own and no cross traffic, so take it out"
-            )
     workers, servers = table.texts("workers", list(job_workers) or ...), table.texts("servers", [])
     cross_from, cross_to = table.text("cross_from", ""), table.text("cross_to", "")
     may_load = bool(table.take(OPT_IN, bool, False, lambda _: True, "true or false"))

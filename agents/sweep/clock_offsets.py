@@ -76,9 +76,7 @@ def _pings(run: RunDirectory, node: str) -> int:
 def _offset(run: RunDirectory, node: str) -> ClockOffset:
     item = read_json(run.path / "nodes" / node / CLOCK_JSON, CLOCK)
     parts = item.get("measurements") or ([item["fit"]] if item.get("fit") else [])
-    known = [
-        (part["error_ns"], part["offset_ns"]) for part in parts if None not in (part["error_ns"], part["offset_ns"])
-    ]
+    known = [pair for part in parts if None not in (pair := (part.get("error_ns"), part["offset_ns"]))]
     if not known:
         why = item.get("reason") or "no ping was answered"
         raise MeasurementError(

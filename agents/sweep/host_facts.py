@@ -41,9 +41,10 @@ def host_facts() -> dict[str, Any]:
 
     Returns:
         ``boot_id``, ``iperf3`` (its path or ""), ``modules`` (those of `MODULES` that are installed), ``kernel_ports``
-        (first and last port that the kernel picks), ``gpus`` (number of NVIDIA GPUs), ``lease`` (facts about the sweep that
-        holds the host's lease) and ``interfaces``: by name ``addresses`` (IPv4), ``addresses6``, ``mtu``, ``below`` (its lower interfaces), ``phy``
-        (True if its driver counts the physical port) and ``rdma`` (its port of an RDMA device, if it has one).
+        (first and last port that the kernel picks), ``gpus`` (number of NVIDIA GPUs), ``lease`` (facts about the sweep
+        that holds the host's lease) and ``interfaces``: by name ``addresses`` (IPv4), ``addresses6``, ``mtu``,
+        ``below`` (its lower interfaces), ``phy`` (True if its driver counts the physical port) and ``rdma`` (its port
+        of an RDMA device, if it has one).
     """
     states = psutil.net_if_stats()
     rdma = {name: port._asdict() for port in rdma_ports(DEVICES) for name in port.interfaces}

@@ -192,10 +192,9 @@ def _gpu_problems(plan: SweepPlan, host: ClusterHost, facts: dict[str, Any]) -> 
     open_jobs = [job.name for job in users if gpus_of(job, plan.topology, host.name) is None]
     if len(users) < 2 or not open_jobs or not facts["gpus"]:
         return []
-    return [
-        f"host {host.name} has {counted(facts['gpus'], 'GPU')}, and the plan does not say which ones {', '.join(open_jobs)} "
-        'takes: give each job its own by environment = { CUDA_VISIBLE_DEVICES = "0" }, or "" for none'
-    ]
+    gpus, which = counted(facts["gpus"], "GPU"), ", ".join(open_jobs)
+    why = f"host {host.name} has {gpus}, which several jobs may take, and the plan does not give {which} any"
+    return [f'{why}: set environment = {{ CUDA_VISIBLE_DEVICES = "0" }} in each of [[jobs]], or "" for none']
 
 
 def _torch_problems(answer: Answer, answers: Sequence[Answer], pythons: Mapping[str, str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Several jobs that share links of a testbed or of real hosts: each alone, then all together, kept at time shifts or free.
+"""Several jobs that share links of a testbed or cluster: each alone, then all together, kept at time shifts or free.
 
 Shifts are applied as by the agents of CASSINI (Rajasekaran, Ghobadi and Akella, NSDI 2024): an iteration may begin at
 the points of its job's grid only, which the recording hook enforces by pauses between iterations.

@@ -180,7 +180,8 @@ def jain(values: Sequence[float]) -> float:
 def _iterations(job: JobRun, window_ns: tuple[int, int]) -> pd.DataFrame:
     """Return ``begin_ns``, ``iteration_s`` to the next begin and ``pause_s`` at the end of iterations in a window.
 
-    Times are those of the reference host's clock. An iteration begins when the slowest rank has ended the step before and its pause.
+    Times are those of the reference host's clock. An iteration begins when the slowest rank has ended the step before
+    and its pause.
     """
     nodes = {path.name: NodeLogs(path) for path in (job.path / "nodes").iterdir()}
     marks = iteration_marks(aligned(job.steps, nodes))

@@ -35,7 +35,7 @@ UsePAM no
 StrictModes no
 PermitRootLogin yes
 Banner {folder}/banner
-SetEnv HOME={home} TESTED_BY={tester}
+SetEnv HOME={home} TESTED_BY={tester} PYTHONPATH={modules}
 """
 CLIENT = """\
 Host *
@@ -124,7 +124,10 @@ class SshServers:
         (self.home(host) / ".bashrc").write_text(BASHRC)
         config = self.folder / f"sshd_config.{host}"
         home, tester = self.home(host), os.environ["TESTED_BY"]
-        text = SERVER.format(address=self.address(host), folder=self.folder, host=host, home=home, tester=tester)
+        modules = os.environ.get("PYTHONPATH", "")  # the hosts run the code that is tested
+        text = SERVER.format(
+            address=self.address(host), folder=self.folder, host=host, home=home, tester=tester, modules=modules
+        )
         config.write_text(text)
         words = f"{before} && mkdir -p /run/sshd && exec /usr/sbin/sshd -D -e -f '{config}'"
         with (self.folder / f"sshd.{host}.log").open("wb") as log:

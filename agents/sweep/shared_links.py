@@ -19,7 +19,7 @@ from ringtap.agents.hosts import HostProcess, Hosts
 from ringtap.agents.sweep.clock_offsets import ClockOffset, clock_offsets
 from ringtap.agents.sweep.cluster_hosts import check_alive, check_lost
 from ringtap.agents.sweep.cross_traffic import free_port
-from ringtap.agents.sweep.disturbances import RECORDED_S, collect_options, late_share
+from ringtap.agents.sweep.disturbances import RECORDED_S, Watch, collect_options, late_share
 from ringtap.agents.sweep.estimate import SharingStep, sharing_steps
 from ringtap.agents.sweep.job_launch import processes, ranks_of
 from ringtap.agents.sweep.load_series import StepWatcher, words_of_hosts
@@ -46,11 +46,12 @@ _POLL_S = 0.05
 
 
 class _RunningJob(NamedTuple):
-    """A job at a point: its run directory, the reader of its steps, and its processes, also by host."""
+    """A job at a point: its run directory, the readers of its steps and of disturbances, and its processes by host."""
 
     job: Job
     run: RunDirectory
     watcher: StepWatcher
+    watch: Watch
     processes: list[HostProcess]
     by_host: dict[str, list[HostProcess]]
 
@@ -101,6 +102,7 @@ class SharedLinks:
         attempt: gives a new folder below series/ by its name.
         say: receives messages.
         tick: receives the present step and the seconds that it has run.
+        tolerant: if True, a window with traffic that is not the jobs' is not measured again.
     """
 
     def __init__(
@@ -112,9 +114,11 @@ class SharedLinks:
         attempt: Callable[[str], Path],
         say: Callable[[str], None],
         tick: Callable[[str, float], None],
+        *,
+        tolerant: bool = False,
     ) -> None:
         self._plan, self._run, self._hosts = plan, run, hosts
-        self._attempt, self._say, self._tick = attempt, say, tick
+        self._attempt, self._say, self._tick, self._is_tolerant = attempt, say, tick, tolerant
         self._points = run.path / SHARED_JSONL
         self._is_testbed = not isinstance(plan.topology, Cluster)
         self._ports = [
@@ -261,7 +265,8 @@ class SharedLinks:
         run = RunDirectory.create(path, "job", sys.argv, self._plan.seed, **facts)
         self._hosts.publish(path)
         ranks = {host: ranks_of(self._plan, host) for host in job.workers}
-        return _RunningJob(job, run, StepWatcher(run, ranks), [], {})
+        watch = Watch(path, self._network, self._plan.capacity_bps, 0)
+        return _RunningJob(job, run, StepWatcher(run, ranks), watch, [], {})
 
     def _recorders(self, number: int, job: Job) -> list[str]:
         """Return the nodes that a run records beside the workers of its job, the run being one of a point's.
@@ -339,7 +344,7 @@ class SharedLinks:
         return words_of_hosts(self._plan, self._hosts, one.run, one.by_host)[1]
 
     def _undisturbed(self, label: str, running: Sequence[_RunningJob]) -> dict[str, Any]:
-        """Measure windows until the recorder was in time in one, or up to the plan's retries; return the best one."""
+        """Measure windows until nothing disturbed one, or up to the plan's retries; return the best one."""
         tries: list[dict[str, Any]] = []
         while len(tries) <= self._plan.window.retries:
             start_ns, end_ns = self._window(label, running)
@@ -348,11 +353,18 @@ class SharedLinks:
             for one in running:
                 self._hosts.gather(one.run.path)
             late = late_share(running[0].run.node(self._network.timekeeper) / NIC_REC, start_ns, end_ns)
-            tries.append({"window_start_ns": start_ns, "window_end_ns": end_ns, "late_share": round(late, 4)})
-            if late <= MAX_LATE_SHARE:
+            found = {"window_start_ns": start_ns, "window_end_ns": end_ns, "late_share": round(late, 4)}
+            since_ns = start_ns - round(self._plan.window.settle_s * 1e9)
+            cut = [word for one in running for word in one.watch.links(since_ns, end_ns, start_ns)]
+            jobs = [(one.watch, one.job.workers) for one in running]
+            others = running[0].watch.others_beside(jobs, start_ns, end_ns)
+            tries.append(found | {"cut": list(dict.fromkeys(cut)), "others": others})
+            why = [*tries[-1]["cut"], *([] if self._is_tolerant else others)]
+            why += [f"{late:.1%} of the samples came late"] if late > MAX_LATE_SHARE else []
+            if not why:
                 break
-            self._say(f"{label}: {late:.1%} of the samples came late")
-        return min(tries, key=lambda item: float(item["late_share"]))
+            self._say(f"{label}: {'; '.join(why)}")
+        return min(tries, key=lambda item: (len(item["cut"]), len(item["others"]), float(item["late_share"])))
 
     def _window(self, label: str, running: Sequence[_RunningJob]) -> tuple[int, int]:
         """Wait for a window with whole iterations of all jobs; return its start and end (CLOCK_REALTIME, ns)."""

@@ -76,6 +76,7 @@ class SharingPoint:
         score: compatibility score of the most contended link; None if the jobs were not kept.
         window_s: length of the window.
         late_share: share of the recorder's samples that were late.
+        disturbances: lost links and traffic of others in the window, one sentence each.
         utilisation: rate of the busiest shared link and direction over the capacity; None if it is not known.
         utilisation_why: reason that it is not known; empty if it is.
         fairness: Jain's index of the jobs' speeds, each relative to its speed alone; None for a job alone.
@@ -91,6 +92,7 @@ class SharingPoint:
     score: float | None
     window_s: float
     late_share: float | None
+    disturbances: tuple[str, ...]
     utilisation: float | None
     utilisation_why: str
     fairness: float | None
@@ -164,6 +166,7 @@ def _point(
         score=line.get("score"),
         window_s=(window_ns[1] - window_ns[0]) / 1e9,
         late_share=line.get("late_share"),
+        disturbances=(*(line.get("cut") or ()), *(line.get("others") or ())),
         utilisation=max(known) / capacity_bps if known and not why else None,
         utilisation_why=why,
         fairness=jain(speeds) if len(speeds) == len(jobs) > 1 else None,

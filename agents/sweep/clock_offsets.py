@@ -62,9 +62,8 @@ def clock_offsets(hosts: Hosts, network: SweepRoles, nodes: Sequence[str], path:
     finally:
         hosts.stop_all()
         hosts.gather(path)
-    found = {node: _offset(run, node) for node in others}
     run.finish("complete")
-    return dict.fromkeys(nodes, ClockOffset(0, 0)) | found
+    return dict.fromkeys(nodes, ClockOffset(0, 0)) | {node: _offset(run, node) for node in others}
 
 
 def _pings(run: RunDirectory, node: str) -> int:

@@ -441,7 +441,8 @@ def _open(plan: SweepPlan, path: Path, resume: bool, access: str, say: Callable[
     if read_json_lines(path / SHARED_JSONL, SHARED)[0]:
         known = before.get("offsets") or []
         free = _FREE | ({"offsets"} if now["offsets"][: len(known)] == known else set())
-        touching = [key for key in (*changes.touching, *changes.free) if key not in free]
+        changed = (*changes.touching, *changes.free)
+        touching = [key for key in changed if key not in free and key.rpartition(".")[2] not in _FREE_OF_HOST]
     if touching:
         raise UsageError(
             f"{path} has points that were measured with another plan (different: {', '.join(touching)}): "

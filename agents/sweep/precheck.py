@@ -113,7 +113,7 @@ def look_at_idle_links(plan: SweepPlan, hosts: Hosts, network: SweepRoles, path:
     hosts.publish(path)
     try:
         start_recorders(hosts, run, network.attachments, network)
-        start_ns, end_ns = record_window(hosts)
+        start_ns, end_ns = _record_window(hosts)
     finally:
         hosts.stop_all()
         hosts.gather(path)
@@ -158,7 +158,7 @@ def start_recorders(hosts: Hosts, run: RunDirectory, nodes: Iterable[str], netwo
             time.sleep(_POLL_S)
 
 
-def record_window(hosts: Hosts) -> tuple[int, int]:
+def _record_window(hosts: Hosts) -> tuple[int, int]:
     """Wait until a window has been recorded; return its start and end (CLOCK_REALTIME, ns)."""
     time.sleep(_WARM_UP_S)
     start_ns = time.time_ns()
@@ -188,7 +188,7 @@ def check_generator(plan: SweepPlan, kind: str, hosts: Hosts, network: SweepRole
         start_recorders(hosts, run, (network.timekeeper, network.roles.cross_from, *watched), network)
         cross.start_receiver()
         cross.start_sender(requested_bps, "full", _WARM_UP_S + _WINDOW_S + 10, plan.iperf_streams or STREAMS[-1])
-        start_ns, end_ns = record_window(hosts)
+        start_ns, end_ns = _record_window(hosts)
         cross.check()
     finally:
         cross.stop_sender()

@@ -269,9 +269,9 @@ class SharedLinks:
         return _RunningJob(job, run, StepWatcher(run, ranks), watch, [], {})
 
     def _recorders(self, number: int, job: Job) -> list[str]:
-        """Return the nodes that a run records beside the workers of its job, the run being one of a point's.
+        """Return the nodes that the run of a job records beside the job's workers.
 
-        The first run has the counters of all shared links, and each run has the host whose clock is the reference.
+        The first run of a point has the counters of all shared links, each run the host whose clock is the reference.
         """
         nodes = [port["node"] for port in self._ports] if number == 0 else []
         if not self._network.one_clock:

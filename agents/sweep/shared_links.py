@@ -225,16 +225,12 @@ class SharedLinks:
             for number, one in enumerate(running):
                 for node in self._recorders(number, one.job):
                     self._start_on(one, node, ["capture"], [], {}, "recorder.out")
-                port = self._master_port(number, running)
-                network = replace(self._network, roles=replace(self._network.roles, workers=one.job.workers))
-                for process in processes(self._plan, one.job.model, network, self._hosts, port):
-                    grid = {}
-                    if grids is not None:
-                        begin_ns, period_ns = (round(each[number] * 1e9) for each in (grids.shifts_s, grids.periods_s))
-                        begin_ns += start_ns + clocks[process.host].offset_ns
-                        grid = {VARIABLE: f"{begin_ns},{period_ns}"}
-                    environment = process.environment | grid
-                    self._start_on(one, process.host, ["run"], process.command, environment, process.log)
+                grid: dict[str, str] = {}
+                if grids is not None:
+                    begin_ns, period_ns = (round(each[number] * 1e9) for each in (grids.shifts_s, grids.periods_s))
+                    begin_ns += start_ns
+                    grid = {host: f"{begin_ns + clocks[host].offset_ns},{period_ns}" for host in one.job.workers}
+                self._start_job(one, self._master_port(number, running), grid)
             self._wait_for_warm_up(running)
             window = self._undisturbed(label, running)
         except BaseException as error:
@@ -267,6 +263,14 @@ class SharedLinks:
         ranks = {host: ranks_of(self._plan, host) for host in job.workers}
         watch = Watch(path, self._network, self._plan.capacity_bps, 0)
         return _RunningJob(job, run, StepWatcher(run, ranks), watch, [], {})
+
+    def _start_job(self, one: _RunningJob, port: int, grid: dict[str, str]) -> None:
+        """Start the ranks of a job, kept to the grid of their host if there is one."""
+        workers = one.job.workers
+        network = replace(self._network, roles=replace(self._network.roles, workers=workers))
+        for process in processes(self._plan, one.job.model, network, self._hosts, port):
+            environment = process.environment | ({VARIABLE: grid[process.host]} if grid else {})
+            self._start_on(one, process.host, ["run"], process.command, environment, process.log)
 
     def _recorders(self, number: int, job: Job) -> list[str]:
         """Return the nodes that the run of a job records beside the job's workers.

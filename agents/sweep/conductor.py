@@ -438,8 +438,9 @@ def _open(plan: SweepPlan, path: Path, resume: bool, access: str, say: Callable[
     before, now = run.info.get("plan") or {}, resolved(plan)
     changes = plan_changes(before, now, read_points(path / POINTS_JSONL)[0])
     touching = changes.touching
-    if read_json_lines(path / SHARED_JSONL, SHARED)[0]:
-        known = before.get("offsets") or []
+    if shared := read_json_lines(path / SHARED_JSONL, SHARED)[0]:
+        measured = max(point["step"] for point in shared) + 1 - len(plan.jobs)
+        known = (before.get("offsets") or [])[: max(measured, 0)]
         free = _FREE | ({"offsets"} if now["offsets"][: len(known)] == known else set())
         changed = (*changes.touching, *changes.free)
         touching = [key for key in changed if key not in free and key.rpartition(".")[2] not in _FREE_OF_HOST]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -70,6 +70,11 @@ class Grids(NamedTuple):
     periods_s: tuple[float, ...]
     predicted_s: tuple[float, ...]
     score: float
+
+    def by_host(self, number: int, start_ns: int, clocks: Mapping[str, ClockOffset]) -> dict[str, str]:
+        """Return the value of `VARIABLE` for a job on each host, by the host's own clock."""
+        begin_ns, period_ns = start_ns + round(self.shifts_s[number] * 1e9), round(self.periods_s[number] * 1e9)
+        return {host: f"{begin_ns + clock.offset_ns},{period_ns}" for host, clock in clocks.items()}
 
 
 def pending_steps(plan: SweepPlan, run: Path) -> list[SharingStep]:
@@ -222,15 +227,8 @@ class SharedLinks:
         running = [self._create(step, job) for job in step.jobs]
         try:
             self._tick(f"{label}: starting the jobs", 0.0)
-            for number, one in enumerate(running):
-                for node in self._recorders(number, one.job):
-                    self._start_on(one, node, ["capture"], [], {}, "recorder.out")
-                grid: dict[str, str] = {}
-                if grids is not None:
-                    begin_ns, period_ns = (round(each[number] * 1e9) for each in (grids.shifts_s, grids.periods_s))
-                    begin_ns += start_ns
-                    grid = {host: f"{begin_ns + clocks[host].offset_ns},{period_ns}" for host in one.job.workers}
-                self._start_job(one, self._master_port(number, running), grid)
+            for number in range(len(running)):
+                self._start_job(number, running, {} if grids is None else grids.by_host(number, start_ns, clocks))
             self._wait_for_warm_up(running)
             window = self._undisturbed(label, running)
         except BaseException as error:
@@ -264,10 +262,17 @@ class SharedLinks:
         watch = Watch(path, self._network, self._plan.capacity_bps, 0)
         return _RunningJob(job, run, StepWatcher(run, ranks), watch, [], {})
 
-    def _start_job(self, one: _RunningJob, port: int, grid: dict[str, str]) -> None:
-        """Start the ranks of a job, kept to the grid of their host if there is one."""
+    def _start_job(self, number: int, running: Sequence[_RunningJob], grid: Mapping[str, str]) -> None:
+        """Start the recorders and the ranks of a job, kept to the grid of their host if there is one."""
+        one = running[number]
+        for node in self._recorders(number, one.job):
+            self._start_on(one, node, ["capture"], [], {}, "recorder.out")
         workers = one.job.workers
         network = replace(self._network, roles=replace(self._network.roles, workers=workers))
+        # no job before this one may be about to take the same ports
+        ports = _MASTER_PORTS * len(running)
+        port = free_port(self._hosts, workers[0], network.training[workers[0]], ports, network.ports)
+        port += _MASTER_PORTS * number
         for process in processes(self._plan, one.job.model, network, self._hosts, port):
             environment = process.environment | ({VARIABLE: grid[process.host]} if grid else {})
             self._start_on(one, process.host, ["run"], process.command, environment, process.log)
@@ -281,12 +286,6 @@ class SharedLinks:
         if not self._network.one_clock:
             nodes.append(self._network.roles.workers[0])
         return [node for node in dict.fromkeys(nodes) if node not in job.workers]
-
-    def _master_port(self, number: int, running: Sequence[_RunningJob]) -> int:
-        """Return a free port of a job's first host that no job before it may be about to take."""
-        first, network = running[number].job.workers[0], self._network
-        ports = _MASTER_PORTS * len(running)
-        return free_port(self._hosts, first, network.training[first], ports, network.ports) + _MASTER_PORTS * number
 
     def _clocks(self, step: SharingStep, grids: Grids) -> dict[str, ClockOffset]:
         """Measure the offset of each worker's clock, by which its grid begins earlier or later.

@@ -12,9 +12,9 @@ from typing import Any
 
 from ringtap.errors import UsageError
 from ringtap.installation import shipped_example
-from ringtap.plan_cluster import Cluster, read_cluster
+from ringtap.plan_cluster import OPT_IN, Cluster, read_cluster, unknown_host
 from ringtap.plan_collectives import Collectives, check_places, read_collectives
-from ringtap.plan_jobs import MAX_JOBS, MIN_JOBS, Job, read_job, read_offsets
+from ringtap.plan_jobs import MAX_JOBS, MIN_JOBS, Job, check_hosts, over_tcp, read_job, read_offsets
 from ringtap.plan_models import SCALE_MODEL, Model, read_model
 from ringtap.toml_tables import PlanTables, TomlTable
 from ringtap.transports import contradiction, is_rdma
@@ -172,6 +172,16 @@ class SweepPlan:
     jobs: tuple[Job, ...] = ()
     offsets: tuple[str | tuple[float, ...], ...] = ()
 
+    @property
+    def every_model(self) -> tuple[Model, ...]:
+        """The models, and those of the jobs."""
+        return (*self.models, *(job.model for job in self.jobs))
+
+    def models_on(self, host: str) -> dict[str, Model]:
+        """Return the models that train on a host, by the label of the model or the name of the job."""
+        labelled = {model.label: model for model in self.models} if host in self.topology.workers else {}
+        return labelled | {job.name: job.model for job in self.jobs if host in job.workers}
+
     def parts(self) -> list[SweepPlan]:
         """Return a plan per topology, with its models; the keys of other topologies have their defaults."""
         topologies = list(dict.fromkeys(model.topology for model in self.models))
@@ -300,11 +310,14 @@ def load_plan(source: str | PathLike[str] | Mapping[str, Any]) -> SweepPlan:
 
 def _plan_of_jobs(file: PlanTables) -> SweepPlan:
     """Read a plan of jobs that share links."""
-    for name in ("models", "cluster", "hosts", "burst", "capture"):
+    is_real = file.has("cluster")
+    for name in ("models", "burst", "capture", "testbed" if is_real else "hosts"):
         if file.has(name):
-            raise UsageError(f"{file.name}: a plan with [[jobs]] runs them on a testbed, without [{name}]: take it out")
+            others = "[cluster]" if name == "testbed" else "[[jobs]]"
+            hint = "add [cluster], which says how to reach them" if name == "hosts" else "take it out"
+            raise UsageError(f"{file.name}: a plan with {others} has no [{name}]: {hint}")
     sweep = file.one("sweep", needed=True)
-    scale = sweep.number("scale", 100.0, 1, 100_000)
+    scale = sweep.number("scale", 1.0 if is_real else 100.0, 1, 100_000)
     tables = file.each("jobs", needed=True)
     if not MIN_JOBS <= len(tables) <= MAX_JOBS:
         raise UsageError(f"{file.name}: {len(tables)} [[jobs]]: give {MIN_JOBS} to {MAX_JOBS} that share a link")
@@ -317,23 +330,48 @@ def _plan_of_jobs(file: PlanTables) -> SweepPlan:
     )
     if alone:
         raise UsageError(f"{file.name}: {alone.name} has no host in common with another job, so they share no link")
+    full_bps = sweep.quantity("capacity", ... if is_real else "25gbit", parse_rate_bps)
+    topology: Testbed | Cluster
+    if is_real:
+        jobs = tuple(map(over_tcp, jobs))
+        topology = _cluster_of_jobs(file, tables, jobs)
+    else:
+        topology = _testbed_of_jobs(file.one("testbed"), jobs)
     plan = SweepPlan(
         name=sweep.text("name", "sweep"),
         seed=sweep.integer("seed", 1, 0, 2**31),
         scale=scale,
-        capacity_bps=round(sweep.quantity("capacity", "25gbit", parse_rate_bps) / scale),
+        capacity_bps=round(full_bps if is_real else full_bps / scale),  # a real link is not scaled
         loads=(0.0,),
         random_order=False,
         models=(),
         traffic=(),
         iperf_streams=None,
-        topology=_testbed_of_jobs(file.one("testbed"), jobs),
+        topology=topology,
         window=_window(file.one("window"), is_auto=False),
         jobs=jobs,
         offsets=read_offsets(sweep, len(jobs)),
     )
     sweep.finish()
     return plan
+
+
+def _cluster_of_jobs(file: PlanTables, tables: Sequence[TomlTable], jobs: Sequence[Job]) -> Cluster:
+    """Return the hosts that jobs run on, which all are workers."""
+    table, hosts = file.one("cluster"), file.each("hosts")
+    workers = tuple(dict.fromkeys(host for job in jobs for host in job.workers))
+    for key in ("workers", "servers", "cross_from", "cross_to", OPT_IN, "most_load"):
+        if table.has(key):
+            table.fail(key, "is for [[models]]: [[jobs]] have their own workers and no cross traffic, so take it out")
+    names = [host.text("name", ...) for host in hosts]
+    for job_table, job in zip(tables, jobs, strict=True):
+        if names and (strange := next((host for host in job.workers if host not in names), "")):
+            job_table.fail("workers", unknown_host(strange, names))
+    cluster = read_cluster(table, hosts, 0, workers)
+    if cluster.reach == "local":
+        table.fail("reach", '= "local" has no link that jobs could share: use ssh or slurm, or a [testbed]')
+    check_hosts(tables, jobs, cluster)
+    return cluster
 
 
 def _testbed_of_jobs(table: TomlTable, jobs: Sequence[Job]) -> Testbed:

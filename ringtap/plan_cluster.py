@@ -91,13 +91,16 @@ class Cluster:
         return asdict(self) | {"hosts": names, "machines": [asdict(host) for host in self.hosts]}
 
 
-def read_cluster(table: TomlTable, hosts: Sequence[TomlTable], asked_bps: int) -> Cluster:
+def read_cluster(
+    table: TomlTable, hosts: Sequence[TomlTable], asked_bps: int, job_workers: tuple[str, ...] = ()
+) -> Cluster:
     """Read and check [cluster] and [[hosts]].
 
     Args:
         table: the plan's [cluster].
         hosts: its [[hosts]].
         asked_bps: the most that any step of the plan sends at a time; 0 for a plan without cross traffic.
+        job_workers: workers of a plan of jobs, whose [cluster] names no roles; empty for other plans.
 
     Raises:
         UsageError: a wrong key or value, with its line; cross traffic that the plan does not permit.
@@ -112,7 +115,7 @@ def read_cluster(table: TomlTable, hosts: Sequence[TomlTable], asked_bps: int) -
             value = getattr(found[number], key)
             if value and value in (getattr(host, key) for host in found[:number]):
                 one.fail(key, f"= {value!r} is that of a host above, too")
-    workers, servers = table.texts("workers", ...), table.texts("servers", [])
+    workers, servers = table.texts("workers", list(job_workers) or ...), table.texts("servers", [])
     cross_from, cross_to = table.text("cross_from", ""), table.text("cross_to", "")
     may_load = bool(table.take(OPT_IN, bool, False, lambda _: True, "true or false"))
     most_load_bps = int(table.quantity("most_load", "0bit", parse_rate_bps))
@@ -128,9 +131,7 @@ def read_cluster(table: TomlTable, hosts: Sequence[TomlTable], asked_bps: int) -
     for key, named in roles:
         for name in named:
             if name and name not in names:
-                near = difflib.get_close_matches(name, names, 1)
-                hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
-                table.fail(key, f"names {name!r}, which is not a [[hosts]] entry; {hint}")
+                table.fail(key, unknown_host(name, names))
     if asked_bps and reach == "local":
         table.fail(
             "reach", '= "local" has no link that cross traffic could load: plan loads = [0], or take a [testbed]'
@@ -138,6 +139,13 @@ def read_cluster(table: TomlTable, hosts: Sequence[TomlTable], asked_bps: int) -
     if asked_bps:
         _check_cross_traffic(table, (cross_from, cross_to), may_load, (most_load_bps, asked_bps))
     return Cluster(reach, found, workers, cross_from, cross_to, may_load, most_load_bps, ports, environment, servers)
+
+
+def unknown_host(name: str, names: Sequence[str]) -> str:
+    """Return the problem of a key that names a host which is not among those of the plan."""
+    near = difflib.get_close_matches(name, names, 1)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
+    return f"names {name!r}, which is not a [[hosts]] entry; {hint}"
 
 
 def _ports(table: TomlTable) -> tuple[int, int] | None:

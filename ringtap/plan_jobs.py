@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ringtap.errors import UsageError
+from ringtap.plan_cluster import Cluster
 from ringtap.plan_collectives import Collectives
 from ringtap.plan_models import MODEL_NAME, Model, read_model
 from ringtap.toml_tables import TomlTable
+from ringtap.transports import VARIABLES, contradiction
 from ringtap.units import parse_duration_s
 
 FREE, CASSINI = "free", "cassini"  # offsets of jobs: not kept, and those with the highest compatibility score
@@ -40,8 +43,59 @@ def read_job(table: TomlTable, scale: float) -> Job:
     if len(workers) < 2 or len(set(workers)) < len(workers):
         table.fail("workers", "must be two hosts at least, each once: a job has a rank on each")
     if table.has("transport"):
-        table.fail("transport", "is for [[models]]: jobs on a testbed use TCP")
+        table.fail("transport", "is for [[models]]: jobs that share links use TCP")
     return Job(name, read_model(table, scale, Collectives(), "model"), workers)
+
+
+def sharing(jobs: Sequence[Job]) -> dict[str, tuple[Job, ...]]:
+    """Return the jobs on each host that several jobs share."""
+    hosts = dict.fromkeys(host for job in jobs for host in job.workers)
+    users = {host: tuple(job for job in jobs if host in job.workers) for host in hosts}
+    return {host: found for host, found in users.items() if len(found) > 1}
+
+
+def over_tcp(job: Job) -> Job:
+    """Return a job whose NCCL uses TCP on real hosts, as the counters of their interfaces do not see RDMA."""
+    return replace(job, model=replace(job.model, environment=VARIABLES["tcp"] | dict(job.model.environment)))
+
+
+def check_hosts(tables: Sequence[TomlTable], jobs: Sequence[Job], cluster: Cluster) -> None:
+    """Check that jobs can run on the hosts of a cluster.
+
+    Raises:
+        UsageError: a job is over RDMA, has ranks that Horovod cannot have, or would share GPUs with another one.
+    """
+    for table, job in zip(tables, jobs, strict=True):
+        ranks = {cluster.host(host).ranks for host in job.workers}
+        if len(ranks) > 1 and job.model.framework == "horovod":
+            table.fail("framework", '= "horovod" needs the same number of ranks on every worker')
+        for host in job.workers:
+            if found := contradiction("tcp", {**job.model.environment, **cluster.host(host).environment}):
+                table.fail(
+                    "environment",
+                    f"or that of {host} sets {found}: jobs that share links use TCP, so take the variable out",
+                )
+    for host, users in sharing(jobs).items():
+        taken: dict[str, str] = {}
+        for job in users:
+            table = tables[jobs.index(job)]
+            for gpu in gpus_of(job, cluster, host) or ():
+                if taken.setdefault(gpu, job.name) != job.name:
+                    table.fail(
+                        "environment",
+                        f"gives {job.name} GPU {gpu} of {host}, which {taken[gpu]} has: give each job GPUs of its own "
+                        f'by CUDA_VISIBLE_DEVICES, and no "gpus" to {host}',
+                    )
+
+
+def gpus_of(job: Job, cluster: Cluster, host: str) -> tuple[str, ...] | None:
+    """Return the GPUs that a job sees on a host by the plan; None if it says nothing."""
+    machine = cluster.host(host)
+    if machine.gpus:
+        return machine.gpus
+    variables = {**cluster.environment, **job.model.environment, **machine.environment}
+    text = variables.get("CUDA_VISIBLE_DEVICES")
+    return None if text is None else tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def read_offsets(sweep: TomlTable, jobs: int) -> tuple[str | tuple[float, ...], ...]:

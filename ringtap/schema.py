@@ -165,6 +165,8 @@ SHARED: Shape = {
     "window_end_ns": NS,
     "late_share?": (Number(0, 1), None),
     "score?": (Number(-1e6, 1), None),
+    **{"cut?": ([str], None), "others?": ([str], None)},
+    "clocks?": ({str: {"offset_ns": Number(-(2**61), 2**61), "error_ns": Number(0, 2**62)}}, None),
     "ports": [{"node": NAME, "nic": str, "direction": Text("rx|tx", "rx or tx")}],
     "jobs": [
         {

@@ -84,6 +84,11 @@ def submit_plan(
     cluster = plan.topology
     if not isinstance(cluster, Cluster) or cluster.reach != "slurm":
         raise UsageError(f'{file} is not for Slurm: under [cluster] it needs reach = "slurm"')
+    if plan.jobs:
+        raise UsageError(
+            f"{file} has [[jobs]], which are no series for the tasks of an array: run ringtap sweep {shell_word(file)} "
+            f"in an allocation of {len(cluster.hosts)} nodes (salloc, or a batch script of yours)"
+        )
     _check_options(options, len(cluster.hosts))
     resources = replace(resources, nodes=len(cluster.hosts))
     path: Path = options.output or Path("runs") / new_name(plan.name)

@@ -277,10 +277,14 @@ class Conductor:
             return
         expected_s = step_s(self._plan)
         self._reporter.begin(expected_s * len(pending))
-        with self._testbed(None) as (hosts, network, _):
+        context: AbstractContextManager[SweepSetup] = nullcontext(self._setup) if self._setup else self._testbed(None)
+        with context as setup, losses_named(setup.hosts):
             self._run.save()
+            if self._setup:
+                self._check_idle_links(setup)
+            say, tick = self._reporter.say, self._reporter.tick
             sharing = SharedLinks(
-                self._plan, self._run, hosts, network, self._attempt, self._reporter.say, self._reporter.tick
+                self._plan, self._run, setup.hosts, setup.network, self._attempt, say, tick, tolerant=self._force
             )
             for point in sharing.measure(pending):
                 self._reporter.done(sharing_line(self._run.path, point), expected_s, point)
@@ -454,10 +458,12 @@ def _open(plan: SweepPlan, path: Path, resume: bool, access: str, say: Callable[
     before, now = run.info.get("plan") or {}, resolved(plan)
     changes = plan_changes(before, now, read_points(path / POINTS_JSONL)[0])
     touching = changes.touching
-    if read_json_lines(path / SHARED_JSONL, SHARED)[0]:
-        known = before.get("offsets") or []
+    if shared := read_json_lines(path / SHARED_JSONL, SHARED)[0]:
+        measured = max(point["step"] for point in shared) + 1 - len(plan.jobs)
+        known = (before.get("offsets") or [])[: max(measured, 0)]
         free = _FREE | ({"offsets"} if now["offsets"][: len(known)] == known else set())
-        touching = [key for key in (*changes.touching, *changes.free) if key not in free]
+        changed = (*changes.touching, *changes.free)
+        touching = [key for key in changed if key not in free and key.rpartition(".")[2] not in _FREE_OF_HOST]
     if touching:
         raise UsageError(
             f"{path} has points that were measured with another plan (different: {', '.join(touching)}): "
@@ -541,15 +547,12 @@ def _check_machine(plan: SweepPlan, force: bool, say: Callable[[str], None]) -> 
             say(f"warning: {too_much}")
     if needs_iperf3(plan):
         iperf3.find_iperf3()
-    models = [*plan.models, *(job.model for job in plan.jobs)]
-    if any(model.framework == "horovod" for model in models) and not find_spec("horovod"):
+    if any(model.framework == "horovod" for model in plan.every_model) and not find_spec("horovod"):
         raise UsageError(
             f'framework = "horovod" needs Horovod, which {sys.executable} does not have: '
             "build it with python -m ringtap.examples.build_horovod --install"
         )
-    if plan.jobs and (problem := lacking("[[jobs]]", ("numpy",))):
-        raise UsageError(problem)
-    if problem := lacking('job = "real"', real_libraries(plan)):
+    if problem := lacking('job = "real"', real_libraries(plan.every_model)):
         raise UsageError(problem)
 
 
@@ -607,6 +610,8 @@ def run_sweep(
     plan = _plan(plan, keys)
     check_series(plan, instance_of(series, str, "the series"))
     check_collectives(plan)
+    if plan.jobs and (problem := lacking("[[jobs]]", ("numpy",))):
+        raise UsageError(problem)
     path = path_of(output, "the output") if output is not None else Path("runs") / new_name(plan.name)
     _check_space(plan, path)
     if instance_of(report, bool, "report"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -371,6 +371,27 @@ class Watch:
                     yield from self._error_words(node, nic, counters, start_ns, end_ns)
             except UsageError:  # such as a lost host, which is reported elsewhere
                 continue
+
+    def others_beside(self, jobs: Sequence[tuple[Watch, Collection[str]]], start_ns: int, end_ns: int) -> list[str]:
+        """Return a sentence for each host and direction with much traffic that is of none of several jobs.
+
+        Args:
+            jobs: the watch of each job's run, and the hosts of its ranks.
+            start_ns: start of the window (CLOCK_REALTIME).
+            end_ns: its end.
+        """
+        found = []
+        for node, port in self._network.attachments.items():
+            try:
+                rates = [watch.rates(node, start_ns, end_ns) for watch, hosts in jobs if node in hosts and not port.why]
+            except UsageError:  # no traffic, or no socket diagnostics there
+                continue
+            for direction in ("rx", "tx") if rates else ():
+                total_bps = sum(rate.total[direction] for rate in rates) / len(rates)  # each run counted all of it
+                rest_bps = total_bps - sum(rate.own[direction] for rate in rates)
+                if rest_bps > MAX_OTHER_SHARE * self._capacity_bps:
+                    found.append(other_words(node, direction, rest_bps, self._capacity_bps))
+        return found
 
     def _error_words(self, node: str, nic: str, counters: Counters, start_ns: int, end_ns: int) -> Iterator[str]:
         if f"{nic}.rx_errors" not in counters:

@@ -33,6 +33,7 @@ _USUAL_MTU = 1500
 _TRIAL_BYTES = 1 << 20
 _INTERPRETER_S = 30.0  # an interpreter on a network file system starts slowly
 _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 def host_facts() -> dict[str, Any]:
@@ -40,9 +41,10 @@ def host_facts() -> dict[str, Any]:
 
     Returns:
         ``boot_id``, ``iperf3`` (its path or ""), ``modules`` (those of `MODULES` that are installed), ``kernel_ports``
-        (first and last port that the kernel picks), ``lease`` (facts about the sweep that holds the host's lease) and
-        ``interfaces``: by name ``addresses`` (IPv4), ``addresses6``, ``mtu``, ``below`` (its lower interfaces), ``phy``
-        (True if its driver counts the physical port) and ``rdma`` (its port of an RDMA device, if it has one).
+        (first and last port that the kernel picks), ``gpus`` (number of NVIDIA GPUs), ``lease`` (facts about the sweep
+        that holds the host's lease) and ``interfaces``: by name ``addresses`` (IPv4), ``addresses6``, ``mtu``,
+        ``below`` (its lower interfaces), ``phy`` (True if its driver counts the physical port) and ``rdma`` (its port
+        of an RDMA device, if it has one).
     """
     states = psutil.net_if_stats()
     rdma = {name: port._asdict() for port in rdma_ports(DEVICES) for name in port.interfaces}
@@ -62,6 +64,7 @@ def host_facts() -> dict[str, Any]:
         "iperf3": shutil.which("iperf3") or "",
         "modules": [name for name in MODULES if find_spec(name)],
         "kernel_ports": _PORT_RANGE.read_text().split() if _PORT_RANGE.exists() else [],
+        "gpus": len(list(_GPUS.iterdir())) if _GPUS.is_dir() else 0,
         "lease": held(),
         "interfaces": interfaces,
     }

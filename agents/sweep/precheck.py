@@ -112,7 +112,7 @@ def look_at_idle_links(plan: SweepPlan, hosts: Hosts, network: SweepRoles, path:
     run = RunDirectory.create(path, "job", sys.argv, plan.seed, series="precheck-idle", **network.clock())
     hosts.publish(path)
     try:
-        _start_recorders(hosts, run, network.attachments, network)
+        start_recorders(hosts, run, network.attachments, network)
         start_ns, end_ns = _record_window(hosts)
     finally:
         hosts.stop_all()
@@ -135,7 +135,7 @@ def look_at_idle_links(plan: SweepPlan, hosts: Hosts, network: SweepRoles, path:
     return {"rates": rates, "words": sentences}
 
 
-def _start_recorders(hosts: Hosts, run: RunDirectory, nodes: Iterable[str], network: SweepRoles) -> None:
+def start_recorders(hosts: Hosts, run: RunDirectory, nodes: Iterable[str], network: SweepRoles) -> None:
     """Start recorders of interfaces, on attached nodes also of connections, and wait until all of them record.
 
     Raises:
@@ -185,7 +185,7 @@ def check_generator(plan: SweepPlan, kind: str, hosts: Hosts, network: SweepRole
     requested_bps = most_bps(plan)
     watched = [node for node, port in network.attachments.items() if not port.why]
     try:
-        _start_recorders(hosts, run, (network.timekeeper, network.roles.cross_from, *watched), network)
+        start_recorders(hosts, run, (network.timekeeper, network.roles.cross_from, *watched), network)
         cross.start_receiver()
         cross.start_sender(requested_bps, "full", _WARM_UP_S + _WINDOW_S + 10, plan.iperf_streams or STREAMS[-1])
         start_ns, end_ns = _record_window(hosts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,10 +20,12 @@ from ringtap.link_counters import ETHTOOL, INFINIBAND, source_of
 from ringtap.models import PROFILES
 from ringtap.plan import SweepPlan
 from ringtap.plan_cluster import Cluster, ClusterHost
-from ringtap.plan_models import PLACEHOLDERS, REAL
+from ringtap.plan_jobs import gpus_of, sharing
+from ringtap.plan_models import PLACEHOLDERS, REAL, SCALE_MODEL, Model
 from ringtap.schema import ACKNOWLEDGED
 from ringtap.secret_masking import mask_variables, mask_words
 from ringtap.transports import is_rdma
+from ringtap.units import counted
 
 # the workers' clocks set the windows, and the receiver's clock selects its counters in them; their difference must be
 # small compared with the settling time
@@ -65,14 +67,14 @@ def _question(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> dict[str, Any
     question: dict[str, Any] = {"jobs": {}}
     if cluster.reach == "ssh":
         question["room"] = {"folder": host.workdir, "bytes": room_bytes(plan)}
-    for model in plan.models if host.name in cluster.workers else ():
+    for label, model in plan.models_on(host.name).items():
         if model.command:
             values = dict.fromkeys(PLACEHOLDERS, "0") | {"python": job_python(plan, host.name, hosts)}
             # without secrets, as every user of the host can read the arguments of a process
             command = mask_words(filled(model.command, values | {"host": host.name}))
             variables = mask_variables(own_environment(plan, model, host.name))
             about = {"command": command, "directory": model.directory, "environment": variables}
-            question["jobs"][model.label] = about
+            question["jobs"][label] = about
     return question
 
 
@@ -110,6 +112,7 @@ def _ask_host(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> Answer:
                 *_address_problems(host, facts),
                 *_tool_problems(plan, name, facts),
                 *_rdma_problems(plan, host, facts),
+                *_gpu_problems(plan, host, facts),
             ]
             problems += [f"host {name}: {facts['room']}: free some, or name another workdir"] if facts["room"] else []
             for model, found in facts["jobs"].items():
@@ -158,16 +161,16 @@ def _tool_problems(plan: SweepPlan, name: str, facts: dict[str, Any]) -> list[st
     cluster, found = plan.topology, []
     if needs_iperf3(plan) and name in (cluster.cross_from, cluster.cross_to) and not facts["iperf3"]:
         found.append(f"host {name} has no iperf3 on its PATH: install it there, or plan no iperf traffic")
-    if name in cluster.workers:
-        if any(not model.command for model in plan.models) and "torch" not in facts["modules"]:
-            found.append(f"host {name} has no torch for the scale model: install ringtap[demo] there")
-        if any(model.framework == "horovod" for model in plan.models) and "horovod" not in facts["modules"]:
-            found.append(f"host {name} has no Horovod: run python -m ringtap.examples.build_horovod --install there")
-        found += [
-            f"host {name} has no {library} for the real model: install ringtap[models] there"
-            for library in real_libraries(plan)
-            if library not in facts["modules"]
-        ]
+    models = plan.models_on(name).values()
+    if any(not model.command for model in models) and "torch" not in facts["modules"]:
+        found.append(f"host {name} has no torch for the scale model: install ringtap[demo] there")
+    if any(model.framework == "horovod" for model in models) and "horovod" not in facts["modules"]:
+        found.append(f"host {name} has no Horovod: run python -m ringtap.examples.build_horovod --install there")
+    found += [
+        f"host {name} has no {library} for the real model: install ringtap[models] there"
+        for library in real_libraries(models)
+        if library not in facts["modules"]
+    ]
     if name in cluster.servers and plan.collectives.names and "torch" not in facts["modules"]:
         found.append(f"host {name} has no torch for its parameter server: install ringtap[demo,workload] there")
     return found
@@ -180,6 +183,18 @@ def _rdma_problems(plan: SweepPlan, host: ClusterHost, facts: dict[str, Any]) ->
         return []
     where = f"host {host.name}, model {model.label}"
     return [f"{where}: {nic}, which has the training address, belongs to no RDMA device: give another, or use tcp"]
+
+
+def _gpu_problems(plan: SweepPlan, host: ClusterHost, facts: dict[str, Any]) -> list[str]:
+    """Return a sentence if jobs on a host may take the same GPUs, which would slow each other without any network."""
+    assert isinstance(plan.topology, Cluster)
+    users = [job for job in sharing(plan.jobs).get(host.name, ()) if job.model.job != SCALE_MODEL]
+    open_jobs = [job.name for job in users if gpus_of(job, plan.topology, host.name) is None]
+    if len(users) < 2 or not open_jobs or not facts["gpus"]:
+        return []
+    gpus, which = counted(facts["gpus"], "GPU"), ", ".join(open_jobs)
+    why = f"host {host.name} has {gpus}, which several jobs may take, and the plan does not give {which} any"
+    return [f'{why}: set environment = {{ CUDA_VISIBLE_DEVICES = "0" }} in each of [[jobs]], or "" for none']
 
 
 def _torch_problems(answer: Answer, answers: Sequence[Answer], pythons: Mapping[str, str]) -> list[str]:
@@ -196,9 +211,9 @@ def _torch_problems(answer: Answer, answers: Sequence[Answer], pythons: Mapping[
     return found
 
 
-def real_libraries(plan: SweepPlan) -> list[str]:
-    """Return the packages that have the models that a plan trains themselves."""
-    return list(dict.fromkeys(PROFILES[model.name].library for model in plan.models if model.job == REAL))
+def real_libraries(models: Iterable[Model]) -> list[str]:
+    """Return the packages that have those of the models that train themselves."""
+    return list(dict.fromkeys(PROFILES[model.name].library for model in models if model.job == REAL))
 
 
 def needs_iperf3(plan: SweepPlan) -> bool:

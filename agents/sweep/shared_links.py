@@ -1,4 +1,4 @@
-"""Several jobs that share links of a testbed: each alone, then all together, kept at time shifts or free.
+"""Several jobs that share links of a testbed or cluster: each alone, then all together, kept at time shifts or free.
 
 Shifts are applied as by the agents of CASSINI (Rajasekaran, Ghobadi and Akella, NSDI 2024): an iteration may begin at
 the points of its job's grid only, which the recording hook enforces by pauses between iterations.
@@ -9,24 +9,26 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringtap.agents.hook.ringtap_hook.grid import VARIABLE
 from ringtap.agents.hosts import HostProcess, Hosts
+from ringtap.agents.sweep.clock_offsets import ClockOffset, clock_offsets
 from ringtap.agents.sweep.cluster_hosts import check_alive, check_lost
 from ringtap.agents.sweep.cross_traffic import free_port
-from ringtap.agents.sweep.disturbances import RECORDED_S, collect_options, late_share
+from ringtap.agents.sweep.disturbances import RECORDED_S, Watch, collect_options, late_share
 from ringtap.agents.sweep.estimate import SharingStep, sharing_steps
-from ringtap.agents.sweep.job_launch import processes
+from ringtap.agents.sweep.job_launch import processes, ranks_of
 from ringtap.agents.sweep.load_series import StepWatcher, words_of_hosts
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.testbed.topology import SWITCH, TestbedSpec
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SweepPlan
-from ringtap.plan_jobs import CASSINI, FREE, Job
+from ringtap.plan_cluster import Cluster
+from ringtap.plan_jobs import CASSINI, FREE, Job, sharing
 from ringtap.records import JsonLinesWriter, read_json_lines
 from ringtap.rundir import RunDirectory
 from ringtap.schema import ALONE, MAX_LATE_SHARE, NIC_REC, SHARED, SHARED_JSONL
@@ -37,16 +39,19 @@ if TYPE_CHECKING:
 
 # of the predicted period, so that iterations that last a little longer are not late for ever
 GRID_MARGIN = 0.03
+# of this margin, so that two hosts whose clocks are wrong in opposite directions use it up at most
+_MAX_CLOCK_ERROR = 0.5
 _MASTER_PORTS = 2
 _POLL_S = 0.05
 
 
 class _RunningJob(NamedTuple):
-    """A job at a point: its run directory, the reader of its steps, and its processes, also by host."""
+    """A job at a point: its run directory, the readers of its steps and of disturbances, and its processes by host."""
 
     job: Job
     run: RunDirectory
     watcher: StepWatcher
+    watch: Watch
     processes: list[HostProcess]
     by_host: dict[str, list[HostProcess]]
 
@@ -65,6 +70,11 @@ class Grids(NamedTuple):
     periods_s: tuple[float, ...]
     predicted_s: tuple[float, ...]
     score: float
+
+    def by_host(self, number: int, start_ns: int, clocks: Mapping[str, ClockOffset]) -> dict[str, str]:
+        """Return the value of `VARIABLE` for a job on each host, by the host's own clock."""
+        begin_ns, period_ns = start_ns + round(self.shifts_s[number] * 1e9), round(self.periods_s[number] * 1e9)
+        return {host: f"{begin_ns + clock.offset_ns},{period_ns}" for host, clock in clocks.items()}
 
 
 def pending_steps(plan: SweepPlan, run: Path) -> list[SharingStep]:
@@ -92,11 +102,12 @@ class SharedLinks:
     Args:
         plan: the sweep.
         run: the sweep's run directory.
-        hosts: the hosts of the testbed.
+        hosts: the hosts of the testbed or cluster.
         network: their roles and addresses.
         attempt: gives a new folder below series/ by its name.
         say: receives messages.
         tick: receives the present step and the seconds that it has run.
+        tolerant: if True, a window with traffic that is not the jobs' is not measured again.
     """
 
     def __init__(
@@ -108,14 +119,18 @@ class SharedLinks:
         attempt: Callable[[str], Path],
         say: Callable[[str], None],
         tick: Callable[[str, float], None],
+        *,
+        tolerant: bool = False,
     ) -> None:
         self._plan, self._run, self._hosts = plan, run, hosts
-        self._attempt, self._say, self._tick = attempt, say, tick
+        self._attempt, self._say, self._tick, self._is_tolerant = attempt, say, tick, tolerant
         self._points = run.path / SHARED_JSONL
-        shared = [host for host in network.roles.workers if sum(host in job.workers for job in plan.jobs) > 1]
+        self._is_testbed = not isinstance(plan.topology, Cluster)
         self._ports = [
-            {"node": SWITCH, "nic": TestbedSpec.port(host), "direction": direction}
-            for host in shared
+            {"node": node, "nic": nic, "direction": direction}
+            for host in sharing(plan.jobs)
+            # the ports of real switches cannot be read, but those of the hosts at the other end can
+            for node, nic in [(SWITCH, TestbedSpec.port(host)) if self._is_testbed else (host, network.interface[host])]
             for direction in ("rx", "tx")
         ]
         bottleneck = {"cross": [], "total": self._ports, "mtu": network.bottleneck["mtu"]}
@@ -207,17 +222,13 @@ class SharedLinks:
 
     def _measure(self, step: SharingStep, grids: Grids | None) -> dict[str, Any]:
         label = step.label
+        clocks = {} if grids is None else self._clocks(step, grids)
         start_ns = time.time_ns()
         running = [self._create(step, job) for job in step.jobs]
         try:
             self._tick(f"{label}: starting the jobs", 0.0)
-            self._start_on(running[0], SWITCH, ["capture"], [], {}, "recorder.out")
-            for number, one in enumerate(running):
-                grid = {}
-                if grids is not None:
-                    begin_ns, period_ns = (round(each[number] * 1e9) for each in (grids.shifts_s, grids.periods_s))
-                    grid = {VARIABLE: f"{start_ns + begin_ns},{period_ns}"}
-                self._start_job(one, grid)
+            for number in range(len(running)):
+                self._start_job(number, running, {} if grids is None else grids.by_host(number, start_ns, clocks))
             self._wait_for_warm_up(running)
             window = self._undisturbed(label, running)
         except BaseException as error:
@@ -235,31 +246,71 @@ class SharedLinks:
             if grids is not None:
                 jobs[-1] |= {"shift_s": grids.shifts_s[number], "period_s": grids.periods_s[number]}
                 jobs[-1] |= {"predicted_s": grids.predicted_s[number]}
-        score = {} if grids is None else {"score": grids.score}
-        return {"step": step.number, "offset": step.offset, **window, **score, "ports": self._ports, "jobs": jobs}
+        kept: dict[str, Any] = {} if grids is None else {"score": grids.score}
+        if clocks and not self._network.one_clock:
+            kept["clocks"] = {host: offset._asdict() for host, offset in clocks.items()}
+        return {"step": step.number, "offset": step.offset, **window, **kept, "ports": self._ports, "jobs": jobs}
 
     def _create(self, step: SharingStep, job: Job) -> _RunningJob:
         """Create the run directory of a job at a point."""
         path = self._attempt(f"{step.offset}-{job.name}")
+        # one reference for all runs of a point, whose times are compared
         facts = self._network.clock() | {"batch": job.model.batch, "bottleneck": self._network.bottleneck}
         run = RunDirectory.create(path, "job", sys.argv, self._plan.seed, **facts)
         self._hosts.publish(path)
-        return _RunningJob(job, run, StepWatcher(run, dict.fromkeys(job.workers, 1)), [], {})
+        ranks = {host: ranks_of(self._plan, host) for host in job.workers}
+        watch = Watch(path, self._network, self._plan.capacity_bps, 0)
+        return _RunningJob(job, run, StepWatcher(run, ranks), watch, [], {})
 
-    def _start_job(self, one: _RunningJob, grid: dict[str, str]) -> None:
-        """Start the ranks of a job."""
+    def _start_job(self, number: int, running: Sequence[_RunningJob], grid: Mapping[str, str]) -> None:
+        """Start the recorders and the ranks of a job, kept to the grid of their host if there is one."""
+        one = running[number]
+        for node in self._recorders(number, one.job):
+            self._start_on(one, node, ["capture"], [], {}, "recorder.out")
         workers = one.job.workers
         network = replace(self._network, roles=replace(self._network.roles, workers=workers))
-        port = free_port(self._hosts, workers[0], network.training[workers[0]], _MASTER_PORTS)
+        # no job before this one may be about to take the same ports
+        ports = _MASTER_PORTS * len(running)
+        port = free_port(self._hosts, workers[0], network.training[workers[0]], ports, network.ports)
+        port += _MASTER_PORTS * number
         for process in processes(self._plan, one.job.model, network, self._hosts, port):
-            environment = process.environment | grid
+            environment = process.environment | ({VARIABLE: grid[process.host]} if grid else {})
             self._start_on(one, process.host, ["run"], process.command, environment, process.log)
+
+    def _recorders(self, number: int, job: Job) -> list[str]:
+        """Return the nodes that the run of a job records beside the job's workers.
+
+        The first run of a point has the counters of all shared links, each run the host whose clock is the reference.
+        """
+        nodes = [port["node"] for port in self._ports] if number == 0 else []
+        if not self._network.one_clock:
+            nodes.append(self._network.roles.workers[0])
+        return [node for node in dict.fromkeys(nodes) if node not in job.workers]
+
+    def _clocks(self, step: SharingStep, grids: Grids) -> dict[str, ClockOffset]:
+        """Measure the offset of each worker's clock, by which its grid begins earlier or later.
+
+        Raises:
+            MeasurementError: an offset is not known well enough for the grid's margin.
+        """
+        workers = list(dict.fromkeys(host for job in step.jobs for host in job.workers))
+        found = clock_offsets(self._hosts, self._network, workers, self._attempt(f"{step.offset}-clocks"))
+        margin_s = GRID_MARGIN * min(grids.predicted_s)
+        host, worst = max(found.items(), key=lambda item: item[1].error_ns)
+        if worst.error_ns / 1e9 > _MAX_CLOCK_ERROR * margin_s:
+            raise MeasurementError(
+                f"the clock of {host} is known to ± {format_duration(worst.error_ns / 1e9)} only, and the grid of the "
+                f"jobs leaves {format_duration(margin_s)} per iteration: measure when the links are idle, or plan "
+                'offsets = ["free"]'
+            )
+        return found
 
     def _start_on(
         self, one: _RunningJob, host: str, verb: list[str], command: list[str], environment: dict[str, str], file: str
     ) -> None:
         """Start a recorder on a host, with a rank of the job if there is a command."""
-        record = collect_options(self._network, host, *(["steps", "ddp"] if command else []))
+        sockets = [] if self._is_testbed else ["sockets"]
+        record = collect_options(self._network, host, *sockets, *(["steps", "ddp"] if command else []))
         record += ["--join", self._hosts.path(host, one.run.path), "--node", host]
         wrapped = [*self._hosts.ringtap(host), *verb, *record, *(["--", *command] if command else [])]
         log = one.run.node(host) / "log" / file
@@ -296,7 +347,7 @@ class SharedLinks:
         return words_of_hosts(self._plan, self._hosts, one.run, one.by_host)[1]
 
     def _undisturbed(self, label: str, running: Sequence[_RunningJob]) -> dict[str, Any]:
-        """Measure windows until the recorder was in time in one, or up to the plan's retries; return the best one."""
+        """Measure windows until nothing disturbed one, or up to the plan's retries; return the best one."""
         tries: list[dict[str, Any]] = []
         while len(tries) <= self._plan.window.retries:
             start_ns, end_ns = self._window(label, running)
@@ -304,12 +355,19 @@ class SharedLinks:
             check_alive(self._hosts)
             for one in running:
                 self._hosts.gather(one.run.path)
-            late = late_share(running[0].run.node(SWITCH) / NIC_REC, start_ns, end_ns)
-            tries.append({"window_start_ns": start_ns, "window_end_ns": end_ns, "late_share": round(late, 4)})
-            if late <= MAX_LATE_SHARE:
+            late = late_share(running[0].run.node(self._network.timekeeper) / NIC_REC, start_ns, end_ns)
+            found = {"window_start_ns": start_ns, "window_end_ns": end_ns, "late_share": round(late, 4)}
+            since_ns = start_ns - round(self._plan.window.settle_s * 1e9)
+            cut = [word for one in running for word in one.watch.links(since_ns, end_ns, start_ns)]
+            jobs = [(one.watch, one.job.workers) for one in running]
+            others = running[0].watch.others_beside(jobs, start_ns, end_ns)
+            tries.append(found | {"cut": list(dict.fromkeys(cut)), "others": others})
+            why = [*tries[-1]["cut"], *([] if self._is_tolerant else others)]
+            why += [f"{late:.1%} of the samples came late"] if late > MAX_LATE_SHARE else []
+            if not why:
                 break
-            self._say(f"{label}: {late:.1%} of the samples came late")
-        return min(tries, key=lambda item: float(item["late_share"]))
+            self._say(f"{label}: {'; '.join(why)}")
+        return min(tries, key=lambda item: (len(item["cut"]), len(item["others"]), float(item["late_share"])))
 
     def _window(self, label: str, running: Sequence[_RunningJob]) -> tuple[int, int]:
         """Wait for a window with whole iterations of all jobs; return its start and end (CLOCK_REALTIME, ns)."""

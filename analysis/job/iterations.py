@@ -295,7 +295,7 @@ class Work:
 
 def build(run: JobRun, nodes: Mapping[str, NodeLogs]) -> Work:
     """Join the ranks' records of a run."""
-    steps = _aligned(run.steps, nodes)
+    steps = aligned(run.steps, nodes)
     marks, found = marks_and_processes(steps)
     phases = phases_of(run, marks, nodes)
     iterations = iterations_of(_with_beginnings(marks, phases))
@@ -325,7 +325,7 @@ def _world_size(node: NodeLogs) -> int:
     return max((size for about in logs if isinstance(size := about.get("world_size"), int)), default=0)
 
 
-def _aligned(steps: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> pd.DataFrame:
+def aligned(steps: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> pd.DataFrame:
     """Convert the times of steps to the reference node's clock.
 
     CLOCK_MONOTONIC is used for a node whose clock was set at times that were not recorded.

@@ -141,6 +141,7 @@ def warnings(points: Sequence[SharingPoint]) -> list[str]:
         for point in points
         if point.late_share is not None and point.late_share > MAX_LATE_SHARE
     ]
+    found += [f"{point.label}: {text}: measure anew" for point in points for text in point.disturbances]
     found += [
         f"{point.label}: the jobs pause for {_paused(point):.0%} of the time, and the link is not full: their grid is "
         "longer than they need"

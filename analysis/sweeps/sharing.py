@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from ringtap.analysis.job.iterations import merged_spans
+from ringtap.analysis.job.iterations import aligned, merged_spans
 from ringtap.analysis.runs.apportioning import Integers
+from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.run import JobRun, SweepRun, iteration_marks, map_records
 from ringtap.analysis.statistics.arrays import Array
 from ringtap.analysis.statistics.autocorrelation import effective_count
@@ -75,6 +76,7 @@ class SharingPoint:
         score: compatibility score of the most contended link; None if the jobs were not kept.
         window_s: length of the window.
         late_share: share of the recorder's samples that were late.
+        disturbances: lost links and traffic of others in the window, one sentence each.
         utilisation: rate of the busiest shared link and direction over the capacity; None if it is not known.
         utilisation_why: reason that it is not known; empty if it is.
         fairness: Jain's index of the jobs' speeds, each relative to its speed alone; None for a job alone.
@@ -90,6 +92,7 @@ class SharingPoint:
     score: float | None
     window_s: float
     late_share: float | None
+    disturbances: tuple[str, ...]
     utilisation: float | None
     utilisation_why: str
     fairness: float | None
@@ -163,6 +166,7 @@ def _point(
         score=line.get("score"),
         window_s=(window_ns[1] - window_ns[0]) / 1e9,
         late_share=line.get("late_share"),
+        disturbances=(*(line.get("cut") or ()), *(line.get("others") or ())),
         utilisation=max(known) / capacity_bps if known and not why else None,
         utilisation_why=why,
         fairness=jain(speeds) if len(speeds) == len(jobs) > 1 else None,
@@ -179,9 +183,11 @@ def jain(values: Sequence[float]) -> float:
 def _iterations(job: JobRun, window_ns: tuple[int, int]) -> pd.DataFrame:
     """Return ``begin_ns``, ``iteration_s`` to the next begin and ``pause_s`` at the end of iterations in a window.
 
-    An iteration begins when the slowest rank has ended the step before and its pause.
+    Times are those of the reference host's clock. An iteration begins when the slowest rank has ended the step before
+    and its pause.
     """
-    marks = iteration_marks(job.steps)
+    nodes = {path.name: NodeLogs(path) for path in (job.path / "nodes").iterdir()}
+    marks = iteration_marks(aligned(job.steps, nodes))
     ranks = marks["rank"].nunique()
     by = marks.assign(begin_ns=marks["end_ns"] + marks["pause_ns"]).groupby(["generation", "index"])
     table = by.agg(ranks=("rank", "nunique"), begin_ns=("begin_ns", "max"), pause_ns=("pause_ns", "max")).reset_index()
@@ -231,7 +237,10 @@ def _communication(job: JobRun, window_ns: tuple[int, int]) -> tuple[Integers, I
     for path in sorted(job.path.glob("nodes/*/steps/rank0-*.ddp.rec")):
         records = map_records(path)[1]
         if len(records):
-            begin, end = (np.asarray(records[f"comm_{side}_ns"], np.int64) for side in ("start", "end"))
+            clock = NodeLogs(path.parents[1]).clock
+            begin, end = (
+                clock.on_reference(np.asarray(records[f"comm_{side}_ns"], np.int64)) for side in ("start", "end")
+            )
             inside = (begin >= window_ns[0]) & (end <= window_ns[1]) & (end > begin)
             if inside.any():
                 return merged_spans(begin[inside], end[inside])

@@ -117,6 +117,8 @@ class SlurmCluster:
             "PYTHONDONTWRITEBYTECODE": "1",
             "TESTED_BY": os.environ["TESTED_BY"],
             "SLURM_CONF": f"{cluster_keeper.HOME}/slurm.conf",
+            # the nodes run the code that is tested
+            **({"PYTHONPATH": os.environ["PYTHONPATH"]} if os.environ.get("PYTHONPATH") else {}),
             **(env or {}),
         }
         words = ["nsenter", "--target", str(self._pid), *_INTO, "--"]

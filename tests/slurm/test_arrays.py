@@ -16,6 +16,10 @@ from tests.slurm.there import ODD, RINGTAP, status, until
 PAGE = (ROOT / "docs" / "commands" / "submit-plans.md").read_text()
 PLAN = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[0]
 # by their verbs and what is special of them, in the order of the page
+JOB = '[[jobs]]\nname = "{}"\nmodel = "vgg16"\nworkers = ["S0", "S1"]\n'
+HOST = '[[hosts]]\nname = "{}"\ninterface = "eth0"\n'
+JOBS = '[sweep]\ncapacity = "1gbit"\n[cluster]\nreach = "slurm"\n'
+JOBS += "".join((HOST.format("S0"), HOST.format("S1"), JOB.format("a"), JOB.format("b")))
 COMMANDS = re.findall(r"^ringtap .*$", PAGE, re.MULTILINE)
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
 
@@ -67,12 +71,20 @@ def test_the_script_is_one_that_slurm_and_shellcheck_take(cluster: SlurmCluster,
     ("plan", "options", "words"),
     [
         ('[sweep]\nloads = [0]\n[[models]]\nname = "vgg16"\n', [], 'needs reach = "slurm"'),
+        (JOBS, [], "has [[jobs]], which are no series for the tasks of an array: run ringtap sweep plan.toml"),
         (PLAN.replace("i_may_load_these_links = true", ""), [], "i_may_load_these_links is not true"),
         (PLAN, ["--nodes", "5"], "the plan has 3 hosts, a node each"),
         (PLAN, ["--keep", "*.pt"], "--keep is for a command"),
         (PLAN, ["--sbatch", "partition=none"], "invalid partition specified: none"),
     ],
-    ids=["a testbed's plan", "cross traffic that nobody allows", "nodes", "an option of commands", "sbatch refuses"],
+    ids=[
+        "a testbed's plan",
+        "jobs",
+        "cross traffic that nobody allows",
+        "nodes",
+        "an option of commands",
+        "sbatch refuses",
+    ],
 )
 def test_what_cannot_be_submitted_leaves_nothing(
     cluster: SlurmCluster, place: Path, plan: str, options: list[str], words: str

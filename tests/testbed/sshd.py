@@ -35,7 +35,7 @@ UsePAM no
 StrictModes no
 PermitRootLogin yes
 Banner {folder}/banner
-SetEnv HOME={home} TESTED_BY={tester}
+SetEnv HOME={home} TESTED_BY={tester} PYTHONPATH={modules} {more}
 """
 CLIENT = """\
 Host *
@@ -113,18 +113,21 @@ class SshServers:
         """The servers, each with a disk (a folder) of its own."""
         return [SshHost(host, f"{host}.lab", workdir=f"{self.folder}/disk of '{host}'") for host in self.names]
 
-    def start(self, host: str, before: str = "true") -> None:
+    def start(self, host: str, before: str = "true", variables: str = "") -> None:
         """Start a host's sshd; returns when it listens.
 
         Args:
             host: the host.
             before: shell words to run first, in the mount namespace that the host's sessions will have.
+            variables: more environment variables of sessions, as sshd_config(5) has them.
         """
         self.home(host).mkdir(exist_ok=True)
         (self.home(host) / ".bashrc").write_text(BASHRC)
         config = self.folder / f"sshd_config.{host}"
         home, tester = self.home(host), os.environ["TESTED_BY"]
-        text = SERVER.format(address=self.address(host), folder=self.folder, host=host, home=home, tester=tester)
+        modules = os.environ.get("PYTHONPATH", "")  # the hosts run the code that is tested
+        about = {"address": self.address(host), "folder": self.folder, "host": host, "home": home, "tester": tester}
+        text = SERVER.format(**about, modules=modules, more=variables)
         config.write_text(text)
         words = f"{before} && mkdir -p /run/sshd && exec /usr/sbin/sshd -D -e -f '{config}'"
         with (self.folder / f"sshd.{host}.log").open("wb") as log:

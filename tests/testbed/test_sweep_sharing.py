@@ -76,3 +76,5 @@ def test_jobs_are_kept_at_the_shift_that_their_recorded_circles_give(tmp_path: P
     assert longer.returncode == 2
     assert "offset 500 ms of b is not below its iteration time alone" in longer.stderr
     assert "Traceback" not in longer.stderr
+    without = run("sweep", plan(tmp_path, '"cassini", "free"'), "-o", path, "--resume")
+    assert without.returncode == 0, "what was not measured may change"

@@ -360,8 +360,8 @@ def test_jobs_share_the_links_of_their_hosts(tmp_path: Path) -> None:
         ('"0ms"', "50", "is not a list in which each offset is"),
         ('"0ms"', '["0ms", "0ms"]', 'a duration such as "50ms"'),
         ("offsets", "offset", "did you mean offsets?"),
-        ("[[jobs]]", '[[models]]\nname = "vgg16"\n\n[[jobs]]', "without [models]"),
-        ("[[jobs]]", '[cluster]\nreach = "ssh"\n\n[[jobs]]', "without [cluster]"),
+        ("[[jobs]]", '[[models]]\nname = "vgg16"\n\n[[jobs]]', "a plan with [[jobs]] has no [models]: take it out"),
+        ("[[jobs]]", '[[hosts]]\nname = "S0"\n\n[[jobs]]', "has no [hosts]: add [cluster], which says how to reach"),
     ],
 )
 def test_jobs_that_cannot_be_are_refused(tmp_path: Path, old: str, new: str, said: str) -> None:

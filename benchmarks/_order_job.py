@@ -6,9 +6,11 @@ python _order_job.py MODEL SCALE ROUNDS ITERATIONS SETTINGS, in the environment 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -24,7 +26,10 @@ from ringtap.examples.scale_model import (
 from ringtap.models import GRADIENT_BYTES, profile_named
 from ringtap.workload.tensor_scheduler import TensorScheduler
 
-MESSAGES, WHOLE_ITERATIONS, CREDIT_BYTES = 100, 3, 1 << 20
+# a message has 16 elements: gloo cuts an all-reduce of two ranks into four segments, and leaves out empty ones
+MESSAGES, MESSAGE_BYTES, WHOLE_ITERATIONS, CREDIT_BYTES = 100, 16 * GRADIENT_BYTES, 3, 1 << 20
+
+IGNORED = 2
 
 
 def iterations_s(
@@ -37,36 +42,44 @@ def iterations_s(
 ) -> list[float]:
     """Return the times of iterations, each a backward pass and the next forward pass.
 
-    The first iteration is not counted: PyTorch imports modules, and TCP begins slowly.
+    The first iterations are not counted: one ends before the second forward pass, and in the next TCP begins slowly.
     """
     model = build_model(layers, compute_s, dist.get_rank())
     ends_s: list[float] = []
     model[-1].register_forward_hook(lambda *_: ends_s.append(time.monotonic()))
-    train_scheduled(model, TensorScheduler(list(model), method, piece_bytes, credit_bytes), iterations + 2)
+    train_scheduled(model, TensorScheduler(list(model), method, piece_bytes, credit_bytes), iterations + IGNORED)
     return [after_s - before_s for before_s, after_s in pairwise(ends_s[1:])]
 
 
-def main() -> None:
-    """Run the rank; rank 0 prints a JSON object of times in s: for each round, those of its iterations.
+def sent_bytes() -> int:
+    """Return the bytes that this host has sent, as its limit counts them."""
+    return int(Path("/proc/net/dev").read_text().partition(os.environ["GLOO_SOCKET_IFNAME"] + ":")[2].split()[8])
 
-    ``alone`` is an iteration of messages of one element, ``overhead`` the same with all in flight, and ``whole`` one
-    with all gradients in a message.
+
+def main() -> None:
+    """Run the rank; rank 0 prints a JSON object with a list per round.
+
+    ``alone`` has times in s of iterations of small messages, ``overhead`` the same with all in flight, ``whole`` those
+    of all gradients in a message, and each method its iterations. ``sent_bytes`` are those of a small message.
     """
     name, scale, rounds, iterations = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     settings: dict[str, tuple[int, int]] = json.loads(sys.argv[5])
     torch.set_num_threads(1)
     rank, _ = join_group()
     layers, compute_s = model_layers(name, scale), profile_named(name).compute_s
-    small, whole = (equal_layers(size, 1) for size in (MESSAGES, sum(sum(layer.sizes) for layer in layers)))
-    times_s: dict[str, list[list[float]]] = {each: [] for each in ("alone", "overhead", "whole", *settings)}
+    small = equal_layers(MESSAGES * MESSAGE_BYTES // GRADIENT_BYTES, 1)
+    whole = equal_layers(sum(sum(layer.sizes) for layer in layers), 1)
+    found: dict[str, list[list[float]]] = {each: [] for each in ("alone", "overhead", "whole", "sent_bytes", *settings)}
     for _ in range(rounds):
-        times_s["alone"].append(iterations_s(small, 0, iterations, "p3", GRADIENT_BYTES))
-        times_s["overhead"].append(iterations_s(small, 0, iterations, "bytescheduler", GRADIENT_BYTES, CREDIT_BYTES))
-        times_s["whole"].append(iterations_s(whole, 0, WHOLE_ITERATIONS, "fifo"))
+        before_bytes = sent_bytes()
+        found["alone"].append(iterations_s(small, 0, iterations, "p3", MESSAGE_BYTES))
+        found["sent_bytes"].append([(sent_bytes() - before_bytes) / MESSAGES / (iterations + IGNORED)])
+        found["overhead"].append(iterations_s(small, 0, iterations, "bytescheduler", MESSAGE_BYTES, CREDIT_BYTES))
+        found["whole"].append(iterations_s(whole, 0, WHOLE_ITERATIONS, "fifo"))
         for method, (piece_bytes, credit_bytes) in settings.items():
-            times_s[method].append(iterations_s(layers, compute_s, iterations, method, piece_bytes, credit_bytes))
+            found[method].append(iterations_s(layers, compute_s, iterations, method, piece_bytes, credit_bytes))
     if rank == 0:
-        print(json.dumps(times_s))
+        print(json.dumps(found))
     dist.destroy_process_group()
 
 

@@ -4,7 +4,7 @@ python benchmarks/tensor_order.py [--models NAME,...] [--rounds N] [--iterations
 
 Two ranks of each scale model run on a virtual testbed of two hosts, and send their gradients by each method in turn. A
 link has a rate at which all gradients take about as long as the computation. The prediction has the cost of messages
-and the rate from the same job: the time of messages of one element, one at a time and with many in flight, and that of
+and the rate from the same job: time and bytes of small messages, one at a time and with many in flight, and the time of
 all gradients as one message. Three models take seven minutes, and root.
 """
 
@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 import _checkout  # noqa: F401 -- first: lets the others import ringtap
-from _order_job import MESSAGES
+from _order_job import MESSAGE_BYTES, MESSAGES
 
 import ringtap
 from ringtap.examples.scale_model import FORWARD_SHARE, model_layers
@@ -37,7 +37,7 @@ SETTINGS = {
 
 
 def measured(testbed: ringtap.Testbed, *arguments: object) -> dict[str, list[list[float]]]:
-    """Run the job on all hosts, and return the times that rank 0 has measured."""
+    """Run the job on all hosts, and return what rank 0 has measured."""
     ranks = []
     for rank, host in enumerate(testbed.hosts):
         variables = {"RANK": rank, "WORLD_SIZE": len(testbed.hosts), "MASTER_ADDR": testbed.address(testbed.hosts[0])}
@@ -52,7 +52,7 @@ def measured(testbed: ringtap.Testbed, *arguments: object) -> dict[str, list[lis
     return found
 
 
-def compared(model: str, measured_s: dict[str, list[list[float]]]) -> dict[str, Any]:
+def compared(model: str, found: dict[str, list[list[float]]]) -> dict[str, Any]:
     """Return the measured and predicted times and gains of a model, and the network of the prediction."""
     layers, compute_s = model_layers(model, SCALE), profile_named(model).compute_s
     tensors = [
@@ -62,26 +62,26 @@ def compared(model: str, measured_s: dict[str, list[list[float]]]) -> dict[str, 
         )
         for number, layer in enumerate(layers)
     ]  # fmt: skip
-    times_s = {what: [median(each) for each in rounds] for what, rounds in measured_s.items()}
+    times_s = {what: [median(each) for each in rounds] for what, rounds in found.items()}
     alone_s, overhead_s, whole_s = (median(times_s[what]) for what in ("alone", "overhead", "whole"))
     alone_s, overhead_s = alone_s / MESSAGES, min(overhead_s, alone_s) / MESSAGES
     # two ranks send a gradient once
     network = Network(
         8 * sum(each.size_bytes for each in tensors) / whole_s, 1.0, alone_s - overhead_s, overhead_s,
-        8 * BURST_BYTES / RATES_BPS[model],
+        8 * BURST_BYTES / RATES_BPS[model], median(times_s["sent_bytes"]) - MESSAGE_BYTES,
     )  # fmt: skip
-    found = schedules(tensors, network, PIECE_BYTES, PIECE_BYTES, CREDIT_BYTES)
+    predicted = schedules(tensors, network, PIECE_BYTES, PIECE_BYTES, CREDIT_BYTES)
     fifo_s = times_s["fifo"]
     rows = [
         {
             "method": method, "measured_each_s": times_s[method], "measured_s": median(times_s[method]),
             "measured_gain": median(1 - new_s / old_s for new_s, old_s in zip(times_s[method], fifo_s, strict=True)),
-            "predicted_s": each.iteration_s, "predicted_gain": 1 - each.iteration_s / found["fifo"].iteration_s,
+            "predicted_s": each.iteration_s, "predicted_gain": 1 - each.iteration_s / predicted["fifo"].iteration_s,
         }
-        for method, each in found.items()
+        for method, each in predicted.items()
     ]  # fmt: skip
     return {"model": model, "link_bps": RATES_BPS[model], "network": network._asdict(), "rows": rows,
-            "iterations_s": measured_s}  # fmt: skip
+            "measured": found}  # fmt: skip
 
 
 def lines(found: dict[str, Any]) -> list[str]:
@@ -121,8 +121,8 @@ def main() -> int:
         network = Network(**found["network"])
         print(
             f"{found['model']}: a message takes {1e3 * (network.overhead_s + network.latency_s):.2f} ms beside its "
-            f"bytes, the sender is busy for {1e3 * network.overhead_s:.2f} ms of it, and gradients have "
-            f"{network.rate_bps / 1e6:.1f} Mbit/s"
+            f"bytes, of which it occupies its sender for {1e3 * network.overhead_s:.2f} ms, and adds "
+            f"{network.header_bytes:.0f} bytes; gradients have {network.rate_bps / 1e6:.1f} Mbit/s"
         )
     text = json.dumps({"scale": SCALE, "models": models})
     if options.output:

@@ -26,7 +26,7 @@ MAX_MESSAGES = 1_000_000  # of an iteration
 MAX_WORKERS = 1_000_000
 # ByteScheduler's search: partitions in slices of P3, credits in partitions; with the first of both it is P3
 _PARTITIONS, _CREDITS = (1, 4, 16, 64), (0, 2, 4)
-_ITERATIONS, _STEADY = 30, 1e-4  # iterations until times change by less than this share
+_BUCKET_STEP = 1e-3  # to which share of its size the state of a token bucket is known
 _BUCKETS_MIB = (200, 100, 50, 10, 5, 2, 1)
 
 
@@ -55,6 +55,7 @@ class Network(NamedTuple):
         latency_s: time of a message of a gradient beside its transmission, in which other messages can be sent.
         overhead_s: time in which the worker is busy with a message before its transmission, and begins no other.
         burst_s: time that the link makes up for after it was idle, as a token bucket does: its size / rate.
+        header_bytes: bytes that a message of a gradient adds to it.
     """
 
     rate_bps: float
@@ -62,10 +63,11 @@ class Network(NamedTuple):
     latency_s: float = 0.0
     overhead_s: float = 0.0
     burst_s: float = 0.0
+    header_bytes: float = 0.0
 
     def transmission_s(self, size_bytes: float) -> float:
-        """Return the time for which a part of a gradient occupies the link."""
-        return size_bytes * 8 * self.factor / self.rate_bps
+        """Return the time for which a message with a part of a gradient occupies the link."""
+        return (size_bytes * self.factor + self.header_bytes) * 8 / self.rate_bps
 
 
 def network_of(workers: int | None, rate_bps: float, latency_s: float, overhead_s: float = 0.0) -> Network:
@@ -277,13 +279,19 @@ def schedule(
         raise UsageError(
             f"messages of {piece_bytes:,} bytes are more than {MAX_MESSAGES:,} in an iteration: give larger ones"
         )
-    begin_s, rest_s, total_s, free_s = ready_s(tensors), remaining_s(tensors), 0.0, -inf
-    for _ in range(_ITERATIONS):  # until the link makes up for as much idle time as in the iteration before
-        before_s = max(free_s - total_s, -network.burst_s)
+    begin_s, rest_s = ready_s(tensors), remaining_s(tensors)
+    # a token bucket begins an iteration as full as the one before has left it: the fullest such state is searched
+    before_s, low_s, high_s = -network.burst_s, -network.burst_s, 0.0
+    while True:
         done_s, free_s = completion_s(sizes_bytes, begin_s, order, network, piece_bytes, credit_bytes, before_s)
         total_s = max(map(add, done_s, rest_s))
-        if max(free_s - total_s, -network.burst_s) - before_s < _STEADY * total_s:
+        if free_s - total_s > before_s:
+            low_s = before_s
+        elif before_s - low_s <= _BUCKET_STEP * network.burst_s:
             break
+        else:
+            high_s = before_s
+        before_s = (low_s + high_s) / 2 if high_s - low_s > _BUCKET_STEP * network.burst_s else high_s
     return ScheduledIteration(total_s, order, done_s, piece_bytes, credit_bytes)
 
 
@@ -332,13 +340,13 @@ def bound_s(tensors: Sequence[LayerTensor], network: Network) -> float:
     for one machine (European J. of Operational Research, 1982), which preemption reaches (Horn, 1974): priority by
     layer, with infinitely small messages without latency, is optimal, as ByteScheduler (SOSP'19) proves.
     """
-    sizes_bytes = list(accumulate(each.size_bytes for each in tensors))
+    sent_s = list(accumulate(network.transmission_s(each.size_bytes) * (each.size_bytes > 0) for each in tensors))
     beside_s = network.overhead_s + network.latency_s
     ends_s = (
-        begin_s + max(network.transmission_s(size) - network.burst_s, 0.0) + beside_s * (size > 0) + rest_s
-        for begin_s, size, rest_s in zip(ready_s(tensors), sizes_bytes, remaining_s(tensors), strict=True)
+        begin_s + max(time_s - network.burst_s, 0.0) + beside_s * (time_s > 0) + rest_s
+        for begin_s, time_s, rest_s in zip(ready_s(tensors), sent_s, remaining_s(tensors), strict=True)
     )
-    return max(network.transmission_s(sizes_bytes[-1]), *ends_s)
+    return max(sent_s[-1], *ends_s)
 
 
 def bucket_times(tensors: Sequence[LayerTensor], network: Network) -> dict[int, float]:

@@ -211,10 +211,7 @@ class TensorScheduler:
 
     def _send(self) -> None:
         leads = dist.get_rank() == 0
-        while True:
-            number = self._next() if leads else self._announcements.receive()
-            if number == _END:
-                break
+        while (number := self._next() if leads else self._announcements.receive()) != _END:
             piece = self._pieces[number]
             if leads:
                 self._announcements.send(number)

@@ -289,6 +289,31 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -
     return done.err if code else done.out
 
 
+def test_overhead_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(TABLE)
+    words = (
+        "--tensors",
+        path,
+        "--bandwidth",
+        "10gbit",
+        "--workers",
+        4,
+        "--json",
+        "--partition",
+        "10kB",
+        "--credit",
+        "1MB",
+    )
+    hidden, shown = (json.loads(run(capsys, *words, option, "10us")) for option in ("--latency", "--overhead"))
+    # one message at a time pays both alike, also in DDP's buckets; a credit hides latency alone
+    assert all(hidden[key] == pytest.approx(shown[key]) for key in ("fifo_s", "tic_s", "tac_s", "p3_s", "bound_s"))
+    assert [each["iteration_s"] for each in hidden["buckets"]] == pytest.approx(
+        [each["iteration_s"] for each in shown["buckets"]]
+    )
+    assert hidden["bytescheduler_s"] < shown["bytescheduler_s"]
+
+
 def test_a_table_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t.csv"
     path.write_text(TABLE)

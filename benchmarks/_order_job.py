@@ -27,7 +27,7 @@ from ringtap.models import GRADIENT_BYTES, profile_named
 from ringtap.workload.tensor_scheduler import TensorScheduler
 
 # a message has 16 elements: gloo cuts an all-reduce of two ranks into four segments, and leaves out empty ones
-MESSAGES, MESSAGE_BYTES, WHOLE_ITERATIONS, CREDIT_BYTES = 100, 16 * GRADIENT_BYTES, 3, 1 << 20
+MESSAGES, MESSAGE_BYTES, WHOLE_ITERATIONS, CREDIT_BYTES = 50, 16 * GRADIENT_BYTES, 3, 1 << 20
 
 IGNORED = 2
 
@@ -57,7 +57,7 @@ def sent_bytes() -> int:
 
 
 def main() -> None:
-    """Run the rank; rank 0 prints a JSON object with a list per round.
+    """Run the rank; rank 0 prints a JSON object with a list per measurement.
 
     ``alone`` has times in s of iterations of small messages, ``overhead`` the same with all in flight, ``whole`` those
     of all gradients in a message, and each method its iterations. ``sent_bytes`` are those of a small message.
@@ -71,12 +71,12 @@ def main() -> None:
     whole = equal_layers(sum(sum(layer.sizes) for layer in layers), 1)
     found: dict[str, list[list[float]]] = {each: [] for each in ("alone", "overhead", "whole", "sent_bytes", *settings)}
     for _ in range(rounds):
-        before_bytes = sent_bytes()
-        found["alone"].append(iterations_s(small, 0, iterations, "p3", MESSAGE_BYTES))
-        found["sent_bytes"].append([(sent_bytes() - before_bytes) / MESSAGES / (iterations + IGNORED)])
-        found["overhead"].append(iterations_s(small, 0, iterations, "bytescheduler", MESSAGE_BYTES, CREDIT_BYTES))
         found["whole"].append(iterations_s(whole, 0, WHOLE_ITERATIONS, "fifo"))
         for method, (piece_bytes, credit_bytes) in settings.items():
+            before_bytes = sent_bytes()
+            found["alone"].append(iterations_s(small, 0, iterations, "p3", MESSAGE_BYTES))
+            found["sent_bytes"].append([(sent_bytes() - before_bytes) / MESSAGES / (iterations + IGNORED)])
+            found["overhead"].append(iterations_s(small, 0, iterations, "bytescheduler", MESSAGE_BYTES, CREDIT_BYTES))
             found[method].append(iterations_s(layers, compute_s, iterations, method, piece_bytes, credit_bytes))
     if rank == 0:
         print(json.dumps(found))

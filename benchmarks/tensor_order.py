@@ -1,129 +1,134 @@
-"""Iteration times with gradients sent in other orders, really run, against those of `ringtap whatif`.
+"""Gains of sending gradients in another order, really run, against those that `ringtap whatif` predicts.
 
-python benchmarks/tensor_order.py [--models NAME,...] [--rate MBIT] [--slower N] [--iterations N] [-o FILE]
+python benchmarks/tensor_order.py [--models NAME,...] [--rounds N] [--iterations N] [-o FILE]
 
-Two ranks of the scale model run on a virtual testbed of two hosts, by each method in turn, three times. The time of a
-message beside its bytes is measured first, with tensors of one element, and goes into the prediction. With --slower N,
-computation takes N times as long and the link has an Nth of the rate, so that this time matters less. Three models
-take ten minutes, and root.
+Two ranks of each scale model run on a virtual testbed of two hosts, and send their gradients by each method in turn. A
+link has a rate at which all gradients take about as long as the computation. The prediction has the cost of messages
+and the rate from the same job: time and bytes of small messages, one at a time and with many in flight, and the time of
+all gradients as one message. Three models take seven minutes, and root.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
-import statistics
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import _checkout  # noqa: F401 -- first: lets the others import ringtap
+from _order_job import MESSAGE_BYTES, MESSAGES
 
 import ringtap
 from ringtap.examples.scale_model import FORWARD_SHARE, model_layers
 from ringtap.models import GRADIENT_BYTES, profile_named
-from ringtap.workload.tensor_order import LayerTensor, Network, ScheduledIteration, bound_s, schedules
+from ringtap.workload.tensor_order import LayerTensor, Network, schedules
 
-SCALE = 100
-# TCP payload of the bytes that the links' limit counts: frames of 1,514 bytes without preamble and checksum
-PAYLOAD_SHARE = 1448 / 1514
-MODELS, ROUNDS = ("resnet50", "vgg16", "bert-large"), 3
-SLICE_BYTES, PARTITION_BYTES, CREDIT_BYTES = 65_536, 262_144, 524_288
-SETTINGS = {"p3": (SLICE_BYTES, 0), "bytescheduler": (PARTITION_BYTES, CREDIT_BYTES)}
-PORT = 29500
-ITERATION = re.compile(r"iterations, ([\d.]+) s each")
+JOB = Path(__file__).with_name("_order_job.py")
+SCALE, PORT, BURST_BYTES = 100, 29500, 65_536
+RATES_BPS = {"resnet50": 50e6, "vgg16": 100e6, "bert-large": 200e6}
+PIECE_BYTES, CREDIT_BYTES = 65_536, 131_072
+# bytes of a message and in flight; 0: a tensor, and one message
+SETTINGS = {
+    "fifo": (0, 0), "tic": (0, 0), "tac": (0, 0), "p3": (PIECE_BYTES, 0), "bytescheduler": (PIECE_BYTES, CREDIT_BYTES)
+}  # fmt: skip
 
 
-def iteration_s(testbed: ringtap.Testbed, method: str, iterations: int, words: list[str]) -> float:
-    """Return the mean iteration time of two ranks of the scale model under a method."""
-    piece_bytes, credit_bytes = SETTINGS.get(method, (0, 0))
-    words = [*words, "--iterations", str(iterations), "--schedule", method]
-    words += ["--piece-bytes", str(piece_bytes), "--credit-bytes", str(credit_bytes)]
+def measured(testbed: ringtap.Testbed, *arguments: object) -> dict[str, list[list[float]]]:
+    """Run the job on all hosts, and return what rank 0 has measured."""
     ranks = []
     for rank, host in enumerate(testbed.hosts):
         variables = {"RANK": rank, "WORLD_SIZE": len(testbed.hosts), "MASTER_ADDR": testbed.address(testbed.hosts[0])}
         variables |= {"MASTER_PORT": PORT, "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": 1}
         command = ["env", *(f"{name}={value}" for name, value in variables.items())]
-        command += [sys.executable, "-m", "ringtap.examples.scale_model", *words]
+        command += [sys.executable, str(JOB), *map(str, arguments)]
         ranks.append(subprocess.Popen(testbed.command(host, *command), stdout=subprocess.PIPE, text=True))
     texts = [rank.communicate()[0] for rank in ranks]
     if any(rank.returncode for rank in ranks):
-        sys.exit(f"the job failed under {method}")
-    found = ITERATION.search(texts[0])
-    assert found is not None, texts[0]
-    return float(found[1])
+        sys.exit("the job failed")
+    found: dict[str, list[list[float]]] = json.loads(texts[0])
+    return found
 
 
-def latency_s(testbed: ringtap.Testbed, method: str) -> float:
-    """Return the time of a message of two ranks beside its bytes, with one tensor of an element per layer."""
-    layers = 50
-    words = ["--parameters", str(layers), "--layers", str(layers), "--compute-s", "0"]
-    return iteration_s(testbed, method, 40, words) / layers
+def compared(model: str, found: dict[str, list[list[float]]]) -> dict[str, Any]:
+    """Return the measured and predicted times and gains of a model, and the network of the prediction."""
+    layers, compute_s = model_layers(model, SCALE), profile_named(model).compute_s
+    tensors = [
+        LayerTensor(
+            str(number), GRADIENT_BYTES * sum(layer.sizes), compute_s * FORWARD_SHARE * layer.forward_share,
+            compute_s * (1 - FORWARD_SHARE) * layer.backward_share,
+        )
+        for number, layer in enumerate(layers)
+    ]  # fmt: skip
+    times_s = {what: [median(each) for each in rounds] for what, rounds in found.items()}
+    alone_s, overhead_s, whole_s = (median(times_s[what]) for what in ("alone", "overhead", "whole"))
+    alone_s, overhead_s = alone_s / MESSAGES, min(overhead_s, alone_s) / MESSAGES
+    # two ranks send a gradient once
+    network = Network(
+        8 * sum(each.size_bytes for each in tensors) / whole_s, 1.0, alone_s - overhead_s, overhead_s,
+        8 * BURST_BYTES / RATES_BPS[model], median(times_s["sent_bytes"]) - MESSAGE_BYTES,
+    )  # fmt: skip
+    predicted = schedules(tensors, network, PIECE_BYTES, PIECE_BYTES, CREDIT_BYTES)
+    fifo_s = times_s["fifo"]
+    rows = [
+        {
+            "method": method, "measured_each_s": times_s[method], "measured_s": median(times_s[method]),
+            "measured_gain": median(1 - new_s / old_s for new_s, old_s in zip(times_s[method], fifo_s, strict=True)),
+            "predicted_s": each.iteration_s, "predicted_gain": 1 - each.iteration_s / predicted["fifo"].iteration_s,
+        }
+        for method, each in predicted.items()
+    ]  # fmt: skip
+    return {"model": model, "link_bps": RATES_BPS[model], "network": network._asdict(), "rows": rows,
+            "measured": found}  # fmt: skip
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """Return the rows of a model in the table."""
+    written = []
+    for row in found["rows"]:
+        each_s, gains = row["measured_each_s"], [100 * row[what] for what in ("measured_gain", "predicted_gain")]
+        cells = [
+            f"{found['model']}, {found['link_bps'] / 1e6:g} Mbit/s", row["method"],
+            f"{1e3 * row['measured_s']:.0f} ({1e3 * min(each_s):.0f} to {1e3 * max(each_s):.0f})",
+            f"{1e3 * row['predicted_s']:.0f}", f"{row['predicted_s'] / row['measured_s'] - 1:+.1%}",
+            *(f"{gain:.1f}" for gain in gains), f"{gains[1] - gains[0]:+.1f}",
+        ]  # fmt: skip
+        written.append(f"| {' | '.join(cells)} |")
+    return written
 
 
 def main() -> int:
     """Print a table and, last, one JSON object."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--models", default=",".join(MODELS), help="models, with commas between")
-    parser.add_argument("--rate", type=float, default=100, metavar="MBIT", help="rate of the link, in Mbit/s (100)")
-    parser.add_argument("--slower", type=float, default=1, metavar="N", help="factor of every time")
-    parser.add_argument("--iterations", type=int, default=40, metavar="N", help="iterations of a job")
+    parser.add_argument("--models", default=",".join(RATES_BPS), help="models, with commas between")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds of all methods")
+    parser.add_argument("--iterations", type=int, default=5, metavar="N", help="iterations of a method in a round")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write the JSON object to a file")
     options = parser.parse_args()
-    rows = []
-    rate_bps = 1e6 * options.rate / options.slower
-    with ringtap.testbed(2, rate_bps) as testbed:
-        each_s = statistics.median(latency_s(testbed, "fifo") for _ in range(ROUNDS))
-        network = Network(rate_bps * PAYLOAD_SHARE, 1.0, each_s)  # two ranks send a gradient once
-        print(f"A message takes {1e3 * each_s:.2f} ms beside its bytes\n")
-        print("| model | method | measured, ms | predicted, ms | error | gain, measured | gain, predicted |")
-        print("|---" * 7 + "|")
-        for model in options.models.split(","):
-            compute_s = options.slower * profile_named(model).compute_s
-            tensors = [
-                LayerTensor(
-                    str(number), GRADIENT_BYTES * sum(layer.sizes), compute_s * FORWARD_SHARE * layer.forward_share,
-                    compute_s * (1 - FORWARD_SHARE) * layer.backward_share,
-                )
-                for number, layer in enumerate(model_layers(model, SCALE))
-            ]  # fmt: skip
-            found = schedules(tensors, network, SLICE_BYTES, PARTITION_BYTES, CREDIT_BYTES)
-            words = ["--model", model, "--scale", str(SCALE), "--compute-s", str(compute_s)]
-            times: dict[str, list[float]] = {method: [] for method in found}
-            for _ in range(ROUNDS):
-                for method, each in times.items():
-                    each.append(iteration_s(testbed, method, options.iterations, words))
-            rows += compared(model, times, found, bound_s(tensors, network))
-            for row in rows[-len(found) :]:
-                measured, predicted = (f"{1e3 * row[what]:.1f}" for what in ("measured_s", "predicted_s"))
-                gains = [f"{row[what]:+.1%}" for what in ("measured_gain", "predicted_gain")]
-                spread = f"{1e3 * min(row['measured_each_s']):.1f} to {1e3 * max(row['measured_each_s']):.1f}"
-                cells = (model, row["method"], f"{measured} ({spread})", predicted)
-                print(
-                    "", *cells, f"{row['predicted_s'] / row['measured_s'] - 1:+.1%}", *gains, "", sep=" | ", flush=True
-                )
-    text = json.dumps({"latency_s": each_s, "rate_bps": rate_bps, "slower": options.slower, "rows": rows})
+    print("| model | method | measured, ms (range of rounds) | predicted, ms | error | gain over FIFO, measured, % "
+          "| predicted, % | difference, points |")  # fmt: skip
+    print("|---" * 8 + "|")
+    models = []
+    for model in options.models.split(","):
+        with ringtap.testbed(2, RATES_BPS[model], burst=BURST_BYTES) as testbed:
+            found = measured(testbed, model, SCALE, options.rounds, options.iterations, json.dumps(SETTINGS))
+        models.append(compared(model, found))
+        print("\n".join(lines(models[-1])), flush=True)
+    print()
+    for found in models:
+        network = Network(**found["network"])
+        print(
+            f"{found['model']}: a message takes {1e3 * (network.overhead_s + network.latency_s):.2f} ms beside its "
+            f"bytes, of which it occupies its sender for {1e3 * network.overhead_s:.2f} ms, and adds "
+            f"{network.header_bytes:.0f} bytes; gradients have {network.rate_bps / 1e6:.1f} Mbit/s"
+        )
+    text = json.dumps({"scale": SCALE, "models": models})
     if options.output:
         options.output.write_text(text)
     print(text)
     return 0
-
-
-def compared(
-    model: str, times: dict[str, list[float]], found: dict[str, ScheduledIteration], least_s: float
-) -> list[dict[str, object]]:
-    """Return a row per method: measured and predicted time, and the gain over FIFO."""
-    medians = {method: statistics.median(each) for method, each in times.items()}
-    return [
-        {
-            "model": model, "method": method, "measured_s": median_s, "measured_each_s": times[method],
-            "predicted_s": found[method].iteration_s, "bound_s": least_s,
-            "measured_gain": 1 - median_s / medians["fifo"],
-            "predicted_gain": 1 - found[method].iteration_s / found["fifo"].iteration_s,
-        }
-        for method, median_s in medians.items()
-    ]  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -70,10 +70,10 @@ class Pace:
         if left_s > 0:
             time.sleep(left_s)
 
-    def resume(self, position: int) -> None:
-        """Let the layer at this position begin now: it has waited for something else."""
+    def hold(self, position: int, until_s: float) -> None:
+        """Let the layer at this position, and so those behind it, begin at ``until_s`` at the earliest."""
         if position:
-            self._start_s = time.monotonic() - self._due_s[position - 1]
+            self._start_s = max(self._start_s, until_s - self._due_s[position - 1])
 
 
 class Compute(torch.autograd.Function):  # type: ignore[misc]
@@ -226,12 +226,13 @@ def train_scheduled(model: Any, scheduler: Any, iterations: int) -> float:
 
     def update(layer: int) -> None:
         """Wait for a layer's gradient, and apply it."""
-        if scheduler.wait(layer):
+        since_s = scheduler.wait(layer)
+        if since_s is not None:
             with torch.no_grad():
                 for parameter in model[layer].parameters():
                     parameter.sub_(parameter.grad, alpha=1e-3)
                     parameter.grad = None
-            model[layer].forward_pace.resume(layer)
+            model[layer].forward_pace.hold(layer, since_s)
 
     for number, layer in enumerate(model):
         layer.register_forward_pre_hook(lambda _, __, number=number: update(number))

@@ -8,6 +8,8 @@ their all-reduces in the same order: rank 0 chooses, and announces each piece to
 from __future__ import annotations
 
 import threading
+import time
+from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from queue import SimpleQueue
@@ -20,6 +22,7 @@ from ringtap.errors import UsageError
 from ringtap.workload.tensor_order import METHODS
 
 _END = -1  # announced after the last piece
+_AHEAD = 16  # announcements for which other ranks have posted receives
 
 
 class _Piece(NamedTuple):
@@ -28,6 +31,56 @@ class _Piece(NamedTuple):
     layer: int
     begin: int
     end: int
+
+
+class _Announcements:
+    """Numbers that rank 0 sends to all others.
+
+    Receives are posted ahead. Gloo begins to send when the receiver is known to be ready, and that notice would wait
+    behind the bytes that the link has queued.
+    """
+
+    def __init__(self) -> None:
+        self._group = dist.new_group(backend="gloo")
+        self._others = range(1, dist.get_world_size())
+        self._pending: deque[tuple[Any, list[Any]]] = deque()
+        if dist.get_rank():
+            for _ in range(_AHEAD):
+                self._post()
+
+    def send(self, number: int) -> None:
+        """Announce a number, on rank 0."""
+        data = torch.tensor([number])
+        self._pending.append((data, [dist.isend(data, other, group=self._group) for other in self._others]))
+        if len(self._pending) > _AHEAD:
+            self._oldest()
+
+    def end(self) -> None:
+        """Announce the end, on rank 0: once per receive that is posted."""
+        for _ in range(_AHEAD):
+            self.send(_END)
+        while self._pending:
+            self._oldest()
+
+    def receive(self) -> int:
+        """Return the next number, on another rank."""
+        number = self._oldest()
+        if number != _END:
+            self._post()
+        else:
+            while self._pending:
+                self._oldest()
+        return number
+
+    def _post(self) -> None:
+        data = torch.zeros(1, dtype=torch.int64)
+        self._pending.append((data, [dist.irecv(data, 0, group=self._group)]))
+
+    def _oldest(self) -> int:
+        data, works = self._pending.popleft()
+        for work in works:
+            work.wait()
+        return int(data)
 
 
 class TensorScheduler:
@@ -66,7 +119,7 @@ class TensorScheduler:
         self._pieces_of = [[i for i, each in enumerate(self._pieces) if each.layer == layer] for layer in order]
         self._changed = threading.Condition()
         self._accumulated, self._left = [0] * len(layers), [0] * len(layers)
-        self._reduced = [False] * len(layers)
+        self._reduced_s: list[float | None] = [None] * len(layers)
         self._ready: list[tuple[int, int]] = []  # priority and number of pieces that wait
         self._flying_bytes, self._announced_end = 0, False
         self._error: BaseException | None = None
@@ -74,30 +127,30 @@ class TensorScheduler:
         for layer, group in enumerate(self._parameters):
             for parameter in group:
                 parameter.register_post_accumulate_grad_hook(lambda _, layer=layer: self._accumulate(layer))
-        self._control = dist.new_group(backend="gloo")
+        self._announcements = _Announcements()
         self._threads = [threading.Thread(target=self._guarded, args=(each,), daemon=True)
                          for each in (self._send, self._complete)]  # fmt: skip
         for thread in self._threads:
             thread.start()
 
-    def wait(self, layer: int) -> bool:
+    def wait(self, layer: int) -> float | None:
         """Wait for the gradient of a layer, if it has one; its parameters' ``grad`` is then the mean of all ranks.
 
         Returns:
-            True if the layer has a gradient that is new since the last call.
+            The time (`time.monotonic`) since which the gradient is there; None: it has none since the last call.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._error or not self._left[layer])
             if self._error:
                 raise self._error
-            is_new, self._reduced[layer] = self._reduced[layer], False
-        if is_new:
+            since_s, self._reduced_s[layer] = self._reduced_s[layer], None
+        if since_s is not None:
             self._flat[layer].div_(self._world_size)
             at = 0
             for parameter in self._parameters[layer]:
                 parameter.grad = self._flat[layer][at : at + parameter.numel()].view_as(parameter)
                 at += parameter.numel()
-        return is_new
+        return since_s
 
     def finish(self) -> None:
         """End the threads, after `wait` for all layers."""
@@ -118,7 +171,7 @@ class TensorScheduler:
             parameter.grad = None
             at += parameter.numel()
         with self._changed:
-            self._left[layer], self._reduced[layer] = len(self._pieces_of[layer]), True
+            self._left[layer] = len(self._pieces_of[layer])
             for number in self._pieces_of[layer]:
                 heappush(self._ready, (self._priority.index(layer), number))
             self._changed.notify_all()
@@ -157,21 +210,19 @@ class TensorScheduler:
         return True
 
     def _send(self) -> None:
-        leads, announced = dist.get_rank() == 0, torch.zeros(1, dtype=torch.int64)
-        while True:
-            if leads:
-                announced[0] = self._next()
-            dist.broadcast(announced, 0, group=self._control)
-            number = int(announced)
-            if number == _END:
-                return
+        leads = dist.get_rank() == 0
+        while (number := self._next() if leads else self._announcements.receive()) != _END:
             piece = self._pieces[number]
-            if not leads and not self._taken((self._priority.index(piece.layer), number)):
+            if leads:
+                self._announcements.send(number)
+            elif not self._taken((self._priority.index(piece.layer), number)):
                 return
             data = self._flat[piece.layer][piece.begin : piece.end]
             with self._changed:
                 self._flying_bytes += data.nbytes
             self._works.put((dist.all_reduce(data, async_op=True), number))
+        if leads:
+            self._announcements.end()
 
     def _complete(self) -> None:
         while (item := self._works.get()) is not None:
@@ -181,4 +232,5 @@ class TensorScheduler:
             with self._changed:
                 self._flying_bytes -= (piece.end - piece.begin) * self._flat[piece.layer].element_size()
                 self._left[piece.layer] -= 1
+                self._reduced_s[piece.layer] = time.monotonic()
                 self._changed.notify_all()

@@ -43,6 +43,9 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument("--collective", metavar="NAME", help=f"{' or '.join(COLLECTIVES)} (ring with W or --workers)")
     parser.add_argument("--workers", metavar="N", help="number of workers of a ring (the workload's)")
     parser.add_argument("--latency", default="0s", metavar="TIME", help="time of a message beside its bytes (0s)")
+    parser.add_argument(
+        "--overhead", default="0s", metavar="TIME", help="time for which a message occupies its sender (0s)"
+    )
     parser.add_argument("--loads", default="0", metavar="FROM:TO:STEP", help="cross traffic as shares of the rate (0)")
     parser.add_argument(
         "--slice", default=str(SLICE_PARAMETERS), metavar="P", help=f"parameters of P3's slices ({SLICE_PARAMETERS:,})"
@@ -65,7 +68,7 @@ def _whatif(options: argparse.Namespace) -> int:
         None if options.credit is None else _positive(parse_size_bytes(options.credit), "--credit"),
     )
     tensors, workers = _given(options)
-    network = network_of(workers, rate_bps, parse_duration_s(options.latency))
+    network = network_of(workers, rate_bps, parse_duration_s(options.latency), parse_duration_s(options.overhead))
     networks = [network._replace(rate_bps=rate_bps * (1 - load)) for load in loads]
     found = [schedules(tensors, each, *sizes) for each in networks]
     points = [_point(*each, tensors) for each in zip(loads, networks, found, strict=True)]

@@ -29,7 +29,7 @@ def train(model: nn.Sequential, scheduler: TensorScheduler | None) -> torch.Tens
     layers = [layer for layer in model if isinstance(layer, nn.Linear)]
 
     def update(number: int) -> None:
-        if scheduler.wait(number):
+        if scheduler.wait(number) is not None:
             step(layers[number])
 
     if scheduler:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -116,6 +117,20 @@ def test_lateness_of_a_layer_does_not_add_up() -> None:
         pace.wait(position)
     # 50 sleeps that were each 2 ms late would make 0.2 s; half of that leaves room for a busy machine.
     assert 0.1 <= time.monotonic() - start_s < 0.2
+
+
+def test_a_layer_waits_for_its_gradient_and_not_for_the_code_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+    clock = SimpleNamespace(monotonic=lambda: now_s[0], sleep=lambda time_s: now_s.append(now_s.pop() + time_s))
+    monkeypatch.setattr(scale_model, "time", clock)
+    pace = scale_model.Pace(0.4, [0.25] * 4)
+    ends_s = []
+    for position, gradient_s in enumerate((99.0, 99.0, 100.5, 100.5)):
+        now_s[0] = max(now_s[0], gradient_s) + 0.03  # the code between two layers
+        pace.hold(position, gradient_s)
+        pace.wait(position)
+        ends_s.append(now_s[0])
+    assert ends_s == pytest.approx([100.13, 100.23, 100.6, 100.7])
 
 
 def test_gradients_differ_between_ranks_and_repeat() -> None:

@@ -1,0 +1,87 @@
+"""Rank of a scale model that sends its gradients by each method in turn; times messages and iterations.
+
+python _order_job.py MODEL SCALE ROUNDS ITERATIONS SETTINGS, in the environment that torchrun gives its ranks
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ringtap.examples.scale_model import (
+    LayerShape,
+    build_model,
+    equal_layers,
+    join_group,
+    model_layers,
+    train_scheduled,
+)
+from ringtap.models import GRADIENT_BYTES, profile_named
+from ringtap.workload.tensor_scheduler import TensorScheduler
+
+# a message has 16 elements: gloo cuts an all-reduce of two ranks into four segments, and leaves out empty ones
+MESSAGES, MESSAGE_BYTES, WHOLE_ITERATIONS, CREDIT_BYTES = 50, 16 * GRADIENT_BYTES, 3, 1 << 20
+
+IGNORED = 2
+
+
+def iterations_s(
+    layers: list[LayerShape],
+    compute_s: float,
+    iterations: int,
+    method: str,
+    piece_bytes: int = 0,
+    credit_bytes: int = 0,
+) -> list[float]:
+    """Return the times of iterations, each a backward pass and the next forward pass.
+
+    The first iterations are not counted: one ends before the second forward pass, and in the next TCP begins slowly.
+    """
+    model = build_model(layers, compute_s, dist.get_rank())
+    ends_s: list[float] = []
+    model[-1].register_forward_hook(lambda *_: ends_s.append(time.monotonic()))
+    train_scheduled(model, TensorScheduler(list(model), method, piece_bytes, credit_bytes), iterations + IGNORED)
+    return [after_s - before_s for before_s, after_s in pairwise(ends_s[1:])]
+
+
+def sent_bytes() -> int:
+    """Return the bytes that this host has sent, as its limit counts them."""
+    return int(Path("/proc/net/dev").read_text().partition(os.environ["GLOO_SOCKET_IFNAME"] + ":")[2].split()[8])
+
+
+def main() -> None:
+    """Run the rank; rank 0 prints a JSON object with a list per measurement.
+
+    ``alone`` has times in s of iterations of small messages, ``overhead`` the same with all in flight, ``whole`` those
+    of all gradients in a message, and each method its iterations. ``sent_bytes`` are those of a small message.
+    """
+    name, scale, rounds, iterations = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    settings: dict[str, tuple[int, int]] = json.loads(sys.argv[5])
+    torch.set_num_threads(1)
+    rank, _ = join_group()
+    layers, compute_s = model_layers(name, scale), profile_named(name).compute_s
+    small = equal_layers(MESSAGES * MESSAGE_BYTES // GRADIENT_BYTES, 1)
+    whole = equal_layers(sum(sum(layer.sizes) for layer in layers), 1)
+    found: dict[str, list[list[float]]] = {each: [] for each in ("alone", "overhead", "whole", "sent_bytes", *settings)}
+    for _ in range(rounds):
+        found["whole"].append(iterations_s(whole, 0, WHOLE_ITERATIONS, "fifo"))
+        for method, (piece_bytes, credit_bytes) in settings.items():
+            before_bytes = sent_bytes()
+            found["alone"].append(iterations_s(small, 0, iterations, "p3", MESSAGE_BYTES))
+            found["sent_bytes"].append([(sent_bytes() - before_bytes) / MESSAGES / (iterations + IGNORED)])
+            found["overhead"].append(iterations_s(small, 0, iterations, "bytescheduler", MESSAGE_BYTES, CREDIT_BYTES))
+            found[method].append(iterations_s(layers, compute_s, iterations, method, piece_bytes, credit_bytes))
+    if rank == 0:
+        print(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

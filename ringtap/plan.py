@@ -14,7 +14,7 @@ from ringtap.errors import UsageError
 from ringtap.installation import shipped_example
 from ringtap.plan_cluster import Cluster, read_cluster
 from ringtap.plan_collectives import Collectives, check_places, read_collectives
-from ringtap.plan_jobs import MAX_JOBS, MIN_JOBS, Job, read_job, read_offsets
+from ringtap.plan_jobs import MAX_JOBS, MIN_JOBS, Job, check_rules, read_job, read_offsets
 from ringtap.plan_models import SCALE_MODEL, Model, read_model
 from ringtap.toml_tables import PlanTables, TomlTable
 from ringtap.transports import contradiction, is_rdma
@@ -151,7 +151,7 @@ class SweepPlan:
         capture: packets to record; None: none.
         collectives: how the jobs exchange their gradients.
         jobs: jobs that share links, instead of models, kinds of traffic and loads.
-        offsets: how they run together, one point each: `FREE`, `CASSINI`, or the shift of each job in seconds.
+        offsets: how they run together, one point each: a name of `ringtap.plan_jobs`, or the shift of each job in s.
     """
 
     name: str
@@ -317,6 +317,8 @@ def _plan_of_jobs(file: PlanTables) -> SweepPlan:
     )
     if alone:
         raise UsageError(f"{file.name}: {alone.name} has no host in common with another job, so they share no link")
+    offsets = read_offsets(sweep, len(jobs))
+    check_rules(tables, offsets)
     plan = SweepPlan(
         name=sweep.text("name", "sweep"),
         seed=sweep.integer("seed", 1, 0, 2**31),
@@ -330,7 +332,7 @@ def _plan_of_jobs(file: PlanTables) -> SweepPlan:
         topology=_testbed_of_jobs(file.one("testbed"), jobs),
         window=_window(file.one("window"), is_auto=False),
         jobs=jobs,
-        offsets=read_offsets(sweep, len(jobs)),
+        offsets=offsets,
     )
     sweep.finish()
     return plan

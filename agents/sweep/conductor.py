@@ -177,6 +177,7 @@ class Conductor:
     ) -> None:
         self._plan, self._run, self._setup, self._only, self._force = plan, run, setup, only, force
         self._choice = choice
+        self._running: RunningTestbed | None = None
         self._reporter = reporter
         self._points = run.path / POINTS_JSONL
 
@@ -276,9 +277,11 @@ class Conductor:
         self._reporter.begin(expected_s * len(pending))
         with self._testbed(None) as (hosts, network):
             self._run.save()
+            assert self._running is not None
             sharing = SharedLinks(
-                self._plan, self._run, hosts, network, self._attempt, self._reporter.say, self._reporter.tick
-            )
+                self._plan, self._run, hosts, network, self._running, self._attempt, self._reporter.say,
+                self._reporter.tick,
+            )  # fmt: skip
             for point in sharing.measure(pending):
                 self._reporter.done(sharing_line(self._run.path, point), expected_s, point)
 
@@ -288,6 +291,7 @@ class Conductor:
         spec, roles = layout(self._plan)
         spec = replace(spec, name=own_name("sw"))
         with RunningTestbed(spec) as testbed:
+            self._running = testbed
             links = testbed.state.links
             self._run.info["lab"] = {"spec": spec.to_json(), "links": links}
             least, most = (pick(link["measured_bps"] for link in links) / 1e6 for pick in (min, max))

@@ -23,10 +23,11 @@ from ringtap.agents.sweep.estimate import SharingStep, sharing_steps
 from ringtap.agents.sweep.job_launch import processes
 from ringtap.agents.sweep.load_series import StepWatcher, words_of_hosts
 from ringtap.agents.sweep.roles import SweepRoles
-from ringtap.agents.testbed.topology import SWITCH, TestbedSpec
+from ringtap.agents.testbed.topology import SWITCH, JobShare, TestbedSpec
+from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SweepPlan
-from ringtap.plan_jobs import CASSINI, FREE, Job
+from ringtap.plan_jobs import CASSINI, CONGESTION_CONTROL, FREE, MLTCP, RULES, Job
 from ringtap.records import JsonLinesWriter, read_json_lines
 from ringtap.rundir import RunDirectory
 from ringtap.schema import ALONE, MAX_LATE_SHARE, NIC_REC, SHARED, SHARED_JSONL
@@ -94,6 +95,7 @@ class SharedLinks:
         run: the sweep's run directory.
         hosts: the hosts of the testbed.
         network: their roles and addresses.
+        testbed: the testbed.
         attempt: gives a new folder below series/ by its name.
         say: receives messages.
         tick: receives the present step and the seconds that it has run.
@@ -105,17 +107,18 @@ class SharedLinks:
         run: RunDirectory,
         hosts: Hosts,
         network: SweepRoles,
+        testbed: RunningTestbed,
         attempt: Callable[[str], Path],
         say: Callable[[str], None],
         tick: Callable[[str, float], None],
     ) -> None:
         self._plan, self._run, self._hosts = plan, run, hosts
-        self._attempt, self._say, self._tick = attempt, say, tick
+        self._testbed, self._attempt, self._say, self._tick = testbed, attempt, say, tick
         self._points = run.path / SHARED_JSONL
-        shared = [host for host in network.roles.workers if sum(host in job.workers for job in plan.jobs) > 1]
+        self._shared = [host for host in network.roles.workers if sum(host in job.workers for job in plan.jobs) > 1]
         self._ports = [
             {"node": SWITCH, "nic": TestbedSpec.port(host), "direction": direction}
-            for host in shared
+            for host in self._shared
             for direction in ("rx", "tx")
         ]
         bottleneck = {"cross": [], "total": self._ports, "mtu": network.bottleneck["mtu"]}
@@ -146,7 +149,7 @@ class SharedLinks:
 
         If jobs need more than a link has, their shifts are those on a circle that is longer by this factor.
         """
-        if step.offset in (ALONE, FREE):
+        if step.offset in (ALONE, FREE, *RULES):
             return None
         from ringtap.workload.interleaving import MEASURED_ERROR, draw_circles, schedule, score_with, slowdown
 
@@ -208,9 +211,13 @@ class SharedLinks:
     def _measure(self, step: SharingStep, grids: Grids | None) -> dict[str, Any]:
         label = step.label
         start_ns = time.time_ns()
+        facts: dict[str, Any] = {}
+        shares = self._shares(step)
         running = [self._create(step, job) for job in step.jobs]
         try:
             self._tick(f"{label}: starting the jobs", 0.0)
+            # until all jobs run, they share links equally
+            self._share([JobShare(congestion_control=share.congestion_control) for share in shares], step.offset)
             self._start_on(running[0], SWITCH, ["capture"], [], {}, "recorder.out")
             for number, one in enumerate(running):
                 grid = {}
@@ -219,6 +226,10 @@ class SharedLinks:
                     grid = {VARIABLE: f"{start_ns + begin_ns},{period_ns}"}
                 self._start_job(one, grid)
             self._wait_for_warm_up(running)
+            if step.offset in (FREE, *RULES):
+                self._share(shares, step.offset)
+                facts["rule_ns"] = time.time_ns()
+                self._check_congestion_controls(shares)
             window = self._undisturbed(label, running)
         except BaseException as error:
             why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
@@ -227,6 +238,7 @@ class SharedLinks:
             raise
         finally:
             self._stop(running)
+            cost = self._share([JobShare()] * len(self._plan.jobs))
         for one in running:
             one.run.finish("complete")
         jobs: list[dict[str, Any]] = []
@@ -235,8 +247,68 @@ class SharedLinks:
             if grids is not None:
                 jobs[-1] |= {"shift_s": grids.shifts_s[number], "period_s": grids.periods_s[number]}
                 jobs[-1] |= {"predicted_s": grids.predicted_s[number]}
-        score = {} if grids is None else {"score": grids.score}
-        return {"step": step.number, "offset": step.offset, **window, **score, "ports": self._ports, "jobs": jobs}
+            elif step.offset in RULES:
+                jobs[-1]["share"] = shares[number]._asdict()
+        facts |= {} if grids is None else {"score": grids.score}
+        facts |= {"share_changes": cost} if cost else {}
+        point = {"step": step.number, "offset": step.offset, **window, **facts, "ports": self._ports, "jobs": jobs}
+        if "rule_ns" in facts:
+            self._predict(point, running, shares)
+        return point
+
+    def _shares(self, step: SharingStep) -> list[JobShare]:
+        """Return the share of each job of the plan at a point."""
+        jobs = self._plan.jobs
+        if step.offset not in RULES:
+            return [JobShare()] * len(jobs)
+        from ringtap.agents.sweep.job_shares import shares_of
+
+        return shares_of(step.offset, jobs, self._recorded(jobs), self._plan.capacity_bps)
+
+    def _share(self, shares: Sequence[JobShare], offset: str = "") -> dict[str, float]:
+        """Give jobs their shares by classes at the ends of shared links, if the rule of a point needs these."""
+        hosts = {
+            host: [number for number, job in enumerate(self._plan.jobs) if host in job.workers] for host in self._shared
+        }
+        has_classes = offset in RULES and offset != CONGESTION_CONTROL
+        return self._testbed.share(hosts if has_classes else {}, shares)
+
+    def _check_congestion_controls(self, shares: Sequence[JobShare]) -> None:
+        """Check that the connections of jobs have the congestion control that the rule gives them."""
+        if not any(share.congestion_control for share in shares):
+            return
+        found = self._testbed.congestion_controls()
+        for job, share, names in zip(self._plan.jobs, shares, found, strict=True):
+            if share.congestion_control and set(names) != {share.congestion_control}:
+                raise MeasurementError(
+                    f"connections of {job.name} use {', '.join(names) or 'no'} congestion control instead of "
+                    f"{share.congestion_control}: does the job choose one itself?"
+                )
+
+    def _predict(self, point: dict[str, Any], running: Sequence[_RunningJob], shares: Sequence[JobShare]) -> None:
+        """Add to a free point what the fluid model predicts of it from the begin of its rule on, or why it does not."""
+        if point["offset"] == CONGESTION_CONTROL:
+            point["predicted_why"] = "the fluid model knows no congestion control"
+            return
+        if [link.jobs for link in self._links(self._plan.jobs)] != [tuple(range(len(running)))]:
+            point["predicted_why"] = "the fluid model has one link, and these jobs share several"
+            return
+        from ringtap.agents.sweep.job_shares import mltcp_phases, predicted_begins_s
+
+        rule_ns, alone = point["rule_ns"], self._recorded(self._plan.jobs)
+        window_s = [(point[f"window_{side}_ns"] - rule_ns) / 1e9 for side in ("start", "end")]
+        starts_s = [
+            (max(end for end in one.watcher.iteration_ends_ns() if end <= rule_ns) - rule_ns) / 1e9 for one in running
+        ]
+        capacity_bps = self._plan.capacity_bps
+        predicted = predicted_begins_s(alone, shares, starts_s, capacity_bps, window_s[1])
+        for job, begins_s in zip(point["jobs"], predicted, strict=True):
+            job["predicted_begin_ns"] = [rule_ns + round(begin_s * 1e9) for begin_s in begins_s]
+            inside = [begin_s for begin_s in begins_s if begin_s >= window_s[0]]
+            if len(inside) > 1:
+                job["predicted_s"] = (inside[-1] - inside[0]) / (len(inside) - 1)
+        if point["offset"] == MLTCP and (phases := mltcp_phases(alone, starts_s, len(predicted[1]))):
+            point["jobs"][1]["mltcp_phases"] = phases
 
     def _create(self, step: SharingStep, job: Job) -> _RunningJob:
         """Create the run directory of a job at a point."""
@@ -248,8 +320,13 @@ class SharedLinks:
 
     def _start_job(self, one: _RunningJob, grid: dict[str, str]) -> None:
         """Start the ranks of a job."""
-        workers = one.job.workers
-        network = replace(self._network, roles=replace(self._network.roles, workers=workers))
+        workers, spec, number = one.job.workers, self._testbed.state.spec, self._plan.jobs.index(one.job)
+        network = replace(
+            self._network,
+            roles=replace(self._network.roles, workers=workers),
+            training={host: spec.job_ip(host, number) for host in workers},
+            interface=dict.fromkeys(workers, spec.job_nic(number)),
+        )
         port = free_port(self._hosts, workers[0], network.training[workers[0]], _MASTER_PORTS)
         for process in processes(self._plan, one.job.model, network, self._hosts, port):
             environment = process.environment | grid

@@ -41,7 +41,7 @@ def _run(spec: TestbedSpec) -> None:
     After ``stay``, run forever.
     """
     from ringtap.agents.testbed import build
-    from ringtap.agents.testbed.shares import LinkShares
+    from ringtap.agents.testbed.shares import LinkShares, congestion_controls
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.stdin.readline().strip() != "go":  # `up` has not recorded this testbed
@@ -61,6 +61,8 @@ def _run(spec: TestbedSpec) -> None:
             elif verb == "share":
                 hosts, given = json.loads(rest)
                 _report({"shared": shares.set(hosts, [JobShare(*share) for share in given])})
+            elif verb == "controls":
+                _report({"controls": congestion_controls(spec)})
             else:
                 # reaps orphans, which the first process of a PID namespace inherits
                 signal.signal(signal.SIGCHLD, signal.SIG_IGN)

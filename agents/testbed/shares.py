@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from pyroute2 import IPRoute
+from pyroute2 import DiagSocket, IPRoute
 from pyroute2.netlink import rtnl
 
 from ringtap.agents.testbed import build
@@ -38,6 +38,7 @@ _TCA_HTB_PARMS, _TCA_STATS_BASIC = 1, 1
 _HEADER, _MESSAGE, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=BBHiIII"), struct.Struct("=HH")
 _RATE = struct.Struct("=BBHhHI")
 _LINK_LAYER_ETHERNET = 1
+_ESTABLISHED, _ASK_CONGESTION_CONTROL = 1 << 1, 1 << 3
 _ANSWER_BYTES = 1 << 16
 
 
@@ -257,6 +258,21 @@ class LinkShares:
         self._thread.join()
         self._thread = None
         return self._cost
+
+
+def congestion_controls(spec: TestbedSpec) -> list[list[str]]:
+    """Return the congestion controls of each job's connections."""
+    found = {(address, name) for host in spec.hosts for address, name in build.in_namespace(host, _connections)}
+    addresses = [[spec.job_ip(host, job) for host in spec.hosts] for job in range(spec.jobs)]
+    return [sorted({name for address, name in found if address in own}) for own in addresses]
+
+
+def _connections() -> list[tuple[str, str]]:
+    """Return the local address and the congestion control of each TCP connection of this namespace."""
+    with DiagSocket() as netlink:
+        netlink.bind()
+        found = netlink.get_sock_stats(socket.AF_INET, states=_ESTABLISHED, extensions=_ASK_CONGESTION_CONTROL)
+        return [(one["idiag_src"], one.get_attr("INET_DIAG_CONG")) for one in found]
 
 
 def _route(spec: TestbedSpec, host: str, job: int, congestion_control: str) -> None:

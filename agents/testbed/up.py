@@ -155,6 +155,16 @@ class RunningTestbed:
         cost: dict[str, float] = self._expect("shared")["shared"]
         return cost
 
+    def congestion_controls(self) -> list[list[str]]:
+        """Return the congestion controls of each job's connections.
+
+        Raises:
+            MeasurementError: the testbed has failed.
+        """
+        self._send("controls")
+        found: list[list[str]] = self._expect("controls")["controls"]
+        return found
+
     def stay(self) -> None:
         """Make the testbed outlive this process."""
         self._send("stay")

@@ -141,7 +141,7 @@ class Classes:
                 found.append(body)
 
 
-class _Progress:
+class JobProgress:
     """Bytes that a job has sent through a link in its present iteration.
 
     Args:
@@ -235,7 +235,7 @@ class LinkShares:
     def _grow(self, shares: Sequence[JobShare]) -> None:
         """Change the shares with the bytes that jobs have sent, until `_end_thread`."""
         begin_s, ticks, rate_bps = time.monotonic(), 0, self._spec.rate_bps
-        links = [(*link, [_Progress(shares[job]) for job in link[1]]) for link in self._links]
+        links = [(*link, [JobProgress(shares[job]) for job in link[1]]) for link in self._links]
         set_bps: dict[tuple[str, int], float] = {}
         while not self._stop.wait(TICK_S - (time.monotonic() - begin_s) % TICK_S):
             ticks += 1

@@ -162,7 +162,7 @@ def _share_text(job: SharedJob) -> str:
 def notes(points: Sequence[SharingPoint]) -> list[str]:
     """Return the facts of the threads that changed shares, one sentence each."""
     return [
-        f"{point.label}: the shares were changed every {1e3 * changes['seconds'] / changes['ticks']:.1f} ms, which took "
+        f"{point.label}: shares were changed every {1e3 * changes['seconds'] / changes['ticks']:.1f} ms, which took "
         f"{changes['cpu_s'] / changes['seconds']:.1%} of a CPU."
         for point in points
         if (changes := point.share_changes) and changes["ticks"] and changes["seconds"]

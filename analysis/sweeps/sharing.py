@@ -326,15 +326,15 @@ def _slides(runs: Sequence[JobRun], line: dict[str, Any]) -> tuple[Slide, ...]:
     for source, tables in sources.items():
         _add_phases(tables)
         for name, table in list(zip(names, tables, strict=True))[1:]:
-            found.append(_slide(name, source, table["phase"].dropna().to_numpy(np.float64)))
+            found.append(slide_of(name, source, table["phase"].dropna().to_numpy(np.float64)))
     for name, job in zip(names, line["jobs"], strict=True):
         if phases := job.get("mltcp_phases"):
-            found.append(_slide(name, MLTCP_EQUATION, np.array(phases, np.float64)))
+            found.append(slide_of(name, MLTCP_EQUATION, np.array(phases, np.float64)))
     return tuple(slide for slide in found if slide is not None)
 
 
-def _slide(job: str, source: str, phases: Array) -> Slide | None:
-    """Return a slide; None if it has too few phases."""
+def slide_of(job: str, source: str, phases: Array) -> Slide | None:
+    """Return the slide of a job's phases by a source; None if they are too few."""
     if len(phases) < MIN_SLIDE:
         return None
     last = complex(np.exp(2j * np.pi * phases[-(len(phases) // 3) :]).mean())

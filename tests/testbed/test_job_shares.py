@@ -100,9 +100,11 @@ def test_connections_have_the_congestion_control_of_their_job(testbed: RunningTe
     testbed.share({}, [JobShare(congestion_control="reno"), JobShare()])
     with connections(testbed, [0, 1]):
         assert testbed.congestion_controls() == [["reno"], ["cubic"]]
-    with pytest.raises(UsageError, match="no congestion control 'nonesuch' loaded"):
-        with RunningTestbed(TestbedSpec(own_name("sh"), ("S0", "S1"), RATE_BPS, jobs=1), verify=False) as other:
-            other.share({}, [JobShare(congestion_control="nonesuch")])
+    with (
+        RunningTestbed(TestbedSpec(own_name("sh"), ("S0", "S1"), RATE_BPS, jobs=1), verify=False) as other,
+        pytest.raises(UsageError, match="no congestion control 'nonesuch' loaded"),
+    ):
+        other.share({}, [JobShare(congestion_control="nonesuch")])
 
 
 def test_growing_weights_follow_the_bytes_of_classes(testbed: RunningTestbed) -> None:

@@ -22,8 +22,7 @@ def gpu_intensity_flop_per_s(flop: float, job: PeriodicJob, capacity_bps: float)
         job: the job; it sends in at least one phase.
         capacity_bps: capacity of the link.
     """
-    bits = sum((phase.end_ns - phase.begin_ns) / 1e9 * phase.rate_bps for phase in job.phases)
-    return flop / (bits / capacity_bps)
+    return flop / (job.bits / capacity_bps)
 
 
 def priority_levels(intensities: Sequence[float], levels: int) -> list[int]:

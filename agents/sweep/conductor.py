@@ -177,6 +177,7 @@ class Conductor:
     ) -> None:
         self._plan, self._run, self._setup, self._only, self._force = plan, run, setup, only, force
         self._choice = choice
+        self._running: RunningTestbed | None = None
         self._reporter = reporter
         self._points = run.path / POINTS_JSONL
 
@@ -280,7 +281,9 @@ class Conductor:
             if self._setup:
                 self._check_idle_links(setup)
             say, tick = self._reporter.say, self._reporter.tick
-            sharing = SharedLinks(self._plan, self._run, *setup, self._attempt, say, tick, tolerant=self._force)
+            sharing = SharedLinks(
+                self._plan, self._run, *setup, self._running, self._attempt, say, tick, tolerant=self._force
+            )
             for point in sharing.measure(pending):
                 self._reporter.done(sharing_line(self._run.path, point), expected_s, point)
 
@@ -290,6 +293,7 @@ class Conductor:
         spec, roles = layout(self._plan)
         spec = replace(spec, name=own_name("sw"))
         with RunningTestbed(spec) as testbed:
+            self._running = testbed
             links = testbed.state.links
             self._run.info["lab"] = {"spec": spec.to_json(), "links": links}
             least, most = (pick(link["measured_bps"] for link in links) / 1e6 for pick in (min, max))

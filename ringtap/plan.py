@@ -14,7 +14,7 @@ from ringtap.errors import UsageError
 from ringtap.installation import shipped_example
 from ringtap.plan_cluster import OPT_IN, Cluster, read_cluster, unknown_host
 from ringtap.plan_collectives import Collectives, check_places, read_collectives
-from ringtap.plan_jobs import MAX_JOBS, MIN_JOBS, Job, check_hosts, over_tcp, read_job, read_offsets
+from ringtap.plan_jobs import MAX_JOBS, MIN_JOBS, RULES, Job, check_hosts, check_rules, over_tcp, read_job, read_offsets
 from ringtap.plan_models import SCALE_MODEL, Model, read_model
 from ringtap.toml_tables import PlanTables, TomlTable
 from ringtap.transports import contradiction, is_rdma
@@ -151,7 +151,7 @@ class SweepPlan:
         capture: packets to record; None: none.
         collectives: how the jobs exchange their gradients.
         jobs: jobs that share links, instead of models, kinds of traffic and loads.
-        offsets: how they run together, one point each: `FREE`, `CASSINI`, or the shift of each job in seconds.
+        offsets: how they run together, one point each: a name of `ringtap.plan_jobs`, or the shift of each job in s.
     """
 
     name: str
@@ -330,9 +330,13 @@ def _plan_of_jobs(file: PlanTables) -> SweepPlan:
     )
     if alone:
         raise UsageError(f"{file.name}: {alone.name} has no host in common with another job, so they share no link")
+    offsets = read_offsets(sweep, len(jobs))
+    check_rules(tables, offsets)
     full_bps = sweep.quantity("capacity", ... if is_real else "25gbit", parse_rate_bps)
     topology: Testbed | Cluster
     if is_real:
+        if rule := next((rule for rule in RULES if rule in offsets), ""):
+            sweep.fail("offsets", f"holds {rule!r}, which is for the links of a [testbed]: leave it out on a [cluster]")
         jobs = tuple(map(over_tcp, jobs))
         topology = _cluster_of_jobs(file, tables, jobs)
     else:
@@ -350,7 +354,7 @@ def _plan_of_jobs(file: PlanTables) -> SweepPlan:
         topology=topology,
         window=_window(file.one("window"), is_auto=False),
         jobs=jobs,
-        offsets=read_offsets(sweep, len(jobs)),
+        offsets=offsets,
     )
     sweep.finish()
     return plan

@@ -1,7 +1,8 @@
-"""Jobs of a plan that share links, and the offsets at which they run together (docs/reference/plan.md#jobs)."""
+"""Jobs of a plan that share links, and how they run together (docs/reference/plan.md#jobs)."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,12 @@ from ringtap.transports import VARIABLES, contradiction
 from ringtap.units import parse_duration_s
 
 FREE, CASSINI = "free", "cassini"  # offsets of jobs: not kept, and those with the highest compatibility score
+# and free ones whose shares of a link are unequal, by a rule
+WEIGHTS, PRIORITIES, CRUX, MLTCP = "weights", "priorities", "crux", "mltcp"
+CONGESTION_CONTROL = "congestion-control"
+# key of jobs that a rule needs; for crux, each job must have it
+KEY_OF = {WEIGHTS: "weight", PRIORITIES: "priority", CRUX: "flop", CONGESTION_CONTROL: "congestion_control"}
+RULES = (*KEY_OF, MLTCP)
 MIN_JOBS, MAX_JOBS = 2, 6
 
 
@@ -27,11 +34,19 @@ class Job:
         name: as used in results.
         model: the training job.
         workers: hosts of its ranks, rank 0 first; another job may have the same ones.
+        weight: its weight by the rule `WEIGHTS`.
+        priority: its priority by `PRIORITIES`, of which higher ones come first.
+        flop: FLOPs of an iteration of all its ranks, from which `CRUX` has its priority; None: not known.
+        congestion_control: its TCP congestion control by `CONGESTION_CONTROL`; empty: that of the testbed.
     """
 
     name: str
     model: Model
     workers: tuple[str, ...]
+    weight: float = 1.0
+    priority: int = 0
+    flop: float | None = None
+    congestion_control: str = ""
 
 
 def read_job(table: TomlTable, scale: float) -> Job:
@@ -44,7 +59,23 @@ def read_job(table: TomlTable, scale: float) -> Job:
         table.fail("workers", "must be two hosts at least, each once: a job has a rank on each")
     if table.has("transport"):
         table.fail("transport", "is for [[models]]: jobs that share links use TCP")
-    return Job(name, read_model(table, scale, Collectives(), "model"), workers)
+    weight, priority = table.number("weight", 1.0, 0.01, 100.0), table.integer("priority", 0, 0, 100)
+    flop = table.number("flop", 0.0, 1.0, 1e30) if table.has("flop") else None
+    congestion_control = table.text("congestion_control", "")
+    model = read_model(table, scale, Collectives(), "model")
+    return Job(name, model, workers, weight, priority, flop, congestion_control)
+
+
+def check_rules(tables: Sequence[TomlTable], offsets: Sequence[str | tuple[float, ...]]) -> None:
+    """Refuse rules for which jobs lack numbers, and numbers for which there is no rule."""
+    for rule, key in KEY_OF.items():
+        lacking = [table for table in tables if not table.has(key)]
+        if rule in offsets and (len(lacking) == len(tables) or (lacking and rule == CRUX)):
+            which = "each job needs one" if rule == CRUX else "give one to a job at least"
+            lacking[0].fail(key, f'is missing: "{rule}" among the offsets is by {key} of [[jobs]], and {which}')
+        for table in tables if rule not in offsets else ():
+            if table.has(key):
+                table.fail(key, f'is for jobs that share by it: add "{rule}" to the offsets')
 
 
 def sharing(jobs: Sequence[Job]) -> dict[str, tuple[Job, ...]]:
@@ -99,9 +130,10 @@ def gpus_of(job: Job, cluster: Cluster, host: str) -> tuple[str, ...] | None:
 
 
 def read_offsets(sweep: TomlTable, jobs: int) -> tuple[str | tuple[float, ...], ...]:
-    """Return the offsets: for two jobs the shift of the second one, else a list of the shifts of all but the first."""
+    """Return the offsets: names, or for two jobs the shift of the second one, else the shifts of all but the first."""
+    names = (FREE, CASSINI, *RULES)
     shifts = 'a duration such as "50ms"' if jobs == 2 else f"a list of {jobs - 1} durations, for all jobs but the first"
-    rule = f'a list in which each offset is "{FREE}", "{CASSINI}", or {shifts}'
+    rule = f"a list in which each offset is {', '.join(map(json.dumps, names))}, or {shifts}"
 
     def fits(offset: Any) -> bool:
         return isinstance(offset, list) and len(offset) == jobs - 1 and all(isinstance(one, str) for one in offset)
@@ -109,12 +141,12 @@ def read_offsets(sweep: TomlTable, jobs: int) -> tuple[str | tuple[float, ...], 
     given = sweep.take(
         "offsets", list, [FREE, "0ms", CASSINI],
         lambda value: bool(value) and all(
-            offset in (FREE, CASSINI) or fits([offset] if jobs == 2 else offset) for offset in value
+            offset in names or fits([offset] if jobs == 2 else offset) for offset in value
         ), rule,
     )  # fmt: skip
     found: list[str | tuple[float, ...]] = []
     for offset in given:
-        if offset in (FREE, CASSINI):
+        if offset in names:
             found.append(offset)
             continue
         try:

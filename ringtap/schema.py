@@ -158,6 +158,7 @@ EXPECTED: Shape = {
 }
 # a point of jobs that share links: each alone, or all together
 ALONE = "alone"
+_JOB_SHARE: Shape = {"intercept": Number(0), "slope": Number(0), "priority": COUNT, "congestion_control": str}
 SHARED: Shape = {
     "step": COUNT,
     "offset": NAME,
@@ -167,11 +168,16 @@ SHARED: Shape = {
     "score?": (Number(-1e6, 1), None),
     **{"cut?": ([str], None), "others?": ([str], None)},
     "clocks?": ({str: {"offset_ns": Number(-(2**61), 2**61), "error_ns": Number(0, 2**62)}}, None),
+    # of free jobs: from when on a rule gives them their shares, cost of changing these, reason of no prediction
+    "rule_ns?": NS,
+    "share_changes?": {"ticks": COUNT, "seconds": _SECONDS, "cpu_s": _SECONDS},
+    "predicted_why?": str,
     "ports": [{"node": NAME, "nic": str, "direction": Text("rx|tx", "rx or tx")}],
     "jobs": [
         {
             **{"name": NAME, "directory": PATH, "shift_s?": (_SECONDS, None), "period_s?": (_SECONDS, None)},
-            "predicted_s?": (_SECONDS, None),
+            **{"predicted_s?": (_SECONDS, None), "predicted_begin_ns?": [NS], "mltcp_phases?": [Number(0, 1)]},
+            "share?": _JOB_SHARE,
         }
     ],
 }

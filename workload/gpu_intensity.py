@@ -24,12 +24,7 @@ def gpu_intensity_flop_per_s(flop: float, job: PeriodicJob, capacity_bps: float)
         job: the job; it sends in at least one phase.
         capacity_bps: capacity of the link.
     """
-    return flop / (_bits(job) / capacity_bps)
-
-
-def _bits(job: PeriodicJob) -> float:
-    """Return the bits that a job sends in an iteration."""
-    return sum((phase.end_ns - phase.begin_ns) / 1e9 * phase.rate_bps for phase in job.phases)
+    return flop / (job.bits / capacity_bps)
 
 
 def choose_paths(intensities: Sequence[float], jobs: Sequence[PeriodicJob], paths: int) -> list[int]:
@@ -45,7 +40,7 @@ def choose_paths(intensities: Sequence[float], jobs: Sequence[PeriodicJob], path
     found, loads_bps = [0] * len(jobs), [0.0] * paths
     for number in sorted(range(len(jobs)), key=lambda number: -intensities[number]):
         found[number] = loads_bps.index(min(loads_bps))
-        loads_bps[found[number]] += _bits(jobs[number]) / (jobs[number].period_ns / 1e9)
+        loads_bps[found[number]] += jobs[number].bits / (jobs[number].period_ns / 1e9)
     return found
 
 

@@ -58,6 +58,11 @@ class PeriodicJob:
     period_ns: int
     phases: tuple[Phase, ...]
 
+    @property
+    def bits(self) -> float:
+        """Bits of an iteration."""
+        return sum((phase.end_ns - phase.begin_ns) / 1e9 * phase.rate_bps for phase in self.phases)
+
     def rates_bps(self, slots: int) -> Numbers:
         """Return the mean rate in each of the slots of a period, shape (slots,)."""
         edges_ns, sent = [0], [0.0]

@@ -283,9 +283,7 @@ class Conductor:
             if self._setup:
                 self._check_idle_links(setup)
             say, tick = self._reporter.say, self._reporter.tick
-            sharing = SharedLinks(
-                self._plan, self._run, setup.hosts, setup.network, self._attempt, say, tick, tolerant=self._force
-            )
+            sharing = SharedLinks(self._plan, self._run, *setup, self._attempt, say, tick, tolerant=self._force)
             for point in sharing.measure(pending):
                 self._reporter.done(sharing_line(self._run.path, point), expected_s, point)
 

@@ -65,6 +65,7 @@ def layout(plan: SweepPlan) -> tuple[TestbedSpec, Roles]:
         oversubscription=testbed.oversubscription,
         sides=testbed.sides,
         delay_s=testbed.delay_s,
+        jobs=len(plan.jobs),
     )
     return spec, roles
 
@@ -91,7 +92,7 @@ class SharingStep(NamedTuple):
 
     Attributes:
         number: position among the points: first each job alone, then the offsets.
-        offset: its name: `ringtap.schema.ALONE`, `ringtap.plan_jobs.FREE`, `ringtap.plan_jobs.CASSINI`, or the shifts.
+        offset: its name: `ringtap.schema.ALONE`, a name of `ringtap.plan_jobs`, or the shifts.
         jobs: the jobs that run.
         shifts_s: shift of each job; None if they are not given.
     """

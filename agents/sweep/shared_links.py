@@ -24,11 +24,11 @@ from ringtap.agents.sweep.estimate import SharingStep, sharing_steps
 from ringtap.agents.sweep.job_launch import processes, ranks_of
 from ringtap.agents.sweep.load_series import StepWatcher, words_of_hosts
 from ringtap.agents.sweep.roles import SweepRoles
-from ringtap.agents.testbed.topology import SWITCH, TestbedSpec
+from ringtap.agents.testbed.topology import SWITCH, JobShare, TestbedSpec
+from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SweepPlan
-from ringtap.plan_cluster import Cluster
-from ringtap.plan_jobs import CASSINI, FREE, Job, sharing
+from ringtap.plan_jobs import CASSINI, CONGESTION_CONTROL, FREE, MLTCP, RULES, Job, sharing
 from ringtap.records import JsonLinesWriter, read_json_lines
 from ringtap.rundir import RunDirectory
 from ringtap.schema import ALONE, MAX_LATE_SHARE, NIC_REC, SHARED, SHARED_JSONL
@@ -104,6 +104,7 @@ class SharedLinks:
         run: the sweep's run directory.
         hosts: the hosts of the testbed or cluster.
         network: their roles and addresses.
+        testbed: the testbed; None on a cluster.
         attempt: gives a new folder below series/ by its name.
         say: receives messages.
         tick: receives the present step and the seconds that it has run.
@@ -116,6 +117,7 @@ class SharedLinks:
         run: RunDirectory,
         hosts: Hosts,
         network: SweepRoles,
+        testbed: RunningTestbed | None,
         attempt: Callable[[str], Path],
         say: Callable[[str], None],
         tick: Callable[[str, float], None],
@@ -123,14 +125,15 @@ class SharedLinks:
         tolerant: bool = False,
     ) -> None:
         self._plan, self._run, self._hosts = plan, run, hosts
-        self._attempt, self._say, self._tick, self._is_tolerant = attempt, say, tick, tolerant
+        self._testbed, self._attempt, self._say, self._tick = testbed, attempt, say, tick
+        self._is_tolerant = tolerant
         self._points = run.path / SHARED_JSONL
-        self._is_testbed = not isinstance(plan.topology, Cluster)
+        self._shared = list(sharing(plan.jobs))
         self._ports = [
             {"node": node, "nic": nic, "direction": direction}
-            for host in sharing(plan.jobs)
+            for host in self._shared
             # the ports of real switches cannot be read, but those of the hosts at the other end can
-            for node, nic in [(SWITCH, TestbedSpec.port(host)) if self._is_testbed else (host, network.interface[host])]
+            for node, nic in [(SWITCH, TestbedSpec.port(host)) if testbed else (host, network.interface[host])]
             for direction in ("rx", "tx")
         ]
         bottleneck = {"cross": [], "total": self._ports, "mtu": network.bottleneck["mtu"]}
@@ -161,7 +164,7 @@ class SharedLinks:
 
         If jobs need more than a link has, their shifts are those on a circle that is longer by this factor.
         """
-        if step.offset in (ALONE, FREE):
+        if step.offset in (ALONE, FREE, *RULES):
             return None
         from ringtap.workload.interleaving import MEASURED_ERROR, draw_circles, schedule, score_with, slowdown
 
@@ -224,12 +227,20 @@ class SharedLinks:
         label = step.label
         clocks = {} if grids is None else self._clocks(step, grids)
         start_ns = time.time_ns()
+        facts: dict[str, Any] = {}
+        shares = self._shares(step)
         running = [self._create(step, job) for job in step.jobs]
         try:
             self._tick(f"{label}: starting the jobs", 0.0)
+            # until all jobs run, they share links equally
+            self._share([JobShare(congestion_control=share.congestion_control) for share in shares], step.offset)
             for number in range(len(running)):
                 self._start_job(number, running, {} if grids is None else grids.by_host(number, start_ns, clocks))
             self._wait_for_warm_up(running)
+            if step.offset in (FREE, *RULES):
+                self._share(shares, step.offset)
+                facts["rule_ns"] = time.time_ns()
+                self._check_congestion_controls(shares)
             window = self._undisturbed(label, running)
         except BaseException as error:
             why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
@@ -238,6 +249,7 @@ class SharedLinks:
             raise
         finally:
             self._stop(running)
+            cost = self._share([JobShare()] * len(self._plan.jobs))
         for one in running:
             one.run.finish("complete")
         jobs: list[dict[str, Any]] = []
@@ -246,10 +258,78 @@ class SharedLinks:
             if grids is not None:
                 jobs[-1] |= {"shift_s": grids.shifts_s[number], "period_s": grids.periods_s[number]}
                 jobs[-1] |= {"predicted_s": grids.predicted_s[number]}
-        kept: dict[str, Any] = {} if grids is None else {"score": grids.score}
+            elif step.offset in RULES:
+                jobs[-1]["share"] = shares[number]._asdict()
+        facts |= {} if grids is None else {"score": grids.score}
         if clocks and not self._network.one_clock:
-            kept["clocks"] = {host: offset._asdict() for host, offset in clocks.items()}
-        return {"step": step.number, "offset": step.offset, **window, **kept, "ports": self._ports, "jobs": jobs}
+            facts["clocks"] = {host: offset._asdict() for host, offset in clocks.items()}
+        facts |= {"share_changes": cost} if cost else {}
+        point = {"step": step.number, "offset": step.offset, **window, **facts, "ports": self._ports, "jobs": jobs}
+        if "rule_ns" in facts:
+            self._predict(point, running, shares)
+        return point
+
+    def _shares(self, step: SharingStep) -> list[JobShare]:
+        """Return the share of each job of the plan at a point."""
+        jobs = self._plan.jobs
+        if step.offset not in RULES:
+            return [JobShare()] * len(jobs)
+        from ringtap.agents.sweep.job_shares import shares_of
+
+        return shares_of(step.offset, jobs, self._recorded(jobs), self._plan.capacity_bps)
+
+    def _share(self, shares: Sequence[JobShare], offset: str = "") -> dict[str, float]:
+        """Give jobs their shares by classes at the ends of shared links, if the rule of a point needs these."""
+        if self._testbed is None:
+            return {}
+        hosts = {
+            host: [number for number, job in enumerate(self._plan.jobs) if host in job.workers] for host in self._shared
+        }
+        has_classes = offset in RULES and offset != CONGESTION_CONTROL
+        return self._testbed.share(hosts if has_classes else {}, shares)
+
+    def _check_congestion_controls(self, shares: Sequence[JobShare]) -> None:
+        """Check that the connections of jobs have the congestion control that the rule gives them."""
+        if not any(share.congestion_control for share in shares):
+            return
+        assert self._testbed is not None
+        found = self._testbed.congestion_controls()
+        for job, share, names in zip(self._plan.jobs, shares, found, strict=True):
+            if share.congestion_control and set(names) != {share.congestion_control}:
+                raise MeasurementError(
+                    f"connections of {job.name} use {', '.join(names) or 'no'} congestion control instead of "
+                    f"{share.congestion_control}: does the job choose one itself?"
+                )
+
+    def _predict(self, point: dict[str, Any], running: Sequence[_RunningJob], shares: Sequence[JobShare]) -> None:
+        """Add to a free point what the fluid model predicts of it from the begin of its rule on, or why it does not."""
+        if not self._network.one_clock:
+            point["predicted_why"] = (
+                "the hosts have clocks of their own, by which the phases are not known to begin with"
+            )
+            return
+        if point["offset"] == CONGESTION_CONTROL:
+            point["predicted_why"] = "the fluid model knows no congestion control"
+            return
+        if [link.jobs for link in self._links(self._plan.jobs)] != [tuple(range(len(running)))]:
+            point["predicted_why"] = "the fluid model has one link, and these jobs share several"
+            return
+        from ringtap.agents.sweep.job_shares import mltcp_phases, predicted_begins_s
+
+        rule_ns, alone = point["rule_ns"], self._recorded(self._plan.jobs)
+        window_s = [(point[f"window_{side}_ns"] - rule_ns) / 1e9 for side in ("start", "end")]
+        starts_s = [
+            (max(end for end in one.watcher.iteration_ends_ns() if end <= rule_ns) - rule_ns) / 1e9 for one in running
+        ]
+        capacity_bps = self._plan.capacity_bps
+        predicted = predicted_begins_s(alone, shares, starts_s, capacity_bps, window_s[1])
+        for job, begins_s in zip(point["jobs"], predicted, strict=True):
+            job["predicted_begin_ns"] = [rule_ns + round(begin_s * 1e9) for begin_s in begins_s]
+            inside = [begin_s for begin_s in begins_s if begin_s >= window_s[0]]
+            if len(inside) > 1:
+                job["predicted_s"] = (inside[-1] - inside[0]) / (len(inside) - 1)
+        if point["offset"] == MLTCP and (phases := mltcp_phases(alone, starts_s, len(predicted[1]))):
+            point["jobs"][1]["mltcp_phases"] = phases
 
     def _create(self, step: SharingStep, job: Job) -> _RunningJob:
         """Create the run directory of a job at a point."""
@@ -262,13 +342,21 @@ class SharedLinks:
         watch = Watch(path, self._network, self._plan.capacity_bps, 0)
         return _RunningJob(job, run, StepWatcher(run, ranks), watch, [], {})
 
+    def _network_of(self, job: Job) -> SweepRoles:
+        """Return the roles and addresses of a job, which has addresses of its own on a testbed."""
+        own = replace(self._network, roles=replace(self._network.roles, workers=job.workers))
+        if self._testbed is None:
+            return own
+        spec, number = self._testbed.state.spec, self._plan.jobs.index(job)
+        addresses = {host: spec.job_ip(host, number) for host in job.workers}
+        return replace(own, training=addresses, interface=dict.fromkeys(job.workers, spec.job_nic(number)))
+
     def _start_job(self, number: int, running: Sequence[_RunningJob], grid: Mapping[str, str]) -> None:
         """Start the recorders and the ranks of a job, kept to the grid of their host if there is one."""
         one = running[number]
         for node in self._recorders(number, one.job):
             self._start_on(one, node, ["capture"], [], {}, "recorder.out")
-        workers = one.job.workers
-        network = replace(self._network, roles=replace(self._network.roles, workers=workers))
+        workers, network = one.job.workers, self._network_of(one.job)
         # no job before this one may be about to take the same ports
         ports = _MASTER_PORTS * len(running)
         port = free_port(self._hosts, workers[0], network.training[workers[0]], ports, network.ports)
@@ -309,7 +397,7 @@ class SharedLinks:
         self, one: _RunningJob, host: str, verb: list[str], command: list[str], environment: dict[str, str], file: str
     ) -> None:
         """Start a recorder on a host, with a rank of the job if there is a command."""
-        sockets = [] if self._is_testbed else ["sockets"]
+        sockets = [] if self._testbed else ["sockets"]
         record = collect_options(self._network, host, *sockets, *(["steps", "ddp"] if command else []))
         record += ["--join", self._hosts.path(host, one.run.path), "--node", host]
         wrapped = [*self._hosts.ringtap(host), *verb, *record, *(["--", *command] if command else [])]

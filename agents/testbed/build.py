@@ -80,7 +80,7 @@ def build(spec: TestbedSpec) -> None:
     for node in spec.nodes:
         named_namespaces.create(node)
         if node != SWITCH:
-            _in_namespace(node, lambda: _set_sysctls(_SYSCTLS if is_star else _SYSCTLS | _ROUTING_SYSCTLS))
+            in_namespace(node, lambda: _set_sysctls(_SYSCTLS if is_star else _SYSCTLS | _ROUTING_SYSCTLS))
     with contextlib.ExitStack() as stack:
         netlinks = {node: stack.enter_context(NetNS(node)) for node in spec.nodes}
         for netlink in netlinks.values():
@@ -105,7 +105,7 @@ def build(spec: TestbedSpec) -> None:
 
 
 def _add_bridge(spec: TestbedSpec, switch: NetNS) -> int:
-    _need("bridge", lambda: switch.link("add", ifname=SWITCH_NIC, kind="bridge"))
+    need("bridge", lambda: switch.link("add", ifname=SWITCH_NIC, kind="bridge"))
     bridge: int = switch.link_lookup(ifname=SWITCH_NIC)[0]
     switch.link("set", index=bridge, state="up", mtu=spec.mtu)
     return bridge
@@ -123,7 +123,7 @@ def _add_link(link: Link, netlinks: Mapping[str, NetNS]) -> dict[tuple[str, str]
     """Add a link and return the indexes of its interfaces by node and name."""
     source = netlinks[link.source]
     peer = {"ifname": link.target_nic, "net_ns_fd": link.target}
-    _need("veth", lambda: source.link("add", ifname=link.source_nic, kind="veth", peer=peer))
+    need("veth", lambda: source.link("add", ifname=link.source_nic, kind="veth", peer=peer))
     ends = ((link.source, link.source_nic), (link.target, link.target_nic))
     return {(node, nic): netlinks[node].link_lookup(ifname=nic)[0] for node, nic in ends}
 
@@ -134,20 +134,18 @@ def _set_up(spec: TestbedSpec, netlink: NetNS, index: int, link: Link) -> dict[t
     Returns:
         The index of a host's further interface, by node and name.
     """
-    segments = spec.offload_segments
-    netlink.link("set", index=index, mtu=spec.mtu, state="up", gso_max_segs=segments)
-    _limit(spec, netlink, index, link.rate_bps)
+    netlink.link("set", index=index, mtu=spec.mtu, state="up", gso_max_segs=spec.offload_segments)
+    limit(spec, netlink, index, link.rate_bps)
     if link.target not in (*spec.hosts, SWITCH):
         options = {"dst": f"{spec.switch_ip(link.target)}/32", "oif": index, "scope": "link"}
         _add_route(spec, netlink, options)
     if link.source in spec.hosts:
-        name = cross_nic(link.source_nic)
-        _need("macvlan", lambda: netlink.link("add", ifname=name, kind="macvlan", link=index, macvlan_mode="bridge"))
-        cross = netlink.link_lookup(ifname=name)[0]
-        netlink.link("set", index=cross, mtu=spec.mtu, state="up", gso_max_segs=segments)
-        for nic, address in ((index, spec.training_ip(link.source)), (cross, spec.cross_ip(link.source))):
-            netlink.addr("add", index=nic, address=address, prefixlen=24, flags=_NO_PREFIX_ROUTE)
-        return {(link.source, name): cross}
+        host, name = link.source, cross_nic(link.source_nic)
+        netlink.addr("add", index=index, address=spec.training_ip(host), prefixlen=24, flags=_NO_PREFIX_ROUTE)
+        for job in range(spec.jobs):
+            nic = _add_macvlan(spec, netlink, index, spec.job_nic(job), spec.job_ip(host, job))
+            _add_route(spec, netlink, job_route(spec, host, job, nic))
+        return {(host, name): _add_macvlan(spec, netlink, index, name, spec.cross_ip(host))}
     if link.source == SWITCH:
         netlink.link("set", index=index, master=netlink.link_lookup(ifname=SWITCH_NIC)[0])
     else:
@@ -155,7 +153,26 @@ def _set_up(spec: TestbedSpec, netlink: NetNS, index: int, link: Link) -> dict[t
     return {}
 
 
-def _need(kind: str, action: Callable[[], object]) -> None:
+def _add_macvlan(spec: TestbedSpec, netlink: NetNS, below: int, name: str, address: str) -> int:
+    """Add an interface with an address to a host's link, and return its index."""
+    need("macvlan", lambda: netlink.link("add", ifname=name, kind="macvlan", link=below, macvlan_mode="bridge"))
+    index: int = netlink.link_lookup(ifname=name)[0]
+    netlink.link("set", index=index, mtu=spec.mtu, state="up", gso_max_segs=spec.offload_segments)
+    netlink.addr("add", index=index, address=address, prefixlen=24, flags=_NO_PREFIX_ROUTE)
+    return index
+
+
+def job_route(spec: TestbedSpec, host: str, job: int, nic: int) -> dict[str, Any]:
+    """Return the route of a job's traffic by its interface on a host."""
+    return {"dst": spec.job_network(job), "oif": nic, "prefsrc": spec.job_ip(host, job), "scope": "link"}
+
+
+def need(kind: str, action: Callable[[], object]) -> None:
+    """Use a feature of the kernel.
+
+    Raises:
+        UsageError: the kernel lacks it.
+    """
     try:
         action()
     except NetlinkError as error:
@@ -167,17 +184,18 @@ def _need(kind: str, action: Callable[[], object]) -> None:
         raise
 
 
-def _limit(spec: TestbedSpec, netlink: NetNS, index: int, rate_bps: int) -> None:
+def limit(spec: TestbedSpec, netlink: NetNS | IPRoute, index: int, rate_bps: int) -> None:
+    """Give the link that leads from an interface its delay, its rate and its queue."""
     parent = {}
     if spec.delay_s:
         delay_us = round(spec.delay_s * 1e6)
-        _need(
+        need(
             "sch_netem",
             lambda: netlink.tc("add", "netem", index, handle="1:", delay=delay_us, limit=_NETEM_PACKETS),
         )
         parent = {"parent": "1:1"}
     limit = {"rate": rate_bps // 8, "burst": spec.burst_bytes, "limit": spec.queue_bytes}
-    _need("sch_tbf", lambda: netlink.tc("add", "tbf", index, **limit, **parent))
+    need("sch_tbf", lambda: netlink.tc("add", "tbf", index, **limit, **parent))
 
 
 def _add_routes(
@@ -201,15 +219,24 @@ def _add_routes(
 
 
 def _add_route(spec: TestbedSpec, netlink: NetNS, options: Mapping[str, Any]) -> None:
+    set_route(netlink, options, spec.congestion_control)
+
+
+def set_route(netlink: NetNS | IPRoute, options: Mapping[str, Any], congestion_control: str) -> None:
+    """Add or replace a route, with the congestion control of TCP connections that begin on it.
+
+    Raises:
+        UsageError: the kernel lacks the congestion control.
+    """
     try:
-        netlink.route("add", metrics={"cc_algo": spec.congestion_control}, **options)
+        netlink.route("replace", metrics={"cc_algo": congestion_control}, **options)
     except NetlinkError as error:
         if error.code != errno.EINVAL:
             raise
         known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().strip()
         raise UsageError(
-            f"this kernel has no congestion control {spec.congestion_control!r} loaded (it has: {known}); "
-            f"choose one of these or load it (modprobe tcp_{spec.congestion_control})"
+            f"this kernel has no congestion control {congestion_control!r} loaded (it has: {known}); "
+            f"choose one of these or load it (modprobe tcp_{congestion_control})"
         ) from error
 
 
@@ -219,7 +246,7 @@ def _set_sysctls(sysctls: Mapping[str, str]) -> None:
         Path("/proc/sys", name).write_text(value)
 
 
-def _in_namespace(host: str, work: Callable[[], _T]) -> _T:
+def in_namespace(host: str, work: Callable[[], _T]) -> _T:
     """Call a function in a thread that has joined the network namespace of a host.
 
     Raises:
@@ -247,7 +274,7 @@ _DUMP = request(38, DUMP, bytes(_TC_BYTES))
 
 def _socket_in(host: str) -> socket.socket:
     """Return a TCP socket in another network namespace, to which it belongs whichever thread uses it."""
-    return _in_namespace(host, lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+    return in_namespace(host, lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM))
 
 
 def _send(sock: socket.socket) -> None:
@@ -337,7 +364,7 @@ class LinkCounters:
     def __init__(self, links: Sequence[Link]) -> None:
         self._links = links
         nodes = dict.fromkeys(link.source for link in links)
-        self._nodes = {node: _in_namespace(node, _NodeCounters) for node in nodes}
+        self._nodes = {node: in_namespace(node, _NodeCounters) for node in nodes}
 
     def read(self) -> list[LinkCount]:
         """Return the counters of each link.

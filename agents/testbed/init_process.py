@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from ringtap.agents.testbed import namespaces
-from ringtap.agents.testbed.topology import TestbedSpec
+from ringtap.agents.testbed.topology import JobShare, TestbedSpec
 from ringtap.errors import RingtapError, UsageError
 from ringtap.terminal import fill_standard_descriptors
 
@@ -41,6 +41,7 @@ def _run(spec: TestbedSpec) -> None:
     After ``stay``, run forever.
     """
     from ringtap.agents.testbed import build
+    from ringtap.agents.testbed.shares import LinkShares, congestion_controls
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.stdin.readline().strip() != "go":  # `up` has not recorded this testbed
@@ -49,14 +50,20 @@ def _run(spec: TestbedSpec) -> None:
         _mount_own()
         build.build(spec)
         namespaces.bind(build.HOSTS_FILE, "/etc/hosts")
+        shares = LinkShares(spec)
         _report({"built": True})
         counters = build.LinkCounters(spec.links)
         while (command := sys.stdin.readline().strip()) not in ("", "stay"):
-            verb, *numbers = command.split()
+            verb, _, rest = command.partition(" ")
             if verb == "verify":
-                _report({"links": build.measure_links(spec, list(map(int, numbers)))})
+                _report({"links": build.measure_links(spec, list(map(int, rest.split())))})
             elif verb == "count":
                 _report({"counts": counters.read()})
+            elif verb == "share":
+                hosts, given = json.loads(rest)
+                _report({"shared": shares.set(hosts, [JobShare(*share) for share in given])})
+            elif verb == "controls":
+                _report({"controls": congestion_controls(spec)})
             else:
                 # reaps orphans, which the first process of a PID namespace inherits
                 signal.signal(signal.SIGCHLD, signal.SIG_IGN)

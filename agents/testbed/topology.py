@@ -1,8 +1,9 @@
 """Layout of a virtual testbed, independent of its implementation.
 
 A host has two interfaces on each of its links: ``eth0`` for the training job and ``cross0`` for cross traffic, so that
-the counters of ``cross0`` at the receiving host give the cross traffic that passed the bottleneck. In a ring and a
-torus, a host has several links, with ``eth1`` and ``cross1`` and so on, and forwards for others.
+the counters of ``cross0`` at the receiving host give the cross traffic that passed the bottleneck. Jobs that share the
+links of a star have an interface each: ``job0`` and so on. In a ring and a torus, a host has several links, with
+``eth1`` and ``cross1`` and so on, and forwards for others.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ SWITCH_NIC, AGGREGATOR_IP = "bridge", "10.77.0.254"
 AGGREGATORS = {"star": SWITCH, "leaf-spine": "spine0", "fat-tree": "core0"}
 TRAINING_NIC = "eth0"
 CROSS_NIC = "cross0"
+_FIRST_JOB_NETWORK = 10  # third number of its addresses
 _TRAINING, _CROSS = TRAINING_NIC[:-1], CROSS_NIC[:-1]
 MAX_HOSTS = 200
 MAX_SPINES = 16
@@ -105,6 +107,7 @@ class TestbedSpec:
         oversubscription: rate of a leaf's hosts over that of its links to the spines, for ``leaf-spine``.
         sides: lengths of the sides, such as ``4x4``, for ``torus``.
         delay_s: time by which each link delays its packets, in each direction.
+        jobs: jobs for which each host has an interface of its own, for ``star``.
     """
 
     name: str
@@ -121,6 +124,7 @@ class TestbedSpec:
     oversubscription: float = 1.0
     sides: str = ""
     delay_s: float = 0.0
+    jobs: int = 0
 
     def __post_init__(self) -> None:
         for name in (self.name, *self.hosts):
@@ -145,6 +149,8 @@ class TestbedSpec:
             )
         if not 0 <= self.delay_s <= MAX_DELAY_S:
             raise UsageError(f"delay {self.delay_s:g} s is outside 0 to {MAX_DELAY_S:g} s")
+        if self.jobs and self.topology != "star":
+            raise UsageError(f"jobs have interfaces of their own on a star, not on a {self.topology}")
         self._check_topology()
 
     def _check_topology(self) -> None:
@@ -235,6 +241,20 @@ class TestbedSpec:
         """Address of the host's cross traffic interface."""
         return f"10.78.0.{self.hosts.index(host) + 1}"
 
+    @staticmethod
+    def job_nic(job: int) -> str:
+        """Name of a host's interface for a job."""
+        return f"job{job}"
+
+    @staticmethod
+    def job_network(job: int) -> str:
+        """Network of a job's addresses."""
+        return f"10.77.{_FIRST_JOB_NETWORK + job}.0/24"
+
+    def job_ip(self, host: str, job: int) -> str:
+        """Address of the host's interface for a job."""
+        return f"10.77.{_FIRST_JOB_NETWORK + job}.{self.hosts.index(host) + 1}"
+
     def switch_ip(self, switch: str) -> str:
         """Address of a switch that routes."""
         if switch == self.aggregator:
@@ -258,6 +278,26 @@ class TestbedSpec:
         """
         known = {field.name for field in fields(cls)}
         return cls(**({key: value for key, value in item.items() if key in known} | {"hosts": tuple(item["hosts"])}))
+
+
+class JobShare(NamedTuple):
+    """Share of a job in the links of a star, as in `ringtap.workload.bandwidth_sharing`, and what its growth needs.
+
+    Attributes:
+        intercept: weight when an iteration begins.
+        slope: growth of the weight until all bytes of the iteration are sent.
+        priority: a job of a lower one gets what those of a higher one leave, and little more.
+        iteration_bytes: bytes of an iteration, on the wire, if the weight grows.
+        gap_s: silence after which an iteration begins, if the weight grows.
+        congestion_control: TCP congestion control of connections that it opens; empty: the testbed's.
+    """
+
+    intercept: float = 1.0
+    slope: float = 0.0
+    priority: int = 0
+    iteration_bytes: float = 0.0
+    gap_s: float = 0.0
+    congestion_control: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ringtap.agents.testbed import registry
-from ringtap.agents.testbed.topology import MAX_HOSTS, LinkCount, TestbedSpec
+from ringtap.agents.testbed.topology import MAX_HOSTS, JobShare, LinkCount, TestbedSpec
 from ringtap.arguments import instance_of, number, whole_number
 from ringtap.errors import MeasurementError, RingtapError, UsageError, did_you_mean
 from ringtap.units import format_rate, number_or_text, parse_duration_s, parse_rate_bps, parse_size_bytes
@@ -143,6 +143,27 @@ class RunningTestbed:
         """
         self._send("count")
         return [LinkCount(*count) for count in self._expect("counts")["counts"]]
+
+    def share(self, hosts: Mapping[str, Sequence[int]], shares: Sequence[JobShare]) -> dict[str, float]:
+        """Give the testbed's jobs their shares of links, as `ringtap.agents.testbed.shares.LinkShares.set` does.
+
+        Raises:
+            UsageError: the kernel lacks a feature.
+            MeasurementError: the testbed has failed.
+        """
+        self._send(f"share {json.dumps([hosts, shares])}")
+        cost: dict[str, float] = self._expect("shared")["shared"]
+        return cost
+
+    def congestion_controls(self) -> list[list[str]]:
+        """Return the congestion controls of each job's connections.
+
+        Raises:
+            MeasurementError: the testbed has failed.
+        """
+        self._send("controls")
+        found: list[list[str]] = self._expect("controls")["controls"]
+        return found
 
     def stay(self) -> None:
         """Make the testbed outlive this process."""

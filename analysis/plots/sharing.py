@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from ringtap.analysis.plots.figure import Drawn, finite, label, line_handle, sheet, styled
 from ringtap.analysis.plots.style import COLOURS, FAINT, INK
-from ringtap.analysis.sweeps.sharing import SharingPoint
+from ringtap.analysis.sweeps.sharing import FLUID, MEASURED, MLTCP_EQUATION, SharingPoint
 from ringtap.schema import ALONE
 
-NAMES = ("sharing-times", "sharing-phases", "sharing-by-phase")
+NAMES = ("sharing-times", "sharing-phases", "sharing-by-phase", "sharing-slides")
 _SIZE = (6.4, 2.6)
 _PANEL = (2.9, 1.7)
+_TURN = 0.5  # of a phase, from one iteration to the next: all the way round
 _MAX_LABELS = 14  # of points on the horizontal axis
 
 
@@ -36,6 +38,8 @@ def draw_sharing(points: Sequence[SharingPoint], folder: Path) -> list[Drawn]:
         drawn = [_times(points)]
         if together:
             drawn += [_phases(together), _by_phase(together)]
+        if sliding := [point for point in together if point.slides]:
+            drawn.append(_slides(sliding))
         for figure in drawn:
             figure.write(folder)
     return drawn
@@ -120,3 +124,32 @@ def _by_phase(points: Sequence[SharingPoint]) -> Drawn:
     axes.set_ylabel("time without pause, s")
     caption = "Time of each iteration without its pause, by the phase at which it began; lines: alone"
     return on.drawn(NAMES[2], f"{caption}.", pd.concat(parts, ignore_index=True))
+
+
+def _slides(points: Sequence[SharingPoint]) -> Drawn:
+    """Draw the phases from the begin of a point's rule on, measured and predicted, one panel per point."""
+    names = _names(points)
+    colours = dict(zip(names, COLOURS, strict=False))
+    styles: dict[str, dict[str, Any]] = {
+        MEASURED: {"marker": ".", "markersize": 3, "linestyle": "none"},
+        FLUID: {"linewidth": 1},
+    }
+    styles[MLTCP_EQUATION] = {"linewidth": 1, "linestyle": "--"}
+    handles = [line_handle(name, color=colours[name]) for name in names[1:]]
+    handles += [line_handle(source, color=INK, **style) for source, style in styles.items()]
+    on = sheet(len(points), 2, _PANEL, handles)
+    parts = []
+    for axes, point in zip(on.panels, points, strict=True):
+        for slide in point.slides:
+            x, phases = np.arange(len(slide.phases)), np.array(slide.phases)
+            table = {"point": point.label, "job": slide.job, "by": slide.source, "iteration": x, "phase": phases}
+            parts.append(pd.DataFrame(table))
+            if slide.source != MEASURED:  # a line does not go back from 1 to 0
+                phases = np.where(np.abs(np.diff(phases, prepend=phases[:1])) > _TURN, np.nan, phases)
+            axes.plot(x, phases, color=colours[slide.job], **styles[slide.source])
+        axes.set_ylim(0, 1)
+        axes.set_title(label(point.label))
+        axes.set_ylabel(f"phase to {label(names[0])}")
+        axes.set_xlabel("iteration since the rule began")
+    caption = "Phase from the time at which a rule gives jobs their shares; free: from when all jobs ran"
+    return on.drawn(NAMES[3], f"{caption}.", pd.concat(parts, ignore_index=True))

@@ -13,7 +13,7 @@ from ringtap.analysis.plots.sharing import NAMES, draw_sharing
 from ringtap.analysis.plots.style import plain
 from ringtap.analysis.report.page import Written, write_folder
 from ringtap.analysis.runs.run import SweepRun
-from ringtap.analysis.sweeps.sharing import SharedJob, SharingPoint, sharing_points
+from ringtap.analysis.sweeps.sharing import SharedJob, SharingPoint, Slide, sharing_points
 from ringtap.errors import UsageError
 from ringtap.json_validation import whole
 from ringtap.schema import ALONE, MAX_LATE_SHARE
@@ -41,13 +41,21 @@ def write_sharing_report(run: SweepRun, folder: Path | None = None) -> Written:
         raise UsageError(f"{run.path} has no point yet: measure it with ringtap sweep --resume")
     data = collect(run, points)
     rows = [
-        {"point": point.label, "utilisation": point.utilisation, "fairness": point.fairness, **vars(job)}
+        {
+            "point": point.label,
+            "utilisation": point.utilisation,
+            "fairness": point.fairness,
+            **vars(job),
+            "share": _share_text(job),
+        }
         for point in points
         for job in point.jobs
     ]
     table = pd.DataFrame(rows)
     paths = write_folder(folder, "sharing.html.j2", data, lambda path: draw_sharing(points, path), table, _TABLE, NAMES)
-    lines = [*data["headline"], *text_table([data["heads"], *data["rows"]], left=2), *data["warnings"]]
+    lines = [*data["headline"], *text_table([data["heads"], *data["rows"]], left=2)]
+    lines += text_table([data["slide_heads"], *data["slides"]], left=4) if data["slides"] else []
+    lines += [*data["notes"], *data["warnings"]]
     return Written("\n".join(lines), paths, folder / "report.json")
 
 
@@ -67,6 +75,9 @@ def collect(run: SweepRun, points: Sequence[SharingPoint]) -> dict[str, Any]:
         "answer": plain(headline(points)[0]),
         "heads": _HEADS,
         "rows": [[plain(cell) for cell in _row(point, job)] for point in points for job in point.jobs],
+        "slide_heads": _SLIDE_HEADS,
+        "slides": [[plain(cell) for cell in _slide_row(point, slide)] for point in points for slide in point.slides],
+        "notes": [plain(line) for line in notes(points)],
         "warnings": [plain(line) for line in warnings(points)],
         "points": [point.to_json() for point in points],
     }
@@ -87,14 +98,15 @@ def headline(points: Sequence[SharingPoint]) -> list[str]:
     if worst is not best:
         gain = 1 - best.mean_s / worst.mean_s
         lines[0] = f"{lines[0][:-1]}, {_slowdown(worst):.2f} times at {worst.label}; {gain:.0%} less time."
-        if best.score is not None and worst.score is not None:
+        if None not in (best.jobs[0].predicted_s, worst.jobs[0].predicted_s):
             predicted = 1 - _predicted(best) / _predicted(worst)
             lines.append(f"The prediction was {predicted:.0%} less time.")
     for point in together:
-        if point.score is not None:
+        if all(job.predicted_s for job in point.jobs):
             error = point.mean_s / _predicted(point) - 1
+            score = "" if point.score is None else f", score {point.score:.3f}"
             lines.append(
-                f"{point.label}, score {point.score:.3f}: {_predicted(point):.3f} s per iteration predicted, "
+                f"{point.label}{score}: {_predicted(point):.3f} s per iteration predicted, "
                 f"{point.mean_s:.3f} s measured ({error:+.1%})."
             )
     return lines
@@ -126,6 +138,37 @@ def _row(point: SharingPoint, job: SharedJob) -> list[str]:
     return [*cells, _share(point.utilisation)]
 
 
+_SLIDE_HEADS = ["point", "shares", "job", "by", "first phase", "last phase", "settled after"]
+
+
+def _slide_row(point: SharingPoint, slide: Slide) -> list[str]:
+    """Return the row of a slide; a dash stands for a phase that does not settle."""
+    shares = ", ".join(filter(None, (_share_text(job) for job in point.jobs)))
+    after = "–" if slide.settled_after is None else str(slide.settled_after)
+    phases = [f"{phase:.2f}" for phase in (slide.phases[0], slide.last_phase)]
+    return [point.label, shares or "equal", slide.job, slide.source, *phases, after]
+
+
+def _share_text(job: SharedJob) -> str:
+    """Return the share of a job in words; empty if it is the plain one."""
+    share = job.share or {}
+    parts = [f"{share['intercept']:g} + {share['slope']:g} r"] if share.get("slope") else []
+    parts += [f"weight {share['intercept']:g}"] if share and share["intercept"] != 1 and not parts else []
+    parts += [f"priority {share['priority']}"] if share.get("priority") else []
+    parts += [share["congestion_control"]] if share.get("congestion_control") else []
+    return f"{job.name} {', '.join(parts)}" if parts else ""
+
+
+def notes(points: Sequence[SharingPoint]) -> list[str]:
+    """Return the facts of the threads that changed shares, one sentence each."""
+    return [
+        f"{point.label}: shares were changed every {1e3 * changes['seconds'] / changes['ticks']:.1f} ms, which took "
+        f"{changes['cpu_s'] / changes['seconds']:.1%} of a CPU."
+        for point in points
+        if (changes := point.share_changes) and changes["ticks"] and changes["seconds"]
+    ]
+
+
 def _number(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
@@ -149,6 +192,7 @@ def warnings(points: Sequence[SharingPoint]) -> list[str]:
         if point.utilisation is not None and point.utilisation < _FULL and _paused(point) > _LONG_PAUSE
     ]
     found += [f"{point.label}: use of the link: {point.utilisation_why}" for point in points if point.utilisation_why]
+    found += [f"{point.label}: prediction: {point.predicted_why}" for point in points if point.predicted_why]
     silent = dict.fromkeys(
         job.name for point in points if point.offset != ALONE for job in point.jobs if job.overlap is None
     )

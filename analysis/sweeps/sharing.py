@@ -26,6 +26,10 @@ from ringtap.schema import ALONE, SHARED, SHARED_JSONL
 
 LEVEL = 0.95
 MIN_INDEPENDENT = 3.0  # iterations for an interval
+MEASURED, FLUID, MLTCP_EQUATION = "measured", "fluid model", "MLTCP's equation"
+MIN_SLIDE = 9  # phases from which a slide has an end
+# A phase is settled if most of the phases from it on are near the mean of the last third, and these have a mean.
+NEAR, MOST, MIN_RESULTANT = 0.08, 0.95, 0.9
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class SharedJob:
         phase_kept: resultant length of these phases: 1 if they are all the same, 0 if they are spread evenly.
         rate_bps: mean rate at a shared link, from the bytes of an iteration alone; None if they are not known.
         overlap: share of its communication in which another job communicates too; None if it is not known.
+        share: its share of links by the rule of the point, as in shared.jsonl; None if there is no rule.
     """
 
     name: str
@@ -64,6 +69,26 @@ class SharedJob:
     phase_kept: float | None
     rate_bps: float | None
     overlap: float | None
+    share: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Slide:
+    """Phase of a job from the begin of a point's rule on, or from when all jobs ran, as measured or by a model.
+
+    Attributes:
+        job: name of the job.
+        source: `MEASURED`, `FLUID` or `MLTCP_EQUATION`.
+        phases: phase of each iteration, as in `SharingPoint.phases`.
+        settled_after: iterations until the phase has its last value for good; None if it has none.
+        last_phase: mean phase of the last third (circular mean).
+    """
+
+    job: str
+    source: str
+    phases: tuple[float, ...] = field(repr=False)
+    settled_after: int | None
+    last_phase: float
 
 
 @dataclass(frozen=True)
@@ -72,7 +97,7 @@ class SharingPoint:
 
     Attributes:
         step: position in the plan.
-        offset: ``alone``, ``free``, ``cassini``, or the shifts of all jobs but the first.
+        offset: ``alone``, ``free``, ``cassini``, the rule of the jobs' shares, or the shifts of all jobs but the first.
         score: compatibility score of the most contended link; None if the jobs were not kept.
         window_s: length of the window.
         late_share: share of the recorder's samples that were late.
@@ -81,6 +106,9 @@ class SharingPoint:
         utilisation_why: reason that it is not known; empty if it is.
         fairness: Jain's index of the jobs' speeds, each relative to its speed alone; None for a job alone.
         jobs: the jobs.
+        slides: phases of all jobs but the first, measured and predicted, if the jobs were not kept.
+        share_changes: ``ticks``, ``seconds`` and ``cpu_s`` of the thread that changed shares; None without it.
+        predicted_why: reason that there is no prediction; empty if there is one, or none is due.
         phases: one row per iteration: ``job``, ``iteration`` from 0, ``begin_s`` since the window began,
             ``iteration_s`` to the next begin, ``pause_s`` at its end, and ``phase``: the time since the last begin of
             an iteration of the first job, as a share of that iteration; missing for the first job and outside its
@@ -97,6 +125,9 @@ class SharingPoint:
     utilisation_why: str
     fairness: float | None
     jobs: tuple[SharedJob, ...]
+    slides: tuple[Slide, ...]
+    share_changes: dict[str, float] | None
+    predicted_why: str
     phases: pd.DataFrame = field(repr=False, compare=False)
 
     @property
@@ -171,6 +202,9 @@ def _point(
         utilisation_why=why,
         fairness=jain(speeds) if len(speeds) == len(jobs) > 1 else None,
         jobs=jobs,
+        slides=_slides(runs, line) if "rule_ns" in line else (),
+        share_changes=line.get("share_changes"),
+        predicted_why=line.get("predicted_why", ""),
         phases=_all_phases([job.name for job in jobs], tables, window_ns[0]),
     )
 
@@ -229,6 +263,7 @@ def _job(
         phase_kept=None if math.isnan(angle) else abs(direction),
         rate_bps=None if bits is None else bits / mean_s,
         overlap=overlap,
+        share=line.get("share"),
     )
 
 
@@ -287,6 +322,37 @@ def _add_phases(tables: Sequence[pd.DataFrame]) -> None:
         place = np.clip(place, 0, len(first_ns) - 2)
         phase = (begin_ns - first_ns[place]) / (first_ns[place + 1] - first_ns[place])
         table["phase"] = np.where(known, phase, math.nan)
+
+
+def _slides(runs: Sequence[JobRun], line: dict[str, Any]) -> tuple[Slide, ...]:
+    """Return the phases of all jobs but the first from the begin of a point's rule on, measured and predicted."""
+    names = [job["name"] for job in line["jobs"]]
+    sources = {MEASURED: [_iterations(one, (line["rule_ns"], line["window_end_ns"])) for one in runs]}
+    predicted = [job.get("predicted_begin_ns", ()) for job in line["jobs"]]
+    if all(len(begins) > 1 for begins in predicted):
+        sources[FLUID] = [pd.DataFrame({"begin_ns": np.array(begins, np.int64)}) for begins in predicted]
+    found = []
+    for source, tables in sources.items():
+        _add_phases(tables)
+        for name, table in list(zip(names, tables, strict=True))[1:]:
+            found.append(slide_of(name, source, table["phase"].dropna().to_numpy(np.float64)))
+    for name, job in zip(names, line["jobs"], strict=True):
+        if phases := job.get("mltcp_phases"):
+            found.append(slide_of(name, MLTCP_EQUATION, np.array(phases, np.float64)))
+    return tuple(slide for slide in found if slide is not None)
+
+
+def slide_of(job: str, source: str, phases: Array) -> Slide | None:
+    """Return the slide of a job's phases by a source; None if they are too few."""
+    if len(phases) < MIN_SLIDE:
+        return None
+    last = complex(np.exp(2j * np.pi * phases[-(len(phases) // 3) :]).mean())
+    last_phase = math.atan2(last.imag, last.real) / (2 * math.pi) % 1
+    is_near = np.abs((phases - last_phase + 0.5) % 1 - 0.5) <= NEAR
+    from_here = is_near[::-1].cumsum()[::-1] / np.arange(len(phases), 0, -1)
+    settled = np.flatnonzero(is_near & (from_here >= MOST))
+    settled_after = int(settled[0]) if abs(last) >= MIN_RESULTANT and len(settled) else None
+    return Slide(job, source, tuple(phases.tolist()), settled_after, last_phase)
 
 
 def _all_phases(names: Sequence[str], tables: Sequence[pd.DataFrame], start_ns: int) -> pd.DataFrame:

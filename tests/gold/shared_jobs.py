@@ -5,6 +5,7 @@ Both jobs iterate every 100 ms alone and communicate from 40 to 90 ms at 200 Mbi
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -64,6 +65,8 @@ def job(path: Path, begins_ns: Sequence[int], pauses_ns: Sequence[int], *, has_d
 def sharing(path: Path, *, has_ddp: bool = True, late_ns: int = 0) -> Path:
     """Write the sweep: alone every 100 ms, free every 150 ms with b sliding by 5 ms, and kept at 50 ms every 100 ms.
 
+    Of the free jobs, it is predicted that b stays 50 ms behind a.
+
     Args:
         path: the run directory.
         has_ddp: write DDP's times.
@@ -96,5 +99,12 @@ def sharing(path: Path, *, has_ddp: bool = True, late_ns: int = 0) -> Path:
     kept = {"shift_s": 0.0, "period_s": 0.1, "predicted_s": 0.1}
     point(3, "cassini", {"a": (0, 100 * MS, 5 * MS), "b": (50 * MS + late_ns, 100 * MS, 5 * MS)}, **kept)
     points.close()
+    path = path / "shared.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[2] |= {"rule_ns": START_NS, "share_changes": {"ticks": 400, "seconds": 6.0, "cpu_s": 0.3}}
+    for number, line in enumerate(lines[2]["jobs"]):
+        begins_ns = [START_NS + 50 * MS * number + 150 * MS * iteration for iteration in range(ITERATIONS)]
+        line |= {"predicted_begin_ns": begins_ns, "predicted_s": 0.15}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     run.finish("complete")
-    return path
+    return path.parent

@@ -88,7 +88,7 @@ def test_the_links_of_shared_hosts_are_counted_there(tmp_path: Path) -> None:
     for boots, without in (("123", ["x"]), ("111", [])):
         network = cluster_roles(plan, answers(boots))
         run = RunDirectory.create(tmp_path / f"run{boots}", "sweep", [], 0)
-        links = SharedLinks(plan, run, LocalHosts(["x", "y", "z"]), network, Path, print, print)
+        links = SharedLinks(plan, run, LocalHosts(["x", "y", "z"]), network, None, Path, print, print)
         assert links._ports == [{"node": "y", "nic": "eth1", "direction": way} for way in ("rx", "tx")]
         a, b = plan.jobs
         assert links._recorders(0, a) == []

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtap.analysis.runs.run import SweepRun, read_run
-from ringtap.analysis.sweeps.sharing import jain, sharing_points
+from ringtap.analysis.sweeps.sharing import FLUID, MEASURED, jain, sharing_points, slide_of
 from ringtap.cli import main
 from ringtap.errors import UsageError
 from ringtap.workload.recorded_job import recorded_job
@@ -59,12 +60,39 @@ def test_the_report_says_what_is_best_and_what_was_predicted(
     data = json.loads((path / "report" / "report.json").read_text())
     assert [point["label"] for point in data["points"]] == ["a alone", "b alone", "free", "cassini"]
     assert {each.name for each in (path / "report" / "figures").glob("*.csv")} == {
-        f"sharing-{name}.csv" for name in ("times", "phases", "by-phase")
+        f"sharing-{name}.csv" for name in ("times", "phases", "by-phase", "slides")
     }
     page = (path / "report" / "report.html").read_text()
     assert "phases that slide" in page
     assert main(["report", str(path), str(path)]) == 2
     assert "stands alone" in capsys.readouterr().err
+
+
+def test_slides_are_measured_and_predicted_from_the_begin_of_the_rule(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = sharing(tmp_path / "run")
+    measured, predicted = sharing_points(read(path))[2].slides
+    assert (measured.job, measured.source, predicted.source) == ("b", MEASURED, FLUID)
+    assert measured.phases[:3] == pytest.approx([0, 5 / 150, 10 / 150])
+    assert measured.settled_after is None, "b goes on to slide"
+    assert predicted.phases == pytest.approx([1 / 3] * len(predicted.phases))
+    assert (predicted.settled_after, predicted.last_phase) == (0, pytest.approx(1 / 3))
+    assert main(["report", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "free: 0.150 s per iteration predicted, 0.152 s measured (+1.7%)." in out
+    assert "free: shares were changed every 15.0 ms, which took 5.0% of a CPU." in out
+    assert '<h2 id="slides">' in (path / "report" / "report.html").read_text()
+
+
+@given(st.integers(0, 30), st.floats(0, 1, exclude_max=True), st.floats(0.1, 0.45))
+def test_a_phase_that_moves_and_then_stays_is_settled_when_it_stays(moves: int, end: float, away: float) -> None:
+    phases = np.full(100, end)
+    phases[:moves] = (end + away) % 1
+    slide = slide_of("b", MEASURED, phases)
+    assert slide is not None
+    assert slide.settled_after == moves
+    assert abs((slide.last_phase - end + 0.5) % 1 - 0.5) < 1e-9
 
 
 def test_without_ddps_times_the_overlap_is_absent_with_its_reason(

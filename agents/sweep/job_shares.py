@@ -1,0 +1,100 @@
+"""Shares of jobs by a rule of a plan, and the iterations that a fluid model predicts of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ringtap.agents.testbed.topology import JobShare
+from ringtap.plan_jobs import CONGESTION_CONTROL, CRUX, MLTCP, PRIORITIES, WEIGHTS, Job
+from ringtap.workload import bandwidth_sharing
+from ringtap.workload.gpu_intensity import gpu_intensity_flop_per_s, priority_levels
+from ringtap.workload.interleaving import MEASURED_ERROR, PeriodicJob
+
+GAP_SHARE = 0.5  # of a job's longest silence in an iteration alone: after this silence, an iteration begins
+
+
+def shares_of(rule: str, jobs: Sequence[Job], alone: Sequence[PeriodicJob], capacity_bps: float) -> list[JobShare]:
+    """Return the share of each job by a rule, equal ones if there is no rule.
+
+    Args:
+        rule: one of `ringtap.plan_jobs.RULES`, or any other name of an offset.
+        jobs: the jobs of the plan.
+        alone: their communication as recorded alone.
+        capacity_bps: capacity of the links.
+    """
+    if rule == WEIGHTS:
+        return [JobShare(job.weight) for job in jobs]
+    if rule == PRIORITIES:
+        return [JobShare(priority=job.priority) for job in jobs]
+    if rule == CRUX:
+        pairs = zip(jobs, alone, strict=True)
+        intensities = [gpu_intensity_flop_per_s(job.flop or 0.0, one, capacity_bps) for job, one in pairs]
+        return [JobShare(priority=level) for level in priority_levels(intensities, len(jobs))]
+    if rule == CONGESTION_CONTROL:
+        return [JobShare(congestion_control=job.congestion_control) for job in jobs]
+    if rule == MLTCP:
+        grows = JobShare(bandwidth_sharing.MLTCP_INTERCEPT, bandwidth_sharing.MLTCP_SLOPE)
+        return [grows._replace(iteration_bytes=job.bits / 8, gap_s=GAP_SHARE * longest_silence_s(job)) for job in alone]
+    return [JobShare()] * len(jobs)
+
+
+def longest_silence_s(job: PeriodicJob) -> float:
+    """Return the longest time without communication in the circle of a job's iteration."""
+    begins_ns = [phase.begin_ns for phase in job.phases]
+    ends_ns = [phase.end_ns for phase in job.phases]
+    nexts_ns = [*begins_ns[1:], begins_ns[0] + job.period_ns]
+    return max(begin - end for end, begin in zip(ends_ns, nexts_ns, strict=True)) / 1e9
+
+
+def predicted_begins_s(
+    alone: Sequence[PeriodicJob],
+    shares: Sequence[JobShare],
+    starts_s: Sequence[float],
+    capacity_bps: float,
+    until_s: float,
+) -> list[list[float]]:
+    """Return the begins of each job's iterations on a link that they share, by `bandwidth_sharing.share_link`.
+
+    Args:
+        alone: communication of each job alone.
+        shares: share of each job.
+        starts_s: begin of an iteration of each job, from which the model runs.
+        capacity_bps: capacity of the link.
+        until_s: time from which on begins are left out.
+    """
+    first_s = min(starts_s)
+    iterations = math.ceil((until_s - first_s) * 1e9 / min(job.period_ns for job in alone)) + 1
+    claims = [bandwidth_sharing.Share(share.intercept, share.slope, share.priority) for share in shares]
+    starts_s = [start_s - first_s for start_s in starts_s]
+    runs = bandwidth_sharing.share_link(alone, claims, starts_s, capacity_bps, iterations)
+    return [[first_s + begin for begin in run.begin_s.tolist() if first_s + begin <= until_s] for run in runs]
+
+
+def mltcp_phases(alone: Sequence[PeriodicJob], starts_s: Sequence[float], iterations: int) -> list[float] | None:
+    """Return the phase of the second of two equal jobs in each iteration by MLTCP's equation for Shift(Δ).
+
+    A phase is the time from the first job's begin to the second one's, as a share of the period; Δ ends at half of it,
+    where the jobs are as far apart as they can be.
+
+    Args:
+        alone: communication of each job alone.
+        starts_s: begin of an iteration of each job.
+        iterations: number of phases.
+
+    Returns:
+        The phases; None if the jobs are not two with the same period.
+    """
+    period_s = alone[0].period_ns / 1e9
+    if len(alone) != 2 or abs(alone[1].period_ns / alone[0].period_ns - 1) > MEASURED_ERROR:
+        return None
+    sending_s = sum(phase.end_ns - phase.begin_ns for phase in alone[0].phases) / 1e9
+    offset_s = (starts_s[1] - starts_s[0]) % period_s
+    if is_first := offset_s > period_s / 2:  # the second job's iteration is the one that is ahead
+        offset_s = period_s - offset_s
+    found = []
+    for _ in range(iterations):
+        found.append(1 - offset_s / period_s if is_first else offset_s / period_s)
+        if offset_s < sending_s:
+            offset_s = min(offset_s + bandwidth_sharing.mltcp_shift_s(offset_s, sending_s), period_s / 2)
+    return found

@@ -1,0 +1,117 @@
+"""Shares that rules give jobs, their rates at a link, and what models predict of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringtap.agents.sweep.job_shares import longest_silence_s, mltcp_phases, predicted_begins_s, shares_of
+from ringtap.agents.testbed.shares import LEAST_SHARE, JobProgress, class_rates_bps
+from ringtap.agents.testbed.topology import JobShare, TestbedSpec
+from ringtap.errors import UsageError
+from ringtap.plan import load_plan
+from ringtap.workload.interleaving import PeriodicJob, Phase
+
+MS, CAPACITY_BPS = 10**6, 250e6
+
+
+def job(period_ms: int, *phases: tuple[int, int]) -> PeriodicJob:
+    return PeriodicJob("job", period_ms * MS, tuple(Phase(begin * MS, end * MS, CAPACITY_BPS) for begin, end in phases))
+
+
+def plan(*offsets: str, **keys: Any) -> dict[str, Any]:
+    """Return the tables of a plan whose first job has the keys."""
+    jobs = [{"name": name, "model": "vgg16", "workers": ["S0", "S1"]} for name in "ab"]
+    return {"sweep": {"offsets": list(offsets)}, "jobs": [jobs[0] | keys, jobs[1]]}
+
+
+def test_each_rule_gives_shares_by_its_key() -> None:
+    keys = {"weight": 2, "priority": 3, "congestion_control": "bbr"}
+    jobs = load_plan(plan("free", "weights", "priorities", "mltcp", "congestion-control", **keys)).jobs
+    alone = [job(100, (40, 60), (70, 100)), job(200, (150, 200))]
+
+    def shares(rule: str) -> list[JobShare]:
+        return shares_of(rule, jobs, alone, CAPACITY_BPS)
+
+    assert shares("free") == [JobShare(), JobShare()]
+    assert shares("weights") == [JobShare(2.0), JobShare()]
+    assert shares("priorities") == [JobShare(priority=3), JobShare()]
+    assert shares("congestion-control") == [JobShare(congestion_control="bbr"), JobShare()]
+    # 50 ms at 250 Mbit/s; the longest silence is over the end of the iteration
+    assert longest_silence_s(alone[0]) == pytest.approx(0.04)
+    first, second = shares("mltcp")
+    assert (first.intercept, first.slope, first.gap_s) == (0.25, 1.75, pytest.approx(0.02))
+    assert first.iteration_bytes == pytest.approx(0.05 * CAPACITY_BPS / 8) == second.iteration_bytes
+    tables = plan("crux", flop=4e12)
+    tables["jobs"][1]["flop"] = 1e12
+    crux = shares_of("crux", load_plan(tables).jobs, alone, CAPACITY_BPS)
+    assert [share.priority for share in crux] == [1, 0], "as many bytes, and more FLOPs"
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        (plan("weights"), '"weights" among the offsets is by weight of [[jobs]], and give one to a job at least'),
+        (plan("crux", flop=1e12), '"crux" among the offsets is by flop of [[jobs]], and each job needs one'),
+        (plan("free", priority=1), 'is for jobs that share by it: add "priorities" to the offsets'),
+        (plan("weights", weight=0), "weight = 0 is not a number from 0.01 to 100"),
+        (plan(7), 'each offset is "free", "cassini", "weights", "priorities"'),  # type: ignore[arg-type]
+    ],
+)
+def test_rules_and_keys_that_do_not_go_together_are_refused(tables: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as error:
+        load_plan(tables)
+    assert said in str(error.value)
+
+
+def test_only_hosts_of_a_star_have_interfaces_per_job() -> None:
+    with pytest.raises(UsageError, match="jobs have interfaces of their own on a star, not on a ring"):
+        TestbedSpec("t", ("a", "b", "c"), 10**8, topology="ring", jobs=2)
+    spec = TestbedSpec("t", ("a", "b"), 10**8, jobs=2)
+    assert (spec.job_ip("b", 1), spec.job_network(1)) == ("10.77.11.2", "10.77.11.0/24")
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=6), st.booleans())
+def test_rates_of_classes_are_never_more_than_the_link_has(weights: list[float], has_priorities: bool) -> None:
+    shares = [JobShare(priority=number if has_priorities else 0) for number in range(len(weights))]
+    rates_bps = class_rates_bps(shares, weights, CAPACITY_BPS)
+    assert sum(rates_bps) <= (1 - LEAST_SHARE) * CAPACITY_BPS * (1 + 1e-9)
+    if not has_priorities:
+        assert sum(rates_bps) == pytest.approx((1 - LEAST_SHARE) * CAPACITY_BPS)
+        assert [rate / rates_bps[0] for rate in rates_bps] == pytest.approx([each / weights[0] for each in weights])
+
+
+def test_a_weight_grows_with_the_bytes_of_an_iteration_and_falls_after_a_gap() -> None:
+    progress = JobProgress(JobShare(0.25, 1.75, iteration_bytes=1000, gap_s=0.05))
+    sent = [(0.0, 500), (0.1, 500), (0.11, 750), (0.12, 1500), (0.13, 2500), (0.19, 2500), (0.2, 2600)]
+    weights = [progress.weight(sent_bytes, now_s) for now_s, sent_bytes in sent]
+    # 250 bytes, all 1000, more than these; 0.06 s of silence; and 100 bytes of the next iteration
+    expected = [0.25, 0.25, 0.25 + 1.75 / 4, 2.0, 2.0, 0.25, 0.25 + 0.175]
+    assert weights == pytest.approx(expected)
+
+
+def test_mltcp_phases_are_those_of_the_equation() -> None:
+    alone = [job(200, (150, 200))] * 2
+    # aT = 50 ms and 5 ms at first: 23.529, 43.836, 49.136
+    expected = [0.005 / 0.2, 0.023529 / 0.2, 0.043836 / 0.2, 0.049136 / 0.2]
+    assert mltcp_phases(alone, [0.0, 0.005], 4) == pytest.approx(expected, abs=1e-4)
+    behind = mltcp_phases(alone, [0.005, 0.0], 4)
+    assert behind == pytest.approx([1 - phase for phase in expected], abs=1e-4)
+    longer = mltcp_phases([job(100, (20, 100))] * 2, [0.0, 0.005], 20)
+    assert longer is not None
+    assert longer[-1] == 0.5, "as far apart as they can be"
+    assert mltcp_phases([job(100, (50, 100)), job(200, (50, 100))], [0.0, 0.005], 4) is None
+
+
+def test_predicted_iterations_slide_by_the_shares() -> None:
+    alone = [job(100, (60, 100))] * 2
+    fair = predicted_begins_s(alone, [JobShare()] * 2, [-0.02, -0.02], CAPACITY_BPS, 2.0)
+    assert fair[0] == pytest.approx(fair[1])
+    assert fair[0][:3] == pytest.approx([-0.02, 0.12, 0.26])
+    assert fair[0][-1] <= 2.0
+    heavy, light = predicted_begins_s(alone, [JobShare(2.0), JobShare()], [-0.02, -0.02], CAPACITY_BPS, 2.0)
+    assert (heavy[1], light[1]) == (pytest.approx(0.1), pytest.approx(0.12))
+    assert [begins[-1] - begins[-2] for begins in (heavy, light)] == pytest.approx([0.1, 0.1], abs=1e-3)

@@ -57,7 +57,7 @@ def test_each_rule_gives_shares_by_its_key() -> None:
         (plan("weights"), '"weights" among the offsets is by weight of [[jobs]], and give one to a job at least'),
         (plan("crux", flop=1e12), '"crux" among the offsets is by flop of [[jobs]], and each job needs one'),
         (plan("free", priority=1), 'is for jobs that share by it: add "priorities" to the offsets'),
-        (plan("weights", weight=0), "weight = 0 is not a number from 0.01 to 100"),
+        (plan("weights", weight=0), "weight = 0 is not a number from 0.1 to 10"),
         (plan(7), 'each offset is "free", "cassini", "weights", "priorities"'),  # type: ignore[arg-type]
     ],
 )

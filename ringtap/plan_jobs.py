@@ -59,7 +59,7 @@ def read_job(table: TomlTable, scale: float) -> Job:
         table.fail("workers", "must be two hosts at least, each once: a job has a rank on each")
     if table.has("transport"):
         table.fail("transport", "is for [[models]]: jobs that share links use TCP")
-    weight, priority = table.number("weight", 1.0, 0.01, 100.0), table.integer("priority", 0, 0, 100)
+    weight, priority = table.number("weight", 1.0, 0.1, 10.0), table.integer("priority", 0, 0, 100)
     flop = table.number("flop", 0.0, 1.0, 1e30) if table.has("flop") else None
     congestion_control = table.text("congestion_control", "")
     model = read_model(table, scale, Collectives(), "model")

@@ -44,6 +44,7 @@ from ringtap.installation import lacking
 from ringtap.json_validation import NAME, Number, Shape, ShapeError, check
 from ringtap.plan import SweepPlan, load_plan, plan_from_keys
 from ringtap.plan_cluster import Cluster
+from ringtap.plan_jobs import KEY_OF
 from ringtap.plan_models import COMMAND, REAL, SCALE_MODEL, Model, model_label
 from ringtap.records import JsonLinesWriter, read_json_lines
 from ringtap.rundir import ACCESS, RunDirectory, new_name, read_points
@@ -460,6 +461,8 @@ def _open(plan: SweepPlan, path: Path, resume: bool, access: str, say: Callable[
         measured = max(point["step"] for point in shared) + 1 - len(plan.jobs)
         known = (before.get("offsets") or [])[: max(measured, 0)]
         free = _FREE | ({"offsets"} if now["offsets"][: len(known)] == known else set())
+        unused = [key for rule, key in KEY_OF.items() if rule not in known]
+        free |= {f"jobs.{job['name']}.{key}" for job in now["jobs"] for key in unused}
         changed = (*changes.touching, *changes.free)
         touching = [key for key in changed if key not in free and key.rpartition(".")[2] not in _FREE_OF_HOST]
     if touching:

@@ -59,27 +59,27 @@ def predicted_begins_s(
     Args:
         alone: communication of each job alone.
         shares: share of each job.
-        starts_s: begin of an iteration of each job, from which the model runs.
+        starts_s: begin of the iteration of each job that runs at time 0.
         capacity_bps: capacity of the link.
-        until_s: time from which on begins are left out.
+        until_s: end of the time, from 0, whose begins are returned.
     """
     first_s = min(starts_s)
     iterations = math.ceil((until_s - first_s) * 1e9 / min(job.period_ns for job in alone)) + 1
     claims = [bandwidth_sharing.Share(share.intercept, share.slope, share.priority) for share in shares]
     starts_s = [start_s - first_s for start_s in starts_s]
     runs = bandwidth_sharing.share_link(alone, claims, starts_s, capacity_bps, iterations)
-    return [[first_s + begin for begin in run.begin_s.tolist() if first_s + begin <= until_s] for run in runs]
+    return [[first_s + begin for begin in run.begin_s.tolist() if 0 <= first_s + begin <= until_s] for run in runs]
 
 
 def mltcp_phases(alone: Sequence[PeriodicJob], starts_s: Sequence[float], iterations: int) -> list[float] | None:
-    """Return the phase of the second of two equal jobs in each iteration by MLTCP's equation for Shift(Δ).
+    """Return the phase of the second of two equal jobs in each later iteration by MLTCP's equation for Shift(Δ).
 
     A phase is the time from the first job's begin to the second one's, as a share of the period; Δ ends at half of it,
     where the jobs are as far apart as they can be.
 
     Args:
         alone: communication of each job alone.
-        starts_s: begin of an iteration of each job.
+        starts_s: begin of the present iteration of each job.
         iterations: number of phases.
 
     Returns:
@@ -94,7 +94,7 @@ def mltcp_phases(alone: Sequence[PeriodicJob], starts_s: Sequence[float], iterat
         offset_s = period_s - offset_s
     found = []
     for _ in range(iterations):
-        found.append(1 - offset_s / period_s if is_first else offset_s / period_s)
         if offset_s < sending_s:
             offset_s = min(offset_s + bandwidth_sharing.mltcp_shift_s(offset_s, sending_s), period_s / 2)
+        found.append(1 - offset_s / period_s if is_first else offset_s / period_s)
     return found

@@ -96,12 +96,11 @@ class Classes:
             weight: share of what others leave, among classes with the same place, from 1.
         """
         spec = self._spec
-        parts = []
-        for rate in (round(rate_bps / 8), spec.rate_bps // 8):
-            parts.append((_RATE.pack(0, _LINK_LAYER_ETHERNET, 0, 0, 0, rate), spec.burst_bytes * 1e9 / rate / _TICK_NS))
+        rates = max(round(rate_bps / 8), 1), spec.rate_bps // 8  # its own, and the most with what others leave
+        bursts = (min(round(spec.burst_bytes * 1e9 / rate / _TICK_NS), 2**32 - 1) for rate in rates)
         quantum = round((spec.mtu * spec.offload_segments + 14) * weight)
-        numbers = (*(min(round(buffer), 2**32 - 1) for _, buffer in parts), quantum, 0, order)
-        options = b"".join(rate for rate, _ in parts) + struct.pack("=IIIII", *numbers)
+        options = b"".join(_RATE.pack(0, _LINK_LAYER_ETHERNET, 0, 0, 0, rate) for rate in rates)
+        options += struct.pack("=IIIII", *bursts, quantum, 0, order)
         parent = _ROOT if handle == _LINK else _LINK
         data = _MESSAGE.pack(socket.AF_UNSPEC, 0, 0, self._index, handle, parent, 0)
         data += _attribute(_TCA_KIND, b"htb\0") + _attribute(_TCA_OPTIONS, _attribute(_TCA_HTB_PARMS, options))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ringtap.analysis.runs.run import SweepRun, read_run
-from ringtap.analysis.sweeps.sharing import sharing_points
+from ringtap.analysis.sweeps.sharing import FLUID, MEASURED, MLTCP_EQUATION, sharing_points
 from tests.testbed.sweeps import run
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
@@ -35,9 +35,11 @@ workers = ["S0", "S1"]
 """
 
 
-def plan(folder: Path, offsets: str) -> Path:
+def plan(folder: Path, offsets: str, keys: str = "") -> Path:
+    """Write a plan, whose last job has the keys."""
     path, script = folder / "plan.toml", Path(__file__).with_name("sharing_rank.py")
-    path.write_text(PLAN.format(offsets=offsets) + "".join(JOB.format(name=name, script=script) for name in "ab"))
+    jobs = "".join(JOB.format(name=name, script=script) for name in "ab")
+    path.write_text(PLAN.format(offsets=offsets) + jobs + keys)
     return path
 
 
@@ -78,3 +80,23 @@ def test_jobs_are_kept_at_the_shift_that_their_recorded_circles_give(tmp_path: P
     assert "Traceback" not in longer.stderr
     without = run("sweep", plan(tmp_path, '"cassini", "free"'), "-o", path, "--resume")
     assert without.returncode == 0, "what was not measured may change"
+
+
+def test_rules_give_jobs_their_shares_and_are_predicted(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    done = run("sweep", plan(tmp_path, '"mltcp", "congestion-control"', 'congestion_control = "reno"\n'), "-o", path)
+    assert done.returncode == 0, done.stderr
+    _, _, mltcp, control = [json.loads(line) for line in (path / "shared.jsonl").read_text().splitlines()]
+    assert mltcp["share_changes"]["ticks"] > 50
+    # 500 kB and their headers, which the recorder counts in intervals of 10 ms
+    assert mltcp["jobs"][0]["share"]["iteration_bytes"] == pytest.approx(525_000, rel=0.1)
+    assert [job["share"]["congestion_control"] for job in control["jobs"]] == ["", "reno"]
+    assert "knows no congestion control" in control["predicted_why"]
+    found = read_run(path)
+    assert isinstance(found, SweepRun)
+    point = sharing_points(found)[2]
+    assert {slide.source for slide in point.slides} == {MEASURED, FLUID, MLTCP_EQUATION}
+    for job in point.jobs:
+        assert job.predicted_s is not None
+        # both together need 70 % of the link: apart, they are as fast as alone; a busy machine is slower
+        assert 0.05 <= job.predicted_s <= 0.12

@@ -32,8 +32,8 @@ def free_port() -> int:
 
 
 def variables(count: int) -> dict[str, str]:
-    """The environment that ranks on this host have in common."""
-    sizes = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    """The environment that ranks on this host have in common, as torchrun sets it."""
+    sizes = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
     return sizes | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +16,6 @@ import pytest
 from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.analysis.model.demand import demand
-from tests.frameworks.ranks import free_port, launch
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
@@ -61,7 +61,7 @@ def check_sides(data: dict[str, Any], nodes: set[str], path: str) -> None:
 @pytest.mark.needs_root("capture packets of lo")
 def test_two_ranks_over_loopback(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    job = launch(2, sys.executable, SCALE_MODEL)
+    job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", SCALE_MODEL]
     job += ["--parameters", str(PARAMETERS), "--iterations", str(SHORT_ITERATIONS), "--compute-s", "0.1"]
     command = [*RINGTAP, "run", *COLLECT, "--interface", "lo", "-o", str(run), "--", *job]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
@@ -180,7 +180,9 @@ def wait_for_steps(run: Path) -> None:
 def test_ranks_given_in_code(tmp_path: Path, workers: int) -> None:
     """torch.multiprocessing.spawn sets no RANK: ranks and their number are those of the process group."""
     run = tmp_path / "run"
-    job = [sys.executable, str(JOBS / "spawned_ddp.py"), "--port", str(free_port()), "--workers", str(workers)]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    job = [sys.executable, str(JOBS / "spawned_ddp.py"), "--port", str(port), "--workers", str(workers)]
     command = [*RINGTAP, "run", "--every", "20ms", "-o", str(run), "--", *job]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr

@@ -4,6 +4,7 @@ import gc
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,17 @@ SHARES = re.compile(
 # a variable of all processes that tests start; where a test empties the environment, it sets this one again
 TESTED_BY = "TESTED_BY"
 os.environ[TESTED_BY] = str(os.getpid())
+# without bytecode, each of six workers and each process that a test starts would compile tests and ringtap anew
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # only what no test machine can be given
 HARDWARE = ("an mlx5 NIC", "a GPU")
 
 
 # Tests of these files stay together: what they share takes seconds to set up, or is there once (a lease).
 TOGETHER = re.compile(
-    r"tests/(slurm|horovod/\w+|property/test_pcap_fuzz|testbed/test_(collect_\w+|ssh_\w+|sweep)"
+    r"tests/(slurm|horovod/\w+|frameworks/test_(frameworks|profiles)|property/test_pcap_fuzz"
+    r"|testbed/test_(collect_\w+|ssh_\w+|sweep)"
     r"|unit/\w+/test_(analysis|hook_torch|installed|job|pcap|plug_ins|public|recipes|slurm_bundle|structure|traffic_(bundle|figures))\w*)"
 )
 

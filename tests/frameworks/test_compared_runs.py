@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,23 +10,18 @@ from pathlib import Path
 import pytest
 
 from ringtap.analysis.compare.run_comparison import compare_runs
+from tests.frameworks.ranks import launch
 
 SCALE_MODEL = Path(__file__).resolve().parents[2] / "examples" / "scale_model.py"
 PARAMETERS, ITERATIONS = 300_000, 30
-# two ranks as a launcher would start them, without the seconds that importing a launcher takes
-START = 'for rank in 0 1; do RANK=$rank LOCAL_RANK=$rank "$@" & pids="$pids $!"; done'
-RANKS = f"{START}; for pid in $pids; do wait $pid || exit; done"
 
 
 def record(run: Path, parameters: int) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    env = os.environ | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
-    env |= {"MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     job = [sys.executable, str(SCALE_MODEL), "--parameters", str(parameters), "--layers", "4", "--compute-s", "0.02"]
     job += ["--iterations", str(ITERATIONS)]
     settings = ["--every", "10ms", "--collect", "default,packets", "--interface", "lo", "-o", str(run)]
-    command = [sys.executable, "-m", "ringtap.cli", "run", *settings, "--", "bash", "-c", RANKS, "ranks", *job]
+    command = [sys.executable, "-m", "ringtap.cli", "run", *settings, "--", *launch(2, *job)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
 

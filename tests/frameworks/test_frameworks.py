@@ -1,6 +1,6 @@
 """Unedited training scripts with the real frameworks, with and without the hook: what is counted, what comes out.
 
-Each script in jobs/ prints a digest of its final parameters. It is run twice with nothing but a bare environment, once
+Each script in jobs/ prints a digest of its final parameters. It is run with nothing but a bare environment, and again
 as the agent would run it; the digests must be the same, and the records must be what the script's loop does.
 """
 
@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 
 from ringtap.records import RecordFile, open_records, read_json_lines
+from tests.frameworks.ranks import WarmInterpreter, launch, warm_interpreter
 
 JOBS = Path(__file__).resolve().parent / "jobs"
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +37,9 @@ class Job:
     Attributes:
         script: its path.
         arguments: words after it.
-        ranks: processes under torchrun; 0: the script alone.
+        ranks: processes; 0: the script alone.
+        torchrun: True if it starts them.
+        imports: a package to import before the script is forked.
         env: variables beside the bare ones.
         prefix: words before the interpreter.
         interpreter: another one that may not know this one's packages.
@@ -44,35 +48,41 @@ class Job:
     script: Path
     arguments: list[str] = field(default_factory=list)
     ranks: int = 0
+    torchrun: bool = False
+    imports: str = "torch"
     env: dict[str, str] = field(default_factory=dict)
     prefix: list[str] = field(default_factory=list)
     interpreter: str = sys.executable
 
-    def start(self, folder: Path, run: Path | None, hook: Path = HOOK) -> subprocess.Popen[str]:
-        """Start it in a folder of its own, recorded into ``run``."""
-        folder.mkdir(exist_ok=True)
-        # Nothing of this process's environment but where programs are.
+    def bare(self, folder: Path) -> dict[str, str]:
+        """Nothing of this process's environment but where programs are."""
         env = {"PATH": os.environ["PATH"], "HOME": str(folder), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        env |= {"HF_HUB_OFFLINE": "1", "MASTER_ADDR": "127.0.0.1"} | self.env
+        return env | {"HF_HUB_OFFLINE": "1", "MASTER_ADDR": "127.0.0.1"} | self.env
+
+    def run(self, folder: Path, run: Path | None, hook: Path = HOOK) -> list[str]:
+        """Start it in a folder of its own, recorded into ``run``; return its result."""
+        folder.mkdir(exist_ok=True)
+        env = self.bare(folder)
         packages = [] if self.interpreter == sys.executable else [SITE]
         if run is not None:
             env |= {"PYTHONPATH": os.pathsep.join([str(hook), *packages])}
             env |= {"RINGTAP_RUN": str(run), "RINGTAP_NODE": "here"}
             env |= {"RINGTAP_HOST": os.uname().nodename, "RINGTAP_PYTHON": sys.executable}
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-        launcher += ["--nproc-per-node", str(self.ranks)]
-        command = [*self.prefix, self.interpreter, *(launcher if self.ranks else []), str(self.script), *self.arguments]
-        return subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        command = [self.interpreter, str(self.script), *self.arguments]
+        if self.torchrun:
+            launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+            command[1:1] = [*launcher, "--nproc-per-node", str(self.ranks)]
+        elif self.ranks:
+            command = launch(self.ranks, *command)
+        done = subprocess.run(
+            [*self.prefix, *command], cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return lines(done.stdout, done.stderr)
 
 
-def lines(process: subprocess.Popen[str]) -> list[str]:
+def lines(output: str, errors: str) -> list[str]:
     """What a job says of its result."""
-    try:
-        output, errors = process.communicate(timeout=LIMIT_S)
-    finally:
-        process.kill()
-        process.communicate()
-    assert process.returncode == 0, errors[-4000:]
     # frameworks print paths of the environment, which may lie in a folder of that name
     assert "ringtap" not in errors.replace(str(ROOT), "").replace(sys.prefix, ""), errors
     return [line for line in output.splitlines() if line.startswith(("parameters", "graphs", "evaluations"))]
@@ -89,12 +99,21 @@ def files(run: Path, suffix: str = ".rec") -> dict[int, RecordFile]:
     return found
 
 
-def record_pair(job: Job, folder: Path, in_turn: bool = False) -> list[str]:
-    """Run a job without and with the hook, at once or in turn; returns what it said, both times the same."""
-    plain = job.start(folder / "plain", None)
-    expected = lines(plain) if in_turn else None
-    recorded = lines(job.start(folder / "recorded", folder / "run"))
-    expected = lines(plain) if expected is None else expected
+@pytest.fixture(scope="module")
+def warm() -> Iterator[WarmInterpreter]:
+    with warm_interpreter() as found:
+        yield found
+
+
+def record_pair(job: Job, folder: Path, warm: WarmInterpreter | None) -> list[str]:
+    """Run a job without and with the hook; returns what it said, both times the same."""
+    plain = folder / "plain"
+    if warm:
+        script = [str(job.script), *job.arguments]
+        expected = lines(*warm.run(script, plain, job.bare(plain), job.ranks, job.imports))
+    else:
+        expected = job.run(plain, None)
+    recorded = job.run(folder / "recorded", folder / "run")
     assert expected, "the job says nothing of its result"
     assert recorded == expected
     return recorded
@@ -141,8 +160,8 @@ def check_ddp(run: Path, rank: int, iterations: int, model_bytes: int) -> list[t
 # ---- PyTorch itself
 
 
-def test_plain_ddp_loop_under_torchrun(tmp_path: Path) -> None:
-    record_pair(Job(JOBS / "plain_ddp.py", ranks=2), tmp_path)
+def test_plain_ddp_loop_under_torchrun(tmp_path: Path, warm: WarmInterpreter) -> None:
+    record_pair(Job(JOBS / "plain_ddp.py", ranks=2, torchrun=True), tmp_path, warm)
     found = files(tmp_path / "run")
     assert sorted(found) == [0, 1], "the launcher steps nothing and leaves nothing"
     model_bytes = 4 * (20 * 300 + 300 + 300 * 4 + 4)
@@ -156,16 +175,16 @@ def test_plain_ddp_loop_under_torchrun(tmp_path: Path) -> None:
         assert all(step[3] <= times[2] for step, times in zip(own, ddp[1:], strict=False))
 
 
-def test_gradient_accumulation_with_no_sync_and_uneven_inputs(tmp_path: Path) -> None:
-    record_pair(Job(JOBS / "accumulate_ddp.py", ranks=2), tmp_path)
+def test_gradient_accumulation_with_no_sync_and_uneven_inputs(tmp_path: Path, warm: WarmInterpreter) -> None:
+    record_pair(Job(JOBS / "accumulate_ddp.py", ranks=2), tmp_path, warm)
     for rank, file in files(tmp_path / "run").items():
         assert what(file) == [*steps(4, backwards=3), *[(4 + more, 0, STEP, 1) for more in range(2 + rank)]]
         # A pass under no_sync is not an iteration of DDP's.
         check_ddp(tmp_path / "run", rank, 4 + 2 + rank, 4 * (16 * 32 + 32 + 32 + 1))
 
 
-def test_steps_that_mixed_precision_skips(tmp_path: Path) -> None:
-    said = record_pair(Job(JOBS / "amp.py"), tmp_path)
+def test_steps_that_mixed_precision_skips(tmp_path: Path, warm: WarmInterpreter) -> None:
+    said = record_pair(Job(JOBS / "amp.py"), tmp_path, warm)
     assert [line.split()[-1] for line in said] == ["64.0", "64.0"], "256, halved at each of two skipped steps"
     expected = [(step, optimizer, SKIPPED if step in (2, 5) else STEP, 1) for optimizer in (0, 1) for step in range(8)]
     assert what(files(tmp_path / "run")[0]) == expected + steps(2, optimizer=2)
@@ -181,17 +200,18 @@ def test_steps_that_mixed_precision_skips(tmp_path: Path) -> None:
         "aot_eager",
     ],
 )
-def test_compiled_model_and_compiled_step(tmp_path: Path, backend: str) -> None:
-    # In turn: the second run takes the first one's compiled kernels from the cache, which is also where it would not
-    # find them had the hook changed the graphs.
+def test_compiled_model_and_compiled_step(tmp_path: Path, warm: WarmInterpreter, backend: str) -> None:
+    # The second run takes the first one's compiled kernels from the cache, which is also where it would not find them
+    # had the hook changed the graphs.
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "kernels"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     env["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"  # longer than what they save for so few kernels
-    record_pair(Job(JOBS / "compiled.py", [backend], env=env), tmp_path, in_turn=True)
+    forked = None if backend == "inductor" else warm  # inductor reads its variables when it is imported
+    record_pair(Job(JOBS / "compiled.py", [backend], env=env), tmp_path, forked)
     assert what(files(tmp_path / "run")[0]) == steps(10)
 
 
-def test_two_optimizers_closures_and_checkpoints(tmp_path: Path) -> None:
-    said = record_pair(Job(JOBS / "gan.py"), tmp_path)
+def test_two_optimizers_closures_and_checkpoints(tmp_path: Path, warm: WarmInterpreter) -> None:
+    said = record_pair(Job(JOBS / "gan.py"), tmp_path, warm)
     critic, generator = iter(steps(6, 0, backwards=2)), iter(steps(3, 1))
     adversarial = [next(generator) if turn == "g" else next(critic) for turn in "ccgccgccg"]
     records = what(files(tmp_path / "run")[0])
@@ -202,8 +222,8 @@ def test_two_optimizers_closures_and_checkpoints(tmp_path: Path) -> None:
     assert records[12:] == steps(2, 3)
 
 
-def test_forked_loader_workers_schedulers_and_marks(tmp_path: Path) -> None:
-    record_pair(Job(JOBS / "loaders.py"), tmp_path)
+def test_forked_loader_workers_schedulers_and_marks(tmp_path: Path, warm: WarmInterpreter) -> None:
+    record_pair(Job(JOBS / "loaders.py"), tmp_path, warm)
     (file,) = files(tmp_path / "run").values()
     assert what(file) == steps(15) + [(mark, -1, MARK, 0) for mark in range(4)]
     assert all(record[2] == record[3] for record in file.tail(15))
@@ -212,14 +232,14 @@ def test_forked_loader_workers_schedulers_and_marks(tmp_path: Path) -> None:
 # ---- frameworks
 
 
-def test_lightning_alone(tmp_path: Path) -> None:
-    (said,) = record_pair(Job(JOBS / "lightning_fit.py", ["1"]), tmp_path)
+def test_lightning_alone(tmp_path: Path, warm: WarmInterpreter) -> None:
+    (said,) = record_pair(Job(JOBS / "lightning_fit.py", ["1"], imports="lightning"), tmp_path, warm)
     assert said.endswith("steps 12")
     assert what(files(tmp_path / "run")[0]) == steps(12, backwards=2)
 
 
-def test_lightning_with_ddp(tmp_path: Path) -> None:
-    (said,) = record_pair(Job(JOBS / "lightning_fit.py", ["2"]), tmp_path)
+def test_lightning_with_ddp(tmp_path: Path, warm: WarmInterpreter) -> None:
+    (said,) = record_pair(Job(JOBS / "lightning_fit.py", ["2"], imports="lightning"), tmp_path, warm)
     assert said.endswith("steps 6")
     found = files(tmp_path / "run")
     assert sorted(found) == [0, 1]
@@ -229,8 +249,8 @@ def test_lightning_with_ddp(tmp_path: Path) -> None:
         check_ddp(tmp_path / "run", rank, 6, 4 * (8 * 16 + 16 + 16 + 1))
 
 
-def test_hugging_face_trainer_with_accumulation(tmp_path: Path) -> None:
-    (said,) = record_pair(Job(JOBS / "hugging_face.py", ["."], ranks=2), tmp_path)
+def test_hugging_face_trainer_with_accumulation(tmp_path: Path, warm: WarmInterpreter) -> None:
+    (said,) = record_pair(Job(JOBS / "hugging_face.py", ["."], ranks=2, imports="transformers.trainer"), tmp_path, warm)
     assert said.endswith("steps 8")
     found = files(tmp_path / "run")
     assert sorted(found) == [0, 1]
@@ -273,7 +293,7 @@ def test_an_ordinary_user_in_a_bare_environment() -> None:
             path.chmod(0o777)
         prefix, interpreter = ordinary_user()
         job = Job(script, ranks=2, prefix=prefix, interpreter=interpreter)
-        assert lines(job.start(folder / "home", folder / "run", folder / "hook"))
+        assert job.run(folder / "home", folder / "run", folder / "hook")
         found = files(folder / "run")
         assert [what(found[rank]) for rank in (0, 1)] == [steps(8), steps(8)]
         uid = 65534 if prefix == NOBODY else os.getuid()

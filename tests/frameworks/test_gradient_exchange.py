@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
+from tests.frameworks.ranks import RANKS, variables
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = Path(__file__).parent / "jobs" / "exchanged.py"
@@ -21,20 +22,11 @@ ALGORITHMS: list[tuple[str, dict[str, int]]] = [
 WORKERS = 4
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def test_training_is_that_of_an_all_reduce() -> None:
-    port = str(free_port())
     env = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    env |= variables(WORKERS)
     others = [("parameter-server", "--shards", "2", "--number", str(number)) for number in range(2)]
     others.append(("in-network", "--pieces", "4"))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--master-addr", "127.0.0.1"]
-    launcher += ["--master-port", port, "--nproc-per-node", str(WORKERS)]
     with ExitStack() as stack:
         servers = []
         for words in others:
@@ -42,8 +34,8 @@ def test_training_is_that_of_an_all_reduce() -> None:
             servers.append(stack.enter_context(subprocess.Popen([*command, "--collective", *words], env=env)))
             stack.callback(servers[-1].kill)
         done = subprocess.run(
-            [*launcher, str(JOB), json.dumps(ALGORITHMS)], env=env, capture_output=True, text=True, timeout=200,
-            check=False,
+            ["bash", "-c", RANKS, "ranks", sys.executable, str(JOB), json.dumps(ALGORITHMS)], env=env,
+            capture_output=True, text=True, timeout=200, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         # they end with the job

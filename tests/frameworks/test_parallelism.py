@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.test_gradient_exchange import free_port
+from tests.frameworks.ranks import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--layers", "2", "--width", "24", "--batch", "8", "--microbatches", "2", "--iterations", "10"]

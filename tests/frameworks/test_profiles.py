@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.lowering import Algorithms, lower
 from ringtap.workload.profile import RankProfile, profile_workload, read_profiles
 from ringtap.workload.workload import Workload, kind_of, peer_of, read_workload, size_of
+from tests.frameworks.ranks import WarmInterpreter, launch, warm_interpreter
 
 JOB = Path(__file__).resolve().parent / "jobs" / "profiled.py"
 RINGTAP = [sys.executable, "-m", "ringtap"]
@@ -31,6 +33,7 @@ GLOO_HEADERS = {Collective.ALL_REDUCE: 4 * 3, Collective.BROADCAST: 2}
 class Profiled:
     """A profiled job: its output, its run, the profiles of its ranks, and the workload."""
 
+    kind: str
     output: str
     errors: str
     path: Path
@@ -44,19 +47,23 @@ class Profiled:
         return profile_workload(self.profiles, "test")
 
 
+def environment() -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RINGTAP_")}
+    return inherited | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
+
+
 def run(command: list[str], code: int = 0) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RINGTAP_")}
-    environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200, check=False)
     assert (done.returncode == 0) == (code == 0), done.stdout + done.stderr
     return done
 
 
-def profiled(folder: Path, kind: str, iterations: int = 30, code: int = 0) -> Profiled:
+def profiled(folder: Path, kind: str, iterations: int = 30, code: int = 0, torchrun: bool = False) -> Profiled:
     command = [*RINGTAP, "run", "--collect", "none", "--profile", "-o", str(folder / "run"), "--"]
-    done = run([*command, *TORCHRUN, str(JOB), kind, str(iterations)], code)
+    job = [str(JOB), kind, str(iterations)]
+    done = run([*command, *(TORCHRUN + job if torchrun else launch(2, sys.executable, *job))], code)
     assert "USDT" not in done.stderr, "PyTorch's profiler prints"
-    return Profiled(done.stdout, done.stderr, folder / "run")
+    return Profiled(kind, done.stdout, done.stderr, folder / "run")
 
 
 def communication(trace: list[Node]) -> list[tuple[object, int]]:
@@ -70,18 +77,28 @@ def communication(trace: list[Node]) -> list[tuple[object, int]]:
     return found
 
 
-def check_unharmed(done: Profiled, kind: str) -> None:
+@pytest.fixture(scope="module")
+def warm() -> Iterator[WarmInterpreter]:
+    with warm_interpreter() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def ddp(tmp_path_factory: pytest.TempPathFactory) -> Profiled:
+    return profiled(tmp_path_factory.mktemp("ddp"), "ddp", torchrun=True)
+
+
+def check_unharmed(done: Profiled, warm: WarmInterpreter) -> None:
     """The same digest as without ringtap, and no word of the recorder about a failure."""
-    plain = run([*TORCHRUN, str(JOB), kind, "30"]).stdout
+    plain, _ = warm.run([str(JOB), done.kind, "30"], done.path.parent / "plain", environment(), 2)
     assert plain.startswith("digest ")
     assert done.output == plain
     assert not list(done.path.glob("nodes/*/steps/hook*.log"))
 
 
-def test_buckets_of_ddp(tmp_path: Path) -> None:
-    done = profiled(tmp_path, "ddp")
-    check_unharmed(done, "ddp")
-    workload = done.workload
+def test_buckets_of_ddp(ddp: Profiled, warm: WarmInterpreter) -> None:
+    check_unharmed(ddp, warm)
+    workload = ddp.workload
     # the last layers' bucket first; together all gradients
     assert communication(workload.traces[0]) == [(Collective.ALL_REDUCE, 271_392), (Collective.ALL_REDUCE, 66_560)]
     assert sum(one["elements"] for one in workload.about["parameters"]) == PARAMETERS
@@ -92,13 +109,13 @@ def test_buckets_of_ddp(tmp_path: Path) -> None:
     assert end.name == "backward"
     assert by_name["optimizer"].id > end.id
     assert [node.name for node in workload.traces[0]][:6] == ["input", *(f"forward {i}" for i in range(5))]
-    assert "Next: ringtap workload new -o WORKLOAD --run " in done.errors
+    assert "Next: ringtap workload new -o WORKLOAD --run " in ddp.errors
 
 
 @pytest.mark.parametrize("kind", ["fsdp", "fully_shard"])
-def test_shards_are_gathered_and_scattered(tmp_path: Path, kind: str) -> None:
+def test_shards_are_gathered_and_scattered(tmp_path: Path, warm: WarmInterpreter, kind: str) -> None:
     done = profiled(tmp_path, kind)
-    check_unharmed(done, kind)
+    check_unharmed(done, warm)
     workload = done.workload
     kinds = [one for one, _ in communication(workload.traces[0])]
     if kind == "fsdp":
@@ -111,9 +128,9 @@ def test_shards_are_gathered_and_scattered(tmp_path: Path, kind: str) -> None:
     assert any("reduce_scatter" in text for text in workload.about["assumptions"])
 
 
-def test_plain_collectives(tmp_path: Path) -> None:
+def test_plain_collectives(tmp_path: Path, warm: WarmInterpreter) -> None:
     done = profiled(tmp_path, "collectives")
-    check_unharmed(done, "collectives")
+    check_unharmed(done, warm)
     trace = done.workload.traces[0]
     sizes = [4 * 256 * 64, 4 * 256, 4 * 256 * 256, 4 * 256, 4 * 8 * 256, 4 * 8]
     expected: list[tuple[object, int]] = [(Collective.ALL_REDUCE, size) for size in sizes]
@@ -129,9 +146,9 @@ def test_plain_collectives(tmp_path: Path) -> None:
     assert any(barrier.id in node.deps for node in trace if barrier.id < node.id <= optimizer.id)
 
 
-def test_two_stages_of_a_pipeline(tmp_path: Path) -> None:
+def test_two_stages_of_a_pipeline(tmp_path: Path, warm: WarmInterpreter) -> None:
     done = profiled(tmp_path, "pipeline")
-    check_unharmed(done, "pipeline")
+    check_unharmed(done, warm)
     first, second = (communication(trace) for trace in done.workload.traces)
     assert first == [("COMM_SEND 1", 4 * 32 * 256), ("COMM_RECV 1", 4 * 32 * 256)]
     assert second == [("COMM_RECV 0", 4 * 32 * 256), ("COMM_SEND 0", 4 * 32 * 256)]
@@ -139,9 +156,9 @@ def test_two_stages_of_a_pipeline(tmp_path: Path) -> None:
     assert done.workload.about["compute_s"] < done.workload.about["iteration_s"]
 
 
-def test_a_compiled_job_is_not_compiled_anew(tmp_path: Path) -> None:
+def test_a_compiled_job_is_not_compiled_anew(tmp_path: Path, warm: WarmInterpreter) -> None:
     done = profiled(tmp_path, "compiled")
-    check_unharmed(done, "compiled")
+    check_unharmed(done, warm)
     trace = done.workload.traces[0]
     assert communication(trace) == [(Collective.ALL_REDUCE, 4 * PARAMETERS)]
     assert not any(node.name.startswith("forward ") for node in trace)
@@ -171,9 +188,9 @@ def test_bytes_and_order_of_known_models(tmp_path: Path, kind: str) -> None:
     assert sum(map(size_of, messages)) == pytest.approx(sent - headers, rel=1e-3)
 
 
-def test_a_job_that_profiles_itself_keeps_its_profiler(tmp_path: Path) -> None:
+def test_a_job_that_profiles_itself_keeps_its_profiler(tmp_path: Path, warm: WarmInterpreter) -> None:
     done = profiled(tmp_path, "profiles_itself")
-    check_unharmed(done, "profiles_itself")
+    check_unharmed(done, warm)
     # the iterations before the job's own profiler, in which ringtap's saw the collectives
     assert [size for _, size in communication(done.workload.traces[0])] == [4 * PARAMETERS]
 
@@ -201,10 +218,9 @@ def test_a_killed_job_keeps_what_was_recorded(tmp_path: Path) -> None:
     assert made.stderr.count("\n") == 1
 
 
-def test_from_the_command_line_to_a_simulation(tmp_path: Path) -> None:
+def test_from_the_command_line_to_a_simulation(tmp_path: Path, ddp: Profiled) -> None:
     path = str(tmp_path / "w")
-    done = profiled(tmp_path, "ddp")
-    made = run([*RINGTAP, "workload", "new", "--run", str(done.path), "-o", path]).stdout
+    made = run([*RINGTAP, "workload", "new", "--run", str(ddp.path), "-o", path]).stdout
     assert made.startswith("2 ranks: 84,488 parameters in 6 tensors, 2 collectives of 338 kB")
     run([*RINGTAP, "workload", "scale", path, "--workers", "8", "-o", f"{path}8"])
     assert "Critical path: " in run([*RINGTAP, "workload", "show", f"{path}8"]).stdout

@@ -16,6 +16,7 @@ from ringtap import open_job
 from ringtap.cli import main
 from ringtap.examples import real_model
 from ringtap.models import PROFILES
+from tests.frameworks.ranks import launch
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "examples" / "real_model.py"
@@ -34,8 +35,7 @@ def start(*command: str, **extra: str) -> subprocess.CompletedProcess[str]:
 
 def train(run: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
     """Train on two ranks over loopback, recorded; what the job printed, and the analysis of its run."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    job = [*launcher, "--nproc-per-node", "2", str(SCRIPT), *arguments]
+    job = launch(2, sys.executable, str(SCRIPT), *arguments)
     record = [sys.executable, "-m", "ringtap", "run", "--every", "20ms", "-o", str(run), "--", *job]
     # beside a torch without CUDA, transformers fails where it finds this torchvision
     paths = [str(ROOT)] if "bert-large" in arguments else [str(ROOT), TORCHVISION]

@@ -23,12 +23,13 @@ from ringtap import plan_models
 from ringtap.examples import scale_model
 from ringtap.models import PROFILES, ModelProfile
 from ringtap.records import RecordFile, open_records
+from tests.frameworks.ranks import launch
 
 ROOT = Path(__file__).resolve().parents[3]
 HOOK = ROOT / "agents" / "hook"
 
 
-def torchrun(run: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(run: Path, launcher: list[str], *arguments: str) -> subprocess.Popen[str]:
     """Start the job on two ranks over loopback, recorded."""
     env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     env |= {
@@ -38,8 +39,7 @@ def torchrun(run: Path, *arguments: str) -> subprocess.Popen[str]:
         "RINGTAP_RUN": str(run),
         "RINGTAP_NODE": "node",
     }
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    command = [*launcher, "--nproc-per-node", "2", str(ROOT / "examples" / "scale_model.py"), *arguments]
+    command = [*launcher, str(ROOT / "examples" / "scale_model.py"), *arguments]
     return subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
@@ -249,7 +249,8 @@ def test_buckets_are_those_of_the_real_model(name: str) -> None:
 
 def test_two_ranks_under_torchrun_are_recorded(tmp_path: Path) -> None:
     arguments = ["--parameters", "60000", "--layers", "6", "--compute-s", "0.06", "--bucket-bytes", "80000"]
-    job = torchrun(tmp_path, *arguments, "--iterations", "12")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    job = start(tmp_path, [*launcher, "--nproc-per-node", "2"], *arguments, "--iterations", "12")
     output, _ = job.communicate(timeout=120)
     assert job.returncode == 0, output
     files = by_rank(tmp_path)
@@ -272,7 +273,8 @@ def test_two_ranks_under_torchrun_are_recorded(tmp_path: Path) -> None:
 
 
 def test_an_endless_job_is_read_while_it_runs_and_survives_a_killed_rank(tmp_path: Path) -> None:
-    job = torchrun(tmp_path, "--parameters", "2000", "--layers", "2", "--compute-s", "0.01", "--bucket-bytes", "4000")
+    arguments = ["--parameters", "2000", "--layers", "2", "--compute-s", "0.01", "--bucket-bytes", "4000"]
+    job = start(tmp_path, launch(2, sys.executable), *arguments)
     try:
         limit_s = time.monotonic() + 90
         while len(by_rank(tmp_path)) < 2 or min(file.count for file in by_rank(tmp_path).values()) < 10:

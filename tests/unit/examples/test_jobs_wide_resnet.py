@@ -17,6 +17,7 @@ import torch
 
 from ringtap.examples import wide_resnet
 from ringtap.records import open_records
+from tests.frameworks.ranks import launch
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "examples" / "wide_resnet.py"
@@ -45,11 +46,10 @@ def write_set(folder: Path, count: int = 20) -> None:
     (folder / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(label_file))
 
 
-def torchrun(*arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+def train(*arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
     env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     env |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""} | extra
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    command = [*launcher, "--nproc-per-node", "2", str(SCRIPT), *arguments]
+    command = launch(2, sys.executable, str(SCRIPT), *arguments)
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
 
 
@@ -123,7 +123,7 @@ def test_model_has_the_layers_of_its_name(depth: int, width: int, parameters: in
 
 def test_learns_the_generated_set_on_two_ranks(tmp_path: Path) -> None:
     steps = tmp_path / "nodes" / "node" / "steps"
-    result = torchrun(
+    result = train(
         *["--images", "1536", "--depth", "10", "--width", "1", "--batch", "32", "--epochs", "8"],
         PYTHONPATH=str(ROOT / "agents" / "hook"),
         RINGTAP_RUN=str(tmp_path),

@@ -1,0 +1,121 @@
+"""Ranks of a job without a launcher, whose imports take seconds; and ranks forked from an interpreter that has torch.
+
+Run as a program, it reads jobs, one JSON object per line, and answers each with the exit codes of its ranks.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any
+
+RANKS = """
+for rank in $(seq 0 $((WORLD_SIZE - 1))); do RANK=$rank LOCAL_RANK=$rank "$@" & pids="$pids $!"; done
+for pid in $pids; do wait $pid || exit; done
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def variables(count: int) -> dict[str, str]:
+    """The environment that ranks on this host have in common, as torchrun sets it."""
+    sizes = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
+    return sizes | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+
+
+def launch(count: int, *command: str) -> list[str]:
+    """Return the command that starts ranks on this host, and ends with the first of them that fails."""
+    return ["env", *map("=".join, variables(count).items()), "bash", "-c", RANKS, "ranks", *command]
+
+
+@dataclass
+class WarmInterpreter:
+    """An interpreter that has imported torch, and forks the ranks of jobs that are not recorded."""
+
+    requests: IO[str]
+    answers: IO[str]
+
+    def run(
+        self, script: list[str], folder: Path, env: dict[str, str], ranks: int, imports: str = "torch"
+    ) -> tuple[str, str]:
+        """Run a script with arguments in a folder, and return its output and errors.
+
+        Args:
+            script: its path and arguments.
+            folder: where it runs; made if it is missing.
+            env: its environment.
+            ranks: processes; 0: one that is no rank.
+            imports: a package to import before the fork.
+        """
+        folder.mkdir(exist_ok=True)
+        if ranks:
+            env = env | variables(ranks)
+        own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)] or [{}]
+        job = {"script": script, "folder": str(folder), "envs": [env | each for each in own], "imports": imports}
+        print(json.dumps(job), file=self.requests, flush=True)
+        codes = json.loads(self.answers.readline())
+        output, errors = ((folder / name).read_text() for name in ("output", "errors"))
+        assert codes == [0] * len(own), output + errors
+        return output, errors
+
+
+@contextmanager
+def warm_interpreter() -> Iterator[WarmInterpreter]:
+    # read when packages are imported, and when torch first computes
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__]
+    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        yield WarmInterpreter(process.stdin, process.stdout)
+
+
+def fork(job: dict[str, Any], env: dict[str, str]) -> int:
+    """Start a rank; return its process."""
+    pid = os.fork()
+    if pid:
+        return pid
+    for name, number in (("output", 1), ("errors", 2)):
+        os.dup2(os.open(Path(job["folder"]) / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(job["folder"])
+    sys.argv = job["script"]
+    sys.path[0] = str(Path(sys.argv[0]).parent)
+    code = 1
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    os._exit(code)  # at once: to take torch's modules down takes a second
+
+
+def main() -> None:
+    import_module("torch._dynamo")  # which the first optimizer imports
+
+    for line in sys.stdin:
+        job = json.loads(line)
+        import_module(job["imports"])
+        gc.freeze()  # a job's collections need not look at what was imported
+        pids = [fork(job, env) for env in job["envs"]]
+        print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -56,6 +56,7 @@ class RecordTail:
     Attributes:
         file: header and layout; None until the header and the first record are complete.
         first: the file's first record, once there is one.
+        skipped: number of records before the first that was read.
         failure: reason that the file cannot be read, one sentence; empty while it can.
     """
 
@@ -63,6 +64,7 @@ class RecordTail:
         self.path = path
         self.file: RecordFile | None = None
         self.first: Record | None = None
+        self.skipped = 0
         self.failure = ""
         self._begin = begin
         self._state = _FileState(path)
@@ -102,7 +104,7 @@ class RecordTail:
                 self.file = None  # `begin` needs a file with records
                 return False
             self.first = dataclasses.replace(self.file, count=1).tail()[0]
-            self._next = self._begin(self.file) if self._begin else 0
+            self._next = self.skipped = self._begin(self.file) if self._begin else 0
         except UsageError as error:
             self.failure = str(error)
         except OSError:

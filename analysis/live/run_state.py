@@ -21,6 +21,7 @@ from ringtap.rundir import process_age_ns
 from ringtap.schema import (
     CLOCK,
     CLOCK_JSON,
+    HOST_REC,
     MARK,
     MARKS_JSONL,
     NODE,
@@ -35,10 +36,10 @@ from ringtap.schema import (
     RUN_JSON,
 )
 
-_METERED = ("nic", "infiniband", "host", "sockets", "steps")
+_METERED = ("nic", "infiniband", HOST_REC, "sockets", "steps")
 # files of these appear at the start of a job and of a rank
 _DISCOVER_S = 5.0
-_SHOWN = (*_METERED, "ethtool", "gpu", "packets", "qdisc")
+_SHOWN = (*_METERED, "host", "ethtool", "gpu", "packets", "qdisc")
 _MAX_MARKS = 100
 _NICENESS = 10
 # Reading of a log starts this long before its last record: a queue or an idle socket may not have changed for long, and
@@ -124,7 +125,9 @@ class NodeLog:
     def poll(self) -> None:
         """Read what was added since the last poll."""
         self.node.poll()
-        self.packets.poll()
+        if not self.totals:
+            self.packets.poll()
+            self.output.poll()
         if self.clock.poll():
             with suppress(OSError, ShapeError):  # replaced once more: the next poll reads it
                 self._node_clock = read_clock(self.clock.path)
@@ -142,7 +145,6 @@ class NodeLog:
                 self._feed(path, batch)
             if tail.failure:
                 self.failures[path.parent.name] = tail.failure
-        self.output.poll()
         for file in self._series():
             self.mono_ns = max(self.mono_ns, file.mono_ns)
         for series in self.keyed.values():
@@ -237,7 +239,9 @@ def _begin_of(file: RecordFile, layout: Layout, first: Record) -> int:
 def _is_in(path: Path, wanted: Sequence[str]) -> bool:
     """Return True if a record file holds data of the wanted collectors."""
     folder = path.parent.name
-    return folder in wanted and (folder != "steps" or STEP_FILE.fullmatch(path.name) is not None)
+    return (folder in wanted or f"{folder}/{path.name}" in wanted) and (
+        folder != "steps" or STEP_FILE.fullmatch(path.name) is not None
+    )
 
 
 class RunFollower:
@@ -271,8 +275,9 @@ class RunFollower:
         """Read what was added since the last poll."""
         self._run.poll()
         self.marks.extend(self._marks.poll())
-        for folder in _folders(self.path / "nodes"):
-            if folder.name not in self.nodes and self._node in ("", folder.name):
+        nodes = self.path / "nodes"
+        for folder in [nodes / self._node] if self._node else _folders(nodes):
+            if folder.name not in self.nodes:
                 self.nodes[folder.name] = NodeLog(folder, self._is_metered)
         for node in self.nodes.values():
             node.poll()

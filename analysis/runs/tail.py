@@ -6,7 +6,6 @@ systems show another node's writes only in a freshly opened file.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -82,7 +81,7 @@ class RecordTail:
         while self._next < count:
             end = min(count, self._next + batch)
             try:
-                records = dataclasses.replace(self.file, count=end).tail(self._next)
+                records = self.file.tail(self._next, end)
             except OSError:
                 return
             if not records:
@@ -103,7 +102,7 @@ class RecordTail:
             if self.file.count < 1:
                 self.file = None  # `begin` needs a file with records
                 return False
-            self.first = dataclasses.replace(self.file, count=1).tail()[0]
+            self.first = self.file.tail(0, 1)[0]
             self._next = self.skipped = self._begin(self.file) if self._begin else 0
         except UsageError as error:
             self.failure = str(error)
@@ -119,7 +118,7 @@ def since(seconds: float, column: str, most: int) -> Callable[[RecordFile], int]
         position = [field.name for field in file.fields].index(column)
 
         def at(number: int) -> int:
-            return int(dataclasses.replace(file, count=number + 1).tail(number)[0][position])
+            return int(file.tail(number, number + 1)[0][position])
 
         low, high = max(0, file.count - most), file.count - 1
         wanted_ns = at(high) - round(seconds * 1e9)

@@ -1,4 +1,4 @@
-"""Metrics of a run: values, labels and names; at any pace of looking; the addresses they may be served at; the process."""
+"""Metrics of a run: values, names, labels; at any pace of looking; addresses; the process that serves them."""
 
 import re
 import signal

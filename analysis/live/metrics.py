@@ -31,13 +31,15 @@ from ringtap.analysis.live.iterations import MAX_KEPT, RankSteps, quantile
 from ringtap.analysis.live.recent_counters import RecentWideLog
 from ringtap.analysis.live.run_state import NodeLog, RunFollower, lower_priority
 from ringtap.analysis.runs.tail import Document
+from ringtap.errors import error_message
 from ringtap.metrics_address import METRICS_PATH
 from ringtap.schema import RUN, RUN_JSON
 
 QUANTILES = (0.5, 0.99)
 _MAX_NICS = 64
 _FRESH_S = 0.5  # however many read them, records are read twice a second at most
-_LOOK_S = 1.0
+_LOOK_S = 2.0  # for the end of the run
+_TEXT = "text/plain; charset=utf-8"
 _IDLE_S = 120.0  # a connection without a request
 
 # name, help, and the value of a rank
@@ -209,13 +211,18 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer with the metrics, in the format that the client asks for."""
         if self.path.partition("?")[0] != METRICS_PATH:
-            self._answer(404, "text/plain; charset=utf-8", f"The metrics are at {METRICS_PATH}\n".encode())
+            self._answer(404, _TEXT, f"The metrics are at {METRICS_PATH}\n".encode())
             return
         encode, content_type = choose_encoder(self.headers.get("Accept", ""))
         if content_type.startswith("application/openmetrics-text"):
             # the names hold nothing to escape, so they need not be checked letter by letter at each scrape
             encode, content_type = partial(generate_latest, escaping=ALLOWUTF8), CONTENT_TYPE_LATEST
-        self._answer(200, content_type, encode(self.server.registry))
+        try:
+            body = encode(self.server.registry)
+        except Exception as error:  # such as a run directory that is being deleted
+            self._answer(500, _TEXT, f"The records cannot be read: {error_message(error)}\n".encode())
+        else:
+            self._answer(200, content_type, body)
 
     def _answer(self, status: int, content_type: str, body: bytes) -> None:
         self.send_response(status)

@@ -37,8 +37,8 @@ from ringtap.schema import (
 )
 
 _METERED = ("nic", "infiniband", HOST_REC, "sockets", "steps")
-# files of these appear at the start of a job and of a rank
-_DISCOVER_S = 5.0
+# metrics are cheap because, once a rank has stepped, new files and documents are looked for less often than records
+_LOOK_S = 15.0
 _SHOWN = (*_METERED, "host", "ethtool", "gpu", "packets", "qdisc")
 _MAX_MARKS = 100
 _NICENESS = 10
@@ -98,7 +98,7 @@ class NodeLog:
             (LinesTail(path / OWNERS_JSONL, OWNER), self.owners.add_owner),
             (LinesTail(path / PROCESSES_JSONL, PROCESS), self.owners.add_process),
         ]
-        self._discover_s = 0.0
+        self._look_s = 0.0
         self._tails: dict[Path, RecordTail] = {}
         self._opened: dict[Path, RecordFile] = {}
         self._ddp_layouts: dict[Path, Layout] = {}
@@ -124,16 +124,11 @@ class NodeLog:
 
     def poll(self) -> None:
         """Read what was added since the last poll."""
-        self.node.poll()
-        if not self.totals:
-            self.packets.poll()
-            self.output.poll()
-        if self.clock.poll():
-            with suppress(OSError, ShapeError):  # replaced once more: the next poll reads it
-                self._node_clock = read_clock(self.clock.path)
-        jobs = self.node.item.get("jobs") or []
-        self.owners.jobs = frozenset(job["pid"] for job in jobs if "pid" in job)
-        self._discover()
+        now_s = time.monotonic()
+        if now_s >= self._look_s:
+            self._look_s = now_s + (_LOOK_S if self.totals and self.ranks else 0)
+            self._poll_documents()
+            self._discover()
         for lines, take in self._lines:
             for item in lines.poll():
                 take(item)
@@ -150,12 +145,19 @@ class NodeLog:
         for series in self.keyed.values():
             series.commit(self.mono_ns)
 
+    def _poll_documents(self) -> None:
+        self.node.poll()
+        if not self.totals:
+            self.packets.poll()
+            self.output.poll()
+        if self.clock.poll():
+            with suppress(OSError, ShapeError):  # replaced once more: the next poll reads it
+                self._node_clock = read_clock(self.clock.path)
+        jobs = self.node.item.get("jobs") or []
+        self.owners.jobs = frozenset(job["pid"] for job in jobs if "pid" in job)
+
     def _discover(self) -> None:
         """Find new record files, and sum up the bytes that each collector has written."""
-        if self.totals:
-            if time.monotonic() < self._discover_s:
-                return
-            self._discover_s = time.monotonic() + _DISCOVER_S
         sizes: dict[str, int] = {}
         for folder in _folders(self.path):
             with os.scandir(folder) as entries:
@@ -207,9 +209,10 @@ class NodeLog:
             times = self._ddp.setdefault(path.with_name(path.name.replace(".ddp.rec", ".rec")), DdpTimes())
             times.feed(self._ddp_layouts[path], batch)
         elif (series := self._keyed(path)) is not None:
-            series.feed(batch)
-            if self.totals and series.layout and series is self.keyed["sockets", "sockets"]:
+            if self.totals and series.layout:
                 self.totals.feed(series.layout, batch, self._tails[path].skipped > 0)
+            else:
+                series.feed(batch)
         else:
             self.wide[key].feed(batch)
 

@@ -53,7 +53,7 @@ def samples_of(text: str) -> Samples:
 def look(metrics: RunMetrics) -> Samples:
     metrics._polled_s = float("-inf")
     for node in metrics._follower.nodes.values():
-        node._discover_s = 0.0
+        node._look_s = 0.0
     registry = CollectorRegistry()
     registry.register(metrics)
     return samples_of(generate_latest(registry).decode())

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import UsageError
-from ringtap.metrics_address import add_metrics, listen, url_of
-from ringtap.options import add_json, add_verbose
+from ringtap.options import add_json, add_metrics, add_verbose
 from ringtap.rundir import add_access
 from ringtap.terminal import progress_bar, shell_word, visible
 from ringtap.units import counted, format_duration
@@ -155,6 +154,8 @@ def _run(options: argparse.Namespace) -> int:
     _check_live(options.live)
     listener = None
     if options.metrics and is_first_on_node(os.environ):
+        from ringtap.metrics_address import listen, url_of
+
         listener = listen(options.metrics, options.metrics_public)
     try:
         location = find_location(Path(command[0]).name, options.output, options.join, node, settings, options.access)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ipaddress
 import socket
 
@@ -12,18 +11,6 @@ from ringtap.installation import lacking
 METRICS_PATH = "/metrics"
 _LOOPBACK = "127.0.0.1"
 _BACKLOG = 16
-
-
-def add_metrics(parser: argparse.ArgumentParser, group: argparse._ActionsContainer | None = None) -> None:
-    """Add ``--metrics`` (to a group of the parser, if one is given) and ``--metrics-public``."""
-    (group or parser).add_argument(
-        "--metrics",
-        metavar="ADDRESS",
-        help="serve OpenMetrics, for Prometheus, at :PORT of this machine or at HOST:PORT",
-    )
-    parser.add_argument(
-        "--metrics-public", action="store_true", help="let other machines read them: ADDRESS need not be a loopback one"
-    )
 
 
 def listen(address: str, is_public: bool) -> socket.socket:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,8 @@ from ringtap.collectors.processes import rank_in
 from ringtap.terminal import shell_word
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from ringtap.agents.job.agent_client import AgentClient
     from ringtap.agents.job.live import LiveView
     from ringtap.agents.job.metrics import MetricsServer
@@ -44,7 +45,7 @@ def run_job(
     settings: RunSettings,
     command: list[str],
     live: bool = False,
-    listener: socket.socket | None = None,
+    listener: socket | None = None,
 ) -> int:
     """Record a job; returns its exit code, or ends by the signal that ended it.
 
@@ -89,7 +90,7 @@ def _record(
     relay: signals.SignalRelay,
     greeting: dict[str, Any],
     live: bool,
-    listener: socket.socket | None,
+    listener: socket | None,
 ) -> None:
     """Record a job that runs already, until it and the recording have ended."""
     from ringtap.agents.job.agent_client import AgentClient

@@ -11,7 +11,8 @@ from typing import Any
 
 from ringtap import installation
 from ringtap.errors import UsageError
-from ringtap.metrics_address import add_metrics, listen, url_of
+from ringtap.metrics_address import listen, url_of
+from ringtap.options import add_metrics
 from ringtap.schema import RUN_JSON
 from ringtap.terminal import shell_word
 
@@ -27,14 +28,15 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     )
     parser = subparsers.add_parser(name, help=summary, description=description)
     parser.add_argument("run", type=Path, metavar="DIR", help="the run directory, which may appear a little later")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--plain", action="store_true", help="print one line per second until the run ends")
-    add_metrics(parser, form)
+    parser.add_argument("--plain", action="store_true", help="print one line per second until the run ends")
+    add_metrics(parser)
     parser.set_defaults(handler=_live)
 
 
 def _live(options: argparse.Namespace) -> int:
     # first, so that a missing package or a used port is reported before the wait for a run
+    if options.metrics and options.plain:
+        raise UsageError("--plain prints and --metrics serves: give one of them")
     if options.metrics:
         with listen(options.metrics, options.metrics_public) as listener:
             return _serve_metrics(options.run, listener)

@@ -79,18 +79,18 @@ class IterationStats:
 class RankSteps:
     """The last steps of one process of one rank.
 
-    Attributes:
-        steps_s: times between its last steps.
-        timed_steps: number of times between steps that were read, kept or not.
-        timed_s: their sum.
-        ddp: DDP's times of its iterations.
-
     Args:
         node: the node it runs on.
         rank: its rank.
         pid: its process.
         file: the record file's header.
         to_reference: converts CLOCK_REALTIME and CLOCK_MONOTONIC of its node to the reference node's clock.
+
+    Attributes:
+        steps_s: times between its last steps.
+        timed_steps: number of times between steps that were read, kept or not.
+        timed_s: their sum.
+        ddp: DDP's times of its iterations.
     """
 
     def __init__(
@@ -113,6 +113,12 @@ class RankSteps:
         self._to_reference = to_reference
         self.layout = Layout(file)
 
+    def _forget(self) -> None:
+        """Forget steps that turn out not to count."""
+        self.ends.clear()
+        self.steps_s.clear()
+        self.timed_steps, self.timed_s = 0, 0.0
+
     def feed(self, batch: Iterable[Record]) -> None:
         """Add step records."""
         at = self.layout.index
@@ -123,13 +129,13 @@ class RankSteps:
             kind = record[kind_column] if kind_column is not None else 0
             if kind == _MARK and not self._has_marks:
                 self._has_marks = True
-                self.ends.clear()
+                self._forget()
             if self._has_marks != (kind == _MARK):
                 continue
             if not self._has_marks:
                 if self._optimizer is None or record[optimizer] < self._optimizer:
                     self._optimizer = record[optimizer]  # numbered in the order of their first steps
-                    self.ends.clear()
+                    self._forget()
                 if record[optimizer] != self._optimizer:
                     continue
             if self.ends:

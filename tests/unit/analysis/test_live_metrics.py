@@ -19,6 +19,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import ringtap
 from ringtap import metrics_address
+from ringtap.agents.hook.ringtap_hook import settings as hook_settings
+from ringtap.agents.job import environment
 from ringtap.analysis.job import iterations
 from ringtap.analysis.live.flows import Owners, SocketTotals
 from ringtap.analysis.live.iterations import DdpTimes
@@ -296,7 +298,21 @@ def test_a_killed_exporter_leaves_the_job_alone_and_a_killed_supervisor_ends_it(
 
 def test_nothing_is_imported_when_off() -> None:
     code = (
-        "import sys, ringtap.agents.commands, ringtap.agents.job.supervisor, ringtap.analysis.commands.live as live; "
-        "sys.exit(any(name in sys.modules for name in ('prometheus_client', 'http.server', 'ringtap.agents.job.metrics')))"  # noqa: E501
+        "import sys, ringtap.agents.commands, ringtap.agents.job.supervisor; "
+        "sys.exit(any(name in sys.modules for name in ('prometheus_client', 'ringtap.metrics_address', 'ringtap.agents.job.metrics')))"  # noqa: E501
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_first"),
+    [
+        ({}, True),
+        ({"SLURM_LOCALID": "0"}, True),
+        ({"SLURM_LOCALID": "1"}, False),
+        ({"LOCAL_RANK": "0", "SLURM_LOCALID": "2"}, True),
+    ],
+)
+def test_the_first_rank_of_a_node_serves_it(variables: dict[str, str], is_first: bool) -> None:
+    assert environment.is_first_on_node(variables) == is_first
+    assert environment._LOCAL_RANK == hook_settings._LOCAL_RANK

@@ -296,6 +296,22 @@ def test_a_killed_exporter_leaves_the_job_alone_and_a_killed_supervisor_ends_it(
     gone(tmp_path / "b")
 
 
+def test_live_serves_all_nodes_until_the_run_ends(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "run", "S0", "S1") as run:
+        second_of_training(run, 1)
+        command = [*RINGTAP, "live", str(run.path), "--metrics", ":0"]
+        with ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as process:
+            assert process.stdout
+            found = samples_of(get(process.stdout.readline().split()[-1])[0])
+            assert [value(found, "iteration_seconds_count", node=f"S{rank}", rank=str(rank)) for rank in (0, 1)] == [
+                3,
+                3,
+            ]
+            run.finish()
+            assert process.wait(30) == 0
+    assert main(["live", str(run.path), "--metrics", ":0", "--plain"]) == 2
+
+
 def test_nothing_is_imported_when_off() -> None:
     code = (
         "import sys, ringtap.agents.commands, ringtap.agents.job.supervisor; "

@@ -33,14 +33,15 @@ from tests.unit.agent_processes import RINGTAP, ended, gone, run_item, wait_for
 from tests.unit.live_run import DDP, GRADIENTS, SOCKETS, RunWriter, T, second_of_training
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
-# marks of ringtap.step(), then time for a look at the whole
+# marks of ringtap.step(); then it lives until the test has looked
 JOB = """
-import time
+import os, time
 import ringtap
 for _ in range({count}):
     ringtap.step()
     time.sleep(0.02)
-time.sleep({rest})
+while not os.path.exists({end!r}):
+    time.sleep(0.02)
 """
 
 
@@ -234,8 +235,8 @@ def exporter_of(run: Path) -> psutil.Process | None:
     return None
 
 
-def start(run: Path, count: int, rest: float) -> tuple["subprocess.Popen[str]", str]:
-    job = JOB.format(count=count, rest=rest)
+def start(run: Path, count: int) -> tuple["subprocess.Popen[str]", str]:
+    job = JOB.format(count=count, end=str(run.with_name("end")))
     options = ("-o", str(run), "--node", "here", "--collect", "nic,host,sockets,steps", "--metrics", ":0")
     process = subprocess.Popen(
         [*RINGTAP, "run", *options, "--", sys.executable, "-c", job], stderr=subprocess.PIPE, text=True
@@ -247,29 +248,26 @@ def start(run: Path, count: int, rest: float) -> tuple["subprocess.Popen[str]", 
     raise AssertionError("no metrics")
 
 
-def test_a_job_is_served_and_equals_its_analysis(tmp_path: Path) -> None:
+def test_a_job_is_served_and_equals_its_analysis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, count = tmp_path / "run", 30
-    process, url = start(run, count, rest=4)
+    process, url = start(run, count)
     of = {"node": "here", "rank": "0"}
     with ended(process):
-        found = wait_for(
-            lambda: (
-                (found := samples_of(get(url)[0]))
-                and value(found, "iteration_seconds_count", **of) == count - 1
-                and found
-            )
-        )
+
+        def whole() -> Samples | None:
+            found = samples_of(get(url)[0])
+            return found if value(found, "iteration_seconds_count", **of) == count - 1 else None
+
+        found = wait_for(whole, 60)
         assert "text/plain" in get(url, "")[1]
         with pytest.raises(urllib.error.HTTPError, match="404"):
             get(url.removesuffix("metrics"))
-        with pytest.raises(subprocess.CalledProcessError):
-            subprocess.run(
-                [*RINGTAP, "run", "--metrics", url.split("/")[2], "--", "true"],
-                check=True,
-                capture_output=True,
-                cwd=tmp_path,
-            )
-        wait_for(lambda: process.poll() is not None)
+        began = tmp_path / "began"
+        assert main(["run", "--metrics", url.split("/")[2], "--", "touch", str(began)]) == 2
+        assert "cannot be used: Address already in use" in capsys.readouterr().err
+        assert not began.exists()
+        run.with_name("end").touch()
+        wait_for(lambda: process.poll() is not None, 60)
         assert process.stderr and "analyze" in process.stderr.read()
     assert process.returncode == 0
     gone(run)
@@ -281,18 +279,21 @@ def test_a_job_is_served_and_equals_its_analysis(tmp_path: Path) -> None:
 
 
 def test_a_killed_exporter_leaves_the_job_alone_and_a_killed_supervisor_ends_it(tmp_path: Path) -> None:
-    process, _ = start(tmp_path / "a", 1, rest=2)
+    process, _ = start(tmp_path / "a", 1)
     with ended(process):
         exporter = wait_for(lambda: exporter_of(tmp_path / "a"))
         exporter.kill()
-        assert process.wait(30) == 0
-        assert process.stderr and "the metrics are not served any more; the job goes on" in process.stderr.read()
+        assert process.stderr and "the metrics are not served any more; the job goes on" in process.stderr.readline()
+        (tmp_path / "end").touch()
+        assert process.wait(60) == 0
     assert run_item(tmp_path / "a")["status"] == "complete"
-    process, _ = start(tmp_path / "b", 1, rest=2)
+    (tmp_path / "end").unlink()
+    process, _ = start(tmp_path / "b", 1)
     with ended(process):
         wait_for(lambda: exporter_of(tmp_path / "b"))
         process.send_signal(signal.SIGKILL)
-        wait_for(lambda: exporter_of(tmp_path / "b") is None)
+        wait_for(lambda: exporter_of(tmp_path / "b") is None, 60)
+        (tmp_path / "end").touch()
     gone(tmp_path / "b")
 
 
@@ -308,7 +309,7 @@ def test_live_serves_all_nodes_until_the_run_ends(tmp_path: Path) -> None:
                 3,
             ]
             run.finish()
-            assert process.wait(30) == 0
+            assert process.wait(60) == 0
     assert main(["live", str(run.path), "--metrics", ":0", "--plain"]) == 2
 
 

@@ -73,6 +73,7 @@ def _serve_metrics(run: Path, listener: socket.socket) -> int:
     print(f"Metrics at {url_of(listener)}", flush=True)
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends it
         MetricsHttpServer(metrics, listener).serve_while(metrics.is_running)
+        print(f"The run has ended. Next: ringtap analyze {shell_word(run)}", file=sys.stderr)
     return 0
 
 

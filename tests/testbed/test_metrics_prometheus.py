@@ -22,13 +22,16 @@ from tests.unit.agent_processes import RINGTAP, ended, wait_for
 pytestmark = pytest.mark.skipif(not shutil.which("prometheus"), reason="needs Prometheus")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-COUNT = 120  # for 12 s, so that Prometheus sees some of them come
-JOB = f"""
-import time, ringtap
-for number in range({COUNT}):
+COUNT = 120
+# steps begin once Prometheus scrapes, so that it sees most of them come
+JOB = """
+import os, time, ringtap
+while not os.path.exists({begin!r}):
+    time.sleep(0.05)
+for number in range({count}):
     ringtap.step()
-    time.sleep(0.5 if number in (60, 61) else 0.1)
-time.sleep(30)
+    time.sleep(1 if number in (60, 61) else 0.1)
+time.sleep(300)
 """
 
 
@@ -40,6 +43,12 @@ def free_port() -> int:
 class Prometheus:
     def __init__(self, port: int) -> None:
         self.port = port
+
+    def is_up(self) -> bool:
+        try:
+            return bool(self.get("targets"))
+        except OSError:
+            return False
 
     def get(self, path: str, **query: str) -> Any:
         url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(query)}"
@@ -63,24 +72,19 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, P
     target["targets"] = [f"127.0.0.1:{port}"]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     job = [*RINGTAP, "run", "-o", str(run), "--node", "here", "--metrics", f":{port}"]
+    job += ["--", sys.executable, "-c", JOB.format(begin=str(folder / "begin"), count=COUNT)]
     served = Prometheus(free_port())
     command = ["prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
     command += [f"--web.listen-address=127.0.0.1:{served.port}", "--log.level=error"]
     with (
-        ended(subprocess.Popen([*job, "--", sys.executable, "-c", JOB], stderr=subprocess.DEVNULL)) as wrapped,
+        ended(subprocess.Popen(job, stderr=subprocess.DEVNULL)) as wrapped,
         ended(subprocess.Popen(command)),
     ):
+        wait_for(lambda: served.is_up() and served.values("ringtap_newest_record_timestamp_seconds"), 60)
+        (folder / "begin").touch()
         counted = "ringtap_iteration_seconds_count"
-
-        def is_scraped() -> bool:
-            try:
-                return served.values(counted) == [
-                    ({**LABELS, "__name__": counted, "instance": f"127.0.0.1:{port}"}, COUNT - 1)
-                ]
-            except OSError:
-                return False
-
-        wait_for(is_scraped, 60)
+        whole = [({**LABELS, "__name__": counted, "instance": f"127.0.0.1:{port}"}, COUNT - 1)]
+        wait_for(lambda: served.values(counted) == whole, 90)
         yield run, served
         wrapped.terminate()
         wrapped.wait(30)
@@ -106,7 +110,7 @@ def test_what_prometheus_stores_equals_the_records(recorded: tuple[Path, Prometh
 def test_the_shipped_rules_and_panels_evaluate(recorded: tuple[Path, Prometheus]) -> None:
     _, prometheus = recorded
     rules = [rule for group in wait_for(lambda: prometheus.get("rules")["groups"]) for rule in group["rules"]]
-    wait_for(lambda: all(rule["health"] != "unknown" for rule in rules_of(prometheus)))
+    wait_for(lambda: all(rule["health"] != "unknown" for rule in rules_of(prometheus)), 60)
     assert {(rule["name"], rule["health"], rule.get("lastError", "")) for rule in rules_of(prometheus)} == {
         (rule["name"], "ok", "") for rule in rules
     }

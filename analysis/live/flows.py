@@ -24,6 +24,7 @@ _IPV6 = 10
 _CROSS_COMMAND = re.compile(r"\biperf3?\b|\btraffic\b.*\b(send|serve)\b")
 _MAX_OWNERS = 50_000
 _MAX_SOCKETS = 10_000
+_FIRST_SAMPLE_NS = 5_000_000_000  # an agent takes it within this time from its start
 _COUNTERS = ("bytes_acked", "bytes_received", "total_retrans")
 _CROSS_PORTS = frozenset(port.to_bytes(2, "big") for port in CROSS_PORTS)
 
@@ -149,15 +150,19 @@ class SocketCounts:
 class SocketTotals:
     """Totals over a node's sockets, those that are gone included, by kind of traffic.
 
-    The kind is that of the socket's owner on this node, else that of its ports. A socket that opened after the log's
-    first sample counts from its first byte, another from its first record.
+    The kind is that of the socket's owner on this node, else that of its ports. A socket that opened during the
+    recording counts from its first byte, another from its first record.
 
     Args:
         owners: owners of the sockets.
+
+    Attributes:
+        began_ns: start of the recording, CLOCK_REALTIME; None if not known.
     """
 
     def __init__(self, owners: Owners) -> None:
         self._owners = owners
+        self.began_ns: int | None = None
         self._begin_ns: int | None = None
         self._first: dict[int, tuple[int, ...]] = {}
         self._latest: dict[int, tuple[tuple[int, ...], int, bool]] = {}
@@ -177,7 +182,9 @@ class SocketTotals:
         )
         sent, received, again = (at[name] for name in _COUNTERS)
         if self._begin_ns is None and not is_begun:
-            self._begin_ns = batch[0][mono]
+            # a log that starts late had no sockets at first
+            is_late = self.began_ns and batch[0][at["t_ns"]] - self.began_ns > _FIRST_SAMPLE_NS
+            self._begin_ns = -1 if is_late else batch[0][mono]
         for record in batch:
             key, counts = record[cookie], (record[sent], record[received], record[again])
             if key not in self._first:

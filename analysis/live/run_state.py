@@ -147,7 +147,9 @@ class NodeLog:
 
     def _poll_documents(self) -> None:
         self.node.poll()
-        if not self.totals:
+        if self.totals:
+            self.totals.began_ns = (self.node.item.get("agent") or {}).get("began_ns")
+        else:
             self.packets.poll()
             self.output.poll()
         if self.clock.poll():

@@ -97,6 +97,17 @@ def test_only_one_node_is_read_where_it_is_named(tmp_path: Path) -> None:
     assert {dict(labels)["node"] for _, labels in found if labels} == {"S1"}
 
 
+def test_sockets_of_a_log_that_starts_late_count_from_their_first_byte(tmp_path: Path) -> None:
+    for number, (begin, expected) in enumerate([(0.5, 2e6), (8, 5e6)]):
+        with RunWriter(tmp_path / str(number), "S0") as run:
+            node = run.nodes["S0"]
+            node.node(status="running", agent={"began_ns": node.t(0)[0]})
+            ends = ("10.77.0.1", 5201, "10.77.0.3", 50001)
+            for at, received in ((begin, 3_000_000), (begin + 0.1, 5_000_000)):
+                node.socket(at, 7, ends, bytes_received=received, inode=0)
+            assert value(look(RunMetrics(run.path)), "cross_traffic_receive_bytes_total", node="S0") == expected
+
+
 def test_ports_of_rdma_devices_count_octets(tmp_path: Path) -> None:
     fields = [
         *T,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from contextlib import closing
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import UsageError
-from ringtap.options import add_json, add_verbose
+from ringtap.options import add_json, add_metrics, add_verbose
 from ringtap.rundir import add_access
 from ringtap.terminal import progress_bar, shell_word, visible
 from ringtap.units import counted, format_duration
@@ -57,6 +58,7 @@ def _register_recording(parser: argparse.ArgumentParser) -> None:
 
 def _register_run(parser: argparse.ArgumentParser) -> None:
     _register_recording(parser)
+    add_metrics(parser)
     parser.add_argument(
         "--profile",
         action="store_true",
@@ -140,8 +142,9 @@ def _print_location(location: RunLocation, settings: RunSettings, verbose: bool)
 
 
 def _run(options: argparse.Namespace) -> int:
+    from ringtap.agents.job.environment import is_first_on_node
     from ringtap.agents.job.run_location import find_location, node_name
-    from ringtap.agents.job.supervisor import run_job, run_unrecorded
+    from ringtap.agents.job.supervisor import run_job, run_unrecorded, tell
     from ringtap.rundir import UnwritableError
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
@@ -149,12 +152,19 @@ def _run(options: argparse.Namespace) -> int:
     if not command:
         raise UsageError("nothing to run: ringtap run -- COMMAND")
     _check_live(options.live)
+    listener = None
+    if options.metrics and is_first_on_node(os.environ):
+        from ringtap.metrics_address import listen, url_of
+
+        listener = listen(options.metrics, options.metrics_public)
     try:
         location = find_location(Path(command[0]).name, options.output, options.join, node, settings, options.access)
     except UnwritableError as error:
         return run_unrecorded(command, str(error))
     _print_location(location, settings, options.verbose)
-    return run_job(location, settings, command, options.live)
+    if listener:
+        tell(f"ringtap: metrics at {url_of(listener)}")
+    return run_job(location, settings, command, options.live, listener)
 
 
 def _capture(options: argparse.Namespace) -> int:

@@ -25,6 +25,7 @@ EXTRAS = {
     **dict.fromkeys(("psutil", "pyroute2", "tomli"), ""),
     **dict.fromkeys(("dpkt", "scapy"), "packets"),
     **dict.fromkeys(("torchvision", "transformers"), "models"),
+    "prometheus_client": "metrics",
     "pynvml": "gpu",
     "shtab": "completion",
 }

@@ -32,3 +32,11 @@ def training_facts(options: Namespace) -> dict[str, Any]:
     """Return the facts that were given, as the keywords of `ringtap.open_job`."""
     facts = {"batch": options.batch, "output": options.job_output, "target_accuracy": options.target_accuracy}
     return {name: value for name, value in facts.items() if value is not None}
+
+
+def add_metrics(parser: ArgumentParser) -> None:
+    """Add the address of a run's metrics."""
+    parser.add_argument(
+        "--metrics", metavar="ADDRESS", help="serve metrics for Prometheus at :PORT of this machine, or at HOST:PORT"
+    )
+    parser.add_argument("--metrics-public", action="store_true", help="let other machines read the metrics")

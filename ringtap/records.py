@@ -12,6 +12,7 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -252,23 +253,26 @@ class RecordFile:
     count: int
     torn_bytes: int
 
-    def tail(self, start: int = 0) -> list[tuple[Any, ...]]:
-        """Return the records from number ``start`` to the last whole one, as tuples."""
-        layout = struct.Struct("<" + "".join(_STRUCT_OF[field.type] for field in self.fields))
+    @cached_property
+    def _layout(self) -> str:
+        return "<" + "".join(_STRUCT_OF[field.type] for field in self.fields)
+
+    def tail(self, start: int = 0, end: int | None = None) -> list[tuple[Any, ...]]:
+        """Return the records from number ``start`` to before ``end``, or to the last whole one, as tuples."""
+        count = (self.count if end is None else end) - start
         with self.path.open("rb") as file:
             file.seek(self.offset + start * self.record_bytes)
-            data = file.read(max(0, self.count - start) * self.record_bytes)
-        return list(layout.iter_unpack(data))
+            data = file.read(max(0, count) * self.record_bytes)
+        return list(struct.iter_unpack(self._layout, data))
 
     def walk(self) -> Iterator[tuple[Any, ...]]:
         """Yield every whole record in order, without holding the file in memory."""
-        layout = struct.Struct("<" + "".join(_STRUCT_OF[field.type] for field in self.fields))
         left = self.count
         with self.path.open("rb") as file:
             file.seek(self.offset)
             while left:
                 data = file.read(min(left, _WALK_RECORDS) * self.record_bytes)
-                yield from layout.iter_unpack(data)
+                yield from struct.iter_unpack(self._layout, data)
                 left -= min(left, _WALK_RECORDS)
 
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes the environment that make demo and make test run in: sh scripts/prepare.sh FOLDER
 # With "tests" as second word it adds what make test alone needs: Horovod, compiled once, in that environment;
-# torchvision and mlc-chakra, beside it; tshark, Slurm, sshd and shellcheck.
+# torchvision and mlc-chakra, beside it; tshark, Slurm, sshd, Prometheus and shellcheck.
 # System tools are installed where this is root on Debian or Ubuntu; elsewhere one line says what to install.
 set -eu
 folder=$1
@@ -19,6 +19,7 @@ case $part in
 environment) tools="ip:iproute2 tc:iproute2 iperf3:iperf3 tcpdump:tcpdump" ;;
 tests)
     tools="c++:g++ make:make tshark:tshark capinfos:wireshark-common shellcheck:shellcheck"
+    tools="$tools prometheus:prometheus promtool:prometheus"
     tools="$tools slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge sshd:openssh-server ssh:openssh-client"
     ;;
 *)

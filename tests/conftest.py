@@ -27,7 +27,7 @@ COMPUTES = re.compile(
 SHARES = re.compile(
     r"slurm/|frameworks/|horovod/test_(build|job|timeline)"
     r"|testbed/test_(agent_|benchmark_(pcap|scale)|clock|collect|counters|docs|doctor|job_bytes|lab|live|notebooks|pcap"
-    r"|ssh_(hosts|sweep)|sweep|topologies|traffic)"
+    r"|metrics|ssh_(hosts|sweep)|sweep|topologies|traffic)"
     r"|unit/\w+/test_(agent_(descriptors|failures|live|ranks|run|signals)|clock_|collect_|completion|doctor|extension"
     r"|hook_|hosts_|installed|jobs_|lab_state|live_|packaging|plug_ins|recipes|slurm_|suite"
     r"|sweep_|traffic_)"

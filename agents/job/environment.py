@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+_LOCAL_RANK = ("LOCAL_RANK", "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 _LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE")
 
 
@@ -35,6 +36,11 @@ def local_size(environment: Mapping[str, str]) -> int:
     with contextlib.suppress(ValueError, LookupError):
         return _slurm_tasks(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))[int(environment["SLURM_NODEID"])]
     return 1
+
+
+def is_first_on_node(environment: Mapping[str, str]) -> bool:
+    """Return True unless a launcher has started ranks before this one on this node."""
+    return next((environment[name] for name in _LOCAL_RANK if environment.get(name)), "0") == "0"
 
 
 def _slurm_tasks(text: str) -> list[int]:

@@ -17,8 +17,11 @@ from ringtap.collectors.processes import rank_in
 from ringtap.terminal import shell_word
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from ringtap.agents.job.agent_client import AgentClient
     from ringtap.agents.job.live import LiveView
+    from ringtap.agents.job.metrics import MetricsServer
 
 _TICK_S = 1.0
 _QUICK_TICK_S = 0.02
@@ -37,7 +40,13 @@ def run_unrecorded(command: list[str], why: str) -> int:
     signals.become(command, os.environ)
 
 
-def run_job(location: RunLocation, settings: RunSettings, command: list[str], live: bool = False) -> int:
+def run_job(
+    location: RunLocation,
+    settings: RunSettings,
+    command: list[str],
+    live: bool = False,
+    listener: socket | None = None,
+) -> int:
     """Record a job; returns its exit code, or ends by the signal that ended it.
 
     Args:
@@ -45,6 +54,7 @@ def run_job(location: RunLocation, settings: RunSettings, command: list[str], li
         settings: what to record.
         command: the job.
         live: keep the job's output in a file and give the terminal to the live view.
+        listener: the socket on which the node's metrics are served; None for none.
     """
     signals.block_signals()
     if settings.recorders:
@@ -66,7 +76,7 @@ def run_job(location: RunLocation, settings: RunSettings, command: list[str], li
     relay = signals.SignalRelay(pid)
     try:
         greeting = {"pid": pid, "command": command, "rank": rank_in(os.environ), "began_ns": began_ns}
-        _record(location, settings, relay, greeting, live)
+        _record(location, settings, relay, greeting, live, listener)
     except Exception as error:  # such as no file descriptor left to load a module; the job is not affected
         tell(f"ringtap: the recording failed ({type(error).__name__}: {error}); the job goes on")
     status = relay.wait()
@@ -75,7 +85,12 @@ def run_job(location: RunLocation, settings: RunSettings, command: list[str], li
 
 
 def _record(
-    location: RunLocation, settings: RunSettings, relay: signals.SignalRelay, greeting: dict[str, Any], live: bool
+    location: RunLocation,
+    settings: RunSettings,
+    relay: signals.SignalRelay,
+    greeting: dict[str, Any],
+    live: bool,
+    listener: socket | None,
 ) -> None:
     """Record a job that runs already, until it and the recording have ended."""
     from ringtap.agents.job.agent_client import AgentClient
@@ -83,24 +98,37 @@ def _record(
     from ringtap.agents.job.signals import GroupWatch  # imported now, so that the job does not wait for them
 
     watch = GroupWatch()
+    metrics = None
     try:
         relay.ask(watch.reached_group, watch.forget)
         client = AgentClient(location.run, location.node, settings)
         client.start(greeting | {"creator": location.created, "expected": local_size(os.environ)})
         view = LiveView(location.run.path) if live else None
-        shown = _wait_for_job(relay, client, view)
+        if listener:
+            from ringtap.agents.job.metrics import MetricsServer
+
+            metrics = MetricsServer(location.run.path, location.node, listener)
+        shown = _wait_for_job(relay, client, view, metrics)
         _finish(location, client, relay, view, shown, "profile" in settings.recorders)
     finally:
         watch.close()
+        if metrics and metrics.pid not in relay.reaped:
+            metrics.end()
 
 
-def _wait_for_job(relay: signals.SignalRelay, client: AgentClient, view: LiveView | None) -> str:
+def _wait_for_job(
+    relay: signals.SignalRelay, client: AgentClient, view: LiveView | None, metrics: MetricsServer | None
+) -> str:
     """Wait for the job's end and watch the agent; returns the agent's last failure that was shown to the user."""
     shown = ""
+    served = metrics is not None
     while relay.wait(_TICK_S if client.is_settled else _QUICK_TICK_S) is None:
         client.tick()
         if view and not view.look(relay):
             continue  # the view owns the terminal
+        if served and metrics and (not metrics.pid or metrics.pid in relay.reaped):
+            served = False
+            tell("ringtap: the metrics are not served any more; the job goes on")
         if client.why and client.why != shown:
             shown = client.why
             tell(f"ringtap: {shown}; the job goes on")

@@ -1,22 +1,23 @@
-"""``ringtap live``: live view of a run, on the whole terminal or as plain lines."""
+"""``ringtap live``: live view of a run, on the whole terminal or as plain lines, or its metrics."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 from ringtap import installation
 from ringtap.errors import UsageError
+from ringtap.metrics_address import listen, url_of
+from ringtap.options import add_metrics
 from ringtap.schema import RUN_JSON
 from ringtap.terminal import shell_word
 
 # ringtap run --live starts the view and the run together; a shared file system may show a new folder late
 _APPEARS_S = 15.0
-_NICENESS = 10
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -28,19 +29,25 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser = subparsers.add_parser(name, help=summary, description=description)
     parser.add_argument("run", type=Path, metavar="DIR", help="the run directory, which may appear a little later")
     parser.add_argument("--plain", action="store_true", help="print one line per second until the run ends")
+    add_metrics(parser)
     parser.set_defaults(handler=_live)
 
 
 def _live(options: argparse.Namespace) -> int:
-    # first, so that a missing package is reported before the wait for a run
+    # first, so that a missing package or a used port is reported before the wait for a run
+    if options.metrics and options.plain:
+        raise UsageError("--plain prints and --metrics serves: give one of them")
+    if options.metrics:
+        with listen(options.metrics, options.metrics_public) as listener:
+            return _serve_metrics(options.run, listener)
     watch = None if options.plain else _import_view()
     path = _wait_for(options.run, _APPEARS_S)
-    with contextlib.suppress(OSError):
-        os.nice(_NICENESS)  # the view may share the machine with the job
 
     from ringtap.analysis.live.build_snapshot import SnapshotSource
     from ringtap.analysis.live.plain import follow_plain, say_next
+    from ringtap.analysis.live.run_state import lower_priority
 
+    lower_priority()
     source = SnapshotSource(path)
     if watch is None:
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends the plain view
@@ -51,6 +58,22 @@ def _live(options: argparse.Namespace) -> int:
             f"this is not a terminal: ringtap live --plain {shell_word(options.run)} prints one line per second instead"
         )
     say_next(watch(source.take, path), str(options.run))
+    return 0
+
+
+def _serve_metrics(run: Path, listener: socket.socket) -> int:
+    """Serve metrics of all nodes of a run until it ends."""
+    path = _wait_for(run, _APPEARS_S)
+
+    from ringtap.analysis.live.metrics import MetricsHttpServer, RunMetrics
+    from ringtap.analysis.live.run_state import lower_priority
+
+    lower_priority()
+    metrics = RunMetrics(path)
+    print(f"Metrics at {url_of(listener)}", flush=True)
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends it
+        MetricsHttpServer(metrics, listener).serve_while(metrics.is_running)
+        print(f"The run has ended. Next: ringtap analyze {shell_word(run)}", file=sys.stderr)
     return 0
 
 

@@ -34,7 +34,7 @@ _LINK_RATE = re.compile(r"([\d.]+)\s*Gb/sec")
 # ethtool: pause frames of the link and of each priority; packets with a congestion mark
 _PAUSES = re.compile(r"[rt]x_(?:prio\d+_)?pause(?:_ctrl_phy|_frames)?")
 _ECN_MARKS = ("rx_ecn_mark",)
-_PORT_DROPS = ("port_xmit_discards", "hw.out_of_buffer")
+PORT_DROPS = ("port_xmit_discards", "hw.out_of_buffer")
 _PORT_ERRORS = ("symbol_error", "port_rcv_errors", "link_error_recovery", "link_downed", "hw.packet_seq_err")
 _PORT_PAUSES = ("hw.rp_cnp_handled", "hw.np_cnp_sent")
 _PORT_MARKS = ("hw.np_ecn_marked_roce_packets",)
@@ -49,16 +49,22 @@ _THROUGHPUTS = 300
 _LOSSES = ("lost", "lost_records", "lost_answers", "dropped", "dropped_by_kernel", "dropped_by_interface")
 
 
-def nics_of(node: NodeLog) -> Iterator[Nic]:
-    """Yield the node's network interfaces, loopback last."""
+def nic_logs(node: NodeLog) -> dict[str, RecentWideLog]:
+    """Return the log of each of the node's network interfaces, loopback last."""
     by_nic: dict[str, RecentWideLog] = {}
     files = sorted((file for (name, _), file in node.wide.items() if name == "nic"), key=lambda file: file.mono_ns)
     newest = files[-1].mono_ns if files else 0
     for file in files:
         if file.mono_ns >= newest - _STALE_NS:
             by_nic |= {name.removesuffix(".tx_bytes"): file for name in file.layout.names if name.endswith(".tx_bytes")}
-    for name in sorted(by_nic, key=lambda name: (name == "lo", name)):
-        yield _nic(node, name, by_nic[name])
+    return {name: by_nic[name] for name in sorted(by_nic, key=lambda name: (name == "lo", name))}
+
+
+def _nics(node: NodeLog) -> Iterator[Nic]:
+    for name, file in nic_logs(node).items():
+        yield _nic(node, name, file)
+    for name, port in port_logs(node).items():
+        yield _port(node, name, port)
 
 
 def _nic(node: NodeLog, name: str, file: RecentWideLog) -> Nic:
@@ -89,35 +95,42 @@ def _nic(node: NodeLog, name: str, file: RecentWideLog) -> Nic:
     )
 
 
-def ports_of(node: NodeLog) -> Iterator[Nic]:
-    """Yield the ports of the node's RDMA devices."""
-    for (collector, stem), file in sorted(node.wide.items()):
-        if collector != "infiniband":
-            continue
-        yield Nic(
-            node.name,
-            f"{file.about.get('device', stem)}:{file.about.get('port', '')}".rstrip(":"),
-            "rdma",
-            _bits(file, "port_xmit_data"),
-            _bits(file, "port_rcv_data"),
-            file.rate("port_xmit_packets"),
-            file.rate("port_rcv_packets"),
-            _sum(file.rate(name) for name in _PORT_DROPS),
-            _sum(file.total(name) for name in _PORT_DROPS),
-            _sum(file.total(name) for name in _PORT_ERRORS),
-            _speed_bps(file),
-            _sum(file.rate(name) for name in _PORT_PAUSES),
-            _sum(file.rate(name) for name in _PORT_MARKS),
-        )
+def port_logs(node: NodeLog) -> dict[str, RecentWideLog]:
+    """Return the log of each port of the node's RDMA devices."""
+    logs = {stem: file for (collector, stem), file in sorted(node.wide.items()) if collector == "infiniband"}
+    return {
+        f"{log.about.get('device', stem)}:{log.about.get('port', '')}".rstrip(":"): log for stem, log in logs.items()
+    }
+
+
+def _port(node: NodeLog, name: str, file: RecentWideLog) -> Nic:
+    return Nic(
+        node.name,
+        name,
+        "rdma",
+        _bits(file, "port_xmit_data"),
+        _bits(file, "port_rcv_data"),
+        file.rate("port_xmit_packets"),
+        file.rate("port_rcv_packets"),
+        _sum(file.rate(name) for name in PORT_DROPS),
+        _sum(file.total(name) for name in PORT_DROPS),
+        _sum(file.total(name) for name in _PORT_ERRORS),
+        _speed_bps(file),
+        _sum(file.rate(name) for name in _PORT_PAUSES),
+        _sum(file.rate(name) for name in _PORT_MARKS),
+    )
+
+
+def octets_per_count(file: RecentWideLog, name: str) -> int:
+    """Return the octets per count of a data counter, which its unit names."""
+    octets = _OCTETS.match(file.layout.units.get(name, ""))
+    return int(octets[1]) if octets else 1
 
 
 def _bits(file: RecentWideLog, name: str) -> float | None:
-    """Return a data counter's rate in bit/s; its unit holds the number of octets per count."""
+    """Return a data counter's rate in bit/s."""
     rate = file.rate(name)
-    if rate is None:
-        return None
-    octets = _OCTETS.match(file.layout.units.get(name, ""))
-    return rate * 8 * (int(octets[1]) if octets else 1)
+    return None if rate is None else rate * 8 * octets_per_count(file, name)
 
 
 def _speed_bps(file: RecentWideLog) -> float | None:
@@ -185,7 +198,7 @@ class SnapshotSource:
         sockets = {node.name: node.keyed["sockets", "sockets"] for node in nodes}
         known = [len(series.latest) for series in sockets.values() if series.layout is not None]
         iterations = join(follower.ranks)
-        nics = tuple(row for node in nodes for row in (*nics_of(node), *ports_of(node)))
+        nics = tuple(row for node in nodes for row in _nics(node))
         self._note_throughput(nics, live_ns)
         return Snapshot(
             now_ns,
@@ -270,7 +283,7 @@ def _ranks(files: list[RankSteps], iterations: IterationStats, now_ns: int | Non
     ended = {rank: next((end[1] for end in file.ends if end[0] == last), 0) for rank, file in newest.items()}
     first_ns = min([end for end in ended.values() if end], default=0)
     for rank in sorted(newest):
-        file, times = newest[rank], newest[rank].compute
+        file = newest[rank]
         yield Rank(
             file.node,
             rank,
@@ -279,7 +292,7 @@ def _ranks(files: list[RankSteps], iterations: IterationStats, now_ns: int | Non
             _age_s(now_ns, file.last_end_ns),
             file.last_step_s,
             (ended[rank] - first_ns) / 1e9 if ended[rank] else None,
-            *(times.get(name) for name in ("forward_ns", "backward_ns", "comm_ns", "overlap_ns")),
+            *(file.ddp.last.get(name) for name in ("forward_s", "backward_s", "comm_s", "overlap_s")),
         )
 
 

@@ -6,14 +6,15 @@ taken from the receiver's socket, without the sender's round trip, window and re
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ringtap.analysis.live.recent_counters import Keyed
+from ringtap.analysis.live.recent_counters import Keyed, Layout
 from ringtap.analysis.runs.tail import Record
 from ringtap.schema import CROSS_PORTS
 
@@ -22,6 +23,10 @@ Traffic = Literal["training", "cross", "other"]
 _IPV6 = 10
 _CROSS_COMMAND = re.compile(r"\biperf3?\b|\btraffic\b.*\b(send|serve)\b")
 _MAX_OWNERS = 50_000
+_MAX_SOCKETS = 10_000
+_FIRST_SAMPLE_NS = 5_000_000_000  # an agent takes it within this time from its start
+_COUNTERS = ("bytes_acked", "bytes_received", "total_retrans")
+_CROSS_PORTS = frozenset(port.to_bytes(2, "big") for port in CROSS_PORTS)
 
 End = tuple[str, int]
 
@@ -125,6 +130,86 @@ class _Socket:
     remote: End
     inode: int
     owner: Traffic | None
+
+
+@dataclass
+class SocketCounts:
+    """Payload and retransmitted segments of sockets of one kind of traffic."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    retransmissions: int = 0
+
+    def add(self, counts: Sequence[int]) -> None:
+        """Add the growth of a socket's counters, in the order of `_COUNTERS`."""
+        self.sent_bytes += counts[0]
+        self.received_bytes += counts[1]
+        self.retransmissions += counts[2]
+
+
+class SocketTotals:
+    """Totals over a node's sockets, those that are gone included, by kind of traffic.
+
+    The kind is that of the socket's owner on this node, else that of its ports. A socket that opened during the
+    recording counts from its first byte, another from its first record.
+
+    Args:
+        owners: owners of the sockets.
+
+    Attributes:
+        began_ns: start of the recording, CLOCK_REALTIME; None if not known.
+    """
+
+    def __init__(self, owners: Owners) -> None:
+        self._owners = owners
+        self.began_ns: int | None = None
+        self._begin_ns: int | None = None
+        self._first: dict[int, tuple[int, ...]] = {}
+        self._latest: dict[int, tuple[tuple[int, ...], int, bool]] = {}
+        self._gone: dict[Traffic, SocketCounts] = {}
+
+    def feed(self, layout: Layout, batch: Sequence[Record], is_begun: bool) -> None:
+        """Add records.
+
+        Args:
+            layout: columns of the records.
+            batch: the records.
+            is_begun: True if earlier records of the log were not read.
+        """
+        at = layout.index
+        mono, cookie, state, inode, sport, dport = (
+            at[name] for name in ("mono_ns", "cookie", "state", "inode", "sport", "dport")
+        )
+        sent, received, again = (at[name] for name in _COUNTERS)
+        if self._begin_ns is None and not is_begun:
+            # a log that starts late had no sockets at first
+            is_late = self.began_ns and batch[0][at["t_ns"]] - self.began_ns > _FIRST_SAMPLE_NS
+            self._begin_ns = -1 if is_late else batch[0][mono]
+        for record in batch:
+            key, counts = record[cookie], (record[sent], record[received], record[again])
+            if key not in self._first:
+                if len(self._first) >= _MAX_SOCKETS:
+                    continue
+                is_new = self._begin_ns is not None and record[mono] > self._begin_ns
+                self._first[key] = (0, 0, 0) if is_new else counts
+            is_cross = not _CROSS_PORTS.isdisjoint((record[sport], record[dport]))
+            self._latest[key] = (counts, record[inode], is_cross)
+            if record[state] == 0:
+                self._count(key, self._gone)
+                del self._first[key], self._latest[key]
+
+    def _count(self, key: int, totals: dict[Traffic, SocketCounts]) -> None:
+        counts, inode, is_cross = self._latest[key]
+        traffic = self._owners.traffic(inode) or ("cross" if is_cross else "other")
+        grown = [max(0, after - before) for before, after in zip(self._first[key], counts, strict=True)]
+        totals.setdefault(traffic, SocketCounts()).add(grown)
+
+    def by_traffic(self) -> dict[Traffic, SocketCounts]:
+        """Return the totals of each kind of traffic that was seen."""
+        totals = {traffic: dataclasses.replace(counts) for traffic, counts in self._gone.items()}
+        for key in self._latest:
+            self._count(key, totals)
+        return totals
 
 
 def flows(sockets: Mapping[str, Keyed], owners: Mapping[str, Owners]) -> list[Flow]:

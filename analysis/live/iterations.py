@@ -22,6 +22,8 @@ _KEPT_IN_ALL = 60_000
 _MIN_KEPT = 120
 _MARK = 2
 _SKIPPED = 1
+_DDP_MOMENTS = ("forward_start_ns", "backward_start_ns", "backward_end_ns", "comm_start_ns", "comm_end_ns")
+_DDP_TIMES = ("forward_ns", "backward_ns", "comm_ns", "overlap_ns")
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,12 @@ class RankSteps:
         pid: its process.
         file: the record file's header.
         to_reference: converts CLOCK_REALTIME and CLOCK_MONOTONIC of its node to the reference node's clock.
+
+    Attributes:
+        steps_s: times between its last steps.
+        timed_steps: number of times between steps that were read, kept or not.
+        timed_s: their sum.
+        ddp: DDP's times of its iterations.
     """
 
     def __init__(
@@ -95,13 +103,21 @@ class RankSteps:
         self.last_end_ns = 0
         self._last_mono_ns = 0
         self.last_step_s: float | None = None
+        self.steps_s: deque[float] = deque(maxlen=MAX_KEPT)
+        self.timed_steps, self.timed_s = 0, 0.0
         self.generation = 0
         self.counts = True
-        self.compute: dict[str, float | None] = {}
+        self.ddp = DdpTimes()
         self._has_marks = False
         self._optimizer: int | None = None
         self._to_reference = to_reference
         self.layout = Layout(file)
+
+    def _forget(self) -> None:
+        """Forget steps that turn out not to count."""
+        self.ends.clear()
+        self.steps_s.clear()
+        self.timed_steps, self.timed_s = 0, 0.0
 
     def feed(self, batch: Iterable[Record]) -> None:
         """Add step records."""
@@ -113,25 +129,63 @@ class RankSteps:
             kind = record[kind_column] if kind_column is not None else 0
             if kind == _MARK and not self._has_marks:
                 self._has_marks = True
-                self.ends.clear()
+                self._forget()
             if self._has_marks != (kind == _MARK):
                 continue
             if not self._has_marks:
                 if self._optimizer is None or record[optimizer] < self._optimizer:
                     self._optimizer = record[optimizer]  # numbered in the order of their first steps
-                    self.ends.clear()
+                    self._forget()
                 if record[optimizer] != self._optimizer:
                     continue
             if self.ends:
                 self.last_step_s = (record[mono] - self._last_mono_ns) / 1e9
+                self.steps_s.append(self.last_step_s)
+                self.timed_steps += 1
+                self.timed_s += self.last_step_s
             self.last_end_ns, self._last_mono_ns = record[end], record[mono]
             self.ends.append((record[step], self._to_reference(record[end], record[mono]), kind == _SKIPPED))
 
 
-def ddp_times(layout: Layout, record: Record) -> dict[str, float | None]:
-    """Return DDP's own times of an iteration, in seconds; None for times that DDP does not know and writes as 0."""
-    names = ("forward_ns", "backward_ns", "comm_ns", "overlap_ns")
-    return {name: record[layout.index[name]] / 1e9 or None for name in names if name in layout.index}
+class DdpTimes:
+    """DDP's own times of the iterations of one process.
+
+    Attributes:
+        last: ``forward_s``, ``backward_s``, ``comm_s`` and ``overlap_s`` of the last iteration; None for times that DDP
+            does not know and writes as 0.
+        communication_s: sum over the iterations that were read; None before the first.
+        exposed_s: the same of communication after the last gradient was ready.
+    """
+
+    def __init__(self) -> None:
+        self.last: dict[str, float | None] = {}
+        self.communication_s: float | None = None
+        self.exposed_s: float | None = None
+        self._sample: tuple[int, ...] = ()
+
+    def feed(self, layout: Layout, batch: Iterable[Record]) -> None:
+        """Add records.
+
+        Where DDP samples rarely, its log repeats the last sample. `ringtap.analysis.job.iterations` has the same rule
+        for whole columns; a test compares the two.
+        """
+        columns = [layout.index[name] for name in ("module", *_DDP_MOMENTS, *_DDP_TIMES)]
+        for record in batch:
+            sample = tuple(record[number] for number in columns)
+            if sample[: 1 + len(_DDP_MOMENTS)] == self._sample[: 1 + len(_DDP_MOMENTS)]:
+                continue
+            self._sample = sample
+            _, _, backward_start, backward_end, comm_start, comm_end, _, _, comm, overlap = sample
+            communication = exposed = 0
+            if 0 < comm_start <= comm_end and comm_start >= backward_start:  # else those of an earlier pass
+                communication = comm
+                exposed = comm_end - max(backward_end, comm_start) if backward_end else comm - overlap
+            self.communication_s = (self.communication_s or 0.0) + communication / 1e9
+            self.exposed_s = (self.exposed_s or 0.0) + max(0, exposed) / 1e9
+        self.last = {
+            f"{name.removesuffix('_ns')}_s": time / 1e9 or None
+            for name, time in zip(_DDP_TIMES, self._sample[-len(_DDP_TIMES) :], strict=False)
+        }
 
 
 def number_generations(files: list[RankSteps], first_ns: dict[int, int]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -158,7 +157,7 @@ class Keyed:
         self.about = file.about
         self._key = [layout.index[name] for name in self._key_names]
         self._mono, self._t = layout.index["mono_ns"], layout.index["t_ns"]
-        for record in dataclasses.replace(file, count=min(file.count, _BASE_RECORDS)).tail():
+        for record in file.tail(0, min(file.count, _BASE_RECORDS)):
             self._base.setdefault(self._key_of(record), record)
 
     def _key_of(self, record: Record) -> Key:

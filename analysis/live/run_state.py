@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ringtap.analysis.live.flows import Owners
-from ringtap.analysis.live.iterations import MAX_KEPT, STEP_FILE, RankSteps, ddp_times, number_generations
+from ringtap.analysis.live.flows import Owners, SocketTotals
+from ringtap.analysis.live.iterations import MAX_KEPT, STEP_FILE, DdpTimes, RankSteps, number_generations
 from ringtap.analysis.live.recent_counters import Keyed, Layout, RecentWideLog
 from ringtap.analysis.runs.clock import NodeClock, read_clock
 from ringtap.analysis.runs.tail import Document, LinesTail, Record, RecordTail, TextTail, since
@@ -20,6 +21,7 @@ from ringtap.rundir import process_age_ns
 from ringtap.schema import (
     CLOCK,
     CLOCK_JSON,
+    HOST_REC,
     MARK,
     MARKS_JSONL,
     NODE,
@@ -34,16 +36,30 @@ from ringtap.schema import (
     RUN_JSON,
 )
 
-_WIDE = ("nic", "infiniband", "ethtool", "gpu", "packets")
+_METERED = ("nic", "infiniband", HOST_REC, "sockets", "steps")
+# metrics are cheap because, once a rank has stepped, new files and documents are looked for less often than records
+_LOOK_S = 15.0
+_SHOWN = (*_METERED, "host", "ethtool", "gpu", "packets", "qdisc")
 _MAX_MARKS = 100
+_NICENESS = 10
 # Reading of a log starts this long before its last record: a queue or an idle socket may not have changed for long, and
 # steps are shown as a history
 _BACK_S = {"qdisc": 60.0, "sockets": 10.0, "steps": 600.0}
 _USUAL_BACK_S = 2.5
 
 
+def lower_priority() -> None:
+    """Lower the priority of this process, which may share the machine with the job."""
+    with suppress(OSError):
+        os.nice(_NICENESS)
+
+
 class NodeLog:
     """Logs of one node, as far as they have been read.
+
+    Args:
+        path: folder of the node.
+        is_metered: read only what metrics need, and add up the sockets.
 
     Attributes:
         name: the node.
@@ -55,9 +71,10 @@ class NodeLog:
         begin_ns: start of each rank's process, by the id() of its step records; its first step if not known.
         mono_ns: the node's newest CLOCK_MONOTONIC in any log.
         bytes: size of its logs by collector.
+        totals: totals over its sockets; None unless metered.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, is_metered: bool = False) -> None:
         self.name, self.path = path.name, path
         self.wide: dict[tuple[str, str], RecentWideLog] = {}
         self.keyed = {
@@ -66,6 +83,7 @@ class NodeLog:
             ("host", "processes"): Keyed(("pid",)),
         }
         self.owners = Owners()
+        self.totals = SocketTotals(self.owners) if is_metered else None
         self.ranks: dict[Path, RankSteps] = {}
         self.begin_ns: dict[int, int] = {}
         self.mono_ns = 0
@@ -80,10 +98,11 @@ class NodeLog:
             (LinesTail(path / OWNERS_JSONL, OWNER), self.owners.add_owner),
             (LinesTail(path / PROCESSES_JSONL, PROCESS), self.owners.add_process),
         ]
+        self._look_s = 0.0
         self._tails: dict[Path, RecordTail] = {}
         self._opened: dict[Path, RecordFile] = {}
-        self._ddp: dict[Path, Layout] = {}
-        self._compute: dict[Path, dict[str, float | None]] = {}
+        self._ddp_layouts: dict[Path, Layout] = {}
+        self._ddp: dict[Path, DdpTimes] = {}  # by the path of the step log
 
     @property
     def done(self) -> bool:
@@ -105,14 +124,11 @@ class NodeLog:
 
     def poll(self) -> None:
         """Read what was added since the last poll."""
-        self.node.poll()
-        self.packets.poll()
-        if self.clock.poll():
-            with suppress(OSError, ShapeError):  # replaced once more: the next poll reads it
-                self._node_clock = read_clock(self.clock.path)
-        jobs = self.node.item.get("jobs") or []
-        self.owners.jobs = frozenset(job["pid"] for job in jobs if "pid" in job)
-        self._discover()
+        now_s = time.monotonic()
+        if now_s >= self._look_s:
+            self._look_s = now_s + (_LOOK_S if self.totals and self.ranks else 0)
+            self._poll_documents()
+            self._discover()
         for lines, take in self._lines:
             for item in lines.poll():
                 take(item)
@@ -124,11 +140,23 @@ class NodeLog:
                 self._feed(path, batch)
             if tail.failure:
                 self.failures[path.parent.name] = tail.failure
-        self.output.poll()
         for file in self._series():
             self.mono_ns = max(self.mono_ns, file.mono_ns)
         for series in self.keyed.values():
             series.commit(self.mono_ns)
+
+    def _poll_documents(self) -> None:
+        self.node.poll()
+        if self.totals:
+            self.totals.began_ns = (self.node.item.get("agent") or {}).get("began_ns")
+        else:
+            self.packets.poll()
+            self.output.poll()
+        if self.clock.poll():
+            with suppress(OSError, ShapeError):  # replaced once more: the next poll reads it
+                self._node_clock = read_clock(self.clock.path)
+        jobs = self.node.item.get("jobs") or []
+        self.owners.jobs = frozenset(job["pid"] for job in jobs if "pid" in job)
 
     def _discover(self) -> None:
         """Find new record files, and sum up the bytes that each collector has written."""
@@ -141,7 +169,11 @@ class NodeLog:
                     except OSError:
                         continue
                     path = folder / entry.name
-                    if path.suffix == ".rec" and path not in self._tails and _wanted(path):
+                    if (
+                        path.suffix == ".rec"
+                        and path not in self._tails
+                        and _is_in(path, _METERED if self.totals else _SHOWN)
+                    ):
                         self._tails[path] = RecordTail(path, _begin(path))
         self.bytes = sizes
 
@@ -151,10 +183,10 @@ class NodeLog:
         key = (path.parent.name, path.stem)
         name = STEP_FILE.fullmatch(path.name) if key[0] == "steps" else None
         if name and name[3]:
-            self._ddp[path] = Layout(file)
+            self._ddp_layouts[path] = Layout(file)
         elif name:
             steps = RankSteps(self.name, int(name[1]), int(name[2]), file, self.to_reference)
-            steps.compute = self._compute.setdefault(path, steps.compute)
+            steps.ddp = self._ddp.setdefault(path, steps.ddp)
             self.ranks[path] = steps
             first = tail.first or ()
             if steps.world_size > 1:
@@ -174,12 +206,15 @@ class NodeLog:
         key = (path.parent.name, path.stem)
         if path in self.ranks:
             self.ranks[path].feed(batch)
-        elif path in self._ddp:
+        elif path in self._ddp_layouts:
             # DDP's first record may precede the first step of the process
-            compute = self._compute.setdefault(path.with_name(path.name.replace(".ddp.rec", ".rec")), {})
-            compute.update(ddp_times(self._ddp[path], batch[-1]))
+            times = self._ddp.setdefault(path.with_name(path.name.replace(".ddp.rec", ".rec")), DdpTimes())
+            times.feed(self._ddp_layouts[path], batch)
         elif (series := self._keyed(path)) is not None:
-            series.feed(batch)
+            if self.totals and series.layout:
+                self.totals.feed(series.layout, batch, self._tails[path].skipped > 0)
+            else:
+                series.feed(batch)
         else:
             self.wide[key].feed(batch)
 
@@ -195,7 +230,7 @@ def _folders(node: Path) -> list[Path]:
 def _begin(path: Path) -> Callable[[RecordFile], int]:
     """Return the function that chooses the first record to read in a file that already has records."""
     if path.name.endswith(".ddp.rec"):
-        return lambda file: max(0, file.count - 1)
+        return lambda file: max(0, file.count - MAX_KEPT)
     column = "end_ns" if path.parent.name == "steps" else "mono_ns"
     return since(_BACK_S.get(path.parent.name, _USUAL_BACK_S), column, MAX_KEPT * 20)
 
@@ -206,12 +241,12 @@ def _begin_of(file: RecordFile, layout: Layout, first: Record) -> int:
     return min(start_ns, end_ns - process_age_ns(file))
 
 
-def _wanted(path: Path) -> bool:
-    """Return True if the view shows data of this record file."""
+def _is_in(path: Path, wanted: Sequence[str]) -> bool:
+    """Return True if a record file holds data of the wanted collectors."""
     folder = path.parent.name
-    if folder == "steps":
-        return STEP_FILE.fullmatch(path.name) is not None
-    return folder in _WIDE or folder in ("host", "sockets", "qdisc")
+    return (folder in wanted or f"{folder}/{path.name}" in wanted) and (
+        folder != "steps" or STEP_FILE.fullmatch(path.name) is not None
+    )
 
 
 class RunFollower:
@@ -219,6 +254,8 @@ class RunFollower:
 
     Args:
         path: the run directory.
+        node: the only node to read; all if empty.
+        is_metered: read only what metrics need, and add up the sockets.
 
     Attributes:
         info: run.json's last readable state.
@@ -226,8 +263,8 @@ class RunFollower:
         marks: the last marks that viewers have made.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, node: str = "", is_metered: bool = False) -> None:
+        self.path, self._node, self._is_metered = path, node, is_metered
         self.nodes: dict[str, NodeLog] = {}
         self.marks: deque[dict[str, Any]] = deque(maxlen=_MAX_MARKS)
         self._run = Document(path / RUN_JSON, RUN)
@@ -243,9 +280,10 @@ class RunFollower:
         """Read what was added since the last poll."""
         self._run.poll()
         self.marks.extend(self._marks.poll())
-        for folder in _folders(self.path / "nodes"):
+        nodes = self.path / "nodes"
+        for folder in [nodes / self._node] if self._node else _folders(nodes):
             if folder.name not in self.nodes:
-                self.nodes[folder.name] = NodeLog(folder)
+                self.nodes[folder.name] = NodeLog(folder, self._is_metered)
         for node in self.nodes.values():
             node.poll()
         ranks = self.ranks

@@ -6,7 +6,6 @@ systems show another node's writes only in a freshly opened file.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -56,6 +55,7 @@ class RecordTail:
     Attributes:
         file: header and layout; None until the header and the first record are complete.
         first: the file's first record, once there is one.
+        skipped: number of records before the first that was read.
         failure: reason that the file cannot be read, one sentence; empty while it can.
     """
 
@@ -63,6 +63,7 @@ class RecordTail:
         self.path = path
         self.file: RecordFile | None = None
         self.first: Record | None = None
+        self.skipped = 0
         self.failure = ""
         self._begin = begin
         self._state = _FileState(path)
@@ -80,7 +81,7 @@ class RecordTail:
         while self._next < count:
             end = min(count, self._next + batch)
             try:
-                records = dataclasses.replace(self.file, count=end).tail(self._next)
+                records = self.file.tail(self._next, end)
             except OSError:
                 return
             if not records:
@@ -101,8 +102,8 @@ class RecordTail:
             if self.file.count < 1:
                 self.file = None  # `begin` needs a file with records
                 return False
-            self.first = dataclasses.replace(self.file, count=1).tail()[0]
-            self._next = self._begin(self.file) if self._begin else 0
+            self.first = self.file.tail(0, 1)[0]
+            self._next = self.skipped = self._begin(self.file) if self._begin else 0
         except UsageError as error:
             self.failure = str(error)
         except OSError:
@@ -117,7 +118,7 @@ def since(seconds: float, column: str, most: int) -> Callable[[RecordFile], int]
         position = [field.name for field in file.fields].index(column)
 
         def at(number: int) -> int:
-            return int(dataclasses.replace(file, count=number + 1).tail(number)[0][position])
+            return int(file.tail(number, number + 1)[0][position])
 
         low, high = max(0, file.count - most), file.count - 1
         wanted_ns = at(high) - round(seconds * 1e9)

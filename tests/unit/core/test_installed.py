@@ -27,6 +27,7 @@ NEED_REPORT = {
     "structure": ["structure", "examples/ring.pcap.gz"],
     "analyze": ["analyze", "{run}"],
     "report": ["report", "{run}"],
+    "export": ["export", "{run}", "--to", "parquet", "-o", "tables"],
     "fit": ["fit", "examples/points.csv"],
     "predict": ["predict", "--fit", "fit.json", "--load", "1gbit"],
     "traffic verify": ["traffic", "verify", "web.plan", "--sent", "sent.rec"],

@@ -1,0 +1,199 @@
+"""Tables of a run as Parquet files, CSV files and a DuckDB database, written in batches.
+
+Arrow carries each table: integers stay integers, times are nanoseconds as 64-bit integers, and unknown values are null.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyarrow import csv, parquet
+
+from ringtap.analysis.job.collector_tables import SampleLog, log_names, logs_of, sample_attrs
+from ringtap.analysis.job.run import Job
+from ringtap.analysis.runs.sockets import address_text
+from ringtap.analysis.sweeps.sweep import Sweep
+from ringtap.errors import UsageError
+
+JOB_TABLES = (
+    "iterations",
+    "rank_iterations",
+    "ranks",
+    "flows",
+    "socket_iterations",
+    "byte_accounts",
+    "node_iterations",
+    "epochs",
+    "collectors",
+)
+SWEEP_TABLES = ("points", "iterations")
+# before the name of a log, in the name of its table: samples_host, samples_gpu_gpu0
+SAMPLES = "samples_"
+_BATCH_ROWS = 1 << 16
+
+
+@dataclass(frozen=True)
+class ExportTable:
+    """A table of a run, whose rows are read while they are written.
+
+    Attributes:
+        name: name of the table.
+        schema: columns and their types; its metadata give pandas back its own types and ``attrs``.
+        attrs: units and meaning of the columns, as in Python.
+        parts: its rows, part by part.
+    """
+
+    name: str
+    schema: pa.Schema
+    attrs: dict[str, dict[str, str]]
+    parts: Iterator[pd.DataFrame]
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows."""
+        for part in self.parts:
+            for begin in range(0, len(part), _BATCH_ROWS):
+                rows = part.iloc[begin : begin + _BATCH_ROWS].reindex(columns=self.schema.names)
+                table = pa.Table.from_pandas(rows, schema=self.schema, preserve_index=False)
+                yield from table.combine_chunks().to_batches()
+
+
+@dataclass(frozen=True)
+class ExportedTable:
+    """A table that was written: its name, its number of rows, and its file or database."""
+
+    name: str
+    rows: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class Export:
+    """Result of an export.
+
+    Attributes:
+        tables: the tables that were written.
+        left_out: name of each table that the run does not have -> the reason.
+    """
+
+    tables: list[ExportedTable] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def write_parquet(run: Job | Sweep, folder: Path) -> Export:
+    """Write each table of a run as a Parquet file of a folder."""
+
+    def write(table: ExportTable, path: Path) -> int:
+        with parquet.ParquetWriter(path, table.schema) as writer:
+            return _write(table, writer.write_batch)
+
+    return _write_files(run, folder, ".parquet", write)
+
+
+def write_csv(run: Job | Sweep, folder: Path) -> Export:
+    """Write each table of a run as a CSV file of a folder; unknown values are empty cells."""
+
+    def write(table: ExportTable, path: Path) -> int:
+        with csv.CSVWriter(path, table.schema) as writer:
+            return _write(table, writer.write_batch)
+
+    return _write_files(run, folder, ".csv", write)
+
+
+def _write(table: ExportTable, write: Callable[[pa.RecordBatch], None]) -> int:
+    rows = 0
+    for batch in table.batches():
+        write(batch)
+        rows += batch.num_rows
+    return rows
+
+
+def _write_files(run: Job | Sweep, folder: Path, suffix: str, write: Callable[[ExportTable, Path], int]) -> Export:
+    folder.mkdir(parents=True, exist_ok=True)
+    written = Export()
+    for table in _tables(run, written.left_out):
+        path = folder / f"{table.name}{suffix}"
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        rows = write(table, temporary)
+        temporary.replace(path)
+        written.tables.append(ExportedTable(table.name, rows, path))
+    return written
+
+
+def _tables(run: Job | Sweep, left_out: dict[str, str]) -> Iterator[ExportTable]:
+    """Yield the tables of a run; add the names of those that it does not have to ``left_out``, with the reasons."""
+    readers: dict[str, Callable[[str], ExportTable | None]] = {}
+    readers |= {name: partial(_whole, run) for name in (JOB_TABLES if isinstance(run, Job) else SWEEP_TABLES)}
+    if isinstance(run, Job):
+        readers |= {_samples_name(log): partial(_sampled, run, log) for log in _logs(run)}
+    for name, read in readers.items():
+        try:
+            table = read(name)
+        except UsageError as error:
+            left_out[name] = str(error)
+            continue
+        if table is None:
+            left_out[name] = "it has no rows"
+        else:
+            yield table
+
+
+def _logs(job: Job) -> list[str]:
+    """Return the names of the logs of samples, and of the collectors that should have written one."""
+    names = log_names(job.nodes)
+    have = {name.partition("/")[0] for name in names} | {"steps", "clock", "packets"}
+    return names + sorted({name for node in job.nodes.values() for name in node.collectors} - have)
+
+
+def _samples_name(log: str) -> str:
+    return SAMPLES + log.replace("/", "_")
+
+
+def _whole(run: Job | Sweep, name: str) -> ExportTable | None:
+    """Return a table of Python's; None if it is empty."""
+    frame = getattr(run, name)
+    if not len(frame):
+        return None
+    return _table(name, [pa.Schema.from_pandas(frame, preserve_index=False)], frame.attrs, iter([frame]))
+
+
+def _sampled(job: Job, log: str, name: str) -> ExportTable | None:
+    """Return the samples of a log, with addresses as text and ports as numbers; None if it is empty."""
+    logs = logs_of(job.nodes, log)
+    schemas = [pa.Schema.from_pandas(_readable(one, slice(0)), preserve_index=False).remove_metadata() for one in logs]
+    parts = (
+        _readable(one, slice(begin, begin + _BATCH_ROWS)) for one in logs for begin in range(0, len(one), _BATCH_ROWS)
+    )
+    return _table(name, schemas, sample_attrs(logs), parts)
+
+
+def _table(
+    name: str, schemas: Sequence[pa.Schema], attrs: dict[str, dict[str, str]], parts: Iterator[pd.DataFrame]
+) -> ExportTable:
+    """Return a table whose columns are those of all schemas."""
+    # a column of objects without a value is one of texts
+    fields = [[one.with_type(pa.string()) if pa.types.is_null(one.type) else one for one in each] for each in schemas]
+    schema = pa.unify_schemas([pa.schema(each) for each in fields])
+    metadata = {**(schemas[0].metadata or {}), b"PANDAS_ATTRS": json.dumps(attrs).encode()}
+    return ExportTable(name, schema.with_metadata(metadata), attrs, parts)
+
+
+def _readable(log: SampleLog, rows: slice) -> pd.DataFrame:
+    """Return samples of a log with raw bytes as numbers (ports) and as text (addresses)."""
+    table = log.table(rows)
+    for item in log.file.fields:
+        if item.type == "V2":
+            table[item.name] = np.array([int.from_bytes(raw, "big") for raw in table[item.name]], np.uint16)
+        elif item.type == "V16" and "family" in table:
+            texts = [address_text(family, raw) for family, raw in zip(table["family"], table[item.name], strict=True)]
+            table[item.name] = pd.Series(texts, dtype=object)
+        elif item.type.startswith("V"):
+            table[item.name] = pd.Series([raw.hex() for raw in table[item.name]], dtype=object)
+    return table

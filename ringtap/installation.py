@@ -25,6 +25,8 @@ EXTRAS = {
     **dict.fromkeys(("psutil", "pyroute2", "tomli"), ""),
     **dict.fromkeys(("dpkt", "scapy"), "packets"),
     **dict.fromkeys(("torchvision", "transformers"), "models"),
+    **dict.fromkeys(("crc32c", "tensorboardX"), "tensorboard"),
+    "duckdb": "duckdb",
     "pynvml": "gpu",
     "shtab": "completion",
 }

@@ -1,19 +1,26 @@
-"""``ringtap export``: tables of a run, for other programs."""
+"""``ringtap export``: the tables of a run, for other programs."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import UsageError, error_message
 from ringtap.options import add_force, add_json
 from ringtap.terminal import shown_log, text_table
 from ringtap.units import format_size
 
-_FORMATS = ("parquet", "csv")
+if TYPE_CHECKING:
+    from ringtap.analysis.export.tables import Export
+    from ringtap.analysis.job.run import Job
+    from ringtap.analysis.sweeps.sweep import Sweep
+
+# format -> True if it is one file, False if it is a folder of files
+_FORMATS = {"parquet": False, "csv": False, "duckdb": True, "tensorboard": False}
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -22,7 +29,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="run directory of a job, of a sweep or of its series")
     parser.add_argument("--to", required=True, choices=_FORMATS, help="format of the output")
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="PATH", help="folder of the tables to write"
+        "-o", "--output", type=Path, required=True, metavar="PATH", help="folder to write; for duckdb a file"
     )
     add_force(parser)
     add_json(parser)
@@ -31,34 +38,47 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 @shown_log()
 def _export(options: argparse.Namespace) -> int:
-    from ringtap.analysis.export import tables
+    from ringtap.analysis.pcap.tables import check_new
     from ringtap.analysis.sweeps.sweep import open_run
 
     run, output = open_run(options.run), options.output
-    _check_folder(output, options.force)
-    write = {"parquet": tables.write_parquet, "csv": tables.write_csv}[options.to]
+    if _FORMATS[options.to]:
+        check_new(output, options.force)
+    else:
+        _check_folder(output, options.force)
     try:
-        written = write(run, output)
+        export = _writer(options.to)(run, output)
     except OSError as error:
         raise UsageError(f"{output} cannot be written: {error_message(error)}") from error
-    for name, reason in written.left_out.items():
+    for name, reason in export.left_out.items():
         print(f"ringtap: no {name}: {reason}", file=sys.stderr)
-    sizes = [table.path.stat().st_size for table in written.tables]
     if options.json:
-        items = [
-            {"table": table.name, "rows": table.rows, "bytes": size, "path": str(table.path)}
-            for table, size in zip(written.tables, sizes, strict=True)
-        ]
-        data = {"format": options.to, "path": str(output), "tables": items, "left_out": written.left_out}
-        print(json.dumps(data, allow_nan=False))
+        tables = [{"table": table.name, "rows": table.rows, "bytes": table.size_bytes} for table in export.tables]
+        data = {"format": options.to, "path": str(output), "bytes": _size_bytes(output), "tables": tables}
+        print(json.dumps(data | {"left_out": export.left_out}, allow_nan=False))
         return 0
     lines = [("table", "rows", "size")]
-    lines += [
-        (table.name, f"{table.rows:,}", format_size(size)) for table, size in zip(written.tables, sizes, strict=True)
-    ]
+    for table in export.tables:
+        lines.append((table.name, f"{table.rows:,}", "" if table.size_bytes is None else format_size(table.size_bytes)))
     print("\n".join(text_table(lines)))
-    print(f"\nWrote {output}")
+    print(f"\nWrote {output}: {format_size(_size_bytes(output))}")
     return 0
+
+
+def _writer(to: str) -> Callable[[Job | Sweep, Path], Export]:
+    """Return the function that writes a format."""
+    from ringtap.analysis.export import tables
+
+    if to == "tensorboard":
+        from ringtap.analysis.export.tensorboard import write_tensorboard
+
+        return write_tensorboard
+    return {"parquet": tables.write_parquet, "csv": tables.write_csv, "duckdb": tables.write_duckdb}[to]
+
+
+def _size_bytes(output: Path) -> int:
+    """Return the size of a file, or of all files of a folder."""
+    return sum(path.stat().st_size for path in (output, *output.rglob("*")) if path.is_file())
 
 
 def _check_folder(folder: Path, force: bool) -> None:

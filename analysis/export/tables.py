@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -67,11 +69,17 @@ class ExportTable:
 
 @dataclass(frozen=True)
 class ExportedTable:
-    """A table that was written: its name, its number of rows, and its file or database."""
+    """A table that was written.
+
+    Attributes:
+        name: name of the table.
+        rows: number of rows.
+        size_bytes: size of its files; None for a table of a database.
+    """
 
     name: str
     rows: int
-    path: Path
+    size_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -89,42 +97,68 @@ class Export:
 
 def write_parquet(run: Job | Sweep, folder: Path) -> Export:
     """Write each table of a run as a Parquet file of a folder."""
-
-    def write(table: ExportTable, path: Path) -> int:
-        with parquet.ParquetWriter(path, table.schema) as writer:
-            return _write(table, writer.write_batch)
-
-    return _write_files(run, folder, ".parquet", write)
+    return _write_files(run, folder, ".parquet", parquet.ParquetWriter)
 
 
 def write_csv(run: Job | Sweep, folder: Path) -> Export:
     """Write each table of a run as a CSV file of a folder; unknown values are empty cells."""
-
-    def write(table: ExportTable, path: Path) -> int:
-        with csv.CSVWriter(path, table.schema) as writer:
-            return _write(table, writer.write_batch)
-
-    return _write_files(run, folder, ".csv", write)
+    return _write_files(run, folder, ".csv", csv.CSVWriter)
 
 
-def _write(table: ExportTable, write: Callable[[pa.RecordBatch], None]) -> int:
-    rows = 0
-    for batch in table.batches():
-        write(batch)
-        rows += batch.num_rows
-    return rows
-
-
-def _write_files(run: Job | Sweep, folder: Path, suffix: str, write: Callable[[ExportTable, Path], int]) -> Export:
+def _write_files(run: Job | Sweep, folder: Path, suffix: str, open_writer: Callable[[Path, pa.Schema], Any]) -> Export:
     folder.mkdir(parents=True, exist_ok=True)
-    written = Export()
-    for table in _tables(run, written.left_out):
-        path = folder / f"{table.name}{suffix}"
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        rows = write(table, temporary)
+    export = Export()
+    for table in _tables(run, export.left_out):
+        path, rows = folder / f"{table.name}{suffix}", 0
+        with replacing(path) as temporary, open_writer(temporary, table.schema) as writer:
+            for batch in table.batches():
+                writer.write_batch(batch)
+                rows += batch.num_rows
+        export.tables.append(ExportedTable(table.name, rows, path.stat().st_size))
+    return export
+
+
+def write_duckdb(run: Job | Sweep, path: Path) -> Export:
+    """Write the tables of a run into a DuckDB database; comments on its columns say what they mean.
+
+    Raises:
+        UsageError: DuckDB cannot write the file.
+    """
+    import duckdb
+
+    export = Export()
+    try:
+        with replacing(path) as temporary, duckdb.connect(str(temporary)) as database:
+            for table in _tables(run, export.left_out):
+                name = _quoted(table.name)
+                database.register("batches", pa.RecordBatchReader.from_batches(table.schema, table.batches()))
+                database.execute(f"CREATE TABLE {name} AS SELECT * FROM batches").fetchall()
+                database.unregister("batches")
+                for column, meaning in table.attrs["columns"].items():
+                    unit = table.attrs["units"].get(column)
+                    comment = _quoted(f"{meaning} [{unit}]" if unit and unit not in meaning else meaning, "'")
+                    database.execute(f"COMMENT ON COLUMN {name}.{_quoted(column)} IS {comment}").fetchall()
+                ((rows,),) = database.execute(f"SELECT count(*) FROM {name}").fetchall()
+                export.tables.append(ExportedTable(table.name, rows, None))
+    except duckdb.Error as error:
+        raise UsageError(f"{path} cannot be written: DuckDB says: {str(error).splitlines()[0]}") from error
+    return export
+
+
+def _quoted(text: str, mark: str = '"') -> str:
+    """Return a name, or with ``'`` a text, in SQL."""
+    return mark + text.replace(mark, 2 * mark) + mark
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give the name of a temporary file beside a path; move it there at the end, and remove it after an error."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield temporary
         temporary.replace(path)
-        written.tables.append(ExportedTable(table.name, rows, path))
-    return written
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _tables(run: Job | Sweep, left_out: dict[str, str]) -> Iterator[ExportTable]:

@@ -194,6 +194,8 @@ def test_every_package_that_pyproject_names_has_its_extra() -> None:
         "dask": "dask",
         "gpu": "gpu",
         "completion": "completion",
+        "duckdb": "duckdb",
+        "tensorboard": "tensorboard",
     }.items():
         for requirement in extras[extra]:
             name = re.match(r"[\w-]+", requirement)[0]  # type: ignore[index]

@@ -83,5 +83,7 @@ def _size_bytes(output: Path) -> int:
 
 def _check_folder(folder: Path, force: bool) -> None:
     """Refuse a folder that is in use, before any work."""
-    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not force)):
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file, and this format is a folder of files: choose another name")
+    if not force and folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} exists and is not empty: choose another folder, or add --force")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +22,7 @@ from pyarrow import csv, parquet
 from ringtap.analysis.job.collector_tables import SampleLog, log_names, logs_of, sample_attrs
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.runs.sockets import address_text
+from ringtap.analysis.sweeps.sharing import is_sharing, sharing_points, sharing_tables
 from ringtap.analysis.sweeps.sweep import Sweep
 from ringtap.errors import UsageError
 
@@ -55,7 +56,7 @@ class ExportTable:
 
     name: str
     schema: pa.Schema
-    attrs: dict[str, dict[str, str]]
+    attrs: dict[Any, Any]
     parts: Iterator[pd.DataFrame]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -106,9 +107,9 @@ def write_csv(run: Job | Sweep, folder: Path) -> Export:
 
 
 def _write_files(run: Job | Sweep, folder: Path, suffix: str, open_writer: Callable[[Path, pa.Schema], Any]) -> Export:
-    folder.mkdir(parents=True, exist_ok=True)
     export = Export()
     for table in _tables(run, export.left_out):
+        folder.mkdir(parents=True, exist_ok=True)
         path, rows = folder / f"{table.name}{suffix}", 0
         with replacing(path) as temporary, open_writer(temporary, table.schema) as writer:
             for batch in table.batches():
@@ -162,21 +163,42 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _tables(run: Job | Sweep, left_out: dict[str, str]) -> Iterator[ExportTable]:
-    """Yield the tables of a run; add the names of those that it does not have to ``left_out``, with the reasons."""
-    readers: dict[str, Callable[[str], ExportTable | None]] = {}
-    readers |= {name: partial(_whole, run) for name in (JOB_TABLES if isinstance(run, Job) else SWEEP_TABLES)}
-    if isinstance(run, Job):
-        readers |= {_samples_name(log): partial(_sampled, run, log) for log in _logs(run)}
-    for name, read in readers.items():
+    """Yield the tables of a run; add the names of those that it does not have to ``left_out``, with the reasons.
+
+    Raises:
+        UsageError: the run has none of its tables.
+    """
+    any_found = False
+    for name, read in _readers(run).items():
         try:
-            table = read(name)
+            table = read()
         except UsageError as error:
             left_out[name] = str(error)
             continue
         if table is None:
             left_out[name] = "it has no rows"
         else:
+            any_found = True
             yield table
+    if not any_found:
+        raise nothing(run, left_out)
+
+
+def nothing(run: Job | Sweep, left_out: Iterable[str]) -> UsageError:
+    """Return the error about a run that has none of its tables."""
+    return UsageError(f"{run.path} has nothing to export: there are no rows in {', '.join(left_out)}")
+
+
+def _readers(run: Job | Sweep) -> Mapping[str, Callable[[], ExportTable | None]]:
+    """Return the function that reads each table, which gives None if the table is empty."""
+    if isinstance(run, Job):
+        logs = {SAMPLES + log.replace("/", "_"): log for log in _logs(run)}
+        whole = {name: partial(_whole, name, partial(getattr, run, name)) for name in JOB_TABLES}
+        return whole | {name: partial(_sampled, name, run, log) for name, log in logs.items()}
+    if is_sharing(run.run):
+        tables = sharing_tables(sharing_points(run.run))
+        return {name: partial(_whole, name, partial(tables.__getitem__, name)) for name in tables}
+    return {name: partial(_whole, name, partial(getattr, run, name)) for name in SWEEP_TABLES}
 
 
 def _logs(job: Job) -> list[str]:
@@ -186,19 +208,15 @@ def _logs(job: Job) -> list[str]:
     return names + sorted({name for node in job.nodes.values() for name in node.collectors} - have)
 
 
-def _samples_name(log: str) -> str:
-    return SAMPLES + log.replace("/", "_")
-
-
-def _whole(run: Job | Sweep, name: str) -> ExportTable | None:
-    """Return a table of Python's; None if it is empty."""
-    frame = getattr(run, name)
+def _whole(name: str, read: Callable[[], pd.DataFrame]) -> ExportTable | None:
+    """Return a table that is one frame in Python; None if it is empty."""
+    frame = read()
     if not len(frame):
         return None
     return _table(name, [pa.Schema.from_pandas(frame, preserve_index=False)], frame.attrs, iter([frame]))
 
 
-def _sampled(job: Job, log: str, name: str) -> ExportTable | None:
+def _sampled(name: str, job: Job, log: str) -> ExportTable | None:
     """Return the samples of a log, with addresses as text and ports as numbers; None if it is empty."""
     logs = logs_of(job.nodes, log)
     schemas = [pa.Schema.from_pandas(_readable(one, slice(0)), preserve_index=False).remove_metadata() for one in logs]
@@ -209,7 +227,7 @@ def _sampled(job: Job, log: str, name: str) -> ExportTable | None:
 
 
 def _table(
-    name: str, schemas: Sequence[pa.Schema], attrs: dict[str, dict[str, str]], parts: Iterator[pd.DataFrame]
+    name: str, schemas: Sequence[pa.Schema], attrs: dict[Any, Any], parts: Iterator[pd.DataFrame]
 ) -> ExportTable:
     """Return a table whose columns are those of all schemas."""
     # a column of objects without a value is one of texts

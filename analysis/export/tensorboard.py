@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from ringtap.analysis.export.tables import Export, ExportedTable, replacing
+from ringtap.analysis.export.tables import Export, ExportedTable, nothing, replacing
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.runs.apportioning import Integers
 from ringtap.analysis.sweeps.points import ordered_windows
@@ -39,6 +39,9 @@ def write_tensorboard(run: Job | Sweep, folder: Path) -> Export:
     """Write event logs: of a job by number of the iteration, of a sweep by load in Mbit/s.
 
     A scalar is a column of floating-point numbers. TensorBoard keeps them with 32 bits. Unknown values have no point.
+
+    Raises:
+        UsageError: the run has no such rows.
     """
     rows: dict[str, int] = {}
     sizes: dict[str, int] = {}
@@ -51,6 +54,8 @@ def write_tensorboard(run: Job | Sweep, folder: Path) -> Export:
         sizes[curves.table] = sizes.get(curves.table, 0) + path.stat().st_size
     wanted = ("iterations", "rank_iterations", "node_iterations") if isinstance(run, Job) else ("points",)
     left_out = {name: "it has no rows" for name in wanted if name not in rows}
+    if not rows:
+        raise nothing(run, left_out)
     return Export([ExportedTable(name, count, sizes[name]) for name, count in rows.items()], left_out)
 
 

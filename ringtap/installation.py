@@ -25,7 +25,7 @@ EXTRAS = {
     **dict.fromkeys(("psutil", "pyroute2", "tomli"), ""),
     **dict.fromkeys(("dpkt", "scapy"), "packets"),
     **dict.fromkeys(("torchvision", "transformers"), "models"),
-    **dict.fromkeys(("crc32c", "tensorboardX"), "tensorboard"),
+    "crc32c": "tensorboard",
     "duckdb": "duckdb",
     "pynvml": "gpu",
     "shtab": "completion",

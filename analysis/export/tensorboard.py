@@ -1,12 +1,13 @@
 """Event logs for TensorBoard: the times, bytes and counters of each iteration, rank and node as scalars.
 
-A log is a file of records: ``tensorboard.Event`` messages, each with its length and checksums. TensorBoard shows each
-folder with a log as a run, and the part of a tag before the first ``/`` as a group.
+A log is a TFRecord file of ``tensorboard.Event`` messages (event.proto and summary.proto of TensorBoard, in protobuf's
+encoding). They are encoded here: the packages that write them import torch, which takes seconds. TensorBoard shows
+each folder with a log as a run, and the part of a tag before the first ``/`` as a group.
 """
 
 from __future__ import annotations
 
-import math
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from ringtap.analysis.sweeps.sweep import Sweep
 
 # TensorBoard reads files with "tfevents" in their names; a name of ringtap's own lets an export replace its own only
 _EVENTS = "events.out.tfevents.ringtap-{table}"
-_VERSION = "brain.Event:2"
+_VERSION = b"brain.Event:2"
 
 
 class _Curves(NamedTuple):
@@ -43,6 +44,8 @@ def write_tensorboard(run: Job | Sweep, folder: Path) -> Export:
     Raises:
         UsageError: the run has no such rows.
     """
+    import crc32c  # noqa: F401  # where it is missing, say so before a folder is made
+
     rows: dict[str, int] = {}
     sizes: dict[str, int] = {}
     for curves in _of_job(run) if isinstance(run, Job) else _of_sweep(run):
@@ -83,19 +86,47 @@ def _of_sweep(sweep: Sweep) -> Iterator[_Curves]:
 
 
 def _write(path: Path, curves: _Curves) -> None:
-    from tensorboardX.proto.event_pb2 import Event
-    from tensorboardX.proto.summary_pb2 import Summary
-    from tensorboardX.record_writer import RecordWriter
-
+    """Write the event log of some curves: one event per row, with a value per known scalar."""
     scalars = curves.rows.select_dtypes(["float64", "Float64"])
-    tags = [f"{curves.table}/{name}" for name in scalars]
+    # Summary.Value: tag = 1 (string), simple_value = 2 (float)
+    tags = [_field(0x0A, f"{curves.table}/{name}".encode()) + b"\x15" for name in scalars]
     values = scalars.to_numpy(np.float64, na_value=np.nan)
-    writer = RecordWriter(str(path))
-    try:
-        writer.write(Event(wall_time=curves.t_ns[0] / 1e9, file_version=_VERSION).SerializeToString())
-        for step, t_ns, row in zip(curves.steps.tolist(), curves.t_ns.tolist(), values.tolist(), strict=True):
-            known = [(tag, value) for tag, value in zip(tags, row, strict=True) if not math.isnan(value)]
-            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in known])
-            writer.write(Event(wall_time=t_ns / 1e9, step=step, summary=summary).SerializeToString())
-    finally:
-        writer.close()
+    with path.open("wb") as file:
+        file.write(_record(_event(int(curves.t_ns[0]), 0) + _field(0x1A, _VERSION)))
+        for step, t_ns, row in zip(curves.steps.tolist(), curves.t_ns.tolist(), values, strict=True):
+            known = np.flatnonzero(~np.isnan(row)).tolist()
+            packed = row.astype("<f4")
+            summary = b"".join(_field(0x0A, tags[number] + packed[number].tobytes()) for number in known)
+            file.write(_record(_event(t_ns, step) + _field(0x2A, summary)))
+
+
+def _event(t_ns: int, step: int) -> bytes:
+    """Return the beginning of an event: wall_time = 1 (double), step = 2 (int64)."""
+    return struct.pack("<Bd", 0x09, t_ns / 1e9) + b"\x10" + _varint(step)
+
+
+def _field(key: int, content: bytes) -> bytes:
+    """Return a field of bytes: its key (number and wire type), its length and its content."""
+    return bytes([key]) + _varint(len(content)) + content
+
+
+def _varint(number: int) -> bytes:
+    digits = bytearray()
+    while number > 0x7F:
+        digits.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*digits, number])
+
+
+def _record(message: bytes) -> bytes:
+    """Return a record: the length, its checksum, the message, its checksum."""
+    length = struct.pack("<Q", len(message))
+    return length + _checksum(length) + message + _checksum(message)
+
+
+def _checksum(data: bytes) -> bytes:
+    """Return the masked CRC-32C of a TFRecord: rotated right by 15 bits, plus a constant."""
+    from crc32c import crc32c
+
+    crc = crc32c(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)

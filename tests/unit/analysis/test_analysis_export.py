@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from pathlib import Path
 
 import duckdb
@@ -144,7 +145,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[float, int, float]]]:
 
 
 def test_tensorboard_reads_the_iterations_of_each_rank_and_node(job, tmp_path, capsys) -> None:
-    pytest.importorskip("tensorboardX")
+    pytest.importorskip("crc32c")
     said = export(capsys, job, "tensorboard", tmp_path / "logs")
     export(capsys, job, "tensorboard", tmp_path / "logs", "--force")  # replaces each log, and doubles no point
     assert sorted(folder.name for folder in (tmp_path / "logs").iterdir()) == [
@@ -176,7 +177,7 @@ def test_tensorboard_reads_the_iterations_of_each_rank_and_node(job, tmp_path, c
 
 
 def test_tensorboard_reads_the_points_of_a_series_by_load(sweep, tmp_path, capsys) -> None:
-    pytest.importorskip("tensorboardX")
+    pytest.importorskip("crc32c")
     export(capsys, sweep, "tensorboard", tmp_path / "logs")
     (folder,) = (tmp_path / "logs").iterdir()
     points = ringtap.open_sweep(sweep).points
@@ -265,10 +266,19 @@ def test_wrong_runs_and_places_are_one_sentence(job, tmp_path, capsys) -> None:
     assert main(["export", str(job), "--to", "xlsx", "-o", "tables"]) == 2
 
 
+@pytest.mark.parametrize(("to", "package"), [("duckdb", "duckdb"), ("tensorboard", "crc32c")])
+def test_a_missing_extra_is_named_before_anything_is_written(job, tmp_path, capsys, monkeypatch, to, package) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    said = refused(capsys, job, "--to", to, "-o", tmp_path / "new")
+    assert f"{package} is not installed here" in said
+    assert f"[{to}]" in said
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_run_without_rows_is_refused_and_leaves_nothing(tmp_path, capsys) -> None:
     (tmp_path / "run" / "nodes").mkdir(parents=True)
     (tmp_path / "run" / "run.json").write_text(json.dumps({"schema": 1, "kind": "job", "ringtap": "0.2.0"}))
-    pytest.importorskip("tensorboardX")
+    pytest.importorskip("crc32c")
     for to in ("parquet", "csv", "duckdb", "tensorboard"):
         assert "has nothing to export" in refused(capsys, tmp_path / "run", "--to", to, "-o", tmp_path / "new")
         assert not (tmp_path / "new").exists()

@@ -27,6 +27,7 @@ EXTRAS = {
     **dict.fromkeys(("torchvision", "transformers"), "models"),
     "crc32c": "tensorboard",
     "duckdb": "duckdb",
+    "perfetto": "perfetto",
     "pynvml": "gpu",
     "shtab": "completion",
 }

@@ -1,4 +1,4 @@
-"""``ringtap export``: the tables of a run, for other programs."""
+"""``ringtap export``: tables of a run, or a trace of it, for other programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ringtap.errors import UsageError, error_message
 from ringtap.options import add_force, add_json
 from ringtap.terminal import shown_log, text_table
-from ringtap.units import format_size
+from ringtap.units import counted, format_size
 
 if TYPE_CHECKING:
     from ringtap.analysis.export.tables import Export
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ringtap.analysis.sweeps.sweep import Sweep
 
 # format -> True if it is one file, False if it is a folder of files
-_FORMATS = {"parquet": False, "csv": False, "duckdb": True, "tensorboard": False}
+_FORMATS = {"parquet": False, "csv": False, "duckdb": True, "tensorboard": False, "perfetto": True}
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -29,7 +29,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="run directory of a job, of a sweep or of its series")
     parser.add_argument("--to", required=True, choices=_FORMATS, help="format of the output")
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="PATH", help="folder to write; for duckdb a file"
+        "-o", "--output", type=Path, required=True, metavar="PATH", help="folder to write; for duckdb and perfetto a file"
     )
     add_force(parser)
     add_json(parser)
@@ -41,6 +41,8 @@ def _export(options: argparse.Namespace) -> int:
     from ringtap.analysis.pcap.tables import check_new
     from ringtap.analysis.sweeps.sweep import open_run
 
+    if options.to == "perfetto":
+        return _export_trace(options)
     run, output = open_run(options.run), options.output
     if _FORMATS[options.to]:
         check_new(output, options.force)
@@ -79,6 +81,27 @@ def _writer(to: str) -> Callable[[Job | Sweep, Path], Export]:
 def _size_bytes(output: Path) -> int:
     """Return the size of a file, or of all files of a folder."""
     return sum(path.stat().st_size for path in (output, *output.rglob("*")) if path.is_file())
+
+
+def _export_trace(options: argparse.Namespace) -> int:
+    from ringtap.analysis.export.perfetto import write_perfetto
+    from ringtap.analysis.job.run import open_job
+    from ringtap.analysis.pcap.tables import check_new
+
+    check_new(options.output, options.force)
+    written = write_perfetto(open_job(options.run), options.output)
+    if options.json:
+        data = {"format": options.to, "path": str(options.output), "iterations": written.iterations}
+        data |= {"slices": written.slices, "values": written.values, "bytes": written.size_bytes}
+        print(json.dumps(data | {"left_out": written.left_out}, allow_nan=False))
+        return 0
+    for reason in written.left_out:
+        print(f"ringtap: {reason}", file=sys.stderr)
+    print(f"{counted(written.iterations, 'iteration')}, {counted(written.slices, 'slice')}", end="")
+    print(f" and {counted(written.values, 'value')} of counters in {format_size(written.size_bytes)}.")
+    print(f"\nWrote {options.output}")
+    print("Next: open it at https://ui.perfetto.dev (the file stays in your browser)")
+    return 0
 
 
 def _check_folder(folder: Path, force: bool) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import gzip
 from collections import defaultdict
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 from matplotlib.figure import Figure
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
@@ -21,8 +21,7 @@ COLOURS = {
 }
 
 
-@dataclass
-class Track:
+class Track(NamedTuple):
     """A track of a trace.
 
     Attributes:
@@ -33,12 +32,12 @@ class Track:
     """
 
     path: tuple[str, ...]
-    unit: str = ""
-    slices: list[tuple[int, int, str, int, tuple[int, ...]]] = field(default_factory=list)
-    values: list[tuple[int, float | str]] = field(default_factory=list)
+    unit: str
+    slices: list[tuple[int, int, str, int, tuple[int, ...]]]
+    values: list[tuple[int, float | str]]
 
 
-def read_trace(path: Path) -> list[Track]:
+def read_trace(path: Path | BinaryIO) -> list[Track]:
     """Read the tracks of a trace, in the order of the file."""
     with gzip.open(path) as stream:
         packets = Trace.FromString(stream.read()).packet
@@ -48,7 +47,7 @@ def read_trace(path: Path) -> list[Track]:
         if packet.HasField("track_descriptor"):
             one = packet.track_descriptor
             above = tracks[one.parent_uuid].path if one.parent_uuid else ()
-            tracks[one.uuid] = Track((*above, one.process.process_name or one.name), one.counter.unit_name)
+            tracks[one.uuid] = Track((*above, one.process.process_name or one.name), one.counter.unit_name, [], [])
         elif packet.HasField("track_event"):
             event = packet.track_event
             track, begun = tracks[event.track_uuid], is_open[event.track_uuid]
@@ -64,7 +63,7 @@ def read_trace(path: Path) -> list[Track]:
             else:
                 track.values.append((packet.timestamp, event.name))
     for track in tracks.values():
-        track.slices.sort()
+        track.slices.sort(key=lambda one: (one[0], one[3]))  # parts after their whole
     return list(tracks.values())
 
 

@@ -29,7 +29,12 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="run directory of a job, of a sweep or of its series")
     parser.add_argument("--to", required=True, choices=_FORMATS, help="format of the output")
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="PATH", help="folder to write; for duckdb and perfetto a file"
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="folder to write; for duckdb and perfetto a file",
     )
     add_force(parser)
     add_json(parser)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.analysis.export.trace_writer import Slice, TraceWriter
+from ringtap.analysis.export.trace_writer import TrackSlice, TraceWriter
 from ringtap.analysis.job.flows import CLASSES
 from ringtap.analysis.job.iterations import ddp_passes, horovod_collectives
 from ringtap.analysis.job.packets import each_capture
@@ -176,13 +176,13 @@ class _Export:
         else:
             exposed_ns = _pairs(passes["backward_start_ns"], passes["backward_end_ns"])
             forward = _pairs(passes["forward_start_ns"], passes["forward_start_ns"] + passes["forward_ns"])
-            writer.lanes(track, "forward", (Slice(*span, "forward", "computation") for span in forward))
-            writer.lanes(track, "backward", (Slice(*span, "backward", "computation") for span in exposed_ns))
+            writer.lanes(track, "forward", (TrackSlice(*span, "forward", "computation") for span in forward))
+            writer.lanes(track, "backward", (TrackSlice(*span, "backward", "computation") for span in exposed_ns))
             synced = passes[passes["synced"]]
             spans = _pairs(synced["comm_start_ns"], synced["comm_end_ns"])
             exchanges = [_Collective(*span, "communication") for span in spans]
         steps = _pairs(rows["step_start_ns"], rows["end_ns"])
-        writer.lanes(track, "optimizer", (Slice(*span, "optimizer step", "computation") for span in steps))
+        writer.lanes(track, "optimizer", (TrackSlice(*span, "optimizer step", "computation") for span in steps))
         buckets = sorted(self._collectives(logs, rows))
         begins_ns = [one.begin_ns for one in buckets]
         # arrows lead from the buckets, where they are known
@@ -259,7 +259,7 @@ class _Export:
             names = np.where(is_over, "flow", np.where(sent.state == FAILED, "failed flow", "unfinished flow"))[rows]
             facts = zip(sent.flow[rows].tolist(), sent.received_bytes[rows].tolist(), strict=True)
             slices = (
-                Slice(begin, end, str(one), "cross traffic", facts=(("flow", number), ("received_bytes", size)))
+                TrackSlice(begin, end, str(one), "cross traffic", facts=(("flow", number), ("received_bytes", size)))
                 for begin, end, one, (number, size) in zip(
                     *(times.tolist() for times in times_ns), names, facts, strict=True
                 )
@@ -399,12 +399,12 @@ def _pairs(begin_ns: pd.Series[Any], end_ns: pd.Series[Any]) -> list[tuple[int, 
     return sorted(zip(begin[known].tolist(), end[known].tolist(), strict=True))
 
 
-def _iterations(rows: pd.DataFrame, begin_ns: pd.Series[Any], end_ns: pd.Series[Any]) -> Iterator[Slice]:
+def _iterations(rows: pd.DataFrame, begin_ns: pd.Series[Any], end_ns: pd.Series[Any]) -> Iterator[TrackSlice]:
     for number, begin, end in zip(rows["iteration"].tolist(), begin_ns.tolist(), end_ns.tolist(), strict=True):
-        yield Slice(begin, end, f"iteration {number}", "iteration")
+        yield TrackSlice(begin, end, f"iteration {number}", "iteration")
 
 
-def _communication(one: _Collective, exposed_ns: list[tuple[int, int]], arrows: list[int]) -> Slice:
+def _communication(one: _Collective, exposed_ns: list[tuple[int, int]], arrows: list[int]) -> TrackSlice:
     """Return a collective with its hidden and its exposed part.
 
     Args:
@@ -413,17 +413,17 @@ def _communication(one: _Collective, exposed_ns: list[tuple[int, int]], arrows: 
         arrows: numbers of its arrows.
     """
     place = bisect_right(exposed_ns, one.begin_ns, key=lambda pair: pair[0]) - 1
-    parts: list[Slice] = []
+    parts: list[TrackSlice] = []
     if place >= 0:
         at_ns = min(max(exposed_ns[place][1], one.begin_ns), one.end_ns)
         spans = ((one.begin_ns, at_ns, "hidden"), (at_ns, one.end_ns, "exposed"))
-        parts = [Slice(*span, span[2]) for span in spans if span[1] > span[0]]
+        parts = [TrackSlice(*span, span[2]) for span in spans if span[1] > span[0]]
     size = "" if one.size_bytes is None else f", {format_size(one.size_bytes)}"
     facts = () if one.size_bytes is None else (("size_bytes", one.size_bytes),)
-    return Slice(one.begin_ns, one.end_ns, one.name + size, "communication", arrows, parts, facts)
+    return TrackSlice(one.begin_ns, one.end_ns, one.name + size, "communication", arrows, parts, facts)
 
 
-def _bursts(times_ns: Integers, payload: Integers, sources: _Sources | None) -> Iterator[Slice]:
+def _bursts(times_ns: Integers, payload: Integers, sources: _Sources | None) -> Iterator[TrackSlice]:
     """Yield the bursts of a flow's packets, with the arrows that lead to them."""
     order = np.argsort(times_ns, kind="stable")
     times_ns, payload = times_ns[order], payload[order].astype(np.int64)
@@ -435,7 +435,7 @@ def _bursts(times_ns: Integers, payload: Integers, sources: _Sources | None) -> 
     for begin, end, size, count in zip(*columns, strict=True):
         arrows = [] if sources is None else sources.at(begin)
         facts = (("packets", count), ("payload_bytes", size))
-        yield Slice(begin, end, f"{counted(count, 'packet')}, {format_size(size)}", "packets", arrows, facts=facts)
+        yield TrackSlice(begin, end, f"{counted(count, 'packet')}, {format_size(size)}", "packets", arrows, facts=facts)
 
 
 def _held(begin_ns: Integers, end_ns: Integers, values: Numbers) -> tuple[Integers, Numbers]:

@@ -19,7 +19,7 @@ _PACKETS_AT_ONCE = 4096
 _SEQUENCE = 1  # all packets are of one writer
 
 
-class Slice(NamedTuple):
+class TrackSlice(NamedTuple):
     """A span of time on a track.
 
     Attributes:
@@ -37,7 +37,7 @@ class Slice(NamedTuple):
     name: str
     category: str
     arrows: Sequence[int] = ()
-    parts: Sequence[Slice] = ()
+    parts: Sequence[TrackSlice] = ()
     facts: Sequence[tuple[str, int | str]] = ()
 
 
@@ -137,7 +137,7 @@ class TraceWriter:
                 event.double_counter_value = value
         self.values += len(changes)
 
-    def lanes(self, parent: int, name: str, slices: Iterable[Slice]) -> None:
+    def lanes(self, parent: int, name: str, slices: Iterable[TrackSlice]) -> None:
         """Add slices on as many tracks of one name as overlapping ones need.
 
         Args:
@@ -152,7 +152,7 @@ class TraceWriter:
             self._add_slice(track, one)
             heapq.heappush(tracks, (max(one.begin_ns, one.end_ns), track))
 
-    def _add_slice(self, track: int, one: Slice) -> None:
+    def _add_slice(self, track: int, one: TrackSlice) -> None:
         packet = self._packet()
         packet.timestamp = one.begin_ns
         event = packet.track_event

@@ -20,7 +20,7 @@ from tests.gold.job_run import MS, START_NS, TIMES, Node, Truth, pcap, write_ddp
 
 pytest.importorskip("perfetto")
 from ringtap.analysis.export import perfetto
-from ringtap.analysis.export.trace_writer import Slice, TraceWriter
+from ringtap.analysis.export.trace_writer import TrackSlice, TraceWriter
 
 ROOT = Path(__file__).resolve().parents[3]
 JOB_NS = START_NS + 50 * MS  # begin of the first iteration of `write_ddp_job`, by the reference clock
@@ -234,7 +234,7 @@ def test_lanes_hold_every_slice_and_no_two_at_once(spans):
     spans = sorted((begin, begin + length) for begin, length in spans)
     stream = io.BytesIO()
     writer = TraceWriter(stream, 1)
-    writer.lanes(writer.process("p"), "lane", (Slice(*span, "s", "c") for span in spans))
+    writer.lanes(writer.process("p"), "lane", (TrackSlice(*span, "s", "c") for span in spans))
     writer.flush()
     tracks = draw_trace.read_trace(io.BytesIO(gzip.compress(stream.getvalue(), 1)))
     assert sorted(one[:2] for track in tracks for one in track.slices) == spans

@@ -195,6 +195,7 @@ def test_every_package_that_pyproject_names_has_its_extra() -> None:
         "gpu": "gpu",
         "completion": "completion",
         "duckdb": "duckdb",
+        "perfetto": "perfetto",
         "tensorboard": "tensorboard",
     }.items():
         for requirement in extras[extra]:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.analysis.export.trace_writer import TrackSlice, TraceWriter
+from ringtap.analysis.export.trace_writer import TraceWriter, TrackSlice
 from ringtap.analysis.job.flows import CLASSES
 from ringtap.analysis.job.iterations import ddp_passes, horovod_collectives
 from ringtap.analysis.job.packets import each_capture

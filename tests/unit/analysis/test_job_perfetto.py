@@ -20,7 +20,7 @@ from tests.gold.job_run import MS, START_NS, TIMES, Node, Truth, pcap, write_ddp
 
 pytest.importorskip("perfetto")
 from ringtap.analysis.export import perfetto
-from ringtap.analysis.export.trace_writer import TrackSlice, TraceWriter
+from ringtap.analysis.export.trace_writer import TraceWriter, TrackSlice
 
 ROOT = Path(__file__).resolve().parents[3]
 JOB_NS = START_NS + 50 * MS  # begin of the first iteration of `write_ddp_job`, by the reference clock

@@ -36,6 +36,14 @@ def register(subparsers: Any, name: str, summary: str) -> None:
         metavar="PATH",
         help="folder to write; for duckdb and perfetto a file",
     )
+    parser.add_argument(
+        "--kineto",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="perfetto: traces of torch.profiler in this run",
+    )
     add_force(parser)
     add_json(parser)
     parser.set_defaults(handler=_export)
@@ -48,6 +56,8 @@ def _export(options: argparse.Namespace) -> int:
 
     if options.to == "perfetto":
         return _export_trace(options)
+    if options.kineto:
+        raise UsageError(f"--kineto goes with --to perfetto, not with --to {options.to}")
     run, output = open_run(options.run), options.output
     if _FORMATS[options.to]:
         check_new(output, options.force)
@@ -94,7 +104,7 @@ def _export_trace(options: argparse.Namespace) -> int:
     from ringtap.analysis.pcap.tables import check_new
 
     check_new(options.output, options.force)
-    written = write_perfetto(open_job(options.run), options.output)
+    written = write_perfetto(open_job(options.run), options.output, options.kineto)
     if options.json:
         data = {"format": options.to, "path": str(options.output), "iterations": written.iterations}
         data |= {"slices": written.slices, "values": written.values, "bytes": written.size_bytes}

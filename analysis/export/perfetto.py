@@ -214,7 +214,8 @@ class _Export:
     def _write_profile(self, profile: KinetoTrace, rows: pd.DataFrame, parent: int) -> None:
         """Write the spans of a trace of torch.profiler, if they are of the time of a rank's process."""
         begin_ns = self._job.nodes[rows["node"].iloc[0]].clock.on_reference(profile.begin_ns)
-        if begin_ns[0] >= rows["end_ns"].max() or (begin_ns + profile.length_ns).max() <= rows["step_start_ns"].min():
+        first_ns = rows[["begin_ns", "step_start_ns"]].min().min()
+        if begin_ns[0] >= rows["end_ns"].max() or (begin_ns + profile.length_ns).max() <= first_ns:
             return
         self._profiles.remove(profile)
         group = self._writer.track(parent, f"torch.profiler {profile.path.name}")

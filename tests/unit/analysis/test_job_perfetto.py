@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ringtap
+from ringtap.analysis.job.horovod_timeline import read_timeline
 from ringtap.cli import main
 from ringtap.records import Field, JsonLinesWriter, RecordWriter
 from ringtap.rundir import RunDirectory
@@ -289,3 +290,93 @@ def test_the_figure_of_a_trace_shows_its_slices(tracks):
     titles = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert titles[:2] == ["rank 0 on n0: iterations", "rank 0 on n0: forward"]
     assert figure.axes[0].get_xlim() == (0, 200)
+
+
+def test_tensors_that_horovod_sent_together_are_one_bucket(tmp_path):
+    gold = ROOT / "tests" / "gold" / "horovod-fused.json"
+    timeline = read_timeline(gold)
+    moved = timeline.dropna(subset=["transport_start_ns"])
+    run = RunDirectory.create(tmp_path / "run", "job", ["x"], 1)
+    node = Node(run, "n0")
+    begin_ns, end_ns = int(timeline["start_ns"].min()), int(timeline["end_ns"].max())
+    # one step before the timeline, and one whose optimizer waits for its last collective only
+    last_ns = int(moved["transport_start_ns"].max())
+    node.steps(0, [(0, 0, begin_ns - 2 * MS, begin_ns - MS, 0, 0, 0, 1), (1, 0, last_ns, end_ns + MS, 0, 0, 0, 1)])
+    (node.path / "horovod").mkdir()
+    shutil.copy(gold, node.path / "horovod" / "timeline.json")
+    node.finish()
+    run.finish("complete")
+    found = slices_of(export(run.path, tmp_path / "t")[1], "rank 0 ", "buckets")
+    whole = [one for one in found if one[3] == 0]
+    together = moved.groupby(["transport_start_ns", "transport_end_ns"])
+    assert [one[:2] for one in whole] == sorted(together.groups)
+    assert len(whole) < len(moved)
+    sizes = {span: len(tensors) for span, tensors in together}
+    assert all(f", {sizes[one[:2]]} tensor" in one[2] for one in whole)
+    assert {one[2] for one in found if one[3] == 1 and one[0] < last_ns} == {"hidden"}
+    assert [one[2] for one in found if one[3] == 1][-1] == "exposed"
+
+
+def kineto(path, rank, base_ns, events):
+    spans = [
+        {"ph": "X", "cat": kind, "name": name, "pid": pid, "tid": tid, "ts": begin, "dur": length}
+        for kind, name, pid, tid, begin, length in events
+    ]
+    item = {"baseTimeNanoseconds": base_ns, "traceEvents": [{"ph": "M", "name": "process_name"}, *spans]}
+    if rank is not None:
+        item["distributedInfo"] = {"rank": rank, "world_size": 2}
+    path.write_text(json.dumps(item))
+    return path
+
+
+EVENTS = [
+    ("user_annotation", "ProfilerStep#3", 7, 7, 1000.25, 500.0),
+    ("cpu_op", "aten::mm", 7, 7, 1010.0, 20.5),
+    ("cpu_op", "aten::add", 7, 7, 1490.0, 50.0),  # longer than the span that it begins in
+    ("kernel", "gemm", 0, 20, 1100.0, 30.0),
+    ("Trace", "Record Window End", 0, 0, 0.0, 9e9),
+]
+
+
+def test_traces_of_torch_profiler_are_merged_onto_the_same_clock(job, tmp_path):
+    base_ns = JOB_NS + job[1].offsets_ns[1]  # by the clock of rank 1's node
+    trace = kineto(tmp_path / "k.json", 1, base_ns, EVENTS)
+    written = perfetto.write_perfetto(ringtap.open_job(job[0]), tmp_path / "t", [trace])
+    tracks = [one for one in draw_trace.read_trace(tmp_path / "t") if "torch.profiler k.json" in one.path]
+    assert written.left_out == []
+    assert {one.path[0] for one in tracks} == {"rank 1 on n1 (pid 101)"}
+    spans = sorted(
+        (one.path[-1], begin - JOB_NS, end - JOB_NS, name, depth)
+        for one in tracks
+        for begin, end, name, depth, _ in one.slices
+    )
+    assert spans == [
+        ("GPU 0 stream 20", 1_100_000, 1_130_000, "gemm", 0),
+        ("thread 7", 1_000_250, 1_500_250, "ProfilerStep#3", 0),
+        ("thread 7", 1_010_000, 1_030_500, "aten::mm", 1),
+        ("thread 7", 1_490_000, 1_540_000, "aten::add", 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rank", "base_ns", "cut", "said"),
+    [
+        (1, JOB_NS - 10**12, None, "has no time in common with a rank of {job}: it is of rank 1"),
+        (2, JOB_NS, None, "has no time in common with a rank of {job}: it is of rank 2"),
+        (None, JOB_NS, None, "has no time in common with a rank of {job}: it does not say of which rank it is"),
+        (1, JOB_NS, 200, "event 1 is damaged (it is cut short or not JSON): export the trace anew"),
+        (1, JOB_NS, 0, "is damaged (it is cut short): export the trace anew"),
+    ],
+)
+def test_traces_of_torch_profiler_that_do_not_belong_to_the_run(job, tmp_path, capsys, rank, base_ns, cut, said):
+    trace = kineto(tmp_path / "k.json", rank, base_ns, EVENTS)
+    trace.write_bytes(trace.read_bytes()[:cut])
+    assert main(["export", str(job[0]), "--to", "perfetto", "-o", str(tmp_path / "t"), "--kineto", str(trace)]) == 2
+    separator = ", " if said.startswith("event") else " "
+    assert capsys.readouterr().err == f"ringtap: {trace}{separator}{said.format(job=job[0])}\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["k.json"]
+
+
+def test_traces_of_torch_profiler_are_for_perfetto_only(job, tmp_path, capsys):
+    assert main(["export", str(job[0]), "--to", "csv", "-o", str(tmp_path / "t"), "--kineto", "k.json"]) == 2
+    assert capsys.readouterr().err == "ringtap: --kineto goes with --to perfetto, not with --to csv\n"

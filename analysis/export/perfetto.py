@@ -310,11 +310,12 @@ class _Export:
                 self._writer.lanes(group, title, bursts)
 
     def _classes(self) -> dict[tuple[Any, ...], tuple[str, int | None]]:
-        """Return the class of each flow, and the rank that sends it, by the sender's node and the ends."""
-        found = {}
-        columns = ["source_node", *_ENDS, "traffic_class", "source_rank"]
-        for node, *ends, kind, rank in self._job.traffic.flows[columns].itertuples(index=False):
-            found[(node, *ends)] = kind, None if pd.isna(rank) else int(rank)
+        """Return the class of each flow by node and ends, and at its sender the rank that sends it."""
+        found: dict[tuple[Any, ...], tuple[str, int | None]] = {}
+        columns = ["source_node", "destination_node", *_ENDS, "traffic_class", "source_rank"]
+        for sender, receiver, *ends, kind, rank in self._job.traffic.flows[columns].itertuples(index=False):
+            found[(receiver, *ends)] = kind, None
+            found[(sender, *ends)] = kind, None if pd.isna(rank) else int(rank)
         return found
 
     def _write_sockets(self, logs: NodeLogs, parent: int) -> None:

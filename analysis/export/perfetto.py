@@ -92,7 +92,7 @@ def write_perfetto(run: Job, path: Path, kineto: Sequence[Path] = ()) -> Trace:
     if said := lacking("a Perfetto trace", ("perfetto",)):
         raise UsageError(said)
     begin_ns = run.window_ns[0]
-    if not begin_ns:
+    if begin_ns <= 0:
         raise UsageError(f"{run.path} holds no iteration and no sample: there is nothing to show")
     profiles = [read_kineto(each) for each in kineto]
     trace = Trace(path, len(run.work.iterations))
@@ -104,6 +104,10 @@ def write_perfetto(run: Job, path: Path, kineto: Sequence[Path] = ()) -> Trace:
             writer.flush()
         trace.slices, trace.values, trace.size_bytes = writer.slices, writer.values, temporary.stat().st_size
         temporary.replace(path)
+        if writer.untimed:
+            trace.left_out.append(
+                f"{counted(writer.untimed, 'slice or value', 'slices or values')} of times before 1970"
+            )
         trace.left_out += dict.fromkeys(chain.from_iterable(logs.problems for logs in run.nodes.values()))
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}: name another file with -o") from error

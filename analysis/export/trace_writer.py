@@ -51,6 +51,7 @@ class TraceWriter:
     Attributes:
         slices: number of slices written.
         values: number of values of counters written.
+        untimed: number of slices, moments and values left out because their times are before 1970, as in damaged logs.
     """
 
     def __init__(self, stream: BufferedIOBase, begin_ns: int) -> None:
@@ -61,7 +62,7 @@ class TraceWriter:
         self._stream = stream
         self._builder = TraceProtoBuilder()
         self._tracks = self._processes = 0
-        self.slices = self.values = 0
+        self.slices = self.values = self.untimed = 0
         self._add_clocks(begin_ns)
 
     def _add_clocks(self, begin_ns: int) -> None:
@@ -117,7 +118,8 @@ class TraceWriter:
             values: the values; those that are not known (NaN) are left out, so that the one before holds.
         """
         values = np.asarray(values, np.float64)
-        known = ~np.isnan(values)
+        self.untimed += int((times_ns < 0).sum())
+        known = ~np.isnan(values) & (times_ns >= 0)
         times_ns, values = times_ns[known], values[known]
         if not len(values):
             return
@@ -147,6 +149,9 @@ class TraceWriter:
         """
         tracks: list[tuple[int, int]] = []  # end of the last slice, track
         for one in slices:
+            if one.begin_ns < 0:
+                self.untimed += 1
+                continue
             is_free = tracks and tracks[0][0] <= one.begin_ns
             track = heapq.heappop(tracks)[1] if is_free else self.track(parent, name)
             self._add_slice(track, one)
@@ -179,6 +184,9 @@ class TraceWriter:
         """Add a track of moments: time, name."""
         track = 0
         for t_ns, text in instants:
+            if t_ns < 0:
+                self.untimed += 1
+                continue
             track = track or self.track(parent, name)
             packet = self._packet()
             packet.timestamp = t_ns

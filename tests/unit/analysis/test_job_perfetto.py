@@ -380,3 +380,19 @@ def test_traces_of_torch_profiler_that_do_not_belong_to_the_run(job, tmp_path, c
 def test_traces_of_torch_profiler_are_for_perfetto_only(job, tmp_path, capsys):
     assert main(["export", str(job[0]), "--to", "csv", "-o", str(tmp_path / "t"), "--kineto", "k.json"]) == 2
     assert capsys.readouterr().err == "ringtap: --kineto goes with --to perfetto, not with --to csv\n"
+
+
+def test_times_before_1970_are_left_out_and_counted():
+    stream = io.BytesIO()
+    writer = TraceWriter(stream, 1)
+    process = writer.process("p")
+    writer.lanes(process, "lane", [TrackSlice(-5, 3, "s", "c"), TrackSlice(4, 5, "s", "c")])
+    writer.instants(process, "marks", [(-1, "a")])
+    writer.counter(process, "n", "", np.array([-1, 6, 7]), np.array([1, 2, np.nan]))
+    writer.flush()
+    tracks = draw_trace.read_trace(io.BytesIO(gzip.compress(stream.getvalue())))
+    assert [(one.path[-1], one.slices, one.values) for one in tracks[1:]] == [
+        ("lane", [(4, 5, "s", 0, ())], []),
+        ("n", [], [(6, 2)]),
+    ]
+    assert writer.untimed == 3

@@ -58,7 +58,7 @@ _OF_ETHTOOL = re.compile(r".*(_phy|pause|ecn|cnp|drop|discard|error|out_of_buffe
 
 @dataclass
 class Trace:
-    """What a trace holds.
+    """Result of an export as a trace.
 
     Attributes:
         path: the file.

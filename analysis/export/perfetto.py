@@ -11,6 +11,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -196,7 +197,7 @@ class _Export:
             exchanges = [_Collective(*span, "communication") for span in spans]
         steps = _pairs(rows["step_start_ns"], rows["end_ns"])
         writer.lanes(track, "optimizer", (TrackSlice(*span, "optimizer step", "computation") for span in steps))
-        buckets = sorted(self._collectives(logs, rows))
+        buckets = sorted(self._collectives(logs, rows), key=lambda one: one.begin_ns)
         begins_ns = [one.begin_ns for one in buckets]
         # arrows lead from the buckets, where they are known
         plain = [bisect_right(begins_ns, one.end_ns) == bisect_left(begins_ns, one.begin_ns) for one in exchanges]
@@ -294,7 +295,6 @@ class _Export:
 
     def _write_packets(self, logs: NodeLogs, parent: int) -> None:
         """Write the bursts of packets with payload that a node captured."""
-        classes = self._classes()
         for interface, name, scanned in each_capture(logs):
             packets = scanned.packets[scanned.packets["payload"] > 0]
             times_ns = logs.clock.on_reference(packets["time_ns"])
@@ -307,12 +307,13 @@ class _Export:
             group = self._writer.track(parent, f"packets on {interface}")
             for flow, *end in zip(largest.tolist(), *(ends[column] for column in _ENDS), strict=True):
                 mine = packets["flow"] == flow
-                kind, rank = classes.get((logs.name, *end), ("", None))
+                kind, rank = self._classes.get((logs.name, *end), ("", None))
                 sources = self._sources.get(rank) if rank is not None else None
                 title = f"{kind} {end[0]}:{end[1]} → {end[2]}:{end[3]}".strip()
                 bursts = _bursts(times_ns[mine], packets["payload"][mine], sources)
                 self._writer.lanes(group, title, bursts)
 
+    @cached_property
     def _classes(self) -> dict[tuple[Any, ...], tuple[str, int | None]]:
         """Return the class of each flow by node and ends, and at its sender the rank that sends it."""
         found: dict[tuple[Any, ...], tuple[str, int | None]] = {}

@@ -50,6 +50,7 @@ GROUPS = {
             "ringtap.analysis.commands.structure",
             "a training job's iterations, ring and volume, from packets",
         ),
+        "export": ("ringtap.analysis.commands.export", "write the tables of a run for other programs"),
         "packets": ("ringtap.analysis.commands.packets", "cut an iteration, a sweep's point or a time out of captures"),
     },
     "Traffic and testbed": {

@@ -26,6 +26,9 @@ EXTRAS = {
     **dict.fromkeys(("dpkt", "scapy"), "packets"),
     **dict.fromkeys(("torchvision", "transformers"), "models"),
     "prometheus_client": "metrics",
+    "crc32c": "tensorboard",
+    "duckdb": "duckdb",
+    "perfetto": "perfetto",
     "pynvml": "gpu",
     "shtab": "completion",
 }

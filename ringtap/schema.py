@@ -256,6 +256,9 @@ LINK_STATE: Shape = {
 PROCESS: Shape = {"pid": COUNT, "parent?": (int, None), "rank?": (int, None), "command?": ([str], str, None)}
 BUCKETS: Shape = {"t_ns": NS, "module?": int, "bucket_bytes?": ([COUNT], None)}
 MARK: Shape = {"t_ns": NS, "text?": str}
+# a line of a rank's profile; one of kind "ranges" lists the collectives that PyTorch's profiler timed, each as a list
+PROFILE_LINE: Shape = {"kind": str, "ranges?": [list]}
+PROFILE_RANGE: Shape = {"name": str, "begin_ns": NS, "length_ns": NS, "size_bytes": (COUNT, None)}
 # the first columns of every sampled log
 TIME_FIELDS = (Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time"))
 

@@ -7,12 +7,8 @@ execution traces add the shapes of inputs to a trace that was recorded without t
 
 from __future__ import annotations
 
-import gzip
-import io
-import json
 import math
 import re
-import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
@@ -23,15 +19,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringtap.errors import UsageError
-from ringtap.json_validation import COUNT, Number, Shape, ShapeError, check, open_regular
+from ringtap.json_stream import members
+from ringtap.json_validation import COUNT, Number, Shape, ShapeError, check
 from ringtap.units import counted
 from ringtap.workload.execution_trace import Collective
 from ringtap.workload.profile import CARRIED_OUT_AS, MAX_RANKS, Communication, Event, Iteration, RankProfile
 
-MAX_TRACE_BYTES, MAX_EVENTS = 4 << 30, 20_000_000  # uncompressed
-_MAX_VALUE, _CHUNK = 16 << 20, 1 << 20  # characters of an event, and of a read
+MAX_EVENTS = 20_000_000
 _MAX_DIMENSIONS = 64  # of a tensor in PyTorch
-_SPACE, _AFTER_VALUES = re.compile(r"[ \t\r\n]*"), set(" \t\r\n,:]}")
 # kinds by how PyTorch's names begin: allreduce_, _allgather_base, reduce_scatter_tensor_coalesced, all_to_allv ...
 _KINDS = {one.name.replace("_", "").lower(): one.name.lower() for one in sorted(Collective, key=lambda one: -one)}
 _KINDS |= {"send": "send", "recv": "recv"}
@@ -209,7 +204,7 @@ def _read(path: Path, execution_trace: Path | None, ranks: int) -> RankProfile:
     trace = _Trace(path, {} if execution_trace is None else _read_shapes(execution_trace))
     number = 0
     try:
-        for key, value in _members(path, "traceEvents"):
+        for key, value in members(path, "traceEvents"):
             if key == "traceEvents":
                 number += 1
                 if number > MAX_EVENTS:
@@ -236,7 +231,7 @@ def _read_shapes(path: Path) -> dict[int, tuple[str, dict[str, Any]]]:
     """Return name and inputs of the operations of torch.distributed and its backends, by their record function ids."""
     found: dict[int, tuple[str, dict[str, Any]]] = {}
     try:
-        for key, node in _members(path, "nodes"):
+        for key, node in members(path, "nodes"):
             if key != "nodes" or not str(node["name"]).startswith(("c10d::", "nccl:", "gloo:")):
                 continue
             check(node, {"name": str, "inputs": {"values": list, "shapes": list, "types": [str]}, "attrs": [dict]})
@@ -247,98 +242,6 @@ def _read_shapes(path: Path) -> dict[int, tuple[str, dict[str, Any]]]:
     if not found:
         raise UsageError(f"{path} has no collective: it is not an execution trace of a distributed job of PyTorch")
     return found
-
-
-def _members(path: Path, items: str) -> Iterator[tuple[str, Any]]:
-    """Yield key and value of the members of a JSON object in a file, and each item of one list.
-
-    Raises:
-        ShapeError: it is not such JSON, or too large.
-        UsageError: the file cannot be read.
-    """
-    try:
-        with open_regular(path) as file:
-            is_compressed = file.read(2) == b"\x1f\x8b"
-            file.seek(0)
-            data = gzip.GzipFile(fileobj=file) if is_compressed else file
-            with io.TextIOWrapper(data, encoding="utf-8", errors="replace") as text:
-                yield from _Scanner(text).members(items)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UsageError(f"{path} is cut short or damaged: copy it again") from error
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-
-
-class _Scanner:
-    """A JSON object in a file, of which only a part is in memory.
-
-    Numbers are taken as Python reads them: traces have infinite occupancies and ids of more than 64 bits.
-    """
-
-    def __init__(self, file: io.TextIOWrapper) -> None:
-        self._file, self._text, self._at, self._left = file, "", 0, MAX_TRACE_BYTES
-        self._decoder = json.JSONDecoder()
-
-    def members(self, items: str) -> Iterator[tuple[str, Any]]:
-        """Yield key and value of each member, and of each item of one list."""
-        self._take("{", "it is not a JSON object")
-        while self._peek() != "}":
-            key = self._value()
-            self._take(":", "a key has no value")
-            if key == items:
-                self._take("[", f"{items} is not a list")
-                while self._peek() != "]":
-                    yield key, self._value()
-                    self._separate("]")
-                self._at += 1
-            else:
-                yield str(key), self._value()
-            self._separate("}")
-
-    def _more(self) -> bool:
-        size = max(_CHUNK, len(self._text) - self._at)
-        text = self._file.read(size)
-        self._left -= len(text)
-        if self._left < 0:
-            raise ShapeError(f"it has more than {MAX_TRACE_BYTES >> 30} GiB")
-        self._text, self._at = self._text[self._at :] + text, 0
-        return bool(text)
-
-    def _peek(self) -> str:
-        while True:
-            found = _SPACE.match(self._text, self._at)
-            self._at = found.end() if found else self._at
-            if self._at < len(self._text):
-                return self._text[self._at]
-            if not self._more():
-                raise ShapeError("it is cut short")
-
-    def _take(self, mark: str, otherwise: str) -> None:
-        if self._peek() != mark:
-            raise ShapeError(otherwise)
-        self._at += 1
-
-    def _separate(self, end: str) -> None:
-        if self._peek() == ",":
-            self._at += 1
-        elif self._peek() != end:
-            raise ShapeError("a comma is missing")
-
-    def _value(self) -> Any:
-        self._peek()
-        while True:
-            try:
-                value, end = self._decoder.raw_decode(self._text, self._at)
-            except RecursionError:
-                raise ShapeError("it is nested too deeply") from None
-            except ValueError:
-                end = len(self._text)
-            if self._text[end : end + 1] in _AFTER_VALUES:
-                self._at = end
-                return value
-            # the value, or a number that seems to have ended, goes on in what follows
-            if len(self._text) - self._at > _MAX_VALUE or not self._more():
-                raise ShapeError("it is cut short or not JSON")
 
 
 def _profile(trace: _Trace) -> RankProfile:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from ringtap.errors import UsageError
 from ringtap.json_validation import COUNT, NS, Number, Shape, check, parse_json
+from ringtap.schema import PROFILE_RANGE
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.workload import Workload, check_workload
 
@@ -282,10 +283,8 @@ def _iteration(item: dict[str, Any]) -> Iteration:
 
 
 def _range(item: list[Any]) -> Range:
+    check(dict(zip(PROFILE_RANGE, item, strict=True)), PROFILE_RANGE)
     name, begin_ns, length_ns, size_bytes = item
-    check([begin_ns, length_ns], [NS])
-    check(name, str)
-    check(size_bytes, (COUNT, None))
     backend, _, kind = name.partition(":")
     kind = _KINDS[kind].name.lower() if kind in _KINDS else kind
     return Range(backend, kind, begin_ns, begin_ns + length_ns, size_bytes)

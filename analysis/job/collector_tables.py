@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -24,23 +25,43 @@ def log_names(nodes: Mapping[str, NodeLogs]) -> list[str]:
     return sorted(folder if folder == file else f"{folder}/{file}" for folder, file in folders)
 
 
+@dataclass(frozen=True)
+class SampleLog:
+    """A node's log of samples."""
+
+    node: NodeLogs
+    file: RecordFile
+    log: WideLog
+
+    def __len__(self) -> int:
+        return len(self.log.t_ns)
+
+    def table(self, rows: slice = slice(None)) -> pd.DataFrame:
+        """Return its samples, or those of some rows, with times on the reference clock."""
+        t_ns = self.node.clock.to_reference(np.asarray(self.log.t_ns[rows], np.int64))
+        values = {item.name: _values(self.log, item.name, rows) for item in self.file.fields if item.kind != "time"}
+        return pd.DataFrame({"node": self.node.name, "t_ns": t_ns} | values)
+
+
 def samples(nodes: Mapping[str, NodeLogs], name: str) -> pd.DataFrame:
     """Return the table of `ringtap.analysis.job.run.Job.table`, one row per sample.
 
     Raises:
         UsageError: no node has such a log, or it cannot be read.
     """
-    parts: list[pd.DataFrame] = []
-    columns, units = {"node": "name of the node", "t_ns": "time of the sample"}, {"t_ns": SINCE_EPOCH}
-    for node, file, log in _logs(nodes, name):
-        t_ns = node.clock.to_reference(np.asarray(log.t_ns, np.int64))
-        values = {item.name: _values(log, item.name) for item in file.fields if item.kind != "time"}
-        parts.append(pd.DataFrame({"node": node.name, "t_ns": t_ns} | values))
-        columns |= {item.name: f"{item.kind} in {item.unit}" if item.unit else item.kind for item in file.fields[2:]}
-        units |= {item.name: item.unit for item in file.fields[2:] if item.unit}
-    table = pd.concat(parts, ignore_index=True)
-    table.attrs |= {"units": units, "columns": {str(column): columns[str(column)] for column in table}}
+    logs = logs_of(nodes, name)
+    table = pd.concat([log.table() for log in logs], ignore_index=True)
+    table.attrs |= sample_attrs(logs)
     return table
+
+
+def sample_attrs(logs: Sequence[SampleLog]) -> dict[str, dict[str, str]]:
+    """Return units and meaning of the columns of logs, as the ``attrs`` of their table."""
+    columns, units = {"node": "name of the node", "t_ns": "time of the sample"}, {"t_ns": SINCE_EPOCH}
+    for item in (item for log in logs for item in log.file.fields if item.kind != "time"):
+        columns[item.name] = f"{item.kind} in {item.unit}" if item.unit else item.kind
+        units |= {item.name: item.unit} if item.unit else {}
+    return {"units": units, "columns": columns}
 
 
 def by_iteration(nodes: Mapping[str, NodeLogs], name: str, borders: Mapping[str, Borders]) -> pd.DataFrame:
@@ -52,7 +73,7 @@ def by_iteration(nodes: Mapping[str, NodeLogs], name: str, borders: Mapping[str,
     parts: list[pd.DataFrame] = []
     columns = {"iteration": "number of the iteration", "node": "name of the node"}
     units: dict[str, str] = {}
-    for node, file, log in _logs(nodes, name):
+    for node, file, log in ((one.node, one.file, one.log) for one in logs_of(nodes, name)):
         if (np.diff(log.t_ns) <= 0).any():
             raise UsageError(
                 f"{name} has several records per sample: join the rows of job.table({name!r}) by their time"
@@ -74,8 +95,8 @@ def by_iteration(nodes: Mapping[str, NodeLogs], name: str, borders: Mapping[str,
     return table
 
 
-def _logs(nodes: Mapping[str, NodeLogs], name: str) -> list[tuple[NodeLogs, RecordFile, WideLog]]:
-    """Return the nodes with a log of this name, and the log.
+def logs_of(nodes: Mapping[str, NodeLogs], name: str) -> list[SampleLog]:
+    """Return the logs of this name, one of each node that has it.
 
     Raises:
         UsageError: no node has one that can be read.
@@ -86,7 +107,7 @@ def _logs(nodes: Mapping[str, NodeLogs], name: str) -> list[tuple[NodeLogs, Reco
     for node in nodes.values():
         log = node.wide(relative)
         if log is not None and "t_ns" in {item.name for item in log.file.fields}:
-            found.append((node, log.file, log))
+            found.append(SampleLog(node, log.file, log))
     if found:
         return found
     known = log_names(nodes)
@@ -101,6 +122,6 @@ def _logs(nodes: Mapping[str, NodeLogs], name: str) -> list[tuple[NodeLogs, Reco
     )
 
 
-def _values(log: WideLog, column: str) -> object:
-    values = log.values(column)
+def _values(log: WideLog, column: str, rows: slice) -> object:
+    values = log.values(column)[rows]
     return [bytes(value) for value in values] if values.dtype.kind == "V" else np.array(values)

@@ -65,13 +65,40 @@ def phases_of(run: JobRun, marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -
     return found
 
 
+def ddp_passes(run: JobRun, nodes: Mapping[str, NodeLogs]) -> dict[int, pd.DataFrame]:
+    """Return the passes that DDP logged, by number of the process.
+
+    Args:
+        run: the run.
+        nodes: the nodes' logs.
+
+    Returns:
+        Per process: ``forward_start_ns``, ``backward_start_ns``, ``backward_end_ns``, ``comm_start_ns`` and
+        ``comm_end_ns`` on the reference clock, 0: not known; ``forward_ns``; and ``synced``, True if gradients were
+        exchanged. Processes without DDP's log are absent.
+    """
+    marks = marks_and_processes(aligned(run.steps, nodes))[0]
+    tables = {}
+    for process, rows in marks.groupby("process").indices.items():
+        logs, stem = _step_log(run, int(str(process)), nodes)
+        found = logs.records(f"{stem}.ddp.rec")
+        if found is not None and len(found[1]):
+            table = pd.DataFrame(_passes(int(str(process)), found[1], logs, marks.iloc[rows], {}))
+            tables[int(str(process))] = table.assign(synced=_synced(table))
+    return tables
+
+
+def _step_log(run: JobRun, process: int, nodes: Mapping[str, NodeLogs]) -> tuple[NodeLogs, str]:
+    """Return the node of a process, and the names of its logs without their suffixes."""
+    path = run.step_files[process]
+    return nodes[whole(path.parent.parent.name)], f"steps/{path.name.removesuffix('.rec')}"
+
+
 def _ddp(run: JobRun, marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Phases:
     parts, sizes, rebuilt_at, missing = [], [], 0, 0
     ends_ns = marks["end_ns"].to_numpy(np.int64)
     for process, rows in marks.groupby("process").indices.items():
-        path = run.step_files[int(str(process))]
-        logs = nodes[whole(path.parent.parent.name)]
-        stem = f"steps/{path.name.removesuffix('.rec')}"
+        logs, stem = _step_log(run, int(str(process)), nodes)
         found = logs.records(f"{stem}.ddp.rec")
         if found is None or not len(found[1]):
             missing += 1
@@ -155,8 +182,7 @@ def _ahead(records: Records, marks: pd.DataFrame) -> tuple[Integers | None, npt.
 def _by_iteration(passes: dict[str, npt.NDArray[Any]]) -> pd.DataFrame:
     """Sum DDP's times over the passes of each iteration of each process."""
     table = pd.DataFrame(passes)
-    synced = (table["comm_start_ns"] > 0) & (table["comm_end_ns"] >= table["comm_start_ns"])
-    synced &= table["comm_start_ns"] >= table["backward_start_ns"]  # else the times are those of an earlier pass
+    synced = _synced(table)
     begin_ns = np.maximum(table["backward_end_ns"], table["comm_start_ns"])
     known = synced & (table["backward_end_ns"] > 0)
     exposed = (table["comm_end_ns"] - begin_ns).clip(lower=0).where(known, table["comm_ns"] - table["overlap_ns"])
@@ -180,39 +206,63 @@ def _by_iteration(passes: dict[str, npt.NDArray[Any]]) -> pd.DataFrame:
     return sums.reset_index()
 
 
+def _synced(passes: pd.DataFrame) -> pd.Series[bool]:
+    """Return a mask of the passes in which gradients were exchanged."""
+    synced = (passes["comm_start_ns"] > 0) & (passes["comm_end_ns"] >= passes["comm_start_ns"])
+    return synced & (passes["comm_start_ns"] >= passes["backward_start_ns"])  # else times of an earlier pass
+
+
 def _empty() -> pd.DataFrame:
     kinds = dict.fromkeys(_COLUMNS, "int64") | dict.fromkeys(_NUMBERS, "float64")
     return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in kinds.items()})[_COLUMNS]
 
 
-def _horovod(marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Phases | None:
-    """Return the communication by Horovod's timeline, which rank 0 alone writes; None without one."""
+def horovod_collectives(logs: NodeLogs) -> pd.DataFrame | None:
+    """Return the collectives of the Horovod timeline of a node, on the reference clock; None without one.
+
+    Columns are those of `ringtap.analysis.job.horovod_timeline.Timeline.collectives`.
+    """
     from ringtap.analysis.job.horovod_timeline import read_timeline
 
-    for logs in nodes.values():
-        for name in logs.names("horovod/*timeline*.json"):
-            try:
-                timeline = read_timeline(logs.path / name)
-            except (RingtapError, OSError, ValueError) as error:
-                logs.report(f"{logs.name}/{name} cannot be used: {error}")
-                continue
-            rows = marks[(marks["node"] == logs.name) & (marks["rank"] == marks["rank"].min())]
-            if len(timeline) and len(rows):
-                return _by_timeline(timeline, rows, logs)
+    for name in logs.names("horovod/*timeline*.json"):
+        try:
+            timeline = read_timeline(logs.path / name)
+        except (RingtapError, OSError, ValueError) as error:
+            logs.report(f"{logs.name}/{name} cannot be used: {error}")
+            continue
+        if len(timeline):
+            return _on_reference(timeline, logs)
     return None
 
 
-def _by_timeline(timeline: pd.DataFrame, marks: pd.DataFrame, logs: NodeLogs) -> Phases:
+def _on_reference(timeline: pd.DataFrame, logs: NodeLogs) -> pd.DataFrame:
+    # Horovod reads CLOCK_REALTIME once, at its start, and then uses a clock that is never set
+    first_ns = timeline["start_ns"].to_numpy(np.int64)[:1]
+    ahead_ns = int((first_ns - logs.clock.unstepped(first_ns))[0])
+    columns = {}
+    for name in ("start_ns", "end_ns", "transport_start_ns", "transport_end_ns"):
+        known = timeline[name].notna().to_numpy()
+        times_ns = logs.clock.to_reference(timeline[name].fillna(0).to_numpy(np.int64) - ahead_ns)
+        columns[name] = pd.Series(times_ns, index=timeline.index).astype("Int64").where(known)
+    return timeline.assign(**columns)
+
+
+def _horovod(marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Phases | None:
+    """Return the communication by Horovod's timeline, which rank 0 alone writes; None without one."""
+    for logs in nodes.values():
+        rows = marks[(marks["node"] == logs.name) & (marks["rank"] == marks["rank"].min())]
+        if len(rows) and (timeline := horovod_collectives(logs)) is not None:
+            return _by_timeline(timeline, rows)
+    return None
+
+
+def _by_timeline(timeline: pd.DataFrame, marks: pd.DataFrame) -> Phases:
     """Split each iteration of rank 0 by the collectives of the timeline.
 
     Communication during the optimizer's step is exposed, because Horovod's wrapper synchronises there. Communication
     before the step is hidden behind the backward pass.
     """
-    begin, end = (timeline[f"{name}_ns"].to_numpy(np.int64) for name in ("start", "end"))
-    # Horovod reads CLOCK_REALTIME once, at its start, and then uses a clock that is never set
-    ahead_ns = begin[0] - logs.clock.unstepped(begin[:1])[0]
-    begin, end = (logs.clock.to_reference(times - ahead_ns) for times in (begin, end))
-    begin, end = merged_spans(begin, end)
+    begin, end = merged_spans(*(timeline[name].to_numpy(np.int64) for name in ("start_ns", "end_ns")))
     parts = []
     for process, rows in marks.groupby("process"):
         edges = np.concatenate(([rows["start_ns"].iloc[0] - 1], rows["end_ns"].to_numpy(np.int64)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,35 +107,44 @@ class _Sums:
                 self.binned[flow][what] += sums
 
 
-def read_packets(logs: NodeLogs, borders: Borders) -> Packets | None:
-    """Read a node's captures; return None if it has none."""
-    names = logs.names("packets/*.pcap*")
-    if not names:
-        return None
-    sums, first_ns, last_ns, others = _Sums(borders.edges_ns, borders.bins), 0, 0, 0
-    interfaces = set()
+def each_capture(logs: NodeLogs) -> Iterator[tuple[str, str, Scanned]]:
+    """Yield the interface, the name and a scan of each of a node's captures, with a row per packet.
+
+    What is damaged is noted in the node's problems.
+    """
     interface_of = {f"packets/{file}": one.get("interface") for one in _facts(logs) for file in one.get("files") or []}
-    for name in names:
+    for name in logs.names("packets/*.pcap*"):
         interface = interface_of.get(name) or name.removeprefix("packets/").partition(".pcap")[0].rpartition("-")[0]
         try:
             scanned = scan_packets(logs.path / name)
         except (RingtapError, OSError) as error:
             logs.report(f"{logs.name}/{name} was not read: {error}")
             continue
-        interfaces.add(interface)
-        before = sum(total[2] for total in sums.total)
-        sums.add(interface, scanned, logs.clock)
         counts = scanned.counts
-        others += counts["packets"] - int(sum(total[2] for total in sums.total) - before)
-        if counts["packets"]:
-            first_ns = min(first_ns or scanned.first_ns, scanned.first_ns)
-            last_ns = max(last_ns, scanned.last_ns)
         if counts["torn_bytes"]:
             logs.torn.append(f"{logs.name}/{name}")
         if counts["corrupt_records"]:
             logs.report(
                 f"{logs.name}/{name} is damaged: ringtap passed over {counted(counts['corrupt_bytes'], 'byte')} of it"
             )
+        yield interface, name, scanned
+
+
+def read_packets(logs: NodeLogs, borders: Borders) -> Packets | None:
+    """Read a node's captures; return None if it has none."""
+    if not logs.names("packets/*.pcap*"):
+        return None
+    sums, first_ns, last_ns, others = _Sums(borders.edges_ns, borders.bins), 0, 0, 0
+    interfaces = set()
+    for interface, _, scanned in each_capture(logs):
+        interfaces.add(interface)
+        before = sum(total[2] for total in sums.total)
+        sums.add(interface, scanned, logs.clock)
+        packets = scanned.counts["packets"]
+        others += packets - int(sum(total[2] for total in sums.total) - before)
+        if packets:
+            first_ns = min(first_ns or scanned.first_ns, scanned.first_ns)
+            last_ns = max(last_ns, scanned.last_ns)
     flows = pd.DataFrame(
         list(sums.numbers), columns=["interface", "source", "source_port", "destination", "destination_port"]
     )

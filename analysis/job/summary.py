@@ -249,13 +249,18 @@ def _nccl(job: Job) -> list[dict[str, Any]]:
     return [found for found in read if found is not None]
 
 
-def _marks(job: Job) -> list[dict[str, Any]]:
-    begin = job.window_ns[0]
+def read_marks(job: Job) -> list[tuple[int, str]]:
+    """Return the time in ns and the text of each mark that somebody set while watching."""
     lines = NodeLogs(job.path).lines(MARKS_JSONL, MARK)
     t_ns = np.array([line["t_ns"] for line in lines], np.int64)
     reference = next((node.clock for name, node in job.nodes.items() if node.clock.reference == name), None)
-    at_s = ((t_ns if reference is None else reference.unstepped(t_ns)) - begin) / 1e9
-    return [{"at_s": float(at), "text": line.get("text", "")} for at, line in zip(at_s, lines, strict=True)]
+    times_ns = t_ns if reference is None else reference.unstepped(t_ns)
+    return [(at_ns, line.get("text", "")) for at_ns, line in zip(times_ns.tolist(), lines, strict=True)]
+
+
+def _marks(job: Job) -> list[dict[str, Any]]:
+    begin_ns = job.window_ns[0]
+    return [{"at_s": (at_ns - begin_ns) / 1e9, "text": text} for at_ns, text in read_marks(job)]
 
 
 def _not_collected(job: Job) -> list[dict[str, Any]]:

@@ -259,11 +259,12 @@ def _addresses(rows: Records) -> dict[str, Any]:
 def _texts(addresses: npt.NDArray[Any], family: npt.NDArray[Any]) -> list[str]:
     raw = np.ascontiguousarray(addresses).tobytes()
     keys = [(int(kind), raw[start : start + 16]) for kind, start in zip(family, range(0, len(raw), 16), strict=True)]
-    names = {key: _text(*key) for key in set(keys)}
+    names = {key: address_text(*key) for key in set(keys)}
     return [names[key] for key in keys]
 
 
-def _text(family: int, raw: bytes) -> str:
+def address_text(family: int, raw: bytes) -> str:
+    """Return the address of a socket as text; IPv4 addresses that IPv6 maps as IPv4."""
     if family == socket.AF_INET6 and not raw.startswith(_MAPPED):
         return socket.inet_ntop(socket.AF_INET6, raw)
     return socket.inet_ntop(socket.AF_INET, raw[12:] if family == socket.AF_INET6 else raw[:4])

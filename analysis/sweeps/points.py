@@ -183,6 +183,7 @@ def table(points: Sequence[Point]) -> pd.DataFrame:
         "variation",
         "independent",
         "utilisation",
+        "late_share",
     ]
     return result.astype(dict.fromkeys(numbers, "Float64") | {"iperf_streams": "Int64"})
 

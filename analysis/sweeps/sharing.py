@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy import special
 
+from ringtap.analysis.frames import described
 from ringtap.analysis.job.iterations import aligned, merged_spans
 from ringtap.analysis.runs.apportioning import Integers
 from ringtap.analysis.runs.node_logs import NodeLogs
@@ -167,6 +168,29 @@ def sharing_points(run: SweepRun) -> list[SharingPoint]:
             bits = None if point.utilisation is None else point.utilisation * capacity_bps * point.mean_s
             alone[point.jobs[0].name] = point.mean_s, bits
     return found
+
+
+def sharing_tables(points: Sequence[SharingPoint]) -> dict[str, pd.DataFrame]:
+    """Return points as the tables ``points``, ``jobs`` (rows per point and job) and ``iterations`` (per iteration)."""
+
+    def table(kind: type, rows: list[dict[str, Any]]) -> pd.DataFrame:
+        numbers = [item.name for item in fields(kind) if "float" in str(item.type)]
+        return described(pd.DataFrame(rows).astype(dict.fromkeys(numbers, "Float64")), kind.__doc__)
+
+    if not points:
+        return dict.fromkeys(("points", "jobs", "iterations"), pd.DataFrame())
+    own = [item.name for item in fields(SharingPoint) if item.name not in ("jobs", "phases")]
+    iterations = pd.concat(
+        [point.phases.assign(step=point.step, offset=point.offset) for point in points], ignore_index=True
+    )
+    return {
+        "points": table(SharingPoint, [{name: getattr(point, name) for name in own} for point in points]),
+        "jobs": table(
+            SharedJob,
+            [{"step": point.step, "offset": point.offset} | asdict(job) for point in points for job in point.jobs],
+        ),
+        "iterations": described(iterations, None),
+    }
 
 
 def _point(

@@ -158,7 +158,7 @@ def test_horovods_timeline_is_split_at_the_optimizers_step(tmp_path):
     timeline = pd.DataFrame(rows).assign(operation="ALLREDUCE", negotiate_start_ns=0)
     job = open_job(tmp_path / "job")
     marks = job.run.steps.assign(index=range(6), generation=0)
-    found = iterations._by_timeline(timeline, marks, job.nodes["n0"])
+    found = iterations._by_timeline(timeline, marks)
     assert found.table["communication_s"].to_numpy() == pytest.approx([0.030] * 5)
     assert found.table["exposed_s"].to_numpy() == pytest.approx([0.010] * 5)
     assert found.table["overlap_s"].to_numpy() == pytest.approx([0.020] * 5)

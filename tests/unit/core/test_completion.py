@@ -48,6 +48,7 @@ def test_bash_completes_options_and_their_values(script: Path) -> None:
     assert completed(script, "sweep", "--re") == {"--report", "--resume"}
     assert completed(script, "traffic", "plan", "--burst-h") == {"--burst-height"}
     assert completed(script, "traffic", "plan", "--kind", "r") == {"ring", "replay"}
+    assert completed(script, "export", "--to", "p") >= {"parquet"}
     assert completed(script, "completion", "") >= set(SHELLS)
 
 

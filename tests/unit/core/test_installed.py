@@ -27,6 +27,7 @@ NEED_REPORT = {
     "structure": ["structure", "examples/ring.pcap.gz"],
     "analyze": ["analyze", "{run}"],
     "report": ["report", "{run}"],
+    "export": ["export", "{run}", "--to", "parquet", "-o", "tables"],
     "fit": ["fit", "examples/points.csv"],
     "predict": ["predict", "--fit", "fit.json", "--load", "1gbit"],
     "traffic verify": ["traffic", "verify", "web.plan", "--sent", "sent.rec"],
@@ -193,6 +194,9 @@ def test_every_package_that_pyproject_names_has_its_extra() -> None:
         "dask": "dask",
         "gpu": "gpu",
         "completion": "completion",
+        "duckdb": "duckdb",
+        "perfetto": "perfetto",
+        "tensorboard": "tensorboard",
     }.items():
         for requirement in extras[extra]:
             name = re.match(r"[\w-]+", requirement)[0]  # type: ignore[index]

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ringtap import json_stream
 from ringtap.errors import UsageError
 from ringtap.workload import kineto
 from ringtap.workload.execution_trace import Collective, NodeType
@@ -290,7 +291,7 @@ def test_hostile_files_end_in_a_sentence(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(kineto, "MAX_EVENTS", 10)
     with pytest.raises(UsageError, match="has more than 10 events: profile fewer iterations"):
         of_one_rank(tmp_path, gpu_events())
-    monkeypatch.setattr(kineto, "MAX_TRACE_BYTES", 1 << 20)
+    monkeypatch.setattr(json_stream, "MAX_BYTES", 1 << 20)
     bomb = zlib.compressobj(wbits=31)
     path.write_bytes(bomb.compress(b'{"a": 1' + b" " * (3 << 20)) + bomb.flush())
     with pytest.raises(UsageError, match="it has more than"):
@@ -338,10 +339,10 @@ JSON = st.recursive(
 def test_members_are_those_of_the_json_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: dict[str, Any], items: list[Any], chunk: int
 ) -> None:
-    monkeypatch.setattr(kineto, "_CHUNK", chunk)
+    monkeypatch.setattr(json_stream, "_CHUNK", chunk)
     path = tmp_path / "members.json"
     others.pop("items", None)
     path.write_text(json.dumps(others | {"items": items}, indent=chunk % 3 or None))
-    found = list(kineto._members(path, "items"))
+    found = list(json_stream.members(path, "items"))
     assert [value for key, value in found if key == "items"] == items
     assert {key: value for key, value in found if key != "items"} == others

@@ -65,7 +65,7 @@ def _export(options: argparse.Namespace) -> int:
         _check_folder(output, options.force)
     try:
         export = _writer(options.to)(run, output)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: text that is not Unicode, as a name from a torn log
         raise UsageError(f"{output} cannot be written: {error_message(error)}") from error
     for name, reason in export.left_out.items():
         print(f"ringtap: no {name}: {reason}", file=sys.stderr)

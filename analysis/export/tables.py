@@ -229,10 +229,17 @@ def _sampled(name: str, job: Job, log: str) -> ExportTable | None:
 def _table(
     name: str, schemas: Sequence[pa.Schema], attrs: dict[Any, Any], parts: Iterator[pd.DataFrame]
 ) -> ExportTable:
-    """Return a table whose columns are those of all schemas."""
+    """Return a table whose columns are those of all schemas.
+
+    Raises:
+        UsageError: a column has types in them that no type includes.
+    """
     # a column of objects without a value is one of texts
     fields = [[one.with_type(pa.string()) if pa.types.is_null(one.type) else one for one in each] for each in schemas]
-    schema = pa.unify_schemas([pa.schema(each) for each in fields])
+    try:
+        schema = pa.unify_schemas([pa.schema(each) for each in fields], promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise UsageError(f"the logs of its nodes differ: {error}") from error
     metadata = {**(schemas[0].metadata or {}), b"PANDAS_ATTRS": json.dumps(attrs).encode()}
     return ExportTable(name, schema.with_metadata(metadata), attrs, parts)
 

@@ -174,21 +174,24 @@ def sharing_tables(points: Sequence[SharingPoint]) -> dict[str, pd.DataFrame]:
     """Return points as the tables ``points``, ``jobs`` (rows per point and job) and ``iterations`` (per iteration)."""
 
     def table(kind: type, rows: list[dict[str, Any]]) -> pd.DataFrame:
-        numbers = [item.name for item in fields(kind) if "float" in str(item.type)]
-        return described(pd.DataFrame(rows).astype(dict.fromkeys(numbers, "Float64")), kind.__doc__)
+        found = pd.DataFrame(rows)
+        numbers = [item.name for item in fields(kind) if "float" in str(item.type) and item.name in found]
+        return described(found.astype(dict.fromkeys(numbers, "Float64")), kind.__doc__)
 
     if not points:
         return dict.fromkeys(("points", "jobs", "iterations"), pd.DataFrame())
-    own = [item.name for item in fields(SharingPoint) if item.name not in ("jobs", "phases")]
+    own = [item.name for item in fields(SharingPoint) if item.name not in ("jobs", "phases", "slides", "share_changes")]
     iterations = pd.concat(
         [point.phases.assign(step=point.step, offset=point.offset) for point in points], ignore_index=True
     )
+    jobs: list[dict[str, Any]] = [
+        {"step": point.step, "offset": point.offset} | asdict(job) for point in points for job in point.jobs
+    ]
+    for job in jobs:
+        job |= {f"share_{name}": value for name, value in (job.pop("share") or {}).items()}
     return {
         "points": table(SharingPoint, [{name: getattr(point, name) for name in own} for point in points]),
-        "jobs": table(
-            SharedJob,
-            [{"step": point.step, "offset": point.offset} | asdict(job) for point in points for job in point.jobs],
-        ),
+        "jobs": table(SharedJob, jobs),
         "iterations": described(iterations, None),
     }
 

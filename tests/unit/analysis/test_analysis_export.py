@@ -198,12 +198,18 @@ def test_sweeps_have_points_and_iterations(sweep, tmp_path, capsys) -> None:
 
 def test_jobs_that_share_links_have_a_row_each(tmp_path, capsys) -> None:
     run = sharing(tmp_path / "run")
+    lines = [json.loads(line) for line in (run / "shared.jsonl").read_text().splitlines()]
+    share = {"intercept": 0.25, "slope": 1.75, "priority": 0, "iteration_bytes": 1.0, "gap_s": 0.1}
+    for job in lines[2]["jobs"]:
+        job["share"] = share | {"congestion_control": ""}
+    (run / "shared.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     export(capsys, run, "parquet", tmp_path / "tables")
     jobs = pd.read_parquet(tmp_path / "tables" / "jobs.parquet")
     assert jobs["offset"].tolist() == ["alone", "alone", "free", "free", "cassini", "cassini"]
     assert jobs["mean_s"].round(6).tolist() == [0.1, 0.1, 0.15, 0.155, 0.1, 0.1]
     assert jobs["slowdown"].isna().tolist() == [True, True, False, False, False, False]
     assert jobs.attrs["units"]["mean_s"] == "s"
+    assert jobs["share_slope"].dropna().tolist() == [1.75, 1.75]
     points = pd.read_parquet(tmp_path / "tables" / "points.parquet")
     assert points["score"].isna().tolist() == [True, True, True, False]
     iterations = pd.read_parquet(tmp_path / "tables" / "iterations.parquet")

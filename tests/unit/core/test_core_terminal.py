@@ -75,7 +75,7 @@ def test_no_standard_output_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sys.stdout is None
 
 
-# modules that write for a program alone: JSON in ASCII, frames, or machine code
+# modules that write for a program alone: JSON in ASCII, frames, machine code, or metrics
 _FOR_PROGRAMS = {
     *(
         "agents/sweep/host_facts.py",
@@ -85,6 +85,7 @@ _FOR_PROGRAMS = {
     ),
     "analysis/pcap/kernels/compile.py",
     "analysis/sweeps/next_load.py",
+    "analysis/live/metrics.py",
 }
 # functions that go past the guard, and why
 _PAST_THE_GUARD = {

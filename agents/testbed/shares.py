@@ -9,19 +9,30 @@ emulated: a thread counts the bytes of each class and changes its rate every `TI
 from __future__ import annotations
 
 import functools
-import os
 import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pyroute2 import DiagSocket, IPRoute
 from pyroute2.netlink import rtnl
 
 from ringtap.agents.testbed import build
 from ringtap.agents.testbed.topology import SWITCH, TRAINING_NIC, JobShare, TestbedSpec
-from ringtap.errors import MeasurementError
+from ringtap.collectors.netlink import (
+    DUMP,
+    HEADER_BYTES,
+    ROUTE,
+    NetlinkSocket,
+    aligned,
+    attribute_head,
+    attributes,
+    is_done,
+    message_at,
+    request,
+)
+from ringtap.errors import MeasurementError, error_message
 
 TICK_S = 0.015
 LEAST_SHARE = 0.01  # of a link, for the rest, and for jobs whose priority decides
@@ -31,15 +42,13 @@ _TICK_NS = 64  # of the times in which HTB counts bytes
 _SAME = 0.02  # change of a rate that is not worth a message
 
 _RTM_NEWQDISC, _RTM_NEWTCLASS, _RTM_GETTCLASS = 36, 40, 42
-_REQUEST, _ACK, _DUMP, _CREATE = 0x1, 0x4, 0x300, 0x400
-_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_ACK, _CREATE = 0x4, 0x400
 _TCA_KIND, _TCA_OPTIONS, _TCA_STATS2 = 1, 2, 7
 _TCA_HTB_PARMS, _TCA_STATS_BASIC = 1, 1
-_HEADER, _MESSAGE, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=BBHiIII"), struct.Struct("=HH")
+_MESSAGE = struct.Struct("=BBHiIII")  # linux/rtnetlink.h, tcmsg
 _RATE = struct.Struct("=BBHhHI")
 _LINK_LAYER_ETHERNET = 1
 _ESTABLISHED, _ASK_CONGESTION_CONTROL = 1 << 1, 1 << 3
-_ANSWER_BYTES = 1 << 16
 
 
 def class_rates_bps(shares: Sequence[JobShare], weights: Sequence[float], rate_bps: float) -> list[float]:
@@ -56,15 +65,13 @@ def class_rates_bps(shares: Sequence[JobShare], weights: Sequence[float], rate_b
 
 
 def _attribute(kind: int, data: bytes) -> bytes:
-    return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(data), kind) + data + bytes(-len(data) % 4)
+    return attribute_head(kind, len(data)) + data + bytes(-len(data) % 4)
 
 
-def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    begin = 0
-    while begin + _ATTRIBUTE.size <= len(data):
-        length, kind = _ATTRIBUTE.unpack_from(data, begin)
-        yield kind, data[begin + _ATTRIBUTE.size : begin + length]
-        begin += max(_ATTRIBUTE.size, length + -length % 4)
+def _is_unanswered(data: memoryview, length: int) -> bool:
+    """Return False if a datagram acknowledges a request; raise OSError if it refuses it."""
+    message_at(data, 0, length)
+    return False
 
 
 class Classes:
@@ -78,13 +85,12 @@ class Classes:
 
     def __init__(self, node: str, nic: str, spec: TestbedSpec) -> None:
         self._spec, self.place = spec, f"{nic} of {node}"
-        family, kind = socket.AF_NETLINK, socket.SOCK_RAW
-        self._socket = build.in_namespace(node, lambda: socket.socket(family, kind, socket.NETLINK_ROUTE))
+        self._netlink = build.in_namespace(node, lambda: NetlinkSocket(ROUTE))
         self._index = build.in_namespace(node, lambda: socket.if_nametoindex(nic))
 
     def close(self) -> None:
         """Close the socket to the kernel."""
-        self._socket.close()
+        self._netlink.close()
 
     def set(self, handle: int, rate_bps: float, *, order: int = 0, weight: float = 1.0) -> None:
         """Add or change a class.
@@ -104,40 +110,47 @@ class Classes:
         parent = _ROOT if handle == _LINK else _LINK
         data = _MESSAGE.pack(socket.AF_UNSPEC, 0, 0, self._index, handle, parent, 0)
         data += _attribute(_TCA_KIND, b"htb\0") + _attribute(_TCA_OPTIONS, _attribute(_TCA_HTB_PARMS, options))
-        self._ask(_RTM_NEWTCLASS, _ACK | _CREATE, data)
+        self._change(_RTM_NEWTCLASS, data)
 
     def add_queue(self, handle: int) -> None:
         """Give a class the queue of the testbed's limits, which pyroute2 does not know."""
         data = _MESSAGE.pack(socket.AF_UNSPEC, 0, 0, self._index, 0, handle, 0)
         data += _attribute(_TCA_KIND, b"bfifo\0") + _attribute(_TCA_OPTIONS, struct.pack("=I", self._spec.queue_bytes))
-        self._ask(_RTM_NEWQDISC, _ACK | _CREATE, data)
+        self._change(_RTM_NEWQDISC, data)
 
     def sent_bytes(self) -> dict[int, int]:
         """Return the bytes that each class has sent, by handle."""
-        found = {}
-        data = _MESSAGE.pack(socket.AF_UNSPEC, 0, 0, self._index, 0, 0, 0)
-        for message in self._ask(_RTM_GETTCLASS, _DUMP, data):
-            handle = _MESSAGE.unpack_from(message)[4]
-            statistics = dict(_attributes(message[_MESSAGE.size :])).get(_TCA_STATS2, b"")
-            basic = dict(_attributes(statistics)).get(_TCA_STATS_BASIC, bytes(8))
-            found[handle] = int.from_bytes(basic[:8], "little")
+        found: dict[int, int] = {}
+
+        def take(data: memoryview, length: int) -> bool:
+            position = 0
+            while True:
+                size, kind, _ = message_at(data, position, length)
+                if not size:
+                    return not is_done(kind)
+                first, end = position + HEADER_BYTES, position + size
+                handle = _MESSAGE.unpack_from(data, first)[4]
+                found[handle] = 0
+                for name, at, count in attributes(data, first + _MESSAGE.size, end):
+                    for inner, place, _ in attributes(data, at, at + count) if name == _TCA_STATS2 else ():
+                        if inner == _TCA_STATS_BASIC:
+                            (found[handle],) = struct.unpack_from("=Q", data, place)
+                position += aligned(size)
+
+        self._ask(request(_RTM_GETTCLASS, DUMP, _MESSAGE.pack(socket.AF_UNSPEC, 0, 0, self._index, 0, 0, 0)), take)
         return found
 
-    def _ask(self, kind: int, flags: int, data: bytes) -> list[bytes]:
-        """Send a message to the kernel, and return the messages of its answer."""
-        self._socket.send(_HEADER.pack(_HEADER.size + len(data), kind, _REQUEST | flags, 0, 0) + data)
-        found: list[bytes] = []
-        while True:
-            answer, begin = self._socket.recv(_ANSWER_BYTES), 0
-            while begin < len(answer):
-                length, answered, *_ = _HEADER.unpack_from(answer, begin)
-                body = answer[begin + _HEADER.size : begin + length]
-                begin += length + -length % 4
-                if answered == _NLMSG_ERROR and (error := -struct.unpack_from("=i", body)[0]):
-                    raise MeasurementError(f"the kernel refuses classes of HTB at {self.place}: {os.strerror(error)}")
-                if answered in (_NLMSG_ERROR, _NLMSG_DONE):
-                    return found
-                found.append(body)
+    def _change(self, kind: int, data: bytes) -> None:
+        self._ask(request(kind, _ACK | _CREATE, data), _is_unanswered)
+
+    def _ask(self, message: bytes, take: Callable[[memoryview, int], bool]) -> None:
+        """Send a request to the kernel, and pass on its answer."""
+        try:
+            self._netlink.dump(message, take)
+        except OSError as error:
+            raise MeasurementError(
+                f"the kernel refuses classes of HTB at {self.place}: {error_message(error)}"
+            ) from error
 
 
 class JobProgress:

@@ -140,9 +140,7 @@ def jobs(cluster: SlurmCluster) -> dict[str, Job]:
         return Job(cluster, user, run or f"run{len(found)}", *options, *elsewhere, command=command)
 
     found: dict[str, Job] = {}
-    # one minute less 40 s: told at the controller's next look at time limits, 20 to 50 s after the start; with 58 s, a
-    # job on a busy machine was told before it had begun
-    limited = ("--time", "1", "--stop-before", "40s")
+    limited = ("--time", "10", "--stop-before", "40s")
     found["limit"] = submit("alice", *limited, *KEEP, command=python(SAVES, "0"))
     found["cancelled"] = submit("bob", "--nodes", "2", *KEEP, command=python(SAVES, "3"))
     found["stubborn"] = submit("alice", "--stop-before", "2s", command=python(STUBBORN))
@@ -177,6 +175,8 @@ def jobs(cluster: SlurmCluster) -> dict[str, Job]:
     for name in ("limit", "cancelled", "stubborn", "lonely", "broken"):
         for rank in range(2 if name in ("cancelled", "broken") else 1):
             found[name].until(f"ready {rank}")
+    # one minute less 40 s: told at the controller's next look at time limits, which it takes every 30 s
+    assert cluster.run(["scontrol", "update", f"JobId={found['limit'].id}", "TimeLimit=1"]).returncode == 0
     cluster.kill(3)
     assert cluster.run(["scancel", found["cancelled"].id]).returncode == 0
     # what Slurm does ahead of a time limit

@@ -81,7 +81,7 @@ class ExpectedOrder:
 
     @property
     def sentences(self) -> list[str]:
-        """How the order agrees with that of the simulations, and the bytes with the message graphs."""
+        """Sentences on how well order and bytes agree with the simulations and the message graphs."""
         lines, compared = [], [one for one in self.series if one.measured_rank is not None]
         if self.spearman is not None:
             ends = [f"{one.variant} ({one.measured_s:.3f} s)" for one in (compared[0], compared[-1])]

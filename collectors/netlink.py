@@ -134,6 +134,28 @@ class NetlinkSocket:
             self.drain()
             raise
 
+    def dump_each(self, message: bytes, take: Callable[[int, memoryview, int, int], None]) -> None:
+        """Request a dump, and pass on each message of the answer.
+
+        Args:
+            message: the request.
+            take: called with a message's type, the buffer, and the message's begin and end in it.
+
+        Raises:
+            OSError: as `dump`.
+        """
+
+        def take_datagram(data: memoryview, length: int) -> bool:
+            position = 0
+            while True:
+                size, kind, _ = message_at(data, position, length)
+                if not size:
+                    return not is_done(kind)
+                take(kind, data, position, position + size)
+                position += aligned(size)
+
+        self.dump(message, take_datagram)
+
     def drain(self) -> None:
         """Discard received data that has not been read, before the next request."""
         while True:

@@ -21,10 +21,7 @@ from ringtap.collectors.netlink import (
     HEADER_BYTES,
     ROUTE,
     NetlinkSocket,
-    aligned,
     attributes,
-    is_done,
-    message_at,
     request,
 )
 from ringtap.records import Field, HoldingRecordWriter, JsonLinesWriter
@@ -108,18 +105,12 @@ class LinkWatch:
         """Read the states of all links, by name."""
         found: dict[str, dict[str, Any]] = {}
 
-        def take(data: memoryview, length: int) -> bool:
-            position = 0
-            while True:
-                size, kind, _ = message_at(data, position, length)
-                if not size:
-                    return not is_done(kind)
-                if kind == _NEW_LINK:
-                    name, state = _link(data, position, position + size)
-                    found[name] = state
-                position += aligned(size)
+        def take(kind: int, data: memoryview, begin: int, end: int) -> None:
+            if kind == _NEW_LINK:
+                name, state = _link(data, begin, end)
+                found[name] = state
 
-        self._netlink.dump(request(_GET_LINK, DUMP, _IFINFO.pack(0, 0, 0, 0, 0)), take)
+        self._netlink.dump_each(request(_GET_LINK, DUMP, _IFINFO.pack(0, 0, 0, 0, 0)), take)
         return found
 
     def _write(self, found: dict[str, dict[str, Any]]) -> None:

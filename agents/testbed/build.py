@@ -37,10 +37,7 @@ from ringtap.collectors.netlink import (
     HEADER_BYTES,
     ROUTE,
     NetlinkSocket,
-    aligned,
     attributes,
-    is_done,
-    message_at,
     request,
 )
 from ringtap.errors import MeasurementError, UsageError
@@ -337,25 +334,19 @@ class _NodeCounters:
         """Return the counters of each interface with a limit."""
         self._found.clear()
         begin_ns = time.monotonic_ns()
-        self._netlink.dump(_DUMP, self._take)
+        self._netlink.dump_each(_DUMP, self._take)
         end_ns = time.monotonic_ns()
         return {nic: LinkCount(begin_ns, end_ns, *counts) for nic, counts in self._found.items()}
 
-    def _take(self, data: memoryview, length: int) -> bool:
-        position = 0
-        while True:
-            size, kind, _ = message_at(data, position, length)
-            if not size:
-                return not is_done(kind)
-            first, end = position + HEADER_BYTES + _TC_BYTES, position + size
-            found = {name: data[at : at + count] for name, at, count in attributes(data, first, end)}
-            if bytes(found.get(_KIND, b"")).rstrip(b"\0") == b"tbf" and _STATS2 in found:
-                statistics = found[_STATS2]
-                for name, at, _ in attributes(statistics, 0, len(statistics)):
-                    if name == _BASIC:
-                        (index,) = struct.unpack_from("=I", data, position + HEADER_BYTES + 4)
-                        self._found[self._names[index]] = struct.unpack_from("=QI", statistics, at)
-            position += aligned(size)
+    def _take(self, _: int, data: memoryview, begin: int, end: int) -> None:
+        first = begin + HEADER_BYTES + _TC_BYTES
+        found = {name: data[at : at + count] for name, at, count in attributes(data, first, end)}
+        if bytes(found.get(_KIND, b"")).rstrip(b"\0") == b"tbf" and _STATS2 in found:
+            statistics = found[_STATS2]
+            for name, at, _ in attributes(statistics, 0, len(statistics)):
+                if name == _BASIC:
+                    (index,) = struct.unpack_from("=I", data, begin + HEADER_BYTES + 4)
+                    self._found[self._names[index]] = struct.unpack_from("=QI", statistics, at)
 
 
 class LinkCounters:

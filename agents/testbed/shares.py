@@ -13,7 +13,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from pyroute2 import DiagSocket, IPRoute
 from pyroute2.netlink import rtnl
@@ -25,10 +26,8 @@ from ringtap.collectors.netlink import (
     HEADER_BYTES,
     ROUTE,
     NetlinkSocket,
-    aligned,
     attribute_head,
     attributes,
-    is_done,
     message_at,
     request,
 )
@@ -122,31 +121,27 @@ class Classes:
         """Return the bytes that each class has sent, by handle."""
         found: dict[int, int] = {}
 
-        def take(data: memoryview, length: int) -> bool:
-            position = 0
-            while True:
-                size, kind, _ = message_at(data, position, length)
-                if not size:
-                    return not is_done(kind)
-                first, end = position + HEADER_BYTES, position + size
-                handle = _MESSAGE.unpack_from(data, first)[4]
-                found[handle] = 0
-                for name, at, count in attributes(data, first + _MESSAGE.size, end):
-                    for inner, place, _ in attributes(data, at, at + count) if name == _TCA_STATS2 else ():
-                        if inner == _TCA_STATS_BASIC:
-                            (found[handle],) = struct.unpack_from("=Q", data, place)
-                position += aligned(size)
+        def take(_: int, data: memoryview, begin: int, end: int) -> None:
+            handle = _MESSAGE.unpack_from(data, begin + HEADER_BYTES)[4]
+            found[handle] = 0
+            for name, at, count in attributes(data, begin + HEADER_BYTES + _MESSAGE.size, end):
+                for inner, place, _ in attributes(data, at, at + count) if name == _TCA_STATS2 else ():
+                    if inner == _TCA_STATS_BASIC:
+                        (found[handle],) = struct.unpack_from("=Q", data, place)
 
-        self._ask(request(_RTM_GETTCLASS, DUMP, _MESSAGE.pack(socket.AF_UNSPEC, 0, 0, self._index, 0, 0, 0)), take)
+        message = request(_RTM_GETTCLASS, DUMP, _MESSAGE.pack(socket.AF_UNSPEC, 0, 0, self._index, 0, 0, 0))
+        with self._named_errors():
+            self._netlink.dump_each(message, take)
         return found
 
     def _change(self, kind: int, data: bytes) -> None:
-        self._ask(request(kind, _ACK | _CREATE, data), _is_unanswered)
+        with self._named_errors():
+            self._netlink.dump(request(kind, _ACK | _CREATE, data), _is_unanswered)
 
-    def _ask(self, message: bytes, take: Callable[[memoryview, int], bool]) -> None:
-        """Send a request to the kernel, and pass on its answer."""
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
         try:
-            self._netlink.dump(message, take)
+            yield
         except OSError as error:
             raise MeasurementError(
                 f"the kernel refuses classes of HTB at {self.place}: {error_message(error)}"

@@ -233,7 +233,7 @@ def compare_runs(runs: Sequence[Job | Sweep | str | os.PathLike[str]]) -> RunCom
         runs: two jobs or more, or sweeps with two series or more in all; as objects, or as run directories.
 
     Raises:
-        UsageError: fewer than two runs are given, one is given twice, or a directory is no run; jobs and sweeps are
+        UsageError: fewer than two runs are given, one is given twice, or a directory is not a run; jobs and sweeps are
             mixed.
     """
     if isinstance(runs, str | os.PathLike | Job | Sweep):

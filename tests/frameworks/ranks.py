@@ -58,7 +58,7 @@ class WarmInterpreter:
             script: its path and arguments.
             folder: where it runs; made if it is missing.
             env: its environment.
-            ranks: processes; 0: one that is no rank.
+            ranks: number of ranks; with 0, the script runs once and has no rank.
             imports: a package to import before the fork.
         """
         folder.mkdir(exist_ok=True)

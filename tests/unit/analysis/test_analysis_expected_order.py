@@ -89,7 +89,7 @@ def test_what_is_not_known_has_a_reason(tmp_path: Path) -> None:
 
 
 def test_bytes_of_links_without_any(tmp_path: Path) -> None:
-    """What a link carries that should be idle is compared with the busiest link."""
+    """Traffic on a link that should be idle is compared with the busiest link."""
     path = tmp_path / "sweep"
     made(path, {"burst": 0.36}, {"link_payload_bytes": COUNTED | {"leaf0 down": 100_100.0}, "link_iterations": 12})
     (order,) = orders(path)

@@ -52,7 +52,7 @@ def values_of(tracks, process, *path):
 
 
 def grown(track, until_ns):
-    """What a rate in bit/s amounts to, in bytes."""
+    """Bytes that a rate in bit/s amounts to."""
     times_ns, rates = zip(*track.values, strict=True)
     return sum(np.diff([*times_ns, until_ns]) * np.array(rates)) / 8e9
 

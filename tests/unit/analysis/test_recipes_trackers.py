@@ -70,7 +70,7 @@ def recipe(title: str) -> str:
 
 
 def answer(folder: Path, title: str, read: str, environment: dict[str, str]) -> list[object]:
-    """What a program prints that runs the recipe, and then reads what it logged."""
+    """Output of a program that runs the recipe, and then reads its log."""
     environment = dict(os.environ) | environment | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     command = [sys.executable, "-c", recipe(title) + read]
     done = subprocess.run(

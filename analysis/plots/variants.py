@@ -38,10 +38,14 @@ def variant_times(series: Sequence[Series], setting: Setting) -> Drawn | None:
         for name, colour in colours.items()
     ]
     heavy = max(point.cross_gbps or 0.0 for one in drawn for point in one.used)
-    labels += [
-        line_handle("lightest load", color=INK, marker="o", linestyle="none"),
-        line_handle(f"heaviest load, {heavy:.3g} Gbit/s", color=INK, marker="o", mfc="white", linestyle="none"),
-    ]
+    labels += (
+        []
+        if not heavy
+        else [
+            line_handle("lightest load", color=INK, marker="o", linestyle="none"),
+            line_handle(f"heaviest load, {heavy:.3g} Gbit/s", color=INK, marker="o", mfc="white", linestyle="none"),
+        ]
+    )
     rows = max(len({row_of(one) for one in group}) for group in groups)
     left = 0.3 + 0.075 * max(len(row_of(one)) for one in drawn)
     on = sheet(len(groups), 1, (4.2, _ROW * rows + 0.2), labels, left=left)
@@ -61,9 +65,12 @@ def variant_times(series: Sequence[Series], setting: Setting) -> Drawn | None:
         axes.set_ylim(-0.6, len(order) - 0.4)
         axes.set_xlim(left=0)
         axes.set_xlabel("iteration time in s")
-        axes.set_title(label(f"{group[0].title}, {title_of(group[0].traffic)}"), loc="left")
+        axes.set_title(
+            label(f"{group[0].title}, {title_of(group[0].traffic)}" if heavy else group[0].title), loc="left"
+        )
+    loads = "at its lightest and its heaviest" if heavy else "without"
     caption = (
-        "Mean iteration time of each variant at its lightest and its heaviest cross traffic, the fastest one first. "
+        f"Mean iteration time of each variant {loads} cross traffic, the fastest one first. "
         f"Lines reach to the 99th percentile. The capacity is {setting.capacity_gbps:g} Gbit/s."
     )
     return on.drawn("variant-times", caption, points_table(drawn))

@@ -30,7 +30,7 @@ GROUPS = {
         "run": ("ringtap.agents.commands", "wrap a training job and record what it and the network do"),
         "capture": ("ringtap.agents.commands", "record this node without a job"),
         "live": ("ringtap.analysis.commands.live", "watch a run that is being written"),
-        "doctor": ("ringtap.agents.doctor.command", "what can be recorded here, and how to get the rest"),
+        "doctor": ("ringtap.doctor", "what can be recorded here, and how to get the rest"),
     },
     "Measure": {
         "sweep": ("ringtap.agents.commands", "step cross traffic under training jobs and measure"),

@@ -61,11 +61,16 @@ def read_only_place(path: Path, site: Site, environment: Mapping[str, str]) -> s
     """Return the read-only folder of a site that contains a path; empty if none does."""
     real = Path(os.path.realpath(path))
     for entry in site.read_only:
-        name, _, rest = entry.removeprefix("$").partition("/")
-        folder = entry if entry.startswith("/") else environment.get(name, "") + ("/" + rest if rest else "")
+        folder = expand(entry, environment)
         if folder.startswith("/") and real.is_relative_to(os.path.realpath(folder)):
             return entry
     return ""
+
+
+def expand(entry: str, environment: Mapping[str, str]) -> str:
+    """Return an entry of ``read_only`` with its variable replaced; not absolute if the variable is not set."""
+    name, _, rest = entry.removeprefix("$").partition("/")
+    return entry if entry.startswith("/") else environment.get(name, "") + ("/" + rest if rest else "")
 
 
 def file_system(path: Path) -> str:

@@ -283,14 +283,14 @@ class _TaskProcess:
                 data = data[os.write(writer, data) :]
         os._exit(0)
 
-    def end(self, late: bool) -> list[Finding]:
-        """Kill the process group of the task and return its findings."""
+    def end(self, late_s: float | None = None) -> list[Finding]:
+        """Kill the process group of the task and return its findings; it has not answered in so much time if given."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         _, status = os.waitpid(self.pid, 0)
         os.close(self.reader)
-        if late:
-            return self._failed(f"the check did not answer within {TIMEOUT_S:g} s")
+        if late_s is not None:
+            return self._failed(f"the check did not answer within {late_s:g} s")
         try:
             answer = json.loads(self.answer)
         except ValueError:
@@ -333,8 +333,8 @@ def run_apart(chosen: Sequence[Task], timeout_s: float) -> list[Finding]:
                 process.answer += data
                 if not data:
                     selector.unregister(process.reader)
-                    results[number] = process.end(late=False)
+                    results[number] = process.end()
         for key in list(selector.get_map().values()):
             number, process = key.data
-            results[number] = process.end(late=True)
+            results[number] = process.end(late_s=timeout_s)
     return [finding for number in range(len(chosen)) for finding in results[number]]

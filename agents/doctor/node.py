@@ -57,7 +57,7 @@ def run_directory(runs: Path) -> Check:
     if not folder.is_dir():
         return Check("unavailable", f"{folder} is not a folder", "name another place with -o DIR")
     try:
-        _try_to_write(folder)
+        try_to_write(folder)
     except OSError as error:
         return Check("unavailable", f"{folder} cannot be written: {error.strerror}", _elsewhere())
     kind, local = system_clock.file_system(folder)
@@ -79,7 +79,7 @@ def _elsewhere() -> str:
     )
 
 
-def _try_to_write(folder: Path) -> None:
+def try_to_write(folder: Path) -> None:
     """Create an unnamed file; if the file system does not support them, create a named file and remove it at once."""
     try:
         os.close(os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600))

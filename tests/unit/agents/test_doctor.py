@@ -20,7 +20,7 @@ from ringtap.agents import hook
 from ringtap.agents.clock import system_clock as clock_source
 from ringtap.agents.doctor import checks as doctor
 from ringtap.agents.doctor import checks as doctor_software
-from ringtap.agents.doctor import command as doctor_command
+from ringtap import doctor as doctor_command
 from ringtap.agents.doctor import job_interpreter as doctor_job
 from ringtap.agents.doctor import node as doctor_node
 from ringtap.agents.doctor.checks import Question, Task, diagnose, run_apart, tasks

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ringtap.agents.doctor.command import verdict
+from ringtap.doctor import verdict
 from ringtap.agents.hosts import LocalHosts
 from ringtap.agents.hosts.worker import HostWorker, clean
 from ringtap.agents.sweep import roles as sweep_roles

@@ -93,7 +93,7 @@ _PAST_THE_GUARD = {
     ("agents/hosts/worker.py", "_write"): "frames to the controller",
     ("slurm/script.py", "print_script"): "to a file or a pipe; a terminal gets guarded text",
     ("analysis/pcap/kernels/compile.py", ""): "machine code to the process that asked for it",
-    ("agents/doctor/command.py", "_doctor"): "a table with colours; texts are made visible",
+    ("ringtap/doctor.py", "_doctor"): "a table with colours; texts are made visible",
     ("trafficgen/commands/send.py", "_show_progress"): "two numbers",
 }
 

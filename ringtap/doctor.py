@@ -1,4 +1,4 @@
-"""Command ``ringtap doctor``: checks of this node, or of every host of a plan, as a table or JSON."""
+"""Command ``ringtap doctor``: checks of this node, of a site's facts, or of every host of a plan."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ringtap.agents.doctor.checks import NEEDED, Question, diagnose
+from ringtap.agents.doctor.checks import NEEDED, Question, diagnose, run_apart
 from ringtap.agents.hosts import Hosts, TestbedHosts
 from ringtap.agents.job.signals import termination_as_interrupt
 from ringtap.agents.sweep.cluster_hosts import reached
@@ -29,6 +29,8 @@ from ringtap.json_validation import check, parse_json
 from ringtap.options import add_json
 from ringtap.plan import SweepPlan, load_plan
 from ringtap.plan_cluster import Cluster
+from ringtap.slurm.site_checks import TIMEOUT_S, site_tasks
+from ringtap.slurm.sites import load_site
 from ringtap.terminal import shell_word, unguarded, visible
 
 _HOST_S = 20.0
@@ -138,7 +140,7 @@ def _ask(hosts: Hosts, host: str, question: Question) -> dict[str, Any]:
 _COLUMNS = 80
 _NAME_AT, _REASON_AT = 14, 29
 _COLOURS = {"ok": "32", "degraded": "33", "unavailable": "31", "failed": "35"}
-_TITLES = {"collectors": "Collectors", "run": "Run", "node": "Node", "software": "Other verbs"}
+_TITLES = {"collectors": "Collectors", "run": "Run", "node": "Node", "software": "Other verbs", "site": "Site"}
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -149,6 +151,11 @@ def register(subparsers: Any, name: str, summary: str) -> None:
         description=f"{summary}. Exit code 0: steps and interface counters of a job can be recorded; 1: they cannot.",
     )
     parser.add_argument("--plan", type=Path, metavar="PLAN.toml", help="ask on every host of a plan")
+    parser.add_argument(
+        "--site",
+        metavar="SITE",
+        help="check the facts of a site's profile, too: a name as for ringtap submit, or a file",
+    )
     parser.add_argument("--python", default="", metavar="PROGRAM", help="the job's interpreter (default: the PATH's)")
     parser.add_argument(
         "--collector", action="append", default=[], metavar="MODULE:CLASS", help="ask a collector of your own, too"
@@ -166,11 +173,18 @@ def _doctor(options: argparse.Namespace) -> int:
         question = Question(options.output.absolute(), options.python, added)
     except OSError as error:
         raise UsageError(f"the working directory is gone: {error.strerror}; change to another") from error
+    if options.plan and options.site:
+        raise UsageError("--plan asks the hosts of a plan, and --site this machine: give one of them")
     if options.plan:
         item = diagnose_plan(options.plan, question, lambda text: print(text, file=sys.stderr))
         reports = item["hosts"]
     else:
+        site = load_site(options.site) if options.site else None
         item = diagnose(question)
+        if site:
+            print(f"checking the facts of {site.name}: this can take a minute", file=sys.stderr)
+            item["site"] = site.name
+            item["checks"] += [asdict(finding) for finding in run_apart(site_tasks(site, options.site), TIMEOUT_S)]
         reports = [item]
     if options.json:
         print(json.dumps(item))

@@ -1,4 +1,4 @@
-"""``ringtap status``: the status of a run, from its files and at most one query to Slurm."""
+"""``ringtap status``: the status of a run, from its files and at most one query to Slurm's controller."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class Answer:
     """State of a job according to Slurm.
 
     Attributes:
-        state: Slurm's name of the state, such as ``PENDING``; ``FORGOTTEN`` if Slurm no longer knows the job.
+        state: Slurm's name of the state, such as ``PENDING``; ``FORGOTTEN`` if Slurm no longer knows the job, or keeps
+            no accounts.
         reason: Slurm's reason for the state; empty if there is none.
         nodes: nodes that the job has or had, in Slurm's notation.
     """
@@ -145,7 +146,7 @@ class Standing:
 
 
 def standing(run: RunDirectory) -> Standing:
-    """Return the status of a submitted run or a sweep; Slurm is queried at most once, if the files do not suffice.
+    """Return the status of a submitted run or a sweep; Slurm is asked only if the files do not suffice.
 
     Raises:
         UsageError: the run is neither, or its files are damaged.
@@ -239,7 +240,7 @@ def _submitted_tasks(paths: SubmitPaths) -> dict[int, str]:
 
 
 def ask_slurm(jobs: Sequence[str]) -> dict[str, Answer]:
-    """Query the controller once for the states of jobs.
+    """Query the controller once for the states of jobs, and the accounting for those that it has forgotten.
 
     Args:
         jobs: ids of the jobs; those of array tasks are ``<array's id>_<index>``.
@@ -262,7 +263,24 @@ def ask_slurm(jobs: Sequence[str]) -> dict[str, Answer]:
     for line in done.stdout.splitlines():
         job, state, reason, nodes = (*line.split("|"), "", "", "", "")[:4]
         found[job] = Answer(state, "" if reason == "None" else reason, nodes)
+    forgotten = [job for job in jobs if job not in found]
+    if forgotten:
+        found |= _ask_accounting(forgotten)
     return {job: found.get(job, Answer("FORGOTTEN")) for job in jobs}
+
+
+def _ask_accounting(jobs: Sequence[str]) -> dict[str, Answer]:
+    """Look up jobs that the controller has forgotten in Slurm's accounting, which not every cluster has."""
+    command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(jobs)}"]
+    try:
+        done = subprocess.run(
+            [*command, "--format=JobID,State,NodeList"], capture_output=True, text=True, check=False, timeout=_ANSWER_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    rows = [line.split("|") for line in done.stdout.splitlines()] if done.returncode == 0 else []
+    # "CANCELLED by 1001" has the user in it
+    return {row[0]: Answer(row[1].partition(" ")[0], "", row[2]) for row in rows if len(row) == 3}
 
 
 def _job_standings(paths: SubmitPaths, jobs: Sequence[str], ask: bool) -> tuple[tuple[JobStanding, ...], str]:

@@ -16,11 +16,11 @@ from typing import Any
 import psutil
 import pytest
 
+from ringtap import doctor as doctor_command
 from ringtap.agents import hook
 from ringtap.agents.clock import system_clock as clock_source
 from ringtap.agents.doctor import checks as doctor
 from ringtap.agents.doctor import checks as doctor_software
-from ringtap import doctor as doctor_command
 from ringtap.agents.doctor import job_interpreter as doctor_job
 from ringtap.agents.doctor import node as doctor_node
 from ringtap.agents.doctor.checks import Question, Task, diagnose, run_apart, tasks

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from ringtap.doctor import verdict
 from ringtap.agents.hosts import LocalHosts
 from ringtap.agents.hosts.worker import HostWorker, clean
 from ringtap.agents.sweep import roles as sweep_roles
@@ -22,6 +21,7 @@ from ringtap.agents.sweep.load_series import stalled_s, telling_line, words_of_h
 from ringtap.agents.sweep.packet_capture import capture_points, check_capture
 from ringtap.agents.sweep.preflight import cluster_roles
 from ringtap.cli import main
+from ringtap.doctor import verdict
 from ringtap.errors import UsageError
 from ringtap.plan import SweepPlan, load_plan
 from ringtap.rundir import RunDirectory

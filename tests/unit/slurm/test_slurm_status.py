@@ -105,6 +105,21 @@ def test_jobs_that_slurm_has_forgotten_are_no_error(squeue: Squeue) -> None:
     assert ask_slurm(["7"]) == {"7": Answer("FORGOTTEN")}
 
 
+def test_jobs_that_the_controller_has_forgotten_are_in_the_accounts(squeue: Squeue, tmp_path: Path) -> None:
+    squeue("9|RUNNING|None|n3", 0)
+    # as sacct of Slurm 22.05 prints it with slurmdbd
+    recorded = "1|COMPLETED|n0\n2|FAILED|n0\n3|CANCELLED by 60001|n0\n4_1|TIMEOUT|n[0-1]\n"
+    (tmp_path / "bin" / "sacct").write_text(f"#!/bin/sh\nprintf '{recorded}'\n")
+    (tmp_path / "bin" / "sacct").chmod(0o755)
+    assert ask_slurm(["1", "3", "4_1", "5", "9"]) == {
+        "1": Answer("COMPLETED", "", "n0"),
+        "3": Answer("CANCELLED", "", "n0"),
+        "4_1": Answer("TIMEOUT", "", "n[0-1]"),
+        "5": Answer("FORGOTTEN"),
+        "9": Answer("RUNNING", "", "n3"),
+    }
+
+
 def test_a_controller_that_is_down_is_an_error(squeue: Squeue, monkeypatch: pytest.MonkeyPatch) -> None:
     squeue("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", 1)
     with pytest.raises(MeasurementError, match=r"gave no answer: .*connect failure"):

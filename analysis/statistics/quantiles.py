@@ -97,7 +97,8 @@ def _ranks(count: int, q: float, missed: float) -> tuple[int | None, int | None]
     if above + below <= missed:
         upper = min(max(upper, above), missed - below)
         lower = missed - upper
-    low, high = special.bdtrik((lower, 1 - upper), count, q)  # real numbers, whose next whole ones are the quantiles
+    # real numbers near the quantiles; the upper one is counted from above, where a small probability keeps its digits
+    low, high = special.bdtrik(lower, count, q), count - 1 - special.bdtrik(upper, count, 1 - q)
     first = _least(lambda successes: special.bdtr(successes, count, q) > lower * _ROUNDED, low)
     last = _least(lambda successes: special.bdtrc(successes, count, q) <= upper * _ROUNDED, high) + 1
     return (first if first >= 1 else None), (last if last <= count else None)
@@ -105,7 +106,7 @@ def _ranks(count: int, q: float, missed: float) -> tuple[int | None, int | None]
 
 def _least(holds: Callable[[int], bool], near: float) -> int:
     """Least number, 0 or more, for which a condition holds that begins to hold close to ``near``."""
-    number = 0 if math.isnan(near) else max(0, math.ceil(near) - 2)
+    number = max(0, math.ceil(near) - 2) if math.isfinite(near) else 0
     while not holds(number):
         number += 1
     return number

@@ -98,7 +98,7 @@ def _ranks(count: int, q: float, missed: float) -> tuple[int | None, int | None]
         upper = min(max(upper, above), missed - below)
         lower = missed - upper
     # real numbers near the quantiles; the upper one is counted from above, where a small probability keeps its digits
-    low, high = special.bdtrik(lower, count, q), count - 1 - special.bdtrik(upper, count, 1 - q)
+    low, high = float(special.bdtrik(lower, count, q)), float(count - 1 - special.bdtrik(upper, count, 1 - q))
     first = _least(lambda successes: bool(special.bdtr(successes, count, q) > lower * _ROUNDED), low)
     last = _least(lambda successes: bool(special.bdtrc(successes, count, q) <= upper * _ROUNDED), high) + 1
     return (first if first >= 1 else None), (last if last <= count else None)

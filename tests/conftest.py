@@ -6,11 +6,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import hypothesis
-import psutil
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -45,8 +45,9 @@ HARDWARE = ("an mlx5 NIC", "a GPU")
 # Tests of these files stay together: what they share takes seconds to set up, or is there once (a lease).
 TOGETHER = re.compile(
     r"tests/(slurm|horovod/\w+|frameworks/test_(frameworks|profiles)|property/test_pcap_fuzz"
-    r"|testbed/test_(collect_\w+|ssh_\w+|sweep)"
-    r"|unit/\w+/test_(analysis|hook_torch|installed|job|pcap|plug_ins|public|recipes|slurm_bundle|structure|traffic_(bundle|figures))\w*)"
+    r"|testbed/test_(collect_\w+|metrics_prometheus|ssh_\w+|sweep)"
+    r"|unit/\w+/test_(analysis|hook_torch|installed|job|packaging|pcap|plug_ins|public|recipes|simulated_runs|slurm_bundle"
+    r"|structure|traffic_(bundle|figures))\w*)"
 )
 
 
@@ -135,21 +136,24 @@ def machine() -> dict[str, object]:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     # by their command lines: a test may start what others use anew
-    lines = (
-        " ".join(process.info["cmdline"] or [])
-        for process in psutil.process_iter(["cmdline", "environ"])
-        if (process.info["environ"] or {}).get(TESTED_BY) == os.environ[TESTED_BY]
-    )
-    words = ("ringtap.", "iperf3", "tcpdump", "scale_model")
-    ours = sorted(line[:200] for line in lines if any(word in line for word in words))
+    ours, mark = [], f"{TESTED_BY}={os.environ[TESTED_BY]}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            if mark in (process / "environ").read_bytes().split(b"\0"):
+                line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if any(word in line for word in ("ringtap.", "iperf3", "tcpdump", "scale_model")):
+                    ours.append(line[:200])
     settings = {}
-    for path in sorted(Path("/proc/sys/net").rglob("*")):
+    # a thousand files, twice per test: without pathlib and buffers this takes half as long
+    for folder, _, names in os.walk("/proc/sys/net"):
         # the kernel's own clocks and caches move by themselves
-        if path.is_file() and not any(word in path.name for word in ("flush", "stat", "random", "count")):
+        for path in (f"{folder}/{name}" for name in names if not re.search("flush|stat|random|count", name)):
             try:
-                settings[str(path)] = path.read_text()
+                with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+                    settings[path] = file.read()
             except OSError:
-                settings[str(path)] = ""
+                settings[path] = b""
+    ours.sort()
     mounts = Path("/proc/self/mounts").read_text()
     links = text("ip", "-oneline", "-brief", "link")
     return {"netns": text("ip", "netns"), "links": links, "processes": ours, "settings": settings, "mounts": mounts}

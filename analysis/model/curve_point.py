@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from ringtap.analysis.model.congestion_point import CURVED_SHARE, data_volume_mb
 from ringtap.analysis.model.fit import CongestionModel
@@ -115,7 +115,7 @@ def find_curve_point(
     own, freedom = np.transpose([_variance(one, error) for one in known])
     mean = float(share @ at)
     reach = float(
-        stats.t.isf((1 - LEVEL) / 2, freedom[known.index(chosen)]) * np.sqrt(share @ (own + (at - mean) ** 2))
+        special.stdtrit(freedom[known.index(chosen)], (1 + LEVEL) / 2) * np.sqrt(share @ (own + (at - mean) ** 2))
     )
     at_gbps, low, high = (float(-capacity * np.expm1(-max(u, 0.0))) for u in (mean, mean - reach, mean + reach))
     at_s = float(chosen.predict(at_gbps))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import optimize, special
 
 from ringtap.analysis.model.bootstrap import parameter_intervals
 from ringtap.analysis.model.fit_result import LEVEL, FitResult, Terms
@@ -113,7 +113,7 @@ def _grows(noise: Noise, residual: Array, log_time: Array, parameters: int) -> b
     freedom = len(log_time) - parameters
     cost, total = float(noise.cost(residual)), float(noise.cost(level))
     unit = 1.0 if noise.known else cost / freedom
-    limit = stats.f.ppf(0.95, parameters - 1, freedom)
+    limit = special.fdtri(parameters - 1, freedom, 0.95)
     return bool((total - cost) / (parameters - 1) > limit * unit)
 
 
@@ -447,4 +447,4 @@ def _robust_scatter(residual: Array, weight: Array) -> float:
     """Standard deviation of normal residuals from their median absolute value, with two fitted parameters."""
     points = len(residual)
     spread = float(np.median(np.abs(residual) * np.sqrt(weight)))
-    return spread / float(stats.norm.ppf(0.75)) * float(np.sqrt(points / (points - 2)))
+    return spread / float(special.ndtri(0.75)) * float(np.sqrt(points / (points - 2)))

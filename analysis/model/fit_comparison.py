@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy import stats
+from scipy import special
 
 from ringtap.analysis.frames import described
 from ringtap.analysis.model.predict import Predictor
@@ -105,8 +105,8 @@ def compare_fits(first: FitResult, second: FitResult) -> FitComparison:
     freedom = error**4 / sum(part**2 / one.terms.freedom for part, one in zip(parts, (first, second), strict=True))
     dimensions = _dimensions(first, second, load)
     ratio_f = (change / error) ** 2 / dimensions
-    chance = np.asarray(stats.f.sf(ratio_f, dimensions, freedom), np.float64)
-    reach = np.sqrt(dimensions * stats.f.isf(ALPHA, dimensions, freedom)) * error
+    chance = np.asarray(special.fdtrc(dimensions, freedom, ratio_f), np.float64)
+    reach = np.sqrt(dimensions * special.fdtri(dimensions, freedom, 1 - ALPHA)) * error
     differs = np.asarray(chance < ALPHA)
     columns = {"bandwidth_gbps": load, "ratio": np.exp(change)}
     columns |= {"low": np.exp(change - reach), "high": np.exp(change + reach), "differs": differs}

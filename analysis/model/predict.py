@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import optimize, special
 
 from ringtap.analysis.model.fit_result import LEVEL, BandKind, FitResult
 from ringtap.analysis.model.regression import Array, Solution, jacobian, log_predict
@@ -251,7 +251,7 @@ class Predictor:
         return result
 
     def _reach(self) -> float:
-        return float(stats.t.isf((1 - LEVEL) / 2, self.chosen.freedom))
+        return float(special.stdtrit(self.chosen.freedom, (1 + LEVEL) / 2))
 
     def _outside(self, load: float) -> list[str]:
         low, high = self.measured_gbps

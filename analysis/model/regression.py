@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy import optimize, stats
+from scipy import optimize, special
 
 from ringtap.analysis.model.residuals import Noise
 
@@ -125,7 +125,7 @@ def _solve_free(bandwidth: Array, log_time: Array, capacity: float, noise: Noise
     covariance = noise.covariance(jacobian(bandwidth, capacity, slope, n, free=True), log_time - intercept - slope * x)
     freedom = len(log_time) - 3
     unit = 1.0 if noise.known else cost / freedom
-    inside = _EXPONENT_GRID[profile <= cost + unit * stats.f.ppf(0.95, 1, freedom)]
+    inside = _EXPONENT_GRID[profile <= cost + unit * special.fdtri(1, freedom, 0.95)]
     interval = (min(n, float(inside.min(initial=n))), max(n, float(inside.max(initial=n))))
     return Solution(intercept, slope, n, covariance, interval)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy import stats
+import pandas as pd
 
 from ringtap.analysis.statistics.arrays import Array, Values, sample
 
@@ -22,7 +22,7 @@ def correlation_time(values: Values) -> float:
     count = len(ordered)
     if count < 4:
         return 1.0
-    ranks = stats.rankdata(ordered)
+    ranks = pd.Series(ordered).rank().to_numpy(copy=True)
     ranks -= ranks.mean()
     energy = float(ranks @ ranks)
     if energy == 0:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from ringtap.analysis.statistics.arrays import Values, sample
 from ringtap.analysis.statistics.autocorrelation import effective_count
 from ringtap.errors import UsageError
 from ringtap.units import counted
+
+_ROUNDED = 1 + 1e-9  # probabilities that differ by a smaller factor are the same
 
 
 @dataclass(frozen=True)
@@ -94,8 +97,19 @@ def _ranks(count: int, q: float, missed: float) -> tuple[int | None, int | None]
     if above + below <= missed:
         upper = min(max(upper, above), missed - below)
         lower = missed - upper
-    low, high = int(stats.binom.ppf(lower, count, q)), int(stats.binom.isf(upper, count, q)) + 1
-    return (low if low >= 1 else None), (high if high <= count else None)
+    # real numbers near the quantiles; the upper one is counted from above, where a small probability keeps its digits
+    low, high = float(special.bdtrik(lower, count, q)), float(count - 1 - special.bdtrik(upper, count, 1 - q))
+    first = _least(lambda successes: bool(special.bdtr(successes, count, q) > lower * _ROUNDED), low)
+    last = _least(lambda successes: bool(special.bdtrc(successes, count, q) <= upper * _ROUNDED), high) + 1
+    return (first if first >= 1 else None), (last if last <= count else None)
+
+
+def _least(holds: Callable[[int], bool], near: float) -> int:
+    """Least number, 0 or more, for which a condition holds that begins to hold close to ``near``."""
+    number = max(0, math.ceil(near) - 2) if math.isfinite(near) else 0
+    while not holds(number):
+        number += 1
+    return number
 
 
 def _needed(q: float, level: float) -> int:

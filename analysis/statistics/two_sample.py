@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 from ringtap.analysis.statistics.arrays import Array, Values, sample
 from ringtap.analysis.statistics.autocorrelation import effective_count
@@ -245,7 +245,7 @@ def _superiority(a: Array, b: Array, counts: tuple[float, float], level: float) 
         return _separated(share, counts, level)
     p = _location_p(abs(share - 0.5) / error, counts, freedom)
     # on the logit scale, so that the ends stay within 0 and 1
-    reach = stats.t.isf((1 - level) / 2, freedom) * error / (share * (1 - share))
+    reach = special.stdtrit(freedom, (1 + level) / 2) * error / (share * (1 - share))
     ends = special.expit(special.logit(share) + np.array([-reach, reach]))
     return Estimate(share, float(ends[0]), float(ends[1])), p
 
@@ -256,7 +256,7 @@ def _location_p(ratio: float, counts: tuple[float, float], freedom: float) -> fl
     Neubert and Brunner (Comput. Statist. Data Anal. 51, 2007) use permutations for the same reason. Counts are rounded.
     """
     if min(counts) >= _SIMULATED_BELOW:
-        return float(2 * stats.t.sf(ratio, freedom))
+        return float(2 * special.stdtr(freedom, -ratio))
     simulated = _ratios_by_chance(*sorted(min(max(2, round(count)), _SIMULATED_TO) for count in counts))
     # rounding may turn a difference of 0 into 1e-16
     as_large = len(simulated) - np.searchsorted(simulated, ratio * (1 - 1e-9) - 1e-9)
@@ -285,7 +285,7 @@ def _separated(share: float, counts: tuple[float, float], level: float) -> tuple
     1957), whose Wilson interval is used. The p value is that of the most extreme way to divide the iterations between
     the samples.
     """
-    least, z = min(counts), float(stats.norm.isf((1 - level) / 2))
+    least, z = min(counts), float(special.ndtri((1 + level) / 2))
     centre, scale = (share + z * z / (2 * least)), 1 + z * z / least
     reach = z * math.sqrt(share * (1 - share) / least + (z / (2 * least)) ** 2)
     ends = max(0.0, (centre - reach) / scale), min(1.0, (centre + reach) / scale)
@@ -297,7 +297,7 @@ def _shift(a: Array, b: Array, counts: tuple[float, float], level: float) -> Est
     """Median of all differences b - a, with an interval from Brunner and Munzel's error of the share of pairs."""
     value = _difference_at(a, b, 0.5)
     _, error, freedom = _scatter(a, b - value, counts)
-    reach = float(stats.t.isf((1 - level) / 2, freedom)) * error
+    reach = float(special.stdtrit(freedom, (1 + level) / 2)) * error
     low = _difference_at(a, b, 0.5 - reach) if reach < 0.5 else None
     high = _difference_at(a, b, 0.5 + reach) if reach < 0.5 else None
     return Estimate(value, low, high)
@@ -336,6 +336,8 @@ def _distance_p(distance: float, first: int, second: int) -> float:
     if distance <= 0:
         return 1.0
     if max(first, second) > _EXACT_TO:
+        from scipy import stats  # takes as long to import as all that is used of scipy here
+
         return float(stats.kstwo.sf(distance, round(first * second / (first + second))))
     few, many = sorted((first, second))
     along = np.arange(few + 1.0)
@@ -353,6 +355,8 @@ def _distance_p(distance: float, first: int, second: int) -> float:
 
 def _tail(a: Array, b: Array, counts: tuple[float, float]) -> tuple[str, float, float]:
     """Quantile test of b's share of the longest iterations of both samples together (Johnson et al. 1987)."""
+    from scipy import stats
+
     border = np.quantile(np.concatenate((a, b)), 1 - TAIL_SHARE)
     longest = [int(np.sum(one > border)) for one in (a, b)]
     if sum(longest) == 0:

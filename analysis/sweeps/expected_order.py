@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import rankdata
+import pandas as pd
 
 from ringtap.analysis.plots.style import title_of
 from ringtap.analysis.runs.run import SweepRun
@@ -134,8 +134,8 @@ def _order(
         simulated_s = known.get(one.name, {}).get("iteration_s")
         if simulated_s is not None and one.no_load_s is not None:
             times[one.name] = one.no_load_s, simulated_s
-    ranks = np.array([rankdata(np.round(np.array(each) / _SAME_S)) for each in zip(*times.values(), strict=True)])
-    rank_of = dict(zip(times, ranks.T.tolist(), strict=True)) if times else {}
+    ranks = (pd.DataFrame(times) / _SAME_S).round().rank(axis=1)  # a row of measured times, one of simulated
+    rank_of = {name: tuple(ranks[name]) for name in times}
     rows = []
     for one in group:
         item, window = known.get(one.name, {}), counted.get(one.name, {})

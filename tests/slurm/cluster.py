@@ -180,7 +180,7 @@ class SlurmCluster:
         while (job := self.job(number))["JobState"] not in (states or final):
             if time.monotonic() > deadline or job["JobState"] in final:
                 raise TimeoutError(f"job {number} is {job['JobState']} ({job.get('Reason')}), not {states or final}")
-            time.sleep(0.1)
+            time.sleep(0.3)
         return job
 
     def mend(self) -> None:
@@ -196,7 +196,7 @@ class SlurmCluster:
         while self._busy():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the test cluster does not come to rest:\n{self.run(['squeue']).stdout}")
-            time.sleep(0.1)
+            time.sleep(0.3)
 
     def _busy(self) -> bool:
         states = self.run(["sinfo", "--noheader", "--format=%T %D"]).stdout.split()

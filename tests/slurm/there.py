@@ -32,11 +32,13 @@ def status(cluster: SlurmCluster, run: Path, user: str = "alice") -> Any:
 
 
 def until(is_so: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-    """Wait for something."""
-    deadline = time.monotonic() + seconds
+    """Wait for something; what takes long to look at is looked at less often, as that takes time from others."""
+    begin = asked = time.monotonic()
     while not is_so():
-        assert time.monotonic() < deadline, f"{what} took more than {seconds:.0f} s"
-        time.sleep(0.2)
+        now = time.monotonic()
+        assert now < begin + seconds, f"{what} took more than {seconds:.0f} s"
+        time.sleep(max(0.2, 2 * (now - asked)))
+        asked = time.monotonic()
 
 
 def steps(run: Path) -> dict[str, int]:

@@ -47,7 +47,8 @@ PLENTY = Calibration(
 
 
 TRAIN = """\
-import os, sys, time
+import gc, os, sys, time
+gc.disable()
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 about = ["MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "MINE"]

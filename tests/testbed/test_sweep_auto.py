@@ -14,7 +14,9 @@ from ringtap.records import read_json_lines
 from tests.testbed.sweeps import one_sentence, run, start, status, wait_for
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
-PLAN = """\
+RANK = str(Path(__file__).with_name("sharing_rank.py"))
+# a job without torch, which starts in no time; cross traffic takes of the link on which it sends
+PLAN = f"""\
 [sweep]
 name = "chosen"
 scale = 250
@@ -22,7 +24,7 @@ loads = "auto"
 traffic = ["consistent"]
 target_interval = "3gbit"
 target_mean = 0.2
-budget = "40s"
+budget = "30s"
 
 [window]
 warmup_iterations = 2
@@ -31,8 +33,17 @@ min_time = "1500ms"
 min_iterations = 5
 max_time = "4s"
 
+[testbed]
+configuration = "custom"
+hosts = ["S0", "S1", "S2"]
+workers = ["S0", "S1"]
+cross_from = "S2"
+cross_to = "S0"
+
 [[models]]
-name = "resnet50"
+name = "exchange"
+parameters = 1
+command = ["{{python}}", {json.dumps(RANK)}]
 """
 FIRST = [0.0, 0.51, 0.76, 0.88]
 
@@ -65,11 +76,11 @@ def test_it_chooses_stops_and_goes_on_where_it_was_interrupted(tmp_path: Path) -
     assert status(out)[0] == "partial"
     before = points(out)
     info = json.loads((out / "run.json").read_text())
-    assert info["plan"]["auto"] == {"target_interval_gbps": 3.0, "target_mean": 0.2, "budget_s": 40.0}
+    assert info["plan"]["auto"] == {"target_interval_gbps": 3.0, "target_mean": 0.2, "budget_s": 30.0}
     # it may have been interrupted before it chose again
-    assert info["chosen_loads"]["resnet50-consistent"]["load"] in FIRST[len(before) - 1 : len(before) + 1]
+    assert info["chosen_loads"]["exchange-consistent"]["load"] in FIRST[len(before) - 1 : len(before) + 1]
     shown = run("status", out)
-    assert "resnet50-consistent" in shown.stdout
+    assert "exchange-consistent" in shown.stdout
 
     plan.write_text(PLAN.replace('"3gbit"', '"2500mbit"'))  # no measured point depends on it
     done = run("sweep", plan, "-o", out, "--resume")
@@ -79,11 +90,11 @@ def test_it_chooses_stops_and_goes_on_where_it_was_interrupted(tmp_path: Path) -
     assert after[: len(before)] == before
     assert [point["step"] for point in after] == list(range(len(after)))
     assert loads(out)[:4] == pytest.approx(FIRST)
-    chosen = json.loads((out / "run.json").read_text())["chosen_loads"]["resnet50-consistent"]
+    chosen = json.loads((out / "run.json").read_text())["chosen_loads"]["exchange-consistent"]
     assert chosen["load"] is None
-    assert chosen["stop"] in ("the targets are reached", "the budget of 40 s is spent")
+    assert chosen["stop"] in ("the targets are reached", "the budget of 30 s is spent")
     spent_s = sum(0.5 + (point["window_end_ns"] - point["window_start_ns"]) / 1e9 for point in after)  # type: ignore[operator]
-    assert spent_s <= 40 + 4.5, "its last window at most"
+    assert spent_s <= 30 + 4.5, "its last window at most"
     assert chosen["known"] in done.stderr
     assert status(out) == ("complete", "")
 

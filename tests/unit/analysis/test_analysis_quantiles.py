@@ -24,6 +24,7 @@ def wandering(count, rho, seed):
         (100, 0.5, 40, 61),  # tabulated: Conover, Practical Nonparametric Statistics, table A3, n = 100
         (6, 0.5, 1, 6),
         (5, 0.5, None, None),
+        (30, 0.1, 1, 9),  # 0.9^30 = 0.0424: its least value bounds p10 at 95 %
         (298, 0.99, 291, None),
         (299, 0.99, 289, 299),  # 0.99^299 = 0.0495: the first count whose greatest value bounds p99 at 95 %
         (368, 0.99, 360, 368),  # 0.99^368 = 0.0248: the first with half of the rest in each tail

@@ -27,13 +27,16 @@ MULTIPLICATIONS = {
 }
 # prints {name: [[tensor, [size, ...]], ...]} of the models as torchvision and transformers register them
 REAL_MODELS = """
-import json, torch
+import gc, json
+gc.disable()
+import torch
 from ringtap.examples.real_model import BATCHES, build_model
 with torch.device("meta"):
     models = {name: build_model(name) for name in BATCHES}
 def tensors(model):
     return [[name, list(tensor.shape)] for name, tensor in model.named_parameters()]
 print(json.dumps({name: tensors(model) for name, model in models.items()}))
+gc.freeze()
 """
 
 

@@ -17,7 +17,7 @@ from ringtap.errors import UsageError
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
 # at this rate, the buffer of a socket lasts while its process waits for a CPU
 RATE_BPS, SECONDS, STARTS_S = 20_000_000, 2.0, 2.0
-BOTH = {"S0": [0, 1], "S1": [0, 1]}
+BOTH = {0: [0, 1], 3: [0, 1]}  # up from S0 and down to S1
 RECEIVE = """
 import socket, sys, threading
 def receive(server):

@@ -14,22 +14,36 @@ from ringtap.workload.interleaving import MEASURED_ERROR, PeriodicJob
 GAP_SHARE = 0.5  # of a job's longest silence in an iteration alone: after this silence, an iteration begins
 
 
-def shares_of(rule: str, jobs: Sequence[Job], alone: Sequence[PeriodicJob], capacity_bps: float) -> list[JobShare]:
+def gpu_intensities(jobs: Sequence[Job], alone: Sequence[PeriodicJob], capacities_bps: Sequence[float]) -> list[float]:
+    """Return the GPU intensity of each job, in FLOP/s.
+
+    Args:
+        jobs: the jobs of the plan.
+        alone: their communication as recorded alone.
+        capacities_bps: capacity of the slowest link of each job.
+    """
+    return [
+        gpu_intensity_flop_per_s(job.flop or 0.0, one, capacity_bps)
+        for job, one, capacity_bps in zip(jobs, alone, capacities_bps, strict=True)
+    ]
+
+
+def shares_of(
+    rule: str, jobs: Sequence[Job], alone: Sequence[PeriodicJob], intensities: Sequence[float]
+) -> list[JobShare]:
     """Return the share of each job by a rule, equal ones if there is no rule.
 
     Args:
         rule: one of `ringtap.plan_jobs.RULES`, or any other name of an offset.
         jobs: the jobs of the plan.
         alone: their communication as recorded alone.
-        capacity_bps: capacity of the links.
+        intensities: their GPU intensities, for `CRUX`.
     """
     if rule == WEIGHTS:
         return [JobShare(job.weight) for job in jobs]
     if rule == PRIORITIES:
         return [JobShare(priority=job.priority) for job in jobs]
     if rule == CRUX:
-        pairs = zip(jobs, alone, strict=True)
-        intensities = [gpu_intensity_flop_per_s(job.flop or 0.0, one, capacity_bps) for job, one in pairs]
         return [JobShare(priority=level) for level in priority_levels(intensities, len(jobs))]
     if rule == CONGESTION_CONTROL:
         return [JobShare(congestion_control=job.congestion_control) for job in jobs]

@@ -17,6 +17,7 @@ from ringtap.errors import UsageError
 from ringtap.plan_jobs import Job
 
 if TYPE_CHECKING:
+    from ringtap.workload import interleaving
     from ringtap.workload.interleaving import PeriodicJob
 
 
@@ -71,6 +72,20 @@ def used_links(spec: TestbedSpec, jobs: Mapping[int, Job], paths: Sequence[int])
     numbers = {link: number for number, link in enumerate(spec.links)}
     used = [UsedLink(numbers[link], link, each) for link, each in users.items() if len(each) >= most]
     return sorted(used)
+
+
+def limiting_links(links: Sequence[interleaving.Link]) -> list[interleaving.Link]:
+    """Return links without those whose jobs all share another one that is no faster."""
+    slowest: dict[tuple[int, ...], interleaving.Link] = {}
+    for link in sorted(links, key=lambda link: link.capacity_bps):
+        slowest.setdefault(link.jobs, link)
+    return [
+        link
+        for link in slowest.values()
+        if not any(
+            set(link.jobs) < set(other.jobs) and other.capacity_bps <= link.capacity_bps for other in slowest.values()
+        )
+    ]
 
 
 def check_sharing(spec: TestbedSpec, jobs: Sequence[Job]) -> None:

@@ -25,7 +25,14 @@ from ringtap.agents.sweep.cross_traffic import free_port
 from ringtap.agents.sweep.disturbances import RECORDED_S, Watch, collect_options, late_share
 from ringtap.agents.sweep.estimate import SharingStep, sharing_steps
 from ringtap.agents.sweep.job_launch import processes, ranks_of
-from ringtap.agents.sweep.job_paths import UsedLink, crux_paths, flow_capacity_bps, random_paths, used_links
+from ringtap.agents.sweep.job_paths import (
+    UsedLink,
+    crux_paths,
+    flow_capacity_bps,
+    limiting_links,
+    random_paths,
+    used_links,
+)
 from ringtap.agents.sweep.load_series import StepWatcher, words_of_hosts
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.testbed.routing import path_count
@@ -253,10 +260,7 @@ class SharedLinks:
         return found
 
     def _links(self, jobs: Sequence[Job]) -> list[Link]:
-        """Return the links that jobs share, with the capacity that each flow of a job would have.
-
-        A link whose jobs all share another one that is no faster adds nothing.
-        """
+        """Return the links that jobs share, with the capacity that a job has if all have as many flows as the most."""
         from ringtap.workload.interleaving import Link
 
         if self._testbed is None:
@@ -270,17 +274,7 @@ class SharedLinks:
                 for one in self._used
                 if len(one.flows) > 1
             ]
-        slowest: dict[tuple[int, ...], Link] = {}
-        for link in sorted(found, key=lambda link: link.capacity_bps):
-            slowest.setdefault(link.jobs, link)
-        return [
-            link
-            for link in slowest.values()
-            if not any(
-                set(link.jobs) < set(other.jobs) and other.capacity_bps <= link.capacity_bps
-                for other in slowest.values()
-            )
-        ]
+        return limiting_links(found)
 
     def _measure(self, step: SharingStep, grids: Grids | None) -> dict[str, Any]:
         label = step.label

@@ -55,9 +55,9 @@ def write_sharing_report(run: SweepRun, folder: Path | None = None) -> Written:
     table = pd.DataFrame(rows)
     paths = write_folder(folder, "sharing.html.j2", data, lambda path: draw_sharing(points, path), table, _TABLE, NAMES)
     lines = [*data["headline"], *text_table([data["heads"], *data["rows"]], left=2)]
-    for table in ("computations", "links", "slides"):
-        if found := data[table]:
-            lines += text_table([data["heads_of"][table], *found], left=_LEFT[table])
+    for name, left in _LEFT.items():
+        if found := data[name]:
+            lines += text_table([data["heads_of"][name], *found], left=left)
     lines += [*data["notes"], *data["warnings"]]
     return Written("\n".join(lines), paths, folder / "report.json")
 
@@ -200,7 +200,7 @@ def _link_row(point: SharingPoint, link: SharedLink) -> list[str]:
     return [point.label, link.link, ", ".join(link.jobs), rate, _share(link.utilisation)]
 
 
-_LEFT = {"slides": 4, "computations": 3, "links": 3}  # columns of text
+_LEFT = {"computations": 3, "links": 3, "slides": 4}  # columns of text in further tables
 
 
 def _share_text(job: SharedJob) -> str:

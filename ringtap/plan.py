@@ -14,7 +14,18 @@ from ringtap.errors import UsageError
 from ringtap.installation import shipped_example
 from ringtap.plan_cluster import OPT_IN, Cluster, read_cluster, unknown_host
 from ringtap.plan_collectives import Collectives, check_places, read_collectives
-from ringtap.plan_jobs import MAX_JOBS, MIN_JOBS, RULES, Job, check_hosts, check_rules, over_tcp, read_job, read_offsets
+from ringtap.plan_jobs import (
+    CONGESTION_CONTROL,
+    MAX_JOBS,
+    MIN_JOBS,
+    RULES,
+    Job,
+    check_hosts,
+    check_rules,
+    over_tcp,
+    read_job,
+    read_offsets,
+)
 from ringtap.plan_models import SCALE_MODEL, Model, read_model
 from ringtap.toml_tables import PlanTables, TomlTable
 from ringtap.transports import contradiction, is_rdma
@@ -341,6 +352,9 @@ def _plan_of_jobs(file: PlanTables) -> SweepPlan:
         topology = _cluster_of_jobs(file, tables, jobs)
     else:
         topology = _testbed_of_jobs(file.one("testbed"), jobs)
+        rules = [rule for rule in RULES if rule in offsets and rule != CONGESTION_CONTROL]
+        if rules and topology.delay_s:
+            sweep.fail("offsets", f"holds {rules[0]!r}, whose classes would take the place of the links' delay")
     plan = SweepPlan(
         name=sweep.text("name", "sweep"),
         seed=sweep.integer("seed", 1, 0, 2**31),

@@ -89,7 +89,7 @@ def collect(run: SweepRun, points: Sequence[SharingPoint]) -> dict[str, Any]:
             [plain(cell) for cell in _link_row(point, link)]
             for point in points
             for link in point.links
-            if point.offset != ALONE
+            if point.offset != ALONE and " to " in link.link  # a star's are those of hosts
         ],
         "notes": [plain(line) for line in notes(points)],
         "warnings": [plain(line) for line in warnings(points)],

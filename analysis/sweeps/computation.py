@@ -20,6 +20,7 @@ from ringtap.analysis.sweeps.mean_errors import relative_error
 LEVEL = 0.95
 BLOCK_ITERATIONS = 4  # of the slowest job, in each of the blocks of time from which an interval follows
 MIN_BLOCKS = 4
+MAX_FLOP = 1e30  # of an iteration, as in plans
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ class Computation:
 
 def computation(
     tables: Sequence[pd.DataFrame], flop: Sequence[float], predicted_s: Sequence[float | None]
-) -> Computation:
-    """Return the FLOPs per second of jobs that run at the same time.
+) -> Computation | None:
+    """Return the FLOPs per second of jobs that run at the same time; None if there is no such time.
 
     The interval is that of blocks of time, in which all jobs count, so that what one job loses to another one adds no
     error. Within an iteration, FLOPs count as spread evenly.
@@ -66,6 +67,8 @@ def computation(
         np.append(one["begin_ns"], one["begin_ns"].iloc[-1] + 1e9 * one["iteration_s"].iloc[-1]) for one in tables
     ]
     begin_ns, end_ns = max(float(edges[0]) for edges in edges_ns), min(float(edges[-1]) for edges in edges_ns)
+    if end_ns <= begin_ns:
+        return None
     longest_ns = 1e9 * max(float(one["iteration_s"].mean()) for one in tables)
     blocks = max(int((end_ns - begin_ns) / longest_ns / BLOCK_ITERATIONS), 1)
     cuts_ns = np.linspace(begin_ns, end_ns, blocks + 1)
@@ -124,6 +127,6 @@ def flop_of(plan: Mapping[str, object]) -> dict[str, float]:
     jobs = plan.get("jobs")
     found = {}
     for job in jobs if isinstance(jobs, list) else ():
-        if isinstance(job, dict) and isinstance(flop := job.get("flop"), (int, float)) and flop > 0:
+        if isinstance(job, dict) and isinstance(flop := job.get("flop"), (int, float)) and 0 < flop <= MAX_FLOP:
             found[str(job.get("name"))] = float(flop)
     return found

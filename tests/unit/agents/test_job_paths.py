@@ -137,6 +137,10 @@ def test_random_paths_come_from_the_seed_and_change_with_repeats() -> None:
         (plan([["S0", "S1"], ["S0", "S5"]], topology="torus"), "is for topology"),
         (plan([["S0", "S1"], ["S0", "S9"]]), "lacks S9"),
         (plan([["S0", "S1"], ["S0", "S5"]], per_leaf=3), "8 hosts do not fill"),
+        (
+            plan([["S0", "S1"], ["S0", "S5"]], delay="1ms"),
+            "'crux', whose classes would take the place of the links' delay",
+        ),
     ],
 )
 def test_testbeds_that_jobs_cannot_have_are_refused(tables: dict[str, Any], said: str) -> None:

@@ -20,11 +20,16 @@ def table(begin_s: float, times_s: list[float]) -> pd.DataFrame:
 def test_flops_per_second_are_those_of_all_jobs_while_all_run() -> None:
     tables = [table(100.0, [0.1] * 100), table(101.0, [0.2] * 40)]
     found = computation(tables, [1e12, 4e12], [0.1, 0.25])
+    assert found is not None
     assert found.flop_per_s == pytest.approx(1e13 + 2e13)
     assert found.predicted_flop_per_s == pytest.approx(1e13 + 1.6e13)
     assert (found.low_flop_per_s, found.high_flop_per_s) == pytest.approx((3e13, 3e13))
-    assert computation(tables, [1e12, 4e12], [0.1, None]).predicted_flop_per_s is None
+    unknown = computation(tables, [1e12, 4e12], [0.1, None])
+    assert unknown is not None
+    assert unknown.predicted_flop_per_s is None
+    assert computation([table(0.0, [0.1] * 5), table(1.0, [0.1] * 5)], [1e12, 1e12], [None, None]) is None
     few = computation([table(0.0, [0.1] * 12), table(0.0, [0.2] * 6)], [1e12, 4e12], [None, None])
+    assert few is not None
     assert few.low_flop_per_s is None, "a block has four iterations of the slowest job, and four blocks are needed"
 
 
@@ -35,6 +40,8 @@ def test_what_one_job_loses_to_another_one_is_no_error() -> None:
     rates = [np.repeat(10 * (1 + sign * blocks), 40) for sign in (1, -1)]
     together = computation([table(0.0, list(1 / each)) for each in rates], [1e12, 1e12], [None, None])
     one = computation([table(0.0, list(1 / rates[0]))], [1e12], [None])
+    assert together is not None
+    assert one is not None
     assert together.error is not None
     assert one.error is not None
     assert together.error < 0.5 * one.error
@@ -58,6 +65,12 @@ def test_a_gain_is_a_ratio_whose_errors_add_up(ratio: float, errors: list[float]
 
 
 def test_flop_are_those_of_the_plan() -> None:
-    jobs = [{"name": "a", "flop": 1e12}, {"name": "b", "flop": None}, "x", {"name": "c", "flop": -1}]
+    jobs = [
+        {"name": "a", "flop": 1e12},
+        {"name": "b", "flop": None},
+        "x",
+        {"name": "c", "flop": -1},
+        {"name": "d", "flop": 10**400},
+    ]
     assert flop_of({"jobs": jobs}) == {"a": 1e12}
     assert flop_of({}) == {}

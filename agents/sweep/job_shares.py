@@ -65,23 +65,23 @@ def predicted_begins_s(
     alone: Sequence[PeriodicJob],
     shares: Sequence[JobShare],
     starts_s: Sequence[float],
-    capacity_bps: float,
+    links: Sequence[bandwidth_sharing.SharedCapacity],
     until_s: float,
 ) -> list[list[float]]:
-    """Return the begins of each job's iterations on a link that they share, by `bandwidth_sharing.share_link`.
+    """Return the begins of each job's iterations on links that they share, by `bandwidth_sharing.share_links`.
 
     Args:
         alone: communication of each job alone.
         shares: share of each job.
         starts_s: begin of the iteration of each job that runs at time 0.
-        capacity_bps: capacity of the link.
+        links: capacity and jobs of each link.
         until_s: end of the time, from 0, whose begins are returned.
     """
     first_s = min(starts_s)
     iterations = math.ceil((until_s - first_s) * 1e9 / min(job.period_ns for job in alone)) + 1
     claims = [bandwidth_sharing.Share(share.intercept, share.slope, share.priority) for share in shares]
     starts_s = [start_s - first_s for start_s in starts_s]
-    runs = bandwidth_sharing.share_link(alone, claims, starts_s, capacity_bps, iterations)
+    runs = bandwidth_sharing.share_links(alone, claims, starts_s, links, iterations)
     return [[first_s + begin for begin in run.begin_s.tolist() if 0 <= first_s + begin <= until_s] for run in runs]
 
 

@@ -8,7 +8,6 @@ the points of its job's grid only, which the recording hook enforces by pauses b
 
 from __future__ import annotations
 
-import math
 import signal
 import sys
 import time
@@ -371,12 +370,6 @@ class SharedLinks:
         if point["offset"] == CONGESTION_CONTROL:
             point["predicted_why"] = "the fluid model knows no congestion control"
             return
-        groups = [(link.jobs, link.capacity_bps) for link in self._links(self._plan.jobs)]
-        if len(shared := [job for jobs, _ in groups for job in jobs]) > len(set(shared)):
-            point["predicted_why"] = "the fluid model has one link per job, and these jobs share several"
-            return
-        is_one_link = len(shared) == len(running) and len(groups) == 1
-        groups += [((number,), math.inf) for number in range(len(running)) if number not in shared]
         from ringtap.agents.sweep.job_shares import mltcp_phases, predicted_begins_s
 
         rule_ns, alone = point["rule_ns"], self._recorded(self._plan.jobs)
@@ -384,20 +377,14 @@ class SharedLinks:
         starts_s = [
             (max(end for end in one.watcher.iteration_ends_ns() if end <= rule_ns) - rule_ns) / 1e9 for one in running
         ]
-        predicted: dict[int, list[float]] = {}
-        for numbers, capacity_bps in groups:
-            begins = predicted_begins_s(
-                [alone[number] for number in numbers], [shares[number] for number in numbers],
-                [starts_s[number] for number in numbers], capacity_bps, window_s[1],
-            )  # fmt: skip
-            predicted |= dict(zip(numbers, begins, strict=True))
-        for number, begins_s in predicted.items():
-            job = point["jobs"][number]
+        links = [(link.capacity_bps, link.jobs) for link in self._links(self._plan.jobs)]
+        predicted = predicted_begins_s(alone, shares, starts_s, links, window_s[1])
+        for job, begins_s in zip(point["jobs"], predicted, strict=True):
             job["predicted_begin_ns"] = [rule_ns + round(begin_s * 1e9) for begin_s in begins_s]
             inside = [begin_s for begin_s in begins_s if begin_s >= window_s[0]]
             if len(inside) > 1:
                 job["predicted_s"] = (inside[-1] - inside[0]) / (len(inside) - 1)
-        if point["offset"] == MLTCP and is_one_link and (phases := mltcp_phases(alone, starts_s, len(predicted[1]))):
+        if point["offset"] == MLTCP and links and (phases := mltcp_phases(alone, starts_s, len(predicted[1]))):
             point["jobs"][1]["mltcp_phases"] = phases
 
     def _create(self, step: SharingStep, job: Job) -> _RunningJob:

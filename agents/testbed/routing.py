@@ -98,6 +98,7 @@ def _next_links(spec: TestbedSpec, host: str, path: int) -> tuple[dict[str, Link
     return found, paths
 
 
+@lru_cache(maxsize=64)
 def path_count(spec: TestbedSpec) -> int:
     """Return the largest number of shortest paths between two hosts, up to `MAX_PATHS`."""
     most = max(paths[host] for other in spec.hosts for paths in [_next_links(spec, other, 0)[1]] for host in spec.hosts)

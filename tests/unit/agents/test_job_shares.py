@@ -116,10 +116,10 @@ def test_mltcp_phases_are_those_of_the_equation() -> None:
 
 def test_predicted_iterations_slide_by_the_shares() -> None:
     alone = [job(100, (60, 100))] * 2
-    fair = predicted_begins_s(alone, [JobShare()] * 2, [-0.02, -0.02], CAPACITY_BPS, 2.0)
+    fair = predicted_begins_s(alone, [JobShare()] * 2, [-0.02, -0.02], [(CAPACITY_BPS, (0, 1))], 2.0)
     assert fair[0] == pytest.approx(fair[1])
     assert fair[0][:2] == pytest.approx([0.12, 0.26])
     assert fair[0][-1] <= 2.0
-    heavy, light = predicted_begins_s(alone, [JobShare(2.0), JobShare()], [-0.02, -0.02], CAPACITY_BPS, 2.0)
+    heavy, light = predicted_begins_s(alone, [JobShare(2.0), JobShare()], [-0.02, -0.02], [(CAPACITY_BPS, (0, 1))], 2.0)
     assert (heavy[0], light[0]) == (pytest.approx(0.1), pytest.approx(0.12))
     assert [begins[-1] - begins[-2] for begins in (heavy, light)] == pytest.approx([0.1, 0.1], abs=1e-3)

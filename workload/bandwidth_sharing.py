@@ -1,4 +1,4 @@
-"""Jobs that share a link without a schedule: their iterations under a rule that divides its capacity.
+"""Jobs that share links without a schedule: their iterations under a rule that divides the capacity of each.
 
 The jobs are fluids. A job alternates between gaps, in which it computes, and phases, in which it sends a number of
 bytes at no more than its own rate. What delays a phase delays all that follows. While several jobs send, the rule

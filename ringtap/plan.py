@@ -14,7 +14,18 @@ from ringtap.errors import UsageError
 from ringtap.installation import shipped_example
 from ringtap.plan_cluster import OPT_IN, Cluster, read_cluster, unknown_host
 from ringtap.plan_collectives import Collectives, check_places, read_collectives
-from ringtap.plan_jobs import MAX_JOBS, MIN_JOBS, RULES, Job, check_hosts, check_rules, over_tcp, read_job, read_offsets
+from ringtap.plan_jobs import (
+    CONGESTION_CONTROL,
+    MAX_JOBS,
+    MIN_JOBS,
+    RULES,
+    Job,
+    check_hosts,
+    check_rules,
+    over_tcp,
+    read_job,
+    read_offsets,
+)
 from ringtap.plan_models import SCALE_MODEL, Model, read_model
 from ringtap.toml_tables import PlanTables, TomlTable
 from ringtap.transports import contradiction, is_rdma
@@ -328,7 +339,7 @@ def _plan_of_jobs(file: PlanTables) -> SweepPlan:
     alone = next(
         (job for job in jobs if not any({*job.workers} & {*other.workers} for other in jobs if other is not job)), None
     )
-    if alone:
+    if alone and (is_real or _topologies(file.one("testbed")) == ("star",)):
         raise UsageError(f"{file.name}: {alone.name} has no host in common with another job, so they share no link")
     offsets = read_offsets(sweep, len(jobs))
     check_rules(tables, offsets)
@@ -341,6 +352,9 @@ def _plan_of_jobs(file: PlanTables) -> SweepPlan:
         topology = _cluster_of_jobs(file, tables, jobs)
     else:
         topology = _testbed_of_jobs(file.one("testbed"), jobs)
+        rules = [rule for rule in RULES if rule in offsets and rule != CONGESTION_CONTROL]
+        if rules and topology.delay_s:
+            sweep.fail("offsets", f"holds {rules[0]!r}, whose classes would take the place of the links' delay")
     plan = SweepPlan(
         name=sweep.text("name", "sweep"),
         seed=sweep.integer("seed", 1, 0, 2**31),
@@ -385,8 +399,13 @@ def _testbed_of_jobs(table: TomlTable, jobs: Sequence[Job]) -> Testbed:
     for host in workers:
         if host not in hosts:
             table.fail("hosts", f"lacks {host}, which is a worker of {next(j.name for j in jobs if host in j.workers)}")
-    testbed = Testbed(configuration="custom", hosts=hosts, workers=workers, **_links(table))
+    if len(topologies := _topologies(table)) > 1:
+        table.fail("topology", "is a list: jobs share the links of one topology")
+    if topologies != ("star",) and not table.has("hosts"):
+        table.fail("hosts", f"is missing: in a {topologies[0]}, the place of a host follows from the order of all")
+    testbed = Testbed(configuration="custom", hosts=hosts, workers=workers, **_shape(table), **_links(table))
     table.finish()
+    _check_shape(table)
     return testbed
 
 
@@ -536,18 +555,11 @@ def _testbed(table: TomlTable) -> Testbed:
         cross_from=table.text("cross_from", ""),
         cross_to=table.text("cross_to", ""),
         servers=table.texts("servers", []),
-        topology=_topologies(table)[0],
-        per_leaf=table.integer("per_leaf", 2, 1, 1000),
-        spines=table.integer("spines", 1, 1, 1000),
-        oversubscription=table.number("oversubscription", 1.0, 1.0, 1000.0),
-        sides=table.text("sides", ""),
+        **_shape(table),
         **_links(table),
     )
     table.finish()
-    topologies = _topologies(table)
-    for key, kind in TOPOLOGY_OF.items():
-        if table.has(key) and kind not in topologies:
-            table.fail(key, f'is for topology = "{kind}"')
+    _check_shape(table)
     if len(set(testbed.servers)) != len(testbed.servers):
         table.fail("servers", "names a host twice")
     roles = (testbed.hosts, testbed.workers, testbed.cross_from, testbed.cross_to)
@@ -580,6 +592,25 @@ def _topologies(table: TomlTable) -> tuple[str, ...]:
     if not given or len(set(given)) < len(given):
         table.fail("topology", "must be a topology, or a list of different ones")
     return given
+
+
+def _shape(table: TomlTable) -> dict[str, Any]:
+    """Return the first topology of a testbed, and the keys of its shape."""
+    return {
+        "topology": _topologies(table)[0],
+        "per_leaf": table.integer("per_leaf", 2, 1, 1000),
+        "spines": table.integer("spines", 1, 1, 1000),
+        "oversubscription": table.number("oversubscription", 1.0, 1.0, 1000.0),
+        "sides": table.text("sides", ""),
+    }
+
+
+def _check_shape(table: TomlTable) -> None:
+    """Refuse keys of topologies that a testbed does not have."""
+    topologies = _topologies(table)
+    for key, kind in TOPOLOGY_OF.items():
+        if table.has(key) and kind not in topologies:
+            table.fail(key, f'is for topology = "{kind}"')
 
 
 def _links(table: TomlTable) -> dict[str, Any]:

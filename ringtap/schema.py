@@ -172,12 +172,17 @@ SHARED: Shape = {
     "rule_ns?": NS,
     "share_changes?": {"ticks": COUNT, "seconds": _SECONDS, "cpu_s": _SECONDS},
     "predicted_why?": str,
-    "ports": [{"node": NAME, "nic": str, "direction": Text("rx|tx", "rx or tx")}],
+    "ports": [
+        {
+            **{"node": NAME, "nic": str, "direction": Text("rx|tx", "rx or tx")},
+            **{"link?": str, "rate_bps?": Number(1, 2**53), "jobs?": [NAME]},
+        }
+    ],
     "jobs": [
         {
             **{"name": NAME, "directory": PATH, "shift_s?": (_SECONDS, None), "period_s?": (_SECONDS, None)},
             **{"predicted_s?": (_SECONDS, None), "predicted_begin_ns?": [NS], "mltcp_phases?": [Number(0, 1)]},
-            "share?": _JOB_SHARE,
+            **{"share?": _JOB_SHARE, "path?": COUNT},
         }
     ],
 }

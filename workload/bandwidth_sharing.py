@@ -1,4 +1,4 @@
-"""Jobs that share a link without a schedule: their iterations under a rule that divides its capacity.
+"""Jobs that share links without a schedule: their iterations under a rule that divides the capacity of each.
 
 The jobs are fluids. A job alternates between gaps, in which it computes, and phases, in which it sends a number of
 bytes at no more than its own rate. What delays a phase delays all that follows. While several jobs send, the rule
@@ -36,6 +36,8 @@ class Share(NamedTuple):
     priority: int = 0
 
 
+# of a link: its capacity in bit/s, and the numbers of those that share it
+SharedCapacity = tuple[float, Sequence[int]]
 MLTCP = Share(MLTCP_INTERCEPT, MLTCP_SLOPE)
 
 
@@ -123,16 +125,40 @@ def divide(
     capacity_bps: float, wanted_bps: Sequence[float], weights: Sequence[float], priorities: Sequence[int]
 ) -> list[float]:
     """Return the rate of each sender of a link: by priority, then max-min fair by weight, and at most what it wants."""
-    rates, left_bps = [0.0] * len(wanted_bps), capacity_bps
+    return divide_links([(capacity_bps, range(len(wanted_bps)))], wanted_bps, weights, priorities)
+
+
+def divide_links(
+    links: Sequence[SharedCapacity],
+    wanted_bps: Sequence[float],
+    weights: Sequence[float],
+    priorities: Sequence[int],
+) -> list[float]:
+    """Return the rate of each sender through several links, as `divide` does for one.
+
+    The senders of a priority rise together, by their weights, until one has what it wants or a link of it is full.
+
+    Args:
+        links: capacity and senders of each link.
+        wanted_bps: highest rate of each sender.
+        weights: their weights.
+        priorities: their priorities.
+    """
+    rates, left_bps = [0.0] * len(wanted_bps), [capacity_bps for capacity_bps, _ in links]
     for priority in sorted(set(priorities), reverse=True):
-        open_ = [sender for sender, each in enumerate(priorities) if each == priority]
-        while open_ and left_bps > 0:
-            unit = left_bps / sum(weights[sender] for sender in open_)
-            full = [sender for sender in open_ if wanted_bps[sender] <= unit * weights[sender]]
-            for sender in full or open_:
-                rates[sender] = min(wanted_bps[sender], unit * weights[sender])
-            left_bps -= sum(rates[sender] for sender in full or open_)
-            open_ = [sender for sender in open_ if sender not in full] if full else []
+        open_ = {sender for sender, each in enumerate(priorities) if each == priority}
+        while open_:
+            # the level at which a sender or the senders of a link rise no further
+            stops = [(wanted_bps[sender] / weights[sender], [sender]) for sender in open_]
+            for (_, senders), left in zip(links, left_bps, strict=True):
+                if risen := [sender for sender in senders if sender in open_]:
+                    stops.append((max(left, 0.0) / sum(weights[sender] for sender in risen), risen))
+            level, stopped = min(stops)
+            for sender in stopped:
+                rates[sender] = level * weights[sender]
+                for number, (_, senders) in enumerate(links):
+                    left_bps[number] -= rates[sender] if sender in senders else 0.0
+            open_ -= set(stopped)
     return rates
 
 
@@ -143,26 +169,46 @@ def share_link(
     capacity_bps: float,
     iterations: int,
 ) -> list[SharedRun]:
-    """Run jobs on a link until each has ended a number of iterations.
+    """Run jobs on a link, as `share_links` does on several."""
+    return share_links(jobs, shares, starts_s, [(capacity_bps, range(len(jobs)))], iterations)
+
+
+def share_links(
+    jobs: Sequence[PeriodicJob],
+    shares: Sequence[Share],
+    starts_s: Sequence[float],
+    links: Sequence[SharedCapacity],
+    iterations: int,
+) -> list[SharedRun]:
+    """Run jobs on links until each has ended a number of iterations.
 
     Args:
-        jobs: the jobs; each sends in at least one phase.
+        jobs: the jobs; each sends in at least one phase, through all its links at the same time.
         shares: their claims to the capacity.
         starts_s: begin of their first iterations.
-        capacity_bps: capacity of the link.
+        links: capacity and jobs of each link.
         iterations: iterations of each job.
     """
+
+    def rates_of(senders: Sequence[_Runner], weights: Sequence[float]) -> list[float]:
+        place = {id(runner): number for number, runner in enumerate(senders)}
+        used = [
+            (capacity_bps, [place[id(runners[job])] for job in members if id(runners[job]) in place])
+            for capacity_bps, members in links
+        ]
+        wanted, priorities = [one.rate_bps for one in senders], [one.share.priority for one in senders]
+        return divide_links(used, wanted, weights, priorities)
+
     runners = [_Runner(job, share, start_s) for job, share, start_s in zip(jobs, shares, starts_s, strict=True)]
     now_s = 0.0
     while any(len(runner.begin_s) <= iterations for runner in runners):
         senders = [runner for runner in runners if runner.sends]
-        wanted, priorities = [one.rate_bps for one in senders], [one.share.priority for one in senders]
-        rates = divide(capacity_bps, wanted, [one.weight() for one in senders], priorities)
+        rates = rates_of(senders, [one.weight() for one in senders])
         step_s = _step_s(runners, senders, rates)
         if len(senders) > 1 and any(one.share.slope for one in senders):
             # the midpoint method: weights as they are after half the step
             middle = [one.weight(rate * step_s / 2) for one, rate in zip(senders, rates, strict=True)]
-            rates = divide(capacity_bps, wanted, middle, priorities)
+            rates = rates_of(senders, middle)
             step_s = min(step_s, _step_s(runners, senders, rates))
         now_s += step_s
         speeds = dict(zip(map(id, senders), rates, strict=True))

@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from ringtap.agents.sweep.job_paths import check_sharing
 from ringtap.agents.testbed.topology import Roles, TestbedSpec, thesis_roles
 from ringtap.collectors.packets import SNAP_BYTES
 from ringtap.plan import AUTO, SweepPlan, Testbed
@@ -67,6 +68,8 @@ def layout(plan: SweepPlan) -> tuple[TestbedSpec, Roles]:
         delay_s=testbed.delay_s,
         jobs=len(plan.jobs),
     )
+    if plan.jobs:
+        check_sharing(spec, plan.jobs)
     return spec, roles
 
 
@@ -95,12 +98,14 @@ class SharingStep(NamedTuple):
         offset: its name: `ringtap.schema.ALONE`, a name of `ringtap.plan_jobs`, or the shifts.
         jobs: the jobs that run.
         shifts_s: shift of each job; None if they are not given.
+        repeat: number of earlier points with the same offset.
     """
 
     number: int
     offset: str
     jobs: tuple[Job, ...]
     shifts_s: tuple[float, ...] | None = None
+    repeat: int = 0
 
     @property
     def label(self) -> str:
@@ -111,10 +116,10 @@ class SharingStep(NamedTuple):
 def sharing_steps(plan: SweepPlan) -> list[SharingStep]:
     """Return the points of a plan with jobs; none for other plans."""
     steps = [SharingStep(number, ALONE, (job,)) for number, job in enumerate(plan.jobs)]
-    for offset in plan.offsets:
+    for place, offset in enumerate(plan.offsets):
         shifts_s = None if isinstance(offset, str) else offset
         name = offset if isinstance(offset, str) else "-".join(f"{1e3 * shift_s:g}ms" for shift_s in offset[1:])
-        steps.append(SharingStep(len(steps), name, plan.jobs, shifts_s))
+        steps.append(SharingStep(len(steps), name, plan.jobs, shifts_s, plan.offsets[:place].count(offset)))
     return steps
 
 

@@ -14,22 +14,36 @@ from ringtap.workload.interleaving import MEASURED_ERROR, PeriodicJob
 GAP_SHARE = 0.5  # of a job's longest silence in an iteration alone: after this silence, an iteration begins
 
 
-def shares_of(rule: str, jobs: Sequence[Job], alone: Sequence[PeriodicJob], capacity_bps: float) -> list[JobShare]:
+def gpu_intensities(jobs: Sequence[Job], alone: Sequence[PeriodicJob], capacities_bps: Sequence[float]) -> list[float]:
+    """Return the GPU intensity of each job, in FLOP/s.
+
+    Args:
+        jobs: the jobs of the plan.
+        alone: their communication as recorded alone.
+        capacities_bps: capacity of the slowest link of each job.
+    """
+    return [
+        gpu_intensity_flop_per_s(job.flop or 0.0, one, capacity_bps)
+        for job, one, capacity_bps in zip(jobs, alone, capacities_bps, strict=True)
+    ]
+
+
+def shares_of(
+    rule: str, jobs: Sequence[Job], alone: Sequence[PeriodicJob], intensities: Sequence[float]
+) -> list[JobShare]:
     """Return the share of each job by a rule, equal ones if there is no rule.
 
     Args:
         rule: one of `ringtap.plan_jobs.RULES`, or any other name of an offset.
         jobs: the jobs of the plan.
         alone: their communication as recorded alone.
-        capacity_bps: capacity of the links.
+        intensities: their GPU intensities, for `CRUX`.
     """
     if rule == WEIGHTS:
         return [JobShare(job.weight) for job in jobs]
     if rule == PRIORITIES:
         return [JobShare(priority=job.priority) for job in jobs]
     if rule == CRUX:
-        pairs = zip(jobs, alone, strict=True)
-        intensities = [gpu_intensity_flop_per_s(job.flop or 0.0, one, capacity_bps) for job, one in pairs]
         return [JobShare(priority=level) for level in priority_levels(intensities, len(jobs))]
     if rule == CONGESTION_CONTROL:
         return [JobShare(congestion_control=job.congestion_control) for job in jobs]
@@ -51,23 +65,23 @@ def predicted_begins_s(
     alone: Sequence[PeriodicJob],
     shares: Sequence[JobShare],
     starts_s: Sequence[float],
-    capacity_bps: float,
+    links: Sequence[bandwidth_sharing.SharedCapacity],
     until_s: float,
 ) -> list[list[float]]:
-    """Return the begins of each job's iterations on a link that they share, by `bandwidth_sharing.share_link`.
+    """Return the begins of each job's iterations on links that they share, by `bandwidth_sharing.share_links`.
 
     Args:
         alone: communication of each job alone.
         shares: share of each job.
         starts_s: begin of the iteration of each job that runs at time 0.
-        capacity_bps: capacity of the link.
+        links: capacity and jobs of each link.
         until_s: end of the time, from 0, whose begins are returned.
     """
     first_s = min(starts_s)
     iterations = math.ceil((until_s - first_s) * 1e9 / min(job.period_ns for job in alone)) + 1
     claims = [bandwidth_sharing.Share(share.intercept, share.slope, share.priority) for share in shares]
     starts_s = [start_s - first_s for start_s in starts_s]
-    runs = bandwidth_sharing.share_link(alone, claims, starts_s, capacity_bps, iterations)
+    runs = bandwidth_sharing.share_links(alone, claims, starts_s, links, iterations)
     return [[first_s + begin for begin in run.begin_s.tolist() if 0 <= first_s + begin <= until_s] for run in runs]
 
 

@@ -1,5 +1,7 @@
 """Several jobs that share links of a testbed or cluster: each alone, then all together, kept at time shifts or free.
 
+On a testbed, the links are those on the paths that jobs have at a point. On a cluster, they are the links of hosts.
+
 Shifts are applied as by the agents of CASSINI (Rajasekaran, Ghobadi and Akella, NSDI 2024): an iteration may begin at
 the points of its job's grid only, which the recording hook enforces by pauses between iterations.
 """
@@ -22,13 +24,22 @@ from ringtap.agents.sweep.cross_traffic import free_port
 from ringtap.agents.sweep.disturbances import RECORDED_S, Watch, collect_options, late_share
 from ringtap.agents.sweep.estimate import SharingStep, sharing_steps
 from ringtap.agents.sweep.job_launch import processes, ranks_of
+from ringtap.agents.sweep.job_paths import (
+    UsedLink,
+    crux_paths,
+    flow_capacity_bps,
+    limiting_links,
+    random_paths,
+    used_links,
+)
 from ringtap.agents.sweep.load_series import StepWatcher, words_of_hosts
 from ringtap.agents.sweep.roles import SweepRoles
-from ringtap.agents.testbed.topology import SWITCH, JobShare, TestbedSpec
+from ringtap.agents.testbed.routing import path_count
+from ringtap.agents.testbed.topology import JobShare
 from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SweepPlan
-from ringtap.plan_jobs import CASSINI, CONGESTION_CONTROL, FREE, MLTCP, RULES, Job, sharing
+from ringtap.plan_jobs import CASSINI, CONGESTION_CONTROL, CRUX, FREE, MLTCP, RULES, Job, sharing
 from ringtap.records import JsonLinesWriter, read_json_lines
 from ringtap.rundir import RunDirectory
 from ringtap.schema import ALONE, MAX_LATE_SHARE, NIC_REC, SHARED, SHARED_JSONL
@@ -128,16 +139,16 @@ class SharedLinks:
         self._testbed, self._attempt, self._say, self._tick = testbed, attempt, say, tick
         self._is_tolerant = tolerant
         self._points = run.path / SHARED_JSONL
-        self._shared = list(sharing(plan.jobs))
-        self._ports = [
-            {"node": node, "nic": nic, "direction": direction}
-            for host in self._shared
-            # the ports of real switches cannot be read, but those of the hosts at the other end can
-            for node, nic in [(SWITCH, TestbedSpec.port(host)) if testbed else (host, network.interface[host])]
+        self._paths = [0] * len(plan.jobs)
+        self._used: list[UsedLink] = []
+        # the ports of real switches cannot be read, but those of the hosts at the other end can
+        self._ports: list[dict[str, Any]] = [
+            {"node": host, "nic": network.interface[host], "direction": direction}
+            for host in sharing(plan.jobs)
             for direction in ("rx", "tx")
         ]
-        bottleneck = {"cross": [], "total": self._ports, "mtu": network.bottleneck["mtu"]}
-        self._network = replace(network, bottleneck=bottleneck)
+        self._network = network
+        self._set_ports()
 
     def measure(self, steps: Sequence[SharingStep]) -> Iterator[dict[str, Any]]:
         """Measure points, and yield each as in shared.jsonl.
@@ -149,15 +160,52 @@ class SharedLinks:
         if any(step.offset == CASSINI for step in steps):
             from ringtap.workload.interleaving import affinity_edges
 
-            affinity_edges(self._links(self._plan.jobs), len(self._plan.jobs))
+            for step in steps:
+                if step.offset == CASSINI:
+                    self._prepare(step)
+                    affinity_edges(self._links(self._plan.jobs), len(self._plan.jobs))
         points = JsonLinesWriter(self._points)
         try:
             for step in steps:
+                self._prepare(step)
                 point = self._measure(step, self._grids(step))
                 points.append(point)
                 yield point
         finally:
             points.close()
+
+    def _set_ports(self) -> None:
+        """Make the counters of the shared links those of the bottleneck."""
+        bottleneck = {"cross": [], "total": self._ports, "mtu": self._network.bottleneck["mtu"]}
+        self._network = replace(self._network, bottleneck=bottleneck)
+
+    def _prepare(self, step: SharingStep) -> None:
+        """Choose the paths of a point on a testbed, and find the links that its jobs use on them."""
+        if self._testbed is None:
+            return
+        spec, jobs = self._testbed.state.spec, self._plan.jobs
+        if step.offset == CRUX:
+            alone = self._recorded(jobs)
+            self._paths = crux_paths(spec, jobs, alone, self._intensities(alone))
+        else:
+            self._paths = random_paths(spec, self._plan.seed, len(jobs), step.repeat)
+        self._used = used_links(spec, {jobs.index(job): job for job in step.jobs}, self._paths)
+        self._ports = [one.counter(spec, jobs) for one in self._used]
+        self._set_ports()
+        links = {node: [port["nic"] for port in self._ports if port["node"] == node] for node in self._nodes()}
+        self._network = replace(self._network, links={node: tuple(dict.fromkeys(nics)) for node, nics in links.items()})
+
+    def _nodes(self) -> list[str]:
+        """Return the nodes that count the shared links."""
+        return list(dict.fromkeys(port["node"] for port in self._ports))
+
+    def _intensities(self, alone: Sequence[PeriodicJob]) -> list[float]:
+        """Return the GPU intensity of each job of the plan on its slowest link of the testbed."""
+        from ringtap.agents.sweep.job_shares import gpu_intensities
+
+        assert self._testbed is not None
+        spec, jobs = self._testbed.state.spec, self._plan.jobs
+        return gpu_intensities(jobs, alone, [flow_capacity_bps(spec, job.workers) for job in jobs])
 
     def _grids(self, step: SharingStep) -> Grids | None:
         """Return the grids of a point by the recorded circles of the jobs; None if jobs are not kept.
@@ -171,7 +219,8 @@ class SharedLinks:
         jobs, links = self._recorded(step.jobs), self._links(step.jobs)
         circles = draw_circles(jobs, MEASURED_ERROR)
         if step.shifts_s is None:
-            load = max(sum(circles.rates_bps[job].mean() for job in link.jobs) / link.capacity_bps for link in links)
+            loads = [sum(circles.rates_bps[job].mean() for job in link.jobs) / link.capacity_bps for link in links]
+            load = max(loads, default=0.0)
             longer = [replace(job, period_ns=round(job.period_ns * max(load, 1.0))) for job in jobs]
             wider = draw_circles(longer, MEASURED_ERROR)
             shifts_s = tuple(slot * wider.quantum_s for slot in schedule(wider, links).shifts)
@@ -191,10 +240,10 @@ class SharedLinks:
             of_link = replace(circles, rates_bps=tuple(own[1]))
             factors.append(slowdown(of_link, own[0], link.capacity_bps))
         # no job is faster than alone
-        factor = max(factors) / (1 + min(circles.period_errors))
+        factor = max(factors, default=1.0) / (1 + min(circles.period_errors))
         predicted_s = tuple(len(rates) * circles.quantum_s * factor for rates in circles.rates_bps)
         periods_s = tuple(period_s * (1 + GRID_MARGIN) for period_s in predicted_s)
-        return Grids(shifts_s, periods_s, predicted_s, min(scores))
+        return Grids(shifts_s, periods_s, predicted_s, min(scores, default=1.0))
 
     def _recorded(self, jobs: Sequence[Job]) -> list[PeriodicJob]:
         """Return the communication of jobs as recorded alone."""
@@ -210,18 +259,21 @@ class SharedLinks:
         return found
 
     def _links(self, jobs: Sequence[Job]) -> list[Link]:
-        """Return the links that jobs share; one whose jobs all share another link, too, adds nothing."""
+        """Return the links that jobs share, with the capacity that a job has if all have as many flows as the most."""
         from ringtap.workload.interleaving import Link
 
-        users = {
-            tuple(number for number, job in enumerate(jobs) if host in job.workers): host
-            for host in self._network.roles.workers
-        }
-        return [
-            Link(host, float(self._plan.capacity_bps), numbers)
-            for numbers, host in users.items()
-            if len(numbers) > 1 and not any(set(numbers) < set(others) for others in users)
-        ]
+        if self._testbed is None:
+            found = [
+                Link(host, float(self._plan.capacity_bps), tuple(map(jobs.index, users)))
+                for host, users in sharing(jobs).items()
+            ]
+        else:
+            found = [
+                Link(" ".join(one.link.place), one.link.rate_bps / max(one.flows.values()), tuple(one.flows))
+                for one in self._used
+                if len(one.flows) > 1
+            ]
+        return limiting_links(found)
 
     def _measure(self, step: SharingStep, grids: Grids | None) -> dict[str, Any]:
         label = step.label
@@ -260,6 +312,8 @@ class SharedLinks:
                 jobs[-1] |= {"predicted_s": grids.predicted_s[number]}
             elif step.offset in RULES:
                 jobs[-1]["share"] = shares[number]._asdict()
+            if self._testbed and path_count(self._testbed.state.spec) > 1:
+                jobs[-1]["path"] = self._paths[self._plan.jobs.index(one.job)]
         facts |= {} if grids is None else {"score": grids.score}
         if clocks and not self._network.one_clock:
             facts["clocks"] = {host: offset._asdict() for host, offset in clocks.items()}
@@ -276,17 +330,22 @@ class SharedLinks:
             return [JobShare()] * len(jobs)
         from ringtap.agents.sweep.job_shares import shares_of
 
-        return shares_of(step.offset, jobs, self._recorded(jobs), self._plan.capacity_bps)
+        alone = self._recorded(jobs)
+        if step.offset == MLTCP:  # a link has the bytes of all flows of a job
+            flows = [max((one.flows.get(number, 1) for one in self._used), default=1) for number in range(len(jobs))]
+            return [
+                share._replace(iteration_bytes=count * share.iteration_bytes)
+                for share, count in zip(shares_of(MLTCP, jobs, alone, ()), flows, strict=True)
+            ]
+        return shares_of(step.offset, jobs, alone, self._intensities(alone) if step.offset == CRUX else ())
 
     def _share(self, shares: Sequence[JobShare], offset: str = "") -> dict[str, float]:
-        """Give jobs their shares by classes at the ends of shared links, if the rule of a point needs these."""
+        """Give jobs their paths, and their shares by classes of shared links, if the rule of a point needs these."""
         if self._testbed is None:
             return {}
-        hosts = {
-            host: [number for number, job in enumerate(self._plan.jobs) if host in job.workers] for host in self._shared
-        }
         has_classes = offset in RULES and offset != CONGESTION_CONTROL
-        return self._testbed.share(hosts if has_classes else {}, shares)
+        links = {one.number: sorted(one.flows) for one in self._used if len(one.flows) > 1 and has_classes}
+        return self._testbed.share(links, shares, self._paths)
 
     def _check_congestion_controls(self, shares: Sequence[JobShare]) -> None:
         """Check that the connections of jobs have the congestion control that the rule gives them."""
@@ -311,9 +370,6 @@ class SharedLinks:
         if point["offset"] == CONGESTION_CONTROL:
             point["predicted_why"] = "the fluid model knows no congestion control"
             return
-        if [link.jobs for link in self._links(self._plan.jobs)] != [tuple(range(len(running)))]:
-            point["predicted_why"] = "the fluid model has one link, and these jobs share several"
-            return
         from ringtap.agents.sweep.job_shares import mltcp_phases, predicted_begins_s
 
         rule_ns, alone = point["rule_ns"], self._recorded(self._plan.jobs)
@@ -321,14 +377,14 @@ class SharedLinks:
         starts_s = [
             (max(end for end in one.watcher.iteration_ends_ns() if end <= rule_ns) - rule_ns) / 1e9 for one in running
         ]
-        capacity_bps = self._plan.capacity_bps
-        predicted = predicted_begins_s(alone, shares, starts_s, capacity_bps, window_s[1])
+        links = [(link.capacity_bps, link.jobs) for link in self._links(self._plan.jobs)]
+        predicted = predicted_begins_s(alone, shares, starts_s, links, window_s[1])
         for job, begins_s in zip(point["jobs"], predicted, strict=True):
             job["predicted_begin_ns"] = [rule_ns + round(begin_s * 1e9) for begin_s in begins_s]
             inside = [begin_s for begin_s in begins_s if begin_s >= window_s[0]]
             if len(inside) > 1:
                 job["predicted_s"] = (inside[-1] - inside[0]) / (len(inside) - 1)
-        if point["offset"] == MLTCP and (phases := mltcp_phases(alone, starts_s, len(predicted[1]))):
+        if point["offset"] == MLTCP and links and (phases := mltcp_phases(alone, starts_s, len(predicted[1]))):
             point["jobs"][1]["mltcp_phases"] = phases
 
     def _create(self, step: SharingStep, job: Job) -> _RunningJob:
@@ -370,7 +426,7 @@ class SharedLinks:
 
         The first run of a point has the counters of all shared links, each run the host whose clock is the reference.
         """
-        nodes = [port["node"] for port in self._ports] if number == 0 else []
+        nodes = self._nodes() if number == 0 else []
         if not self._network.one_clock:
             nodes.append(self._network.roles.workers[0])
         return [node for node in dict.fromkeys(nodes) if node not in job.workers]

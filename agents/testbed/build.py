@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import resource
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pyroute2 import IPRoute, NetlinkError, NetNS
 from pyroute2 import netns as named_namespaces
@@ -64,6 +65,31 @@ _NETEM_PACKETS = 1_000_000
 _ON_LINK = 4  # the gateway is at the other end of the interface's link, in whatever network
 
 
+class Network(NamedTuple):
+    """Addresses of one kind of traffic.
+
+    Attributes:
+        destination: their network.
+        address: function from a testbed and a host to the host's address.
+        nic: function from an interface for training to the one for this traffic on the same link.
+    """
+
+    destination: str
+    address: Callable[[TestbedSpec, str], str]
+    nic: Callable[[str], str]
+
+
+TRAINING = Network("10.77.0.0/24", TestbedSpec.training_ip, str)
+CROSS = Network("10.78.0.0/24", TestbedSpec.cross_ip, cross_nic)
+
+
+def job_network(spec: TestbedSpec, job: int) -> Network:
+    """Return the addresses of a job's traffic."""
+    return Network(
+        spec.job_network(job), lambda spec, host: spec.job_ip(host, job), functools.partial(spec.job_nic, job)
+    )
+
+
 def build(spec: TestbedSpec) -> None:
     """Build the whole testbed in the current mount namespace.
 
@@ -90,15 +116,17 @@ def build(spec: TestbedSpec) -> None:
                 indexes |= _add_link(link, netlinks)
         for link in spec.links:
             indexes |= _set_up(spec, netlinks[link.source], indexes[link.source, link.source_nic], link)
-        for node, found in routing.routes(spec).items():
-            if node != SWITCH:
-                for route in found:
-                    _add_routes(spec, netlinks[node], node, route, indexes)
+        networks = ((routing.routes(spec), network) for network in (TRAINING, CROSS))
+        paths = ((routing.path_routes(spec, 0), job_network(spec, job)) for job in range(spec.jobs))
+        for by_node, network in (*networks, *paths):
+            for node, found in by_node.items():
+                own = {nic: index for (owner, nic), index in indexes.items() if owner == node}
+                set_routes(spec, netlinks[node], node, found, network, own, spec.congestion_control)
         if is_star:  # for a process there; the ports have changed the bridge
             netlinks[SWITCH].link("set", index=bridge, gso_max_segs=spec.offload_segments)
             netlinks[SWITCH].addr("add", index=bridge, address=AGGREGATOR_IP, prefixlen=24, flags=_NO_PREFIX_ROUTE)
             options = {"dst": "10.77.0.0/24", "oif": bridge, "prefsrc": AGGREGATOR_IP, "scope": "link"}
-            _add_route(spec, netlinks[SWITCH], options)
+            set_route(netlinks[SWITCH], options, spec.congestion_control)
 
 
 def _add_bridge(spec: TestbedSpec, switch: NetNS) -> int:
@@ -129,20 +157,22 @@ def _set_up(spec: TestbedSpec, netlink: NetNS, index: int, link: Link) -> dict[t
     """Set up the interface from which a link leads, with its limit and its addresses.
 
     Returns:
-        The index of a host's further interface, by node and name.
+        The indexes of a host's further interfaces, by node and name.
     """
     netlink.link("set", index=index, mtu=spec.mtu, state="up", gso_max_segs=spec.offload_segments)
     limit(spec, netlink, index, link.rate_bps)
     if link.target not in (*spec.hosts, SWITCH):
         options = {"dst": f"{spec.switch_ip(link.target)}/32", "oif": index, "scope": "link"}
-        _add_route(spec, netlink, options)
+        set_route(netlink, options, spec.congestion_control)
     if link.source in spec.hosts:
-        host, name = link.source, cross_nic(link.source_nic)
+        host = link.source
         netlink.addr("add", index=index, address=spec.training_ip(host), prefixlen=24, flags=_NO_PREFIX_ROUTE)
-        for job in range(spec.jobs):
-            nic = _add_macvlan(spec, netlink, index, spec.job_nic(job), spec.job_ip(host, job))
-            _add_route(spec, netlink, job_route(spec, host, job, nic))
-        return {(host, name): _add_macvlan(spec, netlink, index, name, spec.cross_ip(host))}
+        above = [CROSS, *(job_network(spec, job) for job in range(spec.jobs))]
+        return {
+            (host, nic): _add_macvlan(spec, netlink, index, nic, network.address(spec, host))
+            for network in above
+            for nic in [network.nic(link.source_nic)]
+        }
     if link.source == SWITCH:
         netlink.link("set", index=index, master=netlink.link_lookup(ifname=SWITCH_NIC)[0])
     else:
@@ -157,11 +187,6 @@ def _add_macvlan(spec: TestbedSpec, netlink: NetNS, below: int, name: str, addre
     netlink.link("set", index=index, mtu=spec.mtu, state="up", gso_max_segs=spec.offload_segments)
     netlink.addr("add", index=index, address=address, prefixlen=24, flags=_NO_PREFIX_ROUTE)
     return index
-
-
-def job_route(spec: TestbedSpec, host: str, job: int, nic: int) -> dict[str, Any]:
-    """Return the route of a job's traffic by its interface on a host."""
-    return {"dst": spec.job_network(job), "oif": nic, "prefsrc": spec.job_ip(host, job), "scope": "link"}
 
 
 def need(kind: str, action: Callable[[], object]) -> None:
@@ -195,28 +220,40 @@ def limit(spec: TestbedSpec, netlink: NetNS | IPRoute, index: int, rate_bps: int
     need("sch_tbf", lambda: netlink.tc("add", "tbf", index, **limit, **parent))
 
 
-def _add_routes(
-    spec: TestbedSpec, netlink: NetNS, node: str, route: routing.Route, indexes: Mapping[tuple[str, str], int]
+def set_routes(
+    spec: TestbedSpec,
+    netlink: NetNS | IPRoute,
+    node: str,
+    routes: Iterable[routing.Route],
+    network: Network,
+    indexes: Mapping[str, int],
+    congestion_control: str,
 ) -> None:
-    """Add a route for training and one for cross traffic."""
+    """Add or replace routes of a node for one kind of traffic; a bridge has none.
+
+    Args:
+        spec: the testbed.
+        netlink: socket in the node's namespace.
+        node: the node.
+        routes: its routes.
+        network: the traffic.
+        indexes: indexes of the node's interfaces by name.
+        congestion_control: congestion control of connections that begin on the routes.
+    """
     is_host = node in spec.hosts
-    for is_cross, network in ((False, "10.77.0.0/24"), (True, "10.78.0.0/24")):
-        if is_cross and route.host not in (None, *spec.hosts):
+    for route in routes if node != SWITCH else ():
+        if route.host not in (None, *spec.hosts) and network != TRAINING:
             continue
-        address = spec.cross_ip if is_cross else spec.training_ip
-        options: dict[str, Any] = {"dst": network if route.host is None else f"{address(route.host)}/32"}
-        options |= {"prefsrc": address(node)} if is_host else {}
+        destination = network.destination if route.host is None else f"{network.address(spec, route.host)}/32"
+        options: dict[str, Any] = {"dst": destination}
+        options |= {"prefsrc": network.address(spec, node)} if is_host else {}
         hops = []
         for link in route.links:
-            nic = cross_nic(link.source_nic) if is_host and is_cross else link.source_nic
-            via = address(link.target) if link.target in spec.hosts else spec.switch_ip(link.target)
+            nic = network.nic(link.source_nic) if is_host else link.source_nic
+            via = network.address(spec, link.target) if link.target in spec.hosts else spec.switch_ip(link.target)
             gateway = {"scope": "link"} if link.target == SWITCH else {"gateway": via, "flags": _ON_LINK}
-            hops.append({"oif": indexes[node, nic]} | gateway)
-        _add_route(spec, netlink, options | (hops[0] if len(hops) == 1 else {"multipath": hops}))
-
-
-def _add_route(spec: TestbedSpec, netlink: NetNS, options: Mapping[str, Any]) -> None:
-    set_route(netlink, options, spec.congestion_control)
+            hops.append({"oif": indexes[nic]} | gateway)
+        set_route(netlink, options | (hops[0] if len(hops) == 1 else {"multipath": hops}), congestion_control)
 
 
 def set_route(netlink: NetNS | IPRoute, options: Mapping[str, Any], congestion_control: str) -> None:

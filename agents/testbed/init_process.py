@@ -60,8 +60,8 @@ def _run(spec: TestbedSpec) -> None:
             elif verb == "count":
                 _report({"counts": counters.read()})
             elif verb == "share":
-                hosts, given = json.loads(rest)
-                _report({"shared": shares.set(hosts, [JobShare(*share) for share in given])})
+                links, given, paths = json.loads(rest)
+                _report({"shared": shares.set(dict(links), [JobShare(*share) for share in given], paths)})
             elif verb == "controls":
                 _report({"controls": congestion_controls(spec)})
             else:

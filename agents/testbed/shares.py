@@ -1,6 +1,6 @@
-"""Shares of jobs in the links of a star: classes of HTB in place of the plain limits of links.
+"""Shares of jobs in links: classes of HTB in place of the plain limits of links, and the paths of jobs.
 
-At both ends of a link, one class has the link's rate. Below it, each job has a class, to which a filter sends the
+One class has the rate of the link. Below it, each job has a class, to which a filter sends the
 packets to its addresses, and the rest has one. A class may use what the others leave. Weights are the classes' rates,
 and priorities their order. Shares that change with the bytes that a job has sent, as by MLTCP (HotNets 2024), are
 emulated: a thread counts the bytes of each class and changes its rate every `TICK_S`.
@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from pyroute2 import DiagSocket, IPRoute
 from pyroute2.netlink import rtnl
 
-from ringtap.agents.testbed import build
-from ringtap.agents.testbed.topology import SWITCH, TRAINING_NIC, JobShare, TestbedSpec
+from ringtap.agents.testbed import build, routing
+from ringtap.agents.testbed.topology import JobShare, Link, TestbedSpec
 from ringtap.collectors.netlink import (
     DUMP,
     HEADER_BYTES,
@@ -74,16 +74,16 @@ def _is_unanswered(data: memoryview, length: int) -> bool:
 
 
 class Classes:
-    """Classes of HTB at an interface, set and counted by messages to the kernel that take some microseconds.
+    """Classes of HTB of a link, set and counted by messages to the kernel that take some microseconds.
 
     Args:
-        node: the node.
-        nic: its interface.
+        link: the link.
         spec: the testbed.
     """
 
-    def __init__(self, node: str, nic: str, spec: TestbedSpec) -> None:
-        self._spec, self.place = spec, f"{nic} of {node}"
+    def __init__(self, link: Link, spec: TestbedSpec) -> None:
+        node, nic = link.source, link.source_nic
+        self._spec, self.place, self.rate_bps = spec, f"{nic} of {node}", link.rate_bps
         self._netlink = build.in_namespace(node, lambda: NetlinkSocket(ROUTE))
         self._index = build.in_namespace(node, lambda: socket.if_nametoindex(nic))
 
@@ -101,7 +101,7 @@ class Classes:
             weight: share of what others leave, among classes with the same place, from 1.
         """
         spec = self._spec
-        rates = max(round(rate_bps / 8), 1), spec.rate_bps // 8  # its own, and the most with what others leave
+        rates = max(round(rate_bps / 8), 1), self.rate_bps // 8  # its own, and the most with what others leave
         bursts = (min(round(spec.burst_bytes * 1e9 / rate / _TICK_NS), 2**32 - 1) for rate in rates)
         quantum = round((spec.mtu * spec.offload_segments + 14) * weight)
         options = b"".join(_RATE.pack(0, _LINK_LAYER_ETHERNET, 0, 0, 0, rate) for rate in rates)
@@ -175,7 +175,7 @@ class JobProgress:
 
 
 class LinkShares:
-    """Shares of jobs in the links of a testbed's hosts.
+    """Shares of jobs in a testbed's links, and their paths.
 
     Args:
         spec: the testbed.
@@ -184,18 +184,22 @@ class LinkShares:
     def __init__(self, spec: TestbedSpec) -> None:
         self._spec = spec
         self._links: list[tuple[Classes, Sequence[int]]] = []  # with the numbers of the jobs
-        self._hosts: dict[str, Sequence[int]] = {}
-        self._congestion_controls = [spec.congestion_control] * spec.jobs
+        self._shared: dict[int, Sequence[int]] = {}  # by number of the link
+        self._routes = [(0, spec.congestion_control)] * spec.jobs  # path and congestion control of each job
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._cost: dict[str, float] = {}
 
-    def set(self, hosts: Mapping[str, Sequence[int]], shares: Sequence[JobShare]) -> dict[str, float]:
-        """Give jobs their shares.
+    def set(
+        self, links: Mapping[int, Sequence[int]], shares: Sequence[JobShare], paths: Sequence[int]
+    ) -> dict[str, float]:
+        """Give jobs their shares and their paths.
 
         Args:
-            hosts: numbers of the jobs that share the link of a host, by host; without hosts, links have plain limits.
+            links: numbers of the jobs that share a link, by its number in ``spec.links``; all other links have plain
+                limits.
             shares: share of each job of the testbed.
+            paths: number of each job's path, as for `routing.links_on_path`.
 
         Returns:
             Facts of the thread that has changed shares until now: ``ticks``, ``seconds`` and ``cpu_s``; empty if there
@@ -206,42 +210,46 @@ class LinkShares:
             MeasurementError: the kernel refuses a class.
         """
         cost = self._end_thread()
-        self._route([share.congestion_control or self._spec.congestion_control for share in shares])
-        if dict(hosts) != self._hosts:
-            self._replace_limits(dict(hosts))
+        controls = [share.congestion_control or self._spec.congestion_control for share in shares]
+        self._route(list(zip(paths, controls, strict=True)))
+        if dict(links) != self._shared:
+            self._replace_limits(dict(links))
         for classes, jobs in self._links:
-            _set_jobs(classes, jobs, [shares[job] for job in jobs], self._spec.rate_bps)
+            _set_jobs(classes, jobs, [shares[job] for job in jobs])
         if self._links and any(share.slope for share in shares):
             self._stop.clear()
             self._thread = threading.Thread(target=self._grow, args=(shares,), daemon=True)
             self._thread.start()
         return cost
 
-    def _route(self, congestion_controls: Sequence[str]) -> None:
-        """Give the jobs' routes their congestion controls, which new connections take."""
+    def _route(self, routes: list[tuple[int, str]]) -> None:
+        """Give jobs their paths, and their routes the congestion controls, which new connections take."""
         spec = self._spec
-        for job, name in enumerate(congestion_controls):
-            if name != self._congestion_controls[job]:
-                for host in spec.hosts:
-                    build.in_namespace(host, functools.partial(_route, spec, host, job, name))
-                self._congestion_controls[job] = name
+        changes: dict[str, list[tuple[int, list[routing.Route], str]]] = {}
+        for job, (old, (path, control)) in enumerate(zip(self._routes, routes, strict=True)):
+            before = routing.path_routes(spec, old[0])
+            for node, found in routing.path_routes(spec, path).items():
+                if changed := [route for route in found if control != old[1] or route not in before[node]]:
+                    changes.setdefault(node, []).append((job, changed, control))
+        for node, jobs in changes.items():
+            build.in_namespace(node, functools.partial(_set_routes, spec, node, jobs))
+        self._routes = routes
 
-    def _replace_limits(self, hosts: dict[str, Sequence[int]]) -> None:
-        """Replace the classes at some links by plain limits, and the plain limits of others by classes."""
+    def _replace_limits(self, shared: dict[int, Sequence[int]]) -> None:
+        """Replace the classes of some links by plain limits, and the plain limits of others by classes."""
         for old, _ in self._links:
             old.close()
         self._links = []
-        for host in dict.fromkeys((*self._hosts, *hosts)):
-            for node, nic in ((host, TRAINING_NIC), (SWITCH, self._spec.port(host))):
-                jobs = hosts.get(host, ())
-                classes = Classes(node, nic, self._spec) if jobs else None
-                build.in_namespace(node, functools.partial(_limit, self._spec, nic, classes, jobs))
-                self._links += [(classes, jobs)] if classes else []
-        self._hosts = hosts
+        for number in dict.fromkeys((*self._shared, *shared)):
+            link, jobs = self._spec.links[number], shared.get(number, ())
+            classes = Classes(link, self._spec) if jobs else None
+            build.in_namespace(link.source, functools.partial(_limit, self._spec, link, classes, jobs))
+            self._links += [(classes, jobs)] if classes else []
+        self._shared = shared
 
     def _grow(self, shares: Sequence[JobShare]) -> None:
         """Change the shares with the bytes that jobs have sent, until `_end_thread`."""
-        begin_s, ticks, rate_bps = time.monotonic(), 0, self._spec.rate_bps
+        begin_s, ticks = time.monotonic(), 0
         links = [(*link, [JobProgress(shares[job]) for job in link[1]]) for link in self._links]
         set_bps: dict[tuple[str, int], float] = {}
         while not self._stop.wait(TICK_S - (time.monotonic() - begin_s) % TICK_S):
@@ -250,7 +258,7 @@ class LinkShares:
                 sent, now_s = classes.sent_bytes(), time.monotonic()
                 pairs = zip(jobs, progress, strict=True)
                 weights = [one.weight(sent[_FIRST_JOB + job], now_s) for job, one in pairs]
-                rates_bps = class_rates_bps([shares[job] for job in jobs], weights, rate_bps)
+                rates_bps = class_rates_bps([shares[job] for job in jobs], weights, classes.rate_bps)
                 for job, job_bps, weight in zip(jobs, rates_bps, weights, strict=True):
                     if abs(job_bps - set_bps.get((classes.place, job), 0.0)) > _SAME * job_bps:
                         classes.set(_FIRST_JOB + job, job_bps, weight=weight / min(weights))
@@ -282,31 +290,32 @@ def _connections() -> list[tuple[str, str]]:
         return [(one["idiag_src"], one.get_attr("INET_DIAG_CONG")) for one in found]
 
 
-def _route(spec: TestbedSpec, host: str, job: int, congestion_control: str) -> None:
-    """Set the congestion control of a job's route in this namespace, which is that of a host."""
+def _set_routes(spec: TestbedSpec, node: str, jobs: Sequence[tuple[int, Sequence[routing.Route], str]]) -> None:
+    """Set routes of jobs in this namespace, which is that of a node, and their congestion controls."""
+    indexes = {nic: index for index, nic in socket.if_nameindex()}
     with IPRoute() as netlink:
-        nic = netlink.link_lookup(ifname=spec.job_nic(job))[0]
-        build.set_route(netlink, build.job_route(spec, host, job, nic), congestion_control)
+        for job, routes, name in jobs:
+            build.set_routes(spec, netlink, node, routes, build.job_network(spec, job), indexes, name)
 
 
-def _limit(spec: TestbedSpec, nic: str, classes: Classes | None, jobs: Sequence[int]) -> None:
-    """Limit the link that leads from an interface of this namespace: by classes of jobs, if there are any."""
+def _limit(spec: TestbedSpec, link: Link, classes: Classes | None, jobs: Sequence[int]) -> None:
+    """Limit a link that leads from this namespace: by classes of jobs, if there are any."""
     with IPRoute() as netlink:
-        index = netlink.link_lookup(ifname=nic)[0]
+        index = netlink.link_lookup(ifname=link.source_nic)[0]
         netlink.tc("del", index=index, parent=rtnl.TC_H_ROOT)
         if classes:
             _limit_by_classes(spec, netlink, index, classes, jobs)
         else:
-            build.limit(spec, netlink, index, spec.rate_bps)
+            build.limit(spec, netlink, index, link.rate_bps)
 
 
 def _limit_by_classes(spec: TestbedSpec, netlink: IPRoute, index: int, classes: Classes, jobs: Sequence[int]) -> None:
     """Limit a link by classes of HTB, in which all jobs have the same share."""
     build.need("sch_htb", lambda: netlink.tc("add", "htb", index, handle=_ROOT, default=_REST & 0xFFFF))
-    classes.set(_LINK, spec.rate_bps)
+    classes.set(_LINK, classes.rate_bps)
     handles = {job: _FIRST_JOB + job for job in jobs}
     for handle in (_REST, *handles.values()):
-        classes.set(handle, LEAST_SHARE * spec.rate_bps)
+        classes.set(handle, LEAST_SHARE * classes.rate_bps)
         classes.add_queue(handle)
     for job, handle in handles.items():
         network = int.from_bytes(socket.inet_aton(spec.job_network(job).partition("/")[0]), "big")
@@ -315,11 +324,11 @@ def _limit_by_classes(spec: TestbedSpec, netlink: IPRoute, index: int, classes: 
         build.need("cls_u32", functools.partial(netlink.tc, "add-filter", "u32", index, **options))
 
 
-def _set_jobs(classes: Classes, jobs: Sequence[int], shares: Sequence[JobShare], rate_bps: float) -> None:
+def _set_jobs(classes: Classes, jobs: Sequence[int], shares: Sequence[JobShare]) -> None:
     """Give the classes of jobs their shares as an iteration begins."""
     weights = [share.intercept for share in shares]
     orders = sorted({share.priority for share in shares}, reverse=True)
-    rates_bps = class_rates_bps(shares, weights, rate_bps)
+    rates_bps = class_rates_bps(shares, weights, classes.rate_bps)
     for job, share, job_bps in zip(jobs, shares, rates_bps, strict=True):
         order, weight = orders.index(share.priority), share.intercept / min(weights)
         classes.set(_FIRST_JOB + job, job_bps, order=order, weight=weight)

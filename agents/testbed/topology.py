@@ -1,9 +1,9 @@
 """Layout of a virtual testbed, independent of its implementation.
 
 A host has two interfaces on each of its links: ``eth0`` for the training job and ``cross0`` for cross traffic, so that
-the counters of ``cross0`` at the receiving host give the cross traffic that passed the bottleneck. Jobs that share the
-links of a star have an interface each: ``job0`` and so on. In a ring and a torus, a host has several links, with
-``eth1`` and ``cross1`` and so on, and forwards for others.
+the counters of ``cross0`` at the receiving host give the cross traffic that passed the bottleneck. Jobs that share
+links have an interface each: ``job0`` and so on. In a ring and a torus, a host has several links, with ``eth1``,
+``cross1`` and ``job0-1`` and so on, and forwards for others.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class TestbedSpec:
         oversubscription: rate of a leaf's hosts over that of its links to the spines, for ``leaf-spine``.
         sides: lengths of the sides, such as ``4x4``, for ``torus``.
         delay_s: time by which each link delays its packets, in each direction.
-        jobs: jobs for which each host has an interface of its own, for ``star``.
+        jobs: jobs for which each host has an interface of its own on each of its links.
     """
 
     name: str
@@ -149,8 +149,6 @@ class TestbedSpec:
             )
         if not 0 <= self.delay_s <= MAX_DELAY_S:
             raise UsageError(f"delay {self.delay_s:g} s is outside 0 to {MAX_DELAY_S:g} s")
-        if self.jobs and self.topology != "star":
-            raise UsageError(f"jobs have interfaces of their own on a star, not on a {self.topology}")
         self._check_topology()
 
     def _check_topology(self) -> None:
@@ -242,9 +240,9 @@ class TestbedSpec:
         return f"10.78.0.{self.hosts.index(host) + 1}"
 
     @staticmethod
-    def job_nic(job: int) -> str:
-        """Name of a host's interface for a job."""
-        return f"job{job}"
+    def job_nic(job: int, nic: str = TRAINING_NIC) -> str:
+        """Name of a host's interface for a job that shares a link with an interface for training."""
+        return f"job{job}" if nic == TRAINING_NIC else nic.replace(_TRAINING, f"job{job}-")
 
     @staticmethod
     def job_network(job: int) -> str:
@@ -281,7 +279,7 @@ class TestbedSpec:
 
 
 class JobShare(NamedTuple):
-    """Share of a job in the links of a star, as in `ringtap.workload.bandwidth_sharing`, and what its growth needs.
+    """Share of a job in links, as in `ringtap.workload.bandwidth_sharing`, and what its growth needs.
 
     Attributes:
         intercept: weight when an iteration begins.

@@ -144,14 +144,18 @@ class RunningTestbed:
         self._send("count")
         return [LinkCount(*count) for count in self._expect("counts")["counts"]]
 
-    def share(self, hosts: Mapping[str, Sequence[int]], shares: Sequence[JobShare]) -> dict[str, float]:
+    def share(
+        self, links: Mapping[int, Sequence[int]], shares: Sequence[JobShare], paths: Sequence[int] = ()
+    ) -> dict[str, float]:
         """Give the testbed's jobs their shares of links, as `ringtap.agents.testbed.shares.LinkShares.set` does.
+
+        Without paths, each job has the first one.
 
         Raises:
             UsageError: the kernel lacks a feature.
             MeasurementError: the testbed has failed.
         """
-        self._send(f"share {json.dumps([hosts, shares])}")
+        self._send(f"share {json.dumps([list(links.items()), shares, paths or [0] * len(shares)])}")
         cost: dict[str, float] = self._expect("shared")["shared"]
         return cost
 

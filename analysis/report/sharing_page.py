@@ -13,7 +13,8 @@ from ringtap.analysis.plots.sharing import NAMES, draw_sharing
 from ringtap.analysis.plots.style import plain
 from ringtap.analysis.report.page import Written, write_folder
 from ringtap.analysis.runs.run import SweepRun
-from ringtap.analysis.sweeps.sharing import SharedJob, SharingPoint, Slide, sharing_points
+from ringtap.analysis.sweeps.computation import Computation
+from ringtap.analysis.sweeps.sharing import SharedJob, SharedLink, SharingPoint, Slide, sharing_points
 from ringtap.errors import UsageError
 from ringtap.json_validation import whole
 from ringtap.schema import ALONE, MAX_LATE_SHARE
@@ -54,7 +55,9 @@ def write_sharing_report(run: SweepRun, folder: Path | None = None) -> Written:
     table = pd.DataFrame(rows)
     paths = write_folder(folder, "sharing.html.j2", data, lambda path: draw_sharing(points, path), table, _TABLE, NAMES)
     lines = [*data["headline"], *text_table([data["heads"], *data["rows"]], left=2)]
-    lines += text_table([data["slide_heads"], *data["slides"]], left=4) if data["slides"] else []
+    for name, left in _LEFT.items():
+        if found := data[name]:
+            lines += text_table([data["heads_of"][name], *found], left=left)
     lines += [*data["notes"], *data["warnings"]]
     return Written("\n".join(lines), paths, folder / "report.json")
 
@@ -75,8 +78,19 @@ def collect(run: SweepRun, points: Sequence[SharingPoint]) -> dict[str, Any]:
         "answer": plain(headline(points)[0]),
         "heads": _HEADS,
         "rows": [[plain(cell) for cell in _row(point, job)] for point in points for job in point.jobs],
-        "slide_heads": _SLIDE_HEADS,
+        "heads_of": {"slides": _SLIDE_HEADS, "computations": _COMPUTATION_HEADS, "links": _LINK_HEADS},
         "slides": [[plain(cell) for cell in _slide_row(point, slide)] for point in points for slide in point.slides],
+        "computations": [
+            [plain(cell) for cell in _computation_row(point, point.computation)]
+            for point in points
+            if point.computation
+        ],
+        "links": [
+            [plain(cell) for cell in _link_row(point, link)]
+            for point in points
+            for link in point.links
+            if point.offset != ALONE and " to " in link.link  # a star's are those of hosts
+        ],
         "notes": [plain(line) for line in notes(points)],
         "warnings": [plain(line) for line in warnings(points)],
         "points": [point.to_json() for point in points],
@@ -108,6 +122,12 @@ def headline(points: Sequence[SharingPoint]) -> list[str]:
             lines.append(
                 f"{point.label}{score}: {_predicted(point):.3f} s per iteration predicted, "
                 f"{point.mean_s:.3f} s measured ({error:+.1%})."
+            )
+    for point in together:
+        if (found := point.computation) and found.gain is not None:
+            lines.append(
+                f"{point.label}: all jobs compute {found.flop_per_s:.4g} FLOP/s, {_gain(found)} against equal shares"
+                + ("." if found.predicted_gain is None else f"; the prediction was {found.predicted_gain:+.1%}.")
             )
     return lines
 
@@ -147,6 +167,40 @@ def _slide_row(point: SharingPoint, slide: Slide) -> list[str]:
     after = "–" if slide.settled_after is None else str(slide.settled_after)
     phases = [f"{phase:.2f}" for phase in (slide.phases[0], slide.last_phase)]
     return [point.label, shares or "equal", slide.job, slide.source, *phases, after]
+
+
+_COMPUTATION_HEADS = ["point", "shares", "paths", "FLOP/s", "predicted", "against free", "predicted against free"]
+
+
+def _computation_row(point: SharingPoint, found: Computation) -> list[str]:
+    """Return the row of the computation of all jobs at a point."""
+    shares = ", ".join(filter(None, (_share_text(job) for job in point.jobs)))
+    paths = ", ".join(f"{job.name} {job.path}" for job in point.jobs if job.path is not None)
+    half = "" if found.high_flop_per_s is None else f" ± {found.high_flop_per_s - found.flop_per_s:.1e}"
+    predicted = "–" if found.predicted_flop_per_s is None else f"{found.predicted_flop_per_s:.4g}"
+    cells = [point.label, shares or "equal", paths or "–", f"{found.flop_per_s:.4g}{half}", predicted]
+    return [*cells, _gain(found), "–" if found.predicted_gain is None else f"{found.predicted_gain:+.1%}"]
+
+
+def _gain(found: Computation) -> str:
+    """Return the gain over equal shares with its interval."""
+    if found.gain is None:
+        return "–"
+    if found.gain_low is None or found.gain_high is None:
+        return f"{found.gain:+.1%}"
+    return f"{found.gain:+.1%} [{found.gain_low:+.1%}, {found.gain_high:+.1%}]"
+
+
+_LINK_HEADS = ["point", "link", "jobs", "rate", "used"]
+
+
+def _link_row(point: SharingPoint, link: SharedLink) -> list[str]:
+    """Return the row of a link at a point."""
+    rate = "–" if link.rate_bps is None else format_rate(link.rate_bps)
+    return [point.label, link.link, ", ".join(link.jobs), rate, _share(link.utilisation)]
+
+
+_LEFT = {"computations": 3, "links": 3, "slides": 4}  # columns of text in further tables
 
 
 def _share_text(job: SharedJob) -> str:

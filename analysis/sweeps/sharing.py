@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,14 +18,15 @@ from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.run import JobRun, SweepRun, iteration_marks, map_records
 from ringtap.analysis.statistics.arrays import Array
 from ringtap.analysis.statistics.autocorrelation import effective_count
+from ringtap.analysis.sweeps.computation import LEVEL, Computation, computation, flop_of, with_gain
 from ringtap.analysis.sweeps.mean_errors import relative_error
 from ringtap.analysis.sweeps.points import ETHERNET_MTU, CounterLog
 from ringtap.errors import UsageError
 from ringtap.link_counters import columns_of, log_of, source_of
+from ringtap.plan_jobs import FREE
 from ringtap.records import read_json_lines
 from ringtap.schema import ALONE, SHARED, SHARED_JSONL
 
-LEVEL = 0.95
 MIN_INDEPENDENT = 3.0  # iterations for an interval
 MEASURED, FLUID, MLTCP_EQUATION = "measured", "fluid model", "MLTCP's equation"
 MIN_SLIDE = 9  # phases from which a slide has an end
@@ -54,6 +55,10 @@ class SharedJob:
         rate_bps: mean rate at a shared link, from the bytes of an iteration alone; None if they are not known.
         overlap: share of its communication in which another job communicates too; None if it is not known.
         share: its share of links by the rule of the point, as in shared.jsonl; None if there is no rule.
+        path: number of its path, of several shortest ones; None if there is one, or on real hosts.
+        flop_per_s: FLOPs of an iteration over its mean time; None if the plan does not give them.
+        gpu_intensity_flop_per_s: these FLOPs over the time in which the bytes of an iteration alone pass the busiest
+            link (equation 2 of Crux); None if either is not known.
     """
 
     name: str
@@ -71,6 +76,26 @@ class SharedJob:
     rate_bps: float | None
     overlap: float | None
     share: dict[str, Any] | None
+    path: int | None
+    flop_per_s: float | None
+    gpu_intensity_flop_per_s: float | None
+
+
+@dataclass(frozen=True)
+class SharedLink:
+    """A link at a point.
+
+    Attributes:
+        link: its source and the node to which it leads.
+        jobs: names of the jobs whose paths have it.
+        rate_bps: its mean rate, as frames on the wire; None if it is not known.
+        utilisation: this rate over the link's own; None likewise.
+    """
+
+    link: str
+    jobs: tuple[str, ...]
+    rate_bps: float | None
+    utilisation: float | None
 
 
 @dataclass(frozen=True)
@@ -103,10 +128,13 @@ class SharingPoint:
         window_s: length of the window.
         late_share: share of the recorder's samples that were late.
         disturbances: lost links and traffic of others in the window, one sentence each.
-        utilisation: rate of the busiest shared link and direction over the capacity; None if it is not known.
+        utilisation: rate of the busiest shared link and direction over the link's capacity; None if it is not known.
+        busiest_bps: this rate; None likewise.
         utilisation_why: reason that it is not known; empty if it is.
         fairness: Jain's index of the jobs' speeds, each relative to its speed alone; None for a job alone.
         jobs: the jobs.
+        links: the links of a testbed that jobs share, or, if they share none, all of theirs.
+        computation: FLOPs per second of all jobs; None if the plan does not give the FLOPs of each.
         slides: phases of all jobs but the first, measured and predicted, if the jobs were not kept.
         share_changes: ``ticks``, ``seconds`` and ``cpu_s`` of the thread that changed shares; None without it.
         predicted_why: reason that there is no prediction; empty if there is one, or none is due.
@@ -123,9 +151,12 @@ class SharingPoint:
     late_share: float | None
     disturbances: tuple[str, ...]
     utilisation: float | None
+    busiest_bps: float | None
     utilisation_why: str
     fairness: float | None
     jobs: tuple[SharedJob, ...]
+    links: tuple[SharedLink, ...]
+    computation: Computation | None
     slides: tuple[Slide, ...]
     share_changes: dict[str, float] | None
     predicted_why: str
@@ -146,6 +177,14 @@ class SharingPoint:
         return asdict(self) | {"phases": None, "label": self.label}
 
 
+class _Alone(NamedTuple):
+    """A job alone: its mean iteration time, and the bits of an iteration at its busiest link and their time there."""
+
+    mean_s: float
+    bits: float | None
+    passed_s: float | None
+
+
 def is_sharing(run: SweepRun) -> bool:
     """Return True if a sweep is of jobs that share links."""
     return bool((run.info.get("plan") or {}).get("jobs"))
@@ -159,15 +198,22 @@ def sharing_points(run: SweepRun) -> list[SharingPoint]:
     """
     lines = sorted(read_json_lines(run.path / SHARED_JSONL, SHARED)[0], key=lambda line: int(line["step"]))
     capacity_bps = float((run.info.get("plan") or {}).get("capacity_bps") or math.nan)
-    alone: dict[str, tuple[float, float | None]] = {}
+    alone: dict[str, _Alone] = {}
     found = []
     for line in lines:
         point = _point(run, line, capacity_bps, alone)
         found.append(point)
         if point.offset == ALONE:
-            bits = None if point.utilisation is None else point.utilisation * capacity_bps * point.mean_s
-            alone[point.jobs[0].name] = point.mean_s, bits
-    return found
+            bits = None if point.busiest_bps is None else point.busiest_bps * point.mean_s
+            passed_s = None if point.utilisation is None else point.utilisation * point.mean_s
+            alone[point.jobs[0].name] = _Alone(point.mean_s, bits, passed_s)
+    equal = [point.computation for point in found if point.offset == FREE and point.computation]
+    return [
+        replace(point, computation=with_gain(point.computation, equal))
+        if equal and point.computation and point.offset not in (ALONE, FREE)
+        else point
+        for point in found
+    ]
 
 
 def sharing_tables(points: Sequence[SharingPoint]) -> dict[str, pd.DataFrame]:
@@ -180,7 +226,8 @@ def sharing_tables(points: Sequence[SharingPoint]) -> dict[str, pd.DataFrame]:
 
     if not points:
         return dict.fromkeys(("points", "jobs", "iterations"), pd.DataFrame())
-    own = [item.name for item in fields(SharingPoint) if item.name not in ("jobs", "phases", "slides", "share_changes")]
+    parts = ("jobs", "phases", "slides", "share_changes", "links", "computation")
+    own = [item.name for item in fields(SharingPoint) if item.name not in parts]
     iterations = pd.concat(
         [point.phases.assign(step=point.step, offset=point.offset) for point in points], ignore_index=True
     )
@@ -189,16 +236,18 @@ def sharing_tables(points: Sequence[SharingPoint]) -> dict[str, pd.DataFrame]:
     ]
     for job in jobs:
         job |= {f"share_{name}": value for name, value in (job.pop("share") or {}).items()}
+    rows = [
+        {name: getattr(point, name) for name in own} | (asdict(point.computation) if point.computation else {})
+        for point in points
+    ]
     return {
-        "points": table(SharingPoint, [{name: getattr(point, name) for name in own} for point in points]),
+        "points": table(SharingPoint, rows),
         "jobs": table(SharedJob, jobs),
         "iterations": described(iterations, None),
     }
 
 
-def _point(
-    run: SweepRun, line: dict[str, Any], capacity_bps: float, alone: dict[str, tuple[float, float | None]]
-) -> SharingPoint:
+def _point(run: SweepRun, line: dict[str, Any], capacity_bps: float, alone: dict[str, _Alone]) -> SharingPoint:
     window_ns = line["window_start_ns"], line["window_end_ns"]
     runs = [run.job(job["directory"]) for job in line["jobs"]]
     tables = [_iterations(one, window_ns) for one in runs]
@@ -210,12 +259,21 @@ def _point(
             )
     spans = [_communication(one, window_ns) for one in runs]
     _add_phases(tables)
+    flop = flop_of(run.info.get("plan") or {})
     jobs = tuple(
-        _job(job, tables[number], alone.get(job["name"]) if line["offset"] != ALONE else None, _overlap(spans, number))
+        _job(
+            job, tables[number], alone.get(job["name"]) if line["offset"] != ALONE else None, _overlap(spans, number),
+            flop.get(job["name"]),
+        )
         for number, job in enumerate(line["jobs"])
-    )
+    )  # fmt: skip
     rates = [_rate_bps(runs[0], port, window_ns) for port in line["ports"]]
-    known = [rate for rate in rates if not isinstance(rate, str)]
+    links = tuple(_link(port, rate) for port, rate in zip(line["ports"], rates, strict=True) if "link" in port)
+    known = [
+        (rate / (port.get("rate_bps") or capacity_bps), rate)
+        for port, rate in zip(line["ports"], rates, strict=True)
+        if not isinstance(rate, str)
+    ]
     why = "; ".join(rate for rate in rates if isinstance(rate, str)) or ("" if rates else "no link is shared")
     speeds = [1 / job.slowdown for job in jobs if job.slowdown]
     return SharingPoint(
@@ -225,15 +283,30 @@ def _point(
         window_s=(window_ns[1] - window_ns[0]) / 1e9,
         late_share=line.get("late_share"),
         disturbances=(*(line.get("cut") or ()), *(line.get("others") or ())),
-        utilisation=max(known) / capacity_bps if known and not why else None,
+        utilisation=max(known)[0] if known and not why else None,
+        busiest_bps=max(known)[1] if known and not why else None,
         utilisation_why=why,
         fairness=jain(speeds) if len(speeds) == len(jobs) > 1 else None,
         jobs=jobs,
+        links=links,
+        computation=(
+            computation(tables, [flop[job.name] for job in jobs], [job.predicted_s for job in jobs])
+            if all(job.name in flop for job in jobs)
+            else None
+        ),
         slides=_slides(runs, line) if "rule_ns" in line else (),
         share_changes=line.get("share_changes"),
         predicted_why=line.get("predicted_why", ""),
         phases=_all_phases([job.name for job in jobs], tables, window_ns[0]),
     )
+
+
+def _link(port: dict[str, Any], rate_bps: float | str) -> SharedLink:
+    """Return a link by its counter and its mean rate, or the reason that it is not known."""
+    jobs = tuple(map(str, port.get("jobs") or ()))
+    if isinstance(rate_bps, str) or not (own_bps := port.get("rate_bps")):
+        return SharedLink(port["link"], jobs, None, None)
+    return SharedLink(port["link"], jobs, rate_bps, rate_bps / own_bps)
 
 
 def jain(values: Sequence[float]) -> float:
@@ -263,7 +336,7 @@ def _iterations(job: JobRun, window_ns: tuple[int, int]) -> pd.DataFrame:
 
 
 def _job(
-    line: dict[str, Any], table: pd.DataFrame, alone: tuple[float, float | None] | None, overlap: float | None
+    line: dict[str, Any], table: pd.DataFrame, alone: _Alone | None, overlap: float | None, flop: float | None
 ) -> SharedJob:
     times: Array = table["iteration_s"].to_numpy(np.float64)
     mean_s, count = float(times.mean()), effective_count(times)
@@ -271,7 +344,7 @@ def _job(
     if count >= MIN_INDEPENDENT:
         half_s = mean_s * relative_error(times) * float(special.stdtrit(count - 1, (1 + LEVEL) / 2))
     period_s = line.get("period_s")
-    bits = None if alone is None else alone[1]
+    bits = None if alone is None else alone.bits
     phases = table["phase"].dropna().to_numpy(np.float64)
     direction = complex(np.exp(2j * np.pi * phases).mean()) if len(phases) else complex(math.nan)
     angle = math.atan2(direction.imag, direction.real)
@@ -282,7 +355,7 @@ def _job(
         mean_low_s=None if half_s is None else mean_s - half_s,
         mean_high_s=None if half_s is None else mean_s + half_s,
         pause_s=float(table["pause_s"].mean()),
-        slowdown=None if alone is None else mean_s / alone[0],
+        slowdown=None if alone is None else mean_s / alone.mean_s,
         predicted_s=line.get("predicted_s"),
         shift_s=line.get("shift_s"),
         period_s=period_s,
@@ -291,6 +364,9 @@ def _job(
         rate_bps=None if bits is None else bits / mean_s,
         overlap=overlap,
         share=line.get("share"),
+        path=line.get("path"),
+        flop_per_s=None if flop is None else flop / mean_s,
+        gpu_intensity_flop_per_s=flop / alone.passed_s if flop and alone and alone.passed_s else None,
     )
 
 

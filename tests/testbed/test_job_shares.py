@@ -10,14 +10,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from ringtap.agents.testbed.topology import JobShare, TestbedSpec
+from ringtap.agents.testbed.topology import JobShare, LinkCount, TestbedSpec
 from ringtap.agents.testbed.up import RunningTestbed, own_name
 from ringtap.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
 # at this rate, the buffer of a socket lasts while its process waits for a CPU
 RATE_BPS, SECONDS, STARTS_S = 20_000_000, 2.0, 2.0
-BOTH = {"S0": [0, 1], "S1": [0, 1]}
+BOTH = {0: [0, 1], 3: [0, 1]}  # up from S0 and down to S1
 RECEIVE = """
 import socket, sys, threading
 def receive(server):
@@ -47,12 +47,12 @@ def testbed() -> Iterator[RunningTestbed]:
 
 
 @contextmanager
-def connections(testbed: RunningTestbed, jobs: Sequence[int]) -> Iterator[None]:
-    """Fill a connection of each job, from S0 to S1."""
-    addresses = [testbed.state.spec.job_ip("S1", job) for job in jobs]
+def connections(testbed: RunningTestbed, jobs: Sequence[int], target: str = "S1") -> Iterator[None]:
+    """Fill a connection of each job, from S0 to another host."""
+    addresses = [testbed.state.spec.job_ip(target, job) for job in jobs]
     started = []
     try:
-        for host, code in (("S1", RECEIVE), ("S0", SEND)):
+        for host, code in ((target, RECEIVE), ("S0", SEND)):
             command = testbed.command(host, sys.executable, "-c", code, *addresses)
             started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True))
             assert started[-1].stdout is not None
@@ -65,19 +65,19 @@ def connections(testbed: RunningTestbed, jobs: Sequence[int]) -> Iterator[None]:
             process.communicate()
 
 
-def received(testbed: RunningTestbed) -> tuple[float, list[int]]:
-    """Return the time (s) and the bytes that S1 has received of each job."""
-    command = testbed.command("S1", "sh", "-c", "date +%s.%N; cat /proc/net/dev")
+def received(testbed: RunningTestbed, target: str) -> tuple[float, list[int]]:
+    """Return the time (s) and the bytes that a host has received of each job."""
+    command = testbed.command(target, "sh", "-c", "date +%s.%N; cat /proc/net/dev")
     words = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     return float(words[0]), [int(words[words.index(f"job{job}:") + 1]) for job in (0, 1)]
 
 
-def rates_bps(testbed: RunningTestbed, jobs: Sequence[int]) -> list[float]:
-    """Return the rates at which S1 receives from the connections of jobs."""
-    with connections(testbed, jobs):
-        begin_s, first = received(testbed)
+def rates_bps(testbed: RunningTestbed, jobs: Sequence[int], target: str = "S1") -> list[float]:
+    """Return the rates at which a host receives from the connections of jobs, which lead from S0."""
+    with connections(testbed, jobs, target):
+        begin_s, first = received(testbed, target)
         time.sleep(SECONDS)
-        end_s, last = received(testbed)
+        end_s, last = received(testbed, target)
     return [8 * (last[job] - first[job]) / (end_s - begin_s) for job in jobs]
 
 
@@ -105,6 +105,32 @@ def test_connections_have_the_congestion_control_of_their_job(testbed: RunningTe
         pytest.raises(UsageError, match="no congestion control 'nonesuch' loaded"),
     ):
         other.share({}, [JobShare(congestion_control="nonesuch")])
+
+
+def test_jobs_of_a_leaf_spine_have_their_paths_and_their_shares_of_links_between_switches() -> None:
+    hosts = ("S0", "S1", "S2", "S3")
+    keys = {"topology": "leaf-spine", "spines": 2, "oversubscription": 2.0, "jobs": 2}
+    spec = TestbedSpec(own_name("sh"), hosts, 2 * RATE_BPS, queue_bytes=200_000, burst_bytes=8192, **keys)  # type: ignore[arg-type]
+    up = {spine: next(n for n, link in enumerate(spec.links) if link.place == ("leaf0", f"to {spine}"))
+          for spine in ("spine0", "spine1")}  # fmt: skip
+    assert spec.links[up["spine0"]].rate_bps == RATE_BPS
+
+    def ups(counts: Sequence[LinkCount]) -> list[int]:
+        return [counts[number].size_bytes for number in up.values()]
+
+    with RunningTestbed(spec, verify=False) as testbed:
+        testbed.share({}, [JobShare()] * 2, [1, 0])
+        before = ups(testbed.link_counts())
+        # a connection of each job from one leaf to the other
+        rates = rates_bps(testbed, [0, 1], "S2")
+        # on a busy machine, processes are late to fill a link; on one spine, they had half of this together
+        assert min(rates) > 0.6 * RATE_BPS, "each has a spine of its own"
+        grown = [after - first for after, first in zip(ups(testbed.link_counts()), before, strict=True)]
+        assert min(grown) > 0.6 * RATE_BPS / 8 * SECONDS
+        testbed.share({up["spine1"]: [0, 1]}, [JobShare(), JobShare(priority=1)], [1, 1])
+        low_bps, high_bps = rates_bps(testbed, [0, 1], "S2")
+        assert low_bps < 0.1 * high_bps
+        assert 0.6 * RATE_BPS < high_bps < 1.05 * RATE_BPS
 
 
 def test_growing_weights_follow_the_bytes_of_classes(testbed: RunningTestbed) -> None:

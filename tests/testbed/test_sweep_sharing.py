@@ -25,6 +25,12 @@ min_iterations = 15
 max_time = "10s"
 retries = 0
 """
+LEAVES = """
+[testbed]
+topology = "leaf-spine"
+hosts = ["S0", "S1", "S2", "S3"]
+spines = 2
+"""
 JOB = """
 [[jobs]]
 name = "{name}"
@@ -82,19 +88,34 @@ def test_jobs_are_kept_at_the_shift_that_their_recorded_circles_give(tmp_path: P
     assert without.returncode == 0, "what was not measured may change"
 
 
-def test_rules_give_jobs_their_shares_and_are_predicted(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    done = run("sweep", plan(tmp_path, '"mltcp", "congestion-control"', 'congestion_control = "reno"\n'), "-o", path)
+def test_rules_give_jobs_of_a_leaf_spine_their_shares_and_paths_and_are_predicted(tmp_path: Path) -> None:
+    path, keys = tmp_path / "run", 'congestion_control = "reno"\nflop = 1e12\n'
+    file = plan(tmp_path, '"mltcp", "congestion-control", "crux"', keys + LEAVES)
+    text = file.read_text().replace('"S0", "S1"]\n\n[[', '"S0", "S2"]\nflop = 2e12\n\n[[')
+    # with this seed, both jobs have the same spine
+    file.write_text(text.replace('"S0", "S1"]\ncong', '"S1", "S3"]\ncong').replace("[sweep]", "[sweep]\nseed = 2"))
+    done = run("sweep", file, "-o", path)
     assert done.returncode == 0, done.stderr
-    _, _, mltcp, control = [json.loads(line) for line in (path / "shared.jsonl").read_text().splitlines()]
+    alone, _, mltcp, control, crux = [json.loads(line) for line in (path / "shared.jsonl").read_text().splitlines()]
+    assert {port["jobs"][0] for port in alone["ports"]} == {"a"}
+    assert len(alone["ports"]) == 8, "up and down of four links"
+    assert [job["path"] for job in mltcp["jobs"]] == [0, 0]
+    between = {"leaf0 to spine0", "leaf1 to spine0", "spine0 to leaf0", "spine0 to leaf1"}
+    assert {port["link"] for port in mltcp["ports"]} == between
     assert mltcp["share_changes"]["ticks"] > 50
     # 500 kB and their headers, which the recorder counts in intervals of 10 ms
     assert mltcp["jobs"][0]["share"]["iteration_bytes"] == pytest.approx(525_000, rel=0.1)
     assert [job["share"]["congestion_control"] for job in control["jobs"]] == ["", "reno"]
     assert "knows no congestion control" in control["predicted_why"]
+    assert sorted(job["path"] for job in crux["jobs"]) == [0, 1], "a spine for each"
+    assert [job["share"]["priority"] for job in crux["jobs"]] == [1, 0]
     found = read_run(path)
     assert isinstance(found, SweepRun)
-    point = sharing_points(found)[2]
+    first, _, point, _, last = sharing_points(found)
+    most_bps = max(link.rate_bps or 0.0 for link in first.links)
+    assert most_bps == pytest.approx(525_000 * 8 / first.mean_s, rel=0.1)
+    assert last.computation is not None
+    assert last.computation.predicted_flop_per_s is not None
     assert {slide.source for slide in point.slides} == {MEASURED, FLUID, MLTCP_EQUATION}
     for job in point.jobs:
         assert job.predicted_s is not None

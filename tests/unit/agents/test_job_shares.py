@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtap.agents.sweep.job_shares import longest_silence_s, mltcp_phases, predicted_begins_s, shares_of
+from ringtap.agents.sweep.job_shares import (
+    gpu_intensities,
+    longest_silence_s,
+    mltcp_phases,
+    predicted_begins_s,
+    shares_of,
+)
 from ringtap.agents.testbed.shares import LEAST_SHARE, JobProgress, class_rates_bps
 from ringtap.agents.testbed.topology import JobShare, TestbedSpec
 from ringtap.errors import UsageError
@@ -34,7 +40,7 @@ def test_each_rule_gives_shares_by_its_key() -> None:
     alone = [job(100, (40, 60), (70, 100)), job(200, (150, 200))]
 
     def shares(rule: str) -> list[JobShare]:
-        return shares_of(rule, jobs, alone, CAPACITY_BPS)
+        return shares_of(rule, jobs, alone, ())
 
     assert shares("free") == [JobShare(), JobShare()]
     assert shares("weights") == [JobShare(2.0), JobShare()]
@@ -47,7 +53,10 @@ def test_each_rule_gives_shares_by_its_key() -> None:
     assert first.iteration_bytes == pytest.approx(0.05 * CAPACITY_BPS / 8) == second.iteration_bytes
     tables = plan("crux", flop=4e12)
     tables["jobs"][1]["flop"] = 1e12
-    crux = shares_of("crux", load_plan(tables).jobs, alone, CAPACITY_BPS)
+    jobs = load_plan(tables).jobs
+    intensities = gpu_intensities(jobs, alone, [CAPACITY_BPS, CAPACITY_BPS / 2])
+    assert intensities == pytest.approx([4e12 / 0.05, 1e12 / 0.1])
+    crux = shares_of("crux", jobs, alone, intensities)
     assert [share.priority for share in crux] == [1, 0], "as many bytes, and more FLOPs"
 
 
@@ -67,11 +76,10 @@ def test_rules_and_keys_that_do_not_go_together_are_refused(tables: dict[str, An
     assert said in str(error.value)
 
 
-def test_only_hosts_of_a_star_have_interfaces_per_job() -> None:
-    with pytest.raises(UsageError, match="jobs have interfaces of their own on a star, not on a ring"):
-        TestbedSpec("t", ("a", "b", "c"), 10**8, topology="ring", jobs=2)
+def test_jobs_have_an_interface_on_each_link_of_a_host() -> None:
     spec = TestbedSpec("t", ("a", "b"), 10**8, jobs=2)
     assert (spec.job_ip("b", 1), spec.job_network(1)) == ("10.77.11.2", "10.77.11.0/24")
+    assert [spec.job_nic(1, nic) for nic in ("eth0", "eth3")] == ["job1", "job1-3"]
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=6), st.booleans())
@@ -108,10 +116,10 @@ def test_mltcp_phases_are_those_of_the_equation() -> None:
 
 def test_predicted_iterations_slide_by_the_shares() -> None:
     alone = [job(100, (60, 100))] * 2
-    fair = predicted_begins_s(alone, [JobShare()] * 2, [-0.02, -0.02], CAPACITY_BPS, 2.0)
+    fair = predicted_begins_s(alone, [JobShare()] * 2, [-0.02, -0.02], [(CAPACITY_BPS, (0, 1))], 2.0)
     assert fair[0] == pytest.approx(fair[1])
     assert fair[0][:2] == pytest.approx([0.12, 0.26])
     assert fair[0][-1] <= 2.0
-    heavy, light = predicted_begins_s(alone, [JobShare(2.0), JobShare()], [-0.02, -0.02], CAPACITY_BPS, 2.0)
+    heavy, light = predicted_begins_s(alone, [JobShare(2.0), JobShare()], [-0.02, -0.02], [(CAPACITY_BPS, (0, 1))], 2.0)
     assert (heavy[0], light[0]) == (pytest.approx(0.1), pytest.approx(0.12))
     assert [begins[-1] - begins[-2] for begins in (heavy, light)] == pytest.approx([0.1, 0.1], abs=1e-3)

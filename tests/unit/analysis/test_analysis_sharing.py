@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringtap.analysis.report.sharing_page import collect
 from ringtap.analysis.runs.run import SweepRun, read_run
 from ringtap.analysis.sweeps.sharing import FLUID, MEASURED, jain, sharing_points, slide_of
 from ringtap.cli import main
@@ -66,6 +67,40 @@ def test_the_report_says_what_is_best_and_what_was_predicted(
     assert "phases that slide" in page
     assert main(["report", str(path), str(path)]) == 2
     assert "stands alone" in capsys.readouterr().err
+
+
+def test_links_and_computation_are_in_the_report_if_they_are_known(tmp_path: Path) -> None:
+    path = sharing(tmp_path / "run")
+    info = json.loads((path / "run.json").read_text())
+    for job, flop in zip(info["plan"]["jobs"], (3e12, 1e12), strict=True):
+        job["flop"] = flop
+    (path / "run.json").write_text(json.dumps(info))
+    lines = [json.loads(line) for line in (path / "shared.jsonl").read_text().splitlines()]
+    for line in lines:
+        # the link is twice as fast as the plan's capacity
+        about = {"link": "leaf0 to spine1", "rate_bps": 2 * CAPACITY_BPS, "jobs": [job["name"] for job in line["jobs"]]}
+        line["ports"] = [port | about for port in line["ports"]]
+        line["jobs"] = [job | {"path": 1} for job in line["jobs"]]
+    (path / "shared.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    alone, _, free, kept = sharing_points(read(path))
+    assert (alone.utilisation, alone.links[0].utilisation) == pytest.approx((0.2, 0.2), rel=0.02)
+    assert free.jobs[0].rate_bps == pytest.approx(0.5 * RATE_BPS * 0.1 / 0.15, rel=0.02)
+    # 12.5 MB/s of 500 Mbit/s for 100 ms
+    assert free.jobs[0].gpu_intensity_flop_per_s == pytest.approx(3e12 / (0.2 * 0.1), rel=0.02)
+    assert free.computation is not None
+    assert kept.computation is not None
+    assert free.computation.flop_per_s == pytest.approx(3e12 / 0.15 + 1e12 / 0.155, rel=1e-3)
+    assert free.computation.predicted_flop_per_s == pytest.approx(4e12 / 0.15)
+    assert kept.computation.flop_per_s == pytest.approx(4e13, rel=1e-3)
+    assert kept.computation.gain == pytest.approx(4e13 / (3e12 / 0.15 + 1e12 / 0.155) - 1, rel=1e-2)
+    assert kept.computation.predicted_gain == pytest.approx(0.5)
+    data = collect(read(path), [alone, free, kept])
+    assert any(line.startswith("cassini: all jobs compute 4e+13 FLOP/s, +5") for line in data["headline"])
+    assert data["links"][0][:3] == ["free", "leaf0 to spine1", "a, b"]
+    assert [row[:3] for row in data["computations"]] == [
+        ["a alone", "equal", "a 1"],
+        *([name, "equal", "a 1, b 1"] for name in ("free", "cassini")),
+    ]
 
 
 def test_slides_are_measured_and_predicted_from_the_begin_of_the_rule(

@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtap.cli import main
-from ringtap.workload.bandwidth_sharing import MLTCP, Share, divide, mltcp_shift_s, share_link, share_paths
+from ringtap.workload.bandwidth_sharing import (
+    MLTCP,
+    Share,
+    divide,
+    divide_links,
+    mltcp_shift_s,
+    share_link,
+    share_paths,
+)
 from ringtap.workload.gpu_intensity import (
     choose_paths,
     gpu_intensity_flop_per_s,
@@ -92,6 +100,38 @@ def test_a_link_is_divided_without_a_rest(senders: list[tuple[float, float, int]
                     assert rates[other] / other_weight <= rates[number] / weight + 1e-6
                 elif other_priority < priority:
                     assert rates[other] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_several_links_are_divided_by_their_slowest_part() -> None:
+    links = [(10.0, (0, 1)), (4.0, (1, 2))]
+    assert divide_links(links, [20.0] * 3, [1.0] * 3, [0] * 3) == pytest.approx([8.0, 2.0, 2.0])
+    assert divide_links(links, [20.0] * 3, [1.0] * 3, [0, 1, 0]) == pytest.approx([6.0, 4.0, 0.0])
+    assert divide_links(links, [1.0, 20.0, 20.0], [1.0, 3.0, 1.0], [0] * 3) == pytest.approx([1.0, 3.0, 1.0])
+    assert divide_links([], [5.0, 6.0], [1.0, 1.0], [0, 1]) == pytest.approx([5.0, 6.0])
+
+
+@given(st.lists(SENDERS.map(lambda senders: senders[0]), min_size=1, max_size=5), st.data())
+def test_no_sender_of_several_links_can_have_more(senders: list[tuple[float, float, int]], data: st.DataObject) -> None:
+    wanted, weights, priorities = map(list, zip(*senders, strict=True))
+    members = st.sets(st.integers(0, len(senders) - 1), min_size=1).map(sorted)
+    links = data.draw(st.lists(st.tuples(st.floats(1.0, 100.0), members), max_size=4))
+    rates = divide_links(links, wanted, weights, priorities)
+    for capacity, numbers in links:
+        assert sum(rates[number] for number in numbers) <= capacity + 1e-6
+    for number, want in enumerate(wanted):
+        # it has what it wants, or a full link in which no sender of its priority has a larger share, or any of a lower
+        assert rates[number] >= want - 1e-6 or any(
+            number in numbers
+            and sum(rates[other] for other in numbers) >= capacity - 1e-6
+            and all(
+                rates[other] <= 1e-6
+                if priorities[other] < priorities[number]
+                else priorities[other] > priorities[number]
+                or rates[other] / weights[other] <= rates[number] / weights[number] + 1e-6
+                for other in numbers
+            )
+            for capacity, numbers in links
+        )
 
 
 TWO = ["schedule", *["--job", "100ms:0ms-40ms@50gbit"] * 2, "--capacity", "50gbit"]

@@ -14,7 +14,19 @@ from ringtap.errors import UsageError
 from ringtap.installation import shipped_example
 from ringtap.plan_cluster import OPT_IN, Cluster, read_cluster, unknown_host
 from ringtap.plan_collectives import Collectives, check_places, read_collectives
-from ringtap.plan_jobs import MAX_JOBS, MIN_JOBS, RULES, Job, check_hosts, check_rules, over_tcp, read_job, read_offsets
+from ringtap.plan_jobs import (
+    MAX_JOBS,
+    MIN_JOBS,
+    RULES,
+    Job,
+    check_hosts,
+    check_rules,
+    check_shifts,
+    over_tcp,
+    read_begin,
+    read_job,
+    read_offsets,
+)
 from ringtap.plan_models import SCALE_MODEL, Model, read_model
 from ringtap.toml_tables import PlanTables, TomlTable
 from ringtap.transports import contradiction, is_rdma
@@ -152,6 +164,8 @@ class SweepPlan:
         collectives: how the jobs exchange their gradients.
         jobs: jobs that share links, instead of models, kinds of traffic and loads.
         offsets: how they run together, one point each: a name of `ringtap.plan_jobs`, or the shift of each job in s.
+        begin: shift of each job in s, or `ringtap.plan_jobs.WORST`, at which free jobs are held until the
+            rule begins; empty: they are not held.
     """
 
     name: str
@@ -171,6 +185,7 @@ class SweepPlan:
     collectives: Collectives = field(default_factory=Collectives)
     jobs: tuple[Job, ...] = ()
     offsets: tuple[str | tuple[float, ...], ...] = ()
+    begin: str | tuple[float, ...] = ""
 
     @property
     def every_model(self) -> tuple[Model, ...]:
@@ -333,6 +348,7 @@ def _plan_of_jobs(file: PlanTables) -> SweepPlan:
     offsets = read_offsets(sweep, len(jobs))
     check_rules(tables, offsets)
     full_bps = sweep.quantity("capacity", ... if is_real else "25gbit", parse_rate_bps)
+    begin = read_begin(sweep, len(jobs), offsets, is_real=is_real)
     topology: Testbed | Cluster
     if is_real:
         if rule := next((rule for rule in RULES if rule in offsets), ""):
@@ -341,6 +357,9 @@ def _plan_of_jobs(file: PlanTables) -> SweepPlan:
         topology = _cluster_of_jobs(file, tables, jobs)
     else:
         topology = _testbed_of_jobs(file.one("testbed"), jobs)
+        for key, shifts_s in [*(("offsets", each) for each in offsets), ("begin", begin)]:
+            if isinstance(shifts_s, tuple):
+                check_shifts(sweep, key, jobs, shifts_s, full_bps / scale, scale)
     plan = SweepPlan(
         name=sweep.text("name", "sweep"),
         seed=sweep.integer("seed", 1, 0, 2**31),
@@ -355,6 +374,7 @@ def _plan_of_jobs(file: PlanTables) -> SweepPlan:
         window=_window(file.one("window"), is_auto=False),
         jobs=jobs,
         offsets=offsets,
+        begin=begin,
     )
     sweep.finish()
     return plan

@@ -470,7 +470,7 @@ class SharedLinks:
         check_lost(self._hosts)
         for one in running:
             for process in one.processes:
-                if (code := process.exit_code()) == 0 and process.name == one.job.name:
+                if (code := process.exit_code()) == 0:
                     raise UsageError(
                         f"{process.name} ended before its point did: give it a command that runs until "
                         f"it is ended, or see {one.run.path}"

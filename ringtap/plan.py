@@ -164,8 +164,8 @@ class SweepPlan:
         collectives: how the jobs exchange their gradients.
         jobs: jobs that share links, instead of models, kinds of traffic and loads.
         offsets: how they run together, one point each: a name of `ringtap.plan_jobs`, or the shift of each job in s.
-        begin: shift of each job in s, or `ringtap.plan_jobs.WORST`, at which free jobs are held until the
-            rule begins; empty: they are not held.
+        begin: shift of each job in s, or `ringtap.plan_jobs.WORST`, at which free jobs are held until the rule begins;
+            empty: they are not held.
     """
 
     name: str

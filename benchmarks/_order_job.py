@@ -10,10 +10,11 @@ import os
 import sys
 import time
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from pyroute2 import IPRoute
+from pyroute2.netlink import rtnl
 
 from ringtap.examples.scale_model import (
     LayerShape,
@@ -27,7 +28,7 @@ from ringtap.models import GRADIENT_BYTES, profile_named
 from ringtap.workload.tensor_scheduler import TensorScheduler
 
 # a message has 16 elements: gloo cuts an all-reduce of two ranks into four segments, and leaves out empty ones
-MESSAGES, MESSAGE_BYTES, WHOLE_ITERATIONS, CREDIT_BYTES = 50, 16 * GRADIENT_BYTES, 3, 1 << 20
+MESSAGES, MESSAGE_BYTES, COUNTED_ITERATIONS, CREDIT_BYTES = 50, 16 * GRADIENT_BYTES, 2, 1 << 20
 
 IGNORED = 2
 
@@ -52,15 +53,25 @@ def iterations_s(
 
 
 def sent_bytes() -> int:
-    """Return the bytes that this host has sent, as its limit counts them."""
-    return int(Path("/proc/net/dev").read_text().partition(os.environ["GLOO_SOCKET_IFNAME"] + ":")[2].split()[8])
+    """Return the bytes that this host has sent, as its limit counts them: with the headers of each segment."""
+    with IPRoute() as netlink:
+        index = netlink.link_lookup(ifname=os.environ["GLOO_SOCKET_IFNAME"])[0]
+        root = next(each for each in netlink.get_qdiscs(index=index) if each["parent"] == rtnl.TC_H_ROOT)
+    return int(root.get_attr("TCA_STATS2").get_attr("TCA_STATS_BASIC")["bytes"])
+
+
+def iteration_bytes(layers: list[LayerShape], method: str, *sizes_bytes: int) -> float:
+    """Return the bytes that this host sends in an iteration of a method's messages without computation."""
+    before_bytes = sent_bytes()
+    iterations_s(layers, 0, COUNTED_ITERATIONS, method, *sizes_bytes)
+    return (sent_bytes() - before_bytes) / (COUNTED_ITERATIONS + IGNORED)
 
 
 def main() -> None:
     """Run the rank; rank 0 prints a JSON object with a list per measurement.
 
-    ``alone`` has times in s of iterations of small messages, ``overhead`` the same with all in flight, ``whole`` those
-    of all gradients in a message, and each method its iterations. ``sent_bytes`` are those of a small message.
+    ``alone`` has times in s of iterations of small messages, ``overhead`` the same with all in flight, and each method
+    its iterations. ``sent_bytes`` are those of an iteration: of all gradients in a message, then of each method.
     """
     name, scale, rounds, iterations = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     settings: dict[str, tuple[int, int]] = json.loads(sys.argv[5])
@@ -69,13 +80,13 @@ def main() -> None:
     layers, compute_s = model_layers(name, scale), profile_named(name).compute_s
     small = equal_layers(MESSAGES * MESSAGE_BYTES // GRADIENT_BYTES, 1)
     whole = equal_layers(sum(sum(layer.sizes) for layer in layers), 1)
-    found: dict[str, list[list[float]]] = {each: [] for each in ("alone", "overhead", "whole", "sent_bytes", *settings)}
+    counted = [iteration_bytes(whole, "fifo")]
+    counted += [iteration_bytes(layers, method, *sizes_bytes) for method, sizes_bytes in settings.items()]
+    found: dict[str, list[list[float]]] = {each: [] for each in ("alone", "overhead", *settings)}
+    found["sent_bytes"] = [counted]
     for _ in range(rounds):
-        found["whole"].append(iterations_s(whole, 0, WHOLE_ITERATIONS, "fifo"))
         for method, (piece_bytes, credit_bytes) in settings.items():
-            before_bytes = sent_bytes()
             found["alone"].append(iterations_s(small, 0, iterations, "p3", MESSAGE_BYTES))
-            found["sent_bytes"].append([(sent_bytes() - before_bytes) / MESSAGES / (iterations + IGNORED)])
             found["overhead"].append(iterations_s(small, 0, iterations, "bytescheduler", MESSAGE_BYTES, CREDIT_BYTES))
             found[method].append(iterations_s(layers, compute_s, iterations, method, piece_bytes, credit_bytes))
     if rank == 0:

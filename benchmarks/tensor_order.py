@@ -4,8 +4,9 @@ python benchmarks/tensor_order.py [--models NAME,...] [--rounds N] [--iterations
 
 Two ranks of each scale model run on a virtual testbed of two hosts, and send their gradients by each method in turn. A
 link has a rate at which all gradients take about as long as the computation. The prediction has the cost of messages
-and the rate from the same job: time and bytes of small messages, one at a time and with many in flight, and the time of
-all gradients as one message. Three models take seven minutes, and root.
+from the same job: the time of small ones, one at a time and with many in flight, and the bytes that the link's limit
+counts, of each method's messages without computation and of all gradients as one. Three models take eight minutes, and
+root.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from statistics import median
 from typing import Any
 
 import _checkout  # noqa: F401 -- first: lets the others import ringtap
-from _order_job import MESSAGE_BYTES, MESSAGES
+from _order_job import MESSAGES
 
 import ringtap
 from ringtap.examples.scale_model import FORWARD_SHARE, model_layers
 from ringtap.models import GRADIENT_BYTES, profile_named
-from ringtap.workload.tensor_order import LayerTensor, Network, schedules
+from ringtap.workload.tensor_order import LayerTensor, Network, schedule, schedules
 
 JOB = Path(__file__).with_name("_order_job.py")
 SCALE, PORT, BURST_BYTES = 100, 29500, 65_536
@@ -62,26 +63,40 @@ def compared(model: str, found: dict[str, list[list[float]]]) -> dict[str, Any]:
         )
         for number, layer in enumerate(layers)
     ]  # fmt: skip
-    times_s = {what: [median(each) for each in rounds] for what, rounds in found.items()}
-    alone_s, overhead_s, whole_s = (median(times_s[what]) for what in ("alone", "overhead", "whole"))
-    alone_s, overhead_s = alone_s / MESSAGES, min(overhead_s, alone_s) / MESSAGES
-    # two ranks send a gradient once
-    network = Network(
-        8 * sum(each.size_bytes for each in tensors) / whole_s, 1.0, alone_s - overhead_s, overhead_s,
-        8 * BURST_BYTES / RATES_BPS[model], median(times_s["sent_bytes"]) - MESSAGE_BYTES,
-    )  # fmt: skip
-    predicted = schedules(tensors, network, PIECE_BYTES, PIECE_BYTES, CREDIT_BYTES)
-    fifo_s = times_s["fifo"]
+    times_s = {what: [median(each) for each in rounds] for what, rounds in found.items() if what != "sent_bytes"}
+    (whole_bytes, *sent_bytes), link_bps = found["sent_bytes"][0], RATES_BPS[model]
+    gradient_bytes = sum(each.size_bytes for each in tensors)
+    orders = {method: each.order for method, each in schedules(tensors, Network(link_bps)).items()}
+    predicted_s: dict[str, list[float]] = {}
+    networks: dict[str, Network] = {}
+    for number, (method, (piece_bytes, credit_bytes)) in enumerate(SETTINGS.items()):
+        messages = sum(-(-each.size_bytes // (piece_bytes or each.size_bytes)) for each in tensors)
+        # the costs of a message change with the time: those of a round were measured beside the method
+        costs_s = zip(*(times_s[what][number :: len(SETTINGS)] for what in ("alone", "overhead")), strict=True)
+        predicted_s[method] = []
+        for alone_s, overhead_s in costs_s:
+            busy_s = min(overhead_s, alone_s) / MESSAGES
+            # two ranks send a gradient once
+            networks[method] = Network(
+                link_bps * gradient_bytes / whole_bytes, 1.0, alone_s / MESSAGES - busy_s, busy_s,
+                8 * BURST_BYTES / link_bps, max(sent_bytes[number] - whole_bytes, 0.0) / messages,
+            )  # fmt: skip
+            each = schedule(tensors, orders[method], networks[method], piece_bytes or None, credit_bytes)
+            predicted_s[method].append(each.iteration_s)
     rows = [
         {
             "method": method, "measured_each_s": times_s[method], "measured_s": median(times_s[method]),
-            "measured_gain": median(1 - new_s / old_s for new_s, old_s in zip(times_s[method], fifo_s, strict=True)),
-            "predicted_s": each.iteration_s, "predicted_gain": 1 - each.iteration_s / predicted["fifo"].iteration_s,
+            "measured_gain": _gain(times_s, method), "predicted_each_s": each_s, "predicted_s": median(each_s),
+            "predicted_gain": _gain(predicted_s, method), "network": networks[method]._asdict(),
         }
-        for method, each in predicted.items()
+        for method, each_s in predicted_s.items()
     ]  # fmt: skip
-    return {"model": model, "link_bps": RATES_BPS[model], "network": network._asdict(), "rows": rows,
-            "measured": found}  # fmt: skip
+    return {"model": model, "link_bps": link_bps, "rows": rows, "measured": found}
+
+
+def _gain(each_s: dict[str, list[float]], method: str) -> float:
+    """Return the median gain of a method over FIFO in a round."""
+    return median(1 - new_s / old_s for new_s, old_s in zip(each_s[method], each_s["fifo"], strict=True))
 
 
 def lines(found: dict[str, Any]) -> list[str]:
@@ -117,11 +132,11 @@ def main() -> int:
         models.append(compared(model, found))
         print("\n".join(lines(models[-1])), flush=True)
     print()
-    for found in models:
-        network = Network(**found["network"])
+    for row in (row for found in models for row in found["rows"]):
+        network = Network(**row["network"])
         print(
-            f"{found['model']}: a message takes {1e3 * (network.overhead_s + network.latency_s):.2f} ms beside its "
-            f"bytes, of which it occupies its sender for {1e3 * network.overhead_s:.2f} ms, and adds "
+            f"{row['method']}: in the last round, a message takes {1e3 * (network.overhead_s + network.latency_s):.2f} "
+            f"ms beside its bytes, of which it occupies its sender for {1e3 * network.overhead_s:.2f} ms, and adds "
             f"{network.header_bytes:.0f} bytes; gradients have {network.rate_bps / 1e6:.1f} Mbit/s"
         )
     text = json.dumps({"scale": SCALE, "models": models})

@@ -22,7 +22,9 @@ from ringtap.plan_jobs import (
     Job,
     check_hosts,
     check_rules,
+    check_shifts,
     over_tcp,
+    read_begin,
     read_job,
     read_offsets,
 )
@@ -163,6 +165,8 @@ class SweepPlan:
         collectives: how the jobs exchange their gradients.
         jobs: jobs that share links, instead of models, kinds of traffic and loads.
         offsets: how they run together, one point each: a name of `ringtap.plan_jobs`, or the shift of each job in s.
+        begin: shift of each job in s, or `ringtap.plan_jobs.WORST`, at which free jobs are held until the rule begins;
+            empty: they are not held.
     """
 
     name: str
@@ -182,6 +186,7 @@ class SweepPlan:
     collectives: Collectives = field(default_factory=Collectives)
     jobs: tuple[Job, ...] = ()
     offsets: tuple[str | tuple[float, ...], ...] = ()
+    begin: str | tuple[float, ...] = ""
 
     @property
     def every_model(self) -> tuple[Model, ...]:
@@ -344,6 +349,7 @@ def _plan_of_jobs(file: PlanTables) -> SweepPlan:
     offsets = read_offsets(sweep, len(jobs))
     check_rules(tables, offsets)
     full_bps = sweep.quantity("capacity", ... if is_real else "25gbit", parse_rate_bps)
+    begin = read_begin(sweep, len(jobs), offsets, is_real=is_real)
     topology: Testbed | Cluster
     if is_real:
         if rule := next((rule for rule in RULES if rule in offsets), ""):
@@ -355,6 +361,9 @@ def _plan_of_jobs(file: PlanTables) -> SweepPlan:
         rules = [rule for rule in RULES if rule in offsets and rule != CONGESTION_CONTROL]
         if rules and topology.delay_s:
             sweep.fail("offsets", f"holds {rules[0]!r}, whose classes would take the place of the links' delay")
+        for key, shifts_s in [*(("offsets", each) for each in offsets), ("begin", begin)]:
+            if isinstance(shifts_s, tuple):
+                check_shifts(sweep, key, jobs, shifts_s, full_bps / scale, scale)
     plan = SweepPlan(
         name=sweep.text("name", "sweep"),
         seed=sweep.integer("seed", 1, 0, 2**31),
@@ -369,6 +378,7 @@ def _plan_of_jobs(file: PlanTables) -> SweepPlan:
         window=_window(file.one("window"), is_auto=False),
         jobs=jobs,
         offsets=offsets,
+        begin=begin,
     )
     sweep.finish()
     return plan

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ringtap.errors import UsageError
+from ringtap.models import GRADIENT_BYTES
 from ringtap.plan_cluster import Cluster
 from ringtap.plan_collectives import Collectives
-from ringtap.plan_models import MODEL_NAME, Model, read_model
+from ringtap.plan_models import MODEL_NAME, SCALE_MODEL, Model, read_model
 from ringtap.toml_tables import TomlTable
 from ringtap.transports import VARIABLES, contradiction
-from ringtap.units import parse_duration_s
+from ringtap.units import format_duration, parse_duration_s
 
 FREE, CASSINI = "free", "cassini"  # offsets of jobs: not kept, and those with the highest compatibility score
 # and free ones whose shares of a link are unequal, by a rule
@@ -23,6 +24,7 @@ CONGESTION_CONTROL = "congestion-control"
 # key of jobs that a rule needs; for crux, each job must have it
 KEY_OF = {WEIGHTS: "weight", PRIORITIES: "priority", CRUX: "flop", CONGESTION_CONTROL: "congestion_control"}
 RULES = (*KEY_OF, MLTCP)
+WORST = "worst"  # shifts with the lowest compatibility score
 MIN_JOBS, MAX_JOBS = 2, 6
 
 
@@ -132,25 +134,68 @@ def gpus_of(job: Job, cluster: Cluster, host: str) -> tuple[str, ...] | None:
 def read_offsets(sweep: TomlTable, jobs: int) -> tuple[str | tuple[float, ...], ...]:
     """Return the offsets: names, or for two jobs the shift of the second one, else the shifts of all but the first."""
     names = (FREE, CASSINI, *RULES)
-    shifts = 'a duration such as "50ms"' if jobs == 2 else f"a list of {jobs - 1} durations, for all jobs but the first"
-    rule = f"a list in which each offset is {', '.join(map(json.dumps, names))}, or {shifts}"
-
-    def fits(offset: Any) -> bool:
-        return isinstance(offset, list) and len(offset) == jobs - 1 and all(isinstance(one, str) for one in offset)
-
+    rule = f"a list in which each offset is {', '.join(map(json.dumps, names))}, or {_shifts_rule(jobs)}"
     given = sweep.take(
         "offsets", list, [FREE, "0ms", CASSINI],
         lambda value: bool(value) and all(
-            offset in names or fits([offset] if jobs == 2 else offset) for offset in value
+            offset in names or _is_shifts([offset] if jobs == 2 else offset, jobs) for offset in value
         ), rule,
     )  # fmt: skip
-    found: list[str | tuple[float, ...]] = []
-    for offset in given:
-        if offset in names:
-            found.append(offset)
-            continue
-        try:
-            found.append((0.0, *(parse_duration_s(text) for text in ([offset] if jobs == 2 else offset))))
-        except UsageError as error:
-            sweep.fail("offsets", f"holds {offset!r}, which is not understood: {error}")
-    return tuple(found)
+    return tuple(offset if offset in names else _shifts_s(sweep, "offsets", offset) for offset in given)
+
+
+def read_begin(
+    sweep: TomlTable, jobs: int, offsets: Sequence[str | tuple[float, ...]], *, is_real: bool
+) -> str | tuple[float, ...]:
+    """Return the shifts at which free jobs are held until their rule begins: `WORST`, or in s; empty: not held."""
+    if sweep.has("begin") and (is_real or not {FREE, *RULES} & {*offsets}):
+        sweep.fail("begin", f'is for "{FREE}" and rules among the offsets, on a [testbed]: leave it out')
+    given = sweep.take(
+        "begin", (str, list), WORST if {*RULES} & {*offsets} else "",
+        lambda value: value == WORST or _is_shifts([value] if jobs == 2 else value, jobs),
+        f"{json.dumps(WORST)}, or {_shifts_rule(jobs)}",
+    )  # fmt: skip
+    return given if given in ("", WORST) else _shifts_s(sweep, "begin", given)
+
+
+def check_shifts(
+    sweep: TomlTable, key: str, jobs: Sequence[Job], shifts_s: Sequence[float], capacity_bps: float, scale: float
+) -> None:
+    """Refuse shifts that are not within an iteration, as far as the plan says how long one is on a testbed.
+
+    An iteration of a scale model takes at most the time of its computation and then of a ring all-reduce of all
+    gradients, 2 (N-1)/N of their bytes (Patarasuk and Yuan 2009).
+
+    Args:
+        sweep: the table with the shifts.
+        key: their key.
+        jobs: the jobs.
+        shifts_s: shift of each job.
+        capacity_bps: capacity of the links, as built.
+        scale: factor by which gradients are smaller.
+    """
+    for job, shift_s in zip(jobs, shifts_s, strict=True):
+        sent_bytes = 2 * (1 - 1 / len(job.workers)) * job.model.parameters * GRADIENT_BYTES / scale
+        longest_s = job.model.compute_s + 8 * sent_bytes / capacity_bps
+        if job.model.job == SCALE_MODEL and shift_s >= longest_s:
+            sweep.fail(
+                key,
+                f"holds {format_duration(shift_s)}, but an iteration of {job.name} takes {format_duration(longest_s)} "
+                "at most by the plan: give a shift within an iteration",
+            )
+
+
+def _shifts_rule(jobs: int) -> str:
+    return 'a duration such as "50ms"' if jobs == 2 else f"a list of {jobs - 1} durations, for all jobs but the first"
+
+
+def _is_shifts(value: Any, jobs: int) -> bool:
+    return isinstance(value, list) and len(value) == jobs - 1 and all(isinstance(one, str) for one in value)
+
+
+def _shifts_s(sweep: TomlTable, key: str, given: str | list[str]) -> tuple[float, ...]:
+    """Return the shift of each job: 0 for the first one, and for the others one duration, or one each."""
+    try:
+        return (0.0, *(parse_duration_s(text) for text in ([given] if isinstance(given, str) else given)))
+    except UsageError as error:
+        sweep.fail(key, f"holds {given!r}, which is not understood: {error}")

@@ -181,6 +181,7 @@ SHARED: Shape = {
     "jobs": [
         {
             **{"name": NAME, "directory": PATH, "shift_s?": (_SECONDS, None), "period_s?": (_SECONDS, None)},
+            "begin_shift_s?": _SECONDS,
             **{"predicted_s?": (_SECONDS, None), "predicted_begin_ns?": [NS], "mltcp_phases?": [Number(0, 1)]},
             **{"share?": _JOB_SHARE, "path?": COUNT},
         }

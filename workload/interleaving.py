@@ -433,6 +433,25 @@ def schedule(circles: Circles, links: Sequence[Link]) -> Schedule:
     return Schedule(time_shifts(circles, links, found, edges), tuple(links), tuple(found))
 
 
+def worst_shifts(circles: Circles, links: Sequence[Link]) -> tuple[int, ...]:
+    """Return shifts with the lowest scores, of several the smallest: job by job, while those before it keep theirs."""
+    shifts, rates = [0], circles.rates_bps
+
+    def score(job: int, shift: int) -> float:
+        """Return the sum of the scores of a job's links, among the jobs up to it."""
+        found = 0.0
+        for link in (link for link in links if job in link.jobs):
+            before = [one for one in link.jobs if one < job]
+            placed = [shifts[one] for one in before], [rates[one] for one in before]
+            found += score_with([*placed[0], shift], [*placed[1], rates[job]], link.capacity_bps)
+        return found
+
+    for job in range(1, len(rates)):
+        scores = [score(job, shift) for shift in range(len(rates[job]))]
+        shifts.append(next(shift for shift, each in enumerate(scores) if each <= min(scores) + _SAME))
+    return tuple(shifts)
+
+
 class Edge(NamedTuple):
     """Two jobs that are neighbours through a link; the first one has its shift before the second."""
 

@@ -44,7 +44,7 @@ from ringtap.installation import lacking
 from ringtap.json_validation import NAME, Number, Shape, ShapeError, check
 from ringtap.plan import SweepPlan, load_plan, plan_from_keys
 from ringtap.plan_cluster import Cluster
-from ringtap.plan_jobs import KEY_OF
+from ringtap.plan_jobs import FREE, KEY_OF, RULES
 from ringtap.plan_models import COMMAND, REAL, SCALE_MODEL, Model, model_label
 from ringtap.records import JsonLinesWriter, read_json_lines
 from ringtap.rundir import ACCESS, RunDirectory, new_name, read_points
@@ -461,6 +461,7 @@ def _open(plan: SweepPlan, path: Path, resume: bool, access: str, say: Callable[
         measured = max(point["step"] for point in shared) + 1 - len(plan.jobs)
         known = (before.get("offsets") or [])[: max(measured, 0)]
         free = _FREE | ({"offsets"} if now["offsets"][: len(known)] == known else set())
+        free |= {"begin"} if not {FREE, *RULES} & set(map(str, known)) else set()
         unused = [key for rule, key in KEY_OF.items() if rule not in known]
         free |= {f"jobs.{job['name']}.{key}" for job in now["jobs"] for key in unused}
         changed = (*changes.touching, *changes.free)

@@ -12,7 +12,7 @@ from ringtap.agents.testbed.topology import Roles, TestbedSpec, thesis_roles
 from ringtap.collectors.packets import SNAP_BYTES
 from ringtap.plan import AUTO, SweepPlan, Testbed
 from ringtap.plan_cluster import Cluster
-from ringtap.plan_jobs import Job
+from ringtap.plan_jobs import FREE, RULES, Job
 from ringtap.plan_models import SCALE_MODEL, Model, model_label
 from ringtap.schema import ALONE, MERGE_SHARE, MIN_CONGESTION_LOADS, MIN_FIT_LOADS, MIN_RISE
 from ringtap.secret_masking import mask_variables, mask_words
@@ -111,6 +111,11 @@ class SharingStep(NamedTuple):
     def label(self) -> str:
         """Name of the point for people."""
         return f"{self.jobs[0].name} alone" if self.offset == ALONE else self.offset
+
+    @property
+    def is_free(self) -> bool:
+        """True if nothing keeps the jobs, at most a rule shares links."""
+        return self.offset in (FREE, *RULES)
 
 
 def sharing_steps(plan: SweepPlan) -> list[SharingStep]:

@@ -86,7 +86,7 @@ def predicted_begins_s(
 
 
 def mltcp_phases(alone: Sequence[PeriodicJob], starts_s: Sequence[float], iterations: int) -> list[float] | None:
-    """Return the phase of the second of two equal jobs in each later iteration by MLTCP's equation for Shift(Δ).
+    """Return the phase of the second of two equal jobs in the present and later iterations, by MLTCP's Shift(Δ).
 
     A phase is the time from the first job's begin to the second one's, as a share of the period; Δ ends at half of it,
     where the jobs are as far apart as they can be.
@@ -108,7 +108,7 @@ def mltcp_phases(alone: Sequence[PeriodicJob], starts_s: Sequence[float], iterat
         offset_s = period_s - offset_s
     found = []
     for _ in range(iterations):
+        found.append(1 - offset_s / period_s if is_first else offset_s / period_s)
         if offset_s < sending_s:
             offset_s = min(offset_s + bandwidth_sharing.mltcp_shift_s(offset_s, sending_s), period_s / 2)
-        found.append(1 - offset_s / period_s if is_first else offset_s / period_s)
     return found

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import add
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,7 +30,7 @@ from ringtap.plan import SweepPlan, Testbed, Window
 from ringtap.plan_cluster import Cluster
 from ringtap.plan_models import Model
 from ringtap.rundir import RunDirectory, open_log
-from ringtap.schema import ACKNOWLEDGED, AGENT_LOG, MAX_LATE_SHARE, NIC_REC, STEP_COLUMNS, VARIANTS
+from ringtap.schema import ACKNOWLEDGED, AGENT_LOG, MAX_LATE_SHARE, NIC_REC, VARIANTS
 from ringtap.units import counted
 
 _TAIL_BYTES = 65_536
@@ -166,22 +167,30 @@ class StepWatcher:
         self._expected = ranks
         self._folders = [run.path / "nodes" / worker / "steps" for worker in ranks]
         self._rows: dict[Path, list[tuple[Any, ...]]] = {}
+        self._columns: list[str] = []
 
     def iteration_ends_ns(self) -> list[int]:
         """Return the end of each iteration that all ranks have ended, at the slowest rank (CLOCK_REALTIME, ns)."""
         return [max(ends) for ends in self.ends_ns("end_ns")]
 
+    def iteration_begins_ns(self) -> list[int]:
+        """Return the begin of each iteration but the first: `iteration_ends_ns` and the pause after it."""
+        both = zip(self.ends_ns("end_ns"), self.ends_ns("pause_ns"), strict=False)
+        return [max(map(add, ends, pauses)) for ends, pauses in both]
+
     def ends_ns(self, column: str) -> list[tuple[int, ...]]:
         """Return the ends of each iteration that all ranks have ended, rank by rank, by a column of the step logs."""
-        place = list(STEP_COLUMNS).index(column)
         for folder in self._folders:
             for path in sorted(folder.glob("rank*.rec")):
                 if path.suffixes == [".rec"] and path.stat().st_size:  # a new file may still lack its header
                     rows = self._rows.setdefault(path, [])
-                    rows += open_log(path).tail(len(rows))
+                    log = open_log(path)
+                    self._columns = [field.name for field in log.fields]
+                    rows += log.tail(len(rows))
         stepped = self.ranks_stepped()
         if any(stepped[worker] < count for worker, count in self._expected.items()):
             return []
+        place = self._columns.index(column)
         # if a rank has several optimizers, the one that stepped first counts
         ranks = [[row[place] for row in rows if row[1] == rows[0][1]] for rows in self._rows.values()]
         return list(zip(*ranks, strict=False))

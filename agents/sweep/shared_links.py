@@ -39,7 +39,7 @@ from ringtap.agents.testbed.topology import JobShare
 from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SweepPlan
-from ringtap.plan_jobs import CASSINI, CONGESTION_CONTROL, CRUX, FREE, MLTCP, RULES, Job, sharing
+from ringtap.plan_jobs import CASSINI, CONGESTION_CONTROL, CRUX, MLTCP, RULES, WORST, Job, sharing
 from ringtap.records import JsonLinesWriter, read_json_lines
 from ringtap.rundir import RunDirectory
 from ringtap.schema import ALONE, MAX_LATE_SHARE, NIC_REC, SHARED, SHARED_JSONL
@@ -53,6 +53,9 @@ GRID_MARGIN = 0.03
 # of this margin, so that two hosts whose clocks are wrong in opposite directions use it up at most
 _MAX_CLOCK_ERROR = 0.5
 _MASTER_PORTS = 2
+HELD_ITERATIONS = 5  # at the shifts from which jobs slide, before they are released
+_BEGUN = 0.1  # of a period: after the grid's point, and mostly before a job communicates
+_RELEASED = "released"  # file in the run directory of the first job, which ends the grids of all
 _POLL_S = 0.05
 
 
@@ -65,6 +68,10 @@ class _RunningJob(NamedTuple):
     watch: Watch
     processes: list[HostProcess]
     by_host: dict[str, list[HostProcess]]
+
+    def made(self) -> int:
+        """Return the number of iterations that it has made."""
+        return len(self.watcher.iteration_ends_ns())
 
 
 class Grids(NamedTuple):
@@ -82,10 +89,25 @@ class Grids(NamedTuple):
     predicted_s: tuple[float, ...]
     score: float
 
-    def by_host(self, number: int, start_ns: int, clocks: Mapping[str, ClockOffset]) -> dict[str, str]:
-        """Return the value of `VARIABLE` for a job on each host, by the host's own clock."""
+    def facts(self, number: int, *, is_held: bool) -> dict[str, float]:
+        """Return what shared.jsonl has of a job that was kept, or held until its rule began."""
+        if is_held:
+            return {"begin_shift_s": self.shifts_s[number]}
+        kept = {"shift_s": self.shifts_s, "period_s": self.periods_s, "predicted_s": self.predicted_s}
+        return {name: values[number] for name, values in kept.items()}
+
+    def until_begun_s(self, since_ns: int) -> float:
+        """Return the time until all jobs have just begun an iteration, from a time since the grids began."""
+        late_s = (since_ns / 1e9 - max(self.shifts_s)) % self.periods_s[0]
+        return (_BEGUN * self.periods_s[0] - late_s) % self.periods_s[0]
+
+    def by_host(
+        self, number: int, start_ns: int, clocks: Mapping[str, ClockOffset], until: Path | None
+    ) -> dict[str, str]:
+        """Return the value of `VARIABLE` for a job on each host, by the host's own clock, until there is a file."""
         begin_ns, period_ns = start_ns + round(self.shifts_s[number] * 1e9), round(self.periods_s[number] * 1e9)
-        return {host: f"{begin_ns + clock.offset_ns},{period_ns}" for host, clock in clocks.items()}
+        end = f",{until}" if until else ""
+        return {host: f"{begin_ns + clock.offset_ns},{period_ns}{end}" for host, clock in clocks.items()}
 
 
 def pending_steps(plan: SweepPlan, run: Path) -> list[SharingStep]:
@@ -166,7 +188,9 @@ class SharedLinks:
                     affinity_edges(self._links(self._plan.jobs), len(self._plan.jobs))
         points = JsonLinesWriter(self._points)
         try:
-            for step in steps:
+            for number, step in enumerate(steps):
+                if step.offset != ALONE and (number == 0 or steps[number - 1].offset == ALONE):
+                    self._check_shifts(steps[number:])
                 self._prepare(step)
                 point = self._measure(step, self._grids(step))
                 points.append(point)
@@ -207,31 +231,46 @@ class SharedLinks:
         spec, jobs = self._testbed.state.spec, self._plan.jobs
         return gpu_intensities(jobs, alone, [flow_capacity_bps(spec, job.workers) for job in jobs])
 
+    def _check_shifts(self, steps: Sequence[SharingStep]) -> None:
+        """Refuse shifts that are longer than the iterations measured alone, before any point with shifts."""
+        given = [each for each in (*(step.shifts_s for step in steps), self._plan.begin) if isinstance(each, tuple)]
+        for shifts_s in given:
+            for job, shift_s in zip(self._recorded(self._plan.jobs), shifts_s, strict=True):
+                if shift_s * 1e9 >= job.period_ns:
+                    raise UsageError(
+                        f"offset {format_duration(shift_s)} of {job.name} is not below its iteration time alone, "
+                        f"{format_duration(job.period_ns / 1e9)}: give a shift within an iteration"
+                    )
+
     def _grids(self, step: SharingStep) -> Grids | None:
-        """Return the grids of a point by the recorded circles of the jobs; None if jobs are not kept.
+        """Return the grids of a point by the recorded circles of the jobs; None if jobs are neither kept nor held.
 
         If jobs need more than a link has, their shifts are those on a circle that is longer by this factor.
         """
-        if step.offset in (ALONE, FREE, *RULES):
+        given = self._plan.begin if step.is_free else step.shifts_s
+        if step.offset == ALONE or (step.is_free and not given):
             return None
-        from ringtap.workload.interleaving import MEASURED_ERROR, draw_circles, schedule, score_with, slowdown
+        from ringtap.workload.interleaving import (
+            MEASURED_ERROR,
+            draw_circles,
+            schedule,
+            score_with,
+            slowdown,
+            worst_shifts,
+        )
 
         jobs, links = self._recorded(step.jobs), self._links(step.jobs)
         circles = draw_circles(jobs, MEASURED_ERROR)
-        if step.shifts_s is None:
+        if given == WORST:
+            shifts_s = tuple(slot * circles.quantum_s for slot in worst_shifts(circles, links))
+        elif not isinstance(given, tuple):
             loads = [sum(circles.rates_bps[job].mean() for job in link.jobs) / link.capacity_bps for link in links]
             load = max(loads, default=0.0)
             longer = [replace(job, period_ns=round(job.period_ns * max(load, 1.0))) for job in jobs]
             wider = draw_circles(longer, MEASURED_ERROR)
             shifts_s = tuple(slot * wider.quantum_s for slot in schedule(wider, links).shifts)
         else:
-            shifts_s = step.shifts_s
-            for job, shift_s in zip(jobs, shifts_s, strict=True):
-                if shift_s * 1e9 >= job.period_ns:
-                    raise UsageError(
-                        f"offset {format_duration(shift_s)} of {job.name} is not below its iteration time alone, "
-                        f"{format_duration(job.period_ns / 1e9)}: give a shift within an iteration"
-                    )
+            shifts_s = given
         slots = [round(shift_s / circles.quantum_s) for shift_s in shifts_s]
         scores, factors = [], []
         for link in links:
@@ -282,14 +321,21 @@ class SharedLinks:
         facts: dict[str, Any] = {}
         shares = self._shares(step)
         running = [self._create(step, job) for job in step.jobs]
+        until = running[0].run.path / _RELEASED if step.is_free else None
         try:
             self._tick(f"{label}: starting the jobs", 0.0)
             # until all jobs run, they share links equally
             self._share([JobShare(congestion_control=share.congestion_control) for share in shares], step.offset)
             for number in range(len(running)):
-                self._start_job(number, running, {} if grids is None else grids.by_host(number, start_ns, clocks))
-            self._wait_for_warm_up(running)
-            if step.offset in (FREE, *RULES):
+                self._start_job(
+                    number, running, {} if grids is None else grids.by_host(number, start_ns, clocks, until)
+                )
+            self._wait_for_iterations(running, [self._plan.window.warmup_iterations + 1] * len(running))
+            if until:
+                if grids is not None:
+                    self._wait_for_iterations(running, [one.made() + HELD_ITERATIONS for one in running])
+                    time.sleep(grids.until_begun_s(time.time_ns() - start_ns))
+                until.touch()
                 self._share(shares, step.offset)
                 facts["rule_ns"] = time.time_ns()
                 self._check_congestion_controls(shares)
@@ -307,14 +353,12 @@ class SharedLinks:
         jobs: list[dict[str, Any]] = []
         for number, one in enumerate(running):
             jobs.append({"name": one.job.name, "directory": str(one.run.path.relative_to(self._run.path))})
-            if grids is not None:
-                jobs[-1] |= {"shift_s": grids.shifts_s[number], "period_s": grids.periods_s[number]}
-                jobs[-1] |= {"predicted_s": grids.predicted_s[number]}
-            elif step.offset in RULES:
+            jobs[-1] |= {} if grids is None else grids.facts(number, is_held=step.is_free)
+            if step.offset in RULES:
                 jobs[-1]["share"] = shares[number]._asdict()
             if self._testbed and path_count(self._testbed.state.spec) > 1:
                 jobs[-1]["path"] = self._paths[self._plan.jobs.index(one.job)]
-        facts |= {} if grids is None else {"score": grids.score}
+        facts |= {} if grids is None or step.is_free else {"score": grids.score}
         if clocks and not self._network.one_clock:
             facts["clocks"] = {host: offset._asdict() for host, offset in clocks.items()}
         facts |= {"share_changes": cost} if cost else {}
@@ -374,13 +418,14 @@ class SharedLinks:
 
         rule_ns, alone = point["rule_ns"], self._recorded(self._plan.jobs)
         window_s = [(point[f"window_{side}_ns"] - rule_ns) / 1e9 for side in ("start", "end")]
-        starts_s = [
-            (max(end for end in one.watcher.iteration_ends_ns() if end <= rule_ns) - rule_ns) / 1e9 for one in running
-        ]
+        before = [[ns for ns in one.watcher.iteration_begins_ns() if ns <= rule_ns] for one in running]
+        starts_s = [(begins_ns[-1] - rule_ns) / 1e9 for begins_ns in before]
         links = [(link.capacity_bps, link.jobs) for link in self._links(self._plan.jobs)]
         predicted = predicted_begins_s(alone, shares, starts_s, links, window_s[1])
-        for job, begins_s in zip(point["jobs"], predicted, strict=True):
-            job["predicted_begin_ns"] = [rule_ns + round(begin_s * 1e9) for begin_s in begins_s]
+        for number, (job, begins_s) in enumerate(zip(point["jobs"], predicted, strict=True)):
+            # the first job's iteration before, too: that of another one may have begun in it
+            job["predicted_begin_ns"] = before[number][-1 if number else -2 :]
+            job["predicted_begin_ns"] += [rule_ns + round(begin_s * 1e9) for begin_s in begins_s]
             inside = [begin_s for begin_s in begins_s if begin_s >= window_s[0]]
             if len(inside) > 1:
                 job["predicted_s"] = (inside[-1] - inside[0]) / (len(inside) - 1)
@@ -463,16 +508,16 @@ class SharedLinks:
         one.processes.append(process)
         one.by_host.setdefault(host, []).append(process)
 
-    def _wait_for_warm_up(self, running: Sequence[_RunningJob]) -> None:
+    def _wait_for_iterations(self, running: Sequence[_RunningJob], least: Sequence[int]) -> None:
+        """Wait until each job has made a number of iterations since it began."""
         window = self._plan.window
         deadline_s = time.monotonic() + window.start_timeout_s
-        while slow := [one for one in running if len(one.watcher.iteration_ends_ns()) <= window.warmup_iterations]:
+        while slow := [one for one, count in zip(running, least, strict=True) if one.made() < count]:
             self._check(running)
             if time.monotonic() > deadline_s:
-                made = counted(len(slow[0].watcher.iteration_ends_ns()), "iteration")
                 raise MeasurementError(
-                    f"{slow[0].job.name} made {made} in {window.start_timeout_s:g} s, too few to warm up: "
-                    f"{self._reason(slow[0])}"
+                    f"{slow[0].job.name} made {counted(slow[0].made(), 'iteration')} in {window.start_timeout_s:g} s, "
+                    f"too few to warm up: {self._reason(slow[0])}"
                 )
             time.sleep(_POLL_S)
 
@@ -481,7 +526,12 @@ class SharedLinks:
         check_lost(self._hosts)
         for one in running:
             for process in one.processes:
-                if (code := process.exit_code()) is not None:
+                if (code := process.exit_code()) == 0:
+                    raise UsageError(
+                        f"{process.name} ended before its point did: give it a command that runs until "
+                        f"it is ended, or see {one.run.path}"
+                    )
+                if code is not None:
                     raise MeasurementError(
                         f"{process.name} ended with exit code {code} before its point did: {self._reason(one)}"
                     )
@@ -531,7 +581,7 @@ class SharedLinks:
                     return start_ns, end_ns
             if spent_s >= 2 * window.max_s:
                 slow = running[min(range(len(ends)), key=lambda number: len(ends[number]))]
-                raise MeasurementError(
+                raise UsageError(
                     f"{label}: the jobs had no window in common in {spent_s:.0f} s: {slow.job.name} made "
                     f"{counted(fewest, 'iteration')}: raise window.max_time, or see {slow.run.path}"
                 )

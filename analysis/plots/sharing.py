@@ -17,7 +17,7 @@ from ringtap.schema import ALONE
 NAMES = ("sharing-times", "sharing-phases", "sharing-by-phase", "sharing-slides")
 _SIZE = (6.4, 2.6)
 _PANEL = (2.9, 1.7)
-_TURN = 0.5  # of a phase, from one iteration to the next: all the way round
+_JUMP = 0.12  # of a phase, from one iteration to the next, across which no line is drawn
 _MAX_LABELS = 14  # of points on the horizontal axis
 
 
@@ -127,29 +127,29 @@ def _by_phase(points: Sequence[SharingPoint]) -> Drawn:
 
 
 def _slides(points: Sequence[SharingPoint]) -> Drawn:
-    """Draw the phases from the begin of a point's rule on, measured and predicted, one panel per point."""
+    """Draw the phases from the begin of a point's rule on, measured and predicted, one panel per point and job."""
     names = _names(points)
-    colours = dict(zip(names, COLOURS, strict=False))
     styles: dict[str, dict[str, Any]] = {
-        MEASURED: {"marker": ".", "markersize": 3, "linestyle": "none"},
-        FLUID: {"linewidth": 1},
+        MEASURED: {"color": COLOURS[0], "marker": ".", "markersize": 4, "linestyle": "none", "zorder": 3},
+        FLUID: {"color": COLOURS[1], "marker": "_", "markersize": 4, "linewidth": 1},
+        MLTCP_EQUATION: {"color": COLOURS[2], "marker": "x", "markersize": 3, "linewidth": 1, "linestyle": "--"},
     }
-    styles[MLTCP_EQUATION] = {"linewidth": 1, "linestyle": "--"}
-    handles = [line_handle(name, color=colours[name]) for name in names[1:]]
-    handles += [line_handle(source, color=INK, **style) for source, style in styles.items()]
-    on = sheet(len(points), 2, _PANEL, handles)
+    panels = [(point, job) for point in points for job in dict.fromkeys(slide.job for slide in point.slides)]
+    on = sheet(len(panels), 2, _PANEL, [line_handle(source, **style) for source, style in styles.items()])
     parts = []
-    for axes, point in zip(on.panels, points, strict=True):
-        for slide in point.slides:
+    for axes, (point, job) in zip(on.panels, panels, strict=True):
+        for slide in (slide for slide in point.slides if slide.job == job):
             x, phases = np.arange(len(slide.phases)), np.array(slide.phases)
-            table = {"point": point.label, "job": slide.job, "by": slide.source, "iteration": x, "phase": phases}
+            table = {"point": point.label, "job": job, "by": slide.source, "iteration": x, "phase": phases}
             parts.append(pd.DataFrame(table))
-            if slide.source != MEASURED:  # a line does not go back from 1 to 0
-                phases = np.where(np.abs(np.diff(phases, prepend=phases[:1])) > _TURN, np.nan, phases)
-            axes.plot(x, phases, color=colours[slide.job], **styles[slide.source])
+            # at a wrap from 1 to 0 and at other jumps, the line is broken
+            jumps = np.flatnonzero(np.abs(np.diff(phases)) > _JUMP) + 1
+            axes.plot(
+                np.insert(x.astype(float), jumps, np.nan), np.insert(phases, jumps, np.nan), **styles[slide.source]
+            )
         axes.set_ylim(0, 1)
         axes.set_title(label(point.label))
-        axes.set_ylabel(f"phase to {label(names[0])}")
+        axes.set_ylabel(f"phase of {label(job)} to {label(names[0])}")
         axes.set_xlabel("iteration since the rule began")
     caption = "Phase from the time at which a rule gives jobs their shares; free: from when all jobs ran"
     return on.drawn(NAMES[3], f"{caption}.", pd.concat(parts, ignore_index=True))

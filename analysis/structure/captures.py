@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
 
+import numpy as np
+
 from ringtap.analysis.job.packets import dropped_packets
 from ringtap.analysis.job.run import Job, open_job
 from ringtap.analysis.pcap import read_captures
@@ -22,6 +24,7 @@ from ringtap.analysis.structure.structure import Structure, find_structure
 from ringtap.analysis.structure.validation import check_against_steps
 from ringtap.arguments import instance_of, paths_of
 from ringtap.errors import UsageError
+from ringtap.units import format_duration
 
 _LOCAL = re.compile(r"(127\.|::1$|0\.0\.0\.0$|::$|fe80:)")
 
@@ -58,7 +61,8 @@ def read_structure(
         progress: called with the bytes read of each capture and its size.
 
     Raises:
-        UsageError: a path is not a capture or a run directory, or there is no payload in the captures.
+        UsageError: a path is not a capture or a run directory, or there is no payload in the captures, or they are of
+            different times.
         MeasurementError: there is no training in the captures; the message describes the traffic instead.
     """
     named = [Path(path) for path in paths_of(paths, "capture")]
@@ -123,7 +127,28 @@ def _vantages(
         vantages.append(Vantage(point.name, chosen, point.to_reference, point.addresses))
     if not vantages:
         raise errors[0]
+    _check_times(vantages)
     return vantages, warnings, notes
+
+
+def _check_times(vantages: Sequence[Vantage]) -> None:
+    """Refuse captures of different times: one begins later than all before it have ended, by more than the longest."""
+    spans = []
+    for vantage in vantages:
+        times_ns = np.array([vantage.traffic.scanned.first_ns, vantage.traffic.scanned.last_ns])
+        first_ns, last_ns = times_ns if vantage.to_reference is None else vantage.to_reference(times_ns)
+        spans.append((int(first_ns), int(last_ns), vantage.name))
+    longest_ns = max(last_ns - first_ns for first_ns, last_ns, _ in spans)
+    spans.sort()
+    _, end_ns, ended = spans[0]
+    for first_ns, last_ns, name in spans[1:]:
+        if first_ns - end_ns > longest_ns:
+            raise UsageError(
+                f"{name} begins {format_duration((first_ns - end_ns) / 1e9)} after {ended} has ended, so they did not "
+                "capture the same job: give captures of one time"
+            )
+        if last_ns > end_ns:
+            end_ns, ended = last_ns, name
 
 
 def _checked_hosts(hosts: Mapping[str, str | Sequence[str]]) -> dict[str, list[str]]:

@@ -54,6 +54,7 @@ class SharedJob:
         phase_kept: resultant length of these phases: 1 if they are all the same, 0 if they are spread evenly.
         rate_bps: mean rate at a shared link, from the bytes of an iteration alone; None if they are not known.
         overlap: share of its communication in which another job communicates too; None if it is not known.
+        begin_shift_s: shift at which it was held until a rule began; None if it was not held.
         share: its share of links by the rule of the point, as in shared.jsonl; None if there is no rule.
         path: number of its path, of several shortest ones; None if there is one, or on real hosts.
         flop_per_s: FLOPs of an iteration over its mean time; None if the plan does not give them.
@@ -75,6 +76,7 @@ class SharedJob:
     phase_kept: float | None
     rate_bps: float | None
     overlap: float | None
+    begin_shift_s: float | None
     share: dict[str, Any] | None
     path: int | None
     flop_per_s: float | None
@@ -363,6 +365,7 @@ def _job(
         phase_kept=None if math.isnan(angle) else abs(direction),
         rate_bps=None if bits is None else bits / mean_s,
         overlap=overlap,
+        begin_shift_s=line.get("begin_shift_s"),
         share=line.get("share"),
         path=line.get("path"),
         flop_per_s=None if flop is None else flop / mean_s,
@@ -430,7 +433,12 @@ def _add_phases(tables: Sequence[pd.DataFrame]) -> None:
 def _slides(runs: Sequence[JobRun], line: dict[str, Any]) -> tuple[Slide, ...]:
     """Return the phases of all jobs but the first from the begin of a point's rule on, measured and predicted."""
     names = [job["name"] for job in line["jobs"]]
-    sources = {MEASURED: [_iterations(one, (line["rule_ns"], line["window_end_ns"])) for one in runs]}
+    whole = [_iterations(one, (0, line["window_end_ns"])) for one in runs]
+    # from the iteration on in which the rule began, and of the first job one before it
+    first = [
+        int((table["begin_ns"] <= line["rule_ns"]).sum()) - (1 if number else 2) for number, table in enumerate(whole)
+    ]
+    sources = {MEASURED: [table[max(at, 0) :].reset_index(drop=True) for at, table in zip(first, whole, strict=True)]}
     predicted = [job.get("predicted_begin_ns", ()) for job in line["jobs"]]
     if all(len(begins) > 1 for begins in predicted):
         sources[FLUID] = [pd.DataFrame({"begin_ns": np.array(begins, np.int64)}) for begins in predicted]

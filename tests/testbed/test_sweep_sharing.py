@@ -7,6 +7,7 @@ import pytest
 
 from ringtap.analysis.runs.run import SweepRun, read_run
 from ringtap.analysis.sweeps.sharing import FLUID, MEASURED, MLTCP_EQUATION, sharing_points
+from ringtap.rundir import open_log
 from tests.testbed.sweeps import run
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
@@ -36,15 +37,15 @@ JOB = """
 name = "{name}"
 model = "own"
 parameters = 1
-command = ["{{python}}", "{script}"]
+command = ["{{python}}", "{script}"{words}]
 workers = ["S0", "S1"]
 """
 
 
-def plan(folder: Path, offsets: str, keys: str = "") -> Path:
-    """Write a plan, whose last job has the keys."""
+def plan(folder: Path, offsets: str, keys: str = "", words: str = "") -> Path:
+    """Write a plan, whose last job has the keys, and whose jobs' commands have more words."""
     path, script = folder / "plan.toml", Path(__file__).with_name("sharing_rank.py")
-    jobs = "".join(JOB.format(name=name, script=script) for name in "ab")
+    jobs = "".join(JOB.format(name=name, script=script, words=words) for name in "ab")
     path.write_text(PLAN.format(offsets=offsets) + jobs + keys)
     return path
 
@@ -103,6 +104,17 @@ def test_rules_give_jobs_of_a_leaf_spine_their_shares_and_paths_and_are_predicte
     between = {"leaf0 to spine0", "leaf1 to spine0", "spine0 to leaf0", "spine0 to leaf1"}
     assert {port["link"] for port in mltcp["ports"]} == between
     assert mltcp["share_changes"]["ticks"] > 50
+    # held until the rule began, where their circles meet most, and not after the pause that it may have met
+    assert mltcp["jobs"][0]["begin_shift_s"] == 0.0
+    assert 0 <= mltcp["jobs"][1]["begin_shift_s"] < 0.12
+    for job in mltcp["jobs"]:
+        (steps,) = (path / job["directory"] / "nodes" / "S0" / "steps").glob("rank0-*.rec")
+        log = open_log(steps)
+        at = [field.name for field in log.fields].index
+        held = [row[at("pause_ns")] for row in log.walk() if row[at("end_ns")] < mltcp["rule_ns"] - 10**9]
+        free = [row[at("pause_ns")] for row in log.walk() if row[at("end_ns")] > mltcp["rule_ns"] + 10**8]
+        assert max(held) > 0
+        assert max(free) == 0
     # 500 kB and their headers, which the recorder counts in intervals of 10 ms
     assert mltcp["jobs"][0]["share"]["iteration_bytes"] == pytest.approx(525_000, rel=0.1)
     assert [job["share"]["congestion_control"] for job in control["jobs"]] == ["", "reno"]
@@ -121,3 +133,20 @@ def test_rules_give_jobs_of_a_leaf_spine_their_shares_and_paths_and_are_predicte
         assert job.predicted_s is not None
         # both together need 70 % of the link: apart, they are as fast as alone; a busy machine is slower
         assert 0.05 <= job.predicted_s <= 0.12
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (', "1"', " ended before its point did: give it a command that runs until it is ended"),
+        (', "9", "2.5"', "the jobs had no window in common in 2 s: a made "),
+    ],
+)
+def test_jobs_that_do_not_run_together_are_one_sentence(tmp_path: Path, words: str, said: str) -> None:
+    path = plan(tmp_path, '"free"', words=words)
+    text = path.read_text().replace("warmup_iterations = 5", "warmup_iterations = 0")
+    path.write_text(text.replace('min_time = "2s"', 'min_time = "1s"').replace('"10s"', '"1s"'))
+    done = run("sweep", path, "-o", tmp_path / "run")
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

@@ -20,31 +20,39 @@ _FIRST_STEPS = 5
 
 
 class Grid:
-    """Times at which iterations may begin: ``start_ns`` (CLOCK_REALTIME) and every ``period_ns`` after it."""
+    """Times at which iterations may begin: ``start_ns`` (CLOCK_REALTIME) and every ``period_ns`` after it.
 
-    def __init__(self, start_ns: int, period_ns: int) -> None:
-        self.start_ns, self.period_ns = start_ns, period_ns
+    As soon as there is a file ``until``, iterations may begin at any time.
+    """
+
+    def __init__(self, start_ns: int, period_ns: int, until: str = "") -> None:
+        self.start_ns, self.period_ns, self.until = start_ns, period_ns, until
+        self._is_over = False
 
     def pause_ns(self, now_ns: int, step: int) -> int:
         """The time from now to the next point of the grid; 0 if the last one is nearer, so that the job can catch up.
 
         After its first steps, a job always waits, less than a period.
         """
+        self._is_over = self._is_over or bool(self.until and os.path.exists(self.until))
+        if self._is_over:
+            return 0
         late_ns = (now_ns - self.start_ns) % self.period_ns
         is_late = step >= _FIRST_STEPS and 2 * late_ns < self.period_ns
         return 0 if is_late or not late_ns else self.period_ns - late_ns
 
 
 def from_environment(settings: Settings) -> Grid | None:
-    """The grid of ``RINGTAP_ITERATION_GRID="START_NS,PERIOD_NS"``; None if there is none, or a wrong one."""
+    """The grid of ``RINGTAP_ITERATION_GRID="START_NS,PERIOD_NS[,FILE]"``; None if there is none, or a wrong one."""
     text = os.environ.get(VARIABLE)
     if not text:
         return None
     try:
-        start_ns, period_ns = map(int, text.split(","))
+        start, period, *until = text.split(",", 2)
+        start_ns, period_ns = int(start), int(period)
         if period_ns < 1:
             raise ValueError(text)
     except ValueError:
         log.note(settings, VARIABLE)
         return None
-    return Grid(start_ns, period_ns)
+    return Grid(start_ns, period_ns, *until)

@@ -455,7 +455,8 @@ def test_iterations_are_kept_on_a_grid(tmp_path: Path) -> None:
             time.sleep(0.005)
             one.step(), two.step()
     """
-    variable = {"RINGTAP_ITERATION_GRID": f"1000,{period_ns}"}
+    # with a comma in its name, and there only after the iterations
+    variable = {"RINGTAP_ITERATION_GRID": f"1000,{period_ns},{tmp_path / 'no, not yet'}"}
     run_python(code, HOOK, fake_torch(tmp_path), **recording(tmp_path), **variable)
     names = [field.name for field in only_file(steps).fields]
     records = [dict(zip(names, row, strict=True)) for row in only_file(steps).tail()]

@@ -61,12 +61,47 @@ def test_each_rule_gives_shares_by_its_key() -> None:
 
 
 @pytest.mark.parametrize(
+    ("offsets", "given", "begin"),
+    [
+        (["free"], {}, ""),
+        (["free", "mltcp"], {}, "worst"),
+        (["mltcp"], {"begin": "20ms"}, (0.0, 0.02)),
+        (["free"], {"begin": "worst"}, "worst"),
+    ],
+)
+def test_free_jobs_begin_where_they_are_held(offsets: list[str], given: dict[str, Any], begin: object) -> None:
+    tables = plan(*offsets)
+    tables["sweep"] |= given
+    assert load_plan(tables).begin == begin
+
+
+def beginning(begin: object, *offsets: str) -> dict[str, Any]:
+    """Return the tables of a plan with a begin."""
+    tables = plan(*offsets)
+    return tables | {"sweep": tables["sweep"] | {"begin": begin}}
+
+
+def test_only_points_without_shifts_have_a_begin() -> None:
+    tables = beginning(["5ms"], "free")
+    tables["jobs"].append(tables["jobs"][0] | {"name": "c"})
+    with pytest.raises(UsageError, match="a list of 2 durations, for all jobs but the first"):
+        load_plan(tables)
+    tables["sweep"]["begin"] = ["5ms", "8ms"]
+    assert load_plan(tables).begin == (0.0, 0.005, 0.008)
+
+
+@pytest.mark.parametrize(
     ("tables", "said"),
     [
         (plan("weights"), '"weights" among the offsets is by weight of [[jobs]], and give one to a job at least'),
         (plan("crux", flop=1e12), '"crux" among the offsets is by flop of [[jobs]], and each job needs one'),
         (plan("free", priority=1), 'is for jobs that share by it: add "priorities" to the offsets'),
         (plan("weights", weight=0), "weight = 0 is not a number from 0.1 to 10"),
+        (beginning("20ms", "cassini"), 'begin is for "free" and rules among the offsets, on a [testbed]: leave it out'),
+        (plan("700ms", compute="300ms"), "offsets holds 700 ms, but an iteration of b takes"),
+        (beginning("900ms", "free"), "begin holds 900 ms, but an iteration of b takes"),
+        (beginning("soon", "free"), "begin holds 'soon', which is not understood"),
+        (beginning(5, "free"), 'begin = 5 is not "worst", or a duration such as "50ms"'),
         (plan(7), 'each offset is "free", "cassini", "weights", "priorities"'),  # type: ignore[arg-type]
     ],
 )
@@ -104,9 +139,9 @@ def test_a_weight_grows_with_the_bytes_of_an_iteration_and_falls_after_a_gap() -
 def test_mltcp_phases_are_those_of_the_equation() -> None:
     alone = [job(200, (150, 200))] * 2
     # aT = 50 ms and 5 ms at first: 23.529, 43.836, 49.136
-    expected = [0.023529 / 0.2, 0.043836 / 0.2, 0.049136 / 0.2]
-    assert mltcp_phases(alone, [0.0, 0.005], 3) == pytest.approx(expected, abs=1e-4)
-    behind = mltcp_phases(alone, [0.005, 0.0], 3)
+    expected = [0.005 / 0.2, 0.023529 / 0.2, 0.043836 / 0.2, 0.049136 / 0.2]
+    assert mltcp_phases(alone, [0.0, 0.005], 4) == pytest.approx(expected, abs=1e-4)
+    behind = mltcp_phases(alone, [0.005, 0.0], 4)
     assert behind == pytest.approx([1 - phase for phase in expected], abs=1e-4)
     longer = mltcp_phases([job(100, (20, 100))] * 2, [0.0, 0.005], 20)
     assert longer is not None

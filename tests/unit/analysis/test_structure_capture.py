@@ -294,3 +294,20 @@ def shifted(capture: bytes, address: str, ahead_s: int) -> bytes:
             parts += [struct.pack("<IIII", seconds + ahead_s, fraction, kept, length), frame]
         at += 16 + kept
     return b"".join(parts)
+
+
+def test_captures_of_different_times_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = bytearray(gzip.decompress(RING.read_bytes()))
+    first, later = tmp_path / "first.pcap", tmp_path / "later.pcap"
+    first.write_bytes(data)
+    at = 24
+    while at < len(data):
+        second, _, captured = struct.unpack_from("<III", data, at)
+        struct.pack_into("<I", data, at, second + 60)
+        at += 16 + captured
+    later.write_bytes(data)
+    assert cli.main(["structure", str(later), str(first), "--no-cache"]) == 2
+    said = capsys.readouterr().err
+    # the capture takes 18.2 s
+    assert "later.pcap begins 41.8 s after " in said
+    assert "first.pcap has ended, so they did not capture the same job: give captures of one time" in said

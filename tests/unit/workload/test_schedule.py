@@ -33,6 +33,7 @@ from ringtap.workload.interleaving import (
     simulated_job,
     slowdown,
     time_shifts,
+    worst_shifts,
 )
 from ringtap.workload.lowering import Algorithms, lower
 from ringtap.workload.models import model_workload
@@ -83,6 +84,9 @@ def test_two_jobs_as_brute_force(one: list[float], other: list[float]) -> None:
     assert found.score == pytest.approx(max(scores))
     assert found.score_unshifted == pytest.approx(scores[0])
     assert found.shifts == (0, next(shift for shift, each in enumerate(scores) if each > max(scores) - 1e-9))
+    circles = Circles(1.0, (np.array(one), np.array(other)), (0.0, 0.0))
+    worst = next(shift for shift, each in enumerate(scores) if each < min(scores) + 1e-9)
+    assert worst_shifts(circles, [Link("link", 40.0, (0, 1))]) == (0, worst)
 
 
 @settings(max_examples=30, deadline=None)
@@ -139,6 +143,7 @@ def test_shifts_along_the_affinity_graph() -> None:
     assert (found.score, found.score_unshifted) == (1.0, pytest.approx((0.5 + 0.75) / 2))
     edges = affinity_edges(links, 3)
     assert edges == [(0, 0, 1), (1, 1, 2)]
+    assert worst_shifts(circles, links) == (0, 0, 0), "all at once on both"
     backward = [Link("b", FULL, (1, 2)), Link("a", FULL, (0, 1))]
     assert schedule(circles, backward).shifts == found.shifts
     assert time_shifts(circles, links, found.interleavings, edges) == found.shifts

@@ -207,8 +207,9 @@ class GradientExchange:
 
     def _close(self) -> None:
         """End the threads, but for those that wait for others."""
-        for queue in (self._buckets, *self._lanes.values()):
-            queue.put(None)
+        self._buckets.put(None)
+        for lane in self._lanes.values():
+            lane.put(None)
         for thread in self._threads:
             thread.join(_END_S)
 

@@ -13,12 +13,12 @@ import atexit
 import os
 import sys
 import threading
-from collections import defaultdict
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -34,8 +34,25 @@ from ringtap.workload.options import add_algorithms, algorithms
 _TIMEOUT = timedelta(minutes=30)  # PyTorch's own of gloo
 _JOIN_TIMEOUT = timedelta(minutes=5)
 _END_S = 2.0
-_DATA, _SIZE = 0, 1  # tags
+_SIZE, _FIRST = 0, 1  # tags: of sizes, and of the first message of a graph
 _TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+class _Lane(NamedTuple):
+    """Messages that end in the order in which they begin.
+
+    Messages that add are on another lane than those that do not: in a double tree, sums go down one tree while data go
+    up the other one, between the same two workers.
+
+    Attributes:
+        peer: the other endpoint.
+        sends: True if this endpoint sends.
+        adds: True if the receiver adds.
+    """
+
+    peer: int
+    sends: bool
+    adds: bool
 
 
 @dataclass(frozen=True)
@@ -44,26 +61,23 @@ class _Step:
 
     Attributes:
         number: its number in the graph.
+        lane: its lane.
         begin: first element that it carries.
         end: element after the last one.
-        adds: True if the receiver adds.
         after: messages of this endpoint for which it waits.
     """
 
     number: int
+    lane: _Lane
     begin: int
     end: int
-    adds: bool
     after: frozenset[int]
 
 
-_Lane = tuple[int, bool]  # peer, True if this endpoint sends
-
-
-def _steps(graph: MessageGraph, endpoint: int) -> dict[_Lane, list[_Step]]:
-    """Return the messages of an endpoint by peer and direction, each in the order of the graph."""
+def _steps(graph: MessageGraph, endpoint: int) -> list[_Step]:
+    """Return the messages of an endpoint in the order of the graph, those that it receives first."""
     edges = [0, *graph.chunk_bytes.cumsum().tolist()]
-    found: dict[_Lane, list[_Step]] = defaultdict(list)
+    found = []
     for number in ((graph.source == endpoint) | (graph.destination == endpoint)).nonzero()[0].tolist():
         source, destination = int(graph.source[number]), int(graph.destination[number])
         after = set()
@@ -74,49 +88,56 @@ def _steps(graph: MessageGraph, endpoint: int) -> dict[_Lane, list[_Step]]:
                 after.add(before)
         first = int(graph.first_chunk[number])
         begin, end = edges[first], edges[first + int(graph.chunks[number])]
-        lane = (destination, True) if source == endpoint else (source, False)
-        found[lane].append(_Step(number, begin, end, bool(graph.adds[number]), frozenset(after)))
-    return found
+        sends = source == endpoint
+        lane = _Lane(destination if sends else source, sends, bool(graph.adds[number]))
+        found.append(_Step(number, lane, begin, end, frozenset(after)))
+    return sorted(found, key=lambda step: step.lane.sends)
 
 
 class _Running:
-    """A collective under way: its data, and the messages that have ended."""
+    """A collective under way: its data, and the messages that have not ended."""
 
-    def __init__(self, data: torch.Tensor, lanes: int) -> None:
+    def __init__(self, data: torch.Tensor, steps: Sequence[_Step]) -> None:
         self.data = data
-        self._left, self._ended = lanes, set[int]()
+        self._left, self._waits = len(steps), {step.number: len(step.after) for step in steps}
+        self._after: dict[int, list[_Step]] = defaultdict(list)
+        for step in steps:
+            for before in step.after:
+                self._after[before].append(step)
         self._error: BaseException | None = None
         self._changed = threading.Condition()
 
-    def wait_for(self, messages: frozenset[int]) -> None:
-        """Wait until messages have ended."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._error or messages <= self._ended)
-        if self._error:
-            raise self._error
+    def end(self, step: _Step, received: torch.Tensor | None) -> list[_Step]:
+        """Note the end of a message, and return those that now wait for no other one.
 
-    def end(self, message: int) -> None:
-        """Note the end of a message."""
+        Args:
+            step: the message.
+            received: data to add to those that are here.
+        """
         with self._changed:
-            self._ended.add(message)
-            self._changed.notify_all()
+            if received is not None:
+                self.data[step.begin : step.end].add_(received)
+            ready = []
+            for other in self._after[step.number]:
+                self._waits[other.number] -= 1
+                if not self._waits[other.number]:
+                    ready.append(other)
+            self._left -= 1
+            if not self._left:
+                self._changed.notify_all()
+        return ready
 
-    def add(self, step: _Step, received: torch.Tensor) -> None:
-        """Add received data to those that are here, from one thread at a time."""
+    def fail(self, error: BaseException) -> None:
+        """Note that a message failed."""
         with self._changed:
-            self.data[step.begin : step.end].add_(received)
-
-    def leave(self, error: BaseException | None) -> None:
-        """Note that a lane has ended, or that it failed."""
-        with self._changed:
-            self._left, self._error = self._left - 1, self._error or error
+            self._error = self._error or error
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Wait until all lanes have ended.
+        """Wait until all messages have ended.
 
         Raises:
-            BaseException: that of the first lane that failed.
+            BaseException: that of the first message that failed.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._error or not self._left)
@@ -124,6 +145,7 @@ class _Running:
             raise self._error
 
 
+_Work = tuple[_Running, _Step, Any, torch.Tensor | None]  # a message that has begun, and what it is received into
 _exchanges: dict[str, "GradientExchange"] = {}  # of this process, by algorithm; models share them
 
 
@@ -149,8 +171,9 @@ class GradientExchange:
         # beside the job's group, to which parameter servers and switches do not belong
         place = dist.PrefixStore(f"ringtap {algorithms.key}", store)
         self._group = dist.ProcessGroupGloo(place, endpoint, endpoints, _TIMEOUT)
-        self._steps: dict[int, dict[_Lane, list[_Step]]] = {}
-        self._lanes: dict[_Lane, SimpleQueue[tuple[_Running, list[_Step]] | None]] = {}
+        self._steps: dict[int, list[_Step]] = {}
+        self._lanes: dict[_Lane, SimpleQueue[_Work | None]] = {}
+        self._lock = threading.Lock()
         self._buckets: SimpleQueue[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._start("ringtap exchange", self._exchange_buckets)
@@ -184,8 +207,9 @@ class GradientExchange:
 
     def _close(self) -> None:
         """End the threads, but for those that wait for others."""
-        for queue in (self._buckets, *self._lanes.values()):
-            queue.put(None)
+        self._buckets.put(None)
+        for lane in self._lanes.values():
+            lane.put(None)
         for thread in self._threads:
             thread.join(_END_S)
 
@@ -214,40 +238,47 @@ class GradientExchange:
         if elements not in self._steps:
             self._steps[elements] = _steps(self._graph(elements), self._endpoint)
         steps = self._steps[elements]
-        running = _Running(data, len(steps))
-        for lane, every in steps.items():
-            if lane not in self._lanes:
-                self._lanes[lane] = SimpleQueue()
-                self._start(f"ringtap {'to' if lane[1] else 'from'} {lane[0]}", self._run_lane, *lane)
-            self._lanes[lane].put((running, every))
+        running = _Running(data, steps)
+        self._begin(running, [step for step in steps if not step.after])
         running.wait()
 
-    def _run_lane(self, peer: int, sends: bool) -> None:
-        """Send to a peer, or receive from it, message by message."""
-        while (work := self._lanes[peer, sends].get()) is not None:
-            running, steps = work
-            error = None
-            try:
-                for step in steps:
-                    running.wait_for(step.after)
-                    self._transfer(running, step, peer, sends)
-                    running.end(step.number)
-            except Exception as caught:
-                error = caught
-            running.leave(error)
+    def _begin(self, running: _Running, steps: Iterable[_Step]) -> None:
+        """Begin messages that wait for no other one.
 
-    def _transfer(self, running: _Running, step: _Step, peer: int, sends: bool) -> None:
-        part = running.data[step.begin : step.end]
-        if not part.numel():
-            return
-        if sends:
-            self._group.send([part], peer, _DATA).wait()
-        elif step.adds:
-            received = torch.empty_like(part)
-            self._group.recv([received], peer, _DATA).wait()
-            running.add(step, received)
-        else:
-            self._group.recv([part], peer, _DATA).wait()
+        Receives begin long before their data come, as soon as the collective does. Gloo sends data when it knows that
+        the receiver is ready, and that notice waits behind all bytes that the receiver sends on the same connection.
+        """
+        ready = deque(steps)
+        while ready:
+            step = ready.popleft()
+            part, received = running.data[step.begin : step.end], None
+            if not part.numel():
+                ready += running.end(step, None)
+                continue
+            peer, tag = step.lane.peer, _FIRST + step.number
+            if step.lane.sends:
+                work = self._group.send([part], peer, tag)
+            else:
+                received = torch.empty_like(part) if step.lane.adds else None
+                work = self._group.recv([part if received is None else received], peer, tag)
+            self._lane(step.lane).put((running, step, work, received))
+
+    def _lane(self, lane: _Lane) -> "SimpleQueue[_Work | None]":
+        with self._lock:
+            if lane not in self._lanes:
+                self._lanes[lane] = SimpleQueue()
+                self._start(f"ringtap {'to' if lane.sends else 'from'} {lane.peer}", self._end_messages, lane)
+            return self._lanes[lane]
+
+    def _end_messages(self, lane: _Lane) -> None:
+        """Wait for the messages of a lane, one after the other, and begin those that wait for them."""
+        while (begun := self._lanes[lane].get()) is not None:
+            running, step, work, received = begun
+            try:
+                work.wait()
+                self._begin(running, running.end(step, received))
+            except Exception as error:
+                running.fail(error)
 
 
 def exchange_gradients(model: Any, collective: str, *, group: int = 1, shards: int = 1, pieces: int = 1) -> None:

@@ -158,12 +158,10 @@ def _changed(item: Any, copy: Copy, key: str = "") -> Any:
         return {name: _changed(value, copy, name) for name, value in item.items()}
     if isinstance(item, list):
         return [_changed(value, copy, key) for value in item]
-    if key == "drift_ppm":
-        return 0.0  # that of a short recording is noise, which an hour would show
-    if key == "rank" and item is not None:
-        return copy.number
-    if key == "reference":
-        return copy.reference
+    # the drift of a short recording is noise, which an hour would show
+    values = {"drift_ppm": 0.0, "rank": copy.number, "reference": copy.reference}
+    if key in values and item is not None:
+        return values[key]
     if key == "offset_ns" or (isinstance(item, int) and item > _REALTIME_NS):
         later_ns = copy.repeat.added_ns if key != "offset_ns" and item >= copy.repeat.end_ns else 0
         return item + copy.shift_ns + later_ns

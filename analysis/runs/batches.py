@@ -57,7 +57,7 @@ def batches_of(nodes: Mapping[str, NodeLogs], rows: Mapping[str, int]) -> list[l
             found.append([])
             size = rows[name]
         found[-1].append(name)
-    return found
+    return found or [[]]
 
 
 def is_long(rows: Mapping[str, int]) -> bool:
@@ -90,7 +90,9 @@ class Frame:
                 table = table[(table["iteration"] >= rows[0]) & (table["iteration"] < rows[1])]
             return table if columns is None else table[list(columns)]
         filters = None if rows is None else [("iteration", ">=", rows[0]), ("iteration", "<", rows[1])]
-        return pd.read_parquet(self.path, engine="pyarrow", columns=columns, filters=filters, partitioning=None)
+        names = None if columns is None else list(columns)
+        table: pd.DataFrame = pd.read_parquet(self.path, engine="pyarrow", columns=names, filters=filters)
+        return table
 
 
 class Batches:
@@ -159,7 +161,9 @@ def _make(
         pass
     frames = _frames(read, paths, arguments)
     places = {
-        name: f"{name}.parquet/{number:05d}.parquet" if name in TABLES else f"{PARTS}/{step}-{number:05d}-{name}.parquet"
+        name: f"{name}.parquet/{number:05d}.parquet"
+        if name in TABLES
+        else f"{PARTS}/{step}-{number:05d}-{name}.parquet"
         for name in frames
     }
     try:
@@ -176,9 +180,31 @@ def _make(
 def _frames(read: Callable[..., Frames], paths: list[Path], arguments: tuple[Any, ...]) -> Frames:
     nodes = {logs.name: logs for logs in map(NodeLogs, paths)}
     frames = read(nodes, *arguments)
-    rows = [(name, torn, text) for name, logs in nodes.items() for torn in (False, True)
-            for text in (logs.torn if torn else logs.problems)]
+    rows = [
+        (name, torn, text)
+        for name, logs in nodes.items()
+        for torn in (False, True)
+        for text in (logs.torn if torn else logs.problems)
+    ]
     return frames | {_PROBLEMS: pd.DataFrame(rows, columns=["node", "torn", "text"])}
+
+
+def fold(parts: Iterable[pd.DataFrame], by: str, how: Mapping[str, str]) -> pd.DataFrame:
+    """Join the sums of batches one by one.
+
+    Args:
+        parts: tables of the same columns.
+        by: column of the rows' keys.
+        how: function of ``groupby`` that joins the values of a key, by name of the column.
+
+    Returns:
+        One row per key, in order; ``by`` is the index.
+    """
+    result: pd.DataFrame | None = None
+    for part in parts:
+        sums = part.set_index(by)[list(how)]
+        result = sums if result is None else pd.concat([result, sums]).groupby(level=by).agg(dict(how))
+    return pd.DataFrame(columns=list(how)) if result is None else result
 
 
 def write_table(table: pd.DataFrame, path: Path) -> Path:
@@ -206,14 +232,16 @@ def digest(*items: Any) -> str:
     """Return a hash of arrays, frames, and plain values in sequences and dictionaries."""
     found = hashlib.sha256()
     for item in items:
-        if isinstance(item, np.ndarray):
+        if isinstance(item, np.ndarray) and item.dtype.kind == "O":
+            found.update(digest(*item.tolist()).encode())
+        elif isinstance(item, np.ndarray):
             found.update(np.ascontiguousarray(item).data)
         elif isinstance(item, pd.DataFrame):
             found.update(np.ascontiguousarray(pd.util.hash_pandas_object(item).to_numpy()).data)
         elif isinstance(item, Mapping):
             found.update(digest(*(part for pair in item.items() for part in pair)).encode())
-        elif isinstance(item, list | tuple):
-            found.update(digest(*item).encode())
+        elif isinstance(item, list | tuple | frozenset):
+            found.update(digest(*(sorted(item) if isinstance(item, frozenset) else item)).encode())
         elif hasattr(item, "__dataclass_fields__"):
             found.update(digest(vars(item)).encode())
         else:

@@ -122,7 +122,7 @@ def job(tmp_path: Path) -> Path:
 
 
 def test_a_job_is_joined_to_the_same_bits(tmp_path: Path, job: Path, executor: Executor) -> None:
-    sources = derived.fingerprint(job)
+    sources = derived.sources_of(job)
     summaries = []
     for name, opened in (("alone", open_job(job)), ("together", open_job(job, executor))):
         summaries.append(summarize(opened))

@@ -204,9 +204,10 @@ def _await_worker(client: Client, submitted: Callable[[], list[str]]) -> None:
                 f"(slurm-{jobs[0]}.out) says why"
             )
         if time.monotonic() > end_s:
+            why = states or ("squeue does not answer" if jobs else "Slurm has accepted no job")
             raise MeasurementError(
-                f"no worker of Dask started in {format_duration(_QUEUED_S)}, and ringtap waits no longer: "
-                f"{states or ('squeue does not answer' if jobs else 'Slurm has accepted no job')}; ask for less in jobqueue.slurm of Dask's configuration"
+                f"no worker of Dask started in {format_duration(_QUEUED_S)}, and ringtap waits no longer: {why}; ask "
+                "for less in jobqueue.slurm of Dask's configuration"
             )
         if states and states != said:
             said = states

@@ -47,9 +47,10 @@ class Phases:
     """Computation and communication of the ranks.
 
     Attributes:
-        table: for ``horovod``, one row per process and iteration (``index``): ``forward_start_ns`` and ``ready_ns`` (the
-            last gradient was ready) on the reference clock, 0: not known; ``syncs``, the number of synchronised passes;
-            ``synced_bytes``, the gradient bytes handed over in them; and the `PHASES` in seconds.
+        table: one row per process and iteration (``index``): ``forward_start_ns`` and ``ready_ns`` (the last
+            gradient was ready) on the reference clock, 0: not known; ``syncs``, the number of synchronised passes;
+            ``synced_bytes``, the gradient bytes handed over in them; and the `PHASES` in seconds. Empty for ``ddp``,
+            of which each batch of nodes has its own.
         source: ``ddp``, ``horovod`` or ``none``.
         why: a sentence if ``source`` is ``none`` or some ranks are not covered.
         gradient_bytes: bytes that a rank hands over in one synchronisation of every module; None: not known.

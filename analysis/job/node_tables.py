@@ -83,7 +83,7 @@ def read_tables(nodes: Mapping[str, NodeLogs], ranks: Frame, packets: dict[str, 
         tables[name], cores[name] = node_counters.node_table(node, own), node_counters.rank_cores(node, own)
         counts[name], covered[name] = byte_accounting.count(node, own), node.covers(SOCKETS_REC, own)
     accounts = byte_accounting.measure(counts, packets, shared.traffic, covered)
-    rank_iterations = _rank_iterations(ranks.read(), covered, cores, shared)
+    rank_iterations = _rank_iterations(ranks.read().copy(), covered, cores, shared)
     node_iterations = _node_iterations(tables, shared)
     byte_accounts = _byte_accounts(accounts, shared)
     return {

@@ -151,6 +151,11 @@ class Job:
         return list(self.batches.each("tables", read_tables, self.work.ranks, packets, [shared] * len(names)))
 
     @cached_property
+    def sums(self) -> dict[str, Numbers]:
+        """Counters of all nodes by bin; one that no node recorded is missing."""
+        return join_sums(part["sums"].read() for part in self.parts)
+
+    @cached_property
     def of_nodes(self) -> pd.DataFrame:
         """Means, sums and extremes of each node's counters (``nodes`` of `parts`), by node."""
         return pd.concat([part["nodes"].read() for part in self.parts]).set_index("node")
@@ -217,7 +222,6 @@ class Job:
         A job that `is_too_short` has only the counts by captures.
         """
         table = self.work.iterations.copy()
-        sums = join_sums(part["sums"].read() for part in self.parts)
         for kind in flows.CLASSES:
             table[f"{kind}_bytes"] = self._column(self.traffic.total(f"{kind}_bytes"))
         for kind in (*flows.CLASSES, flows.UNCLASSIFIED):
@@ -225,17 +229,14 @@ class Job:
         for name in ("retransmitted_bytes", "retransmissions", "ce_marked"):
             table[name] = self._column(self.traffic.total(name))
         for name in ("nic_tx_bytes", *ALL_SUMS, "queue_backlog_bytes"):
-            table[name] = self._column(sums.get(name))
+            table[name] = self._column(self.sums.get(name))
         return table
 
     def _column(self, amounts: Numbers | None, sampled: bool = True) -> pd.Series[Any]:
         """Return amounts per bin as a column of the iterations; NA without amounts."""
-        known = amounts is not None and len(self.work.iterations) and not (sampled and self.is_too_short)
-        values = (
-            amounts[self.borders.bin_of]
-            if known and amounts is not None
-            else np.full(len(self.work.iterations), np.nan)
-        )
+        values = np.full(len(self.work.iterations), np.nan)
+        if amounts is not None and len(values) and not (sampled and self.is_too_short):
+            values = amounts[self.borders.bin_of]
         return pd.Series(values).astype("Float64")
 
     @property

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.analysis.job.node_tables import MEANS, join_sums, rank_sums_how
+from ringtap.analysis.job.node_tables import MEANS, rank_sums_how
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.runs.apportioning import plain
 from ringtap.analysis.runs.batches import fold
@@ -240,7 +240,7 @@ def slow_iterations(job: Job) -> dict[str, Any] | None:
         return None
     seconds = table["iteration_s"].to_numpy(np.float64)
     slow, usual = _are_slow(seconds), seconds <= np.median(seconds)
-    other_cores = join_sums(part["sums"].read() for part in job.parts).get("cpu_other_cores")
+    other_cores = job.sums.get("cpu_other_cores")
     if other_cores is not None:
         table = table.assign(cpu_other_cores=other_cores[job.borders.bin_of[job.measured]])
     result = []

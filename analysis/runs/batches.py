@@ -33,6 +33,7 @@ _BATCH_ROWS = 200_000
 _BATCH_NODES = 50
 # with more rows in all batches, they are kept in files
 _MEMORY_ROWS = 300_000
+_GROUP_ROWS = 25_000
 PARTS = "parts"
 _PROBLEMS = "problems"
 # frames of a batch that are parts of the analysis's own tables
@@ -155,7 +156,7 @@ def _make(
     record = folder / PARTS / f"{step}-{number:05d}.json"
     try:
         found = load_json(record)
-        if found["key"] == key and all((folder / name).is_file() for name in found["frames"].values()):
+        if found["key"] == key and all(_size(folder / name) == size for name, size in found["bytes"].items()):
             return {name: Frame(path=folder / path) for name, path in found["frames"].items()}
     except (OSError, ShapeError, KeyError, TypeError, AttributeError):
         pass
@@ -171,10 +172,18 @@ def _make(
         record.unlink(missing_ok=True)
         for name, table in frames.items():
             write_table(table, folder / places[name])
-        write_json(record, {"key": key, "frames": places})
+        sizes = {place: _size(folder / place) for place in places.values()}
+        write_json(record, {"key": key, "frames": places, "bytes": sizes})
     except OSError as error:
-        raise UsageError(f"{folder} cannot be written: {error.strerror}: name another folder with -o DIR") from error
+        raise UsageError(
+            f"{folder} cannot be written: {error.strerror}; the tables of a long run need it: name another folder with "
+            "ringtap analyze -o DIR"
+        ) from error
     return {name: Frame(path=folder / place) for name, place in places.items()}
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
 
 
 def _frames(read: Callable[..., Frames], paths: list[Path], arguments: tuple[Any, ...]) -> Frames:
@@ -223,7 +232,8 @@ def write_table(table: pd.DataFrame, path: Path) -> Path:
         ) from error
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    table.to_parquet(temporary, engine="pyarrow", index=False)
+    # small groups let a reader of some iterations skip the others
+    table.to_parquet(temporary, engine="pyarrow", index=False, row_group_size=_GROUP_ROWS)
     temporary.replace(path)
     return path
 

@@ -126,21 +126,26 @@ class Batches:
 
         Args:
             step: name of this step of the analysis.
-            read: a module-level function of the nodes' logs, which are opened anew, and of the batch's value of each
-                column.
+            read: a module-level function of the nodes' logs and of the batch's value of each column.
             *columns: further arguments, one value per batch each.
         """
+        if self._workers is None and self._folder is None and len(self.names) == 1:
+            # logs that are open already save a short run a tenth of its time
+            nodes = {name: self._nodes[name] for name in self.names[0]}
+            frames = read(nodes, *(next(iter(column)) for column in columns))
+            yield {name: Frame(held=table) for name, table in frames.items()}
+            return
         paths = [[self._nodes[name].path for name in names] for names in self.names]
         make = partial(_make, read, step, self._folder)
         numbers = range(len(paths))
-        for frames in (self._workers.map if self._workers else map)(make, numbers, paths, *columns):
-            for row in frames.pop(_PROBLEMS).read().itertuples():
+        for found in (self._workers.map if self._workers else map)(make, numbers, paths, *columns):
+            for row in found.pop(_PROBLEMS).read().itertuples():
                 logs = self._nodes[str(row.node)]
                 if row.torn:
                     logs.torn.append(str(row.text))
                 elif row.text not in logs.problems:
                     logs.report(str(row.text))
-            yield frames
+            yield found
 
 
 def _make(

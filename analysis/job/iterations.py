@@ -345,10 +345,9 @@ class Work:
     @property
     def rank_iterations(self) -> pd.DataFrame:
         """All of ``ranks``, by iteration and rank."""
-        tables = [frame.read() for frame in self.ranks]
-        if len(tables) == 1:
-            return tables[0]
-        return pd.concat(tables).sort_values(["iteration", "rank"], kind="stable", ignore_index=True)
+        return pd.concat([frame.read() for frame in self.ranks]).sort_values(
+            ["iteration", "rank"], kind="stable", ignore_index=True
+        )
 
 
 _ENDS = ["process", "index", "end_ns"]
@@ -381,7 +380,7 @@ def build(run: JobRun, nodes: Mapping[str, NodeLogs], batches: Batches) -> Work:
         )
     )
     ranks = [part["ranks"] for part in joined]
-    iterations = _with_ranks(iterations, [part["sums"].read() for part in joined], phases)
+    iterations = _with_ranks(iterations, (part["sums"].read() for part in joined), phases)
     iterations = iterations.join(_slowest(ranks, len(iterations), counts, nodes))
     size = max(found["rank"].nunique(), known["world_size"].max() if len(known) else 0)
     return Work(iterations, ranks, phases.source, phases.why, phases.gradient_bytes, found, int(size))
@@ -454,7 +453,7 @@ def _iterations(parts: Sequence[Mapping[str, Frame]], counts: pd.DataFrame, begi
         both = pd.concat([ends, step_ends(marks)]).groupby(by, sort=True)
         ends = both.agg({"ranks": "sum", "end_ns": "max", "steady_ns": "max"}).reset_index()
     stepped = counts[counts["steps"] > 0]
-    heads = stepped.assign(begin_ns=begins.reindex(stepped.index)).groupby("generation")["begin_ns"]
+    heads = stepped.assign(begin_ns=begins.astype("Int64").reindex(stepped.index)).groupby("generation")["begin_ns"]
     first = heads.max()[heads.count() == heads.size()].astype("int64").reset_index(name="end_ns")
     ranks = stepped.groupby("generation")["rank"].nunique()
     first = first.assign(index=-1, steady_ns=first["end_ns"], ranks=first["generation"].map(ranks))

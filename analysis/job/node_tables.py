@@ -34,7 +34,8 @@ class Shared:
         iteration_s: length of each iteration.
         measured: rows of the iterations that means are taken over.
         is_too_short: True if samples are too far apart to count per iteration.
-        traffic: bytes of the sockets of all nodes.
+        traffic: bytes of the sockets of all nodes, without ``totals``.
+        totals: hash of these: tables that were made from other bytes are made anew.
         unclear_ranks: ranks of several processes, whose bytes cannot be assigned to one.
         world_size: number of ranks.
     """
@@ -44,6 +45,7 @@ class Shared:
     measured: Integers
     is_too_short: bool
     traffic: flows.SocketTraffic
+    totals: str
     unclear_ranks: list[int]
     world_size: int
 

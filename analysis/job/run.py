@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +19,7 @@ from ringtap.analysis.job.node_tables import ALL_SUMS, Shared, join_sums, read_t
 from ringtap.analysis.job.packets import Packets, read_packets
 from ringtap.analysis.job.throughput import NAMES, Given, Printed, read_output
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
-from ringtap.analysis.runs.batches import Batches, Frame
+from ringtap.analysis.runs.batches import Batches, Frame, digest
 from ringtap.analysis.runs.node_logs import NodeLogs, each_node
 from ringtap.analysis.runs.run import JobRun, SweepRun, read_run
 from ringtap.arguments import instance_of, number, path_of, whole_number
@@ -142,7 +143,8 @@ class Job:
             self.work.iterations["iteration_s"].to_numpy(np.float64),
             self.measured,
             self.is_too_short,
-            self.traffic,
+            replace(self.traffic, totals={}),
+            digest(self.traffic.totals),
             sorted(self.work.processes.loc[~self.work.processes["alone"], "rank"].unique().tolist()),
             self.work.world_size,
         )

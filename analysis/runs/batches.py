@@ -92,8 +92,8 @@ class Frame:
             return table if columns is None else table[list(columns)]
         filters = None if rows is None else [("iteration", ">=", rows[0]), ("iteration", "<", rows[1])]
         names = None if columns is None else list(columns)
-        table: pd.DataFrame = pd.read_parquet(self.path, engine="pyarrow", columns=names, filters=filters)
-        return table
+        read: pd.DataFrame = pd.read_parquet(self.path, engine="pyarrow", columns=names, filters=filters)
+        return read
 
 
 class Batches:

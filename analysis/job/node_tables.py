@@ -22,7 +22,12 @@ SUMS = ("nic_drops", "queue_drops", "segments_retransmitted", "pause_frames", "e
 ALL_SUMS = (*SUMS, "infiniband_tx_bytes")
 PHASES = ("compute_s", "forward_s", "backward_s", "communication_s", "exposed_s", "overlap_s", "optimizer_s")
 MEANS = (*PHASES, "unattributed_s", "sent_bytes", "retransmissions", "cpu_cores")
-_GRADIENTS = ("syncs", "synced_bytes")
+_RANK_MEANS = [*MEANS, "syncs", "synced_bytes"]
+# how the ``rank_sums`` of batches are joined (`ringtap.analysis.runs.batches.fold`)
+RANK_SUMS = {name: "sum" for one in _RANK_MEANS for name in (one, f"{one}_count")} | {
+    "node": "last",
+    "iterations": "sum",
+}
 
 
 @dataclass(frozen=True)
@@ -185,8 +190,8 @@ def join_sums(parts: Iterable[pd.DataFrame]) -> dict[str, Numbers]:
             elif name == "queue_backlog_bytes":
                 found[name] = np.fmax(found[name], values)
             elif name == "cpu_other_cores":
-                known = np.isnan(found[name]) & np.isnan(values)
-                found[name] = np.where(known, np.nan, np.nansum([found[name], values], axis=0))
+                missing = np.isnan(found[name]) & np.isnan(values)
+                found[name] = np.where(missing, np.nan, np.nansum([found[name], values], axis=0))
             else:
                 found[name] = found[name] + values
     return found
@@ -215,12 +220,5 @@ def _rank_sums(table: pd.DataFrame, iteration_s: Numbers) -> pd.DataFrame:
     seconds = pd.Series(iteration_s[table["iteration"].to_numpy(np.int64)], index=table.index, dtype="Float64")
     # with Horovod the optimizer's step includes the exposed communication, and compute is not known: NA
     by = table.assign(unattributed_s=seconds - spent).groupby("rank")
-    names = [*MEANS, *_GRADIENTS]
-    counts = by[names].count().add_suffix("_count")
-    return by[names].sum().join(counts).assign(node=by["node"].last(), iterations=by.size()).reset_index()
-
-
-def rank_sums_how() -> dict[str, str]:
-    """Return how the ``rank_sums`` of batches are joined, for `ringtap.analysis.runs.batches.fold`."""
-    names = [*MEANS, *_GRADIENTS]
-    return {name: "sum" for one in names for name in (one, f"{one}_count")} | {"node": "last", "iterations": "sum"}
+    counts = by[_RANK_MEANS].count().add_suffix("_count")
+    return by[_RANK_MEANS].sum().join(counts).assign(node=by["node"].last(), iterations=by.size()).reset_index()

@@ -398,8 +398,8 @@ class Job:
         Columns:
             - ``rank``, ``node``: rank and its node
             - ``iterations``: iterations after warm-up
-            - ``compute_s``, ``forward_s``, ``backward_s``, ``communication_s``, ``exposed_s``, ``overlap_s``,
-              ``optimizer_s``: as in `rank_iterations`
+            - ``compute_s``, ``forward_s``, ``backward_s``, ``communication_s``: as in `rank_iterations`
+            - ``exposed_s``, ``overlap_s``, ``optimizer_s``: as in `rank_iterations`
             - ``unattributed_s``: rest of its iterations: data loading, Python, waiting outside of these phases
             - ``sent_bytes``, ``retransmissions``, ``cpu_cores``: as in `rank_iterations`
             - ``slowest``, ``slowest_share``: number and share of the iterations in which it was the slowest rank

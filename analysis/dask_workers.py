@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import ringtap
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.installation import cache_folder, install_command
+from ringtap.units import format_duration
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -38,7 +40,8 @@ _ADDRESS = re.compile(r"\w+://\S+")
 _LOGGERS = ("distributed", "distributed.client", "tornado.application", "asyncio")
 _ANSWER_S = 10.0  # time limit for a scheduler's answer, and for its first worker
 _TASKS_A_THREAD = 32  # the overhead of more tasks exceeds what better balance saves
-_LOOK_S = 5.0  # interval of the check for remaining workers
+_LOOK_S = 5.0  # interval of the check for remaining workers, and for the first worker in a job of Slurm
+_QUEUED_S = 3600.0  # time limit for that first worker
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
@@ -172,9 +175,63 @@ def _slurm(count: int, stack: contextlib.ExitStack) -> Client:
         raise MeasurementError(f"Slurm takes no job of Dask: {errors[0] if errors else 'it gives no reason'}")
     cluster.scale(jobs=count)
     client = stack.enter_context(Client(cluster))
-    logging.getLogger("ringtap").info("waiting for a worker in a job of Slurm (squeue --me)")
-    client.wait_for_workers(1)
+    _await_worker(client, lambda: [worker.job_id for worker in cluster.workers.values() if worker.job_id])
     return client
+
+
+def _await_worker(client: Client, submitted: Callable[[], list[str]]) -> None:
+    """Wait for the first worker in a job of Slurm, and log what the jobs wait for whenever that changes.
+
+    Args:
+        client: client of the scheduler.
+        submitted: returns the numbers of the jobs that Slurm accepted so far.
+
+    Raises:
+        MeasurementError: every job ended before a worker started, or none started in time.
+    """
+    log, said = logging.getLogger("ringtap"), ""
+    log.info("waiting for a worker in a job of Slurm (squeue --me)")
+    end_s = time.monotonic() + _QUEUED_S
+    while True:
+        with contextlib.suppress(TimeoutError):
+            client.wait_for_workers(1, timeout=min(_LOOK_S, _QUEUED_S))
+            return
+        jobs = submitted()
+        states = _queued(jobs)
+        if jobs and states == "":
+            raise MeasurementError(
+                f"job {', '.join(jobs)} of Slurm ended before a worker of Dask started in it: its output "
+                f"(slurm-{jobs[0]}.out) says why"
+            )
+        if time.monotonic() > end_s:
+            why = states or ("squeue does not answer" if jobs else "Slurm has accepted no job")
+            raise MeasurementError(
+                f"no worker of Dask started in {format_duration(_QUEUED_S)}, and ringtap waits no longer: {why}; ask "
+                "for less in jobqueue.slurm of Dask's configuration"
+            )
+        if states and states != said:
+            said = states
+            log.info("waiting for a worker in a job of Slurm: %s", said)
+
+
+def _queued(jobs: list[str]) -> str | None:
+    """Return the states of jobs in Slurm's queue as text; empty if they are no longer there, None if not known."""
+    if not jobs:
+        return None
+    try:
+        answer = subprocess.run(
+            ["squeue", "--noheader", "--jobs", ",".join(jobs), "--format", "%i %T %r"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_ANSWER_S,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    if answer.returncode and "Invalid job id" not in answer.stderr:
+        return None
+    rows = [line.split(maxsplit=2) for line in answer.stdout.splitlines()]
+    return ", ".join(f"job {number} is {state.lower()} ({why})" for number, state, why in rows)
 
 
 def slurm_cluster(stack: contextlib.ExitStack) -> Any:

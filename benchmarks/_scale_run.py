@@ -1,6 +1,8 @@
 """Generator of a run directory of many nodes: copies of two nodes with other names, addresses, ranks and clocks.
 
-python benchmarks/_scale_run.py SOURCE TARGET NODES
+A longer run than the recorded one repeats the recorded iterations: times and counters go on as they grew.
+
+python benchmarks/_scale_run.py SOURCE TARGET NODES [SECONDS]
 """
 
 from __future__ import annotations
@@ -25,8 +27,74 @@ _REALTIME_NS = 10**18  # a number of nanoseconds above this (2001) is a time of 
 _SHIFT_NS = 1_000_003  # lead of each node's clock over that of the previous node
 _FIRST_ADDRESS = "10.128.0.1"
 _ALIGN = 64
+# objects of logs with one record per object and sample
+_OBJECTS = {"sockets.rec": ("cookie",), "qdisc.rec": ("interface", "handle"), "processes.rec": ("pid",)}
+_NUMBERED = ("step", "iteration")  # columns that count the iterations of a process
+_FIRST_REPEATED = 10  # iteration: DDP changes its buckets and times rarely after the first ones
 JOB = "series/scale-consistent-1"
 """Path of the job's run directory in the sweep's."""
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """The part of a recording that is repeated, and how often.
+
+    Attributes:
+        begin_ns: begin, CLOCK_REALTIME; just after the end of an iteration at both nodes.
+        end_ns: end, likewise.
+        iterations: iterations in it.
+        times: how often it is in the result.
+    """
+
+    begin_ns: int
+    end_ns: int
+    iterations: int
+    times: int
+
+    @classmethod
+    def of(cls, folders: list[Path], seconds: float) -> Repeat:
+        """Choose the part of a recording of nodes, whose clocks agree, that fills the given time."""
+        logs = [next(path for path in folder.glob("steps/*.rec") if ".ddp." not in path.name) for folder in folders]
+        ends_ns = np.max([map_records(path)[1]["end_ns"][_FIRST_REPEATED:-2] for path in logs], axis=0)
+        # the next iteration of any node ends later than that
+        begin_ns, end_ns = (int(ends_ns[place]) + int(np.diff(ends_ns).min()) // 4 for place in (0, -1))
+        return cls(begin_ns, end_ns, len(ends_ns) - 1, max(1, round(seconds * 1e9 / (end_ns - begin_ns))))
+
+    @property
+    def added_ns(self) -> int:
+        """Time by which the result is longer than the recording."""
+        return (self.times - 1) * (self.end_ns - self.begin_ns)
+
+    def records(self, file: RecordFile, records: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Repeat the records of a log."""
+        at_ns = records["t_ns"] if "t_ns" in (records.dtype.names or ()) else records["end_ns"]
+        begin, end = np.searchsorted(at_ns, (self.begin_ns, self.end_ns))
+        copies = np.repeat(np.arange(self.times), end - begin)
+        numbers = np.concatenate((np.zeros(begin, np.int64), copies, np.full(len(records) - end, self.times - 1)))
+        repeated = np.tile(np.arange(begin, end), self.times)
+        rows = np.concatenate((np.arange(begin), repeated, np.arange(end, len(records))))
+        made = np.array(records[rows])
+        keys = _OBJECTS.get(file.path.name)
+        _, of = np.unique(records[list(keys)], return_inverse=True) if keys else ((), np.zeros(len(records), np.int64))
+        for item in file.fields:
+            if item.kind == "time":
+                made[item.name] += np.where(made[item.name] > 0, numbers * (self.end_ns - self.begin_ns), 0)
+            elif item.name in _NUMBERED:
+                made[item.name] += numbers * self.iterations
+            elif item.kind == "counter":
+                grown = _growth(of, records[item.name], int(begin), int(end))[of[rows]]
+                made[item.name] += (numbers * grown).astype(made[item.name].dtype)
+        return made
+
+
+def _growth(of: npt.NDArray[Any], values: npt.NDArray[Any], begin: int, end: int) -> npt.NDArray[Any]:
+    """Return the growth of each object's counter from the last record before one place to the last before another."""
+    grown = np.zeros(of.max(initial=0) + 1, values.dtype)
+    for number in range(len(grown)):
+        mine = np.flatnonzero(of[:end] == number)
+        if len(mine):
+            grown[number] = values[mine[-1]] - values[mine[max(np.searchsorted(mine, begin) - 1, 0)]]
+    return grown
 
 
 @dataclass(frozen=True)
@@ -38,13 +106,14 @@ class Copy:
     reference: str
     shift_ns: int
     addresses: dict[bytes, bytes]
+    repeat: Repeat
 
     @classmethod
-    def of(cls, number: int, own: list[bytes]) -> Copy:
+    def of(cls, number: int, own: list[bytes], repeat: Repeat) -> Copy:
         """Derive the properties from the copy's number; nodes are paired as the two recorded ones were."""
         pair = number - number % 2
         addresses = {old: _address(pair + index) for index, old in enumerate(own)}
-        return cls(number, node_name(number), node_name(0), number * _SHIFT_NS, addresses)
+        return cls(number, node_name(number), node_name(0), number * _SHIFT_NS, addresses, repeat)
 
 
 def node_name(number: int) -> str:
@@ -89,12 +158,13 @@ def _changed(item: Any, copy: Copy, key: str = "") -> Any:
         return {name: _changed(value, copy, name) for name, value in item.items()}
     if isinstance(item, list):
         return [_changed(value, copy, key) for value in item]
-    if key == "rank" and item is not None:
-        return copy.number
-    if key == "reference":
-        return copy.reference
+    # the drift of a short recording is noise, which an hour would show
+    values = {"drift_ppm": 0.0, "rank": copy.number, "reference": copy.reference}
+    if key in values and item is not None:
+        return values[key]
     if key == "offset_ns" or (isinstance(item, int) and item > _REALTIME_NS):
-        return item + copy.shift_ns
+        later_ns = copy.repeat.added_ns if key != "offset_ns" and item >= copy.repeat.end_ns else 0
+        return item + copy.shift_ns + later_ns
     return item
 
 
@@ -120,12 +190,15 @@ def _text(path: Path, relative: str) -> Callable[[Copy], Made]:
     return lambda _: (relative, text.encode())
 
 
-def _files(folder: Path) -> Iterator[Callable[[Copy], Made]]:
+def _files(folder: Path, repeat: Repeat) -> Iterator[Callable[[Copy], Made]]:
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             relative = str(path.relative_to(folder))
             file, records, _ = map_records(path) if path.suffix == ".rec" else (None, None, 0)
-            yield _text(path, relative) if file is None or records is None else _records(file, records, relative)
+            if file is None or records is None:
+                yield _text(path, relative)
+            else:
+                yield _records(file, repeat.records(file, records), relative)
 
 
 def _own_address(folder: Path) -> bytes:
@@ -135,20 +208,22 @@ def _own_address(folder: Path) -> bytes:
     return bytes(seen[np.argmax(counts)]).ljust(4, b"\0")
 
 
-def multiply(source: Path, target: Path, nodes: int) -> None:
+def multiply(source: Path, target: Path, nodes: int, seconds: float = 0.0) -> None:
     """Write a sweep of one series, whose job has ``nodes`` nodes.
 
     Args:
         source: a job's run directory with two nodes.
         target: the sweep's folder, which is created.
         nodes: number of nodes.
+        seconds: length of the repeated part; less than that of the recording: it is not repeated.
     """
     folders = sorted(path for path in (source / "nodes").iterdir() if path.is_dir())
     own = [_own_address(folder) for folder in folders]
-    recorded = [list(_files(folder)) for folder in folders]
+    repeat = Repeat.of(folders, seconds)
+    recorded = [list(_files(folder, repeat)) for folder in folders]
     job = target / JOB
     for number in range(nodes):
-        copy = Copy.of(number, own)
+        copy = Copy.of(number, own, repeat)
         for make in recorded[number % 2]:
             relative, data = make(copy)
             path = job / "nodes" / copy.name / relative
@@ -176,4 +251,4 @@ def _sweep(target: Path, job: Path, info: dict[str, Any], nodes: int) -> None:
 
 
 if __name__ == "__main__":
-    multiply(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    multiply(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), *map(float, sys.argv[4:]))

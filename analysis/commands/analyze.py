@@ -38,11 +38,11 @@ def _analyze(options: argparse.Namespace) -> int:
     facts = training_facts(options)
     path, given = (job := open_job(options.run, **facts)).path, job.given
     folder = options.output or path / "derived"
-    sources = derived.fingerprint(path, given)
+    sources = derived.sources_of(path, given)
     fresh = derived.is_fresh(folder, sources)
     written: list[Path] = []
     with workers(None if fresh else options.scheduler) as executor:
-        job = open_job(options.run, executor, **facts)
+        job = open_job(options.run, executor, **facts, derived=options.output)
         data = derived.read_summary(folder) if fresh else summarize(job)
         if not fresh:
             try:

@@ -245,12 +245,11 @@ def _phases(span: _Span) -> Iterator[Measure]:
 def _payload(span: _Span) -> Iterator[Measure]:
     traffic = span.job.traffic
     for kind in flows.CLASSES:
-        mine = (traffic.groups["traffic_class"] == kind).to_numpy(bool)
         title = f"payload of {kind} traffic"
-        yield span.of_bytes(f"{kind}_bytes", title, traffic.total("payload_bytes", mine), "no sockets were recorded")
+        yield span.of_bytes(f"{kind}_bytes", title, traffic.total(f"{kind}_bytes"), "no sockets were recorded")
     # packets have no sampling, so that their bytes of an iteration are exact
-    captured = span.job.counted.by_class.get(flows.TRAINING)
-    why = "no captured packet is known to be training traffic" if span.job.counted.packets else _NO_PACKETS
+    captured = span.job.captured.by_class.get(flows.TRAINING)
+    why = "no captured packet is known to be training traffic" if span.job.captured.packets else _NO_PACKETS
     title = f"payload of {flows.TRAINING} traffic, by packets"
     yield span.of_bytes("packet_training_bytes", title, captured, why, sampled=False)
 

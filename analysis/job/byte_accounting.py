@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from ringtap.analysis.job.flows import CLASSES, CROSS, OTHER, UNCLASSIFIED, CrossTraffic, SocketTraffic
@@ -44,18 +45,16 @@ class ByteAccount:
 
 
 @dataclass(frozen=True)
-class ByteAccounts:
-    """Byte counts of all nodes.
+class Captured:
+    """Byte counts of the captures of all nodes.
 
     Attributes:
-        directions: the directions of each node.
         by_class: payload of each class of flows by the captures, one number per bin; a class that cannot be
             distinguished, or of which no flow passes a captured interface, is missing; empty if nothing was captured.
         not_captured: by class, the share of the sockets' payload that passes no captured interface.
         packets: the captures by node.
     """
 
-    directions: list[ByteAccount]
     by_class: dict[str, Numbers]
     not_captured: dict[str, float]
     packets: dict[str, Packets]
@@ -91,29 +90,26 @@ def count(node: NodeLogs, borders: Borders) -> Counted | None:
 
 
 def measure(
-    nodes: Mapping[str, NodeLogs],
     counted: Mapping[str, Counted | None],
     captured: Mapping[str, Packets],
     traffic: SocketTraffic,
-    bins: int,
-) -> ByteAccounts:
-    """Count the bytes of every node by sockets, interface counters and captures, as far as they were recorded.
+    covered: Mapping[str, npt.NDArray[np.bool_]],
+) -> list[ByteAccount]:
+    """Count the bytes of some nodes by sockets, interface counters and captures, as far as they were recorded.
 
     Args:
-        nodes: the nodes' logs.
         counted: interface counts of each node.
         captured: captures by node, without nodes that have none.
-        traffic: bytes of the sockets.
-        bins: number of bins.
+        traffic: bytes of the sockets of all nodes.
+        covered: the bins that the socket log of each node covers.
     """
     flow_rows, headers = _FlowRows(traffic), _header_bytes(traffic)
     directions = []
-    for name in nodes:
+    for name, counters in counted.items():
         for path, direction in _DIRECTIONS:
             amounts: dict[str, Numbers | None] = dict.fromkeys(COLUMNS)
             if name in traffic.covered:
-                amounts["socket_bytes"] = flow_rows.socket_bytes(name, path, direction)
-            counters = counted[name]
+                amounts["socket_bytes"] = np.where(covered[name], flow_rows.socket_bytes(name, path, direction), np.nan)
             if counters is not None:
                 grown = [counters.grown[path, direction, what] for what in ("bytes", "packets")]
                 amounts["nic_bytes"], amounts["nic_packets"] = grown
@@ -126,12 +122,25 @@ def measure(
             if any(amount is not None and np.nansum(amount) > 0 for amount in amounts.values()):
                 interfaces = counters.interfaces[path] if counters is not None else ()
                 directions.append(ByteAccount(name, path, direction, interfaces, amounts))
-    by_class = _by_class(captured, traffic, CrossTraffic.of(nodes), bins) if captured and bins else {}
-    not_captured = _not_captured(captured, traffic) if captured else {}
+    return directions
+
+
+def measure_captured(nodes: Mapping[str, NodeLogs], captured: dict[str, Packets], traffic: SocketTraffic) -> Captured:
+    """Count the payload of each class of flows in the captures of all nodes.
+
+    Args:
+        nodes: the nodes' logs.
+        captured: captures by node, without nodes that have none.
+        traffic: bytes of the sockets.
+    """
+    if not captured:
+        return Captured({}, {}, captured)
+    by_class = _by_class(captured, traffic, CrossTraffic.of(nodes)) if traffic.bins else {}
+    not_captured = _not_captured(captured, traffic)
     for kind, share in not_captured.items():
         if share == 1 and not by_class.get(kind, np.zeros(0)).any():
             by_class.pop(kind, None)
-    return ByteAccounts(directions, by_class, not_captured, dict(captured))
+    return Captured(by_class, not_captured, captured)
 
 
 def interfaces(counters: WideLog, node: NodeLogs) -> list[str]:
@@ -165,10 +174,10 @@ class _FlowRows:
     def socket_bytes(self, node: str, path: str, direction: str) -> Numbers:
         """Return the payload bytes that sockets sent or received, for ``tx`` with retransmitted bytes."""
         rows = np.asarray(self._rows[path, direction].get(node, ()), np.int64)
-        total: Numbers = self._traffic.amounts["payload_bytes"][rows].sum(axis=0)
+        total: Numbers = self._traffic.rows("payload_bytes", rows).sum(axis=0)
         if direction == "tx":
-            total = total + self._traffic.amounts["retransmitted_bytes"][rows].sum(axis=0)
-        return np.where(self._traffic.covered[node], total, np.nan)
+            total = total + self._traffic.rows("retransmitted_bytes", rows).sum(axis=0)
+        return total
 
 
 def _header_bytes(traffic: SocketTraffic) -> dict[str, int]:
@@ -198,15 +207,13 @@ def _rows(captured: Packets, node: str, traffic: SocketTraffic, path: str, direc
     return np.flatnonzero(~local & table["source" if direction == "tx" else "destination"].isin(own))
 
 
-def _by_class(
-    captured: Mapping[str, Packets], traffic: SocketTraffic, cross: CrossTraffic, bins: int
-) -> dict[str, Numbers]:
+def _by_class(captured: Mapping[str, Packets], traffic: SocketTraffic, cross: CrossTraffic) -> dict[str, Numbers]:
     """Sum the payload of each class of flows; a flow captured on several nodes counts once, if possible as sent."""
     ends = ["source", "source_port", "destination", "destination_port"]
     known = traffic.flows.drop_duplicates(ends, keep="last")[[*ends, "traffic_class", "source_node"]]
     parts = []
     for name, packets in captured.items():
-        rest = OTHER if name in traffic.nodes and traffic.covered[name].any() else UNCLASSIFIED
+        rest = OTHER if name in traffic.nodes and traffic.covered[name] else UNCLASSIFIED
         table = packets.flows[["interface", *ends]].assign(node=name, row=np.arange(len(packets.flows)), rest=rest)
         parts.append(table.merge(known, how="left", on=ends))
     table = pd.concat(parts, ignore_index=True)
@@ -218,8 +225,8 @@ def _by_class(
     table["scope"] = table["node"].where(table["interface"] == "lo", "")
     table = table.sort_values("not_sender", kind="stable").drop_duplicates([*ends, "scope"])
     # without sockets, training and other traffic are not known: missing, not 0
-    kinds = CLASSES if any(covered.any() for covered in traffic.covered.values()) else (CROSS,)
-    result = {kind: np.zeros(bins) for kind in dict.fromkeys((*kinds, *table["traffic_class"]))}
+    kinds = CLASSES if any(traffic.covered.values()) else (CROSS,)
+    result = {kind: np.zeros(traffic.bins) for kind in dict.fromkeys((*kinds, *table["traffic_class"]))}
     for node, row, kind in zip(table["node"], table["row"], table["traffic_class"], strict=True):
         result[str(kind)] += captured[str(node)].amounts["payload_bytes"][int(row)]
     return result

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
-from concurrent.futures import Executor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,16 @@ import numpy.typing as npt
 import pandas as pd
 
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers, add_up, shares
-from ringtap.analysis.runs.node_logs import NodeLogs, each_node
+from ringtap.analysis.runs.batches import Batches, Frame, Frames
+from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.sockets import COUNTERS, socket_log
 from ringtap.json_validation import Number, ShapeError, load_json
 from ringtap.schema import CROSS_PORTS, OWNER, OWNERS_JSONL, SOCKETS_REC
 
+_SOCKET_COLUMNS = [
+    *("cookie", "family", "local", "local_port", "remote", "remote_port", "inode", "first_ns", "last_ns", "closed"),
+    *("rtt_us", "min_rtt_us", "node", "number", "rank", "command", "every_s", "all_every_s"),
+]
 AMOUNTS = ("payload_bytes", "retransmitted_bytes", "retransmissions", "ce_marked")
 
 
@@ -31,6 +35,13 @@ class Known:
     sockets: pd.DataFrame
     every_s: float
     all_every_s: float
+
+
+def read_sockets(nodes: Mapping[str, NodeLogs]) -> Frames:
+    """Return the ``sockets`` of some nodes, with the columns ``every_s`` and ``all_every_s`` of `Known`."""
+    found = [known for node in nodes.values() if (known := sockets_of(node)) is not None]
+    tables = [known.sockets.assign(every_s=known.every_s, all_every_s=known.all_every_s) for known in found]
+    return {"sockets": pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=_SOCKET_COLUMNS)}
 
 
 def sockets_of(node: NodeLogs) -> Known | None:
@@ -115,6 +126,60 @@ def socket_bytes_of(node: NodeLogs, borders: Borders, out_of: Integers, into: In
     return SocketBytes(groups, amounts, sums, node.covers(SOCKETS_REC, borders))
 
 
+def read_bytes(
+    nodes: Mapping[str, NodeLogs],
+    edges_ns: Integers,
+    counts: list[int],
+    out_of: Integers,
+    into: Integers,
+    class_of: npt.NDArray[Any],
+) -> Frames:
+    """Sum the bytes of some nodes' sockets.
+
+    Args:
+        nodes: the nodes' logs.
+        edges_ns: the bins on the reference clock.
+        counts: number of sockets of each node; a node with none has no log.
+        out_of: as for `socket_bytes_of`, for the sockets of all these nodes.
+        into: likewise.
+        class_of: class of each group.
+
+    Returns:
+        ``amounts``, `AMOUNTS` of each group in each bin, by group and bin, with the number of the ``group``; ``sums``,
+        `COUNTERS` of each socket; ``totals``, one row per bin: bytes of each class and the other `AMOUNTS` of all
+        classes, and ``covered``, False where a node with sockets was not recorded; ``covered``, the number of ``bins``
+        that each ``node``'s log covers.
+    """
+    bins = max(len(edges_ns) - 1, 0)
+    groups = np.unique(np.concatenate((out_of, into)))
+    groups = groups[groups >= 0]
+    amounts = {name: np.zeros((len(groups), bins)) for name in AMOUNTS}
+    sums, covered, covers, first = [], np.ones(bins, bool), [], 0
+    for node, count in zip(nodes.values(), counts, strict=True):
+        if not count:
+            continue
+        mine = slice(first, first + count)
+        first += count
+        borders = Borders(node.clock.from_reference(edges_ns), np.arange(bins))
+        found = socket_bytes_of(node, borders, out_of[mine], into[mine])
+        sums.append(pd.DataFrame(found.sums))
+        covered &= found.covered
+        covers.append((node.name, int(found.covered.sum())))
+        for name, binned in found.amounts.items():
+            amounts[name][np.searchsorted(groups, found.groups)] += binned
+    kinds = class_of[groups]
+    totals = {f"{kind}_bytes": amounts["payload_bytes"][kinds == kind].sum(axis=0) for kind in CLASSES}
+    totals |= {name: amounts[name].sum(axis=0) for name in AMOUNTS[1:]}
+    return {
+        "amounts": pd.DataFrame(
+            {"group": np.repeat(groups, bins)} | {name: part.ravel() for name, part in amounts.items()}
+        ),
+        "sums": pd.concat(sums, ignore_index=True) if sums else pd.DataFrame(columns=list(COUNTERS), dtype="float64"),
+        "totals": pd.DataFrame(totals | {"covered": covered}),
+        "covered": pd.DataFrame(covers, columns=["node", "bins"]),
+    }
+
+
 TRAINING, CROSS, OTHER = "training", "cross", "other"
 CLASSES = (TRAINING, CROSS, OTHER)
 UNCLASSIFIED = "unclassified"  # captured without socket records, so the owner is not known
@@ -150,67 +215,117 @@ class SocketTraffic:
     Attributes:
         flows: one row per flow, one direction of a connection (`ringtap.analysis.job.run.Job.flows`), with ``end``, the
             number of its socket, and ``group``, its row in ``groups``.
-        groups: the rows of ``amounts``: flows, or kinds of flows if there are too many flows.
-        amounts: by name of `AMOUNTS`, shape (groups, bins).
+        groups: flows, or kinds of flows if there are too many flows.
+        bins: number of bins.
+        parts: for each batch of nodes, the groups that it measured, and their ``amounts`` of `read_bytes`.
+        totals: sums over the groups by bin, NaN where a node was not recorded, by column of ``totals`` of `read_bytes`.
         every_s: the longest period of the nodes' socket samples; None without sockets.
         all_every_s: the same for connections with little traffic so far, such as new ones.
         nodes: nodes with a socket log.
-        covered: for each of these nodes, the bins that its log covers.
+        covered: for each of these nodes, the number of bins that its log covers.
     """
 
     flows: pd.DataFrame
     groups: pd.DataFrame
-    amounts: dict[str, Numbers]
+    bins: int
+    parts: list[tuple[Integers, Frame]]
+    totals: dict[str, Numbers]
     every_s: float | None
     all_every_s: float | None
     nodes: list[str]
-    covered: dict[str, npt.NDArray[np.bool_]]
+    covered: dict[str, int]
 
     @property
-    def covered_by_all(self) -> npt.NDArray[np.bool_]:
-        """Mask of the bins in which all of these nodes were recorded."""
-        covered: npt.NDArray[np.bool_] = np.all(list(self.covered.values()), axis=0)
-        return covered
+    def by_flow(self) -> bool:
+        """True if every flow is a group of its own."""
+        return len(self.groups) == len(self.flows) > 0
 
-    def total(self, amount: str, groups: npt.NDArray[np.bool_] | None = None) -> Numbers | None:
-        """Return the sum over groups by bin; NaN where a node was not recorded, None without sockets."""
-        if not self.nodes:
-            return None
-        amounts = self.amounts[amount] if groups is None else self.amounts[amount][groups]
-        return np.where(self.covered_by_all, amounts.sum(axis=0), np.nan)
+    def total(self, name: str) -> Numbers | None:
+        """Return a sum over the groups by bin; NaN where a node was not recorded, None without sockets."""
+        return self.totals[name] if self.nodes else None
+
+    def rows(self, amount: str, groups: Integers) -> Numbers:
+        """Return one of `AMOUNTS` of groups, shape (groups, bins)."""
+        found = np.zeros((len(groups), self.bins))
+        for number, (known, _) in enumerate(self.parts):
+            place = np.minimum(np.searchsorted(known, groups), max(len(known) - 1, 0))
+            mine = np.flatnonzero(known[place] == groups) if len(known) else np.zeros(0, np.int64)
+            if len(mine):
+                found[mine] += self.part(number, amount)[place[mine]]
+        return found
+
+    def part(self, number: int, amount: str) -> Numbers:
+        """Return one of `AMOUNTS` of the groups of a batch, shape (groups, bins)."""
+        groups, frame = self.parts[number]
+        return frame.read([amount])[amount].to_numpy(np.float64).reshape(len(groups), self.bins)
 
 
-def measure(
-    nodes: Mapping[str, NodeLogs], borders: Mapping[str, Borders], bins: int, workers: Executor | None = None
-) -> SocketTraffic:
+def measure(nodes: Mapping[str, NodeLogs], borders: Borders, batches: Batches) -> SocketTraffic:
     """Find the flows of a run and the bytes of each.
 
     Args:
         nodes: the nodes' logs.
-        borders: the iterations' borders by each node's clock.
-        bins: number of bins.
-        workers: processes that read the nodes' logs; None for this one.
+        borders: the iterations' borders on the reference clock.
+        batches: the nodes in batches.
     """
-    found = {name: known for name, known in each_node(workers, nodes, sockets_of) if known is not None}
-    ends = _ends({name: known.sockets for name, known in found.items()})
+    found = [part["sockets"].read() for part in batches.each("sockets", read_sockets)]
+    ends = _ends([table for table in found if len(table)])
     flows = _directed(ends)
     flows["traffic_class"], flows["why"] = _classify(flows, CrossTraffic.of(nodes))
-    flows["group"] = _group(flows, bins)
+    flows["group"] = _group(flows, borders.bins)
     groups = flows.drop_duplicates("group").sort_values("group", ignore_index=True)
-    logged = {name: nodes[name] for name in found}
-    amounts, totals, covered = _spread(workers, ends, flows, logged, borders, len(groups), bins)
-    flows = flows.join(totals)
-    every_s = max((known.every_s for known in found.values()), default=None)
-    all_every_s = max((known.all_every_s for known in found.values()), default=None)
-    flows = flows.reindex(columns=_FLOW_COLUMNS)
-    return SocketTraffic(flows, groups, amounts, every_s, all_every_s, sorted(found), covered)
+    logged = sorted(ends["node"].unique())
+    every_s, all_every_s = (float(ends[name].max()) if logged else None for name in ("every_s", "all_every_s"))
+    # rows of one node are adjacent
+    counts = ends["node"].value_counts()
+    of_batch = [[int(counts.get(name, 0)) for name in names] for names in batches.names]
+    places = [slice(to - count, to) for count, to in ((sum(own), end) for own, end in _running(of_batch))]
+    sides = []
+    for side in ("sender", "receiver"):
+        group = flows[flows["measured_at"] == side].set_index("end")["group"]
+        numbers = group.reindex(ends.index, fill_value=-1).to_numpy(np.int64)
+        sides.append([numbers[place] for place in places])
+    classes = groups["traffic_class"].to_numpy(object)
+    shared = [[value] * len(places) for value in (borders.edges_ns, classes)]
+    read = list(batches.each("bytes", read_bytes, shared[0], of_batch, *sides, shared[1]))
+    sums = pd.concat([part["sums"].read() for part in read], ignore_index=True)
+    known = [np.unique(np.concatenate(pair)) for pair in zip(*sides, strict=True)]
+    parts = [(own[own >= 0], part["amounts"]) for own, part in zip(known, read, strict=True)]
+    flows = flows.join(_totals(flows, {name: sums[name].to_numpy(np.float64) for name in COUNTERS}))
+    return SocketTraffic(
+        flows.reindex(columns=_FLOW_COLUMNS),
+        groups,
+        borders.bins,
+        parts,
+        _join_totals(read),
+        every_s,
+        all_every_s,
+        logged,
+        {node: bins for part in read for node, bins in part["covered"].read().itertuples(index=False)},
+    )
 
 
-def _ends(parts: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+def _running(of_batch: list[list[int]]) -> Iterator[tuple[list[int], int]]:
+    """Yield the counts of each batch with the sum of all counts up to it."""
+    return zip(of_batch, accumulate(map(sum, of_batch)), strict=True)
+
+
+def _join_totals(parts: Iterable[Mapping[str, Frame]]) -> dict[str, Numbers]:
+    """Add up the totals of the batches; NaN where one of them does not cover the bin."""
+    joined: pd.DataFrame | None = None
+    for table in (part["totals"].read() for part in parts):
+        both = table if joined is None else joined + table
+        joined = both if joined is None else both.assign(covered=joined["covered"] & table["covered"])
+    if joined is None:
+        return {}
+    return {
+        str(name): joined[name].where(joined["covered"]).to_numpy(np.float64) for name in joined if name != "covered"
+    }
+
+
+def _ends(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Return the sockets of all nodes with their owners; ``peer`` is the row of the other end, NA if not recorded."""
-    columns = ["cookie", "family", "local", "local_port", "remote", "remote_port", "inode", "first_ns", "last_ns"]
-    columns += ["closed", "rtt_us", "min_rtt_us", "node", "number", "rank", "command"]
-    table = pd.concat(parts.values(), ignore_index=True) if parts else pd.DataFrame(columns=columns)
+    table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=_SOCKET_COLUMNS)
     table["rank"] = table["rank"].astype("Int64")
     table["scope"] = table["node"].where(_is_loopback(table["local"]), "")
     own, peer = ["local", "local_port", "remote", "remote_port"], ["remote", "remote_port", "local", "local_port"]
@@ -320,35 +435,6 @@ def _group(flows: pd.DataFrame, bins: int) -> Integers:
         return np.arange(len(flows), dtype=np.int64)
     keys = ["traffic_class", "why", "source_node", "source_rank", "destination_node", "destination_rank", "local"]
     return flows.groupby(keys, dropna=False, sort=False).ngroup().to_numpy().astype(np.int64)
-
-
-def _spread(
-    workers: Executor | None,
-    ends: pd.DataFrame,
-    flows: pd.DataFrame,
-    logged: Mapping[str, NodeLogs],
-    borders: Mapping[str, Borders],
-    groups: int,
-    bins: int,
-) -> tuple[dict[str, Numbers], pd.DataFrame, dict[str, npt.NDArray[np.bool_]]]:
-    """Sum the bytes of each group by bin and of each flow in total; also return the bins covered by each node's log."""
-    amounts = {name: np.zeros((groups, bins)) for name in AMOUNTS}
-    sums = {name: np.zeros(len(ends)) for name in COUNTERS}
-    sent = flows[flows["measured_at"] == "sender"].set_index("end")["group"]
-    received = flows[flows["measured_at"] == "receiver"].set_index("end")["group"]
-    # rows of one node are adjacent
-    begins = np.flatnonzero((ends["node"] != ends["node"].shift()).to_numpy(bool)).tolist()
-    sides = [side.reindex(ends.index, fill_value=-1).to_numpy(np.int64) for side in (sent, received)]
-    out_of, into = ([side[at:to] for at, to in pairwise([*begins, len(ends)])] for side in sides)
-    covered = {}
-    found = each_node(workers, logged, socket_bytes_of, [borders[name] for name in logged], out_of, into)
-    for begin, (name, node_bytes) in zip(begins, found, strict=True):
-        covered[name] = node_bytes.covered
-        for counter, grown in node_bytes.sums.items():
-            sums[counter][begin : begin + len(grown)] = grown
-        for amount, binned in node_bytes.amounts.items():
-            amounts[amount][node_bytes.groups] += binned
-    return amounts, _totals(flows, sums), {name: covered[name] for name in sorted(covered)}
 
 
 def _totals(flows: pd.DataFrame, sums: dict[str, Numbers]) -> pd.DataFrame:

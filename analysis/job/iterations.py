@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,20 @@ import numpy.typing as npt
 import pandas as pd
 
 from ringtap.analysis.runs.apportioning import Integers, Numbers, add_up, shares
+from ringtap.analysis.runs.batches import Batches, Frame, Frames, fold
 from ringtap.analysis.runs.node_logs import NodeLogs
-from ringtap.analysis.runs.run import JobRun, Records, iterations_of, marks_and_processes, monotonic
+from ringtap.analysis.runs.run import (
+    JobRun,
+    Records,
+    join_iterations,
+    join_processes,
+    marks_and_processes,
+    monotonic,
+    process_marks,
+    process_rows,
+    read_steps,
+    step_ends,
+)
 from ringtap.errors import RingtapError, UsageError
 from ringtap.json_validation import whole
 from ringtap.schema import BUCKETS
@@ -37,7 +49,8 @@ class Phases:
     Attributes:
         table: one row per process and iteration (``index``): ``forward_start_ns`` and ``ready_ns`` (the last
             gradient was ready) on the reference clock, 0: not known; ``syncs``, the number of synchronised passes;
-            ``synced_bytes``, the gradient bytes handed over in them; and the `PHASES` in seconds.
+            ``synced_bytes``, the gradient bytes handed over in them; and the `PHASES` in seconds. Empty for ``ddp``,
+            of which each batch of nodes has its own.
         source: ``ddp``, ``horovod`` or ``none``.
         why: a sentence if ``source`` is ``none`` or some ranks are not covered.
         gradient_bytes: bytes that a rank hands over in one synchronisation of every module; None: not known.
@@ -49,20 +62,6 @@ class Phases:
     why: str
     gradient_bytes: float | None = None
     rebuilt_at: int = 0
-
-
-def phases_of(run: JobRun, marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Phases:
-    """Return computation and communication of the ranks in each iteration, by DDP's log or Horovod's timeline.
-
-    Args:
-        run: the run.
-        marks: as from `ringtap.analysis.runs.run.iteration_marks`, times on the reference clock.
-        nodes: the nodes' logs.
-    """
-    found = _ddp(run, marks, nodes)
-    if found.source == "none":
-        found = _horovod(marks, nodes) or found
-    return found
 
 
 def ddp_passes(run: JobRun, nodes: Mapping[str, NodeLogs]) -> dict[int, pd.DataFrame]:
@@ -79,8 +78,9 @@ def ddp_passes(run: JobRun, nodes: Mapping[str, NodeLogs]) -> dict[int, pd.DataF
     """
     marks = marks_and_processes(aligned(run.steps, nodes))[0]
     tables = {}
+    files = dict(enumerate(run.step_files))
     for process, rows in marks.groupby("process").indices.items():
-        logs, stem = _step_log(run, int(str(process)), nodes)
+        logs, stem = _step_log(files[int(str(process))], nodes)
         found = logs.records(f"{stem}.ddp.rec")
         if found is not None and len(found[1]):
             table = pd.DataFrame(_passes(int(str(process)), found[1], logs, marks.iloc[rows], {}))
@@ -88,38 +88,33 @@ def ddp_passes(run: JobRun, nodes: Mapping[str, NodeLogs]) -> dict[int, pd.DataF
     return tables
 
 
-def _step_log(run: JobRun, process: int, nodes: Mapping[str, NodeLogs]) -> tuple[NodeLogs, str]:
-    """Return the node of a process, and the names of its logs without their suffixes."""
-    path = run.step_files[process]
+def _step_log(path: Path, nodes: Mapping[str, NodeLogs]) -> tuple[NodeLogs, str]:
+    """Return the node of a step log, and the names of its process's logs without their suffixes."""
     return nodes[whole(path.parent.parent.name)], f"steps/{path.name.removesuffix('.rec')}"
 
 
-def _ddp(run: JobRun, marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Phases:
-    parts, sizes, rebuilt_at, missing = [], [], 0, 0
+def _ddp(
+    files: Mapping[int, Path], marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return computation and communication by DDP's logs, and a row about the log of each process that has one."""
+    parts, about = [], []
     ends_ns = marks["end_ns"].to_numpy(np.int64)
     for process, rows in marks.groupby("process").indices.items():
-        logs, stem = _step_log(run, int(str(process)), nodes)
+        logs, stem = _step_log(files[int(str(process))], nodes)
         found = logs.records(f"{stem}.ddp.rec")
         if found is None or not len(found[1]):
-            missing += 1
             continue
-        ends = ends_ns[rows]
         changes = logs.lines(f"{stem}.buckets.jsonl", BUCKETS)
         gradients = _gradient_bytes(changes)
         parts.append(_passes(int(str(process)), found[1], logs, marks.iloc[rows], gradients))
-        sizes.append(sum(gradients.values()))
         at_ns = logs.clock.on_reference(np.array([line["t_ns"] for line in changes], np.int64))
-        rebuilt_at = max(rebuilt_at, *_early(np.searchsorted(ends, at_ns)), 0)
+        rebuilt_at = max(*_early(np.searchsorted(ends_ns[rows], at_ns)), 0, 0)
+        about.append((int(str(process)), float(sum(gradients.values())), rebuilt_at))
+    table = pd.DataFrame(about, columns=["process", "gradient_bytes", "rebuilt_at"]).set_index("process")
     if not parts:
-        return Phases(_empty(), "none", _NONE)
-    table = _by_iteration({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
-    why = (
-        f"no DDP times of {missing} of {counted(marks['process'].nunique(), 'rank process', 'rank processes')}"
-        if missing
-        else ""
-    )
-    known = [size for size in sizes if size]
-    return Phases(table[_COLUMNS], "ddp", why, float(np.median(known)) if known else None, rebuilt_at)
+        return _empty(), table
+    passes = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return _by_iteration(passes)[_COLUMNS], table
 
 
 def _early(indices: Integers) -> list[int]:
@@ -248,9 +243,14 @@ def _on_reference(timeline: pd.DataFrame, logs: NodeLogs) -> pd.DataFrame:
 
 
 def _horovod(marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Phases | None:
-    """Return the communication by Horovod's timeline, which rank 0 alone writes; None without one."""
+    """Return the communication by Horovod's timeline, which rank 0 alone writes; None without one.
+
+    Args:
+        marks: those of rank 0, with its ``node``.
+        nodes: the nodes' logs.
+    """
     for logs in nodes.values():
-        rows = marks[(marks["node"] == logs.name) & (marks["rank"] == marks["rank"].min())]
+        rows = marks[marks["node"] == logs.name]
         if len(rows) and (timeline := horovod_collectives(logs)) is not None:
             return _by_timeline(timeline, rows)
     return None
@@ -326,7 +326,7 @@ class Work:
 
     Attributes:
         iterations: one row per iteration, in order of time (`ringtap.analysis.job.run.Job.iterations`).
-        rank_iterations: one row per iteration and rank.
+        ranks: for each batch of nodes, one row per iteration and rank.
         source: source of compute and communication times: ``ddp``, ``horovod`` or ``none``.
         why: a sentence if ``source`` is ``none`` or a part is missing.
         gradient_bytes: as `Phases.gradient_bytes`.
@@ -335,25 +335,130 @@ class Work:
     """
 
     iterations: pd.DataFrame
-    rank_iterations: pd.DataFrame
+    ranks: list[Frame]
     source: str
     why: str
     gradient_bytes: float | None
     processes: pd.DataFrame
     world_size: int
 
+    @property
+    def rank_iterations(self) -> pd.DataFrame:
+        """All of ``ranks``, by iteration and rank."""
+        return pd.concat([frame.read() for frame in self.ranks]).sort_values(
+            ["iteration", "rank"], kind="stable", ignore_index=True
+        )
 
-def build(run: JobRun, nodes: Mapping[str, NodeLogs]) -> Work:
+
+_ENDS = ["process", "index", "end_ns"]
+
+
+def build(run: JobRun, nodes: Mapping[str, NodeLogs], batches: Batches) -> Work:
     """Join the ranks' records of a run."""
-    steps = aligned(run.steps, nodes)
-    marks, found = marks_and_processes(steps)
-    phases = phases_of(run, marks, nodes)
-    iterations = iterations_of(_with_beginnings(marks, phases))
+    files = [
+        {number: path for number, path in enumerate(run.step_files) if whole(path.parent.parent.name) in names}
+        for names in map(set, batches.names)
+    ]
+    parts = list(batches.each("steps", read_ranks, files))
+    rows = [part["processes"].read() for part in parts]
+    known = pd.concat([table for table in rows if len(table)] or rows).set_index("process").sort_index()
+    found = join_processes(known)
+    counts = found[found["counts"]]
+    phases = _join_phases(parts, known.loc[counts.index], counts, nodes)
+    own = None if phases.source == "ddp" else phases.table
+    first = [
+        _first_forward(part["phases"].read() if own is None else own) for part in parts[: None if own is None else 1]
+    ]
+    iterations = _iterations(parts, counts, pd.concat(first) if first else pd.Series(dtype="int64"))
     iterations.insert(0, "iteration", np.arange(len(iterations)))
-    ranks = _rank_iterations(marks, iterations, phases)
-    iterations = _with_ranks(iterations, ranks, phases, nodes)
-    size = max([found["rank"].nunique(), *(_world_size(nodes[node]) for node in found["node"].unique())])
-    return Work(iterations, ranks, phases.source, phases.why, phases.gradient_bytes, found, size)
+    joined = list(
+        batches.each(
+            "ranks",
+            join_ranks,
+            *([part[name] for part in parts] for name in ("marks", "phases")),
+            *([value] * len(parts) for value in (own, counts, iterations[["iteration", "generation", "step"]])),
+        )
+    )
+    ranks = [part["ranks"] for part in joined]
+    iterations = _with_ranks(iterations, (part["sums"].read() for part in joined), phases)
+    iterations = iterations.join(_slowest(ranks, len(iterations), counts, nodes))
+    size = max(found["rank"].nunique(), known["world_size"].max() if len(known) else 0)
+    return Work(iterations, ranks, phases.source, phases.why, phases.gradient_bytes, found, int(size))
+
+
+def read_ranks(nodes: Mapping[str, NodeLogs], files: Mapping[int, Path]) -> Frames:
+    """Read the steps of some nodes.
+
+    Args:
+        nodes: the nodes' logs.
+        files: their step logs by number of the process.
+
+    Returns:
+        ``marks``, the steps that end an iteration of their process, on the reference clock; ``phases``, computation and
+        communication by DDP's log (`Phases.table`); ``processes``, one row per process.
+    """
+    steps, torn = read_steps(files)
+    for path in torn:
+        node = whole(path.parent.parent.name)
+        nodes[node].torn.append(f"{node}/steps/{path.name}")
+    steps = aligned(steps, nodes)
+    marks = process_marks(steps)
+    phases, about = _ddp(files, marks, nodes)
+    processes = process_rows(steps, marks).join(about)
+    processes["world_size"] = processes["node"].map({name: _world_size(logs) for name, logs in nodes.items()})
+    names = ["process", "index", "start_ns", "end_ns", "end_mono_ns", "skipped", "backwards", "optimizers"]
+    return {"marks": marks[names], "phases": phases, "processes": processes.reset_index()}
+
+
+def _join_phases(
+    parts: Sequence[Mapping[str, Frame]], known: pd.DataFrame, counts: pd.DataFrame, nodes: Mapping[str, NodeLogs]
+) -> Phases:
+    """Return the source of computation and communication of all ranks; with DDP, the tables are those of the parts."""
+    stepped = known[known["steps"] > 0]
+    timed = stepped[stepped["gradient_bytes"].notna()]
+    if len(timed):
+        missing = len(stepped) - len(timed)
+        why = (
+            f"no DDP times of {missing} of {counted(len(stepped), 'rank process', 'rank processes')}" if missing else ""
+        )
+        sizes = timed.loc[timed["gradient_bytes"] > 0, "gradient_bytes"]
+        gradient_bytes = float(sizes.median()) if len(sizes) else None
+        return Phases(_empty(), "ddp", why, gradient_bytes, int(timed["rebuilt_at"].max()))
+    first = counts[(counts["rank"] == counts["rank"].min()) & (counts["steps"] > 0)]
+    rows = [marks[marks["process"].isin(first.index)] for marks in (part["marks"].read() for part in parts)]
+    marks = pd.concat(rows) if rows else pd.DataFrame(columns=_ENDS)
+    found = _horovod(marks.assign(node=marks["process"].map(first["node"])), nodes)
+    return found or Phases(_empty(), "none", _NONE)
+
+
+def _first_forward(phases: pd.DataFrame) -> pd.Series[int]:
+    """Return the start of the first forward pass of each process that recorded it."""
+    first = phases[(phases["index"] == 0) & (phases["forward_start_ns"] > 0)]
+    return first.set_index("process")["forward_start_ns"]
+
+
+def _iterations(parts: Sequence[Mapping[str, Frame]], counts: pd.DataFrame, begins: pd.Series[int]) -> pd.DataFrame:
+    """Return the iterations of a job (`ringtap.analysis.runs.run.iterations_of`).
+
+    A generation also has the iteration before its first steps if all of its ranks recorded their first forward pass.
+    """
+    by = ["generation", "index"]
+    ends = pd.DataFrame(columns=[*by, "ranks", "end_ns", "steady_ns"]).astype("int64")
+    for part in parts:
+        marks = part["marks"].read(_ENDS)
+        marks = marks[marks["process"].isin(counts.index)]
+        marks = marks.assign(
+            **{name: marks["process"].map(counts[name]).astype("int64") for name in ("generation", "rank")}
+        )
+        both = pd.concat([ends, step_ends(marks)]).groupby(by, sort=True)
+        ends = both.agg({"ranks": "sum", "end_ns": "max", "steady_ns": "max"}).reset_index()
+    stepped = counts[counts["steps"] > 0]
+    heads = stepped.assign(begin_ns=begins.astype("Int64").reindex(stepped.index)).groupby("generation")["begin_ns"]
+    first = heads.max()[heads.count() == heads.size()].astype("int64").reset_index(name="end_ns")
+    ranks = stepped.groupby("generation")["rank"].nunique()
+    first = first.assign(index=-1, steady_ns=first["end_ns"], ranks=first["generation"].map(ranks))
+    ends = pd.concat([first[list(ends)], ends]).sort_values(by, kind="stable")
+    return join_iterations(ends, ranks)
 
 
 def check_iteration(path: Path, iterations: pd.DataFrame, iteration: Any) -> int:
@@ -405,27 +510,53 @@ def _was_set(steps: pd.DataFrame) -> bool:
     return bool((np.abs(np.diff(gap_ns)) > _MIN_SET_NS + np.diff(mono_ns) * _MAX_SLEW).any())
 
 
-def _with_beginnings(marks: pd.DataFrame, phases: Phases) -> pd.DataFrame:
-    """Add the start of each process's first forward pass before its marks, if all ranks of a generation recorded it."""
-    first = phases.table[(phases.table["index"] == 0) & (phases.table["forward_start_ns"] > 0)]
-    begins = first.set_index("process")["forward_start_ns"]
-    processes = marks.drop_duplicates("process")
-    known = processes["process"].isin(begins.index)
-    complete = known.groupby(processes["generation"]).transform("all")
-    heads = processes[complete].assign(index=-1)
-    heads["end_ns"] = heads["process"].map(begins).astype("int64")
-    return pd.concat([marks, heads], ignore_index=True).sort_values(["process", "index"], ignore_index=True)
+def join_ranks(
+    _nodes: Mapping[str, NodeLogs],
+    marks_of: Frame,
+    phases_of: Frame,
+    horovod: pd.DataFrame | None,
+    processes: pd.DataFrame,
+    numbers: pd.DataFrame,
+) -> Frames:
+    """Join the iterations of some nodes' ranks.
+
+    Args:
+        marks_of: ``marks`` of `read_ranks`.
+        phases_of: ``phases`` of it.
+        horovod: computation and communication by Horovod's timeline, instead of ``phases_of``; None: by DDP's logs.
+        processes: the processes that count (`ringtap.analysis.runs.run.marks_and_processes`).
+        numbers: ``iteration``, ``generation`` and ``step`` of the job's iterations.
+
+    Returns:
+        ``ranks``, the times of each rank in each iteration; ``sums``, what `_with_ranks` joins of them.
+    """
+    marks = marks_of.read()
+    marks = marks[marks["process"].isin(processes.index)]
+    names = ("node", "rank", "pid", "generation")
+    marks = marks.assign(**{name: marks["process"].map(processes[name]) for name in names})
+    marks = marks.astype(dict.fromkeys(names[1:], "int64")).reset_index(drop=True)
+    ranks = _rank_iterations(marks, numbers, phases_of.read() if horovod is None else horovod)
+    by = ranks.groupby("iteration")
+    sums = pd.DataFrame({"skipped": by["skipped"].any(), "exposed_least_s": by["exposed_s"].min()})
+    for name in ("backwards", "optimizers", "compute_s"):
+        sums[name] = by[name].max()
+    for name in _MEANS:
+        sums[name], sums[f"{name}_count"] = by[name].sum(min_count=1), by[name].count()
+    return {"ranks": ranks, "sums": sums.reset_index()}
 
 
-def _rank_iterations(marks: pd.DataFrame, iterations: pd.DataFrame, phases: Phases) -> pd.DataFrame:
+_MEANS = ("communication_s", "exposed_s", "overlap_s")
+_JOINED = {"skipped": "any", "backwards": "max", "optimizers": "max", "compute_s": "max", "exposed_least_s": "min"}
+
+
+def _rank_iterations(marks: pd.DataFrame, numbers: pd.DataFrame, phases: pd.DataFrame) -> pd.DataFrame:
     """Return the times of each rank in each iteration."""
-    numbers = iterations[["iteration", "generation", "step"]]
     rows = marks.rename(columns={"index": "place", "start_ns": "step_start_ns"})
     rows["begin_ns"] = rows["end_ns"].astype("Int64").groupby(rows["process"]).shift()
     rows["iteration_s"] = rows.groupby("process")["end_mono_ns"].diff() / 1e9
     rows = rows.merge(numbers, left_on=["generation", "place"], right_on=["generation", "step"])
-    times = {name: phases.table[name].astype("Int64") for name in ("forward_start_ns", "ready_ns")}
-    known = phases.table.assign(**{name: values.mask(values == 0) for name, values in times.items()})
+    times = {name: phases[name].astype("Int64") for name in ("forward_start_ns", "ready_ns")}
+    known = phases.assign(**{name: values.mask(values == 0) for name, values in times.items()})
     rows = rows.merge(known, how="left", left_on=["process", "place"], right_on=["process", "index"])
     rows["begin_ns"] = rows["begin_ns"].fillna(rows["forward_start_ns"])  # before the first step
     rows["iteration_s"] = rows["iteration_s"].astype("Float64").fillna((rows["end_ns"] - rows["begin_ns"]) / 1e9)
@@ -446,25 +577,39 @@ def _rank_iterations(marks: pd.DataFrame, iterations: pd.DataFrame, phases: Phas
     return result.astype(dict.fromkeys(["optimizer_s", *PHASES, "synced_bytes"], "Float64") | {"syncs": "Int64"})
 
 
-def _with_ranks(
-    iterations: pd.DataFrame, ranks: pd.DataFrame, phases: Phases, nodes: Mapping[str, NodeLogs]
-) -> pd.DataFrame:
-    """Add the times of the ranks to the iterations."""
+def _with_ranks(iterations: pd.DataFrame, parts: Iterable[pd.DataFrame], phases: Phases) -> pd.DataFrame:
+    """Add the times of the ranks to the iterations, from the ``sums`` of `join_ranks`."""
     table = iterations.copy()
-    by = ranks.groupby("iteration")
+    sums = fold(parts, "iteration", _JOINED | {name: "sum" for mean in _MEANS for name in (mean, f"{mean}_count")})
     table["warm_up"] = table["step"] <= max(WARM_UP_ITERATIONS - 1, phases.rebuilt_at)
-    table["skipped"] = by["skipped"].any().reindex(table.index, fill_value=False)
-    table["backwards"] = by["backwards"].max().reindex(table.index, fill_value=0)
-    table["optimizers"] = by["optimizers"].max().reindex(table.index, fill_value=0)
-    table["compute_s"] = by["compute_s"].max()
-    for name in ("communication_s", "exposed_s", "overlap_s"):
-        table[name] = by[name].mean()
-    table["exposed_least_s"] = by["exposed_s"].min()
-    slowest = _slowest(ranks, nodes)
-    return table.join(slowest)
+    table["skipped"] = sums["skipped"].reindex(table.index, fill_value=False)
+    for name in ("backwards", "optimizers"):
+        table[name] = sums[name].reindex(table.index, fill_value=0)
+    table["compute_s"] = sums["compute_s"]
+    for name in _MEANS:
+        table[name] = sums[name] / sums[f"{name}_count"].mask(sums[f"{name}_count"] == 0)
+    table["exposed_least_s"] = sums["exposed_least_s"]
+    return table
 
 
-def _slowest(ranks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> pd.DataFrame:
+_BLOCK_ROWS = 1_000_000  # ranks times iterations that are compared at a time
+
+
+def _slowest(
+    ranks: Sequence[Frame], iterations: int, processes: pd.DataFrame, nodes: Mapping[str, NodeLogs]
+) -> pd.DataFrame:
+    """Find the slowest rank of each iteration, in blocks of iterations."""
+    length = max(1, _BLOCK_ROWS // max(processes["rank"].nunique(), 1))
+    parts = []
+    for begin in range(0, max(iterations, 1), length):
+        columns = ["iteration", "rank", "process", "ready_ns", "end_ns"]
+        block = pd.concat([frame.read(columns, (begin, begin + length)) for frame in ranks])
+        block = block.sort_values(["iteration", "rank"], kind="stable", ignore_index=True)
+        parts.append(_slowest_in(block.assign(node=block["process"].map(processes["node"])), nodes))
+    return pd.concat(parts)
+
+
+def _slowest_in(ranks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> pd.DataFrame:
     """Find the slowest rank of each iteration: the last with all gradients ready or, if not known, to end its step."""
     counts = ranks.groupby("iteration")["rank"].transform("count")
     ranks = ranks[counts > 1]

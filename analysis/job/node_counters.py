@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.analysis.job import byte_accounting
-from ringtap.analysis.job.packets import Packets, read_packets
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers, add_up, counter_steps, largest_in, shares
 from ringtap.analysis.runs.node_logs import NodeLogs, WideLog
 from ringtap.analysis.runs.run import Records
@@ -39,30 +36,6 @@ COLUMNS = {
     "memory_available_bytes": "least memory available",
     "gpu_utilization_pct": "utilisation, mean over the GPUs",
 }
-
-
-@dataclass(frozen=True)
-class Seen:
-    """Counters and captures of a node, without its sockets.
-
-    Attributes:
-        table: as from `node_table`.
-        cores: as from `rank_cores`.
-        counted: growth of its interfaces' counters; None: not recorded.
-        packets: its captures; None: it has none.
-    """
-
-    table: pd.DataFrame
-    cores: dict[int, Numbers]
-    counted: byte_accounting.Counted | None
-    packets: Packets | None
-
-
-def look(node: NodeLogs, borders: Borders) -> Seen:
-    """Read the counters and captures of a node; ``borders`` are by the node's clock."""
-    packets = read_packets(node, borders)
-    counted = byte_accounting.count(node, borders)
-    return Seen(node_table(node, borders), rank_cores(node, borders), counted, packets)
 
 
 def node_table(node: NodeLogs, borders: Borders) -> pd.DataFrame:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,8 +15,11 @@ import pandas as pd
 
 from ringtap.analysis.frames import described, described_table, html_of_text
 from ringtap.analysis.job import byte_accounting, flows, iterations, node_counters
+from ringtap.analysis.job.node_tables import ALL_SUMS, Shared, join_sums, read_tables
+from ringtap.analysis.job.packets import Packets, read_packets
 from ringtap.analysis.job.throughput import NAMES, Given, Printed, read_output
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
+from ringtap.analysis.runs.batches import Batches, Frame, digest
 from ringtap.analysis.runs.node_logs import NodeLogs, each_node
 from ringtap.analysis.runs.run import JobRun, SweepRun, read_run
 from ringtap.arguments import instance_of, number, path_of, whole_number
@@ -27,10 +31,9 @@ if TYPE_CHECKING:
     from ringtap.analysis.pcap.packets import CapturedPackets
     from ringtap.analysis.pcap.reader import Progress
 
-_SUMS = ("nic_drops", "queue_drops", "segments_retransmitted", "pause_frames", "ecn_marks", "cnp_sent", "cnp_handled")
-_ALL_SUMS = (*_SUMS, "infiniband_tx_bytes")
 # largest uncertain share of a mean over the iterations; above it, means are not reported
 _MAX_UNCERTAIN = 0.25
+_STEP_BYTES = 72  # of a step's record
 
 
 class Job:
@@ -44,10 +47,13 @@ class Job:
         run: the run directory as `ringtap.analysis.runs.run.JobRun`.
         nodes: the nodes' logs by name.
         given: facts about the training that the logs may not hold.
+        derived: folder of the tables on disk; those of a long run are made there.
     """
 
-    def __init__(self, run: JobRun, workers: Executor | None = None, given: Given | None = None) -> None:
-        self.run, self.given = run, given or Given()
+    def __init__(
+        self, run: JobRun, workers: Executor | None = None, given: Given | None = None, derived: Path | None = None
+    ) -> None:
+        self.run, self.given, self.derived = run, given or Given(), derived or run.path / "derived"
         self._workers = None if workers is None else instance_of(workers, Executor, "workers")
         self.path = run.path
         folders = sorted(path for path in run.path.glob("nodes/*") if path.is_dir())
@@ -62,9 +68,15 @@ class Job:
         return html_of_text(self.report())
 
     @cached_property
+    def batches(self) -> Batches:
+        """The nodes in batches, in which their logs are read."""
+        most = max((path.stat().st_size for path in self.run.step_files if path.exists()), default=0) // _STEP_BYTES
+        return Batches(self.nodes, dict.fromkeys(self.nodes, most + 1), self.derived, self._workers)
+
+    @cached_property
     def work(self) -> iterations.Work:
         """Iterations by the records of the ranks."""
-        return iterations.build(self.run, self.nodes)
+        return iterations.build(self.run, self.nodes, self.batches)
 
     @cached_property
     def window_ns(self) -> tuple[int, int]:
@@ -108,23 +120,53 @@ class Job:
     @cached_property
     def traffic(self) -> flows.SocketTraffic:
         """Bytes that the sockets sent and received."""
-        return flows.measure(self.nodes, self.borders_at, self.borders.bins, self._workers)
+        return flows.measure(self.nodes, self.borders, self.batches)
 
     @cached_property
-    def _seen(self) -> Mapping[str, node_counters.Seen]:
-        """Counters and captures of the nodes, by node."""
-        return dict(each_node(self._workers, self.nodes, node_counters.look, self.borders_at.values()))
+    def packets_of(self) -> dict[str, Packets]:
+        """Captures of the nodes that have some, by node."""
+        nodes = {name: node for name, node in self.nodes.items() if node.names("packets/*.pcap*")}
+        borders = [self.borders_at[name] for name in nodes]
+        read = each_node(self._workers, nodes, read_packets, borders)
+        return {name: found for name, found in read if found is not None}
 
     @cached_property
-    def counted(self) -> byte_accounting.ByteAccounts:
-        """Byte accounting by sockets, interface counters and captures."""
-        counted = {name: seen.counted for name, seen in self._seen.items()}
-        captured = {name: seen.packets for name, seen in self._seen.items() if seen.packets is not None}
-        return byte_accounting.measure(self.nodes, counted, captured, self.traffic, self.borders.bins)
+    def captured(self) -> byte_accounting.Captured:
+        """Bytes by the captures of all nodes."""
+        return byte_accounting.measure_captured(self.nodes, self.packets_of, self.traffic)
 
     @cached_property
-    def _node_tables(self) -> dict[str, pd.DataFrame]:
-        return {name: seen.table for name, seen in self._seen.items()}
+    def parts(self) -> list[dict[str, Frame]]:
+        """Tables of each batch of nodes (`ringtap.analysis.job.node_tables.read_tables`)."""
+        shared = Shared(
+            self.borders,
+            self.work.iterations["iteration_s"].to_numpy(np.float64),
+            self.measured,
+            self.is_too_short,
+            replace(self.traffic, totals={}),
+            digest(self.traffic.totals),
+            sorted(self.work.processes.loc[~self.work.processes["alone"], "rank"].unique().tolist()),
+            self.work.world_size,
+        )
+        names = self.batches.names
+        packets = [{name: self.packets_of[name] for name in some if name in self.packets_of} for some in names]
+        return list(self.batches.each("tables", read_tables, self.work.ranks, packets, [shared] * len(names)))
+
+    @cached_property
+    def sums(self) -> dict[str, Numbers]:
+        """Counters of all nodes by bin; one that no node recorded is missing."""
+        return join_sums(part["sums"].read() for part in self.parts)
+
+    @cached_property
+    def of_nodes(self) -> pd.DataFrame:
+        """Means, sums and extremes of each node's counters (``nodes`` of `parts`), by node."""
+        return pd.concat([part["nodes"].read() for part in self.parts]).set_index("node")
+
+    def _whole(self, name: str) -> pd.DataFrame:
+        """Return a table of all batches."""
+        tables = [part[name].read() for part in self.parts]
+        some = [table for table in tables if len(table)] or tables[:1]
+        return some[0] if len(some) == 1 else pd.concat(some, ignore_index=True)
 
     @cached_property
     def uncertain_share(self) -> float | None:
@@ -141,11 +183,6 @@ class Job:
     def is_too_short(self) -> bool:
         """True if samples are too far apart to count per iteration; the counts are then missing."""
         return (self.uncertain_share or 0.0) > _MAX_UNCERTAIN
-
-    def _pick(self, amounts: Numbers, sampled: bool = True) -> Numbers:
-        """Pick the bins of the iterations; NaN for ``sampled`` amounts of a job that `is_too_short`."""
-        found = amounts[..., self.borders.bin_of]
-        return np.full(found.shape, np.nan) if sampled and self.is_too_short else found
 
     @property
     @described_table
@@ -187,32 +224,21 @@ class Job:
         A job that `is_too_short` has only the counts by captures.
         """
         table = self.work.iterations.copy()
-        traffic = self.traffic
         for kind in flows.CLASSES:
-            mine = (traffic.groups["traffic_class"] == kind).to_numpy(bool)
-            table[f"{kind}_bytes"] = self._column(traffic.total("payload_bytes", mine))
+            table[f"{kind}_bytes"] = self._column(self.traffic.total(f"{kind}_bytes"))
         for kind in (*flows.CLASSES, flows.UNCLASSIFIED):
-            table[f"packet_{kind}_bytes"] = self._column(self.counted.by_class.get(kind), sampled=False)
+            table[f"packet_{kind}_bytes"] = self._column(self.captured.by_class.get(kind), sampled=False)
         for name in ("retransmitted_bytes", "retransmissions", "ce_marked"):
-            table[name] = self._column(traffic.total(name))
-        sent = [
-            account
-            for account in self.counted.directions
-            if account.path == byte_accounting.NETWORK and account.direction == "tx"
-        ]
-        counts = [account.amounts["nic_bytes"] for account in sent]
-        known = [count for count in counts if count is not None]
-        table["nic_tx_bytes"] = self._column(np.sum(known, axis=0) if known else None)
-        for name in _ALL_SUMS:
-            table[name] = self._column(_sum_of(self._node_tables, name))
-        found = [node["queue_backlog_bytes"].to_numpy() for node in self._node_tables.values()]
-        table["queue_backlog_bytes"] = self._column(np.fmax.reduce(found) if found else None)
+            table[name] = self._column(self.traffic.total(name))
+        for name in ("nic_tx_bytes", *ALL_SUMS, "queue_backlog_bytes"):
+            table[name] = self._column(self.sums.get(name))
         return table
 
     def _column(self, amounts: Numbers | None, sampled: bool = True) -> pd.Series[Any]:
         """Return amounts per bin as a column of the iterations; NA without amounts."""
-        count = len(self.work.iterations)
-        values = np.full(count, np.nan) if amounts is None or not count else self._pick(amounts, sampled)
+        values = np.full(len(self.work.iterations), np.nan)
+        if amounts is not None and len(values) and not (sampled and self.is_too_short):
+            values = amounts[self.borders.bin_of]
         return pd.Series(values).astype("Float64")
 
     @property
@@ -245,27 +271,8 @@ class Job:
             - ``retransmissions``: segments that its sockets sent again
             - ``cpu_cores``: processors that its processes kept busy
         """
-        table = self.work.rank_iterations.copy()
-        for name in ("sent_bytes", "retransmissions", "cpu_cores"):
-            table[name] = pd.Series(np.nan, index=table.index, dtype="Float64")
-        groups, amounts = self.traffic.groups, self.traffic.amounts
-        training = groups[groups["traffic_class"] == flows.TRAINING]
-        flows_of = training.groupby("source_rank").groups  # labels of the groups are their rows
-        rows_of: Mapping[Any, Any] = table.groupby(["rank", "node"]).groups
-        found = self.work.processes
-        shared = set(found.loc[~found["alone"], "rank"])  # their bytes cannot be assigned to a process
-        for (rank, node), rows in rows_of.items():
-            bins = self.borders.bin_of[table.loc[rows, "iteration"].to_numpy(np.int64)]
-            if node in self.traffic.covered and rank not in shared and self.work.world_size > 1:
-                mine = np.asarray(flows_of.get(rank, ()), np.int64)
-                covered = self.traffic.covered[str(node)]
-                for name, source in (("sent_bytes", "payload_bytes"), ("retransmissions", "retransmissions")):
-                    sums = np.where(covered, amounts[source][mine].sum(axis=0), np.nan)
-                    table.loc[rows, name] = np.nan if self.is_too_short else sums[bins]
-            busy = self._seen[str(node)].cores.get(int(rank))
-            if busy is not None:
-                table.loc[rows, "cpu_cores"] = busy[bins]
-        return table
+        table = self._whole("rank_iterations")
+        return table.sort_values(["iteration", "rank"], kind="stable", ignore_index=True)
 
     @property
     @described_table
@@ -293,11 +300,12 @@ class Job:
         """
         table = self.traffic.flows
         measured = self.measured
-        if len(measured) and len(table) == len(self.traffic.groups):
-            payload = self._pick(self.traffic.amounts["payload_bytes"])[:, measured]
-            table = table.assign(bytes_per_iteration=payload.mean(axis=1))
-        else:
-            table = table.assign(bytes_per_iteration=np.nan)
+        per_iteration = np.full(len(table), np.nan)
+        if len(measured) and self.traffic.by_flow and not self.is_too_short:
+            for number, (groups, _) in enumerate(self.traffic.parts):
+                payload = self.traffic.part(number, "payload_bytes")[:, self.borders.bin_of[measured]]
+                per_iteration[groups] = payload.mean(axis=1)
+        table = table.assign(bytes_per_iteration=per_iteration)
         table = table.drop(columns=["end", "group"]).iloc[self.flow_order].reset_index(drop=True)
         table.insert(0, "flow", np.arange(len(table)))
         numbers = [name for name in table if str(name).endswith(("_bytes", "_s", "_us", "_iteration"))]
@@ -365,25 +373,7 @@ class Job:
             - ``socket_bytes``: payload of all sockets; for ``tx`` with retransmitted bytes
             - ``packet_payload_bytes``, ``packet_bytes``: payload and frames that were captured
         """
-        count, found = len(self.work.iterations), self.counted.directions
-        numbers = np.arange(count) if count else np.array([-1])[: self.borders.bins]
-        keys = {
-            "iteration": np.tile(numbers, len(found)),
-            **{name: [getattr(account, name) for account in found] for name in ("node", "path", "direction")},
-            "interfaces": [",".join(account.interfaces) for account in found],
-        }
-        columns: dict[str, Any] = {
-            name: np.repeat(np.array(values, object), len(numbers)) if isinstance(values, list) else values
-            for name, values in keys.items()
-        }
-        missing = np.full(len(numbers), np.nan)
-        for name in byte_accounting.COLUMNS:
-            sampled = not name.startswith("packet_")
-            parts = [
-                missing if (part := account.amounts[name]) is None else self._pick(part, sampled) for account in found
-            ]
-            columns[name] = np.concatenate([np.empty(0), *parts])
-        return pd.DataFrame(columns).astype(dict.fromkeys(byte_accounting.COLUMNS, "Float64"))
+        return self._whole("byte_accounts")
 
     @property
     @described_table
@@ -396,16 +386,7 @@ class Job:
 
         The others are those of `ringtap.analysis.job.node_counters.COLUMNS`, with their meaning.
         """
-        count = len(self.work.iterations)
-        parts = [
-            counters.iloc[self.borders.bin_of].assign(iteration=np.arange(count) if count else -1, node=name)
-            for name, counters in self._node_tables.items()
-        ]
-        names = ["iteration", "node", *node_counters.COLUMNS]
-        table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=names)
-        if self.is_too_short:
-            table[[*_ALL_SUMS, "infiniband_rx_bytes", "infiniband_wait"]] = np.nan
-        table = table[names].astype(dict.fromkeys(node_counters.COLUMNS, "Float64"))
+        table = self._whole("node_iterations")
         table.attrs["columns"] = node_counters.COLUMNS
         return table
 
@@ -417,8 +398,8 @@ class Job:
         Columns:
             - ``rank``, ``node``: rank and its node
             - ``iterations``: iterations after warm-up
-            - ``compute_s``, ``forward_s``, ``backward_s``, ``communication_s``, ``exposed_s``, ``overlap_s``,
-              ``optimizer_s``: as in `rank_iterations`
+            - ``compute_s``, ``forward_s``, ``backward_s``, ``communication_s``: as in `rank_iterations`
+            - ``exposed_s``, ``overlap_s``, ``optimizer_s``: as in `rank_iterations`
             - ``unattributed_s``: rest of its iterations: data loading, Python, waiting outside of these phases
             - ``sent_bytes``, ``retransmissions``, ``cpu_cores``: as in `rank_iterations`
             - ``slowest``, ``slowest_share``: number and share of the iterations in which it was the slowest rank
@@ -555,14 +536,8 @@ class Job:
         from ringtap.analysis.runs import derived
 
         target = self.path / "derived" if folder is None else path_of(folder, "the folder")
-        derived.write(self, self.summary(), target, derived.fingerprint(self.path, self.given))
+        derived.write(self, self.summary(), target, derived.sources_of(self.path, self.given))
         return target
-
-
-def _sum_of(tables: Mapping[str, pd.DataFrame], name: str) -> Numbers | None:
-    """Add up a column over the nodes that recorded it; return None if none did."""
-    known = [table[name].to_numpy() for table in tables.values() if not table[name].isna().all()]
-    return np.sum(known, axis=0) if known else None
 
 
 def open_job(
@@ -572,6 +547,7 @@ def open_job(
     batch: int | None = None,
     output: str | os.PathLike[str] | None = None,
     target_accuracy: float | None = None,
+    derived: str | os.PathLike[str] | None = None,
 ) -> Job:
     """Open the run directory of a job or of one series of a sweep; ``workers`` read its nodes.
 
@@ -581,6 +557,7 @@ def open_job(
         batch: samples of a rank in an iteration, for samples/s; None: as the plan has it or the job printed it.
         output: file with the job's output, for epochs; None: the output in the run directory, if there is any.
         target_accuracy: validation accuracy whose time the summary gives; None: that of the best epoch.
+        derived: folder in which the tables of a long run are made; None: ``derived`` in the run directory.
 
     Raises:
         UsageError: not a run directory, or that of a whole sweep, or a fact is wrong.
@@ -595,4 +572,4 @@ def open_job(
         series = sorted({str(window["directory"]) for window in run.windows})
         which = f" or name one of its series, for example {run.path / series[0]}" if series else ""
         raise UsageError(f"{run.path} is a sweep: open it with open_sweep{which}")
-    return Job(run, workers, given)
+    return Job(run, workers, given, None if derived is None else path_of(derived, "the folder"))

@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from ringtap.analysis.job.node_tables import MEANS, RANK_SUMS
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.runs.apportioning import plain
+from ringtap.analysis.runs.batches import fold
 from ringtap.arguments import number
 from ringtap.errors import UsageError
 from ringtap.units import counted
 
-PHASES = ("compute_s", "forward_s", "backward_s", "communication_s", "exposed_s", "overlap_s", "optimizer_s")
-MEANS = (*PHASES, "unattributed_s", "sent_bytes", "retransmissions", "cpu_cores")
 OF_NODE = {"node_other_cores": "cpu_other_cores", "node_queue_drops": "queue_drops", "gpu_utilization_pct": ""}
 COLUMNS = ["rank", "node", "iterations", *MEANS, "slowest", "slowest_share", "slowest_by_s", *OF_NODE, "clock_error_s"]
 
@@ -23,24 +23,20 @@ COLUMNS = ["rank", "node", "iterations", *MEANS, "slowest", "slowest_share", "sl
 def summarize(job: Job) -> pd.DataFrame:
     """Summarize the ranks, one row per rank; columns as in `ringtap.analysis.job.run.Job.ranks`."""
     measured = job.measured
-    table = job.rank_iterations
-    table = table[table["iteration"].isin(measured)]
-    if not len(table):
+    sums = fold((part["rank_sums"].read() for part in job.parts), "rank", RANK_SUMS)
+    if not len(sums):
         return pd.DataFrame(columns=COLUMNS)
-    table = table.assign(unattributed_s=_unattributed_s(job, table))
-    by = table.groupby("rank")
-    result = by[list(MEANS)].mean()
+    result = pd.DataFrame({name: mean_of_sums(sums, name) for name in MEANS})
     # not clipped iteration by iteration: a rank that ends one late ends the next one early, and the parts must add up
     result["unattributed_s"] = result["unattributed_s"].clip(lower=0.0)
-    result.insert(0, "node", by["node"].last())
-    result.insert(1, "iterations", by.size())
+    result.insert(0, "node", sums["node"])
+    result.insert(1, "iterations", sums["iterations"])
     slowest = job.work.iterations.loc[measured, ["slowest_rank", "slowest_by_s"]].dropna()
     counts = slowest["slowest_rank"].value_counts()
     result["slowest"] = counts.reindex(result.index, fill_value=0).astype("int64")
     result["slowest_share"] = result["slowest"] / max(len(measured), 1)
     result["slowest_by_s"] = slowest.groupby("slowest_rank")["slowest_by_s"].median().reindex(result.index)
-    nodes = job.node_iterations
-    nodes = nodes[nodes["iteration"].isin(measured)].groupby("node").mean(numeric_only=True)
+    nodes = job.of_nodes
     for name, source in OF_NODE.items():
         result[name] = result["node"].map(nodes[source or name])
     errors = {name: node.clock.error_ns for name, node in job.nodes.items()}
@@ -48,13 +44,9 @@ def summarize(job: Job) -> pd.DataFrame:
     return result.reset_index()[COLUMNS]
 
 
-def _unattributed_s(job: Job, table: pd.DataFrame) -> pd.Series[float]:
-    """Return the rest of each iteration after compute, exposed communication and optimizer; NA if one is not known.
-
-    With Horovod the optimizer's step includes the exposed communication, and compute is not known.
-    """
-    spent = table["compute_s"] + table["exposed_s"] + table["optimizer_s"]
-    return table["iteration"].map(job.work.iterations["iteration_s"]).astype("Float64") - spent
+def mean_of_sums(sums: pd.DataFrame, name: str) -> pd.Series[float]:
+    """Return means from a table of sums with the numbers of their values, ``_count``; NA without a value."""
+    return sums[name] / sums[f"{name}_count"].mask(sums[f"{name}_count"] == 0)
 
 
 def expected_share_limit(ranks: int, iterations: int) -> float:
@@ -227,17 +219,17 @@ def slower_than(job: Job, factor: float) -> pd.DataFrame:
         raise UsageError(f"{job.path} has no iterations, so none is slow")
     ratio = table["iteration_s"] / table["iteration_s"].median()
     slow = table.assign(times_median=ratio)[ratio >= factor].sort_values("iteration_s", ascending=False, kind="stable")
-    worst, segments = [], []
-    resent = job.traffic.amounts["retransmissions"]
-    by_flow = len(job.traffic.flows) == len(job.traffic.groups) > 0 and not job.is_too_short
+    bins = job.borders.bin_of[slow["iteration"].to_numpy(np.int64)]
+    most, worst = np.zeros(len(bins)), np.full(len(bins), -1)
     number_of = np.argsort(job.flow_order)
-    for bin_of in job.borders.bin_of[slow["iteration"].to_numpy(np.int64)].tolist():
-        group = int(np.nan_to_num(resent[:, bin_of]).argmax()) if by_flow else -1
-        some = by_flow and resent[group, bin_of] > 0
-        worst.append(int(number_of[group]) if some else pd.NA)
-        segments.append(float(resent[group, bin_of]) if some else pd.NA)
+    for place, (groups, _) in enumerate(job.traffic.parts if job.traffic.by_flow and not job.is_too_short else ()):
+        resent = np.nan_to_num(job.traffic.part(place, "retransmissions")[:, bins])
+        if len(groups):
+            above = resent.max(axis=0) > most
+            most[above], worst[above] = resent.max(axis=0)[above], number_of[groups[resent.argmax(axis=0)]][above]
     slow["flow"] = pd.array(worst, "Int64")
-    slow["flow_retransmissions"] = pd.array(segments, "Float64")
+    slow["flow_retransmissions"] = pd.array(most, "Float64")
+    slow.loc[worst < 0, ["flow", "flow_retransmissions"]] = pd.NA
     return slow.reset_index(drop=True)
 
 
@@ -248,10 +240,13 @@ def slow_iterations(job: Job) -> dict[str, Any] | None:
         return None
     seconds = table["iteration_s"].to_numpy(np.float64)
     slow, usual = _are_slow(seconds), seconds <= np.median(seconds)
-    other_cores = job.node_iterations.groupby("iteration")["cpu_other_cores"].sum(min_count=1)
-    table = table.assign(cpu_other_cores=other_cores.reindex(table.index))
+    other_cores = job.sums.get("cpu_other_cores")
+    if other_cores is not None:
+        table = table.assign(cpu_other_cores=other_cores[job.borders.bin_of[job.measured]])
     result = []
     for name, (description, unit, least) in _ITERATION_MEASURES.items():
+        if name not in table:
+            continue
         mine, rest = (plain(table.loc[rows, name].mean()) for rows in (slow, usual))
         found = _difference(name, description, unit, least, mine, rest, float(np.median(seconds)))
         result += [found] if found else []

@@ -12,10 +12,12 @@ import pandas as pd
 import ringtap
 from ringtap.analysis.job import byte_accounting, flows
 from ringtap.analysis.job.collection_status import NOT_ASKED, status
+from ringtap.analysis.job.node_tables import RANK_SUMS
 from ringtap.analysis.job.run import Job
-from ringtap.analysis.job.stragglers import links, slow_iterations, slowest
+from ringtap.analysis.job.stragglers import links, mean_of_sums, slow_iterations, slowest
 from ringtap.analysis.job.throughput import summarize_epochs, throughput
 from ringtap.analysis.runs.apportioning import plain
+from ringtap.analysis.runs.batches import fold
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.schema import MARK, MARKS_JSONL, PACKETS, PACKETS_JSON
 from ringtap.units import format_change, format_duration
@@ -137,7 +139,7 @@ def _bytes(job: Job) -> dict[str, Any]:
     result: dict[str, Any] = {"per": "iteration" if has else "run", "too_short": too_short, "classes": {}}
     for kind in (*flows.CLASSES, flows.UNCLASSIFIED):
         by_sockets, by_packets = _class_means(job, kind, has)
-        is_comparable = job.counted.not_captured.get(kind, 0) <= DISAGREEMENT
+        is_comparable = job.captured.not_captured.get(kind, 0) <= DISAGREEMENT
         difference = _difference(by_packets, by_sockets) if is_comparable else None
         item = {"sockets": by_sockets, "packets": by_packets, "difference": difference}
         mine = job.traffic.flows[job.traffic.flows["traffic_class"] == kind]
@@ -156,7 +158,7 @@ def _class_means(job: Job, kind: str, has_iterations: bool) -> tuple[float | Non
     if has_iterations:
         table = job.iterations
         return mean_of(table, f"{kind}_bytes", job.measured), mean_of(table, f"packet_{kind}_bytes", job.measured)
-    flow_table, by_packets = job.traffic.flows, job.counted.by_class.get(kind)
+    flow_table, by_packets = job.traffic.flows, job.captured.by_class.get(kind)
     by_sockets = None
     if kind in flows.CLASSES and job.traffic.nodes:
         by_sockets = float(flow_table.loc[flow_table["traffic_class"] == kind, "payload_bytes"].sum())
@@ -173,15 +175,15 @@ def _difference(value: float | None, against: float | None) -> float | None:
 
 def _demand(job: Job) -> dict[str, Any]:
     """Compare equation 3.1 with the bytes that the ranks' sockets sent."""
-    count, table = job.work.world_size, job.work.rank_iterations
-    mine = table[table["iteration"].isin(job.measured)]
-    synced = mean_of(mine, "synced_bytes")
+    count = job.work.world_size
+    sums = fold((part["rank_sums"].read() for part in job.parts), "rank", RANK_SUMS).sum(numeric_only=True)
+    synced, syncs = (plain(mean_of_sums(sums.to_frame().T, name).iloc[0]) for name in ("synced_bytes", "syncs"))
     sent = mean_of(job.ranks, "sent_bytes")
     expected = 2 * (count - 1) / count * synced if synced and count > 1 else None
     return {
         "gradient_bytes": job.work.gradient_bytes,
         "ranks": count,
-        "synchronisations": mean_of(mine, "syncs"),
+        "synchronisations": syncs,
         "synchronised_bytes": synced,
         "expected_bytes": expected,
         "sent_bytes": sent,
@@ -191,12 +193,10 @@ def _demand(job: Job) -> dict[str, Any]:
 
 
 def _byte_accounts(job: Job) -> list[dict[str, Any]]:
-    table = job.byte_accounts
-    rows = table[table["iteration"].isin(job.measured)] if len(job.measured) else table
+    rows = pd.concat([part["accounts"].read() for part in job.parts])
     result = []
-    for keys, part in rows.groupby(["node", "path", "direction", "interfaces"], sort=False):
-        item: dict[str, Any] = dict(zip(("node", "path", "direction", "interfaces"), keys, strict=True))
-        item |= {name: mean_of(part, name) for name in byte_accounting.COLUMNS}
+    for row in rows.to_dict("records"):
+        item: dict[str, Any] = {str(name): plain(value) for name, value in row.items()}
         sides = {"nic_difference": "nic_payload_bytes", "packets_difference": "packet_payload_bytes"}
         for name, side in sides.items():
             item[name] = _difference(item[side], item["socket_bytes"])
@@ -206,27 +206,25 @@ def _byte_accounts(job: Job) -> list[dict[str, Any]]:
 
 
 def _congestion(job: Job) -> dict[str, Any]:
-    table, nodes = job.iterations, job.node_iterations
+    table, nodes = job.iterations, job.of_nodes
     if len(table) and not job.is_too_short:
         part = table.iloc[job.measured]
         item: dict[str, Any] = {name: mean_of(part, name) for name in (*_FROM_SOCKETS, *_FROM_COUNTERS)}
         return item | {"per": "iteration", "queue_backlog_bytes": plain(part["queue_backlog_bytes"].max())}
-    item = {name: plain(nodes[name].sum(min_count=1)) for name in _FROM_COUNTERS}
+    item = {name: plain(nodes[f"{name}_sum"].sum(min_count=1)) for name in _FROM_COUNTERS}
     for name in _FROM_SOCKETS:
         item[name] = float(job.traffic.flows[name].sum()) if job.traffic.nodes else None
-    backlog = plain(nodes["queue_backlog_bytes"].max()) if len(nodes) else None
+    backlog = plain(nodes["largest_backlog_bytes"].max()) if len(nodes) else None
     return item | {"per": "run", "queue_backlog_bytes": backlog}
 
 
 def _nodes(job: Job) -> list[dict[str, Any]]:
-    table = job.node_iterations
-    rows = table[table["iteration"].isin(job.measured)] if len(job.measured) else table
-    result, indices = [], rows.groupby("node").indices
+    table = job.of_nodes.reindex(list(job.nodes))
+    result = []
     for name, node in job.nodes.items():
-        part = rows.iloc[indices.get(name, [])]
         item = {"node": name, "cpus": plain((node.info.get("before") or {}).get("cpus"))}
-        item |= {column: mean_of(part, column) for column in (*_NODE_MEANS, *_INFINIBAND)}
-        item["memory_available_bytes"] = plain(part["memory_available_bytes"].min()) if len(part) else None
+        item |= {column: plain(table.at[name, column]) for column in (*_NODE_MEANS, *_INFINIBAND)}
+        item["memory_available_bytes"] = plain(table.at[name, "least_memory_bytes"])
         error_ns = node.clock.error_ns
         item |= {"clock_error_s": None if error_ns is None else error_ns / 1e9, "clock_reference": node.clock.reference}
         result.append(item | {"clock_steps": len(node.clock.steps)})
@@ -235,7 +233,7 @@ def _nodes(job: Job) -> list[dict[str, Any]]:
 
 def _captures(job: Job) -> list[dict[str, Any]]:
     result = []
-    for name, found in job.counted.packets.items():
+    for name, found in job.captured.packets.items():
         facts = job.nodes[name].json(PACKETS_JSON, PACKETS)
         item = {"node": name, "packets": int(found.flows["packets"].sum()), "without_tcp": found.others}
         result.append(item | {"dropped": found.dropped, "tool": facts.get("tool") or "", "filter": facts.get("filter")})
@@ -330,12 +328,12 @@ def _byte_warnings(data: dict[str, Any]) -> Iterable[str]:
 
 
 def _capture_warnings(job: Job) -> Iterable[str]:
-    share = job.counted.not_captured.get(flows.TRAINING, 0)
+    share = job.captured.not_captured.get(flows.TRAINING, 0)
     if share > DISAGREEMENT:
-        has_all = all(found.has_loopback and found.has_network for found in job.counted.packets.values())
+        has_all = all(found.has_loopback and found.has_network for found in job.captured.packets.values())
         remedy = "" if has_all else " (--interface any captures them all)"
         yield f"{share:.0%} of the training payload passes no captured interface{remedy}"
-    for name, found in job.counted.packets.items():
+    for name, found in job.captured.packets.items():
         above = sorted(byte_accounting.stacked(job.nodes[name]))
         if above and (found.flows["interface"] == "any").any():
             yield (
@@ -345,7 +343,8 @@ def _capture_warnings(job: Job) -> Iterable[str]:
 
 
 def _clock_warnings(job: Job, data: dict[str, Any]) -> Iterable[str]:
-    with_ranks = set(job.work.rank_iterations["node"]) if len(job.work.rank_iterations) else set()
+    found = job.work.processes
+    with_ranks = set(found.loc[found["counts"], "node"]) if len(job.work.iterations) else set()
     unknown = sorted(name for name in with_ranks if job.nodes[name].clock.error_ns is None)
     if len(with_ranks) > 1 and unknown:
         names = ", ".join(unknown)

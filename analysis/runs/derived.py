@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
-import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,21 +14,19 @@ import pandas as pd
 import ringtap
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.throughput import Given
+from ringtap.analysis.runs import batches
+from ringtap.analysis.runs.fingerprints import file_fingerprint, fingerprint
 from ringtap.errors import UsageError
-from ringtap.installation import install_command
 from ringtap.json_validation import ShapeError, load_json, open_regular
 from ringtap.rundir import write_json
-from ringtap.schema import JOB_OUTPUTS
 
-SCHEMA = 6
+SCHEMA = 7
 TABLES = ("iterations", "rank_iterations", "ranks", "flows", "byte_accounts", "node_iterations", "collectors")
 SOURCES, SUMMARY = "sources.json", "summary.json"
-_NOT_SOURCES = ("derived", "report")
-_SAMPLE_BYTES = 1 << 16
 
 
-def fingerprint(path: Path, given: Given | None = None) -> dict[str, Any]:
-    """Return size and hash of every file that the analysis reads; hashes cover the first and last 64 KiB.
+def sources_of(path: Path, given: Given | None = None) -> dict[str, Any]:
+    """Return the fingerprints of everything that the analysis reads.
 
     Args:
         path: the run directory.
@@ -40,30 +37,8 @@ def fingerprint(path: Path, given: Given | None = None) -> dict[str, Any]:
         result["given"] = {"batch": given.batch, "target_accuracy": given.target_accuracy}
         if given.output is not None:
             with suppress(OSError):  # the analysis reports it
-                result["given"] |= {"output": str(given.output)} | _fingerprint(given.output)
-    for folder, folders, names in os.walk(path):
-        folders[:] = sorted(name for name in folders if not (Path(folder) == path and name in _NOT_SOURCES))
-        for name in sorted(names):
-            is_log = Path(folder).name == "log" and name.endswith((".log", ".out"))
-            if name.startswith(".") or (is_log and not Path(folder, name).match(JOB_OUTPUTS[0])):
-                continue
-            file = Path(folder, name)
-            try:
-                result[str(file.relative_to(path))] = _fingerprint(file)
-            except OSError:  # missing or unreadable: the analysis reports it
-                continue
-    return result
-
-
-def _fingerprint(file: Path) -> dict[str, Any]:
-    size = file.stat().st_size
-    digest = hashlib.sha256()
-    with open_regular(file) as stream:
-        digest.update(stream.read(_SAMPLE_BYTES))
-        if size > _SAMPLE_BYTES:
-            stream.seek(max(size - _SAMPLE_BYTES, _SAMPLE_BYTES))
-            digest.update(stream.read(_SAMPLE_BYTES))
-    return {"bytes": size, "sha256_of_ends": digest.hexdigest()}
+                result["given"] |= {"output": str(given.output)} | file_fingerprint(given.output)
+    return result | fingerprint(path)
 
 
 def is_fresh(folder: Path, sources: dict[str, Any]) -> bool:
@@ -80,32 +55,28 @@ def _outputs(folder: Path) -> dict[str, str]:
     """Return the hash of each file of derived tables."""
     found = {}
     for name in (*(f"{name}.parquet" for name in TABLES), SUMMARY):
-        digest = hashlib.sha256()
-        with open_regular(folder / name) as file:
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
-        found[name] = digest.hexdigest()
+        for path in sorted((folder / name).glob("*.parquet")) if (folder / name).is_dir() else [folder / name]:
+            digest = hashlib.sha256()
+            with open_regular(path) as file:
+                while chunk := file.read(1 << 20):
+                    digest.update(chunk)
+            found[str(path.relative_to(folder))] = digest.hexdigest()
     return found
 
 
 def write(job: Job, summary: dict[str, Any], folder: Path, sources: dict[str, Any]) -> list[Path]:
     """Write a run's tables, each to a temporary name and then renamed; the fingerprints are written last.
 
+    Of a long run, the tables of `ringtap.analysis.runs.batches.TABLES` are folders with a file per batch of nodes.
+
     Raises:
         UsageError: the folder cannot be written, or pyarrow is missing.
     """
     try:
-        importlib.import_module("pyarrow")
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"Parquet files need pyarrow, which is not installed here: {install_command('report')} (on Alliance "
-            "clusters: module load gcc arrow)"
-        ) from error
-    try:
         folder.mkdir(parents=True, exist_ok=True)
         # without this file the tables count as stale until all are written
         (folder / SOURCES).unlink(missing_ok=True)
-        paths = [_write_table(getattr(job, name), folder / f"{name}.parquet") for name in TABLES]
+        paths = [_write(job, name, folder / f"{name}.parquet") for name in TABLES]
         write_json(folder / SUMMARY, summary)
         record = {"schema": SCHEMA, "ringtap": ringtap.__version__, "inputs": sources, "outputs": _outputs(folder)}
         write_json(folder / SOURCES, record)
@@ -114,10 +85,14 @@ def write(job: Job, summary: dict[str, Any], folder: Path, sources: dict[str, An
     return paths
 
 
-def _write_table(table: pd.DataFrame, path: Path) -> Path:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    table.to_parquet(temporary, engine="pyarrow", index=False)
-    temporary.replace(path)
+def _write(job: Job, name: str, path: Path) -> Path:
+    if name not in batches.TABLES or not job.batches.is_long:
+        if path.is_dir():
+            shutil.rmtree(path)  # the run was longer
+        return batches.write_table(getattr(job, name), path)
+    made = [part[name].path for part in job.parts]
+    for old in set(path.glob("*.parquet")) - set(made):
+        old.unlink()
     return path
 
 

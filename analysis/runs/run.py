@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -100,15 +101,6 @@ class JobRun:
         self.info = info
         self.torn: dict[str, int] = {}
 
-    def _read(self, path: Path) -> pd.DataFrame:
-        try:
-            table, torn = read_records(path)
-        except FileNotFoundError as error:  # a dangling symbolic link
-            raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-        if torn:
-            self.torn[str(path.relative_to(self.path))] = torn
-        return table
-
     @cached_property
     def step_files(self) -> list[Path]:
         """Step logs of the ranks; ``process`` in `steps` is an index into this list."""
@@ -125,22 +117,9 @@ class JobRun:
         previous record of this process), ``pause_ns`` (pause after the step, by a grid of iterations) and ``age_ns``
         (age of the process at its first record). The last three are 0 in logs without them.
         """
-        parts = []
-        for number, path in enumerate(self.step_files):
-            match = _STEP_FILE.fullmatch(path.name)
-            if match is None:
-                raise UsageError(f"{path} is not named rank<R>-<pid>.rec")
-            table = self._read(path)
-            if len(table):
-                about: dict[str, Any] = {"node": whole(path.parent.parent.name), "process": number}
-                about["age_ns"] = process_age_ns(open_log(path))
-                parts.append(table.assign(rank=int(match[1]), pid=int(match[2]), **about))
-        if not parts:
-            return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in _STEP_COLUMNS.items()})
-        steps = pd.concat(parts, ignore_index=True)
-        absent = dict.fromkeys(("kind", "backwards", "pause_ns"), 0)
-        steps = steps.assign(**{name: 0 for name in absent if name not in steps}).fillna(absent)
-        return steps.astype(_STEP_COLUMNS)[list(_STEP_COLUMNS)]
+        table, torn = read_steps(dict(enumerate(self.step_files)))
+        self.torn |= {str(path.relative_to(self.path)): 1 for path in torn}
+        return table
 
     @cached_property
     def ranks(self) -> int:
@@ -157,6 +136,40 @@ class JobRun:
         steps = self.steps
         steady = {f"steady_{side}_ns": monotonic(steps, side) for side in ("start", "end")}
         return iterations_of(iteration_marks(steps.assign(**steady)))
+
+
+def read_steps(files: Mapping[int, Path]) -> tuple[pd.DataFrame, list[Path]]:
+    """Read step logs of ranks.
+
+    Args:
+        files: the logs by number of the process.
+
+    Returns:
+        The table of `JobRun.steps`, and the logs that end in a torn record, which was dropped.
+
+    Raises:
+        UsageError: a log cannot be read or has another name.
+    """
+    parts, torn_files = [], []
+    for number, path in files.items():
+        match = _STEP_FILE.fullmatch(path.name)
+        if match is None:
+            raise UsageError(f"{path} is not named rank<R>-<pid>.rec")
+        try:
+            table, torn = read_records(path)
+        except FileNotFoundError as error:  # a dangling symbolic link
+            raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+        torn_files += [path] * torn
+        if len(table):
+            about: dict[str, Any] = {"node": whole(path.parent.parent.name), "process": number}
+            about["age_ns"] = process_age_ns(open_log(path))
+            parts.append(table.assign(rank=int(match[1]), pid=int(match[2]), **about))
+    if not parts:
+        return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in _STEP_COLUMNS.items()}), torn_files
+    steps = pd.concat(parts, ignore_index=True)
+    absent = dict.fromkeys(("kind", "backwards", "pause_ns"), 0)
+    steps = steps.assign(**{name: 0 for name in absent if name not in steps}).fillna(absent)
+    return steps.astype(_STEP_COLUMNS)[list(_STEP_COLUMNS)], torn_files
 
 
 def monotonic(steps: pd.DataFrame, side: str) -> pd.Series[int]:
@@ -201,14 +214,14 @@ def marks_and_processes(steps: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame
         time), ``counts`` (alone, or the one with the most steps of several such processes) and ``median_s`` (time from
         step to step, for processes that are not alone).
     """
-    marks = _marks(steps)
-    found = _processes(steps, marks)
+    marks = process_marks(steps)
+    found = join_processes(process_rows(steps, marks))
     marks = marks[marks["process"].map(found["counts"]).astype(bool)]
     marks = marks.assign(generation=marks["process"].map(found["generation"]).astype("int64"))
     return marks.reset_index(drop=True), found
 
 
-def _marks(steps: pd.DataFrame) -> pd.DataFrame:
+def process_marks(steps: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of ``steps`` that end an iteration of their process; `iteration_marks` has the columns."""
     steps = steps.sort_values("process", kind="stable", ignore_index=True)  # records of a process stay in order
     process, kind = steps["process"], steps["kind"]
@@ -230,15 +243,28 @@ def _marks(steps: pd.DataFrame) -> pd.DataFrame:
     return marks.reset_index(drop=True)
 
 
-def _processes(steps: pd.DataFrame, marks: pd.DataFrame) -> pd.DataFrame:
-    """Return the processes that stepped, as described in `marks_and_processes`."""
+def process_rows(steps: pd.DataFrame, marks: pd.DataFrame) -> pd.DataFrame:
+    """Return the processes of some nodes, for `join_processes`.
+
+    Args:
+        steps: as `JobRun.steps`.
+        marks: as from `process_marks`.
+    """
     column = "steady_{}_ns" if "steady_end_ns" in steps else "{}_ns"
     by = steps.groupby("process")
     table = by.agg(node=("node", "first"), rank=("rank", "first"), pid=("pid", "first"))
     table["steps"] = marks["process"].value_counts().reindex(table.index, fill_value=0)
-    begin, end = by[column.format("start")].min().to_numpy(), by[column.format("end")].max().to_numpy()
-    first_end = by[column.format("end")].min().to_numpy()
-    begin = np.minimum(begin, first_end - by["age_ns"].first().to_numpy())
+    first_end_ns = by[column.format("end")].min()
+    table["begin_ns"] = np.minimum(by[column.format("start")].min(), first_end_ns - by["age_ns"].first())
+    table["end_ns"] = by[column.format("end")].max()
+    lengths_s = marks.groupby("process")[column.format("end")].diff() / 1e9
+    table["median_s"] = lengths_s.groupby(marks["process"]).median().reindex(table.index)
+    return table
+
+
+def join_processes(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the processes of all nodes as described in `marks_and_processes`, from their `process_rows`."""
+    begin, end = table["begin_ns"].to_numpy(), table["end_ns"].to_numpy()
     order = np.lexsort((begin, table["rank"].to_numpy()))
     rank, steps_of = table["rank"].to_numpy()[order], table["steps"].to_numpy()[order]
     begin, end = begin[order], end[order]
@@ -255,12 +281,10 @@ def _processes(steps: pd.DataFrame, marks: pd.DataFrame) -> pd.DataFrame:
     alone = np.concatenate([np.full(len(group), len(group) == 1) for group in groups] or [np.empty(0, bool)])
     counts = np.zeros(len(order), bool)
     counts[[max(group, key=lambda row: (steps_of[row], -begin[row])) for group in groups]] = True
+    found = table[["node", "rank", "pid", "steps"]].copy()
     for name, values in (("generation", generation), ("alone", alone), ("counts", counts)):
-        table[name] = pd.Series(values, index=table.index[order])
-    concurrent = marks[marks["process"].isin(table.index[~table["alone"]])]
-    lengths_s = concurrent.groupby("process")[column.format("end")].diff() / 1e9
-    table["median_s"] = lengths_s.groupby(concurrent["process"]).median().reindex(table.index)
-    return table
+        found[name] = pd.Series(values, index=table.index[order])
+    return found.assign(median_s=table["median_s"].mask(found["alone"]))
 
 
 def iterations_of(marks: pd.DataFrame) -> pd.DataFrame:
@@ -276,10 +300,23 @@ def iterations_of(marks: pd.DataFrame) -> pd.DataFrame:
     Returns:
         ``generation``, ``step``, ``start_ns``, ``end_ns`` and ``iteration_s``, one row per iteration.
     """
-    ranks = marks.groupby("generation")["rank"].nunique()
+    return join_iterations(step_ends(marks), marks.groupby("generation")["rank"].nunique())
+
+
+def step_ends(marks: pd.DataFrame) -> pd.DataFrame:
+    """Return the number of ranks that ended each step, ``ranks``, and its last ``end_ns`` and ``steady_ns``."""
     steady = "steady_end_ns" if "steady_end_ns" in marks else "end_ns"
     by = marks.groupby(["generation", "index"])
-    ends = by.agg(ranks=("rank", "nunique"), end_ns=("end_ns", "max"), steady_ns=(steady, "max")).reset_index()
+    return by.agg(ranks=("rank", "nunique"), end_ns=("end_ns", "max"), steady_ns=(steady, "max")).reset_index()
+
+
+def join_iterations(ends: pd.DataFrame, ranks: pd.Series[int]) -> pd.DataFrame:
+    """Return the iterations of a job as described in `iterations_of`.
+
+    Args:
+        ends: as from `step_ends`, of all ranks.
+        ranks: number of ranks of each generation.
+    """
     ends = ends[ends["ranks"].to_numpy() == ranks.reindex(ends["generation"]).to_numpy()]
     generation, step, end_ns, steady_ns = (
         ends[name].to_numpy(dtype=np.int64) for name in ("generation", "index", "end_ns", "steady_ns")

@@ -27,7 +27,11 @@ def test_a_small_size_is_measured_whole(tmp_path: Path) -> None:
     assert results["figures"] == figures
     assert not results["failures"]
     measured = {name for name, value in figures.items() if value is not None and value > 0}
-    assert set(figures) - measured == {"s_per_million_node_iterations", "mb_per_million_node_iterations"}
+    assert set(figures) - measured == {"hour_cost_ratio"}  # of two numbers of nodes
+    hours = results["samples"]["hour"]
+    assert [(one["workers"], one["found_nodes"]) for one in hours] == [(0, 4), (2, 4)]
+    assert hours[0]["found_iterations"] == hours[1]["found_iterations"] > 500  # recorded were 150
+    assert hours[0]["sent_bytes"] == pytest.approx(hours[0]["gradient_bytes"], rel=0.02)
     assert list(scratch.iterdir()) == []
 
     jobs = [one for one in results["samples"]["nodes"] if one["of"] == "job"]

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 import psutil
 import pytest
-from distributed import LocalCluster
+from distributed import Client, LocalCluster
 
 from ringtap.analysis import dask_workers
 from ringtap.analysis.job import open_job
@@ -122,7 +122,7 @@ def job(tmp_path: Path) -> Path:
 
 
 def test_a_job_is_joined_to_the_same_bits(tmp_path: Path, job: Path, executor: Executor) -> None:
-    sources = derived.fingerprint(job)
+    sources = derived.sources_of(job)
     summaries = []
     for name, opened in (("alone", open_job(job)), ("together", open_job(job, executor))):
         summaries.append(summarize(opened))
@@ -317,6 +317,35 @@ def test_slurm_needs_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         dask_workers.workers("slurm"),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        ("echo 12 PENDING Priority", "no worker of Dask started in 200 ms, and .*: job 12 is pending .Priority."),
+        ("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", "job 12 of Slurm ended before a worker"),
+        ("exit 1", "no worker of Dask started in 200 ms, and ringtap waits no longer: squeue does not answer"),
+    ],
+)
+def test_the_first_worker_in_a_job_of_slurm_has_a_time_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, answer: str, error: str
+) -> None:
+    """A real scheduler without workers; Slurm's answer is that of a script."""
+    (tmp_path / "squeue").write_text(f"#!/bin/sh\n{answer}\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(dask_workers, "_LOOK_S", 0.02)
+    monkeypatch.setattr(dask_workers, "_QUEUED_S", 0.2)
+    with (
+        LocalCluster(n_workers=0, processes=False, dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster) as client,
+        caplog.at_level("INFO", "ringtap"),
+        pytest.raises(MeasurementError, match=error),
+    ):
+        dask_workers._await_worker(client, lambda: ["12"])
+    told = [record.message for record in caplog.records if record.name == "ringtap"]
+    assert told[0] == "waiting for a worker in a job of Slurm (squeue --me)"
+    assert told[1:] == ["waiting for a worker in a job of Slurm: job 12 is pending (Priority)"] * ("12" in answer)
 
 
 def test_an_interrupt_ends_all_of_it_in_order(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_without_pyarrow_the_text_is_there_all_the_same(run):
 
 def test_a_summary_that_was_cut_off_is_made_again(run):
     main(["analyze", str(run)])
-    sources = derived.fingerprint(run)
+    sources = derived.sources_of(run)
     assert derived.is_fresh(run / "derived", sources)
     (run / "derived" / "flows.parquet").unlink()
     assert not derived.is_fresh(run / "derived", sources)

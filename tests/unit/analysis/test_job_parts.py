@@ -205,7 +205,7 @@ def test_traffic_that_passes_no_captured_interface_is_unknown(tmp_path):
     at = START_NS + 100 * MS
     pcap(tmp_path / "job/nodes/n0/packets/lo-0.pcap", [(at, ("127.0.0.1", 1), ("127.0.0.1", 2), 100)] * 3)
     job = open_job(tmp_path / "job")
-    assert job.counted.not_captured["training"] == 1
+    assert job.captured.not_captured["training"] == 1
     assert job.iterations["packet_training_bytes"].isna().all(), "not 0"
     assert job.iterations["packet_other_bytes"].sum() == 300, "captured, so known"
     data = summarize(job)
@@ -226,7 +226,7 @@ def test_loopback_and_network_are_captured_by_interfaces_of_their_own(interfaces
         "destination_node": ["n0", "n0", pd.NA],
         "payload_bytes": [1000.0, 1000.0, 1000.0],
     }
-    traffic = SocketTraffic(pd.DataFrame(flows), pd.DataFrame(), {}, None, None, [], {})
+    traffic = SocketTraffic(pd.DataFrame(flows), pd.DataFrame(), 0, [], {}, None, None, [], {})
     captured = {"n0": Packets(pd.DataFrame(), {}, frozenset(interfaces))}
     found = byte_accounting._not_captured(captured, traffic)
     assert found == {"training": within, "cross": between, "other": 1}

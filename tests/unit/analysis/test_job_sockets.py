@@ -10,6 +10,7 @@ from ringtap.analysis.job import flows, open_job
 from ringtap.analysis.job.flows import sockets_of
 from ringtap.analysis.runs import sockets
 from ringtap.analysis.runs.apportioning import Borders
+from ringtap.analysis.runs.batches import Batches
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.sockets import socket_log
 from ringtap.rundir import RunDirectory
@@ -159,7 +160,7 @@ def measure(tmp_path, names, edges_ms):
     nodes = {name: NodeLogs(tmp_path / "job" / "nodes" / name) for name in names}
     edges = START_NS + np.array(edges_ms, np.int64) * MS
     borders = Borders(edges, np.arange(len(edges) - 1))
-    return flows.measure(nodes, dict.fromkeys(names, borders), borders.bins)
+    return flows.measure(nodes, borders, Batches(nodes, dict.fromkeys(names, 1), tmp_path))
 
 
 def test_both_ends_on_one_node_are_a_local_pair(tmp_path):
@@ -178,7 +179,7 @@ def test_both_ends_on_one_node_are_a_local_pair(tmp_path):
         [0, 1, 100.0],
         [1, 0, 30.0],
     ]
-    assert found.total("payload_bytes").tolist() == [130.0]
+    assert found.total("training_bytes").tolist() == [130.0]
 
 
 def test_loopback_addresses_of_two_nodes_are_not_a_pair(tmp_path):
@@ -229,10 +230,9 @@ def test_classes_add_up_to_everything(ends, tmp_path_factory):
     node.sockets(begin + end, 0.01, {number: one[0] for number, one in enumerate(ends, start=1)})
     found = measure(tmp_path, ["n0"], [0, 3, 7, 10])
     assert set(found.flows["traffic_class"]) <= set(flows.CLASSES)
-    parts = [found.total("payload_bytes", (found.groups["traffic_class"] == kind).to_numpy()) for kind in flows.CLASSES]
+    parts = [found.total(f"{kind}_bytes") for kind in flows.CLASSES]
     expected = sum(one[3] + one[4] for one in ends)
     assert np.sum(parts) == pytest.approx(expected)
-    assert found.total("payload_bytes").sum() == pytest.approx(expected)
     ranked = found.flows["source_rank"].notna() | found.flows["destination_rank"].notna()
     assert (found.flows["traffic_class"] == "training").tolist() == ranked.tolist()
 

@@ -1,0 +1,264 @@
+"""Batches of nodes: the unit in which the analysis of a run reads, and the Parquet files that hold a long run's tables.
+
+A run of few iterations is analyzed in memory. A longer one would not fit: each batch then leaves its frames in files,
+each written to a temporary name and renamed. A batch with a file whose key fits is not read again, so an analysis that
+was interrupted goes on where it ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+import ringtap
+from ringtap.analysis.runs.fingerprints import fingerprint
+from ringtap.analysis.runs.node_logs import NodeLogs
+from ringtap.errors import UsageError
+from ringtap.installation import install_command
+from ringtap.json_validation import ShapeError, load_json
+from ringtap.rundir import write_json
+
+# rows of a batch (nodes times iterations): an analysis needs about 2 kB for each
+_BATCH_ROWS = 200_000
+_BATCH_NODES = 50
+# with more rows in all batches, they are kept in files
+_MEMORY_ROWS = 300_000
+_GROUP_ROWS = 25_000
+PARTS = "parts"
+_PROBLEMS = "problems"
+# frames of a batch that are parts of the analysis's own tables
+TABLES = ("rank_iterations", "node_iterations", "byte_accounts")
+SCHEMA = 1
+
+Frames = dict[str, pd.DataFrame]
+
+
+def batches_of(nodes: Mapping[str, NodeLogs], rows: Mapping[str, int]) -> list[list[str]]:
+    """Group the nodes of a run, in order, into batches of bounded size.
+
+    Args:
+        nodes: the nodes' logs.
+        rows: rows that each node's tables have at most.
+    """
+    found: list[list[str]] = []
+    size = 0
+    for name in nodes:
+        size += rows[name]
+        if not found or size > _BATCH_ROWS or len(found[-1]) == _BATCH_NODES:
+            found.append([])
+            size = rows[name]
+        found[-1].append(name)
+    return found or [[]]
+
+
+def is_long(rows: Mapping[str, int]) -> bool:
+    """Return True if the tables of a run do not fit into memory."""
+    return sum(rows.values()) > _MEMORY_ROWS
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A table of one batch, in memory or in a file.
+
+    Attributes:
+        held: the table; None: it is in the file.
+        path: the file; None: the table is in memory.
+    """
+
+    held: pd.DataFrame | None = None
+    path: Path | None = None
+
+    def read(self, columns: Sequence[str] | None = None, rows: tuple[int, int] | None = None) -> pd.DataFrame:
+        """Return the table.
+
+        Args:
+            columns: its columns; None: all.
+            rows: only rows whose ``iteration`` is at least the first number and below the second.
+        """
+        if self.path is None:
+            table = self.held if self.held is not None else pd.DataFrame()
+            if rows is not None:
+                table = table[(table["iteration"] >= rows[0]) & (table["iteration"] < rows[1])]
+            return table if columns is None else table[list(columns)]
+        filters = None if rows is None else [("iteration", ">=", rows[0]), ("iteration", "<", rows[1])]
+        names = None if columns is None else list(columns)
+        read: pd.DataFrame = pd.read_parquet(self.path, engine="pyarrow", columns=names, filters=filters)
+        return read
+
+
+class Batches:
+    """Nodes of a run in batches, and where their tables are kept.
+
+    Args:
+        nodes: the nodes' logs.
+        rows: rows that each node's tables have at most.
+        folder: folder of the files of a long run.
+        workers: processes that read the nodes' logs; None for this one.
+
+    Attributes:
+        names: names of the nodes of each batch.
+    """
+
+    def __init__(
+        self, nodes: Mapping[str, NodeLogs], rows: Mapping[str, int], folder: Path, workers: Executor | None = None
+    ) -> None:
+        self._nodes, self._workers = nodes, workers
+        self.names = batches_of(nodes, rows)
+        self._folder = folder if is_long(rows) else None
+
+    @property
+    def is_long(self) -> bool:
+        """True if the tables are kept in files."""
+        return self._folder is not None
+
+    def each(self, step: str, read: Callable[..., Frames], *columns: Iterable[Any]) -> Iterator[dict[str, Frame]]:
+        """Read every batch and yield its frames, in order; problems are added to the nodes' logs.
+
+        Args:
+            step: name of this step of the analysis.
+            read: a module-level function of the nodes' logs and of the batch's value of each column.
+            *columns: further arguments, one value per batch each.
+        """
+        if self._workers is None and self._folder is None and len(self.names) == 1:
+            # logs that are open already save a short run a tenth of its time
+            nodes = {name: self._nodes[name] for name in self.names[0]}
+            frames = read(nodes, *(next(iter(column)) for column in columns))
+            yield {name: Frame(held=table) for name, table in frames.items()}
+            return
+        paths = [[self._nodes[name].path for name in names] for names in self.names]
+        make = partial(_make, read, step, self._folder)
+        numbers = range(len(paths))
+        for found in (self._workers.map if self._workers else map)(make, numbers, paths, *columns):
+            for row in found.pop(_PROBLEMS).read().itertuples():
+                logs = self._nodes[str(row.node)]
+                if row.torn:
+                    logs.torn.append(str(row.text))
+                elif row.text not in logs.problems:
+                    logs.report(str(row.text))
+            yield found
+
+
+def _make(
+    read: Callable[..., Frames], step: str, folder: Path | None, number: int, paths: list[Path], *arguments: Any
+) -> dict[str, Frame]:
+    for path in paths:
+        if not path.is_dir():
+            raise UsageError(f"{path} is not there for the workers: they need the file system that it lies on")
+    if folder is None:
+        return {name: Frame(held=table) for name, table in _frames(read, paths, arguments).items()}
+    key = {"schema": SCHEMA, "ringtap": ringtap.__version__, "arguments": digest(*arguments)}
+    key |= {"inputs": {path.name: fingerprint(path) for path in paths}}
+    record = folder / PARTS / f"{step}-{number:05d}.json"
+    try:
+        found = load_json(record)
+        if found["key"] == key and all(_size(folder / name) == size for name, size in found["bytes"].items()):
+            return {name: Frame(path=folder / path) for name, path in found["frames"].items()}
+    except (OSError, ShapeError, KeyError, TypeError, AttributeError):
+        pass
+    frames = _frames(read, paths, arguments)
+    places = {
+        name: f"{name}.parquet/{number:05d}.parquet"
+        if name in TABLES
+        else f"{PARTS}/{step}-{number:05d}-{name}.parquet"
+        for name in frames
+    }
+    try:
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.unlink(missing_ok=True)
+        for name, table in frames.items():
+            write_table(table, folder / places[name])
+        sizes = {place: _size(folder / place) for place in places.values()}
+        write_json(record, {"key": key, "frames": places, "bytes": sizes})
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be written: {error.strerror}; the tables of a long run need it: name another folder with "
+            "ringtap analyze -o DIR"
+        ) from error
+    return {name: Frame(path=folder / place) for name, place in places.items()}
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
+
+
+def _frames(read: Callable[..., Frames], paths: list[Path], arguments: tuple[Any, ...]) -> Frames:
+    nodes = {logs.name: logs for logs in map(NodeLogs, paths)}
+    frames = read(nodes, *arguments)
+    rows = [
+        (name, torn, text)
+        for name, logs in nodes.items()
+        for torn in (False, True)
+        for text in (logs.torn if torn else logs.problems)
+    ]
+    return frames | {_PROBLEMS: pd.DataFrame(rows, columns=["node", "torn", "text"])}
+
+
+def fold(parts: Iterable[pd.DataFrame], by: str, how: Mapping[str, str]) -> pd.DataFrame:
+    """Join the sums of batches one by one.
+
+    Args:
+        parts: tables of the same columns.
+        by: column of the rows' keys.
+        how: function of ``groupby`` that joins the values of a key, by name of the column.
+
+    Returns:
+        One row per key, in order; ``by`` is the index.
+    """
+    result: pd.DataFrame | None = None
+    for part in parts:
+        sums = part.set_index(by)[list(how)]
+        result = sums if result is None else pd.concat([result, sums]).groupby(level=by).agg(dict(how))
+    return pd.DataFrame(columns=list(how)) if result is None else result
+
+
+def write_table(table: pd.DataFrame, path: Path) -> Path:
+    """Write a table as Parquet to a temporary name and rename it.
+
+    Raises:
+        UsageError: pyarrow is missing.
+        OSError: the file cannot be written.
+    """
+    try:
+        import pyarrow  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"Parquet files need pyarrow, which is not installed here: {install_command('report')} (on Alliance "
+            "clusters: module load gcc arrow)"
+        ) from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # small groups let a reader of some iterations skip the others
+    table.to_parquet(temporary, engine="pyarrow", index=False, row_group_size=_GROUP_ROWS)
+    temporary.replace(path)
+    return path
+
+
+def digest(*items: Any) -> str:
+    """Return a hash of arrays, frames, and plain values in sequences and dictionaries."""
+    found = hashlib.sha256()
+    for item in items:
+        if isinstance(item, np.ndarray) and item.dtype.kind == "O":
+            found.update(digest(*item.tolist()).encode())
+        elif isinstance(item, np.ndarray):
+            found.update(np.ascontiguousarray(item).data)
+        elif isinstance(item, pd.DataFrame):
+            found.update(np.ascontiguousarray(pd.util.hash_pandas_object(item).to_numpy()).data)
+        elif isinstance(item, Mapping):
+            found.update(digest(*(part for pair in item.items() for part in pair)).encode())
+        elif isinstance(item, list | tuple | frozenset):
+            found.update(digest(*(sorted(item) if isinstance(item, frozenset) else item)).encode())
+        elif hasattr(item, "__dataclass_fields__"):
+            found.update(digest(vars(item)).encode())
+        else:
+            found.update(json.dumps(item, default=str).encode())
+    return found.hexdigest()

@@ -20,10 +20,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
+# a folder on the PYTHONPATH of a job, for interpreters that start and end sooner
+QUICK = str(Path(__file__).with_name("quick"))
 RANKS = """
 for rank in $(seq 0 $((WORLD_SIZE - 1))); do RANK=$rank LOCAL_RANK=$rank "$@" & pids="$pids $!"; done
 for pid in $pids; do wait $pid || exit; done
 """
+
+
+def quick(*folders: str) -> dict[str, str]:
+    """PYTHONPATH with these folders, those of this process, and `QUICK`."""
+    own = filter(None, [os.environ.get("PYTHONPATH")])
+    return {"PYTHONPATH": os.pathsep.join([*folders, *own, QUICK])}
 
 
 def free_port() -> int:

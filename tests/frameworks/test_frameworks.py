@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from ringtap.records import RecordFile, open_records, read_json_lines
-from tests.frameworks.ranks import WarmInterpreter, launch, warm_interpreter
+from tests.frameworks.ranks import QUICK, WarmInterpreter, launch, warm_interpreter
 
 JOBS = Path(__file__).resolve().parent / "jobs"
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +57,7 @@ class Job:
     def bare(self, folder: Path) -> dict[str, str]:
         """Nothing of this process's environment but where programs are."""
         env = {"PATH": os.environ["PATH"], "HOME": str(folder), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        return env | {"HF_HUB_OFFLINE": "1", "MASTER_ADDR": "127.0.0.1"} | self.env
+        return env | {"HF_HUB_OFFLINE": "1", "MASTER_ADDR": "127.0.0.1", "PYTHONPATH": QUICK} | self.env
 
     def run(self, folder: Path, run: Path | None, hook: Path = HOOK) -> list[str]:
         """Start it in a folder of its own, recorded into ``run``; return its result."""
@@ -65,7 +65,7 @@ class Job:
         env = self.bare(folder)
         packages = [] if self.interpreter == sys.executable else [SITE]
         if run is not None:
-            env |= {"PYTHONPATH": os.pathsep.join([str(hook), *packages])}
+            env |= {"PYTHONPATH": os.pathsep.join([str(hook), *packages, QUICK])}
             env |= {"RINGTAP_RUN": str(run), "RINGTAP_NODE": "here"}
             env |= {"RINGTAP_HOST": os.uname().nodename, "RINGTAP_PYTHON": sys.executable}
         command = [self.interpreter, str(self.script), *self.arguments]

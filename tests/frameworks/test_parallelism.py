@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.ranks import free_port
+from tests.frameworks.ranks import free_port, quick
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--layers", "2", "--width", "24", "--batch", "8", "--microbatches", "2", "--iterations", "10"]
@@ -36,8 +36,8 @@ print(json.dumps([misfit(parse_arguments(words), ranks) for words, ranks, _ in {
 
 
 def test_two_ranks_train_as_one() -> None:
-    env = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
-    env |= {"MASTER_ADDR": "127.0.0.1"}
+    env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
+    env |= {"MASTER_ADDR": "127.0.0.1"} | quick(str(ROOT))
     ports = [str(free_port()) for _ in range(3)]
     ranks = [
         subprocess.Popen(

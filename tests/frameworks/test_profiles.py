@@ -17,7 +17,7 @@ from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.lowering import Algorithms, lower
 from ringtap.workload.profile import RankProfile, profile_workload, read_profiles
 from ringtap.workload.workload import Workload, kind_of, peer_of, read_workload, size_of
-from tests.frameworks.ranks import WarmInterpreter, launch, warm_interpreter
+from tests.frameworks.ranks import WarmInterpreter, launch, quick, warm_interpreter
 
 JOB = Path(__file__).resolve().parent / "jobs" / "profiled.py"
 RINGTAP = [sys.executable, "-m", "ringtap"]
@@ -49,7 +49,8 @@ class Profiled:
 
 def environment() -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RINGTAP_")}
-    return inherited | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
+    own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
+    return inherited | own | quick()
 
 
 def run(command: list[str], code: int = 0) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ from torch import nn
 
 from ringtap.errors import UsageError
 from ringtap.workload.tensor_scheduler import TensorScheduler
-from tests.frameworks.ranks import launch
+from tests.frameworks.ranks import launch, quick
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = Path(__file__).parent / "jobs" / "scheduled.py"
@@ -24,7 +24,7 @@ PIECES = {FIRST: [100] * 10 + [50], SECOND: [100] * 15 + [81], LAST: [32]}
 
 
 def test_training_is_that_of_an_all_reduce_and_messages_have_their_order() -> None:
-    env = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"} | quick(str(ROOT))
     command = launch(2, sys.executable, str(JOB))
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ from ringtap import open_job
 from ringtap.cli import main
 from ringtap.examples import real_model
 from ringtap.models import PROFILES
-from tests.frameworks.ranks import launch
+from tests.frameworks.ranks import QUICK, launch
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "examples" / "real_model.py"
@@ -38,7 +38,7 @@ def train(run: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
     job = launch(2, sys.executable, str(SCRIPT), *arguments)
     record = [sys.executable, "-m", "ringtap", "run", "--every", "20ms", "-o", str(run), "--", *job]
     # beside a torch without CUDA, transformers fails where it finds this torchvision
-    paths = [str(ROOT)] if "bert-large" in arguments else [str(ROOT), TORCHVISION]
+    paths = [str(ROOT), QUICK] if "bert-large" in arguments else [str(ROOT), QUICK, TORCHVISION]
     done = start(*record, PYTHONPATH=os.pathsep.join(paths))
     assert done.returncode == 0, done.stderr
     output = run / "job output.txt"

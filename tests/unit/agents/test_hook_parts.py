@@ -17,6 +17,7 @@ import ringtap
 from ringtap.agents.hook.ringtap_hook import ddp
 from ringtap.records import open_records, read_json_lines
 from ringtap.rundir import RunDirectory, read_json
+from tests.frameworks.ranks import QUICK
 
 HOOK = Path(__file__).resolve().parents[3] / "agents" / "hook"
 HOST = os.uname().nodename
@@ -24,7 +25,7 @@ HOST = os.uname().nodename
 
 def run_python(code: str, *path: Path, **env: object) -> str:
     """Run code in a fresh interpreter, recorded if RINGTAP_RUN is among the variables; returns its output."""
-    clean = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(map(str, [HOOK, *path]))}
+    clean = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(map(str, [HOOK, *path, QUICK]))}
     clean |= {name: str(value) for name, value in env.items()}
     command = [sys.executable, "-c", dedent(code)]
     result = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=200, check=False)

@@ -52,7 +52,7 @@ def launch(count: int, *command: str) -> list[str]:
 
 @dataclass
 class WarmInterpreter:
-    """An interpreter that has imported torch, and forks the ranks of jobs that are not recorded."""
+    """An interpreter that has imported torch, and forks the ranks of jobs."""
 
     requests: IO[str]
     answers: IO[str]
@@ -82,9 +82,9 @@ class WarmInterpreter:
 
 
 @contextmanager
-def warm_interpreter() -> Iterator[WarmInterpreter]:
+def warm_interpreter(**variables: str) -> Iterator[WarmInterpreter]:
     # read when packages are imported, and when torch first computes
-    env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | variables
     command = [sys.executable, __file__]
     with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin

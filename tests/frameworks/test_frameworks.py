@@ -30,6 +30,12 @@ LIMIT_S = 200
 STEP, SKIPPED, MARK = 0, 1, 2
 
 
+def recording(run: Path, hook: Path = HOOK, *packages: str) -> dict[str, str]:
+    """What the agent would set so that a job is recorded into ``run``."""
+    env = {"RINGTAP_RUN": str(run), "RINGTAP_NODE": "here", "RINGTAP_HOST": os.uname().nodename}
+    return env | {"RINGTAP_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join([str(hook), *packages, QUICK])}
+
+
 @dataclass
 class Job:
     """A script as it is started.
@@ -65,9 +71,7 @@ class Job:
         env = self.bare(folder)
         packages = [] if self.interpreter == sys.executable else [SITE]
         if run is not None:
-            env |= {"PYTHONPATH": os.pathsep.join([str(hook), *packages, QUICK])}
-            env |= {"RINGTAP_RUN": str(run), "RINGTAP_NODE": "here"}
-            env |= {"RINGTAP_HOST": os.uname().nodename, "RINGTAP_PYTHON": sys.executable}
+            env |= recording(run, hook, *packages)
         command = [self.interpreter, str(self.script), *self.arguments]
         if self.torchrun:
             launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
@@ -94,26 +98,47 @@ def files(run: Path, suffix: str = ".rec") -> dict[int, RecordFile]:
     assert [path.read_text() for path in steps.glob("hook-*.log")] == []
     paths = [path for path in steps.glob("*.rec") if "".join(path.suffixes) == suffix]
     found = {file.about["rank"]: file for file in map(open_records, paths)}
+    assert found, "no rank has a file"
     assert len(found) == len(paths), "a rank has two files"
     assert all(file.torn_bytes == 0 for file in found.values())
     return found
 
 
+@dataclass
+class Warm:
+    """Interpreters that have imported torch: a bare one, and one that loaded the hook before, as a job's does.
+
+    The hook reads once where to record, so that this is a link, which leads to the run of each job in turn.
+    """
+
+    plain: WarmInterpreter
+    recorded: WarmInterpreter
+    link: Path
+
+
 @pytest.fixture(scope="module")
-def warm() -> Iterator[WarmInterpreter]:
-    with warm_interpreter() as found:
-        yield found
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    link = tmp_path_factory.mktemp("warm") / "run"
+    with warm_interpreter() as plain, warm_interpreter(**recording(link)) as recorded:
+        yield Warm(plain, recorded, link)
 
 
-def record_pair(job: Job, folder: Path, warm: WarmInterpreter | None) -> list[str]:
+def record_pair(job: Job, folder: Path, warm: Warm | None) -> list[str]:
     """Run a job without and with the hook; returns what it said, both times the same."""
-    plain = folder / "plain"
+    plain, with_hook, run = folder / "plain", folder / "recorded", folder / "run"
+    script = [str(job.script), *job.arguments]
     if warm:
-        script = [str(job.script), *job.arguments]
-        expected = lines(*warm.run(script, plain, job.bare(plain), job.ranks, job.imports))
+        expected = lines(*warm.plain.run(script, plain, job.bare(plain), job.ranks, job.imports))
     else:
         expected = job.run(plain, None)
-    recorded = job.run(folder / "recorded", folder / "run")
+    if warm and not job.torchrun:
+        run.mkdir()
+        warm.link.unlink(missing_ok=True)
+        warm.link.symlink_to(run)
+        env = job.bare(with_hook) | recording(run)
+        recorded = lines(*warm.recorded.run(script, with_hook, env, job.ranks, job.imports))
+    else:
+        recorded = job.run(with_hook, run)
     assert expected, "the job says nothing of its result"
     assert recorded == expected
     return recorded
@@ -160,7 +185,7 @@ def check_ddp(run: Path, rank: int, iterations: int, model_bytes: int) -> list[t
 # ---- PyTorch itself
 
 
-def test_plain_ddp_loop_under_torchrun(tmp_path: Path, warm: WarmInterpreter) -> None:
+def test_plain_ddp_loop_under_torchrun(tmp_path: Path, warm: Warm) -> None:
     record_pair(Job(JOBS / "plain_ddp.py", ranks=2, torchrun=True), tmp_path, warm)
     found = files(tmp_path / "run")
     assert sorted(found) == [0, 1], "the launcher steps nothing and leaves nothing"
@@ -175,7 +200,7 @@ def test_plain_ddp_loop_under_torchrun(tmp_path: Path, warm: WarmInterpreter) ->
         assert all(step[3] <= times[2] for step, times in zip(own, ddp[1:], strict=False))
 
 
-def test_gradient_accumulation_with_no_sync_and_uneven_inputs(tmp_path: Path, warm: WarmInterpreter) -> None:
+def test_gradient_accumulation_with_no_sync_and_uneven_inputs(tmp_path: Path, warm: Warm) -> None:
     record_pair(Job(JOBS / "accumulate_ddp.py", ranks=2), tmp_path, warm)
     for rank, file in files(tmp_path / "run").items():
         assert what(file) == [*steps(4, backwards=3), *[(4 + more, 0, STEP, 1) for more in range(2 + rank)]]
@@ -183,7 +208,7 @@ def test_gradient_accumulation_with_no_sync_and_uneven_inputs(tmp_path: Path, wa
         check_ddp(tmp_path / "run", rank, 4 + 2 + rank, 4 * (16 * 32 + 32 + 32 + 1))
 
 
-def test_steps_that_mixed_precision_skips(tmp_path: Path, warm: WarmInterpreter) -> None:
+def test_steps_that_mixed_precision_skips(tmp_path: Path, warm: Warm) -> None:
     said = record_pair(Job(JOBS / "amp.py"), tmp_path, warm)
     assert [line.split()[-1] for line in said] == ["64.0", "64.0"], "256, halved at each of two skipped steps"
     expected = [(step, optimizer, SKIPPED if step in (2, 5) else STEP, 1) for optimizer in (0, 1) for step in range(8)]
@@ -200,7 +225,7 @@ def test_steps_that_mixed_precision_skips(tmp_path: Path, warm: WarmInterpreter)
         "aot_eager",
     ],
 )
-def test_compiled_model_and_compiled_step(tmp_path: Path, warm: WarmInterpreter, backend: str) -> None:
+def test_compiled_model_and_compiled_step(tmp_path: Path, warm: Warm, backend: str) -> None:
     # The second run takes the first one's compiled kernels from the cache, which is also where it would not find them
     # had the hook changed the graphs.
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "kernels"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
@@ -210,7 +235,7 @@ def test_compiled_model_and_compiled_step(tmp_path: Path, warm: WarmInterpreter,
     assert what(files(tmp_path / "run")[0]) == steps(10)
 
 
-def test_two_optimizers_closures_and_checkpoints(tmp_path: Path, warm: WarmInterpreter) -> None:
+def test_two_optimizers_closures_and_checkpoints(tmp_path: Path, warm: Warm) -> None:
     said = record_pair(Job(JOBS / "gan.py"), tmp_path, warm)
     critic, generator = iter(steps(6, 0, backwards=2)), iter(steps(3, 1))
     adversarial = [next(generator) if turn == "g" else next(critic) for turn in "ccgccgccg"]
@@ -222,7 +247,7 @@ def test_two_optimizers_closures_and_checkpoints(tmp_path: Path, warm: WarmInter
     assert records[12:] == steps(2, 3)
 
 
-def test_forked_loader_workers_schedulers_and_marks(tmp_path: Path, warm: WarmInterpreter) -> None:
+def test_forked_loader_workers_schedulers_and_marks(tmp_path: Path, warm: Warm) -> None:
     record_pair(Job(JOBS / "loaders.py"), tmp_path, warm)
     (file,) = files(tmp_path / "run").values()
     assert what(file) == steps(15) + [(mark, -1, MARK, 0) for mark in range(4)]
@@ -232,13 +257,13 @@ def test_forked_loader_workers_schedulers_and_marks(tmp_path: Path, warm: WarmIn
 # ---- frameworks
 
 
-def test_lightning_alone(tmp_path: Path, warm: WarmInterpreter) -> None:
+def test_lightning_alone(tmp_path: Path, warm: Warm) -> None:
     (said,) = record_pair(Job(JOBS / "lightning_fit.py", ["1"], imports="lightning"), tmp_path, warm)
     assert said.endswith("steps 12")
     assert what(files(tmp_path / "run")[0]) == steps(12, backwards=2)
 
 
-def test_lightning_with_ddp(tmp_path: Path, warm: WarmInterpreter) -> None:
+def test_lightning_with_ddp(tmp_path: Path, warm: Warm) -> None:
     (said,) = record_pair(Job(JOBS / "lightning_fit.py", ["2"], imports="lightning"), tmp_path, warm)
     assert said.endswith("steps 6")
     found = files(tmp_path / "run")
@@ -249,7 +274,7 @@ def test_lightning_with_ddp(tmp_path: Path, warm: WarmInterpreter) -> None:
         check_ddp(tmp_path / "run", rank, 6, 4 * (8 * 16 + 16 + 16 + 1))
 
 
-def test_hugging_face_trainer_with_accumulation(tmp_path: Path, warm: WarmInterpreter) -> None:
+def test_hugging_face_trainer_with_accumulation(tmp_path: Path, warm: Warm) -> None:
     (said,) = record_pair(Job(JOBS / "hugging_face.py", ["."], ranks=2, imports="transformers.trainer"), tmp_path, warm)
     assert said.endswith("steps 8")
     found = files(tmp_path / "run")

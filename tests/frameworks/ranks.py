@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -71,7 +72,7 @@ class WarmInterpreter:
         """
         folder.mkdir(exist_ok=True)
         if ranks:
-            env = env | variables(ranks)
+            env = variables(ranks) | env
         own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)] or [{}]
         job = {"script": script, "folder": str(folder), "envs": [env | each for each in own], "imports": imports}
         print(json.dumps(job), file=self.requests, flush=True)
@@ -86,10 +87,15 @@ def warm_interpreter(**variables: str) -> Iterator[WarmInterpreter]:
     # read when packages are imported, and when torch first computes
     env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | variables
     command = [sys.executable, __file__]
-    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         assert process.stdin
         assert process.stdout
-        yield WarmInterpreter(process.stdin, process.stdout)
+        try:
+            yield WarmInterpreter(process.stdin, process.stdout)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)  # with ranks of a job that did not end
 
 
 def fork(job: dict[str, Any], env: dict[str, str]) -> int:

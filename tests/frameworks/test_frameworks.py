@@ -105,7 +105,7 @@ def files(run: Path, suffix: str = ".rec") -> dict[int, RecordFile]:
 
 
 @dataclass
-class Warm:
+class Both:
     """Interpreters that have imported torch: a bare one, and one that loaded the hook before, as a job's does.
 
     The hook reads once where to record, so that this is a link, which leads to the run of each job in turn.
@@ -117,26 +117,26 @@ class Warm:
 
 
 @pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+def both(tmp_path_factory: pytest.TempPathFactory, warm: WarmInterpreter) -> Iterator[Both]:
     link = tmp_path_factory.mktemp("warm") / "run"
-    with warm_interpreter() as plain, warm_interpreter(**recording(link)) as recorded:
-        yield Warm(plain, recorded, link)
+    with warm_interpreter(**recording(link)) as recorded:
+        yield Both(warm, recorded, link)
 
 
-def record_pair(job: Job, folder: Path, warm: Warm | None) -> list[str]:
+def record_pair(job: Job, folder: Path, both: Both | None) -> list[str]:
     """Run a job without and with the hook; returns what it said, both times the same."""
     plain, with_hook, run = folder / "plain", folder / "recorded", folder / "run"
     script = [str(job.script), *job.arguments]
-    if warm:
-        expected = lines(*warm.plain.run(script, plain, job.bare(plain), job.ranks, job.imports))
+    if both:
+        expected = lines(*both.plain.run(script, plain, job.bare(plain), job.ranks, job.imports))
     else:
         expected = job.run(plain, None)
-    if warm and not job.torchrun:
+    if both and not job.torchrun:
         run.mkdir()
-        warm.link.unlink(missing_ok=True)
-        warm.link.symlink_to(run)
+        both.link.unlink(missing_ok=True)
+        both.link.symlink_to(run)
         env = job.bare(with_hook) | recording(run)
-        recorded = lines(*warm.recorded.run(script, with_hook, env, job.ranks, job.imports))
+        recorded = lines(*both.recorded.run(script, with_hook, env, job.ranks, job.imports))
     else:
         recorded = job.run(with_hook, run)
     assert expected, "the job says nothing of its result"
@@ -185,8 +185,8 @@ def check_ddp(run: Path, rank: int, iterations: int, model_bytes: int) -> list[t
 # ---- PyTorch itself
 
 
-def test_plain_ddp_loop_under_torchrun(tmp_path: Path, warm: Warm) -> None:
-    record_pair(Job(JOBS / "plain_ddp.py", ranks=2, torchrun=True), tmp_path, warm)
+def test_plain_ddp_loop_under_torchrun(tmp_path: Path, both: Both) -> None:
+    record_pair(Job(JOBS / "plain_ddp.py", ranks=2, torchrun=True), tmp_path, both)
     found = files(tmp_path / "run")
     assert sorted(found) == [0, 1], "the launcher steps nothing and leaves nothing"
     model_bytes = 4 * (20 * 300 + 300 + 300 * 4 + 4)
@@ -200,16 +200,16 @@ def test_plain_ddp_loop_under_torchrun(tmp_path: Path, warm: Warm) -> None:
         assert all(step[3] <= times[2] for step, times in zip(own, ddp[1:], strict=False))
 
 
-def test_gradient_accumulation_with_no_sync_and_uneven_inputs(tmp_path: Path, warm: Warm) -> None:
-    record_pair(Job(JOBS / "accumulate_ddp.py", ranks=2), tmp_path, warm)
+def test_gradient_accumulation_with_no_sync_and_uneven_inputs(tmp_path: Path, both: Both) -> None:
+    record_pair(Job(JOBS / "accumulate_ddp.py", ranks=2), tmp_path, both)
     for rank, file in files(tmp_path / "run").items():
         assert what(file) == [*steps(4, backwards=3), *[(4 + more, 0, STEP, 1) for more in range(2 + rank)]]
         # A pass under no_sync is not an iteration of DDP's.
         check_ddp(tmp_path / "run", rank, 4 + 2 + rank, 4 * (16 * 32 + 32 + 32 + 1))
 
 
-def test_steps_that_mixed_precision_skips(tmp_path: Path, warm: Warm) -> None:
-    said = record_pair(Job(JOBS / "amp.py"), tmp_path, warm)
+def test_steps_that_mixed_precision_skips(tmp_path: Path, both: Both) -> None:
+    said = record_pair(Job(JOBS / "amp.py"), tmp_path, both)
     assert [line.split()[-1] for line in said] == ["64.0", "64.0"], "256, halved at each of two skipped steps"
     expected = [(step, optimizer, SKIPPED if step in (2, 5) else STEP, 1) for optimizer in (0, 1) for step in range(8)]
     assert what(files(tmp_path / "run")[0]) == expected + steps(2, optimizer=2)
@@ -225,18 +225,18 @@ def test_steps_that_mixed_precision_skips(tmp_path: Path, warm: Warm) -> None:
         "aot_eager",
     ],
 )
-def test_compiled_model_and_compiled_step(tmp_path: Path, warm: Warm, backend: str) -> None:
+def test_compiled_model_and_compiled_step(tmp_path: Path, both: Both, backend: str) -> None:
     # The second run takes the first one's compiled kernels from the cache, which is also where it would not find them
     # had the hook changed the graphs.
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "kernels"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     env["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"  # longer than what they save for so few kernels
-    forked = None if backend == "inductor" else warm  # inductor reads its variables when it is imported
+    forked = None if backend == "inductor" else both  # inductor reads its variables when it is imported
     record_pair(Job(JOBS / "compiled.py", [backend], env=env), tmp_path, forked)
     assert what(files(tmp_path / "run")[0]) == steps(10)
 
 
-def test_two_optimizers_closures_and_checkpoints(tmp_path: Path, warm: Warm) -> None:
-    said = record_pair(Job(JOBS / "gan.py"), tmp_path, warm)
+def test_two_optimizers_closures_and_checkpoints(tmp_path: Path, both: Both) -> None:
+    said = record_pair(Job(JOBS / "gan.py"), tmp_path, both)
     critic, generator = iter(steps(6, 0, backwards=2)), iter(steps(3, 1))
     adversarial = [next(generator) if turn == "g" else next(critic) for turn in "ccgccgccg"]
     records = what(files(tmp_path / "run")[0])
@@ -247,8 +247,8 @@ def test_two_optimizers_closures_and_checkpoints(tmp_path: Path, warm: Warm) -> 
     assert records[12:] == steps(2, 3)
 
 
-def test_forked_loader_workers_schedulers_and_marks(tmp_path: Path, warm: Warm) -> None:
-    record_pair(Job(JOBS / "loaders.py"), tmp_path, warm)
+def test_forked_loader_workers_schedulers_and_marks(tmp_path: Path, both: Both) -> None:
+    record_pair(Job(JOBS / "loaders.py"), tmp_path, both)
     (file,) = files(tmp_path / "run").values()
     assert what(file) == steps(15) + [(mark, -1, MARK, 0) for mark in range(4)]
     assert all(record[2] == record[3] for record in file.tail(15))
@@ -257,14 +257,14 @@ def test_forked_loader_workers_schedulers_and_marks(tmp_path: Path, warm: Warm) 
 # ---- frameworks
 
 
-def test_lightning_alone(tmp_path: Path, warm: Warm) -> None:
-    (said,) = record_pair(Job(JOBS / "lightning_fit.py", ["1"], imports="lightning"), tmp_path, warm)
+def test_lightning_alone(tmp_path: Path, both: Both) -> None:
+    (said,) = record_pair(Job(JOBS / "lightning_fit.py", ["1"], imports="lightning"), tmp_path, both)
     assert said.endswith("steps 12")
     assert what(files(tmp_path / "run")[0]) == steps(12, backwards=2)
 
 
-def test_lightning_with_ddp(tmp_path: Path, warm: Warm) -> None:
-    (said,) = record_pair(Job(JOBS / "lightning_fit.py", ["2"], imports="lightning"), tmp_path, warm)
+def test_lightning_with_ddp(tmp_path: Path, both: Both) -> None:
+    (said,) = record_pair(Job(JOBS / "lightning_fit.py", ["2"], imports="lightning"), tmp_path, both)
     assert said.endswith("steps 6")
     found = files(tmp_path / "run")
     assert sorted(found) == [0, 1]
@@ -274,8 +274,8 @@ def test_lightning_with_ddp(tmp_path: Path, warm: Warm) -> None:
         check_ddp(tmp_path / "run", rank, 6, 4 * (8 * 16 + 16 + 16 + 1))
 
 
-def test_hugging_face_trainer_with_accumulation(tmp_path: Path, warm: Warm) -> None:
-    (said,) = record_pair(Job(JOBS / "hugging_face.py", ["."], ranks=2, imports="transformers.trainer"), tmp_path, warm)
+def test_hugging_face_trainer_with_accumulation(tmp_path: Path, both: Both) -> None:
+    (said,) = record_pair(Job(JOBS / "hugging_face.py", ["."], ranks=2, imports="transformers.trainer"), tmp_path, both)
     assert said.endswith("steps 8")
     found = files(tmp_path / "run")
     assert sorted(found) == [0, 1]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ringtap.terminal import as_command
-from tests.frameworks.ranks import RANKS, quick, variables
+from tests.frameworks.ranks import WarmInterpreter, quick, variables
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = Path(__file__).parent / "jobs" / "exchanged.py"
@@ -23,7 +23,7 @@ ALGORITHMS: list[tuple[str, dict[str, int]]] = [
 WORKERS = 4
 
 
-def test_training_is_that_of_an_all_reduce() -> None:
+def test_training_is_that_of_an_all_reduce(tmp_path: Path, warm: WarmInterpreter) -> None:
     env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"} | quick(str(ROOT)) | variables(WORKERS)
     others = [("parameter-server", "--shards", "2", "--number", str(number)) for number in range(2)]
     others.append(("in-network", "--pieces", "4"))
@@ -33,14 +33,10 @@ def test_training_is_that_of_an_all_reduce() -> None:
             command = [sys.executable, "-m", "ringtap.workload.gradient_exchange", "--workers", str(WORKERS)]
             servers.append(stack.enter_context(subprocess.Popen([*command, "--collective", *words], env=env)))
             stack.callback(servers[-1].kill)
-        done = subprocess.run(
-            ["bash", "-c", RANKS, "ranks", sys.executable, str(JOB), json.dumps(ALGORITHMS)], env=env,
-            capture_output=True, text=True, timeout=200, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        output, _ = warm.run([str(JOB), json.dumps(ALGORITHMS)], tmp_path / "job", env, WORKERS)
         # they end with the job
         assert [server.wait(20) for server in servers] == [0, 0, 0]
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    found = [json.loads(line) for line in output.splitlines()]
     assert [each["algorithm"] for each in found] == [name for name, _ in ALGORITHMS]
     for each in found:
         # sums in another order differ by the rounding of float32, here of losses around 1

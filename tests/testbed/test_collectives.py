@@ -14,7 +14,6 @@ from ringtap.models import PROFILES
 from ringtap.schema import NIC_REC
 from ringtap.workload.execution_trace import Collective
 from ringtap.workload.lowering import Algorithms
-from tests.frameworks.ranks import quick
 from tests.testbed.sweeps import run, status
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
@@ -48,7 +47,7 @@ name = "vgg16"
 def test_links_carry_the_bytes_of_the_message_graph(tmp_path: Path) -> None:
     plan, out = tmp_path / "plan.toml", tmp_path / "out"
     plan.write_text(PLAN)
-    done = run("sweep", plan, "-o", out, environment=quick())
+    done = run("sweep", plan, "-o", out)
     assert done.returncode == 0, done.stderr
     assert status(out) == ("complete", "")
     elements = round(PROFILES["vgg16"].parameters / 100)

@@ -16,7 +16,7 @@ import pytest
 from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.analysis.model.demand import demand
-from tests.frameworks.ranks import launch, quick
+from tests.frameworks.ranks import quick
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
@@ -62,11 +62,10 @@ def check_sides(data: dict[str, Any], nodes: set[str], path: str) -> None:
 @pytest.mark.needs_root("capture packets of lo")
 def test_two_ranks_over_loopback(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    job = launch(2, sys.executable, SCALE_MODEL)
+    job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", SCALE_MODEL]
     job += ["--parameters", str(PARAMETERS), "--iterations", str(SHORT_ITERATIONS), "--compute-s", "0.1"]
     command = [*RINGTAP, "run", *COLLECT, "--interface", "lo", "-o", str(run), "--", *job]
-    env = os.environ | quick() | {"GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(command, env=os.environ | quick(), capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     data = analyze(run)
     assert (data["iterations"]["count"], data["run"]["ranks"]) == (SHORT_ITERATIONS, 2)

@@ -29,7 +29,7 @@ ROOT = JOB.parents[2]
 HOROVODRUN = str(Path(sys.executable).with_name("horovodrun"))
 STEPS = 20
 TENSORS = 8  # of job.py's model
-AS_RANK = 'HOROVOD_RANK=$RANK HOROVOD_LOCAL_RANK=$RANK exec "$@"'
+AS_RANK = 'export HOROVOD_RANK=$RANK HOROVOD_LOCAL_RANK=$RANK; unset RANK LOCAL_RANK WORLD_SIZE; exec "$@"'
 
 
 def launch(*command: str | Path, ringtap: Path | None = None, collect: str = "nic,steps,horovod", **extra: str) -> str:

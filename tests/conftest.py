@@ -44,7 +44,7 @@ HARDWARE = ("an mlx5 NIC", "a GPU")
 
 # Tests of these files stay together: what they share takes seconds to set up, or is there once (a lease).
 TOGETHER = re.compile(
-    r"tests/(slurm|horovod/\w+|frameworks/test_(frameworks|profiles)|property/test_pcap_fuzz"
+    r"tests/(slurm|horovod/\w+|frameworks|property/test_pcap_fuzz"
     r"|testbed/test_(collect_\w+|metrics_prometheus|ssh_\w+|sweep)"
     r"|unit/\w+/test_(analysis|hook_torch|installed|job|packaging|pcap|plug_ins|public|recipes|simulated_runs|slurm_bundle"
     r"|structure|traffic_(bundle|figures))\w*)"

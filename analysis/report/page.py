@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import html
 import json
 import re
@@ -141,6 +142,20 @@ class Written:
         return f"<Report {self.json_path.parent}: {self.summary.splitlines()[0]}>"
 
 
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"num": _number, "pct": _percent, "change": _change, "ms": _milliseconds}
+    environment.filters |= {"rate": _rate, "size": _size, "kind": title_of}
+    return environment
+
+
 def render(template: str, data: Mapping[str, Any], drawn: Sequence[Drawn], folder: Path, table: str) -> str:
     """Render the page with everything embedded.
 
@@ -151,21 +166,12 @@ def render(template: str, data: Mapping[str, Any], drawn: Sequence[Drawn], folde
         folder: folder of report.json and of the table.
         table: name of the table to download.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"num": _number, "pct": _percent, "change": _change, "ms": _milliseconds}
-    environment.filters |= {"rate": _rate, "size": _size, "kind": title_of}
     images = {one.name: one for one in page_figures(drawn, folder / "figures")}
     downloads = {
         "table": data_uri((folder / table).read_bytes(), "text/csv"),
         "data": data_uri((folder / "report.json").read_bytes(), "application/json"),
     }
-    return environment.get_template(template).render(data=data, images=images, downloads=downloads)
+    return _environment().get_template(template).render(data=data, images=images, downloads=downloads)
 
 
 def write_folder(

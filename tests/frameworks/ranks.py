@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -20,10 +21,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
+# a folder on the PYTHONPATH of a job, for interpreters that start and end sooner
+QUICK = str(Path(__file__).with_name("quick"))
 RANKS = """
 for rank in $(seq 0 $((WORLD_SIZE - 1))); do RANK=$rank LOCAL_RANK=$rank "$@" & pids="$pids $!"; done
 for pid in $pids; do wait $pid || exit; done
 """
+
+
+def quick(*folders: str) -> dict[str, str]:
+    """PYTHONPATH with these folders, those of this process, and `QUICK`."""
+    own = filter(None, [os.environ.get("PYTHONPATH")])
+    return {"PYTHONPATH": os.pathsep.join([*folders, *own, QUICK])}
 
 
 def free_port() -> int:
@@ -44,7 +53,7 @@ def launch(count: int, *command: str) -> list[str]:
 
 @dataclass
 class WarmInterpreter:
-    """An interpreter that has imported torch, and forks the ranks of jobs that are not recorded."""
+    """An interpreter that has imported torch, and forks the ranks of jobs."""
 
     requests: IO[str]
     answers: IO[str]
@@ -63,7 +72,7 @@ class WarmInterpreter:
         """
         folder.mkdir(exist_ok=True)
         if ranks:
-            env = env | variables(ranks)
+            env = variables(ranks) | env
         own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)] or [{}]
         job = {"script": script, "folder": str(folder), "envs": [env | each for each in own], "imports": imports}
         print(json.dumps(job), file=self.requests, flush=True)
@@ -74,14 +83,19 @@ class WarmInterpreter:
 
 
 @contextmanager
-def warm_interpreter() -> Iterator[WarmInterpreter]:
+def warm_interpreter(**variables: str) -> Iterator[WarmInterpreter]:
     # read when packages are imported, and when torch first computes
-    env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | variables
     command = [sys.executable, __file__]
-    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         assert process.stdin
         assert process.stdout
-        yield WarmInterpreter(process.stdin, process.stdout)
+        try:
+            yield WarmInterpreter(process.stdin, process.stdout)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)  # with ranks of a job that did not end
 
 
 def fork(job: dict[str, Any], env: dict[str, str]) -> int:

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from ringtap.analysis.compare.run_comparison import compare_runs
-from tests.frameworks.ranks import launch
+from tests.frameworks.ranks import launch, quick
 
 SCALE_MODEL = Path(__file__).resolve().parents[2] / "examples" / "scale_model.py"
 PARAMETERS, ITERATIONS = 300_000, 30
 
 
 def record(run: Path, parameters: int) -> None:
-    env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | quick()
     job = [sys.executable, str(SCALE_MODEL), "--parameters", str(parameters), "--layers", "4", "--compute-s", "0.02"]
     job += ["--iterations", str(ITERATIONS)]
     settings = ["--every", "10ms", "--collect", "default,packets", "--interface", "lo", "-o", str(run)]

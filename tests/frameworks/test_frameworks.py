@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from ringtap.records import RecordFile, open_records, read_json_lines
-from tests.frameworks.ranks import WarmInterpreter, launch, warm_interpreter
+from tests.frameworks.ranks import QUICK, WarmInterpreter, launch, warm_interpreter
 
 JOBS = Path(__file__).resolve().parent / "jobs"
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +28,12 @@ HOOK = ROOT / "agents" / "hook"
 SITE = sysconfig.get_path("purelib")
 LIMIT_S = 200
 STEP, SKIPPED, MARK = 0, 1, 2
+
+
+def recording(run: Path, hook: Path = HOOK, *packages: str) -> dict[str, str]:
+    """What the agent would set so that a job is recorded into ``run``."""
+    env = {"RINGTAP_RUN": str(run), "RINGTAP_NODE": "here", "RINGTAP_HOST": os.uname().nodename}
+    return env | {"RINGTAP_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join([str(hook), *packages, QUICK])}
 
 
 @dataclass
@@ -57,7 +63,7 @@ class Job:
     def bare(self, folder: Path) -> dict[str, str]:
         """Nothing of this process's environment but where programs are."""
         env = {"PATH": os.environ["PATH"], "HOME": str(folder), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        return env | {"HF_HUB_OFFLINE": "1", "MASTER_ADDR": "127.0.0.1"} | self.env
+        return env | {"HF_HUB_OFFLINE": "1", "MASTER_ADDR": "127.0.0.1", "PYTHONPATH": QUICK} | self.env
 
     def run(self, folder: Path, run: Path | None, hook: Path = HOOK) -> list[str]:
         """Start it in a folder of its own, recorded into ``run``; return its result."""
@@ -65,9 +71,7 @@ class Job:
         env = self.bare(folder)
         packages = [] if self.interpreter == sys.executable else [SITE]
         if run is not None:
-            env |= {"PYTHONPATH": os.pathsep.join([str(hook), *packages])}
-            env |= {"RINGTAP_RUN": str(run), "RINGTAP_NODE": "here"}
-            env |= {"RINGTAP_HOST": os.uname().nodename, "RINGTAP_PYTHON": sys.executable}
+            env |= recording(run, hook, *packages)
         command = [self.interpreter, str(self.script), *self.arguments]
         if self.torchrun:
             launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
@@ -94,26 +98,47 @@ def files(run: Path, suffix: str = ".rec") -> dict[int, RecordFile]:
     assert [path.read_text() for path in steps.glob("hook-*.log")] == []
     paths = [path for path in steps.glob("*.rec") if "".join(path.suffixes) == suffix]
     found = {file.about["rank"]: file for file in map(open_records, paths)}
+    assert found, "no rank has a file"
     assert len(found) == len(paths), "a rank has two files"
     assert all(file.torn_bytes == 0 for file in found.values())
     return found
 
 
+@dataclass
+class Both:
+    """Interpreters that have imported torch: a bare one, and one that loaded the hook before, as a job's does.
+
+    The hook reads once where to record, so that this is a link, which leads to the run of each job in turn.
+    """
+
+    plain: WarmInterpreter
+    recorded: WarmInterpreter
+    link: Path
+
+
 @pytest.fixture(scope="module")
-def warm() -> Iterator[WarmInterpreter]:
-    with warm_interpreter() as found:
-        yield found
+def both(tmp_path_factory: pytest.TempPathFactory, warm: WarmInterpreter) -> Iterator[Both]:
+    link = tmp_path_factory.mktemp("warm") / "run"
+    with warm_interpreter(**recording(link)) as recorded:
+        yield Both(warm, recorded, link)
 
 
-def record_pair(job: Job, folder: Path, warm: WarmInterpreter | None) -> list[str]:
+def record_pair(job: Job, folder: Path, both: Both | None) -> list[str]:
     """Run a job without and with the hook; returns what it said, both times the same."""
-    plain = folder / "plain"
-    if warm:
-        script = [str(job.script), *job.arguments]
-        expected = lines(*warm.run(script, plain, job.bare(plain), job.ranks, job.imports))
+    plain, with_hook, run = folder / "plain", folder / "recorded", folder / "run"
+    script = [str(job.script), *job.arguments]
+    if both:
+        expected = lines(*both.plain.run(script, plain, job.bare(plain), job.ranks, job.imports))
     else:
         expected = job.run(plain, None)
-    recorded = job.run(folder / "recorded", folder / "run")
+    if both and not job.torchrun:
+        run.mkdir()
+        both.link.unlink(missing_ok=True)
+        both.link.symlink_to(run)
+        env = job.bare(with_hook) | recording(run)
+        recorded = lines(*both.recorded.run(script, with_hook, env, job.ranks, job.imports))
+    else:
+        recorded = job.run(with_hook, run)
     assert expected, "the job says nothing of its result"
     assert recorded == expected
     return recorded
@@ -160,8 +185,8 @@ def check_ddp(run: Path, rank: int, iterations: int, model_bytes: int) -> list[t
 # ---- PyTorch itself
 
 
-def test_plain_ddp_loop_under_torchrun(tmp_path: Path, warm: WarmInterpreter) -> None:
-    record_pair(Job(JOBS / "plain_ddp.py", ranks=2, torchrun=True), tmp_path, warm)
+def test_plain_ddp_loop_under_torchrun(tmp_path: Path, both: Both) -> None:
+    record_pair(Job(JOBS / "plain_ddp.py", ranks=2, torchrun=True), tmp_path, both)
     found = files(tmp_path / "run")
     assert sorted(found) == [0, 1], "the launcher steps nothing and leaves nothing"
     model_bytes = 4 * (20 * 300 + 300 + 300 * 4 + 4)
@@ -175,16 +200,16 @@ def test_plain_ddp_loop_under_torchrun(tmp_path: Path, warm: WarmInterpreter) ->
         assert all(step[3] <= times[2] for step, times in zip(own, ddp[1:], strict=False))
 
 
-def test_gradient_accumulation_with_no_sync_and_uneven_inputs(tmp_path: Path, warm: WarmInterpreter) -> None:
-    record_pair(Job(JOBS / "accumulate_ddp.py", ranks=2), tmp_path, warm)
+def test_gradient_accumulation_with_no_sync_and_uneven_inputs(tmp_path: Path, both: Both) -> None:
+    record_pair(Job(JOBS / "accumulate_ddp.py", ranks=2), tmp_path, both)
     for rank, file in files(tmp_path / "run").items():
         assert what(file) == [*steps(4, backwards=3), *[(4 + more, 0, STEP, 1) for more in range(2 + rank)]]
         # A pass under no_sync is not an iteration of DDP's.
         check_ddp(tmp_path / "run", rank, 4 + 2 + rank, 4 * (16 * 32 + 32 + 32 + 1))
 
 
-def test_steps_that_mixed_precision_skips(tmp_path: Path, warm: WarmInterpreter) -> None:
-    said = record_pair(Job(JOBS / "amp.py"), tmp_path, warm)
+def test_steps_that_mixed_precision_skips(tmp_path: Path, both: Both) -> None:
+    said = record_pair(Job(JOBS / "amp.py"), tmp_path, both)
     assert [line.split()[-1] for line in said] == ["64.0", "64.0"], "256, halved at each of two skipped steps"
     expected = [(step, optimizer, SKIPPED if step in (2, 5) else STEP, 1) for optimizer in (0, 1) for step in range(8)]
     assert what(files(tmp_path / "run")[0]) == expected + steps(2, optimizer=2)
@@ -200,18 +225,18 @@ def test_steps_that_mixed_precision_skips(tmp_path: Path, warm: WarmInterpreter)
         "aot_eager",
     ],
 )
-def test_compiled_model_and_compiled_step(tmp_path: Path, warm: WarmInterpreter, backend: str) -> None:
+def test_compiled_model_and_compiled_step(tmp_path: Path, both: Both, backend: str) -> None:
     # The second run takes the first one's compiled kernels from the cache, which is also where it would not find them
     # had the hook changed the graphs.
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "kernels"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     env["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"  # longer than what they save for so few kernels
-    forked = None if backend == "inductor" else warm  # inductor reads its variables when it is imported
+    forked = None if backend == "inductor" else both  # inductor reads its variables when it is imported
     record_pair(Job(JOBS / "compiled.py", [backend], env=env), tmp_path, forked)
     assert what(files(tmp_path / "run")[0]) == steps(10)
 
 
-def test_two_optimizers_closures_and_checkpoints(tmp_path: Path, warm: WarmInterpreter) -> None:
-    said = record_pair(Job(JOBS / "gan.py"), tmp_path, warm)
+def test_two_optimizers_closures_and_checkpoints(tmp_path: Path, both: Both) -> None:
+    said = record_pair(Job(JOBS / "gan.py"), tmp_path, both)
     critic, generator = iter(steps(6, 0, backwards=2)), iter(steps(3, 1))
     adversarial = [next(generator) if turn == "g" else next(critic) for turn in "ccgccgccg"]
     records = what(files(tmp_path / "run")[0])
@@ -222,8 +247,8 @@ def test_two_optimizers_closures_and_checkpoints(tmp_path: Path, warm: WarmInter
     assert records[12:] == steps(2, 3)
 
 
-def test_forked_loader_workers_schedulers_and_marks(tmp_path: Path, warm: WarmInterpreter) -> None:
-    record_pair(Job(JOBS / "loaders.py"), tmp_path, warm)
+def test_forked_loader_workers_schedulers_and_marks(tmp_path: Path, both: Both) -> None:
+    record_pair(Job(JOBS / "loaders.py"), tmp_path, both)
     (file,) = files(tmp_path / "run").values()
     assert what(file) == steps(15) + [(mark, -1, MARK, 0) for mark in range(4)]
     assert all(record[2] == record[3] for record in file.tail(15))
@@ -232,14 +257,14 @@ def test_forked_loader_workers_schedulers_and_marks(tmp_path: Path, warm: WarmIn
 # ---- frameworks
 
 
-def test_lightning_alone(tmp_path: Path, warm: WarmInterpreter) -> None:
-    (said,) = record_pair(Job(JOBS / "lightning_fit.py", ["1"], imports="lightning"), tmp_path, warm)
+def test_lightning_alone(tmp_path: Path, both: Both) -> None:
+    (said,) = record_pair(Job(JOBS / "lightning_fit.py", ["1"], imports="lightning"), tmp_path, both)
     assert said.endswith("steps 12")
     assert what(files(tmp_path / "run")[0]) == steps(12, backwards=2)
 
 
-def test_lightning_with_ddp(tmp_path: Path, warm: WarmInterpreter) -> None:
-    (said,) = record_pair(Job(JOBS / "lightning_fit.py", ["2"], imports="lightning"), tmp_path, warm)
+def test_lightning_with_ddp(tmp_path: Path, both: Both) -> None:
+    (said,) = record_pair(Job(JOBS / "lightning_fit.py", ["2"], imports="lightning"), tmp_path, both)
     assert said.endswith("steps 6")
     found = files(tmp_path / "run")
     assert sorted(found) == [0, 1]
@@ -249,8 +274,8 @@ def test_lightning_with_ddp(tmp_path: Path, warm: WarmInterpreter) -> None:
         check_ddp(tmp_path / "run", rank, 6, 4 * (8 * 16 + 16 + 16 + 1))
 
 
-def test_hugging_face_trainer_with_accumulation(tmp_path: Path, warm: WarmInterpreter) -> None:
-    (said,) = record_pair(Job(JOBS / "hugging_face.py", ["."], ranks=2, imports="transformers.trainer"), tmp_path, warm)
+def test_hugging_face_trainer_with_accumulation(tmp_path: Path, both: Both) -> None:
+    (said,) = record_pair(Job(JOBS / "hugging_face.py", ["."], ranks=2, imports="transformers.trainer"), tmp_path, both)
     assert said.endswith("steps 8")
     found = files(tmp_path / "run")
     assert sorted(found) == [0, 1]

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.ranks import RANKS, variables
+from ringtap.terminal import as_command
+from tests.frameworks.ranks import WarmInterpreter, quick, variables
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = Path(__file__).parent / "jobs" / "exchanged.py"
@@ -22,9 +23,8 @@ ALGORITHMS: list[tuple[str, dict[str, int]]] = [
 WORKERS = 4
 
 
-def test_training_is_that_of_an_all_reduce() -> None:
-    env = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    env |= variables(WORKERS)
+def test_training_is_that_of_an_all_reduce(tmp_path: Path, warm: WarmInterpreter) -> None:
+    env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"} | quick(str(ROOT)) | variables(WORKERS)
     others = [("parameter-server", "--shards", "2", "--number", str(number)) for number in range(2)]
     others.append(("in-network", "--pieces", "4"))
     with ExitStack() as stack:
@@ -33,14 +33,10 @@ def test_training_is_that_of_an_all_reduce() -> None:
             command = [sys.executable, "-m", "ringtap.workload.gradient_exchange", "--workers", str(WORKERS)]
             servers.append(stack.enter_context(subprocess.Popen([*command, "--collective", *words], env=env)))
             stack.callback(servers[-1].kill)
-        done = subprocess.run(
-            ["bash", "-c", RANKS, "ranks", sys.executable, str(JOB), json.dumps(ALGORITHMS)], env=env,
-            capture_output=True, text=True, timeout=200, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        output, _ = warm.run([str(JOB), json.dumps(ALGORITHMS)], tmp_path / "job", env, WORKERS)
         # they end with the job
         assert [server.wait(20) for server in servers] == [0, 0, 0]
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    found = [json.loads(line) for line in output.splitlines()]
     assert [each["algorithm"] for each in found] == [name for name, _ in ALGORITHMS]
     for each in found:
         # sums in another order differ by the rounding of float32, here of losses around 1
@@ -72,15 +68,18 @@ def test_an_algorithm_that_does_not_go_with_the_workers_is_named(algorithm: str,
         (["--collective", "in-network", "--workers", "x"], "--workers 'x'"),
     ],
 )
-def test_a_server_that_cannot_start_says_so(arguments: list[str], says: str) -> None:
-    env = {name: value for name, value in os.environ.items() if name not in ("MASTER_ADDR", "MASTER_PORT")}
-    done = subprocess.run(
-        [sys.executable, "-m", "ringtap.workload.gradient_exchange", *arguments],
-        env=env | {"PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stderr.startswith("ringtap: ")
-    assert says in done.stderr
+def test_a_server_that_cannot_start_says_so(
+    arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ringtap.workload.gradient_exchange import main
+
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    monkeypatch.setattr(sys, "argv", ["gradient_exchange", *arguments])
+    assert as_command(main) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("ringtap: ")
+    assert says in errors
 
 
 REFUSED = """
@@ -112,7 +111,7 @@ ends(lambda: DistributedDataParallel(layer, process_group=dist.new_group([0, 1])
 
 def test_a_job_that_cannot_exchange_as_asked_ends_with_a_sentence(tmp_path: Path) -> None:
     folder = str(ROOT / "agents" / "hook")
-    env = os.environ | {"PYTHONPATH": os.pathsep.join((folder, str(ROOT))), "RINGTAP_RUN": str(tmp_path)}
+    env = os.environ | quick(folder, str(ROOT)) | {"RINGTAP_RUN": str(tmp_path)}
     command = [sys.executable, "-c", REFUSED]
     done = subprocess.run(
         command, env=env | {"RINGTAP_COLLECTIVE": "ring"}, capture_output=True, text=True, check=False

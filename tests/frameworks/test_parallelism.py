@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.frameworks.ranks import free_port
+from tests.frameworks.ranks import WarmInterpreter, free_port
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--layers", "2", "--width", "24", "--batch", "8", "--microbatches", "2", "--iterations", "10"]
 MISFITS: list[tuple[list[str], int, str]] = [
     (["--kind", "fsdp", "--batch", "9"], 2, "--batch: 9 cannot be cut into 2 equal parts"),
@@ -21,7 +18,6 @@ MISFITS: list[tuple[list[str], int, str]] = [
     (["--kind", "pipeline", "--microbatches", "2"], 4, "--microbatches 2 is below the 4 ranks of the pipeline"),
     (["--kind", "tensor"], 4, ""),
 ]
-# all in one interpreter, whose imports take the most time
 JOB = f"""
 import json, os, sys
 from ringtap.examples.parallelism import KINDS, main, misfit, parse_arguments
@@ -35,24 +31,11 @@ print(json.dumps([misfit(parse_arguments(words), ranks) for words, ranks, _ in {
 """
 
 
-def test_two_ranks_train_as_one() -> None:
-    env = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
-    env |= {"MASTER_ADDR": "127.0.0.1"}
+def test_two_ranks_train_as_one(tmp_path: Path, warm: WarmInterpreter) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
     ports = [str(free_port()) for _ in range(3)]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", JOB, *ports], env=env | {"RANK": str(rank)}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        outputs = [rank.communicate(timeout=200) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs
-    first = outputs[0][0]
+    first, _ = warm.run([str(script), *ports], tmp_path / "job", os.environ | {"GLOO_SOCKET_IFNAME": "lo"}, 2)
     assert re.findall(r"^(\w+): (\d) ranks, 9552 parameters", first, re.MULTILINE) == [
         (kind, ranks) for ranks in "21" for kind in ("fsdp", "pipeline", "tensor")
     ]

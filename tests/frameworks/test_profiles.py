@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.lowering import Algorithms, lower
 from ringtap.workload.profile import RankProfile, profile_workload, read_profiles
 from ringtap.workload.workload import Workload, kind_of, peer_of, read_workload, size_of
-from tests.frameworks.ranks import WarmInterpreter, launch, warm_interpreter
+from tests.frameworks.ranks import WarmInterpreter, launch, quick
 
 JOB = Path(__file__).resolve().parent / "jobs" / "profiled.py"
 RINGTAP = [sys.executable, "-m", "ringtap"]
@@ -49,7 +48,8 @@ class Profiled:
 
 def environment() -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RINGTAP_")}
-    return inherited | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
+    own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
+    return inherited | own | quick()
 
 
 def run(command: list[str], code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -75,12 +75,6 @@ def communication(trace: list[Node]) -> list[tuple[object, int]]:
         elif node.type in (NodeType.COMM_SEND, NodeType.COMM_RECV):
             found.append((f"{node.type.name} {peer_of(node)}", size_of(node)))
     return found
-
-
-@pytest.fixture(scope="module")
-def warm() -> Iterator[WarmInterpreter]:
-    with warm_interpreter() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

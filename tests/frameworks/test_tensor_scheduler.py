@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,21 +12,17 @@ from torch import nn
 
 from ringtap.errors import UsageError
 from ringtap.workload.tensor_scheduler import TensorScheduler
-from tests.frameworks.ranks import launch
+from tests.frameworks.ranks import WarmInterpreter
 
-ROOT = Path(__file__).resolve().parents[2]
 JOB = Path(__file__).parent / "jobs" / "scheduled.py"
 # elements of the three layers, and of their pieces of 400 bytes
 FIRST, SECOND, LAST = 20 * 50 + 50, 50 * 31 + 31, 31 + 1
 PIECES = {FIRST: [100] * 10 + [50], SECOND: [100] * 15 + [81], LAST: [32]}
 
 
-def test_training_is_that_of_an_all_reduce_and_messages_have_their_order() -> None:
-    env = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    command = launch(2, sys.executable, str(JOB))
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
-    assert done.returncode == 0, done.stderr
-    found = {each["method"]: each for each in map(json.loads, done.stdout.splitlines())}
+def test_training_is_that_of_an_all_reduce_and_messages_have_their_order(tmp_path: Path, warm: WarmInterpreter) -> None:
+    output, _ = warm.run([str(JOB)], tmp_path / "job", os.environ | {"GLOO_SOCKET_IFNAME": "lo"}, 2)
+    found = {each["method"]: each for each in map(json.loads, output.splitlines())}
     assert sorted(found) == ["bytescheduler", "fifo", "p3", "tac", "tic"]
     # sums of two ranks, divided by two: the same to the rounding of float32
     assert all(each["difference"] < 1e-6 for each in found.values()), found

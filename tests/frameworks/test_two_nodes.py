@@ -13,6 +13,7 @@ import pytest
 from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.records import RecordFile, open_records
+from tests.frameworks.ranks import QUICK
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
 SCRIPT = Path(__file__).resolve().parent / "jobs" / "plain_ddp.py"
@@ -23,7 +24,7 @@ PORT = "29517"
 def start(host: str, folder: Path, *settings: str) -> subprocess.Popen[str]:
     """One host's half of the job: the user's own launch line with ringtap before it, in a bare environment."""
     env = {"PATH": os.environ["PATH"], "HOME": str(folder), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
-    env |= {"TESTED_BY": os.environ["TESTED_BY"]}
+    env |= {"TESTED_BY": os.environ["TESTED_BY"], "PYTHONPATH": QUICK}
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
     launcher += ["--node-rank", host[1:], "--master-addr", "S0", "--master-port", PORT]
     command = [sys.executable, "-m", "ringtap.cli", "lab", "exec", "--lab", "pairs", host, "--"]

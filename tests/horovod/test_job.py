@@ -1,4 +1,4 @@
-"""Real Horovod jobs under ``ringtap run``: alone, by ``horovodrun``, with ranks that are not recorded."""
+"""Real Horovod jobs under ``ringtap run``: alone, with and without ``horovodrun``, with ranks not recorded."""
 
 import json
 import os
@@ -13,11 +13,13 @@ import pytest
 
 from ringtap import open_job
 from ringtap.analysis.job.horovod_timeline import load_timeline
+from ringtap.examples.horovod_rank import rank_environment
 from ringtap.models import PROFILES
 from ringtap.records import open_records
 from ringtap.workload.execution_trace import NodeType
 from ringtap.workload.profile import profile_workload, read_profiles
 from ringtap.workload.workload import size_of
+from tests.frameworks.ranks import QUICK, RANKS, quick
 from tests.horovod.conftest import needs_horovod
 
 pytestmark = needs_horovod
@@ -27,12 +29,13 @@ ROOT = JOB.parents[2]
 HOROVODRUN = str(Path(sys.executable).with_name("horovodrun"))
 STEPS = 20
 TENSORS = 8  # of job.py's model
+AS_RANK = 'export HOROVOD_RANK=$RANK HOROVOD_LOCAL_RANK=$RANK; unset RANK LOCAL_RANK WORLD_SIZE; exec "$@"'
 
 
 def launch(*command: str | Path, ringtap: Path | None = None, collect: str = "nic,steps,horovod", **extra: str) -> str:
     """Run a job to its end, recorded into the run directory where one is named; what it printed."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", "RINGTAP_"))}
-    environment |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"} | extra
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"} | quick() | extra
     prefix = [sys.executable, "-m", "ringtap.cli", "run", "--collect", collect, "-o", str(ringtap), "--"]
     done = subprocess.run(
         [*(prefix if ringtap else []), *map(str, command)],
@@ -43,7 +46,20 @@ def launch(*command: str | Path, ringtap: Path | None = None, collect: str = "ni
 
 
 def two_ranks(*command: str | Path, ringtap: Path | None = None, **extra: str) -> str:
-    return launch(HOROVODRUN, "-np", "2", "--gloo", *command, ringtap=ringtap, **extra)
+    """Run a job of two ranks, started as ``horovodrun`` starts them, but without its own import of torch."""
+    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.http.http_server import RendezvousServer
+
+    server = RendezvousServer()
+    launcher = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
+    launcher |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.start() - 1)}
+    server.init(get_host_assignments(parse_hosts("host0:2"), 2))
+    try:
+        environment = {"WORLD_SIZE": "2"} | rank_environment(launcher) | extra
+        return launch("bash", "-c", RANKS, "ranks", "sh", "-c", AS_RANK, "sh", *command, ringtap=ringtap, **environment)
+    finally:
+        server.stop()
+        server._httpd.server_close()
 
 
 def node(run: Path) -> Path:
@@ -92,7 +108,14 @@ def plain() -> str:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A job of two ranks, recorded, and what it printed."""
     run = tmp_path_factory.mktemp("horovod") / "run"
-    return run, two_ranks(sys.executable, JOB, str(STEPS), "0.01", ringtap=run)
+    return run, launch(HOROVODRUN, "-np", "2", "--gloo", sys.executable, JOB, str(STEPS), "0.01", ringtap=run)
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A job of two ranks, recorded without Horovod's recorder, and what it printed."""
+    run = tmp_path_factory.mktemp("profiled") / "run"
+    return run, two_ranks(sys.executable, JOB, str(STEPS), ringtap=run, collect="steps,profile")
 
 
 def test_step_counts_are_exact(recorded: tuple[Path, str]) -> None:
@@ -143,11 +166,12 @@ def test_what_the_user_has_set_holds(tmp_path: Path) -> None:
     assert not list((node(tmp_path / "run") / "horovod").glob("timeline*"))
 
 
-def test_without_horovod_among_the_recorders_steps_are_exact_all_the_same(tmp_path: Path) -> None:
-    two_ranks(sys.executable, JOB, "5", ringtap=tmp_path / "run", collect="steps")
-    for rows in steps(tmp_path / "run").values():
-        assert_exact(rows, 5)
-    assert not (node(tmp_path / "run") / "horovod" / "settings.json").exists()
+def test_without_horovod_among_the_recorders_steps_are_exact_all_the_same(profiled: tuple[Path, str]) -> None:
+    ranks = steps(profiled[0])
+    assert sorted(ranks) == [0, 1]
+    for rows in ranks.values():
+        assert_exact(rows)
+    assert not (node(profiled[0]) / "horovod" / "settings.json").exists()
 
 
 def test_a_job_of_one_process_needs_no_launcher(tmp_path: Path) -> None:
@@ -173,7 +197,8 @@ def test_a_rank_that_is_not_recorded_costs_the_timeline_and_not_the_job(
 def test_horovod_ends_a_job_whose_ranks_differ_in_the_variable(tmp_path: Path) -> None:
     """Why ranks agree first; should a Horovod come that bears it, they need not."""
     script = '[ "$HOROVOD_RANK" = 1 ] && unset HOROVOD_TIMELINE; exec "$@"'
-    command = [HOROVODRUN, "-np", "2", "--gloo", "sh", "-c", script, "sh", sys.executable, str(JOB), "5"]
+    job = "import horovod.torch as hvd; hvd.init(); hvd.barrier()"
+    command = [HOROVODRUN, "-np", "2", "--gloo", "sh", "-c", script, "sh", sys.executable, "-c", job]
     environment = dict(os.environ) | {"HOROVOD_TIMELINE": str(tmp_path / "t.json"), "HOROVOD_GLOO_TIMEOUT_SECONDS": "5"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode != 0
@@ -183,8 +208,7 @@ def test_an_unwritable_folder_costs_the_timeline_and_not_the_job(tmp_path: Path,
     """A file stands where the folder should be: rank 0 says no before the ranks agree."""
     run = tmp_path / "run"
     script = 'd="$RINGTAP_RUN/nodes/$RINGTAP_NODE"; mkdir -p "$d"; echo x > "$d/horovod"; exec "$@"'
-    job: list[str | Path] = [HOROVODRUN, "-np", "2", "--gloo", sys.executable, JOB, str(STEPS)]
-    assert result(launch("sh", "-c", script, "sh", *job, ringtap=run)) == plain
+    assert result(two_ranks("sh", "-c", script, "sh", sys.executable, JOB, str(STEPS), ringtap=run)) == plain
     assert (node(run) / "horovod").is_file()
 
 
@@ -193,7 +217,7 @@ def test_a_real_model_moves_its_gradients_under_horovod(tmp_path: Path) -> None:
     job = ["--horovod", "--model", "densenet161", "--batch", "1", "--image", "64", "--iterations", "4"]
     script = ROOT / "examples" / "real_model.py"
     # scripts/prepare.sh installs torchvision there
-    paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(sys.prefix) / "torchvision")])}
+    paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), QUICK, str(Path(sys.prefix) / "torchvision")])}
     words = two_ranks(sys.executable, script, *job, ringtap=tmp_path / "run", **paths)
     assert "Model: densenet161, 28681000 parameters, 2 ranks on cpu" in words
     found = open_job(tmp_path / "run").summary()
@@ -201,10 +225,9 @@ def test_a_real_model_moves_its_gradients_under_horovod(tmp_path: Path) -> None:
     assert found["demand"]["gradient_bytes"] == sum(tensor.bytes for tensor in PROFILES["densenet161"].tensors)
 
 
-def test_a_profile_has_the_bytes_of_all_tensors(tmp_path: Path, plain: str) -> None:
+def test_a_profile_has_the_bytes_of_all_tensors(profiled: tuple[Path, str], plain: str) -> None:
     """The gradients, and the loss that the job averages after each step; nothing else changes."""
-    run = tmp_path / "run"
-    output = launch(HOROVODRUN, "-np", "2", "--gloo", sys.executable, JOB, STEPS, ringtap=run, collect="steps,profile")
+    run, output = profiled
     assert result(output) == plain
     workload = profile_workload(read_profiles(run), "run")
     assert sum(one["elements"] for one in workload.about["parameters"]) == 3 * (64 * 64 + 64) + 64 + 1

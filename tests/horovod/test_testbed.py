@@ -1,6 +1,7 @@
 """A sweep whose job is Horovod's scale model, over two hosts of the virtual testbed."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from ringtap.analysis.model.demand import demand
 from ringtap.records import open_records
+from tests.frameworks.ranks import quick
 from tests.horovod.conftest import needs_horovod
 
 pytestmark = needs_horovod
@@ -50,7 +52,7 @@ def test_a_sweep_with_horovod_moves_the_bytes_of_the_equation(tmp_path: Path) ->
     plan, out = tmp_path / "plan.toml", tmp_path / "out"
     plan.write_text(PLAN)
     command = [sys.executable, "-m", "ringtap.cli", "sweep", str(plan), "-o", str(out), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, env=os.environ | quick(), capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     (point,) = map(json.loads, (out / "points.jsonl").read_text().splitlines())
     nodes = out / point["directory"] / "nodes"

@@ -16,6 +16,7 @@ import pytest
 from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.analysis.model.demand import demand
+from tests.frameworks.ranks import quick
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
@@ -64,7 +65,7 @@ def test_two_ranks_over_loopback(tmp_path: Path) -> None:
     job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", SCALE_MODEL]
     job += ["--parameters", str(PARAMETERS), "--iterations", str(SHORT_ITERATIONS), "--compute-s", "0.1"]
     command = [*RINGTAP, "run", *COLLECT, "--interface", "lo", "-o", str(run), "--", *job]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(command, env=os.environ | quick(), capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     data = analyze(run)
     assert (data["iterations"]["count"], data["run"]["ranks"]) == (SHORT_ITERATIONS, 2)
@@ -165,7 +166,7 @@ def start_rank(start: Any, spec: TestbedSpec, rank: int, run: Path) -> "subproce
     environment = {"RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     environment |= {"MASTER_ADDR": spec.training_ip("S0"), "MASTER_PORT": "29511", "GLOO_SOCKET_IFNAME": "eth0"}
     command = [*RINGTAP, "run", *COLLECT, "--interface", "eth0", *where, "--node", host, "--", *job]
-    found: subprocess.Popen[str] = start(host, *command, **environment)
+    found: subprocess.Popen[str] = start(host, *command, **environment, **quick())
     return found
 
 
@@ -184,7 +185,7 @@ def test_ranks_given_in_code(tmp_path: Path, workers: int) -> None:
         port = server.getsockname()[1]
     job = [sys.executable, str(JOBS / "spawned_ddp.py"), "--port", str(port), "--workers", str(workers)]
     command = [*RINGTAP, "run", "--every", "20ms", "-o", str(run), "--", *job]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(command, env=os.environ | quick(), capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     data = analyze(run)
     gradient_bytes = int(done.stdout.split("gradients ")[1].split()[0])
@@ -199,7 +200,7 @@ def test_ranks_given_in_code(tmp_path: Path, workers: int) -> None:
 def test_processes_without_a_process_group(tmp_path: Path) -> None:
     run = tmp_path / "run"
     command = [*RINGTAP, "run", "-o", str(run), "--", sys.executable, str(JOBS / "hogwild.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(command, env=os.environ | quick(), capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     data = analyze(run)
     assert data["iterations"]["restarts"] == 0

@@ -17,12 +17,13 @@ import ringtap
 from ringtap.agents.hook.ringtap_hook import ddp
 from ringtap.records import open_records, read_json_lines
 from ringtap.rundir import RunDirectory, read_json
+from tests.frameworks.ranks import QUICK
 
 HOOK = Path(__file__).resolve().parents[3] / "agents" / "hook"
 HOST = os.uname().nodename
 
 
-def run_python(code: str, *path: Path, **env: object) -> str:
+def run_python(code: str, *path: Path | str, **env: object) -> str:
     """Run code in a fresh interpreter, recorded if RINGTAP_RUN is among the variables; returns its output."""
     clean = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(map(str, [HOOK, *path]))}
     clean |= {name: str(value) for name, value in env.items()}
@@ -129,9 +130,9 @@ def test_only_what_was_asked_for_is_recorded(tmp_path: Path) -> None:
         from torch.optim import optimizer
         assert not any("ringtap" in hook.__module__ for hook in optimizer._global_optimizer_pre_hooks.values())
     """
-    run_python(dedent(TORCH_JOB) + dedent(untouched), RINGTAP_RUN=tmp_path, RINGTAP_COLLECT="")
+    run_python(dedent(TORCH_JOB) + dedent(untouched), QUICK, RINGTAP_RUN=tmp_path, RINGTAP_COLLECT="")
     assert list(tmp_path.iterdir()) == []
-    run_python(TORCH_JOB, RINGTAP_RUN=tmp_path, RINGTAP_COLLECT="steps")
+    run_python(TORCH_JOB, QUICK, RINGTAP_RUN=tmp_path, RINGTAP_COLLECT="steps")
     assert rows(steps) == [(0, 0, 0, 1), (1, 0, 0, 1)]
 
 
@@ -149,7 +150,7 @@ def test_what_an_optimizer_calls_found_inf_may_be_anything(tmp_path: Path) -> No
             optimizer.found_inf = odd
             optimizer.step()
     """
-    run_python(code, RINGTAP_RUN=tmp_path, RINGTAP_NODE="n")
+    run_python(code, QUICK, RINGTAP_RUN=tmp_path, RINGTAP_NODE="n")
     assert [row[2] for row in rows(tmp_path / "nodes" / "n" / "steps")] == [0, 0, 0, 0, 0, 1]
 
 
@@ -164,7 +165,7 @@ def test_the_step_that_a_checkpoint_makes_to_get_a_state_is_none_of_the_training
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
     """
-    run_python(code, RINGTAP_RUN=tmp_path, RINGTAP_NODE="n")
+    run_python(code, QUICK, RINGTAP_RUN=tmp_path, RINGTAP_NODE="n")
     assert rows(tmp_path / "nodes" / "n" / "steps") == [(0, 0, 0, 1), (1, 0, 0, 1)]
 
 
@@ -185,7 +186,7 @@ def test_a_ddp_log_that_is_gone_ends_that_recorder_alone(tmp_path: Path) -> None
         gc.collect()  # the model before the group, whose threads may else outlive the interpreter and abort
         dist.destroy_process_group()
     """
-    assert run_python(code, RINGTAP_RUN=tmp_path, RINGTAP_NODE="n") == "done\n"
+    assert run_python(code, QUICK, RINGTAP_RUN=tmp_path, RINGTAP_NODE="n") == "done\n"
     steps = tmp_path / "nodes" / "n" / "steps"
     (log,) = steps.glob("hook-*.log")
     assert log.read_text().count("Traceback") == 1
@@ -213,7 +214,7 @@ def test_two_ddp_modules_in_turn_and_one_that_goes(tmp_path: Path) -> None:
         gc.collect()  # the model before the group, whose threads may else outlive the interpreter and abort
         dist.destroy_process_group()
     """
-    run_python(code, RINGTAP_RUN=tmp_path, RINGTAP_NODE="n")
+    run_python(code, QUICK, RINGTAP_RUN=tmp_path, RINGTAP_NODE="n")
     steps = tmp_path / "nodes" / "n" / "steps"
     (path,) = steps.glob("*.ddp.rec")
     records = open_records(path).tail()
@@ -237,7 +238,7 @@ def test_ddp_is_sampled_as_often_as_asked_for(tmp_path: Path, every: str, iterat
         gc.collect()  # the model before the group, whose threads may else outlive the interpreter and abort
         dist.destroy_process_group()
     """
-    run_python(code, RINGTAP_RUN=tmp_path, RINGTAP_NODE="n", RINGTAP_DDP_EVERY=every)
+    run_python(code, QUICK, RINGTAP_RUN=tmp_path, RINGTAP_NODE="n", RINGTAP_DDP_EVERY=every)
     (path,) = (tmp_path / "nodes" / "n" / "steps").glob("*.ddp.rec")
     assert [record[0] for record in open_records(path).tail()] == iterations
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ringtap.records import open_records
+from tests.frameworks.ranks import QUICK
 
 HOOK = Path(__file__).resolve().parents[3] / "agents" / "hook"
 
@@ -83,7 +84,7 @@ def run_job(*arguments: str, **env: str) -> Outcome:
 
 @pytest.fixture(scope="module")
 def plain() -> Outcome:
-    return run_job()
+    return run_job(PYTHONPATH=QUICK)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,8 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def recorded(steps: Path) -> Outcome:
     """The same job, recorded, and killed at its end as a scheduler would."""
-    return run_job("killed", PYTHONPATH=str(HOOK), RINGTAP_RUN=str(steps.parents[2]), RINGTAP_NODE="here", RANK="1")
+    path = f"{HOOK}{os.pathsep}{QUICK}"
+    return run_job("killed", PYTHONPATH=path, RINGTAP_RUN=str(steps.parents[2]), RINGTAP_NODE="here", RANK="1")
 
 
 def test_the_result_is_the_same_to_the_bit(plain: Outcome, recorded: Outcome) -> None:

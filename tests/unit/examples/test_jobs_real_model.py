@@ -16,7 +16,7 @@ from ringtap import open_job
 from ringtap.cli import main
 from ringtap.examples import real_model
 from ringtap.models import PROFILES
-from tests.frameworks.ranks import launch
+from tests.frameworks.ranks import QUICK, launch
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "examples" / "real_model.py"
@@ -38,7 +38,7 @@ def train(run: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
     job = launch(2, sys.executable, str(SCRIPT), *arguments)
     record = [sys.executable, "-m", "ringtap", "run", "--every", "20ms", "-o", str(run), "--", *job]
     # beside a torch without CUDA, transformers fails where it finds this torchvision
-    paths = [str(ROOT)] if "bert-large" in arguments else [str(ROOT), TORCHVISION]
+    paths = [str(ROOT), QUICK] if "bert-large" in arguments else [str(ROOT), QUICK, TORCHVISION]
     done = start(*record, PYTHONPATH=os.pathsep.join(paths))
     assert done.returncode == 0, done.stderr
     output = run / "job output.txt"
@@ -82,7 +82,7 @@ def test_resnet50_moves_the_gradients_that_its_tensors_have(tmp_path: Path, caps
 def test_bert_large_moves_the_gradients_that_its_tensors_have(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = ["--model", "bert-large", "--batch", "1", "--sequence", "4", "--iterations", "2"]
+    job = ["--model", "bert-large", "--batch", "1", "--sequence", "4", "--iterations", "1"]
     printed, found = train(tmp_path / "run", *job)
     assert found["demand"]["gradient_bytes"] == 4 * parameters_of("bert-large", capsys) == 1_340_697_832
     assert "Model: bert-large, 335174458 parameters, 2 ranks on cpu\nBatch per rank = 1\n" in printed

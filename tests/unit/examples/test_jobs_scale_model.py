@@ -23,7 +23,7 @@ from ringtap import plan_models
 from ringtap.examples import scale_model
 from ringtap.models import PROFILES, ModelProfile
 from ringtap.records import RecordFile, open_records
-from tests.frameworks.ranks import launch
+from tests.frameworks.ranks import QUICK, launch
 
 ROOT = Path(__file__).resolve().parents[3]
 HOOK = ROOT / "agents" / "hook"
@@ -35,7 +35,7 @@ def start(run: Path, launcher: list[str], *arguments: str) -> subprocess.Popen[s
     env |= {
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(HOOK),
+        "PYTHONPATH": f"{HOOK}{os.pathsep}{QUICK}",
         "RINGTAP_RUN": str(run),
         "RINGTAP_NODE": "node",
     }

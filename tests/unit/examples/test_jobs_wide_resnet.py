@@ -17,7 +17,7 @@ import torch
 
 from ringtap.examples import wide_resnet
 from ringtap.records import open_records
-from tests.frameworks.ranks import launch
+from tests.frameworks.ranks import QUICK, launch
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "examples" / "wide_resnet.py"
@@ -125,7 +125,7 @@ def test_learns_the_generated_set_on_two_ranks(tmp_path: Path) -> None:
     steps = tmp_path / "nodes" / "node" / "steps"
     result = train(
         *["--images", "1536", "--depth", "10", "--width", "1", "--batch", "32", "--epochs", "8"],
-        PYTHONPATH=str(ROOT / "agents" / "hook"),
+        PYTHONPATH=os.pathsep.join([str(ROOT / "agents" / "hook"), QUICK]),
         RINGTAP_RUN=str(tmp_path),
         RINGTAP_NODE="node",
         RINGTAP_COLLECT="steps",

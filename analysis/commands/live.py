@@ -11,7 +11,7 @@ from typing import Any
 
 from ringtap import installation
 from ringtap.errors import UsageError
-from ringtap.metrics_address import listen, url_of
+from ringtap.http_address import METRICS_PATH, listen_for_metrics, url_of
 from ringtap.options import add_metrics
 from ringtap.schema import RUN_JSON
 from ringtap.terminal import shell_word
@@ -38,7 +38,7 @@ def _live(options: argparse.Namespace) -> int:
     if options.metrics and options.plain:
         raise UsageError("--plain prints and --metrics serves: give one of them")
     if options.metrics:
-        with listen(options.metrics, options.metrics_public) as listener:
+        with listen_for_metrics(options.metrics, options.metrics_public) as listener:
             return _serve_metrics(options.run, listener)
     watch = None if options.plain else _import_view()
     path = _wait_for(options.run, _APPEARS_S)
@@ -70,7 +70,7 @@ def _serve_metrics(run: Path, listener: socket.socket) -> int:
 
     lower_priority()
     metrics = RunMetrics(path)
-    print(f"Metrics at {url_of(listener)}", flush=True)
+    print(f"Metrics at {url_of(listener, METRICS_PATH)}", flush=True)
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends it
         MetricsHttpServer(metrics, listener).serve_while(metrics.is_running)
         print(f"The run has ended. Next: ringtap analyze {shell_word(run)}", file=sys.stderr)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,6 @@ from ringtap.analysis.live import summary, tables
 from ringtap.analysis.live.poller import Poller
 from ringtap.analysis.live.snapshot import Snapshot
 from ringtap.analysis.live.tables import DIM, Page
-from ringtap.errors import RingtapError
 from ringtap.records import JsonLinesWriter
 from ringtap.schema import MARKS_JSONL, RUN_JSON
 from ringtap.terminal import masked
@@ -461,10 +459,6 @@ def watch(take: Callable[[], Snapshot], run: Path) -> Snapshot | None:
     try:
         app.run(mouse=False)
     finally:
-        poller.stop()
         signal.signal(signal.SIGTERM, previous)
-    if poller.error is not None:
-        if not isinstance(poller.error, (RingtapError, OSError)):
-            raise poller.error
-        print(f"ringtap: the view ended: {poller.error}", file=sys.stderr)
-    return poller.latest
+        newest = poller.finish()
+    return newest

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
 
 from ringtap.analysis.live.snapshot import Snapshot
+from ringtap.errors import RingtapError
 
 EVERY_S = 1.0
 
@@ -26,15 +28,27 @@ class Poller(threading.Thread):
         self._take, self._every_s, self._end = take, every_s, threading.Event()
 
     def run(self) -> None:
-        """Take snapshots until `stop` is called."""
+        """Take snapshots until `finish` is called."""
         due_s = time.monotonic()
         try:
             while not self._end.wait(max(0.0, due_s - time.monotonic())):
                 self.latest = self._take()
                 due_s = max(due_s + self._every_s, time.monotonic() + self._every_s / 2)
-        except Exception as error:  # shown by the main thread, once the terminal is restored
+        except Exception as error:  # for `finish`, once the terminal is restored
             self.error = error
 
-    def stop(self) -> None:
-        """Stop after the current snapshot."""
+    def finish(self) -> Snapshot | None:
+        """Stop after the current snapshot, and print the error of a run that cannot be read any more.
+
+        Returns:
+            The last snapshot; None if none was taken.
+
+        Raises:
+            Exception: polling ended in an error other than RingtapError and OSError.
+        """
         self._end.set()
+        if self.error is not None:
+            if not isinstance(self.error, (RingtapError, OSError)):
+                raise self.error
+            print(f"ringtap: the view ended: {self.error}", file=sys.stderr)
+        return self.latest

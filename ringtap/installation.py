@@ -92,7 +92,7 @@ def cache_folder() -> Path:
 
 
 def state_folder() -> Path:
-    """Return the folder for what is to outlive a program: ``$XDG_STATE_HOME/ringtap``, else ``~/.local/state/ringtap``."""
+    """Return the folder for what outlives a program: ``$XDG_STATE_HOME/ringtap``, else ``~/.local/state/ringtap``."""
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "ringtap"
 

@@ -93,8 +93,6 @@ def _serve_metrics(run: Path, listener: socket.socket) -> int:
 def _serve_page(run: Path, listener: socket.socket) -> int:
     """Serve the live view to browsers until Ctrl-C."""
     web = _import_view("web")
-    port = listener.getsockname()[1]
-    token = web.read_token(web.token_file(port))
     path = _wait_for(run, _APPEARS_S)
 
     from ringtap.analysis.live.build_snapshot import SnapshotSource
@@ -102,13 +100,7 @@ def _serve_page(run: Path, listener: socket.socket) -> int:
     from ringtap.analysis.live.run_state import lower_priority
 
     lower_priority()
-    # a terminal forgets the token; a file or a log would keep it
-    is_terminal = sys.stdout.isatty()
-    print(f"Live view at {url_of(listener, f'/#{token}' if is_terminal else '/')}", flush=True)
-    if not is_terminal:
-        print(f"The page asks for the token in {web.token_file(port)}", file=sys.stderr)
-    print(f"From another machine, first: {web.tunnel_command(listener)}", file=sys.stderr)
-    say_next(web.serve_page(SnapshotSource(path).take, listener, token), str(run))
+    say_next(web.serve_page(SnapshotSource(path).take, listener), str(run))
     return 0
 
 

@@ -190,7 +190,7 @@ class _Handler(QuietHandler):
     timeout = _IDLE_S
     server: MetricsHttpServer
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802
         """Answer with the metrics, in the format that the client asks for."""
         if self.path.partition("?")[0] != METRICS_PATH:
             self.answer(404, TEXT, f"The metrics are at {METRICS_PATH}\n".encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ def _spans(line: Text) -> list[tuple[str, str]]:
     """Return pieces of a line, each with its style, whose words are classes of the page."""
     edges = sorted({0, len(line.plain), *(edge for span in line.spans for edge in (span.start, span.end))})
     pieces = []
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in itertools.pairwise(edges):
         styles = [str(span.style) for span in line.spans if span.start <= start and end <= span.end]
         pieces.append((masked(line.plain[start:end]), " ".join([str(line.style), *styles]).strip()))
     return pieces

@@ -15,6 +15,7 @@ import os
 import secrets
 import socket
 import stat
+import sys
 import threading
 import time
 from collections import deque
@@ -29,7 +30,7 @@ from ringtap.analysis.live.page_parts import TableChoice, parts_of
 from ringtap.analysis.live.poller import Poller
 from ringtap.analysis.live.snapshot import Snapshot
 from ringtap.errors import UsageError, error_message
-from ringtap.http_address import names_loopback
+from ringtap.http_address import names_loopback, url_of
 from ringtap.installation import state_folder
 
 _STATIC = Path(__file__).parent / "static"
@@ -68,7 +69,7 @@ def read_token(path: Path) -> str:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError), open(path, "x", opener=partial(os.open, mode=0o600)) as file:
             file.write(secrets.token_urlsafe(_TOKEN_BYTES))
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             found = os.fstat(file.fileno())
             token = file.read(4 * _MIN_CHARACTERS).strip().decode("ascii", "replace")
     except OSError as error:
@@ -134,11 +135,12 @@ class _Handler(QuietHandler):
     server: PageServer
 
     def end_headers(self) -> None:
+        """Add the headers of every answer."""
         for name, value in _HEADERS.items():
             self.send_header(name, value)
         super().end_headers()
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802
         """Answer with a file of the page, a challenge, or the events."""
         hosts = self.headers.get_all("Host") or []
         path, _, query = self.path.partition("?")
@@ -190,22 +192,30 @@ class _Handler(QuietHandler):
             time.sleep(_LOOK_S)
 
 
-def serve_page(take: Callable[[], Snapshot], listener: socket.socket, token: str) -> Snapshot | None:
-    """Serve the page until Ctrl-C.
+def serve_page(take: Callable[[], Snapshot], listener: socket.socket) -> Snapshot | None:
+    """Print the page's URL, and serve the page until Ctrl-C.
 
     Args:
         take: returns a new snapshot; called from a thread of its own, once a second.
         listener: the listening socket.
-        token: the page's token.
 
     Returns:
         The last snapshot; None if none was taken.
 
     Raises:
+        UsageError: as `read_token`.
         Exception: polling ended in an error other than RingtapError and OSError, which are only printed.
     """
+    path = token_file(listener.getsockname()[1])
+    token = read_token(path)
     poller = Poller(take)
     poller.start()
     with contextlib.suppress(KeyboardInterrupt):
+        # a terminal forgets the token; a file would keep it
+        is_terminal = sys.stdout.isatty()
+        print(f"Live view at {url_of(listener, f'/#{token}' if is_terminal else '/')}", flush=True)
+        if not is_terminal:
+            print(f"The page asks for the token in {path}", file=sys.stderr)
+        print(f"From another machine, first: {tunnel_command(listener)}", file=sys.stderr)
         PageServer(listener, token, lambda: poller.latest).serve_while(lambda: poller.error is None)
     return poller.finish()

@@ -23,11 +23,15 @@ class Browser:
 
     Args:
         profile: its folder.
+
+    Attributes:
+        events: what it has reported of the domains that are enabled.
     """
 
     def __init__(self, profile: Path) -> None:
         assert CHROMIUM
         read, write = os.pipe(), os.pipe()
+        self.events: list[dict[str, Any]] = []
         self._to, self._from, self._rest, self._number = read[1], write[0], b"", 0
         # the browser reads commands from descriptor 3 and writes answers to 4
         redirect = f'exec "$0" "$@" 3<&{read[0]} 4>&{write[1]}'
@@ -53,16 +57,22 @@ class Browser:
         """Call a method of the protocol, and return its result."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
-        os.write(self._to, json.dumps(message | ({"sessionId": self._session} if self._session else {})).encode() + b"\0")
+        os.write(
+            self._to, json.dumps(message | ({"sessionId": self._session} if self._session else {})).encode() + b"\0"
+        )
         deadline = time.monotonic() + WAIT_S
         while True:
             while b"\0" in self._rest:
                 text, _, self._rest = self._rest.partition(b"\0")
                 answer = json.loads(text)
+                if "method" in answer:
+                    self.events.append(answer)
                 if answer.get("id") == self._number:
                     assert "result" in answer, answer
                     return answer["result"]
-            assert select.select([self._from], [], [], max(0.0, deadline - time.monotonic()))[0], f"no answer to {method}"
+            assert select.select([self._from], [], [], max(0.0, deadline - time.monotonic()))[0], (
+                f"no answer to {method}"
+            )
             self._rest += os.read(self._from, 1 << 16)
 
     def open(self, url: str) -> None:

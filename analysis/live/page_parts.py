@@ -22,7 +22,7 @@ _BARS = 100
 
 @dataclass(frozen=True)
 class TableChoice:
-    """What a reader of the page has chosen for its tables.
+    """The reader's choice of rows and of their order.
 
     Attributes:
         words: words that a row must have.

@@ -126,11 +126,11 @@ class PageServer(ListeningHttpServer):
     """
 
     def __init__(self, listener: socket.socket, token: str, latest: Callable[[], Snapshot | None]) -> None:
-        super().__init__(listener, _Handler)
+        super().__init__(listener, _PageHandler)
         self.challenges, self.latest = Challenges(token), latest
 
 
-class _Handler(QuietHandler):
+class _PageHandler(QuietHandler):
     timeout = _IDLE_S
     server: PageServer
 

@@ -279,7 +279,7 @@ class LiveApp(App[None]):
             self.refresh_bindings()
         run = self._shown
         notes = [f"filter: {self.words}"] if self.words else []
-        notes += [summary.ending(run)] if run is not None and run.ended else []
+        notes += [f"{summary.ending(run)} q quit, then: ringtap analyze"] if run is not None and run.ended else []
         note = self._message or "  ".join(notes)
         self.query_one("#note", Lines).show(*([Text(note)] if note and not self._input_purpose else []))
         if run is None:

@@ -13,7 +13,7 @@ from rich.text import Text
 from ringtap.analysis.live import summary, tables
 from ringtap.analysis.live.snapshot import Snapshot
 from ringtap.analysis.live.tables import Page
-from ringtap.terminal import masked
+from ringtap.terminal import masked, shell_word
 
 MAX_ROWS = 200
 _MAX_WARNINGS = 20
@@ -46,7 +46,9 @@ def parts_of(run: Snapshot, choice: TableChoice) -> dict[str, Any]:
         "head": {
             "name": masked(Path(run.path).resolve().name),
             "lines": [_spans(line) for line in lines],
-            "ending": masked(summary.ending(run)) if run.ended else "",
+            "ending": masked(f"{summary.ending(run)} Next: ringtap analyze {shell_word(run.path)}")
+            if run.ended
+            else "",
         },
         "warnings": warnings[:_MAX_WARNINGS] + more,
         "iterations": _bars(run, summary.iteration_plot, len(run.iterations.history)),

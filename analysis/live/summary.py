@@ -141,5 +141,5 @@ def warnings(run: Snapshot) -> list[str]:
 
 
 def ending(run: Snapshot) -> str:
-    """Return the status of a run that ended, and the next command, as a sentence."""
-    return f"The run is {run.status}{': ' + run.why if run.why else ''}. q quit, then: ringtap analyze"
+    """Return the status of a run that ended, as a sentence."""
+    return f"The run is {run.status}{': ' + run.why if run.why else ''}."

@@ -83,7 +83,11 @@ def read_token(path: Path) -> str:
 def tunnel_command(listener: socket.socket) -> str:
     """Return the command that brings the page to a user's own machine, where the URL is then the same."""
     host, port = listener.getsockname()[:2]
-    return f"ssh -N -L {port}:{f'[{host}]' if ':' in host else host}:{port} {getpass.getuser()}@{socket.gethostname()}"
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user ID without a name, as in some containers
+        user = "USER"
+    return f"ssh -N -L {port}:{f'[{host}]' if ':' in host else host}:{port} {user}@{socket.gethostname()}"
 
 
 class Challenges:

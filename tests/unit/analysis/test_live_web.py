@@ -376,7 +376,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
             check_page(browser)
             run.finish("failed", "rank 1 was killed")
             browser.wait("document.getElementById('warnings').textContent", lambda text: "rank 1 was killed" in text)
-            assert "then: ringtap analyze" in browser.value("document.getElementById('ending').textContent")
+            assert "Next: ringtap analyze" in browser.value("document.getElementById('ending').textContent")
         said = (tmp_path / "output").read_text() + (tmp_path / "output-before").read_text()
         assert token not in said and f"The page asks for the token in {web.token_file(port)}" in said
         assert "Traceback" not in said and "The recording goes on. To come back: ringtap live" in said

@@ -11,7 +11,7 @@
   const hasToken = () => location.hash.length > TOKEN_CHARACTERS;
   const takeToken = () => {
     if (!hasToken()) return;
-    sessionStorage.setItem("token", decodeURIComponent(location.hash.slice(1)));
+    sessionStorage.setItem("token", location.hash.slice(1));
     history.replaceState(null, "", location.pathname);
   };
 

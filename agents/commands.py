@@ -154,16 +154,16 @@ def _run(options: argparse.Namespace) -> int:
     _check_live(options.live)
     listener = None
     if options.metrics and is_first_on_node(os.environ):
-        from ringtap.metrics_address import listen, url_of
+        from ringtap.http_address import METRICS_PATH, listen_for_metrics, url_of
 
-        listener = listen(options.metrics, options.metrics_public)
+        listener = listen_for_metrics(options.metrics, options.metrics_public)
     try:
         location = find_location(Path(command[0]).name, options.output, options.join, node, settings, options.access)
     except UnwritableError as error:
         return run_unrecorded(command, str(error))
     _print_location(location, settings, options.verbose)
     if listener:
-        tell(f"ringtap: metrics at {url_of(listener)}")
+        tell(f"ringtap: metrics at {url_of(listener, METRICS_PATH)}")
     return run_job(location, settings, command, options.live, listener)
 
 

@@ -91,6 +91,12 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "ringtap"
 
 
+def state_folder() -> Path:
+    """Return the folder for what outlives a program: ``$XDG_STATE_HOME/ringtap``, else ``~/.local/state/ringtap``."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "ringtap"
+
+
 def shipped_example(path: str | os.PathLike[str]) -> Path | None:
     """Return the example that ships with ringtap under the name ``examples/NAME``, unless that file exists here."""
     shipped = Path(__file__).parent / path

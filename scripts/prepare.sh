@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes the environment that make demo and make test run in: sh scripts/prepare.sh FOLDER
 # With "tests" as second word it adds what make test alone needs: Horovod, compiled once, in that environment;
-# torchvision and mlc-chakra, beside it; tshark, Slurm, sshd, Prometheus and shellcheck.
+# torchvision and mlc-chakra, beside it; tshark, Slurm, sshd, Prometheus, shellcheck and, on Debian, Chromium.
 # System tools are installed where this is root on Debian or Ubuntu; elsewhere one line says what to install.
 set -eu
 folder=$1
@@ -21,6 +21,8 @@ tests)
     tools="c++:g++ make:make tshark:tshark capinfos:wireshark-common shellcheck:shellcheck"
     tools="$tools prometheus:prometheus promtool:prometheus"
     tools="$tools slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge sshd:openssh-server ssh:openssh-client"
+    # elsewhere it has another name or is a snap; without it, its test is skipped
+    ! grep -qs '^ID=debian' /etc/os-release || tools="$tools chromium:chromium"
     ;;
 *)
     echo "prepare.sh FOLDER [tests]; $part is neither" >&2

@@ -1,9 +1,10 @@
-"""``ringtap live``: live view of a run, on the whole terminal or as plain lines, or its metrics."""
+"""``ringtap live``: live view of a run, on the whole terminal, as plain lines or in a browser; or its metrics."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import socket
 import sys
 from pathlib import Path
@@ -11,13 +12,14 @@ from typing import Any
 
 from ringtap import installation
 from ringtap.errors import UsageError
-from ringtap.metrics_address import listen, url_of
+from ringtap.http_address import METRICS_PATH, listen, listen_for_metrics, url_of
 from ringtap.options import add_metrics
 from ringtap.schema import RUN_JSON
 from ringtap.terminal import shell_word
 
 # ringtap run --live starts the view and the run together; a shared file system may show a new folder late
 _APPEARS_S = 15.0
+_WEB_ADDRESS = ":9465"
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -29,18 +31,29 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser = subparsers.add_parser(name, help=summary, description=description)
     parser.add_argument("run", type=Path, metavar="DIR", help="the run directory, which may appear a little later")
     parser.add_argument("--plain", action="store_true", help="print one line per second until the run ends")
+    parser.add_argument(
+        "--web",
+        metavar=":PORT",
+        nargs="?",
+        const=_WEB_ADDRESS,
+        help=f"show the view in a browser on this machine, at {_WEB_ADDRESS} unless another port is given",
+    )
     add_metrics(parser)
     parser.set_defaults(handler=_live)
 
 
 def _live(options: argparse.Namespace) -> int:
     # first, so that a missing package or a used port is reported before the wait for a run
-    if options.metrics and options.plain:
-        raise UsageError("--plain prints and --metrics serves: give one of them")
+    chosen = [name for name in ("--plain", "--web", "--metrics") if getattr(options, name[2:])]
+    if len(chosen) > 1:
+        raise UsageError(f"{' and '.join(chosen)} are different views: give one of them")
     if options.metrics:
-        with listen(options.metrics, options.metrics_public) as listener:
+        with listen_for_metrics(options.metrics, options.metrics_public) as listener:
             return _serve_metrics(options.run, listener)
-    watch = None if options.plain else _import_view()
+    if options.web:
+        with listen("--web", options.web) as listener:
+            return _serve_page(options.run, listener)
+    watch = None if options.plain else _import_view("app").watch
     path = _wait_for(options.run, _APPEARS_S)
 
     from ringtap.analysis.live.build_snapshot import SnapshotSource
@@ -70,22 +83,35 @@ def _serve_metrics(run: Path, listener: socket.socket) -> int:
 
     lower_priority()
     metrics = RunMetrics(path)
-    print(f"Metrics at {url_of(listener)}", flush=True)
+    print(f"Metrics at {url_of(listener, METRICS_PATH)}", flush=True)
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends it
         MetricsHttpServer(metrics, listener).serve_while(metrics.is_running)
         print(f"The run has ended. Next: ringtap analyze {shell_word(run)}", file=sys.stderr)
     return 0
 
 
-def _import_view() -> Any:
+def _serve_page(run: Path, listener: socket.socket) -> int:
+    """Serve the live view to browsers until Ctrl-C."""
+    web = _import_view("web")
+    path = _wait_for(run, _APPEARS_S)
+
+    from ringtap.analysis.live.build_snapshot import SnapshotSource
+    from ringtap.analysis.live.plain import say_next
+    from ringtap.analysis.live.run_state import lower_priority
+
+    lower_priority()
+    say_next(web.serve_page(SnapshotSource(path).take, listener), str(run))
+    return 0
+
+
+def _import_view(name: str) -> Any:
     try:
-        from ringtap.analysis.live.app import watch
+        return importlib.import_module(f"ringtap.analysis.live.{name}")
     except ImportError as error:
         missing = installation.missing(error)
         if missing is None:
             raise
         raise UsageError(f"{missing}, or use --plain: the live view needs it") from error
-    return watch
 
 
 def _wait_for(path: Path, seconds: float) -> Path:

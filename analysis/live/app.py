@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,14 +20,13 @@ from textual.strip import Strip
 from textual.widgets import DataTable, Footer, Input, Sparkline, Static, TabbedContent, TabPane
 
 from ringtap.analysis.live import summary, tables
+from ringtap.analysis.live.poller import Poller
 from ringtap.analysis.live.snapshot import Snapshot
 from ringtap.analysis.live.tables import DIM, Page
-from ringtap.errors import RingtapError
 from ringtap.records import JsonLinesWriter
 from ringtap.schema import MARKS_JSONL, RUN_JSON
 from ringtap.terminal import masked
 
-_EVERY_S = 1.0
 _POLL_S = 0.2
 _MESSAGE_S = 6.0
 _ALWAYS = (tables.NICS, tables.FLOWS)
@@ -50,35 +47,6 @@ Flows       yellow: segments were retransmitted. The sender describes a flow; if
 backlog     the largest of the last second
 behind      how much later than the first rank a rank ended the last iteration
 missed      samples that were due and not taken; lost: records or packets lost"""
-
-
-class Poller(threading.Thread):
-    """Thread that takes a snapshot every second, so that a slow file system never delays a key.
-
-    Attributes:
-        latest: the newest snapshot.
-        error: error that ended the polling; None if there was none.
-    """
-
-    def __init__(self, take: Callable[[], Snapshot], every_s: float = _EVERY_S) -> None:
-        super().__init__(name="live", daemon=True)  # a hung file system must not delay the exit
-        self.latest: Snapshot | None = None
-        self.error: BaseException | None = None
-        self._take, self._every_s, self._end = take, every_s, threading.Event()
-
-    def run(self) -> None:
-        """Take snapshots until `stop` is called."""
-        due_s = time.monotonic()
-        try:
-            while not self._end.wait(max(0.0, due_s - time.monotonic())):
-                self.latest = self._take()
-                due_s = max(due_s + self._every_s, time.monotonic() + self._every_s / 2)
-        except Exception as error:  # shown by the main thread, once the terminal is restored
-            self.error = error
-
-    def stop(self) -> None:
-        """Stop after the current snapshot."""
-        self._end.set()
 
 
 class Lines(Static):
@@ -311,7 +279,7 @@ class LiveApp(App[None]):
             self.refresh_bindings()
         run = self._shown
         notes = [f"filter: {self.words}"] if self.words else []
-        notes += [summary.ending(run)] if run is not None and run.ended else []
+        notes += [f"{summary.ending(run)} q quit, then: ringtap analyze"] if run is not None and run.ended else []
         note = self._message or "  ".join(notes)
         self.query_one("#note", Lines).show(*([Text(note)] if note and not self._input_purpose else []))
         if run is None:
@@ -491,10 +459,6 @@ def watch(take: Callable[[], Snapshot], run: Path) -> Snapshot | None:
     try:
         app.run(mouse=False)
     finally:
-        poller.stop()
         signal.signal(signal.SIGTERM, previous)
-    if poller.error is not None:
-        if not isinstance(poller.error, (RingtapError, OSError)):
-            raise poller.error
-        print(f"ringtap: the view ended: {poller.error}", file=sys.stderr)
-    return poller.latest
+        newest = poller.finish()
+    return newest

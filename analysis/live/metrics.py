@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +26,18 @@ from prometheus_client.openmetrics.exposition import ALLOWUTF8, CONTENT_TYPE_LAT
 
 from ringtap.analysis.live.build_snapshot import PORT_DROPS, nic_logs, octets_per_count, port_logs
 from ringtap.analysis.live.flows import Traffic
+from ringtap.analysis.live.http_server import TEXT, ListeningHttpServer, QuietHandler
 from ringtap.analysis.live.iterations import MAX_KEPT, RankSteps, quantile
 from ringtap.analysis.live.recent_counters import RecentWideLog
 from ringtap.analysis.live.run_state import NodeLog, RunFollower, lower_priority
 from ringtap.analysis.runs.tail import Document
 from ringtap.errors import error_message
-from ringtap.metrics_address import METRICS_PATH
+from ringtap.http_address import METRICS_PATH
 from ringtap.schema import RUN, RUN_JSON
 
 QUANTILES = (0.5, 0.99)
 _MAX_NICS = 64
 _FRESH_S = 0.5  # however many read them, records are read twice a second at most
-_LOOK_S = 2.0  # for the end of the run
-_TEXT = "text/plain; charset=utf-8"
 _IDLE_S = 120.0  # a connection without a request
 
 # name, help, and the value of a rank
@@ -174,7 +172,7 @@ def _sum(log: RecentWideLog, columns: tuple[str, ...] | list[str]) -> float | No
     return sum(known) if known else None
 
 
-class MetricsHttpServer(ThreadingHTTPServer):
+class MetricsHttpServer(ListeningHttpServer):
     """HTTP server of a run's metrics.
 
     Args:
@@ -182,36 +180,20 @@ class MetricsHttpServer(ThreadingHTTPServer):
         listener: the listening socket.
     """
 
-    daemon_threads = True
-    timeout = _LOOK_S
-
     def __init__(self, metrics: RunMetrics, listener: socket.socket) -> None:
-        super().__init__(("", 0), _Handler, bind_and_activate=False)
-        self.socket.close()
-        self.socket = listener
+        super().__init__(listener, _Handler)
         self.registry = CollectorRegistry()
         self.registry.register(metrics)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that go away."""
 
-    def serve_while(self, is_wanted: Callable[[], bool]) -> None:
-        """Serve for as long as ``is_wanted`` returns True."""
-        with self:
-            while is_wanted():
-                self.handle_request()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"  # Prometheus keeps its connection
+class _Handler(QuietHandler):
     timeout = _IDLE_S
-    wbufsize = -1
     server: MetricsHttpServer
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802
         """Answer with the metrics, in the format that the client asks for."""
         if self.path.partition("?")[0] != METRICS_PATH:
-            self._answer(404, _TEXT, f"The metrics are at {METRICS_PATH}\n".encode())
+            self.answer(404, TEXT, f"The metrics are at {METRICS_PATH}\n".encode())
             return
         encode, content_type = choose_encoder(self.headers.get("Accept", ""))
         if content_type.startswith("application/openmetrics-text"):
@@ -220,19 +202,9 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             body = encode(self.server.registry)
         except Exception as error:  # such as a run directory that is being deleted
-            self._answer(500, _TEXT, f"The records cannot be read: {error_message(error)}\n".encode())
+            self.answer(500, TEXT, f"The records cannot be read: {error_message(error)}\n".encode())
         else:
-            self._answer(200, content_type, body)
-
-    def _answer(self, status: int, content_type: str, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: the terminal is the job's."""
+            self.answer(200, content_type, body)
 
 
 def main(run: str, node: str, descriptor: str, parent: str) -> None:

@@ -9,20 +9,20 @@ from rich.text import Text
 
 from ringtap.analysis.live.iterations import Iteration
 from ringtap.analysis.live.snapshot import Collector, Snapshot
-from ringtap.analysis.live.tables import BAD, DIM, HEADER, WARNING, count, gbps
+from ringtap.analysis.live.tables import BAD, DIM, FAILED, HEADER, WARNING, count, gbps
 from ringtap.units import counted, format_duration, format_rate
 
 _SILENT_S = 5.0
 _SLOW = 1.5
 # outliers, such as the first iterations, must not flatten the other bars
 _CAP_MEDIANS = 3.0
-_LABEL = 16
+LABEL_WIDTH = 16
 _GOOD_STATES = ("ok", "running")
 
 
 def iteration_plot(run: Snapshot, width: int) -> tuple[Text, list[float]]:
     """Return the times of the last iterations: the line above the bars, with marks, and the bars."""
-    shown = run.iterations.history[-max(1, width - _LABEL) :]
+    shown = run.iterations.history[-max(1, width - LABEL_WIDTH) :]
     marks = [mark.t_ns for mark in run.marks]
 
     def symbol(item: Iteration) -> tuple[str, str]:
@@ -37,7 +37,7 @@ def iteration_plot(run: Snapshot, width: int) -> tuple[Text, list[float]]:
 
 def throughput_plot(run: Snapshot, width: int) -> tuple[Text, list[float]]:
     """Return the larger of sent and received of all interfaces: the line above the bars, and the bars."""
-    values = [max(item.tx_bps, item.rx_bps) for item in run.throughput[-max(1, width - _LABEL) :]]
+    values = [max(item.tx_bps, item.rx_bps) for item in run.throughput[-max(1, width - LABEL_WIDTH) :]]
     return _plot(values, [(" ", "")] * len(values), format_rate, width)
 
 
@@ -124,6 +124,22 @@ def _state(name: str, items: Sequence[Collector]) -> Text:
     return Text(text, BAD if worst.health == "bad" else style)
 
 
+def warnings(run: Snapshot) -> list[str]:
+    """Return what needs attention, in sentences that stay the same while it lasts."""
+    found = [f"The run is {run.status}. {run.why}".strip()] if run.ended and run.status != "complete" else []
+    for node in run.nodes:
+        if not run.ended and (node.age_s or 0) > _SILENT_S:
+            found.append(f"{node.name} has sent no sample for more than {_SILENT_S:g} s.")
+        if node.status in FAILED:
+            found.append(f"{node.name} is {node.status}. {node.why}".strip())
+    for item in run.collectors:
+        if item.health == "bad":
+            found.append(f"{item.name} on {item.node} is {item.state}. {item.reason}".strip())
+        if item.lost:
+            found.append(f"{item.name} on {item.node} has lost records.")
+    return found
+
+
 def ending(run: Snapshot) -> str:
-    """Return the status of a run that ended, and the next command, as a sentence."""
-    return f"The run is {run.status}{': ' + run.why if run.why else ''}. q quit, then: ringtap analyze"
+    """Return the status of a run that ended, as a sentence."""
+    return f"The run is {run.status}{': ' + run.why if run.why else ''}."

@@ -21,6 +21,7 @@ _FULL = 0.95
 _MARKS = 5
 _TRAFFIC_STYLE = {"training": "", "cross": "cyan", "other": DIM}
 _MIN_WIDTH = 8
+FAILED = ("partial", "failed")
 _PERCENT, _TENTHS = "{:.0%}".format, "{:.1f}".format
 _NO_HOST = Host("", (), None, None, None)
 
@@ -217,7 +218,7 @@ def _busy(row: _NodeRow) -> float | None:
 
 
 def _node_style(row: _NodeRow, _run: Snapshot) -> str:
-    return BAD if row.node.status in ("partial", "failed") else WARNING if (_busy(row) or 0) > _FULL else ""
+    return BAD if row.node.status in FAILED else WARNING if (_busy(row) or 0) > _FULL else ""
 
 
 def _log(run: Snapshot) -> Iterable[str]:

@@ -92,9 +92,9 @@ def _page_figure(number: int, drawn: Drawn, folder: Path) -> PageFigure:
         f'viewBox="{view_box[1]}" aria-label="{html.escape(drawn.caption)}">\n<g id="f{number}-all">{body}</g>\n</svg>'
     )
     parts = "\n".join(
-        f'<svg class="figure part" aria-hidden="true" viewBox="{" ".join(f"{value:g}" for value in box)}">'
-        f'<use href="#f{number}-all"/></svg>'
-        for box in drawn.boxes
+        f'<svg class="figure part" role="img" aria-label="{part} of {len(drawn.boxes)}: {html.escape(drawn.caption)}" '
+        f'viewBox="{" ".join(f"{value:g}" for value in box)}"><use href="#f{number}-all"/></svg>'
+        for part, box in enumerate(drawn.boxes, 1)
     )
     csv = data_uri((folder / f"{drawn.name}.csv").read_bytes(), "text/csv")
     return PageFigure(drawn.name, drawn.caption, svg, csv, parts)

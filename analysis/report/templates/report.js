@@ -1,5 +1,6 @@
 "use strict";
-// Figures: zoom and move by the viewBox; a tooltip for the mark under the pointer. The page is complete without scripts.
+// Figures: zoom and move by the viewBox; the text of the mark under the pointer, or of one after the other by keys. The page
+// is complete without scripts.
 (() => {
   const tip = document.createElement("div");
   tip.id = "tip";
@@ -13,7 +14,8 @@
   const makeInteractive = (svg, marks) => {
     const home = boxOf(svg);
     const fingers = new Map();
-    let box = [...home], pinch = 0;
+    const own = marks.filter(({ x, y }) => x >= home[0] && x <= home[0] + home[2] && y >= home[1] && y <= home[1] + home[3]);
+    let box = [...home], pinch = 0, chosen = -1;
 
     const show = () => {
       svg.setAttribute("viewBox", box.join(" "));
@@ -33,23 +35,34 @@
       show();
     };
     const middle = () => ({ x: box[0] + box[2] / 2, y: box[1] + box[3] / 2 });
+    const place = (mark) => new DOMPoint(mark.x, mark.y).matrixTransform(svg.getScreenCTM());
+    const say = (mark, x, y) => {
+      tip.hidden = false;
+      tip.textContent = mark.text;
+      const above = y - tip.offsetHeight - 12;
+      tip.style.left = `${clamp(x + 14, 4, innerWidth - tip.offsetWidth - 4)}px`;
+      tip.style.top = `${above > 4 ? above : y + 16}px`;
+    };
     const showTip = (event, reach) => {
-      const matrix = svg.getScreenCTM();
       let best = null, least = reach;
-      for (const mark of marks) {
-        const away = Math.hypot(matrix.a * mark.x + matrix.e - event.clientX, matrix.d * mark.y + matrix.f - event.clientY);
+      for (const mark of own) {
+        const { x, y } = place(mark), away = Math.hypot(x - event.clientX, y - event.clientY);
         if (away < least) { least = away; best = mark; }
       }
-      tip.hidden = best === null;
-      if (best === null) return;
-      tip.textContent = best.text;
-      const left = clamp(event.clientX + 14, 4, innerWidth - tip.offsetWidth - 4);
-      const above = event.clientY - tip.offsetHeight - 12;
-      tip.style.left = `${left}px`;
-      tip.style.top = `${above > 4 ? above : event.clientY + 16}px`;
+      if (best === null) tip.hidden = true;
+      else say(best, event.clientX, event.clientY);
     };
+    const step = (by) => {
+      if (own.length === 0) return;
+      chosen = chosen < 0 && by < 0 ? own.length - 1 : (chosen + by + own.length) % own.length;
+      const { x, y } = place(own[chosen]);
+      say(own[chosen], x, y);
+    };
+    const isWhole = () => box[2] >= home[2];
 
     svg.tabIndex = 0;
+    svg.setAttribute("aria-keyshortcuts", "ArrowLeft ArrowRight ArrowUp ArrowDown + - 0 Escape");
+    svg.addEventListener("blur", () => { tip.hidden = true; });
     svg.addEventListener("wheel", (event) => {
       // the wheel scrolls the page; it zooms only a figure that has the focus, or with Ctrl
       if (!event.ctrlKey && document.activeElement !== svg) return;
@@ -89,11 +102,12 @@
     svg.addEventListener("touchmove", (event) => { if (event.touches.length > 1) event.preventDefault(); }, { passive: false });
     svg.addEventListener("dblclick", (event) => zoom(0.5, at(event)));
     const keys = { "+": () => zoom(0.7, middle()), "=": () => zoom(0.7, middle()), "-": () => zoom(1.4, middle()),
-      "0": () => { box = [...home]; show(); }, ArrowLeft: () => move(-box[2] / 8, 0), ArrowRight: () => move(box[2] / 8, 0),
+      "0": () => { box = [...home]; show(); },
+      ArrowLeft: () => isWhole() ? step(-1) : move(-box[2] / 8, 0), ArrowRight: () => isWhole() ? step(1) : move(box[2] / 8, 0),
       ArrowUp: () => move(0, -box[3] / 8), ArrowDown: () => move(0, box[3] / 8) };
     svg.addEventListener("keydown", (event) => {
       const act = keys[event.key];
-      if (!act || event.ctrlKey || event.metaKey || (event.key.startsWith("Arrow") && box[2] >= home[2])) return;
+      if (!act || event.ctrlKey || event.metaKey || (/ArrowUp|ArrowDown/.test(event.key) && isWhole())) return;
       event.preventDefault();
       act();
     });
@@ -101,6 +115,7 @@
     return { nearer: () => zoom(0.7, middle()), farther: () => zoom(1.4, middle()), whole: keys["0"] };
   };
 
+  const wholes = [];
   for (const figure of document.querySelectorAll("figure")) {
     const svg = figure.querySelector("svg.figure"), home = boxOf(svg);
     const marks = [...svg.querySelectorAll("use > title")].map((title) => {
@@ -110,6 +125,7 @@
     });
     const drawings = [...figure.querySelectorAll("svg.figure")].map((one) => makeInteractive(one, marks));
     const tools = figure.querySelector(".tools");
+    wholes.push(...drawings.map((one) => one.whole));
     const buttons = [["+", "zoom in"], ["−", "zoom out"], ["⟲", "show all"]].map(([sign, description]) => {
       const button = document.createElement("button");
       button.type = "button";
@@ -156,5 +172,14 @@
       image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(drawing())}`;
     });
   }
+  addEventListener("keydown", (event) => { if (event.key === "Escape") tip.hidden = true; });
+  // paper has whole figures and open parts
+  let closed = [];
+  addEventListener("beforeprint", () => {
+    wholes.forEach((show) => show());
+    closed = [...document.querySelectorAll("details:not([open])")];
+    closed.forEach((part) => { part.open = true; });
+  });
+  addEventListener("afterprint", () => closed.forEach((part) => { part.open = false; }));
   addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
 })();

@@ -26,6 +26,7 @@ from ringtap.models import PROFILES
 from ringtap.records import open_records
 from tests.gold.analysis_sweep import CURVES, LOADS_GBPS, edit_info, write_sweep
 from tests.gold.job_run import Truth, write_ddp_job
+from tests.unit.browser import CHROMIUM, Browser
 
 PAIRS = [("vgg16", "consistent"), ("vgg16", "burst"), ("resnet50", "consistent")]
 
@@ -748,3 +749,71 @@ def test_published_numbers_agree_with_the_model_profiles():
     for kind in ("consistent", "burst"):
         point = thesis.CONGESTION_POINTS["vgg16", kind]
         assert point.data_mb == pytest.approx((25 - point.bandwidth_gbps) * point.iteration_s * 125, rel=0.01)
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium")
+def test_figures_answer_to_the_keyboard_and_print_whole(reported, tmp_path):
+    """The page in a browser: marks by arrow keys, names of all that takes the focus, a narrow page, and paper."""
+    said = "document.getElementById('tip').hidden ? '' : document.getElementById('tip').textContent"
+    # the page scrolls to what takes the focus, which hides the text of a mark
+    frame = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    focus = f"document.querySelector('{{}}').focus(); {frame}"
+    throughput = "#figure-throughput svg.figure"
+
+    def press(key):
+        for kind in ("rawKeyDown", "keyUp"):
+            browser.call("Input.dispatchKeyEvent", type=kind, key=key)
+
+    with Browser(tmp_path / "profile") as browser:
+        browser.call("Runtime.enable")
+        browser.call("Emulation.setDeviceMetricsOverride", width=1200, height=900, deviceScaleFactor=1, mobile=False)
+        browser.open((reported[0] / "report" / "report.html").as_uri())
+        browser.wait("document.readyState === 'complete' && document.getElementById('tip') !== null")
+        browser.value(focus.format("#figure-iteration-times svg"))
+        press("ArrowRight")
+        first = browser.value(said)
+        press("ArrowRight")
+        second = browser.value(said)
+        press("ArrowLeft")
+        assert browser.value(said) == first != second
+        loads = [float(text.splitlines()[1].split()[0]) for text in (first, second)]
+        assert loads == pytest.approx([load for _, load, _ in reported[1][:2]], abs=0.15)
+        inside = "(({left, right, top}) => left >= 0 && right <= innerWidth && top >= 0)"
+        assert browser.value(f"{inside}(document.getElementById('tip').getBoundingClientRect())")
+        press("Escape")
+        assert browser.value(said) == ""
+
+        # zoomed, arrows move the figure; paper has all of it, and what is folded
+        home = "document.querySelector('#figure-iteration-times svg.figure').getAttribute('viewBox')"
+        whole = browser.value(home)
+        press("+")
+        zoomed = browser.value(home)
+        press("ArrowLeft")
+        assert len({whole, zoomed, browser.value(home)}) == 3
+        browser.value("document.querySelectorAll('details').forEach((part) => { part.open = false; }); 1")
+        folded = "document.querySelectorAll('details:not([open])').length"
+        browser.value(f"window.printed = []; addEventListener('beforeprint', () => printed.push({folded}))")
+        browser.call("Page.printToPDF")
+        assert browser.value("printed") == [0] and browser.value(home) == whole
+        assert browser.value("document.querySelectorAll('details[open]').length") == 0
+
+        # on a narrow page the panels take the focus, and the figure behind them does not
+        browser.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
+        browser.value("document.activeElement.blur()")
+        browser.value(focus.format(f"{throughput}:not(.part)"))
+        assert not browser.value("document.activeElement.matches('svg:not(.part)')")
+        browser.value(focus.format(f"{throughput}.part"))
+        assert browser.value("document.activeElement.matches('svg.part')")
+        press("ArrowRight")
+        assert browser.value(said) != ""
+        for width in (390, 1200):
+            browser.call(
+                "Emulation.setDeviceMetricsOverride", width=width, height=844, deviceScaleFactor=1, mobile=False
+            )
+            tree = browser.call("Accessibility.getFullAXTree")["nodes"]
+            shown = [node for node in tree if not node["ignored"] and node["role"]["value"] != "RootWebArea"]
+            taking = [node for node in shown if {"focusable"} & {item["name"] for item in node.get("properties", ())}]
+            assert all(node["name"]["value"] for node in taking if node["role"]["value"] != "StaticText")
+            pictures = [node["name"]["value"] for node in shown if node["role"]["value"] == "image"]
+            assert len(pictures) == len(set(pictures)) and (len(pictures) > len(FIGURES)) == (width == 390)
+        assert [event for event in browser.events if event["method"] == "Runtime.exceptionThrown"] == []

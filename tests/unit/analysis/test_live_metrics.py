@@ -18,7 +18,7 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import ringtap
-from ringtap import metrics_address
+from ringtap import http_address
 from ringtap.agents.hook.ringtap_hook import settings as hook_settings
 from ringtap.agents.job import environment
 from ringtap.analysis.job import iterations
@@ -218,11 +218,11 @@ def test_addresses() -> None:
         ("localhost:0", False, "127.0.0.1"),
         ("0.0.0.0:0", True, "0.0.0.0"),
     ):
-        with metrics_address.listen(address, is_public) as listener:
+        with http_address.listen_for_metrics(address, is_public) as listener:
             port = listener.getsockname()[1]
-            assert metrics_address.url_of(listener) == f"http://{host}:{port}/metrics"
+            assert http_address.url_of(listener, http_address.METRICS_PATH) == f"http://{host}:{port}/metrics"
             with pytest.raises(UsageError, match=f":{port} cannot be used: Address already in use"):
-                metrics_address.listen(f":{port}", False)
+                http_address.listen_for_metrics(f":{port}", False)
 
 
 def test_a_missing_package_is_said_before_the_job(
@@ -327,7 +327,7 @@ def test_live_serves_all_nodes_until_the_run_ends(tmp_path: Path) -> None:
 def test_nothing_is_imported_when_off() -> None:
     code = (
         "import sys, ringtap.agents.commands, ringtap.agents.job.supervisor; "
-        "sys.exit(any(name in sys.modules for name in ('prometheus_client', 'ringtap.metrics_address', 'ringtap.agents.job.metrics')))"  # noqa: E501
+        "sys.exit(any(name in sys.modules for name in ('prometheus_client', 'ringtap.http_address', 'ringtap.agents.job.metrics')))"  # noqa: E501
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

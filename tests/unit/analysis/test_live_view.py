@@ -16,10 +16,11 @@ from rich.cells import cell_len
 from textual.pilot import Pilot
 from textual.widgets import Footer, Input, TabbedContent, Tabs
 
-from ringtap.analysis.live.app import Bars, Lines, LiveApp, Poller, RunTable
+from ringtap.analysis.live.app import Bars, Lines, LiveApp, RunTable
 from ringtap.analysis.live.build_snapshot import SnapshotSource
 from ringtap.analysis.live.flows import Flow
 from ringtap.analysis.live.iterations import Iteration
+from ringtap.analysis.live.poller import Poller
 from ringtap.analysis.live.snapshot import Gpu, Host, Mark, Node, Snapshot, Throughput
 from ringtap.analysis.live.summary import iteration_plot, throughput_plot
 from ringtap.analysis.live.tables import FLOWS, NODES, core_bars, count, gbps, milliseconds

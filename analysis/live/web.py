@@ -1,0 +1,225 @@
+"""Live view of a run in a browser: a page on this machine's loopback address, updated by server-sent events.
+
+The page itself holds nothing of the run. A browser reads the run after it has proved that it knows the page's token:
+it gets a challenge, and asks for the events with HMAC-SHA-256 of the challenge under the token (RFC 2104). So the
+token, which the URL has behind ``#``, is never sent, and who listens at the port later does not learn it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import hmac
+import json
+import os
+import secrets
+import socket
+import stat
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+from ringtap.analysis.live.http_server import TEXT, ListeningHttpServer, QuietHandler
+from ringtap.analysis.live.page_parts import TableChoice, parts_of
+from ringtap.analysis.live.poller import Poller
+from ringtap.analysis.live.snapshot import Snapshot
+from ringtap.errors import UsageError, error_message
+from ringtap.http_address import names_loopback, url_of
+from ringtap.installation import state_folder
+
+_STATIC = Path(__file__).parent / "static"
+_FILES = {"/": "live.html", "/live.css": "live.css", "/live.js": "live.js"}
+_TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript"}
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+_TOKEN_BYTES = 24
+_MIN_CHARACTERS = 32
+_MAX_CHALLENGES = 256
+_IDLE_S = 30.0  # a connection without a request, or one that takes no more bytes
+_LOOK_S = 0.2
+BEAT_S = 5.0  # an event at least as often, so that either side notices that the other is gone
+_MAX_FIELDS = 8
+
+
+def token_file(port: int) -> Path:
+    """Return the file of the token of pages at a port."""
+    return state_folder() / f"live-{port}.token"
+
+
+def read_token(path: Path) -> str:
+    """Return the token that a file holds; the first call makes it, and it stays, so that open pages can come back.
+
+    Raises:
+        UsageError: the file cannot be made or read, another user can read it, or it holds no token.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError), open(path, "x", opener=partial(os.open, mode=0o600)) as file:
+            file.write(secrets.token_urlsafe(_TOKEN_BYTES))
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            found = os.fstat(file.fileno())
+            token = file.read(4 * _MIN_CHARACTERS).strip().decode("ascii", "replace")
+    except OSError as error:
+        raise UsageError(f"{path}, which holds the page's token, cannot be used: {error_message(error)}") from error
+    is_private = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+    if not is_private or len(token) < _MIN_CHARACTERS:
+        raise UsageError(f"{path} is not a token that you alone can read: remove it")
+    return token
+
+
+def tunnel_command(listener: socket.socket) -> str:
+    """Return the command that brings the page to a user's own machine, where the URL is then the same."""
+    host, port = listener.getsockname()[:2]
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user ID without a name, as in some containers
+        user = "USER"
+    return f"ssh -N -L {port}:{f'[{host}]' if ':' in host else host}:{port} {user}@{socket.gethostname()}"
+
+
+class Challenges:
+    """Challenges to browsers that want to read the run; each is good for one answer.
+
+    Args:
+        token: the secret that a browser must know.
+    """
+
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
+        self._open: deque[str] = deque(maxlen=_MAX_CHALLENGES)
+        self._lock = threading.Lock()
+
+    def new(self) -> str:
+        """Return a new challenge; it replaces the oldest one if there are many."""
+        challenge = secrets.token_urlsafe(_TOKEN_BYTES)
+        with self._lock:
+            self._open.append(challenge)
+        return challenge
+
+    def is_answered(self, challenge: str, proof: str) -> bool:
+        """Return True if a proof is right for a challenge that is still open; it is open no more."""
+        with self._lock:
+            try:
+                self._open.remove(challenge)
+            except ValueError:
+                return False
+        expected = hmac.new(self._token, challenge.encode(), "sha256").hexdigest()
+        return hmac.compare_digest(expected.encode(), proof.encode())
+
+
+class PageServer(ListeningHttpServer):
+    """HTTP server of the page.
+
+    Args:
+        listener: the listening socket.
+        token: the page's token.
+        latest: returns the newest snapshot; None before the first.
+    """
+
+    def __init__(self, listener: socket.socket, token: str, latest: Callable[[], Snapshot | None]) -> None:
+        super().__init__(listener, _PageHandler)
+        self.challenges, self.latest = Challenges(token), latest
+
+
+class _PageHandler(QuietHandler):
+    timeout = _IDLE_S
+    server: PageServer
+
+    def end_headers(self) -> None:
+        """Add the headers of every answer."""
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        super().end_headers()
+
+    def do_GET(self) -> None:  # noqa: N802
+        """Answer with a file of the page, a challenge, or the events."""
+        hosts = self.headers.get_all("Host") or []
+        path, _, query = self.path.partition("?")
+        if len(hosts) != 1 or not names_loopback(hosts[0]):
+            self.answer(403, TEXT, b"The page is for 127.0.0.1 and localhost only\n")
+        elif path in _FILES:
+            file = _STATIC / _FILES[path]
+            self.answer(200, _TYPES[file.suffix], file.read_bytes())
+        elif path == "/challenge":
+            self.answer(200, TEXT, self.server.challenges.new().encode())
+        elif path == "/events":
+            self._answer_events(query)
+        else:
+            self.answer(404, TEXT, b"The page is at /\n")
+
+    def _answer_events(self, query: str) -> None:
+        """Stream the events to a browser that knows the token."""
+        try:
+            fields = {name: values[0] for name, values in parse_qs(query, max_num_fields=_MAX_FIELDS).items()}
+            page, column, order = fields.get("sort", ",0,").rsplit(",", 2)
+            choice = TableChoice(fields.get("words", ""), page, int(column), order == "descending")
+        except ValueError:
+            self.answer(400, TEXT, b"The choice of rows cannot be read\n")
+            return
+        if not self.server.challenges.is_answered(fields.get("challenge", ""), fields.get("proof", "")):
+            self.answer(403, TEXT, b"The token is wrong\n")
+            return
+        self.close_connection = True
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self._stream(choice)
+
+    def _stream(self, choice: TableChoice) -> None:
+        """Send the parts that have changed, until the browser goes away."""
+        sent: dict[str, Any] = {}
+        shown, sent_s, tunnel = None, time.monotonic(), tunnel_command(self.server.socket)
+        while True:
+            newest, changed = self.server.latest(), {}
+            if newest is not None and newest is not shown:
+                parts = parts_of(newest, choice) | {"tunnel": tunnel}
+                changed = {name: part for name, part in parts.items() if sent.get(name) != part}
+                shown, sent = newest, parts
+            if changed or time.monotonic() - sent_s >= BEAT_S:
+                self.wfile.write(b"data: %s\n\n" % json.dumps(changed, separators=(",", ":")).encode())
+                sent_s = time.monotonic()
+            self.wfile.flush()
+            time.sleep(_LOOK_S)
+
+
+def serve_page(take: Callable[[], Snapshot], listener: socket.socket) -> Snapshot | None:
+    """Print the page's URL, and serve the page until Ctrl-C.
+
+    Args:
+        take: returns a new snapshot; called from a thread of its own, once a second.
+        listener: the listening socket.
+
+    Returns:
+        The last snapshot; None if none was taken.
+
+    Raises:
+        UsageError: as `read_token`.
+        Exception: polling ended in an error other than RingtapError and OSError, which are only printed.
+    """
+    path = token_file(listener.getsockname()[1])
+    token = read_token(path)
+    poller = Poller(take)
+    poller.start()
+    with contextlib.suppress(KeyboardInterrupt):
+        # a terminal forgets the token; a file would keep it
+        is_terminal = sys.stdout.isatty()
+        print(f"Live view at {url_of(listener, f'/#{token}' if is_terminal else '/')}", flush=True)
+        if not is_terminal:
+            print(f"The page asks for the token in {path}", file=sys.stderr)
+        print(f"From another machine, first: {tunnel_command(listener)}", file=sys.stderr)
+        PageServer(listener, token, lambda: poller.latest).serve_while(lambda: poller.error is None)
+    return poller.finish()

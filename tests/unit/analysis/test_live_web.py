@@ -1,0 +1,431 @@
+"""The live view in a browser: parts of the page, the token, who may read, wrong use, and the page in Chromium."""
+
+import contextlib
+import hmac
+import http.client
+import http.server
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ringtap.analysis.commands import live as live_command
+from ringtap.analysis.live import page_parts, web
+from ringtap.analysis.live.build_snapshot import SnapshotSource
+from ringtap.analysis.live.page_parts import TableChoice, parts_of
+from ringtap.analysis.live.snapshot import Collector, Nic, Node, Snapshot
+from ringtap.cli import main
+from ringtap.errors import UsageError
+from ringtap.http_address import listen, names_loopback
+from tests.unit.agent_processes import RINGTAP, ended, wait_for
+from tests.unit.browser import CHROMIUM, WAIT_S, Browser
+from tests.unit.live_run import RunWriter, second_of_training
+
+TOKEN = "t" * 32
+HOSTILE = "<img src=x onerror=alert(1)>\x1b[2J\u202e"
+NOBODY = 65534
+
+
+@pytest.fixture(scope="module")
+def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
+    with RunWriter(tmp_path_factory.mktemp("live") / "run", "S0", "S1") as run:
+        source = SnapshotSource(run.path)
+        for second in range(1, 4):
+            second_of_training(run, second)
+            found = source.take()
+        return found
+
+
+@pytest.fixture(autouse=True)
+def own_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "ringtap"
+
+
+def test_parts_are_those_of_the_terminal_view(snapshot: Snapshot) -> None:
+    parts = json.loads(json.dumps(parts_of(snapshot, TableChoice())))
+    head = ["".join(text for text, _ in line) for line in parts["head"]["lines"]]
+    assert "iteration 11  250 ms  median 250 ms" in head[0]
+    assert ["iteration 11", "bold"] in parts["head"]["lines"][0]
+    assert head[1].startswith("2 nodes  2 of 2 ranks  slowest rank 1 (100%)")
+    assert parts["warnings"] == []
+    assert parts["iterations"] == {"range": "0–250 ms", "heights": [100] * 11, "symbols": " " * 11}
+    ranks = parts["table Ranks"]
+    assert ranks["heads"][:2] == [["rank", True], ["node", False]] and ranks["sort"] == [0, False]
+    assert [row[:5] for row in ranks["rows"]] == [["", "0", "S0", "11", "250.0"], ["yellow", "1", "S1", "11", "250.0"]]
+    assert parts["table GPUs"]["rows"] == []
+    assert parts["table GPUs"]["reason"] == "gpu on S0: unavailable. no NVIDIA driver"
+
+
+def test_rows_are_chosen_sorted_and_bounded(snapshot: Snapshot) -> None:
+    nics = tuple(Nic(f"n{number}", HOSTILE, "nic", number * 1e9, *[None] * 6) for number in range(300))
+    run = replace(snapshot, nics=nics)
+    table = parts_of(run, TableChoice(page="NICs", column=2, descending=True))["table NICs"]
+    assert len(table["rows"]) == page_parts.MAX_ROWS and table["more"] == 100
+    assert table["rows"][0][1:5] == ["n299", HOSTILE.replace("\x1b", "�").replace("\u202e", "�"), "299.0", "-"]
+    table = parts_of(run, TableChoice(words="n299", page="NICs", column=99))["table NICs"]
+    assert [row[1] for row in table["rows"]] == ["n299"] and table["more"] == 0
+    nothing = parts_of(run, TableChoice(words="no such words"))["table NICs"]
+    assert nothing["reason"] == "Nothing matches the filter."
+
+
+def test_warnings_stay_the_same_while_they_last(snapshot: Snapshot) -> None:
+    def warnings(age_s: float, lost: int) -> list[str]:
+        node = Node("S0", "partial", "disk full", False, age_s, None, None)
+        collectors = Collector("nic", "nic", "failed", "no memory", 0.1, 0, lost, None, 0, "bad")
+        run = replace(snapshot, nodes=(node,) * 30, collectors=(replace(collectors, node="S0"),))
+        found: list[str] = parts_of(run, TableChoice())["warnings"]
+        return found
+
+    assert warnings(7.0, 1) == warnings(8.0, 2)
+    assert warnings(7.0, 1)[:2] == ["S0 has sent no sample for more than 5 s.", "S0 is partial. disk full"]
+    assert warnings(7.0, 1)[-1] == "And 42 more."
+    alone = replace(snapshot, nodes=(), collectors=(), ended=True, status="failed", why="rank 1 was killed")
+    assert parts_of(alone, TableChoice())["warnings"] == ["The run is failed. rank 1 was killed"]
+
+
+def test_the_token_is_kept_and_private(own_state: Path, tmp_path: Path) -> None:
+    path = web.token_file(9465)
+    before = os.umask(0)
+    try:
+        token = web.read_token(path)
+    finally:
+        os.umask(before)
+    assert path.parent == own_state
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(own_state.stat().st_mode) == 0o700
+    assert web.read_token(path) == token and len(token) >= 32
+    assert web.read_token(web.token_file(9466)) != token
+    path.chmod(0o640)
+    with pytest.raises(UsageError, match="is not a token that you alone can read: remove it"):
+        web.read_token(path)
+    path.write_text("short")
+    path.chmod(0o600)
+    with pytest.raises(UsageError, match="remove it"):
+        web.read_token(path)
+    path.unlink()
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="which holds the page's token, cannot be used: "):
+        web.read_token(path)
+    path.unlink()
+    os.mkfifo(path, 0o600)
+    with pytest.raises(UsageError, match="remove it"):
+        web.read_token(path)
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot be used: File exists"):
+        web.read_token(tmp_path / "file" / "live-1.token")
+
+
+@pytest.mark.parametrize(
+    ("host", "is_one"),
+    [
+        *((name, True) for name in ("127.0.0.1", "127.0.0.1:9465", "localhost:80", "LOCALHOST", "[::1]:9465")),
+        *((name, False) for name in ("", "evil.example:9465", "127.0.0.1.evil.example", "10.0.0.1", "[::1", "0.0.0.0")),
+        *((name, False) for name in ("localhost@evil.example", "evil.example/localhost", "127.0.0.1:x@evil")),
+    ],
+)
+def test_names_of_this_machine(host: str, is_one: bool) -> None:
+    assert names_loopback(host) == is_one
+
+
+@contextlib.contextmanager
+def served(snapshot: Snapshot) -> Iterator[int]:
+    is_wanted = True
+    with listen("--web", ":0") as listener:
+        server = web.PageServer(listener, TOKEN, lambda: snapshot)
+        server.timeout = 0.05
+        thread = threading.Thread(target=server.serve_while, args=(lambda: is_wanted,))
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            is_wanted = False
+            thread.join()
+
+
+@contextlib.contextmanager
+def answer(port: int, path: str, **headers: str) -> Iterator[http.client.HTTPResponse]:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)) as connection:
+        connection.request("GET", path, headers=headers)
+        yield connection.getresponse()
+
+
+def challenge_of(port: int) -> str:
+    with answer(port, "/challenge") as found:
+        return found.read().decode()
+
+
+def events(port: int, token: str, challenge: str = "", **fields: str) -> str:
+    challenge = challenge or challenge_of(port)
+    proof = hmac.new(token.encode(), challenge.encode(), "sha256").hexdigest()
+    return "/events?" + urlencode({"challenge": challenge, "proof": proof} | fields)
+
+
+def test_only_who_knows_the_token_reads_the_run(snapshot: Snapshot) -> None:
+    with served(snapshot) as port:
+        with answer(port, "/") as page:
+            assert page.status == 200 and b"S0" not in page.read()
+            assert "default-src 'none'" in str(page.headers["Content-Security-Policy"])
+            assert "unsafe" not in str(page.headers["Content-Security-Policy"])
+            assert page.headers["Cache-Control"] == "no-store"
+        for path in (
+            "/events",
+            "/events?proof=",
+            events(port, "wrong" * 8),
+            events(port, ""),
+            events(port, TOKEN, "made-up"),
+            events(port, TOKEN).replace("proof=", "proof=0"),
+            "/events?" + urlencode({"challenge": challenge_of(port), "proof": "ü"}),
+        ):
+            with answer(port, path) as found:
+                assert found.status == 403 and found.read() == b"The token is wrong\n"
+        right = events(port, TOKEN, words="S1", sort="NICs,2,descending")
+        with answer(port, right) as found:
+            assert found.status == 200 and found.headers["Content-Type"] == "text/event-stream"
+            parts = json.loads(found.readline().removeprefix(b"data: "))
+            expected = parts_of(snapshot, TableChoice("S1", "NICs", 2, True)) | {"tunnel": parts["tunnel"]}
+            assert parts == json.loads(json.dumps(expected))
+            assert re.fullmatch(rf"ssh -N -L {port}:127\.0\.0\.1:{port} \S+@\S+", parts["tunnel"])
+        with answer(port, right) as found:
+            assert found.status == 403, "a proof is good for once"
+
+
+def test_requests_that_are_refused(snapshot: Snapshot) -> None:
+    with served(snapshot) as port:
+        for path, status, headers in (
+            ("/", 403, {"Host": f"evil.example:{port}"}),
+            ("/live.js", 403, {"Host": ""}),
+            ("/../web.py", 404, {}),
+            ("/static/live.html", 404, {}),
+            (events(port, TOKEN, sort="NICs"), 400, {}),
+            (events(port, TOKEN, sort="NICs,two,descending"), 400, {}),
+            ("/events?" + "&".join(f"a{number}=1" for number in range(99)), 400, {}),
+        ):
+            with answer(port, path, **headers) as found:
+                assert found.status == status, path
+                assert "S0" not in found.read().decode()
+        with socket.create_connection(("127.0.0.1", port), WAIT_S) as raw:
+            raw.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil.example\r\n\r\n")
+            assert raw.recv(100).startswith(b"HTTP/1.1 403")
+        before = threading.active_count()
+        with contextlib.ExitStack() as idle:
+            for _ in range(90):  # more than are served: each of the others is closed at once
+                idle.enter_context(socket.create_connection(("127.0.0.1", port), WAIT_S))
+            wait_for(lambda: threading.active_count() > before, WAIT_S)
+            assert threading.active_count() < before + 80
+        wait_for(lambda: threading.active_count() <= before, WAIT_S)
+        assert challenge_of(port)
+
+
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(max_size=20), st.text(max_size=10), st.integers(), st.booleans())
+def test_any_choice_gives_a_page(snapshot: Snapshot, words: str, page: str, column: int, descending: bool) -> None:
+    for title in ("Flows", page):
+        assert json.dumps(parts_of(snapshot, TableChoice(words, title, column, descending)))
+
+
+@pytest.mark.needs_root("run a process as another user")
+def test_a_second_user_cannot_read_it(snapshot: Snapshot) -> None:
+    path = web.token_file(1)
+    path.parent.parent.parent.chmod(0o755)
+    web.read_token(path)
+    for folder in path.parents:
+        if folder.stat().st_mode & 0o077 == 0 and folder != path.parent:
+            folder.chmod(0o711)  # pytest's own folders are private, too
+    path.parent.chmod(0o755)  # as if somebody had opened it
+    code = (
+        "import sys, urllib.request\n"
+        "try:\n open(sys.argv[1])\nexcept PermissionError:\n print('no token')\n"
+        "try:\n urllib.request.urlopen(sys.argv[2])\nexcept urllib.error.HTTPError as error:\n print(error.code)\n"
+    )
+    with served(snapshot) as port:
+        command = ["/usr/bin/python3", "-c", code, str(path), f"http://127.0.0.1:{port}{events(port, 'x' * 32)}"]
+        done = subprocess.run(
+            command, check=False, user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True, text=True
+        )
+    assert done.stdout.split("\n")[:2] == ["no token", "403"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--web", "9465"], "--web 9465: an address is :PORT or HOST:PORT"),
+        (["--web", "0.0.0.0:0"], "--web 0.0.0.0:0 would show the run to other machines: give :0"),
+        (["--web", "--metrics", ":0"], "--web and --metrics are different views: give one of them"),
+        (["--web", "--plain"], "--plain and --web are different views"),
+        (["--web", ":0"], "is not a run directory: it has no run.json"),
+    ],
+)
+def test_wrong_use_is_one_sentence(
+    options: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_command, "_APPEARS_S", 0.1)
+    (tmp_path / "empty").mkdir()
+    assert main(["live", str(tmp_path / "empty"), *options]) == 2
+    *waits, said = capsys.readouterr().err.splitlines()
+    assert said.startswith("ringtap: ") and words in said
+    assert all(line.startswith("Waiting") for line in waits)
+
+
+def test_a_port_in_use_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with listen("--web", ":0") as taken:
+        port = taken.getsockname()[1]
+        assert main(["live", str(tmp_path), "--web", f":{port}"]) == 2
+    assert capsys.readouterr().err == f"ringtap: --web :{port} cannot be used: Address already in use\n"
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_terminal_gets_the_whole_url(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "run", "S0") as run:
+        ours, theirs = os.openpty()
+        command = [*RINGTAP, "live", str(run.path), "--web", ":0"]
+        with ended(subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, text=True)) as process:
+            os.close(theirs)
+            line = ""
+            while "\n" not in line:
+                line += os.read(ours, 1000).decode()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(WAIT_S) == 0
+        os.close(ours)
+    found = re.fullmatch(r"Live view at http://127\.0\.0\.1:(\d+)/#(\S+)\s+", line)
+    assert found and web.token_file(int(found[1])).read_text() == found[2]
+
+
+def start(run: Path, port: int) -> "subprocess.Popen[str]":
+    """Start a server whose output goes to a file, as that of a batch job does."""
+    with (run.parent / "output").open("a") as output:
+        process = subprocess.Popen([*RINGTAP, "live", str(run), "--web", f":{port}"], stdout=output, stderr=output)
+    wait_for(lambda: "Live view at" in (run.parent / "output").read_text(), WAIT_S)
+    return process
+
+
+def requests_to_a_stranger(port: int) -> str:
+    """Return what a page sends to somebody else's server at its port, which answers as far as it can."""
+    heard: list[str] = []
+
+    class Stranger(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            heard.append(f"{self.requestline}\n{self.headers}")
+            if self.path == "/challenge":
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(b"abc")
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), Stranger) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,)).start()
+        try:
+            wait_for(lambda: any("/events" in request for request in heard), WAIT_S)
+        finally:
+            server.shutdown()
+    return "".join(heard)
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium")
+def test_the_page_in_a_browser(tmp_path: Path) -> None:
+    """It starts, updates, comes back after the server has restarted, and never sends or shows its token."""
+    with RunWriter(tmp_path / "run", "S0", "S1") as run, Browser(tmp_path / "profile") as browser:
+        with listen("--web", ":0") as listener:
+            port = listener.getsockname()[1]
+        second_of_training(run, 1)
+        run.mark(0.9, HOSTILE)
+        process = start(run.path, port)
+        token = web.token_file(port).read_text()
+        browser.call("Runtime.enable")
+        browser.call("Log.enable")
+        connection = "(document.getElementById('connection') || {}).textContent"
+        cells = "[...document.querySelectorAll('#table-Ranks tbody tr')].map((row) => row.cells[2].textContent)"
+
+        browser.open(f"http://127.0.0.1:{port}/")
+        browser.wait(connection, lambda text: text == "This page needs its token.")
+        assert not browser.value("document.getElementById('door').hidden")
+        assert browser.value("document.activeElement.id") == "token"
+
+        for typed, said in (("wrong" * 8, "The token is wrong."), (token, "Live")):
+            browser.call("Input.insertText", text=typed)
+            for kind in ("rawKeyDown", "char", "keyUp"):
+                browser.call("Input.dispatchKeyEvent", type=kind, key="Enter", text="\r", windowsVirtualKeyCode=13)
+            browser.wait(connection, lambda text, said=said: text == said)
+        browser.wait(cells, lambda found: found == ["3", "3"])
+
+        # it updates, in the same elements; the name of a mark is text
+        browser.value("window.row = document.querySelector('#table-Ranks tbody tr'); 1")
+        second_of_training(run, 2)
+        browser.wait(cells, lambda found: found == ["7", "7"])
+        assert browser.value("window.row === document.querySelector('#table-Ranks tbody tr')")
+        assert "<img src=x" in browser.value("document.getElementById('table-Log').textContent")
+        assert browser.value("document.querySelectorAll('img').length") == 0
+        assert "iteration 7" in browser.value("document.title")
+
+        # headers sort, by keyboard too; words choose rows
+        head = "document.querySelector('#table-Ranks thead button')"
+        browser.value(f"{head}.focus(); {head}.click()")
+        browser.wait(f"{head}.parentNode.getAttribute('aria-sort')", lambda order: order == "descending")
+        browser.value("document.getElementById('words').focus()")
+        browser.call("Input.insertText", text="S1")
+        browser.wait(cells, lambda found: len(found) == 1)
+
+        # the server ends; whoever has the port then does not learn the token
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT_S) == 0
+        browser.wait(connection, lambda text: text.startswith("The connection is lost"))
+        heard = requests_to_a_stranger(port)
+        assert "/events?challenge=abc&proof=" in heard and token not in heard
+
+        # it is back, with a token in the URL, which leaves the address bar
+        (run.path.parent / "output").rename(tmp_path / "output-before")
+        with ended(start(run.path, port)) as process:
+            browser.wait(connection, lambda text: text == "Live")
+            browser.open(f"http://127.0.0.1:{port}/?again#{token}")
+            browser.wait(cells, lambda found: found == ["7", "7"])
+            assert browser.value("location.href") == f"http://127.0.0.1:{port}/"
+            check_page(browser)
+            run.finish("failed", "rank 1 was killed")
+            browser.wait("document.getElementById('warnings').textContent", lambda text: "rank 1 was killed" in text)
+            assert "Next: ringtap analyze" in browser.value("document.getElementById('ending').textContent")
+        said = (tmp_path / "output").read_text() + (tmp_path / "output-before").read_text()
+        assert token not in said and f"The page asks for the token in {web.token_file(port)}" in said
+        assert "Traceback" not in said and "The recording goes on. To come back: ringtap live" in said
+        failures = [event for event in browser.events if event["method"] == "Runtime.exceptionThrown"]
+        blocked = [event for event in browser.events if "Content Security Policy" in json.dumps(event)]
+        assert failures == [] and blocked == []
+
+
+def check_page(browser: Browser) -> None:
+    """Check what screen readers get, what fits a phone, and what is printed."""
+    tree = browser.call("Accessibility.getFullAXTree")["nodes"]
+    roles = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in tree if not node["ignored"]]
+    named = {role: [name for found, name in roles if found == role] for role, _ in roles}
+    for landmark in ("banner", "navigation", "main", "contentinfo"):
+        assert len(named[landmark]) == 1, landmark
+    assert "rank ▲" in named["columnheader"] and "0" in named["rowheader"]
+    assert "Rows with these words" in named["searchbox"] and "Pause" in named["button"]
+    assert any(name.startswith("The last 7, 0–250 ms") for name in named["image"])
+    assert all(name for role in ("button", "link", "region", "image", "searchbox") for name in named[role])
+    polite = browser.value("[...document.querySelectorAll('[aria-live]')].map((node) => node.id)")
+    assert polite == ["warnings"]
+    browser.call("Emulation.setDeviceMetricsOverride", width=360, height=640, deviceScaleFactor=2, mobile=True)
+    assert browser.value("document.documentElement.scrollWidth") <= 360
+    small = "[...document.querySelectorAll('button, input')].filter((one) => one.offsetParent && one.offsetHeight < 24)"
+    assert browser.value(f"{small}.length") == 0
+    colour = "getComputedStyle(document.body).backgroundColor"
+    for scheme, background in (("dark", "rgb(20, 23, 26)"), ("light", "rgb(255, 255, 255)")):
+        browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        assert browser.value(colour) == background
+    browser.call("Emulation.setEmulatedMedia", media="print", features=[])
+    assert browser.value("getComputedStyle(document.getElementById('tools')).display") == "none"
+    assert browser.value("getComputedStyle(document.querySelector('.wide')).overflowX") == "visible"
+    browser.call("Emulation.setEmulatedMedia", media="")

@@ -148,6 +148,11 @@ def _link(data: memoryview, begin: int, end: int) -> tuple[str, dict[str, Any]]:
     }
 
 
+def record_bytes(nics: int) -> int:
+    """Return the size of a record for so many interfaces."""
+    return 8 * (len(TIME_FIELDS) + nics * len(_COUNTERS))
+
+
 class NicCollector:
     """Recorder of all interfaces' counters in ``nic/nic.rec``, and of ``nic/links.jsonl``.
 

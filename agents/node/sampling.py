@@ -180,7 +180,8 @@ class Recorders:
             options = self._settings.options.get(name, {})
             try:
                 every_s = parse_duration_s(options["every"]) if "every" in options else self._settings.every_s
-                collector = collector_class(name)(Context(folder, every_s, self._pids, options))
+                context = Context(folder, every_s, self._pids, options, self._settings.disk_limit_bytes)
+                collector = collector_class(name)(context)
                 (self._entries if name in ORDER else self._added).append(Entry(collector.name, collector, self._say))
             except ImportError as error:
                 reason = f"a package is missing: {error.name or error}"

@@ -73,8 +73,8 @@ def _register_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--packets-around-slow",
         metavar="PERCENTILE:TIME",
-        help="packets: keep only those around slow iterations; p99:5s keeps 5 s before and after each one over the 99th "
-        "percentile",
+        help="packets: keep only those around slow iterations; p99:5s keeps 5 s before and after each one "
+        "over the 99th percentile",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the training job, as usual")
     parser.set_defaults(handler=_run)

@@ -10,12 +10,13 @@ import mmap
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
 from ringtap.collectors.slow_iterations import SlowIteration
 from ringtap.records import JsonLinesWriter
+from ringtap.schema import WINDOWS_JSONL
 
 _HEADER_BYTES = 24
 _RECORD = struct.Struct("=IIII")
@@ -79,17 +80,22 @@ class PacketWindows:
         self._windows: list[_Window] = []  # those not closed yet, in order of time
         self._numbers = count()
         self._lost_until_ns, self._lost_why = begin_ns, "the capture began later"
-        self._log = JsonLinesWriter(folder / f"{stem}-windows.jsonl")
+        self._log = JsonLinesWriter(folder.parent / WINDOWS_JSONL.format(stem=stem))
         self.closed = 0
 
     def add(self, slow: Sequence[SlowIteration]) -> None:
         """Want the packets around these iterations; windows that overlap become one."""
         for one in slow:
             window = _Window(one.begin_ns - self._around_ns, one.end_ns + self._around_ns)
-            apart = [other for other in self._windows if other.end_ns < window.begin_ns or other.begin_ns > window.end_ns]
+            apart = [
+                other for other in self._windows if other.end_ns < window.begin_ns or other.begin_ns > window.end_ns
+            ]
             for other in self._windows:
                 if other not in apart:
-                    window.begin_ns, window.end_ns = min(window.begin_ns, other.begin_ns), max(window.end_ns, other.end_ns)
+                    window.begin_ns, window.end_ns = (
+                        min(window.begin_ns, other.begin_ns),
+                        max(window.end_ns, other.end_ns),
+                    )
                     window.packets += other.packets
                     window.files += other.files
                     window.slow += other.slow
@@ -112,7 +118,7 @@ class PacketWindows:
             reached_ns: time until which all slow iterations have been added.
         """
         horizon_ns = reached_ns - self._around_ns
-        for path, following in zip(ring, ring[1:], strict=False):
+        for path, following in pairwise(ring):
             end_ns = first_packet_ns(following)
             if end_ns is None or end_ns + _DISORDER_NS > horizon_ns:
                 return
@@ -158,5 +164,7 @@ class PacketWindows:
             names = ("rank", "step", "begin_ns", "end_ns", "threshold_s")
             item["iterations"] = [dict(zip(names, one, strict=True)) for one in window.slow]
             missing = window.begin_ns < self._lost_until_ns
-            self._log.append(item | ({"missing_until_ns": self._lost_until_ns, "why": self._lost_why} if missing else {}))
+            self._log.append(
+                item | ({"missing_until_ns": self._lost_until_ns, "why": self._lost_why} if missing else {})
+            )
             self.closed += 1

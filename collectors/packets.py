@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -311,7 +312,7 @@ class PacketsCollector:
         over_bytes += round(min(_SPARE_BYTES, _SPARE_SHARE * limit_bytes))
         kept, ring = self._files(), self._files(self._ring) if self._windows else []
         oldest: list[tuple[Path, Path | None]] = [(path, None) for path in kept[:-1]]
-        for path, following in [*oldest, *zip(ring, ring[1:], strict=False)]:
+        for path, following in [*oldest, *pairwise(ring)]:
             if over_bytes <= 0:
                 return
             over_bytes -= path.stat().st_size

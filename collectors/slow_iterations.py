@@ -123,7 +123,7 @@ class _Process:
                 if kind == _MARK and not self._has_marks:
                     self._has_marks, self._end_mono_ns, self._times = True, 0, RecentTimes()
                 if self._has_marks == (kind == _MARK) and record[at["optimizer"]] <= 0:
-                    self._end(*(record[at[name]] for name in ("step", "end_ns", "end_mono_ns")), share, slow)
+                    self._end(record[at["step"]], record[at["end_ns"]], record[at["end_mono_ns"]], share, slow)
         return self.read - begun
 
     def _end(self, step: int, end_ns: int, mono_ns: int, share: float, slow: list[SlowIteration]) -> None:

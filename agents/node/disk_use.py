@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections import deque
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.agents.node.settings import RunSettings
+from ringtap.json_validation import ShapeError, load_json
 from ringtap.rundir import folder_bytes
+from ringtap.schema import PACKETS, PACKETS_JSON
 from ringtap.units import format_size, parse_duration_s
 
 RATE_S = 60.0  # the growth is that of the last minute
@@ -18,7 +21,7 @@ _PACKETS_BYTES = 2_000_000  # the file that is written, and the one before
 
 
 def first_minute_bytes(settings: RunSettings) -> int:
-    """Return the least size of the first minute, as far as it is known before: sockets and packets depend on the job."""
+    """Return the least size of the first minute, without sockets and packets, which depend on the job."""
     total = _FILES_BYTES
     if "nic" in settings.collectors:
         from ringtap.collectors.nic import record_bytes
@@ -27,6 +30,13 @@ def first_minute_bytes(settings: RunSettings) -> int:
         every_s = parse_duration_s(every) if every else settings.every_s
         total += round(60 / every_s) * record_bytes(len(socket.if_nameindex()))
     return total + (_PACKETS_BYTES if "packets" in settings.collectors else 0)
+
+
+def disk_words(facts: dict[str, Any]) -> str:
+    """Return size and growth in words, ``1.2 GB on disk, 240 MB per hour``; empty before the growth is known."""
+    if "bytes_per_hour" not in facts:
+        return ""
+    return f"{format_size(facts['bytes'])} on disk, {format_size(facts['bytes_per_hour'])} per hour"
 
 
 class DiskUse:
@@ -43,20 +53,19 @@ class DiskUse:
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self._folder, self._limit_bytes = folder, limit_bytes
         self._written: deque[tuple[float, int]] = deque()  # CLOCK_MONOTONIC, bytes written until then
-        self.facts: dict[str, Any] = {"limit_bytes": limit_bytes} if limit_bytes else {}
+        self.facts: dict[str, Any] = {"bytes": 0} | ({"limit_bytes": limit_bytes} if limit_bytes else {})
 
     @property
     def is_full(self) -> bool:
         """True if the limit is exceeded."""
-        return bool(self._limit_bytes) and self.facts.get("bytes", 0) > self._limit_bytes
+        return bool(0 < self._limit_bytes < self.facts["bytes"])
 
-    def look(self, deleted_bytes: int) -> None:
-        """Measure the folder.
-
-        Args:
-            deleted_bytes: size of the files that collectors have deleted from it so far.
-        """
-        now_s, size = time.monotonic(), folder_bytes(self._folder)
+    def look(self) -> None:
+        """Measure the folder; what the packet collector has deleted counts as written."""
+        now_s, size, deleted_bytes = time.monotonic(), folder_bytes(self._folder), 0
+        if self._limit_bytes:
+            with contextlib.suppress(OSError, ShapeError):
+                deleted_bytes = load_json(self._folder / PACKETS_JSON, PACKETS).get("deleted_bytes") or 0
         self._written.append((now_s, size + deleted_bytes))
         while len(self._written) > 1 and self._written[1][0] <= now_s - RATE_S:
             self._written.popleft()
@@ -65,10 +74,3 @@ class DiskUse:
         if now_s - begin_s >= RATE_S:
             grown = max(0, size + deleted_bytes - before)
             self.facts["bytes_per_hour"] = round(grown * 3600 / (now_s - begin_s))
-
-
-def disk_words(facts: dict[str, Any]) -> str:
-    """Return the size and the growth in words, ``1.2 GB on disk, 240 MB per hour``; empty before the first minute."""
-    if "bytes_per_hour" not in facts:
-        return ""
-    return f"{format_size(facts['bytes'])} on disk, {format_size(facts['bytes_per_hour'])} per hour"

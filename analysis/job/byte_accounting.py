@@ -126,7 +126,7 @@ def measure(
             if any(amount is not None and np.nansum(amount) > 0 for amount in amounts.values()):
                 interfaces = counters.interfaces[path] if counters is not None else ()
                 directions.append(ByteAccount(name, path, direction, interfaces, amounts))
-    by_class = _by_class(captured, traffic, CrossTraffic.of(nodes), bins) if captured and bins else {}
+    by_class = _by_class(captured, traffic, CrossTraffic.of(nodes)) if captured and bins else {}
     not_captured = _not_captured(captured, traffic) if captured else {}
     for kind, share in not_captured.items():
         if share == 1 and not by_class.get(kind, np.zeros(0)).any():
@@ -198,9 +198,7 @@ def _rows(captured: Packets, node: str, traffic: SocketTraffic, path: str, direc
     return np.flatnonzero(~local & table["source" if direction == "tx" else "destination"].isin(own))
 
 
-def _by_class(
-    captured: Mapping[str, Packets], traffic: SocketTraffic, cross: CrossTraffic, bins: int
-) -> dict[str, Numbers]:
+def _by_class(captured: Mapping[str, Packets], traffic: SocketTraffic, cross: CrossTraffic) -> dict[str, Numbers]:
     """Sum the payload of each class of flows; a flow captured on several nodes counts once, if possible as sent."""
     ends = ["source", "source_port", "destination", "destination_port"]
     known = traffic.flows.drop_duplicates(ends, keep="last")[[*ends, "traffic_class", "source_node"]]
@@ -219,7 +217,8 @@ def _by_class(
     table = table.sort_values("not_sender", kind="stable").drop_duplicates([*ends, "scope"])
     # without sockets, training and other traffic are not known: missing, not 0
     kinds = CLASSES if any(covered.any() for covered in traffic.covered.values()) else (CROSS,)
-    result = {kind: np.zeros(bins) for kind in dict.fromkeys((*kinds, *table["traffic_class"]))}
+    kept = np.all([packets.kept for packets in captured.values()], axis=0)
+    result = {kind: np.where(kept, 0.0, np.nan) for kind in dict.fromkeys((*kinds, *table["traffic_class"]))}
     for node, row, kind in zip(table["node"], table["row"], table["traffic_class"], strict=True):
         result[str(kind)] += captured[str(node)].amounts["payload_bytes"][int(row)]
     return result

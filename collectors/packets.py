@@ -98,9 +98,9 @@ _MAX_BYTES = 20_000_000_000
 _FILE_BYTES = 1_000_000_000
 _RING_FILE_BYTES = 8_000_000  # around slow iterations: what is decided at once
 _MIN_FILE_BYTES = 1_000_000  # of tcpdump
-# with a disk limit: number of files in it, and the room that is left for what is written until the next look
+# with a disk limit: number of files in it, and its share that is left for what is written until the next look
 _FILES_IN_LIMIT = 20
-_SPARE_SHARE, _SPARE_BYTES = 0.05, 64_000_000
+_SPARE_SHARE = 0.05
 # with tcpdump's own 2 MiB, bursts are lost
 _BUFFER_BYTES = 64 << 20
 # the capture ends when less than this is free: a tenth of the disk, at most 1 GB
@@ -153,7 +153,7 @@ class PacketsCollector:
         self._wanted_tool = options.get("tool", "")
         self._tool: Tool | None = None
         self._facts: dict[str, Any] = {}
-        self._deleted = self._deleted_bytes = 0
+        self._deleted = self._deleted_bytes = self._left_bytes = 0
         self._windows: PacketWindows | None = None
 
     def _usual_file_bytes(self) -> int:
@@ -241,8 +241,8 @@ class PacketsCollector:
         self._tool = tool
         if self._rule:
             around_ns, file_bytes = round(self._rule.around_s * 1e9), self._limit_bytes and self._file_bytes
-            begin_ns = self._facts["begin_ns"]
-            self._windows = PacketWindows(self._folder, self._stem, around_ns, begin_ns, file_bytes or _FILE_BYTES)
+            begin_ns, file_bytes = time.time_ns(), file_bytes or _FILE_BYTES
+            self._windows = PacketWindows(self._folder, self._stem, around_ns, begin_ns, file_bytes)
             self._iterations = SlowIterations(self._folder.parent / "steps", self._rule.share)
         self._record("")
 
@@ -308,15 +308,18 @@ class PacketsCollector:
         limit_bytes = self._limit_bytes or (self._most_bytes if self._windows else 0)
         if not limit_bytes:
             return
-        over_bytes = folder_bytes(self._folder.parent) - limit_bytes
-        over_bytes += round(min(_SPARE_BYTES, _SPARE_SHARE * limit_bytes))
+        size = folder_bytes(self._folder.parent)
+        grown_bytes = size - self._left_bytes
+        over_bytes = size - limit_bytes + max(2 * grown_bytes, round(_SPARE_SHARE * limit_bytes))
+        self._left_bytes = size
         kept, ring = self._files(), self._files(self._ring) if self._windows else []
         oldest: list[tuple[Path, Path | None]] = [(path, None) for path in kept[:-1]]
         for path, following in [*oldest, *pairwise(ring)]:
             if over_bytes <= 0:
                 return
-            over_bytes -= path.stat().st_size
+            deleted_bytes = path.stat().st_size
             self._delete(path, following)
+            over_bytes, self._left_bytes = over_bytes - deleted_bytes, self._left_bytes - deleted_bytes
 
     def _full(self) -> str:
         """Return the reason why there is no room to continue; empty if there is room."""
@@ -345,7 +348,8 @@ class PacketsCollector:
         """Wait until the received packets are written, end the program, record its last counts.
 
         Returns:
-            The counts and ``ended``.
+            The counts and ``ended``; ``deleted_files`` if the disk limit or ``files`` has asked for it, and the number
+            of ``windows`` around slow iterations.
         """
         if self._tool is None:
             return {}
@@ -366,4 +370,6 @@ class PacketsCollector:
             self._tool.kill()
             with contextlib.suppress(OSError):
                 self._log.close()
-        return {name: self._facts.get(name, 0) for name in _COUNTS} | {"ended": self._facts.get("ended", "")}
+        found = {name: self._facts.get(name, 0) for name in _COUNTS} | {"ended": self._facts.get("ended", "")}
+        found |= {"deleted_files": self._deleted} if self._deleted else {}
+        return found | ({"windows": self._windows.closed} if self._windows else {})

@@ -52,7 +52,10 @@ def parse_rule(text: str) -> SlowRule:
             f"--packets-around-slow {text!r} is not understood: write a percentile from p50 to p99.99 and a time, for "
             "example p99:5s"
         )
-    return SlowRule(float(match[1]) / 100, duration_s(match[2], f"--packets-around-slow {text!r}: a time"))
+    try:
+        return SlowRule(round(float(match[1]) / 100, 6), duration_s(match[2]))
+    except UsageError as error:
+        raise UsageError(f"--packets-around-slow {text!r}: {error}") from None
 
 
 class SlowIteration(NamedTuple):
@@ -84,7 +87,7 @@ class RecentTimes:
     def quantile(self, share: float) -> float | None:
         """Return a quantile, which is one of the times; None if there are too few."""
         count = len(self._ordered)
-        return None if count < MIN_ITERATIONS else self._ordered[math.ceil(share * count) - 1]
+        return None if count < MIN_ITERATIONS else self._ordered[math.ceil(share * count - 1e-9) - 1]
 
     def add(self, time_s: float) -> None:
         """Add a time, and forget the oldest one if there are too many."""

@@ -24,7 +24,7 @@ from ringtap.collectors.packet_windows import PacketWindows
 from ringtap.collectors.slow_iterations import SlowIterations, parse_rule
 from ringtap.records import Field, RecordWriter
 from ringtap.rundir import folder_bytes, write_json
-from ringtap.schema import TIME_FIELDS
+from ringtap.schema import PACKETS_RING, TIME_FIELDS
 
 ROUTES = Path("/proc/net/route")
 ROUTES6 = Path("/proc/net/ipv6_route")
@@ -147,7 +147,7 @@ class PacketsCollector:
         self._most_bytes = int(options.get("most_bytes") or _MAX_BYTES)
         self._limit_bytes = context.disk_limit_bytes
         self._rule = parse_rule(options["around_slow"]) if options.get("around_slow") else None
-        self._ring = self._folder / ".ring" if self._rule else self._folder
+        self._ring = context.folder / PACKETS_RING if self._rule else self._folder
         self._file_bytes = int(options.get("file_bytes") or self._usual_file_bytes())
         self._buffer_bytes = int(options.get("buffer_bytes") or _BUFFER_BYTES)
         self._wanted_tool = options.get("tool", "")

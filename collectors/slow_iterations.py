@@ -10,7 +10,6 @@ import math
 import re
 from array import array
 from bisect import bisect_left, insort
-from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,8 +80,8 @@ class RecentTimes:
 
     def __init__(self, kept: int = _KEPT) -> None:
         self._ordered = array("d")
-        self._newest: deque[float] = deque()
-        self._kept = kept
+        self._newest = array("d")  # a ring
+        self._kept, self._next = kept, 0
 
     def quantile(self, share: float) -> float | None:
         """Return a quantile, which is one of the times; None if there are too few."""
@@ -91,10 +90,13 @@ class RecentTimes:
 
     def add(self, time_s: float) -> None:
         """Add a time, and forget the oldest one if there are too many."""
-        self._newest.append(time_s)
         insort(self._ordered, time_s)
-        if len(self._newest) > self._kept:
-            del self._ordered[bisect_left(self._ordered, self._newest.popleft())]
+        if len(self._newest) < self._kept:
+            self._newest.append(time_s)
+            return
+        del self._ordered[bisect_left(self._ordered, self._newest[self._next])]
+        self._newest[self._next] = time_s
+        self._next = (self._next + 1) % self._kept
 
 
 class _Process:

@@ -46,6 +46,7 @@ PACKETS_JSON = "packets/packets.json"
 CAPTURED_SOCKETS, CAPTURED_JSON = "packets/{part}-sockets.rec", "packets/{part}-*.json"
 # of a capture around slow iterations: a line for each span of time whose packets were kept
 WINDOWS_JSONL = "packets/{stem}-windows.jsonl"
+PACKETS_RING = "packets/.ring"  # its files that are not decided yet
 CLOCK_JSON = "clock/clock.json"
 PINGS_REC = "clock/pings.rec"
 SERVER_JSON = "clock/server.json"

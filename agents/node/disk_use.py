@@ -12,7 +12,7 @@ from typing import Any
 from ringtap.agents.node.settings import RunSettings
 from ringtap.json_validation import ShapeError, load_json
 from ringtap.rundir import folder_bytes
-from ringtap.schema import PACKETS, PACKETS_JSON
+from ringtap.schema import PACKETS, PACKETS_JSON, PACKETS_RING
 from ringtap.units import format_size, parse_duration_s
 
 RATE_S = 60.0  # the growth is that of the last minute
@@ -61,16 +61,19 @@ class DiskUse:
         return bool(0 < self._limit_bytes < self.facts["bytes"])
 
     def look(self) -> None:
-        """Measure the folder; what the packet collector has deleted counts as written."""
+        """Measure the folder.
+
+        Packets that were deleted at the limit count as written, and those that are not decided yet do not.
+        """
         now_s, size, deleted_bytes = time.monotonic(), folder_bytes(self._folder), 0
         if self._limit_bytes:
             with contextlib.suppress(OSError, ShapeError):
                 deleted_bytes = load_json(self._folder / PACKETS_JSON, PACKETS).get("deleted_bytes") or 0
-        self._written.append((now_s, size + deleted_bytes))
+        written_bytes = size + deleted_bytes - folder_bytes(self._folder / PACKETS_RING)
+        self._written.append((now_s, written_bytes))
         while len(self._written) > 1 and self._written[1][0] <= now_s - RATE_S:
             self._written.popleft()
         begin_s, before = self._written[0]
         self.facts["bytes"] = size
         if now_s - begin_s >= RATE_S:
-            grown = max(0, size + deleted_bytes - before)
-            self.facts["bytes_per_hour"] = round(grown * 3600 / (now_s - begin_s))
+            self.facts["bytes_per_hour"] = max(0, round((written_bytes - before) * 3600 / (now_s - begin_s)))

@@ -217,6 +217,10 @@ class Keyed:
         number = self.layout.index.get(name) if self.layout else None
         return None if number is None else float(self.latest[key][number])
 
+    def values(self, name: str) -> set[Any]:
+        """Return the newest values of a column over all items."""
+        return {record[self.layout.index[name]] for record in self.latest.values()} if self.layout else set()
+
     def active(self) -> list[Key]:
         """Return the keys that changed within the window of the rates."""
         since = self._since()

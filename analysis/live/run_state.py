@@ -145,6 +145,9 @@ class NodeLog:
             self.mono_ns = max(self.mono_ns, file.mono_ns)
         for series in self.keyed.values():
             series.commit(self.mono_ns)
+        sockets, processes = self.keyed["sockets", "sockets"], self.keyed["host", "processes"]
+        inodes = self.totals.inodes if self.totals else sockets.values("inode")
+        self.owners.forget_ended(inodes, processes.latest.keys() if processes.layout else None)
 
     def _poll_documents(self) -> None:
         self.node.poll()

@@ -359,8 +359,8 @@ class PacketsCollector:
                 self._tool.settle(self._loopback)
                 early = self._tool.ended
                 ended = self._tool.stop()
-                self._rotate()
                 how = f"early: {early}" if early else "as asked" if ended else _KILLED
+            self._rotate()
             if self._windows:
                 self._windows.add(self._iterations.poll())
                 self._windows.finish(self._files(self._ring))

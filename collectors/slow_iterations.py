@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringtap.errors import UsageError
-from ringtap.records import open_records
+from ringtap.records import INTEGER, open_records
 from ringtap.schema import STEP_COLUMNS
 from ringtap.units import duration_s
 
@@ -100,11 +100,11 @@ class RecentTimes:
 
 
 class _Process:
-    """The step records of one process, from record number ``start`` on."""
+    """The step records of one process."""
 
-    def __init__(self, path: Path, rank: int, start: int) -> None:
+    def __init__(self, path: Path, rank: int) -> None:
         self._path, self._rank = path, rank
-        self.read = start
+        self._read = 0
         self.end_ns = 0
         self.behind = 0
         self._end_mono_ns = 0
@@ -118,18 +118,18 @@ class _Process:
             OSError: the file cannot be read.
             UsageError: it is damaged.
         """
-        file = open_records(self._path, STEP_COLUMNS)
+        file = open_records(self._path, STEP_COLUMNS | {"kind": INTEGER})
         at = {field.name: number for number, field in enumerate(file.fields)}
-        begun = self.read
-        while records := file.tail(self.read, min(file.count, self.read + _BATCH)):
-            self.read += len(records)
+        begun = self._read
+        while records := file.tail(self._read, min(file.count, self._read + _BATCH)):
+            self._read += len(records)
             for record in records:
                 kind = record[at["kind"]]
                 if kind == _MARK and not self._has_marks:
                     self._has_marks, self._end_mono_ns, self._times = True, 0, RecentTimes()
                 if self._has_marks == (kind == _MARK) and record[at["optimizer"]] <= 0:
                     self._end(record[at["step"]], record[at["end_ns"]], record[at["end_mono_ns"]], share, slow)
-        return self.read - begun
+        return self._read - begun
 
     def _end(self, step: int, end_ns: int, mono_ns: int, share: float, slow: list[SlowIteration]) -> None:
         if self._end_mono_ns:
@@ -152,7 +152,7 @@ class SlowIterations:
     def __init__(self, folder: Path, share: float) -> None:
         self._folder, self._share = folder, share
         self._processes: dict[str, _Process] = {}
-        self._gone: dict[str, int] = {}  # records of processes that ended, by file
+        self._gone: set[str] = set()
 
     @property
     def reached_ns(self) -> int | None:
@@ -163,8 +163,8 @@ class SlowIterations:
         """Return the slow iterations that ended since the last poll; a file that cannot be read is passed over."""
         for path in self._folder.glob("rank*.rec"):
             match = _FILE.fullmatch(path.name)
-            if match and path.name not in self._processes | self._gone:
-                self._processes[path.name] = _Process(path, int(match[1]), 0)
+            if match and path.name not in self._gone and path.name not in self._processes:
+                self._processes[path.name] = _Process(path, int(match[1]))
         slow: list[SlowIteration] = []
         steps: dict[str, int] = {}
         for name, process in self._processes.items():
@@ -177,5 +177,6 @@ class SlowIterations:
             process = self._processes[name]
             process.behind = 0 if count else process.behind + most
             if process.behind > _GONE_STEPS:
-                self._gone[name] = self._processes.pop(name).read
+                self._gone.add(name)
+                del self._processes[name]
         return slow

@@ -164,17 +164,17 @@ def read_packets(logs: NodeLogs, borders: Borders) -> Packets | None:
 def _kept(logs: NodeLogs, borders: Borders, first_ns: int) -> npt.NDArray[np.bool_]:
     """Return True for each bin whose packets were kept: not deleted at the disk limit, nor far from slow iterations."""
     begin_ns, end_ns = borders.edges_ns[:-1], borders.edges_ns[1:]
-    kept = np.ones(borders.bins, bool)
-    for facts in _facts(logs):
-        if facts.get("windows") is not None:
-            lines = logs.lines(WINDOWS_JSONL.format(stem=facts.get("interface")), WINDOW)
-            spans = [(max(line["begin_ns"], line.get("missing_until_ns", 0)), line["end_ns"]) for line in lines]
-            edges_ns = logs.clock.unstepped(np.array(spans, np.int64).reshape(-1))
-            within = [(begin_ns >= begin) & (end_ns <= end) for begin, end in edges_ns.reshape(-1, 2)]
-            kept &= np.any(within, axis=0) if within else False
-        elif facts.get("deleted_files"):
-            kept &= begin_ns >= first_ns
-    return kept
+    if names := logs.names(WINDOWS_JSONL.format(stem="*")):
+        lines = [line for name in names for line in logs.lines(name, WINDOW)]
+        spans = sorted((max(line["begin_ns"], line.get("missing_until_ns", 0)), line["end_ns"]) for line in lines)
+        if not spans:
+            return np.zeros(borders.bins, bool)
+        windows_ns = logs.clock.unstepped(np.array(spans, np.int64).reshape(-1)).reshape(-1, 2)
+        window = np.searchsorted(windows_ns[:, 0], begin_ns, side="right") - 1  # they do not overlap
+        return (window >= 0) & (end_ns <= windows_ns[window, 1])
+    if any(facts.get("deleted_files") for facts in _facts(logs)):
+        return begin_ns >= first_ns
+    return np.ones(borders.bins, bool)
 
 
 def _facts(logs: NodeLogs) -> list[dict[str, Any]]:

@@ -365,6 +365,7 @@ class PacketsCollector:
                 self._windows.add(self._iterations.poll())
                 self._windows.finish(self._files(self._ring))
                 self._ring.rmdir()
+            self._make_room()
             self._record(how)
         finally:
             self._tool.kill()

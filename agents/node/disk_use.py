@@ -16,6 +16,7 @@ from ringtap.schema import PACKETS, PACKETS_JSON, PACKETS_RING
 from ringtap.units import format_size, parse_duration_s
 
 RATE_S = 60.0  # the growth is that of the last minute
+_LOOKS_OVER = 3
 _FILES_BYTES = 200_000  # node.json with its reserve, headers, logs of the agent
 _PACKETS_BYTES = 2_000_000  # the file that is written, and the one before
 
@@ -52,13 +53,14 @@ class DiskUse:
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self._folder, self._limit_bytes = folder, limit_bytes
+        self._over = 0
         self._written: deque[tuple[float, int]] = deque()  # CLOCK_MONOTONIC, bytes written until then
         self.facts: dict[str, Any] = {"bytes": 0} | ({"limit_bytes": limit_bytes} if limit_bytes else {})
 
     @property
     def is_full(self) -> bool:
-        """True if the limit is exceeded."""
-        return bool(0 < self._limit_bytes < self.facts["bytes"])
+        """True if the limit was exceeded each time of late: no collector deletes files that it can spare."""
+        return self._over >= _LOOKS_OVER
 
     def look(self) -> None:
         """Measure the folder.
@@ -75,5 +77,6 @@ class DiskUse:
             self._written.popleft()
         begin_s, before = self._written[0]
         self.facts["bytes"] = size
+        self._over = self._over + 1 if 0 < self._limit_bytes < size else 0
         if now_s - begin_s >= RATE_S:
             self.facts["bytes_per_hour"] = max(0, round((written_bytes - before) * 3600 / (now_s - begin_s)))

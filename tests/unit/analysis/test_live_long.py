@@ -81,6 +81,9 @@ def test_growth_is_that_of_the_last_minute_and_counts_deleted_packets(tmp_path: 
     log.write_bytes(bytes(1_000_000))
     use.look()
     assert use.facts["bytes_per_hour"] == (60_000 + 990_100 + facts.stat().st_size) * 60
+    assert not use.is_full, "a collector may still delete files"
+    use.look()
+    use.look()
     assert use.is_full
 
 

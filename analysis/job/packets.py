@@ -171,7 +171,8 @@ def _kept(logs: NodeLogs, borders: Borders, first_ns: int) -> npt.NDArray[np.boo
             return np.zeros(borders.bins, bool)
         windows_ns = logs.clock.unstepped(np.array(spans, np.int64).reshape(-1)).reshape(-1, 2)
         window = np.searchsorted(windows_ns[:, 0], begin_ns, side="right") - 1  # they do not overlap
-        return (window >= 0) & (end_ns <= windows_ns[window, 1])
+        kept: npt.NDArray[np.bool_] = (window >= 0) & (end_ns <= windows_ns[window, 1])
+        return kept
     if any(facts.get("deleted_files") for facts in _facts(logs)):
         return begin_ns >= first_ns
     return np.ones(borders.bins, bool)

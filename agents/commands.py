@@ -54,6 +54,12 @@ def _register_recording(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interface", metavar="NIC", help="packets: the interface to capture on")
     parser.add_argument("--filter", metavar="BPF", help="packets: a capture filter, as tcpdump takes it")
     parser.add_argument("--snap", metavar="BYTES", help="packets: bytes to keep of each packet")
+    parser.add_argument(
+        "--disk-limit",
+        metavar="SIZE",
+        help="size that this node's recording may take, for example 2GB: the oldest packets are deleted before, and "
+        "without packets the recording ends there; the job goes on",
+    )
 
 
 def _register_run(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +69,12 @@ def _register_run(parser: argparse.ArgumentParser) -> None:
         "--profile",
         action="store_true",
         help="also record parameters, layer times and communication of some iterations, for ringtap workload",
+    )
+    parser.add_argument(
+        "--packets-around-slow",
+        metavar="PERCENTILE:TIME",
+        help="packets: keep only those around slow iterations; p99:5s keeps 5 s before and after each one "
+        "over the 99th percentile",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the training job, as usual")
     parser.set_defaults(handler=_run)
@@ -118,8 +130,9 @@ def _settings(options: argparse.Namespace) -> RunSettings:
     if snap is not None:
         snap = str(int(snap) if snap.isdigit() else parse_size_bytes(snap))
     packets = {"interface": options.interface, "filter": options.filter, "snap_bytes": snap}
+    packets["around_slow"] = getattr(options, "packets_around_slow", None)
     collect = f"{options.collect},steps,profile" if getattr(options, "profile", False) else options.collect
-    return parse_settings(collect, options.every, packets)
+    return parse_settings(collect, options.every, packets, options.disk_limit)
 
 
 def _check_live(live: bool) -> None:

@@ -41,12 +41,15 @@ class Context:
         pids: returns the pids of the recorded processes and their descendants at the time of the call; empty without a
             job. Expensive: not for every sample.
         options: command-line options of this collector (packets: ``interface``, ``filter``, ``snap_bytes`` and so on).
+        disk_limit_bytes: size that the node's folder must not exceed, 0 for no limit; a collector that can spare its
+            oldest files deletes them before.
     """
 
     folder: Path
     every_s: float
     pids: Callable[[], list[int]] = list
     options: dict[str, str] = field(default_factory=dict)
+    disk_limit_bytes: int = 0
 
 
 class Collector(Protocol):

@@ -174,7 +174,9 @@ class HostCollector:
     def _find(self, t_ns: int) -> None:
         """Look for processes that the job has started since."""
         begun_s = time.thread_time()
-        for pid in self._pids():
+        pids = self._pids()
+        self._refused.intersection_update(pids)  # a pid may be used again
+        for pid in pids:
             if pid in self._processes or pid in self._refused:
                 continue
             try:

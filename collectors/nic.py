@@ -39,6 +39,7 @@ _COUNTERS = (
     ("rx_drops", 3, "packets"),
     ("tx_drops", 11, "packets"),
 )
+_MOST_APPEARED = 1000  # interfaces of containers come and go; the first ones are told
 _COLUMNS = 17  # the name and sixteen numbers
 _HEADING_LINES = 2
 _READ_BYTES = 1 << 16
@@ -148,6 +149,11 @@ def _link(data: memoryview, begin: int, end: int) -> tuple[str, dict[str, Any]]:
     }
 
 
+def record_bytes(nics: int) -> int:
+    """Return the size of a record for so many interfaces."""
+    return 8 * (len(TIME_FIELDS) + nics * len(_COUNTERS))
+
+
 class NicCollector:
     """Recorder of all interfaces' counters in ``nic/nic.rec``, and of ``nic/links.jsonl``.
 
@@ -240,7 +246,7 @@ class NicCollector:
         if not self._gone:
             self._select = itemgetter(*[place for place in self._where if place is not None])
         now_ns = time.time_ns()
-        for nic in places.keys() - set(self._nics):
+        for nic in list(places.keys() - set(self._nics))[: _MOST_APPEARED - len(self._appeared_ns)]:
             self._appeared_ns.setdefault(nic, now_ns)
         for nic in set(self._nics) - places.keys():
             self._vanished_ns.setdefault(nic, now_ns)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from ringtap.collectors import capture_program, packet_ring
 from ringtap.collectors.base import Check, Context
 from ringtap.collectors.capture_program import END_S, Tool
 from ringtap.collectors.ethtool_ioctl import offloads
+from ringtap.collectors.packet_windows import PacketWindows
+from ringtap.collectors.slow_iterations import SlowIterations, parse_rule
 from ringtap.records import Field, RecordWriter
-from ringtap.rundir import write_json
-from ringtap.schema import TIME_FIELDS
+from ringtap.rundir import folder_bytes, write_json
+from ringtap.schema import PACKETS_RING, TIME_FIELDS
 
 ROUTES = Path("/proc/net/route")
 ROUTES6 = Path("/proc/net/ipv6_route")
@@ -93,6 +96,11 @@ _MIN_PERIOD_S = 1.0
 SNAP_BYTES = 128
 _MAX_BYTES = 20_000_000_000
 _FILE_BYTES = 1_000_000_000
+_RING_FILE_BYTES = 8_000_000  # around slow iterations: what is decided at once
+_MIN_FILE_BYTES = 1_000_000  # of tcpdump
+# with a disk limit: number of files in it, and its share that is left for what is written until the next look
+_FILES_IN_LIMIT = 20
+_SPARE_SHARE = 0.05
 # with tcpdump's own 2 MiB, bursts are lost
 _BUFFER_BYTES = 64 << 20
 # the capture ends when less than this is free: a tenth of the disk, at most 1 GB
@@ -112,10 +120,14 @@ _REMEDY = (
 class PacketsCollector:
     """Recorder of ``packets/<nic>-<n>.pcap``, ``packets/packets.json`` and ``packets/counts.rec`` (once a second).
 
+    With ``around_slow``, only packets around slow iterations are kept, and ``packets/<nic>-windows.jsonl`` says why.
+    With a disk limit, the oldest files are deleted.
+
     Options: ``interface``, ``filter``, ``snap_bytes``, ``tool`` (``tcpdump`` or ``ring``), ``buffer_bytes`` (in the
     kernel), ``file_bytes`` (size after which another file begins), ``files`` (number of the newest files to keep; all
     if not given), ``most_bytes`` (size on disk at which the capture ends), ``part`` (name of one of several captures on
-    the node, whose files are then ``<part>-<nic>-<n>.pcap``, ``<part>-<nic>.json`` and ``<part>-<nic>.rec``).
+    the node, whose files are then ``<part>-<nic>-<n>.pcap``, ``<part>-<nic>.json`` and ``<part>-<nic>.rec``),
+    ``around_slow`` (a rule of `ringtap.collectors.slow_iterations`).
     """
 
     name = "packets"
@@ -133,12 +145,20 @@ class PacketsCollector:
         self._snap_bytes = int(options.get("snap_bytes") or SNAP_BYTES)
         self._keep = int(options.get("files") or 0)
         self._most_bytes = int(options.get("most_bytes") or _MAX_BYTES)
-        self._file_bytes = int(options.get("file_bytes") or (_FILE_BYTES if self._keep else 0))
+        self._limit_bytes = context.disk_limit_bytes
+        self._rule = parse_rule(options["around_slow"]) if options.get("around_slow") else None
+        self._ring = context.folder / PACKETS_RING if self._rule else self._folder
+        self._file_bytes = int(options.get("file_bytes") or self._usual_file_bytes())
         self._buffer_bytes = int(options.get("buffer_bytes") or _BUFFER_BYTES)
         self._wanted_tool = options.get("tool", "")
         self._tool: Tool | None = None
         self._facts: dict[str, Any] = {}
-        self._deleted = 0
+        self._deleted = self._deleted_bytes = self._left_bytes = 0
+        self._windows: PacketWindows | None = None
+
+    def _usual_file_bytes(self) -> int:
+        size = _RING_FILE_BYTES if self._rule else _FILE_BYTES if self._keep or self._limit_bytes else 0
+        return min(size, max(_MIN_FILE_BYTES, self._limit_bytes // _FILES_IN_LIMIT)) if self._limit_bytes else size
 
     def _tcpdump(self) -> str:
         """Return the path of tcpdump if it is to be used and can work; empty: use the ring."""
@@ -195,8 +215,8 @@ class PacketsCollector:
             OSError: the program does not start; the message contains its output.
         """
         path = self._tcpdump()
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._first = self._folder / f"{self._stem}-0.pcap"
+        self._ring.mkdir(parents=True, exist_ok=True)
+        self._first = self._ring / f"{self._stem}-0.pcap"
         self._loopback = is_loopback(self.interface)
         self._can_flush = not path or capture_program.version(path) >= _FLUSHES
         self._facts = {
@@ -219,6 +239,11 @@ class PacketsCollector:
             self._log.close()
             raise
         self._tool = tool
+        if self._rule:
+            around_ns, file_bytes = round(self._rule.around_s * 1e9), self._limit_bytes and self._file_bytes
+            begin_ns, file_bytes = time.time_ns(), file_bytes or _FILE_BYTES
+            self._windows = PacketWindows(self._folder, self._stem, around_ns, begin_ns, file_bytes)
+            self._iterations = SlowIterations(self._folder.parent / "steps", self._rule.share)
         self._record("")
 
     def _ring_command(self) -> list[str]:
@@ -228,7 +253,7 @@ class PacketsCollector:
         return [*line, self._filter] if self._filter else line
 
     def sample(self) -> None:
-        """Request the counts, flush the file, and end the capture before the disk is full.
+        """Request the counts, flush the file, delete what is not wanted, and end the capture before the disk is full.
 
         Raises:
             OSError: the capture has ended: its program died, the disk is nearly full, or its size limit is reached.
@@ -239,6 +264,11 @@ class PacketsCollector:
         if self._can_flush:
             self._tool.signal("USR2")
         self._rotate()
+        if self._windows:
+            now_ns = time.time_ns()
+            self._windows.add(self._iterations.poll())
+            self._windows.decide(self._files(self._ring), self._iterations.reached_ns or now_ns)
+        self._make_room()
         full = self._full()
         if full:
             self._tool.stop()
@@ -247,10 +277,10 @@ class PacketsCollector:
         if why:
             raise OSError(0, f"the capture on {self.interface} ended early: {why}")
 
-    def _files(self) -> list[Path]:
-        """Return the capture files, oldest first."""
+    def _files(self, folder: Path | None = None) -> list[Path]:
+        """Return the capture files, oldest first; those that are kept unless another folder is given."""
         found = []
-        for path in self._folder.glob(f"{glob.escape(self._stem)}-*.pcap"):
+        for path in (folder or self._folder).glob(f"{glob.escape(self._stem)}-*.pcap"):
             number = path.stem.rpartition("-")[2]
             if number.isdecimal():
                 found.append((int(number), path))
@@ -258,18 +288,43 @@ class PacketsCollector:
 
     def _rotate(self) -> None:
         """Rename the files (tcpdump appends a number to the first one's name) and delete the oldest."""
-        for path in self._folder.glob(f"{glob.escape(self._first.name)}[0-9]*"):
+        for path in self._ring.glob(f"{glob.escape(self._first.name)}[0-9]*"):
             number = path.name.removeprefix(self._first.name)
             if number.isdecimal():
-                path.rename(self._folder / f"{self._stem}-{number}.pcap")
-        for path in self._files()[: -self._keep] if self._keep else []:
+                path.rename(self._ring / f"{self._stem}-{number}.pcap")
+        for path in self._files()[: -self._keep] if self._keep and not self._windows else []:
+            self._delete(path)
+
+    def _delete(self, path: Path, following: Path | None = None) -> None:
+        self._deleted += 1
+        self._deleted_bytes += path.stat().st_size
+        if self._windows and following:
+            self._windows.lose(path, following)
+        else:
             path.unlink()
-            self._deleted += 1
+
+    def _make_room(self) -> None:
+        """Delete the oldest files, except those that are written, until the node's folder is below the limit."""
+        limit_bytes = self._limit_bytes or (self._most_bytes if self._windows else 0)
+        if not limit_bytes:
+            return
+        size = folder_bytes(self._folder.parent)
+        grown_bytes = size - self._left_bytes
+        over_bytes = size - limit_bytes + max(2 * grown_bytes, round(_SPARE_SHARE * limit_bytes))
+        self._left_bytes = size
+        kept, ring = self._files(), self._files(self._ring) if self._windows else []
+        oldest: list[tuple[Path, Path | None]] = [(path, None) for path in kept[:-1]]
+        for path, following in [*oldest, *pairwise(ring)]:
+            if over_bytes <= 0:
+                return
+            deleted_bytes = path.stat().st_size
+            self._delete(path, following)
+            over_bytes, self._left_bytes = over_bytes - deleted_bytes, self._left_bytes - deleted_bytes
 
     def _full(self) -> str:
         """Return the reason why there is no room to continue; empty if there is room."""
         used = sum(path.stat().st_size for path in self._files())
-        if used >= self._most_bytes:
+        if used >= self._most_bytes and not self._limit_bytes and not self._windows:
             return f"its files reached {used} of {self._most_bytes} bytes"
         disk = os.statvfs(self._folder)
         free = disk.f_bavail * disk.f_frsize
@@ -283,6 +338,9 @@ class PacketsCollector:
         counts = asdict(self._tool.counts)
         self._log.append(time.time_ns(), time.monotonic_ns(), *(counts[name] for name in _COUNTS))
         self._facts |= counts | {"ended": ended, "end_ns": time.time_ns(), "deleted_files": self._deleted}
+        self._facts["deleted_bytes"] = self._deleted_bytes
+        if self._windows:
+            self._facts["windows"] = self._windows.closed
         self._facts["files"] = [path.name for path in self._files()]
         write_json(self._folder / self._json, self._facts)
 
@@ -290,19 +348,29 @@ class PacketsCollector:
         """Wait until the received packets are written, end the program, record its last counts.
 
         Returns:
-            The counts and ``ended``.
+            The counts and ``ended``; ``deleted_files`` if the disk limit or ``files`` has asked for it, and the number
+            of ``windows`` around slow iterations.
         """
         if self._tool is None:
             return {}
         try:
-            if not self._facts.get("ended"):
+            how = self._facts.get("ended")
+            if not how:
                 self._tool.settle(self._loopback)
                 early = self._tool.ended
                 ended = self._tool.stop()
-                self._rotate()
-                self._record(f"early: {early}" if early else "as asked" if ended else _KILLED)
+                how = f"early: {early}" if early else "as asked" if ended else _KILLED
+            self._rotate()
+            if self._windows:
+                self._windows.add(self._iterations.poll())
+                self._windows.finish(self._files(self._ring))
+                self._ring.rmdir()
+            self._make_room()
+            self._record(how)
         finally:
             self._tool.kill()
             with contextlib.suppress(OSError):
                 self._log.close()
-        return {name: self._facts.get(name, 0) for name in _COUNTS} | {"ended": self._facts.get("ended", "")}
+        found = {name: self._facts.get(name, 0) for name in _COUNTS} | {"ended": self._facts.get("ended", "")}
+        found |= {"deleted_files": self._deleted} if self._deleted else {}
+        return found | ({"windows": self._windows.closed} if self._windows else {})

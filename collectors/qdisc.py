@@ -78,12 +78,19 @@ class QdiscTable:
         self.kinds: dict[str, str] = {}
         self._layouts: dict[bytes, _Layout] = {}
         self._known: dict[bytes, bytes] = {}  # interface, handle and parent -> the statistics last recorded
+        self._found: set[bytes] = set()  # in this sample
         self._parts: list[bytes] = []
         self._stamp = b""
 
     def begin(self, t_ns: int, mono_ns: int) -> None:
         """Begin a sample, with the times for its records."""
         self._stamp = _STAMP.pack(t_ns, mono_ns)
+        self._found.clear()
+
+    def end(self) -> None:
+        """End a sample whose dump is whole: forget the disciplines that are gone."""
+        for key in self._known.keys() - self._found:
+            del self._known[key], self._layouts[key]
 
     def records(self) -> bytes:
         """Return the sample's packed records."""
@@ -116,6 +123,7 @@ class QdiscTable:
             layout = self._learn(key, message)
             if layout is None:
                 return
+        self._found.add(key)
         basic, queue = layout.basic, layout.queue
         statistics = message[basic : basic + _BASIC_BYTES] + message[queue : queue + _QUEUE_BYTES]
         if self._known.get(key) != statistics:
@@ -225,6 +233,7 @@ class QdiscCollector:
         self._facts["samples"] += 1
         try:
             self._netlink.dump(self._dump_request, self._table.take)
+            self._table.end()
             self._failures = 0
             pause_ns = (time.thread_time_ns() - begun_ns) * _COST
             if pause_ns > self.every_s * 1e9:

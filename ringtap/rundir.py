@@ -133,6 +133,21 @@ def open_log(path: Path) -> RecordFile:
     return open_records(path, columns_of(path))
 
 
+def folder_bytes(folder: Path) -> int:
+    """Return the size of all files below a folder; files that vanish meanwhile count as they are found."""
+    total = 0
+    folders = [str(folder)]
+    while folders:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                else:
+                    with contextlib.suppress(OSError):
+                        total += entry.stat(follow_symlinks=False).st_size
+    return total
+
+
 def process_age_ns(steps: RecordFile) -> int:
     """Return the age of a process at the end of the first record of its step log; 0 if the log does not say."""
     age_ns = steps.about.get("age_ns")

@@ -44,6 +44,9 @@ PROCESSES_JSONL = "host/processes.jsonl"
 PACKETS_JSON = "packets/packets.json"
 # of a sweep's packets at one load: their sockets, and the captures' facts; ``part`` is the number of the load step
 CAPTURED_SOCKETS, CAPTURED_JSON = "packets/{part}-sockets.rec", "packets/{part}-*.json"
+# of a capture around slow iterations: a line for each span of time whose packets were kept
+WINDOWS_JSONL = "packets/{stem}-windows.jsonl"
+PACKETS_RING = "packets/.ring"  # its files that are not decided yet
 CLOCK_JSON = "clock/clock.json"
 PINGS_REC = "clock/pings.rec"
 SERVER_JSON = "clock/server.json"
@@ -216,6 +219,7 @@ NODE: Shape = {
     "before?": (_FACTS, None),
     "after?": (_FACTS, None),
     "clock_steps?": ([_STEP], None),
+    "disk?": ({"bytes?": COUNT, "bytes_per_hour?": COUNT, "limit_bytes?": COUNT}, None),
 }
 _LINE = {
     "offset_ns": (_OFFSET, None),
@@ -251,9 +255,12 @@ PACKETS: Shape = {
     "end_ns?": NS,
     "ended?": _WORDS,
     "deleted_files?": (COUNT, None),
+    "deleted_bytes?": (COUNT, None),
+    "windows?": (COUNT, None),
     "dropped_by_kernel?": (COUNT, None),
     "dropped_by_interface?": (COUNT, None),
 }
+WINDOW: Shape = {"begin_ns": NS, "end_ns": NS, "missing_until_ns?": NS}
 OWNER: Shape = {"inode": COUNT, "pid?": (COUNT, None), "rank?": (int, None), "command?": ([str], str, None)}
 LINK_STATE: Shape = {
     **{"t_ns": NS, "mono_ns?": NS, "nic": str, "up?": bool, "carrier": bool},

@@ -33,6 +33,8 @@ _BURST = [field.name for field in _FIELDS].index("burst")
 # the kernel lets a clock's error grow by 500 ppm of the time since the daemon last set it
 _NTP_GROWTH = 500e-6
 
+_MOST_MEASUREMENTS = 2000  # that lines are drawn through; all pings are in the log
+
 
 class ClockLog:
     """The log of a node's clock in the run directory.
@@ -108,7 +110,7 @@ class ClockLog:
             len(answered),
             lost,
         )
-        self.measurements.append(found)
+        self.measurements = _thinned([*self.measurements, found])
         self.facts["kernel_stamps"] = all(ping.kernel_stamps == 3 for ping in usable)
         return found
 
@@ -208,6 +210,15 @@ class ClockLog:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+def _thinned(measurements: list[Measurement]) -> list[Measurement]:
+    """Return the measurements, of too many only the tighter one of each pair in the older half, without the first."""
+    if len(measurements) <= _MOST_MEASUREMENTS:
+        return measurements
+    older = measurements[1 : _MOST_MEASUREMENTS // 2 + 1]
+    tighter = [min(pair, key=lambda one: one.error_ns) for pair in zip(older[::2], older[1::2], strict=True)]
+    return [measurements[0], *tighter, *measurements[_MOST_MEASUREMENTS // 2 + 1 :]]
 
 
 def _daemons_bound_ns(mine: dict[str, Any], theirs: dict[str, Any]) -> int:

@@ -81,12 +81,14 @@ class AgentClient:
     Attributes:
         why: the reason why nothing is recorded (any more); empty while the agent records.
         is_ready: whether the collectors have taken their first samples.
+        disk: disk use of the recording as in node.json, once it is known for a minute; empty before.
     """
 
     def __init__(self, run: RunDirectory, node: str, settings: RunSettings) -> None:
         self._run, self._node, self._settings = run, node, settings
         self.why = ""
         self.is_ready = False
+        self.disk: dict[str, Any] = {}
         self._connection: Connection | None = None
         self._rendezvous: AgentSocket | None = None
         self._session = self._agent_pid = 0
@@ -132,6 +134,7 @@ class AgentClient:
             return
         for message in self._connection.receive():
             self.is_ready |= bool(message.get("ready"))
+            self.disk = message.get("disk", self.disk)
             if "last" in message:
                 self._answer = message
         if not self._connection.is_open and self._answer is None:

@@ -34,6 +34,14 @@ def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+def tell_disk_use(client: AgentClient) -> None:
+    """Print the disk use of this node's recording, if it is known."""
+    from ringtap.agents.node.disk_use import disk_words
+
+    if words := disk_words(client.disk):
+        tell(f"ringtap: the recording of this node takes {words}")
+
+
 def run_unrecorded(command: list[str], why: str) -> int:
     """Replace this process with the job, because no run directory can be written."""
     tell(f"ringtap: {why}: the job runs without being recorded")
@@ -121,7 +129,7 @@ def _wait_for_job(
 ) -> str:
     """Wait for the job's end and watch the agent; returns the agent's last failure that was shown to the user."""
     shown = ""
-    served = metrics is not None
+    served, disk_is_told = metrics is not None, False
     while relay.wait(_TICK_S if client.is_settled else _QUICK_TICK_S) is None:
         client.tick()
         if view and not view.look(relay):
@@ -129,6 +137,9 @@ def _wait_for_job(
         if served and metrics and (not metrics.pid or metrics.pid in relay.reaped):
             served = False
             tell("ringtap: the metrics are not served any more; the job goes on")
+        if client.disk and not disk_is_told:
+            disk_is_told = True
+            tell_disk_use(client)
         if client.why and client.why != shown:
             shown = client.why
             tell(f"ringtap: {shown}; the job goes on")
@@ -165,6 +176,7 @@ def _finish(
     if client.why and client.why != shown:
         tell(f"ringtap: {client.why}")
     if location.created:
+        tell_disk_use(client)
         verb = "workload new -o WORKLOAD --run" if is_profiled else "analyze"
         tell(f"Wrote {location.label}. Next: ringtap {verb} {shell_word(location.label)}")
 

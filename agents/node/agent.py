@@ -18,6 +18,7 @@ from typing import Any
 import ringtap
 from ringtap.agents.job.signals import state_of
 from ringtap.agents.node.agent_socket import AgentSocket, Connection
+from ringtap.agents.node.disk_use import DiskUse
 from ringtap.agents.node.facts import FactsChild
 from ringtap.agents.node.jobs import Job, descendants, hook_obstacle, unhooked
 from ringtap.agents.node.node_json import NodeJson, hook_entry
@@ -27,7 +28,7 @@ from ringtap.errors import FILE_LIMIT
 from ringtap.rundir import RunDirectory
 from ringtap.schema import AGENT_LOG
 from ringtap.secret_masking import mask_words
-from ringtap.units import format_change
+from ringtap.units import format_change, format_duration, format_size
 
 _TICK_S = 1.0
 _BUSY_TICK_S = 0.02  # while supervisors wait for the first samples, or the agent may be about to end
@@ -97,6 +98,10 @@ class Agent:
         }
         self._record = NodeJson(run.node(node), item)
         self._recorders = Recorders(run, node, settings, self._pids, self._record.say)
+        self._disk = DiskUse(self._record.folder, settings.disk_limit_bytes)
+        item["disk"] = self._disk.facts
+        self._disk_is_told = False
+        self._disk_due_s = 0.0
         self._clock_mono_ns = time.monotonic_ns()
         self._clock_gap_ns = time.time_ns() - self._clock_mono_ns
         self._hook_is_wanted = any(name in settings.recorders for name in ("steps", "ddp"))
@@ -138,6 +143,7 @@ class Agent:
             now_s = time.monotonic()
             self._look_at_clock()
             self._look_at_hook()
+            self._look_at_disk(now_s)
             if now_s - saved_s >= _SAVE_S:
                 self._save()
                 saved_s = now_s
@@ -273,6 +279,22 @@ class Agent:
         # check each process twice: the first time, it may not have executed its program yet
         self._checked_twice, self._checked_once = pids & self._checked_once, pids
 
+    def _look_at_disk(self, now_s: float) -> None:
+        """Measure the disk use, tell it once, and end the recording at its limit; only the job's steps go on."""
+        if now_s < self._disk_due_s:
+            return
+        self._disk_due_s = now_s + (_TICK_S if self._settings.disk_limit_bytes else _SAVE_S)
+        self._disk.look()
+        if "bytes_per_hour" in self._disk.facts and not self._disk_is_told:
+            self._disk_is_told = True
+            for peer in self._peers:
+                if peer.is_creator and not peer.has_ended:
+                    peer.connection.send({"disk": self._disk.facts})
+        if self._disk.is_full and not self._recorders.are_stopped:
+            limit, passed = format_size(self._settings.disk_limit_bytes), format_duration(now_s - self._began_s)
+            self._recorders.stop(f"the disk limit of {limit} was reached after {passed}")
+            self._save()
+
     def _pids(self) -> list[int]:
         """The recorded processes and all their descendants; also called from the sampling threads."""
         return descendants([job.pid for job in list(self._jobs) if job.entry["ended_ns"] is None])
@@ -286,7 +308,9 @@ class Agent:
         self._rendezvous.close_door()
         self._listener.close()
         self._reasons += self._lost_logs()
-        self._recorders.stop()
+        if not self._recorders.are_stopped:
+            self._recorders.stop()
+        self._disk.look()
         item = self._record.item
         item["collectors"] = self._recorders.facts()
         if self._hook_is_wanted and any(job.holds for job in self._jobs):
@@ -321,7 +345,8 @@ class Agent:
         if self._orphaned_run:
             self._finish_run(why)
         for peer in self._peers:
-            peer.connection.send({"last": True, "status": "partial" if why else "complete", "why": why})
+            answer = {"last": True, "status": "partial" if why else "complete", "why": why, "disk": self._disk.facts}
+            peer.connection.send(answer)
         self._rendezvous.clear()
 
     def _lost_logs(self) -> list[str]:

@@ -13,7 +13,7 @@ from ringtap.agents.job import signals
 from ringtap.agents.job.agent_client import AgentClient
 from ringtap.agents.job.live import LiveView
 from ringtap.agents.job.run_location import RunLocation
-from ringtap.agents.job.supervisor import FINISH_S
+from ringtap.agents.job.supervisor import FINISH_S, tell_disk_use
 from ringtap.agents.node.jobs import start_time
 from ringtap.agents.node.node_json import conclude
 from ringtap.agents.node.settings import RunSettings
@@ -69,11 +69,16 @@ def capture(
     is_signalled = _wait(lambda: client.is_ready or bool(client.why), client, None)
     view, children = (LiveView(location.run.path) if live and client.is_up else None), _Children()
     if not is_signalled and client.is_up:
+        disk_is_told = False
         started = {pid: start_time(pid) for pid in pids}
 
         def is_over() -> bool:
+            nonlocal disk_is_told
             if view:
                 view.look(children)
+            elif client.disk and not disk_is_told:
+                disk_is_told = True
+                tell_disk_use(client)
             return bool(client.why) or (
                 bool(pids) and not any(start and start_time(pid) == start for pid, start in started.items())
             )
@@ -87,6 +92,7 @@ def capture(
     if client.why:
         raise MeasurementError(f"{client.why} ({location.label})")
     if location.created:
+        tell_disk_use(client)
         print(f"Wrote {location.label}. Next: ringtap analyze {shell_word(location.label)}", file=sys.stderr)
     return 0
 

@@ -154,6 +154,9 @@ class Recorders:
         settings: what to record.
         pids: returns the recorded processes.
         say: writes to the agent's log.
+
+    Attributes:
+        are_stopped: True after `stop`.
     """
 
     def __init__(
@@ -172,6 +175,7 @@ class Recorders:
         self._added_threads: list[Sampler] = []
         self._clock: Any = None
         self._clock_facts: dict[str, Any] = {}
+        self.are_stopped = False
 
     def start(self) -> None:
         """Start the threads; returns before the first samples are taken."""
@@ -180,7 +184,8 @@ class Recorders:
             options = self._settings.options.get(name, {})
             try:
                 every_s = parse_duration_s(options["every"]) if "every" in options else self._settings.every_s
-                collector = collector_class(name)(Context(folder, every_s, self._pids, options))
+                context = Context(folder, every_s, self._pids, options, self._settings.disk_limit_bytes)
+                collector = collector_class(name)(context)
                 (self._entries if name in ORDER else self._added).append(Entry(collector.name, collector, self._say))
             except ImportError as error:
                 reason = f"a package is missing: {error.name or error}"
@@ -222,8 +227,14 @@ class Recorders:
         entries = {name: found[name] for name in dict.fromkeys((*order, *found))}
         return entries | ({"clock": self._clock_facts} if self._clock_facts else {})
 
-    def stop(self) -> None:
-        """Take the last samples and close the logs, within 10 s."""
+    def stop(self, early: str = "") -> None:
+        """Take the last samples and close the logs, within 10 s.
+
+        Args:
+            early: reason if the recording ends before its time; each collector's entry then has it.
+        """
+        self.are_stopped = True
+        recording = [entry for entry in (*self._entries, *self._added) if entry.running and early]
         for sampler in (*self._threads, *self._added_threads):
             sampler.stop()
         stopper = threading.Thread(target=self._stop_clock, daemon=True)
@@ -235,6 +246,10 @@ class Recorders:
         for entry in (*self._entries, *self._added):
             if entry.running:
                 entry.facts |= {"state": "failed", "reason": f"did not end within {_STOP_S:g} s"}
+        for entry in recording:
+            entry.facts |= {"state": "failed", "reason": f"stopped early: {early}", "failed_ns": time.time_ns()}
+        if recording:
+            self._say(f"the collectors stop: {early}")
 
     def _stop_clock(self) -> None:
         if self._clock is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ringtap.errors import UsageError
-from ringtap.units import format_duration, parse_duration_s
+from ringtap.units import format_duration, format_size, parse_duration_s, parse_size_bytes
 
 # Recorded in the job's own processes, by the hook
 JOB_SIDE = ("steps", "ddp", "horovod", "nccl", "profile")
@@ -25,12 +25,14 @@ class RunSettings(NamedTuple):  # no dataclass: its module takes 10 ms to import
         recorders: names of job-side recorders.
         every_s: period of the collectors without their own.
         options: options of the command line by collector; ``every`` is the collector's own period.
+        disk_limit_bytes: size that the recording of a node must not exceed; 0 for no limit.
     """
 
     collectors: tuple[str, ...]
     recorders: tuple[str, ...]
     every_s: float
     options: dict[str, dict[str, str]] = {}  # noqa: RUF012 (never changed)
+    disk_limit_bytes: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The settings as plain data, for run.json."""
@@ -44,6 +46,7 @@ class RunSettings(NamedTuple):  # no dataclass: its module takes 10 ms to import
             tuple(item.get("recorders") or ()),
             float(item.get("every_s") or 0.1),
             dict(item.get("options") or {}),
+            int(item.get("disk_limit_bytes") or 0),
         )
 
     def line(self) -> str:
@@ -54,7 +57,8 @@ class RunSettings(NamedTuple):  # no dataclass: its module takes 10 ms to import
             for collector, options in self.options.items()
             for name, value in options.items()
         )
-        return f"collect={names} every={format_duration(self.every_s).replace(' ', '')}{extra}"
+        limit = f" disk-limit={format_size(self.disk_limit_bytes).replace(' ', '')}" if self.disk_limit_bytes else ""
+        return f"collect={names} every={format_duration(self.every_s).replace(' ', '')}{extra}{limit}"
 
 
 def _default() -> tuple[str, ...]:
@@ -102,13 +106,16 @@ def _module_class(text: str) -> str:
     return text
 
 
-def parse_settings(collect: str, every: str, packets: Mapping[str, str | None]) -> RunSettings:
+def parse_settings(
+    collect: str, every: str, packets: Mapping[str, str | None], disk_limit: str | None = None
+) -> RunSettings:
     """The settings of a command line.
 
     Args:
         collect: the value of ``--collect``.
         every: the value of ``--every``: a period, then ``,COLLECTOR=PERIOD`` for each collector with its own.
         packets: options of the packet collector by name; None if not given.
+        disk_limit: the value of ``--disk-limit``; None if not given.
 
     Raises:
         UsageError: a value is not valid.
@@ -125,10 +132,36 @@ def parse_settings(collect: str, every: str, packets: Mapping[str, str | None]) 
         options[name] = {"every": period}
     given = {name: value for name, value in packets.items() if value is not None}
     if given and "packets" not in collectors:
-        raise UsageError("--interface, --filter and --snap are for packets: add --collect default,packets")
+        raise UsageError(
+            "--interface, --filter, --snap and --packets-around-slow are for packets: add --collect default,packets"
+        )
     if given:
         options["packets"] = options.get("packets", {}) | given
-    return RunSettings(collectors, recorders, every_s, options)
+    if "around_slow" in given:
+        from ringtap.collectors.slow_iterations import parse_rule
+
+        parse_rule(given["around_slow"])
+        if "steps" not in recorders:
+            raise UsageError("--packets-around-slow needs the times of iterations: add steps to --collect")
+    settings = RunSettings(collectors, recorders, every_s, options)
+    return settings if disk_limit is None else _limited(settings, disk_limit)
+
+
+def _limited(settings: RunSettings, disk_limit: str) -> RunSettings:
+    """The settings with a disk limit.
+
+    Raises:
+        UsageError: it is not a size, or the first minute needs more.
+    """
+    from ringtap.agents.node.disk_use import first_minute_bytes
+
+    limit_bytes, needed_bytes = parse_size_bytes(disk_limit), first_minute_bytes(settings)
+    if limit_bytes < needed_bytes:
+        raise UsageError(
+            f"--disk-limit {disk_limit} is less than the {format_size(needed_bytes)} that the first minute needs: give "
+            "more, or collect less (--collect, --every)"
+        )
+    return settings._replace(disk_limit_bytes=limit_bytes)
 
 
 def _period_s(text: str) -> float:

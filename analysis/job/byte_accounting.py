@@ -226,7 +226,8 @@ def _by_class(captured: Mapping[str, Packets], traffic: SocketTraffic, cross: Cr
     table = table.sort_values("not_sender", kind="stable").drop_duplicates([*ends, "scope"])
     # without sockets, training and other traffic are not known: missing, not 0
     kinds = CLASSES if any(traffic.covered.values()) else (CROSS,)
-    result = {kind: np.zeros(traffic.bins) for kind in dict.fromkeys((*kinds, *table["traffic_class"]))}
+    kept = np.all([packets.kept for packets in captured.values()], axis=0)
+    result = {kind: np.where(kept, 0.0, np.nan) for kind in dict.fromkeys((*kinds, *table["traffic_class"]))}
     for node, row, kind in zip(table["node"], table["row"], table["traffic_class"], strict=True):
         result[str(kind)] += captured[str(node)].amounts["payload_bytes"][int(row)]
     return result

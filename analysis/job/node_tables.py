@@ -98,13 +98,21 @@ def read_tables(nodes: Mapping[str, NodeLogs], ranks: Frame, packets: dict[str, 
         "node_iterations": node_iterations,
         "byte_accounts": byte_accounts,
         "sums": _sums(tables, accounts, shared.borders.bins),
-        "accounts": _means(shared.rows(byte_accounts), ["node", "path", "direction", "interfaces"], _ACCOUNTS),
+        "accounts": _account_means(shared.rows(byte_accounts)),
         "nodes": _of_nodes(node_iterations, shared),
         "rank_sums": _rank_sums(shared.rows(rank_iterations), shared.iteration_s),
     }
 
 
-_ACCOUNTS = byte_accounting.COLUMNS
+def _account_means(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the means of each account, and for its comparisons also those over the iterations that have both sides."""
+    columns = {}
+    for side in ("nic_payload_bytes", "packet_payload_bytes"):
+        has_both = table[side].notna() & table["socket_bytes"].notna()
+        columns[f"{side}_of_both"] = table[side].where(has_both)
+        columns[f"socket_bytes_with_{side}"] = table["socket_bytes"].where(has_both)
+    keys = ["node", "path", "direction", "interfaces"]
+    return _means(table.assign(**columns), keys, (*byte_accounting.COLUMNS, *columns))
 
 
 def _rank_iterations(

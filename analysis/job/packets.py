@@ -18,7 +18,7 @@ from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
 from ringtap.analysis.runs.clock import NodeClock
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.errors import RingtapError
-from ringtap.schema import PACKETS
+from ringtap.schema import PACKETS, WINDOW, WINDOWS_JSONL
 from ringtap.units import counted
 
 _BATCH = 1 << 20
@@ -35,7 +35,9 @@ class Packets:
         flows: one row per interface and direction of a connection: ``interface``, ``source``, ``source_port``,
             ``destination``, ``destination_port``, and sums over the capture: ``payload_bytes``, ``frame_bytes``,
             ``packets``.
-        amounts: ``payload_bytes``, ``frame_bytes`` and ``packets`` in each bin, shape (rows of flows, bins).
+        amounts: ``payload_bytes``, ``frame_bytes`` and ``packets`` in each bin, shape (rows of flows, bins); NaN in
+            bins whose packets were not kept.
+        kept: True for each bin whose packets were kept.
         interfaces: names of the captured interfaces; ``any`` stands for all.
         first_ns: time of the first packet by the node's clock; 0 without packets.
         last_ns: time of the last packet; 0 without packets.
@@ -45,6 +47,7 @@ class Packets:
 
     flows: pd.DataFrame
     amounts: dict[str, Numbers]
+    kept: npt.NDArray[np.bool_]
     interfaces: frozenset[str]
     first_ns: int = 0
     last_ns: int = 0
@@ -152,8 +155,27 @@ def read_packets(logs: NodeLogs, borders: Borders) -> Packets | None:
     binned = np.array(sums.binned).reshape(len(flows), len(_SUMS), borders.bins)
     for column, what in enumerate(_SUMS):
         flows[what] = totals[:, column]
+    kept = _kept(logs, borders, first_ns)
+    binned[:, :, ~kept] = np.nan
     amounts = {what: binned[:, column] for column, what in enumerate(_SUMS)}
-    return Packets(flows, amounts, frozenset(interfaces), first_ns, last_ns, dropped_packets(logs), others)
+    return Packets(flows, amounts, kept, frozenset(interfaces), first_ns, last_ns, dropped_packets(logs), others)
+
+
+def _kept(logs: NodeLogs, borders: Borders, first_ns: int) -> npt.NDArray[np.bool_]:
+    """Return True for each bin whose packets were kept: not deleted at the disk limit, nor far from slow iterations."""
+    begin_ns, end_ns = borders.edges_ns[:-1], borders.edges_ns[1:]
+    if names := logs.names(WINDOWS_JSONL.format(stem="*")):
+        lines = [line for name in names for line in logs.lines(name, WINDOW)]
+        spans = sorted((max(line["begin_ns"], line.get("missing_until_ns", 0)), line["end_ns"]) for line in lines)
+        if not spans:
+            return np.zeros(borders.bins, bool)
+        windows_ns = logs.clock.unstepped(np.array(spans, np.int64).reshape(-1)).reshape(-1, 2)
+        window = np.searchsorted(windows_ns[:, 0], begin_ns, side="right") - 1  # they do not overlap
+        kept: npt.NDArray[np.bool_] = (window >= 0) & (end_ns <= windows_ns[window, 1])
+        return kept
+    if any(facts.get("deleted_files") for facts in _facts(logs)):
+        return begin_ns >= first_ns
+    return np.ones(borders.bins, bool)
 
 
 def _facts(logs: NodeLogs) -> list[dict[str, Any]]:

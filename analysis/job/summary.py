@@ -140,12 +140,21 @@ def _bytes(job: Job) -> dict[str, Any]:
     for kind in (*flows.CLASSES, flows.UNCLASSIFIED):
         by_sockets, by_packets = _class_means(job, kind, has)
         is_comparable = job.captured.not_captured.get(kind, 0) <= DISAGREEMENT
-        difference = _difference(by_packets, by_sockets) if is_comparable else None
+        names = f"packet_{kind}_bytes", f"{kind}_bytes"
+        difference = None
+        if is_comparable and has:
+            difference = _difference_in(job.iterations.iloc[job.measured], *names)
+        elif is_comparable:
+            difference = _difference(by_packets, by_sockets)
         item = {"sockets": by_sockets, "packets": by_packets, "difference": difference}
         mine = job.traffic.flows[job.traffic.flows["traffic_class"] == kind]
         result["classes"][kind] = item | {"flows": len(mine) if job.traffic.nodes else None}
     covered = job.iterations["training_bytes"].iloc[job.measured].notna().sum() if has and job.traffic.nodes else None
     result["iterations"] = plain(covered)
+    captured = [
+        job.iterations[f"packet_{kind}_bytes"].iloc[job.measured].notna().sum() for kind in job.captured.by_class
+    ]
+    result["captured_iterations"] = plain(max(captured)) if has and captured else None
     every_s, median_s = job.traffic.every_s, job.work.iterations["iteration_s"].median()
     result["sampled_every_s"] = plain(every_s)
     result["uncertain_share"] = job.uncertain_share
@@ -171,6 +180,14 @@ def _difference(value: float | None, against: float | None) -> float | None:
     if value is None or against is None or against < _FEW_BYTES:
         return None
     return value / against - 1
+
+
+def _difference_in(table: pd.DataFrame, name: str, against: str) -> float | None:
+    """Return the difference of two columns' means over the rows that have both."""
+    if name not in table or against not in table:
+        return None
+    both = table[table[name].notna() & table[against].notna()]
+    return _difference(mean_of(both, name), mean_of(both, against))
 
 
 def _demand(job: Job) -> dict[str, Any]:
@@ -199,7 +216,7 @@ def _byte_accounts(job: Job) -> list[dict[str, Any]]:
         item: dict[str, Any] = {str(name): plain(value) for name, value in row.items()}
         sides = {"nic_difference": "nic_payload_bytes", "packets_difference": "packet_payload_bytes"}
         for name, side in sides.items():
-            item[name] = _difference(item[side], item["socket_bytes"])
+            item[name] = _difference(item.pop(f"{side}_of_both"), item.pop(f"socket_bytes_with_{side}"))
         item["overhead_share"] = _difference(item["nic_bytes"], item["nic_payload_bytes"])
         result.append(item)
     return result
@@ -315,6 +332,9 @@ def _byte_warnings(data: dict[str, Any]) -> Iterable[str]:
     covered, measured = data["bytes"]["iterations"], data["iterations"]["measured"]
     if covered is not None and covered < measured:
         yield f"socket logs cover {covered} of {measured} iterations: bytes and retransmissions are means of these"
+    captured = data["bytes"]["captured_iterations"]
+    if captured is not None and captured < measured:
+        yield f"packets of {captured} of {measured} iterations were kept: their bytes are means of these"
     for account in data["byte_accounts"]:
         where = f"{account['node']} {account['interfaces'] or account['path']} {account['direction']}"
         for name, side in (("nic_difference", "interface counters"), ("packets_difference", "packets")):

@@ -274,6 +274,7 @@ def _node(node: NodeLog, now_ns: int | None) -> Node:
         None if node.done else _age_s(now_ns, node.t_ns),
         None if offset is None else offset / 1e9,
         None if error is None else error / 1e9,
+        *((item.get("disk") or {}).get(name) for name in ("bytes", "bytes_per_hour", "limit_bytes")),
     )
 
 

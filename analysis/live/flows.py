@@ -10,7 +10,7 @@ import dataclasses
 import ipaddress
 import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ Traffic = Literal["training", "cross", "other"]
 _IPV6 = 10
 _CROSS_COMMAND = re.compile(r"\biperf3?\b|\btraffic\b.*\b(send|serve)\b")
 _MAX_OWNERS = 50_000
+_MAX_ENDED = 1_000  # sockets and processes that ended, whose owners are kept
 _MAX_SOCKETS = 10_000
 _FIRST_SAMPLE_NS = 5_000_000_000  # an agent takes it within this time from its start
 _COUNTERS = ("bytes_acked", "bytes_received", "total_retrans")
@@ -78,6 +79,18 @@ class Owners:
     def add_process(self, item: dict[str, Any]) -> None:
         """Add a line of processes.jsonl."""
         _put(self.processes, item.get("pid"), item)
+
+    def forget_ended(self, inodes: Collection[int], pids: Collection[int] | None) -> None:
+        """Forget the owners of all but the newest sockets and processes that ended.
+
+        Args:
+            inodes: the sockets that are there.
+            pids: the processes that are there; None if that is not known.
+        """
+        for known, there in ((self._by_inode, inodes), (self.processes, self.processes if pids is None else pids)):
+            ended = [key for key in known if key not in there] if len(known) > len(there) + 2 * _MAX_ENDED else []
+            for key in ended[:-_MAX_ENDED]:
+                del known[key]
 
     def of(self, inode: int) -> dict[str, Any]:
         """Return the owner of a socket; empty if it is not known."""
@@ -197,6 +210,11 @@ class SocketTotals:
             if record[state] == 0:
                 self._count(key, self._gone)
                 del self._first[key], self._latest[key]
+
+    @property
+    def inodes(self) -> set[int]:
+        """The sockets that are there."""
+        return {inode for _, inode, _ in self._latest.values()}
 
     def _count(self, key: int, totals: dict[Traffic, SocketCounts]) -> None:
         counts, inode, is_cross = self._latest[key]

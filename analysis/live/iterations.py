@@ -113,10 +113,14 @@ class RankSteps:
         self._to_reference = to_reference
         self.layout = Layout(file)
 
-    def _forget(self) -> None:
-        """Forget steps that turn out not to count."""
+    def release(self) -> None:
+        """Forget the kept steps of a process whose successor's successor runs."""
         self.ends.clear()
         self.steps_s.clear()
+
+    def _forget(self) -> None:
+        """Forget steps that turn out not to count."""
+        self.release()
         self.timed_steps, self.timed_s = 0, 0.0
 
     def feed(self, batch: Iterable[Record]) -> None:
@@ -212,6 +216,9 @@ def number_generations(files: list[RankSteps], first_ns: dict[int, int]) -> None
         most = max(others, key=lambda other: other.samples)
         for other in others:
             other.counts = other is most
+    for file in files:
+        if file.generation < together[file.rank][0].generation - 1:
+            file.release()
 
 
 def join(files: list[RankSteps], over: int = 100) -> IterationStats:

@@ -40,6 +40,8 @@ def line_of(snapshot: Snapshot) -> str:
         "retransmissions_per_s": _number(_total([host.retransmissions_per_s for host in snapshot.hosts]), 0),
         "cpu_share": _number(_cpu_share(snapshot), 2),
         "sample_age_s": _number(max(silent) if silent else None, 1),
+        "disk_bytes": _number(_total([node.disk_bytes for node in snapshot.nodes]), 0),
+        "disk_bytes_per_hour": _number(_total([node.disk_bytes_per_hour for node in snapshot.nodes]), 0),
         "not_ok": ",".join(sorted({f"{collector.name}:{collector.state}" for collector in states})) or "-",
     }
     return " ".join(f"{key}={value}" for key, value in values.items())

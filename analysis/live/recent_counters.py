@@ -125,6 +125,7 @@ class Keyed:
         key: the columns that identify an item.
         gone: a column and the value that marks an item as gone.
         peaks: gauges whose largest value since the last poll is kept too.
+        stale_ns: time without a record after which an item is gone; 0 if an unchanged item has none.
 
     Attributes:
         latest: newest record by key.
@@ -132,8 +133,14 @@ class Keyed:
         about: further fields of the newest file's header.
     """
 
-    def __init__(self, key: tuple[str, ...], gone: tuple[str, int] | None = None, peaks: tuple[str, ...] = ()) -> None:
-        self._key_names, self._gone, self._peak_names = key, gone, peaks
+    def __init__(
+        self,
+        key: tuple[str, ...],
+        gone: tuple[str, int] | None = None,
+        peaks: tuple[str, ...] = (),
+        stale_ns: int = 0,
+    ) -> None:
+        self._key_names, self._gone, self._peak_names, self._stale_ns = key, gone, peaks, stale_ns
         self.layout: Layout | None = None
         self.about: dict[str, Any] = {}
         self.latest: dict[Key, Record] = {}
@@ -193,6 +200,9 @@ class Keyed:
                 history.popleft()
         self._changed.clear()
         self._peaks, self._next_peaks = self._next_peaks, {}
+        if self._stale_ns and self.layout:
+            for key in [key for key, last in self.latest.items() if last[self._mono] < now_mono_ns - self._stale_ns]:
+                self._forget(key)
         if len(self.latest) > _MAX_KEYS:
             oldest = sorted(self.latest, key=lambda key: int(self.latest[key][self._mono]))
             for key in oldest[: len(oldest) - _MAX_KEYS]:
@@ -206,6 +216,10 @@ class Keyed:
         """Return the newest value of a column."""
         number = self.layout.index.get(name) if self.layout else None
         return None if number is None else float(self.latest[key][number])
+
+    def values(self, name: str) -> set[Any]:
+        """Return the newest values of a column over all items."""
+        return {record[self.layout.index[name]] for record in self.latest.values()} if self.layout else set()
 
     def active(self) -> list[Key]:
         """Return the keys that changed within the window of the rates."""

@@ -46,6 +46,7 @@ _NICENESS = 10
 # steps are shown as a history
 _BACK_S = {"qdisc": 60.0, "sockets": 10.0, "steps": 600.0}
 _USUAL_BACK_S = 2.5
+_PROCESS_GONE_NS = 200 * 10**9  # longer than three of the longest periods
 
 
 def lower_priority() -> None:
@@ -80,7 +81,7 @@ class NodeLog:
         self.keyed = {
             ("sockets", "sockets"): Keyed(("cookie",), gone=("state", 0)),
             ("qdisc", "qdisc"): Keyed(("interface", "handle", "parent"), peaks=("backlog_bytes", "backlog_packets")),
-            ("host", "processes"): Keyed(("pid",)),
+            ("host", "processes"): Keyed(("pid",), stale_ns=_PROCESS_GONE_NS),
         }
         self.owners = Owners()
         self.totals = SocketTotals(self.owners) if is_metered else None
@@ -144,6 +145,9 @@ class NodeLog:
             self.mono_ns = max(self.mono_ns, file.mono_ns)
         for series in self.keyed.values():
             series.commit(self.mono_ns)
+        sockets, processes = self.keyed["sockets", "sockets"], self.keyed["host", "processes"]
+        inodes = self.totals.inodes if self.totals else sockets.values("inode")
+        self.owners.forget_ended(inodes, processes.latest.keys() if processes.layout else None)
 
     def _poll_documents(self) -> None:
         self.node.poll()

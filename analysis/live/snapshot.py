@@ -164,6 +164,9 @@ class Node:
         age_s: time since its newest sample; None without one and after the run's end.
         clock_offset_s: its clock against the reference node's; None where not measured.
         clock_error_s: bound of the offset's error.
+        disk_bytes: size of its recording; None, as the next two, where not known.
+        disk_bytes_per_hour: its growth.
+        disk_limit_bytes: its limit.
     """
 
     name: str
@@ -173,6 +176,9 @@ class Node:
     age_s: float | None
     clock_offset_s: float | None
     clock_error_s: float | None
+    disk_bytes: int | None = None
+    disk_bytes_per_hour: int | None = None
+    disk_limit_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from rich.text import Text
 from ringtap.analysis.live.iterations import Iteration
 from ringtap.analysis.live.snapshot import Collector, Snapshot
 from ringtap.analysis.live.tables import BAD, DIM, FAILED, HEADER, WARNING, count, gbps
-from ringtap.units import counted, format_duration, format_rate
+from ringtap.units import counted, format_duration, format_rate, format_size
 
 _SILENT_S = 5.0
 _SLOW = 1.5
@@ -96,11 +96,19 @@ def job_line(run: Snapshot, node: str) -> Text:
     if iterations.slowest_rank is not None:
         parts.append((f"slowest rank {iterations.slowest_rank} ({iterations.slowest_share:.0%})", ""))
     parts += [("restarted", WARNING)] if iterations.restarts else []
+    parts += [(disk, "")] if (disk := _disk(run, node)) else []
     if not iterations.history and run.throughput:
         last = run.throughput[-1]
         parts.append((f"all interfaces: sent {gbps(last.tx_bps)} received {gbps(last.rx_bps)} Gbit/s", ""))
     parts.append((Path(run.path).resolve().name, DIM))
     return Text("  ").join(Text(text, style) for text, style in parts)
+
+
+def _disk(run: Snapshot, node: str) -> str:
+    """Return size and growth of the recording of a node, or of all, in words; empty before the growth is known."""
+    nodes = [one for one in run.nodes if node in ("", one.name) and one.disk_bytes_per_hour is not None]
+    size, growth = sum(one.disk_bytes or 0 for one in nodes), sum(one.disk_bytes_per_hour or 0 for one in nodes)
+    return f"disk {format_size(size)}, {format_size(growth)}/h" if nodes else ""
 
 
 def collector_states(collectors: Sequence[Collector]) -> list[Text]:

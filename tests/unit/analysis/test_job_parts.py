@@ -227,7 +227,7 @@ def test_loopback_and_network_are_captured_by_interfaces_of_their_own(interfaces
         "payload_bytes": [1000.0, 1000.0, 1000.0],
     }
     traffic = SocketTraffic(pd.DataFrame(flows), pd.DataFrame(), 0, [], {}, None, None, [], {})
-    captured = {"n0": Packets(pd.DataFrame(), {}, frozenset(interfaces))}
+    captured = {"n0": Packets(pd.DataFrame(), {}, np.ones(0, bool), frozenset(interfaces))}
     found = byte_accounting._not_captured(captured, traffic)
     assert found == {"training": within, "cross": between, "other": 1}
 

@@ -72,6 +72,19 @@ def test_only_what_changed_is_told_again() -> None:
     assert {name: rows[0][name] for name in parts} == parts
 
 
+def test_disciplines_that_are_gone_are_forgotten() -> None:
+    """Interfaces of containers come and go for days."""
+    table, done = QdiscTable(), DUMP[-20:]
+    assert len(dump(table, DUMP, 1)) == 3
+    table.end()
+    assert len(table._known) == len(table._layouts) == 3
+    assert dump(table, done, 2) == []
+    table.end()
+    assert not table._known
+    assert not table._layouts
+    assert len(dump(table, DUMP, 3)) == 3
+
+
 def test_children_that_share_their_roots_handle_leave_it_its_kind() -> None:
     """As below mq: root 0: and, a queue each, children 0:."""
     table = QdiscTable()

@@ -89,6 +89,7 @@ class _Reporter:
         self._report = report
         self.page: GrowingReport | None = None
         self._doing, self._total_s, self._done_s, self._begin_s = "", 0.0, 0.0, time.monotonic()
+        self._reached_s = 0.0  # what is measured again is not taken back
 
     def begin(self, total_s: float) -> None:
         """Set the expected duration of what is to be measured, in seconds, and its start."""
@@ -111,6 +112,7 @@ class _Reporter:
     def _send(self, done_s: float, message: str = "", point: Mapping[str, Any] | None = None) -> None:
         if message:
             logging.getLogger("ringtap").info(message)
+        self._reached_s = done_s = max(self._reached_s, done_s)
         spent_s = time.monotonic() - self._begin_s
         left_s = max(0.0, self._total_s - done_s) * (spent_s / done_s if done_s else 1.0)
         if self._report is not None:

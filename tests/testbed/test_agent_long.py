@@ -136,7 +136,7 @@ def test_packets_are_kept_around_slow_iterations_and_nowhere_else(tmp_path: Path
         for number, (begin_ns, end_ns) in enumerate(pairwise(ends_ns))
         if any(begin <= begin_ns and end_ns <= end for begin, end in spans)
     }
-    kept_bins = job.counted.packets["here"].kept[job.borders.bin_of]
+    kept_bins = job.captured.packets["here"].kept[job.borders.bin_of]
     assert {number for number, is_kept in enumerate(kept_bins) if is_kept} == covered
     with pytest.raises(UsageError, match="no packet of iteration 50 was captured"):
         job.packets(iteration=50)

@@ -21,7 +21,7 @@ from ringtap.units import duration_s
 MIN_ITERATIONS = 100  # fewer have no 99th percentile
 _KEPT = 10_000  # iterations of a process that the percentile is taken over: the newest
 _BATCH = 100_000
-_GONE_STEPS = 100  # a process that others are so many steps ahead of has ended, or is none of their group
+_GONE_STEPS = 100  # a process that has written nothing while others made this many steps is no longer read
 _MARK = 2
 _RULE = re.compile(r"p(\d{1,2}(?:\.\d+)?):(.+)")
 _FILE = re.compile(r"rank(\d+)-\d+(?:-\d+)?\.rec")

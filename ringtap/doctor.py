@@ -29,8 +29,6 @@ from ringtap.json_validation import check, parse_json
 from ringtap.options import add_json
 from ringtap.plan import SweepPlan, load_plan
 from ringtap.plan_cluster import Cluster
-from ringtap.slurm.site_checks import TIMEOUT_S, site_tasks
-from ringtap.slurm.sites import load_site
 from ringtap.terminal import shell_word, unguarded, visible
 
 _HOST_S = 20.0
@@ -179,12 +177,7 @@ def _doctor(options: argparse.Namespace) -> int:
         item = diagnose_plan(options.plan, question, lambda text: print(text, file=sys.stderr))
         reports = item["hosts"]
     else:
-        site = load_site(options.site) if options.site else None
-        item = diagnose(question)
-        if site:
-            print(f"checking the facts of {site.name}: this can take a minute", file=sys.stderr)
-            item["site"] = site.name
-            item["checks"] += [asdict(finding) for finding in run_apart(site_tasks(site, options.site), TIMEOUT_S)]
+        item = _diagnose_here(question, options.site)
         reports = [item]
     if options.json:
         print(json.dumps(item))
@@ -195,6 +188,21 @@ def _doctor(options: argparse.Namespace) -> int:
         if options.plan:
             print("\n" + "\n".join(verdict(options.plan, item["problems"])))
     return 0 if item["recordable"] else 1
+
+
+def _diagnose_here(question: Question, given: str | None) -> dict[str, Any]:
+    """Check this machine, and the facts of a site if one is given."""
+    if given is None:
+        return diagnose(question)
+    from ringtap.slurm.site_checks import TIMEOUT_S, site_tasks
+    from ringtap.slurm.sites import load_site
+
+    site = load_site(given)
+    item = diagnose(question)
+    print(f"checking the facts of {site.name}: this can take a minute", file=sys.stderr)
+    item["site"] = site.name
+    item["checks"] += [asdict(finding) for finding in run_apart(site_tasks(site, given), TIMEOUT_S)]
+    return item
 
 
 def verdict(plan: Path, problems: list[str]) -> list[str]:

@@ -234,8 +234,9 @@ class SharedLinks:
     def _check_shifts(self, steps: Sequence[SharingStep]) -> None:
         """Refuse shifts that are longer than the iterations measured alone, before any point with shifts."""
         given = [each for each in (*(step.shifts_s for step in steps), self._plan.begin) if isinstance(each, tuple)]
+        alone = self._recorded(self._plan.jobs) if given else []
         for shifts_s in given:
-            for job, shift_s in zip(self._recorded(self._plan.jobs), shifts_s, strict=True):
+            for job, shift_s in zip(alone, shifts_s, strict=True):
                 if shift_s * 1e9 >= job.period_ns:
                     raise UsageError(
                         f"offset {format_duration(shift_s)} of {job.name} is not below its iteration time alone, "

@@ -85,7 +85,7 @@ class Network:
 
 
 class Group:
-    """What `GradientExchange` uses of a process group."""
+    """The methods of a process group that `GradientExchange` calls."""
 
     def __init__(self, network: Network, endpoint: int) -> None:
         self._network, self._endpoint = network, endpoint

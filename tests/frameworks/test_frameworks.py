@@ -31,7 +31,7 @@ STEP, SKIPPED, MARK = 0, 1, 2
 
 
 def recording(run: Path, hook: Path = HOOK, *packages: str) -> dict[str, str]:
-    """What the agent would set so that a job is recorded into ``run``."""
+    """The variables by which an agent makes a job record into ``run``."""
     env = {"RINGTAP_RUN": str(run), "RINGTAP_NODE": "here", "RINGTAP_HOST": os.uname().nodename}
     return env | {"RINGTAP_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join([str(hook), *packages, QUICK])}
 

@@ -15,7 +15,7 @@ from scipy import optimize
 from ringtap.analysis.statistics.arrays import Array, Values, as_points, as_samples
 from ringtap.analysis.statistics.autocorrelation import block_means
 from ringtap.schema import MERGE_SHARE, MIN_CONGESTION_LOADS, MIN_RISE
-from ringtap.units import counted, rate_gbps
+from ringtap.units import rate_gbps
 
 CURVED_SHARE = 2 / 3  # the curved region begins at this share of the way from the lightest loads' elasticity to 1
 LEVEL = 0.95
@@ -175,9 +175,7 @@ def _around_curve(load: Array, time: Array, capacity_gbps: float, samples: int, 
 def _find(load: Array, time: Array, capacity_gbps: float) -> CongestionResult:
     """Find the point of times at distinct loads, ascending."""
     if len(load) < MIN_CONGESTION_LOADS:
-        return CongestionResult(
-            None, f"{counted(len(load), 'load')} of the {MIN_CONGESTION_LOADS} that the construction needs: too few"
-        )
+        return CongestionResult(None, f"the construction needs {MIN_CONGESTION_LOADS} loads, but has {len(load)}")
     if time[-1] < MIN_RISE * time[0]:
         rise = time[-1] / time[0] - 1
         return CongestionResult(None, f"the iteration time does not rise: {rise:+.0%} from the lightest load on")

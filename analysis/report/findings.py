@@ -66,7 +66,8 @@ def paragraph(statements: Sequence[Finding]) -> str:
 
 def name_in_text(series: Series) -> str:
     """Name of a series within a sentence."""
-    return f"{series.title} under {title_of(series.traffic)}{series.over}"
+    under = f" under {title_of(series.traffic)}" if series.has_cross_traffic else ""
+    return f"{series.title}{under}{series.over}"
 
 
 def _simulated(series: Sequence[Series]) -> list[Finding]:
@@ -196,12 +197,13 @@ def _utilisation(series: Sequence[Series]) -> list[Finding]:
     for one in (one for one in series if not one.is_simulated):
         for point in one.points:
             if point.utilisation is not None:
-                fullest[one.traffic] = max(fullest.get(one.traffic, 0.0), point.utilisation)
+                under = f"under {title_of(one.traffic)}" if one.has_cross_traffic else "without cross traffic"
+                fullest[under] = max(fullest.get(under, 0.0), point.utilisation)
         if one.mean_difference_gbps is not None:
             of_use.setdefault(one.traffic, []).append(1 - one.mean_difference_gbps / one.capacity_gbps)
     if not fullest:
         return []
-    carried = [f"{share:.0%} under {title_of(kind)}" for kind, share in fullest.items()]
+    carried = [f"{share:.0%} {under}" for under, share in fullest.items()]
     text = f"Of its capacity, the bottleneck carried at most {_listed(carried)}"
     used = [f"{statistics.fmean(shares):.0%} under {title_of(kind)}" for kind, shares in of_use.items()]
     if used:

@@ -33,6 +33,7 @@ def _row(series: Series) -> Row:
     row: Row = {"series": series.name, "name": name_in_text(series), "title": series.title, "traffic": series.traffic}
     row |= {
         **{name: getattr(series, name) for name in VARIANTS},
+        "has_cross_traffic": series.has_cross_traffic,
         "points": len(series.used),
         "no_load_s": series.no_load_s,
     }
@@ -94,7 +95,7 @@ def _congestion(series: Series) -> tuple[Row, list[tuple[str, str]]]:
 def sentence(rows: Sequence[Row], is_running: bool = False) -> str:
     """Return the headline: how much iterations slow down at about 80 % load, and the load where congestion begins.
 
-    While a sweep is running, it says first that both are still to come.
+    Without any cross traffic, it is the time of an iteration. While a sweep is running, it says first that both are still to come.
     """
     measured = [row for row in rows if row["points"]]
     if is_running and all(row["slowdowns"][-1]["slowdown"] is row["congestion"]["share"] is None for row in measured):
@@ -102,9 +103,19 @@ def sentence(rows: Sequence[Row], is_running: bool = False) -> str:
         return f"{points} so far: the slowdown at {HEAVY_SHARE * 100:.0f} % load and the congestion point need more."
     if not measured:
         return "No point was measured."
+    if not any(row["has_cross_traffic"] for row in measured):
+        return _alone(measured)
     if len(measured) == 1:
         return f"{_one_slowdown(measured[0])}; {_one_congestion(measured[0]['congestion'])}."
     return f"{_slowdowns(measured)}; {_congestions(measured)}."
+
+
+def _alone(rows: Sequence[Row]) -> str:
+    least, most = (pick(rows, key=lambda row: row["no_load_s"]) for pick in (min, max))
+    if least is most:
+        return f"An iteration of {least['name']} takes {least['no_load_s']:.3f} s without cross traffic."
+    ends = [f"{row['no_load_s']:.3f} s ({row['name']})" for row in (least, most)]
+    return f"Without cross traffic an iteration takes {' to '.join(ends)}."
 
 
 def _one_slowdown(row: Row) -> str:

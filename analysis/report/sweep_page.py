@@ -26,7 +26,7 @@ from ringtap.analysis.plots.sweep_axes import Setting
 from ringtap.analysis.plots.tails import distributions, spread_and_growth, transports
 from ringtap.analysis.plots.variants import variant_times
 from ringtap.analysis.report import packets
-from ringtap.analysis.report.findings import findings, paragraph
+from ringtap.analysis.report.findings import findings, name_in_text, paragraph
 from ringtap.analysis.report.inputs import ReportInputs
 from ringtap.analysis.report.loads import Tails, compare_kinds, mean_interval, order_kinds, tails
 from ringtap.analysis.report.overview import overview, sentence
@@ -102,7 +102,7 @@ def collect(measured: ReportInputs, found: Sequence[Tails]) -> dict[str, Any]:
     data["overview"] = overview(series)
     data["orders"] = [order.to_json() for order in measured.orders]
     answers = [line for order in measured.orders for line in order.sentences]
-    if not answers or any(len(one.alone) < len(one.used) for one in series):
+    if not answers or any(one.has_cross_traffic for one in series):
         answers.append(sentence(data["overview"], data["run"]["reload"] is not None))
     data["answer"] = " ".join(answers)
     return data
@@ -174,7 +174,7 @@ def headline(data: dict[str, Any], series: Sequence[Series]) -> list[str]:
     """Return the results as sentences: the sweep, each series, the expectations."""
     points = sum(len(one.points) for one in series)
     iterations = sum(point.iterations or 0 for one in series for point in one.points)
-    kinds = [title_of(kind) for kind in dict.fromkeys(one.traffic for one in series)]
+    kinds = [title_of(kind) for kind in dict.fromkeys(one.traffic for one in series if one.has_cross_traffic)]
     models = list(dict.fromkeys(one.title for one in series))
     if not points:
         return ["No point was measured."]
@@ -183,7 +183,8 @@ def headline(data: dict[str, Any], series: Sequence[Series]) -> list[str]:
     if scale["factor"] != 1:
         capacity += f" (links of {format_rate(scale['testbed_bps'])}, 1:{scale['factor']:g})"
     amount = counted(points, "point") + (f", {counted(iterations, 'iteration')}" if iterations else "")
-    lines = [f"{_and(models)} under {_and(kinds)} cross traffic, capacity {capacity}: {amount}."]
+    under = f"under {_and(kinds)} cross traffic" if kinds else "without cross traffic"
+    lines = [f"{_and(models)} {under}, capacity {capacity}: {amount}."]
     lines += [_series_line(one) for one in series]
     judged = [item for item in data["checks"] if item["ok"] is not None]
     failed = sum(not item["ok"] for item in judged)
@@ -208,15 +209,13 @@ def _series_line(series: Series) -> str:
         ratio = point.data_mb * 1e6 / series.demand.worker_bytes
         at = f"{point.bandwidth_gbps:.1f} Gbit/s and {point.iteration_s:.3f} s"
         parts.append(f"congested from {at} on ({point.data_mb:.0f} MB, {ratio:.2f} times the demand)")
-    else:
+    elif series.has_cross_traffic:
         parts.append(f"no congestion point: {series.congestion.reason}")
     worst = series.most_congested
     if worst is not None and series.no_load_s is not None and len(series.used) > 1:
         times = worst.iteration_s / series.no_load_s
         parts.append(f"{times:.1f} times as long at {worst.bandwidth_gbps:.2f} Gbit/s")
-    return (
-        f"{series.title} under {title_of(series.traffic)}{series.over}: {'; '.join(parts) or 'no point was measured'}."
-    )
+    return f"{name_in_text(series)}: {'; '.join(parts) or 'no point was measured'}."
 
 
 def draw(series: Sequence[Series], found: Sequence[Tails], setting: Setting, folder: Path) -> list[Drawn]:

@@ -42,8 +42,9 @@ def check(info: dict[str, Any], series: Iterable[Series]) -> list[Check]:
     checks = [_precheck(item) for item in info.get("precheck") or []]
     every = list(series)
     for one in every:
-        checks += [*_late_samples(one), *_disturbances(one), *_no_load(one), _growth(one), _volume(one)]
-        checks += [*_vgg_fit(one), _chosen_fit(one)]
+        checks += [*_late_samples(one), *_disturbances(one), *_no_load(one)]
+        if one.has_cross_traffic:
+            checks += [_growth(one), _volume(one), *_vgg_fit(one), _chosen_fit(one)]
     return checks + [check for one in every if one.traffic == "burst" for check in _burst_spread(one, every)]
 
 

@@ -140,6 +140,12 @@ class Series:
         return self.traffic == SIMULATED or self.traffic.startswith(f"{SIMULATED}-")
 
     @property
+    def has_cross_traffic(self) -> bool:
+        """True if cross traffic was requested or measured at one of its points."""
+        loads = (point.requested_gbps or point.cross_gbps or 0.0 for point in self.points)
+        return any(load >= NO_LOAD_SHARE * self.capacity_gbps for load in loads)
+
+    @property
     def alone(self) -> list[Point]:
         """The used points without cross traffic, as measured."""
         return [point for point in self.used if (point.cross_gbps or 0.0) < NO_LOAD_SHARE * self.capacity_gbps]
@@ -157,6 +163,7 @@ class Series:
     def to_json(self) -> dict[str, Any]:
         """Return all numbers of the series as plain values."""
         item: dict[str, Any] = {"series": self.name, "model": self.model, "title": self.title, "traffic": self.traffic}
+        item["has_cross_traffic"] = self.has_cross_traffic
         item |= {name: getattr(self, name) for name in VARIANTS}
         item["points"] = [point.to_json() for point in self.points]
         item["demand_mb"] = self.demand.worker_bytes / 1e6

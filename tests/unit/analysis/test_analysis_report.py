@@ -352,6 +352,21 @@ def test_the_first_screen_answers_and_warnings_follow(reported):
     assert any("have no upper bound" in item["text"] and not item["firm"] for item in found)
 
 
+def test_the_page_of_a_sweep_without_cross_traffic_speaks_of_none(tmp_path, capsys):
+    rows = ["model,traffic,bandwidth_gbps,iteration_s", "resnet50,iperf,0,0.2", "vgg16,iperf,0,0.4"]
+    (tmp_path / "points.csv").write_text("\n".join(rows) + "\n")
+    assert main(["report", str(tmp_path / "points.csv"), "--workers", "4", "-o", str(tmp_path / "page")]) == 0
+    assert "ResNet-50 and VGG-16 without cross traffic, capacity 25 Gbit/s: 2 points." in capsys.readouterr().out
+    raw = (tmp_path / "page" / "report.html").read_text()
+    assert "<h1>points: training without cross traffic</h1>" in raw
+    (table,) = re.findall(r'aria-label="Points of Without cross traffic".*?</table>', raw, re.DOTALL)
+    assert re.findall(r'<th scope="row">(.*?)</th>', table) == ["ResNet-50", "VGG-16"]
+    for words in ("Congestion begins", "Slowdown at", 'id="fits"', 'id="compared"', "BW*", "under iperf"):
+        assert words not in raw
+    checks = json.loads((tmp_path / "page" / "report.json").read_text())["checks"]
+    assert {item["expected"].partition(" within ")[0] for item in checks} == {"iteration time without cross traffic"}
+
+
 def test_the_rows_of_the_first_screen_are_the_numbers_of_the_series(reported):
     for row, one, tail in zip(reported[2]["overview"], series_of(reported[0]), reported[2]["series"], strict=True):
         assert row["no_load_s"] == one.no_load_s

@@ -161,7 +161,7 @@ def test_what_has_no_answer_says_why(names):
     few = ringtap.find_break([1, 2], [1, 2], "25gbit"), ringtap.find_congestion_point([1, 2], [1, 2], "25gbit")
     assert [found.point for found in few] == [None, None]
     assert repr(few[0]) == "<BreakResult: fewer than 5 different loads cannot place a break>"
-    assert repr(few[1]).startswith("<CongestionResult: 2 loads of the 4 that the construction needs")
+    assert repr(few[1]).startswith("<CongestionResult: the construction needs 4 loads, but has 2")
 
 
 def test_results_say_what_they_are(names):

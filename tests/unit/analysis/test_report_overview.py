@@ -72,6 +72,18 @@ def test_a_series_without_fit_or_heavy_load_says_why(tmp_path):
     )
 
 
+def test_without_cross_traffic_the_headline_is_the_time_of_an_iteration(tmp_path):
+    curves = {("resnet50", "iperf"): bent, ("vgg16", "iperf"): lambda load: bent(load, 11.0, 0.4)}
+    rows = rows_of(tmp_path, curves, loads=(0.0,))
+    assert [row["has_cross_traffic"] for row in rows] == [False, False]
+    assert sentence(rows) == ("Without cross traffic an iteration takes 0.200 s (ResNet-50) to 0.400 s (VGG-16).")
+    del curves["vgg16", "iperf"]
+    rows = rows_of(tmp_path, curves, loads=(0.0,))
+    assert sentence(rows) == "An iteration of ResNet-50 takes 0.200 s without cross traffic."
+    rows = rows_of(tmp_path, curves, loads=(0.0, 7.5))
+    assert rows[0]["has_cross_traffic"]
+
+
 def test_a_series_without_a_point_alone_knows_no_slowdown(tmp_path):
     (row,) = rows_of(tmp_path, {("resnet50", "iperf"): bent}, loads=LOADS[1:])
     assert row["no_load_s"] is None

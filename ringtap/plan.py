@@ -12,6 +12,7 @@ from typing import Any
 
 from ringtap.errors import UsageError
 from ringtap.installation import shipped_example
+from ringtap.link_options import LinkOptions
 from ringtap.plan_cluster import OPT_IN, Cluster, read_cluster, unknown_host
 from ringtap.plan_collectives import Collectives, check_places, read_collectives
 from ringtap.plan_jobs import (
@@ -42,7 +43,7 @@ _FIRST_LOADS, _HEAVIEST_LOAD, _LEAST_HEAVIEST_LOAD = 4, 0.88, 0.1
 
 
 @dataclass(frozen=True)
-class Testbed:
+class Testbed(LinkOptions):
     """The testbed that a sweep builds; rates are those of the links as built (scaled).
 
     ``servers`` are the hosts of parameter servers, beyond ``hosts`` for a configuration of the thesis.
@@ -53,18 +54,7 @@ class Testbed:
     workers: tuple[str, ...] = ()
     cross_from: str = ""
     cross_to: str = ""
-    queue_bytes: int = 400_000
-    burst_bytes: int = 65_536
-    mtu: int = 1500
-    congestion_control: str = "cubic"
-    offload_segments: int = 4
     servers: tuple[str, ...] = ()
-    topology: str = "star"
-    per_leaf: int = 2
-    spines: int = 1
-    oversubscription: float = 1.0
-    sides: str = ""
-    delay_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return the testbed as JSON data."""
@@ -598,7 +588,8 @@ def _testbed(table: TomlTable) -> Testbed:
 
 def _topologies(table: TomlTable) -> tuple[str, ...]:
     """Return the topologies of a testbed, which are measured one after the other."""
-    given = table.texts("topology", ["star"]) if not table.is_text("topology") else (table.text("topology", "star"),)
+    star = LinkOptions.topology
+    given = table.texts("topology", [star]) if not table.is_text("topology") else (table.text("topology", star),)
     if not given or len(set(given)) < len(given):
         table.fail("topology", "must be a topology, or a list of different ones")
     return given
@@ -608,10 +599,10 @@ def _shape(table: TomlTable) -> dict[str, Any]:
     """Return the first topology of a testbed, and the keys of its shape."""
     return {
         "topology": _topologies(table)[0],
-        "per_leaf": table.integer("per_leaf", 2, 1, 1000),
-        "spines": table.integer("spines", 1, 1, 1000),
-        "oversubscription": table.number("oversubscription", 1.0, 1.0, 1000.0),
-        "sides": table.text("sides", ""),
+        "per_leaf": table.integer("per_leaf", LinkOptions.per_leaf, 1, 1000),
+        "spines": table.integer("spines", LinkOptions.spines, 1, 1000),
+        "oversubscription": table.number("oversubscription", LinkOptions.oversubscription, 1.0, 1000.0),
+        "sides": table.text("sides", LinkOptions.sides),
     }
 
 
@@ -626,12 +617,12 @@ def _check_shape(table: TomlTable) -> None:
 def _links(table: TomlTable) -> dict[str, Any]:
     """Return the keys of a testbed's links."""
     return {
-        "queue_bytes": int(table.quantity("queue", "400kB", parse_size_bytes)),
-        "burst_bytes": int(table.quantity("burst", "64KiB", parse_size_bytes)),
-        "mtu": table.integer("mtu", 1500, 576, 9000),
-        "congestion_control": table.text("congestion_control", "cubic"),
-        "offload_segments": table.integer("offload_segments", 4, 1, 44),
-        "delay_s": table.quantity("delay", "0s", parse_duration_s),
+        "queue_bytes": int(table.quantity("queue", f"{LinkOptions.queue_bytes}B", parse_size_bytes)),
+        "burst_bytes": int(table.quantity("burst", f"{LinkOptions.burst_bytes}B", parse_size_bytes)),
+        "mtu": table.integer("mtu", LinkOptions.mtu, 576, 9000),
+        "congestion_control": table.text("congestion_control", LinkOptions.congestion_control),
+        "offload_segments": table.integer("offload_segments", LinkOptions.offload_segments, 1, 44),
+        "delay_s": table.quantity("delay", f"{LinkOptions.delay_s:g}s", parse_duration_s),
     }
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 from ringtap.agents.sweep.job_paths import check_sharing
 from ringtap.agents.testbed.topology import Roles, TestbedSpec, thesis_roles
 from ringtap.collectors.packets import SNAP_BYTES
+from ringtap.link_options import LinkOptions
 from ringtap.plan import AUTO, SweepPlan, Testbed
 from ringtap.plan_cluster import Cluster
 from ringtap.plan_jobs import FREE, RULES, Job
@@ -55,18 +56,8 @@ def layout(plan: SweepPlan) -> tuple[TestbedSpec, Roles]:
         name="sweep",
         hosts=hosts,
         rate_bps=round(faster * plan.capacity_bps),
-        queue_bytes=testbed.queue_bytes,
-        burst_bytes=testbed.burst_bytes,
-        mtu=testbed.mtu,
-        congestion_control=testbed.congestion_control,
-        offload_segments=testbed.offload_segments,
-        topology=testbed.topology,
-        per_leaf=testbed.per_leaf,
-        spines=testbed.spines,
-        oversubscription=testbed.oversubscription,
-        sides=testbed.sides,
-        delay_s=testbed.delay_s,
         jobs=len(plan.jobs),
+        **{field.name: getattr(testbed, field.name) for field in fields(LinkOptions)},
     )
     if plan.jobs:
         check_sharing(spec, plan.jobs)

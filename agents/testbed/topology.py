@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ringtap.errors import UsageError, did_you_mean
+from ringtap.link_options import LinkOptions
 from ringtap.plan import TOPOLOGY_OF
 from ringtap.units import format_rate
 from ringtap.workload import topologies
@@ -87,7 +88,7 @@ class LinkCount(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TestbedSpec:
+class TestbedSpec(LinkOptions):
     """Description of a testbed.
 
     Attributes:
@@ -95,35 +96,12 @@ class TestbedSpec:
         hosts: host names, in the order of their addresses.
         rate_bps: limit of every link, in each direction, counted on Ethernet frames; those between switches of
             ``leaf-spine`` have the limit that the oversubscription gives.
-        queue_bytes: capacity of the queue before each limit; packets beyond it are dropped.
-        burst_bytes: bucket size of the token bucket filter.
-        mtu: bytes of an IP packet.
-        congestion_control: TCP congestion control of every route.
-        offload_segments: packets that TCP may pass to a link in one piece; 1: no segmentation offload, 44: the usual
-            64 kB.
-        topology: kind of topology, one of `ringtap.workload.topologies.KINDS`.
-        per_leaf: hosts per leaf switch, for ``leaf-spine``.
-        spines: spine switches, for ``leaf-spine``.
-        oversubscription: rate of a leaf's hosts over that of its links to the spines, for ``leaf-spine``.
-        sides: lengths of the sides, such as ``4x4``, for ``torus``.
-        delay_s: time by which each link delays its packets, in each direction.
         jobs: jobs for which each host has an interface of its own on each of its links.
     """
 
     name: str
     hosts: tuple[str, ...]
     rate_bps: int
-    queue_bytes: int = 400_000
-    burst_bytes: int = 65_536
-    mtu: int = 1500
-    congestion_control: str = "cubic"
-    offload_segments: int = 4
-    topology: str = "star"
-    per_leaf: int = 2
-    spines: int = 1
-    oversubscription: float = 1.0
-    sides: str = ""
-    delay_s: float = 0.0
     jobs: int = 0
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from ringtap.agents.testbed import registry
 from ringtap.agents.testbed.topology import MAX_HOSTS, JobShare, LinkCount, TestbedSpec
 from ringtap.arguments import instance_of, number, whole_number
 from ringtap.errors import MeasurementError, RingtapError, UsageError, did_you_mean
+from ringtap.link_options import LinkOptions
 from ringtap.units import format_rate, number_or_text, parse_duration_s, parse_rate_bps, parse_size_bytes
 
 RATE_TOLERANCE = 0.05
@@ -205,17 +206,17 @@ def testbed(
     rate: float | str = "250mbit",
     *,
     name: str = "",
-    queue: float | str = "400kB",
-    burst: float | str = "64KiB",
-    mtu: int = 1500,
-    congestion_control: str = "cubic",
-    offload_segments: int = 4,
-    topology: str = "star",
-    per_leaf: int = 2,
-    spines: int = 1,
-    oversubscription: float = 1.0,
-    sides: str = "",
-    delay: float | str = 0.0,
+    queue: float | str = LinkOptions.queue_bytes,
+    burst: float | str = LinkOptions.burst_bytes,
+    mtu: int = LinkOptions.mtu,
+    congestion_control: str = LinkOptions.congestion_control,
+    offload_segments: int = LinkOptions.offload_segments,
+    topology: str = LinkOptions.topology,
+    per_leaf: int = LinkOptions.per_leaf,
+    spines: int = LinkOptions.spines,
+    oversubscription: float = LinkOptions.oversubscription,
+    sides: str = LinkOptions.sides,
+    delay: float | str = LinkOptions.delay_s,
 ) -> RunningTestbed:
     """Build a virtual testbed and measure its links, as ``ringtap testbed up`` does.
 
@@ -251,8 +252,8 @@ def testbed(
         name or own_name("tb"),
         tuple(map(str, hosts)),
         number_or_text(rate, parse_rate_bps, "rate"),
-        number_or_text(queue, parse_size_bytes, "queue"),
-        number_or_text(burst, parse_size_bytes, "burst"),
+        queue_bytes=number_or_text(queue, parse_size_bytes, "queue"),
+        burst_bytes=number_or_text(burst, parse_size_bytes, "burst"),
         mtu=whole_number(mtu, "mtu"),
         congestion_control=congestion_control,
         offload_segments=whole_number(offload_segments, "offload_segments"),

@@ -95,7 +95,8 @@ def _congestion(series: Series) -> tuple[Row, list[tuple[str, str]]]:
 def sentence(rows: Sequence[Row], is_running: bool = False) -> str:
     """Return the headline: how much iterations slow down at about 80 % load, and the load where congestion begins.
 
-    Without any cross traffic, it is the time of an iteration. While a sweep is running, it says first that both are still to come.
+    Without any cross traffic, it is the time of an iteration. While a sweep is running, it says first that both are
+    still to come.
     """
     measured = [row for row in rows if row["points"]]
     if is_running and all(row["slowdowns"][-1]["slowdown"] is row["congestion"]["share"] is None for row in measured):

@@ -129,7 +129,8 @@ def test_a_testbed_that_this_machine_cannot_carry(monkeypatch: pytest.MonkeyPatc
     assert "4 hosts that send 10 Gbit/s over 2.0 links need about 4.3 cores" in excess(
         TestbedSpec("t", ("a", "b", "c", "d"), 10_000_000_000), 4
     )
-    assert not excess(TestbedSpec("t", ("a", "b", "c", "d"), 10_000_000_000, 2**20, 2**20, 9000, "cubic", 44), 2)
+    large = {"queue_bytes": 2**20, "burst_bytes": 2**20, "mtu": 9000, "offload_segments": 44}
+    assert not excess(TestbedSpec("t", ("a", "b", "c", "d"), 10_000_000_000, **large), 2)
 
 
 PLAN: dict[str, Any] = {"loads": [0, 0.5], "traffic": ["consistent"], "models": ["vgg16"]}

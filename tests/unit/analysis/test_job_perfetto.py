@@ -21,6 +21,7 @@ from tests.gold.job_run import MS, START_NS, TIMES, Node, Truth, pcap, write_ddp
 
 pytest.importorskip("perfetto")
 from ringtap.analysis.export import perfetto
+from ringtap.analysis.export.kineto import read_kineto
 from ringtap.analysis.export.trace_writer import TraceWriter, TrackSlice
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -341,7 +342,7 @@ EVENTS = [
 def test_traces_of_torch_profiler_are_merged_onto_the_same_clock(job, tmp_path):
     base_ns = JOB_NS + job[1].offsets_ns[1]  # by the clock of rank 1's node
     trace = kineto(tmp_path / "k.json", 1, base_ns, EVENTS)
-    written = perfetto.write_perfetto(ringtap.open_job(job[0]), tmp_path / "t", [trace])
+    written = perfetto.write_perfetto(ringtap.open_job(job[0]), tmp_path / "t", [read_kineto(trace)])
     tracks = [one for one in draw_trace.read_trace(tmp_path / "t") if "torch.profiler k.json" in one.path]
     assert written.left_out == []
     assert {one.path[0] for one in tracks} == {"rank 1 on n1 (pid 101)"}

@@ -15,7 +15,7 @@ from ringtap.analysis.export.trace_writer import TrackSlice
 from ringtap.analysis.runs.apportioning import Integers
 from ringtap.errors import UsageError
 from ringtap.json_stream import members
-from ringtap.json_validation import COUNT, NS, Number, Shape, check
+from ringtap.json_validation import COUNT, NS, Number, Shape, check, whole
 
 MAX_SPANS = 5_000_000
 _MAX_DEPTH = 64  # spans within spans; deeper ones are beside them
@@ -85,8 +85,8 @@ class _Columns:
         title = f"GPU {str(event.get('pid'))[:40]} stream {thread}" if kind in _OF_GPU else f"thread {thread}"
         self.begin_us.append(event["ts"])
         self.length_us.append(event["dur"])
-        self.name.append(self.names.setdefault(event["name"], len(self.names)))
-        self.track.append(self.tracks.setdefault(title, len(self.tracks)))
+        self.name.append(self.names.setdefault(whole(event["name"]), len(self.names)))
+        self.track.append(self.tracks.setdefault(whole(title), len(self.tracks)))
 
 
 def read_kineto(path: Path) -> KinetoTrace:

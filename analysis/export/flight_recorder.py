@@ -74,8 +74,8 @@ def read_flight_recorder(path: Path) -> OperationTrace:
     Raises:
         UsageError: it cannot be read, is damaged, or has no collective or too many.
     """
-    entries: list[dict[str, Any]] = []
-    sizes = 0
+    reader = OperationReader(path, "flight recorder")
+    sizes = lost = 0
     try:
         for key, value in _members(path):
             if key == "version":
@@ -87,20 +87,16 @@ def read_flight_recorder(path: Path) -> OperationTrace:
                     if max(lengths, default=0) > _MAX_DIMENSIONS or sizes > _MAX_SIZES:
                         raise ShapeError(f"{name} has too many dimensions")
                 check(value, _ENTRY)
-                entries.append(value)
+                lost = lost if reader.operations else value["record_id"]
+                _add(reader, value)
     except (ValueError, TypeError, AttributeError, LookupError) as error:
-        where = f"{path}, entry {len(entries) + 1}" if entries else str(path)
+        where = f"{path}, entry {len(reader.operations) + 1}" if reader.operations else str(path)
         said = f"it has no {error}" if isinstance(error, KeyError) else error
         raise UsageError(
             f"{where} is not of a whole dump of PyTorch's flight recorder ({said}): dump it anew"
         ) from error
-    if not entries:
+    if not reader.operations:
         raise UsageError(f"{path} has no collective: run the job with TORCH_FR_BUFFER_SIZE=2000, and dump it anew")
-    reader = OperationReader(path, "flight recorder")
-    last_ns = max(max(one["time_created_ns"], _completed_ns(one)) for one in entries)
-    for one in entries:
-        _add(reader, one, last_ns)
-    lost = entries[0]["record_id"]
     left_out = (
         f"{path} has lost its first {lost:,} collectives: raise TORCH_FR_BUFFER_SIZE to keep more" if lost else ""
     )
@@ -108,21 +104,16 @@ def read_flight_recorder(path: Path) -> OperationTrace:
     return reader.trace(int(rank[1]) if rank else None, left_out=left_out)
 
 
-def _completed_ns(entry: dict[str, Any]) -> int:
-    return entry.get("time_discovered_completed_ns") or 0
-
-
-def _add(reader: OperationReader, entry: dict[str, Any], last_ns: int) -> None:
-    begin_ns, end_ns, note = entry["time_created_ns"], _completed_ns(entry), ""
+def _add(reader: OperationReader, entry: dict[str, Any]) -> None:
+    begin_ns, end_ns, note = entry["time_created_ns"], entry.get("time_discovered_completed_ns") or None, ""
     if not end_ns and entry["retired"]:
         end_ns, note = begin_ns, END_UNKNOWN
     elif not end_ns:
-        end_ns, note = last_ns, f"not completed ({entry['state']})"
+        note = f"not completed ({entry['state']})"
     sent, received = (_bytes(entry[f"{end}_sizes"], entry[f"{end}_dtypes"]) for end in ("input", "output"))
-    is_p2p = entry["is_p2p"]
     facts = {
         "state": entry["state"],
-        "sequence": entry["p2p_seq_id" if is_p2p else "collective_seq_id"],
+        "sequence": entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"],
         "types": ", ".join(dict.fromkeys(entry["input_dtypes"] + entry["output_dtypes"])) or None,
         "input_bytes": sent,
         "output_bytes": received,
@@ -153,7 +144,7 @@ def _members(path: Path) -> Iterator[tuple[str, Any]]:
         yield from members(path, "entries")
         return
     if len(data) > MAX_BYTES:
-        raise ShapeError(f"it has more than {MAX_BYTES >> 20} MiB")
+        raise ShapeError(f"it has more than {MAX_BYTES >> 20} MiB; a smaller TORCH_FR_BUFFER_SIZE has fewer")
     dump = _unpickled(data)
     check(dump, {"version": str, "entries?": [dict]})
     for key, value in dump.items():
@@ -200,4 +191,4 @@ def _unpickled(data: bytes) -> Any:
             return stack.pop()
         elif name != "PROTO":
             raise ShapeError(f"it has the instruction {name}, which PyTorch does not write")
-    raise ShapeError(f"it has more than {MAX_INSTRUCTIONS:,} instructions")
+    raise ShapeError(f"it has more than {MAX_INSTRUCTIONS:,} instructions; a smaller TORCH_FR_BUFFER_SIZE has fewer")

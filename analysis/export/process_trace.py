@@ -135,15 +135,20 @@ class OperationReader:
     def __init__(self, path: Path, tool: str) -> None:
         self._path, self._tool = path, tool
         self.operations: list[Operation] = []
+        self._pending: list[int] = []
         self._tracks: dict[str, int] = {}
 
     def add(
-        self, span_ns: tuple[int, int], title: tuple[str, int | None, str], track: str, facts: dict[str, Fact | None]
+        self,
+        span_ns: tuple[int, int | None],
+        title: tuple[str, int | None, str],
+        track: str,
+        facts: dict[str, Fact | None],
     ) -> None:
         """Add an operation.
 
         Args:
-            span_ns: begin and end, CLOCK_REALTIME of the node.
+            span_ns: begin and end, CLOCK_REALTIME of the node; no end (None): it ends with the last that is known.
             title: its name, its bytes (None: not known), and a note; empty if there is none.
             track: name of its track.
             facts: further facts; those that are None are left out.
@@ -161,10 +166,15 @@ class OperationReader:
             (key, _text(fact) if isinstance(fact, str) else fact) for key, fact in facts.items() if fact is not None
         ]
         begin_ns, end_ns = span_ns
-        self.operations.append(Operation(begin_ns, max(begin_ns, end_ns), text, number, known))
+        if end_ns is None:
+            self._pending.append(len(self.operations))
+        self.operations.append(Operation(begin_ns, max(begin_ns, end_ns or 0), text, number, known))
 
     def trace(self, rank: int | None, pid: int | None = None, host: str = "", left_out: str = "") -> OperationTrace:
         """Return the trace of all operations; arguments as for `OperationTrace`."""
+        last_ns = max(one.end_ns for one in self.operations)
+        for number in self._pending:
+            self.operations[number] = self.operations[number]._replace(end_ns=last_ns)
         found = sorted(self.operations, key=lambda one: one.begin_ns)
         begin_ns, end_ns, track = (
             np.array([one[column] for one in found], np.int64) for column in (0, 1, Operation._fields.index("track"))

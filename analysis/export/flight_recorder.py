@@ -22,7 +22,8 @@ from ringtap.json_validation import COUNT, NS, Number, Shape, ShapeError, Text, 
 
 MAX_BYTES = 64 << 20  # of a pickle
 MAX_INSTRUCTIONS = 10_000_000  # of a pickle; each leaves at most an empty dictionary (64 bytes) and its place in a list
-_MAX_SIZES, _MAX_DIMENSIONS = 10_000_000, 64  # dimensions of all tensors, and of one
+_MAX_VALUES = 10_000_000  # in the lists of all entries, which may be one list many times
+_MAX_DIMENSIONS = 64  # of a tensor, as in PyTorch
 # bytes of an element, by c10::toString
 _ELEMENT_BYTES = (
     dict.fromkeys(("Byte", "Char", "Bool", "Float8_e5m2", "Float8_e4m3fn", "Float8_e5m2fnuz", "Float8_e4m3fnuz"), 1)
@@ -75,17 +76,18 @@ def read_flight_recorder(path: Path) -> OperationTrace:
         UsageError: it cannot be read, is damaged, or has no collective or too many.
     """
     reader = OperationReader(path, "flight recorder")
-    sizes = lost = 0
+    values = lost = 0
     try:
         for key, value in _members(path):
             if key == "version":
                 check(value, _VERSION, key)
             elif key == "entries":
-                for name in ("input_sizes", "output_sizes"):
-                    lengths = [len(tensor) for tensor in value[name]]
-                    sizes += len(lengths) + sum(lengths)
-                    if max(lengths, default=0) > _MAX_DIMENSIONS or sizes > _MAX_SIZES:
-                        raise ShapeError(f"{name} has too many dimensions")
+                tensors = value["input_sizes"] + value["output_sizes"]
+                names = value["input_dtypes"] + value["output_dtypes"] + value["process_group"]
+                dimensions = [len(tensor) for tensor in tensors]
+                values += len(names) + len(tensors) + sum(dimensions)
+                if max(dimensions, default=0) > _MAX_DIMENSIONS or values > _MAX_VALUES:
+                    raise ShapeError("it has too many tensors or dimensions")
                 check(value, _ENTRY)
                 lost = lost if reader.operations else value["record_id"]
                 _add(reader, value)

@@ -22,7 +22,7 @@ _LINE: Shape = {
         "hostname": str,
         "pid": COUNT,
     },
-    "dump_stats?": {"coll_dropped_total?": COUNT, "p2p_dropped_total?": COUNT},
+    "dump_stats?": {"coll_dropped_since_last_dump?": COUNT, "p2p_dropped_since_last_dump?": COUNT},
     "coll_perf?": dict,
     "p2p_perf?": dict,
 }
@@ -62,8 +62,7 @@ def read_nccl_inspector(path: Path) -> OperationTrace:
     reader = OperationReader(path, "NCCL Inspector")
     header: dict[str, Any] = {}
     process: tuple[int, str] | tuple[()] = ()
-    dropped: dict[str, int] = {}  # by communicator
-    number = 0
+    number = lost = 0
     try:
         for number, item, why, _ in each_json_line(path, _LINE):
             if item is None:
@@ -76,7 +75,7 @@ def read_nccl_inspector(path: Path) -> OperationTrace:
             if not header or not process:
                 raise ShapeError("no line before it says its communicator and process")
             if stats := item.get("dump_stats"):
-                dropped[header["id"]] = sum(stats.get(f"{kind}_dropped_total", 0) for kind in _OPERATIONS)
+                lost += sum(stats.get(f"{kind}_dropped_since_last_dump", 0) for kind in _OPERATIONS)
             for kind in _OPERATIONS:
                 if f"{kind}_perf" in item and not _add(reader, item[f"{kind}_perf"], kind, header):
                     said = "has no times of its operation: set NCCL_INSPECTOR_DUMP_VERBOSE=1 and record the job anew"
@@ -88,7 +87,6 @@ def read_nccl_inspector(path: Path) -> OperationTrace:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     if not process or not reader.operations:
         raise UsageError(f"{path} has no operation: it is not a log of NCCL Inspector, or its job ended too early")
-    lost = sum(dropped.values())
     left_out = f"{path} lacks {lost:,} operations: set NCCL_INSPECTOR_DUMP_COLL_RING_SIZE higher to keep more"
     return reader.trace(None, *process, left_out=left_out if lost else "")
 

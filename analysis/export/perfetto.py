@@ -35,7 +35,7 @@ from ringtap.analysis.runs.sockets import socket_log
 from ringtap.analysis.traffic.log import FAILED, FINISHED, read_sent
 from ringtap.errors import UsageError
 from ringtap.installation import lacking
-from ringtap.json_validation import check
+from ringtap.json_validation import check, whole
 from ringtap.records import Field
 from ringtap.schema import HOST_REC, PROCESSES_REC, PROFILE_LINE, PROFILE_RANGE, QDISC_REC
 from ringtap.units import counted, format_size
@@ -127,6 +127,17 @@ class _Collective(NamedTuple):
     size_bytes: int | None = None
 
 
+class _Process(NamedTuple):
+    """A process of a rank, and its first and last time on the reference clock."""
+
+    number: int
+    rank: int
+    pid: int
+    logs: NodeLogs
+    first_ns: int
+    last_ns: int
+
+
 class _Sources:
     """Communication of a rank from which arrows lead to packets.
 
@@ -174,22 +185,30 @@ class _Export:
 
     def _process_of(self, other: ProcessTrace) -> int:
         """Return the process that recorded a trace: of those that may have, the last that began before its end."""
-        ranks, found = self._job.work.rank_iterations, []
-        is_only = ranks["rank"].nunique() == 1
-        for process, rows in ranks.groupby("process"):
-            logs = self._job.nodes[rows["node"].iloc[0]]
-            host = logs.info.get("host") or ""
-            if not other.is_of(int(rows["rank"].iloc[0]), int(rows["pid"].iloc[0]), host, is_only):
-                continue
-            first_ns = int(rows[["begin_ns", "step_start_ns"]].min().min())
-            last_ns = max(int(rows["end_ns"].max()), int(logs.clock.to_reference(np.array(logs.recorded_ns))[1]))
-            begin_ns = logs.clock.on_reference(other.begin_ns)
-            if begin_ns[0] < last_ns and (begin_ns + other.length_ns).max() > first_ns:
-                found.append((first_ns, int(str(process))))
+        is_only = len({one.rank for one in self._processes}) == 1
+        found = []
+        for one in self._processes:
+            if other.is_of(one.rank, one.pid, one.logs.info.get("host") or "", is_only):
+                begin_ns = one.logs.clock.on_reference(other.begin_ns)
+                if begin_ns[0] < one.last_ns and (begin_ns + other.length_ns).max() > one.first_ns:
+                    found.append((one.first_ns, one.number))
         if not found:
             where = f"has no time in common with a rank of {self._job.path}"
             raise UsageError(f"{other.path} {where}: {other.origin}")
         return max(found)[1]
+
+    @cached_property
+    def _processes(self) -> list[_Process]:
+        """The processes of the ranks; one that made no further step may have lived as long as its node was recorded."""
+        found = []
+        for number, rows in self._job.work.rank_iterations.groupby("process"):
+            logs = self._job.nodes[rows["node"].iloc[0]]
+            recorded_ns = logs.clock.to_reference(np.array(logs.recorded_ns))
+            first_ns, last_ns = rows[["begin_ns", "step_start_ns"]].min().min(), rows["end_ns"].max()
+            rank, pid = int(rows["rank"].iloc[0]), int(rows["pid"].iloc[0])
+            times_ns = int(first_ns), max(int(last_ns), int(recorded_ns[1]))
+            found.append(_Process(int(str(number)), rank, pid, logs, *times_ns))
+        return found
 
     def _write_rank(self, rows: pd.DataFrame, passes: pd.DataFrame | None) -> None:
         """Write the process of a rank.
@@ -233,7 +252,7 @@ class _Export:
         self._sources[rank] = _Sources(spans_of)
         for other in self._others[int(rows["process"].iloc[0])]:
             begin_ns = logs.clock.on_reference(other.begin_ns)
-            group = writer.track(track, f"{other.tool} {other.path.name}")
+            group = writer.track(track, f"{other.tool} {whole(other.path.name)}")
             for number, name in enumerate(other.tracks):
                 writer.lanes(group, name, sorted(other.slices(number, begin_ns), key=lambda one: one.begin_ns))
 

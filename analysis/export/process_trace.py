@@ -160,8 +160,8 @@ class OperationReader:
             raise UsageError(f"{self._path} has more than {MAX_OPERATIONS:,} operations: record fewer iterations")
         number = self._tracks.setdefault(_text(track), len(self._tracks))
         name, size, note = title
-        parts = [name, "" if size is None else format_size(size), note]
-        text = _text(", ".join(part for part in parts if part))
+        parts = [_text(name), "" if size is None else format_size(size), _text(note)]
+        text = ", ".join(part for part in parts if part)
         known = [
             (key, _text(fact) if isinstance(fact, str) else fact) for key, fact in facts.items() if fact is not None
         ]

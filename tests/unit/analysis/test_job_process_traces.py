@@ -20,7 +20,8 @@ from ringtap.analysis.export.flight_recorder import read_flight_recorder
 from ringtap.analysis.export.nccl_inspector import read_nccl_inspector
 from ringtap.cli import main
 from ringtap.errors import UsageError
-from tests.gold.job_run import MS, START_NS, Truth, write_ddp_job
+from ringtap.rundir import RunDirectory
+from tests.gold.job_run import MS, START_NS, Node, Truth, write_ddp_job
 
 pytest.importorskip("perfetto")
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
@@ -163,7 +164,7 @@ def test_collectives_are_on_the_clock_of_the_run(job, tmp_path, capsys):
         entry(73, 350),
     )
     logged = lines(
-        tmp_path / "h1-pid101.log", {"header": HEADER, "metadata": METADATA, "coll_perf": operation(110, 125)}
+        tmp_path / "h1-pid101\udcff.log", {"header": HEADER, "metadata": METADATA, "coll_perf": operation(110, 125)}
     )
     path = tmp_path / "t.gz"
     assert export(job, path, "--flight-recorder", recorded, "--nccl-inspector", logged) == 0
@@ -180,7 +181,7 @@ def test_collectives_are_on_the_clock_of_the_run(job, tmp_path, capsys):
     assert pending[:3] == (350, 350, f"{name}, not completed (scheduled)")  # the dump knows no later time
     facts = {"sequence": 1407, "size_bytes": 500_000, "algorithm": "RING", "protocol": "LL"}
     facts |= {"duration_us": 61_974, "duration_source": "kernel_gpu", "bus_bandwidth_gbs": 485.119099}
-    where = (where[0], f"NCCL Inspector {logged.name}", "communicator DP 0x7f8c496ae9f661, rank 0 of 2")
+    where = (where[0], "NCCL Inspector h1-pid101\ufffd.log", "communicator DP 0x7f8c496ae9f661, rank 0 of 2")
     assert slices_of(path, "NCCL Inspector") == [(110, 125, "AllReduce, 500 kB", facts, *where)]
 
 
@@ -190,13 +191,27 @@ def test_a_dump_of_a_job_that_hung_belongs_to_it(job, tmp_path):
     assert len(slices_of(tmp_path / "t", "flight recorder")) == 1
 
 
+def test_dumps_of_a_rank_that_was_started_again_belong_to_their_process(tmp_path):
+    run = RunDirectory.create(tmp_path / "run", "job", [], 1)
+    node = Node(run, "n0")
+    for pid, first_ns in ((10, START_NS), (11, START_NS + 60_000 * MS)):
+        ends_ns = [first_ns + n * 100 * MS for n in range(1, 5)]
+        node.steps(0, [(n, 0, end_ns - 5, end_ns, 0, 0, 0, 1) for n, end_ns in enumerate(ends_ns)], pid=pid)
+    node.finish()
+    run.finish("complete")
+    dumps = [dump(tmp_path / f"{ms}_rank0", entry(0, ms, ms + 1)) for ms in (60_100, 100)]
+    assert export(run.path, tmp_path / "t", "--flight-recorder", *dumps) == 0
+    found = {(one[0], one[4]) for one in slices_of(tmp_path / "t", "flight recorder")}
+    assert found == {(105, "rank 0 on n0 (pid 10)"), (60_105, "rank 0 on n0 (pid 11)")}
+
+
 def test_both_forms_of_nccl_inspectors_logs(tmp_path):
     p2p = {key.replace("coll", "p2p"): value for key, value in operation(40, 50).items()}
     p2p |= {"p2p": "Send", "p2p_peer": 1, "event_trace_ts": {"p2p_start_ts": 7, "kernel_events": []}}
     items = [{"coll_perf": operation(10, 30)}, {"p2p_perf": p2p}]
     context = {"header": HEADER, "metadata": METADATA}
     whole = read_nccl_inspector(lines(tmp_path / "a", *(context | item for item in items)))
-    stats = {"coll_records": 1, "p2p_records": 1, "coll_dropped_total": 512}
+    stats = {"coll_records": 1, "p2p_records": 1, "coll_dropped_since_last_dump": 512}
     short = read_nccl_inspector(lines(tmp_path / "b", context | {"dump_stats": stats}, *items))
     assert whole.operations == short.operations
     assert [one[:3] for one in whole.operations] == [
@@ -312,6 +327,6 @@ def test_a_pickle_gets_no_more_memory_than_it_may(tmp_path, monkeypatch):
     monkeypatch.setattr(flight_recorder, "MAX_BYTES", 1000)
     with pytest.raises(UsageError, match="has more than"):
         read_flight_recorder(PICKLE)
-    monkeypatch.setattr(flight_recorder, "_MAX_SIZES", 5)
-    with pytest.raises(UsageError, match="too many dimensions"):
+    monkeypatch.setattr(flight_recorder, "_MAX_VALUES", 5)
+    with pytest.raises(UsageError, match="too many tensors"):
         read_flight_recorder(JSON)

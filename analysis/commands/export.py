@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 # format -> True if it is one file, False if it is a folder of files
 _FORMATS = {"parquet": False, "csv": False, "duckdb": True, "tensorboard": False, "perfetto": True}
 
+# option of files that another tool wrote -> what they are
+_OTHERS = {
+    "--kineto": "traces of torch.profiler",
+    "--flight-recorder": "dumps of PyTorch's flight recorder",
+    "--nccl-inspector": "logs of NCCL Inspector",
+}
+
 
 def register(subparsers: Any, name: str, summary: str) -> None:
     """Add the arguments of the verb."""
@@ -36,14 +43,10 @@ def register(subparsers: Any, name: str, summary: str) -> None:
         metavar="PATH",
         help="folder to write; for duckdb and perfetto a file",
     )
-    parser.add_argument(
-        "--kineto",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="perfetto: traces of torch.profiler in this run",
-    )
+    for option, what in _OTHERS.items():
+        parser.add_argument(
+            option, type=Path, nargs="+", default=[], metavar="FILE", help=f"perfetto: {what} of processes of this run"
+        )
     add_force(parser)
     add_json(parser)
     parser.set_defaults(handler=_export)
@@ -56,8 +59,9 @@ def _export(options: argparse.Namespace) -> int:
 
     if options.to == "perfetto":
         return _export_trace(options)
-    if options.kineto:
-        raise UsageError(f"--kineto goes with --to perfetto, not with --to {options.to}")
+    for option in _OTHERS:
+        if _files(options, option):
+            raise UsageError(f"{option} goes with --to perfetto, not with --to {options.to}")
     run, output = open_run(options.run), options.output
     if _FORMATS[options.to]:
         check_new(output, options.force)
@@ -99,12 +103,18 @@ def _size_bytes(output: Path) -> int:
 
 
 def _export_trace(options: argparse.Namespace) -> int:
+    from ringtap.analysis.export.flight_recorder import read_flight_recorder
+    from ringtap.analysis.export.kineto import read_kineto
+    from ringtap.analysis.export.nccl_inspector import read_nccl_inspector
     from ringtap.analysis.export.perfetto import write_perfetto
     from ringtap.analysis.job.run import open_job
     from ringtap.analysis.pcap.tables import check_new
 
     check_new(options.output, options.force)
-    written = write_perfetto(open_job(options.run), options.output, options.kineto)
+    run = open_job(options.run)
+    readers = zip(_OTHERS, (read_kineto, read_flight_recorder, read_nccl_inspector), strict=True)
+    others = [read(path) for option, read in readers for path in _files(options, option)]
+    written = write_perfetto(run, options.output, others)
     if options.json:
         data = {"format": options.to, "path": str(options.output), "iterations": written.iterations}
         data |= {"slices": written.slices, "values": written.values, "bytes": written.size_bytes}
@@ -117,6 +127,12 @@ def _export_trace(options: argparse.Namespace) -> int:
     print(f"\nWrote {options.output}")
     print("Next: open it at https://ui.perfetto.dev (the file stays in your browser)")
     return 0
+
+
+def _files(options: argparse.Namespace, option: str) -> list[Path]:
+    """Return the files of an option of `_OTHERS`."""
+    files: list[Path] = getattr(options, option.removeprefix("--").replace("-", "_"))
+    return files
 
 
 def _check_folder(folder: Path, force: bool) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from ringtap.analysis.export.process_trace import ProcessTrace
 from ringtap.analysis.export.trace_writer import TrackSlice
 from ringtap.analysis.runs.apportioning import Integers
 from ringtap.errors import UsageError
 from ringtap.json_stream import members
-from ringtap.json_validation import COUNT, NS, Number, Shape, check
+from ringtap.json_validation import COUNT, NS, Number, Shape, check, whole
 
 MAX_SPANS = 5_000_000
 _MAX_DEPTH = 64  # spans within spans; deeper ones are beside them
@@ -24,35 +25,21 @@ _OF_GPU = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
 
 
 @dataclass
-class KinetoTrace:
-    """Spans of a trace.
+class KinetoTrace(ProcessTrace):
+    """Spans of a trace; its tracks are threads, and streams of GPUs.
 
     Attributes:
-        path: the file.
-        rank: rank of the process; None: the file does not say.
-        begin_ns: begins, CLOCK_REALTIME of the node, ascending.
-        length_ns: lengths.
         name: number of each span's name in ``names``.
-        track: number of each span's track in ``tracks``.
         names: names of operations, kernels and annotations.
-        tracks: threads, and streams of GPUs.
     """
 
-    path: Path
-    rank: int | None
-    begin_ns: Integers
-    length_ns: Integers
     name: Integers
-    track: Integers
     names: list[str]
-    tracks: list[str]
 
     def slices(self, track: int, begin_ns: Integers) -> Iterator[TrackSlice]:
         """Yield the spans of a track that lie within no other, each with those within it.
 
-        Args:
-            track: number of the track.
-            begin_ns: begins of all spans of the trace by the clock of the slices.
+        Arguments are those of `ProcessTrace.slices`.
         """
         rows = np.flatnonzero(self.track == track)
         begins, lengths = begin_ns[rows], self.length_ns[rows]
@@ -65,7 +52,7 @@ class KinetoTrace:
                 if not outer:
                     yield last
             parts: list[TrackSlice] = []
-            one = TrackSlice(begin, end, self.names[self.name[rows[row]]], "torch.profiler", parts=parts)
+            one = TrackSlice(begin, end, self.names[self.name[rows[row]]], self.tool, parts=parts)
             is_within = not outer or (end <= outer[-1][0].end_ns and len(outer) < _MAX_DEPTH)
             if not is_within:
                 yield one
@@ -98,8 +85,8 @@ class _Columns:
         title = f"GPU {str(event.get('pid'))[:40]} stream {thread}" if kind in _OF_GPU else f"thread {thread}"
         self.begin_us.append(event["ts"])
         self.length_us.append(event["dur"])
-        self.name.append(self.names.setdefault(event["name"], len(self.names)))
-        self.track.append(self.tracks.setdefault(title, len(self.tracks)))
+        self.name.append(self.names.setdefault(whole(event["name"]), len(self.names)))
+        self.track.append(self.tracks.setdefault(whole(title), len(self.tracks)))
 
 
 def read_kineto(path: Path) -> KinetoTrace:
@@ -131,6 +118,5 @@ def read_kineto(path: Path) -> KinetoTrace:
     length_ns = np.rint(np.array(columns.length_us) * 1e3).astype(np.int64)
     order = np.argsort(begin_ns, kind="stable")
     name, track = (np.array(column, np.int64)[order] for column in (columns.name, columns.track))
-    return KinetoTrace(
-        path, rank, begin_ns[order], length_ns[order], name, track, list(columns.names), list(columns.tracks)
-    )
+    spans = (begin_ns[order], length_ns[order], track, list(columns.tracks))
+    return KinetoTrace(path, "torch.profiler", rank, *spans, "", name, list(columns.names))

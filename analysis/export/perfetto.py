@@ -9,6 +9,7 @@ import gzip
 import os
 import re
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.analysis.export.kineto import KinetoTrace, read_kineto
+from ringtap.analysis.export.process_trace import ProcessTrace
 from ringtap.analysis.export.trace_writer import TraceWriter, TrackSlice
 from ringtap.analysis.job.flows import CLASSES
 from ringtap.analysis.job.iterations import ddp_passes, horovod_collectives
@@ -34,7 +35,7 @@ from ringtap.analysis.runs.sockets import socket_log
 from ringtap.analysis.traffic.log import FAILED, FINISHED, read_sent
 from ringtap.errors import UsageError
 from ringtap.installation import lacking
-from ringtap.json_validation import check
+from ringtap.json_validation import check, whole
 from ringtap.records import Field
 from ringtap.schema import HOST_REC, PROCESSES_REC, PROFILE_LINE, PROFILE_RANGE, QDISC_REC
 from ringtap.units import counted, format_size
@@ -78,30 +79,29 @@ class Trace:
     left_out: list[str] = field(default_factory=list)
 
 
-def write_perfetto(run: Job, path: Path, kineto: Sequence[Path] = ()) -> Trace:
+def write_perfetto(run: Job, path: Path, others: Sequence[ProcessTrace] = ()) -> Trace:
     """Write a job's run as a Perfetto trace.
 
     Args:
         run: the job.
         path: the file; an existing one is replaced when the trace is complete.
-        kineto: traces that torch.profiler exported in this run.
+        others: traces that other tools recorded in processes of this run.
 
     Raises:
-        UsageError: the package perfetto is missing, the run has no time that is known, a trace of torch.profiler cannot
-            be read or is of another run, or the file cannot be written.
+        UsageError: the package perfetto is missing, the run has no time that is known, a trace of another tool is of
+            another run, or the file cannot be written.
     """
     if said := lacking("a Perfetto trace", ("perfetto",)):
         raise UsageError(said)
     begin_ns = run.window_ns[0]
     if begin_ns <= 0:
         raise UsageError(f"{run.path} holds no iteration and no sample: there is nothing to show")
-    profiles = [read_kineto(each) for each in kineto]
     trace = Trace(path, len(run.work.iterations))
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with gzip.open(temporary, "wb", compresslevel=6) as stream:
             writer = TraceWriter(stream, begin_ns)
-            _Export(run, writer, trace, profiles).write()
+            _Export(run, writer, trace, others).write()
             writer.flush()
         trace.slices, trace.values, trace.size_bytes = writer.slices, writer.values, temporary.stat().st_size
         temporary.replace(path)
@@ -109,6 +109,7 @@ def write_perfetto(run: Job, path: Path, kineto: Sequence[Path] = ()) -> Trace:
             trace.left_out.append(
                 f"{counted(writer.untimed, 'slice or value', 'slices or values')} of times before 1970"
             )
+        trace.left_out += [other.left_out for other in others if other.left_out]
         trace.left_out += dict.fromkeys(chain.from_iterable(logs.problems for logs in run.nodes.values()))
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}: name another file with -o") from error
@@ -124,6 +125,17 @@ class _Collective(NamedTuple):
     end_ns: int
     name: str
     size_bytes: int | None = None
+
+
+class _Process(NamedTuple):
+    """A process of a rank, and its first and last time on the reference clock."""
+
+    number: int
+    rank: int
+    pid: int
+    logs: NodeLogs
+    first_ns: int
+    last_ns: int
 
 
 class _Sources:
@@ -150,9 +162,11 @@ class _Sources:
 class _Export:
     """The parts of a trace, in the order in which a viewer lists them."""
 
-    def __init__(self, job: Job, writer: TraceWriter, trace: Trace, profiles: list[KinetoTrace]) -> None:
+    def __init__(self, job: Job, writer: TraceWriter, trace: Trace, others: Sequence[ProcessTrace]) -> None:
         self._job, self._writer, self._trace = job, writer, trace
-        self._profiles = profiles  # that no rank has written yet
+        self._others: defaultdict[int, list[ProcessTrace]] = defaultdict(list)  # by process
+        for other in others:
+            self._others[self._process_of(other)].append(other)
         self._sources: dict[int, _Sources] = {}  # by rank
         self._arrows = 0
         self._has_packets = any(logs.names("packets/*.pcap*") for logs in job.nodes.values())
@@ -166,11 +180,35 @@ class _Export:
         passes = ddp_passes(self._job.run, self._job.nodes)
         for process, rows in self._job.work.rank_iterations.groupby("process"):
             self._write_rank(rows, passes.get(int(str(process))))
-        for profile in self._profiles:
-            whose = "it does not say of which rank it is" if profile.rank is None else f"it is of rank {profile.rank}"
-            raise UsageError(f"{profile.path} has no time in common with a rank of {self._job.path}: {whose}")
         for logs in self._job.nodes.values():
             self._write_node(logs)
+
+    def _process_of(self, other: ProcessTrace) -> int:
+        """Return the process that recorded a trace: of those that may have, the last that began before its end."""
+        is_only = len({one.rank for one in self._processes}) == 1
+        found = []
+        for one in self._processes:
+            if other.is_of(one.rank, one.pid, one.logs.info.get("host") or "", is_only):
+                begin_ns = one.logs.clock.on_reference(other.begin_ns)
+                if begin_ns[0] < one.last_ns and (begin_ns + other.length_ns).max() > one.first_ns:
+                    found.append((one.first_ns, one.number))
+        if not found:
+            where = f"has no time in common with a rank of {self._job.path}"
+            raise UsageError(f"{other.path} {where}: {other.origin}")
+        return max(found)[1]
+
+    @cached_property
+    def _processes(self) -> list[_Process]:
+        """The processes of the ranks; one that made no further step may have lived as long as its node was recorded."""
+        found = []
+        for number, rows in self._job.work.rank_iterations.groupby("process"):
+            logs = self._job.nodes[rows["node"].iloc[0]]
+            recorded_ns = logs.clock.to_reference(np.array(logs.recorded_ns))
+            first_ns, last_ns = rows[["begin_ns", "step_start_ns"]].min().min(), rows["end_ns"].max()
+            rank, pid = int(rows["rank"].iloc[0]), int(rows["pid"].iloc[0])
+            times_ns = int(first_ns), max(int(last_ns), int(recorded_ns[1]))
+            found.append(_Process(int(str(number)), rank, pid, logs, *times_ns))
+        return found
 
     def _write_rank(self, rows: pd.DataFrame, passes: pd.DataFrame | None) -> None:
         """Write the process of a rank.
@@ -179,7 +217,6 @@ class _Export:
             rows: its rows of `ringtap.analysis.job.iterations.Work.rank_iterations`.
             passes: what DDP logged, as from `ddp_passes`; None: nothing.
         """
-        is_only = self._job.work.rank_iterations["rank"].nunique() == 1
         rank, pid, logs = int(rows["rank"].iloc[0]), rows["pid"].iloc[0], self._job.nodes[rows["node"].iloc[0]]
         writer, track = self._writer, self._writer.process(f"rank {rank} on {logs.name} (pid {pid})")
         known = rows[rows["begin_ns"].notna()]
@@ -213,19 +250,11 @@ class _Export:
                 slices.append(_communication(one, exposed_ns, arrows))
             writer.lanes(track, name, slices)
         self._sources[rank] = _Sources(spans_of)
-        for profile in [one for one in self._profiles if one.rank == rank or (one.rank is None and is_only)]:
-            self._write_profile(profile, rows, track)
-
-    def _write_profile(self, profile: KinetoTrace, rows: pd.DataFrame, parent: int) -> None:
-        """Write the spans of a trace of torch.profiler, if they are of the time of a rank's process."""
-        begin_ns = self._job.nodes[rows["node"].iloc[0]].clock.on_reference(profile.begin_ns)
-        first_ns = rows[["begin_ns", "step_start_ns"]].min().min()
-        if begin_ns[0] >= rows["end_ns"].max() or (begin_ns + profile.length_ns).max() <= first_ns:
-            return
-        self._profiles.remove(profile)
-        group = self._writer.track(parent, f"torch.profiler {profile.path.name}")
-        for number, name in enumerate(profile.tracks):
-            self._writer.lanes(group, name, sorted(profile.slices(number, begin_ns), key=lambda one: one.begin_ns))
+        for other in self._others[int(rows["process"].iloc[0])]:
+            begin_ns = logs.clock.on_reference(other.begin_ns)
+            group = writer.track(track, f"{other.tool} {whole(other.path.name)}")
+            for number, name in enumerate(other.tracks):
+                writer.lanes(group, name, sorted(other.slices(number, begin_ns), key=lambda one: one.begin_ns))
 
     def _collectives(self, logs: NodeLogs, rows: pd.DataFrame) -> Iterator[_Collective]:
         """Yield the collectives of a rank that its profile or Horovod's timeline timed."""

@@ -17,6 +17,7 @@ from ringtap.analysis.runs.apportioning import Integers
 
 _PACKETS_AT_ONCE = 4096
 _SEQUENCE = 1  # all packets are of one writer
+Fact = int | float | str
 
 
 class TrackSlice(NamedTuple):
@@ -38,7 +39,7 @@ class TrackSlice(NamedTuple):
     category: str
     arrows: Sequence[int] = ()
     parts: Sequence[TrackSlice] = ()
-    facts: Sequence[tuple[str, int | str]] = ()
+    facts: Sequence[tuple[str, Fact]] = ()
 
 
 class TraceWriter:
@@ -170,6 +171,8 @@ class TraceWriter:
             fact = event.debug_annotations.add(name=name)
             if isinstance(value, str):
                 fact.string_value = value
+            elif isinstance(value, float):
+                fact.double_value = value
             else:
                 fact.int_value = value
         for part in one.parts:

@@ -20,8 +20,12 @@ from ringtap.trafficgen.flow_log import SENT_FIELDS, FlowLog
 from tests.gold.job_run import MS, START_NS, TIMES, Node, Truth, pcap, write_ddp_job
 
 pytest.importorskip("perfetto")
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
+
 from ringtap.analysis.export import perfetto
+from ringtap.analysis.export.kineto import read_kineto
 from ringtap.analysis.export.trace_writer import TraceWriter, TrackSlice
+from tests.gold.perfetto_rules import check_trace
 
 ROOT = Path(__file__).resolve().parents[3]
 JOB_NS = START_NS + 50 * MS  # begin of the first iteration of `write_ddp_job`, by the reference clock
@@ -39,6 +43,8 @@ draw_trace = script()
 
 def export(run, path):
     written = perfetto.write_perfetto(ringtap.open_job(run), path)
+    events = check_trace(gzip.decompress(path.read_bytes()))
+    assert events >= 2 * written.slices + written.values
     return written, draw_trace.read_trace(path)
 
 
@@ -237,12 +243,31 @@ def test_lanes_hold_every_slice_and_no_two_at_once(spans):
     writer = TraceWriter(stream, 1)
     writer.lanes(writer.process("p"), "lane", (TrackSlice(*span, "s", "c") for span in spans))
     writer.flush()
+    assert check_trace(stream.getvalue()) == 2 * len(spans)
     tracks = draw_trace.read_trace(io.BytesIO(gzip.compress(stream.getvalue(), 1)))
     assert sorted(one[:2] for track in tracks for one in track.slices) == spans
     for track in tracks:
         assert all(one[1] <= two[0] for one, two in zip(track.slices, track.slices[1:], strict=False))
     most = max((sum(b <= t < e for b, e in spans) for t in range(71)), default=0)
     assert len(tracks) - 1 >= most
+
+
+def test_traces_that_are_not_well_formed_are_noticed():
+    stream = io.BytesIO()
+    writer = TraceWriter(stream, 1)
+    writer.lanes(writer.process("p"), "lane", [TrackSlice(2, 5, "s", "c"), TrackSlice(6, 7, "s", "c")])
+    writer.flush()
+    whole = Trace.FromString(stream.getvalue())
+    assert check_trace(stream.getvalue()) == 4
+    for order, said in (
+        ([0, 1, 2, 3], "never closed"),
+        ([0, 1, 2, 4], "without a begin"),
+        ([0, 1, 2, 5, 6, 3, 4], "not in order"),
+        ([0, 1, 3, 4], "not described"),
+        ([0, 2, 1], "before its parent"),
+    ):
+        with pytest.raises(AssertionError, match=said):
+            check_trace(Trace(packet=[whole.packet[number] for number in order]).SerializeToString())
 
 
 def test_the_command_says_what_it_wrote_and_refuses_a_file_that_exists(job, tmp_path, capsys):
@@ -333,7 +358,7 @@ EVENTS = [
     ("user_annotation", "ProfilerStep#3", 7, 7, 1000.25, 500.0),
     ("cpu_op", "aten::mm", 7, 7, 1010.0, 20.5),
     ("cpu_op", "aten::add", 7, 7, 1490.0, 50.0),  # longer than the span that it begins in
-    ("kernel", "gemm", 0, 20, 1100.0, 30.0),
+    ("kernel", "gemm\ud800", 0, 20, 1100.0, 30.0),
     ("Trace", "Record Window End", 0, 0, 0.0, 9e9),
 ]
 
@@ -341,7 +366,7 @@ EVENTS = [
 def test_traces_of_torch_profiler_are_merged_onto_the_same_clock(job, tmp_path):
     base_ns = JOB_NS + job[1].offsets_ns[1]  # by the clock of rank 1's node
     trace = kineto(tmp_path / "k.json", 1, base_ns, EVENTS)
-    written = perfetto.write_perfetto(ringtap.open_job(job[0]), tmp_path / "t", [trace])
+    written = perfetto.write_perfetto(ringtap.open_job(job[0]), tmp_path / "t", [read_kineto(trace)])
     tracks = [one for one in draw_trace.read_trace(tmp_path / "t") if "torch.profiler k.json" in one.path]
     assert written.left_out == []
     assert {one.path[0] for one in tracks} == {"rank 1 on n1 (pid 101)"}
@@ -351,7 +376,7 @@ def test_traces_of_torch_profiler_are_merged_onto_the_same_clock(job, tmp_path):
         for begin, end, name, depth, _ in one.slices
     )
     assert spans == [
-        ("GPU 0 stream 20", 1_100_000, 1_130_000, "gemm", 0),
+        ("GPU 0 stream 20", 1_100_000, 1_130_000, "gemm\ufffd", 0),
         ("thread 7", 1_000_250, 1_500_250, "ProfilerStep#3", 0),
         ("thread 7", 1_010_000, 1_030_500, "aten::mm", 1),
         ("thread 7", 1_490_000, 1_540_000, "aten::add", 0),

@@ -50,7 +50,11 @@ def parts_of(run: Snapshot, choice: TableChoice) -> dict[str, Any]:
     warnings = [masked(text) for text in (*warnings, *summary.warnings(run))]
     run = tables.of_node(run, node)
     more = [f"And {len(warnings) - _MAX_WARNINGS} more."] if len(warnings) > _MAX_WARNINGS else []
-    lines = summary.headline(run, False), summary.job_line(run, node, is_named=False), *summary.collector_states(run.collectors)
+    lines = (
+        summary.headline(run, False),
+        summary.job_line(run, node, is_named=False),
+        *summary.collector_states(run.collectors),
+    )
     return {
         "head": {
             "name": masked(Path(run.path).resolve().name),

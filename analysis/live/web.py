@@ -1,8 +1,8 @@
 """Live view of a run in a browser: a page on this machine's loopback address, updated by server-sent events.
 
-The page itself holds nothing of the run. A browser reads the run after it has proved that it knows the page's token:
-it gets a challenge, and asks for the events with HMAC-SHA-256 of the challenge under the token (RFC 2104), as it does to
-mark a moment. So the token, which the URL has behind ``#``, is never sent, and who listens at the port later does not learn it.
+The page itself holds nothing of the run. A browser reads the run, or marks a moment of it, after it has proved that it
+knows the page's token: it gets a challenge, and answers with HMAC-SHA-256 of the challenge under the token (RFC 2104).
+So the token, which the URL has behind ``#``, is never sent, and who listens at the port later does not learn it.
 """
 
 from __future__ import annotations

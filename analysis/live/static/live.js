@@ -262,7 +262,7 @@
     pressed = performance.now();
     openMark(true);
   });
-  at("mark-leave").addEventListener("click", () => openMark(false));
+  at("mark-cancel").addEventListener("click", () => openMark(false));
   at("mark-form").addEventListener("keydown", (event) => { if (event.key === "Escape") openMark(false); });
   at("mark-form").addEventListener("submit", async (event) => {
     event.preventDefault();

@@ -347,7 +347,9 @@ def test_a_port_in_use_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFix
     with listen("--web", ":0") as taken:
         port = taken.getsockname()[1]
         assert main(["live", str(tmp_path), "--web", f":{port}"]) == 2
-    assert capsys.readouterr().err == f"ringtap: --web :{port} cannot be used: Address already in use: give another port\n"
+    assert (
+        capsys.readouterr().err == f"ringtap: --web :{port} cannot be used: Address already in use: give another port\n"
+    )
     assert not (tmp_path / "state").exists()
 
 
@@ -460,7 +462,9 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
         assert browser.value("document.activeElement.id") == "mark-text"
         browser.call("Input.insertText", text="learning rate lowered")
         press(browser, "Enter", 13, "\r")
-        browser.wait("document.getElementById('said').textContent", lambda said: said == "Marked: learning rate lowered")
+        browser.wait(
+            "document.getElementById('said').textContent", lambda said: said == "Marked: learning rate lowered"
+        )
         assert json.loads((run.path / "marks.jsonl").read_text().splitlines()[-1])["text"] == "learning rate lowered"
         assert browser.value("document.activeElement.id") == "mark"
         browser.value("document.getElementById('pause').click()")

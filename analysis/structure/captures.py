@@ -181,7 +181,7 @@ def _capture_points(job: Job) -> list[_CapturePoint]:
     """Return the nodes of a run that captured packets."""
     points = []
     for name, logs in job.nodes.items():
-        files = [logs.path / each for each in logs.names("packets/*.pcap*")]
+        files = [logs.path / each for each in logs.captures]
         if files:
             points.append(_CapturePoint(name, files, logs.clock.on_reference, own_addresses(logs), _loss_warning(logs)))
     if not points:

@@ -178,9 +178,7 @@ def test_packets_that_a_killed_agent_has_not_decided_on_are_counted(tmp_path: Pa
     (log,) = (tmp_path / "run/nodes/here/steps").glob("rank0-*.rec")
     column = [field.name for field in open_records(log).fields].index("end_ns")
     edges_ns = [record[column] for record in open_records(log).tail()]
-    inside = {
-        number for number, (begin, end) in enumerate(pairwise(edges_ns)) if begin_ns <= begin and end <= end_ns
-    }
+    inside = {number for number, (begin, end) in enumerate(pairwise(edges_ns)) if begin_ns <= begin and end <= end_ns}
     assert len(inside) > 50
     assert {number for number, is_kept in enumerate(found.kept[job.borders.bin_of]) if is_kept} >= inside
     sent_bytes = found.amounts["payload_bytes"].sum(axis=0)

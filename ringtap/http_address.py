@@ -18,7 +18,7 @@ _BACKLOG = 16
 def is_address(text: str) -> bool:
     """Return True if a text has the form ``:PORT`` or ``HOST:PORT``."""
     _, colon, port = text.rpartition(":")
-    return bool(colon) and port.isascii() and port.isdigit() and int(port) < 1 << 16
+    return bool(colon) and port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 1 << 16
 
 
 def listen(option: str, address: str, public_option: str = "", is_public: bool = False) -> socket.socket:

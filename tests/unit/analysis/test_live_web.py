@@ -315,6 +315,7 @@ def test_a_second_user_cannot_read_it(snapshot: Snapshot) -> None:
         (["--web", "--metrics", ":0"], "--web and --metrics are different views: give one of them"),
         (["--web", "--plain"], "--plain and --web are different views"),
         (["--web", ":0"], "is not a run directory: it has no run.json"),
+        (["--web", ":" + "9" * 5000], "an address is :PORT or HOST:PORT"),
         (["--web", "DIR"], "--web DIR: an address is :PORT or HOST:PORT"),
     ],
 )

@@ -55,6 +55,12 @@ def _register_recording(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--filter", metavar="BPF", help="packets: a capture filter, as tcpdump takes it")
     parser.add_argument("--snap", metavar="BYTES", help="packets: bytes to keep of each packet")
     parser.add_argument(
+        "--packets-around-slow",
+        metavar="PERCENTILE:TIME",
+        help="packets: keep only those around slow iterations of a job; p99:5s keeps 5 s before and after each one "
+        "over the 99th percentile",
+    )
+    parser.add_argument(
         "--disk-limit",
         metavar="SIZE",
         help="size that this node's recording may take, for example 2GB: the oldest packets are deleted before, and "
@@ -69,12 +75,6 @@ def _register_run(parser: argparse.ArgumentParser) -> None:
         "--profile",
         action="store_true",
         help="also record parameters, layer times and communication of some iterations, for ringtap workload",
-    )
-    parser.add_argument(
-        "--packets-around-slow",
-        metavar="PERCENTILE:TIME",
-        help="packets: keep only those around slow iterations; p99:5s keeps 5 s before and after each one "
-        "over the 99th percentile",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the training job, as usual")
     parser.set_defaults(handler=_run)
@@ -123,16 +123,19 @@ def _register_sweep(parser: argparse.ArgumentParser) -> None:
 
 
 def _settings(options: argparse.Namespace) -> RunSettings:
-    from ringtap.agents.node.settings import parse_settings
+    from ringtap.agents.node.settings import check_disk_limit, parse_settings
     from ringtap.units import parse_size_bytes
 
     snap = options.snap
     if snap is not None:
         snap = str(int(snap) if snap.isdigit() else parse_size_bytes(snap))
     packets = {"interface": options.interface, "filter": options.filter, "snap_bytes": snap}
-    packets["around_slow"] = getattr(options, "packets_around_slow", None)
+    packets["around_slow"] = options.packets_around_slow
     collect = f"{options.collect},steps,profile" if getattr(options, "profile", False) else options.collect
-    return parse_settings(collect, options.every, packets, options.disk_limit)
+    settings = parse_settings(collect, options.every, packets, options.disk_limit)
+    if options.join is None:
+        check_disk_limit(settings)
+    return settings
 
 
 def _check_live(live: bool) -> None:
@@ -187,6 +190,10 @@ def _capture(options: argparse.Namespace) -> int:
 
     settings, node = _settings(options), node_name(options.node)
     seconds = parse_duration_s(options.duration) if options.duration else None
+    if options.packets_around_slow and options.join is None:
+        raise UsageError(
+            "--packets-around-slow needs the iterations of a job: use ringtap run, or add --join with a job's run"
+        )
     check_pids(options.pid)
     _check_live(options.live)
     location = find_location("capture", options.output, options.join, node, settings, options.access)

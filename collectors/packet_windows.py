@@ -16,11 +16,10 @@ from typing import Any
 
 from ringtap.collectors.slow_iterations import SlowIteration
 from ringtap.records import JsonLinesWriter
-from ringtap.schema import WINDOWS_JSONL
+from ringtap.schema import PACKET_DISORDER_NS, WINDOWS_JSONL
 
 _HEADER_BYTES = 24
 _RECORD = struct.Struct("=IIII")
-_DISORDER_NS = 1_000_000_000  # packets are in order of time but for less than this
 _LISTED = 100  # slow iterations of a window that are listed; all are counted
 
 
@@ -120,11 +119,11 @@ class PacketWindows:
         horizon_ns = reached_ns - self._around_ns
         for path, following in pairwise(ring):
             end_ns = first_packet_ns(following)
-            if end_ns is None or end_ns + _DISORDER_NS > horizon_ns:
+            if end_ns is None or end_ns + PACKET_DISORDER_NS > horizon_ns:
                 return
-            self._copy(path, end_ns + _DISORDER_NS)
+            self._copy(path, end_ns + PACKET_DISORDER_NS)
             path.unlink()
-            self._close(end_ns - _DISORDER_NS)
+            self._close(end_ns - PACKET_DISORDER_NS)
 
     def finish(self, ring: Sequence[Path]) -> None:
         """Decide all files after the capture's end, and close all windows."""
@@ -140,7 +139,7 @@ class PacketWindows:
         if first_ns is None:
             return
         for window in self._windows:
-            if window.end_ns >= first_ns - _DISORDER_NS and (end_ns is None or window.begin_ns <= end_ns):
+            if window.end_ns >= first_ns - PACKET_DISORDER_NS and (end_ns is None or window.begin_ns <= end_ns):
                 with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                     for start, end, packets in _spans(data, window.begin_ns, window.end_ns):
                         self._append(window, data[:_HEADER_BYTES], data[start:end])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import socket
 from urllib.parse import urlsplit
@@ -12,6 +13,12 @@ from ringtap.installation import lacking
 METRICS_PATH = "/metrics"
 _LOOPBACK = "127.0.0.1"
 _BACKLOG = 16
+
+
+def is_address(text: str) -> bool:
+    """Return True if a text has the form ``:PORT`` or ``HOST:PORT``."""
+    _, colon, port = text.rpartition(":")
+    return bool(colon) and port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 1 << 16
 
 
 def listen(option: str, address: str, public_option: str = "", is_public: bool = False) -> socket.socket:
@@ -26,9 +33,9 @@ def listen(option: str, address: str, public_option: str = "", is_public: bool =
     Raises:
         UsageError: the address is wrong, in use or not allowed.
     """
-    host, colon, port = address.rpartition(":")
-    if not (colon and port.isascii() and port.isdigit() and int(port) < 1 << 16):
+    if not is_address(address):
         raise UsageError(f"{option} {address}: an address is :PORT or HOST:PORT, for example :9464")
+    host, _, port = address.rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]") or _LOOPBACK, int(port), type=socket.SOCK_STREAM)
         family, _, _, _, end = found[0]
@@ -44,7 +51,9 @@ def listen(option: str, address: str, public_option: str = "", is_public: bool =
             listener.close()
             raise
     except (OSError, UnicodeError) as error:
-        raise UsageError(f"{option} {address} cannot be used: {getattr(error, 'strerror', None) or error}") from error
+        why = getattr(error, "strerror", None) or error
+        remedy = ": give another port" if getattr(error, "errno", 0) == errno.EADDRINUSE else ""
+        raise UsageError(f"{option} {address} cannot be used: {why}{remedy}") from error
     return listener
 
 

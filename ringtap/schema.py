@@ -47,6 +47,7 @@ CAPTURED_SOCKETS, CAPTURED_JSON = "packets/{part}-sockets.rec", "packets/{part}-
 # of a capture around slow iterations: a line for each span of time whose packets were kept
 WINDOWS_JSONL = "packets/{stem}-windows.jsonl"
 PACKETS_RING = "packets/.ring"  # its files that are not decided yet
+PACKET_DISORDER_NS = 1_000_000_000  # packets of a capture are in order of time but for less than this
 CLOCK_JSON = "clock/clock.json"
 PINGS_REC = "clock/pings.rec"
 SERVER_JSON = "clock/server.json"

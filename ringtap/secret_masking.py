@@ -20,6 +20,7 @@ _VALUE = r"(?:\"[^\"]*\"|'[^']*'|[^\s;&|<>()\"']+)"
 _ASSIGNED_IN_TEXT = re.compile(rf"(?<![\w.+-])([-+]*[A-Za-z_][\w.+-]*)(=){_VALUE}")
 _GIVEN_IN_TEXT = re.compile(rf"(?<![\w.+-])(--?[A-Za-z][\w.-]*)([ \t]+)(?!--){_VALUE}")
 _URL = re.compile(r"([A-Za-z][\w+.-]*://[^\s/:@]*:)[^\s/@]+@")
+_URL_TOKEN = re.compile(r"(://[^\s#]*#)[\w-]{32,}")  # as that of `ringtap live --web`
 
 
 def is_secret(name: str) -> bool:
@@ -52,6 +53,7 @@ def mask_text(text: str) -> str:
     def mask(found: re.Match[str]) -> str:
         return f"{found[1]}{found[2]}{MASK}" if is_secret(found[1]) else found[0]
 
+    text = _URL_TOKEN.sub(rf"\1{MASK}", text)
     return _URL.sub(rf"\1{MASK}@", _GIVEN_IN_TEXT.sub(mask, _ASSIGNED_IN_TEXT.sub(mask, text)))
 
 

@@ -121,6 +121,8 @@ def _check_options(options: argparse.Namespace, hosts: int) -> None:
     if options.nodes not in (1, hosts) or options.tasks_per_node != 1:
         raise UsageError(f"the plan has {hosts} hosts, a node each: leave out --nodes and --tasks-per-node")
     given = {"--collect": options.collect != "default", "--every": options.every != "100ms"}
+    given |= {"--packets-around-slow": options.packets_around_slow is not None}
+    given |= {"--disk-limit": options.disk_limit is not None}
     given |= {"--keep": bool(options.keep), "--horovod": options.horovod}
     for name, is_given in given.items():
         if is_given:

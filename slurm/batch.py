@@ -19,13 +19,13 @@ from pathlib import Path
 
 from ringtap.agents.hosts.slurm import allocated_nodes
 from ringtap.agents.node.node_json import conclude, node_items
-from ringtap.agents.node.settings import parse_settings
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.rundir import RunDirectory, write_json
 from ringtap.schema import RUN_JSON
 from ringtap.slurm.array_parts import part_paths
 from ringtap.slurm.job import job_id, note, signal_step, variable
 from ringtap.slurm.paths import SubmitPaths
+from ringtap.slurm.request import Recording
 from ringtap.terminal import as_command
 from ringtap.units import counted
 
@@ -111,7 +111,7 @@ def run_command(paths: SubmitPaths, options: argparse.Namespace, command: Sequen
     except OSError as error:
         print(f"ringtap: {run.path / 'run.json'} cannot be written: {error.strerror}; the job goes on", file=sys.stderr)
     nodes = int(variable("SLURM_JOB_NUM_NODES"))
-    recording = [f"--collect={options.collect}", f"--every={options.every}", "--"]
+    recording = [*Recording.of(options).words(), "--"]
     environment = os.environ | {
         "MASTER_ADDR": allocated_nodes()[0],
         # differs between jobs; the next port is left free for Horovod
@@ -220,6 +220,8 @@ def main() -> int:
     if command:
         parser.add_argument("--collect", required=True, metavar="LIST", help="as of ringtap run")
         parser.add_argument("--every", required=True, metavar="TIME", help="as of ringtap run")
+        parser.add_argument("--packets-around-slow", metavar="PERCENTILE:TIME", help="as of ringtap run")
+        parser.add_argument("--disk-limit", metavar="SIZE", help="as of ringtap run")
         parser.add_argument("--keep", action="append", default=[], metavar="PATTERN", help="as of ringtap submit")
         parser.add_argument("--horovod", action="store_true", help="as of ringtap submit")
         parser.add_argument(
@@ -244,8 +246,8 @@ def main() -> int:
 
 def _make_run(paths: SubmitPaths, options: argparse.Namespace, job: str) -> None:
     """Create the run directory of a script that was submitted by hand."""
-    settings = parse_settings(options.collect, options.every, {})
-    RunDirectory.create(paths.run, "job", sys.argv, 0, settings=settings.to_json(), reference="")
+    settings = Recording.of(options).settings().to_json()
+    RunDirectory.create(paths.run, "job", sys.argv, 0, settings=settings, reference="")
     paths.states.mkdir(parents=True)
     write_json(paths.request, {"jobs": [{"id": job}]})
 

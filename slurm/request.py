@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ringtap.agents.node.settings import RunSettings, parse_settings
 from ringtap.errors import UsageError
 from ringtap.secret_masking import mask_words
 from ringtap.slurm.sites import Nodes, Site
@@ -84,6 +86,41 @@ class Environment:
 
 
 @dataclass(frozen=True)
+class Recording:
+    """Recording of a job, by options of ``ringtap run``.
+
+    Attributes:
+        collect: value of ``--collect``.
+        every: value of ``--every``.
+        packets_around_slow: value of ``--packets-around-slow``; None if not given.
+        disk_limit: value of ``--disk-limit``; None if not given.
+    """
+
+    collect: str = "default"
+    every: str = "100ms"
+    packets_around_slow: str | None = None
+    disk_limit: str | None = None
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Recording:
+        """Return the recording of a command line."""
+        return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})
+
+    def words(self) -> list[str]:
+        """Return the options as words of a command line."""
+        given = {name.replace("_", "-"): value for name, value in asdict(self).items() if value is not None}
+        return [f"--{name}={value}" for name, value in given.items()]
+
+    def settings(self) -> RunSettings:
+        """Return the settings.
+
+        Raises:
+            UsageError: an option is not valid.
+        """
+        return parse_settings(self.collect, self.every, {"around_slow": self.packets_around_slow}, self.disk_limit)
+
+
+@dataclass(frozen=True)
 class Request:
     """Command to submit.
 
@@ -92,8 +129,7 @@ class Request:
         folder: folder in which it runs.
         resources: resources of the job.
         environment: Python environment of the job.
-        collect: value of ``ringtap run --collect``.
-        every: value of ``ringtap run --every``.
+        recording: what is recorded.
         keep: patterns of files that are copied from $SLURM_TMPDIR of every node at the end.
         horovod: True if the ranks are given Horovod's variables.
     """
@@ -102,8 +138,7 @@ class Request:
     folder: Path
     resources: Resources
     environment: Environment
-    collect: str = "default"
-    every: str = "100ms"
+    recording: Recording = Recording()
     keep: tuple[str, ...] = ()
     horovod: bool = False
 

@@ -45,8 +45,7 @@ def command_script(request: Request, site: Site, paths: SubmitPaths) -> str:
     """Return the batch script of a command."""
     resources = request.resources
     grace_s = max(resources.stop_before_s // 2, 1) if resources.stop_before_s else _KILL_WAIT_S
-    job: list[str | Path] = [paths.run, f"--collect={request.collect}", f"--every={request.every}"]
-    job += [f"--grace={grace_s}"]
+    job: list[str | Path] = [paths.run, *request.recording.words(), f"--grace={grace_s}"]
     job += [f"--keep={pattern}" for pattern in request.keep]
     job += ["--horovod"] if request.horovod else []
     variables = [f"{name}_SOCKET_IFNAME={quote(site.interface)}" for name in ("GLOO", "NCCL") if site.interface]

@@ -1,7 +1,7 @@
 """Tasks of a submitted job's steps: the ranks of the job, and beside them one recorder per node.
 
 ``python -m ringtap.slurm.srun_tasks rank RUN OPTIONS -- COMMAND`` and ``… recorder RUN OPTIONS -- PATTERNS``, both with
-the options ``--collect`` and ``--every`` of ``ringtap run``.
+the options of `ringtap.slurm.request.Recording`.
 """
 
 from __future__ import annotations

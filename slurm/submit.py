@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ringtap.agents.node.settings import parse_settings
+from ringtap.agents.node.settings import check_disk_limit
 from ringtap.errors import UsageError
 from ringtap.rundir import RunDirectory, write_json
 from ringtap.schema import RUN_JSON
@@ -98,7 +98,7 @@ def check_files(request: Request) -> None:
         UsageError: a file is missing or an option is not valid; the message names it.
     """
     environment = request.environment
-    parse_settings(request.collect, request.every, {})
+    check_disk_limit(request.recording.settings())
     python = environment.python
     if python is not None and not (Path(python).is_file() and os.access(python, os.X_OK)):
         raise UsageError(f"--python {python} is not an interpreter")
@@ -125,7 +125,7 @@ def submit_command(request: Request, site: Site, path: Path, access: str = "priv
     """
     sbatch = find_sbatch()
     paths = SubmitPaths(path)
-    settings = parse_settings(request.collect, request.every, {})
+    settings = request.recording.settings()
     run = RunDirectory.create(paths.run, "job", sys.argv, 0, access=access, settings=settings.to_json(), reference="")
     try:
         run.info["why"] = NOT_BEGUN

@@ -43,6 +43,12 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     job.add_argument("--collect", default="default", metavar="LIST", help="as of ringtap run (default: default)")
     job.add_argument("--every", default="100ms", metavar="TIME", help="as of ringtap run (default: 100ms)")
     job.add_argument(
+        "--packets-around-slow",
+        metavar="PERCENTILE:TIME",
+        help="as of ringtap run (default: all packets)",
+    )
+    job.add_argument("--disk-limit", metavar="SIZE", help="of each node, as of ringtap run (default: none)")
+    job.add_argument(
         "--keep",
         action="append",
         default=[],
@@ -152,7 +158,7 @@ def _environment(options: argparse.Namespace) -> Environment:
 def _submit_command(options: argparse.Namespace, site: Site, resources: Resources, environment: Environment) -> int:
     from ringtap.rundir import new_name
     from ringtap.slurm.paths import SubmitPaths
-    from ringtap.slurm.request import Request, describe_resources
+    from ringtap.slurm.request import Recording, Request, describe_resources
     from ringtap.slurm.script import command_script, print_script
     from ringtap.slurm.submit import check_files, check_place, read_only_place, submit_command
 
@@ -161,8 +167,7 @@ def _submit_command(options: argparse.Namespace, site: Site, resources: Resource
         folder=Path.cwd(),
         resources=resources,
         environment=environment,
-        collect=options.collect,
-        every=options.every,
+        recording=Recording.of(options),
         keep=tuple(options.keep),
         horovod=options.horovod,
     )

@@ -143,25 +143,27 @@ def parse_settings(
         parse_rule(given["around_slow"])
         if "steps" not in recorders:
             raise UsageError("--packets-around-slow needs the times of iterations: add steps to --collect")
-    settings = RunSettings(collectors, recorders, every_s, options)
-    return settings if disk_limit is None else _limited(settings, disk_limit)
+    limit_bytes = 0 if disk_limit is None else max(1, parse_size_bytes(disk_limit))
+    return RunSettings(collectors, recorders, every_s, options, limit_bytes)
 
 
-def _limited(settings: RunSettings, disk_limit: str) -> RunSettings:
-    """The settings with a disk limit.
+def check_disk_limit(settings: RunSettings) -> None:
+    """Check that the first minute fits into the disk limit, if there is one.
+
+    A node that joins a run does not check this: it may need a little more than the node on which the run was made, and
+    the job must not fail for that.
 
     Raises:
-        UsageError: it is not a size, or the first minute needs more.
+        UsageError: it needs more.
     """
     from ringtap.agents.node.disk_use import first_minute_bytes
 
-    limit_bytes, needed_bytes = parse_size_bytes(disk_limit), first_minute_bytes(settings)
-    if limit_bytes < needed_bytes:
+    limit_bytes = settings.disk_limit_bytes
+    if limit_bytes and limit_bytes < (needed_bytes := first_minute_bytes(settings)):
         raise UsageError(
-            f"--disk-limit {disk_limit} is less than the {format_size(needed_bytes)} that the first minute needs: give "
-            "more, or collect less (--collect, --every)"
+            f"--disk-limit {format_size(limit_bytes)} is less than the {format_size(needed_bytes)} that the first "
+            "minute needs: give more, or collect less (--collect, --every)"
         )
-    return settings._replace(disk_limit_bytes=limit_bytes)
 
 
 def _period_s(text: str) -> float:

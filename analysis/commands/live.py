@@ -12,7 +12,7 @@ from typing import Any
 
 from ringtap import installation
 from ringtap.errors import UsageError
-from ringtap.http_address import METRICS_PATH, listen, listen_for_metrics, url_of
+from ringtap.http_address import METRICS_PATH, is_address, listen, listen_for_metrics, url_of
 from ringtap.options import add_metrics
 from ringtap.schema import RUN_JSON
 from ringtap.terminal import shell_word
@@ -29,7 +29,9 @@ def register(subparsers: Any, name: str, summary: str) -> None:
         "Ending the view does not end the recording."
     )
     parser = subparsers.add_parser(name, help=summary, description=description)
-    parser.add_argument("run", type=Path, metavar="DIR", help="the run directory, which may appear a little later")
+    parser.add_argument(
+        "run", type=Path, nargs="?", metavar="DIR", help="the run directory, which may appear a little later"
+    )
     parser.add_argument("--plain", action="store_true", help="print one line per second until the run ends")
     parser.add_argument(
         "--web",
@@ -43,6 +45,10 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 
 def _live(options: argparse.Namespace) -> int:
+    if options.run is None and options.web not in (None, _WEB_ADDRESS) and not is_address(options.web):
+        options.run, options.web = Path(options.web), _WEB_ADDRESS  # --web DIR, not --web :PORT
+    if options.run is None:
+        raise UsageError("name the run directory: ringtap live DIR, then --web or --metrics ADDRESS if you want these")
     # first, so that a missing package or a used port is reported before the wait for a run
     chosen = [name for name in ("--plain", "--web", "--metrics") if getattr(options, name[2:])]
     if len(chosen) > 1:
@@ -100,7 +106,7 @@ def _serve_page(run: Path, listener: socket.socket) -> int:
     from ringtap.analysis.live.run_state import lower_priority
 
     lower_priority()
-    say_next(web.serve_page(SnapshotSource(path).take, listener), str(run))
+    say_next(web.serve_page(SnapshotSource(path).take, listener, path), str(run))
     return 0
 
 

@@ -169,7 +169,7 @@ class _Export:
             self._others[self._process_of(other)].append(other)
         self._sources: dict[int, _Sources] = {}  # by rank
         self._arrows = 0
-        self._has_packets = any(logs.names("packets/*.pcap*") for logs in job.nodes.values())
+        self._has_packets = any(logs.captures for logs in job.nodes.values())
         self._first_end = 0  # number of the first socket of the next node, as in the table of flows
 
     def write(self) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 import ringtap
 from ringtap.analysis.job.iterations import check_iteration
-from ringtap.analysis.job.packets import lost_packets
+from ringtap.analysis.job.packets import interface_in, lost_packets, undecided_warnings
 from ringtap.analysis.pcap.filter import matches
 from ringtap.analysis.pcap.kernels.state import MAX_NS
 from ringtap.analysis.pcap.packets import CapturedPackets, CapturePoint, Integers, Slice, read_packets
@@ -30,7 +30,7 @@ _HOW = "record them with 'ringtap run --collect default,packets'"
 
 @dataclass(frozen=True)
 class _Capture:
-    """A capture of a node: its file, and the facts that the capture program left."""
+    """A capture of a node: its file below the node's folder, and the facts that the capture program left."""
 
     logs: NodeLogs
     name: str
@@ -38,7 +38,7 @@ class _Capture:
 
     @property
     def interface(self) -> str:
-        return str(self.facts.get("interface") or self.name.partition(".pcap")[0].rpartition("-")[0])
+        return str(self.facts.get("interface") or interface_in(self.name))
 
 
 class PointSpan(NamedTuple):
@@ -114,10 +114,10 @@ def _captures(logs: NodeLogs) -> Iterator[_Capture]:
     facts: dict[str, dict[str, Any]] = {}
     for path in logs.names("packets/*.json"):
         item = logs.json(path, PACKETS)
-        facts |= dict.fromkeys(item.get("files") or (), item)
-    for path in logs.names("packets/*.pcap*"):
-        name = path.removeprefix("packets/")
-        yield _Capture(logs, name, facts.get(name, {}))
+        facts |= dict.fromkeys((f"packets/{name}" for name in item.get("files") or ()), item)
+        facts |= dict.fromkeys(logs.undecided_captures, item)  # only a node's own capture has these
+    for path in logs.captures:
+        yield _Capture(logs, path, facts.get(path, {}))
 
 
 def _point(job: Job, capture: _Capture, iteration: int | None, span: PointSpan | None) -> CapturePoint:
@@ -129,7 +129,7 @@ def _point(job: Job, capture: _Capture, iteration: int | None, span: PointSpan |
     elif span is not None:
         begin_ns, end_ns = logs.clock.from_reference(np.array(span[2:4], np.int64)).tolist()
     return CapturePoint(
-        logs.path / "packets" / capture.name,
+        logs.path / capture.name,
         begin_ns,
         end_ns,
         logs.clock.to_reference,
@@ -157,7 +157,7 @@ def _captured(job: Job, captures: list[_Capture], is_part: bool) -> str:
     seen = np.zeros(job.borders.bins, bool)
     for capture in captures:
         try:
-            times_ns = scan_packets(capture.logs.path / "packets" / capture.name).packets["time_ns"]
+            times_ns = scan_packets(capture.logs.path / capture.name).packets["time_ns"]
         except UsageError:  # it is empty, or no capture
             continue
         edges_ns = job.borders_at[capture.logs.name].edges_ns
@@ -213,6 +213,8 @@ def _iterations_of(times_ns: Integers, start_ns: Integers, end_ns: Integers, ite
 
 def _warnings(captures: list[_Capture], points: list[CapturePoint], found: CapturedPackets) -> Iterator[str]:
     """Yield a sentence for each reason why packets may be missing."""
+    for logs in {capture.logs.name: capture.logs for capture in captures}.values():
+        yield from undecided_warnings(logs)
     oldest_ns: dict[tuple[str, str], int] = {}
     for point, scanned in zip(points, found.scans, strict=True):
         if scanned.first_ns >= 0:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
 from ringtap.analysis.runs.clock import NodeClock
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.errors import RingtapError
-from ringtap.schema import PACKETS, WINDOW, WINDOWS_JSONL
+from ringtap.schema import PACKET_DISORDER_NS, PACKETS, PACKETS_RING, WINDOW, WINDOWS_JSONL
 from ringtap.units import counted
 
 _BATCH = 1 << 20
@@ -116,8 +117,8 @@ def each_capture(logs: NodeLogs) -> Iterator[tuple[str, str, Scanned]]:
     What is damaged is noted in the node's problems.
     """
     interface_of = {f"packets/{file}": one.get("interface") for one in _facts(logs) for file in one.get("files") or []}
-    for name in logs.names("packets/*.pcap*"):
-        interface = interface_of.get(name) or name.removeprefix("packets/").partition(".pcap")[0].rpartition("-")[0]
+    for name in logs.captures:
+        interface = interface_of.get(name) or interface_in(name)
         try:
             scanned = scan_packets(logs.path / name)
         except (RingtapError, OSError) as error:
@@ -135,12 +136,15 @@ def each_capture(logs: NodeLogs) -> Iterator[tuple[str, str, Scanned]]:
 
 def read_packets(logs: NodeLogs, borders: Borders) -> Packets | None:
     """Read a node's captures; return None if it has none."""
-    if not logs.names("packets/*.pcap*"):
+    if not logs.captures:
         return None
     sums, first_ns, last_ns, others = _Sums(borders.edges_ns, borders.bins), 0, 0, 0
-    interfaces = set()
-    for interface, _, scanned in each_capture(logs):
+    interfaces, undecided_ns = set(), list[int]()
+    logs.report(*undecided_warnings(logs))
+    for interface, name, scanned in each_capture(logs):
         interfaces.add(interface)
+        if name in logs.undecided_captures and scanned.counts["packets"]:
+            undecided_ns += scanned.first_ns, scanned.last_ns
         before = sum(total[2] for total in sums.total)
         sums.add(interface, scanned, logs.clock)
         packets = scanned.counts["packets"]
@@ -155,18 +159,28 @@ def read_packets(logs: NodeLogs, borders: Borders) -> Packets | None:
     binned = np.array(sums.binned).reshape(len(flows), len(_SUMS), borders.bins)
     for column, what in enumerate(_SUMS):
         flows[what] = totals[:, column]
-    kept = _kept(logs, borders, first_ns)
+    kept = _kept(logs, borders, first_ns, undecided_ns)
     binned[:, :, ~kept] = np.nan
     amounts = {what: binned[:, column] for column, what in enumerate(_SUMS)}
     return Packets(flows, amounts, kept, frozenset(interfaces), first_ns, last_ns, dropped_packets(logs), others)
 
 
-def _kept(logs: NodeLogs, borders: Borders, first_ns: int) -> npt.NDArray[np.bool_]:
-    """Return True for each bin whose packets were kept: not deleted at the disk limit, nor far from slow iterations."""
+def _kept(logs: NodeLogs, borders: Borders, first_ns: int, undecided_ns: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """Return True for each bin whose packets were kept: not deleted at the disk limit, nor far from slow iterations.
+
+    Args:
+        logs: the node's logs.
+        borders: borders of the bins.
+        first_ns: time of the first packet.
+        undecided_ns: times of packets in `NodeLogs.undecided_captures`, among them the first and the last.
+    """
     begin_ns, end_ns = borders.edges_ns[:-1], borders.edges_ns[1:]
-    if names := logs.names(WINDOWS_JSONL.format(stem="*")):
+    names = logs.names(WINDOWS_JSONL.format(stem="*"))
+    if names or undecided_ns:
         lines = [line for name in names for line in logs.lines(name, WINDOW)]
         spans = sorted((max(line["begin_ns"], line.get("missing_until_ns", 0)), line["end_ns"]) for line in lines)
+        if undecided_ns:  # later than all of these; at its ends, packets of files that are gone may be missing
+            spans.append((min(undecided_ns) + PACKET_DISORDER_NS, max(undecided_ns) - PACKET_DISORDER_NS))
         if not spans:
             return np.zeros(borders.bins, bool)
         windows_ns = logs.clock.unstepped(np.array(spans, np.int64).reshape(-1)).reshape(-1, 2)
@@ -176,6 +190,20 @@ def _kept(logs: NodeLogs, borders: Borders, first_ns: int) -> npt.NDArray[np.boo
     if any(facts.get("deleted_files") for facts in _facts(logs)):
         return begin_ns >= first_ns
     return np.ones(borders.bins, bool)
+
+
+def interface_in(path: str) -> str:
+    """Return the interface in the name of a capture, ``<nic>-<n>.pcap``."""
+    return Path(path).name.partition(".pcap")[0].rpartition("-")[0]
+
+
+def undecided_warnings(logs: NodeLogs) -> Iterator[str]:
+    """Yield a sentence if a node has packets that it did not decide on."""
+    if logs.undecided_captures:
+        yield (
+            f"{logs.name} has not decided which packets in {PACKETS_RING} are near slow iterations, for its agent was "
+            "killed or still records: all of them are counted"
+        )
 
 
 def _facts(logs: NodeLogs) -> list[dict[str, Any]]:

@@ -125,7 +125,7 @@ class Job:
     @cached_property
     def packets_of(self) -> dict[str, Packets]:
         """Captures of the nodes that have some, by node."""
-        nodes = {name: node for name, node in self.nodes.items() if node.names("packets/*.pcap*")}
+        nodes = {name: node for name, node in self.nodes.items() if node.captures}
         borders = [self.borders_at[name] for name in nodes]
         read = each_node(self._workers, nodes, read_packets, borders)
         return {name: found for name, found in read if found is not None}

@@ -323,7 +323,7 @@ def _clock_step_warning(node: NodeLogs) -> str:
     by = ", ".join(format_change(step.step_ns / 1e9) for step in steps[:3]) + (", …" if len(steps) > 3 else "")
     text = f"the clock of {node.name} was set during the run ({by}): times are those that it would have shown otherwise"
     text += "; DDP's times of the iterations in which it was set are left out"
-    if node.names("packets/*.pcap*"):
+    if node.captures:
         text += ", and packets of the seconds in which it was set may be counted in a wrong iteration"
     return text
 

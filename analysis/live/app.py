@@ -21,10 +21,10 @@ from textual.widgets import DataTable, Footer, Input, Sparkline, Static, TabbedC
 
 from ringtap.analysis.live import summary, tables
 from ringtap.analysis.live.poller import Poller
+from ringtap.analysis.live.run_state import write_mark
 from ringtap.analysis.live.snapshot import Snapshot
 from ringtap.analysis.live.tables import DIM, Page
-from ringtap.records import JsonLinesWriter
-from ringtap.schema import MARKS_JSONL, RUN_JSON
+from ringtap.errors import UsageError
 from ringtap.terminal import masked
 
 _POLL_S = 0.2
@@ -419,14 +419,9 @@ class LiveApp(App[None]):
 
     def _write_mark(self, text: str) -> None:
         try:
-            (self._run / RUN_JSON).stat()  # a mark must not recreate a run that was removed meanwhile
-            writer = JsonLinesWriter(self._run / MARKS_JSONL)
-            try:
-                writer.append({"t_ns": self._pressed_ns, "text": text})
-            finally:
-                writer.close()
-        except OSError as error:
-            self.say(f"The mark cannot be written to {self._run}: {error.strerror}")
+            write_mark(self._run, self._pressed_ns, text)
+        except UsageError as error:
+            self.say(str(error))
         else:
             self.say(f"Marked: {text}" if text else "Marked")
 

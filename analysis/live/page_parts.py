@@ -22,26 +22,39 @@ _BARS = 100
 
 @dataclass(frozen=True)
 class TableChoice:
-    """The reader's choice of rows and of their order.
+    """The reader's choice of a node, of rows and of their order.
 
     Attributes:
         words: words that a row must have.
         page: title of the table that is sorted; empty: each has its own order.
         column: number of the column that it is sorted by.
         descending: True for the largest first.
+        node: the only node that is shown; all if empty or not in the run.
     """
 
     words: str = ""
     page: str = ""
     column: int = 0
     descending: bool = False
+    node: str = ""
 
 
 def parts_of(run: Snapshot, choice: TableChoice) -> dict[str, Any]:
-    """Return the parts of the page by name: ``head``, ``warnings``, ``iterations``, ``throughput``, ``tables``."""
-    warnings = [masked(text) for text in summary.warnings(run)]
+    """Return the parts of the page by name: ``head``, ``nodes``, ``warnings``, ``iterations``, ``throughput``, tables.
+
+    Warnings are those of all nodes.
+    """
+    names = [node.name for node in run.nodes]
+    node = choice.node if choice.node in names else ""
+    warnings = [f"The run has no node {choice.node}: all nodes are shown."] if node != choice.node else []
+    warnings = [masked(text) for text in (*warnings, *summary.warnings(run))]
+    run = tables.of_node(run, node)
     more = [f"And {len(warnings) - _MAX_WARNINGS} more."] if len(warnings) > _MAX_WARNINGS else []
-    lines = summary.headline(run, False), summary.job_line(run, ""), *summary.collector_states(run.collectors)
+    lines = (
+        summary.headline(run, False),
+        summary.job_line(run, node, is_named=False),
+        *summary.collector_states(run.collectors),
+    )
     return {
         "head": {
             "name": masked(Path(run.path).resolve().name),
@@ -50,6 +63,7 @@ def parts_of(run: Snapshot, choice: TableChoice) -> dict[str, Any]:
             if run.ended
             else "",
         },
+        "nodes": {"names": names, "shown": node},
         "warnings": warnings[:_MAX_WARNINGS] + more,
         "iterations": _bars(run, summary.iteration_plot, len(run.iterations.history)),
         "throughput": _bars(run, summary.throughput_plot, len(run.throughput)),
@@ -85,6 +99,7 @@ def _table(page: Page, run: Snapshot, choice: TableChoice) -> dict[str, Any]:
     items = page.select(run, choice.words, sort, descending)
     shown = items[-MAX_ROWS:] if page.from_end else items[:MAX_ROWS]
     return {
+        "from_end": page.from_end,
         "heads": [(column.title, column.show is not None) for column in page.columns],
         "sort": None if sort is None else (sort, descending),
         "rows": [[page.style(item, run), *(masked(column.text(item)) for column in page.columns)] for item in shown],

@@ -15,8 +15,9 @@ from ringtap.analysis.live.iterations import MAX_KEPT, STEP_FILE, DdpTimes, Rank
 from ringtap.analysis.live.recent_counters import Keyed, Layout, RecentWideLog
 from ringtap.analysis.runs.clock import NodeClock, read_clock
 from ringtap.analysis.runs.tail import Document, LinesTail, Record, RecordTail, TextTail, since
+from ringtap.errors import UsageError, error_message
 from ringtap.json_validation import ShapeError
-from ringtap.records import RecordFile
+from ringtap.records import JsonLinesWriter, RecordFile
 from ringtap.rundir import process_age_ns
 from ringtap.schema import (
     CLOCK,
@@ -53,6 +54,28 @@ def lower_priority() -> None:
     """Lower the priority of this process, which may share the machine with the job."""
     with suppress(OSError):
         os.nice(_NICENESS)
+
+
+def write_mark(run: Path, t_ns: int, text: str) -> None:
+    """Append a mark to a run.
+
+    Args:
+        run: the run directory.
+        t_ns: the marked moment, CLOCK_REALTIME.
+        text: the mark's text; may be empty.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        (run / RUN_JSON).stat()  # a mark must not recreate a run that was removed meanwhile
+        writer = JsonLinesWriter(run / MARKS_JSONL)
+        try:
+            writer.append({"t_ns": t_ns, "text": text})
+        finally:
+            writer.close()
+    except OSError as error:
+        raise UsageError(f"The mark cannot be written to {run}: {error_message(error)}") from error
 
 
 class NodeLog:

@@ -87,8 +87,14 @@ def headline(run: Snapshot, paused: bool) -> Text:
     return Text("  ").join(Text(text, style) for text, style in parts)
 
 
-def job_line(run: Snapshot, node: str) -> Text:
-    """Return the second line: nodes, ranks, slowest rank (without iterations the throughput) and the run's name."""
+def job_line(run: Snapshot, node: str, is_named: bool = True) -> Text:
+    """Return the second line: nodes, ranks, slowest rank (without iterations the throughput) and the run's name.
+
+    Args:
+        run: the run, or the part of it for one node.
+        node: that node; empty for all.
+        is_named: True to end with the run's name.
+    """
     iterations = run.iterations
     parts = [(node or counted(len(run.nodes), "node"), "")]
     if iterations.ranks:
@@ -100,7 +106,7 @@ def job_line(run: Snapshot, node: str) -> Text:
     if not iterations.history and run.throughput:
         last = run.throughput[-1]
         parts.append((f"all interfaces: sent {gbps(last.tx_bps)} received {gbps(last.rx_bps)} Gbit/s", ""))
-    parts.append((Path(run.path).resolve().name, DIM))
+    parts += [(Path(run.path).resolve().name, DIM)] if is_named else []
     return Text("  ").join(Text(text, style) for text, style in parts)
 
 

@@ -1,8 +1,8 @@
 """Live view of a run in a browser: a page on this machine's loopback address, updated by server-sent events.
 
-The page itself holds nothing of the run. A browser reads the run after it has proved that it knows the page's token:
-it gets a challenge, and asks for the events with HMAC-SHA-256 of the challenge under the token (RFC 2104). So the
-token, which the URL has behind ``#``, is never sent, and who listens at the port later does not learn it.
+The page itself holds nothing of the run. A browser reads the run, or marks a moment of it, after it has proved that it
+knows the page's token: it gets a challenge, and answers with HMAC-SHA-256 of the challenge under the token (RFC 2104).
+So the token, which the URL has behind ``#``, is never sent, and who listens at the port later does not learn it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from urllib.parse import parse_qs
 from ringtap.analysis.live.http_server import TEXT, ListeningHttpServer, QuietHandler
 from ringtap.analysis.live.page_parts import TableChoice, parts_of
 from ringtap.analysis.live.poller import Poller
+from ringtap.analysis.live.run_state import write_mark
 from ringtap.analysis.live.snapshot import Snapshot
 from ringtap.errors import UsageError, error_message
 from ringtap.http_address import names_loopback, url_of
@@ -52,6 +53,8 @@ _IDLE_S = 30.0  # a connection without a request, or one that takes no more byte
 _LOOK_S = 0.2
 BEAT_S = 5.0  # an event at least as often, so that either side notices that the other is gone
 _MAX_FIELDS = 8
+_MAX_MARK_BYTES = 10_000
+_MAX_AGE_S = 86_400.0  # from the marked moment until its text is typed
 
 
 def token_file(port: int) -> Path:
@@ -126,12 +129,13 @@ class PageServer(ListeningHttpServer):
     Args:
         listener: the listening socket.
         token: the page's token.
+        run: the run directory, for marks.
         latest: returns the newest snapshot; None before the first.
     """
 
-    def __init__(self, listener: socket.socket, token: str, latest: Callable[[], Snapshot | None]) -> None:
+    def __init__(self, listener: socket.socket, token: str, run: Path, latest: Callable[[], Snapshot | None]) -> None:
         super().__init__(listener, _PageHandler)
-        self.challenges, self.latest = Challenges(token), latest
+        self.challenges, self.run, self.latest = Challenges(token), run, latest
 
 
 class _PageHandler(QuietHandler):
@@ -146,11 +150,10 @@ class _PageHandler(QuietHandler):
 
     def do_GET(self) -> None:  # noqa: N802
         """Answer with a file of the page, a challenge, or the events."""
-        hosts = self.headers.get_all("Host") or []
         path, _, query = self.path.partition("?")
-        if len(hosts) != 1 or not names_loopback(hosts[0]):
-            self.answer(403, TEXT, b"The page is for 127.0.0.1 and localhost only\n")
-        elif path in _FILES:
+        if self._is_refused():
+            return
+        if path in _FILES:
             file = _STATIC / _FILES[path]
             self.answer(200, _TYPES[file.suffix], file.read_bytes())
         elif path == "/challenge":
@@ -160,17 +163,53 @@ class _PageHandler(QuietHandler):
         else:
             self.answer(404, TEXT, b"The page is at /\n")
 
+    def do_POST(self) -> None:  # noqa: N802
+        """Mark a moment of the run for a browser that knows the token."""
+        self.close_connection = True  # what follows may be the rest of a body
+        if self._is_refused():
+            return
+        try:
+            size, now_ns = int(self.headers.get("Content-Length") or 0), time.time_ns()
+            fields = _fields(self.rfile.read(size if 0 <= size <= _MAX_MARK_BYTES else 0).decode())
+            age_s = float(fields["age_s"])
+        except (KeyError, ValueError):
+            age_s = -1.0
+        if self.path != "/mark" or not 0 <= age_s <= _MAX_AGE_S:
+            self.answer(400, TEXT, b"The mark cannot be read\n")
+        elif self._is_proven(fields):
+            try:
+                write_mark(self.server.run, now_ns - round(age_s * 1e9), fields.get("text", ""))
+            except UsageError as error:
+                self.answer(500, TEXT, str(error).encode(errors="replace"))
+            else:
+                self.answer(200, TEXT, b"")
+
+    def _is_refused(self) -> bool:
+        """Refuse a request that does not name this machine."""
+        hosts = self.headers.get_all("Host") or []
+        is_refused = len(hosts) != 1 or not names_loopback(hosts[0])
+        if is_refused:
+            self.answer(403, TEXT, b"The page is for 127.0.0.1 and localhost only\n")
+        return is_refused
+
+    def _is_proven(self, fields: dict[str, str]) -> bool:
+        """Refuse a request of who does not know the token."""
+        is_proven = self.server.challenges.is_answered(fields.get("challenge", ""), fields.get("proof", ""))
+        if not is_proven:
+            self.answer(403, TEXT, b"The token is wrong\n")
+        return is_proven
+
     def _answer_events(self, query: str) -> None:
         """Stream the events to a browser that knows the token."""
         try:
-            fields = {name: values[0] for name, values in parse_qs(query, max_num_fields=_MAX_FIELDS).items()}
+            fields = _fields(query)
             page, column, order = fields.get("sort", ",0,").rsplit(",", 2)
-            choice = TableChoice(fields.get("words", ""), page, int(column), order == "descending")
+            rows = fields.get("words", ""), page, int(column), order == "descending"
+            choice = TableChoice(*rows, node=fields.get("node", ""))
         except ValueError:
             self.answer(400, TEXT, b"The choice of rows cannot be read\n")
             return
-        if not self.server.challenges.is_answered(fields.get("challenge", ""), fields.get("proof", "")):
-            self.answer(403, TEXT, b"The token is wrong\n")
+        if not self._is_proven(fields):
             return
         self.close_connection = True
         self.send_response(200)
@@ -196,12 +235,22 @@ class _PageHandler(QuietHandler):
             time.sleep(_LOOK_S)
 
 
-def serve_page(take: Callable[[], Snapshot], listener: socket.socket) -> Snapshot | None:
+def _fields(text: str) -> dict[str, str]:
+    """Return the fields of a query or a form.
+
+    Raises:
+        ValueError: there are too many.
+    """
+    return {name: values[0] for name, values in parse_qs(text, max_num_fields=_MAX_FIELDS).items()}
+
+
+def serve_page(take: Callable[[], Snapshot], listener: socket.socket, run: Path) -> Snapshot | None:
     """Print the page's URL, and serve the page until Ctrl-C.
 
     Args:
         take: returns a new snapshot; called from a thread of its own, once a second.
         listener: the listening socket.
+        run: the run directory, for marks.
 
     Returns:
         The last snapshot; None if none was taken.
@@ -221,5 +270,5 @@ def serve_page(take: Callable[[], Snapshot], listener: socket.socket) -> Snapsho
         if not is_terminal:
             print(f"The page asks for the token in {path}", file=sys.stderr)
         print(f"From another machine, first: {tunnel_command(listener)}", file=sys.stderr)
-        PageServer(listener, token, lambda: poller.latest).serve_while(lambda: poller.error is None)
+        PageServer(listener, token, run, lambda: poller.latest).serve_while(lambda: poller.error is None)
     return poller.finish()

@@ -24,6 +24,7 @@ from ringtap.schema import (
     NIC_REC,
     NODE,
     NODE_JSON,
+    PACKETS_RING,
     PROCESS,
     PROCESSES_JSONL,
     PROCESSES_REC,
@@ -171,6 +172,19 @@ class NodeLogs:
     def names(self, pattern: str) -> list[str]:
         """Return the files that match a pattern, relative to the folder, in order."""
         return [str(path.relative_to(self.path)) for path in sorted(self.path.glob(pattern))]
+
+    @property
+    def captures(self) -> list[str]:
+        """Files with packets; `undecided_captures` come last."""
+        return self.names("packets/*.pcap*") + self.undecided_captures
+
+    @property
+    def undecided_captures(self) -> list[str]:
+        """Files with packets of which none is deleted yet, although only those around slow iterations were wanted.
+
+        They stay if the agent was killed.
+        """
+        return self.names(f"{PACKETS_RING}/*.pcap*")
 
     @cached_property
     def info(self) -> dict[str, Any]:

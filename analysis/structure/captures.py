@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ringtap.analysis.job.packets import dropped_packets
+from ringtap.analysis.job.packets import dropped_packets, undecided_warnings
 from ringtap.analysis.job.run import Job, open_job
 from ringtap.analysis.pcap import read_captures
 from ringtap.analysis.pcap.reader import Progress
@@ -181,9 +181,9 @@ def _capture_points(job: Job) -> list[_CapturePoint]:
     """Return the nodes of a run that captured packets."""
     points = []
     for name, logs in job.nodes.items():
-        files = [logs.path / each for each in logs.names("packets/*.pcap*")]
+        files = [logs.path / each for each in logs.captures]
         if files:
-            points.append(_CapturePoint(name, files, logs.clock.on_reference, own_addresses(logs), _loss_warning(logs)))
+            points.append(_CapturePoint(name, files, logs.clock.on_reference, own_addresses(logs), _warning(logs)))
     if not points:
         raise UsageError(
             f"{job.path} has no packets of any node: record them with 'ringtap run --collect default,packets'"
@@ -191,10 +191,11 @@ def _capture_points(job: Job) -> list[_CapturePoint]:
     return points
 
 
-def _loss_warning(logs: NodeLogs) -> str:
-    """Return a warning if the node's capture is known to lack packets, else an empty string."""
+def _warning(logs: NodeLogs) -> str:
+    """Return a warning if the node's capture is known to lack packets, or has too many; else an empty string."""
     lost = dropped_packets(logs)
-    return f"the capture of {logs.name} lost {lost:,} packets: volumes are too small there" if lost else ""
+    loss = [f"the capture of {logs.name} lost {lost:,} packets: volumes are too small there"] if lost else []
+    return "; ".join([*loss, *undecided_warnings(logs)])
 
 
 def own_addresses(logs: NodeLogs) -> frozenset[str]:

@@ -159,6 +159,8 @@ def jobs(cluster: SlurmCluster) -> dict[str, Job]:
         str(site),
         "--job-name",
         NAME,
+        "--disk-limit",
+        "1GB",
     )
     found["weird"] = submit("alice", *tasks, command=python(SHOWS, *WORDS), run=WEIRD)
     found["broken"] = submit("bob", "--nodes", "2", "--sbatch", "nodelist=n[2-3]", *KEEP, command=python(SAVES, "3"))
@@ -278,6 +280,8 @@ def test_any_path_and_any_argument_will_do(jobs: dict[str, Job]) -> None:
     assert sorted(line[2] for line in shown) == places
     assert job.info["status"] == "complete", job.info["why"]
     assert len(job.nodes()) == 2
+    items = [json.loads(path.read_text()) for path in job.paths.run.glob("nodes/*/node.json")]
+    assert [item["disk"]["limit_bytes"] for item in items] == [1_000_000_000] * 2
     job.analyzed()
 
 

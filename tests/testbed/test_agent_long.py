@@ -11,7 +11,7 @@ import pytest
 
 import ringtap
 from ringtap.analysis.pcap.reader import scan_packets
-from ringtap.errors import UsageError
+from ringtap.errors import RingtapWarning, UsageError
 from ringtap.records import open_records
 from tests.unit.agent_processes import RINGTAP, node_item, python, run_item
 
@@ -40,6 +40,27 @@ JOB = textwrap.dedent(
     ended.set()
     thread.join()
     json.dump({{"port": sink.getsockname()[1], "sent": sent}}, open(sys.argv[1], "w"))
+    """
+)
+# a job that sends 5000 bytes per iteration, kills its agent, and goes on for a while
+KILLS = textwrap.dedent(
+    """
+    import json, os, signal, socket, time
+    from pathlib import Path
+    import ringtap
+    node = Path(os.environ["RINGTAP_RUN"], "nodes/here")
+    while not (node / "packets/packets.json").exists():
+        time.sleep(0.05)
+    server = socket.create_server(("127.0.0.1", 0))
+    out = socket.create_connection(server.getsockname())
+    into, _ = server.accept()
+    for step in range(220):
+        time.sleep(0.02)
+        out.sendall(bytes(5000))
+        into.recv(5000, socket.MSG_WAITALL)
+        ringtap.step()
+        if step == 200:
+            os.kill(json.loads((node / "node.json").read_text())["agent"]["pid"], signal.SIGKILL)
     """
 )
 FLOOD = textwrap.dedent(
@@ -140,6 +161,28 @@ def test_packets_are_kept_around_slow_iterations_and_nowhere_else(tmp_path: Path
     assert {number for number, is_kept in enumerate(kept_bins) if is_kept} == covered
     with pytest.raises(UsageError, match="no packet of iteration 50 was captured"):
         job.packets(iteration=50)
+
+
+@needs_root
+def test_packets_that_a_killed_agent_has_not_decided_on_are_counted(tmp_path: Path) -> None:
+    options = ("--collect", "steps,packets", "--interface", "lo", "--packets-around-slow", "p99:1s")
+    done = run(tmp_path / "run", *python(KILLS), options=options)
+    assert done.returncode == 0, done.stderr
+    ring = [scan_packets(path) for path in (tmp_path / "run/nodes/here/packets/.ring").iterdir()]
+    # a second at its ends may lack packets
+    begin_ns = min(scanned.first_ns for scanned in ring) + 10**9
+    end_ns = max(scanned.last_ns for scanned in ring) - 10**9
+    with pytest.warns(RingtapWarning, match=r"here has not decided which packets in packets/\.ring are near slow"):
+        found = ringtap.open_job(tmp_path / "run").captured.packets["here"]
+    job = ringtap.open_job(tmp_path / "run")
+    (log,) = (tmp_path / "run/nodes/here/steps").glob("rank0-*.rec")
+    column = [field.name for field in open_records(log).fields].index("end_ns")
+    edges_ns = [record[column] for record in open_records(log).tail()]
+    inside = {number for number, (begin, end) in enumerate(pairwise(edges_ns)) if begin_ns <= begin and end <= end_ns}
+    assert len(inside) > 50
+    assert {number for number, is_kept in enumerate(found.kept[job.borders.bin_of]) if is_kept} >= inside
+    sent_bytes = found.amounts["payload_bytes"].sum(axis=0)
+    assert min(sent_bytes[job.borders.bin_of[number]] for number in inside) >= 5000  # others use loopback, too
 
 
 def numbers_in(path: Path, port: int) -> set[int]:

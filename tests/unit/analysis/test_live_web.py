@@ -12,6 +12,7 @@ import socket
 import stat
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -81,6 +82,21 @@ def test_rows_are_chosen_sorted_and_bounded(snapshot: Snapshot) -> None:
     assert nothing["reason"] == "Nothing matches the filter."
 
 
+def test_one_node_is_shown_with_the_warnings_of_all(snapshot: Snapshot) -> None:
+    failed = replace(snapshot.nodes[1], status="failed", why="disk full")
+    run = replace(snapshot, nodes=(snapshot.nodes[0], failed))
+    parts = parts_of(run, TableChoice(node="S0"))
+    assert parts["nodes"] == {"names": ["S0", "S1"], "shown": "S0"}
+    assert "".join(text for text, _ in parts["head"]["lines"][1]).startswith("S0  2 of 2 ranks")
+    assert parts["warnings"] == ["S1 is failed. disk full"]
+    for title in ("NICs", "Queues", "Nodes", "Procs", "State"):
+        assert {row[1] for row in parts[f"table {title}"]["rows"]} == {"S0"}, title
+    unknown = parts_of(run, TableChoice(node="S2"))
+    assert unknown["warnings"][0] == "The run has no node S2: all nodes are shown."
+    every = parts_of(run, TableChoice())
+    assert {name for name, part in unknown.items() if part != every[name]} == {"warnings"}
+
+
 def test_warnings_stay_the_same_while_they_last(snapshot: Snapshot) -> None:
     def warnings(age_s: float, lost: int) -> list[str]:
         node = Node("S0", "partial", "disk full", False, age_s, None, None)
@@ -140,10 +156,10 @@ def test_names_of_this_machine(host: str, is_one: bool) -> None:
 
 
 @contextlib.contextmanager
-def served(snapshot: Snapshot) -> Iterator[int]:
+def served(snapshot: Snapshot, run: Path = Path("nowhere")) -> Iterator[int]:
     is_wanted = True
     with listen("--web", ":0") as listener:
-        server = web.PageServer(listener, TOKEN, lambda: snapshot)
+        server = web.PageServer(listener, TOKEN, run, lambda: snapshot)
         server.timeout = 0.05
         thread = threading.Thread(target=server.serve_while, args=(lambda: is_wanted,))
         thread.start()
@@ -190,11 +206,11 @@ def test_only_who_knows_the_token_reads_the_run(snapshot: Snapshot) -> None:
         ):
             with answer(port, path) as found:
                 assert found.status == 403 and found.read() == b"The token is wrong\n"
-        right = events(port, TOKEN, words="S1", sort="NICs,2,descending")
+        right = events(port, TOKEN, words="S1", sort="NICs,2,descending", node="S0")
         with answer(port, right) as found:
             assert found.status == 200 and found.headers["Content-Type"] == "text/event-stream"
             parts = json.loads(found.readline().removeprefix(b"data: "))
-            expected = parts_of(snapshot, TableChoice("S1", "NICs", 2, True)) | {"tunnel": parts["tunnel"]}
+            expected = parts_of(snapshot, TableChoice("S1", "NICs", 2, True, "S0")) | {"tunnel": parts["tunnel"]}
             assert parts == json.loads(json.dumps(expected))
             assert re.fullmatch(rf"ssh -N -L {port}:127\.0\.0\.1:{port} \S+@\S+", parts["tunnel"])
         with answer(port, right) as found:
@@ -226,6 +242,40 @@ def test_requests_that_are_refused(snapshot: Snapshot) -> None:
             assert threading.active_count() < before + 80
         wait_for(lambda: threading.active_count() <= before, WAIT_S)
         assert challenge_of(port)
+
+
+def mark(port: int, token: str = TOKEN, path: str = "/mark", host: str = "localhost", **fields: str) -> tuple[int, str]:
+    challenge = challenge_of(port)
+    proof = hmac.new(token.encode(), challenge.encode(), "sha256").hexdigest()
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)) as connection:
+        body = urlencode({"challenge": challenge, "proof": proof} | fields)
+        connection.request("POST", path, body, {"Host": host})
+        found = connection.getresponse()
+        return found.status, found.read().decode()
+
+
+def test_a_mark_has_the_time_at_which_it_was_asked_for(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "run", "S0") as run, served(SnapshotSource(run.path).take(), run.path) as port:
+        before_ns = time.time_ns()
+        assert mark(port, text=HOSTILE, age_s="2.5") == (200, "")
+        after_ns = time.time_ns()
+        (line,) = map(json.loads, (run.path / "marks.jsonl").read_text().splitlines())
+        assert line["text"] == HOSTILE and before_ns <= line["t_ns"] + 2_500_000_000 <= after_ns
+        assert [item.text for item in SnapshotSource(run.path).take().marks] == [HOSTILE]
+
+        unreadable = 400, "The mark cannot be read\n"
+        for age_s in ("", "-1", "nan", "inf", "1e9", "now"):
+            assert mark(port, text="x", age_s=age_s) == unreadable
+        assert mark(port, text="x" * 20_000, age_s="1") == unreadable
+        assert mark(port, path="/events", text="x", age_s="1") == unreadable
+        assert mark(port, "wrong" * 8, text="x", age_s="1") == (403, "The token is wrong\n")
+        assert mark(port, host="evil.example", text="x", age_s="1")[0] == 403
+        with answer(port, "/mark") as found:
+            assert found.status == 404
+        (run.path / "run.json").unlink()
+        status, said = mark(port, text="x", age_s="1")
+        assert status == 500 and said == f"The mark cannot be written to {run.path}: No such file or directory"
+        assert len((run.path / "marks.jsonl").read_text().splitlines()) == 1
 
 
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -265,6 +315,8 @@ def test_a_second_user_cannot_read_it(snapshot: Snapshot) -> None:
         (["--web", "--metrics", ":0"], "--web and --metrics are different views: give one of them"),
         (["--web", "--plain"], "--plain and --web are different views"),
         (["--web", ":0"], "is not a run directory: it has no run.json"),
+        (["--web", ":" + "9" * 5000], "an address is :PORT or HOST:PORT"),
+        (["--web", "DIR"], "--web DIR: an address is :PORT or HOST:PORT"),
     ],
 )
 def test_wrong_use_is_one_sentence(
@@ -278,11 +330,27 @@ def test_wrong_use_is_one_sentence(
     assert all(line.startswith("Waiting") for line in waits)
 
 
+def test_the_run_may_follow_the_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    with listen("--web", ":0") as taken:
+        port = taken.getsockname()[1]
+        for words, said in (
+            (["--web"], "name the run directory: ringtap live DIR"),
+            (["--web", f":{port}"], "name the run directory: ringtap live DIR"),
+            (["--web", f":{port}", str(tmp_path)], f"--web :{port} cannot be used"),
+            (["--web", str(tmp_path / "file")], f"{tmp_path}/file is not a run directory: it is a file"),
+        ):
+            assert main(["live", *words]) == 2
+            assert capsys.readouterr().err.startswith(f"ringtap: {said}")
+
+
 def test_a_port_in_use_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with listen("--web", ":0") as taken:
         port = taken.getsockname()[1]
         assert main(["live", str(tmp_path), "--web", f":{port}"]) == 2
-    assert capsys.readouterr().err == f"ringtap: --web :{port} cannot be used: Address already in use\n"
+    assert (
+        capsys.readouterr().err == f"ringtap: --web :{port} cannot be used: Address already in use: give another port\n"
+    )
     assert not (tmp_path / "state").exists()
 
 
@@ -349,6 +417,8 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
         connection = "(document.getElementById('connection') || {}).textContent"
         cells = "[...document.querySelectorAll('#table-Ranks tbody tr')].map((row) => row.cells[2].textContent)"
 
+        nodes = "[...document.querySelectorAll('#table-Ranks tbody tr')].map((row) => row.cells[1].textContent)"
+
         browser.open(f"http://127.0.0.1:{port}/")
         browser.wait(connection, lambda text: text == "This page needs its token.")
         assert not browser.value("document.getElementById('door').hidden")
@@ -356,8 +426,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
 
         for typed, said in (("wrong" * 8, "The token is wrong."), (token, "Live")):
             browser.call("Input.insertText", text=typed)
-            for kind in ("rawKeyDown", "char", "keyUp"):
-                browser.call("Input.dispatchKeyEvent", type=kind, key="Enter", text="\r", windowsVirtualKeyCode=13)
+            press(browser, "Enter", 13, "\r")
             browser.wait(connection, lambda text, said=said: text == said)
         browser.wait(cells, lambda found: found == ["3", "3"])
 
@@ -377,6 +446,32 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
         browser.value("document.getElementById('words').focus()")
         browser.call("Input.insertText", text="S1")
         browser.wait(cells, lambda found: len(found) == 1)
+
+        # one node, by keyboard; the URL leads to it
+        browser.value("document.getElementById('words').value = ''; document.getElementById('node').focus()")
+        press(browser, "ArrowDown", 40)
+        browser.wait(nodes, lambda found: found == ["S0"])
+        assert browser.value("location.hash") == "#node=S0"
+        browser.open(f"http://127.0.0.1:{port}/#node=S1&table=Ranks")
+        browser.wait(nodes, lambda found: found == ["S1"])
+        browser.wait("document.activeElement.id", lambda found: found == "table-Ranks")
+        assert browser.value("document.getElementById('node').value") == "S1"
+
+        # a mark, by keyboard; in a paused view, too
+        browser.value("document.getElementById('pause').click(); document.getElementById('mark').focus()")
+        press(browser, "Enter", 13, "\r")
+        assert browser.value("document.activeElement.id") == "mark-text"
+        browser.call("Input.insertText", text="learning rate lowered")
+        press(browser, "Enter", 13, "\r")
+        browser.wait(
+            "document.getElementById('said').textContent", lambda said: said == "Marked: learning rate lowered"
+        )
+        assert json.loads((run.path / "marks.jsonl").read_text().splitlines()[-1])["text"] == "learning rate lowered"
+        assert browser.value("document.activeElement.id") == "mark"
+        browser.value("document.getElementById('pause').click()")
+        browser.wait(
+            "document.getElementById('table-Log').textContent", lambda text: text.endswith("▾ learning rate lowered")
+        )
 
         # the server ends; whoever has the port then does not learn the token
         process.send_signal(signal.SIGINT)
@@ -404,6 +499,11 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
         assert failures == [] and blocked == []
 
 
+def press(browser: Browser, key: str, code: int, text: str = "") -> None:
+    for kind in ("rawKeyDown", "char", "keyUp") if text else ("rawKeyDown", "keyUp"):
+        browser.call("Input.dispatchKeyEvent", type=kind, key=key, text=text, windowsVirtualKeyCode=code)
+
+
 def check_page(browser: Browser) -> None:
     """Check what screen readers get, what fits a phone, and what is printed."""
     tree = browser.call("Accessibility.getFullAXTree")["nodes"]
@@ -412,9 +512,10 @@ def check_page(browser: Browser) -> None:
     for landmark in ("banner", "navigation", "main", "contentinfo"):
         assert len(named[landmark]) == 1, landmark
     assert "rank ▲" in named["columnheader"] and "0" in named["rowheader"]
-    assert "Rows with these words" in named["searchbox"] and "Pause" in named["button"]
+    assert "Rows with these words" in named["searchbox"] and {"Pause", "Mark"} <= {*named["button"]}
+    assert named["combobox"] == ["Node"]
     assert any(name.startswith("The last 7, 0–250 ms") for name in named["image"])
-    assert all(name for role in ("button", "link", "region", "image", "searchbox") for name in named[role])
+    assert all(name for role in ("button", "link", "region", "image", "searchbox", "combobox") for name in named[role])
     polite = browser.value("[...document.querySelectorAll('[aria-live]')].map((node) => node.id)")
     assert polite == ["warnings"]
     browser.call("Emulation.setDeviceMetricsOverride", width=360, height=640, deviceScaleFactor=2, mobile=True)

@@ -51,6 +51,8 @@ def test_names_of_what_is_no_secret(name: str) -> None:
         ('t.py --password "a b" -x', "t.py --password *** -x"),
         ("mpirun -x HF_TOKEN=abc -x PATH t.py", "mpirun -x HF_TOKEN=*** -x PATH t.py"),
         ("git clone https://user:abc@example.org/x", "git clone https://user:***@example.org/x"),
+        ("open http://127.0.0.1:9465/#q0vXnV3kY2wJb1tC8mZsE5rLhT7uPaKd", "open http://127.0.0.1:9465/#***"),
+        ("open http://127.0.0.1:9465/#node=S0 x#q0vXnV3kY2wJb1tC8mZsE5rLhT7uPaKd",) * 2,
         ("tcp://10.0.0.1:29500", "tcp://10.0.0.1:29500"),
         ("t.py --use-auth-token --lr 0.1", "t.py --use-auth-token --lr 0.1"),
     ],

@@ -151,6 +151,30 @@ def test_a_script_that_is_submitted_by_hand_makes_its_run(batch: Batch) -> None:
     assert "job 20007: ended: exit code 0" in told.stdout
 
 
+STEPS = """\
+import time, ringtap
+for number in range(150):
+    time.sleep(0.5 if number == 140 else 0.005)
+    ringtap.step()
+"""
+
+
+@pytest.mark.needs_root("capture packets here")
+def test_packets_around_slow_iterations_and_the_disk_limit_reach_the_recorder(batch: Batch) -> None:
+    options = ("--collect=steps,packets", "--packets-around-slow=p99:100ms", "--disk-limit=1GB")
+    code, _, err = batch.run(*options, command=python(STEPS), SLURM_NTASKS="1", GLOO_SOCKET_IFNAME="lo")
+    assert (code, err) == (0, "")
+    folder = batch.paths.run / "nodes" / NODE
+    assert json.loads((folder / "node.json").read_text())["disk"]["limit_bytes"] == 1_000_000_000
+    windows = [json.loads(line) for line in (folder / "packets" / "lo-windows.jsonl").read_text().splitlines()]
+    assert 140 in [slow["step"] for window in windows for slow in window["iterations"]]
+
+
+def test_a_limit_that_a_node_exceeds_at_once_does_not_concern_the_job(batch: Batch) -> None:
+    code, out, err = batch.run("--disk-limit=1kB", command=("echo", "done"))
+    assert (code, out, err) == (0, "done\ndone\n", "")
+
+
 def test_a_job_that_begins_again_forgets_its_former_steps(batch: Batch) -> None:
     code, _, err = batch.run("--keep=*", command=("true",), SLURM_TMPDIR="")
     assert (code, err) == (0, f"ringtap: $SLURM_TMPDIR is not set on {NODE}: nothing can be kept\n")

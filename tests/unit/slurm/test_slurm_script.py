@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ringtap.plan import load_plan
 from ringtap.slurm.arrays import _Request, plan_script
 from ringtap.slurm.paths import SubmitPaths
-from ringtap.slurm.request import Environment, Request, Resources
+from ringtap.slurm.request import Environment, Recording, Request, Resources
 from ringtap.slurm.script import command_script, header, modules, words
 from ringtap.slurm.sites import load_site, site_names
 
@@ -32,6 +32,7 @@ EVERYTHING = replace(
     command=("a\nb", "$c", "`d`", ""),
     resources=WHOLE,
     environment=MADE,
+    recording=Recording("default,packets", "10ms,nic=1s", "p99:5s", "2GB"),
     keep=("a b/*.pt", "-x", "it's [ab]?"),
     horovod=True,
 )
@@ -149,6 +150,12 @@ def test_an_environment_is_made_only_where_one_is_wanted() -> None:
     wanted = "--no-index ringtap --find-links /wheels --requirement /r.txt"
     assert f" pip install --quiet --disable-pip-version-check {wanted} || exit\n" in text
     assert "\nexec python -m ringtap.slurm.batch " in text
+
+
+def test_only_what_is_asked_to_be_recorded_is_in_the_script(scripts: dict[str, dict[str, str]]) -> None:
+    recorded = "--collect=default,packets --every=10ms,nic=1s --packets-around-slow=p99:5s --disk-limit=2GB --grace=60"
+    assert all(f" {recorded} " in kinds["everything"] for kinds in scripts.values())
+    assert not any("around-slow" in kinds["command"] or "disk-limit" in kinds["command"] for kinds in scripts.values())
 
 
 def test_half_of_the_time_before_the_limit_is_for_the_job() -> None:

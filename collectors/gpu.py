@@ -215,7 +215,7 @@ class _Gpu:
             except self._nvml.NVMLError as error:
                 failures += 1
                 failed = _word(error)
-        self.failed_readings += failures
+        self.failed_readings += failures + (len(_PCIE_FIELDS) if self.meter and self.meter.failure else 0)
         if failures == len(self._readings):
             raise OSError(0, f"{self.name} does not answer: {failed}")
         values = [self._values[reading.name] for reading in self._readings]

@@ -197,6 +197,21 @@ def test_pcie_is_measured_beside_the_samples_not_within(tmp_path: Path) -> None:
     assert rows(tmp_path / "gpu/gpu0.rec")[-1]["pcie_rx_bytes_per_s"] == 8_400_000_000
 
 
+def test_pcie_rates_that_fail_later_are_counted(tmp_path: Path) -> None:
+    player = Player()
+    taken = collector(tmp_path, player)
+    taken.start()
+
+    def fails(handle: int, way: int) -> int:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+
+    player.nvmlDeviceGetPcieThroughput = fails
+    (meter,) = [one.meter for one in taken._gpus if one.meter]
+    meter.join(10)  # which it ends by itself
+    taken.sample()
+    assert taken.stop()["failed_readings"] == 2 * 2  # both rates, in this sample and in the last one
+
+
 def test_a_gpu_that_is_lost_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     player = Player()
     taken = collector(tmp_path, player)

@@ -322,7 +322,6 @@ class GpuCollector:
         Returns:
             ``gpus``: number recorded to the end; ``failed_readings``; ``lost``: GPUs that vanished, with reasons.
         """
-        failed = sum(gpu.failed_readings for gpu in self._gpus)
         try:
             if self._gpus:
                 self.sample()
@@ -332,4 +331,5 @@ class GpuCollector:
             if self._open:
                 with contextlib.suppress(self.nvml.NVMLError):
                     self.nvml.nvmlShutdown()
+        failed = sum(gpu.failed_readings for gpu in self._gpus)
         return {"gpus": len(self._gpus), "failed_readings": failed, "lost": self._lost}

@@ -36,9 +36,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             DEVICE == "cpu" and item.get_closest_marker("needs_gpu") is None
         )
 
-    wanted = [item for item in items if is_wanted(item)]
-    config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
-    items[:] = wanted
+    config.hook.pytest_deselected(items=[item for item in items if not is_wanted(item)])
+    items[:] = filter(is_wanted, items)
 
 
 @pytest.fixture(scope="session")

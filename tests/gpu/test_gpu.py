@@ -59,7 +59,6 @@ def check_steps(recorded: Recorded, device: str, waits: bool = True) -> None:
     print(f"median from step to step: hook {statistics.median(by_hook) / 1e6:.3f} ms, "
           f"device {statistics.median(by_device) / 1e6:.3f} ms, {len(by_hook)} steps")  # fmt: skip
     if device == "cuda":
-        # the first iterations compile and load; one that waits ends within the other's next one
         assert statistics.median(by_hook) == pytest.approx(statistics.median(by_device), rel=0.02, abs=CLOCKS_NS)
 
 
@@ -85,10 +84,11 @@ def check_exchanges(recorded: Recorded, device: str) -> None:
     rows = recorded.job.rank_iterations
     rows = rows[(rows["rank"] == 0) & rows["communication_s"].notna()]
     assert len(rows) >= len(logged) - 2
-    by_iteration = rows.set_index("iteration")["exposed_s"]
-    if device == "cuda":  # by the device's durations; the times are those at which work was queued
-        for iteration, exposed_s in by_iteration.items():
-            row = logged[iteration]
+    for iteration, communication_s, exposed_s in rows[["iteration", "communication_s", "exposed_s"]].to_numpy():
+        row = logged[int(iteration)]
+        assert communication_s == pytest.approx(row["comm_ns"] / 1e9, abs=1e-9)
+        if device == "cuda":  # the device's durations; the times are those at which work was queued
+            assert row["backward_end_ns"] == 0
             assert exposed_s == pytest.approx((row["comm_ns"] - row["overlap_ns"]) / 1e9, abs=1e-9)
 
 
@@ -194,7 +194,7 @@ def test_wide_resnet_and_its_epochs(record: Record, device: str, tmp_path: Path)
     steps = recorded.rows()
     per_epoch = len(steps) // 3
     assert len(steps) == 3 * per_epoch
-    # an epoch lasts longer than its steps, and less than from its predecessor's last step to the next one's first
+    # an epoch lasts longer than its steps, and less than the time from the last step before it to the first one after it
     for number, epoch_s in list(enumerate(epochs["epoch_s"]))[1:]:
         own = steps[number * per_epoch : (number + 1) * per_epoch]
         assert epoch_s > (own[-1]["end_ns"] - own[0]["start_ns"]) / 1e9
@@ -285,7 +285,7 @@ def test_nvml_beside_nvidia_smi(tmp_path: Path) -> None:
                 ("memory_total_bytes", "memory.total", 2**20, 2**20),
                 ("power_mw", "power.draw", 1000, 30_000),  # a mean over 1 s, under a steady load
                 ("temperature_c", "temperature.gpu", 1, 2),
-                ("sm_clock_mhz", "clocks.sm", 1, 100),
+                ("sm_clock_mhz", "clocks.sm", 1, 400),  # which the limit of power moves up and down
             ):
                 low, high = sorted((before[column], after[column]))
                 assert low - tolerance <= float(smi[name]) * scale <= high + tolerance, column

@@ -194,7 +194,7 @@ def test_wide_resnet_and_its_epochs(record: Record, device: str, tmp_path: Path)
     steps = recorded.rows()
     per_epoch = len(steps) // 3
     assert len(steps) == 3 * per_epoch
-    # an epoch lasts longer than its steps, and less than the time from the last step before it to the first one after it
+    # an epoch lasts longer than its steps, and less than from the last step before it to the first one after it
     for number, epoch_s in list(enumerate(epochs["epoch_s"]))[1:]:
         own = steps[number * per_epoch : (number + 1) * per_epoch]
         assert epoch_s > (own[-1]["end_ns"] - own[0]["start_ns"]) / 1e9
@@ -203,7 +203,6 @@ def test_wide_resnet_and_its_epochs(record: Record, device: str, tmp_path: Path)
             assert epoch_s < around / 1e9
 
 
-@pytest.mark.on_cpu
 def test_parameters_of_resnet_50() -> None:
     import torch
 

@@ -1,13 +1,14 @@
 # make demo: measure and report, from nothing; runs/demo leads to the latest.
 # make check: lint, types and the computing tests, in three minutes.
-# make test: lint, types and all tests.   Each makes the environment it needs.
+# make test: lint, types and all tests.
+# make test-gpu: what needs an NVIDIA GPU, in eight minutes.   Each makes the environment it needs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO ?= runs/demo
 REPRODUCE ?= runs/reproduce
 
-.PHONY: demo check test lint reproduce clean say-check say-test
+.PHONY: demo check test test-gpu lint reproduce clean say-check say-test
 
 $(VENV)/ready: pyproject.toml constraints.txt scripts/prepare.sh
 	PYTHON=$(PYTHON) sh scripts/prepare.sh $(VENV)
@@ -53,6 +54,15 @@ test: say-test lint $(VENV)/tests
 	tests 4 "computes or shares"; first=$$?; \
 	tests 2 "not computes and not shares" && exit $$first
 
+# each test prints what it measured
+test-gpu:
+	@if nvidia-smi -L >/dev/null 2>&1; then \
+		PYTHON=$(PYTHON) sh scripts/prepare_gpu.sh $(VENV)-gpu && \
+		TEST_DEVICE=cuda $(VENV)-gpu/bin/python -m pytest -p no:cacheprovider -W default -rP tests/gpu; \
+	else \
+		echo "make test-gpu: no NVIDIA GPU answers on this machine (nvidia-smi -L), so there is nothing to test."; \
+	fi
+
 say-check:
 	@echo "This takes about 3 minutes on two cores; the environment takes 3 more the first time."
 
@@ -60,4 +70,4 @@ say-test:
 	@echo "This takes about 20 minutes on two cores; the environment and Horovod take 8 more the first time."
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-gpu build dist *.egg-info

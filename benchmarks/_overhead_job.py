@@ -30,6 +30,7 @@ from _overhead_pairs import COMPUTE_S, RANKS, added_pct, instruction_counter
 _WARM_UP = 20  # iterations in which DDP rebuilds its buckets, and caches and the allocator fill
 _MIN_PAIRS = 12
 _MIN_S = 15.0  # stopping as soon as an interval is narrow makes it slightly too narrow, more so in short runs
+DDP_SAMPLES_EVERY = 100  # iterations, PyTorch's default
 _FIGURES = ("mean_s", "cpu_s", "instructions")
 
 
@@ -81,6 +82,8 @@ class Recording:
         if not all(self._installed) or not hasattr(self._backward, "__wrapped__"):
             raise SystemExit("the job did not load the hook, so there is nothing to switch")
         self._agent = agent
+        # the hook makes DDP sample each iteration only where this is free; else PyTorch's default stays
+        self._samples_every = 1 if next(model.parameters()).device.type == "cpu" else DDP_SAMPLES_EVERY
 
     def turn(self, on: bool) -> None:
         """Install the hook's functions or PyTorch's own; continue or stop the agent."""
@@ -89,8 +92,7 @@ class Recording:
             if on:
                 hooks.update(installed)
         self._autograd.backward = self._backward if on else self._backward.__wrapped__
-        # PyTorch's default rate is every 100th iteration
-        self._model._set_ddp_runtime_logging_sample_rate(1 if on else 100)
+        self._model._set_ddp_runtime_logging_sample_rate(self._samples_every if on else DDP_SAMPLES_EVERY)
         if self._agent:
             os.kill(self._agent, signal.SIGCONT if on else signal.SIGSTOP)
 
@@ -102,7 +104,7 @@ class Recording:
                 raise SystemExit(f"the agent is in state {state} in a block {'with' if on else 'without'} it")
 
 
-def _agent_pid() -> int:
+def agent_pid() -> int:
     """Return the pid of the agent: the process with the run's directory on its command line outside our session."""
     run = os.environ["RINGTAP_RUN"].encode()
     found = []
@@ -160,7 +162,7 @@ class Job:
         self._model = distribute(model, bucket_bytes, bucket_bytes)
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-6)
         self._kind, self._block = kind, _BLOCKS[kind]
-        self._agent = psutil.Process(_agent_pid()) if self.rank == 0 else None
+        self._agent = psutil.Process(agent_pid()) if self.rank == 0 else None
         self._recording = Recording(self._model, self._agent.pid if self._agent and self._block.stops_agent else 0)
         self._instructions, self.no_instructions = instruction_counter()
         self.recorded = _WARM_UP

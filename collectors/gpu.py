@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,6 +85,14 @@ def _field_value(nvml: Any, handle: Any, number: int, scope: int) -> int:
     return int(getattr(value.value, _MEMBERS[value.valueType]))
 
 
+def _used_bytes(nvml: Any, handle: Any) -> int:
+    """Read the memory in use, as nvidia-smi shows it; drivers before 510 add what they reserve for themselves."""
+    try:
+        return int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used)
+    except nvml.NVMLError:
+        return int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
+
+
 def _event_reasons(nvml: Any, handle: Any) -> int:
     """Read the mask of reasons for reduced clocks; older drivers know it as throttle reasons."""
     try:
@@ -97,7 +105,7 @@ def _event_reasons(nvml: Any, handle: Any) -> int:
 _READINGS = (
     _Reading("utilization_pct", "percent", "gauge", 0, lambda n, h: n.nvmlDeviceGetUtilizationRates(h).gpu),
     _Reading("memory_busy_pct", "percent", "gauge", 0, lambda n, h: n.nvmlDeviceGetUtilizationRates(h).memory),
-    _Reading("memory_used_bytes", "bytes", "gauge", 0, lambda n, h: n.nvmlDeviceGetMemoryInfo(h).used),
+    _Reading("memory_used_bytes", "bytes", "gauge", 0, _used_bytes),
     _Reading("memory_total_bytes", "bytes", "gauge", 0, lambda n, h: n.nvmlDeviceGetMemoryInfo(h).total),
     _Reading("power_mw", "mW", "gauge", 0, lambda n, h: n.nvmlDeviceGetPowerUsage(h)),
     _Reading("energy_mj", "mJ", "counter", 64, lambda n, h: n.nvmlDeviceGetTotalEnergyConsumption(h)),
@@ -119,13 +127,32 @@ def _word(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-class _Gpu:
-    """One GPU and its log."""
+def _handles(nvml: Any) -> Iterator[tuple[str, Any]]:
+    """Yield name and handle of each GPU that this user may open, and of each MIG slice of it.
 
-    def __init__(self, nvml: Any, index: int) -> None:
-        self.index = index
-        self._nvml = nvml
-        self._handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    NVML counts all GPUs of the node, also those that the cgroup of a job keeps from it.
+    """
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        except (nvml.NVMLError_NoPermission, nvml.NVMLError_GpuIsLost):
+            continue
+        yield f"gpu{index}", handle
+        try:
+            slices = nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if nvml.nvmlDeviceGetMigMode(handle)[0] else 0
+        except nvml.NVMLError:  # a GPU that cannot be divided
+            continue
+        for number in range(slices):
+            with contextlib.suppress(nvml.NVMLError):  # one that does not exist
+                yield f"gpu{index}-mig{number}", nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+
+
+class _Gpu:
+    """A GPU, or a MIG slice of it, and its log ``<name>.rec``."""
+
+    def __init__(self, nvml: Any, name: str, handle: Any) -> None:
+        self.name = name
+        self._nvml, self._handle = nvml, handle
         self.title = _word(nvml.nvmlDeviceGetName(self._handle))
         self.failed_readings = 0
         self.absent: dict[str, str] = {}
@@ -164,11 +191,11 @@ class _Gpu:
 
     def start(self, folder: Path, every_s: float) -> None:
         """Create the log and write the first record."""
-        about = {"collector": "gpu", "source": "NVML", "every_s": every_s, "index": self.index, "name": self.title}
+        about = {"collector": "gpu", "source": "NVML", "every_s": every_s, "name": self.title}
         about |= {"uuid": _word(self._nvml.nvmlDeviceGetUUID(self._handle)), "absent": self.absent}
         with contextlib.suppress(self._nvml.NVMLError):
             about["driver"] = _word(self._nvml.nvmlSystemGetDriverVersion())
-        self._log = RecordWriter(folder / f"gpu{self.index}.rec", self.fields, about)
+        self._log = RecordWriter(folder / f"{self.name}.rec", self.fields, about)
         if self.meter:
             self.meter.start()
         self.sample()
@@ -188,9 +215,9 @@ class _Gpu:
             except self._nvml.NVMLError as error:
                 failures += 1
                 failed = _word(error)
-        self.failed_readings += failures
+        self.failed_readings += failures + (len(_PCIE_FIELDS) if self.meter and self.meter.failure else 0)
         if failures == len(self._readings):
-            raise OSError(0, f"GPU {self.index} does not answer: {failed}")
+            raise OSError(0, f"{self.name} does not answer: {failed}")
         values = [self._values[reading.name] for reading in self._readings]
         self._log.append(t_ns, mono_ns, *values, *(self.meter.rates if self.meter else ()))
 
@@ -242,10 +269,7 @@ class GpuCollector:
             )
             return Check("unavailable", f"the NVIDIA driver does not answer: {_word(error)}", remedy)
         try:
-            names = [
-                _word(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(index)))
-                for index in range(nvml.nvmlDeviceGetCount())
-            ]
+            names = [_word(nvml.nvmlDeviceGetName(handle)) for _, handle in _handles(nvml)]
         except nvml.NVMLError as error:
             return Check("unavailable", f"the GPUs cannot be listed: {_word(error)}", "ask for a GPU in the job")
         finally:
@@ -267,7 +291,7 @@ class GpuCollector:
         try:
             nvml.nvmlInit()
             self._open = True
-            self._gpus = [_Gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+            self._gpus = [_Gpu(nvml, name, handle) for name, handle in _handles(nvml)]
         except nvml.NVMLError as error:
             raise OSError(0, f"the NVIDIA driver does not answer: {_word(error)}") from error
         self._gpus = [gpu for gpu in self._gpus if gpu.supports_something]
@@ -286,7 +310,7 @@ class GpuCollector:
             except OSError as error:
                 if error.errno:
                     raise
-                self._lost[f"gpu{gpu.index}"] = str(error.strerror)
+                self._lost[gpu.name] = str(error.strerror)
                 gpu.close()
                 self._gpus.remove(gpu)
                 if not self._gpus:
@@ -298,7 +322,6 @@ class GpuCollector:
         Returns:
             ``gpus``: number recorded to the end; ``failed_readings``; ``lost``: GPUs that vanished, with reasons.
         """
-        failed = sum(gpu.failed_readings for gpu in self._gpus)
         try:
             if self._gpus:
                 self.sample()
@@ -308,4 +331,5 @@ class GpuCollector:
             if self._open:
                 with contextlib.suppress(self.nvml.NVMLError):
                     self.nvml.nvmlShutdown()
+        failed = sum(gpu.failed_readings for gpu in self._gpus)
         return {"gpus": len(self._gpus), "failed_readings": failed, "lost": self._lost}

@@ -177,7 +177,7 @@ def build_model(depth: int, width: int) -> Any:
 
 
 class Group:
-    """This process's place in a job of DistributedDataParallel (NCCL with CUDA, else gloo), and its device.
+    """This process's place in a job of DistributedDataParallel, and its device.
 
     Without the variables of a launcher or of srun it is a job of a single process.
     """
@@ -185,7 +185,7 @@ class Group:
     def __init__(self) -> None:
         os.environ |= variables_of_srun(os.environ)
         self.device = own_device()
-        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        backend = own_backend(self.device)
         if "RANK" in os.environ:
             dist.init_process_group(backend)
         else:
@@ -267,12 +267,22 @@ def variables_of_srun(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def own_device(local_rank: int | None = None) -> Any:
-    """The device this rank computes on: its own CUDA device, or the CPU."""
+    """The device this rank computes on: a CUDA device, or the CPU.
+
+    Slurm may show each of its tasks another device alone (``--gpus-per-task``), and ranks may be more than devices.
+    """
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) if local_rank is None else local_rank)
+    rank = int(os.environ.get("LOCAL_RANK", "0")) if local_rank is None else local_rank
+    device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
+
+
+def own_backend(device: Any) -> str:
+    """NCCL if each rank of this host has a CUDA device of its own, else gloo: NCCL refuses two ranks on one device."""
+    is_alone = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
+    return "nccl" if device.type == "cuda" and is_alone else "gloo"
 
 
 def train_epoch(model: Any, loader: Any, optimizer: Any, device: Any) -> int:

@@ -25,7 +25,7 @@ COMPUTES = re.compile(
 # Tests that start processes and keep no time: many may run beside them. What is left, and what is marked alone among
 # these, keeps time, and runs beside one other test at most.
 SHARES = re.compile(
-    r"slurm/|frameworks/|horovod/test_(build|job|timeline)"
+    r"slurm/|frameworks/|gpu/|horovod/test_(build|job|timeline)"
     r"|testbed/test_(agent_|benchmark_(pcap|scale)|clock|collect|counters|docs|doctor|job_bytes|lab|live|notebooks|pcap"
     r"|metrics|ssh_(hosts|sweep)|sweep|topologies|traffic)"
     r"|unit/\w+/test_(agent_(descriptors|failures|live|ranks|run|signals)|clock_|collect_|completion|doctor|extension"

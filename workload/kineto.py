@@ -250,6 +250,8 @@ def _profile(trace: _Trace) -> RankProfile:
         raise UsageError(f"{path} has no iteration: call step() of torch.profiler, with a schedule, in each one")
     is_gpu = bool(trace.kernels or trace.collectives)
     calls = sorted(_nccl_calls(trace) if is_gpu else _gloo_calls(trace), key=lambda call: (call.launched, call.begin))
+    if not calls and is_gpu and any(one.name.startswith("gloo:") for one in trace.ranges):
+        raise UsageError(f"{path} has kernels of a GPU and collectives of gloo, which have none: use NCCL with GPUs")
     if not calls:
         raise UsageError(f"{path} has no kernel of NCCL and no collective of gloo: profile a distributed job, GPUs too")
     edges = [*(step.begin for step in steps), steps[-1].end]

@@ -97,7 +97,7 @@ class TensorScheduler:
         credit_bytes: bytes in flight, of ByteScheduler; 0: one message at a time.
 
     Raises:
-        UsageError: the method is unknown, or has no pieces or no credit.
+        UsageError: the method is unknown, has no pieces or no credit, or a layer is not on the CPU.
     """
 
     def __init__(self, layers: Sequence[Any], method: str, piece_bytes: int = 0, credit_bytes: int = 0) -> None:
@@ -106,6 +106,9 @@ class TensorScheduler:
         if (piece_bytes > 0) != (method in METHODS[3:]) or (credit_bytes and method != METHODS[4]):
             raise UsageError(f"{method}: P3 and ByteScheduler need the size of pieces, ByteScheduler may have a credit")
         self._parameters = [list(layer.parameters()) for layer in layers]
+        devices = {each.device for group in self._parameters for each in group if each.device.type != "cpu"}
+        if devices:  # where work is queued, a thread does not see when a gradient is there
+            raise UsageError(f"gradients on {devices.pop()} cannot be ordered: only those of layers on the CPU")
         self._flat = [torch.cat([each.detach().reshape(-1) for each in group]) for group in self._parameters]
         self._credit_bytes, self._world_size = credit_bytes, dist.get_world_size()
         order = range(len(layers))

@@ -57,7 +57,8 @@ def own_environment(plan: SweepPlan, model: Model, host: str) -> dict[str, str]:
         return dict(model.environment)
     machine = plan.topology.host(host)
     gpus = {"CUDA_VISIBLE_DEVICES": ",".join(machine.gpus)} if machine.gpus else {}
-    return {**plan.topology.environment, **model.environment, **machine.environment, **gpus}
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if gpus else {}  # as nvidia-smi counts; CUDA begins with the fastest
+    return {**order, **plan.topology.environment, **model.environment, **machine.environment, **gpus}
 
 
 def check_collectives(plan: SweepPlan) -> None:

@@ -225,6 +225,7 @@ class _Export:
         if passes is None:  # Horovod waits for its collectives when the optimizer steps
             exposed_ns = _pairs(known["begin_ns"], known["step_start_ns"])
         else:
+            passes = passes[passes["backward_end_ns"] > 0]  # on a GPU, the times are those at which work was queued
             exposed_ns = _pairs(passes["backward_start_ns"], passes["backward_end_ns"])
             forward = _pairs(passes["forward_start_ns"], passes["forward_start_ns"] + passes["forward_ns"])
             writer.lanes(track, "forward", (TrackSlice(*span, "forward", "computation") for span in forward))

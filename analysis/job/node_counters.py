@@ -34,7 +34,7 @@ COLUMNS = {
     "cpu_other_cores": "processors busy for other programs",
     "cpu_steal_cores": "processors' time taken by the hypervisor",
     "memory_available_bytes": "least memory available",
-    "gpu_utilization_pct": "utilisation, mean over the GPUs",
+    "gpu_utilization_pct": "utilisation, mean over the GPUs that the ranks compute on; over all, if no rank says which",
 }
 
 
@@ -197,6 +197,10 @@ def _octets(log: WideLog, column: str) -> int:
 
 
 def _gpu(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
+    ranks = [file[0].about.get("gpu") for name in node.names("steps/rank*.rec") if (file := node.records(name))]
+    used = tuple(uuid for uuid in ranks if isinstance(uuid, str) and uuid)
     logs = [log for name in node.names("gpu/*.rec") if (log := node.wide(name)) is not None]
+    if used:  # NVML has a prefix before it: GPU-, MIG-
+        logs = [log for log in logs if str(log.file.about.get("uuid")).endswith(used)]
     found = [log.mean("utilization_pct", borders) for log in logs if "utilization_pct" in log.columns]
     return {"gpu_utilization_pct": np.mean(found, axis=0)} if found else {}

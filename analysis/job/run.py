@@ -406,7 +406,7 @@ class Job:
             - ``slowest_by_s``: median lateness in those
             - ``node_other_cores``: processors of its node busy for other programs
             - ``node_queue_drops``: packets dropped in queues of its node, per iteration
-            - ``gpu_utilization_pct``: utilisation of its node's GPUs
+            - ``gpu_utilization_pct``: utilisation of its node's GPUs that the ranks compute on
             - ``clock_error_s``: bound of the error of its node's clock
         """
         from ringtap.analysis.job.stragglers import summarize

@@ -387,7 +387,8 @@ def timeline(job: Job, iteration: int, ax: Axes | None = None) -> list[Artist]:
     rows = table[(table["iteration"] == number) & table["ready_ns"].notna()]
     if not len(rows):
         raise UsageError(
-            f"the phases of iteration {iteration} are not known: {job.work.why or 'no rank recorded them'}"
+            f"the phases of iteration {iteration} are not known: "
+            f"{job.work.why or 'no rank logged when its last gradient was ready (DDP on GPUs does not)'}"
         )
     rows = rows.sort_values("compute_s", ascending=False).head(MAX_RANKS).sort_values("rank")
     begin_ns = int(job.iterations["start_ns"].iloc[iteration])

@@ -109,7 +109,8 @@ def _communication_begins(job: Job) -> tuple[Integers, Integers]:
             records = logs.records(name)
             if records is None or "comm_start_ns" not in (records[1].dtype.names or ()):
                 continue
-            times = np.unique(logs.clock.on_reference(np.asarray(records[1]["comm_start_ns"], np.int64)))
+            begun = records[1]["backward_end_ns"] > 0  # on a GPU, the times are those at which work was queued
+            times = np.unique(logs.clock.on_reference(np.asarray(records[1]["comm_start_ns"][begun], np.int64)))
             times = times[times > 0]
             iteration = np.searchsorted(ends, times)
             known = iteration < len(ends)

@@ -45,3 +45,8 @@ def test_wrong_methods_are_refused(arguments: tuple[str, int, int], says: str) -
     with pytest.raises(UsageError, match=says):
         TensorScheduler([nn.Linear(2, 2)], *arguments)
     assert not dist.is_initialized()
+
+
+def test_gradients_on_accelerators_are_refused() -> None:
+    with pytest.raises(UsageError, match="gradients on meta cannot be ordered"):
+        TensorScheduler([nn.Linear(2, 2), nn.Linear(2, 2, device="meta")], "fifo")

@@ -152,6 +152,7 @@ class Truth:
     busy_ms: tuple[float, ...] = ()  # in an iteration, of each rank's connection to the next one; () if not recorded
     offsets_ns: tuple[int, ...] = (0, 5_000_000)
     error_ns: int = 10_000
+    is_on_gpu: bool = False  # then DDP's times are those at which the host queued the work
 
     @property
     def rank_bytes(self) -> int:
@@ -180,6 +181,8 @@ def write_ddp_job(path: Path, truth: Truth, *, status: str = "complete", sockets
             comm = ready - 20 * MS
             times = (at, forward, ready, comm, done)
             spans = (30 * MS, (compute_ms - 30) * MS, done - comm, ready - comm)
+            if truth.is_on_gpu:  # in 4 ms, long before the device is done
+                times = (at, at + MS, 0, at + 3 * MS, at + 4 * MS)
             ddp.append((number, 0, *times, *spans, done, done - START_NS))
         node.steps(rank, steps)
         node.ddp(rank, ddp, [truth.gradient_bytes // 4, truth.gradient_bytes - truth.gradient_bytes // 4])

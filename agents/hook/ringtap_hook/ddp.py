@@ -32,6 +32,8 @@ _SOURCE = {
     "comm_ns": "backward_comm_time",
     "overlap_ns": "backward_compute_comm_overlap_time",
 }
+# On an accelerator, the host knows when it queued the end of the backward pass, not when the last gradient was ready.
+_END_OF_WORK = list(_SOURCE).index("backward_end_ns")
 _FIELDS = [("iteration", "", "index"), ("module", "", "index")]
 _FIELDS += [(name, "ns", "time" if name.endswith(("_start_ns", "_end_ns")) else "gauge") for name in _SOURCE]
 # The time at which the log was read, by both clocks: DDP's times are CLOCK_REALTIME only, which may be set meanwhile.
@@ -91,6 +93,8 @@ class Watcher:
         if watched.forces_sample and comm_end_ns < start_ns:
             return  # another module's backward pass has ended; this module's has not run yet
         watched.iteration = iteration
+        if watched.is_queued:
+            times[_END_OF_WORK] = 0
         self._note_buckets(watched, item.strs_map if watched.has_new_buckets(values) else None)
         now_ns, mono_ns = time.time_ns(), time.monotonic_ns()
         self._records.write(self._pack(iteration - 1, watched.number, *times, now_ns, mono_ns), mono_ns)
@@ -119,6 +123,8 @@ class _Module:
         bucket_bytes: sizes of its buckets, as last recorded.
         forces_sample: whether the recorder makes DDP take its times at the end of an iteration, not at the beginning of
             the next one; on an accelerator, the job would have to wait for the device.
+        is_queued: whether it computes on an accelerator, where DDP's times are those at which work was queued; its
+            durations are the device's.
     """
 
     def __init__(self, module: Any, number: int) -> None:
@@ -129,6 +135,7 @@ class _Module:
         self.iteration = 0
         self.bucket_bytes: list[int] = []
         self.forces_sample = _is_free(module)
+        self.is_queued = not _is_on_cpu(module)
         self._rebuilt: int | None = None
 
     def has_new_buckets(self, values: dict[str, int]) -> bool:
@@ -170,7 +177,11 @@ def _is_free(module: Any) -> bool:
     TORCH_DISTRIBUTED_DEBUG=DETAIL, DDP prints each sample.
     """
     prints = os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL"
-    return not prints and next(module.parameters()).device.type == "cpu"
+    return not prints and _is_on_cpu(module)
+
+
+def _is_on_cpu(module: Any) -> bool:
+    return bool(next(module.parameters()).device.type == "cpu")
 
 
 def _sample(module: Any) -> None:

@@ -36,10 +36,14 @@ class ProcessFile:
         suffix: end of the name, such as ``.rec``.
         fields: the columns of a record file; None for a file without a header.
         source: origin of the numbers, for the header.
+
+    Attributes:
+        about: further entries of the header.
     """
 
     def __init__(self, folder: str, suffix: str, fields: list[tuple[str, str, str]] | None, source: str) -> None:
         self._folder, self._suffix, self._fields, self._source = folder, suffix, fields, source
+        self.about: dict[str, Any] = {}
         self._fd = -1
         self._file_id = (0, 0)
         self._is_linked = True
@@ -89,7 +93,7 @@ class ProcessFile:
         if self._fields is None:
             return
         try:
-            self._append(header(self._fields, dict(about, source=self._source)))
+            self._append(header(self._fields, dict(about, source=self._source, **self.about)))
         except OSError:
             os.unlink(path)  # a torn header would make the file unreadable
             raise

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 # DDP makes its buckets anew after the first iteration. In the last iteration of the warm-up, modules are found.
 WARM_UP, ITERATIONS = 3, 20
-# Ranges of PyTorch's profiler that are kept: the work of a backend
-_RANGES = ("gloo:", "nccl:", "mpi:", "ucc:")
+# Ranges of PyTorch's profiler that are kept: the work of a backend. NCCL's end when its kernels are queued.
+_RANGES = ("gloo:", "mpi:", "ucc:")
 _ELEMENT_BYTES = {
     "float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "int": 4, "long int": 8, "long": 8, "short int": 2,
     "short": 2, "unsigned char": 1, "signed char": 1, "char": 1, "bool": 1,

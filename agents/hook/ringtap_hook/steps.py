@@ -157,6 +157,7 @@ class Recorder:
             if count is None:
                 count = self._counts[optimizer] = [self._optimizers, 0]
                 self._optimizers += 1
+                self._file.about = _gpu(optimizer)
             pause_ns = 0 if count[0] else self._pause_ns(times_ns[1], count[1])
             self._write(pause_ns, count[1], count[0], *times_ns, kind)
             count[1] += 1
@@ -188,6 +189,15 @@ def _is_running(frame: FrameType, top: FrameType | None) -> bool:
             return True
         top = top.f_back
     return False
+
+
+def _gpu(optimizer: Any) -> dict[str, str]:
+    """The UUID of the GPU that has an optimizer's first parameter, without NVML's prefix; nothing if there is none."""
+    device = next((weight.device for group in optimizer.param_groups for weight in group["params"]), None)
+    if device is None or device.type != "cuda":
+        return {}
+    uuid = getattr(sys.modules["torch"].cuda.get_device_properties(device), "uuid", None)  # since torch 2.5
+    return {} if uuid is None else {"gpu": str(uuid)}
 
 
 def _skips_within(optimizer: Any) -> bool:

@@ -9,12 +9,15 @@ import time
 from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
 
 import ringtap
-from ringtap.agents.hook.ringtap_hook import ddp
+from ringtap.agents.hook.ringtap_hook import ddp, steps
+from ringtap.agents.hook.ringtap_hook.settings import Settings
 from ringtap.records import open_records, read_json_lines
 from ringtap.rundir import RunDirectory, read_json
 from tests.frameworks.ranks import QUICK
@@ -249,6 +252,45 @@ def test_ddp_is_not_made_to_sample_where_the_job_would_notice(monkeypatch: pytes
     assert not ddp._is_free(torch.nn.Linear(2, 2, device="meta"))
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "detail")
     assert not ddp._is_free(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(("device", "end_ns"), [("cpu", 3), ("meta", 0)])
+def test_an_accelerator_does_not_say_when_gradients_were_ready(tmp_path: Path, device: str, end_ns: int) -> None:
+    class Logged(torch.nn.Linear):
+        """A model with DDP's log of an iteration, on a device that needs none."""
+
+        def __init__(self) -> None:
+            super().__init__(2, 2, device=device)
+            self.logger = self
+
+        def set_runtime_stats_and_log(self) -> None:
+            pass
+
+        def _get_ddp_logging_data(self) -> SimpleNamespace:
+            times = {name: number for number, name in enumerate(ddp._SOURCE.values(), 1)}
+            return SimpleNamespace(ints_map=times | {"iteration": 1}, strs_map={"bucket_sizes": "8, 16"})
+
+    watcher, model = ddp.Watcher(Settings(str(tmp_path), "n", None)), Logged()
+    watcher.add(model)
+    watcher.look()
+    (path,) = (tmp_path / "nodes" / "n" / "steps").glob("*.ddp.rec")
+    ((*numbers, _, _),) = open_records(path).tail()
+    assert numbers == [0, 0, 1, 2, end_ns, 4, 5, 6, 7, 8, 9]
+
+
+def test_a_rank_names_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA and NVML count GPUs differently, and see different ones; they agree on UUIDs."""
+
+    class Optimizer:
+        param_groups: ClassVar = [{"params": []}, {"params": [SimpleNamespace(device=torch.device("cuda", 1))]}]
+
+    asked = {torch.device("cuda", 1): SimpleNamespace(uuid="5c89f3a2-0b5e-4e62-9f3a-0f8d1c6f7a01")}
+    monkeypatch.setattr(torch.cuda, "get_device_properties", asked.__getitem__)
+    settings = Settings(str(tmp_path), "n", None)
+    recorder = steps.Recorder(settings)
+    recorder._record(Optimizer(), steps.STEP, 1, 2, 3, 4)
+    (path,) = Path(settings.steps_folder).glob("*.rec")
+    assert open_records(path).about["gpu"] == "5c89f3a2-0b5e-4e62-9f3a-0f8d1c6f7a01"
 
 
 # ---- nodes without a supervisor

@@ -68,6 +68,7 @@ def test_ranks_gpus_variables_and_interpreters_are_each_hosts_own(tmp_path: Path
     first, last = found[0].environment, found[2].environment
     assert (first["A"], first["B"], first["C"], first["D"], last["B"]) == ("model", "model", "3", "cluster", "host")
     assert (first["CUDA_VISIBLE_DEVICES"], "CUDA_VISIBLE_DEVICES" in last) == ("0,3", False)
+    assert (first["CUDA_DEVICE_ORDER"], "CUDA_DEVICE_ORDER" in last) == ("PCI_BUS_ID", False)
     assert (first["NCCL_SOCKET_IFNAME"], first["GLOO_SOCKET_IFNAME"]) == ("ib0", "ens1")
     assert (first["MASTER_ADDR"], first["MASTER_PORT"]) == ("10.0.0.1", "5000")
     train = ["-m", "train", "{unknown} {}"]

@@ -21,7 +21,7 @@ from ringtap.analysis.runs.apportioning import Borders
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.records import Field, JsonLinesWriter, RecordWriter
 from ringtap.rundir import RunDirectory, write_json
-from tests.gold.job_run import MS, START_NS, TIMES, Node, Truth, pcap, write_ddp_job
+from tests.gold.job_run import MS, START_NS, STEP_NAMES, TIMES, Node, Truth, pcap, write_ddp_job
 
 GOLD = Path(__file__).resolve().parents[2] / "gold"
 
@@ -118,6 +118,18 @@ def test_gpus_are_averaged(node):
         rows = [(START_NS + t_ms * MS, busy) for t_ms in (0, 50, 100)]
         node.wide(f"gpu/gpu{index}.rec", {"utilization_pct": "gauge"}, rows)
     assert table(node, 0, 100)["gpu_utilization_pct"].tolist() == pytest.approx([50])
+
+
+@pytest.mark.parametrize(("used", "mean_pct"), [((), 50), (("b",), 75), (("a", "b"), 50)])
+def test_gpus_of_others_do_not_count(node, used, mean_pct):
+    for uuid, pct in (("a", 25), ("b", 75)):
+        rows = [(START_NS + at * MS, pct) for at in (0, 50, 100)]
+        node.wide(f"gpu/gpu{uuid}.rec", {"utilization_pct": "gauge"}, rows, uuid=f"GPU-{uuid}")
+    for rank, uuid in enumerate(used):
+        about = {"rank": rank, "pid": 7, "gpu": uuid}
+        fields = [Field(name, "<i8", "", "gauge") for name in STEP_NAMES]
+        RecordWriter(node.path / "steps" / f"rank{rank}-7.rec", fields, about).close()
+    assert table(node, 0, 100)["gpu_utilization_pct"].tolist() == pytest.approx([mean_pct])
 
 
 def test_nccl_says_rings_links_and_interfaces():

@@ -236,6 +236,14 @@ def test_eight_ranks_of_a_thousand_iterations_are_small(tmp_path):
     assert written.size_bytes == (tmp_path / "t").stat().st_size < 50e6
 
 
+def test_times_at_which_a_gpus_work_was_queued_are_not_shown(tmp_path):
+    write_ddp_job(tmp_path / "run", Truth(iterations=5, is_on_gpu=True))
+    _, tracks = export(tmp_path / "run", tmp_path / "t")
+    shown = {name for name in ("iterations", "optimizer", "forward", "backward", "communication")
+             if slices_of(tracks, "rank 0 ", name)}  # fmt: skip
+    assert shown == {"iterations", "optimizer"}
+
+
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=40))
 def test_lanes_hold_every_slice_and_no_two_at_once(spans):
     spans = sorted((begin, begin + length) for begin, length in spans)

@@ -8,6 +8,7 @@ from ringtap.analysis.job import open_job
 from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.job.text import describe
 from ringtap.analysis.live.run_state import RunFollower
+from ringtap.analysis.plots.axes import timeline
 from ringtap.errors import UsageError
 from ringtap.records import open_records
 from ringtap.rundir import RunDirectory, write_json
@@ -43,6 +44,19 @@ def test_phases_are_those_of_the_job(job):
     ranks = found.rank_iterations
     assert ranks[ranks["rank"] == 0]["communication_s"].to_numpy(float) == pytest.approx(0.070)
     assert ranks["optimizer_s"].to_numpy(float) == pytest.approx(0.050)
+
+
+def test_phases_on_gpus_are_the_devices_durations(tmp_path):
+    truth = write_ddp_job(tmp_path / "job", Truth(iterations=6, is_on_gpu=True), sockets=False)
+    found = open_job(tmp_path / "job")
+    row = found.iterations.iloc[5]
+    assert (row["compute_s"], row["overlap_s"]) == (pytest.approx(0.130), pytest.approx(0.020))
+    assert row["exposed_least_s"] == pytest.approx(truth.network_ms / 1000)
+    assert row["exposed_s"] == pytest.approx((0.020 + 0.050) / 2)
+    assert found.rank_iterations["ready_ns"].isna().all()  # no time of the host's says when the last gradient was ready
+    assert "its last gradient was ready last" not in found.report()
+    with pytest.raises(UsageError, match=r"not known: no rank logged when its last gradient was ready \(DDP on GPUs"):
+        timeline(found, 5)
 
 
 def test_bytes_of_each_class_are_those_of_the_job(job):

@@ -26,13 +26,18 @@ MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal")
 class Player:
     """Answers the few NVML calls with what is written down, one answer after the other, then the last for ever."""
 
-    NVMLError = pynvml.NVMLError
+    NVMLError, NVMLError_NoPermission = pynvml.NVMLError, pynvml.NVMLError_NoPermission
+    NVMLError_GpuIsLost, nvmlMemory_v2 = pynvml.NVMLError_GpuIsLost, pynvml.nvmlMemory_v2  # noqa: N815
 
     def __init__(self, path: Path = GOLD) -> None:
         self._recorded = json.loads(path.read_text())
         self._played: dict[tuple[object, ...], int] = {}
         self.opened = 0
         self.lost: set[int] = set()
+        self.others = 0  # GPUs before these that are not this job's
+        self.reserved_bytes = 0
+        slices = {number for device in self._recorded["devices"] for number in device.get("slices", [])}
+        self._whole = [number for number in range(len(self._recorded["devices"])) if number not in slices]
 
     def nvmlInit(self) -> None:  # noqa: N802
         self.opened += 1
@@ -41,10 +46,35 @@ class Player:
         self.opened -= 1
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return len(self._recorded["devices"])
+        return self.others + len(self._whole)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        return index
+        if index < self.others:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+        return self._whole[index - self.others]
+
+    def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:  # noqa: N802
+        if handle == 0:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return [1, 1]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:  # noqa: N802
+        return len(self._recorded["devices"][handle]["slices"])
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, index: int) -> int:  # noqa: N802
+        found = self._recorded["devices"][handle]["slices"][index]
+        if found is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return int(found)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int, version: int = 0) -> SimpleNamespace:  # noqa: N802
+        self._raise_if_lost(handle)
+        if version and not self.reserved_bytes:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)  # a driver before 510
+        answer = self._next((handle, "memory"), self._recorded["devices"][handle]["calls"]["nvmlDeviceGetMemoryInfo"])
+        return SimpleNamespace(
+            **answer | {"used": answer["used"] - (self.reserved_bytes if version and not handle else 0)}
+        )
 
     def nvmlDeviceGetName(self, handle: int) -> bytes:  # noqa: N802
         return self._recorded["devices"][handle]["name"].encode()  # older bindings give bytes
@@ -112,7 +142,7 @@ def test_what_a_gpu_supports_becomes_columns(tmp_path: Path) -> None:
     assert taken.every_s == pytest.approx(1 / 6)  # NVML's own sampling is no faster
     taken.start()
     taken.sample()
-    assert taken.stop() == {"gpus": 2, "failed_readings": 0, "lost": {}}
+    assert taken.stop() == {"gpus": 3, "failed_readings": 0, "lost": {}}
     assert player.opened == 0
     seen = rows(tmp_path / "gpu/gpu0.rec")
     assert [row["utilization_pct"] for row in seen][-1] == 99
@@ -135,7 +165,8 @@ def test_what_is_not_supported_is_named_each_with_its_reason(tmp_path: Path) -> 
     taken = collector(tmp_path, Player())
     taken.start()
     taken.stop()
-    log = open_records(tmp_path / "gpu/gpu1.rec")
+    log = open_records(tmp_path / "gpu/gpu1-mig1.rec")
+    assert log.about["uuid"].startswith("MIG-")
     assert [field.name for field in log.fields] == ["t_ns", "mono_ns", "memory_used_bytes", "memory_total_bytes"]
     absent = log.about["absent"]
     assert absent["utilization_pct"] == "Not Supported"
@@ -166,6 +197,21 @@ def test_pcie_is_measured_beside_the_samples_not_within(tmp_path: Path) -> None:
     assert rows(tmp_path / "gpu/gpu0.rec")[-1]["pcie_rx_bytes_per_s"] == 8_400_000_000
 
 
+def test_pcie_rates_that_fail_later_are_counted(tmp_path: Path) -> None:
+    player = Player()
+    taken = collector(tmp_path, player)
+    taken.start()
+
+    def fails(handle: int, way: int) -> int:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+
+    player.nvmlDeviceGetPcieThroughput = fails
+    (meter,) = [one.meter for one in taken._gpus if one.meter]
+    meter.join(10)  # which it ends by itself
+    taken.sample()
+    assert taken.stop()["failed_readings"] == 2 * 2  # both rates, in this sample and in the last one
+
+
 def test_a_gpu_that_is_lost_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     player = Player()
     taken = collector(tmp_path, player)
@@ -174,7 +220,7 @@ def test_a_gpu_that_is_lost_is_named_and_the_others_go_on(tmp_path: Path) -> Non
     taken.sample()
     taken.sample()
     facts = taken.stop()
-    assert facts["gpus"] == 1
+    assert facts["gpus"] == 2
     assert "GPU is lost" in facts["lost"]["gpu0"]
     assert len(rows(tmp_path / "gpu/gpu0.rec")) == 1
     assert len(rows(tmp_path / "gpu/gpu1.rec")) == 4
@@ -184,17 +230,39 @@ def test_the_last_gpu_to_go_ends_the_collector(tmp_path: Path) -> None:
     player = Player()
     taken = collector(tmp_path, player)
     taken.start()
-    player.lost |= {0, 1}
+    player.lost |= {0, 1, 2}
     with pytest.raises(OSError, match="does not answer: GPU is lost"):
         taken.sample()
-    assert set(taken.stop()["lost"]) == {"gpu0", "gpu1"}
+    assert set(taken.stop()["lost"]) == {"gpu0", "gpu1", "gpu1-mig1"}
 
 
 def test_check_names_the_gpus(tmp_path: Path) -> None:
     player = Player()
     check = collector(tmp_path, player).check()
-    assert (check.state, check.reason.split(":")[0]) == ("ok", "2 GPUs")
+    assert (check.state, check.reason.split(":")[0]) == ("ok", "3 GPUs")
     assert player.opened == 0
+
+
+def test_gpus_of_other_jobs_are_left_out(tmp_path: Path) -> None:
+    player = Player()
+    player.others = 2
+    taken = collector(tmp_path, player)
+    assert taken.check().state == "ok"
+    taken.start()
+    taken.stop()
+    assert sorted(path.stem for path in tmp_path.glob("gpu/*.rec")) == ["gpu2", "gpu3", "gpu3-mig1"]
+
+
+def test_memory_in_use_is_without_what_the_driver_reserves(tmp_path: Path) -> None:
+    for reserved_bytes in (0, 500_000_000):
+        player = Player()
+        player.reserved_bytes = reserved_bytes
+        taken = collector(tmp_path / str(reserved_bytes), player)
+        taken.start()
+        taken.stop()
+    first, second = (rows(tmp_path / name / "gpu/gpu0.rec")[0] for name in ("0", "500000000"))
+    assert first["memory_used_bytes"] - second["memory_used_bytes"] == 500_000_000
+    assert first["memory_total_bytes"] == second["memory_total_bytes"]
 
 
 def test_without_a_driver_the_reason_is_nvmls_own(tmp_path: Path) -> None:

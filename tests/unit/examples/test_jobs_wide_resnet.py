@@ -53,6 +53,31 @@ def train(*arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
 
 
+@pytest.mark.parametrize(
+    ("devices", "ranks", "found"),
+    [
+        (4, 4, ("cuda:3", "nccl")),
+        (1, None, ("cuda:0", "nccl")),  # a device for each task of Slurm, which sees no other one
+        (2, 4, ("cuda:1", "gloo")),
+        (0, 4, ("cpu", "gloo")),
+    ],
+)
+def test_the_fourth_rank_of_a_host(
+    monkeypatch: pytest.MonkeyPatch, devices: int, ranks: int | None, found: tuple[str, str]
+) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: devices > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if ranks is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    device = wide_resnet.own_device()
+    assert (str(device), wide_resnet.own_backend(device)) == found
+    assert chosen == [device] * (devices > 0)
+
+
 @pytest.mark.parametrize("prefix", ["train", "t10k"])
 def test_plain_and_gzipped_files_are_read(tmp_path: Path, prefix: str) -> None:
     write_set(tmp_path)

@@ -253,6 +253,10 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         (trace(steps, ranks=1), "has no iteration: call step"),
         (trace(gpu_step(0)[:5], ranks=1), "has no kernel of NCCL and no collective of gloo"),
         (
+            trace([*gpu_step(0)[:5], event("user_annotation", "gloo:all_reduce", 19, 5)], ranks=1),
+            "has kernels of a GPU and collectives of gloo, which have none: use NCCL with GPUs",
+        ),
+        (
             trace([one for one in gpu_events() if one.get("cat") != "kernel"], ranks=1),
             "profile a distributed job, GPUs too",
         ),

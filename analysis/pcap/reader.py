@@ -323,6 +323,6 @@ def _on_disk(scanned: Scanned) -> Scanned:
     if isinstance(scanned.cells, np.memmap) or len(scanned.cells) < _FEW_CELLS:
         return scanned
     with tempfile.TemporaryFile() as file:
-        file.write(scanned.cells.data)
+        file.write(np.asarray(scanned.cells).data)
         file.flush()
-        return replace(scanned, cells=np.memmap(file, CELL, "r", shape=scanned.cells.shape))
+        return replace(scanned, cells=np.memmap(file, CELL, "r", shape=len(scanned.cells)))

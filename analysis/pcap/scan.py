@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,16 @@ class Pick:
     accepts: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]] | None = None
 
 
+class Cells(Protocol):
+    """Rows of ``scan_dtypes.CELL``, read in slices because they may not fit in memory: an array, or merged arrays."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+
+    def __getitem__(self, wanted: slice, /) -> npt.NDArray[Any]:
+        """Return rows that follow one another."""
+
+
 @dataclass(frozen=True)
 class Scanned:
     """Results of a scan.
@@ -82,7 +92,7 @@ class Scanned:
     """
 
     conversations: npt.NDArray[Any]
-    cells: npt.NDArray[Any]
+    cells: Cells
     queue_pairs: npt.NDArray[Any]
     counts: dict[str, int]
     start_ns: int

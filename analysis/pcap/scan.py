@@ -465,6 +465,7 @@ class Arena:
         if segments:
             self._segments = np.empty(segments * ks.SEGMENT_BYTES, np.uint8)
             self.state[ks.SEGMENTS_AT] = self.state[ks.SEGMENTS_BEGIN] = self._segments.ctypes.data
+            self.state[ks.RUNS_AT] = self._segments.ctypes.data + self._segments.nbytes
         self._initial = self.state.copy()
 
     def clear(self) -> None:
@@ -474,7 +475,8 @@ class Arena:
         self.queue_pairs[:pairs].view(np.uint8)[:] = 0
         self._blocks[ks.DIRECTIONS][: rows * 2 * ks.DIRECTION_BYTES] = 0
         self._blocks[ks.SLOTS][: self.word(ks.SLOT_MASK) + 1 << ks.SLOT_SHIFT] = 0
-        self._blocks[ks.FRAGMENTS][:] = 0
+        if self.word(ks.N_FRAGMENTS):
+            self._blocks[ks.FRAGMENTS][:] = 0
         if pairs:
             self._blocks[ks.QUEUE_PAIR_SLOTS][:] = 0
         self.cells.rows_in_file = 0

@@ -20,7 +20,6 @@ from ringtap.analysis.pcap.kernels.memory import (
     load8,
     load32,
     load64,
-    store8,
     store32,
     store64,
     swapped16,
@@ -31,7 +30,9 @@ from ringtap.analysis.pcap.kernels.state import (
     D_NEXT,
     D_RUN,
     D_RUN_END,
+    D_RUN_KEY,
     D_RUN_LAST,
+    D_RUN_LIMIT,
     D_SEGMENT_BYTES,
     D_SEGMENTS,
     D_SYN,
@@ -43,10 +44,14 @@ from ringtap.analysis.pcap.kernels.state import (
     HOLE_NS,
     HOLE_TO,
     HOLES,
-    IN_RUN,
     MAX_HOLES,
     MAX_ROWS,
     N_MALFORMED,
+    R_NEXT,
+    R_NS,
+    R_PAYLOAD,
+    RUN_BYTES,
+    RUNS_AT,
     S_ACKNOWLEDGED,
     S_CLOSED,
     S_END,
@@ -366,57 +371,48 @@ def _write_segment(
     size: int,
     time_ns: int,
 ) -> None:
-    """Write a segment that `replay` follows; those in order that differ in nothing else are counted in their first."""
-    at, head, end = get(state, SEGMENTS_AT), load64(work + D_RUN), (sequence + payload) & 0xFFFFFFFF
-    put(state, SEGMENTS_AT, at + SEGMENT_BYTES)
-    store64((work ^ 128) + D_RUN, 0)
-    is_usual = payload > 0 and not closed and flags & ~_PSH == _ACK
-    if (
-        head > 0
-        and is_usual
-        and sequence == load64(work + D_RUN_END)
-        and payload <= load32(head + S_PAYLOAD)
-        and acknowledged == load32(head + S_ACKNOWLEDGED)
-        and header_bytes == load8(head + S_HEADER)
-    ):
-        store32(load64(work + D_RUN_LAST) + S_NEXT, at - load64(work + D_RUN_LAST))
+    """Write a segment that `replay` follows, or add it to the run of an earlier one."""
+    end = (sequence + payload) & 0xFFFFFFFF
+    key = acknowledged | (flags & ~_PSH) << 32 | header_bytes << 40 | closed << 48
+    # one branch, because the processor could not predict several
+    is_next = (sequence == load64(work + D_RUN_END)) & (key == load64(work + D_RUN_KEY))
+    if is_next & (payload > 0) & (payload <= load64(work + D_RUN_LIMIT)):
+        at, before, head = get(state, RUNS_AT) - RUN_BYTES, load64(work + D_RUN_LAST), load64(work + D_RUN)
+        put(state, RUNS_AT, at)
+        store64(work + D_RUN_LAST, at + R_NEXT)
+        store32(before, abs(at + R_NEXT - before))
+        store64(at + R_NS, time_ns)
+        store64(at + R_PAYLOAD, payload)
         store32(head + S_MORE, load32(head + S_MORE) + 1)
         store32(head + S_END, end)
-        store32(at + S_FLOW, flow | IN_RUN)
     else:
-        store64(work + D_RUN, at if is_usual else 0)
-        store32(at + S_FLOW, flow)
-    store64(work + D_RUN_LAST, at)
+        at, is_usual = get(state, SEGMENTS_AT), (flags & ~_PSH == _ACK) & (closed == 0)
+        put(state, SEGMENTS_AT, at + SEGMENT_BYTES)
+        store64(work + D_RUN_LAST, at + S_NEXT)
+        store64(work + D_RUN, at)
+        store64(work + D_RUN_KEY, key)
+        store64(work + D_RUN_LIMIT, payload * is_usual)
+        store64(at + S_FLOW, flow | payload << 32)
+        store64(at + S_SEQUENCE, sequence | acknowledged << 32)
+        store64(at + S_NS, time_ns)
+        store64(at + S_NEXT, size)
+        store64(at + S_END, end | flags << 32 | header_bytes << 40 | family << 48 | closed << 56)
     store64(work + D_RUN_END, end)
-    store32(at + S_PAYLOAD, payload)
-    store32(at + S_SEQUENCE, sequence)
-    store32(at + S_ACKNOWLEDGED, acknowledged)
-    store64(at + S_NS, time_ns)
-    store32(at + S_NEXT, size)
-    store32(at + S_MORE, 0)
-    store32(at + S_END, end)
-    store8(at + S_FLAGS, flags)
-    store8(at + S_HEADER, header_bytes)
-    store8(at + S_FAMILY, family)
-    store8(at + S_CLOSED, closed)
+    store64((work ^ 128) + D_RUN_LIMIT, 0)
 
 
 @kernel
-def _follow_written(state: int, flow: int, work: int, at: int) -> None:
-    _follow(
-        state,
-        flow,
-        work,
-        load8(at + S_FLAGS),
-        load32(at + S_SEQUENCE),
-        load32(at + S_ACKNOWLEDGED),
-        load32(at + S_PAYLOAD),
-        load8(at + S_HEADER),
-        load8(at + S_FAMILY),
-        load8(at + S_CLOSED),
-        load32(at + S_NEXT),
-        load64(at + S_NS),
-    )
+def _follow_run(state: int, flow: int, work: int, head: int) -> None:
+    """Follow the segments of a run one by one."""
+    acknowledged, header_bytes, family = load32(head + S_ACKNOWLEDGED), load8(head + S_HEADER), load8(head + S_FAMILY)
+    sequence, at = load32(head + S_SEQUENCE) + load32(head + S_PAYLOAD), head + S_NEXT
+    at += load32(at)
+    for _ in range(load32(head + S_MORE)):
+        payload, time_ns = load32(at + R_PAYLOAD - R_NEXT), load64(at + R_NS - R_NEXT)
+        sequence &= 0xFFFFFFFF
+        _follow(state, flow, work, _ACK, sequence, acknowledged, payload, header_bytes, family, 0, 0, time_ns)
+        sequence += payload
+        at -= load32(at)
 
 
 @kernel
@@ -430,26 +426,21 @@ def replay(state: int, begin: int, end: int, flows: int) -> None:
         flows: address of the flow, here, of each conversation's first direction there.
     """
     for at in range(begin, end, SEGMENT_BYTES):
-        number = load32(at + S_FLOW)
-        if number & IN_RUN:
-            continue
+        number, more = load32(at + S_FLOW), load32(at + S_MORE)
         flow = load64(flows + (number >> 1) * 8) ^ (number & 1)
         work = work_of(state, flow)
-        _follow_written(state, flow, work, at)
-        more = load32(at + S_MORE)
-        if more == 0:
-            continue
-        payload, room = load32(at + S_PAYLOAD), _room(work, load8(at + S_HEADER), load8(at + S_FAMILY))
-        is_next = load64(work + D_NEXT) == (load32(at + S_SEQUENCE) + payload) & 0xFFFFFFFF
-        if is_next and load64(work + D_TIMED) >= 0 and (payload <= room or room <= 0):
-            # each of the others would only advance the sequence number
-            store64(work + D_NEXT, load32(at + S_END))
-            add(work + D_SEGMENTS, more)
-        else:
-            member = at
-            for _ in range(more):
-                member += load32(member + S_NEXT)
-                _follow_written(state, flow, work, member)
+        flags, closed, size, time_ns = load8(at + S_FLAGS), load8(at + S_CLOSED), load32(at + S_NEXT), load64(at + S_NS)
+        sequence, acknowledged, payload = load32(at + S_SEQUENCE), load32(at + S_ACKNOWLEDGED), load32(at + S_PAYLOAD)
+        header_bytes, family = load8(at + S_HEADER), load8(at + S_FAMILY)
+        _follow(state, flow, work, flags, sequence, acknowledged, payload, header_bytes, family, closed, size, time_ns)
+        following, room = load64(work + D_NEXT), _room(work, header_bytes, family)
+        is_next = following == (sequence + payload) & 0xFFFFFFFF
+        # then each segment of the run would only advance the sequence number
+        is_plain = is_next & (load64(work + D_TIMED) >= 0) & ((payload <= room) | (room <= 0))
+        store64(work + D_NEXT, load32(at + S_END) if is_plain else following)
+        add(work + D_SEGMENTS, more if is_plain else 0)
+        if more and not is_plain:
+            _follow_run(state, flow, work, at)
 
 
 @inlined

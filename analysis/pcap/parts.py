@@ -64,7 +64,7 @@ class _Parts:
         part = Scan(
             self._scan.bin_ns,
             conversations=_PART_CONVERSATIONS,
-            segments=(_PART_BYTES + BLOCK_BYTES) // LEAST_SEGMENT_BYTES,
+            segments=_PART_BYTES // LEAST_SEGMENT_BYTES + 2,  # the last record may end beyond the part
         )
         try:
             while (number := self._take(part)) is not None:
@@ -72,7 +72,8 @@ class _Parts:
                 end = None if begin is None else self._feed(part, begin, self._end_of(number))
                 part.close_cells()
                 with self._turn:
-                    self._turn.wait_for(lambda number=number: self._joined == number or self._is_over)
+                    while self._joined < number and not self._is_over:
+                        self._turn.wait()
                 if self._is_over:
                     return
                 self._join(part, number, begin, end)

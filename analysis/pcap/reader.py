@@ -174,7 +174,7 @@ def feed(
         scan: a scan that has not begun.
         stop: set by another thread to stop the reading.
         progress: called after each block.
-        threads: number of threads that scan a large plain file; then there is no progress before the end.
+        threads: number of threads that scan a large file that is not compressed.
 
     Raises:
         UsageError: it cannot be read, or is not a capture.

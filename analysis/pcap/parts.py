@@ -16,7 +16,7 @@ from ringtap.analysis.pcap.sources import BLOCK_BYTES, CaptureStream
 _PART_BYTES = 1 << 25
 _SEARCHED_BYTES = (BLOCK_BYTES, 4 * BLOCK_BYTES)
 _PART_CONVERSATIONS = 1 << 16
-_MAX_FAILURES = 2  # parts in a row that could not be joined: the rest is then left to one thread
+_MAX_FAILURES = 8  # parts in a row that could not be joined: the rest is then left to one thread
 
 
 def feed_parts(stream: CaptureStream, scan: Scan, threads: int, stop: threading.Event) -> int:

@@ -14,7 +14,7 @@ from ringtap.analysis.pcap.scan import Scan
 from ringtap.analysis.pcap.sources import BLOCK_BYTES, CaptureStream
 
 _PART_BYTES = 1 << 25
-_SEARCHED_BYTES = (BLOCK_BYTES, 4 * BLOCK_BYTES)
+_SEARCHED_BYTES = (1 << 15, 1 << 20)  # three of the largest packets of offload take 200,000
 _PART_CONVERSATIONS = 1 << 16
 _MAX_FAILURES = 8  # parts in a row that could not be joined: the rest is then left to one thread
 
@@ -53,7 +53,8 @@ class _Parts:
     def __init__(self, stream: CaptureStream, scan: Scan, stop: threading.Event) -> None:
         self._stream, self._scan, self._stop = stream, scan, stop
         self._total_bytes = stream.total_bytes or 0
-        self.fed_bytes = self._begin = self._feed(scan, 0, BLOCK_BYTES)  # which has the file's header
+        block = memoryview(bytearray(BLOCK_BYTES))  # the first one has the file's header
+        self.fed_bytes = self._begin = self._feed(scan, block, 0, BLOCK_BYTES)
         self.count = -(-(self._total_bytes - self._begin) // _PART_BYTES)
         self._taken = self._joined = self._failures = 0
         self._is_over = False
@@ -61,31 +62,39 @@ class _Parts:
 
     def work(self) -> None:
         """Scan parts and join them until there are none."""
+        block, is_joined = memoryview(bytearray(BLOCK_BYTES)), False
         part = Scan(
             self._scan.bin_ns,
             conversations=_PART_CONVERSATIONS,
             segments=_PART_BYTES // LEAST_SEGMENT_BYTES + 2,  # the last record may end beyond the part
         )
         try:
-            while (number := self._take(part)) is not None:
+            while (number := self._take(part, is_joined)) is not None:
                 begin = self._first_record(part, number)
-                end = None if begin is None else self._feed(part, begin, self._end_of(number))
+                end = None if begin is None else self._feed(part, block, begin, self._end_of(number))
                 part.close_cells()
                 with self._turn:
                     while self._joined < number and not self._is_over:
                         self._turn.wait()
                 if self._is_over:
                     return
-                self._join(part, number, begin, end)
+                is_joined = begin == self.fed_bytes and end is not None and self._scan.join(part)
+                if is_joined and end is not None:
+                    self.fed_bytes, self._failures = end, 0
+                else:
+                    self.fed_bytes = self._feed(self._scan, block, self.fed_bytes, self._end_of(number))
+                    self._failures += 1
+                self._stream.read_bytes = self.fed_bytes
+                self._pass_turn(is_over=self._failures == _MAX_FAILURES)
         except BaseException:
             self._pass_turn(is_over=True)
             raise
 
-    def _take(self, part: Scan) -> int | None:
+    def _take(self, part: Scan, is_joined: bool) -> int | None:
         with self._turn:
             if self._is_over or self._stop.is_set() or self._taken == self.count:
                 return None
-            part.begin_part(self._scan)
+            part.begin_part(self._scan, is_joined)
             self._taken += 1
             return self._taken - 1
 
@@ -104,9 +113,8 @@ class _Parts:
                 return begin + skipped
         return None
 
-    def _feed(self, scan: Scan, at: int, end: int) -> int:
+    def _feed(self, scan: Scan, block: memoryview, at: int, end: int) -> int:
         """Feed the bytes up to a place to a scan, and those that complete its last record; return where that ends."""
-        block = memoryview(bytearray(BLOCK_BYTES))
         while not self._stop.is_set():
             wanted = end - at if at < end else scan.wanted_bytes
             data = block[: self._stream.read_at(block[: max(wanted, 0)], at)]
@@ -115,15 +123,6 @@ class _Parts:
             scan.feed(data)
             at += len(data)
         return at
-
-    def _join(self, part: Scan, number: int, begin: int | None, end: int | None) -> None:
-        if begin == self.fed_bytes and end is not None and self._scan.join(part):
-            self.fed_bytes, self._failures = end, 0
-        else:
-            self.fed_bytes = self._feed(self._scan, self.fed_bytes, self._end_of(number))
-            self._failures += 1
-        self._stream.read_bytes = self.fed_bytes
-        self._pass_turn(is_over=self._failures == _MAX_FAILURES)
 
     def _pass_turn(self, is_over: bool) -> None:
         with self._turn:

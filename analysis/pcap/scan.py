@@ -48,6 +48,7 @@ _ACROSS_PARTS = (
     ks.N_QUEUE_PAIRS,
     ks.QUEUE_PAIR_ROWS,
 )
+_KEPT_CONVERSATIONS = 1 << 13  # from one part to the next: each part walks over them
 _USUAL_MAX_KEPT = 262_144  # snap length that tools use for "no limit"
 
 
@@ -241,9 +242,14 @@ class Scan:
             return self._wanted - len(self._torn)
         return self._to_skip
 
-    def begin_part(self, whole: Scan) -> None:
-        """Begin anew, with the format and the interfaces that another scan has found at the start of the stream."""
-        self._arena.clear()
+    def begin_part(self, whole: Scan, is_joined: bool) -> None:
+        """Begin anew, with the format and the interfaces that another scan has found at the start of the stream.
+
+        Args:
+            whole: that scan.
+            is_joined: True if it joined what this one scanned before; the conversations are then kept.
+        """
+        self._arena.clear(is_joined)
         self._walk, self._resume, self._big_endian = whole._walk, whole._resume, whole._big_endian
         self._started, self._searching = True, False
         self._torn, self._to_skip = b"", 0
@@ -285,8 +291,7 @@ class Scan:
         ):
             return False
         self._make_room(other.word(ks.CELLS_AT) - other.cells.begin)
-        flows = np.empty(other.word(ks.ROWS), np.int64)
-        self._entries["join"](arena.address, other.address, flows.ctypes.data)
+        self._entries["join"](arena.address, other.address, other.joined_flows.ctypes.data)
         return True
 
     def _skip(self, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
@@ -466,11 +471,18 @@ class Arena:
             self._segments = np.empty(segments * ks.SEGMENT_BYTES, np.uint8)
             self.state[ks.SEGMENTS_AT] = self.state[ks.SEGMENTS_BEGIN] = self._segments.ctypes.data
             self.state[ks.RUNS_AT] = self._segments.ctypes.data + self._segments.nbytes
+            self.joined_flows = np.empty(limit, np.int64)
         self._initial = self.state.copy()
 
-    def clear(self) -> None:
-        """Empty the state and the tables, as far as they were used."""
+    def clear(self, keep_conversations: bool) -> None:
+        """Empty the state and the tables, as far as they were used; the conversations may be kept, if they are few."""
         rows, pairs = self.word(ks.ROWS), self.word(ks.QUEUE_PAIR_ROWS)
+        if keep_conversations and rows <= _KEPT_CONVERSATIONS:
+            kept = [(word, self.word(word)) for word in (ks.ROWS, ks.JOINED_ROWS, ks.SLOT_MASK)]
+            self.state[:] = self._initial
+            for word, value in kept:
+                self.state[word] = value
+            return
         self.conversations[:rows].view(np.uint8)[:] = 0
         self.queue_pairs[:pairs].view(np.uint8)[:] = 0
         self._blocks[ks.DIRECTIONS][: rows * 2 * ks.DIRECTION_BYTES] = 0

@@ -7,7 +7,7 @@ connection. All other results are sums, earliest and latest times.
 from __future__ import annotations
 
 from ringtap.analysis.pcap.kernels.flow import add, count, flow_of, get, key_of, put, row_of, work_of
-from ringtap.analysis.pcap.kernels.memory import kernel, load32, load64, store32, store64
+from ringtap.analysis.pcap.kernels.memory import inlined, kernel, load32, load64, store32, store64
 from ringtap.analysis.pcap.kernels.state import (
     BASE_BIN,
     BIN,
@@ -19,12 +19,15 @@ from ringtap.analysis.pcap.kernels.state import (
     COUNTS,
     D_FIRST_TAG,
     D_LAST_NS,
+    D_RUN_LIMIT,
     D_SEGMENTS,
     D_TAG,
     FIRST_NS,
+    JOINED_ROWS,
     LAST_NS,
     MIN_BIN,
     N_NETWORKS,
+    NO_BIN,
     ROWS,
 )
 from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION, offsets
@@ -33,26 +36,45 @@ _ROW, _CELL, _COUNTS = CONVERSATION.itemsize, CELL.itemsize, len(COUNTS)
 _A, _B, _FIRST_NS = offsets(CONVERSATION, "a", "b", "first_ns")
 
 
+@inlined
+def _join_direction(state: int, work: int, other: int) -> None:
+    """Add what a part found of a direction, and reset it for the next part."""
+    add(work + D_SEGMENTS, load64(other + D_SEGMENTS))
+    store64(work + D_LAST_NS, max(load64(work + D_LAST_NS), load64(other + D_LAST_NS)))
+    tag = load64(other + D_TAG)
+    if tag:
+        before, first = load64(work + D_TAG), load64(other + D_FIRST_TAG)
+        if before and first > 0 and first != before:
+            count(state, N_NETWORKS)
+        store64(work + D_TAG, tag)
+    store64(other + D_SEGMENTS, 0)
+    store64(other + D_LAST_NS, NO_BIN)
+    store64(other + D_TAG, 0)
+    store64(other + D_FIRST_TAG, -1)
+    store64(other + D_RUN_LIMIT, 0)
+
+
 @kernel
 def join_rows(state: int, part: int, flows: int) -> None:
-    """Add the part's conversations, and write the flow here of each one's first direction."""
+    """Add the part's conversations; write the flow here of each new one's first direction."""
+    joined = get(part, JOINED_ROWS)
     for number in range(get(part, ROWS)):
-        row = get(part, CONVERSATIONS) + number * _ROW
-        addresses, rest = key_of(state, row)
-        first_ns = load64(row + _FIRST_NS)
-        flow = flow_of(state, addresses, rest, row + _A, row + _B, first_ns)
-        store64(flows + 8 * number, flow)
-        mine = row_of(state, flow) + _FIRST_NS
-        store64(mine, min(load64(mine), first_ns))
-        for side in range(2):
-            work, other = work_of(state, flow ^ side), work_of(part, number * 2 + side)
-            add(work + D_SEGMENTS, load64(other + D_SEGMENTS))
-            store64(work + D_LAST_NS, max(load64(work + D_LAST_NS), load64(other + D_LAST_NS)))
-            if load64(other + D_TAG):
-                before, first = load64(work + D_TAG), load64(other + D_FIRST_TAG)
-                if before and first > 0 and first != before:
-                    count(state, N_NETWORKS)
-                store64(work + D_TAG, load64(other + D_TAG))
+        forth = work_of(part, number * 2)
+        back = forth ^ 128
+        if number >= joined:
+            row = get(part, CONVERSATIONS) + number * _ROW
+            addresses, rest = key_of(state, row)
+            first_ns = load64(row + _FIRST_NS)
+            flow = flow_of(state, addresses, rest, row + _A, row + _B, first_ns)
+            store64(flows + 8 * number, flow)
+            mine = row_of(state, flow) + _FIRST_NS
+            store64(mine, min(load64(mine), first_ns))
+        elif load64(forth + D_LAST_NS) == NO_BIN and load64(back + D_LAST_NS) == NO_BIN:
+            continue  # it has no packets in this part
+        work = work_of(state, load64(flows + 8 * number))
+        _join_direction(state, work, forth)
+        _join_direction(state, work ^ 128, back)
+    put(part, JOINED_ROWS, get(part, ROWS))
 
 
 @kernel

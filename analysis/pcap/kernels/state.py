@@ -51,6 +51,7 @@ LAST_NS = 28  # the latest time seen
 NEEDED = 29  # bytes needed to continue, from the place of the stop on
 STOPPED = 30  # reason for the stop: one of those below
 QUEUE_PAIR_ROWS = 31
+JOINED_ROWS = 71  # conversations of a part that the scan of the whole knows
 PICKED = 67  # address of the row of the packet that is decoded; 0: none
 TAG = 36  # code of the packet's VLAN or VNI
 UNTAGGED = 1

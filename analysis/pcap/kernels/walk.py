@@ -275,7 +275,7 @@ def join(state: int, part: int, flows: int) -> int:
     Args:
         state: address of the state.
         part: address of the state of that scan.
-        flows: address of one word per conversation of it, to work with.
+        flows: address of one word per conversation of it, which hold the flows here of those joined before.
     """
     shift = bins_between(state, part)
     join_rows(state, part, flows)

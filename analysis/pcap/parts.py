@@ -14,7 +14,7 @@ from ringtap.analysis.pcap.scan import Scan
 from ringtap.analysis.pcap.sources import BLOCK_BYTES, CaptureStream
 
 _PART_BYTES = 1 << 25
-_SEARCHED_BYTES = (1 << 15, 1 << 20)  # three of the largest packets of offload take 200,000
+_SEARCHED_BYTES = (1 << 15, 1 << 20)  # the second holds some packets of segmentation offload
 _PART_CONVERSATIONS = 1 << 16
 _MAX_FAILURES = 8  # parts in a row that could not be joined: the rest is then left to one thread
 

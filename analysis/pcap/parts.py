@@ -15,7 +15,7 @@ from ringtap.analysis.pcap.sources import BLOCK_BYTES, CaptureStream
 
 _PART_BYTES = 1 << 25
 _SEARCHED_BYTES = (1 << 15, 1 << 20)  # the second holds some packets of segmentation offload
-_PART_CONVERSATIONS = 1 << 16
+_PART_CONVERSATIONS = 1 << 14  # their tables take 15 MB per thread; a part with more is scanned again
 _MAX_FAILURES = 8  # parts in a row that could not be joined: the rest is then left to one thread
 
 

@@ -1,6 +1,6 @@
 """Speed of `ringtap flows` beside other readers of captures, in one run on one machine (docs/method/benchmarks.md).
 
-python benchmarks/pcap.py [--quick] [-o FILE] [--markdown FILE]
+python benchmarks/pcap.py [--quick | --large] [-o FILE] [--markdown FILE]
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ def main() -> int:
         settings = Settings(options.quick, options.repeats, (), limit_s=_QUICK_LIMIT_S if options.quick else None)
         bench = Bench(settings, processes, [], [], Path(folder))
         sizes = _QUICK if options.quick else _FULL
-        _measure(bench, replace(sizes, whole=options.packets or sizes.whole))
+        if options.large:
+            _large(bench, make_file(bench, "large.pcap", options.packets or _LARGE_PACKETS), cores()[-1:])
+        else:
+            _measure(bench, replace(sizes, whole=options.packets or sizes.whole))
     machine = describe() | {"stolen_pct": before.stolen_pct_since(), "others_pct": before.others_pct_since()}
     write(bench, machine, options, last_line(bench.samples), tables(bench.samples))
     return 1 if bench.failures else 0
@@ -69,11 +72,13 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("--quick", action="store_true", help="smaller captures; ends within 60 s")
+    extent = parser.add_mutually_exclusive_group()
+    extent.add_argument("--quick", action="store_true", help="smaller captures; ends within 60 s")
+    extent.add_argument("--large", action="store_true", help="only a capture of 10 GB, on one core and on all")
     parser.add_argument(
         "--repeats", type=int, default=7, help="of the fast readers (default 7; --quick: as time allows)"
     )
-    parser.add_argument("--packets", type=int, metavar="N", help="of a capture (10 million; --quick: 8 million)")
+    parser.add_argument("--packets", type=int, metavar="N", help="of a capture (10 million; --quick: 8; --large: 98)")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write every sample as JSON")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown")
     options = parser.parse_args()
@@ -98,11 +103,20 @@ def _measure(bench: Bench, sizes: Sizes) -> None:
     for turn in range(1 if bench.settings.quick else 3):
         _sample(bench, RINGTAP, [whole], "all", turn, lambda: run_ringtap(bench, [whole], None))
         _sample(bench, RINGTAP, [whole, other], "all", turn, lambda: run_ringtap(bench, [whole, other], None))
+    if bench.settings.quick:
+        _large(bench, whole, one)
+        return
     for file in (whole, other):
         file.path.unlink()
-    if not bench.settings.quick:
-        large = make_file(bench, "large.pcap", _LARGE_PACKETS)
-        _sample(bench, RINGTAP, [large], "all", 0, lambda: run_ringtap(bench, [large], None))
+    _large(bench, make_file(bench, "large.pcap", _LARGE_PACKETS), one)
+
+
+def _large(bench: Bench, large: File, one: list[int]) -> None:
+    """Measure one core and all of them in turn, on one capture."""
+    for turn in range(1 if bench.settings.quick else min(bench.settings.repeats, 5)):
+        runs = {"one": lambda: run_ringtap(bench, [large], one), "all": lambda: run_ringtap(bench, [large], None)}
+        for on in ("one", "all") if turn % 2 else ("all", "one"):
+            _sample(bench, RINGTAP, [large], on, turn, runs[on], "large")
 
 
 def _beyond_start(bench: Bench, tool: str, part: File, single: File, cpus: list[int]) -> Callable[[], float]:
@@ -134,9 +148,11 @@ def _by_turns(bench: Bench, whole: File, one: list[int]) -> None:
         longest_s = max(longest_s, left_s - bench.left_s()) if left_s < float("inf") else 0.0
 
 
-def _sample(bench: Bench, tool: str, files: Sequence[File], on: str, turn: int, run: Callable[[], Ended]) -> None:
+def _sample(
+    bench: Bench, tool: str, files: Sequence[File], on: str, turn: int, run: Callable[[], Ended], measure: str = "read"
+) -> None:
     packets = sum(file.packets for file in files)
-    with bench.sample("read", tool=tool, cores=on, files=len(files), round=turn, packets=packets) as figures:
+    with bench.sample(measure, tool=tool, cores=on, files=len(files), round=turn, packets=packets) as figures:
         ended = run()
         figures["seconds"] = ended.wall_s
         figures["cpu_s"] = ended.cpu_s

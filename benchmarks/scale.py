@@ -1,6 +1,6 @@
 """Analysis of a run directory of many nodes, and of captures by Dask workers (docs/method/benchmarks.md).
 
-python benchmarks/scale.py [--quick] [-o FILE] [--markdown FILE]
+python benchmarks/scale.py [--quick] [--captures] [-o FILE] [--markdown FILE]
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="ringtap-benchmark-") as folder, Processes({}) as processes:
         settings = Settings(options.quick, options.repeats, (), limit_s=_QUICK_LIMIT_S if options.quick else None)
         bench = Bench(settings, processes, [], [], Path(folder))
-        _nodes(bench, sizes)
-        _hours(bench, sizes)
+        if not options.captures:
+            _nodes(bench, sizes)
+            _hours(bench, sizes)
         _captures(bench, sizes)
     machine = describe() | {"stolen_pct": before.stolen_pct_since(), "others_pct": before.others_pct_since()}
     write(bench, machine, options, last_line(bench.samples), tables(bench.samples))
@@ -78,6 +79,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--quick", action="store_true", help="200 nodes and 1 GB of captures; ends within 60 s")
+    parser.add_argument("--captures", action="store_true", help="only the captures")
     parser.add_argument("--nodes", type=int, metavar="N", help="nodes of the run directory (1000)")
     parser.add_argument("--iterations", type=int, default=60, metavar="N", help="of its job (60)")
     parser.add_argument("--gigabytes", type=float, metavar="GB", help="of all captures together (10)")

@@ -152,7 +152,7 @@ class Pending:
             self._write(scanned)
             os.fchmod(self._file.fileno(), now.st_mode & 0o666)
             self._file.flush()
-            cells = np.memmap(self._file, CELL, "r", shape=scanned.cells.shape) if len(scanned.cells) else scanned.cells
+            cells = np.memmap(self._file, CELL, "r", shape=len(scanned.cells)) if len(scanned.cells) else scanned.cells
             self._name.replace(self._target)
         except OSError:
             return scanned
@@ -164,7 +164,7 @@ class Pending:
     def _write(self, scanned: Scanned) -> None:
         assert self._file is not None
         if not isinstance(scanned.cells, np.memmap):  # else the file holds them already
-            self._file.write(scanned.cells.data)
+            self._file.write(np.asarray(scanned.cells).data)
         names = ("counts", "start_ns", "bin_ns", "first_ns", "last_ns", "interfaces")
         item = {"key": self._key} | {name: getattr(scanned, name) for name in names}
         parts = (scanned.conversations.tobytes(), scanned.queue_pairs.tobytes(), json.dumps(item).encode())

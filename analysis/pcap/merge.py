@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.analysis.pcap.scan import Scanned
+from ringtap.analysis.pcap.scan import Cells, Scanned
 from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION, PACKET, QUEUE_PAIR
 from ringtap.analysis.pcap.traffic import Traffic
 from ringtap.errors import UsageError
@@ -128,7 +128,6 @@ def _only(scanned: Scanned, flows: _Mask, pairs: _Mask) -> Scanned:
 
 
 _Rows = npt.NDArray[Any]
-_IN_MEMORY_BYTES = 2**27
 _KIND = ("protocol", "kind", "layer", "family")
 # summed fields of a conversation, by direction
 _SUMS = (
@@ -189,7 +188,7 @@ def merge(parts: Sequence[Scanned], offsets_ns: Sequence[int] | None = None) -> 
             counts[name] = counts.get(name, 0) + number
     return Scanned(
         conversations=conversations,
-        cells=_cells(parts, flows, shifts),
+        cells=MergedCells(list(zip((part.cells for part in parts), flows, shifts, strict=True))),
         queue_pairs=_queue_pairs(parts, leads_ns),
         counts=counts,
         start_ns=start_ns,
@@ -290,29 +289,33 @@ def _earliest(
     return found
 
 
-def _cells(parts: Sequence[Scanned], flows: Sequence[npt.NDArray[np.uint32]], shifts: Sequence[int]) -> _Rows:
-    """Return the cells of all parts, mapped from an unnamed file if they are many."""
-    total = sum(len(part.cells) for part in parts)
-    numbered = _numbered(parts, flows, shifts)
-    if total * CELL.itemsize <= _IN_MEMORY_BYTES:
-        return np.concatenate([np.empty(0, CELL), *numbered])
-    with tempfile.TemporaryFile() as file:
-        for some in numbered:  # writing to a map, a page at a time, would take twice as long
-            file.write(some.data)
-        file.flush()
-        return np.memmap(file, CELL, "r+", shape=(total,))
+class MergedCells:
+    """Cells of several scans, read with the flow numbers and bins of the merged scan; nothing is copied before.
 
+    Args:
+        parts: for each scan its cells, the new numbers of its flows, and what is added to its bins.
+    """
 
-def _numbered(
-    parts: Sequence[Scanned], flows: Sequence[npt.NDArray[np.uint32]], shifts: Sequence[int]
-) -> Iterator[_Rows]:
-    """Yield the cells of all parts in batches, with the flow numbers and bins of the merged scan."""
-    for part, numbers, shift in zip(parts, flows, shifts, strict=True):
-        for begin in range(0, len(part.cells), 2**18):  # fits a processor's cache
-            some = np.array(part.cells[begin : begin + 2**18])
-            some["flow"] = numbers[some["flow"]]
-            some["bin"] += shift
-            yield some
+    def __init__(self, parts: Sequence[tuple[Cells, npt.NDArray[np.uint32], int]]) -> None:
+        self._parts = parts
+        self._ends = np.cumsum([0, *(len(cells) for cells, _, _ in parts)]).tolist()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, wanted: slice) -> _Rows:
+        first, last, _ = wanted.indices(len(self))
+        found = [np.empty(0, CELL)]
+        for (cells, flows, shift), begin, end in zip(self._parts, self._ends, self._ends[1:], strict=False):
+            if max(first, begin) < min(last, end):
+                some = np.array(cells[max(first - begin, 0) : min(last, end) - begin])
+                some["flow"] = flows[some["flow"]]
+                some["bin"] += shift
+                found.append(some)
+        return found[1] if len(found) == 2 else np.concatenate(found)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> _Rows:
+        return self[:]
 
 
 def _packets(parts: Sequence[Scanned], flows: Sequence[npt.NDArray[np.uint32]], leads_ns: Sequence[int]) -> _Rows:

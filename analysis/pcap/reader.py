@@ -19,6 +19,7 @@ import numpy as np
 
 from ringtap.analysis.pcap import cache as caches
 from ringtap.analysis.pcap.kernels import compile
+from ringtap.analysis.pcap.parts import feed_parts
 from ringtap.analysis.pcap.scan import Scan, Scanned
 from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION
 from ringtap.analysis.pcap.sources import CaptureStream, expand
@@ -35,6 +36,7 @@ _TICK_S = 0.1
 _STOP_S = 2.0  # limit of the wait for threads to stop; one may be blocked on a pipe
 _MAX_THREADS = 8  # each holds 200 MB at worst
 _FEW_CELLS = 1 << 16
+_MIN_BYTES_OF_PARTS = 1 << 26  # of a file that several threads scan
 _Path = str | os.PathLike[str]
 
 
@@ -131,7 +133,7 @@ def _warn(traffic: Traffic) -> Traffic:
 
 def scan_file(path: Path, bin_ns: int, cache: bool) -> Scanned | None:
     """Scan one capture for another process; None if the result is large and its cache lies beside the capture."""
-    (found,) = _Reading([path], bin_ns, cache).run(_no_progress)
+    (found,) = _Reading([path], bin_ns, cache, cores=1).run(_no_progress)
     if cache and len(found.cells) >= _FEW_CELLS and caches.places(path)[0].is_file():
         kept = caches.load(path, path.stat(), bin_ns)
         if kept is not None:
@@ -158,7 +160,12 @@ def scan_packets(path: Path, conversations: int | None = None) -> Scanned:
 
 
 def feed(
-    stream: CaptureStream, scan: Scan, stop: threading.Event | None = None, progress: Progress | None = None
+    stream: CaptureStream,
+    scan: Scan,
+    stop: threading.Event | None = None,
+    progress: Progress | None = None,
+    *,
+    threads: int = 1,
 ) -> Scanned:
     """Feed a capture to a scan and return its results.
 
@@ -167,11 +174,17 @@ def feed(
         scan: a scan that has not begun.
         stop: set by another thread to stop the reading.
         progress: called after each block.
+        threads: number of threads that scan a large file that is not compressed.
 
     Raises:
         UsageError: it cannot be read, or is not a capture.
     """
-    for block in stream.blocks():
+    blocks = stream.blocks()
+    if threads > 1 and (stream.total_bytes or 0) >= _MIN_BYTES_OF_PARTS and stream.is_plain:
+        stop = stop or threading.Event()
+        with _naming(stream.name):
+            blocks = stream.rest(feed_parts(stream, scan, threads, stop))
+    for block in blocks:
         with _naming(stream.name):
             scan.feed(block)
         if stop is not None and stop.is_set():
@@ -190,8 +203,16 @@ class _StoppedError(Exception):
 class _Reading:
     """The files of one call, read by threads or workers while the calling thread shows progress."""
 
-    def __init__(self, files: Sequence[Path | None], bin_ns: int, cache: bool, workers: Executor | None = None) -> None:
+    def __init__(
+        self,
+        files: Sequence[Path | None],
+        bin_ns: int,
+        cache: bool,
+        workers: Executor | None = None,
+        cores: int | None = None,
+    ) -> None:
         self._workers = workers
+        self._cores = min(cores or len(os.sched_getaffinity(0)), _MAX_THREADS)
         self._files, self._bin_ns, self._cache = files, bin_ns, cache
         self._found: list[Scanned | None] = [None] * len(files)
         self._sizes = [_size(path) for path in files]
@@ -248,7 +269,8 @@ class _Reading:
         for number in self._todo:
             size = self._sizes[number]
             total = None if total is None or size is None else total + size
-        count = min(len(self._todo), len(os.sched_getaffinity(0)), _MAX_THREADS)
+        count = min(len(self._todo), self._cores)
+        self._threads_per_file = self._cores // count
         threads = [threading.Thread(target=self._work, name="ringtap-scan", daemon=True) for _ in range(count)]
         for thread in threads:
             thread.start()
@@ -288,7 +310,8 @@ class _Reading:
         try:
             if self._cache and path is not None and stream.about is not None and caches.is_kept(stream.about):
                 pending = caches.Pending(path, stream.about, self._bin_ns)
-            scanned = feed(stream, Scan(self._bin_ns, None if pending is None else pending.cells), self._stop)
+            scan = Scan(self._bin_ns, None if pending is None else pending.cells)
+            scanned = feed(stream, scan, self._stop, threads=self._threads_per_file)
             if pending is not None:
                 return pending.keep(scanned)
             return scanned if len(self._files) == 1 else _on_disk(scanned)
@@ -323,6 +346,6 @@ def _on_disk(scanned: Scanned) -> Scanned:
     if isinstance(scanned.cells, np.memmap) or len(scanned.cells) < _FEW_CELLS:
         return scanned
     with tempfile.TemporaryFile() as file:
-        file.write(scanned.cells.data)
+        file.write(np.asarray(scanned.cells).data)
         file.flush()
-        return replace(scanned, cells=np.memmap(file, CELL, "r", shape=scanned.cells.shape))
+        return replace(scanned, cells=np.memmap(file, CELL, "r", shape=len(scanned.cells)))

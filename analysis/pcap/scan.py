@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,16 @@ _BODY_WORDS_IN_MEMORY = 2 * ks.MAX_BLOCK_BYTES // 4
 MAX_PICKED_BYTES = 2 << 30
 """Captured bytes of the packets that can be picked, at most."""
 TOO_MUCH = f"more than {MAX_PICKED_BYTES >> 30} GiB of these packets: choose a shorter time or a filter"
+_ACROSS_PARTS = (
+    ks.N_FRAGMENTS,
+    ks.N_BAD_TIME,
+    ks.N_NO_TIME,
+    ks.N_JUMPS,
+    ks.N_OVER_LIMIT,
+    ks.N_QUEUE_PAIRS,
+    ks.QUEUE_PAIR_ROWS,
+)
+_KEPT_CONVERSATIONS = 1 << 13  # from one part to the next: each part walks over them
 _USUAL_MAX_KEPT = 262_144  # snap length that tools use for "no limit"
 
 
@@ -62,6 +72,16 @@ class Pick:
     accepts: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]] | None = None
 
 
+class Cells(Protocol):
+    """Rows of ``scan_dtypes.CELL``, read in slices because they may not fit in memory: an array, or merged arrays."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+
+    def __getitem__(self, wanted: slice, /) -> npt.NDArray[Any]:
+        """Return rows that follow one another."""
+
+
 @dataclass(frozen=True)
 class Scanned:
     """Results of a scan.
@@ -82,7 +102,7 @@ class Scanned:
     """
 
     conversations: npt.NDArray[Any]
-    cells: npt.NDArray[Any]
+    cells: Cells
     queue_pairs: npt.NDArray[Any]
     counts: dict[str, int]
     start_ns: int
@@ -104,6 +124,11 @@ class Scan:
         packets: True to keep a row per packet too.
         conversations: number of conversations to distinguish; None for `MAX_CONVERSATIONS`.
         pick: packets whose bytes are kept; then no others are decoded. Not together with ``packets``.
+        segments: number of TCP segments to write down, for a scan that another one joins (`begin_part`); 0: they are
+            followed at once.
+
+    Attributes:
+        bin_ns: width of the bins.
 
     Raises:
         UsageError: numba is not installed, or the machine is big-endian.
@@ -117,10 +142,11 @@ class Scan:
         packets: bool = False,
         conversations: int | None = None,
         pick: Pick | None = None,
+        segments: int = 0,
     ) -> None:
         self._entries = compile.entries()
-        self._bin_ns = bin_ns
-        self._arena = Arena(bin_ns, cells, packets, conversations, pick)
+        self.bin_ns = bin_ns
+        self._arena = Arena(bin_ns, cells, packets, conversations, pick, segments)
         self._walk, self._resume = self._entries["walk"], self._entries["resume"]
         self._started = self._searching = self._big_endian = False
         self._torn = b""  # start of a record that is not complete yet
@@ -159,15 +185,11 @@ class Scan:
         """
         if not self._started:
             raise UsageError("is not a capture: it is too short" if self._torn else "is not a capture: it is empty")
-        arena, flow = self._arena, 0
+        arena = self._arena
         if self._searching and self._torn:
             arena.state[ks.IS_END] = 1
             self._torn = self._process(np.frombuffer(self._torn, np.uint8))
-        while True:
-            flow = self._entries["finish"](arena.address, flow, 0)
-            self._make_room()
-            if flow >= 2 * arena.word(ks.ROWS):
-                break
+        self.close_cells()
         self._entries["total"](arena.address, arena.cells.begin, arena.word(ks.CELLS_AT))
         counts = dict(zip(ks.COUNTS, arena.state[ks.COUNTED :].tolist(), strict=False))
         left = len(self._torn)
@@ -194,8 +216,8 @@ class Scan:
             cells=cells,
             queue_pairs=queue_pairs,
             counts=counts,
-            start_ns=(arena.word(ks.BASE_BIN) + least) * self._bin_ns if is_timed else 0,
-            bin_ns=self._bin_ns,
+            start_ns=(arena.word(ks.BASE_BIN) + least) * self.bin_ns if is_timed else 0,
+            bin_ns=self.bin_ns,
             first_ns=first_ns,
             last_ns=arena.word(ks.LAST_NS),
             interfaces=self._described,
@@ -203,6 +225,74 @@ class Scan:
             picks=rows_of.get(ks.PICKS_AT, np.zeros(0, PICK)),
             bodies=rows_of.get(ks.BODIES_AT, np.zeros(0, "<u4")),
         )
+
+    def close_cells(self) -> None:
+        """Close the open cells of all flows."""
+        flow = 0
+        while True:
+            flow = self._entries["finish"](self._arena.address, flow, 0)
+            self._make_room()
+            if flow >= 2 * self._arena.word(ks.ROWS):
+                break
+
+    @property
+    def wanted_bytes(self) -> int:
+        """Number of bytes known to be missing of a record that has begun; 0 between records."""
+        if self._torn and not self._searching:
+            return self._wanted - len(self._torn)
+        return self._to_skip
+
+    def begin_part(self, whole: Scan, is_joined: bool) -> None:
+        """Begin anew, with the format and the interfaces that another scan has found at the start of the stream.
+
+        Args:
+            whole: that scan.
+            is_joined: True if it joined what this one scanned before; the conversations are then kept.
+        """
+        self._arena.clear(is_joined)
+        self._walk, self._resume, self._big_endian = whole._walk, whole._resume, whole._big_endian
+        self._started, self._searching = True, False
+        self._torn, self._to_skip = b"", 0
+        self._corrupt_records = self._corrupt_bytes = 0
+        self._section, self._described = list(whole._section), []
+        self._arena.set_interfaces(self._section)
+        for word in (ks.SWAPPED, ks.MAX_KEPT):
+            self._arena.state[word] = whole._arena.word(word)
+        self._near_ns = whole._arena.word(ks.LAST_NS)
+
+    def find_record(self, block: memoryview) -> int | None:
+        """Return the number of bytes before the first record in a block; None if none is found."""
+        state, data = self._arena.state, np.frombuffer(block, np.uint8)
+        state[ks.LAST_NS] = self._near_ns
+        skipped = self._resume(self._arena.address, data.ctypes.data, len(data))
+        state[ks.LAST_NS] = -1
+        return skipped if state[ks.STOPPED] == ks.MORE else None
+
+    def join(self, part: Scan) -> bool:
+        """Add the results of the stream's next part, whose cells are closed.
+
+        Returns:
+            False if they depend on more of the bytes before than the state of TCP, and nothing was added: on fragments,
+            RoCE's packet numbers, times that are missing or go back, interfaces, damage, or limits.
+        """
+        arena, other = self._arena, part._arena
+        begin_ns = other.word(ks.BASE_BIN) * self.bin_ns
+        if (
+            any(other.word(word) for word in _ACROSS_PARTS)
+            or not 0 <= arena.word(ks.LAST_NS) <= other.word(ks.FIRST_NS)
+            or begin_ns - arena.word(ks.BIN_START_NS) > ks.JUMP_NS
+            or arena.word(ks.ROWS) + other.word(ks.ROWS) > arena.word(ks.MAX_ROWS)
+            or any(scan._torn or scan._to_skip or scan._searching for scan in (self, part))
+            or part._corrupt_records
+            or part._described
+            or (part._section, part._big_endian) != (self._section, self._big_endian)
+            or other.word(ks.MAX_KEPT) != arena.word(ks.MAX_KEPT)
+            or other.cells.rows_in_file
+        ):
+            return False
+        self._make_room(other.word(ks.CELLS_AT) - other.cells.begin)
+        self._entries["join"](arena.address, other.address, other.joined_flows.ctypes.data)
+        return True
 
     def _skip(self, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
         skipped = min(self._to_skip, len(data))
@@ -251,12 +341,12 @@ class Scan:
         self._wanted = arena.word(ks.NEEDED)
         return data[used:].tobytes()
 
-    def _make_room(self) -> None:
-        """Empty the buffers of cells and packets if they are full."""
+    def _make_room(self, cells_bytes: int = 0) -> None:
+        """Empty the buffers of cells and packets if they are full, or if that many cells do not fit."""
         arena = self._arena
-        if arena.is_full(ks.CELLS_AT):
+        if arena.is_full(ks.CELLS_AT, cells_bytes):
             self._entries["total"](arena.address, arena.cells.begin, arena.word(ks.CELLS_AT))
-        arena.make_room()
+        arena.make_room(cells_bytes)
 
     def _read_file_header(self, head: bytes) -> int:
         """Detect the format from the first bytes; return the length of the file header."""
@@ -321,6 +411,7 @@ class Arena:
         packets: True to keep a row per packet too.
         conversations: number of conversations to distinguish; None for `MAX_CONVERSATIONS`.
         pick: packets whose bytes are kept; None: those of no packet.
+        segments: number of TCP segments to write down; 0: they are followed at once.
     """
 
     def __init__(
@@ -330,6 +421,7 @@ class Arena:
         packets: bool,
         conversations: int | None = None,
         pick: Pick | None = None,
+        segments: int = 0,
     ) -> None:
         limit = MAX_CONVERSATIONS if conversations is None else conversations
         most = limit + 1  # plus the row of the others
@@ -374,17 +466,44 @@ class Arena:
             self.state[ks.PICK_FROM_NS], self.state[ks.PICK_TO_NS] = max(pick.begin_ns, 0), min(pick.end_ns, ks.MAX_NS)
         for word, (spill, _) in self._spills.items():
             self.state[word], self.state[word + 1] = spill.begin, spill.end
+        self.state[ks.CELLS_BEGIN] = self.cells.begin
+        if segments:
+            self._segments = np.empty(segments * ks.SEGMENT_BYTES, np.uint8)
+            self.state[ks.SEGMENTS_AT] = self.state[ks.SEGMENTS_BEGIN] = self._segments.ctypes.data
+            self.state[ks.RUNS_AT] = self._segments.ctypes.data + self._segments.nbytes
+            self.joined_flows = np.empty(limit, np.int64)
+        self._initial = self.state.copy()
+
+    def clear(self, keep_conversations: bool) -> None:
+        """Empty the state and the tables, as far as they were used; the conversations may be kept, if they are few."""
+        rows, pairs = self.word(ks.ROWS), self.word(ks.QUEUE_PAIR_ROWS)
+        if keep_conversations and rows <= _KEPT_CONVERSATIONS:
+            kept = [(word, self.word(word)) for word in (ks.ROWS, ks.JOINED_ROWS, ks.SLOT_MASK)]
+            self.state[:] = self._initial
+            for word, value in kept:
+                self.state[word] = value
+            return
+        self.conversations[:rows].view(np.uint8)[:] = 0
+        self.queue_pairs[:pairs].view(np.uint8)[:] = 0
+        self._blocks[ks.DIRECTIONS][: rows * 2 * ks.DIRECTION_BYTES] = 0
+        self._blocks[ks.SLOTS][: self.word(ks.SLOT_MASK) + 1 << ks.SLOT_SHIFT] = 0
+        if self.word(ks.N_FRAGMENTS):
+            self._blocks[ks.FRAGMENTS][:] = 0
+        if pairs:
+            self._blocks[ks.QUEUE_PAIR_SLOTS][:] = 0
+        self.cells.rows_in_file = 0
+        self.state[:] = self._initial
 
     def word(self, number: int) -> int:
         """Return a word of the state."""
         return int(self.state[number])
 
-    def is_full(self, word: int) -> bool:
-        """True if the buffer that a word of the state points into may not hold what the next packet adds."""
-        return self.word(word) + self._spills[word][1] > self.word(word + 1)
+    def is_full(self, word: int, added_bytes: int = 0) -> bool:
+        """True if the buffer that a word of the state points into may not hold what the next packet adds, or more."""
+        return self.word(word) + max(self._spills[word][1], added_bytes) > self.word(word + 1)
 
-    def make_room(self) -> None:
-        """Write the rows of full, or nearly full, buffers to their files.
+    def make_room(self, cells_bytes: int = 0) -> None:
+        """Write the rows of full, or nearly full, buffers to their files, and those of cells if as many do not fit.
 
         Raises:
             UsageError: too much was picked.
@@ -392,7 +511,7 @@ class Arena:
         if self._pick is not None and (self.is_full(ks.PICKS_AT) or self.is_full(ks.BODIES_AT)):
             self._drop_rejected()
         for word, (spill, _) in self._spills.items():
-            if self.is_full(word):
+            if self.is_full(word, cells_bytes if word == ks.CELLS_AT else 0):
                 spill.empty(self.word(word))
                 self.state[word] = spill.begin
                 if self._pick is not None and word != ks.CELLS_AT:

@@ -140,6 +140,27 @@ class CaptureStream:
         """Size of the file; None if it is not known."""
         return None if self.about is None else self.about.st_size
 
+    @property
+    def is_plain(self) -> bool:
+        """True for a file that is not compressed, so that it can be read from anywhere."""
+        return self.about is not None and os.pread(self._file.fileno(), 4, 0) in _CAPTURES
+
+    def read_at(self, block: memoryview, at: int) -> int:
+        """Read bytes of a file, from one place on, into a block; return their number, which is 0 at its end.
+
+        Raises:
+            UsageError: they cannot be read.
+        """
+        try:
+            return os.preadv(self._file.fileno(), [block], at)
+        except OSError as error:
+            raise UsageError(f"{self.name} cannot be read: {error.strerror}") from error
+
+    def rest(self, at: int) -> Iterator[memoryview]:
+        """Yield the blocks of a plain file from one place on."""
+        self._file.seek(at)
+        return self._plain()
+
     def blocks(self) -> Iterator[memoryview]:
         """Yield the capture's bytes in order, decompressed. A block is valid until the next one is requested.
 

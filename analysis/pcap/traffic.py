@@ -6,6 +6,7 @@ import html
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +28,14 @@ if TYPE_CHECKING:
 Integers = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
 Cells = npt.NDArray[Any]
+_Batches = Sequence[Callable[[], Cells]]
 
 AMOUNTS = ("bytes", "payload", "data_bytes", "packets", "data_packets")
 """Amounts counted by flow and bin: frame bytes on the wire, transport payload, frame bytes of packets with payload,
 packets, packets with payload."""
 GROUPS = ("conversation", "flow", "hosts", "total")
 
-_CHUNK = 1 << 20  # cells processed together
+_CHUNK = 1 << 18  # cells processed together
 _TOGETHER = 1 << 18  # approximate number of cells whose rates are computed together
 _MAX_BINS = 1 << 27
 MAX_TRAINING_BINS = 1 << 24
@@ -239,7 +241,8 @@ class Traffic:
         _check_amount(what, AMOUNTS)
         group = self._group_of(self.flow_numbers if flows is None else flows)
         total = np.zeros(self._checked_bins(), np.int64)
-        for cells in self._cells():
+        for read in self._batches():
+            cells = read()
             mine = cells[group[cells["flow"]] >= 0]
             total += np.rint(np.bincount(mine["bin"], mine[what], len(total))).astype(np.int64)
         return total
@@ -257,20 +260,22 @@ class Traffic:
         group[numbers] = 0
         return group
 
-    def _cells(self) -> Iterator[npt.NDArray[Any]]:
-        """Yield the cells in batches, because they may not fit in memory."""
-        cells, flows, bins = self.scanned.cells, 2 * len(self.scanned.conversations), self.bins
-        if len(cells) and not self._is_timed:
+    def _batches(self) -> _Batches:
+        """Return functions that read the cells in batches, because they may not fit in memory."""
+        number = len(self.scanned.cells)
+        if number and not self._is_timed:
             raise UsageError("no packet of the capture has a time: there are no rates")
-        for at in range(0, len(cells), _CHUNK):
-            part = cells[at : at + _CHUNK]
-            most = int(part["bin"].max())
-            if part["flow"].max() >= flows or most > bins or part["bin"].min() < 0:
-                raise UsageError("the cache of a capture is damaged: read it with --no-cache, or cache=False")
-            if most == bins:  # rounding may add a bin when clocks are aligned
-                part = part.copy()
-                part["bin"] = np.minimum(part["bin"], bins - 1)
-            yield part
+        return [partial(self._read_cells, at) for at in range(0, number, _CHUNK)]
+
+    def _read_cells(self, at: int) -> Cells:
+        part, flows, bins = self.scanned.cells[at : at + _CHUNK], 2 * len(self.scanned.conversations), self.bins
+        most = int(part["bin"].max())
+        if part["flow"].max() >= flows or most > bins or part["bin"].min() < 0:
+            raise UsageError("the cache of a capture is damaged: read it with --no-cache, or cache=False")
+        if most == bins:  # rounding may add a bin when clocks are aligned
+            part = part.copy()
+            part["bin"] = np.minimum(part["bin"], bins - 1)
+        return part
 
     @documented
     def rates(
@@ -365,7 +370,7 @@ class Traffic:
     ) -> Iterator[tables.Columns]:
         """Yield the columns of `rates`, some bins at a time, without pandas; at least one batch, maybe without rows."""
         _check_amount(what, AMOUNTS)
-        return _rate_batches(self._cells, self._wider(bin_s), self._groups(by), what)
+        return _rate_batches(self._batches(), self._wider(bin_s), self._groups(by), what)
 
     def _wider(self, bin_s: float | str | None) -> _Bins:
         width_ns = self.bin_ns if bin_s is None else round(duration_s(bin_s, "a width of bins") * 1e9)
@@ -549,13 +554,11 @@ class _Bins:
         return np.asarray((cells["bin"].astype(np.int64) + self.skipped) // self.factor)
 
 
-def _rate_batches(
-    walk: Callable[[], Iterator[Cells]], bins: _Bins, groups: _Groups, what: str
-) -> Iterator[tables.Columns]:
+def _rate_batches(batches: _Batches, bins: _Bins, groups: _Groups, what: str) -> Iterator[tables.Columns]:
     """Yield the rates of the groups, in order of time and group, for bins with a nonzero amount.
 
     Args:
-        walk: returns the cells in batches, the same batches on each call.
+        batches: the cells.
         bins: the bins of the rates.
         groups: the groups of the rates.
         what: the amount, a field of ``scan_dtypes.CELL``.
@@ -564,12 +567,13 @@ def _rate_batches(
         ``t_ns``, the key columns and ``rate_bps`` (``rate_pps``); at least once, maybe without rows.
     """
     name, scale = ("rate_pps", 1e9) if what.endswith("packets") else ("rate_bps", 8e9)
-    windows, ranges = _windows(walk, bins)
+    windows, ranges = _windows(batches, bins)
     for first, last in windows:
         keys, amounts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for cells, (least, most) in zip(walk(), ranges, strict=True):
+        for read, (least, most) in zip(batches, ranges, strict=True):
             if most < first or least >= last:
                 continue
+            cells = read()
             number, group = bins.of(cells), groups.of_flow[cells["flow"]]
             mine = (number >= first) & (number < last) & (group >= 0)
             keys.append(number[mine] * groups.count + group[mine])
@@ -582,15 +586,15 @@ def _rate_batches(
         yield columns | {name: total * scale / bins.width_ns}
 
 
-def _windows(walk: Callable[[], Iterator[Cells]], bins: _Bins) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+def _windows(batches: _Batches, bins: _Bins) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """Return ranges of bins with about `_TOGETHER` cells each, and the range of bins of each batch.
 
     If a clock was set, bins may far outnumber cells; the ranges therefore begin at sampled cells.
     """
     step = max(1, _TOGETHER // 64)
     samples, ranges = [], []
-    for cells in walk():
-        numbers = np.sort(bins.of(cells))
+    for read in batches:
+        numbers = np.sort(bins.of(read()))
         samples.append(numbers[::step])
         ranges.append((int(numbers[0]), int(numbers[-1])))
     begins = np.unique(np.sort(np.concatenate([np.zeros(1, np.int64), *samples]))[:: _TOGETHER // step])

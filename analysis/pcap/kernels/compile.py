@@ -22,7 +22,7 @@ from ringtap.errors import MeasurementError, UsageError
 from ringtap.installation import cache_folder, install_command
 
 Entry = Callable[[int, int, int], int]
-_NAMES = ("walk", "walk_blocks", "resume", "resume_blocks", "finish", "total")
+_NAMES = ("walk", "walk_blocks", "resume", "resume_blocks", "finish", "total", "join")
 # numba's convention: pointers to the result and to an exception, the arguments; returns a status
 _SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_int64,) * 3)
 

@@ -22,6 +22,7 @@ from ringtap.analysis.pcap.kernels.memory import (
 )
 from ringtap.analysis.pcap.kernels.roce import extended_bytes, roce
 from ringtap.analysis.pcap.kernels.state import (
+    D_FIRST_TAG,
     D_SEGMENTS,
     D_TAG,
     F_ADDRESSES,
@@ -40,6 +41,7 @@ from ringtap.analysis.pcap.kernels.state import (
     N_NETWORKS,
     N_NOT_IP,
     N_ZERO_LENGTH,
+    SEGMENTS_AT,
     TAG,
     UNTAGGED,
     ZEROS,
@@ -185,6 +187,8 @@ def _keep_network(state: int, work: int) -> None:
     if tag != before:
         if before:
             count(state, N_NETWORKS)
+        elif get(state, SEGMENTS_AT):
+            store64(work + D_FIRST_TAG, tag)
         store64(work + D_TAG, tag)
 
 

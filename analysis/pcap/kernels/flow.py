@@ -154,6 +154,17 @@ def _write_slot(slot: int, addresses: int, rest: int, flow: int) -> None:
     store64(slot + K_FLOW, flow + 1)
 
 
+@inlined
+def key_of(state: int, row: int) -> tuple[int, int]:
+    """Return both parts of the key of a conversation's first direction."""
+    ports = load8(row + _A_PORT + 1) | load8(row + _A_PORT) << 8
+    ports |= load8(row + _B_PORT + 1) << 16 | load8(row + _B_PORT) << 24
+    rest = rest_of(ports, load8(row), load8(row + 1), load8(row + 2), load8(row + 3))
+    if load8(row + 3) == 4:
+        return (load64(row + _A) & 0xFFFFFFFF) | load64(row + _B) << 32, rest
+    return key6(state, row + _A, row + _B), rest
+
+
 @kernel
 def _grow(state: int) -> None:
     """Quadruple the slots, and insert one direction of each conversation again."""
@@ -165,13 +176,7 @@ def _grow(state: int) -> None:
         row = get(state, CONVERSATIONS) + number * _ROW
         if load8(row + 3) == 0:
             continue
-        ports = load8(row + _A_PORT + 1) | load8(row + _A_PORT) << 8
-        ports |= load8(row + _B_PORT + 1) << 16 | load8(row + _B_PORT) << 24
-        rest = rest_of(ports, load8(row), load8(row + 1), load8(row + 2), load8(row + 3))
-        if load8(row + 3) == 4:
-            addresses = (load64(row + _A) & 0xFFFFFFFF) | load64(row + _B) << 32
-        else:
-            addresses = key6(state, row + _A, row + _B)
+        addresses, rest = key_of(state, row)
         slot = _find(state, addresses, rest, row + _A, row + _B)
         _write_slot(slot, addresses, rest, number * 2)
 

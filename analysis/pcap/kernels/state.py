@@ -25,6 +25,10 @@ QUEUE_PAIR_SLOTS = 15
 PACKETS_AT = 16  # address of the next row of scan_dtypes.PACKET; 0: packets are not kept
 PACKETS_END = 17
 IS_END = 18  # 1 if the stream ends with the block
+SEGMENTS_AT = 19  # address of the next TCP segment to be followed later; 0: they are followed at once
+SEGMENTS_BEGIN = 68  # address of the first one
+RUNS_AT = 70  # address of the last segment of any run; they are written backwards from the end of the same memory
+CELLS_BEGIN = 69  # address of the first cell
 PICKS_AT = 60  # address of the next row of scan_dtypes.PICK; 0: no packets are picked
 PICKS_END = 61
 BODIES_AT = 62  # address of the captured bytes of the next picked packet; each packet's are padded to four bytes
@@ -47,6 +51,7 @@ LAST_NS = 28  # the latest time seen
 NEEDED = 29  # bytes needed to continue, from the place of the stop on
 STOPPED = 30  # reason for the stop: one of those below
 QUEUE_PAIR_ROWS = 31
+JOINED_ROWS = 71  # conversations of a part that the scan of the whole knows
 PICKED = 67  # address of the row of the packet that is decoded; 0: none
 TAG = 36  # code of the packet's VLAN or VNI
 UNTAGGED = 1
@@ -121,6 +126,25 @@ D_TAG = 120  # VLAN or VNI of the last packet; 0: no packet yet
 DIRECTION_BYTES = 128
 NO_BIN = -(2**62)
 UNKNOWN_BIN = NO_BIN + 1  # of packets without a time before the first that has one
+
+# --- in a scan whose segments are followed later, instead of the fields of TCP
+D_RUN = 64  # address of the segment that those of the run follow
+D_RUN_LAST = 72  # address of the word that the next of these is appended to
+D_RUN_END = 80  # sequence number behind it
+D_RUN_LIMIT = 88  # largest payload of the next; 0: there is no run
+D_RUN_KEY = 96  # what its segments have in common
+D_FIRST_TAG = 112  # VLAN or VNI of the first packet; -1: it is on the fast path, which does not compare
+
+# --- a TCP segment that is followed later -------------------------------------------------------------------------
+S_FLOW, S_PAYLOAD, S_SEQUENCE, S_ACKNOWLEDGED, S_NS = 0, 4, 8, 12, 16
+S_NEXT = 24  # distance in bytes to the first segment of its run, from here; the MSS of a SYN
+S_MORE = 28  # number of segments of the run: they follow in order, without one of the other direction between
+S_END = 32  # sequence number behind them
+S_FLAGS, S_HEADER, S_FAMILY, S_CLOSED = 36, 37, 38, 39  # S_CLOSED: 1 if the window is 0
+SEGMENT_BYTES = 40
+R_NS, R_PAYLOAD, R_NEXT = 0, 8, 12  # a segment of a run; R_NEXT: distance to the next one, from here
+RUN_BYTES = 16
+LEAST_SEGMENT_BYTES = 56  # of the file: the headers of the record, of IPv4 and of TCP
 
 # --- skipped bytes of a direction that may still arrive -----------------------------------------------------------
 HOLE_FROM, HOLE_TO, HOLE_NS = 0, 8, 16

@@ -13,11 +13,26 @@ before or ends at the highest byte.
 
 from __future__ import annotations
 
-from ringtap.analysis.pcap.kernels.flow import add, count, get, row_of
-from ringtap.analysis.pcap.kernels.memory import inlined, kernel, load8, load64, store64, swapped16, swapped32
+from ringtap.analysis.pcap.kernels.flow import add, count, get, put, row_of, work_of
+from ringtap.analysis.pcap.kernels.memory import (
+    inlined,
+    kernel,
+    load8,
+    load32,
+    load64,
+    store32,
+    store64,
+    swapped16,
+    swapped32,
+)
 from ringtap.analysis.pcap.kernels.state import (
     D_HOLES,
     D_NEXT,
+    D_RUN,
+    D_RUN_END,
+    D_RUN_KEY,
+    D_RUN_LAST,
+    D_RUN_LIMIT,
     D_SEGMENT_BYTES,
     D_SEGMENTS,
     D_SYN,
@@ -32,6 +47,25 @@ from ringtap.analysis.pcap.kernels.state import (
     MAX_HOLES,
     MAX_ROWS,
     N_MALFORMED,
+    R_NEXT,
+    R_NS,
+    R_PAYLOAD,
+    RUN_BYTES,
+    RUNS_AT,
+    S_ACKNOWLEDGED,
+    S_CLOSED,
+    S_END,
+    S_FAMILY,
+    S_FLAGS,
+    S_FLOW,
+    S_HEADER,
+    S_MORE,
+    S_NEXT,
+    S_NS,
+    S_PAYLOAD,
+    S_SEQUENCE,
+    SEGMENT_BYTES,
+    SEGMENTS_AT,
 )
 from ringtap.analysis.pcap.scan_dtypes import CONVERSATION, offsets
 
@@ -46,7 +80,7 @@ _RETRANSMITTED, _OUT_OF_ORDER, _ZERO_WINDOWS, _RESETS, _RTT_COUNT, _RTT_SUM, _RT
     "rtt_min_ns",
     "handshake_ns",
 )
-_FIN, _SYN, _RST, _ACK = 1, 2, 4, 16
+_FIN, _SYN, _RST, _PSH, _ACK = 1, 2, 4, 8, 16
 _MAX_OUT_OF_ORDER_NS = 3_000_000  # if no handshake was seen
 _MAX_JUMP = 2**30  # a window is smaller: this is another connection between the same ports
 _MAX_RTT_NS = 240_000_000_000  # both segments live 2 minutes at most (RFC 9293, 3.4.1): beyond, a clock was set
@@ -206,11 +240,13 @@ def _begin_anew(side: int) -> None:
 
 
 @kernel
-def _opening_or_reset(state: int, flow: int, work: int, header: int, kept: int, flags: int, time_ns: int) -> None:
+def _opening_or_reset(
+    state: int, flow: int, work: int, flags: int, sequence: int, acknowledged: int, size: int, time_ns: int
+) -> None:
     if flags & _RST:
         add(row_of(state, flow) + _RESETS + (flow & 1) * 8, 1)
         return
-    other, sequence = work ^ 128, swapped32(header + 4)
+    other = work ^ 128
     if load64(work + D_SYN) == sequence:
         # retransmitted: it is not known which copy was answered
         store64(work + D_SYN_NS, 0)
@@ -227,12 +263,11 @@ def _opening_or_reset(state: int, flow: int, work: int, header: int, kept: int, 
     else:
         _begin_anew(work)
         opening = load64(other + D_SYN)
-        if opening < 0 or not 0 <= _signed(swapped32(header + 8) - opening - 1) <= _MAX_SYN_BYTES:
+        if opening < 0 or not 0 <= _signed(acknowledged - opening - 1) <= _MAX_SYN_BYTES:
             _begin_anew(other)  # the SYN that it answers was not captured
             since = 0
     store64(work + D_SYN, sequence)
     store64(work + D_SYN_NS, since)
-    size = _segment_size(state, header, kept)
     for side in (work, other):
         agreed = load64(side + D_SEGMENT_BYTES)
         if size and (agreed == 0 or size < agreed):
@@ -270,8 +305,147 @@ def _handshake(state: int, flow: int, work: int, other: int, acknowledged: int, 
 
 
 @inlined
+def _room(work: int, header_bytes: int, family: int) -> int:
+    """Return the largest payload of one segment on the wire."""
+    size = load64(work + D_SEGMENT_BYTES)
+    return (size if size else (1460 if family == 4 else 1440)) - (header_bytes - 20)
+
+
+@inlined
+def _follow(
+    state: int,
+    flow: int,
+    work: int,
+    flags: int,
+    sequence: int,
+    acknowledged: int,
+    payload: int,
+    header_bytes: int,
+    family: int,
+    closed: int,
+    size: int,
+    time_ns: int,
+) -> None:
+    if flags & (_SYN | _RST):
+        _opening_or_reset(state, flow, work, flags, sequence, acknowledged, size, time_ns)
+        if flags & _RST:
+            add(work + D_SEGMENTS, 1 if payload else 0)
+            return
+    other = work ^ 128
+    if flags & _ACK:
+        timed = load64(other + D_TIMED)
+        if timed >= 0 and _signed(acknowledged - timed) >= 0:
+            _round_trip(state, flow ^ 1, other, time_ns)
+        following = load64(other + D_NEXT)
+        if following >= 0 and _signed(acknowledged - following) > 0:
+            _pass_over(state, flow ^ 1, other, acknowledged, time_ns)
+        if load64(work + D_SYN_NS) and load64(other + D_SYN_NS) and not flags & _SYN:
+            _handshake(state, flow, work, other, acknowledged, time_ns)
+    if closed and not flags & (_SYN | _FIN):
+        add(row_of(state, flow) + _ZERO_WINDOWS + (flow & 1) * 8, 1)
+    if payload:
+        room = _room(work, header_bytes, family)
+        add(work + D_SEGMENTS, 1 if payload <= room or room <= 0 else (payload + room - 1) // room)
+    elif not flags & (_SYN | _FIN):
+        following = load64(work + D_NEXT)
+        if following < 0:
+            store64(work + D_NEXT, sequence)
+        elif sequence != following:
+            _pass_over(state, flow, work, sequence, time_ns)
+        return
+    _sequence(state, flow, work, sequence, payload, 1 if flags & (_SYN | _FIN) else 0, time_ns)
+
+
+@inlined
+def _write_segment(
+    state: int,
+    flow: int,
+    work: int,
+    flags: int,
+    sequence: int,
+    acknowledged: int,
+    payload: int,
+    header_bytes: int,
+    family: int,
+    closed: int,
+    size: int,
+    time_ns: int,
+) -> None:
+    """Write a segment that `replay` follows, or add it to the run of an earlier one."""
+    end = (sequence + payload) & 0xFFFFFFFF
+    key = acknowledged | (flags & ~_PSH) << 32 | header_bytes << 40 | closed << 48
+    # one branch, because the processor could not predict several
+    is_next = (sequence == load64(work + D_RUN_END)) & (key == load64(work + D_RUN_KEY))
+    if is_next & (payload > 0) & (payload <= load64(work + D_RUN_LIMIT)):
+        at, before, head = get(state, RUNS_AT) - RUN_BYTES, load64(work + D_RUN_LAST), load64(work + D_RUN)
+        put(state, RUNS_AT, at)
+        store64(work + D_RUN_LAST, at + R_NEXT)
+        store32(before, abs(at + R_NEXT - before))
+        store64(at + R_NS, time_ns)
+        store64(at + R_PAYLOAD, payload)
+        store32(head + S_MORE, load32(head + S_MORE) + 1)
+        store32(head + S_END, end)
+    else:
+        at, is_usual = get(state, SEGMENTS_AT), (flags & ~_PSH == _ACK) & (closed == 0)
+        put(state, SEGMENTS_AT, at + SEGMENT_BYTES)
+        store64(work + D_RUN_LAST, at + S_NEXT)
+        store64(work + D_RUN, at)
+        store64(work + D_RUN_KEY, key)
+        store64(work + D_RUN_LIMIT, payload * is_usual)
+        store64(at + S_FLOW, flow | payload << 32)
+        store64(at + S_SEQUENCE, sequence | acknowledged << 32)
+        store64(at + S_NS, time_ns)
+        store64(at + S_NEXT, size)
+        store64(at + S_END, end | flags << 32 | header_bytes << 40 | family << 48 | closed << 56)
+    store64(work + D_RUN_END, end)
+    store64((work ^ 128) + D_RUN_LIMIT, 0)
+
+
+@kernel
+def _follow_run(state: int, flow: int, work: int, head: int) -> None:
+    """Follow the segments of a run one by one."""
+    acknowledged, header_bytes, family = load32(head + S_ACKNOWLEDGED), load8(head + S_HEADER), load8(head + S_FAMILY)
+    sequence, at = load32(head + S_SEQUENCE) + load32(head + S_PAYLOAD), head + S_NEXT
+    at += load32(at)
+    for _ in range(load32(head + S_MORE)):
+        payload, time_ns = load32(at + R_PAYLOAD - R_NEXT), load64(at + R_NS - R_NEXT)
+        sequence &= 0xFFFFFFFF
+        _follow(state, flow, work, _ACK, sequence, acknowledged, payload, header_bytes, family, 0, 0, time_ns)
+        sequence += payload
+        at -= load32(at)
+
+
+@kernel
+def replay(state: int, begin: int, end: int, flows: int) -> None:
+    """Follow the segments that another scan wrote, in their order.
+
+    Args:
+        state: address of the state.
+        begin: address of the first segment.
+        end: address after the last one.
+        flows: address of the flow, here, of each conversation's first direction there.
+    """
+    for at in range(begin, end, SEGMENT_BYTES):
+        number, more = load32(at + S_FLOW), load32(at + S_MORE)
+        flow = load64(flows + (number >> 1) * 8) ^ (number & 1)
+        work = work_of(state, flow)
+        flags, closed, size, time_ns = load8(at + S_FLAGS), load8(at + S_CLOSED), load32(at + S_NEXT), load64(at + S_NS)
+        sequence, acknowledged, payload = load32(at + S_SEQUENCE), load32(at + S_ACKNOWLEDGED), load32(at + S_PAYLOAD)
+        header_bytes, family = load8(at + S_HEADER), load8(at + S_FAMILY)
+        _follow(state, flow, work, flags, sequence, acknowledged, payload, header_bytes, family, closed, size, time_ns)
+        following, room = load64(work + D_NEXT), _room(work, header_bytes, family)
+        is_next = following == (sequence + payload) & 0xFFFFFFFF
+        # then each segment of the run would only advance the sequence number
+        is_plain = is_next & (load64(work + D_TIMED) >= 0) & ((payload <= room) | (room <= 0))
+        store64(work + D_NEXT, load32(at + S_END) if is_plain else following)
+        add(work + D_SEGMENTS, more if is_plain else 0)
+        if more and not is_plain:
+            _follow_run(state, flow, work, at)
+
+
+@inlined
 def tcp(state: int, flow: int, work: int, header: int, kept: int, payload: int, family: int, time_ns: int) -> None:
-    """Follow one segment of a flow.
+    """Follow one segment of a flow, or write it down to be followed later.
 
     Args:
         state: address of the state.
@@ -286,36 +460,13 @@ def tcp(state: int, flow: int, work: int, header: int, kept: int, payload: int, 
     if flow >= 2 * get(state, MAX_ROWS):  # in the shared row, single connections cannot be followed
         add(work + D_SEGMENTS, 1 if payload else 0)
         return
-    flags = load8(header + 13)
-    if flags & (_SYN | _RST):
-        _opening_or_reset(state, flow, work, header, kept, flags, time_ns)
-        if flags & _RST:
-            add(work + D_SEGMENTS, 1 if payload else 0)
-            return
-    other = work ^ 128
-    if flags & _ACK:
-        acknowledged = swapped32(header + 8)
-        timed = load64(other + D_TIMED)
-        if timed >= 0 and _signed(acknowledged - timed) >= 0:
-            _round_trip(state, flow ^ 1, other, time_ns)
-        following = load64(other + D_NEXT)
-        if following >= 0 and _signed(acknowledged - following) > 0:
-            _pass_over(state, flow ^ 1, other, acknowledged, time_ns)
-        if load64(work + D_SYN_NS) and load64(other + D_SYN_NS) and not flags & _SYN:
-            _handshake(state, flow, work, other, acknowledged, time_ns)
-    if swapped16(header + 14) == 0 and not flags & (_SYN | _FIN):
-        add(row_of(state, flow) + _ZERO_WINDOWS + (flow & 1) * 8, 1)
-    sequence = swapped32(header + 4)
-    if payload:
-        room = load64(work + D_SEGMENT_BYTES)
-        options = (load8(header + 12) >> 4) * 4 - 20
-        room = (room if room else (1460 if family == 4 else 1440)) - options
-        add(work + D_SEGMENTS, 1 if payload <= room or room <= 0 else (payload + room - 1) // room)
-    elif not flags & (_SYN | _FIN):
-        following = load64(work + D_NEXT)
-        if following < 0:
-            store64(work + D_NEXT, sequence)
-        elif sequence != following:
-            _pass_over(state, flow, work, sequence, time_ns)
-        return
-    _sequence(state, flow, work, sequence, payload, 1 if flags & (_SYN | _FIN) else 0, time_ns)
+    flags, header_bytes = load8(header + 13), (load8(header + 12) >> 4) * 4
+    sequence, acknowledged = swapped32(header + 4), swapped32(header + 8)
+    closed = 1 if swapped16(header + 14) == 0 else 0
+    size = _segment_size(state, header, kept) if flags & (_SYN | _RST) == _SYN else 0
+    if get(state, SEGMENTS_AT):
+        _write_segment(
+            state, flow, work, flags, sequence, acknowledged, payload, header_bytes, family, closed, size, time_ns
+        )
+    else:
+        _follow(state, flow, work, flags, sequence, acknowledged, payload, header_bytes, family, closed, size, time_ns)

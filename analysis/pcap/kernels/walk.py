@@ -9,6 +9,7 @@ from ringtap.analysis.pcap.kernels.blocks import block_stops, is_block, packet_o
 from ringtap.analysis.pcap.kernels.cells import add_cells, close_all, in_bin
 from ringtap.analysis.pcap.kernels.decode import decode
 from ringtap.analysis.pcap.kernels.flow import add, count, get, put
+from ringtap.analysis.pcap.kernels.join import bins_between, join_cells, join_rows, join_sums
 from ringtap.analysis.pcap.kernels.memory import (
     inlined,
     kernel,
@@ -26,6 +27,7 @@ from ringtap.analysis.pcap.kernels.state import (
     BODIES_AT,
     BODIES_END,
     CELLS_AT,
+    CELLS_BEGIN,
     CELLS_END,
     CORRUPT,
     FIRST_NS,
@@ -53,9 +55,12 @@ from ringtap.analysis.pcap.kernels.state import (
     PICKS_AT,
     PICKS_END,
     ROOM,
+    SEGMENTS_AT,
+    SEGMENTS_BEGIN,
     STOPPED,
     SWAPPED,
 )
+from ringtap.analysis.pcap.kernels.tcp import replay
 from ringtap.analysis.pcap.scan_dtypes import CELL, PACKET, PICK, offsets
 
 _CELLS_ROOM, _PACKETS_ROOM, _PICK = ROOM * CELL.itemsize, ROOM * PACKET.itemsize, PICK.itemsize
@@ -264,4 +269,20 @@ def finish(state: int, first: int, _unused: int) -> int:
     return close_all(state, first)
 
 
-ENTRIES = (walk, walk_blocks, resume, resume_blocks, finish, total)
+def join(state: int, part: int, flows: int) -> int:
+    """Add the results of the scan of a file's next part, whose segments were written down and whose cells are closed.
+
+    Args:
+        state: address of the state.
+        part: address of the state of that scan.
+        flows: address of one word per conversation of it, which hold the flows here of those joined before.
+    """
+    shift = bins_between(state, part)
+    join_rows(state, part, flows)
+    join_cells(state, get(part, CELLS_BEGIN), get(part, CELLS_AT), flows, shift)
+    replay(state, get(part, SEGMENTS_BEGIN), get(part, SEGMENTS_AT), flows)
+    join_sums(state, part, shift)
+    return 0
+
+
+ENTRIES = (walk, walk_blocks, resume, resume_blocks, finish, total, join)

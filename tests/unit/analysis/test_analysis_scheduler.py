@@ -66,7 +66,8 @@ def test_captures_are_read_to_the_same_bits(tmp_path: Path, executor: Executor) 
     alone, together = read_captures(tmp_path), read_captures(tmp_path, workers=executor)
     assert together.files == alone.files
     for name in ("conversations", "cells", "queue_pairs"):
-        assert getattr(together.scanned, name).tobytes() == getattr(alone.scanned, name).tobytes()
+        tables = [np.asarray(getattr(found.scanned, name)) for found in (together, alone)]
+        assert tables[0].tobytes() == tables[1].tobytes()
     assert together.counts == alone.counts
     assert together.start_ns == alone.start_ns
 

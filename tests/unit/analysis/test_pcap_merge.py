@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from ringtap.analysis.pcap import merge as merging
 from ringtap.analysis.pcap.merge import merge
 from ringtap.analysis.pcap.reader import scan_packets
 from ringtap.analysis.pcap.scan import Scan, Scanned
@@ -34,9 +33,9 @@ def scan(packets: list[Packet], **options) -> Scanned:
 
 def dense(scanned: Scanned) -> np.ndarray:
     bins = (scanned.last_ns - scanned.start_ns) // scanned.bin_ns + 1
-    cells = np.zeros((2 * len(scanned.conversations), bins), np.int64)
-    np.add.at(cells, (scanned.cells["flow"], scanned.cells["bin"]), scanned.cells["bytes"])
-    return cells
+    found, cells = np.zeros((2 * len(scanned.conversations), bins), np.int64), np.asarray(scanned.cells)
+    np.add.at(found, (cells["flow"], cells["bin"]), cells["bytes"])
+    return found
 
 
 PACKETS = frames(usual()) + frames([(after + 7 * MS, ip) for after, ip in usual()])
@@ -91,7 +90,7 @@ def test_clocks_that_are_ahead_are_put_back():
     assert np.array_equal(dense(merged), dense(WHOLE))
     # an offset that is no whole bin moves bytes by half a bin at most
     odd = merge([scan(PACKETS[:50]), scan(PACKETS[50:])], [0, 300_000])
-    assert int(odd.cells["bytes"].astype(np.int64).sum()) == WHOLE.counts["bytes"]
+    assert int(np.asarray(odd.cells)["bytes"].astype(np.int64).sum()) == WHOLE.counts["bytes"]
     assert odd.last_ns == max(PACKETS[49].time_ns, WHOLE.last_ns - 300_000)
 
 
@@ -113,11 +112,13 @@ def test_queue_pairs_are_joined():
         assert np.array_equal(merged.queue_pairs[name], whole.queue_pairs[name]), name
 
 
-def test_many_cells_go_to_a_file(monkeypatch):
-    monkeypatch.setattr(merging, "_IN_MEMORY_BYTES", 100)
-    merged = merge([scan(PACKETS[:40]), scan(PACKETS[40:])])
-    assert isinstance(merged.cells, np.memmap)
-    assert np.array_equal(dense(merged), dense(WHOLE))
+def test_merged_cells_are_read_in_slices_across_the_parts():
+    merged = merge([scan(PACKETS[at : at + 30]) for at in range(0, len(PACKETS), 30)])
+    whole = np.asarray(merged.cells)
+    assert len(merged.cells) == len(whole) > 30
+    for step in (1, 7, 1000):
+        slices = [merged.cells[at : at + step] for at in range(0, len(whole), step)]
+        assert np.array_equal(np.concatenate(slices), whole)
 
 
 def test_empty_captures():

@@ -8,9 +8,10 @@ import pandas as pd
 import pytest
 
 from ringtap.analysis.pcap import align, read_captures
+from ringtap.analysis.pcap import parts as cutting
 from ringtap.analysis.pcap import reader as reading
 from ringtap.analysis.pcap.reader import scan_packets
-from ringtap.errors import MeasurementError, UsageError
+from ringtap.errors import MeasurementError, RingtapWarning, UsageError
 from tests.unit.capture_makers import A4, B4, C4, MS, START_NS, classic, frames, roce, spaced, udp, usual
 
 PACKETS = [(number * 700_000, udp(*ends, (9, 9), number)) for number in range(60) for ends in ((A4, B4), (B4, A4))]
@@ -65,6 +66,38 @@ def test_progress_reaches_the_bytes_there_are(parts):
     assert {total for _, total in seen} == {size}
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert seen[-1][0] == size
+
+
+@pytest.fixture
+def three_cores(monkeypatch):
+    """A machine on which small files are scanned in parts."""
+    monkeypatch.setattr(reading.os, "sched_getaffinity", lambda _: {0, 1, 2})
+    monkeypatch.setattr(reading, "_MIN_BYTES_OF_PARTS", 1)
+    monkeypatch.setattr(cutting, "_PART_BYTES", 900)
+    monkeypatch.setattr(cutting, "BLOCK_BYTES", 300)
+
+
+@pytest.mark.usefixtures("three_cores")
+def test_one_file_is_scanned_by_several_threads(whole, tmp_path):
+    path, seen = tmp_path / "whole" / "one.pcap", []
+    found = read_captures(path, cache=False, progress=lambda done, total: seen.append((done, total)))
+    pd.testing.assert_frame_equal(found.conversations(), whole.conversations())
+    pd.testing.assert_frame_equal(found.rates(), whole.rates())
+    assert found.counts == whole.counts
+    assert seen[-1] == (path.stat().st_size, path.stat().st_size)
+
+
+@pytest.mark.usefixtures("three_cores")
+def test_several_threads_say_what_is_wrong_with_a_file(whole, tmp_path):
+    path = tmp_path / "torn.pcap"
+    path.write_bytes((tmp_path / "whole" / "one.pcap").read_bytes()[:-5])
+    with pytest.warns(RingtapWarning, match="torn.pcap"):
+        found = read_captures(path, cache=False)
+    assert found.counts["packets"] == whole.counts["packets"] - 1
+    assert found.counts["torn_bytes"] > 0
+    path.write_bytes(b"\xd4\xc3\xb2\xa1" + b"\xff" * 2000)
+    with pytest.raises(UsageError, match=r"torn\.pcap"):
+        read_captures(path, cache=False)
 
 
 def test_one_that_is_no_capture_stops_all(parts):

@@ -18,7 +18,7 @@ from scipy import special
 
 from ringtap.analysis.statistics.arrays import Array, Values, sample
 from ringtap.analysis.statistics.autocorrelation import effective_count
-from ringtap.analysis.statistics.quantiles import quantile_interval
+from ringtap.analysis.statistics.quantiles import quantile_intervals
 from ringtap.errors import UsageError
 
 MIN_VALUES = 5
@@ -131,10 +131,9 @@ def compare(a: Values, b: Values, names: tuple[str, str] = ("a", "b"), level: fl
         UsageError: fewer than 5 iterations in a sample, or a time that is not positive and finite.
     """
     first, second = (_times_of(values, name) for values, name in zip((a, b), names, strict=True))
-    counts = effective_count(first), effective_count(second)
     low, high = (np.sort(first), np.sort(second))
-    medians = [quantile_interval(values, 0.5, level) for values in (first, second)]
-    tails = [quantile_interval(values, 0.99, level) for values in (first, second)]
+    medians, tails = zip(*(quantile_intervals(values, (0.5, 0.99), level) for values in (first, second)), strict=True)
+    counts = medians[0].effective_count, medians[1].effective_count
     ends = [[Estimate(one.value, one.low, one.high) for one in pair] for pair in (medians, tails)]
     superiority, p_location = _superiority(low, high, counts, level)
     tests = [_distribution(low, high, counts), ("location", superiority.value, p_location), _tail(low, high, counts)]

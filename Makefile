@@ -41,8 +41,9 @@ check: say-check lint
 	$(BIN)/python -m pytest -n 2 -m computes
 
 # Many of the tests that share the machine wait most of the time, so there are four at once for two cores.
-# What measures runs beside one other test at most. What fails runs once more, by itself: most tests run real programs,
-# which a busy machine may hold up. A test that needs this has a defect all the same; please report it.
+# What measures runs beside one other test at most; the tests that compute are among these others. What fails runs once
+# more, by itself: most tests run real programs, which a busy machine may hold up. A test that needs this has a defect all
+# the same; please report it.
 # Each of the two parts ends with the times of its ten slowest tests.
 test: say-test lint $(VENV)/tests
 	@tests() { \
@@ -50,8 +51,8 @@ test: say-test lint $(VENV)/tests
 		echo "Failed once; these tests again, by themselves, until one fails again:"; \
 		$(BIN)/python -m pytest -x -m "$$2" --last-failed --last-failed-no-failures none; \
 	}; \
-	tests 4 "computes or shares"; first=$$?; \
-	tests 2 "not computes and not shares" && exit $$first
+	tests 4 shares; first=$$?; \
+	tests 2 "not shares" && exit $$first
 
 say-check:
 	@echo "This takes about 3 minutes on two cores; the environment takes 3 more the first time."

@@ -24,7 +24,7 @@ COMPUTES = re.compile(
     r"|unit/\w+/test_(lab_topologies|traffic_(formats|plan|sizes|verify))|unit/workload/"
 )
 # Tests that start processes and keep no time: many may run beside them. What is left, and what is marked alone among
-# these, keeps time, and runs beside one other test at most.
+# these, keeps time, and runs beside one other of its kind at most.
 SHARES = re.compile(
     r"slurm/|frameworks/|horovod/test_(build|job|timeline)"
     r"|testbed/test_(agent_|benchmark_(pcap|scale)|clock|collect|counters|docs|doctor|job_bytes|lab|live|notebooks|pcap"
@@ -52,22 +52,23 @@ TOGETHER = re.compile(
 )
 
 
-# Among the tests that keep time, those of testbeds run one after another: some commands mean the only testbed there is.
-TESTBEDS = re.compile(r"tests/(horovod|testbed)/(?!test_benchmark(?!_bursts))")
+# The tests that keep time run in two rows that take about as long: these, and the others.
+FIRST_ROW = re.compile(r"tests/(horovod|testbed)/(?!test_(benchmark(?!_bursts)|ssh_))")
 
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]
     """Gives tests that share something to one worker, and the others one by one to any."""
 
     def _split_scope(self, nodeid: str) -> str:
-        if self.config.option.markexpr == "not shares" and TESTBEDS.match(nodeid):
-            return "testbeds"
+        if self.config.option.markexpr == "not shares" and not COMPUTES.match(nodeid.removeprefix("tests/")):
+            # without privilege, a command for all testbeds ends those of the other row
+            return "first row" if FIRST_ROW.match(nodeid) or os.geteuid() != 0 else "second row"
         shared = TOGETHER.match(nodeid)
         return shared[0] if shared else nodeid
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
-    # as they are collected: testbeds come first and take longest
+    # as they are collected: the rows come first and take longest
     config.option.loadscopereorder = config.option.markexpr != "not shares"
     return Together(config, log)
 
@@ -108,8 +109,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         what = item.get_closest_marker("needs_root")
         if what and os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(reason=f"needs root: only root can {what.args[0]}"))
-    # last where one process runs all: the cluster stands until the end
-    items.sort(key=lambda item: paths[item].startswith("slurm/"))
+    # what keeps time takes longest; last where one process runs all: the cluster stands until the end
+    items.sort(key=lambda item: (paths[item].startswith("slurm/"), COMPUTES.match(paths[item]) is not None))
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

@@ -40,7 +40,7 @@ lint: $(VENV)/ready
 check: say-check lint
 	$(BIN)/python -m pytest -n 2 -m computes
 
-# Many of the tests that share the machine wait most of the time, so there are four at once for two cores. Of the tests
+# Many of the tests that share the machine wait most of the time, so there are five at once for two cores. Of the tests
 # that keep time, two run at once, and one that computes beside them, with what these leave of the processors; without
 # privilege, it would not give way, and takes the place of one of them. What fails runs once more, by itself: most tests
 # run real programs, which a busy machine may hold up. A test that needs this has a defect all the same; please report it.
@@ -51,7 +51,7 @@ test: say-test lint $(VENV)/tests
 		echo "Failed once; these tests again, by themselves, until one fails again:"; \
 		$(BIN)/python -m pytest -x -m "$$2" --last-failed --last-failed-no-failures none; \
 	}; \
-	tests 4 shares; first=$$?; \
+	tests 5 shares; first=$$?; \
 	tests $$([ "$$(id -u)" = 0 ] && echo 3 || echo 2) "not shares" && exit $$first
 
 say-check:

@@ -354,8 +354,6 @@ def _distance_p(distance: float, first: int, second: int) -> float:
 
 def _tail(a: Array, b: Array, counts: tuple[float, float]) -> tuple[str, float, float]:
     """Quantile test of b's share of the longest iterations of both samples together (Johnson et al. 1987)."""
-    from scipy import stats
-
     border = np.quantile(np.concatenate((a, b)), 1 - TAIL_SHARE)
     longest = [int(np.sum(one > border)) for one in (a, b)]
     if sum(longest) == 0:
@@ -365,5 +363,24 @@ def _tail(a: Array, b: Array, counts: tuple[float, float]) -> tuple[str, float, 
         (round(many * count / len(one)), max(1, round(count)))
         for many, one, count in zip(longest, (a, b), counts, strict=True)
     ]
-    table = np.array([[many, whole - many] for many, whole in counted])
-    return "tail", float(statistic), float(stats.fisher_exact(table)[1])
+    return "tail", float(statistic), _fisher_p(*counted)
+
+
+def _fisher_p(a: tuple[int, int], b: tuple[int, int]) -> float:
+    """Two-sided p value of Fisher's exact test of two shares: of all divisions that are at most as likely.
+
+    Args:
+        a: number of longest iterations of the first sample, and of all its iterations.
+        b: those of the second sample.
+    """
+    both = a[0] + b[0]
+    found = np.arange(max(0, both - b[1]), min(a[1], both) + 1.0)
+
+    def log_ways(of: int, chosen: Array) -> Array:
+        result: Array = special.gammaln(of + 1) - special.gammaln(chosen + 1) - special.gammaln(of - chosen + 1)
+        return result
+
+    logs = log_ways(a[1], found) + log_ways(b[1], both - found)
+    logs -= special.logsumexp(logs)
+    # equally likely divisions differ by rounding
+    return float(np.exp(logs[logs <= logs[a[0] - int(found[0])] + 1e-7]).sum())

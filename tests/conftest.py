@@ -52,8 +52,8 @@ TOGETHER = re.compile(
 )
 
 
-# The tests that keep time run in two rows that take about as long: these, and the others.
-FIRST_ROW = re.compile(r"tests/(horovod|testbed)/(?!test_(benchmark(?!_bursts)|ssh_))")
+# The tests that keep time run in two rows that take about as long: these, and the others. What shares a sweep is in one.
+FIRST_ROW = re.compile(r"tests/(horovod|testbed)/(?!test_(benchmark(?!_bursts)|ssh_sweep|sweep\.))")
 
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]

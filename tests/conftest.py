@@ -21,7 +21,8 @@ hypothesis.settings.load_profile("busy")
 # which mostly wait, and lets them have only what these leave of the processors.
 COMPUTES = re.compile(
     r"property/|unit/\w+/test_(analysis|core|docs|job|pcap|public|structure|sweep_csv|thesis)_"
-    r"|unit/\w+/test_(lab_topologies|traffic_(formats|plan|sizes|verify))|unit/workload/"
+    r"|unit/\w+/test_(flow_table|lab_topologies|language|link_counters|report_overview|ssh_words"
+    r"|traffic_(formats|plan|sizes|verify))|unit/workload/"
 )
 # Tests that start processes and keep no time: many may run beside them. What is left, and what is marked alone among
 # these, keeps time, and runs beside one other of its kind at most.
@@ -52,7 +53,8 @@ TOGETHER = re.compile(
 )
 
 
-# The tests that keep time run in two rows that take about as long: these, and the others. What shares a sweep is in one.
+# The tests that keep time run in two rows that take about as long: these, and the others. What shares a sweep is in
+# one of them.
 FIRST_ROW = re.compile(r"tests/(horovod|testbed)/(?!test_(benchmark(?!_bursts)|ssh_sweep|sweep\.))")
 
 

@@ -17,13 +17,15 @@ from xdist.scheduler import LoadScopeScheduling
 # an example may take long on a busy machine
 hypothesis.settings.register_profile("busy", deadline=None)
 hypothesis.settings.load_profile("busy")
-# Tests that compute, and start no job: make check runs these alone.
+# Tests that compute, and start no job: make check runs these alone. make test runs them beside those that keep time,
+# which mostly wait, and lets them have only what these leave of the processors.
 COMPUTES = re.compile(
     r"property/|unit/\w+/test_(analysis|core|docs|job|pcap|public|structure|sweep_csv|thesis)_"
-    r"|unit/\w+/test_(lab_topologies|traffic_(formats|plan|sizes|verify))|unit/workload/"
+    r"|unit/\w+/test_(flow_table|lab_topologies|language|link_counters|report_overview|ssh_words"
+    r"|traffic_(formats|plan|sizes|verify))|unit/workload/"
 )
 # Tests that start processes and keep no time: many may run beside them. What is left, and what is marked alone among
-# these, keeps time, and runs beside one other test at most.
+# these, keeps time, and runs beside one other of its kind at most.
 SHARES = re.compile(
     r"slurm/|frameworks/|gpu/|horovod/test_(build|job|timeline)"
     r"|testbed/test_(agent_|benchmark_(pcap|scale)|clock|collect|counters|docs|doctor|job_bytes|lab|live|notebooks|pcap"
@@ -51,22 +53,52 @@ TOGETHER = re.compile(
 )
 
 
-# Among the tests that keep time, those of testbeds run one after another: some commands mean the only testbed there is.
-TESTBEDS = re.compile(r"tests/(horovod|testbed)/(?!test_benchmark(?!_bursts))")
+# The tests that keep time run in two rows that take about as long: these, and the others. What shares a sweep is in
+# one of them.
+FIRST_ROW = re.compile(r"tests/(horovod|testbed)/(?!test_(benchmark(?!_bursts)|ssh_sweep|sweep\.))")
 
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]
     """Gives tests that share something to one worker, and the others one by one to any."""
 
     def _split_scope(self, nodeid: str) -> str:
-        if "not shares" in self.config.option.markexpr:  # these keep time
-            return "testbeds" if TESTBEDS.match(nodeid) else nodeid
+        if self.config.option.markexpr == "not shares" and not COMPUTES.match(nodeid.removeprefix("tests/")):
+            # without privilege, a command for all testbeds ends those of the other row
+            return "first row" if FIRST_ROW.match(nodeid) or os.geteuid() != 0 else "second row"
         shared = TOGETHER.match(nodeid)
         return shared[0] if shared else nodeid
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
+    # as they are collected: the rows come first and take longest
+    config.option.loadscopereorder = config.option.markexpr != "not shares"
     return Together(config, log)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Ignore files without tests of the part that runs: each worker reads all others, which takes seconds."""
+    part = config.option.markexpr
+    if part not in ("shares", "not shares") or not collection_path.name.startswith("test_"):
+        return None
+    path = collection_path.relative_to(Path(__file__).parent).as_posix()
+    shares = SHARES.match(path) and not COMPUTES.match(path)
+    exception = "mark.alone" if shares else "mark.shares"
+    return (part == ("not shares" if shares else "shares") and exception not in collection_path.read_text()) or None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Run a test that computes beside one that keeps time with what that one leaves of the processors."""
+    workers = hasattr(item.config, "workerinput") and item.config.option.markexpr == "not shares"
+    # others may not take their former priority again
+    if not workers or os.geteuid() != 0 or not item.get_closest_marker("computes"):
+        return (yield)
+    before = os.sched_getscheduler(0)
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    try:
+        return (yield)
+    finally:
+        os.sched_setscheduler(0, before, os.sched_param(0))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -79,8 +111,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         what = item.get_closest_marker("needs_root")
         if what and os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(reason=f"needs root: only root can {what.args[0]}"))
-    # last where one process runs all: the cluster stands until the end
-    items.sort(key=lambda item: paths[item].startswith("slurm/"))
+    # what keeps time takes longest; last where one process runs all: the cluster stands until the end
+    items.sort(key=lambda item: (paths[item].startswith("slurm/"), COMPUTES.match(paths[item]) is not None))
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from scipy import special
 
-from ringtap.analysis.statistics.arrays import Values, sample
+from ringtap.analysis.statistics.arrays import Array, Values, sample
 from ringtap.analysis.statistics.autocorrelation import effective_count
 from ringtap.errors import UsageError
 from ringtap.units import counted
@@ -64,11 +64,22 @@ def quantile_interval(values: Values, q: float = 0.99, level: float = 0.95) -> Q
     Raises:
         UsageError: there are no values, a value is not finite, or q or level is not between 0 and 1.
     """
-    if not (0 < q < 1 and 0 < level < 1):
-        raise UsageError(f"a quantile of {q:g} at a level of {level:g} makes no sense: both lie between 0 and 1")
+    return quantile_intervals(values, (q,), level)[0]
+
+
+def quantile_intervals(values: Values, qs: Sequence[float], level: float = 0.95) -> list[QuantileInterval]:
+    """Estimate several quantiles of a sample, each as `quantile_interval` does."""
+    for q in qs:
+        if not (0 < q < 1 and 0 < level < 1):
+            raise UsageError(f"a quantile of {q:g} at a level of {level:g} makes no sense: both lie between 0 and 1")
     ordered = sample(values)
-    count, effective = len(ordered), effective_count(ordered)
+    effective = effective_count(ordered)
     ranked = np.sort(ordered)
+    return [_interval(ranked, effective, q, level) for q in qs]
+
+
+def _interval(ranked: Array, effective: float, q: float, level: float) -> QuantileInterval:
+    count = len(ranked)
     low, high = _ranks(math.floor(effective + 1e-9), q, 1 - level)
     stretch = count / math.floor(effective + 1e-9)
     reason = ""

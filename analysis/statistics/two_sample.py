@@ -18,7 +18,7 @@ from scipy import special
 
 from ringtap.analysis.statistics.arrays import Array, Values, sample
 from ringtap.analysis.statistics.autocorrelation import effective_count
-from ringtap.analysis.statistics.quantiles import quantile_interval
+from ringtap.analysis.statistics.quantiles import quantile_intervals
 from ringtap.errors import UsageError
 
 MIN_VALUES = 5
@@ -131,10 +131,9 @@ def compare(a: Values, b: Values, names: tuple[str, str] = ("a", "b"), level: fl
         UsageError: fewer than 5 iterations in a sample, or a time that is not positive and finite.
     """
     first, second = (_times_of(values, name) for values, name in zip((a, b), names, strict=True))
-    counts = effective_count(first), effective_count(second)
     low, high = (np.sort(first), np.sort(second))
-    medians = [quantile_interval(values, 0.5, level) for values in (first, second)]
-    tails = [quantile_interval(values, 0.99, level) for values in (first, second)]
+    medians, tails = zip(*(quantile_intervals(values, (0.5, 0.99), level) for values in (first, second)), strict=True)
+    counts = medians[0].effective_count, medians[1].effective_count
     ends = [[Estimate(one.value, one.low, one.high) for one in pair] for pair in (medians, tails)]
     superiority, p_location = _superiority(low, high, counts, level)
     tests = [_distribution(low, high, counts), ("location", superiority.value, p_location), _tail(low, high, counts)]
@@ -355,8 +354,6 @@ def _distance_p(distance: float, first: int, second: int) -> float:
 
 def _tail(a: Array, b: Array, counts: tuple[float, float]) -> tuple[str, float, float]:
     """Quantile test of b's share of the longest iterations of both samples together (Johnson et al. 1987)."""
-    from scipy import stats
-
     border = np.quantile(np.concatenate((a, b)), 1 - TAIL_SHARE)
     longest = [int(np.sum(one > border)) for one in (a, b)]
     if sum(longest) == 0:
@@ -366,5 +363,24 @@ def _tail(a: Array, b: Array, counts: tuple[float, float]) -> tuple[str, float, 
         (round(many * count / len(one)), max(1, round(count)))
         for many, one, count in zip(longest, (a, b), counts, strict=True)
     ]
-    table = np.array([[many, whole - many] for many, whole in counted])
-    return "tail", float(statistic), float(stats.fisher_exact(table)[1])
+    return "tail", float(statistic), _fisher_p(*counted)
+
+
+def _fisher_p(a: tuple[int, int], b: tuple[int, int]) -> float:
+    """Two-sided p value of Fisher's exact test of two shares: of all divisions that are at most as likely.
+
+    Args:
+        a: number of longest iterations of the first sample, and of all its iterations.
+        b: those of the second sample.
+    """
+    both = a[0] + b[0]
+    found = np.arange(max(0, both - b[1]), min(a[1], both) + 1.0)
+
+    def log_ways(of: int, chosen: Array) -> Array:
+        result: Array = special.gammaln(of + 1) - special.gammaln(chosen + 1) - special.gammaln(of - chosen + 1)
+        return result
+
+    logs = log_ways(a[1], found) + log_ways(b[1], both - found)
+    logs -= special.logsumexp(logs)
+    # equally likely divisions differ by rounding
+    return float(np.exp(logs[logs <= logs[a[0] - int(found[0])] + 1e-7]).sum())

@@ -85,7 +85,8 @@ class WarmInterpreter:
 @contextmanager
 def warm_interpreter(**variables: str) -> Iterator[WarmInterpreter]:
     # read when packages are imported, and when torch first computes
-    env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | variables
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"} | variables
+    env["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"  # longer than what they save for the few kernels of tests
     command = [sys.executable, __file__]
     with subprocess.Popen(
         command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True

@@ -7,11 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
-from torch import nn
 
 from ringtap.errors import UsageError
-from ringtap.workload.tensor_scheduler import TensorScheduler
 from tests.frameworks.ranks import WarmInterpreter
 
 JOB = Path(__file__).parent / "jobs" / "scheduled.py"
@@ -42,6 +39,12 @@ def test_training_is_that_of_an_all_reduce_and_messages_have_their_order(tmp_pat
     ],
 )
 def test_wrong_methods_are_refused(arguments: tuple[str, int, int], says: str) -> None:
+    # in the worker that runs this, and not in all that collect it
+    import torch.distributed as dist
+    from torch import nn
+
+    from ringtap.workload.tensor_scheduler import TensorScheduler
+
     with pytest.raises(UsageError, match=says):
         TensorScheduler([nn.Linear(2, 2)], *arguments)
     assert not dist.is_initialized()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import tomllib
 
+from ringtap.agents.testbed.registry import state_folder
 from ringtap.plan import load_plan
 from ringtap.workload.transformer import read_layout
 
@@ -41,19 +42,33 @@ def newcomer(tmp_path: Path) -> tuple[Path, dict[str, str]]:
 
 
 def shown(page: Path) -> pytest.ParameterSet:
-    """A page whose commands are run; what is for the only testbed, or for all, is so for those of other tests, too."""
+    """A page whose commands are run."""
     alone = any("ringtap testbed" in block for block in blocks(page, "sh"))
     captures = any("tcpdump" in block for block in blocks(page, "sh"))
     marks = [pytest.mark.alone] * alone + [pytest.mark.needs_root("capture packets here")] * captures
     return pytest.param(page, id=name(page), marks=marks)
 
 
+def own_registry(folder: Path) -> list[str]:
+    """Begin a command that sees its own testbeds alone: some are for the only testbed, or for all.
+
+    Without privilege, the testbeds of other tests are seen.
+    """
+    if os.geteuid() != 0:
+        return []
+    registry = folder / "registry"
+    registry.mkdir(mode=0o700, exist_ok=True)
+    begin = 'mount --bind "$0" "$1"; shift; exec "$@"'
+    return ["unshare", "--mount", "sh", "-ec", begin, str(registry), str(state_folder())]
+
+
 @pytest.mark.parametrize("page", [shown(page) for page in PAGES if blocks(page, "sh")])
 def test_commands_work_as_shown(page: Path, newcomer: tuple[Path, dict[str, str]]) -> None:
     folder, environment = newcomer
     for block in blocks(page, "sh"):
+        command = [*(own_registry(folder) if "ringtap testbed" in block else []), "sh", "-ec", block]
         done = subprocess.run(
-            ["sh", "-ec", block], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=280
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=280
         )
         assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
 

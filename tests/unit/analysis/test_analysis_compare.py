@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import signal, stats
 
-from ringtap.analysis.statistics.two_sample import _distance_p, compare, correct_together, holm
+from ringtap.analysis.statistics.two_sample import _distance_p, _fisher_p, compare, correct_together, holm
 from ringtap.errors import UsageError
 
 
@@ -65,6 +65,16 @@ def test_p_of_the_distribution_is_scipys_exact_one(sizes):
         exact = stats.ks_2samp(a, b, method="exact")
         assert _distance_p(exact.statistic, *sizes) == pytest.approx(exact.pvalue, rel=1e-9)
         assert _distance_p(exact.statistic, *sizes[::-1]) == pytest.approx(exact.pvalue, rel=1e-9)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (6, 4), (60, 60), (300, 17), (2500, 2400)])
+def test_p_of_the_tail_is_scipys_exact_one(sizes):
+    draw = np.random.default_rng(sum(sizes))
+    for _ in range(20):
+        rows = [(int(draw.integers(size + 1)), size) for size in sizes]
+        exact = stats.fisher_exact([[many, size - many] for many, size in rows])
+        # smaller ones have fewer digits
+        assert _fisher_p(*rows) == pytest.approx(exact.pvalue, rel=1e-9, abs=1e-300)
 
 
 def test_no_p_is_zero_however_far_apart_the_samples():

@@ -2,10 +2,10 @@
 
 import gzip
 import os
+import random
 import subprocess
 import sys
 import threading
-import zlib
 
 import pytest
 import zstandard
@@ -19,7 +19,7 @@ from tests.unit.capture_makers import classic, frames, usual
 
 CAPTURE = classic(frames(usual()))
 # nothing compresses it to a single block
-NOISE = bytes(zlib.crc32(number.to_bytes(4, "big")) & 0xFF for number in range(3 * BLOCK_BYTES // 2))
+NOISE = random.Random(1).randbytes(3 * BLOCK_BYTES // 2)
 
 
 def read(path):

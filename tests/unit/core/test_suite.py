@@ -13,21 +13,24 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def collect(seed: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+def collect(seed: str, part: str = "") -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-m", part]
     environment = dict(os.environ) | {"PYTHONHASHSEED": seed}
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
 
 
-def test_names_of_tests_depend_on_neither_hashes_nor_the_time() -> None:
-    first = collect("1")
+def test_names_of_tests_depend_on_neither_hashes_nor_the_time_and_each_is_in_one_part() -> None:
+    processes = [collect("1")]
     # some formats hold whole seconds
     time.sleep(1.1)
-    second = collect("2")
-    names = [process.communicate(timeout=250)[0].splitlines()[:-1] for process in (first, second)]
-    assert (first.returncode, second.returncode) == (0, 0)
-    assert len(names[0]) > 1000
-    assert names[0] == names[1]
+    processes += [collect("2", "shares"), collect("2", "not shares")]
+    texts = [process.communicate(timeout=250)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    whole, *parts = (text.splitlines()[:-2] for text in texts)
+    assert len(whole) > 1000
+    for part in map(set, parts):
+        assert [name for name in whole if name in part] in parts
+    assert sorted([*parts[0], *parts[1]]) == sorted(whole)
 
 
 SKIPS = {

@@ -2,6 +2,8 @@
 
 import json
 import random
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -90,24 +92,29 @@ def mixed() -> list[Packet]:
     return [made[0], Packet(made[0].time_ns, arp(), 60), *made[1:]]
 
 
-CASES = {
-    "usual": classic(frames(usual())),
-    "talks": classic(frames(talks())),
-    "nanoseconds": classic(frames(talks()), nano=True),
-    "big_endian": classic(frames(talks()), order=">"),
-    "six": classic(frames(six())),
-    "vlan": classic(frames(talks(), vlan(0x8100))),
-    "vlans_six": classic(frames(six(), vlan(0x88A8, 0x8100))),
-    "cooked": classic(frames(talks(), cooked), SLL),
-    "cooked2_six": classic(frames(six(), cooked2), SLL2),
-    "null": classic(frames(talks(), null("<")), NULL),
-    "null_six": classic(frames(six(), null("<", 30)), NULL),
-    "loop": classic(frames(talks(), null(">")), LOOP),
-    "raw": classic(frames([*talks(), *six()], bare), RAW),
-    "mixed": classic(mixed()),
-    "many": classic(many(), nano=True),
-    "offloaded": classic(offloaded()),
-    **{f"cut{size}": classic([one.cut(size) for one in mixed()]) for size in (33, 38, 46, 47, 54, 68, 96)},
+def cut(size: int) -> bytes:
+    return classic([one.cut(size) for one in mixed()])
+
+
+# made in the tests: Scapy takes a second, and every worker of xdist reads this file
+CASES: dict[str, Callable[[], bytes]] = {
+    "usual": lambda: classic(frames(usual())),
+    "talks": lambda: classic(frames(talks())),
+    "nanoseconds": lambda: classic(frames(talks()), nano=True),
+    "big_endian": lambda: classic(frames(talks()), order=">"),
+    "six": lambda: classic(frames(six())),
+    "vlan": lambda: classic(frames(talks(), vlan(0x8100))),
+    "vlans_six": lambda: classic(frames(six(), vlan(0x88A8, 0x8100))),
+    "cooked": lambda: classic(frames(talks(), cooked), SLL),
+    "cooked2_six": lambda: classic(frames(six(), cooked2), SLL2),
+    "null": lambda: classic(frames(talks(), null("<")), NULL),
+    "null_six": lambda: classic(frames(six(), null("<", 30)), NULL),
+    "loop": lambda: classic(frames(talks(), null(">")), LOOP),
+    "raw": lambda: classic(frames([*talks(), *six()], bare), RAW),
+    "mixed": lambda: classic(mixed()),
+    "many": lambda: classic(many(), nano=True),
+    "offloaded": lambda: classic(offloaded()),
+    **{f"cut{size}": partial(cut, size) for size in (33, 38, 46, 47, 54, 68, 96)},
 }
 GIVEN = {
     "": {"to": TO},
@@ -116,11 +123,16 @@ GIVEN = {
 }
 
 
+@cache
+def capture(case: str) -> bytes:
+    return CASES[case]()
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("given", GIVEN)
 def test_a_capture_gives_the_plan_it_always_gave(tmp_path: Path, case: str, given: str) -> None:
     path, plan, expected = tmp_path / f"{case}.pcap", tmp_path / "plan", json.loads(GOLD.read_text())[case + given]
-    path.write_bytes(CASES[case])
+    path.write_bytes(capture(case))
     options = {"replay": path, **GIVEN[given]}
     if expected is None:
         with pytest.raises(UsageError, match="there is no flow to replay"):

@@ -1,4 +1,4 @@
-"""Dask workers for the analysis: on this machine, at an address, or in Slurm jobs.
+"""Workers for the analysis: processes of this machine, or those of Dask here, at an address, or in Slurm jobs.
 
 Dask itself handles queues, tasks of workers that died, spilling and its own configuration.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import multiprocessing
 import os
 import re
 import shlex
@@ -15,11 +16,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -54,15 +57,21 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 
 
 @contextlib.contextmanager
-def workers(scheduler: str | None) -> Iterator[Executor | None]:
+def workers(scheduler: str | None, processes: int = 1) -> Iterator[Executor | None]:
     """Provide the workers that ``--scheduler`` names until the block ends; None for this process.
+
+    Args:
+        scheduler: value of the option; None: it was not given.
+        processes: processes of this machine to read without the option; 1: this one.
 
     Raises:
         UsageError: ``scheduler`` is not understood, Dask is not installed, or no scheduler or worker answers.
-        MeasurementError: Slurm accepts no job.
+        MeasurementError: Slurm accepts no job, or a process of this machine was ended.
     """
     if scheduler is None:
-        yield None
+        # a process can be forked safely only where no threads of libraries are in the way
+        with _forked(processes) if processes > 1 and sys.platform == "linux" else contextlib.nullcontext() as executor:
+            yield executor
         return
     try:
         import dask
@@ -100,6 +109,30 @@ def workers(scheduler: str | None) -> Iterator[Executor | None]:
         else:
             client = _slurm(int(counted[2] or 1), stack)
         yield DaskExecutor(client, scheduler)
+
+
+@contextlib.contextmanager
+def _forked(count: int) -> Iterator[Executor]:
+    """Start processes of this machine, which share the libraries that this one has loaded."""
+    try:
+        with ProcessPoolExecutor(count, multiprocessing.get_context("fork"), _follow_parent) as executor:
+            with warnings.catch_warnings():
+                # of threads, of which there are none yet that hold a lock
+                warnings.simplefilter("ignore", DeprecationWarning)
+                executor.submit(int).result()  # starts all of them
+            yield executor
+    except BrokenProcessPool as error:
+        raise MeasurementError(
+            "a process that read nodes was ended, which happens where memory lacks: the same command goes on where it "
+            "stopped, and with --scheduler local:1 one process reads"
+        ) from error
+
+
+def _follow_parent() -> None:
+    """Leave Ctrl-C to the parent process, and end when it has ended, however that was."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if parent := multiprocessing.parent_process():
+        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
 def _local(count: int, stack: contextlib.ExitStack) -> Client:

@@ -23,11 +23,6 @@ ALL_SUMS = (*SUMS, "infiniband_tx_bytes")
 PHASES = ("compute_s", "forward_s", "backward_s", "communication_s", "exposed_s", "overlap_s", "optimizer_s")
 MEANS = (*PHASES, "unattributed_s", "sent_bytes", "retransmissions", "cpu_cores")
 _RANK_MEANS = [*MEANS, "syncs", "synced_bytes"]
-# how the ``rank_sums`` of batches are joined (`ringtap.analysis.runs.batches.fold`)
-RANK_SUMS = {name: "sum" for one in _RANK_MEANS for name in (one, f"{one}_count")} | {
-    "node": "last",
-    "iterations": "sum",
-}
 
 
 @dataclass(frozen=True)
@@ -203,6 +198,12 @@ def join_sums(parts: Iterable[pd.DataFrame]) -> dict[str, Numbers]:
             else:
                 found[name] = found[name] + values
     return found
+
+
+def join_rank_sums(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """Join the ``rank_sums`` of the batches; the index is the rank."""
+    how = {name: "sum" for one in _RANK_MEANS for name in (one, f"{one}_count")} | {"node": "last", "iterations": "sum"}
+    return pd.concat(parts).groupby("rank").agg(how)
 
 
 def _means(table: pd.DataFrame, keys: list[str], names: Iterable[str]) -> pd.DataFrame:

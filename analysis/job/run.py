@@ -353,9 +353,7 @@ class Job:
     @cached_property
     def measured(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Rows of `iterations` that means are taken over: all but warm-up, or all if there is only warm-up."""
-        table = self.work.iterations
-        chosen = np.flatnonzero(~table["warm_up"].to_numpy(bool)) if len(table) else np.empty(0, np.int64)
-        return chosen if len(chosen) else np.arange(len(table))
+        return after_warm_up(self.work.iterations)
 
     @property
     @described_table
@@ -538,6 +536,12 @@ class Job:
         target = self.path / "derived" if folder is None else path_of(folder, "the folder")
         derived.write(self, self.summary(), target, derived.sources_of(self.path, self.given))
         return target
+
+
+def after_warm_up(table: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the rows of a table of iterations that means are taken over; all if there is only warm-up."""
+    chosen = np.flatnonzero(~table["warm_up"].to_numpy(bool)) if len(table) else np.empty(0, np.int64)
+    return chosen if len(chosen) else np.arange(len(table))
 
 
 def open_job(

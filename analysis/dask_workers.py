@@ -43,6 +43,7 @@ _ADDRESS = re.compile(r"\w+://\S+")
 _LOGGERS = ("distributed", "distributed.client", "tornado.application", "asyncio")
 _ANSWER_S = 10.0  # time limit for a scheduler's answer, and for its first worker
 _TASKS_A_THREAD = 32  # the overhead of more tasks exceeds what better balance saves
+_TASKS_AHEAD = 4  # tasks per thread that the scheduler holds at a time, each with a copy of its arguments
 _LOOK_S = 5.0  # interval of the check for remaining workers, and for the first worker in a job of Slurm
 _QUEUED_S = 3600.0  # time limit for that first worker
 
@@ -131,8 +132,13 @@ def _forked(count: int) -> Iterator[Executor]:
 def _follow_parent() -> None:
     """Leave Ctrl-C to the parent process, and end when it has ended, however that was."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
     if parent := multiprocessing.parent_process():
-        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+        parent.join()
+        os._exit(1)
 
 
 def _local(count: int, stack: contextlib.ExitStack) -> Client:
@@ -367,18 +373,23 @@ class DaskExecutor(Executor):
             Exception: any exception that a call raises.
         """
         rows = list(zip(*columns, strict=False))  # as in map, the shortest column ends the rows
-        threads = sum(self._query(self._client.nthreads).values())
-        size = max(1, len(rows) // (_TASKS_A_THREAD * max(1, threads)))
-        parts = [rows[start : start + size] for start in range(0, len(rows), size)]
-        futures = deque(self._client.map(partial(_call_each, work), parts, pure=False))
+        size = max(1, len(rows) // (_TASKS_A_THREAD * self._threads()))
+        parts = deque(rows[start : start + size] for start in range(0, len(rows), size))
+        futures: deque[DaskFuture] = deque()
         try:
-            while futures:
+            while futures or parts:
+                if parts and (free := _TASKS_AHEAD * self._threads() - len(futures)) > 0:
+                    some = [parts.popleft() for _ in range(min(free, len(parts)))]
+                    futures.extend(self._client.map(partial(_call_each, work), some, pure=False))
                 results = self._call(self._result, futures[0])
                 futures.popleft()
                 yield from results
         finally:
             if futures and self._client.status == "running":
                 self._client.cancel(list(futures))
+
+    def _threads(self) -> int:
+        return max(1, sum(self._query(self._client.nthreads).values()))
 
     def _result(self, future: DaskFuture) -> Any:
         while not future.done():

@@ -548,8 +548,10 @@ def join_ranks(
 
 _MEANS = ("communication_s", "exposed_s", "overlap_s")
 # how the other ``sums`` of batches are joined
-_JOINED = {"skipped": np.fmax, "backwards": np.fmax, "optimizers": np.fmax, "compute_s": np.fmax}
-_JOINED |= {"exposed_least_s": np.fmin}
+_JOINED: dict[str, np.ufunc] = {
+    **dict.fromkeys(("skipped", "backwards", "optimizers", "compute_s"), np.fmax),
+    "exposed_least_s": np.fmin,
+}
 
 
 def _rank_iterations(marks: pd.DataFrame, numbers: pd.DataFrame, phases: pd.DataFrame) -> pd.DataFrame:
@@ -633,7 +635,7 @@ def _slowest_in(
     names = ["iteration", "process", "ready_ns", "end_ns"]
     table = pd.concat([frame.read(names, block) for frame in ranks], ignore_index=True)
     iteration, end_ns = (table[name].to_numpy(np.int64) for name in ("iteration", "end_ns"))
-    process = processes.index.get_indexer(table["process"])
+    process = processes.index.get_indexer(pd.Index(table["process"]))
     rank, node = (processes[name].to_numpy(np.int64)[process] for name in ("rank", "node"))
     ready_ns, is_ready = table["ready_ns"].to_numpy(np.int64, na_value=0), table["ready_ns"].notna().to_numpy()
     # iterations with several ranks

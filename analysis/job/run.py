@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import cached_property
@@ -162,9 +162,21 @@ class Job:
         """Means, sums and extremes of each node's counters (``nodes`` of `parts`), by node."""
         return pd.concat([part["nodes"].read() for part in self.parts]).set_index("node")
 
+    @cached_property
+    def recorded_steps(self) -> int:
+        """Number of steps of all ranks, by the sizes of their logs."""
+        return sum(path.stat().st_size for path in self.run.step_files if path.exists()) // _STEP_BYTES
+
+    def in_batches(self, name: str) -> Iterator[pd.DataFrame]:
+        """Yield a table of `ringtap.analysis.runs.batches.TABLES` batch by batch, each by its own order of rows."""
+        for part in self.parts:
+            table = part[name].read()
+            table.attrs["columns"] = node_counters.COLUMNS if name == "node_iterations" else {}
+            yield described(table, getattr(Job, name).__doc__)
+
     def _whole(self, name: str) -> pd.DataFrame:
         """Return a table of all batches."""
-        tables = [part[name].read() for part in self.parts]
+        tables = list(self.in_batches(name))
         some = [table for table in tables if len(table)] or tables[:1]
         return some[0] if len(some) == 1 else pd.concat(some, ignore_index=True)
 
@@ -384,9 +396,7 @@ class Job:
 
         The others are those of `ringtap.analysis.job.node_counters.COLUMNS`, with their meaning.
         """
-        table = self._whole("node_iterations")
-        table.attrs["columns"] = node_counters.COLUMNS
-        return table
+        return self._whole("node_iterations")
 
     @property
     @described_table

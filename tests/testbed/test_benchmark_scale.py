@@ -26,12 +26,7 @@ def test_a_small_size_is_measured_whole(tmp_path: Path) -> None:
     figures, results = json.loads(done.stdout.splitlines()[-1]), json.loads(raw.read_text())
     assert results["figures"] == figures
     assert not results["failures"]
-    measured = {name for name, value in figures.items() if value is not None and value > 0}
-    assert set(figures) - measured == {"hour_cost_ratio"}  # of two numbers of nodes
-    hours = results["samples"]["hour"]
-    assert [(one["workers"], one["found_nodes"]) for one in hours] == [(0, 4), (2, 4)]
-    assert hours[0]["found_iterations"] == hours[1]["found_iterations"] > 500  # recorded were 150
-    assert hours[0]["sent_bytes"] == pytest.approx(hours[0]["gradient_bytes"], rel=0.02)
+    assert all(value is not None and value > 0 for value in figures.values())
     assert list(scratch.iterdir()) == []
 
     jobs = [one for one in results["samples"]["nodes"] if one["of"] == "job"]
@@ -44,3 +39,21 @@ def test_a_small_size_is_measured_whole(tmp_path: Path) -> None:
     (whole,) = (one["sets"][-1] for one in results["samples"]["read"] if one["workers"] == 2)
     (again,) = (one["sets"][-1] for one in results["samples"]["read"] if one["workers"] == 1)
     assert (whole["packets"], whole["bytes"]) == (again["packets"], again["bytes"])
+
+
+def test_minutes_of_nodes_are_measured_as_hours_are(tmp_path: Path) -> None:
+    """The recorded iterations are repeated, and each sample of an analysis finds all of them."""
+    raw, scratch = tmp_path / "raw.json", tmp_path / "scratch"
+    scratch.mkdir()
+    command = [*benchmark("hours"), "--nodes", "2", "4", "--seconds", "60", "--workers-nodes", "0", "-o", str(raw)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=200, env=os.environ | {"TMPDIR": str(scratch)}
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads(raw.read_text())
+    found = results["samples"]["analyze"]
+    assert [one["found_nodes"] for one in found] == [2, 4]
+    assert found[0]["found_iterations"] == found[1]["found_iterations"] > 200  # recorded were 150
+    known = {name for name, value in results["figures"].items() if value is not None}
+    assert set(results["figures"]) - known == {"workers_speedup", "resumed_share"}  # of Dask, kill and resume
+    assert list(scratch.iterdir()) == []

@@ -389,7 +389,8 @@ class DaskExecutor(Executor):
                 self._client.cancel(list(futures))
 
     def _threads(self) -> int:
-        return max(1, sum(self._query(self._client.nthreads).values()))
+        threads: int = sum(self._query(self._client.nthreads).values())
+        return max(1, threads)
 
     def _result(self, future: DaskFuture) -> Any:
         while not future.done():

@@ -19,7 +19,7 @@ hypothesis.settings.register_profile("busy", deadline=None)
 hypothesis.settings.load_profile("busy")
 # Tests that compute, and start no job: make check runs these alone.
 COMPUTES = re.compile(
-    r"property/|unit/\w+/test_(analysis|core|docs|job|pcap|public|structure|sweep_csv|thesis)_"
+    r"property/|unit/\w+/test_(analysis|core|docs|job|long|pcap|public|structure|sweep_csv|thesis)_"
     r"|unit/\w+/test_(lab_topologies|traffic_(formats|plan|sizes|verify))|unit/workload/"
 )
 # Tests that start processes and keep no time: many may run beside them. What is left, and what is marked alone among

@@ -34,8 +34,8 @@ _BATCH_NODES = 50
 # with more rows in all batches, they are kept in files
 _MEMORY_ROWS = 300_000
 _GROUP_ROWS = 25_000
-# processes of this machine that read batches without being asked for: 2 GB are enough for them
-_MAX_PROCESSES = 4
+# processes of this machine that read batches without being asked for: with this one they need less than 2 GB
+_MAX_PROCESSES = 3
 PARTS = "parts"
 _PROBLEMS = "problems"
 # frames of a batch that are parts of the analysis's own tables

@@ -92,6 +92,7 @@ def workers(scheduler: str | None, processes: int = 1) -> Iterator[Executor | No
     settings: dict[str, Any] = {
         "distributed.comm.timeouts.connect": f"{_ANSWER_S}s",
         "distributed.admin.large-graph-warning-threshold": "1TB",
+        "distributed.worker.profile.enabled": False,  # of a hundred samples per second that nobody reads
     }
     if counted and counted[1] == "local":  # if no worker starts, fail instead of waiting forever
         settings["distributed.scheduler.no-workers-timeout"] = f"{_ANSWER_S}s"

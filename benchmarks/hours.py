@@ -28,7 +28,7 @@ _HERE = Path(__file__).resolve().parent
 _ITERATIONS = 150  # recorded, and repeated
 _NODE_BPS = 8 * 10_000  # of logs and tables
 _MAX_S = 1500.0
-_LOOK_S = 0.2
+_LOOK_S = 0.5
 _IMPORTS = "import pyarrow.parquet, ringtap.analysis.runs.derived"  # of every analysis
 
 TARGETS = (

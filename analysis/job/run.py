@@ -21,7 +21,7 @@ from ringtap.analysis.job.throughput import NAMES, Given, Printed, read_output
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
 from ringtap.analysis.runs.batches import Batches, Frame, digest
 from ringtap.analysis.runs.node_logs import NodeLogs, each_node
-from ringtap.analysis.runs.run import JobRun, SweepRun, read_run
+from ringtap.analysis.runs.run import JobRun, SweepRun, map_records, read_run
 from ringtap.arguments import instance_of, number, path_of, whole_number
 from ringtap.errors import UsageError, did_you_mean
 from ringtap.json_validation import whole
@@ -164,8 +164,8 @@ class Job:
 
     @cached_property
     def recorded_steps(self) -> int:
-        """Number of steps of all ranks, by the sizes of their logs."""
-        return sum(path.stat().st_size for path in self.run.step_files if path.exists()) // _STEP_BYTES
+        """Number of steps in the logs of all ranks."""
+        return sum(len(map_records(path)[1]) for path in self.run.step_files if path.exists())
 
     def in_batches(self, name: str) -> Iterator[pd.DataFrame]:
         """Yield a table of `ringtap.analysis.runs.batches.TABLES` batch by batch, each by its own order of rows."""

@@ -370,7 +370,7 @@ def build(run: JobRun, nodes: Mapping[str, NodeLogs], batches: Batches) -> Work:
     first = [
         _first_forward(part["phases"].read() if own is None else own) for part in parts[: None if own is None else 1]
     ]
-    iterations = _iterations(parts, counts, pd.concat(first) if first else pd.Series(dtype="int64"))
+    iterations = _iterations(parts, counts, pd.concat(first) if first else pd.Series(dtype="int64"), batches)
     iterations.insert(0, "iteration", np.arange(len(iterations)))
     joined = list(
         batches.each(
@@ -438,20 +438,17 @@ def _first_forward(phases: pd.DataFrame) -> pd.Series[int]:
     return first.set_index("process")["forward_start_ns"]
 
 
-def _iterations(parts: Sequence[Mapping[str, Frame]], counts: pd.DataFrame, begins: pd.Series[int]) -> pd.DataFrame:
+def _iterations(
+    parts: Sequence[Mapping[str, Frame]], counts: pd.DataFrame, begins: pd.Series[int], batches: Batches
+) -> pd.DataFrame:
     """Return the iterations of a job (`ringtap.analysis.runs.run.iterations_of`).
 
     A generation also has the iteration before its first steps if all of its ranks recorded their first forward pass.
     """
     by = ["generation", "index"]
     ends = pd.DataFrame(columns=[*by, "ranks", "end_ns", "steady_ns"]).astype("int64")
-    for part in parts:
-        marks = part["marks"].read(_ENDS)
-        marks = marks[marks["process"].isin(counts.index)]
-        marks = marks.assign(
-            **{name: marks["process"].map(counts[name]).astype("int64") for name in ("generation", "rank")}
-        )
-        both = pd.concat([ends, step_ends(marks)]).groupby(by, sort=True)
+    for own in batches.map(partial(_ends_in, counts), [part["marks"] for part in parts]):
+        both = pd.concat([ends, own]).groupby(by, sort=True)
         ends = both.agg({"ranks": "sum", "end_ns": "max", "steady_ns": "max"}).reset_index()
     stepped = counts[counts["steps"] > 0]
     heads = stepped.assign(begin_ns=begins.astype("Int64").reindex(stepped.index)).groupby("generation")["begin_ns"]
@@ -460,6 +457,14 @@ def _iterations(parts: Sequence[Mapping[str, Frame]], counts: pd.DataFrame, begi
     first = first.assign(index=-1, steady_ns=first["end_ns"], ranks=first["generation"].map(ranks))
     ends = pd.concat([first[list(ends)], ends]).sort_values(by, kind="stable")
     return join_iterations(ends, ranks)
+
+
+def _ends_in(processes: pd.DataFrame, marks_of: Frame) -> pd.DataFrame:
+    """Return the ends of steps (`ringtap.analysis.runs.run.step_ends`) of the ranks of a batch."""
+    marks = marks_of.read(_ENDS)
+    marks = marks[marks["process"].isin(processes.index)]
+    of = {name: marks["process"].map(processes[name]).astype("int64") for name in ("generation", "rank")}
+    return step_ends(marks.assign(**of))
 
 
 def check_iteration(path: Path, iterations: pd.DataFrame, iteration: Any) -> int:

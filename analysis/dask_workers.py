@@ -1,4 +1,4 @@
-"""Dask workers for the analysis: on this machine, at an address, or in Slurm jobs.
+"""Workers for the analysis: processes of this machine, or those of Dask here, at an address, or in Slurm jobs.
 
 Dask itself handles queues, tasks of workers that died, spilling and its own configuration.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import multiprocessing
 import os
 import re
 import shlex
@@ -15,11 +16,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -40,6 +43,7 @@ _ADDRESS = re.compile(r"\w+://\S+")
 _LOGGERS = ("distributed", "distributed.client", "tornado.application", "asyncio")
 _ANSWER_S = 10.0  # time limit for a scheduler's answer, and for its first worker
 _TASKS_A_THREAD = 32  # the overhead of more tasks exceeds what better balance saves
+_TASKS_AHEAD = 4  # tasks per thread that the scheduler holds at a time, each with a copy of its arguments
 _LOOK_S = 5.0  # interval of the check for remaining workers, and for the first worker in a job of Slurm
 _QUEUED_S = 3600.0  # time limit for that first worker
 
@@ -54,15 +58,21 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 
 
 @contextlib.contextmanager
-def workers(scheduler: str | None) -> Iterator[Executor | None]:
+def workers(scheduler: str | None, processes: int = 1) -> Iterator[Executor | None]:
     """Provide the workers that ``--scheduler`` names until the block ends; None for this process.
+
+    Args:
+        scheduler: value of the option; None: it was not given.
+        processes: processes of this machine to read without the option; 1: this one.
 
     Raises:
         UsageError: ``scheduler`` is not understood, Dask is not installed, or no scheduler or worker answers.
-        MeasurementError: Slurm accepts no job.
+        MeasurementError: Slurm accepts no job, or a process of this machine was ended.
     """
     if scheduler is None:
-        yield None
+        # a process can be forked safely only where no threads of libraries are in the way
+        with _forked(processes) if processes > 1 and sys.platform == "linux" else contextlib.nullcontext() as executor:
+            yield executor
         return
     try:
         import dask
@@ -82,6 +92,7 @@ def workers(scheduler: str | None) -> Iterator[Executor | None]:
     settings: dict[str, Any] = {
         "distributed.comm.timeouts.connect": f"{_ANSWER_S}s",
         "distributed.admin.large-graph-warning-threshold": "1TB",
+        "distributed.worker.profile.enabled": False,  # of a hundred samples per second that nobody reads
     }
     if counted and counted[1] == "local":  # if no worker starts, fail instead of waiting forever
         settings["distributed.scheduler.no-workers-timeout"] = f"{_ANSWER_S}s"
@@ -100,6 +111,35 @@ def workers(scheduler: str | None) -> Iterator[Executor | None]:
         else:
             client = _slurm(int(counted[2] or 1), stack)
         yield DaskExecutor(client, scheduler)
+
+
+@contextlib.contextmanager
+def _forked(count: int) -> Iterator[Executor]:
+    """Start processes of this machine, which share the libraries that this one has loaded."""
+    try:
+        with ProcessPoolExecutor(count, multiprocessing.get_context("fork"), _follow_parent) as executor:
+            with warnings.catch_warnings():
+                # of threads, of which there are none yet that hold a lock
+                warnings.simplefilter("ignore", DeprecationWarning)
+                executor.submit(int).result()  # starts all of them
+            yield executor
+    except BrokenProcessPool as error:
+        raise MeasurementError(
+            "a process that read nodes was ended, which happens where memory lacks: the same command goes on where it "
+            "stopped, and with --scheduler local:1 one process reads"
+        ) from error
+
+
+def _follow_parent() -> None:
+    """Leave Ctrl-C to the parent process, and end when it has ended, however that was."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    if parent := multiprocessing.parent_process():
+        parent.join()
+        os._exit(1)
 
 
 def _local(count: int, stack: contextlib.ExitStack) -> Client:
@@ -334,18 +374,24 @@ class DaskExecutor(Executor):
             Exception: any exception that a call raises.
         """
         rows = list(zip(*columns, strict=False))  # as in map, the shortest column ends the rows
-        threads = sum(self._query(self._client.nthreads).values())
-        size = max(1, len(rows) // (_TASKS_A_THREAD * max(1, threads)))
-        parts = [rows[start : start + size] for start in range(0, len(rows), size)]
-        futures = deque(self._client.map(partial(_call_each, work), parts, pure=False))
+        size = max(1, len(rows) // (_TASKS_A_THREAD * self._threads()))
+        parts = deque(rows[start : start + size] for start in range(0, len(rows), size))
+        futures: deque[DaskFuture] = deque()
         try:
-            while futures:
+            while futures or parts:
+                if parts and (free := _TASKS_AHEAD * self._threads() - len(futures)) > 0:
+                    some = [parts.popleft() for _ in range(min(free, len(parts)))]
+                    futures.extend(self._client.map(partial(_call_each, work), some, pure=False))
                 results = self._call(self._result, futures[0])
                 futures.popleft()
                 yield from results
         finally:
             if futures and self._client.status == "running":
                 self._client.cancel(list(futures))
+
+    def _threads(self) -> int:
+        threads: int = sum(self._query(self._client.nthreads).values())
+        return max(1, threads)
 
     def _result(self, future: DaskFuture) -> Any:
         while not future.done():

@@ -20,7 +20,7 @@ from ringtap.errors import RingtapError
 
 _HOSTS = ("S0", "S1")
 _JOB = ROOT / "examples" / "scale_model.py"
-_COMPUTE_S = "0.055"  # for about ten iterations per second
+_COMPUTE_S = "0.079"  # for about ten iterations per second
 
 
 def main() -> int:

@@ -11,8 +11,6 @@ from _report import Table, number, targets_table
 TARGETS = (
     Target("nodes_s", "`analyze` and `report` of a run directory of many nodes, s", "< 60", lambda x: x < 60),
     Target("nodes_peak_mb", "peak memory of either, MB", "< 2,000", lambda x: x < 2000),
-    Target("hour_peak_mb", "peak memory of the analysis of an hour, one process, MB", "< 2,000", lambda x: x < 2000),
-    Target("hour_cost_ratio", "CPU s per node-hour, most nodes / fewest", "0.9 to 1.1", lambda x: 0.9 <= x <= 1.1),
     Target("two_over_one", "speedup of two started workers over one, all captures", "≥ 1.7", lambda x: x >= 1.7),
     Target("cost_all_over_one", "s/GB, all captures / one capture", "≤ 1.1", lambda x: x <= 1.1),
 )
@@ -42,7 +40,7 @@ def last_line(samples: Samples) -> dict[str, float | None]:
         "command_one_worker_s": commands[1],
         "command_two_workers_s": commands[2],
         "commands_two_over_one": _ratio(commands[1], commands[2]),
-    } | _hour(samples)
+    }
     return {key: _rounded(value) for key, value in figures.items()}
 
 
@@ -69,24 +67,6 @@ def _cost(samples: Samples, all_files: bool) -> float | None:
     return median([{"cost": item["seconds"] / item["gigabytes"]} for item in _sets(samples, 1, all_files)], "cost")
 
 
-def _hour(samples: Samples) -> dict[str, float | None]:
-    """Return memory and cost of long runs; their ratio needs two numbers of nodes."""
-    alone = select(samples, "hour", workers=0)
-    costs = [_hour_cost(sample) for sample in sorted(alone, key=lambda sample: sample["nodes"])]
-    most = alone[-1]["nodes"] if alone else 0
-    one, two = (median(select(samples, "hour", workers=workers, nodes=most), "seconds") for workers in (0, 2))
-    return {
-        "hour_peak_mb": max((sample["peak_rss_mb"] for sample in alone), default=None),
-        "hour_cost_ratio": costs[-1] / costs[0] if len(costs) > 1 else None,
-        "cpu_s_per_node_hour": costs[-1] if costs else None,
-        "hour_two_workers_speedup": _ratio(one, two),
-    }
-
-
-def _hour_cost(sample: dict[str, Any]) -> float:
-    return float(sample["cpu_s"] / (sample["nodes"] * sample["hours"]))
-
-
 def _rounded(value: float | None) -> float | None:
     if value is None or not math.isfinite(value):
         return None
@@ -98,7 +78,6 @@ def tables(samples: Samples) -> list[Table]:
     made = (
         targets_table(TARGETS, last_line(samples)),
         _nodes(samples),
-        _hours(samples),
         _commands(samples),
         _reads(samples),
     )
@@ -114,24 +93,6 @@ def _nodes(samples: Samples) -> Table:
         rows.append([f"`ringtap {verb}` of the {of}", f"{taken[0]['nodes']:,}", str(iterations), *figures])
     head = ["command", "nodes", "iterations", "s", "CPU s", "peak MB"]
     return Table("A run directory of many nodes, made from a run of two", head, rows)
-
-
-def _hours(samples: Samples) -> Table:
-    rows = [
-        [
-            *(
-                f"{sample['nodes']:,}",
-                f"{sample['hours']:.3g}",
-                f"{sample['found_iterations']:,}",
-                str(sample["workers"]),
-            ),
-            *(number(sample[key]) for key in ("seconds", "cpu_s")),
-            *(number(value) for value in (_hour_cost(sample), sample["peak_rss_mb"])),
-        ]
-        for sample in samples.get("hour", [])
-    ]
-    head = ["nodes", "hours", "iterations", "workers", "s", "CPU s", "CPU s per node-hour", "peak MB per process"]
-    return Table("`ringtap analyze` of a long run", head, rows)
 
 
 def _commands(samples: Samples) -> Table:

@@ -30,8 +30,6 @@ _QUICK_LIMIT_S = 55.0
 _MAX_S = 900.0
 _NEEDED_BYTES = 4e9  # of memory: twice the measured peak
 _RECORD_BYTES = 400_000  # per node of a short run, at most
-_RECORD_BPS = 8 * 10_000  # per node of a long run
-_HOUR_ITERATIONS = 150  # recorded, and repeated for the hour
 _PACKETS_PER_GB = 9_680_000
 
 
@@ -43,16 +41,12 @@ class Sizes:
         nodes: nodes of the run directory.
         iterations: iterations of its job.
         gigabytes: size of all captures together.
-        hour_nodes: numbers of nodes of the long runs.
-        hour_s: length of these.
         counts: numbers of captures read, one set after the other; the largest is the number of captures.
     """
 
     nodes: int
     iterations: int
     gigabytes: float
-    hour_nodes: tuple[int, ...]
-    hour_s: float
     counts: tuple[int, ...] = (1, 2, 5, 10)
 
 
@@ -62,14 +56,12 @@ def main() -> int:
     before = CpuTimes.now()
     if psutil.virtual_memory().available < _NEEDED_BYTES:
         raise BenchmarkError(f"less than {_NEEDED_BYTES / 1e9:g} GB of memory are free: end other programs")
-    hour = ((4,), 300.0) if options.quick else (tuple(options.hour_nodes), 3600.0)
-    sizes = Sizes(options.nodes or (200 if options.quick else 1000), options.iterations, options.gigabytes, *hour)
+    sizes = Sizes(options.nodes or (200 if options.quick else 1000), options.iterations, options.gigabytes)
     with tempfile.TemporaryDirectory(prefix="ringtap-benchmark-") as folder, Processes({}) as processes:
         settings = Settings(options.quick, options.repeats, (), limit_s=_QUICK_LIMIT_S if options.quick else None)
         bench = Bench(settings, processes, [], [], Path(folder))
         if not options.captures:
             _nodes(bench, sizes)
-            _hours(bench, sizes)
         _captures(bench, sizes)
     machine = describe() | {"stolen_pct": before.stolen_pct_since(), "others_pct": before.others_pct_since()}
     write(bench, machine, options, last_line(bench.samples), tables(bench.samples))
@@ -83,7 +75,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, metavar="N", help="nodes of the run directory (1000)")
     parser.add_argument("--iterations", type=int, default=60, metavar="N", help="of its job (60)")
     parser.add_argument("--gigabytes", type=float, metavar="GB", help="of all captures together (10)")
-    parser.add_argument("--hour-nodes", type=int, nargs="+", default=[10, 100], metavar="N", help="of an hour (10 100)")
     parser.add_argument("--repeats", type=int, metavar="N", help="of every measure (5; --quick: 1)")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write every sample as JSON")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown")
@@ -114,29 +105,14 @@ def _nodes(bench: Bench, sizes: Sizes) -> None:
     shutil.rmtree(sweep)
 
 
-def _hours(bench: Bench, sizes: Sizes) -> None:
-    """Repeat a small run for an hour, and analyze it by one process and by two workers."""
-    for nodes in sizes.hour_nodes:
-        sweep, target = bench.folder / "sweep", bench.folder / "out"
-        with bench.sample("make-hour", nodes=nodes, seconds=sizes.hour_s) as figures:
-            figures.update(_make(bench, sweep, nodes, _HOUR_ITERATIONS, sizes.hour_s))
-        for workers in (0, 2) if sweep.exists() else ():
-            options = ("--scheduler", f"local:{workers}") if workers else ()
-            with bench.sample("hour", nodes=nodes, hours=sizes.hour_s / 3600, workers=workers) as figures:
-                figures.update(_usage(_ringtap(bench, "analyze", sweep / JOB, "-o", target, *options)))
-                figures.update(_found(target / "summary.json", "job"))
-                shutil.rmtree(target)
-        shutil.rmtree(sweep, ignore_errors=True)
-
-
-def _make(bench: Bench, sweep: Path, nodes: int, iterations: int, seconds: float = 0.0) -> dict[str, Any]:
+def _make(bench: Bench, sweep: Path, nodes: int, iterations: int) -> dict[str, Any]:
     """Make the run directory; return its number of files and its size."""
-    needed = nodes * (_RECORD_BYTES * max(1, iterations // 60) + seconds * _RECORD_BPS / 8)
+    needed = nodes * _RECORD_BYTES * max(1, iterations // 60)
     if shutil.disk_usage(bench.folder).free < needed * 1.1:
         raise BenchmarkError(f"{bench.folder.parent} has no {needed / 1e9:.1f} GB free: set TMPDIR to a larger folder")
     recorded = bench.folder / "recorded"
     _program(bench, "_scale_record.py", recorded, iterations)
-    _program(bench, "_scale_run.py", recorded, sweep, nodes, seconds)
+    _program(bench, "_scale_run.py", recorded, sweep, nodes)
     shutil.rmtree(recorded)
     sizes = [path.stat().st_size for path in sweep.rglob("*") if path.is_file()]
     return {"files": len(sizes), "megabytes": sum(sizes) / 1e6}

@@ -20,7 +20,7 @@ hypothesis.settings.load_profile("busy")
 # Tests that compute, and start no job: make check runs these alone. make test runs them beside those that keep time,
 # which mostly wait, and lets them have only what these leave of the processors.
 COMPUTES = re.compile(
-    r"property/|unit/\w+/test_(analysis|core|docs|job|pcap|public|structure|sweep_csv|thesis)_"
+    r"property/|unit/\w+/test_(analysis|core|docs|job|long|pcap|public|structure|sweep_csv|thesis)_"
     r"|unit/\w+/test_(flow_table|lab_topologies|language|link_counters|report_overview|ssh_words"
     r"|traffic_(formats|plan|sizes|verify))|unit/workload/"
 )

@@ -36,12 +36,12 @@ def _analyze(options: argparse.Namespace) -> int:
     from ringtap.analysis.runs import derived
 
     facts = training_facts(options)
-    path, given = (job := open_job(options.run, **facts)).path, job.given
-    folder = options.output or path / "derived"
-    sources = derived.sources_of(path, given)
+    job = open_job(options.run, **facts)
+    folder = options.output or job.path / "derived"
+    sources = derived.sources_of(job.path, job.given)
     fresh = derived.is_fresh(folder, sources)
     written: list[Path] = []
-    with workers(None if fresh else options.scheduler) as executor:
+    with workers(*(None, 1) if fresh else (options.scheduler, job.batches.processes)) as executor:
         job = open_job(options.run, executor, **facts, derived=options.output)
         data = derived.read_summary(folder) if fresh else summarize(job)
         if not fresh:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringtap.analysis.dask_workers import add_option, workers
 from ringtap.errors import UsageError
@@ -13,6 +14,10 @@ from ringtap.options import add_json, add_training, training_facts
 from ringtap.schema import RUN_JSON
 from ringtap.terminal import shell_word, shown_log
 from ringtap.units import counted
+
+if TYPE_CHECKING:
+    from ringtap.analysis.job.run import Job
+    from ringtap.analysis.sweeps.sweep import Sweep
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -43,7 +48,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 @shown_log()
 def report(options: argparse.Namespace) -> int:
     """Write the report and print the paths of its files."""
-    from ringtap.analysis.job.run import open_job
+    from ringtap.analysis.job.run import Job, open_job
     from ringtap.analysis.report.write import write_report
     from ringtap.analysis.sweeps.sweep import open_run
 
@@ -54,9 +59,14 @@ def report(options: argparse.Namespace) -> int:
     facts = training_facts(options)
     if facts and (is_table or beside):
         raise UsageError("--batch, --job-output and --target-accuracy are for the run of a job")
-    with workers(options.scheduler) as executor:
+
+    def opened(executor: Executor | None = None) -> Job | Sweep:
+        return open_job(source, executor, **facts) if facts else open_run(source, executor)
+
+    run = None if is_table else opened()
+    with workers(options.scheduler, run.batches.processes if isinstance(run, Job) else 1) as executor:
         written = write_report(
-            source if is_table else open_job(source, executor, **facts) if facts else open_run(source, executor),
+            opened(executor) if run else source,
             options.output,
             capacity=options.capacity,
             workers=options.workers,

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from ringtap.analysis.export.process_trace import ProcessTrace
+from ringtap.analysis.export.tables import check_length
 from ringtap.analysis.export.trace_writer import TraceWriter, TrackSlice
 from ringtap.analysis.job.flows import CLASSES
 from ringtap.analysis.job.iterations import ddp_passes, horovod_collectives
@@ -42,6 +43,8 @@ from ringtap.units import counted, format_size
 
 # connections of a node with tracks of their own: those that moved most
 MAX_FLOWS = 64
+# steps of all ranks: about 6 kB of the trace each, and ui.perfetto.dev opens up to 2 GB
+MAX_STEPS = 300_000
 # flows of one sender of cross traffic: the largest
 MAX_SENT = 200_000
 # packets of a flow that follow each other within this time are one burst
@@ -88,11 +91,12 @@ def write_perfetto(run: Job, path: Path, others: Sequence[ProcessTrace] = ()) ->
         others: traces that other tools recorded in processes of this run.
 
     Raises:
-        UsageError: the package perfetto is missing, the run has no time that is known, a trace of another tool is of
-            another run, or the file cannot be written.
+        UsageError: the package perfetto is missing, the run is too long or has no time that is known, a trace of
+            another tool is of another run, or the file cannot be written.
     """
     if said := lacking("a Perfetto trace", ("perfetto",)):
         raise UsageError(said)
+    check_length(run, MAX_STEPS, "a trace")
     begin_ns = run.window_ns[0]
     if begin_ns <= 0:
         raise UsageError(f"{run.path} holds no iteration and no sample: there is nothing to show")

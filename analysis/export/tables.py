@@ -21,6 +21,7 @@ from pyarrow import csv, parquet
 
 from ringtap.analysis.job.collector_tables import SampleLog, log_names, logs_of, sample_attrs
 from ringtap.analysis.job.run import Job
+from ringtap.analysis.runs.batches import TABLES
 from ringtap.analysis.runs.sockets import address_text
 from ringtap.analysis.sweeps.sharing import is_sharing, sharing_points, sharing_tables
 from ringtap.analysis.sweeps.sweep import Sweep
@@ -194,6 +195,8 @@ def _readers(run: Job | Sweep) -> Mapping[str, Callable[[], ExportTable | None]]
     if isinstance(run, Job):
         logs = {SAMPLES + log.replace("/", "_"): log for log in _logs(run)}
         whole = {name: partial(_whole, name, partial(getattr, run, name)) for name in JOB_TABLES}
+        if run.batches.is_long:
+            whole |= {name: partial(_parted, name, run) for name in TABLES}
         return whole | {name: partial(_sampled, name, run, log) for name, log in logs.items()}
     if is_sharing(run.run):
         tables = sharing_tables(sharing_points(run.run))
@@ -214,6 +217,27 @@ def _whole(name: str, read: Callable[[], pd.DataFrame]) -> ExportTable | None:
     if not len(frame):
         return None
     return _table(name, [pa.Schema.from_pandas(frame, preserve_index=False)], frame.attrs, iter([frame]))
+
+
+def _parted(name: str, job: Job) -> ExportTable | None:
+    """Return a table of a long run, which is in files, batch of nodes by batch; None if it is empty."""
+    first = next((table for table in job.in_batches(name) if len(table)), None)
+    if first is None:
+        return None
+    return _table(name, [pa.Schema.from_pandas(first, preserve_index=False)], first.attrs, job.in_batches(name))
+
+
+def check_length(job: Job, most_steps: int, what: str) -> None:
+    """Refuse a run that is too long for a format, before it is analyzed.
+
+    Raises:
+        UsageError: its ranks have more steps.
+    """
+    if job.recorded_steps > most_steps:
+        raise UsageError(
+            f"{job.path} has {job.recorded_steps:,} steps of its ranks, and {what} of up to {most_steps:,} can be "
+            "written: --to parquet, csv and duckdb write a run of any length"
+        )
 
 
 def _sampled(name: str, job: Job, log: str) -> ExportTable | None:

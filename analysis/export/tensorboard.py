@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from ringtap.analysis.export.tables import Export, ExportedTable, nothing, replacing
+from ringtap.analysis.export.tables import Export, ExportedTable, check_length, nothing, replacing
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.runs.apportioning import Integers
 from ringtap.analysis.sweeps.points import ordered_windows
@@ -23,6 +23,8 @@ from ringtap.analysis.sweeps.sweep import Sweep
 
 # TensorBoard reads files with "tfevents" in their names; a name of ringtap's own lets an export replace its own only
 _EVENTS = "events.out.tfevents.ringtap-{table}"
+# steps of all ranks of a job, whose tables are held in memory: about 1 kB each
+MAX_STEPS = 1_000_000
 _VERSION = b"brain.Event:2"
 
 
@@ -63,6 +65,7 @@ def write_tensorboard(run: Job | Sweep, folder: Path) -> Export:
 
 
 def _of_job(job: Job) -> Iterator[_Curves]:
+    check_length(job, MAX_STEPS, "event logs")
     iterations = job.iterations
     if not len(iterations):
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,7 +103,7 @@ def measure(
         traffic: bytes of the sockets of all nodes.
         covered: the bins that the socket log of each node covers.
     """
-    flow_rows, headers = _FlowRows(traffic), _header_bytes(traffic)
+    flow_rows, headers = _FlowRows(traffic, list(counted)), _header_bytes(traffic)
     directions = []
     for name, counters in counted.items():
         for path, direction in _DIRECTIONS:
@@ -157,10 +157,9 @@ def stacked(node: NodeLogs) -> set[str]:
 
 
 class _FlowRows:
-    """Rows of a run's flow groups by path, direction and node."""
+    """Bytes of the flow groups of some nodes by path, direction and node."""
 
-    def __init__(self, traffic: SocketTraffic) -> None:
-        self._traffic = traffic
+    def __init__(self, traffic: SocketTraffic, names: Sequence[str]) -> None:
         groups = traffic.groups
         local = groups["local"].to_numpy(bool)
         rows = {
@@ -169,14 +168,21 @@ class _FlowRows:
             (NETWORK, "rx"): groups["destination_node"][~local],
         }
         # labels of the groups are their rows
-        self._rows = {key: nodes.groupby(nodes).groups for key, nodes in rows.items()}
+        self._rows = {
+            (*key, name): found.to_numpy(np.int64)
+            for key, nodes in rows.items()
+            for name, found in nodes[nodes.isin(names)].groupby(nodes).groups.items()
+        }
+        self._known = np.unique(np.concatenate([np.empty(0, np.int64), *self._rows.values()]))
+        # at once, because each reading takes all groups of a batch
+        self._amounts = {name: traffic.rows(name, self._known) for name in ("payload_bytes", "retransmitted_bytes")}
 
     def socket_bytes(self, node: str, path: str, direction: str) -> Numbers:
         """Return the payload bytes that sockets sent or received, for ``tx`` with retransmitted bytes."""
-        rows = np.asarray(self._rows[path, direction].get(node, ()), np.int64)
-        total: Numbers = self._traffic.rows("payload_bytes", rows).sum(axis=0)
+        rows = np.searchsorted(self._known, self._rows.get((path, direction, node), []))
+        total: Numbers = self._amounts["payload_bytes"][rows].sum(axis=0)
         if direction == "tx":
-            total = total + self._traffic.rows("retransmitted_bytes", rows).sum(axis=0)
+            total = total + self._amounts["retransmitted_bytes"][rows].sum(axis=0)
         return total
 
 

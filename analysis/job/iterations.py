@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from ringtap.analysis.runs.apportioning import Integers, Numbers, add_up, shares
-from ringtap.analysis.runs.batches import Batches, Frame, Frames, fold
+from ringtap.analysis.runs.batches import Batches, Frame, Frames
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.run import (
     JobRun,
@@ -369,7 +370,7 @@ def build(run: JobRun, nodes: Mapping[str, NodeLogs], batches: Batches) -> Work:
     first = [
         _first_forward(part["phases"].read() if own is None else own) for part in parts[: None if own is None else 1]
     ]
-    iterations = _iterations(parts, counts, pd.concat(first) if first else pd.Series(dtype="int64"))
+    iterations = _iterations(parts, counts, pd.concat(first) if first else pd.Series(dtype="int64"), batches)
     iterations.insert(0, "iteration", np.arange(len(iterations)))
     joined = list(
         batches.each(
@@ -381,7 +382,7 @@ def build(run: JobRun, nodes: Mapping[str, NodeLogs], batches: Batches) -> Work:
     )
     ranks = [part["ranks"] for part in joined]
     iterations = _with_ranks(iterations, (part["sums"].read() for part in joined), phases)
-    iterations = iterations.join(_slowest(ranks, len(iterations), counts, nodes))
+    iterations = iterations.join(_slowest(ranks, len(iterations), counts, nodes, batches))
     size = max(found["rank"].nunique(), known["world_size"].max() if len(known) else 0)
     return Work(iterations, ranks, phases.source, phases.why, phases.gradient_bytes, found, int(size))
 
@@ -437,20 +438,17 @@ def _first_forward(phases: pd.DataFrame) -> pd.Series[int]:
     return first.set_index("process")["forward_start_ns"]
 
 
-def _iterations(parts: Sequence[Mapping[str, Frame]], counts: pd.DataFrame, begins: pd.Series[int]) -> pd.DataFrame:
+def _iterations(
+    parts: Sequence[Mapping[str, Frame]], counts: pd.DataFrame, begins: pd.Series[int], batches: Batches
+) -> pd.DataFrame:
     """Return the iterations of a job (`ringtap.analysis.runs.run.iterations_of`).
 
     A generation also has the iteration before its first steps if all of its ranks recorded their first forward pass.
     """
     by = ["generation", "index"]
     ends = pd.DataFrame(columns=[*by, "ranks", "end_ns", "steady_ns"]).astype("int64")
-    for part in parts:
-        marks = part["marks"].read(_ENDS)
-        marks = marks[marks["process"].isin(counts.index)]
-        marks = marks.assign(
-            **{name: marks["process"].map(counts[name]).astype("int64") for name in ("generation", "rank")}
-        )
-        both = pd.concat([ends, step_ends(marks)]).groupby(by, sort=True)
+    for own in batches.map(partial(_ends_in, counts), [part["marks"] for part in parts]):
+        both = pd.concat([ends, own]).groupby(by, sort=True)
         ends = both.agg({"ranks": "sum", "end_ns": "max", "steady_ns": "max"}).reset_index()
     stepped = counts[counts["steps"] > 0]
     heads = stepped.assign(begin_ns=begins.astype("Int64").reindex(stepped.index)).groupby("generation")["begin_ns"]
@@ -459,6 +457,14 @@ def _iterations(parts: Sequence[Mapping[str, Frame]], counts: pd.DataFrame, begi
     first = first.assign(index=-1, steady_ns=first["end_ns"], ranks=first["generation"].map(ranks))
     ends = pd.concat([first[list(ends)], ends]).sort_values(by, kind="stable")
     return join_iterations(ends, ranks)
+
+
+def _ends_in(processes: pd.DataFrame, marks_of: Frame) -> pd.DataFrame:
+    """Return the ends of steps (`ringtap.analysis.runs.run.step_ends`) of the ranks of a batch."""
+    marks = marks_of.read(_ENDS)
+    marks = marks[marks["process"].isin(processes.index)]
+    of = {name: marks["process"].map(processes[name]).astype("int64") for name in ("generation", "rank")}
+    return step_ends(marks.assign(**of))
 
 
 def check_iteration(path: Path, iterations: pd.DataFrame, iteration: Any) -> int:
@@ -546,7 +552,11 @@ def join_ranks(
 
 
 _MEANS = ("communication_s", "exposed_s", "overlap_s")
-_JOINED = {"skipped": "any", "backwards": "max", "optimizers": "max", "compute_s": "max", "exposed_least_s": "min"}
+# how the other ``sums`` of batches are joined
+_JOINED: dict[str, np.ufunc] = {
+    **dict.fromkeys(("skipped", "backwards", "optimizers", "compute_s"), np.fmax),
+    "exposed_least_s": np.fmin,
+}
 
 
 def _rank_iterations(marks: pd.DataFrame, numbers: pd.DataFrame, phases: pd.DataFrame) -> pd.DataFrame:
@@ -580,57 +590,85 @@ def _rank_iterations(marks: pd.DataFrame, numbers: pd.DataFrame, phases: pd.Data
 def _with_ranks(iterations: pd.DataFrame, parts: Iterable[pd.DataFrame], phases: Phases) -> pd.DataFrame:
     """Add the times of the ranks to the iterations, from the ``sums`` of `join_ranks`."""
     table = iterations.copy()
-    sums = fold(parts, "iteration", _JOINED | {name: "sum" for mean in _MEANS for name in (mean, f"{mean}_count")})
+    joined = {name: np.full(len(table), np.nan) for name in _JOINED}
+    joined |= {f"{name}{end}": np.zeros(len(table)) for name in _MEANS for end in ("", "_count")}
+    for part in parts:
+        rows = part["iteration"].to_numpy(np.int64)
+        for name, so_far in joined.items():
+            own = part[name].to_numpy(np.float64, na_value=np.nan)
+            so_far[rows] = _JOINED[name](so_far[rows], own) if name in _JOINED else so_far[rows] + np.nan_to_num(own)
     table["warm_up"] = table["step"] <= max(WARM_UP_ITERATIONS - 1, phases.rebuilt_at)
-    table["skipped"] = sums["skipped"].reindex(table.index, fill_value=False)
+    table["skipped"] = np.nan_to_num(joined["skipped"]) > 0
     for name in ("backwards", "optimizers"):
-        table[name] = sums[name].reindex(table.index, fill_value=0)
-    table["compute_s"] = sums["compute_s"]
+        table[name] = np.nan_to_num(joined[name]).astype(np.int64)
+    table["compute_s"] = joined["compute_s"]
     for name in _MEANS:
-        table[name] = sums[name] / sums[f"{name}_count"].mask(sums[f"{name}_count"] == 0)
-    table["exposed_least_s"] = sums["exposed_least_s"]
-    return table
+        count = joined[f"{name}_count"]
+        table[name] = joined[name] / np.where(count > 0, count, np.nan)
+    table["exposed_least_s"] = joined["exposed_least_s"]
+    return table.astype(dict.fromkeys(["compute_s", *_MEANS, "exposed_least_s"], "Float64"))
 
 
-_BLOCK_ROWS = 1_000_000  # ranks times iterations that are compared at a time
+_BLOCK_ROWS = 2_000_000  # ranks times iterations that are compared at a time
+_SLOWEST = {"last_rank": "Int64", "slowest_rank": "Int64", "slowest_by_s": "Float64", "clock_error_s": "Float64"}
+_SLOWEST |= {"slowest_by_ready": "bool"}
 
 
 def _slowest(
-    ranks: Sequence[Frame], iterations: int, processes: pd.DataFrame, nodes: Mapping[str, NodeLogs]
+    ranks: Sequence[Frame], iterations: int, processes: pd.DataFrame, nodes: Mapping[str, NodeLogs], batches: Batches
 ) -> pd.DataFrame:
     """Find the slowest rank of each iteration, in blocks of iterations."""
-    length = max(1, _BLOCK_ROWS // max(processes["rank"].nunique(), 1))
-    parts = []
-    for begin in range(0, max(iterations, 1), length):
-        columns = ["iteration", "rank", "process", "ready_ns", "end_ns"]
-        block = pd.concat([frame.read(columns, (begin, begin + length)) for frame in ranks])
-        block = block.sort_values(["iteration", "rank"], kind="stable", ignore_index=True)
-        parts.append(_slowest_in(block.assign(node=block["process"].map(processes["node"])), nodes))
-    return pd.concat(parts)
+    known = processes[["rank", "node"]].copy()
+    known["error_ns"] = known["node"].map({name: node.clock.error_ns for name, node in nodes.items()}).astype("Float64")
+    known["node"] = pd.factorize(known["node"])[0]
+    length = max(1, _BLOCK_ROWS // max(known["rank"].nunique(), 1))
+    blocks = [(begin, begin + length) for begin in range(0, max(iterations, 1), length)]
+    return pd.concat(batches.map(partial(_slowest_in, ranks, known, _worst_error(nodes)), blocks))
 
 
-def _slowest_in(ranks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> pd.DataFrame:
-    """Find the slowest rank of each iteration: the last with all gradients ready or, if not known, to end its step."""
-    counts = ranks.groupby("iteration")["rank"].transform("count")
-    ranks = ranks[counts > 1]
-    known = ranks["ready_ns"].notna().groupby(ranks["iteration"]).transform("all")
-    at_ns = ranks["ready_ns"].where(known, ranks["end_ns"]).astype("int64")
-    rows = ranks.assign(at_ns=at_ns, by_ready=known)
-    rows = rows.sort_values(["iteration", "at_ns"], kind="stable")
-    last = rows.groupby("iteration").tail(1).set_index("iteration")
-    others = rows[rows.duplicated("iteration", keep="last")]
-    # relative to the first rank, so that a float is exact
-    earliest = rows.groupby("iteration")["at_ns"].first()
-    behind = (others["at_ns"] - others["iteration"].map(earliest)).groupby(others["iteration"]).median()
-    ended = ranks.loc[ranks.groupby("iteration")["end_ns"].idxmax()].set_index("iteration")["rank"]
-    result = pd.DataFrame({"last_rank": ended, "slowest_rank": last["rank"]}, dtype="Int64")
-    result["slowest_by_s"] = ((last["at_ns"] - earliest - behind) / 1e9).astype("Float64")
-    errors = last["node"].map({name: node.clock.error_ns for name, node in nodes.items()}).astype("Float64")
-    alone = ranks.groupby("iteration")["node"].nunique() == 1
-    error_s = (errors + _worst_error(nodes)) / 1e9
-    result["clock_error_s"] = error_s.where(~alone, 0.0)
-    result["slowest_by_ready"] = last["by_ready"]
-    return result
+def _slowest_in(
+    ranks: Sequence[Frame], processes: pd.DataFrame, worst_error_ns: Any, block: tuple[int, int]
+) -> pd.DataFrame:
+    """Find the slowest rank of each iteration: the last with all gradients ready or, if not known, to end its step.
+
+    Args:
+        ranks: ``ranks`` of `join_ranks`, of all nodes.
+        processes: ``rank``, ``node`` (any number) and ``error_ns`` of the node's clock, by number of the process.
+        worst_error_ns: largest error of a clock; NA if one is not known.
+        block: the first iteration, and that after the last.
+    """
+    names = ["iteration", "process", "ready_ns", "end_ns"]
+    table = pd.concat([frame.read(names, block) for frame in ranks], ignore_index=True)
+    iteration, end_ns = (table[name].to_numpy(np.int64) for name in ("iteration", "end_ns"))
+    process = processes.index.get_indexer(pd.Index(table["process"]))
+    rank, node = (processes[name].to_numpy(np.int64)[process] for name in ("rank", "node"))
+    ready_ns, is_ready = table["ready_ns"].to_numpy(np.int64, na_value=0), table["ready_ns"].notna().to_numpy()
+    # iterations with several ranks
+    least, length = block[0], block[1] - block[0]
+    by_ready = np.bincount(iteration[~is_ready] - least, minlength=length) == 0
+    at_ns = np.where(by_ready[iteration - least], ready_ns, end_ns)
+    order = np.lexsort((rank, at_ns, iteration))
+    order = order[np.bincount(iteration - least, minlength=length)[iteration[order] - least] > 1]
+    iteration, at_ns, end_ns, rank, node = (values[order] for values in (iteration, at_ns, end_ns, rank, node))
+    numbers, begins, counts = np.unique(iteration, return_index=True, return_counts=True)
+    if not len(numbers):
+        return pd.DataFrame(index=pd.Index([], name="iteration"), columns=list(_SLOWEST)).astype(_SLOWEST)
+    last = begins + counts - 1
+    # median of all but the last, relative to the first rank, so that a float is exact
+    others_ns = sum(at_ns[begins + (counts - more) // 2] - at_ns[begins] for more in (2, 1)) / 2
+    is_last_end = end_ns == np.repeat(np.maximum.reduceat(end_ns, begins), counts)
+    errors_ns = processes["error_ns"].array[process[order][last]] + worst_error_ns
+    result = {
+        "last_rank": np.minimum.reduceat(np.where(is_last_end, rank, np.iinfo(np.int64).max), begins),
+        "slowest_rank": rank[last],
+        "slowest_by_s": (at_ns[last] - at_ns[begins] - others_ns) / 1e9,
+        "clock_error_s": errors_ns / 1e9,
+        "slowest_by_ready": by_ready[numbers - least],
+    }
+    found = pd.DataFrame(result, index=pd.Index(numbers, name="iteration")).astype(_SLOWEST)
+    is_alone = np.maximum.reduceat(node, begins) == np.minimum.reduceat(node, begins)
+    found.loc[is_alone, "clock_error_s"] = 0.0
+    return found
 
 
 def _worst_error(nodes: Mapping[str, NodeLogs]) -> Any:

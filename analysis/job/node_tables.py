@@ -23,11 +23,6 @@ ALL_SUMS = (*SUMS, "infiniband_tx_bytes")
 PHASES = ("compute_s", "forward_s", "backward_s", "communication_s", "exposed_s", "overlap_s", "optimizer_s")
 MEANS = (*PHASES, "unattributed_s", "sent_bytes", "retransmissions", "cpu_cores")
 _RANK_MEANS = [*MEANS, "syncs", "synced_bytes"]
-# how the ``rank_sums`` of batches are joined (`ringtap.analysis.runs.batches.fold`)
-RANK_SUMS = {name: "sum" for one in _RANK_MEANS for name in (one, f"{one}_count")} | {
-    "node": "last",
-    "iterations": "sum",
-}
 
 
 @dataclass(frozen=True)
@@ -123,14 +118,17 @@ def _rank_iterations(
         table[name] = pd.Series(np.nan, index=table.index, dtype="Float64")
     groups = shared.traffic.groups
     training = groups[groups["traffic_class"] == flows.TRAINING]
+    training = training[training["source_rank"].isin(table["rank"])]
     flows_of = training.groupby("source_rank").groups  # labels of the groups are their rows
+    known = training.index.to_numpy(np.int64)
+    amounts = {name: shared.traffic.rows(name, known) for name in ("payload_bytes", "retransmissions")}
     rows_of: Mapping[Any, Any] = table.groupby(["rank", "node"]).groups
     for (rank, node), rows in rows_of.items():
         bins = shared.borders.bin_of[table.loc[rows, "iteration"].to_numpy(np.int64)]
         if node in shared.traffic.covered and rank not in shared.unclear_ranks and shared.world_size > 1:
-            mine = np.asarray(flows_of.get(rank, ()), np.int64)
+            mine = np.searchsorted(known, flows_of.get(rank, []))
             for name, source in (("sent_bytes", "payload_bytes"), ("retransmissions", "retransmissions")):
-                sums = np.where(covered[str(node)], shared.traffic.rows(source, mine).sum(axis=0), np.nan)
+                sums = np.where(covered[str(node)], amounts[source][mine].sum(axis=0), np.nan)
                 table.loc[rows, name] = np.nan if shared.is_too_short else sums[bins]
         busy = cores[str(node)].get(int(rank))
         if busy is not None:
@@ -203,6 +201,12 @@ def join_sums(parts: Iterable[pd.DataFrame]) -> dict[str, Numbers]:
             else:
                 found[name] = found[name] + values
     return found
+
+
+def join_rank_sums(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """Join the ``rank_sums`` of the batches; the index is the rank."""
+    how = {name: "sum" for one in _RANK_MEANS for name in (one, f"{one}_count")} | {"node": "last", "iterations": "sum"}
+    return pd.concat(parts).groupby("rank").agg(how)
 
 
 def _means(table: pd.DataFrame, keys: list[str], names: Iterable[str]) -> pd.DataFrame:

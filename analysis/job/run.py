@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import cached_property
@@ -21,7 +21,7 @@ from ringtap.analysis.job.throughput import NAMES, Given, Printed, read_output
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
 from ringtap.analysis.runs.batches import Batches, Frame, digest
 from ringtap.analysis.runs.node_logs import NodeLogs, each_node
-from ringtap.analysis.runs.run import JobRun, SweepRun, read_run
+from ringtap.analysis.runs.run import JobRun, SweepRun, map_records, read_run
 from ringtap.arguments import instance_of, number, path_of, whole_number
 from ringtap.errors import UsageError, did_you_mean
 from ringtap.json_validation import whole
@@ -162,9 +162,21 @@ class Job:
         """Means, sums and extremes of each node's counters (``nodes`` of `parts`), by node."""
         return pd.concat([part["nodes"].read() for part in self.parts]).set_index("node")
 
+    @cached_property
+    def recorded_steps(self) -> int:
+        """Number of steps in the logs of all ranks."""
+        return sum(len(map_records(path)[1]) for path in self.run.step_files if path.exists())
+
+    def in_batches(self, name: str) -> Iterator[pd.DataFrame]:
+        """Yield a table of `ringtap.analysis.runs.batches.TABLES` batch by batch, each by its own order of rows."""
+        for part in self.parts:
+            table = part[name].read()
+            table.attrs["columns"] = node_counters.COLUMNS if name == "node_iterations" else {}
+            yield described(table, getattr(Job, name).__doc__)
+
     def _whole(self, name: str) -> pd.DataFrame:
         """Return a table of all batches."""
-        tables = [part[name].read() for part in self.parts]
+        tables = list(self.in_batches(name))
         some = [table for table in tables if len(table)] or tables[:1]
         return some[0] if len(some) == 1 else pd.concat(some, ignore_index=True)
 
@@ -353,9 +365,7 @@ class Job:
     @cached_property
     def measured(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Rows of `iterations` that means are taken over: all but warm-up, or all if there is only warm-up."""
-        table = self.work.iterations
-        chosen = np.flatnonzero(~table["warm_up"].to_numpy(bool)) if len(table) else np.empty(0, np.int64)
-        return chosen if len(chosen) else np.arange(len(table))
+        return after_warm_up(self.work.iterations)
 
     @property
     @described_table
@@ -386,9 +396,7 @@ class Job:
 
         The others are those of `ringtap.analysis.job.node_counters.COLUMNS`, with their meaning.
         """
-        table = self._whole("node_iterations")
-        table.attrs["columns"] = node_counters.COLUMNS
-        return table
+        return self._whole("node_iterations")
 
     @property
     @described_table
@@ -538,6 +546,12 @@ class Job:
         target = self.path / "derived" if folder is None else path_of(folder, "the folder")
         derived.write(self, self.summary(), target, derived.sources_of(self.path, self.given))
         return target
+
+
+def after_warm_up(table: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the rows of a table of iterations that means are taken over; all if there is only warm-up."""
+    chosen = np.flatnonzero(~table["warm_up"].to_numpy(bool)) if len(table) else np.empty(0, np.int64)
+    return chosen if len(chosen) else np.arange(len(table))
 
 
 def open_job(

@@ -24,6 +24,7 @@ _LOSSES = {
     "nic_drops": ("packets dropped by interfaces", "+", BLUE),
 }
 _MAX_MARKS = 100
+_MAX_QUANTILES = 2000  # in the table of the distribution
 _MAX_PAIRS = 64
 _SIZE = (7.2, 2.5)
 
@@ -38,7 +39,7 @@ def draw_job(job: Job, folder: Path) -> list[Drawn]:
     Returns:
         The figures drawn, in the order of `NAMES`.
     """
-    if not len(job.work.iterations):
+    if not len(job.iterations):
         return []
     makers = (_iterations, _times, _ranks, _rates, _pairs)
     with styled():
@@ -119,7 +120,8 @@ def _times(job: Job) -> Drawn:
     marks = [(float(np.median(seconds)), 50, "median"), (float(np.percentile(seconds, 99)), 99, "p99")]
     texts = [f"{name} {value * 1e3:.4g} ms" for value, _, name in marks]
     on.mark(axes, [value for value, _, _ in marks], [at for _, at, _ in marks], texts, marker="o", color=VERMILION)
-    numbers = pd.DataFrame({"iteration_s": seconds, "share": share})
+    rows = np.unique(np.linspace(0, len(seconds) - 1, min(len(seconds), _MAX_QUANTILES)).round().astype(np.int64))
+    numbers = pd.DataFrame({"iteration_s": seconds[rows], "share": share[rows]})
     return on.drawn(NAMES[1], "Distribution of the iteration times without warm-up; marked: median and p99.", numbers)
 
 

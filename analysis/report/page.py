@@ -121,6 +121,7 @@ def _with_titles(body: str, marks: dict[str, list[str]]) -> str:
     return body
 
 
+_MAX_EMBEDDED_BYTES = 4_000_000
 TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -164,11 +165,12 @@ def render(template: str, data: Mapping[str, Any], drawn: Sequence[Drawn], folde
         data: its content.
         drawn: its figures, whose files are in ``figures/``.
         folder: folder of report.json and of the table.
-        table: name of the table to download.
+        table: name of the table to download; a large one stays beside the page.
     """
     images = {one.name: one for one in page_figures(drawn, folder / "figures")}
+    is_small = (folder / table).stat().st_size <= _MAX_EMBEDDED_BYTES
     downloads = {
-        "table": data_uri((folder / table).read_bytes(), "text/csv"),
+        "table": data_uri((folder / table).read_bytes(), "text/csv") if is_small else table,
         "data": data_uri((folder / "report.json").read_bytes(), "application/json"),
     }
     return _environment().get_template(template).render(data=data, images=images, downloads=downloads)

@@ -12,6 +12,7 @@ from ringtap.analysis.report.job_page import write_job_report
 from ringtap.analysis.report.page import Written
 from ringtap.analysis.report.sharing_page import write_sharing_report
 from ringtap.analysis.report.sweep_page import write_sweep_report
+from ringtap.analysis.runs.derived import stored
 from ringtap.analysis.sweeps.sharing import is_sharing
 from ringtap.analysis.sweeps.sweep import Sweep, open_run
 from ringtap.arguments import path_of
@@ -75,7 +76,8 @@ def write_report(
         elif max_load is not None:
             raise UsageError(f"max_load is for a sweep or a table, which have fits: {one.path} is a job")
         else:
-            return write_job_report(one, one.summary(), folder)
+            job = stored(one)
+            return write_job_report(job, job.summary(), folder)
     return write_sweep_report(together(inputs) if beside else inputs[0], folder)
 
 

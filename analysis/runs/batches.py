@@ -15,7 +15,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -34,12 +34,15 @@ _BATCH_NODES = 50
 # with more rows in all batches, they are kept in files
 _MEMORY_ROWS = 300_000
 _GROUP_ROWS = 25_000
+# processes of this machine that read batches without being asked for: with this one they need less than 2 GB
+_MAX_PROCESSES = 3
 PARTS = "parts"
 _PROBLEMS = "problems"
 # frames of a batch that are parts of the analysis's own tables
 TABLES = ("rank_iterations", "node_iterations", "byte_accounts")
 SCHEMA = 1
 
+T = TypeVar("T")
 Frames = dict[str, pd.DataFrame]
 
 
@@ -121,6 +124,15 @@ class Batches:
         """True if the tables are kept in files."""
         return self._folder is not None
 
+    @property
+    def processes(self) -> int:
+        """Number of processes of this machine that read a long run at best; 1 for a short one."""
+        return min(len(os.sched_getaffinity(0)), len(self.names), _MAX_PROCESSES) if self.is_long else 1
+
+    def map(self, work: Callable[..., T], *columns: Iterable[Any]) -> Iterator[T]:
+        """Call a module-level function for each row of the columns, as the built-in `map` does, and keep no file."""
+        return (self._workers.map if self._workers else map)(work, *columns)
+
     def each(self, step: str, read: Callable[..., Frames], *columns: Iterable[Any]) -> Iterator[dict[str, Frame]]:
         """Read every batch and yield its frames, in order; problems are added to the nodes' logs.
 
@@ -138,7 +150,7 @@ class Batches:
         paths = [[self._nodes[name].path for name in names] for names in self.names]
         make = partial(_make, read, step, self._folder)
         numbers = range(len(paths))
-        for found in (self._workers.map if self._workers else map)(make, numbers, paths, *columns):
+        for found in self.map(make, numbers, paths, *columns):
             for row in found.pop(_PROBLEMS).read().itertuples():
                 logs = self._nodes[str(row.node)]
                 if row.torn:
@@ -203,24 +215,6 @@ def _frames(read: Callable[..., Frames], paths: list[Path], arguments: tuple[Any
     return frames | {_PROBLEMS: pd.DataFrame(rows, columns=["node", "torn", "text"])}
 
 
-def fold(parts: Iterable[pd.DataFrame], by: str, how: Mapping[str, str]) -> pd.DataFrame:
-    """Join the sums of batches one by one.
-
-    Args:
-        parts: tables of the same columns.
-        by: column of the rows' keys.
-        how: function of ``groupby`` that joins the values of a key, by name of the column.
-
-    Returns:
-        One row per key, in order; ``by`` is the index.
-    """
-    result: pd.DataFrame | None = None
-    for part in parts:
-        sums = part.set_index(by)[list(how)]
-        result = sums if result is None else pd.concat([result, sums]).groupby(level=by).agg(dict(how))
-    return pd.DataFrame(columns=list(how)) if result is None else result
-
-
 def write_table(table: pd.DataFrame, path: Path) -> Path:
     """Write a table as Parquet to a temporary name and rename it.
 
@@ -237,8 +231,9 @@ def write_table(table: pd.DataFrame, path: Path) -> Path:
         ) from error
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    # small groups let a reader of some iterations skip the others
-    table.to_parquet(temporary, engine="pyarrow", index=False, row_group_size=_GROUP_ROWS)
+    # small groups let a reader of some iterations skip the others; a dictionary of numbers costs time and saves little
+    texts = [str(name) for name, kind in table.dtypes.items() if not pd.api.types.is_numeric_dtype(kind)]
+    table.to_parquet(temporary, engine="pyarrow", index=False, row_group_size=_GROUP_ROWS, use_dictionary=texts)
     temporary.replace(path)
     return path
 

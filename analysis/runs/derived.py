@@ -6,13 +6,16 @@ import hashlib
 import json
 import shutil
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 import ringtap
-from ringtap.analysis.job.run import Job
+from ringtap.analysis.frames import described_table
+from ringtap.analysis.job.run import Job, after_warm_up
 from ringtap.analysis.job.throughput import Given
 from ringtap.analysis.runs import batches
 from ringtap.analysis.runs.fingerprints import file_fingerprint, fingerprint
@@ -23,6 +26,45 @@ from ringtap.rundir import write_json
 SCHEMA = 7
 TABLES = ("iterations", "rank_iterations", "ranks", "flows", "byte_accounts", "node_iterations", "collectors")
 SOURCES, SUMMARY = "sources.json", "summary.json"
+
+
+class StoredJob(Job):
+    """A job whose summary and tables of iterations, ranks and flows are read from files that are up to date."""
+
+    @property
+    @described_table
+    def iterations(self) -> pd.DataFrame:
+        """The table of `Job.iterations`."""
+        return read_table(self.derived, "iterations")
+
+    @property
+    @described_table
+    def ranks(self) -> pd.DataFrame:
+        """The table of `Job.ranks`."""
+        return read_table(self.derived, "ranks")
+
+    @property
+    @described_table
+    def flows(self) -> pd.DataFrame:
+        """The table of `Job.flows`."""
+        return read_table(self.derived, "flows")
+
+    @cached_property
+    def measured(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Rows of `iterations` that means are taken over."""
+        return after_warm_up(self.iterations)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the summary that was written."""
+        return read_summary(self.derived)
+
+
+def stored(job: Job) -> Job:
+    """Return a long run that was analyzed before as a `StoredJob`, and every other one as it is."""
+    if not job.batches.is_long or not (job.derived / SOURCES).is_file():
+        return job
+    is_current = is_fresh(job.derived, sources_of(job.path, job.given))
+    return StoredJob(job.run, None, job.given, job.derived) if is_current else job
 
 
 def sources_of(path: Path, given: Given | None = None) -> dict[str, Any]:

@@ -18,8 +18,9 @@ _OPTIONS = ["CPUS_PER_TASK", "CPUS_PER_GPU", "GPUS", "GPUS_PER_TASK", "GPUS_PER_
 _OPTIONS += ["NTASKS_PER_NODE", "NTASKS_PER_CORE", "NTASKS_PER_SOCKET", "NTASKS_PER_GPU", "MEM_PER_CPU", "MEM_PER_GPU"]
 _OPTIONS += ["MEM_PER_NODE", "EXCLUSIVE", "EXACT", "DISTRIBUTION", "DIST_PLANESIZE", "HINT", "THREADS_PER_CORE"]
 _OPTIONS += ["HOSTFILE", "LABELIO", "UNBUFFEREDIO", "STDINMODE", "STDOUTMODE", "STDERRMODE"]
-# if a job requests GPUs in one of these ways, a step without --gpus gets none or one
-_TOTAL_GPUS = ("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET")
+# if a job requests GPUs in one of these ways, a step without --gpus gets none or one; from 23.11 on, Slurm has no
+# GPUS_PER_TASK but a TRES_PER_TASK such as gres/gpu:1
+_TOTAL_GPUS = ("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPUS_PER_SOCKET")
 _STEP = ["--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--cpu-bind=none", "--mpi=none", "--export=ALL", "--quiet"]
 # variables of the host worker's step; with them, frameworks would take its children for the only rank of a job
 _RANK = ["PROCID", "LOCALID", "NODEID", "NTASKS", "NPROCS", "TASKS_PER_NODE", "GTIDS", "TASK_PID", "STEP_ID", "STEPID"]

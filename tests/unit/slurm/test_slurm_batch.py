@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +264,35 @@ def test_a_task_of_an_array_measures_a_series_that_there_is(batch: Batch) -> Non
     assert code == 2
     assert str(batch.paths.plan) in err
     assert batch.events("5_0")[-1] == "ended 2"
+
+
+CANCELLED = """\
+import signal, sys
+from pathlib import Path
+from ringtap.slurm.batch import Stops
+from ringtap.slurm.paths import SubmitPaths
+Stops(SubmitPaths(Path(sys.argv[1]))).on_cancel(lambda: print("passed on", flush=True))
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize(("send", "heard"), [(os.kill, "passed on\n"), (os.killpg, "")])
+def test_sigterm_is_passed_on_once(tmp_path: Path, send: Callable[[int, int], None], heard: str) -> None:
+    paths = SubmitPaths(tmp_path)
+    paths.states.mkdir(parents=True)
+    with subprocess.Popen(
+        [*python(CANCELLED), str(tmp_path)],
+        env=dict(os.environ) | {"SLURM_JOB_ID": "7"},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "ready\n"
+        send(job.pid, signal.SIGTERM)
+        assert job.stdout.read() == heard
+    assert paths.state("7").read_text().endswith(" stopped TERM\n")
 
 
 def test_tasks_of_a_node() -> None:

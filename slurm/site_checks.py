@@ -29,7 +29,7 @@ TIMEOUT_S = 90.0  # of all checks together
 _SLOW_S = 40.0  # for modules and environments on a slow file system, and pip's look at a whole wheelhouse
 # of these versions, ringtap's options and variables of sbatch, srun, squeue and scancel mean the same by Slurm's
 # changelogs; --overlap is newer than the versions before
-_OLDEST, _NEWEST = (20, 11), (25, 11)
+_OLDEST, _NEWEST = (20, 11), (26, 5)
 _PYPI = ("pypi.org", 443)
 _ANSWER_S = 20.0
 _INFINIBAND = "32"  # of /sys/class/net/*/type

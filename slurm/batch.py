@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ringtap.agents.hosts.slurm import allocated_nodes
+from ringtap.agents.job.signals import GroupWatch
 from ringtap.agents.node.node_json import conclude, node_items
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.rundir import RunDirectory, write_json
@@ -43,7 +44,8 @@ _CAUSES = {
 class Stops:
     """Signals of Slurm that stop the job: SIGUSR1 ahead of the time limit, SIGTERM from scancel and the limit itself.
 
-    SIGTERM reaches every task without this process, SIGUSR1 reaches this process alone.
+    SIGTERM reaches every task of a step without this process, SIGUSR1 reaches this process alone. SIGTERM also reaches
+    the processes below this one, but not if Slurm tracks processes by control groups (proctrack/cgroup).
 
     Args:
         paths: file names of the run.
@@ -65,6 +67,17 @@ class Stops:
         self._stop_job = stop_job
         if self._is_due:
             stop_job()
+
+    def on_cancel(self, stop_job: Callable[[], None]) -> None:
+        """Set the function that stops the job if SIGTERM reaches this process alone."""
+        watch = GroupWatch()
+
+        def cancel() -> None:
+            self._record("TERM")
+            if not watch.reached_group(signal.SIGTERM):
+                stop_job()
+
+        signal.signal(signal.SIGTERM, lambda *_: cancel())
 
     def _near_limit(self) -> None:
         self._record("USR1")
@@ -206,6 +219,7 @@ def run_series(paths: SubmitPaths, stops: Stops) -> int:
     name, part = series[int(index)]
     command = [*_RINGTAP, "sweep", str(paths.plan), "-o", str(part), "--series", name, "--resume"]
     sweep = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    stops.on_cancel(sweep.terminate)
     stops.on_limit(sweep.terminate)
     return _wait(sweep)
 

@@ -29,7 +29,7 @@ TIMEOUT_S = 90.0  # of all checks together
 _SLOW_S = 40.0  # for modules and environments on a slow file system, and pip's look at a whole wheelhouse
 # of these versions, ringtap's options and variables of sbatch, srun, squeue and scancel mean the same by Slurm's
 # changelogs; --overlap is newer than the versions before
-_OLDEST, _NEWEST = (20, 11), (25, 11)
+_OLDEST, _NEWEST = (20, 11), (26, 5)
 _PYPI = ("pypi.org", 443)
 _ANSWER_S = 20.0
 _INFINIBAND = "32"  # of /sys/class/net/*/type
@@ -90,8 +90,12 @@ def containment(_site: Site) -> Check:
     """Check that Slurm ends the processes that a job leaves behind, and by which means it confines jobs."""
     configuration = _configuration()
     track, task = (configuration.get(name, "unknown") for name in ("ProctrackType", "TaskPlugin"))
+    constrained = [name for name, value in configuration.items() if name.startswith("Constrain") and value == "yes"]
+    if "cgroup" in task and constrained:
+        task += f" ({', '.join(constrained)})"
     version = 2 if Path("/sys/fs/cgroup/cgroup.controllers").exists() else 1
-    reason = f"{track}; {task}; control groups of version {version} on this node"
+    # from 23.11 on, Slurm prints (null) where it printed task/none
+    reason = f"{track}; {task.replace('(null)', 'task/none')}; control groups of version {version} on this node"
     if "cgroup" not in track:
         return Check("degraded", f"{reason}: processes that leave their session outlive a job", "ask the site")
     return Check("ok", reason)

@@ -16,7 +16,9 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
+from ringtap.agents.job.signals import GroupWatch
 from ringtap.schema import NODE_JSON
 from ringtap.slurm.job import announce_step, variable
 from ringtap.slurm.paths import SubmitPaths
@@ -58,6 +60,7 @@ def tasks_by_node(text: str) -> list[str]:
 def recorder(run: str, arguments: list[str]) -> int:
     """Record this node until SIGTERM, then copy the files to keep; a failed recording does not end the job.
 
+    Slurm's proctrack/cgroup sends SIGTERM to the task of a step alone, other plug-ins also to the processes below it.
     At the end of a step Slurm ends all its processes, so this one waits until the node's recording is complete. It
     copies the files itself because no further step starts in a cancelled job. It prints ``yes`` if the node is being
     recorded, otherwise ``no``.
@@ -67,13 +70,20 @@ def recorder(run: str, arguments: list[str]) -> int:
         arguments: options of ringtap capture, ``--``, and patterns below $SLURM_TMPDIR.
     """
     received: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _frame: received.append(number))
     paths, node = SubmitPaths(Path(run)), os.uname().nodename
-    announce_step(paths, "agents")
     cut = arguments.index("--")
     folder = paths.run / "nodes" / node
     command = [sys.executable, "-m", "ringtap.cli", "capture", "--join", run, *arguments[:cut]]
+    watch = GroupWatch()
     capture = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2)
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        if not watch.reached_group(number):
+            capture.terminate()
+
+    signal.signal(signal.SIGTERM, stop)
+    announce_step(paths, "agents")
     deadline_s = time.monotonic() + _BEGIN_S
     while not (begun := (folder / NODE_JSON).exists()) and capture.poll() is None and time.monotonic() < deadline_s:
         time.sleep(0.05)

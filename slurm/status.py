@@ -31,7 +31,7 @@ from ringtap.units import counted
 NOT_BEGUN = "submitted; the job has not begun"
 FINAL: tuple[Status, ...] = ("complete", "partial", "failed")
 # Slurm's states of jobs that wait, and of jobs that run
-_WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+_WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "EXPEDITING")
 _ALIVE = ("RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 # states that add nothing to the exit code: of jobs that ended by themselves, or that Slurm no longer knows
 _PLAIN = ("COMPLETED", "FAILED", "FORGOTTEN")

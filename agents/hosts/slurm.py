@@ -14,12 +14,13 @@ from ringtap.errors import UsageError
 
 _ASK_S = 5.0
 # variables with options of the job and the user that srun would apply to the step, without SLURM_
-_OPTIONS = ["CPUS_PER_TASK", "CPUS_PER_GPU", "GPUS", "GPUS_PER_TASK", "GPUS_PER_SOCKET", "GPU_BIND", "TRES_PER_TASK"]
+_OPTIONS = ["CPUS_PER_TASK", "CPUS_PER_GPU", "GPUS", "GPUS_PER_TASK", "GPUS_PER_SOCKET", "GPU_BIND", "TRES_BIND"]
 _OPTIONS += ["NTASKS_PER_NODE", "NTASKS_PER_CORE", "NTASKS_PER_SOCKET", "NTASKS_PER_GPU", "MEM_PER_CPU", "MEM_PER_GPU"]
-_OPTIONS += ["MEM_PER_NODE", "EXCLUSIVE", "EXACT", "DISTRIBUTION", "DIST_PLANESIZE", "HINT", "THREADS_PER_CORE"]
-_OPTIONS += ["HOSTFILE", "LABELIO", "UNBUFFEREDIO", "STDINMODE", "STDOUTMODE", "STDERRMODE"]
-# if a job requests GPUs in one of these ways, a step without --gpus gets none or one
-_TOTAL_GPUS = ("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET")
+_OPTIONS += ["MEM_PER_NODE", "TRES_PER_TASK", "EXCLUSIVE", "EXACT", "DISTRIBUTION", "DIST_PLANESIZE", "HINT"]
+_OPTIONS += ["THREADS_PER_CORE", "HOSTFILE", "LABELIO", "UNBUFFEREDIO", "STDINMODE", "STDOUTMODE", "STDERRMODE"]
+# if a job requests GPUs in one of these ways, a step without --gpus gets none or one; from 23.11 on, Slurm
+# sets TRES_PER_TASK=gres/gpu:1 in place of GPUS_PER_TASK
+_TOTAL_GPUS = ("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPUS_PER_SOCKET")
 _STEP = ["--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--cpu-bind=none", "--mpi=none", "--export=ALL", "--quiet"]
 # variables of the host worker's step; with them, frameworks would take its children for the only rank of a job
 _RANK = ["PROCID", "LOCALID", "NODEID", "NTASKS", "NPROCS", "TASKS_PER_NODE", "GTIDS", "TASK_PID", "STEP_ID", "STEPID"]

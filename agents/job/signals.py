@@ -310,12 +310,16 @@ class GroupWatch:
 
     def _start(self) -> None:
         reader, self._pipe = os.pipe()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # the watch begins with them blocked
+        is_watch = False
         try:
             self._pid = os.fork()
+            is_watch = self._pid == 0
         finally:
-            if self._pid:
+            if not is_watch:
                 os.close(reader)
-        if self._pid == 0:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if is_watch:
             try:
                 os.close(self._pipe)
                 _run_watch(reader)

@@ -10,6 +10,7 @@ $SLURM_TMPDIR to a folder on the node's own disk, and nothing of a job outlives 
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -21,7 +22,10 @@ from tests.slurm import cluster_keeper
 
 ROOT = Path(__file__).resolve().parents[2]
 USERS = tuple(cluster_keeper.USERS)
-PATH = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+# the Slurm that PATH finds first, such as one that you built, and how its version is called
+_SLURM = {Path(found) for tool in ("sinfo", "slurmctld") if (found := shutil.which(tool))}
+_FOLDERS = dict.fromkeys(map(str, (Path(sys.executable).parent, *sorted(path.parent for path in _SLURM))))
+PATH = f"{':'.join(_FOLDERS)}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 _APART = ("--net", "--uts", "--ipc", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child")
 _INTO = ("--net", "--uts", "--ipc", "--pid", "--mount")
 
@@ -46,6 +50,7 @@ class SlurmCluster:
         for path in (self.folder.parent, self.folder):
             path.chmod(0o711)  # the cluster's users find their homes in it
         shared = {self.folder.parent, ROOT, Path(sys.prefix), Path(sys.base_prefix)}
+        shared |= {path.resolve().parents[1] for path in _SLURM}
         item = {"folder": str(self.folder), "nodes": len(self.nodes), "shared": sorted(map(str, shared))}
         command = ["unshare", *_APART, "--", sys.executable, cluster_keeper.__file__, json.dumps(item)]
         # a session of its own: a Ctrl-C is for the tests, which end it in order

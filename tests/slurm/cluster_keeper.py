@@ -28,7 +28,7 @@ ClusterName=ringtap
 SlurmctldHost=login({network}.1)
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={home}/munge.sock
+AuthInfo=socket=/tmp/munge.sock
 StateSaveLocation={home}/state
 SlurmdSpoolDir=/tmp/slurmd
 SlurmctldPidFile={home}/slurmctld.pid
@@ -95,6 +95,11 @@ rm -rf {LOCAL}
 """
 TASK_PROLOG = f"#!/bin/bash\necho export SLURM_TMPDIR={LOCAL}\n"
 
+# one on each machine, as on real clusters: Slurm refuses a credential that its munged has already decoded
+MUNGED = (
+    "munged --force --key-file={home}/munge.key --log-file={home}/log/munged.{name}.log"
+    " --socket=/tmp/munge.sock --pid-file=/tmp/munged.pid --seed-file=/tmp/munge.seed"
+)
 # a machine of its own: name, interfaces, memory for /dev/shm, disk for /tmp; then it reaps whatever is left to it
 NODE = """\
 hostname "$1"
@@ -107,6 +112,7 @@ link set lo up
 addr add $2/24 dev eth0
 link set eth0 up
 END
+{munged}
 slurmd -N "$1" -f {home}/slurm.conf
 while :; do sleep 1000 & wait; done
 """
@@ -179,9 +185,7 @@ class Keeper:
         """Bring everything up."""
         self._write_files()
         self._furnish()
-        munged = ["munged", "--foreground", "--force", *(f"--{key}={HOME}/{value}" for key, value in MUNGE.items())]
-        self._daemons.append(self._daemon("munged", munged))
-        until("munged", Path(HOME, "munge.sock").exists)
+        sh(*shlex.split(MUNGED.format(home=HOME, name="login")))
         self._daemons.append(self._daemon("slurmctld", ["slurmctld", "-D", "-c", "-f", f"{HOME}/slurm.conf"]))
         for number in range(len(self._names)):
             self._start(number)
@@ -205,7 +209,7 @@ class Keeper:
             "cgroup.conf": "CgroupPlugin=cgroup/v1\n",  # only to keep slurmd from looking for it, which ends it here
             "plugstack.conf": "",
             "job_submit.lua": JOB_SUBMIT,
-            "node.sh": NODE.format(own_disk=self._own_disk, home=HOME),
+            "node.sh": NODE.format(own_disk=self._own_disk, home=HOME, munged=MUNGED.format(home=HOME, name="$1")),
             "prolog.sh": PROLOG,
             "epilog.sh": EPILOG,
             "taskprolog.sh": TASK_PROLOG,
@@ -319,10 +323,6 @@ class Keeper:
         with contextlib.suppress(ChildProcessError):
             while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and found.si_pid not in own:
                 os.waitpid(found.si_pid, 0)
-
-
-MUNGE = {"key-file": "munge.key", "socket": "munge.sock", "pid-file": "munged.pid", "log-file": "log/munged.log"}
-MUNGE |= {"seed-file": "munge.seed"}
 
 
 def answer(words: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ringtap.records import read_json_lines
-from tests.slurm.cluster import ROOT, SlurmCluster
+from tests.slurm.cluster import PATH, ROOT, SlurmCluster
 from tests.slurm.there import ODD, RINGTAP, status, until
 
 PAGE = (ROOT / "docs" / "commands" / "submit-plans.md").read_text()
@@ -48,7 +49,7 @@ def asked(cluster: SlurmCluster, place: Path, line: str) -> int:
     folder, calls = place / "bin", place / "calls"
     folder.mkdir(exist_ok=True)
     for tool in ("squeue", "scontrol", "sacct", "sinfo"):
-        (folder / tool).write_text(f'#!/bin/sh\necho {tool} >>calls\nexec /usr/bin/{tool} "$@"\n')
+        (folder / tool).write_text(f'#!/bin/sh\necho {tool} >>calls\nexec {shutil.which(tool, path=PATH)} "$@"\n')
         (folder / tool).chmod(0o755)
     calls.write_text("")
     calls.chmod(0o666)

@@ -42,7 +42,7 @@ def test_a_profile_is_compared_with_the_cluster(cluster: SlurmCluster, tmp_path:
     assert right["nodes"]["reason"] == "4 × 8 cores, 4000M, h100:4, as in the profile"
     assert right["modules"]["reason"].startswith("none to load: Python 3.")
     assert right["containment"]["state"] == "degraded"  # the test cluster tracks processes by their parents
-    assert "proctrack/linuxproc" in right["containment"]["reason"]
+    assert "proctrack/linuxproc; task/none; " in right["containment"]["reason"]
     assert right["accounting"]["state"] == "unavailable"
     assert right["accounting"]["reason"].startswith("not known: sacct")
     assert right["in a job"]["remedy"] == f"srun --account=YOURS ringtap doctor --site {tmp_path}/right.toml"

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.srun_tasks import keep, matching, tasks_by_node
 
 NODE = os.uname().nodename
-# the tasks of a step are a process group; its id is kept under the step's number
+# the tasks of a step are a process group; their ids are kept under the step's number
 SRUN = f"""\
 #!{sys.executable}
 import os, subprocess, sys, time
@@ -42,7 +42,7 @@ for rank in range(count):
     environment = os.environ | {{name: str(value) for name, value in place.items()}}
     group = tasks[0].pid if tasks else 0
     tasks.append(subprocess.Popen(sys.argv[cut:], env=environment, preexec_fn=lambda: os.setpgid(0, group)))
-    step.write_text(str(tasks[0].pid))
+    step.write_text(" ".join(str(task.pid) for task in tasks))
 codes = [task.wait() for task in tasks]
 sys.exit(max(code if code >= 0 else 128 - code for code in codes))
 """
@@ -51,7 +51,12 @@ SCANCEL = f"""\
 import os, signal, sys
 from pathlib import Path
 name, step = sys.argv[-2].partition("=")[2], sys.argv[-1].partition(".")[2]
-os.killpg(int((Path(__file__).parent / "steps" / step).read_text()), signal.Signals["SIG" + name])
+tasks = [*map(int, (Path(__file__).parent / "steps" / step).read_text().split())]
+if os.environ["TRACKED_BY"] == "cgroup":  # as proctrack/cgroup, but for SIGKILL
+    for task in tasks:
+        os.kill(task, signal.Signals["SIG" + name])
+else:
+    os.killpg(tasks[0], signal.Signals["SIG" + name])
 """
 SCONTROL = f"#!/bin/sh\necho {NODE}\n"
 
@@ -69,6 +74,7 @@ class Batch:
         self.environment = dict(os.environ) | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
         self.environment |= {"SLURM_JOB_ID": "20007", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "2"}
         self.environment |= {"SLURM_JOB_NODELIST": NODE, "SLURM_TMPDIR": str(folder / "own disk")}
+        self.environment["TRACKED_BY"] = "group"
         (folder / "own disk").mkdir()
         self.folder = folder
         self.process: subprocess.Popen[str] | None = None
@@ -120,8 +126,8 @@ def batch(tmp_path: Path) -> Iterator[Batch]:
         batch.process.wait()
     for step in (tmp_path / "bin" / "steps").glob("*"):
         try:
-            os.killpg(int(step.read_text()), signal.SIGKILL)
-        except (ProcessLookupError, ValueError):
+            os.killpg(int(step.read_text().split()[0]), signal.SIGKILL)
+        except (ProcessLookupError, IndexError):
             continue
 
 
@@ -173,6 +179,12 @@ def test_packets_around_slow_iterations_and_the_disk_limit_reach_the_recorder(ba
 def test_a_limit_that_a_node_exceeds_at_once_does_not_concern_the_job(batch: Batch) -> None:
     code, out, err = batch.run("--disk-limit=1kB", command=("echo", "done"))
     assert (code, out, err) == (0, "done\ndone\n", "")
+
+
+def test_a_recording_is_complete_if_signals_reach_its_task_alone(batch: Batch) -> None:
+    assert batch.run(command=("true",), TRACKED_BY="cgroup") == (0, "", "")
+    assert batch.info["status"] == "complete"
+    assert (batch.paths.run / "nodes" / NODE / "DONE").is_file()
 
 
 def test_a_job_that_begins_again_forgets_its_former_steps(batch: Batch) -> None:
@@ -276,6 +288,35 @@ def test_a_task_of_an_array_measures_a_series_that_there_is(batch: Batch) -> Non
     assert code == 2
     assert str(batch.paths.plan) in err
     assert batch.events("5_0")[-1] == "ended 2"
+
+
+CANCELLED = """\
+import signal, sys
+from pathlib import Path
+from ringtap.slurm.batch import Stops
+from ringtap.slurm.paths import SubmitPaths
+Stops(SubmitPaths(Path(sys.argv[1]))).on_cancel(lambda: print("passed on", flush=True))
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize(("send", "heard"), [(os.kill, "passed on\n"), (os.killpg, "")])
+def test_sigterm_is_passed_on_once(tmp_path: Path, send: Callable[[int, int], None], heard: str) -> None:
+    paths = SubmitPaths(tmp_path)
+    paths.states.mkdir(parents=True)
+    with subprocess.Popen(
+        [*python(CANCELLED), str(tmp_path)],
+        env=dict(os.environ) | {"SLURM_JOB_ID": "7"},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "ready\n"
+        send(job.pid, signal.SIGTERM)
+        assert job.stdout.read() == heard
+    assert paths.state("7").read_text().endswith(" stopped TERM\n")
 
 
 def test_tasks_of_a_node() -> None:

@@ -149,6 +149,8 @@ def test_a_run_that_is_complete_asks_nobody(tmp_path: Path, squeue: Squeue) -> N
         (["100 begun on n0"], "7|COMPLETING|None|n0", "running", "ending on n0"),
         # begun anew: its account ends with the former life
         (["100 begun on n0", "101 ended 143"], "7|PENDING|BeginTime|", "waiting", "BeginTime"),
+        # of Slurm 25.11, after a node failed under a job with --requeue=expedite
+        (["100 begun on n0"], "7|EXPEDITING|Resources|", "waiting", "Resources"),
         ([], "7|CANCELLED|None|", "partial", "Slurm says CANCELLED; it never began"),
         (["100 begun on n0"], "7|NODE_FAIL|NodeDown|n0", "partial", "Slurm says NODE_FAIL (NodeDown); it has not said"),
         (["100 begun on n0"], "", "partial", "Slurm says FORGOTTEN; it has not said how it ended"),

@@ -39,7 +39,7 @@ def test_training_is_that_of_an_all_reduce_and_messages_have_their_order(tmp_pat
     ],
 )
 def test_wrong_methods_are_refused(arguments: tuple[str, int, int], says: str) -> None:
-    # in the worker that runs this, and not in all that collect it
+    # imported in the worker that runs this, and not in all that collect it
     import torch.distributed as dist
     from torch import nn
 
@@ -51,5 +51,9 @@ def test_wrong_methods_are_refused(arguments: tuple[str, int, int], says: str) -
 
 
 def test_gradients_on_accelerators_are_refused() -> None:
+    from torch import nn
+
+    from ringtap.workload.tensor_scheduler import TensorScheduler
+
     with pytest.raises(UsageError, match="gradients on meta cannot be ordered"):
         TensorScheduler([nn.Linear(2, 2), nn.Linear(2, 2, device="meta")], "fifo")

@@ -22,7 +22,7 @@ from tests.slurm import cluster_keeper
 
 ROOT = Path(__file__).resolve().parents[2]
 USERS = tuple(cluster_keeper.USERS)
-# the Slurm that PATH finds first, such as one that you built, and how its version is called
+# the Slurm that PATH finds first, such as one that you built
 _SLURM = {Path(found) for tool in ("sinfo", "slurmctld") if (found := shutil.which(tool))}
 _FOLDERS = dict.fromkeys(map(str, (Path(sys.executable).parent, *sorted(path.parent for path in _SLURM))))
 PATH = f"{':'.join(_FOLDERS)}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"

@@ -70,7 +70,7 @@ def workers(scheduler: str | None, processes: int = 1) -> Iterator[Executor | No
         MeasurementError: Slurm accepts no job, or a process of this machine was ended.
     """
     if scheduler is None:
-        # a process can be forked safely only where no threads of libraries are in the way
+        # on other systems, a process that has loaded libraries is not forked safely
         with _forked(processes) if processes > 1 and sys.platform == "linux" else contextlib.nullcontext() as executor:
             yield executor
         return
@@ -119,7 +119,7 @@ def _forked(count: int) -> Iterator[Executor]:
     try:
         with ProcessPoolExecutor(count, multiprocessing.get_context("fork"), _follow_parent) as executor:
             with warnings.catch_warnings():
-                # of threads, of which there are none yet that hold a lock
+                # of threads: none has work yet
                 warnings.simplefilter("ignore", DeprecationWarning)
                 executor.submit(int).result()  # starts all of them
             yield executor

@@ -217,9 +217,12 @@ def _runs(samples: Samples) -> Table:
         for sample in samples.get(measure, []):
             cost = _cost(samples, sample["nodes"]) if measure == "analyze" else None
             names = ("seconds", "cpu_s", "client_cpu_s")
-            rows.append([text.format(**sample), f"{sample['nodes']:,}", *(number(sample[name]) for name in names)])
+            iterations = number(sample.get("found_iterations"))
+            rows.append([text.format(**sample), f"{sample['nodes']:,}", iterations])
+            rows[-1] += [number(sample[name]) for name in names]
             rows[-1] += [number(cost), number(sample["peak_mb"]), number(sample["client_peak_mb"])]
-    head = ["command", "nodes", "s", "CPU s", "of its first process", "CPU s per node-hour", "peak MB", "first process"]
+    head = ["command", "nodes", "iterations", "s", "CPU s", "of its first process", "CPU s per node-hour"]
+    head += ["peak MB", "of its first process"]
     return Table("Runs of an hour", head, rows)
 
 

@@ -41,7 +41,7 @@ def _analyze(options: argparse.Namespace) -> int:
     sources = derived.sources_of(job.path, job.given)
     fresh = derived.is_fresh(folder, sources)
     written: list[Path] = []
-    with workers(*(None, 1) if fresh else (options.scheduler, job.batches.processes)) as executor:
+    with workers(None) if fresh else workers(options.scheduler, job.batches.processes) as executor:
         job = open_job(options.run, executor, **facts, derived=options.output)
         data = derived.read_summary(folder) if fresh else summarize(job)
         if not fresh:

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
-import torch
 
 import ringtap
 from ringtap.agents.hook.ringtap_hook import ddp, steps
@@ -247,6 +246,8 @@ def test_ddp_is_sampled_as_often_as_asked_for(tmp_path: Path, every: str, iterat
 
 
 def test_ddp_is_not_made_to_sample_where_the_job_would_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
     # torch 2.13 without a GPU cannot run a job of either kind (with DETAIL it crashes, without ringtap too).
     assert ddp._is_free(torch.nn.Linear(2, 2))
     assert not ddp._is_free(torch.nn.Linear(2, 2, device="meta"))

@@ -14,7 +14,6 @@ import pytest
 
 from ringtap import open_job
 from ringtap.cli import main
-from ringtap.examples import real_model
 from ringtap.models import PROFILES
 from tests.frameworks.ranks import QUICK, launch
 
@@ -25,6 +24,13 @@ TORCHVISION = str(Path(sys.prefix) / "torchvision")
 LINE = re.compile(
     r"^Iterations (\d+) to (\d+): Iteration Time = ([\d.]+), Samples/sec = ([\d.]+), Loss = ([\d.]+)$", re.M
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported() -> None:
+    """Import torch in the worker that runs these tests, and not in all that collect them."""
+    global real_model
+    from ringtap.examples import real_model
 
 
 def start(*command: str, **extra: str) -> subprocess.CompletedProcess[str]:

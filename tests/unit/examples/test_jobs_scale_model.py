@@ -15,18 +15,25 @@ from statistics import median
 from types import SimpleNamespace
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtap import plan_models
-from ringtap.examples import scale_model
 from ringtap.models import PROFILES, ModelProfile
 from ringtap.records import RecordFile, open_records
 from tests.frameworks.ranks import QUICK, launch
 
 ROOT = Path(__file__).resolve().parents[3]
 HOOK = ROOT / "agents" / "hook"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported() -> None:
+    """Import torch in the worker that runs these tests, and not in all that collect them."""
+    global torch, scale_model
+    import torch
+
+    from ringtap.examples import scale_model
 
 
 def start(run: Path, launcher: list[str], *arguments: str) -> subprocess.Popen[str]:

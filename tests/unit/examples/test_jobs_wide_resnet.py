@@ -13,21 +13,29 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import torch
 
-from ringtap.examples import wide_resnet
 from ringtap.records import open_records
 from tests.frameworks.ranks import QUICK, launch
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "examples" / "wide_resnet.py"
-IMAGES = (wide_resnet.IMAGES_MAGIC, (28, 28))
+LABELS_MAGIC, IMAGES_MAGIC = 0x801, 0x803  # first numbers of files of labels and of pictures, as for MNIST
+IMAGES = (IMAGES_MAGIC, (28, 28))
 EPOCH_LINE = re.compile(
     r"^Epoch = (\d+): Cumulative Time = (\d+\.\d{3}), Epoch Time = (\d+\.\d{3}), Images/sec = (\d+\.\d{2}), "
     r"Validation Loss = (\d+\.\d{3}), Validation Accuracy = ([01]\.\d{3})$",
     re.MULTILINE,
 )
 ALL_REDUCE_LINE = re.compile(r"^Communication Time \(all_reduce\): (\d+\.\d{6}) seconds$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported() -> None:
+    """Import torch in the worker that runs these tests, and not in all that collect them."""
+    global torch, wide_resnet
+    import torch
+
+    from ringtap.examples import wide_resnet
 
 
 def idx(magic: int, sizes: tuple[int, ...], content: bytes) -> bytes:
@@ -38,8 +46,8 @@ def write_set(folder: Path, count: int = 20) -> None:
     """Four files of ``count`` pictures each; the first and the last are gzipped."""
     pictures = bytes(number % 256 for number in range(count * 28 * 28))
     labels = bytes(number % 10 for number in range(count))
-    image_file = idx(wide_resnet.IMAGES_MAGIC, (count, 28, 28), pictures)
-    label_file = idx(wide_resnet.LABELS_MAGIC, (count,), labels)
+    image_file = idx(IMAGES_MAGIC, (count, 28, 28), pictures)
+    label_file = idx(LABELS_MAGIC, (count,), labels)
     (folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(image_file))
     (folder / "train-labels-idx1-ubyte").write_bytes(label_file)
     (folder / "t10k-images-idx3-ubyte").write_bytes(image_file)
@@ -90,11 +98,11 @@ def test_plain_and_gzipped_files_are_read(tmp_path: Path, prefix: str) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (idx(wide_resnet.LABELS_MAGIC, (2, 28, 28), bytes(1568)), "starts with 0x801, where .* 0x803"),
-        (idx(wide_resnet.IMAGES_MAGIC, (2, 28, 28), bytes(1567)), "announces 2 items .1568 bytes. and holds 1567"),
-        (idx(wide_resnet.IMAGES_MAGIC, (2, 28, 28), bytes(1569)), "holds 1569"),
-        (idx(wide_resnet.IMAGES_MAGIC, (2, 32, 32), bytes(2048)), r"items of \[32, 32\], where \[28, 28\]"),
-        (idx(wide_resnet.IMAGES_MAGIC, (0, 28, 28), b""), "announces 0 items"),
+        (idx(LABELS_MAGIC, (2, 28, 28), bytes(1568)), "starts with 0x801, where .* 0x803"),
+        (idx(IMAGES_MAGIC, (2, 28, 28), bytes(1567)), "announces 2 items .1568 bytes. and holds 1567"),
+        (idx(IMAGES_MAGIC, (2, 28, 28), bytes(1569)), "holds 1569"),
+        (idx(IMAGES_MAGIC, (2, 32, 32), bytes(2048)), r"items of \[32, 32\], where \[28, 28\]"),
+        (idx(IMAGES_MAGIC, (0, 28, 28), b""), "announces 0 items"),
         (b"\x00\x00\x08", "cut short: 3 bytes"),
     ],
     ids=["magic", "truncated", "too long", "shape", "empty", "header"],
@@ -117,10 +125,10 @@ def test_a_damaged_gzip_file_is_named(tmp_path: Path, content: bytes) -> None:
 def test_missing_file_unequal_counts_and_unknown_class(tmp_path: Path) -> None:
     write_set(tmp_path)
     labels = tmp_path / "train-labels-idx1-ubyte"
-    labels.write_bytes(idx(wide_resnet.LABELS_MAGIC, (19,), bytes(19)))
+    labels.write_bytes(idx(LABELS_MAGIC, (19,), bytes(19)))
     with pytest.raises(wide_resnet.DataError, match="20 train pictures, but 19 labels"):
         wide_resnet.load_split(tmp_path, "train")
-    labels.write_bytes(idx(wide_resnet.LABELS_MAGIC, (20,), bytes([10] * 20)))
+    labels.write_bytes(idx(LABELS_MAGIC, (20,), bytes([10] * 20)))
     with pytest.raises(wide_resnet.DataError, match="label is 10"):
         wide_resnet.load_split(tmp_path, "train")
     labels.unlink()

@@ -257,6 +257,8 @@ def test_ddp_is_not_made_to_sample_where_the_job_would_notice(monkeypatch: pytes
 
 @pytest.mark.parametrize(("device", "end_ns"), [("cpu", 3), ("meta", 0)])
 def test_an_accelerator_does_not_say_when_gradients_were_ready(tmp_path: Path, device: str, end_ns: int) -> None:
+    import torch
+
     class Logged(torch.nn.Linear):
         """A model with DDP's log of an iteration, on a device that needs none."""
 
@@ -281,6 +283,8 @@ def test_an_accelerator_does_not_say_when_gradients_were_ready(tmp_path: Path, d
 
 def test_a_rank_names_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA and NVML count GPUs differently, and see different ones; they agree on UUIDs."""
+
+    import torch
 
     class Optimizer:
         param_groups: ClassVar = [{"params": []}, {"params": [SimpleNamespace(device=torch.device("cuda", 1))]}]

@@ -98,7 +98,7 @@ def test_hosts_of_a_fat_tree_reach_each_other() -> None:
 
 @pytest.mark.parametrize(("hosts", "topology", "sides"), [(5, "ring", ""), (9, "torus", "3x3")])
 def test_hosts_that_forward_reach_each_other(hosts: int, topology: str, sides: str) -> None:
-    with RunningTestbed(spec("direct", hosts, topology, sides=sides), verify=False) as testbed:
+    with RunningTestbed(spec(topology, hosts, topology, sides=sides), verify=False) as testbed:
         pairs = [(a, b) for a in testbed.hosts for b in testbed.hosts if a != b]
         assert reach(testbed, pairs) == 2 * len(pairs)
         # cross traffic has interfaces of its own, also where it only passes through

@@ -193,7 +193,9 @@ def _is_running(frame: FrameType, top: FrameType | None) -> bool:
 
 def _gpu(optimizer: Any) -> dict[str, str]:
     """The UUID of the GPU that has an optimizer's first parameter, without NVML's prefix; nothing if there is none."""
-    device = next((weight.device for group in optimizer.param_groups for weight in group["params"]), None)
+    device = next(
+        (weight.device for group in getattr(optimizer, "param_groups", ()) for weight in group["params"]), None
+    )
     if device is None or device.type != "cuda":
         return {}
     uuid = getattr(sys.modules["torch"].cuda.get_device_properties(device), "uuid", None)  # since torch 2.5

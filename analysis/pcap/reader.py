@@ -36,7 +36,7 @@ _TICK_S = 0.1
 _STOP_S = 2.0  # limit of the wait for threads to stop; one may be blocked on a pipe
 _MAX_THREADS = 8  # each holds 200 MB at worst
 _FEW_CELLS = 1 << 16
-_MIN_BYTES_OF_PARTS = 1 << 26  # of a file that several threads scan
+_MIN_PARTS_BYTES = 1 << 26  # of a file that several threads scan
 _Path = str | os.PathLike[str]
 
 
@@ -180,7 +180,7 @@ def feed(
         UsageError: it cannot be read, or is not a capture.
     """
     blocks = stream.blocks()
-    if threads > 1 and (stream.total_bytes or 0) >= _MIN_BYTES_OF_PARTS and stream.is_plain:
+    if threads > 1 and (stream.total_bytes or 0) >= _MIN_PARTS_BYTES and stream.is_plain:
         stop = stop or threading.Event()
         with _naming(stream.name):
             blocks = stream.rest(feed_parts(stream, scan, threads, stop))

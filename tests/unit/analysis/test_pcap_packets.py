@@ -178,7 +178,7 @@ def test_what_may_be_missing_is_said(tmp_path, capsys):
     assert [line.replace(f"{tmp_path}/job/nodes/", "") for line in told["warnings"]] == [
         "n0/packets/eth0-1.pcap is empty: it is left out",
         "n1/packets/eth1-0.pcap is not a capture: it is too short: it is left out",
-        "n0/eth0-0.pcap: 72 bytes at the end belong to a packet that is not whole: the capture was cut off",
+        "n0/packets/eth0-0.pcap: 72 bytes at the end belong to a packet that is not whole: the capture was cut off",
         "the capture of n0 on eth0 began 10 ms after the beginning of this time",
         "the capture of n0 on eth0 ended 140 ms before the end of this time",
         "n1 captured no packet of iteration 1",

@@ -72,7 +72,7 @@ def test_progress_reaches_the_bytes_there_are(parts):
 def three_cores(monkeypatch):
     """A machine on which small files are scanned in parts."""
     monkeypatch.setattr(reading.os, "sched_getaffinity", lambda _: {0, 1, 2})
-    monkeypatch.setattr(reading, "_MIN_BYTES_OF_PARTS", 1)
+    monkeypatch.setattr(reading, "_MIN_PARTS_BYTES", 1)
     monkeypatch.setattr(cutting, "_PART_BYTES", 900)
     monkeypatch.setattr(cutting, "BLOCK_BYTES", 300)
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from ringtap.errors import UsageError
 from ringtap.installation import shipped_example
-from ringtap.link_options import LinkOptions
 from ringtap.plan_cluster import OPT_IN, Cluster, read_cluster, unknown_host
 from ringtap.plan_collectives import Collectives, check_places, read_collectives
 from ringtap.plan_jobs import (
@@ -40,6 +39,38 @@ TRAFFIC_KINDS = ("iperf", "consistent", "burst")
 AUTO = "auto"  # value of a key that the measurement is to choose
 # loads of the first pass with loads = "auto", as shares of the capacity
 _FIRST_LOADS, _HEAVIEST_LOAD, _LEAST_HEAVIEST_LOAD = 4, 0.88, 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkOptions:
+    """Limits of the links of a testbed, and the topology that they form.
+
+    Attributes:
+        queue_bytes: capacity of the queue before each limit; packets beyond it are dropped.
+        burst_bytes: bucket size of the token bucket filter.
+        mtu: bytes of an IP packet.
+        congestion_control: TCP congestion control of every route.
+        offload_segments: packets that TCP may pass to a link in one piece; 1: no segmentation offload, 44: the usual
+            64 kB.
+        topology: kind of topology, one of `ringtap.workload.topologies.KINDS`.
+        per_leaf: hosts per leaf switch, for ``leaf-spine``.
+        spines: spine switches, for ``leaf-spine``.
+        oversubscription: rate of a leaf's hosts over that of its links to the spines, for ``leaf-spine``.
+        sides: lengths of the sides, such as ``4x4``, for ``torus``.
+        delay_s: time by which each link delays its packets, in each direction.
+    """
+
+    queue_bytes: int = 400_000
+    burst_bytes: int = 65_536
+    mtu: int = 1500
+    congestion_control: str = "cubic"
+    offload_segments: int = 4
+    topology: str = "star"
+    per_leaf: int = 2
+    spines: int = 1
+    oversubscription: float = 1.0
+    sides: str = ""
+    delay_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from ringtap.agents.sweep.job_paths import check_sharing
 from ringtap.agents.testbed.topology import Roles, TestbedSpec, thesis_roles
 from ringtap.collectors.packets import SNAP_BYTES
-from ringtap.link_options import LinkOptions
-from ringtap.plan import AUTO, SweepPlan, Testbed
+from ringtap.plan import AUTO, LinkOptions, SweepPlan, Testbed
 from ringtap.plan_cluster import Cluster
 from ringtap.plan_jobs import FREE, RULES, Job
 from ringtap.plan_models import SCALE_MODEL, Model, model_label

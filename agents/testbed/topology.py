@@ -16,8 +16,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ringtap.errors import UsageError, did_you_mean
-from ringtap.link_options import LinkOptions
-from ringtap.plan import TOPOLOGY_OF
+from ringtap.plan import TOPOLOGY_OF, LinkOptions
 from ringtap.units import format_rate
 from ringtap.workload import topologies
 

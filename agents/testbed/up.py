@@ -15,7 +15,7 @@ from ringtap.agents.testbed import registry
 from ringtap.agents.testbed.topology import MAX_HOSTS, JobShare, LinkCount, TestbedSpec
 from ringtap.arguments import instance_of, number, whole_number
 from ringtap.errors import MeasurementError, RingtapError, UsageError, did_you_mean
-from ringtap.link_options import LinkOptions
+from ringtap.plan import LinkOptions
 from ringtap.units import format_rate, number_or_text, parse_duration_s, parse_rate_bps, parse_size_bytes
 
 RATE_TOLERANCE = 0.05

@@ -189,6 +189,7 @@ def test_a_job_that_profiles_itself_keeps_its_profiler(tmp_path: Path, warm: War
     assert [size for _, size in communication(done.workload.traces[0])] == [4 * PARAMETERS]
 
 
+@pytest.mark.alone
 def test_a_trace_of_the_profiler_of_pytorch_gives_the_same_workload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,9 +201,8 @@ def test_a_trace_of_the_profiler_of_pytorch_gives_the_same_workload(
     traced, own = read_workload(tmp_path / "w"), done.workload
     assert [communication(nodes) for nodes in traced.traces] == [communication(nodes) for nodes in own.traces]
     assert traced.groups == own.groups == {}
-    # Of other iterations, in which PyTorch's profiler notes every operation; ranks, threads of gloo and other tests share
-    # the cores, which took up to 3.4 times as long.
-    assert 0.2 < traced.about["compute_s"] / own.about["compute_s"] < 5
+    # Of other iterations, in which PyTorch's profiler notes every operation; ranks and threads of gloo share the cores.
+    assert 0.4 < traced.about["compute_s"] / own.about["compute_s"] < 2.5
 
 
 def test_a_killed_job_keeps_what_was_recorded(tmp_path: Path) -> None:

@@ -290,8 +290,8 @@ def _point(found: _Lines, many: _Lines, load: Array, p: float, capacity: float, 
     warnings = []
     if at.high - at.low > WIDE_SHARE * (load[-1] - load[0]):
         warnings.append(
-            f"the break lies anywhere from {max(round(at.low, 9), 0.0):.3g} to {at.high:.3g} Gbit/s (95 %): these points "
-            "hardly place it"
+            f"the break lies anywhere from {max(round(at.low, 9), 0.0):.3g} to {at.high:.3g} Gbit/s (95 %): these "
+            "points hardly place it"
         )
     return BreakPoint(
         bandwidth_gbps=at,

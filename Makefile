@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO ?= runs/demo
 REPRODUCE ?= runs/reproduce
+END_HANGING := -o faulthandler_timeout=450 -o faulthandler_exit_on_timeout=true
 
 .PHONY: demo check test test-gpu lint reproduce clean say-check say-test
 
@@ -45,12 +46,13 @@ check: say-check lint
 # that keep time, two run at once, and one that computes beside them, with what these leave of the processors; without
 # privilege, it would not give way, and takes the place of one of them. What fails runs once more, by itself: most tests
 # run real programs, which a busy machine may hold up. A test that needs this has a defect all the same; please report it.
-# Each of the two parts ends with the times of its ten slowest tests.
+# Each of the two parts ends with the times of its ten slowest tests. A test is interrupted after 300 s; if it still does
+# not end, as it waits for a process of its own, its worker ends with a traceback, and another runs the other tests.
 test: say-test lint $(VENV)/tests
 	@tests() { \
-		$(BIN)/python -m pytest -n $$1 -m "$$2" --durations=10 --durations-min=1 && return; \
+		$(BIN)/python -m pytest -n $$1 -m "$$2" --durations=10 --durations-min=1 $(END_HANGING) && return; \
 		echo "Failed once; these tests again, by themselves, until one fails again:"; \
-		$(BIN)/python -m pytest -x -m "$$2" --last-failed --last-failed-no-failures none; \
+		$(BIN)/python -m pytest -x -m "$$2" --last-failed --last-failed-no-failures none $(END_HANGING); \
 	}; \
 	tests 5 shares; first=$$?; \
 	tests $$([ "$$(id -u)" = 0 ] && echo 3 || echo 2) "not shares" && exit $$first

@@ -291,13 +291,15 @@ def test_a_task_of_an_array_measures_a_series_that_there_is(batch: Batch) -> Non
 
 
 CANCELLED = """\
-import signal, sys
+import signal, sys, time
 from pathlib import Path
 from ringtap.slurm.batch import Stops
 from ringtap.slurm.paths import SubmitPaths
-Stops(SubmitPaths(Path(sys.argv[1]))).on_cancel(lambda: print("passed on", flush=True))
+stops = Stops(SubmitPaths(Path(sys.argv[1])))
+stops.on_cancel(lambda: print("passed on", flush=True))
 print("ready", flush=True)
-signal.pause()
+while not stops.cause:  # signal.pause would wait for another signal if this one came before it
+    time.sleep(0.02)
 """
 
 

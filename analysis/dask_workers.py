@@ -93,6 +93,8 @@ def workers(scheduler: str | None, processes: int = 1) -> Iterator[Executor | No
         "distributed.comm.timeouts.connect": f"{_ANSWER_S}s",
         "distributed.admin.large-graph-warning-threshold": "1TB",
         "distributed.worker.profile.enabled": False,  # of a hundred samples per second that nobody reads
+        # with Dask's own value, every array comes from the kernel anew, page by page
+        "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": None,
     }
     if counted and counted[1] == "local":  # if no worker starts, fail instead of waiting forever
         settings["distributed.scheduler.no-workers-timeout"] = f"{_ANSWER_S}s"

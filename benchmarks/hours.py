@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import signal
 import sys
@@ -88,6 +89,7 @@ def _make(bench: Bench, recorded: Path, sweep: Path, nodes: int, seconds: float)
 def _measure(bench: Bench, run: Path, nodes: int, hours: float, with_workers: bool) -> None:
     """Analyze and report a run; with Dask's workers too, and killed and resumed, if it is the one for these."""
     case = {"nodes": nodes, "hours": hours}
+    _leave_cache(run)
     with bench.sample("analyze", **case) as figures:
         figures.update(_watched(_ringtap(bench, "analyze", run)))
         figures.update(_found(run / "derived"))
@@ -98,6 +100,7 @@ def _measure(bench: Bench, run: Path, nodes: int, hours: float, with_workers: bo
         return
     target = bench.folder / "out"
     for workers in (1, 2):
+        _leave_cache(run)
         with bench.sample("workers", workers=workers, **case) as figures:
             figures.update(_watched(_ringtap(bench, "analyze", run, "-o", target, "--scheduler", f"local:{workers}")))
             _check_same(run / "derived", target)
@@ -105,14 +108,25 @@ def _measure(bench: Bench, run: Path, nodes: int, hours: float, with_workers: bo
     whole_s = median(select(bench.samples, "analyze", nodes=nodes), "seconds")
     if whole_s is None:
         return
+    _leave_cache(run)
     with bench.sample("resume", **case) as figures:
         killed = _ringtap(bench, "analyze", run, "-o", target)
         if killed.is_over(whole_s / 2):
             raise BenchmarkError("the analysis ended before it could be killed")
         killed.end(signal.SIGKILL)
+        _leave_cache(run)
         figures.update(_watched(_ringtap(bench, "analyze", run, "-o", target)))
         _check_same(run / "derived", target)
     shutil.rmtree(target, ignore_errors=True)
+
+
+def _leave_cache(run: Path) -> None:
+    """Have the logs read from the disk, as those of a thousand nodes are: they do not fit into the page cache."""
+    os.sync()
+    for path in (run / "nodes").rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _watched(child: Child) -> dict[str, float]:

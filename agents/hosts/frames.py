@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-PROTOCOL = 2
+PROTOCOL = 3
 # begins the host worker's first line; output before it comes from the start-up files of a login shell
 MARKER = b"\0ringtap-host "
 # interval of the heartbeats of both sides

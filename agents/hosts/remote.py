@@ -37,7 +37,7 @@ _ANSWERS: dict[str, dict[str, type]] = {
     "answer": {"code": int, "out": str, "err": str},
     "done": {},
 }
-_OPTIONAL = {"why": str, "listens": bool}
+_OPTIONAL = {"why": str, "listens": bool, "connects": bool}
 
 
 class Call(NamedTuple):
@@ -436,11 +436,18 @@ class Hosts:
 
     def wait_for_port(self, host: str, port: int, process: HostProcess, seconds: float = 10.0) -> bool:
         """Return True if a server process listens on a TCP port of a host within the given number of seconds."""
+        return self._wait_for("listens", host, port, process, seconds)
+
+    def wait_for_connection(self, host: str, port: int, process: HostProcess, seconds: float) -> bool:
+        """Return True if a client process on a host has connected to a TCP port within the given number of seconds."""
+        return self._wait_for("connects", host, port, process, seconds)
+
+    def _wait_for(self, op: str, host: str, port: int, process: HostProcess, seconds: float) -> bool:
         deadline_s = time.monotonic() + seconds
         with contextlib.suppress(MeasurementError, FutureTimeoutError):
             while (left_s := deadline_s - time.monotonic()) > 0 and process.exit_code() is None:
-                call = self.channel(host).request({"op": "listens", "port": port})
-                if call.answer.result(left_s).get("listens"):
+                call = self.channel(host).request({"op": op, "port": port})
+                if call.answer.result(left_s).get(op):
                     return True
                 time.sleep(_PORT_POLL_S)
         return False

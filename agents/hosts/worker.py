@@ -199,7 +199,7 @@ class HostWorker:
             elif op == "remove":
                 self._remove(item["path"])
                 self._done(item)
-            elif op in ("clean", "lease", "listens"):
+            elif op in ("clean", "lease", "listens", "connects"):
                 self._done(item, **self._answer(item))
         except OSError as error:
             self._done(item, why=f"{error.filename or item.get('path', '')}: {error.strerror}")
@@ -210,7 +210,7 @@ class HostWorker:
             return {"removed": clean(Path(item["workdir"]), item["run"])}
         if item["op"] == "lease":
             return {"held": self._lease.take(item["holder"])}
-        return {"listens": _listens(item["port"])}
+        return {item["op"]: _has_socket(item["op"], item["port"])}
 
     def _done(self, item: dict[str, Any], **more: object) -> None:
         if "id" in item:
@@ -330,13 +330,21 @@ def _user() -> str:
         return str(os.geteuid())
 
 
-def _listens(port: int) -> bool:
-    """Return True if a process listens on a TCP port; found without a connection, which would count as a client."""
+# columns of /proc/net/tcp: local address, remote address, state
+_SOCKETS = {"listens": (1, "0A"), "connects": (2, "01")}
+
+
+def _has_socket(op: str, port: int) -> bool:
+    """Return True if a process listens on a TCP port of this host, or is connected to one of any host.
+
+    No connection is made for this: the receiver of cross traffic would count it as a client.
+    """
+    column, state = _SOCKETS[op]
     rows: list[list[str]] = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
             rows += [line.split() for line in Path(table).read_text().splitlines()]
-    return any(len(row) > 3 and row[3] == "0A" and row[1].endswith(f":{port:04X}") for row in rows)
+    return any(len(row) > 3 and row[3] == state and row[column].endswith(f":{port:04X}") for row in rows)
 
 
 def main() -> int:

@@ -22,6 +22,7 @@ MIN_BLOCK_BYTES = 1448
 # numbers of streams of the iperf kind, if each load takes as many as it needs; as in the thesis, section 3.2
 STREAMS = (1, 2, 4, 6, 8, 10)
 _NS = 1_000_000_000
+_CONNECT_S = 60.0  # time limit for a sender's first connection: Python may start slowly on a shared file system
 
 
 class CrossTraffic:
@@ -72,7 +73,7 @@ class CrossTraffic:
             raise MeasurementError(f"the {server.name} does not listen on port {self.port}: {server.last_words()}")
 
     def start_sender(self, load_bps: float, name: str, duration_s: float, streams: int = 1) -> None:
-        """Start sending.
+        """Start sending, and wait until the sender has connected to the receiver: it sends from then on.
 
         Args:
             load_bps: requested load, in bits of payload per second, at the scale of the links.
@@ -82,7 +83,7 @@ class CrossTraffic:
 
         Raises:
             UsageError: the load exceeds the limit of the plan.
-            MeasurementError: the host is lost.
+            MeasurementError: the host is lost, or the sender ended, or did not connect in time.
         """
         most_bps = self._network.most_load_bps
         if most_bps and load_bps > most_bps:
@@ -95,6 +96,12 @@ class CrossTraffic:
         log, self._report = self._sent / f"{name}.log", self._sent / f"{name}.json"
         name = f"{self.kind} sender"
         self._sender = self._hosts.start(self._from, name, command, log, environment=self._token, report=self._report)
+        if not self._hosts.wait_for_connection(self._from, self.port, self._sender, _CONNECT_S):
+            self.check()
+            raise MeasurementError(
+                f"the {self._sender.name} has not connected to port {self.port} of its receiver within "
+                f"{_CONNECT_S:g} s: {self._sender.last_words()}"
+            )
 
     def _iperf(self, load_bps: float, duration_s: float, streams: int) -> list[str]:
         most_bps = self._network.most_load_bps

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 from ringtap.analysis.pcap.kernels.state import LEAST_SEGMENT_BYTES
 from ringtap.analysis.pcap.scan import Scan
@@ -16,6 +17,7 @@ from ringtap.analysis.pcap.sources import BLOCK_BYTES, CaptureStream
 _PART_BYTES = 1 << 25
 _SEARCHED_BYTES = (1 << 15, 1 << 20)  # the second holds some packets of segmentation offload
 _PART_CONVERSATIONS = 1 << 14  # their tables take 15 MB per thread; a part with more is scanned again
+_SCANNED_AHEAD = 2  # parts that may wait for those before them
 _MAX_FAILURES = 8  # parts in a row that could not be joined: the rest is then left to one thread
 
 
@@ -34,7 +36,7 @@ def feed_parts(stream: CaptureStream, scan: Scan, threads: int, stop: threading.
     Raises:
         UsageError: it cannot be read, or is not a capture.
     """
-    parts = _Parts(stream, scan, stop)
+    parts = _Parts(stream, scan, threads, stop)
     with ThreadPoolExecutor(threads, "ringtap-part") as pool:
         running = [pool.submit(parts.work) for _ in range(min(threads, parts.count))]
     for done in running:
@@ -42,61 +44,106 @@ def feed_parts(stream: CaptureStream, scan: Scan, threads: int, stop: threading.
     return parts.fed_bytes
 
 
+class _Part(NamedTuple):
+    """A part that has been scanned on its own.
+
+    Attributes:
+        scan: its results.
+        begin: place in the file at which its first record seemed to begin; None if none was found.
+        end: end of its last record.
+    """
+
+    scan: Scan
+    begin: int | None
+    end: int
+
+
 class _Parts:
     """The parts of a file, which threads take one by one.
+
+    A thread that has scanned a part joins it if all parts before it have been joined; otherwise another thread will,
+    and this one takes the next part.
 
     Attributes:
         count: number of parts.
         fed_bytes: bytes fed to the scan of the whole, directly or by joining.
     """
 
-    def __init__(self, stream: CaptureStream, scan: Scan, stop: threading.Event) -> None:
+    def __init__(self, stream: CaptureStream, scan: Scan, threads: int, stop: threading.Event) -> None:
         self._stream, self._scan, self._stop = stream, scan, stop
         self._total_bytes = stream.total_bytes or 0
         block = memoryview(bytearray(BLOCK_BYTES))  # the first one has the file's header
         self.fed_bytes = self._begin = self._feed(scan, block, 0, BLOCK_BYTES)
         self.count = -(-(self._total_bytes - self._begin) // _PART_BYTES)
         self._taken = self._joined = self._failures = 0
-        self._is_over = False
-        self._turn = threading.Condition()
+        self._is_over = self._is_joining = False
+        self._scanned: dict[int, _Part] = {}
+        # with True: the scan of the whole has joined its last part
+        self._free = [
+            (
+                Scan(
+                    scan.bin_ns,
+                    conversations=_PART_CONVERSATIONS,
+                    segments=_PART_BYTES // LEAST_SEGMENT_BYTES + 2,  # the last record may end beyond the part
+                ),
+                False,
+            )
+            for _ in range(min(threads + _SCANNED_AHEAD, self.count))
+        ]
+        self._changed = threading.Condition()
 
     def work(self) -> None:
         """Scan parts and join them until there are none."""
-        block, is_joined = memoryview(bytearray(BLOCK_BYTES)), False
-        part = Scan(
-            self._scan.bin_ns,
-            conversations=_PART_CONVERSATIONS,
-            segments=_PART_BYTES // LEAST_SEGMENT_BYTES + 2,  # the last record may end beyond the part
-        )
+        block = memoryview(bytearray(BLOCK_BYTES))
         try:
-            while (number := self._take(part, is_joined)) is not None:
-                begin = self._first_record(part, number)
-                end = None if begin is None else self._feed(part, block, begin, self._end_of(number))
-                part.close_cells()
-                with self._turn:
-                    while self._joined < number and not self._is_over:
-                        self._turn.wait()
-                if self._is_over:
-                    return
-                is_joined = begin == self.fed_bytes and end is not None and self._scan.join(part)
-                if is_joined and end is not None:
-                    self.fed_bytes, self._failures = end, 0
-                else:
-                    self.fed_bytes = self._feed(self._scan, block, self.fed_bytes, self._end_of(number))
-                    self._failures += 1
-                self._stream.read_bytes = self.fed_bytes
-                self._pass_turn(is_over=self._failures == _MAX_FAILURES)
+            while taken := self._take():
+                number, scan = taken
+                begin = self._first_record(scan, number)
+                end = 0 if begin is None else self._feed(scan, block, begin, self._end_of(number))
+                scan.close_cells()
+                self._add(number, _Part(scan, begin, end), block)
         except BaseException:
-            self._pass_turn(is_over=True)
+            with self._changed:
+                self._is_over = True
+                self._changed.notify_all()
             raise
 
-    def _take(self, part: Scan, is_joined: bool) -> int | None:
-        with self._turn:
+    def _take(self) -> tuple[int, Scan] | None:
+        with self._changed:
+            while not self._free and not self._is_over:
+                self._changed.wait()
             if self._is_over or self._stop.is_set() or self._taken == self.count:
                 return None
-            part.begin_part(self._scan, is_joined)
+            scan, is_joined = self._free.pop()
+            scan.begin_part(self._scan, is_joined)
             self._taken += 1
-            return self._taken - 1
+            return self._taken - 1, scan
+
+    def _add(self, number: int, part: _Part, block: memoryview) -> None:
+        """Add a part that has been scanned, and join what can be joined unless another thread does so."""
+        with self._changed:
+            self._scanned[number] = part
+            if self._is_joining:
+                return
+            self._is_joining = True
+        while True:
+            with self._changed:
+                following = None if self._is_over else self._scanned.pop(self._joined, None)
+                if following is None:
+                    self._is_joining = False
+                    return
+            is_joined = following.begin == self.fed_bytes and self._scan.join(following.scan)
+            if is_joined:
+                self.fed_bytes, self._failures = following.end, 0
+            else:
+                self.fed_bytes = self._feed(self._scan, block, self.fed_bytes, self._end_of(self._joined))
+                self._failures += 1
+            self._stream.read_bytes = self.fed_bytes
+            with self._changed:
+                self._joined += 1
+                self._is_over = self._is_over or self._failures == _MAX_FAILURES
+                self._free.append((following.scan, is_joined))
+                self._changed.notify_all()
 
     def _end_of(self, number: int) -> int:
         return min(self._begin + (number + 1) * _PART_BYTES, self._total_bytes)
@@ -123,9 +170,3 @@ class _Parts:
             scan.feed(data)
             at += len(data)
         return at
-
-    def _pass_turn(self, is_over: bool) -> None:
-        with self._turn:
-            self._joined += 1
-            self._is_over = self._is_over or is_over
-            self._turn.notify_all()

@@ -80,6 +80,26 @@ def test_a_job_that_stands_still_in_a_window_gives_no_point(tmp_path: Path) -> N
     assert points(tmp_path / "out") == []
 
 
+# read by every Python that starts with its folder in PYTHONPATH
+SLOW_START = """\
+import sys, time
+if "send" in sys.orig_argv:
+    time.sleep(2)
+"""
+
+
+@pytest.mark.alone
+def test_a_window_does_not_begin_before_a_sender_that_starts_slowly(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW_START)
+    text = QUICK.replace("[0, 0.5, 0.5]", "[0, 0.5]").replace("burst", "consistent")
+    done = run("sweep", write_plan(tmp_path, text), "-o", tmp_path / "out", environment={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    free, loaded = ringtap.open_sweep(tmp_path / "out").points.to_dict("records")
+    assert free["cross_bps"] < 1e6
+    # 1 s of traffic: its bytes are counted to a sample of 100 ms at either end
+    assert loaded["cross_bps"] == pytest.approx(loaded["requested_bps"], rel=0.2)
+
+
 @pytest.mark.alone
 def test_from_a_plan_to_a_report(testbed_sweep: Path) -> None:
     assert status(testbed_sweep) == ("complete", "")

@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -100,6 +101,26 @@ def test_what_a_command_leaves_behind_in_its_group_ends_with_it(hosts: LocalHost
     process = hosts.start("a", "parent", sh("sleep 60 & echo $!"), tmp_path / "log")
     assert eventually(lambda: process.exit_code() == 0)
     eventually(lambda: gone(int((tmp_path / "log").read_text())))
+
+
+CONNECTS_LATE = """\
+import socket, sys, time
+time.sleep(1)
+with socket.create_connection((sys.argv[1], int(sys.argv[2]))):
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_client_is_awaited_until_it_has_connected(hosts: LocalHosts, tmp_path: Path, address: str) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as server:
+        port = server.getsockname()[1]
+        client = hosts.start("a", "client", [sys.executable, "-c", CONNECTS_LATE, address, str(port)], tmp_path / "log")
+        assert not hosts.wait_for_connection("a", port, client, 0.2)
+        assert hosts.wait_for_connection("a", port, client, 30)
+        client.stop()
+        assert not hosts.wait_for_connection("a", port, client, 30), "it gives up at once where the process has ended"
 
 
 def test_children_of_a_host_worker_that_is_killed_are_asked_to_end(hosts: LocalHosts, tmp_path: Path) -> None:

@@ -189,6 +189,8 @@ class Recording(LocalHosts):
     def wait_for_port(self, *about: Any) -> bool:
         return True
 
+    wait_for_connection = wait_for_port
+
 
 @pytest.mark.parametrize(("kind", "cap"), [("iperf", "--fq-rate 2500000000"), ("consistent", "--pacing 5000000000bit")])
 def test_the_sender_is_capped_and_never_asked_for_more(tmp_path: Path, kind: str, cap: str) -> None:
@@ -215,6 +217,23 @@ def test_a_sweeps_token_is_in_no_command_line(tmp_path: Path) -> None:
     (token,) = {environment["RINGTAP_TOKEN"] for environment in hosts.environments}
     assert len(token) >= 16
     assert not [command for command in hosts.commands if token in " ".join(command)]
+    hosts.close()
+
+
+class Unconnected(Recording):
+    """The same, but no sender connects."""
+
+    def wait_for_connection(self, *about: Any) -> bool:
+        return False
+
+
+def test_a_sender_that_does_not_connect_is_named(tmp_path: Path) -> None:
+    plan, hosts = plan_of(tmp_path), Unconnected()
+    cross = CrossTraffic(plan, "consistent", hosts, cluster_roles(plan, plain()), tmp_path / "run")
+    cross.start_receiver()
+    words = r"the consistent sender on c (has not connected to port 5001 .* 60 s|ended early): no output$"
+    with pytest.raises(MeasurementError, match=words):
+        cross.start_sender(4e9, "001", 1.0)
     hosts.close()
 
 

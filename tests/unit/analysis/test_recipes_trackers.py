@@ -32,6 +32,7 @@ print(json.dumps([run.data.params, steps, sorted(run.data.metrics), files]))
 READ_WANDB = """
 import glob, json, struct
 from wandb.proto.wandb_internal_pb2 import Record
+wandb.teardown()  # its service may still write after the run has ended
 BLOCK, FULL, LAST = 32768, 1, 4
 (path,) = glob.glob("wandb/offline-run-*/*.wandb")
 data, at, message, steps, config = open(path, "rb").read(), 7, b"", {}, {}

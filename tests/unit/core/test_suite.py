@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def collect(seed: str, part: str = "") -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-m", part]
-    environment = dict(os.environ) | {"PYTHONHASHSEED": seed}
+    environment = dict(os.environ) | {"PYTHONHASHSEED": seed, "PYTEST_ADDOPTS": ""}
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
 
 

@@ -96,6 +96,7 @@ def check_slice(run: Path, iteration: int, path: Path) -> None:
     begin, end = (f"{row[name] // 10**9}.{row[name] % 10**9:09d}" for name in ("start_ns", "end_ns"))
     within = f"frame.time_epoch >= {begin} && frame.time_epoch < {end}"
     expected = [line for capture in run.glob("nodes/*/packets/*.pcap") for line in fields(capture, "-Y", within)]
+    expected.sort(key=lambda line: line[0])  # as the slice: the kernel may capture on two cores in another order
     assert len(expected) > 100
     found = fields(path)
     assert [line[:4] for line in found] == [line[:4] for line in expected]

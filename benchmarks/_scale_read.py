@@ -2,8 +2,9 @@
 
 python benchmarks/_scale_read.py SCHEDULER COUNTS FILE...
 
-COUNTS (``1,2,5,10``) are numbers of files to read, one set after the other, each without a cache. The last line
-contains the seconds until the workers are ready, and for each set its seconds, packets and bytes on the wire.
+COUNTS (``1,2,5,10``) are numbers of files to read at a time, until all have been read, without a cache. The last line
+contains the seconds until the workers are ready, and for each number the mean seconds of a reading, and the packets and
+bytes on the wire of all files.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ def main() -> int:
             for count in map(int, counts.split(",")):
                 for file in files:
                     cache.places(file)[0].unlink(missing_ok=True)
+                groups = [files[first : first + count] for first in range(0, len(files), count)]
                 begun_s = time.perf_counter()
-                found = read_captures(files[:count], workers=executor)
-                item = {"files": count, "seconds": time.perf_counter() - begun_s}
-                times["sets"].append(item | {name: found.counts[name] for name in ("packets", "bytes")})
+                found = [read_captures(group, workers=executor).counts for group in groups]
+                item = {"files": count, "groups": len(groups), "seconds": (time.perf_counter() - begun_s) / len(groups)}
+                times["sets"].append(item | {name: sum(one[name] for one in found) for name in ("packets", "bytes")})
     except RingtapError as error:
         print(error, file=sys.stderr)
         return 1

@@ -30,6 +30,7 @@ _ITERATIONS = 150  # recorded, and repeated
 _NODE_BPS = 8 * 10_000  # of logs and tables
 _MAX_S = 1500.0
 _LOOK_S = 0.5
+_SMALL_NODES, _SMALL_REPEATS = 10, 3  # an analysis of a few seconds says little
 _IMPORTS = "import pyarrow.parquet, ringtap.analysis.runs.derived"  # of every analysis
 
 TARGETS = (
@@ -52,14 +53,18 @@ def main() -> int:
         _program(bench, _HERE / "_scale_record.py", recorded, _ITERATIONS)
         with bench.sample("start") as figures:
             figures["cpu_s"] = _program(bench, "-c", _IMPORTS).cpu_s
-        for nodes in sorted(options.nodes):
-            sweep = bench.folder / "sweep"
+        sizes = sorted(options.nodes)
+        for nodes in sizes:
+            sweep = bench.folder / f"sweep-{nodes}"
             with bench.sample("make", nodes=nodes, hours=hours) as figures:
                 _make(bench, recorded, sweep, nodes, options.seconds)
                 figures["megabytes"] = sum(path.stat().st_size for path in sweep.rglob("*") if path.is_file()) / 1e6
-            if sweep.exists():
-                _measure(bench, sweep / JOB, nodes, hours, nodes == options.workers_nodes)
-            shutil.rmtree(sweep, ignore_errors=True)
+        for nodes in (*sizes, *sizes[-2::-1]):  # small runs before and after the large ones: a machine's speed changes
+            for _ in range(_SMALL_REPEATS if nodes <= _SMALL_NODES else 1):
+                _analyze(bench, bench.folder / f"sweep-{nodes}" / JOB, {"nodes": nodes, "hours": hours})
+        if options.workers_nodes in sizes:
+            run = bench.folder / f"sweep-{options.workers_nodes}" / JOB
+            _workers(bench, run, {"nodes": options.workers_nodes, "hours": hours})
     machine = describe() | {"stolen_pct": before.stolen_pct_since(), "others_pct": before.others_pct_since()}
     write(bench, machine, options, last_line(bench.samples), tables(bench.samples))
     return 1 if bench.failures else 0
@@ -86,9 +91,9 @@ def _make(bench: Bench, recorded: Path, sweep: Path, nodes: int, seconds: float)
     _program(bench, _HERE / "_scale_run.py", recorded, sweep, nodes, seconds)
 
 
-def _measure(bench: Bench, run: Path, nodes: int, hours: float, with_workers: bool) -> None:
-    """Analyze and report a run; with Dask's workers too, and killed and resumed, if it is the one for these."""
-    case = {"nodes": nodes, "hours": hours}
+def _analyze(bench: Bench, run: Path, case: dict[str, Any]) -> None:
+    """Analyze and report a run."""
+    shutil.rmtree(run / "derived", ignore_errors=True)
     _leave_cache(run)
     with bench.sample("analyze", **case) as figures:
         figures.update(_watched(_ringtap(bench, "analyze", run)))
@@ -96,8 +101,10 @@ def _measure(bench: Bench, run: Path, nodes: int, hours: float, with_workers: bo
     with bench.sample("report", **case) as figures:
         figures.update(_watched(_ringtap(bench, "report", run)))
         figures["page_mb"] = (run / "report" / "report.html").stat().st_size / 1e6
-    if not with_workers:
-        return
+
+
+def _workers(bench: Bench, run: Path, case: dict[str, Any]) -> None:
+    """Analyze a run with one and two workers of Dask, and with an analysis that is killed and resumed."""
     target = bench.folder / "out"
     for workers in (1, 2):
         _leave_cache(run)
@@ -105,7 +112,7 @@ def _measure(bench: Bench, run: Path, nodes: int, hours: float, with_workers: bo
             figures.update(_watched(_ringtap(bench, "analyze", run, "-o", target, "--scheduler", f"local:{workers}")))
             _check_same(run / "derived", target)
         shutil.rmtree(target, ignore_errors=True)
-    whole_s = median(select(bench.samples, "analyze", nodes=nodes), "seconds")
+    whole_s = median(select(bench.samples, "analyze", nodes=case["nodes"]), "seconds")
     if whole_s is None:
         return
     _leave_cache(run)
@@ -228,15 +235,16 @@ _COMMANDS = {
 def _runs(samples: Samples) -> Table:
     rows = []
     for measure, text in _COMMANDS.items():
-        for sample in samples.get(measure, []):
-            cost = _cost(samples, sample["nodes"]) if measure == "analyze" else None
-            names = ("seconds", "cpu_s", "client_cpu_s")
-            iterations = number(sample.get("found_iterations"))
-            rows.append([text.format(**sample), f"{sample['nodes']:,}", iterations])
-            rows[-1] += [number(sample[name]) for name in names]
-            rows[-1] += [number(cost), number(sample["peak_mb"]), number(sample["client_peak_mb"])]
+        taken = samples.get(measure, [])
+        for nodes, workers in dict.fromkeys((sample["nodes"], sample.get("workers")) for sample in taken):
+            some = [sample for sample in taken if (sample["nodes"], sample.get("workers")) == (nodes, workers)]
+            cost = _cost(samples, nodes) if measure == "analyze" else None
+            rows.append([text.format(workers=workers), f"{nodes:,}", number(some[0].get("found_iterations"))])
+            rows[-1] += [number(median(some, name)) for name in ("seconds", "cpu_s", "client_cpu_s")]
+            rows[-1] += [number(cost), *(number(median(some, name)) for name in ("peak_mb", "client_peak_mb"))]
+            rows[-1].append(str(len(some)))
     head = ["command", "nodes", "iterations", "s", "CPU s", "of its first process", "CPU s per node-hour"]
-    head += ["peak MB", "of its first process"]
+    head += ["peak MB", "of its first process", "samples"]
     return Table("Runs of an hour", head, rows)
 
 

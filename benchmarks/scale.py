@@ -41,7 +41,7 @@ class Sizes:
         nodes: nodes of the run directory.
         iterations: iterations of its job.
         gigabytes: size of all captures together.
-        counts: numbers of captures read, one set after the other; the largest is the number of captures.
+        counts: numbers of captures read at a time, until all have been read; the largest is the number of captures.
     """
 
     nodes: int
@@ -145,13 +145,13 @@ def _captures(bench: Bench, sizes: Sizes) -> None:
             with bench.sample("command", workers=count, round=turn, gigabytes=size_gb) as figures:
                 figures.update(_usage(_flows(bench, files, "--scheduler", f"local:{count}")))
             with bench.sample("read", workers=count, round=turn, gigabytes=size_gb) as figures:
-                counts = sizes.counts if count == 1 else sizes.counts[-1:]
+                counts = sizes.counts[:: -1 if turn % 2 else 1] if count == 1 else sizes.counts[-1:]
                 listed = ",".join(map(str, counts))
                 ended = _program(bench, "_scale_read.py", f"local:{count}", listed, *(file.path for file in files))
                 times = json.loads(ended.stdout.splitlines()[-1])
                 for item in times["sets"]:
-                    _check(item, files[: item["files"]])
-                    item["gigabytes"] = sum(file.path.stat().st_size for file in files[: item["files"]]) / 1e9
+                    _check(item, files)
+                    item["gigabytes"] = size_gb / item["groups"]
                 figures.update(times | _usage(ended))
 
 

@@ -14,11 +14,11 @@ from ringtap.analysis.pcap.kernels.state import LEAST_SEGMENT_BYTES
 from ringtap.analysis.pcap.scan import Scan
 from ringtap.analysis.pcap.sources import BLOCK_BYTES, CaptureStream
 
-_PART_BYTES = 1 << 25
+_PART_BYTES = 1 << 26
 _SEARCHED_BYTES = (1 << 15, 1 << 20)  # the second holds some packets of segmentation offload
 _PART_CONVERSATIONS = 1 << 14  # their tables take 15 MB per thread; a part with more is scanned again
-_SCANNED_AHEAD = 2  # parts that may wait for those before them
-_MAX_FAILURES = 8  # parts in a row that could not be joined: the rest is then left to one thread
+_SCANNED_AHEAD = 1  # parts that may wait for those before them
+_MAX_FAILURES = 4  # parts in a row that could not be joined: the rest is then left to one thread
 
 
 def feed_parts(stream: CaptureStream, scan: Scan, threads: int, stop: threading.Event) -> int:

@@ -36,7 +36,7 @@ _TICK_S = 0.1
 _STOP_S = 2.0  # limit of the wait for threads to stop; one may be blocked on a pipe
 _MAX_THREADS = 8  # each holds 200 MB at worst
 _FEW_CELLS = 1 << 16
-_MIN_PARTS_BYTES = 1 << 26  # of a file that several threads scan
+_MIN_PARTS_BYTES = 1 << 27  # of a file that several threads scan
 _Path = str | os.PathLike[str]
 
 

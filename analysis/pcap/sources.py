@@ -21,7 +21,7 @@ from pathlib import Path
 from ringtap.errors import UsageError
 from ringtap.installation import install_command, shipped_example
 
-BLOCK_BYTES = 1 << 18
+BLOCK_BYTES = 1 << 20
 """Size that fits the second-level cache of common processors, so that a block is read from memory once."""
 
 _UNPACKED_BYTES = 1 << 20

@@ -16,7 +16,7 @@ from ringtap.analysis.pcap.sources import BLOCK_BYTES, CaptureStream
 
 _PART_BYTES = 1 << 26
 _SEARCHED_BYTES = (1 << 15, 1 << 20)  # the second holds some packets of segmentation offload
-_PART_CONVERSATIONS = 1 << 14  # their tables take 15 MB per thread; a part with more is scanned again
+_PART_CONVERSATIONS = 1 << 14  # their tables take 15 MB per scan; a part with more is scanned again
 _SCANNED_AHEAD = 1  # parts that may wait for those before them
 _MAX_FAILURES = 4  # parts in a row that could not be joined: the rest is then left to one thread
 
@@ -61,8 +61,7 @@ class _Part(NamedTuple):
 class _Parts:
     """The parts of a file, which threads take one by one.
 
-    A thread that has scanned a part joins it if all parts before it have been joined; otherwise another thread will,
-    and this one takes the next part.
+    One thread at a time joins the parts that are next; a thread whose part is not takes another one meanwhile.
 
     Attributes:
         count: number of parts.
@@ -78,7 +77,7 @@ class _Parts:
         self._taken = self._joined = self._failures = 0
         self._is_over = self._is_joining = False
         self._scanned: dict[int, _Part] = {}
-        # with True: the scan of the whole has joined its last part
+        # scans for the next parts, each with True if its last part was joined
         self._free = [
             (
                 Scan(

@@ -22,7 +22,7 @@ from ringtap.errors import UsageError
 from ringtap.installation import install_command, shipped_example
 
 BLOCK_BYTES = 1 << 20
-"""Size that fits the second-level cache of common processors, so that a block is read from memory once."""
+"""Size that fits the second-level cache of current servers, so that a block is read from memory once."""
 
 _UNPACKED_BYTES = 1 << 20
 _BLOCKS_AHEAD = 4

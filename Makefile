@@ -70,7 +70,7 @@ say-check:
 	@echo "This takes about 3 minutes on two cores; the environment takes 3 more the first time."
 
 say-test:
-	@echo "This takes about 25 minutes on two cores; the environment and Horovod take 8 more the first time."
+	@echo "This takes about 30 minutes on two cores; the environment and Horovod take 8 more the first time."
 
 clean:
 	rm -rf $(VENV) $(VENV)-gpu build dist *.egg-info

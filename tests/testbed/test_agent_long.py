@@ -7,14 +7,13 @@ import textwrap
 from itertools import pairwise
 from pathlib import Path
 
-import psutil
 import pytest
 
 import ringtap
 from ringtap.analysis.pcap.reader import scan_packets
 from ringtap.errors import RingtapWarning, UsageError
 from ringtap.records import open_records
-from tests.unit.agent_processes import RINGTAP, node_item, python, run_item, wait_for
+from tests.unit.agent_processes import RINGTAP, node_item, python, run_item, running, wait_for
 
 needs_root = pytest.mark.needs_root("capture packets here")
 SLOW_S = {130: 0.4, 133: 0.6, 170: 0.8}
@@ -164,17 +163,13 @@ def test_packets_are_kept_around_slow_iterations_and_nowhere_else(tmp_path: Path
         job.packets(iteration=50)
 
 
-def command_lines() -> list[str]:
-    return [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
-
-
 @needs_root
 def test_packets_that_a_killed_agent_has_not_decided_on_are_counted(tmp_path: Path) -> None:
     options = ("--collect", "steps,packets", "--interface", "lo", "--packets-around-slow", "p99:1s")
     done = run(tmp_path / "run", *python(KILLS), options=options)
     assert done.returncode == 0, done.stderr
     # tcpdump ends a second after the agent
-    wait_for(lambda: not any(str(tmp_path) in line for line in command_lines()))
+    wait_for(lambda: not running(str(tmp_path)))
     ring = [scan_packets(path) for path in (tmp_path / "run/nodes/here/packets/.ring").iterdir()]
     # a second at its ends may lack packets
     begin_ns = min(scanned.first_ns for scanned in ring) + 10**9

@@ -20,6 +20,7 @@ from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.rundir import RunDirectory, read_json
 from tests.testbed.sshd import SshServers
+from tests.unit.agent_processes import running
 
 # in the place of 12 s without a word, to have the answer sooner
 SILENT_S = 5.0
@@ -73,11 +74,6 @@ def alive(*pids: int) -> list[int]:
         with suppress(psutil.NoSuchProcess):
             found += [pid] if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE else []
     return found
-
-
-def running(word: str) -> list[int]:
-    """Processes with a word in their command lines."""
-    return [p.pid for p in psutil.process_iter(["cmdline"]) if word in " ".join(p.info["cmdline"] or [])]
 
 
 def sh(words: str, *arguments: str) -> list[str]:

@@ -44,6 +44,11 @@ def processes_of(run: Path) -> list[psutil.Process]:
     return found
 
 
+def running(word: str) -> list[int]:
+    """Processes with a word in their command lines."""
+    return [p.pid for p in psutil.process_iter(["cmdline"]) if word in " ".join(p.info["cmdline"] or [])]
+
+
 def agents_of(run: Path) -> list[psutil.Process]:
     """The run's agents, without their short-lived children."""
     found = []

@@ -169,12 +169,21 @@ def test_what_was_cancelled_goes_on_and_all_of_it_is_read(cluster: SlurmCluster,
     states = {one["series"]: one["status"] for one in status(cluster, run)["series"]}
     assert states == {"resnet50-iperf": "running", "vgg16-iperf": "waiting"}
     until(lambda: bool(read_json_lines(part / "points.jsonl")[0]), "the first point")
+    # the other points last until they are cancelled, also where the lines below take long
+    cluster.limit("5mbit")
     # a part that is being written is no trouble
     assert re.search(r"missing: resnet50-iperf at .*50%: running", type_in(cluster, place, collect))
     assert read_json_lines(run / "points.jsonl")[0]
 
     cluster.run(["scancel", f"{first[1]}_0"], user="alice")
-    until(lambda: status(cluster, run)["series"][0]["status"] == "stopped", "the cancelled task's end")
+
+    def is_stopped() -> bool:
+        found = status(cluster, run)["series"][0]["status"]
+        assert found != "complete", "the task ended before it was cancelled"
+        return bool(found == "stopped")
+
+    until(is_stopped, "the cancelled task's end")
+    cluster.limit("200mbit")
     kept = read_json_lines(part / "points.jsonl")[0]
     assert len(kept) in (1, 2)
     second = re.match(r"Submitted job (\d+): 1 of 2 series", type_in(cluster, place, again))

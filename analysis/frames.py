@@ -65,9 +65,16 @@ def described(table: pd.DataFrame, text: str | None) -> pd.DataFrame:
     """
     names = [str(name) for name in table]
     known = {**table.attrs.get("columns", {}), **descriptions(text)}
-    table.attrs["units"] = {name: unit for name in names if (unit := unit_of(name))}
-    table.attrs["columns"] = {name: known[name] for name in names if name in known}
+    table.attrs["units"] = _Texts({name: unit for name in names if (unit := unit_of(name))})
+    table.attrs["columns"] = _Texts({name: known[name] for name in names if name in known})
     return table
+
+
+class _Texts(dict[str, str]):
+    """Texts in ``attrs``, of which pandas makes a deep copy on each access to a column: texts need none."""
+
+    def __deepcopy__(self, memo: object) -> _Texts:
+        return _Texts(self)
 
 
 @functools.lru_cache(maxsize=64)

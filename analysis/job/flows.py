@@ -133,6 +133,7 @@ def read_bytes(
     out_of: Integers,
     into: Integers,
     class_of: npt.NDArray[Any],
+    measured: Integers,
 ) -> Frames:
     """Sum the bytes of some nodes' sockets.
 
@@ -143,9 +144,11 @@ def read_bytes(
         out_of: as for `socket_bytes_of`, for the sockets of all these nodes.
         into: likewise.
         class_of: class of each group.
+        measured: the bins that means are taken over.
 
     Returns:
-        ``amounts``, `AMOUNTS` of each group in each bin, by group and bin, with the number of the ``group``; ``sums``,
+        ``amounts``, `AMOUNTS` of each group in each bin, by group and bin, with the number of the ``group``;
+        ``means``, the mean ``payload_bytes`` of each ``group``; ``sums``,
         `COUNTERS` of each socket; ``totals``, one row per bin: bytes of each class and the other `AMOUNTS` of all
         classes, and ``covered``, False where a node with sockets was not recorded; ``covered``, the number of ``bins``
         that each ``node``'s log covers.
@@ -170,10 +173,12 @@ def read_bytes(
     kinds = class_of[groups]
     totals = {f"{kind}_bytes": amounts["payload_bytes"][kinds == kind].sum(axis=0) for kind in CLASSES}
     totals |= {name: amounts[name].sum(axis=0) for name in AMOUNTS[1:]}
+    means = amounts["payload_bytes"][:, measured].mean(axis=1) if len(measured) else np.full(len(groups), np.nan)
     return {
         "amounts": pd.DataFrame(
             {"group": np.repeat(groups, bins)} | {name: part.ravel() for name, part in amounts.items()}
         ),
+        "means": pd.DataFrame({"group": groups, "payload_bytes": means}),
         "sums": pd.concat(sums, ignore_index=True) if sums else pd.DataFrame(columns=list(COUNTERS), dtype="float64"),
         "totals": pd.DataFrame(totals | {"covered": covered}),
         "covered": pd.DataFrame(covers, columns=["node", "bins"]),
@@ -218,6 +223,7 @@ class SocketTraffic:
         groups: flows, or kinds of flows if there are too many flows.
         bins: number of bins.
         parts: for each batch of nodes, the groups that it measured, and their ``amounts`` of `read_bytes`.
+        means: mean payload of each group in the bins that means are taken over; NaN without such bins.
         totals: sums over the groups by bin, NaN where a node was not recorded, by column of ``totals`` of `read_bytes`.
         every_s: the longest period of the nodes' socket samples; None without sockets.
         all_every_s: the same for connections with little traffic so far, such as new ones.
@@ -229,6 +235,7 @@ class SocketTraffic:
     groups: pd.DataFrame
     bins: int
     parts: list[tuple[Integers, Frame]]
+    means: Numbers
     totals: dict[str, Numbers]
     every_s: float | None
     all_every_s: float | None
@@ -260,12 +267,13 @@ class SocketTraffic:
         return frame.read([amount])[amount].to_numpy(np.float64).reshape(len(groups), self.bins)
 
 
-def measure(nodes: Mapping[str, NodeLogs], borders: Borders, batches: Batches) -> SocketTraffic:
+def measure(nodes: Mapping[str, NodeLogs], borders: Borders, measured: Integers, batches: Batches) -> SocketTraffic:
     """Find the flows of a run and the bytes of each.
 
     Args:
         nodes: the nodes' logs.
         borders: the iterations' borders on the reference clock.
+        measured: the iterations that means are taken over.
         batches: the nodes in batches.
     """
     found = [part["sockets"].read() for part in batches.each("sockets", read_sockets)]
@@ -286,8 +294,9 @@ def measure(nodes: Mapping[str, NodeLogs], borders: Borders, batches: Batches) -
         numbers = group.reindex(ends.index, fill_value=-1).to_numpy(np.int64)
         sides.append([numbers[place] for place in places])
     classes = groups["traffic_class"].to_numpy(object)
-    shared = [[value] * len(places) for value in (borders.edges_ns, classes)]
-    read = list(batches.each("bytes", read_bytes, shared[0], of_batch, *sides, shared[1]))
+    shared = [[value] * len(places) for value in (borders.edges_ns, classes, borders.bin_of[measured])]
+    read = list(batches.each("bytes", read_bytes, shared[0], of_batch, *sides, *shared[1:]))
+    of_groups = pd.concat([part["means"].read() for part in read]).groupby("group")["payload_bytes"].sum(min_count=1)
     sums = pd.concat([part["sums"].read() for part in read], ignore_index=True)
     known = [np.unique(np.concatenate(pair)) for pair in zip(*sides, strict=True)]
     parts = [(own[own >= 0], part["amounts"]) for own, part in zip(known, read, strict=True)]
@@ -297,6 +306,7 @@ def measure(nodes: Mapping[str, NodeLogs], borders: Borders, batches: Batches) -
         groups,
         borders.bins,
         parts,
+        of_groups.reindex(groups["group"]).to_numpy(np.float64),
         _join_totals(read),
         every_s,
         all_every_s,

@@ -352,6 +352,8 @@ class Work:
 
 
 _ENDS = ["process", "index", "end_ns"]
+# of the batches whose ends of steps are joined: at least so many tasks, and at most so many batches in one
+_ENDS_TASKS, _ENDS_BATCHES = 8, 16
 
 
 def build(run: JobRun, nodes: Mapping[str, NodeLogs], batches: Batches) -> Work:
@@ -367,10 +369,7 @@ def build(run: JobRun, nodes: Mapping[str, NodeLogs], batches: Batches) -> Work:
     counts = found[found["counts"]]
     phases = _join_phases(parts, known.loc[counts.index], counts, nodes)
     own = None if phases.source == "ddp" else phases.table
-    first = [
-        _first_forward(part["phases"].read() if own is None else own) for part in parts[: None if own is None else 1]
-    ]
-    iterations = _iterations(parts, counts, pd.concat(first) if first else pd.Series(dtype="int64"), batches)
+    iterations = _iterations(parts, counts, known["first_forward_ns"], batches)
     iterations.insert(0, "iteration", np.arange(len(iterations)))
     joined = list(
         batches.each(
@@ -405,7 +404,7 @@ def read_ranks(nodes: Mapping[str, NodeLogs], files: Mapping[int, Path]) -> Fram
     steps = aligned(steps, nodes)
     marks = process_marks(steps)
     phases, about = _ddp(files, marks, nodes)
-    processes = process_rows(steps, marks).join(about)
+    processes = process_rows(steps, marks).join(about).join(_first_forward(phases))
     processes["world_size"] = processes["node"].map({name: _world_size(logs) for name, logs in nodes.items()})
     names = ["process", "index", "start_ns", "end_ns", "end_mono_ns", "skipped", "backwards", "optimizers"]
     return {"marks": marks[names], "phases": phases, "processes": processes.reset_index()}
@@ -435,7 +434,7 @@ def _join_phases(
 def _first_forward(phases: pd.DataFrame) -> pd.Series[int]:
     """Return the start of the first forward pass of each process that recorded it."""
     first = phases[(phases["index"] == 0) & (phases["forward_start_ns"] > 0)]
-    return first.set_index("process")["forward_start_ns"]
+    return first.set_index("process")["forward_start_ns"].astype("Int64").rename("first_forward_ns")
 
 
 def _iterations(
@@ -446,12 +445,12 @@ def _iterations(
     A generation also has the iteration before its first steps if all of its ranks recorded their first forward pass.
     """
     by = ["generation", "index"]
-    ends = pd.DataFrame(columns=[*by, "ranks", "end_ns", "steady_ns"]).astype("int64")
-    for own in batches.map(partial(_ends_in, counts), [part["marks"] for part in parts]):
-        both = pd.concat([ends, own]).groupby(by, sort=True)
-        ends = both.agg({"ranks": "sum", "end_ns": "max", "steady_ns": "max"}).reset_index()
+    marks = [part["marks"] for part in parts]
+    size = min(max(len(marks) // _ENDS_TASKS, 1), _ENDS_BATCHES)
+    some = [marks[begin : begin + size] for begin in range(0, len(marks), size)]
+    ends = _join_ends(batches.map(partial(_ends_in, counts), some))
     stepped = counts[counts["steps"] > 0]
-    heads = stepped.assign(begin_ns=begins.astype("Int64").reindex(stepped.index)).groupby("generation")["begin_ns"]
+    heads = stepped.assign(begin_ns=begins.reindex(stepped.index)).groupby("generation")["begin_ns"]
     first = heads.max()[heads.count() == heads.size()].astype("int64").reset_index(name="end_ns")
     ranks = stepped.groupby("generation")["rank"].nunique()
     first = first.assign(index=-1, steady_ns=first["end_ns"], ranks=first["generation"].map(ranks))
@@ -459,9 +458,19 @@ def _iterations(
     return join_iterations(ends, ranks)
 
 
-def _ends_in(processes: pd.DataFrame, marks_of: Frame) -> pd.DataFrame:
-    """Return the ends of steps (`ringtap.analysis.runs.run.step_ends`) of the ranks of a batch."""
-    marks = marks_of.read(_ENDS)
+def _join_ends(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """Join the ends of steps of different ranks."""
+    none = pd.DataFrame(columns=["generation", "index", "ranks", "end_ns", "steady_ns"]).astype("int64")
+    by = pd.concat([none, *parts]).groupby(["generation", "index"])
+    return by.agg({"ranks": "sum", "end_ns": "max", "steady_ns": "max"}).reset_index()
+
+
+def _ends_in(processes: pd.DataFrame, marks_of: Sequence[Frame]) -> pd.DataFrame:
+    """Return the ends of steps (`ringtap.analysis.runs.run.step_ends`) of the ranks of some batches."""
+    return _join_ends(_ends_of(processes, frame.read(_ENDS)) for frame in marks_of)
+
+
+def _ends_of(processes: pd.DataFrame, marks: pd.DataFrame) -> pd.DataFrame:
     marks = marks[marks["process"].isin(processes.index)]
     of = {name: marks["process"].map(processes[name]).astype("int64") for name in ("generation", "rank")}
     return step_ends(marks.assign(**of))

@@ -120,7 +120,7 @@ class Job:
     @cached_property
     def traffic(self) -> flows.SocketTraffic:
         """Bytes that the sockets sent and received."""
-        return flows.measure(self.nodes, self.borders, self.batches)
+        return flows.measure(self.nodes, self.borders, self.measured, self.batches)
 
     @cached_property
     def packets_of(self) -> dict[str, Packets]:
@@ -311,13 +311,8 @@ class Job:
             - ``bytes_per_iteration``: payload per iteration after warm-up
         """
         table = self.traffic.flows
-        measured = self.measured
-        per_iteration = np.full(len(table), np.nan)
-        if len(measured) and self.traffic.by_flow and not self.is_too_short:
-            for number, (groups, _) in enumerate(self.traffic.parts):
-                payload = self.traffic.part(number, "payload_bytes")[:, self.borders.bin_of[measured]]
-                per_iteration[groups] = payload.mean(axis=1)
-        table = table.assign(bytes_per_iteration=per_iteration)
+        is_known = self.traffic.by_flow and not self.is_too_short
+        table = table.assign(bytes_per_iteration=self.traffic.means if is_known else np.full(len(table), np.nan))
         table = table.drop(columns=["end", "group"]).iloc[self.flow_order].reset_index(drop=True)
         table.insert(0, "flow", np.arange(len(table)))
         numbers = [name for name in table if str(name).endswith(("_bytes", "_s", "_us", "_iteration"))]

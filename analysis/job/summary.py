@@ -134,7 +134,7 @@ def _parts(job: Job) -> dict[str, float | None]:
 def _bytes(job: Job) -> dict[str, Any]:
     """Return the payload per iteration by class over all nodes; of the whole recording if iterations are too few."""
     too_short = job.is_too_short
-    has = len(job.work.iterations) > 0 and not too_short
+    has, table = len(job.work.iterations) > 0 and not too_short, job.iterations
     result: dict[str, Any] = {"per": "iteration" if has else "run", "too_short": too_short, "classes": {}}
     for kind in (*flows.CLASSES, flows.UNCLASSIFIED):
         by_sockets, by_packets = _class_means(job, kind, has)
@@ -142,17 +142,15 @@ def _bytes(job: Job) -> dict[str, Any]:
         names = f"packet_{kind}_bytes", f"{kind}_bytes"
         difference = None
         if is_comparable and has:
-            difference = _difference_in(job.iterations.iloc[job.measured], *names)
+            difference = _difference_in(table.iloc[job.measured], *names)
         elif is_comparable:
             difference = _difference(by_packets, by_sockets)
         item = {"sockets": by_sockets, "packets": by_packets, "difference": difference}
         mine = job.traffic.flows[job.traffic.flows["traffic_class"] == kind]
         result["classes"][kind] = item | {"flows": len(mine) if job.traffic.nodes else None}
-    covered = job.iterations["training_bytes"].iloc[job.measured].notna().sum() if has and job.traffic.nodes else None
+    covered = table["training_bytes"].iloc[job.measured].notna().sum() if has and job.traffic.nodes else None
     result["iterations"] = plain(covered)
-    captured = [
-        job.iterations[f"packet_{kind}_bytes"].iloc[job.measured].notna().sum() for kind in job.captured.by_class
-    ]
+    captured = [table[f"packet_{kind}_bytes"].iloc[job.measured].notna().sum() for kind in job.captured.by_class]
     result["captured_iterations"] = plain(max(captured)) if has and captured else None
     every_s, median_s = job.traffic.every_s, job.work.iterations["iteration_s"].median()
     result["sampled_every_s"] = plain(every_s)

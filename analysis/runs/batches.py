@@ -25,7 +25,7 @@ from ringtap.analysis.runs.fingerprints import fingerprint
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.errors import UsageError
 from ringtap.installation import install_command
-from ringtap.json_validation import ShapeError, load_json
+from ringtap.json_validation import ShapeError, load_json, whole
 from ringtap.rundir import write_json
 
 # rows of a batch (nodes times iterations): an analysis needs about 2 kB for each
@@ -37,13 +37,14 @@ _GROUP_ROWS = 25_000
 # processes of this machine that read batches without being asked for: with this one they need less than 2 GB
 _MAX_PROCESSES = 3
 PARTS = "parts"
-_PROBLEMS = "problems"
 # frames of a batch that are parts of the analysis's own tables
 TABLES = ("rank_iterations", "node_iterations", "byte_accounts")
-SCHEMA = 1
+SCHEMA = 2
 
 T = TypeVar("T")
 Frames = dict[str, pd.DataFrame]
+# of a node's log: name of the node, True for a torn record, text
+Problem = tuple[str, bool, str]
 
 
 def batches_of(nodes: Mapping[str, NodeLogs], rows: Mapping[str, int]) -> list[list[str]]:
@@ -150,34 +151,38 @@ class Batches:
         paths = [[self._nodes[name].path for name in names] for names in self.names]
         make = partial(_make, read, step, self._folder)
         numbers = range(len(paths))
-        for found in self.map(make, numbers, paths, *columns):
-            for row in found.pop(_PROBLEMS).read().itertuples():
-                logs = self._nodes[str(row.node)]
-                if row.torn:
-                    logs.torn.append(str(row.text))
-                elif row.text not in logs.problems:
-                    logs.report(str(row.text))
+        for found, problems in self.map(make, numbers, paths, *columns):
+            for name, is_torn, text in problems:
+                logs = self._nodes[name]
+                if is_torn:
+                    logs.torn.append(text)
+                elif text not in logs.problems:
+                    logs.report(text)
             yield found
 
 
 def _make(
     read: Callable[..., Frames], step: str, folder: Path | None, number: int, paths: list[Path], *arguments: Any
-) -> dict[str, Frame]:
+) -> tuple[dict[str, Frame], list[Problem]]:
     for path in paths:
         if not path.is_dir():
             raise UsageError(f"{path} is not there for the workers: they need the file system that it lies on")
     if folder is None:
-        return {name: Frame(held=table) for name, table in _frames(read, paths, arguments).items()}
+        frames, problems = _frames(read, paths, arguments)
+        return {name: Frame(held=table) for name, table in frames.items()}, problems
     key = {"schema": SCHEMA, "ringtap": ringtap.__version__, "arguments": digest(*arguments)}
     key |= {"inputs": {path.name: fingerprint(path) for path in paths}}
     record = folder / PARTS / f"{step}-{number:05d}.json"
     try:
         found = load_json(record)
-        if found["key"] == key and all(_size(folder / name) == size for name, size in found["bytes"].items()):
-            return {name: Frame(path=folder / path) for name, path in found["frames"].items()}
-    except (OSError, ShapeError, KeyError, TypeError, AttributeError):
+        problems = [(str(name), bool(torn), str(text)) for name, torn, text in found["problems"]]
+        known = {whole(path.name) for path in paths}
+        is_whole = all(_size(folder / name) == size for name, size in found["bytes"].items())
+        if found["key"] == key and is_whole and known.issuperset(name for name, _, _ in problems):
+            return {name: Frame(path=folder / path) for name, path in found["frames"].items()}, problems
+    except (OSError, ShapeError, LookupError, TypeError, ValueError, AttributeError):
         pass
-    frames = _frames(read, paths, arguments)
+    frames, problems = _frames(read, paths, arguments)
     places = {
         name: f"{name}.parquet/{number:05d}.parquet"
         if name in TABLES
@@ -190,29 +195,28 @@ def _make(
         for name, table in frames.items():
             write_table(table, folder / places[name])
         sizes = {place: _size(folder / place) for place in places.values()}
-        write_json(record, {"key": key, "frames": places, "bytes": sizes})
+        write_json(record, {"key": key, "frames": places, "bytes": sizes, "problems": problems})
     except OSError as error:
         raise UsageError(
             f"{folder} cannot be written: {error.strerror}; the tables of a long run need it: name another folder with "
             "ringtap analyze -o DIR"
         ) from error
-    return {name: Frame(path=folder / place) for name, place in places.items()}
+    return {name: Frame(path=folder / place) for name, place in places.items()}, problems
 
 
 def _size(path: Path) -> int | None:
     return path.stat().st_size if path.is_file() else None
 
 
-def _frames(read: Callable[..., Frames], paths: list[Path], arguments: tuple[Any, ...]) -> Frames:
+def _frames(read: Callable[..., Frames], paths: list[Path], arguments: tuple[Any, ...]) -> tuple[Frames, list[Problem]]:
     nodes = {logs.name: logs for logs in map(NodeLogs, paths)}
     frames = read(nodes, *arguments)
-    rows = [
+    return frames, [
         (name, torn, text)
         for name, logs in nodes.items()
         for torn in (False, True)
         for text in (logs.torn if torn else logs.problems)
     ]
-    return frames | {_PROBLEMS: pd.DataFrame(rows, columns=["node", "torn", "text"])}
 
 
 def write_table(table: pd.DataFrame, path: Path) -> Path:

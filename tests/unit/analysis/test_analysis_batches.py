@@ -96,6 +96,11 @@ def test_an_interrupted_analysis_goes_on(
     again = open_job(run, derived=folder).summary()
     assert seen[-1] == "n0"
     assert again == changed  # with the problems of the batches that were not read again
+    # and what was kept with the problems of another run's nodes
+    record = folder / batches.PARTS / "tables-00002.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"problems": [["elsewhere", False, "text"]]}))
+    assert open_job(run, derived=folder).summary() == changed
+    assert seen == ["n0", "n1", "n2", "n2", "n1", "n0", "n2"]
 
 
 def test_a_long_run_needs_a_folder_for_its_tables(run: Path, tmp_path: Path, long: None) -> None:

@@ -238,7 +238,7 @@ def test_loopback_and_network_are_captured_by_interfaces_of_their_own(interfaces
         "destination_node": ["n0", "n0", pd.NA],
         "payload_bytes": [1000.0, 1000.0, 1000.0],
     }
-    traffic = SocketTraffic(pd.DataFrame(flows), pd.DataFrame(), 0, [], {}, None, None, [], {})
+    traffic = SocketTraffic(pd.DataFrame(flows), pd.DataFrame(), 0, [], np.empty(0), {}, None, None, [], {})
     captured = {"n0": Packets(pd.DataFrame(), {}, np.ones(0, bool), frozenset(interfaces))}
     found = byte_accounting._not_captured(captured, traffic)
     assert found == {"training": within, "cross": between, "other": 1}

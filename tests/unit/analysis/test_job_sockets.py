@@ -160,7 +160,7 @@ def measure(tmp_path, names, edges_ms):
     nodes = {name: NodeLogs(tmp_path / "job" / "nodes" / name) for name in names}
     edges = START_NS + np.array(edges_ms, np.int64) * MS
     borders = Borders(edges, np.arange(len(edges) - 1))
-    return flows.measure(nodes, borders, Batches(nodes, dict.fromkeys(names, 1), tmp_path))
+    return flows.measure(nodes, borders, np.arange(borders.bins), Batches(nodes, dict.fromkeys(names, 1), tmp_path))
 
 
 def test_both_ends_on_one_node_are_a_local_pair(tmp_path):

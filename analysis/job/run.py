@@ -15,7 +15,7 @@ import pandas as pd
 
 from ringtap.analysis.frames import described, described_table, html_of_text
 from ringtap.analysis.job import byte_accounting, flows, iterations, node_counters
-from ringtap.analysis.job.node_tables import ALL_SUMS, Shared, join_sums, read_tables
+from ringtap.analysis.job.node_tables import ALL_SUMS, Shared, join_rank_sums, join_sums, read_tables
 from ringtap.analysis.job.packets import Packets, read_packets
 from ringtap.analysis.job.throughput import NAMES, Given, Printed, read_output
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
@@ -161,6 +161,11 @@ class Job:
     def of_nodes(self) -> pd.DataFrame:
         """Means, sums and extremes of each node's counters (``nodes`` of `parts`), by node."""
         return pd.concat([part["nodes"].read() for part in self.parts]).set_index("node")
+
+    @cached_property
+    def rank_sums(self) -> pd.DataFrame:
+        """Sums of each rank, and the numbers of their values (``rank_sums`` of `parts`), by rank."""
+        return join_rank_sums(part["rank_sums"].read() for part in self.parts)
 
     @cached_property
     def recorded_steps(self) -> int:

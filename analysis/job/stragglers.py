@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.analysis.job.node_tables import MEANS, join_rank_sums
+from ringtap.analysis.job.node_tables import MEANS
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.runs.apportioning import plain
 from ringtap.arguments import number
@@ -22,7 +22,7 @@ COLUMNS = ["rank", "node", "iterations", *MEANS, "slowest", "slowest_share", "sl
 def summarize(job: Job) -> pd.DataFrame:
     """Summarize the ranks, one row per rank; columns as in `ringtap.analysis.job.run.Job.ranks`."""
     measured = job.measured
-    sums = join_rank_sums(part["rank_sums"].read() for part in job.parts)
+    sums = job.rank_sums
     if not len(sums):
         return pd.DataFrame(columns=COLUMNS)
     result = pd.DataFrame({name: mean_of_sums(sums, name) for name in MEANS})

@@ -12,7 +12,6 @@ import pandas as pd
 import ringtap
 from ringtap.analysis.job import byte_accounting, flows
 from ringtap.analysis.job.collection_status import NOT_ASKED, status
-from ringtap.analysis.job.node_tables import join_rank_sums
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.stragglers import links, mean_of_sums, slow_iterations, slowest
 from ringtap.analysis.job.throughput import summarize_epochs, throughput
@@ -190,7 +189,7 @@ def _difference_in(table: pd.DataFrame, name: str, against: str) -> float | None
 def _demand(job: Job) -> dict[str, Any]:
     """Compare equation 3.1 with the bytes that the ranks' sockets sent."""
     count = job.work.world_size
-    sums = join_rank_sums(part["rank_sums"].read() for part in job.parts).sum(numeric_only=True)
+    sums = job.rank_sums.sum(numeric_only=True)
     synced, syncs = (plain(mean_of_sums(sums.to_frame().T, name).iloc[0]) for name in ("synced_bytes", "syncs"))
     sent = mean_of(job.ranks, "sent_bytes")
     expected = 2 * (count - 1) / count * synced if synced and count > 1 else None

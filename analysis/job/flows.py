@@ -128,10 +128,10 @@ def socket_bytes_of(node: NodeLogs, borders: Borders, out_of: Integers, into: In
 
 def read_bytes(
     nodes: Mapping[str, NodeLogs],
-    edges_ns: Integers,
     counts: list[int],
     out_of: Integers,
     into: Integers,
+    edges_ns: Integers,
     class_of: npt.NDArray[Any],
     measured: Integers,
 ) -> Frames:
@@ -139,10 +139,10 @@ def read_bytes(
 
     Args:
         nodes: the nodes' logs.
-        edges_ns: the bins on the reference clock.
         counts: number of sockets of each node; a node with none has no log.
         out_of: as for `socket_bytes_of`, for the sockets of all these nodes.
         into: likewise.
+        edges_ns: the bins on the reference clock.
         class_of: class of each group.
         measured: the bins that means are taken over.
 
@@ -294,8 +294,8 @@ def measure(nodes: Mapping[str, NodeLogs], borders: Borders, measured: Integers,
         numbers = group.reindex(ends.index, fill_value=-1).to_numpy(np.int64)
         sides.append([numbers[place] for place in places])
     classes = groups["traffic_class"].to_numpy(object)
-    shared = [[value] * len(places) for value in (borders.edges_ns, classes, borders.bin_of[measured])]
-    read = list(batches.each("bytes", read_bytes, shared[0], of_batch, *sides, *shared[1:]))
+    shared = (borders.edges_ns, classes, borders.bin_of[measured])
+    read = list(batches.each("bytes", read_bytes, of_batch, *sides, shared=shared))
     of_groups = pd.concat([part["means"].read() for part in read]).groupby("group")["payload_bytes"].sum(min_count=1)
     sums = pd.concat([part["sums"].read() for part in read], ignore_index=True)
     known = [np.unique(np.concatenate(pair)) for pair in zip(*sides, strict=True)]

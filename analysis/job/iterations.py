@@ -376,7 +376,7 @@ def build(run: JobRun, nodes: Mapping[str, NodeLogs], batches: Batches) -> Work:
             "ranks",
             join_ranks,
             *([part[name] for part in parts] for name in ("marks", "phases")),
-            *([value] * len(parts) for value in (own, counts, iterations[["iteration", "generation", "step"]])),
+            shared=(own, counts, iterations[["iteration", "generation", "step"]]),
         )
     )
     ranks = [part["ranks"] for part in joined]

@@ -150,7 +150,7 @@ class Job:
         )
         names = self.batches.names
         packets = [{name: self.packets_of[name] for name in some if name in self.packets_of} for some in names]
-        return list(self.batches.each("tables", read_tables, self.work.ranks, packets, [shared] * len(names)))
+        return list(self.batches.each("tables", read_tables, self.work.ranks, packets, shared=(shared,)))
 
     @cached_property
     def sums(self) -> dict[str, Numbers]:

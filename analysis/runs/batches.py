@@ -7,13 +7,15 @@ was interrupted goes on where it ended.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -134,43 +136,101 @@ class Batches:
         """Call a module-level function for each row of the columns, as the built-in `map` does, and keep no file."""
         return (self._workers.map if self._workers else map)(work, *columns)
 
-    def each(self, step: str, read: Callable[..., Frames], *columns: Iterable[Any]) -> Iterator[dict[str, Frame]]:
+    def each(
+        self, step: str, read: Callable[..., Frames], *columns: Iterable[Any], shared: tuple[Any, ...] = ()
+    ) -> Iterator[dict[str, Frame]]:
         """Read every batch and yield its frames, in order; problems are added to the nodes' logs.
 
         Args:
             step: name of this step of the analysis.
-            read: a module-level function of the nodes' logs and of the batch's value of each column.
-            *columns: further arguments, one value per batch each.
+            read: a module-level function of the nodes' logs, of the batch's value of each column, and of ``shared``.
+            *columns: arguments, one value per batch each.
+            shared: further arguments, the same for all batches.
         """
         if self._workers is None and self._folder is None and len(self.names) == 1:
             # logs that are open already save a short run a tenth of its time
             nodes = {name: self._nodes[name] for name in self.names[0]}
-            frames = read(nodes, *(next(iter(column)) for column in columns))
+            frames = read(nodes, *(next(iter(column)) for column in columns), *shared)
             yield {name: Frame(held=table) for name, table in frames.items()}
             return
         paths = [[self._nodes[name].path for name in names] for names in self.names]
-        make = partial(_make, read, step, self._folder)
         numbers = range(len(paths))
-        for found, problems in self.map(make, numbers, paths, *columns):
-            for name, is_torn, text in problems:
-                logs = self._nodes[name]
-                if is_torn:
-                    logs.torn.append(text)
-                elif text not in logs.problems:
-                    logs.report(text)
-            yield found
+        with self._sent(step, shared) as sent:
+            make = partial(_make, read, step, self._folder, sent)
+            for found, problems in self.map(make, numbers, paths, *columns):
+                for name, is_torn, text in problems:
+                    logs = self._nodes[name]
+                    if is_torn:
+                        logs.torn.append(text)
+                    elif text not in logs.problems:
+                        logs.report(text)
+                yield found
+
+    @contextlib.contextmanager
+    def _sent(self, step: str, values: tuple[Any, ...]) -> Iterator[Sent]:
+        """Provide arguments for all batches: of a long run in a file, because each batch would be sent megabytes."""
+        key = digest(*values)
+        if self._workers is None or self._folder is None:
+            yield Sent(key, values)
+            return
+        packed, path = pickle.dumps(values), self._folder / PARTS / f".{step}-{os.getpid()}.pickle"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(packed)
+        except OSError as error:
+            raise _unwritable(self._folder, error) from error
+        try:
+            yield Sent(key, (), path, hashlib.sha256(packed).hexdigest())
+        finally:
+            path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Arguments that all batches have in common.
+
+    Attributes:
+        key: hash of their values.
+        held: the arguments, unless they are in a file.
+        path: the file.
+        sha256: hash of the file: unpickling another one might run anything.
+    """
+
+    key: str
+    held: tuple[Any, ...]
+    path: Path | None = None
+    sha256: str = ""
+
+    def read(self) -> tuple[Any, ...]:
+        """Return the arguments."""
+        return self.held if self.path is None else _unpickled(self.path, self.sha256)
+
+
+@lru_cache(maxsize=1)
+def _unpickled(path: Path, sha256: str) -> tuple[Any, ...]:
+    packed = path.read_bytes()
+    if hashlib.sha256(packed).hexdigest() != sha256:
+        raise UsageError(f"{path} was changed during the analysis: keep others from writing to this folder")
+    values: tuple[Any, ...] = pickle.loads(packed)
+    return values
 
 
 def _make(
-    read: Callable[..., Frames], step: str, folder: Path | None, number: int, paths: list[Path], *arguments: Any
+    read: Callable[..., Frames],
+    step: str,
+    folder: Path | None,
+    shared: Sent,
+    number: int,
+    paths: list[Path],
+    *arguments: Any,
 ) -> tuple[dict[str, Frame], list[Problem]]:
     for path in paths:
         if not path.is_dir():
             raise UsageError(f"{path} is not there for the workers: they need the file system that it lies on")
     if folder is None:
-        frames, problems = _frames(read, paths, arguments)
+        frames, problems = _frames(read, paths, (*arguments, *shared.read()))
         return {name: Frame(held=table) for name, table in frames.items()}, problems
-    key = {"schema": SCHEMA, "ringtap": ringtap.__version__, "arguments": digest(*arguments)}
+    key = {"schema": SCHEMA, "ringtap": ringtap.__version__, "arguments": digest(*arguments, shared.key)}
     key |= {"inputs": {path.name: fingerprint(path) for path in paths}}
     record = folder / PARTS / f"{step}-{number:05d}.json"
     try:
@@ -182,7 +242,7 @@ def _make(
             return {name: Frame(path=folder / path) for name, path in found["frames"].items()}, problems
     except (OSError, ShapeError, LookupError, TypeError, ValueError, AttributeError):
         pass
-    frames, problems = _frames(read, paths, arguments)
+    frames, problems = _frames(read, paths, (*arguments, *shared.read()))
     places = {
         name: f"{name}.parquet/{number:05d}.parquet"
         if name in TABLES
@@ -197,11 +257,15 @@ def _make(
         sizes = {place: _size(folder / place) for place in places.values()}
         write_json(record, {"key": key, "frames": places, "bytes": sizes, "problems": problems})
     except OSError as error:
-        raise UsageError(
-            f"{folder} cannot be written: {error.strerror}; the tables of a long run need it: name another folder with "
-            "ringtap analyze -o DIR"
-        ) from error
+        raise _unwritable(folder, error) from error
     return {name: Frame(path=folder / place) for name, place in places.items()}, problems
+
+
+def _unwritable(folder: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"{folder} cannot be written: {error.strerror}; the tables of a long run need it: name another folder with "
+        "ringtap analyze -o DIR"
+    )
 
 
 def _size(path: Path) -> int | None:

@@ -48,7 +48,7 @@ _TASKS_AHEAD = 4  # tasks per thread that the scheduler holds at a time, each wi
 _LOOK_S = 5.0  # interval of the check for remaining workers, and for the first worker in a job of Slurm
 _QUEUED_S = 3600.0  # time limit for that first worker
 # Parameters of glibc's malloc and their numbers in mallopt. Memory that was freed is used again, instead of being given
-# back to the kernel, which clears it page by page for the next table: a fifth of the processors' time.
+# back to the kernel, which clears it page by page for the next table: an eighth of the processors' time.
 _MALLOC = {"MMAP_THRESHOLD": (-3, 32 << 20), "TRIM_THRESHOLD": (-1, 1 << 30)}
 
 

@@ -167,11 +167,11 @@ class Batches:
                 yield found
 
     @contextlib.contextmanager
-    def _sent(self, step: str, values: tuple[Any, ...]) -> Iterator[Sent]:
+    def _sent(self, step: str, values: tuple[Any, ...]) -> Iterator[SharedArguments]:
         """Provide arguments for all batches: of a long run in a file, because each batch would be sent megabytes."""
         key = digest(*values)
         if self._workers is None or self._folder is None:
-            yield Sent(key, values)
+            yield SharedArguments(key, values)
             return
         packed, path = pickle.dumps(values), self._folder / PARTS / f".{step}-{os.getpid()}.pickle"
         try:
@@ -180,13 +180,13 @@ class Batches:
         except OSError as error:
             raise _unwritable(self._folder, error) from error
         try:
-            yield Sent(key, (), path, hashlib.sha256(packed).hexdigest())
+            yield SharedArguments(key, (), path, hashlib.sha256(packed).hexdigest())
         finally:
             path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
-class Sent:
+class SharedArguments:
     """Arguments that all batches have in common.
 
     Attributes:
@@ -219,7 +219,7 @@ def _make(
     read: Callable[..., Frames],
     step: str,
     folder: Path | None,
-    shared: Sent,
+    shared: SharedArguments,
     number: int,
     paths: list[Path],
     *arguments: Any,

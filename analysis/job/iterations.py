@@ -459,10 +459,13 @@ def _iterations(
 
 
 def _join_ends(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """Join the ends of steps of different ranks."""
-    none = pd.DataFrame(columns=["generation", "index", "ranks", "end_ns", "steady_ns"]).astype("int64")
-    by = pd.concat([none, *parts]).groupby(["generation", "index"])
-    return by.agg({"ranks": "sum", "end_ns": "max", "steady_ns": "max"}).reset_index()
+    """Join the ends of steps of different ranks, one part at a time: those of a day are large."""
+    by = ["generation", "index"]
+    ends = pd.DataFrame(columns=[*by, "ranks", "end_ns", "steady_ns"]).astype("int64")
+    for own in parts:
+        both = pd.concat([ends, own]).groupby(by)
+        ends = both.agg({"ranks": "sum", "end_ns": "max", "steady_ns": "max"}).reset_index()
+    return ends
 
 
 def _ends_in(processes: pd.DataFrame, marks_of: Sequence[Frame]) -> pd.DataFrame:

@@ -208,7 +208,13 @@ class SharedArguments:
 
 @lru_cache(maxsize=1)
 def _unpickled(path: Path, sha256: str) -> tuple[Any, ...]:
-    packed = path.read_bytes()
+    try:
+        packed = path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"the workers cannot read {path}: {error.strerror}; name a folder that they have, too, with "
+            "ringtap analyze -o DIR"
+        ) from error
     if hashlib.sha256(packed).hexdigest() != sha256:
         raise UsageError(f"{path} was changed during the analysis: keep others from writing to this folder")
     values: tuple[Any, ...] = pickle.loads(packed)

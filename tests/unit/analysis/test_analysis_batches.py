@@ -1,6 +1,10 @@
 """A long run is analyzed in batches of nodes whose tables are files: the same numbers, and an analysis can go on."""
 
+import hashlib
 import json
+import multiprocessing
+import pickle
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +111,23 @@ def test_a_long_run_needs_a_folder_for_its_tables(run: Path, tmp_path: Path, lon
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"file cannot be written: .*ringtap analyze -o DIR"):
         open_job(run, derived=tmp_path / "file").summary()
+
+
+def test_what_workers_are_sent_is_gone_afterwards(run: Path, tmp_path: Path, long: None) -> None:
+    alone = open_job(run, derived=tmp_path / "alone").summary()
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as workers:
+        assert close(open_job(run, workers, derived=tmp_path / "together").summary(), alone)
+    assert not [*(tmp_path / "together" / batches.PARTS).glob(".*")]
+
+
+def test_workers_unpickle_only_what_they_were_sent(tmp_path: Path) -> None:
+    path = tmp_path / "sent"
+    with pytest.raises(UsageError, match=r"cannot read .*sent: No such file .* with ringtap analyze -o DIR"):
+        batches.SharedArguments("", (), path, "").read()
+    path.write_bytes(pickle.dumps((1, 2)))
+    with pytest.raises(UsageError, match="sent was changed during the analysis"):
+        batches.SharedArguments("", (), path, hashlib.sha256(b"other").hexdigest()).read()
+    assert batches.SharedArguments("", (), path, hashlib.sha256(path.read_bytes()).hexdigest()).read() == (1, 2)
 
 
 def test_a_run_that_is_short_again_leaves_no_folder(run: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:

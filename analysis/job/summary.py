@@ -136,7 +136,7 @@ def _bytes(job: Job) -> dict[str, Any]:
     has, table = len(job.work.iterations) > 0 and not too_short, job.iterations
     result: dict[str, Any] = {"per": "iteration" if has else "run", "too_short": too_short, "classes": {}}
     for kind in (*flows.CLASSES, flows.UNCLASSIFIED):
-        by_sockets, by_packets = _class_means(job, kind, has)
+        by_sockets, by_packets = _class_means(job, kind, table if has else None)
         is_comparable = job.captured.not_captured.get(kind, 0) <= DISAGREEMENT
         names = f"packet_{kind}_bytes", f"{kind}_bytes"
         difference = None
@@ -159,9 +159,9 @@ def _bytes(job: Job) -> dict[str, Any]:
     return result
 
 
-def _class_means(job: Job, kind: str, has_iterations: bool) -> tuple[float | None, float | None]:
-    if has_iterations:
-        table = job.iterations
+def _class_means(job: Job, kind: str, table: pd.DataFrame | None) -> tuple[float | None, float | None]:
+    """Return the bytes of a class by sockets and by packets: means per iteration; without a table, of the run."""
+    if table is not None:
         return mean_of(table, f"{kind}_bytes", job.measured), mean_of(table, f"packet_{kind}_bytes", job.measured)
     flow_table, by_packets = job.traffic.flows, job.captured.by_class.get(kind)
     by_sockets = None

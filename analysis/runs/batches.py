@@ -169,8 +169,11 @@ class Batches:
     @contextlib.contextmanager
     def _sent(self, step: str, values: tuple[Any, ...]) -> Iterator[SharedArguments]:
         """Provide arguments for all batches: of a long run in a file, because each batch would be sent megabytes."""
+        if self._folder is None:
+            yield SharedArguments("", values)
+            return
         key = digest(*values)
-        if self._workers is None or self._folder is None:
+        if self._workers is None:
             yield SharedArguments(key, values)
             return
         packed, path = pickle.dumps(values), self._folder / PARTS / f".{step}-{os.getpid()}.pickle"
@@ -190,7 +193,7 @@ class SharedArguments:
     """Arguments that all batches have in common.
 
     Attributes:
-        key: hash of their values.
+        key: hash of their values; empty for a short run, which keeps nothing.
         held: the arguments, unless they are in a file.
         path: the file.
         sha256: hash of the file: unpickling another one might run anything.

@@ -272,6 +272,15 @@ BUCKETS: Shape = {"t_ns": NS, "module?": int, "bucket_bytes?": ([COUNT], None)}
 MARK: Shape = {"t_ns": NS, "text?": str}
 # a line of a rank's profile; one of kind "ranges" lists the collectives that PyTorch's profiler timed, each as a list
 PROFILE_LINE: Shape = {"kind": str, "ranges?": [list]}
+# a line for each optimizer of a process: its class, and the numbers of its parameters
+OPTIMIZER: Shape = {
+    "optimizer": COUNT,
+    "t_ns?": NS,
+    "class": str,
+    "tensors?": COUNT,
+    "elements?": COUNT,
+    "trained?": COUNT,
+}
 PROFILE_RANGE: Shape = {"name": str, "begin_ns": NS, "length_ns": NS, "size_bytes": (COUNT, None)}
 # the first columns of every sampled log
 TIME_FIELDS = (Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time"))
@@ -295,6 +304,10 @@ MIN_RISE = 1.2  # heaviest over lightest time, below which the curve is flat
 # columns that readers compute with, and the types that they may have
 _TIMES = dict.fromkeys(("t_ns", "mono_ns"), frozenset({"<i8"}))
 _SAMPLED = ("nic", "sockets", "qdisc", "host", "infiniband", "ethtool", "gpu", "packets", "clock")
+# ``kind`` of a step record: a step that AMP skipped, and a mark of ``ringtap.step()``; 0 is a step
+SKIPPED_RECORD, MARK_RECORD = 1, 2
+# more steps of one optimizer in a row are iterations of their own, although other optimizers step before and after them
+MAX_STEPS_IN_A_ROW = 16
 STEP_COLUMNS = dict.fromkeys(("step", "optimizer", "start_ns", "end_ns", "start_mono_ns", "end_mono_ns"), INTEGER)
 DDP_COLUMNS = dict.fromkeys(
     (

@@ -25,7 +25,7 @@ from ringtap.analysis.export.process_trace import ProcessTrace
 from ringtap.analysis.export.tables import check_length
 from ringtap.analysis.export.trace_writer import TraceWriter, TrackSlice
 from ringtap.analysis.job.flows import CLASSES
-from ringtap.analysis.job.iterations import ddp_passes, horovod_collectives
+from ringtap.analysis.job.iterations import ALL_PHASES, Work, aligned, build, ddp_passes, horovod_collectives
 from ringtap.analysis.job.packets import each_capture
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.summary import read_marks
@@ -38,7 +38,7 @@ from ringtap.errors import UsageError
 from ringtap.installation import lacking
 from ringtap.json_validation import check, whole
 from ringtap.records import Field
-from ringtap.schema import HOST_REC, PROCESSES_REC, PROFILE_LINE, PROFILE_RANGE, QDISC_REC
+from ringtap.schema import HOST_REC, MARK_RECORD, PROCESSES_REC, PROFILE_LINE, PROFILE_RANGE, QDISC_REC
 from ringtap.units import counted, format_size
 
 # connections of a node with tracks of their own: those that moved most
@@ -100,7 +100,7 @@ def write_perfetto(run: Job, path: Path, others: Sequence[ProcessTrace] = ()) ->
     begin_ns = run.window_ns[0]
     if begin_ns <= 0:
         raise UsageError(f"{run.path} holds no iteration and no sample: there is nothing to show")
-    trace = Trace(path, len(run.work.iterations))
+    trace = Trace(path, int(run.work.phases["iterations"].sum()))
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with gzip.open(temporary, "wb", compresslevel=6) as stream:
@@ -178,14 +178,23 @@ class _Export:
 
     def write(self) -> None:
         """Write the job, its ranks and its nodes."""
-        table, track = self._job.work.iterations, self._writer.process("job")
+        table, track = self._work.iterations, self._writer.process("job")
         self._writer.lanes(track, "iterations", _iterations(table, table["start_ns"], table["end_ns"]))
         self._writer.instants(track, "marks", read_marks(self._job))
-        passes = ddp_passes(self._job.run, self._job.nodes)
-        for process, rows in self._job.work.rank_iterations.groupby("process"):
-            self._write_rank(rows, passes.get(int(str(process))))
+        steps = aligned(self._job.run.steps, self._job.nodes)
+        passes = ddp_passes(self._job.run, self._job.nodes, steps)
+        steps_of = steps[steps["kind"] != MARK_RECORD].groupby("process")
+        for process, rows in self._work.rank_iterations.groupby("process"):
+            own = steps_of.get_group(process) if process in steps_of.groups else steps.iloc[:0]
+            self._write_rank(rows, own, passes.get(int(str(process))))
         for logs in self._job.nodes.values():
             self._write_node(logs)
+
+    @cached_property
+    def _work(self) -> Work:
+        """The iterations of all phases."""
+        job = self._job
+        return job.work if len(job.work.phases) < 2 else build(job.run, job.nodes, job.batches, ALL_PHASES)
 
     def _process_of(self, other: ProcessTrace) -> int:
         """Return the process that recorded a trace: of those that may have, the last that began before its end."""
@@ -205,7 +214,7 @@ class _Export:
     def _processes(self) -> list[_Process]:
         """The processes of the ranks; one that made no further step may have lived as long as its node was recorded."""
         found = []
-        for number, rows in self._job.work.rank_iterations.groupby("process"):
+        for number, rows in self._work.rank_iterations.groupby("process"):
             logs = self._job.nodes[rows["node"].iloc[0]]
             recorded_ns = logs.clock.to_reference(np.array(logs.recorded_ns))
             first_ns, last_ns = rows[["begin_ns", "step_start_ns"]].min().min(), rows["end_ns"].max()
@@ -214,11 +223,12 @@ class _Export:
             found.append(_Process(int(str(number)), rank, pid, logs, *times_ns))
         return found
 
-    def _write_rank(self, rows: pd.DataFrame, passes: pd.DataFrame | None) -> None:
+    def _write_rank(self, rows: pd.DataFrame, optimizer_steps: pd.DataFrame, passes: pd.DataFrame | None) -> None:
         """Write the process of a rank.
 
         Args:
             rows: its rows of `ringtap.analysis.job.iterations.Work.rank_iterations`.
+            optimizer_steps: its rows of `ringtap.analysis.runs.run.JobRun.steps`, on the reference clock.
             passes: what DDP logged, as from `ddp_passes`; None: nothing.
         """
         rank, pid, logs = int(rows["rank"].iloc[0]), rows["pid"].iloc[0], self._job.nodes[rows["node"].iloc[0]]
@@ -237,7 +247,10 @@ class _Export:
             synced = passes[passes["synced"]]
             spans = _pairs(synced["comm_start_ns"], synced["comm_end_ns"])
             exchanges = [_Collective(*span, "communication") for span in spans]
-        steps = _pairs(rows["step_start_ns"], rows["end_ns"])
+        # the passes that an optimizer asks for come first, and have tracks of their own
+        lengths_ns = optimizer_steps["end_mono_ns"] - optimizer_steps["start_mono_ns"] - optimizer_steps["passes_ns"]
+        is_own = lengths_ns > 0
+        steps = _pairs((optimizer_steps["end_ns"] - lengths_ns)[is_own], optimizer_steps["end_ns"][is_own])
         writer.lanes(track, "optimizer", (TrackSlice(*span, "optimizer step", "computation") for span in steps))
         buckets = sorted(self._collectives(logs, rows), key=lambda one: one.begin_ns)
         begins_ns = [one.begin_ns for one in buckets]
@@ -268,7 +281,7 @@ class _Export:
         for line in logs.lines(name, PROFILE_LINE):
             if line["kind"] == "ranges":
                 yield from self._profiled(logs, name, line.get("ranges") or [])
-        timeline = horovod_collectives(logs) if rows["rank"].iloc[0] == self._job.work.processes["rank"].min() else None
+        timeline = horovod_collectives(logs) if rows["rank"].iloc[0] == self._work.processes["rank"].min() else None
         if timeline is None:
             return
         moved = timeline[timeline["transport_start_ns"].notna() & timeline["transport_end_ns"].notna()]

@@ -15,17 +15,18 @@ import pandas as pd
 from ringtap.analysis.runs.apportioning import Integers, Numbers, add_up, shares
 from ringtap.analysis.runs.batches import Batches, Frame, Frames
 from ringtap.analysis.runs.node_logs import NodeLogs
+from ringtap.analysis.runs.phases import find_phases, process_marks
 from ringtap.analysis.runs.run import (
     JobRun,
     Records,
     join_iterations,
-    join_processes,
-    marks_and_processes,
+    longest_phase,
     monotonic,
-    process_marks,
-    process_rows,
+    read_optimizers,
+    read_processes,
     read_steps,
     step_ends,
+    with_spans,
 )
 from ringtap.errors import RingtapError, UsageError
 from ringtap.json_validation import whole
@@ -33,7 +34,7 @@ from ringtap.schema import BUCKETS
 from ringtap.units import counted
 
 PHASES = ("compute_s", "forward_s", "backward_s", "communication_s", "exposed_s", "overlap_s")
-_COLUMNS = ["process", "index", "forward_start_ns", "ready_ns", *PHASES, "syncs", "synced_bytes"]
+_COLUMNS = ["process", "place", "forward_start_ns", "ready_ns", *PHASES, "syncs", "synced_bytes"]
 _NUMBERS = [*PHASES, "synced_bytes"]
 _NONE = "neither DDP's own times (--collect ddp) nor Horovod's timeline (--collect horovod) were recorded"
 _TIMES = ("forward_start_ns", "backward_start_ns", "backward_end_ns", "comm_start_ns", "comm_end_ns")
@@ -48,7 +49,7 @@ class Phases:
     """Computation and communication of the ranks.
 
     Attributes:
-        table: one row per process and iteration (``index``): ``forward_start_ns`` and ``ready_ns`` (the last
+        table: one row per process and iteration (``place``): ``forward_start_ns`` and ``ready_ns`` (the last
             gradient was ready) on the reference clock, 0: not known; ``syncs``, the number of synchronised passes;
             ``synced_bytes``, the gradient bytes handed over in them; and the `PHASES` in seconds. Empty for ``ddp``,
             of which each batch of nodes has its own.
@@ -65,19 +66,20 @@ class Phases:
     rebuilt_at: int = 0
 
 
-def ddp_passes(run: JobRun, nodes: Mapping[str, NodeLogs]) -> dict[int, pd.DataFrame]:
+def ddp_passes(run: JobRun, nodes: Mapping[str, NodeLogs], steps: pd.DataFrame) -> dict[int, pd.DataFrame]:
     """Return the passes that DDP logged, by number of the process.
 
     Args:
         run: the run.
         nodes: the nodes' logs.
+        steps: the run's steps on the reference clock, as from `aligned`.
 
     Returns:
         Per process: ``forward_start_ns``, ``backward_start_ns``, ``backward_end_ns``, ``comm_start_ns`` and
         ``comm_end_ns`` on the reference clock, 0: not known; ``forward_ns``; and ``synced``, True if gradients were
         exchanged. Processes without DDP's log are absent.
     """
-    marks = marks_and_processes(aligned(run.steps, nodes))[0]
+    marks = process_marks(steps)[0]
     tables = {}
     files = dict(enumerate(run.step_files))
     for process, rows in marks.groupby("process").indices.items():
@@ -97,25 +99,35 @@ def _step_log(path: Path, nodes: Mapping[str, NodeLogs]) -> tuple[NodeLogs, str]
 def _ddp(
     files: Mapping[int, Path], marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return computation and communication by DDP's logs, and a row about the log of each process that has one."""
+    """Return computation and communication by DDP's logs, and a row about each stretch in which it logged passes.
+
+    The second table has ``gradient_bytes``, of the modules that ran in the stretch, and ``rebuilt_at``.
+    """
     parts, about = [], []
     ends_ns = marks["end_ns"].to_numpy(np.int64)
-    for process, rows in marks.groupby("process").indices.items():
+    stretch, index = (marks[name].to_numpy(np.int64) for name in ("stretch", "index"))
+    for process, own_rows in marks.groupby("process").indices.items():
+        rows = np.asarray(own_rows, np.int64)
         logs, stem = _step_log(files[int(str(process))], nodes)
         found = logs.records(f"{stem}.ddp.rec")
         if found is None or not len(found[1]):
             continue
         changes = logs.lines(f"{stem}.buckets.jsonl", BUCKETS)
         gradients = _gradient_bytes(changes)
-        parts.append(_passes(int(str(process)), found[1], logs, marks.iloc[rows], gradients))
+        passes = _passes(int(str(process)), found[1], logs, marks.iloc[rows], gradients)
+        parts.append(passes)
+        modules = pd.DataFrame({"stretch": stretch[rows[passes["place"]]], "module": passes["module"]})
         at_ns = logs.clock.on_reference(np.array([line["t_ns"] for line in changes], np.int64))
-        rebuilt_at = max(*_early(np.searchsorted(ends_ns[rows], at_ns)), 0, 0)
-        about.append((int(str(process)), float(sum(gradients.values())), rebuilt_at))
-    table = pd.DataFrame(about, columns=["process", "gradient_bytes", "rebuilt_at"]).set_index("process")
+        changed = rows[np.minimum(np.searchsorted(ends_ns[rows], at_ns), len(rows) - 1)]
+        for number, own in modules.drop_duplicates().groupby("stretch")["module"]:
+            total = sum(gradients.get(module, 0.0) for module in own.tolist())
+            rebuilt_at = max(_early(index[changed[stretch[changed] == number]]), default=0)
+            about.append((number, float(total), rebuilt_at))
+    table = pd.DataFrame(about, columns=["stretch", "gradient_bytes", "rebuilt_at"]).set_index("stretch")
     if not parts:
         return _empty(), table
-    passes = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return _by_iteration(passes)[_COLUMNS], table
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return _by_iteration(columns)[_COLUMNS], table
 
 
 def _early(indices: Integers) -> list[int]:
@@ -135,7 +147,7 @@ def _gradient_bytes(changes: list[dict[str, object]]) -> dict[object, float]:
 def _passes(
     process: int, records: Records, logs: NodeLogs, marks: pd.DataFrame, gradients: dict[object, float]
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return DDP's records of a process, each once, on the reference clock, with its iteration (``index``)."""
+    """Return DDP's records of a process, each once, on the reference clock, with its iteration (``place``)."""
     table: dict[str, npt.NDArray[Any]] = {name: np.asarray(records[name], np.int64) for name in _PASS}
     ends_ns = marks["end_ns"].to_numpy(np.int64)
     ahead_ns, unset = _ahead(records, marks)
@@ -153,7 +165,7 @@ def _passes(
     kept = (seen_ns > 0) & (index < len(ends_ns)) & unset[first]
     table = {name: values[kept] for name, values in table.items()}
     table["bytes"] = np.array([gradients.get(module) or np.nan for module in table["module"].tolist()], np.float64)
-    return table | {"index": index[kept], "process": np.full(int(kept.sum()), process)}
+    return table | {"place": index[kept], "process": np.full(int(kept.sum()), process)}
 
 
 def _ahead(records: Records, marks: pd.DataFrame) -> tuple[Integers | None, npt.NDArray[np.bool_]]:
@@ -191,7 +203,7 @@ def _by_iteration(passes: dict[str, npt.NDArray[Any]]) -> pd.DataFrame:
         "overlap_s": table["overlap_ns"].where(synced, 0),
     }
     synced_bytes = table["bytes"].where(synced, 0.0)
-    by = ["process", "index"]
+    by = ["process", "place"]
     result = pd.DataFrame({name: values / 1e9 for name, values in seconds.items()})
     result = result.assign(syncs=synced.astype(np.int64), **{name: table[name] for name in by})
     sums = result.groupby(by)[[*PHASES, "syncs"]].sum()
@@ -270,7 +282,7 @@ def _by_timeline(timeline: pd.DataFrame, marks: pd.DataFrame) -> Phases:
         total_s = _covered_s(begin, end, edges)
         steps = np.column_stack((rows["start_ns"], rows["end_ns"])).ravel()
         optimizer_s = _covered_s(begin, end, np.maximum.accumulate(steps))[::2]
-        table = pd.DataFrame({"index": rows["index"].to_numpy(), "communication_s": total_s, "exposed_s": optimizer_s})
+        table = pd.DataFrame({"place": rows["place"].to_numpy(), "communication_s": total_s, "exposed_s": optimizer_s})
         parts.append(table.iloc[1:].assign(process=process))
     table = pd.concat(parts, ignore_index=True)
     table["overlap_s"] = table["communication_s"] - table["exposed_s"]
@@ -323,24 +335,32 @@ _MIN_SET_NS = 100_000_000
 
 @dataclass(frozen=True)
 class Work:
-    """Iterations of a job by the records of its ranks.
+    """Iterations of a training phase of a job by the records of its ranks.
 
     Attributes:
+        phases: all training phases of the job (`ringtap.analysis.job.run.Job.phases`).
+        phase: number of the phase that the others describe; 0 if there is none.
         iterations: one row per iteration, in order of time (`ringtap.analysis.job.run.Job.iterations`).
         ranks: for each batch of nodes, one row per iteration and rank.
         source: source of compute and communication times: ``ddp``, ``horovod`` or ``none``.
         why: a sentence if ``source`` is ``none`` or a part is missing.
         gradient_bytes: as `Phases.gradient_bytes`.
-        processes: the processes that stepped (`ringtap.analysis.runs.run.marks_and_processes`).
+        processes: the processes of the phase, by number: ``node``, ``rank``, ``pid`` and ``steps`` (ends of iterations).
+        steps: ends of iterations of all starts of the job, of the rank with the most.
+        unclear_ranks: ranks that other processes had during the phase, whose bytes cannot be told apart.
         world_size: number of ranks by the step logs, at least the number of ranks that stepped.
     """
 
+    phases: pd.DataFrame
+    phase: int
     iterations: pd.DataFrame
     ranks: list[Frame]
     source: str
     why: str
     gradient_bytes: float | None
     processes: pd.DataFrame
+    steps: int
+    unclear_ranks: list[int]
     world_size: int
 
     @property
@@ -351,13 +371,25 @@ class Work:
         )
 
 
-_ENDS = ["process", "index", "end_ns"]
+ALL_PHASES = 0
+_ENDS = ["process", "stretch", "index", "end_ns"]
 # of the batches whose ends of steps are joined: at least so many tasks, and at most so many batches in one
 _ENDS_TASKS, _ENDS_BATCHES = 8, 16
 
 
-def build(run: JobRun, nodes: Mapping[str, NodeLogs], batches: Batches) -> Work:
-    """Join the ranks' records of a run."""
+def build(run: JobRun, nodes: Mapping[str, NodeLogs], batches: Batches, phase: int | None = None) -> Work:
+    """Join the ranks' records of a run.
+
+    Args:
+        run: the run.
+        nodes: the nodes' logs.
+        batches: the nodes in batches.
+        phase: number of the training phase; None: the one that took the most time; `ALL_PHASES`: all, which may have
+            run at the same time.
+
+    Raises:
+        UsageError: the run has no such phase.
+    """
     files = [
         {number: path for number, path in enumerate(run.step_files) if whole(path.parent.parent.name) in names}
         for names in map(set, batches.names)
@@ -365,25 +397,84 @@ def build(run: JobRun, nodes: Mapping[str, NodeLogs], batches: Batches) -> Work:
     parts = list(batches.each("steps", read_ranks, files))
     rows = [part["processes"].read() for part in parts]
     known = pd.concat([table for table in rows if len(table)] or rows).set_index("process").sort_index()
-    found = join_processes(known)
-    counts = found[found["counts"]]
-    phases = _join_phases(parts, known.loc[counts.index], counts, nodes)
-    own = None if phases.source == "ddp" else phases.table
-    iterations = _iterations(parts, counts, known["first_forward_ns"], batches)
+    of = [part["stretches"].read().assign(batch=number) for number, part in enumerate(parts)]
+    stretches = pd.concat([table for table in of if len(table)] or of, ignore_index=True)
+    members, found = find_phases(known, stretches)
+    members = members.join(
+        stretches[["batch", "row", "first_forward_ns", "iterations", "gradient_bytes", "rebuilt_at"]]
+    )
+    every = _iterations(parts, members, batches)
+    every["phase"] = every["stretch"].map(members.drop_duplicates("stretch").set_index("stretch")["phase"])
+    table = _with_times(found, every)
+    shown = _chosen(run.path, table, every, phase)
+    if shown != ALL_PHASES:
+        members, every = members[members["phase"] == shown], every[every["phase"] == shown]
+    numbers = members.drop_duplicates("stretch").set_index("stretch").sort_index()
+    iterations = every.drop(columns="phase").reset_index(drop=True)
     iterations.insert(0, "iteration", np.arange(len(iterations)))
+    iterations.insert(1, "generation", iterations["stretch"].map(numbers["generation"]).astype("int64"))
+    processes = _processes(members)
+    phases = _join_phases(parts, members, nodes)
+    own = None if phases.source == "ddp" else phases.table
+    of_batch = [_own(members, number) for number in range(len(parts))]
     joined = list(
         batches.each(
             "ranks",
             join_ranks,
             *([part[name] for part in parts] for name in ("marks", "phases")),
-            shared=(own, counts, iterations[["iteration", "generation", "step"]]),
+            of_batch,
+            shared=(own, iterations[["iteration", "stretch", "step"]]),
         )
     )
     ranks = [part["ranks"] for part in joined]
     iterations = _with_ranks(iterations, (part["sums"].read() for part in joined), phases)
-    iterations = iterations.join(_slowest(ranks, len(iterations), counts, nodes, batches))
-    size = max(found["rank"].nunique(), known["world_size"].max() if len(known) else 0)
-    return Work(iterations, ranks, phases.source, phases.why, phases.gradient_bytes, found, int(size))
+    iterations = iterations.join(_slowest(ranks, len(iterations), processes, nodes, batches))
+    size = max(processes["rank"].nunique(), known.loc[processes.index, "world_size"].max() if len(processes) else 0)
+    spans = table.loc[[shown], ["begin_ns", "end_ns"]].to_numpy(np.int64) if shown else np.empty((0, 2), np.int64)
+    unclear = _unclear_ranks(known, processes, spans)
+    source = (phases.source, phases.why, phases.gradient_bytes)
+    steps = int(members.groupby("stretch")["iterations"].max().sum())
+    return Work(table, shown, iterations, ranks, *source, processes, steps, unclear, int(size))
+
+
+def _own(members: pd.DataFrame, batch: int) -> pd.DataFrame:
+    """Return the members of a phase in a batch, by the number of the stretch within the batch."""
+    names = ["stretch", "generation", "rank", "node", "pid", "process"]
+    return members.loc[members["batch"] == batch, [*names, "row"]].set_index("row")
+
+
+def _processes(members: pd.DataFrame) -> pd.DataFrame:
+    """Return the processes of a phase, by number."""
+    by = members.groupby("process")
+    return by.agg(node=("node", "first"), rank=("rank", "first"), pid=("pid", "first"), steps=("iterations", "sum"))
+
+
+def _with_times(phases: pd.DataFrame, iterations: pd.DataFrame) -> pd.DataFrame:
+    """Add the number and the times of the iterations of each phase."""
+    by = iterations.groupby("phase")["iteration_s"]
+    table = phases.assign(iterations=by.size().reindex(phases.index, fill_value=0).astype("int64"))
+    for name in ("median", "mean", "min", "max", "sum"):
+        table[f"iteration_{name}_s"] = getattr(by, name)().reindex(phases.index).astype("Float64")
+    return table.rename(columns={"iteration_sum_s": "iterations_s"})
+
+
+def _chosen(path: Path, phases: pd.DataFrame, iterations: pd.DataFrame, phase: int | None) -> int:
+    if phase is None:
+        return longest_phase(phases, iterations) if len(phases) else 0
+    if phase != ALL_PHASES and phase not in phases.index:
+        known = f"its phases are 1 to {len(phases)}" if len(phases) else "no steps were recorded"
+        raise UsageError(f"{path} has no training phase {phase}: {known}")
+    return phase
+
+
+def _unclear_ranks(known: pd.DataFrame, processes: pd.DataFrame, spans: Integers) -> list[int]:
+    """Return the ranks that other processes had while a phase ran (``spans``): their sockets are not told apart."""
+    others = known[~known.index.isin(processes.index)]
+    found: set[int] = set()
+    for begin_ns, end_ns in spans.tolist():
+        together = others[(others["begin_ns"] < end_ns) & (others["end_ns"] > begin_ns)]
+        found |= set(together["rank"].tolist()) & set(processes["rank"].tolist())
+    return sorted(found)
 
 
 def read_ranks(nodes: Mapping[str, NodeLogs], files: Mapping[int, Path]) -> Frames:
@@ -395,72 +486,70 @@ def read_ranks(nodes: Mapping[str, NodeLogs], files: Mapping[int, Path]) -> Fram
 
     Returns:
         ``marks``, the steps that end an iteration of their process, on the reference clock; ``phases``, computation and
-        communication by DDP's log (`Phases.table`); ``processes``, one row per process.
+        communication by DDP's log (`Phases.table`); ``processes``, one row per process that stepped; ``stretches``, the
+        second table of `ringtap.analysis.runs.phases.process_marks` with ``first_forward_ns``,
+        ``gradient_bytes`` and ``rebuilt_at``, if DDP logged passes.
     """
     steps, torn = read_steps(files)
     for path in torn:
         node = whole(path.parent.parent.name)
         nodes[node].torn.append(f"{node}/steps/{path.name}")
     steps = aligned(steps, nodes)
-    marks = process_marks(steps)
+    marks, stretches = process_marks(steps, read_optimizers(files))
     phases, about = _ddp(files, marks, nodes)
-    processes = process_rows(steps, marks).join(about).join(_first_forward(phases))
-    processes["world_size"] = processes["node"].map({name: _world_size(logs) for name, logs in nodes.items()})
-    names = ["process", "index", "start_ns", "end_ns", "end_mono_ns", "skipped", "backwards", "optimizers"]
-    return {"marks": marks[names], "phases": phases, "processes": processes.reset_index()}
+    stretches = stretches.join(about)
+    processes = with_spans(read_processes(files), steps)
+    names = ["process", "stretch", "index", "place", "start_ns", "end_ns", "end_mono_ns", "skipped", "backwards"]
+    heads = marks.loc[marks["index"] == 0, ["process", "place", "stretch"]].merge(phases, on=["process", "place"])
+    forward = heads[heads["forward_start_ns"] > 0].set_index("stretch")["forward_start_ns"].astype("Int64")
+    stretches["first_forward_ns"] = forward.reindex(stretches.index)
+    stretches["row"] = np.arange(len(stretches))
+    return {
+        "marks": marks[[*names, "optimizers", "optimizer_ns"]],
+        "phases": phases,
+        "processes": processes.rename_axis("process").reset_index(),
+        "stretches": stretches,
+    }
 
 
-def _join_phases(
-    parts: Sequence[Mapping[str, Frame]], known: pd.DataFrame, counts: pd.DataFrame, nodes: Mapping[str, NodeLogs]
-) -> Phases:
+def _join_phases(parts: Sequence[Mapping[str, Frame]], members: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Phases:
     """Return the source of computation and communication of all ranks; with DDP, the tables are those of the parts."""
-    stepped = known[known["steps"] > 0]
-    timed = stepped[stepped["gradient_bytes"].notna()]
+    timed = members[members["gradient_bytes"].notna()]
     if len(timed):
-        missing = len(stepped) - len(timed)
-        why = (
-            f"no DDP times of {missing} of {counted(len(stepped), 'rank process', 'rank processes')}" if missing else ""
-        )
+        every = members["process"].nunique()
+        missing = every - timed["process"].nunique()
+        why = f"no DDP times of {missing} of {counted(every, 'rank process', 'rank processes')}" if missing else ""
         sizes = timed.loc[timed["gradient_bytes"] > 0, "gradient_bytes"]
         gradient_bytes = float(sizes.median()) if len(sizes) else None
         return Phases(_empty(), "ddp", why, gradient_bytes, int(timed["rebuilt_at"].max()))
-    first = counts[(counts["rank"] == counts["rank"].min()) & (counts["steps"] > 0)]
+    first = members[members["rank"] == members["rank"].min()].drop_duplicates("process").set_index("process")
     rows = [marks[marks["process"].isin(first.index)] for marks in (part["marks"].read() for part in parts)]
     marks = pd.concat(rows) if rows else pd.DataFrame(columns=_ENDS)
     found = _horovod(marks.assign(node=marks["process"].map(first["node"])), nodes)
     return found or Phases(_empty(), "none", _NONE)
 
 
-def _first_forward(phases: pd.DataFrame) -> pd.Series[int]:
-    """Return the start of the first forward pass of each process that recorded it."""
-    first = phases[(phases["index"] == 0) & (phases["forward_start_ns"] > 0)]
-    return first.set_index("process")["forward_start_ns"].astype("Int64").rename("first_forward_ns")
+def _iterations(parts: Sequence[Mapping[str, Frame]], members: pd.DataFrame, batches: Batches) -> pd.DataFrame:
+    """Return the iterations of all phases of a job (`ringtap.analysis.runs.run.join_iterations`).
 
-
-def _iterations(
-    parts: Sequence[Mapping[str, Frame]], counts: pd.DataFrame, begins: pd.Series[int], batches: Batches
-) -> pd.DataFrame:
-    """Return the iterations of a job (`ringtap.analysis.runs.run.iterations_of`).
-
-    A generation also has the iteration before its first steps if all of its ranks recorded their first forward pass.
+    A stretch also has the iteration before its first steps if all of its ranks recorded their first forward pass.
     """
-    by = ["generation", "index"]
-    marks = [part["marks"] for part in parts]
+    marks, own = [part["marks"] for part in parts], [_own(members, number) for number in range(len(parts))]
     size = min(max(len(marks) // _ENDS_TASKS, 1), _ENDS_BATCHES)
-    some = [marks[begin : begin + size] for begin in range(0, len(marks), size)]
-    ends = _join_ends(batches.map(partial(_ends_in, counts), some))
-    stepped = counts[counts["steps"] > 0]
-    heads = stepped.assign(begin_ns=begins.reindex(stepped.index)).groupby("generation")["begin_ns"]
+    some = [slice(begin, begin + size) for begin in range(0, len(marks), size)]
+    ends = _join_ends(batches.map(_ends_in, [marks[rows] for rows in some], [own[rows] for rows in some]))
+    stepped = members[members["iterations"] > 0].groupby("stretch")
+    heads = stepped["first_forward_ns"]
     first = heads.max()[heads.count() == heads.size()].astype("int64").reset_index(name="end_ns")
-    ranks = stepped.groupby("generation")["rank"].nunique()
-    first = first.assign(index=-1, steady_ns=first["end_ns"], ranks=first["generation"].map(ranks))
-    ends = pd.concat([first[list(ends)], ends]).sort_values(by, kind="stable")
+    ranks = stepped["rank"].nunique()
+    first = first.assign(index=-1, steady_ns=first["end_ns"], ranks=first["stretch"].map(ranks))
+    ends = pd.concat([first[list(ends)], ends]).sort_values(["stretch", "index"], kind="stable")
     return join_iterations(ends, ranks)
 
 
 def _join_ends(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
     """Join the ends of steps of different ranks, one part at a time: those of a day are large."""
-    by = ["generation", "index"]
+    by = ["stretch", "index"]
     ends = pd.DataFrame(columns=[*by, "ranks", "end_ns", "steady_ns"]).astype("int64")
     for own in parts:
         both = pd.concat([ends, own]).groupby(by)
@@ -468,15 +557,20 @@ def _join_ends(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
     return ends
 
 
-def _ends_in(processes: pd.DataFrame, marks_of: Sequence[Frame]) -> pd.DataFrame:
+def _ends_in(marks_of: Sequence[Frame], members_of: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Return the ends of steps (`ringtap.analysis.runs.run.step_ends`) of the ranks of some batches."""
-    return _join_ends(_ends_of(processes, frame.read(_ENDS)) for frame in marks_of)
+    return _join_ends(
+        step_ends(_assigned(frame.read(_ENDS), members)) for frame, members in zip(marks_of, members_of, strict=True)
+    )
 
 
-def _ends_of(processes: pd.DataFrame, marks: pd.DataFrame) -> pd.DataFrame:
-    marks = marks[marks["process"].isin(processes.index)]
-    of = {name: marks["process"].map(processes[name]).astype("int64") for name in ("generation", "rank")}
-    return step_ends(marks.assign(**of))
+def _assigned(marks: pd.DataFrame, members: pd.DataFrame) -> pd.DataFrame:
+    """Return the marks of the stretches of ``members`` (`_own`), with the columns of these instead of their own."""
+    own = marks["stretch"].to_numpy(np.int64)
+    rows = members.index.get_indexer(pd.Index(own))
+    marks = marks[rows >= 0].reset_index(drop=True)
+    columns = {str(name): values.to_numpy()[rows[rows >= 0]] for name, values in members.items()}
+    return marks.assign(**columns)
 
 
 def check_iteration(path: Path, iterations: pd.DataFrame, iteration: Any) -> int:
@@ -490,12 +584,6 @@ def check_iteration(path: Path, iterations: pd.DataFrame, iteration: Any) -> int
         known = f"the iterations are 0 to {last}" if last >= 0 else "the run has none"
         raise UsageError(f"{path} has no iteration {iteration}: {known}")
     return int(iteration)
-
-
-def _world_size(node: NodeLogs) -> int:
-    """Return the number of ranks by the step logs of a node; 0 if they do not have it."""
-    logs = [found[0].about for name in node.names("steps/rank*.rec") if (found := node.records(name))]
-    return max((size for about in logs if isinstance(size := about.get("world_size"), int)), default=0)
 
 
 def aligned(steps: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> pd.DataFrame:
@@ -532,8 +620,8 @@ def join_ranks(
     _nodes: Mapping[str, NodeLogs],
     marks_of: Frame,
     phases_of: Frame,
+    members: pd.DataFrame,
     horovod: pd.DataFrame | None,
-    processes: pd.DataFrame,
     numbers: pd.DataFrame,
 ) -> Frames:
     """Join the iterations of some nodes' ranks.
@@ -541,18 +629,15 @@ def join_ranks(
     Args:
         marks_of: ``marks`` of `read_ranks`.
         phases_of: ``phases`` of it.
+        members: their stretches of the phase, by number of the stretch in ``marks_of``: ``stretch`` of the job,
+            ``generation``, ``rank``, ``node``, ``pid`` and ``process``.
         horovod: computation and communication by Horovod's timeline, instead of ``phases_of``; None: by DDP's logs.
-        processes: the processes that count (`ringtap.analysis.runs.run.marks_and_processes`).
-        numbers: ``iteration``, ``generation`` and ``step`` of the job's iterations.
+        numbers: ``iteration``, ``stretch`` and ``step`` of the job's iterations.
 
     Returns:
         ``ranks``, the times of each rank in each iteration; ``sums``, what `_with_ranks` joins of them.
     """
-    marks = marks_of.read()
-    marks = marks[marks["process"].isin(processes.index)]
-    names = ("node", "rank", "pid", "generation")
-    marks = marks.assign(**{name: marks["process"].map(processes[name]) for name in names})
-    marks = marks.astype(dict.fromkeys(names[1:], "int64")).reset_index(drop=True)
+    marks = _assigned(marks_of.read(), members)
     ranks = _rank_iterations(marks, numbers, phases_of.read() if horovod is None else horovod)
     by = ranks.groupby("iteration")
     sums = pd.DataFrame({"skipped": by["skipped"].any(), "exposed_least_s": by["exposed_s"].min()})
@@ -573,16 +658,17 @@ _JOINED: dict[str, np.ufunc] = {
 
 def _rank_iterations(marks: pd.DataFrame, numbers: pd.DataFrame, phases: pd.DataFrame) -> pd.DataFrame:
     """Return the times of each rank in each iteration."""
-    rows = marks.rename(columns={"index": "place", "start_ns": "step_start_ns"})
-    rows["begin_ns"] = rows["end_ns"].astype("Int64").groupby(rows["process"]).shift()
-    rows["iteration_s"] = rows.groupby("process")["end_mono_ns"].diff() / 1e9
-    rows = rows.merge(numbers, left_on=["generation", "place"], right_on=["generation", "step"])
+    rows = marks.rename(columns={"index": "step", "start_ns": "step_start_ns"})
+    by = [rows["process"], rows["stretch"]]
+    rows["begin_ns"] = rows["end_ns"].astype("Int64").groupby(by).shift()
+    rows["iteration_s"] = rows["end_mono_ns"].groupby(by).diff() / 1e9
+    rows = rows.merge(numbers, on=["stretch", "step"])
     times = {name: phases[name].astype("Int64") for name in ("forward_start_ns", "ready_ns")}
     known = phases.assign(**{name: values.mask(values == 0) for name, values in times.items()})
-    rows = rows.merge(known, how="left", left_on=["process", "place"], right_on=["process", "index"])
+    rows = rows.merge(known, how="left", on=["process", "place"])
     rows["begin_ns"] = rows["begin_ns"].fillna(rows["forward_start_ns"])  # before the first step
     rows["iteration_s"] = rows["iteration_s"].astype("Float64").fillna((rows["end_ns"] - rows["begin_ns"]) / 1e9)
-    rows["optimizer_s"] = (rows["end_ns"] - rows["step_start_ns"]) / 1e9
+    rows["optimizer_s"] = rows["optimizer_ns"] / 1e9
     names = ["iteration", "rank", "node", "pid", "process", "place", "begin_ns", "end_ns", "iteration_s"]
     names += [
         "step_start_ns",
@@ -609,7 +695,8 @@ def _with_ranks(iterations: pd.DataFrame, parts: Iterable[pd.DataFrame], phases:
         for name, so_far in joined.items():
             own = part[name].to_numpy(np.float64, na_value=np.nan)
             so_far[rows] = _JOINED[name](so_far[rows], own) if name in _JOINED else so_far[rows] + np.nan_to_num(own)
-    table["warm_up"] = table["step"] <= max(WARM_UP_ITERATIONS - 1, phases.rebuilt_at)
+    is_first = table["stretch"] == table.groupby("generation")["stretch"].transform("min")
+    table["warm_up"] = is_first & (table["step"] <= max(WARM_UP_ITERATIONS - 1, phases.rebuilt_at))
     table["skipped"] = np.nan_to_num(joined["skipped"]) > 0
     for name in ("backwards", "optimizers"):
         table[name] = np.nan_to_num(joined[name]).astype(np.int64)

@@ -51,8 +51,14 @@ class Job:
     """
 
     def __init__(
-        self, run: JobRun, workers: Executor | None = None, given: Given | None = None, derived: Path | None = None
+        self,
+        run: JobRun,
+        workers: Executor | None = None,
+        given: Given | None = None,
+        derived: Path | None = None,
+        phase: int | None = None,
     ) -> None:
+        self._phase = phase
         self.run, self.given, self.derived = run, given or Given(), derived or run.path / "derived"
         self._workers = None if workers is None else instance_of(workers, Executor, "workers")
         self.path = run.path
@@ -76,7 +82,7 @@ class Job:
     @cached_property
     def work(self) -> iterations.Work:
         """Iterations by the records of the ranks."""
-        return iterations.build(self.run, self.nodes, self.batches)
+        return iterations.build(self.run, self.nodes, self.batches, self._phase)
 
     @cached_property
     def window_ns(self) -> tuple[int, int]:
@@ -145,7 +151,7 @@ class Job:
             self.is_too_short,
             replace(self.traffic, totals={}),
             digest(self.traffic.totals),
-            sorted(self.work.processes.loc[~self.work.processes["alone"], "rank"].unique().tolist()),
+            self.work.unclear_ranks,
             self.work.world_size,
         )
         names = self.batches.names
@@ -203,13 +209,46 @@ class Job:
 
     @property
     @described_table
+    def phases(self) -> pd.DataFrame:
+        """Training phases, one row each, in order of time.
+
+        A phase is a world of ranks, the optimizers that step together, and a stretch of time. All other tables describe
+        the phase that took the most time, or the one that `ringtap.open_run` was asked for.
+
+        Columns:
+            - ``phase``: number of the phase, from 1
+            - ``shown``: True for the phase that the other tables describe
+            - ``what``: its optimizers, and their steps in an iteration
+            - ``mode``: what ends an iteration: each ``step``, the last step of each ``round`` of several optimizers, each
+              step of the ``most frequent optimizer`` (where they make no regular rounds), or a ``mark`` of the program
+            - ``ranks``, ``world_size``: ranks that stepped, and ranks by their logs; 0: not known
+            - ``starts``: starts of the job in which it occurred
+            - ``stretches``: stretches of consecutive steps that it consists of
+            - ``steps``: recorded steps of all ranks
+            - ``left_out``: those of them that belong to no whole iteration
+            - ``iterations``: iterations that have a beginning and an end
+            - ``iteration_median_s``, ``iteration_mean_s``, ``iteration_min_s``, ``iteration_max_s``: their times
+            - ``iterations_s``: their sum
+            - ``begin_ns``, ``end_ns``: begin of its first step and end of its last one
+            - ``node``, ``pid``: its first process
+            - ``is_concurrent``: another job's phase ran at the same time
+        """
+        table = self.work.phases.reset_index()
+        table.insert(1, "shown", table["phase"] == self.work.phase)
+        names = ["phase", "shown", "what", "mode", "ranks", "world_size", "starts", "stretches", "steps", "left_out"]
+        names += ["iterations", *(f"iteration_{name}_s" for name in ("median", "mean", "min", "max")), "iterations_s"]
+        return table[[*names, "begin_ns", "end_ns", "node", "pid", "is_concurrent"]]
+
+    @property
+    @described_table
     def iterations(self) -> pd.DataFrame:
         """Iterations, one row each, in order of time.
 
         Columns:
             - ``iteration``: number of the iteration, from 0
             - ``generation``: number of earlier starts of the job
-            - ``step``: number of the step that ends it, from 0 at each start of the job
+            - ``stretch``: number of the stretch of steps that it belongs to; a new optimizer begins a new one
+            - ``step``: number of the step that ends it, from 0 in each stretch
             - ``start_ns``, ``end_ns``: ends of the previous and of this step at the slowest rank
             - ``iteration_s``: time between them, by CLOCK_MONOTONIC
             - ``warm_up``: True for the first iterations, which means leave out
@@ -273,7 +312,7 @@ class Job:
             - ``iteration_s``: time between them, by CLOCK_MONOTONIC
             - ``step_start_ns``: start of ``optimizer.step()``
             - ``ready_ns``: the last gradient was ready
-            - ``optimizer_s``: time in ``optimizer.step()``
+            - ``optimizer_s``: time in ``optimizer.step()`` of all optimizers, without forward and backward passes within
             - ``compute_s``: forward and backward pass
             - ``forward_s``, ``backward_s``: the pass alone
             - ``communication_s``: from the first to the last collective
@@ -562,6 +601,7 @@ def open_job(
     output: str | os.PathLike[str] | None = None,
     target_accuracy: float | None = None,
     derived: str | os.PathLike[str] | None = None,
+    phase: int | None = None,
 ) -> Job:
     """Open the run directory of a job or of one series of a sweep; ``workers`` read its nodes.
 
@@ -572,6 +612,8 @@ def open_job(
         output: file with the job's output, for epochs; None: the output in the run directory, if there is any.
         target_accuracy: validation accuracy whose time the summary gives; None: that of the best epoch.
         derived: folder in which the tables of a long run are made; None: ``derived`` in the run directory.
+        phase: number of the training phase that the tables describe, as in `Job.phases`; None: the one that took the
+            most time.
 
     Raises:
         UsageError: not a run directory, or that of a whole sweep, or a fact is wrong.
@@ -586,4 +628,5 @@ def open_job(
         series = sorted({str(window["directory"]) for window in run.windows})
         which = f" or name one of its series, for example {run.path / series[0]}" if series else ""
         raise UsageError(f"{run.path} is a sweep: open it with open_sweep{which}")
-    return Job(run, workers, given, None if derived is None else path_of(derived, "the folder"))
+    phase = None if phase is None else whole_number(phase, "the phase")
+    return Job(run, workers, given, None if derived is None else path_of(derived, "the folder"), phase)

@@ -36,6 +36,7 @@ _FEW_BYTES = 10_000
 def summarize(job: Job) -> dict[str, Any]:
     """Return all numbers of a run as plain values; None if not known."""
     data: dict[str, Any] = {"schema": SCHEMA, "ringtap": ringtap.__version__, "run": _run(job)}
+    data["training_phases"] = _training_phases(job)
     data["iterations"] = _times(job)
     data["throughput"] = throughput(
         *(job.printed, job.given, job.run.info.get("batch")),
@@ -76,7 +77,7 @@ def _run(job: Job) -> dict[str, Any]:
     begin, end = job.window_ns
     seconds = created // 10**9 if isinstance(created, int) else None
     stamp = None if seconds is None else datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
-    found = job.work.processes
+    work = job.work
     return {
         "directory": str(job.path),
         "status": run_status,
@@ -84,18 +85,15 @@ def _run(job: Job) -> dict[str, Any]:
         "argv": [str(word) for word in info.get("argv") or []],
         "created_utc": stamp.strftime("%Y-%m-%d %H:%M:%S UTC") if stamp else "",
         "nodes": list(job.nodes),
-        "ranks": int(found["rank"].nunique()),
-        "steps": int(found.loc[found["counts"]].groupby("generation")["steps"].max().sum()),
-        "processes": [] if found["alone"].all() else _processes(found),
+        "ranks": int(work.processes["rank"].nunique()),
+        "steps": work.steps,
         "seconds": (end - begin) / 1e9 if end > begin else None,
     }
 
 
-def _processes(found: pd.DataFrame) -> list[dict[str, Any]]:
-    """List processes that ran at the same time under one rank; ``shown`` marks the one that the numbers describe."""
-    rows = found[~found["alone"]].rename(columns={"counts": "shown"}).sort_values(["rank", "pid"])
-    names = ["node", "rank", "pid", "steps", "median_s", "shown"]
-    return [{name: plain(row[name]) for name in names} for row in rows.to_dict("records")]
+def _training_phases(job: Job) -> list[dict[str, Any]]:
+    """List the training phases; ``shown`` marks the one that the numbers describe."""
+    return [{str(name): plain(value) for name, value in row.items()} for row in job.phases.to_dict("records")]
 
 
 def _times(job: Job) -> dict[str, Any]:
@@ -360,7 +358,7 @@ def _capture_warnings(job: Job) -> Iterable[str]:
 
 def _clock_warnings(job: Job, data: dict[str, Any]) -> Iterable[str]:
     found = job.work.processes
-    with_ranks = set(found.loc[found["counts"], "node"]) if len(job.work.iterations) else set()
+    with_ranks = set(found["node"]) if len(job.work.iterations) else set()
     unknown = sorted(name for name in with_ranks if job.nodes[name].clock.error_ns is None)
     if len(with_ranks) > 1 and unknown:
         names = ", ".join(unknown)

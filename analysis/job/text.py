@@ -12,7 +12,7 @@ from ringtap.units import counted, format_duration, format_rate, format_size
 
 # interfaces with fewer bytes are not listed
 _FEW_BYTES = 1000
-_MAX_PROCESSES = 8
+_MAX_PHASES = 8
 _MAX_EPOCHS = 20
 _EPOCH_HEADS = {
     "epoch": "epoch",
@@ -55,6 +55,8 @@ def answer(data: dict[str, Any]) -> list[str]:
 def _parts(data: dict[str, Any]) -> str:
     mean_s = data["iterations"]["mean_s"]
     begin = f"An iteration takes {format_duration(mean_s)} (mean)"
+    if len(data["training_phases"]) > 1 and (phase := shown_phase(data)) is not None:
+        begin = f"An iteration of phase {phase['phase']} takes {format_duration(mean_s)} (mean)"
     known = [(words, data["parts"][name]) for name, words in PARTS.items() if data["parts"][name] is not None]
     if not known:
         return f"{begin}; where its time goes is not known, for {data['phases']['why'] or 'no rank timed its phases'}."
@@ -97,6 +99,7 @@ def sections(data: dict[str, Any]) -> list[tuple[str, list[str | Table]]]:
     """Return titles and contents of the non-empty sections after the answer, for the terminal and the report."""
     found: tuple[tuple[str, Sequence[str | Table]], ...] = (
         ("", _run(data)),
+        ("Training phases", _training_phases(data)),
         ("Time", _time(data)),
         ("Epochs", _epochs(data["epochs"])),
         ("Slowest rank", _slowest(data)),
@@ -132,8 +135,6 @@ def _run(data: dict[str, Any]) -> list[str]:
     run, iterations = data["run"], data["iterations"]
     nodes = len(run["nodes"])
     who = counted(run["ranks"], "rank") if run["ranks"] else ""
-    if run["processes"]:
-        who = counted(len(run["processes"]), "process", "processes")
     where = f"{who} on {counted(nodes, 'node')}" if who else counted(nodes, "node")
     what = f"{counted(iterations['count'], 'iteration')} in" if iterations["count"] else "no iterations,"
     why = f": {run['why']}" if run["why"] else ""
@@ -147,21 +148,54 @@ def _run(data: dict[str, Any]) -> list[str]:
             "iteration lasts from the end of one to the end of the next, so there is none, and bytes are those of the "
             "whole recording."
         )
-    return lines + _processes(run["processes"])
+    return lines
 
 
-def _processes(found: list[dict[str, Any]]) -> list[str]:
-    """Describe processes that trained at the same time without a process group."""
-    if not found:
-        return []
-    shown = " and ".join(f"pid {row['pid']}" for row in found if row["shown"])
-    each = [f"pid {row['pid']} {format_duration(row['median_s'])}" for row in found if row["median_s"] is not None]
-    more = f", and {len(each) - _MAX_PROCESSES} more" if len(each) > _MAX_PROCESSES else ""
-    who = f"{len(found)} processes trained at the same time and are not the ranks of one process group"
-    return [
-        f"{who}: nothing makes their steps iterations of one job. Below are those of {shown}.",
-        f"From step to step (median): {', '.join(each[:_MAX_PROCESSES])}{more}.",
+def _training_phases(data: dict[str, Any]) -> list[str | Table]:
+    """Describe the phases of the training, if there are several or if a step is not part of an iteration."""
+    found, row = data["training_phases"], shown_phase(data)
+    lines: list[str | Table] = []
+    if row is None:
+        return lines
+    if len(found) > 1:
+        lines.append(f"{len(found)} phases; all that follows is of phase {row['phase']} (--phase N).")
+        listed = sorted(found, key=lambda one: (not one["shown"], -(one["iterations_s"] or 0), one["phase"]))
+        rows = [_phase_cells(one) for one in sorted(listed[:_MAX_PHASES], key=lambda one: int(one["phase"]))]
+        lines.append(Table(["phase", "ranks", "steps", "iterations", "median", "time", "optimizers"], rows))
+        if len(found) > _MAX_PHASES:
+            lines.append(f"{len(found) - _MAX_PHASES} more phases, which took less time, are in --json.")
+    others = [str(other["phase"]) for other in found if other["is_concurrent"] and not other["shown"]]
+    if row["is_concurrent"]:
+        who = f"phases {', '.join(others[:_MAX_PHASES])}" if len(others) > 1 else f"phase {others[0]}"
+        lines.append(f"Other processes, not ranks of its process group, trained at the same time: {who}.")
+    if row["mode"] == "round":
+        lines.append(f"An iteration is a round of the optimizers: {row['what']}.")
+    elif row["mode"] == "most frequent optimizer":
+        lines.append(f"The optimizers make no regular rounds, so each step of one is an iteration: {row['what']}.")
+    if row["stretches"] > row["starts"]:
+        span = f"{format_duration(row['iteration_min_s'])} to {format_duration(row['iteration_max_s'])}"
+        times = f"; its iterations take {span}" if row["iterations"] else ""
+        lines.append(f"The phase has {row['stretches']} stretches, each with an optimizer of its own{times}.")
+    left_out = [(other["left_out"], other["phase"]) for other in found if other["left_out"]]
+    lines += [
+        f"{counted(count, 'recorded step')} of phase {phase} {'is' if count == 1 else 'are'} in no whole iteration."
+        for count, phase in left_out[:_MAX_PHASES]
     ]
+    return lines
+
+
+def shown_phase(data: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the phase that the numbers describe; None if no steps were recorded."""
+    return next((row for row in data["training_phases"] if row["shown"]), None)
+
+
+def _phase_cells(row: dict[str, Any]) -> list[str]:
+    ranks, size = row["ranks"], row["world_size"]
+    who = f"{ranks} of {size}" if size > 1 else f"pid {row['pid']}" if size == 1 else str(ranks)
+    times = (
+        "-" if row[name] is None else format_duration(row[name]) for name in ("iteration_median_s", "iterations_s")
+    )
+    return [str(row["phase"]), who, str(row["steps"]), str(row["iterations"]), *times, row["what"]]
 
 
 def _time(data: dict[str, Any]) -> list[str]:
@@ -176,19 +210,27 @@ def _time(data: dict[str, Any]) -> list[str]:
             f"Over {counted(item['measured'], 'iteration')}; {item['warm_up']} of warm-up "
             f"{'is' if item['warm_up'] == 1 else 'are'} left out here and below."
         )
-    if data["run"]["steps"] == item["count"] + 1 + item["restarts"]:
-        lines.append(f"Nothing marks the beginning of the first of the {counted(data['run']['steps'], 'step')}.")
+    unmarked, phase = data["run"]["steps"] - item["count"], shown_phase(data)
+    if phase is not None and unmarked == phase["stretches"]:
+        first = "the first step" if unmarked == 1 else f"the first step of {unmarked} stretches"
+        lines.append(f"Nothing marks the beginning of {first} ({counted(data['run']['steps'], 'step')} in all).")
     if item["restarts"]:
         lines.append(f"The job was started again {counted(item['restarts'], 'time')}.")
     if item["skipped"]:
         lines.append(f"Mixed precision skipped the optimizer in {item['skipped']} of them.")
-    if item["backwards"] and item["backwards"] > 1 and item["optimizers"] > 1:
-        lines.append(
-            f"{item['optimizers']:.0f} optimizers step in an iteration, after {item['backwards']:.0f} backward passes."
-        )
-    elif item["backwards"] and item["backwards"] > 1:
-        lines.append(f"Gradients are accumulated: {item['backwards']:.0f} backward passes per iteration.")
+    if item["backwards"] and item["backwards"] > 1:
+        lines.append(_backwards(item, data["demand"]["synchronisations"]))
     return [*lines, _throughput(data["throughput"]), *_phases(phases, item["mean_s"])]
+
+
+def _backwards(item: dict[str, Any], synchronised: float | None) -> str:
+    """Describe the backward passes of an iteration, if it has several."""
+    count = f"{item['backwards']:.0f} backward passes per iteration"
+    if item["optimizers"] > 1:
+        return f"{count}, for {item['optimizers']:.0f} optimizers."
+    if synchronised is not None and synchronised < item["backwards"] - 0.5:
+        return f"Gradients are accumulated: {count}, {synchronised:.3g} of them synchronised."
+    return f"{count}: gradients are accumulated, or the optimizer asks for several passes."
 
 
 def _throughput(item: dict[str, Any]) -> str:

@@ -41,7 +41,7 @@ _MAX_PROCESSES = 3
 PARTS = "parts"
 # frames of a batch that are parts of the analysis's own tables
 TABLES = ("rank_iterations", "node_iterations", "byte_accounts")
-SCHEMA = 2
+SCHEMA = 3
 
 T = TypeVar("T")
 Frames = dict[str, pd.DataFrame]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -13,22 +14,21 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from ringtap.analysis.runs.phases import find_phases, process_marks
 from ringtap.arguments import path_of
 from ringtap.errors import UsageError
 from ringtap.json_validation import ShapeError, check, open_regular, whole
-from ringtap.records import RecordFile
+from ringtap.records import RecordFile, each_json_line
 from ringtap.rundir import RunDirectory, open_log, process_age_ns, read_points
-from ringtap.schema import POINTS_JSONL, RUN_JSON
+from ringtap.schema import OPTIMIZER, POINTS_JSONL, RUN_JSON
 
 # a restarted process with the same pid (in a new process namespace) has a number at the end
 _STEP_FILE = re.compile(r"rank([0-9]{1,9})-([0-9]{1,9})(?:-[0-9]+)?\.rec")
 _DDP_SUFFIX = ".ddp.rec"
 _STEP_COLUMNS = {"node": "object", "rank": "int64", "pid": "int64", "process": "int64"}
 _STEP_COLUMNS |= dict.fromkeys(("optimizer", "step", "start_ns", "end_ns", "start_mono_ns", "end_mono_ns"), "int64")
-_STEP_COLUMNS |= {"kind": "int64", "backwards": "int64", "pause_ns": "int64", "age_ns": "int64"}
+_STEP_COLUMNS |= {"kind": "int64", "backwards": "int64", "pause_ns": "int64", "passes_ns": "int64"}
 _MAX_HEADER_BYTES = 8 << 20
-# `kind` of a step record
-STEP, SKIPPED, MARK = 0, 1, 2
 _SWEEP_PLAN = {"scale": float, "capacity_bps": float, "topology": dict, "models": [{"parameters": int}]}
 Records = npt.NDArray[Any]
 
@@ -108,14 +108,19 @@ class JobRun:
         return [path for path in found if not path.name.endswith(_DDP_SUFFIX)]
 
     @cached_property
+    def processes(self) -> pd.DataFrame:
+        """The processes of the step logs, as from `read_processes`."""
+        return read_processes(dict(enumerate(self.step_files)))
+
+    @cached_property
     def steps(self) -> pd.DataFrame:
         """Optimizer steps of all ranks, one row per step.
 
         Columns: ``node``, ``rank``, ``pid``, ``process`` (number of its file), ``optimizer``, ``step``, then
         ``start_ns`` and ``end_ns`` (CLOCK_REALTIME), ``start_mono_ns`` and ``end_mono_ns`` (CLOCK_MONOTONIC), ``kind``
         (0 a step, 1 a step that AMP skipped, 2 a mark set by the program), ``backwards`` (backward passes since the
-        previous record of this process), ``pause_ns`` (pause after the step, by a grid of iterations) and ``age_ns``
-        (age of the process at its first record). The last three are 0 in logs without them.
+        previous record of this process), ``pause_ns`` (pause after the step, by a grid of iterations) and ``passes_ns``
+        (time of the step in forward and backward passes). The last three are 0 in logs without them.
         """
         table, torn = read_steps(dict(enumerate(self.step_files)))
         self.torn |= {str(path.relative_to(self.path)): 1 for path in torn}
@@ -123,19 +128,131 @@ class JobRun:
 
     @cached_property
     def ranks(self) -> int:
-        """Number of ranks with recorded steps."""
-        return int(self.steps["rank"].nunique())
+        """Number of ranks of the phase that `iterations` is of."""
+        return self._phase[1]
+
+    @property
+    def iterations(self) -> pd.DataFrame:
+        """Iterations of the training phase that took the most time, one row each, in order of time.
+
+        Columns: ``generation``, ``stretch``, ``step``, ``start_ns``, ``end_ns`` (CLOCK_REALTIME) and ``iteration_s``,
+        which is by CLOCK_MONOTONIC and so not affected by a clock that is set during the run.
+        """
+        return self._phase[0]
 
     @cached_property
-    def iterations(self) -> pd.DataFrame:
-        """Iterations of the job, one row each, in order of time, as defined by `iterations_of`.
+    def _phase(self) -> tuple[pd.DataFrame, int]:
+        files = dict(enumerate(self.step_files))
+        marks, phases = find_iterations(self.steps, self.processes, read_optimizers(files))
+        members = marks.drop_duplicates(["stretch", "rank"])
+        iterations = join_iterations(step_ends(marks), members.groupby("stretch").size())
+        of = members.drop_duplicates("stretch").set_index("stretch")[["phase", "generation"]]
+        iterations = iterations.join(of, on="stretch")
+        if not len(phases):
+            return iterations.drop(columns="phase"), 0
+        shown = longest_phase(phases, iterations)
+        kept = iterations[iterations["phase"] == shown].drop(columns="phase")
+        return kept.reset_index(drop=True), int(phases["ranks"][shown])
 
-        Columns: ``generation``, ``step``, ``start_ns``, ``end_ns`` (CLOCK_REALTIME) and ``iteration_s``, which is by
-        CLOCK_MONOTONIC and so not affected by a clock that is set during the run.
-        """
-        steps = self.steps
-        steady = {f"steady_{side}_ns": monotonic(steps, side) for side in ("start", "end")}
-        return iterations_of(iteration_marks(steps.assign(**steady)))
+
+def find_iterations(
+    steps: pd.DataFrame, processes: pd.DataFrame, optimizers: Mapping[tuple[int, int], str]
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Find the iterations of all phases of a job.
+
+    Args:
+        steps: as `JobRun.steps`; their ``start_ns`` and ``end_ns`` of all nodes by one clock.
+        processes: as `JobRun.processes`.
+        optimizers: as from `read_optimizers`.
+
+    Returns:
+        The records that end an iteration (the first table of `ringtap.analysis.runs.phases.process_marks`), with
+        ``stretch``, ``phase``, ``generation`` and ``rank`` by `ringtap.analysis.runs.phases.find_phases`; its phases.
+    """
+    steady = {f"steady_{side}_ns": monotonic(steps, side) for side in ("start", "end")}
+    steps = steps.assign(**steady)
+    marks, stretches = process_marks(steps, optimizers)
+    members, phases = find_phases(with_spans(processes, steps), stretches)
+    names = ["stretch", "phase", "generation", "rank"]
+    return marks.assign(**{name: members[name].to_numpy()[marks["stretch"]] for name in names}), phases
+
+
+def with_spans(processes: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """Return the processes that stepped with ``begin_ns``, the start of the process, and ``end_ns``, its last step."""
+    column = "steady_{}_ns" if "steady_end_ns" in steps else "{}_ns"
+    by = steps.groupby("process")
+    first_end_ns, last_ns = by[column.format("end")].min(), by[column.format("end")].max()
+    found = processes.loc[first_end_ns.index]
+    begin_ns = np.minimum(by[column.format("start")].min(), first_end_ns - found["age_ns"])
+    return found.assign(begin_ns=begin_ns, end_ns=last_ns)
+
+
+def longest_phase(phases: pd.DataFrame, iterations: pd.DataFrame) -> int:
+    """Return the number of the phase whose iterations took the most time of all its ranks; ties: the most steps."""
+    seconds = iterations.groupby("phase")["iteration_s"].sum().reindex(phases.index, fill_value=0.0) * phases["ranks"]
+    return int(phases.assign(seconds=seconds).sort_values(["seconds", "steps"], kind="stable").index[-1])
+
+
+def read_processes(files: Mapping[int, Path]) -> pd.DataFrame:
+    """Read the headers of step logs of ranks.
+
+    Args:
+        files: the logs by number of the process.
+
+    Returns:
+        By number of the process: ``node``, ``rank``, ``pid``, ``age_ns`` (its age at the first step, 0: not known),
+        ``world_size`` (0: not known), ``group`` (``torch``, ``horovod`` or empty), ``address`` (where its ranks met;
+        empty: not known) and ``command`` (checksum, -1: not known).
+    """
+    rows: dict[int, dict[str, Any]] = {}
+    for number, path in files.items():
+        match = _STEP_FILE.fullmatch(path.name)
+        if match is None:
+            raise UsageError(f"{path} is not named rank<R>-<pid>.rec")
+        about: Mapping[str, Any] = {}
+        age_ns = 0
+        with contextlib.suppress(UsageError, OSError):  # reading its steps reports it
+            file = map_records(path)[0]
+            about, age_ns = (file.about, process_age_ns(file)) if file else ({}, 0)
+        row: dict[str, Any] = {"node": whole(path.parent.parent.name), "rank": int(match[1]), "pid": int(match[2])}
+        row["age_ns"] = age_ns
+        for name, (kind, absent) in _ABOUT.items():
+            row[name] = about[name] if isinstance(about.get(name), kind) else absent
+        rows[number] = row
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=list(_PROCESS))
+    return table.astype({name: kind for name, kind in _PROCESS.items() if kind == "int64"})
+
+
+_PROCESS = {"node": "object", "rank": "int64", "pid": "int64", "age_ns": "int64", "world_size": "int64"}
+_PROCESS |= {"group": "object", "address": "object", "command": "int64"}
+# of the header: type, and the value if it is absent
+_ABOUT: dict[str, tuple[type, Any]] = {"world_size": (int, 0), "group": (str, ""), "address": (str, "")}
+_ABOUT["command"] = (int, -1)
+
+
+def read_optimizers(files: Mapping[int, Path]) -> dict[tuple[int, int], str]:
+    """Return the optimizers in words, by number of the process and of the optimizer.
+
+    Those of versions before 0.3 are not known.
+
+    Args:
+        files: step logs by number of the process.
+    """
+    found = {}
+    for number, path in files.items():
+        with contextlib.suppress(UsageError, OSError):
+            for line in each_json_line(path.with_name(f"{path.name.removesuffix('.rec')}.optimizers.jsonl"), OPTIMIZER):
+                if line.item is not None:
+                    found[number, int(line.item["optimizer"])] = _optimizer_in_words(line.item)
+    return found
+
+
+def _optimizer_in_words(line: dict[str, Any]) -> str:
+    elements = line.get("elements")
+    if elements is None:
+        return str(line["class"])
+    trained = line.get("trained", elements)
+    return f"{line['class']} of {elements:,} parameters" + (f" ({trained:,} trained)" if trained != elements else "")
 
 
 def read_steps(files: Mapping[int, Path]) -> tuple[pd.DataFrame, list[Path]]:
@@ -161,13 +278,12 @@ def read_steps(files: Mapping[int, Path]) -> tuple[pd.DataFrame, list[Path]]:
             raise UsageError(f"{path} cannot be read: {error.strerror}") from error
         torn_files += [path] * torn
         if len(table):
-            about: dict[str, Any] = {"node": whole(path.parent.parent.name), "process": number}
-            about["age_ns"] = process_age_ns(open_log(path))
+            about = {"node": whole(path.parent.parent.name), "process": number}
             parts.append(table.assign(rank=int(match[1]), pid=int(match[2]), **about))
     if not parts:
         return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in _STEP_COLUMNS.items()}), torn_files
     steps = pd.concat(parts, ignore_index=True)
-    absent = dict.fromkeys(("kind", "backwards", "pause_ns"), 0)
+    absent = dict.fromkeys(("kind", "backwards", "pause_ns", "passes_ns"), 0)
     steps = steps.assign(**{name: 0 for name in absent if name not in steps}).fillna(absent)
     return steps.astype(_STEP_COLUMNS)[list(_STEP_COLUMNS)], torn_files
 
@@ -184,146 +300,33 @@ def monotonic(steps: pd.DataFrame, side: str) -> pd.Series[int]:
     return steps[f"{side}_mono_ns"] + steps["node"].map(origin).astype("int64")
 
 
-def iteration_marks(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return the step records that end an iteration of their rank.
-
-    If a process marks its steps itself, the marks count; else the steps of the optimizer that stepped first, including
-    those that AMP skipped. A restarted rank begins a new generation. Of several processes that ran at the same time
-    under one rank, which are therefore not ranks of one process group, only one counts.
-
-    Args:
-        steps: as `JobRun.steps`.
-
-    Returns:
-        The rows of ``steps`` that count, by process and time, with ``index`` (0 for a process's first), ``generation``,
-        ``skipped`` (AMP skipped a step since the previous mark), ``backwards`` (passes since the previous mark) and
-        ``optimizers`` (number of optimizers of the process).
-    """
-    return marks_and_processes(steps)[0]
-
-
-def marks_and_processes(steps: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the result of `iteration_marks`, and the processes that stepped.
-
-    Args:
-        steps: as `JobRun.steps`.
-
-    Returns:
-        The marks; and by number of the process ``node``, ``rank``, ``pid``, ``steps`` (those that end an iteration),
-        ``generation`` (number of earlier starts of the rank), ``alone`` (no other process of this rank ran at the same
-        time), ``counts`` (alone, or the one with the most steps of several such processes) and ``median_s`` (time from
-        step to step, for processes that are not alone).
-    """
-    marks = process_marks(steps)
-    found = join_processes(process_rows(steps, marks))
-    marks = marks[marks["process"].map(found["counts"]).astype(bool)]
-    marks = marks.assign(generation=marks["process"].map(found["generation"]).astype("int64"))
-    return marks.reset_index(drop=True), found
-
-
-def process_marks(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of ``steps`` that end an iteration of their process; `iteration_marks` has the columns."""
-    steps = steps.sort_values("process", kind="stable", ignore_index=True)  # records of a process stay in order
-    process, kind = steps["process"], steps["kind"]
-    marked = process.isin(process[kind == MARK])
-    stepped_first = process.map(steps[kind != MARK].groupby("process")["optimizer"].first())
-    counts = (marked & (kind == MARK)) | (~marked & (kind != MARK) & (steps["optimizer"] == stepped_first))
-    sums = (
-        steps.assign(skipped=(kind == SKIPPED).astype(np.int64)).groupby("process")[["skipped", "backwards"]].cumsum()
-    )
-    marks = steps[counts].copy()
-    by_process = marks["process"]
-    for name in ("skipped", "backwards"):
-        total = sums.loc[marks.index, name]
-        marks[name] = total - total.groupby(by_process).shift(fill_value=0)
-    marks["skipped"] = marks["skipped"] > 0
-    marks["index"] = marks.groupby("process").cumcount()
-    optimizers = steps[kind != MARK].groupby("process")["optimizer"].nunique()
-    marks["optimizers"] = by_process.map(optimizers).fillna(0).astype("int64")
-    return marks.reset_index(drop=True)
-
-
-def process_rows(steps: pd.DataFrame, marks: pd.DataFrame) -> pd.DataFrame:
-    """Return the processes of some nodes, for `join_processes`.
-
-    Args:
-        steps: as `JobRun.steps`.
-        marks: as from `process_marks`.
-    """
-    column = "steady_{}_ns" if "steady_end_ns" in steps else "{}_ns"
-    by = steps.groupby("process")
-    table = by.agg(node=("node", "first"), rank=("rank", "first"), pid=("pid", "first"))
-    table["steps"] = marks["process"].value_counts().reindex(table.index, fill_value=0)
-    first_end_ns = by[column.format("end")].min()
-    table["begin_ns"] = np.minimum(by[column.format("start")].min(), first_end_ns - by["age_ns"].first())
-    table["end_ns"] = by[column.format("end")].max()
-    lengths_s = marks.groupby("process")[column.format("end")].diff() / 1e9
-    table["median_s"] = lengths_s.groupby(marks["process"]).median().reindex(table.index)
-    return table
-
-
-def join_processes(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the processes of all nodes as described in `marks_and_processes`, from their `process_rows`."""
-    begin, end = table["begin_ns"].to_numpy(), table["end_ns"].to_numpy()
-    order = np.lexsort((begin, table["rank"].to_numpy()))
-    rank, steps_of = table["rank"].to_numpy()[order], table["steps"].to_numpy()[order]
-    begin, end = begin[order], end[order]
-    groups: list[list[int]] = []  # indices of processes that ran at the same time under one rank
-    generation, until = np.zeros(len(order), np.int64), 0
-    for row in range(len(order)):
-        same_rank = row > 0 and rank[row] == rank[row - 1]
-        if same_rank and begin[row] < until:
-            groups[-1].append(row)
-            generation[row], until = generation[row - 1], max(until, end[row])
-            continue
-        groups.append([row])
-        generation[row], until = generation[row - 1] + 1 if same_rank else 0, end[row]
-    alone = np.concatenate([np.full(len(group), len(group) == 1) for group in groups] or [np.empty(0, bool)])
-    counts = np.zeros(len(order), bool)
-    counts[[max(group, key=lambda row: (steps_of[row], -begin[row])) for group in groups]] = True
-    found = table[["node", "rank", "pid", "steps"]].copy()
-    for name, values in (("generation", generation), ("alone", alone), ("counts", counts)):
-        found[name] = pd.Series(values, index=table.index[order])
-    return found.assign(median_s=table["median_s"].mask(found["alone"]))
-
-
-def iterations_of(marks: pd.DataFrame) -> pd.DataFrame:
-    """Return the iterations of a job from the marks of its ranks.
-
-    Iteration i lasts from the end of step i-1 to the end of step i at the slowest rank. Steps that not every rank ended
-    are left out, and so is the first, because nothing marks its beginning.
-
-    Args:
-        marks: as from `iteration_marks`; ``end_ns`` of all ranks by one clock. The length of an iteration is by
-            ``steady_end_ns``, if present.
-
-    Returns:
-        ``generation``, ``step``, ``start_ns``, ``end_ns`` and ``iteration_s``, one row per iteration.
-    """
-    return join_iterations(step_ends(marks), marks.groupby("generation")["rank"].nunique())
-
-
 def step_ends(marks: pd.DataFrame) -> pd.DataFrame:
     """Return the number of ranks that ended each step, ``ranks``, and its last ``end_ns`` and ``steady_ns``."""
     steady = "steady_end_ns" if "steady_end_ns" in marks else "end_ns"
-    by = marks.groupby(["generation", "index"])
+    by = marks.groupby(["stretch", "index"])
     return by.agg(ranks=("rank", "nunique"), end_ns=("end_ns", "max"), steady_ns=(steady, "max")).reset_index()
 
 
 def join_iterations(ends: pd.DataFrame, ranks: pd.Series[int]) -> pd.DataFrame:
-    """Return the iterations of a job as described in `iterations_of`.
+    """Return the iterations of a job from the ends of the steps of all ranks.
+
+    Iteration i lasts from the end of step i-1 to the end of step i at the slowest rank. Steps that not every rank ended
+    are left out, and so is the first of a stretch, because nothing marks its beginning.
 
     Args:
-        ends: as from `step_ends`, of all ranks.
-        ranks: number of ranks of each generation.
+        ends: as from `step_ends`, of all ranks, all by one clock.
+        ranks: number of ranks of each stretch.
+
+    Returns:
+        ``stretch``, ``step``, ``start_ns``, ``end_ns`` and ``iteration_s``, one row per iteration.
     """
-    ends = ends[ends["ranks"].to_numpy() == ranks.reindex(ends["generation"]).to_numpy()]
-    generation, step, end_ns, steady_ns = (
-        ends[name].to_numpy(dtype=np.int64) for name in ("generation", "index", "end_ns", "steady_ns")
+    ends = ends[ends["ranks"].to_numpy() == ranks.reindex(ends["stretch"]).to_numpy()]
+    stretch, step, end_ns, steady_ns = (
+        ends[name].to_numpy(dtype=np.int64) for name in ("stretch", "index", "end_ns", "steady_ns")
     )
-    follows = (generation[1:] == generation[:-1]) & (step[1:] == step[:-1] + 1)
+    follows = (stretch[1:] == stretch[:-1]) & (step[1:] == step[:-1] + 1)
     start, end = end_ns[:-1][follows], end_ns[1:][follows]
-    columns = {"generation": generation[1:][follows], "step": step[1:][follows], "start_ns": start, "end_ns": end}
+    columns = {"stretch": stretch[1:][follows], "step": step[1:][follows], "start_ns": start, "end_ns": end}
     return pd.DataFrame({**columns, "iteration_s": np.diff(steady_ns)[follows] / 1e9})
 
 

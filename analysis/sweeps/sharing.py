@@ -15,7 +15,7 @@ from ringtap.analysis.frames import described
 from ringtap.analysis.job.iterations import aligned, merged_spans
 from ringtap.analysis.runs.apportioning import Integers
 from ringtap.analysis.runs.node_logs import NodeLogs
-from ringtap.analysis.runs.run import JobRun, SweepRun, iteration_marks, map_records
+from ringtap.analysis.runs.run import JobRun, SweepRun, find_iterations, map_records, read_optimizers
 from ringtap.analysis.statistics.arrays import Array
 from ringtap.analysis.statistics.autocorrelation import effective_count
 from ringtap.analysis.sweeps.computation import LEVEL, Computation, computation, flop_of, with_gain
@@ -323,9 +323,10 @@ def _iterations(job: JobRun, window_ns: tuple[int, int]) -> pd.DataFrame:
     and its pause.
     """
     nodes = {path.name: NodeLogs(path) for path in (job.path / "nodes").iterdir()}
-    marks = iteration_marks(aligned(job.steps, nodes))
+    optimizers = read_optimizers(dict(enumerate(job.step_files)))
+    marks = find_iterations(aligned(job.steps, nodes), job.processes, optimizers)[0]
     ranks = marks["rank"].nunique()
-    by = marks.assign(begin_ns=marks["end_ns"] + marks["pause_ns"]).groupby(["generation", "index"])
+    by = marks.assign(begin_ns=marks["end_ns"] + marks["pause_ns"]).groupby(["stretch", "index"])
     table = by.agg(ranks=("rank", "nunique"), begin_ns=("begin_ns", "max"), pause_ns=("pause_ns", "max")).reset_index()
     table = table[table["ranks"] == ranks]
     begin_ns = table["begin_ns"].to_numpy(np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from . import log
 
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 
 #: backward passes that have ended in this process
 passes = 0
+#: passes that run now: 0, or more than 1 if they are nested
+active = 0
+#: begin of the last pass by CLOCK_REALTIME, as DDP's times
+begin_ns = 0
 #: called before each of them; must not raise
 starts: list[Callable[[], None]] = []
 #: called after each of them; must not raise
@@ -29,20 +34,20 @@ def attach(module: ModuleType, settings: Settings) -> None:
 
     plain = module.backward
     lock = threading.Lock()
-    active = 0
 
     def reset() -> None:
-        global passes
-        nonlocal lock, active
+        global active, passes
+        nonlocal lock
         lock, active, passes = threading.Lock(), 0, 0
 
     @functools.wraps(plain)
     def backward(*args: Any, **kwargs: Any) -> Any:
-        nonlocal active
+        global active, begin_ns
         with lock:
             active += 1
             is_outer = active == 1
         if is_outer:
+            begin_ns = time.time_ns()
             for start in starts:
                 start()
         try:

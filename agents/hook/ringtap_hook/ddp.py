@@ -1,17 +1,19 @@
 """Recorder of DistributedDataParallel's own log of each iteration: compute, communication, overlap, buckets.
 
-The recorder registers nothing with DDP: DDP takes only one communication hook, which belongs to the job. It does not
-wrap the forward pass either, which torch.compile treats specially. It notes each module when the job creates it, and
-reads the module's log after each backward pass.
+The recorder registers nothing with DDP: DDP takes only one communication hook, which belongs to the job. It notes each
+module when the job creates it, and reads the module's log after each backward pass. DDP logs the last forward pass
+before a synchronised backward pass alone, and takes the time between the two for a part of the backward pass. On a CPU,
+the recorder therefore times all forward passes, and the begin of each backward pass, itself.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 from . import backward
-from .files import ProcessFile
+from .files import ProcessFile, json_line, notice_group
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +36,10 @@ _SOURCE = {
 }
 # On an accelerator, the host knows when it queued the end of the backward pass, not when the last gradient was ready.
 _END_OF_WORK = list(_SOURCE).index("backward_end_ns")
+_FORWARD_START, _BACKWARD_START, _FORWARD, _BACKWARD = (
+    list(_SOURCE).index(name) for name in ("forward_start_ns", "backward_start_ns", "forward_ns", "backward_ns")
+)
+UNSYNCED = -1  # ``iteration`` of passes under ``no_sync``
 _FIELDS = [("iteration", "", "index"), ("module", "", "index")]
 _FIELDS += [(name, "ns", "time" if name.endswith(("_start_ns", "_end_ns")) else "gauge") for name in _SOURCE]
 # The time at which the log was read, by both clocks: DDP's times are CLOCK_REALTIME only, which may be set meanwhile.
@@ -45,27 +51,48 @@ class Watcher:
 
     def __init__(self, settings: Settings) -> None:
         import struct
+        import weakref
 
         self._records = ProcessFile(settings.steps_folder, ".ddp.rec", _FIELDS, "DistributedDataParallel's own log")
         self._buckets = ProcessFile(settings.steps_folder, ".buckets.jsonl", None, "")
         self._pack = struct.Struct("<" + "q" * len(_FIELDS)).pack
         self._modules: list[_Module] = []
+        self._timed: Any = weakref.WeakKeyDictionary()  # modules of `_modules` whose forward passes are timed
         self._created = 0
         os.register_at_fork(after_in_child=self._leave_parent)
 
     def _leave_parent(self) -> None:
         """Forget the parent's modules and files; runs in a forked child."""
         self._modules = []
+        self._timed.clear()
         try:
-            self._records.leave_parent()
-            self._buckets.leave_parent()
+            self._records.leave()
+            self._buckets.leave()
         except Exception:  # the job may have closed the descriptor
             pass
 
     def add(self, module: Any) -> None:
         """Watch a module from its first iteration on."""
-        self._modules.append(_Module(module, self._created))
+        watched = _Module(module, self._created)
+        self._modules.append(watched)
         self._created += 1
+        if watched.forces_sample:
+            self._timed[module] = watched
+
+    def begin_forward(self, module: Any, torch: Any) -> None:
+        """Note the begin of a forward pass, if gradients follow from it."""
+        watched = self._timed.get(module)
+        if watched is not None and torch.is_grad_enabled():
+            watched.is_synced = module.require_backward_grad_sync
+            watched.begin_ns = time.time_ns()
+
+    def end_forward(self, module: Any) -> None:
+        """Add the forward pass that has ended."""
+        watched = self._timed.get(module)
+        if watched is not None and watched.begin_ns:
+            watched.forward_start_ns = watched.forward_start_ns or watched.begin_ns
+            watched.forward_ns += time.time_ns() - watched.begin_ns
+            watched.begin_ns = 0
 
     def look(self) -> None:
         """Record the iterations that have ended since the last look."""
@@ -76,6 +103,8 @@ class Watcher:
                 gone = True
             elif ddp.logger is not None:
                 self._look_at(watched, ddp.logger)
+                if watched.forward_ns and not watched.is_synced:
+                    self._write_unsynced(watched)
         if gone:
             self._modules = [watched for watched in self._modules if watched.module() is not None]
 
@@ -95,22 +124,33 @@ class Watcher:
         watched.iteration = iteration
         if watched.is_queued:
             times[_END_OF_WORK] = 0
+        elif watched.forces_sample:
+            times = watched.with_own_times(times)
         self._note_buckets(watched, item.strs_map if watched.has_new_buckets(values) else None)
+        self._write(iteration - 1, watched, times)
+
+    def _write_unsynced(self, watched: _Module) -> None:
+        """Record forward passes under ``no_sync`` and the backward pass that has just ended: DDP does not log them."""
+        end_ns = time.time_ns()
+        times = [0, backward.begin_ns, end_ns, 0, 0, 0, end_ns - backward.begin_ns, 0, 0]
+        self._write(UNSYNCED, watched, watched.with_own_times(times))
+
+    def _write(self, iteration: int, watched: _Module, times: list[int]) -> None:
+        notice_group()
         now_ns, mono_ns = time.time_ns(), time.monotonic_ns()
-        self._records.write(self._pack(iteration - 1, watched.number, *times, now_ns, mono_ns), mono_ns)
+        self._records.write(self._pack(iteration, watched.number, *times, now_ns, mono_ns), mono_ns)
 
     def _note_buckets(self, watched: _Module, texts: dict[str, str] | None) -> None:
         """Record the bucket sizes if they have changed."""
         if texts is None:
             return
-        import json
-
         text = texts.get("rebuilt_bucket_sizes") or texts.get("bucket_sizes") or ""
         sizes = [int(size) for size in text.split(",") if size.strip()]
         if sizes != watched.bucket_bytes:
             watched.bucket_bytes = sizes
             item = {"t_ns": time.time_ns(), "module": watched.number, "bucket_bytes": sizes}
-            self._buckets.write(json.dumps(item).encode() + b"\n", time.monotonic_ns())
+            notice_group()
+            self._buckets.write(json_line(item), time.monotonic_ns())
 
 
 class _Module:
@@ -125,6 +165,10 @@ class _Module:
             the next one; on an accelerator, the job would have to wait for the device.
         is_queued: whether it computes on an accelerator, where DDP's times are those at which work was queued; its
             durations are the device's.
+        begin_ns: begin of the forward pass that runs, where the recorder times it; else 0.
+        forward_start_ns: begin of the first forward pass since the last record.
+        forward_ns: the sum of these forward passes.
+        is_synced: whether the last of them was to be followed by a synchronised backward pass.
     """
 
     def __init__(self, module: Any, number: int) -> None:
@@ -136,7 +180,20 @@ class _Module:
         self.bucket_bytes: list[int] = []
         self.forces_sample = _is_free(module)
         self.is_queued = not _is_on_cpu(module)
+        self.begin_ns = self.forward_start_ns = self.forward_ns = 0
+        self.is_synced = True
         self._rebuilt: int | None = None
+
+    def with_own_times(self, times: list[int]) -> list[int]:
+        """DDP's times with the recorder's own ones of the forward passes and of the begin of the backward pass."""
+        times = list(times)
+        if self.forward_ns:
+            times[_FORWARD_START], times[_FORWARD] = self.forward_start_ns, self.forward_ns
+            self.forward_start_ns = self.forward_ns = 0
+        begin_ns, end_ns = backward.begin_ns, times[_END_OF_WORK]
+        if times[_BACKWARD_START] <= begin_ns <= end_ns:
+            times[_BACKWARD_START], times[_BACKWARD] = begin_ns, end_ns - begin_ns
+        return times
 
     def has_new_buckets(self, values: dict[str, int]) -> bool:
         """True at the first call, and if the buckets were rebuilt since the last one."""
@@ -167,7 +224,37 @@ def attach(module: ModuleType, settings: Settings) -> None:
             log.note(settings, "recorder of DDP's communication")
 
     ddp_class.__init__ = init
+    torch = sys.modules["torch"]
+    if hasattr(getattr(torch, "compiler", None), "is_compiling"):  # since torch 2.1
+        _time_forward(ddp_class, watcher, torch)
     backward.listeners.append(watcher.look)
+
+
+def _time_forward(ddp_class: Any, watcher: Watcher, torch: Any) -> None:
+    """Let the watcher time forward passes, from DDP's preparations before the job's model to those after it.
+
+    torch.compile traces DDP's methods. It takes ``is_compiling()`` for a constant, and compiles what it would without
+    the recorder.
+    """
+    import functools
+
+    plain_pre, plain_post = ddp_class._pre_forward, ddp_class._post_forward
+    is_compiling = torch.compiler.is_compiling
+
+    @functools.wraps(plain_pre)
+    def pre_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_compiling():
+            watcher.begin_forward(self, torch)
+        return plain_pre(self, *args, **kwargs)
+
+    @functools.wraps(plain_post)
+    def post_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = plain_post(self, *args, **kwargs)
+        if not is_compiling():
+            watcher.end_forward(self)
+        return result
+
+    ddp_class._pre_forward, ddp_class._post_forward = pre_forward, post_forward
 
 
 def _is_free(module: Any) -> bool:

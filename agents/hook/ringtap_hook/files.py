@@ -4,11 +4,40 @@ from __future__ import annotations
 
 import os
 
-from .settings import identity
+from .settings import identity, process_group
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
+
+#: suffixes of the files of a process, which have one stem
+SUFFIXES = (".rec", ".ddp.rec", ".buckets.jsonl", ".optimizers.jsonl", ".profile.jsonl")
+_MAX_STEMS = 1000
+_group: Callable[[], Any] | None = None  # weak reference to the process group in which the current files began
+_begun = 0  # number of the current files: a process that joins another group, or is forked, begins new ones
+_stem = ""  # of the current files
+
+
+def notice_group() -> None:
+    """Begin new files if this process has joined or left a process group since its last record: its rank may differ."""
+    global _group
+    group = process_group()
+    if (None if _group is None else _group()) is group and (group is not None or _group is None):
+        return
+    import weakref
+
+    begin_files()
+    _group = None if group is None else weakref.ref(group)
+
+
+def begin_files() -> None:
+    """Let the next record of each file of this process begin a new one."""
+    global _begun, _stem
+    _begun, _stem = _begun + 1, ""
+
+
+os.register_at_fork(after_in_child=begin_files)
 
 
 def header(fields: list[tuple[str, str, str]], about: dict[str, Any]) -> bytes:
@@ -28,6 +57,13 @@ def header(fields: list[tuple[str, str, str]], about: dict[str, Any]) -> bytes:
     return line + b" " * (-(len(line) + 1) % 64) + b"\n"
 
 
+def json_line(item: dict[str, Any]) -> bytes:
+    """A line of a file without a header."""
+    import json
+
+    return json.dumps(item).encode() + b"\n"
+
+
 class ProcessFile:
     """A file ``rank<R>-<pid><suffix>`` of this process, created at the first write.
 
@@ -45,6 +81,7 @@ class ProcessFile:
         self._folder, self._suffix, self._fields, self._source = folder, suffix, fields, source
         self.about: dict[str, Any] = {}
         self._fd = -1
+        self._begun = _begun
         self._file_id = (0, 0)
         self._is_linked = True
 
@@ -58,12 +95,15 @@ class ProcessFile:
         Raises:
             OSError: the file cannot be made or written, or the job has closed it.
         """
+        if self._begun != _begun:
+            self.leave()
+            self._begun = _begun
         if self._fd < 0:
             self._create(mono_ns)
         self._append(data)
 
-    def leave_parent(self) -> None:
-        """Close the parent's file, so that the next write creates a new one; runs in a forked child."""
+    def leave(self) -> None:
+        """Close the file, so that the next write creates a new one: in a forked child, or in another process group."""
         if self._fd >= 0 and self._is_open():
             os.close(self._fd)
         self._fd = -1
@@ -71,18 +111,8 @@ class ProcessFile:
     def _create(self, mono_ns: int) -> None:
         about = identity(mono_ns)
         os.makedirs(self._folder, exist_ok=True)
-        stem = os.path.join(self._folder, "rank{}-{}".format(about["rank"], about["pid"]))
-        path = stem + self._suffix
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        attempt = 1
-        while self._fd < 0:
-            try:
-                self._fd = os.open(path, flags, 0o644)
-            except FileExistsError:  # a restarted job in a new PID namespace gets the same pid
-                if attempt == 100:
-                    raise
-                attempt += 1
-                path = f"{stem}-{attempt}{self._suffix}"
+        path = _stem_in(self._folder, about) + self._suffix
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
         if self._fd <= 2:  # the job has closed a standard descriptor, and may still write to that number
             from fcntl import F_DUPFD_CLOEXEC, fcntl
 
@@ -120,3 +150,14 @@ class ProcessFile:
             return False
         self._is_linked = found.st_nlink > 0
         return (found.st_dev, found.st_ino) == self._file_id
+
+
+def _stem_in(folder: str, about: dict[str, Any]) -> str:
+    """The stem that the current files of this process have in common; no other process has it."""
+    global _stem
+    if not _stem:
+        first = os.path.join(folder, "rank{}-{}".format(about["rank"], about["pid"]))
+        # another group, another program after os.exec, or a restart with the same pid in a new PID namespace
+        stems = (first if number == 1 else f"{first}-{number}" for number in range(1, _MAX_STEMS))
+        _stem = next(stem for stem in stems if not any(os.path.exists(stem + suffix) for suffix in SUFFIXES))
+    return _stem

@@ -1,4 +1,4 @@
-"""Settings of the recording in this process, and its rank in the job, all from environment variables."""
+"""Settings of the recording in this process, and its identity: its rank, its process group and its command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ import time
 # Most specific first: a launcher within a Slurm step does not change the step's SLURM_PROCID.
 _RANK = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _WORLD_SIZE = ("WORLD_SIZE", "HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+# What the ranks of one launch have in common, as in ringtap.agents.job.environment
+_LAUNCH = (
+    ("MASTER_ADDR", "MASTER_PORT"),
+    ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
+    ("PMIX_NAMESPACE",),
+    ("OMPI_MCA_ess_base_jobid",),
+    ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+)
 _LOCAL_RANK = ("LOCAL_RANK", "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+
+# Python imports this module when it starts, also after os.exec, which keeps the pid and the kernel's start time.
+_LOADED_NS = time.monotonic_ns()
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,36 +105,79 @@ def _first_number(names: tuple[str, ...]) -> int | None:
 
 
 def _age_ns(mono_ns: int) -> int:
-    """The age of this process in ns at a time of CLOCK_MONOTONIC, never too high; 0 if the kernel does not give it."""
+    """The age of this process in ns at a time of CLOCK_MONOTONIC, never too high; 0 if the kernel does not give it.
+
+    After ``os.exec``, it is the age of the program that runs now.
+    """
     try:
         with open("/proc/self/stat", "rb") as file:
             ticks = int(file.read().rpartition(b")")[2].split()[19])
         started_ns = (ticks + 1) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
         age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - started_ns
-        return max(0, age_ns - (time.monotonic_ns() - mono_ns))  # a pause between the two clocks makes it lower
+        age_ns -= time.monotonic_ns() - mono_ns  # a pause between the two clocks makes it lower
+        return max(0, min(age_ns, mono_ns - _LOADED_NS))
     except (OSError, ValueError, IndexError):
         return 0
+
+
+def process_group() -> Any:
+    """The default process group of torch.distributed; None if there is none."""
+    module = sys.modules.get("torch.distributed.distributed_c10d")
+    return None if module is None else getattr(getattr(module, "GroupMember", None), "WORLD", None)
 
 
 def identity(mono_ns: int) -> dict[str, Any]:
     """Facts about this process, for file headers: rank, world size, pid, age, version of torch and host.
 
-    Rank and world size are from torch.distributed if the job uses it, else from the environment.
+    Rank and world size are from torch.distributed or Horovod if the job uses them, else from the environment; ``group``
+    says which (empty: the environment). ``address`` is what the ranks of a world have in common, as far as it is known:
+    where they met, or the launch that started them. ``command`` is a checksum of the command line.
 
     Args:
         mono_ns: time of the age, by CLOCK_MONOTONIC.
     """
+    from binascii import crc32
+
     rank, world_size = _first_number(_RANK), _first_number(_WORLD_SIZE)
-    distributed = sys.modules.get("torch.distributed")
+    group, address = "", _launch() if rank is not None else ""
+    distributed, horovod = sys.modules.get("torch.distributed"), sys.modules.get("horovod.torch")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        group, address = "torch", _store_address() or address
         rank, world_size = distributed.get_rank(), distributed.get_world_size()
+    elif horovod is not None and horovod.is_initialized():
+        group, rank, world_size = "horovod", horovod.rank(), horovod.size()
     return {
         "collector": "steps",
         "rank": rank or 0,
         "pid": os.getpid(),
+        "parent": os.getppid(),
         "age_ns": _age_ns(mono_ns),
         "world_size": world_size or 1,
+        "group": group,
+        "address": address,
+        "command": crc32("\0".join(getattr(sys, "argv", ())).encode(errors="surrogateescape")),
         "local_rank": _first_number(_LOCAL_RANK),
         "torch": str(getattr(sys.modules.get("torch"), "__version__", "")),
         "hostname": os.uname().nodename,
     }
+
+
+def _launch() -> str:
+    """Where a launcher's ranks meet, or its number, by the environment; empty if it does not say."""
+    for names in _LAUNCH:
+        values = [os.environ.get(name, "") for name in names]
+        if values[0]:
+            return ":".join(values)
+    return ""
+
+
+def _store_address() -> str:
+    """Where the ranks of torch.distributed's default group have met: host and port, or a file; empty if not known."""
+    try:
+        store = sys.modules["torch.distributed.distributed_c10d"]._get_default_store()
+        while hasattr(store, "underlying_store"):
+            store = store.underlying_store
+        path = getattr(store, "path", "")
+        return str(path) if path else f"{store.host}:{store.port}"
+    except Exception:  # another kind of store, or another release
+        return ""

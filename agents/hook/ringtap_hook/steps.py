@@ -7,7 +7,7 @@ import sys
 import time
 
 from . import backward, grid, log
-from .files import ProcessFile
+from .files import ProcessFile, json_line, notice_group
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ _FIELDS = [
     ("kind", "", "index"),
     ("backwards", "passes", "gauge"),
     ("pause_ns", "ns", "gauge"),
+    ("passes_ns", "ns", "gauge"),
 ]
 #: called with the number of the optimizer, begin and end in ns of each step, and of each mark; must not raise
 listeners: list[Callable[[int, int, int], None]] = []
@@ -47,6 +48,7 @@ class Recorder:
         self._new_lock, self._new_local, self._new_counts = threading.RLock, threading.local, weakref.WeakKeyDictionary
         self._pack = struct.Struct("<" + "q" * len(_FIELDS)).pack
         self._file = ProcessFile(settings.steps_folder, ".rec", _FIELDS, "optimizer steps")
+        self._described = ProcessFile(settings.steps_folder, ".optimizers.jsonl", None, "")
         self._off = False
         self._grid = grid.from_environment(settings)
         self._reset()
@@ -63,28 +65,38 @@ class Recorder:
     def _leave_parent(self) -> None:
         """Leave the parent's file and start counting anew; runs in a forked child."""
         try:
-            self._file.leave_parent()
+            self._file.leave()
+            self._described.leave()
             self._reset()
         except Exception:
             self._give_up()
 
-    def before(self, *_: Any) -> None:
-        """Note the start of a step, unless it runs within another one."""
+    def before(self, _optimizer: Any = None, args: Any = (), kwargs: Any = None) -> Any:
+        """Note the start of a step, unless it runs within another one.
+
+        Returns:
+            The arguments of the step with its closure timed, which holds forward and backward passes; None without one.
+        """
         try:
             if self._off:
-                return
+                return None
             thread = self._thread
             caller = sys._getframe(1)
             thread.begun = getattr(thread, "begun", 0) + 1
             outer = getattr(thread, "frame", None)
             if outer is not None and _is_running(outer, caller):
-                return
+                return None
             # A step that ended by an exception leaves its frame here; it is off the stack, so this one replaces it.
             thread.frame = caller
+            thread.passes_ns = 0
+            thread.is_in_backward = backward.active > 0
+            changed = _with_closure(args, kwargs, thread) if len(args) > 1 or kwargs else None
             thread.start_mono_ns = time.monotonic_ns()
             thread.start_ns = time.time_ns()
+            return changed
         except Exception:
             self._give_up()
+            return None
 
     def after(self, optimizer: Any, *_: Any) -> None:
         """Record the step if it is the outermost one."""
@@ -96,7 +108,9 @@ class Recorder:
                 return
             thread.frame = None
             kind = SKIPPED if _skips_within(optimizer) else STEP
-            self._record(optimizer, kind, thread.start_ns, end_ns, thread.start_mono_ns, end_mono_ns)
+            start_mono_ns = thread.start_mono_ns
+            passes_ns = end_mono_ns - start_mono_ns if thread.is_in_backward else thread.passes_ns
+            self._record(optimizer, kind, passes_ns, thread.start_ns, end_ns, start_mono_ns, end_mono_ns)
         except Exception:
             self._give_up()
 
@@ -130,7 +144,7 @@ class Recorder:
             end_ns = time.time_ns()
             end_mono_ns = time.monotonic_ns()
             if not self._off and getattr(self._thread, "begun", 0) == begun[0]:
-                self._record(optimizer, SKIPPED, begun[2], end_ns, begun[1], end_mono_ns)
+                self._record(optimizer, SKIPPED, 0, begun[2], end_ns, begun[1], end_mono_ns)
         except Exception:
             self._give_up()
 
@@ -142,7 +156,7 @@ class Recorder:
             now_ns, mono_ns = time.time_ns(), time.monotonic_ns()
             with self._lock:
                 pause_ns = self._pause_ns(now_ns, self._marks)
-                self._write(pause_ns, self._marks, NO_OPTIMIZER, now_ns, now_ns, mono_ns, mono_ns, MARK)
+                self._write(pause_ns, 0, self._marks, NO_OPTIMIZER, now_ns, now_ns, mono_ns, mono_ns, MARK)
                 self._marks += 1
             for listener in listeners:
                 listener(NO_OPTIMIZER, now_ns, now_ns)
@@ -151,7 +165,7 @@ class Recorder:
         except Exception:
             self._give_up()
 
-    def _record(self, optimizer: Any, kind: int, *times_ns: int) -> None:
+    def _record(self, optimizer: Any, kind: int, passes_ns: int, *times_ns: int) -> None:
         with self._lock:
             count = self._counts.get(optimizer)
             if count is None:
@@ -159,7 +173,10 @@ class Recorder:
                 self._optimizers += 1
                 self._file.about = _gpu(optimizer)
             pause_ns = 0 if count[0] else self._pause_ns(times_ns[1], count[1])
-            self._write(pause_ns, count[1], count[0], *times_ns, kind)
+            self._write(pause_ns, passes_ns, count[1], count[0], *times_ns, kind)
+            if not count[1]:
+                line = json_line(dict(_description(optimizer), optimizer=count[0], t_ns=times_ns[1]))
+                self._described.write(line, times_ns[3])
             count[1] += 1
         for listener in listeners:
             listener(count[0], times_ns[0], times_ns[1])
@@ -169,9 +186,10 @@ class Recorder:
     def _pause_ns(self, now_ns: int, step: int) -> int:
         return 0 if self._grid is None else self._grid.pause_ns(now_ns, step)
 
-    def _write(self, pause_ns: int, *values: int) -> None:
+    def _write(self, pause_ns: int, passes_ns: int, *values: int) -> None:
         passes = backward.passes
-        self._file.write(self._pack(*values, passes - self._passes, pause_ns), values[_END_MONO])
+        notice_group()
+        self._file.write(self._pack(*values, passes - self._passes, pause_ns, passes_ns), values[_END_MONO])
         self._passes = passes
 
     def _give_up(self) -> None:
@@ -189,6 +207,34 @@ def _is_running(frame: FrameType, top: FrameType | None) -> bool:
             return True
         top = top.f_back
     return False
+
+
+def _with_closure(args: Any, kwargs: Any, thread: Any) -> Any:
+    """The arguments of a step, with its closure replaced by one that adds its time to ``passes_ns``, if it has one."""
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if not callable(closure):
+        return None
+
+    def timed(*own: Any, **named: Any) -> Any:
+        begin_ns = time.monotonic_ns()
+        try:
+            return closure(*own, **named)
+        finally:
+            thread.passes_ns += time.monotonic_ns() - begin_ns
+
+    timed.__wrapped__ = closure  # type: ignore[attr-defined]
+    return ((args[0], timed, *args[2:]), kwargs) if len(args) > 1 else (args, dict(kwargs, closure=timed))
+
+
+def _description(optimizer: Any) -> dict[str, Any]:
+    """The class of an optimizer, and the numbers of its tensors, their elements, and the elements that are trained."""
+    found = {"class": type(optimizer).__name__}
+    try:
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        trained = sum(weight.numel() for weight in weights if weight.requires_grad)
+        return dict(found, tensors=len(weights), elements=sum(weight.numel() for weight in weights), trained=trained)
+    except Exception:  # weights of another kind than torch's own
+        return found
 
 
 def _gpu(optimizer: Any) -> dict[str, str]:
@@ -252,7 +298,8 @@ def _wrap_steps(optimizer_class: Any, own: Recorder) -> None:
     def wrap(plain_step: Any) -> Any:
         @functools.wraps(plain_step)
         def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-            own.before(self)
+            changed = own.before(self, (self, *args), kwargs)
+            args, kwargs = (args, kwargs) if changed is None else (changed[0][1:], changed[1])
             result = plain_step(self, *args, **kwargs)
             own.after(self)
             return result

@@ -639,7 +639,8 @@ def join_ranks(
     """
     marks = _assigned(marks_of.read(), members)
     ranks = _rank_iterations(marks, numbers, phases_of.read() if horovod is None else horovod)
-    by = ranks.groupby("iteration")
+    spent_s = ranks["compute_s"] + ranks["exposed_s"] + ranks["optimizer_s"]
+    by = ranks.assign(unattributed_s=ranks["iteration_s"] - spent_s).groupby("iteration")
     sums = pd.DataFrame({"skipped": by["skipped"].any(), "exposed_least_s": by["exposed_s"].min()})
     for name in ("backwards", "optimizers", "compute_s"):
         sums[name] = by[name].max()
@@ -648,7 +649,7 @@ def join_ranks(
     return {"ranks": ranks, "sums": sums.reset_index()}
 
 
-_MEANS = ("communication_s", "exposed_s", "overlap_s")
+_MEANS = ("communication_s", "exposed_s", "overlap_s", "unattributed_s")
 # how the other ``sums`` of batches are joined
 _JOINED: dict[str, np.ufunc] = {
     **dict.fromkeys(("skipped", "backwards", "optimizers", "compute_s"), np.fmax),

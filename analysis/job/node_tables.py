@@ -22,7 +22,10 @@ SUMS = ("nic_drops", "queue_drops", "segments_retransmitted", "pause_frames", "e
 ALL_SUMS = (*SUMS, "infiniband_tx_bytes")
 PHASES = ("compute_s", "forward_s", "backward_s", "communication_s", "exposed_s", "overlap_s", "optimizer_s")
 MEANS = (*PHASES, "unattributed_s", "sent_bytes", "retransmissions", "cpu_cores")
-_RANK_MEANS = [*MEANS, "syncs", "synced_bytes"]
+# parts of an iteration, over the iterations of a rank of which all are known; they add up to ``whole_iteration_s``
+PARTS = ("compute_s", "exposed_s", "optimizer_s", "unattributed_s")
+WHOLE = tuple(f"whole_{name}" for name in ("iteration_s", *PARTS))
+_RANK_MEANS = [*MEANS, "syncs", "synced_bytes", *WHOLE]
 
 
 @dataclass(frozen=True)
@@ -231,6 +234,9 @@ def _rank_sums(table: pd.DataFrame, iteration_s: Numbers) -> pd.DataFrame:
     spent = table["compute_s"] + table["exposed_s"] + table["optimizer_s"]
     seconds = pd.Series(iteration_s[table["iteration"].to_numpy(np.int64)], index=table.index, dtype="Float64")
     # with Horovod the optimizer's step includes the exposed communication, and compute is not known: NA
-    by = table.assign(unattributed_s=seconds - spent).groupby("rank")
+    table = table.assign(unattributed_s=seconds - spent)
+    whole = {f"whole_{name}": table[name].mask(table["unattributed_s"].isna()) for name in PARTS}
+    whole["whole_iteration_s"] = seconds.mask(table["unattributed_s"].isna())
+    by = table.assign(**whole).groupby("rank")
     counts = by[_RANK_MEANS].count().add_suffix("_count")
     return by[_RANK_MEANS].sum().join(counts).assign(node=by["node"].last(), iterations=by.size()).reset_index()

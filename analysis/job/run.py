@@ -219,8 +219,8 @@ class Job:
             - ``phase``: number of the phase, from 1
             - ``shown``: True for the phase that the other tables describe
             - ``what``: its optimizers, and their steps in an iteration
-            - ``mode``: what ends an iteration: each ``step``, the last step of each ``round`` of several optimizers, each
-              step of the ``most frequent optimizer`` (where they make no regular rounds), or a ``mark`` of the program
+            - ``mode``: what ends an iteration: each ``step``, the last step of a ``round`` of several optimizers, each step
+              of the ``most frequent optimizer`` (where they make no regular rounds), or a ``mark`` of the program
             - ``ranks``, ``world_size``: ranks that stepped, and ranks by their logs; 0: not known
             - ``starts``: starts of the job in which it occurred
             - ``stretches``: stretches of consecutive steps that it consists of
@@ -259,6 +259,7 @@ class Job:
             - ``communication_s``: communication, mean over the ranks
             - ``exposed_s``: communication after the last gradient was ready, mean over the ranks
             - ``overlap_s``: communication during the backward pass, mean over the ranks
+            - ``unattributed_s``: rest of the iteration, mean over the ranks: data loading, Python, waiting elsewhere
             - ``exposed_least_s``: exposed communication of the rank that waited least: the cost of the network alone
             - ``last_rank``: the rank whose step ended last
             - ``slowest_rank``: the rank whose last gradient was ready last; without such times ``last_rank``
@@ -312,7 +313,7 @@ class Job:
             - ``iteration_s``: time between them, by CLOCK_MONOTONIC
             - ``step_start_ns``: start of ``optimizer.step()``
             - ``ready_ns``: the last gradient was ready
-            - ``optimizer_s``: time in ``optimizer.step()`` of all optimizers, without forward and backward passes within
+            - ``optimizer_s``: time in ``optimizer.step()`` of all optimizers, without the passes within
             - ``compute_s``: forward and backward pass
             - ``forward_s``, ``backward_s``: the pass alone
             - ``communication_s``: from the first to the last collective

@@ -26,8 +26,6 @@ def summarize(job: Job) -> pd.DataFrame:
     if not len(sums):
         return pd.DataFrame(columns=COLUMNS)
     result = pd.DataFrame({name: mean_of_sums(sums, name) for name in MEANS})
-    # not clipped iteration by iteration: a rank that ends one late ends the next one early, and the parts must add up
-    result["unattributed_s"] = result["unattributed_s"].clip(lower=0.0)
     result.insert(0, "node", sums["node"])
     result.insert(1, "iterations", sums["iterations"])
     slowest = job.work.iterations.loc[measured, ["slowest_rank", "slowest_by_s"]].dropna()
@@ -61,6 +59,7 @@ _MIN_SECONDS_SHARE = 0.01
 _RANK_MEASURES = {
     "compute_s": ("compute (forward and backward pass)", "s", None),
     "optimizer_s": ("optimizer step", "s", None),
+    "unattributed_s": ("time not attributed (loading data, Python, waiting elsewhere)", "s", None),
     "retransmissions": ("retransmitted segments per iteration", "", 0.5),
     "cpu_cores": ("processors busy for the rank", "", 0.1),
     "node_other_cores": ("processors of its node busy for other programs than the job", "", 0.1),
@@ -71,6 +70,7 @@ _RANK_MEASURES = {
 _ITERATION_MEASURES = {
     "compute_s": ("compute", "s", None),
     "exposed_s": ("exposed communication", "s", None),
+    "unattributed_s": ("time not attributed (loading data, Python, waiting elsewhere)", "s", None),
     "cross_bytes": ("cross traffic", "bytes", 10_000.0),
     "other_bytes": ("other traffic", "bytes", 10_000.0),
     "retransmissions": ("retransmitted segments", "", 0.5),
@@ -128,7 +128,12 @@ def _differences(ranks: pd.DataFrame, rank: int, iteration_s: float) -> list[dic
         mine, rest = plain(here[name]), plain(others[name].astype("Float64").mean())
         found = _difference(name, description, unit, least, mine, rest, iteration_s)
         result += [found] if found else []
-    return result
+    return _largest_times_first(result)
+
+
+def _largest_times_first(differences: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Sort differences: those of times first, the largest before the others."""
+    return sorted(differences, key=lambda one: -abs(one["here"] - one["others"]) if one["unit"] == "s" else 0.0)
 
 
 def _difference(
@@ -253,5 +258,5 @@ def slow_iterations(job: Job) -> dict[str, Any] | None:
         "iterations": int(slow.sum()),
         "mean_s": float(seconds[slow].mean()),
         "usual_s": float(seconds[usual].mean()),
-        "differences": result,
+        "differences": _largest_times_first(result),
     }

@@ -12,6 +12,7 @@ import pandas as pd
 import ringtap
 from ringtap.analysis.job import byte_accounting, flows
 from ringtap.analysis.job.collection_status import NOT_ASKED, status
+from ringtap.analysis.job.node_tables import PARTS
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.stragglers import links, mean_of_sums, slow_iterations, slowest
 from ringtap.analysis.job.throughput import summarize_epochs, throughput
@@ -29,6 +30,9 @@ _FROM_COUNTERS = (
 )
 _INFINIBAND = ("infiniband_tx_bytes", "infiniband_rx_bytes")
 _NODE_MEANS = ("cpu_busy_cores", "cpu_job_cores", "cpu_other_cores", "cpu_steal_cores", "gpu_utilization_pct")
+# by how much parts may exceed the iteration: ranks end the first and the last one at different times, and DDP's times are
+# by a clock that may be slewed by 500 ppm
+_MAX_EXCESS = 0.01
 # fewer bytes than this are not compared
 _FEW_BYTES = 10_000
 
@@ -116,16 +120,36 @@ def _times(job: Job) -> dict[str, Any]:
 def _phases(job: Job) -> dict[str, Any]:
     table = job.work.iterations
     item: dict[str, Any] = {"source": job.work.source, "why": job.work.why}
-    for name in ("compute_s", "communication_s", "exposed_s", "exposed_least_s", "overlap_s"):
+    for name in ("compute_s", "communication_s", "exposed_s", "exposed_least_s", "overlap_s", "unattributed_s"):
         item[name] = mean_of(table, name, job.measured)
-    item["unattributed_s"] = mean_of(job.ranks, "unattributed_s")
     return item
 
 
-def _parts(job: Job) -> dict[str, float | None]:
-    """Return the parts of an iteration, means over the ranks; with Horovod the optimizer step is not separable."""
-    parts = {name: mean_of(job.ranks, name) for name in ("compute_s", "exposed_s", "optimizer_s", "unattributed_s")}
-    return parts if parts["unattributed_s"] is not None else parts | {"optimizer_s": None}
+def _parts(job: Job) -> dict[str, Any]:
+    """Return the parts of an iteration, means over the ranks, which add up to ``iteration_s``.
+
+    They are of the iterations of which all parts are known. With Horovod, the optimizer step is not separable. Parts
+    that take longer than the iteration are refused: ``why`` says so.
+    """
+    sums = job.rank_sums
+    parts: dict[str, Any] = {name: None for name in ("iteration_s", *PARTS)} | {"why": ""}
+    if not len(sums):
+        return parts
+    of_ranks = pd.DataFrame({name: mean_of_sums(sums, f"whole_{name}") for name in ("iteration_s", *PARTS)}).dropna()
+    if not len(of_ranks):
+        whole_s = mean_of(job.work.iterations, "iteration_s", job.measured)
+        return parts | {"iteration_s": whole_s, "exposed_s": mean_of(job.ranks, "exposed_s")}
+    below = of_ranks["unattributed_s"] < -_MAX_EXCESS * of_ranks["iteration_s"]
+    if below.any():
+        row = of_ranks[below].iloc[0]
+        spent_s = float(row["iteration_s"] - row["unattributed_s"])
+        recorded = f"forward and backward passes and optimizer steps of {format_duration(spent_s)}"
+        why = f"rank {of_ranks[below].index[0]} has {recorded} in an iteration of {format_duration(row['iteration_s'])}"
+        return parts | {"why": f"{why}: passes ran at the same time, or were recorded in the wrong iteration"}
+    found = {name: float(of_ranks[name].mean()) for name in ("iteration_s", *PARTS)}
+    excess_s = sum(found[name] for name in PARTS) - found["iteration_s"]
+    assert abs(excess_s) <= 1e-6 * found["iteration_s"], f"parts of an iteration exceed it by {excess_s} s"
+    return parts | found
 
 
 def _bytes(job: Job) -> dict[str, Any]:

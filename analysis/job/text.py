@@ -57,20 +57,21 @@ def _parts(data: dict[str, Any]) -> str:
     begin = f"An iteration takes {format_duration(mean_s)} (mean)"
     if len(data["training_phases"]) > 1 and (phase := shown_phase(data)) is not None:
         begin = f"An iteration of phase {phase['phase']} takes {format_duration(mean_s)} (mean)"
-    known = [(words, data["parts"][name]) for name, words in PARTS.items() if data["parts"][name] is not None]
-    if not known:
-        return f"{begin}; where its time goes is not known, for {data['phases']['why'] or 'no rank timed its phases'}."
-    shares = [f"{value / mean_s:.1%} {words}" for words, value in known if value > _SURE * mean_s]
-    return f"{begin}: {', '.join(shares)} (means over the ranks)."
+    table = parts_table(data)
+    if table is None:
+        why = data["parts"]["why"] or data["phases"]["why"] or "no rank timed its phases"
+        return f"{begin}; where its time goes is not known, for {why}."
+    shares = ", ".join(f"{share} {words}" for words, _, share in table.rows)
+    return f"{begin}: {shares} (means over the ranks)."
 
 
 def parts_table(data: dict[str, Any]) -> Table | None:
     """Return a table of the parts of an iteration; None if none is known."""
-    mean_s, parts = data["iterations"]["mean_s"], data["parts"]
+    parts = data["parts"]
     known = [(words, parts[name]) for name, words in PARTS.items() if parts[name] is not None]
-    if mean_s is None or not known:
+    if not known:
         return None
-    rows = [[words, format_duration(value), f"{value / mean_s:.1%}"] for words, value in known]
+    rows = [[words, format_duration(value), f"{value / parts['iteration_s']:.1%}"] for words, value in known]
     return Table(["part", "mean over the ranks", "of the iteration"], rows)
 
 

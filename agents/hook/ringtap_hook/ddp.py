@@ -214,23 +214,26 @@ def attach(module: ModuleType, settings: Settings) -> None:
     ddp_class = module.DistributedDataParallel
     plain = ddp_class.__init__
 
+    is_first = True
+
     @functools.wraps(plain)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal is_first
         plain(self, *args, **kwargs)
         try:
+            if is_first:  # now torch is imported as a whole
+                is_first = False
+                _time_forward(ddp_class, watcher)
             _sample(self)
             watcher.add(self)
         except Exception:
             log.note(settings, "recorder of DDP's communication")
 
     ddp_class.__init__ = init
-    torch = sys.modules["torch"]
-    if hasattr(getattr(torch, "compiler", None), "is_compiling"):  # since torch 2.1
-        _time_forward(ddp_class, watcher, torch)
     backward.listeners.append(watcher.look)
 
 
-def _time_forward(ddp_class: Any, watcher: Watcher, torch: Any) -> None:
+def _time_forward(ddp_class: Any, watcher: Watcher) -> None:
     """Let the watcher time forward passes, from DDP's preparations before the job's model to those after it.
 
     torch.compile traces DDP's methods. It takes ``is_compiling()`` for a constant, and compiles what it would without
@@ -238,8 +241,11 @@ def _time_forward(ddp_class: Any, watcher: Watcher, torch: Any) -> None:
     """
     import functools
 
+    torch = sys.modules["torch"]
+    is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None)
+    if is_compiling is None:  # before torch 2.1
+        return
     plain_pre, plain_post = ddp_class._pre_forward, ddp_class._post_forward
-    is_compiling = torch.compiler.is_compiling
 
     @functools.wraps(plain_pre)
     def pre_forward(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
 """Iterations that take longer than a percentile of those before them, from the step records of a node's processes.
 
-An iteration is the time between the ends of two consecutive steps of a process: of its first optimizer, or of its
-``ringtap.step()`` marks if it has any. Each process is compared with its own iterations.
+`ringtap.iteration_ends` tells which steps of a process end an iteration. Each process is compared with its own
+iterations of the training phase that runs.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringtap.errors import UsageError
+from ringtap.iteration_ends import NONE, PREVIOUS, IterationEnds
 from ringtap.records import INTEGER, open_records
-from ringtap.schema import STEP_COLUMNS
+from ringtap.schema import MARK_RECORD, STEP_COLUMNS
 from ringtap.units import duration_s
 
 MIN_ITERATIONS = 100  # fewer have no 99th percentile
 _KEPT = 10_000  # iterations of a process that the percentile is taken over: the newest
 _BATCH = 100_000
 _GONE_STEPS = 100  # a process that has written nothing while others made this many steps is no longer read
-_MARK = 2
 _RULE = re.compile(r"p(\d{1,2}(?:\.\d+)?):(.+)")
 _FILE = re.compile(r"rank(\d+)-\d+(?:-\d+)?\.rec")
 
@@ -108,7 +108,9 @@ class _Process:
         self.end_ns = 0
         self.behind = 0
         self._end_mono_ns = 0
-        self._has_marks = False
+        self._ends = IterationEnds()
+        self._stretch = 0
+        self._previous = 0, 0, 0
         self._times = RecentTimes()
 
     def poll(self, share: float, slow: list[SlowIteration]) -> int:
@@ -124,14 +126,17 @@ class _Process:
         while records := file.tail(self._read, min(file.count, self._read + _BATCH)):
             self._read += len(records)
             for record in records:
-                kind = record[at["kind"]]
-                if kind == _MARK and not self._has_marks:
-                    self._has_marks, self._end_mono_ns, self._times = True, 0, RecentTimes()
-                if self._has_marks == (kind == _MARK) and record[at["optimizer"]] <= 0:
-                    self._end(record[at["step"]], record[at["end_ns"]], record[at["end_mono_ns"]], share, slow)
+                found = self._ends.add(record[at["optimizer"]], record[at["kind"]] == MARK_RECORD)
+                if self._ends.stretch != self._stretch:
+                    self._stretch, self._end_mono_ns, self._times = self._ends.stretch, 0, RecentTimes()
+                own = record[at["step"]], record[at["end_ns"]], record[at["end_mono_ns"]]
+                if found != NONE:
+                    self._end(self._previous if found == PREVIOUS else own, share, slow)
+                self._previous = own
         return self._read - begun
 
-    def _end(self, step: int, end_ns: int, mono_ns: int, share: float, slow: list[SlowIteration]) -> None:
+    def _end(self, record: tuple[int, int, int], share: float, slow: list[SlowIteration]) -> None:
+        step, end_ns, mono_ns = record
         if self._end_mono_ns:
             length_ns = mono_ns - self._end_mono_ns
             threshold_s = self._times.quantile(share)

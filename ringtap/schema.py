@@ -308,6 +308,8 @@ _SAMPLED = ("nic", "sockets", "qdisc", "host", "infiniband", "ethtool", "gpu", "
 SKIPPED_RECORD, MARK_RECORD = 1, 2
 # more steps of one optimizer in a row are iterations of their own, although other optimizers step before and after them
 MAX_STEPS_IN_A_ROW = 16
+# share of the rounds of several optimizers that must have the same steps, so that a round is an iteration
+REGULAR_SHARE = 0.9
 STEP_COLUMNS = dict.fromkeys(("step", "optimizer", "start_ns", "end_ns", "start_mono_ns", "end_mono_ns"), INTEGER)
 DDP_COLUMNS = dict.fromkeys(
     (

@@ -345,7 +345,7 @@ class Work:
         source: source of compute and communication times: ``ddp``, ``horovod`` or ``none``.
         why: a sentence if ``source`` is ``none`` or a part is missing.
         gradient_bytes: as `Phases.gradient_bytes`.
-        processes: the processes of the phase, by number: ``node``, ``rank``, ``pid`` and ``steps`` (ends of iterations).
+        processes: the processes of the phase, by number: ``node``, ``rank``, ``pid``, ``steps`` (ends of iterations).
         steps: ends of iterations of all starts of the job, of the rank with the most.
         unclear_ranks: ranks that other processes had during the phase, whose bytes cannot be told apart.
         world_size: number of ranks by the step logs, at least the number of ranks that stepped.

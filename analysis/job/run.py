@@ -219,8 +219,8 @@ class Job:
             - ``phase``: number of the phase, from 1
             - ``shown``: True for the phase that the other tables describe
             - ``what``: its optimizers, and their steps in an iteration
-            - ``mode``: what ends an iteration: each ``step``, the last step of a ``round`` of several optimizers, each step
-              of the ``most frequent optimizer`` (where they make no regular rounds), or a ``mark`` of the program
+            - ``mode``: what ends an iteration: each ``step``, the last step of a ``round`` of several optimizers, each
+              step of the ``most frequent optimizer`` (where these make no regular rounds), or a ``mark`` of the program
             - ``ranks``, ``world_size``: ranks that stepped, and ranks by their logs; 0: not known
             - ``starts``: starts of the job in which it occurred
             - ``stretches``: stretches of consecutive steps that it consists of

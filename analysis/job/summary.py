@@ -30,8 +30,8 @@ _FROM_COUNTERS = (
 )
 _INFINIBAND = ("infiniband_tx_bytes", "infiniband_rx_bytes")
 _NODE_MEANS = ("cpu_busy_cores", "cpu_job_cores", "cpu_other_cores", "cpu_steal_cores", "gpu_utilization_pct")
-# by how much parts may exceed the iteration: ranks end the first and the last one at different times, and DDP's times are
-# by a clock that may be slewed by 500 ppm
+# by how much parts may exceed the iteration: ranks end the first and the last one at different times, and DDP's times
+# are by a clock that may be slewed by 500 ppm
 _MAX_EXCESS = 0.01
 # fewer bytes than this are not compared
 _FEW_BYTES = 10_000
@@ -132,7 +132,7 @@ def _parts(job: Job) -> dict[str, Any]:
     that take longer than the iteration are refused: ``why`` says so.
     """
     sums = job.rank_sums
-    parts: dict[str, Any] = {name: None for name in ("iteration_s", *PARTS)} | {"why": ""}
+    parts: dict[str, Any] = dict.fromkeys(("iteration_s", *PARTS)) | {"why": ""}
     if not len(sums):
         return parts
     of_ranks = pd.DataFrame({name: mean_of_sums(sums, f"whole_{name}") for name in ("iteration_s", *PARTS)}).dropna()

@@ -1,7 +1,8 @@
 """Iterations of the job, from the step records of its ranks as they are written.
 
-Iteration i ends when the last rank has ended its i-th step of the optimizer that stepped first; ``ringtap.step()``
-marks count instead for a rank that has any (docs/reference/run-directory.md).
+An iteration ends when the last rank has ended it; `ringtap.iteration_ends` has the rules. The iterations are those of
+the training phase that runs: what came before another optimizer, or another start of the job, is forgotten
+(docs/reference/iterations.md).
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from dataclasses import dataclass
 
 from ringtap.analysis.live.recent_counters import Layout
 from ringtap.analysis.runs.tail import Record
+from ringtap.iteration_ends import NONE, PREVIOUS, IterationEnds
 from ringtap.records import RecordFile
+from ringtap.schema import MARK_RECORD, SKIPPED_RECORD
 
 STEP_FILE = re.compile(r"rank(\d+)-(\d+)(?:-\d+)?(\.ddp)?\.rec")
 MAX_KEPT = 600
 _KEPT_IN_ALL = 60_000
 _MIN_KEPT = 120
-_MARK = 2
-_SKIPPED = 1
 _DDP_MOMENTS = ("forward_start_ns", "backward_start_ns", "backward_end_ns", "comm_start_ns", "comm_end_ns")
 _DDP_TIMES = ("forward_ns", "backward_ns", "comm_ns", "overlap_ns")
 
@@ -61,7 +62,7 @@ class IterationStats:
         slowest_share: share of them in which it was last.
         ranks: number of ranks whose steps were seen.
         world_size: number of ranks that the job reports; 0 if it reports none.
-        restarts: number of restarts of the job's ranks.
+        restarts: number of earlier starts of the job that runs.
     """
 
     history: tuple[Iteration, ...] = ()
@@ -98,6 +99,8 @@ class RankSteps:
     ) -> None:
         self.node, self.rank, self.pid = node, rank, pid
         self.world_size = int(file.about.get("world_size") or 0)
+        self.launch = bool(file.about.get("group")), str(file.about.get("address") or "")
+        self.command = file.about.get("command")
         self.ends: deque[tuple[int, int, bool]] = deque(maxlen=MAX_KEPT)
         self.samples = 0
         self.last_end_ns = 0
@@ -105,11 +108,12 @@ class RankSteps:
         self.last_step_s: float | None = None
         self.steps_s: deque[float] = deque(maxlen=MAX_KEPT)
         self.timed_steps, self.timed_s = 0, 0.0
-        self.generation = 0
+        self.generation = self.restarts = 0
         self.counts = True
         self.ddp = DdpTimes()
-        self._has_marks = False
-        self._optimizer: int | None = None
+        self._iteration_ends = IterationEnds()
+        self._stretch = 0
+        self._previous: tuple[int, int, int, bool] | None = None  # of the last record, as for `_add`
         self._to_reference = to_reference
         self.layout = Layout(file)
 
@@ -118,37 +122,34 @@ class RankSteps:
         self.ends.clear()
         self.steps_s.clear()
 
-    def _forget(self) -> None:
-        """Forget steps that turn out not to count."""
-        self.release()
-        self.timed_steps, self.timed_s = 0, 0.0
-
     def feed(self, batch: Iterable[Record]) -> None:
         """Add step records."""
         at = self.layout.index
         step, optimizer, end, kind_column = at["step"], at["optimizer"], at["end_ns"], at.get("kind")
         mono = at["end_mono_ns"]
+        ends = self._iteration_ends
         for record in batch:
             self.samples += 1
             kind = record[kind_column] if kind_column is not None else 0
-            if kind == _MARK and not self._has_marks:
-                self._has_marks = True
-                self._forget()
-            if self._has_marks != (kind == _MARK):
-                continue
-            if not self._has_marks:
-                if self._optimizer is None or record[optimizer] < self._optimizer:
-                    self._optimizer = record[optimizer]  # numbered in the order of their first steps
-                    self._forget()
-                if record[optimizer] != self._optimizer:
-                    continue
-            if self.ends:
-                self.last_step_s = (record[mono] - self._last_mono_ns) / 1e9
-                self.steps_s.append(self.last_step_s)
-                self.timed_steps += 1
-                self.timed_s += self.last_step_s
-            self.last_end_ns, self._last_mono_ns = record[end], record[mono]
-            self.ends.append((record[step], self._to_reference(record[end], record[mono]), kind == _SKIPPED))
+            found = ends.add(record[optimizer], kind == MARK_RECORD)
+            if ends.stretch != self._stretch:
+                self._stretch = ends.stretch
+                self.release()
+                if ends.is_reread:
+                    self.timed_steps, self.timed_s = 0, 0.0
+            own = record[step], record[end], record[mono], kind == SKIPPED_RECORD
+            if found != NONE:
+                self._add(*(self._previous if found == PREVIOUS and self._previous else own))
+            self._previous = own
+
+    def _add(self, step: int, end_ns: int, mono_ns: int, is_skipped: bool) -> None:
+        if self.ends:
+            self.last_step_s = (mono_ns - self._last_mono_ns) / 1e9
+            self.steps_s.append(self.last_step_s)
+            self.timed_steps += 1
+            self.timed_s += self.last_step_s
+        self.last_end_ns, self._last_mono_ns = end_ns, mono_ns
+        self.ends.append((step, self._to_reference(end_ns, mono_ns), is_skipped))
 
 
 class DdpTimes:
@@ -192,33 +193,48 @@ class DdpTimes:
         }
 
 
-def number_generations(files: list[RankSteps], first_ns: dict[int, int]) -> None:
-    """Number the processes of each rank in order of their start: 0 for the first, 1 for its successor.
+def choose_worlds(files: list[RankSteps], first_ns: dict[int, int]) -> None:
+    """Choose the processes whose steps count: of worlds that ran at the same time, those of the one with most ranks.
 
-    Processes that run at the same time under one rank are not ranks of one process group, and none is a restart. Of
-    these, the one with the most steps counts.
+    `ringtap.analysis.runs.phases.find_worlds` says which processes are one world. Sets ``counts``, ``generation``
+    (number of earlier worlds that counted) and ``restarts`` (those of them that were the same job) of each process, and
+    releases those of earlier generations.
 
     Args:
         files: all processes.
         first_ns: start of the process, or of its first step if that is not known, by the id() of the file.
     """
-    together: dict[int, list[RankSteps]] = {}
-    for file in sorted(files, key=lambda file: first_ns.get(id(file), 0)):
-        others = together.setdefault(file.rank, [])
-        if others and first_ns.get(id(file), 0) >= max(other.last_end_ns for other in others):
-            file.generation = others[0].generation + 1
-            others.clear()
-        elif others:
-            file.generation = others[0].generation
+
+    def begin_ns(file: RankSteps) -> int:
+        return first_ns.get(id(file), 0)
+
+    is_unclear = any(not 0 <= file.rank < file.world_size for file in files)
+    together: list[list[list[RankSteps]]] = []  # worlds that ran at the same time, in order of time
+    until_ns = -1
+    for file in sorted(files, key=begin_ns):
+        if begin_ns(file) >= until_ns:
+            together.append([])
+        until_ns = max(until_ns, file.last_end_ns)
+        for world in together[-1] if file.world_size > 1 or is_unclear else ():
+            first = world[0]
+            if (file.world_size, file.launch) == (first.world_size, first.launch):
+                world.append(file)
+                break
         else:
-            file.generation = 0
-        others.append(file)
-        most = max(others, key=lambda other: other.samples)
-        for other in others:
-            other.counts = other is most
-    for file in files:
-        if file.generation < together[file.rank][0].generation - 1:
-            file.release()
+            together[-1].append([file])
+    jobs: Counter[tuple[int, bool, object]] = Counter()
+    for generation, worlds in enumerate(together):
+        for world in [world for world in worlds if len({file.rank for file in world}) < len(world)]:
+            worlds.remove(world)  # nothing says which of the same rank belong together
+            worlds += [[file] for file in world]
+        chosen = max(worlds, key=lambda world: (len(world), sum(file.samples for file in world)))
+        key = chosen[0].world_size, chosen[0].launch[0], chosen[0].command
+        for world in worlds:
+            for file in world:
+                file.generation, file.counts, file.restarts = generation, world is chosen, jobs[key]
+                if generation < len(together) - 2:
+                    file.release()
+        jobs[key] += 1
 
 
 def join(files: list[RankSteps], over: int = 100) -> IterationStats:
@@ -239,7 +255,7 @@ def join(files: list[RankSteps], over: int = 100) -> IterationStats:
     recent = history[-over:]
     times = sorted(iteration.seconds for iteration in recent)
     slowest = Counter(iteration.slowest_rank for iteration in recent).most_common(1)
-    several = len({file.rank for file in files}) > 1 and slowest
+    several = len({file.rank for file in current}) > 1 and slowest
     return IterationStats(
         history=tuple(history),
         last_s=history[-1].seconds if history else None,
@@ -248,9 +264,9 @@ def join(files: list[RankSteps], over: int = 100) -> IterationStats:
         over=len(times),
         slowest_rank=slowest[0][0] if several else None,
         slowest_share=slowest[0][1] / len(recent) if several else 0.0,
-        ranks=len({file.rank for file in files}),
-        world_size=max(file.world_size for file in files),
-        restarts=newest,
+        ranks=len({file.rank for file in current}),
+        world_size=max(file.world_size for file in current),
+        restarts=max(file.restarts for file in current),
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.analysis.live.flows import Owners, SocketTotals
-from ringtap.analysis.live.iterations import MAX_KEPT, STEP_FILE, DdpTimes, RankSteps, number_generations
+from ringtap.analysis.live.iterations import MAX_KEPT, STEP_FILE, DdpTimes, RankSteps, choose_worlds
 from ringtap.analysis.live.recent_counters import Keyed, Layout, RecentWideLog
 from ringtap.analysis.runs.clock import NodeClock, read_clock
 from ringtap.analysis.runs.tail import Document, LinesTail, Record, RecordTail, TextTail, since
@@ -314,10 +314,10 @@ class RunFollower:
         for node in self.nodes.values():
             node.poll()
         ranks = self.ranks
-        concurrent = len(ranks) > len({steps.rank for steps in ranks})
-        if (numbered := [id(steps) for steps in ranks]) != self._numbered or concurrent:
+        several = len(ranks) > len({steps.rank for steps in ranks})
+        if (numbered := [id(steps) for steps in ranks]) != self._numbered or several:
             first = {key: start for node in self.nodes.values() for key, start in node.begin_ns.items()}
-            number_generations(ranks, first)
+            choose_worlds(ranks, first)
             self._numbered = numbered
 
     @property

@@ -22,11 +22,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.schema import MARK_RECORD, MAX_STEPS_IN_A_ROW, SKIPPED_RECORD
+from ringtap.schema import MARK_RECORD, MAX_STEPS_IN_A_ROW, REGULAR_SHARE, SKIPPED_RECORD
 from ringtap.units import counted
 
-# share of the rounds of several optimizers that must have the same steps, so that a round is an iteration
-_REGULAR_SHARE = 0.9
 # `mode` of a stretch: what ends its iterations
 EACH, ROUND, MOST, MARKED = "step", "round", "most frequent optimizer", "mark"
 _MAX_NAMED = 3
@@ -147,7 +145,7 @@ def _rounds(runs: list[int], lengths: list[int], begin: int) -> Stretch:
     is_whole = is_usual[-1] or not all(count <= steps.get(optimizer, 0) for optimizer, count in rounds[-1])
     whole = len(rounds) if is_whole else len(rounds) - 1
     end = begin + int(edges[-1])
-    if sum(is_usual) >= _REGULAR_SHARE * whole:
+    if sum(is_usual) >= REGULAR_SHARE * whole:
         ends = begin + edges[[*heads[1:], len(runs)][:whole]] - 1
         return Stretch(begin, end, ends.astype(np.int64), ROUND, steps)
     totals = Counter[int]()

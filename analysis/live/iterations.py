@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ringtap.analysis.live.recent_counters import Layout
 from ringtap.analysis.runs.tail import Record
-from ringtap.iteration_ends import NONE, PREVIOUS, IterationEnds
+from ringtap.iteration_ends import PREVIOUS, THIS, IterationEnds
 from ringtap.records import RecordFile
 from ringtap.schema import MARK_RECORD, SKIPPED_RECORD
 
@@ -88,6 +88,7 @@ class RankSteps:
         to_reference: converts CLOCK_REALTIME and CLOCK_MONOTONIC of its node to the reference node's clock.
 
     Attributes:
+        began: start of the process, or of its first step if that is not known, by both clocks of its node.
         steps_s: times between its last steps.
         timed_steps: number of times between steps that were read, kept or not.
         timed_s: their sum.
@@ -104,6 +105,7 @@ class RankSteps:
         self.ends: deque[tuple[int, int, bool]] = deque(maxlen=MAX_KEPT)
         self.samples = 0
         self.last_end_ns = 0
+        self.began = 0, 0
         self._last_mono_ns = 0
         self.last_step_s: float | None = None
         self.steps_s: deque[float] = deque(maxlen=MAX_KEPT)
@@ -113,9 +115,15 @@ class RankSteps:
         self.ddp = DdpTimes()
         self._iteration_ends = IterationEnds()
         self._stretch = 0
-        self._previous: tuple[int, int, int, bool] | None = None  # of the last record, as for `_add`
+        self._is_skipped = False  # a step of the iteration that runs was
+        self._previous: tuple[int, int, int] | None = None  # of the last record, as for `_add`
         self._to_reference = to_reference
         self.layout = Layout(file)
+
+    def span_ns(self) -> tuple[int, int]:
+        """Return the start of the process and its last step, on the reference clock."""
+        last_ns = self.ends[-1][1] if self.ends else self._to_reference(self.last_end_ns, self._last_mono_ns)
+        return self._to_reference(*self.began), last_ns
 
     def release(self) -> None:
         """Forget the kept steps of a process whose successor's successor runs."""
@@ -137,19 +145,22 @@ class RankSteps:
                 self.release()
                 if ends.is_reread:
                     self.timed_steps, self.timed_s = 0, 0.0
-            own = record[step], record[end], record[mono], kind == SKIPPED_RECORD
-            if found != NONE:
-                self._add(*(self._previous if found == PREVIOUS and self._previous else own))
-            self._previous = own
+            if found == PREVIOUS and self._previous:
+                self._add(*self._previous)
+            self._is_skipped = self._is_skipped or kind == SKIPPED_RECORD
+            self._previous = record[step], record[end], record[mono]
+            if found == THIS:
+                self._add(*self._previous)
 
-    def _add(self, step: int, end_ns: int, mono_ns: int, is_skipped: bool) -> None:
+    def _add(self, step: int, end_ns: int, mono_ns: int) -> None:
         if self.ends:
             self.last_step_s = (mono_ns - self._last_mono_ns) / 1e9
             self.steps_s.append(self.last_step_s)
             self.timed_steps += 1
             self.timed_s += self.last_step_s
         self.last_end_ns, self._last_mono_ns = end_ns, mono_ns
-        self.ends.append((step, self._to_reference(end_ns, mono_ns), is_skipped))
+        self.ends.append((step, self._to_reference(end_ns, mono_ns), self._is_skipped))
+        self._is_skipped = False
 
 
 class DdpTimes:
@@ -193,28 +204,20 @@ class DdpTimes:
         }
 
 
-def choose_worlds(files: list[RankSteps], first_ns: dict[int, int]) -> None:
-    """Choose the processes whose steps count: of worlds that ran at the same time, those of the one with most ranks.
+def choose_worlds(files: list[RankSteps]) -> None:
+    """Choose the processes whose steps count: of worlds that ran at the same time, that with the most time of its ranks.
 
     `ringtap.analysis.runs.phases.find_worlds` says which processes are one world. Sets ``counts``, ``generation``
     (number of earlier worlds that counted) and ``restarts`` (those of them that were the same job) of each process, and
     releases those of earlier generations.
-
-    Args:
-        files: all processes.
-        first_ns: start of the process, or of its first step if that is not known, by the id() of the file.
     """
-
-    def begin_ns(file: RankSteps) -> int:
-        return first_ns.get(id(file), 0)
-
     is_unclear = any(not 0 <= file.rank < file.world_size for file in files)
     together: list[list[list[RankSteps]]] = []  # worlds that ran at the same time, in order of time
     until_ns = -1
-    for file in sorted(files, key=begin_ns):
-        if begin_ns(file) >= until_ns:
+    for begin_ns, end_ns, file in sorted(((*file.span_ns(), file) for file in files), key=lambda item: item[:2]):
+        if begin_ns >= until_ns:
             together.append([])
-        until_ns = max(until_ns, file.last_end_ns)
+        until_ns = max(until_ns, end_ns)
         for world in together[-1] if file.world_size > 1 or is_unclear else ():
             first = world[0]
             if (file.world_size, file.launch) == (first.world_size, first.launch):
@@ -227,7 +230,7 @@ def choose_worlds(files: list[RankSteps], first_ns: dict[int, int]) -> None:
         for world in [world for world in worlds if len({file.rank for file in world}) < len(world)]:
             worlds.remove(world)  # nothing says which of the same rank belong together
             worlds += [[file] for file in world]
-        chosen = max(worlds, key=lambda world: (len(world), sum(file.samples for file in world)))
+        chosen = max(worlds, key=_rank_seconds_and_steps)
         key = chosen[0].world_size, chosen[0].launch[0], chosen[0].command
         for world in worlds:
             for file in world:
@@ -235,6 +238,10 @@ def choose_worlds(files: list[RankSteps], first_ns: dict[int, int]) -> None:
                 if generation < len(together) - 2:
                     file.release()
         jobs[key] += 1
+
+
+def _rank_seconds_and_steps(world: list[RankSteps]) -> tuple[float, int]:
+    return sum(file.timed_s for file in world), sum(file.samples for file in world)
 
 
 def join(files: list[RankSteps], over: int = 100) -> IterationStats:

@@ -92,7 +92,6 @@ class NodeLog:
         keyed: files with one record per item (socket, queue, process), by collector and file name.
         owners: owners of its sockets, and its processes.
         ranks: step records of its ranks, by file.
-        begin_ns: start of each rank's process, by the id() of its step records; its first step if not known.
         mono_ns: the node's newest CLOCK_MONOTONIC in any log.
         bytes: size of its logs by collector.
         totals: totals over its sockets; None unless metered.
@@ -109,7 +108,6 @@ class NodeLog:
         self.owners = Owners()
         self.totals = SocketTotals(self.owners) if is_metered else None
         self.ranks: dict[Path, RankSteps] = {}
-        self.begin_ns: dict[int, int] = {}
         self.mono_ns = 0
         self.bytes: dict[str, int] = {}
         self.failures: dict[str, str] = {}
@@ -218,7 +216,8 @@ class NodeLog:
             first = tail.first or ()
             if steps.world_size > 1:
                 self.owners.step_ranks[steps.pid] = steps.rank
-            self.begin_ns[id(steps)] = _begin_of(file, steps.layout, first) if first else 0
+            if first:
+                steps.began = _begin_of(file, steps.layout, first)
         elif (series := self._keyed(path)) is not None:
             series.begin(file)
         else:
@@ -262,10 +261,14 @@ def _begin(path: Path) -> Callable[[RecordFile], int]:
     return since(_BACK_S.get(path.parent.name, _USUAL_BACK_S), column, MAX_KEPT * 20)
 
 
-def _begin_of(file: RecordFile, layout: Layout, first: Record) -> int:
-    """Return the start of the process that made a step log, or of its first step if the log does not hold it."""
-    start_ns, end_ns = int(first[layout.index["start_ns"]]), int(first[layout.index["end_ns"]])
-    return min(start_ns, end_ns - process_age_ns(file))
+def _begin_of(file: RecordFile, layout: Layout, first: Record) -> tuple[int, int]:
+    """Return the start of the process that made a step log, or of its first step if the log does not hold it.
+
+    It is by CLOCK_REALTIME and by CLOCK_MONOTONIC.
+    """
+    start_ns, end_ns, mono_ns = (int(first[layout.index[name]]) for name in ("start_ns", "end_ns", "end_mono_ns"))
+    ago_ns = max(end_ns - start_ns, process_age_ns(file))
+    return end_ns - ago_ns, mono_ns - ago_ns
 
 
 def _is_in(path: Path, wanted: Sequence[str]) -> bool:
@@ -316,8 +319,7 @@ class RunFollower:
         ranks = self.ranks
         several = len(ranks) > len({steps.rank for steps in ranks})
         if (numbered := [id(steps) for steps in ranks]) != self._numbered or several:
-            first = {key: start for node in self.nodes.values() for key, start in node.begin_ns.items()}
-            choose_worlds(ranks, first)
+            choose_worlds(ranks)
             self._numbered = numbered
 
     @property

@@ -155,7 +155,7 @@ class ProcessFile:
 def _stem_in(folder: str, about: dict[str, Any]) -> str:
     """The stem that the current files of this process have in common; no other process has it."""
     global _stem
-    if not _stem:
+    if os.path.dirname(_stem) != folder:
         first = os.path.join(folder, "rank{}-{}".format(about["rank"], about["pid"]))
         # another group, another program after os.exec, or a restart with the same pid in a new PID namespace
         stems = (first if number == 1 else f"{first}-{number}" for number in range(1, _MAX_STEMS))

@@ -293,7 +293,7 @@ def test_a_rank_names_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "get_device_properties", asked.__getitem__)
     settings = Settings(str(tmp_path), "n", None)
     recorder = steps.Recorder(settings)
-    recorder._record(Optimizer(), steps.STEP, 1, 2, 3, 4)
+    recorder._record(Optimizer(), steps.STEP, 0, 1, 2, 3, 4)
     (path,) = Path(settings.steps_folder).glob("*.rec")
     assert open_records(path).about["gpu"] == "5c89f3a2-0b5e-4e62-9f3a-0f8d1c6f7a01"
 

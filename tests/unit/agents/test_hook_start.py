@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
+import zlib
 from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
@@ -25,12 +27,13 @@ register_optimizer_step_post_hook = POST.append
 
 class Optimizer:
     def step(self, inner=None):
+        args = (self, inner) if inner else (self,)
         for hook in PRE:
-            assert hook(self, (), {}) is None
-        if inner is not None:
-            inner()
+            args, _ = hook(self, args, {}) or (args, {})
+        for closure in args[1:]:
+            closure()
         for hook in POST:
-            hook(self, (), {})
+            hook(self, args, {})
 """
 
 FAKE_OLD_OPTIMIZER = """
@@ -122,14 +125,22 @@ def test_records_are_what_the_reader_expects(tmp_path: Path) -> None:
         Field("kind", "<i8", "", "index"),
         Field("backwards", "<i8", "passes", "gauge"),
         Field("pause_ns", "<i8", "ns", "gauge"),
+        Field("passes_ns", "<i8", "ns", "gauge"),
     )
     about = {"collector": "steps", "rank": 3, "pid": pid, "world_size": 4, "local_rank": 1, "torch": "0.fake"}
     about |= {"hostname": os.uname().nodename, "source": "optimizer steps", "age_ns": file.about["age_ns"]}
+    about |= {"parent": os.getpid(), "group": "", "address": "", "command": zlib.crc32(b"-c")}
     assert file.about == about
     assert 0 <= file.about["age_ns"] < 60e9
     records = file.tail()
     assert [record[:2] for record in records] == [(0, 0), (1, 0), (2, 0), (0, 1), (3, 0)]
-    assert {record[6:] for record in records} == {(0, 0, 0)}
+    assert {record[6:9] for record in records} == {(0, 0, 0)}
+    # a closure is no part of the step
+    assert all(2_000_000 <= record[9] <= record[5] - record[4] for record in records[:3])
+    assert [record[9] for record in records[3:]] == [0, 0]
+    lines = (steps / f"rank3-{pid}.optimizers.jsonl").read_text().splitlines()
+    described = [(item["optimizer"], item["class"]) for item in map(json.loads, lines)]
+    assert described == [(0, "Optimizer"), (1, "Optimizer")]
     assert all(record[3] - record[2] >= 2_000_000 for record in records[:3])
     assert all(record[5] >= record[4] for record in records)
     assert all(left[5] <= right[4] for left, right in pairwise(records))
@@ -316,7 +327,7 @@ def test_a_forked_child_writes_a_file_of_its_own(tmp_path: Path) -> None:
     parent = int(run_python(code, HOOK, fake_torch(tmp_path), **recording(tmp_path)).stdout)
     counts = {open_records(path).about["pid"] == parent: open_records(path).count for path in steps.glob("*.rec")}
     assert counts == {True: 3, False: 1}
-    assert len(list(steps.iterdir())) == 2
+    assert len(list(steps.glob("*.optimizers.jsonl"))) == 2
 
 
 # ---- what may go wrong
@@ -359,8 +370,8 @@ def test_a_full_disk_leaves_whole_records_alone(tmp_path: Path) -> None:
         import glob, os, resource, torch
         optimizer = torch.optim.Optimizer()
         optimizer.step()
-        (path,) = glob.glob("run/nodes/node/steps/*")
-        size = os.path.getsize(path) + 64 + 20
+        (path,) = glob.glob("run/nodes/node/steps/*.rec")
+        size = os.path.getsize(path) + 80 + 20
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
         for _ in range(4):
             optimizer.step()
@@ -379,7 +390,7 @@ def test_a_record_file_that_is_deleted_ends_its_recorder_with_the_reason(tmp_pat
         import glob, os, torch
         optimizer = torch.optim.Optimizer()
         optimizer.step()
-        (path,) = glob.glob("run/nodes/node/steps/*")
+        (path,) = glob.glob("run/nodes/node/steps/*.rec")
         os.unlink(path)
         optimizer.step()
         print('done')

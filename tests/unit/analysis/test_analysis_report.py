@@ -704,6 +704,7 @@ def test_what_no_recorder_timed_of_an_iteration_is_drawn_and_said(tmp_path, caps
         file = open_records(path)
         records = np.fromfile(path, np.dtype([(one.name, one.type) for one in file.fields]), offset=file.offset)
         records["start_ns"] += 40_000_000
+        records["start_mono_ns"] += 40_000_000
         with path.open("r+b") as stream:
             stream.seek(file.offset)
             stream.write(records.tobytes())

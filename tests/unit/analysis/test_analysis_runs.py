@@ -76,7 +76,7 @@ def test_of_several_optimizers_the_one_that_steps_first_counts(tmp_path):
 def test_a_job_without_steps_has_empty_typed_tables(tmp_path):
     RunDirectory.create(tmp_path / "job", "job", [], 1)
     run = read_run(tmp_path / "job")
-    assert list(run.iterations.columns) == ["generation", "step", "start_ns", "end_ns", "iteration_s"]
+    assert list(run.iterations.columns) == ["stretch", "step", "start_ns", "end_ns", "iteration_s", "generation"]
     assert run.iterations.empty
     assert run.steps.empty
 

@@ -46,7 +46,7 @@ def answer_of(path, capsys):
 
 def test_the_answer_comes_first(run, capsys):
     time, rank, link = answer_of(run, capsys)
-    shares = "57.5% compute, 17.5% exposed communication, 25.0% optimizer step"
+    shares = "57.5% compute, 17.5% exposed communication, 25.0% optimizer step, 0.0% not attributed"
     assert time == f"An iteration takes 200 ms (mean): {shares} (means over the ranks)."
     assert rank.startswith("Which rank is slowest is not known: 6 iterations of 2 ranks are too few")
     assert link == (
@@ -54,6 +54,8 @@ def test_the_answer_comes_first(run, capsys):
     )
     data = summarize(open_job(run))
     parts = data["parts"]
+    assert parts.pop("why") == ""
+    assert parts.pop("iteration_s") == pytest.approx(data["iterations"]["mean_s"])
     assert sum(parts.values()) == pytest.approx(data["iterations"]["mean_s"])
 
 

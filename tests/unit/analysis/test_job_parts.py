@@ -169,7 +169,7 @@ def test_horovods_timeline_is_split_at_the_optimizers_step(tmp_path):
             rows.append({"tensor": name, "start_ns": end - first * MS, "end_ns": end - last * MS, "bytes": 1000})
     timeline = pd.DataFrame(rows).assign(operation="ALLREDUCE", negotiate_start_ns=0)
     job = open_job(tmp_path / "job")
-    marks = job.run.steps.assign(index=range(6), generation=0)
+    marks = job.run.steps.assign(place=range(6))
     found = iterations._by_timeline(timeline, marks)
     assert found.table["communication_s"].to_numpy() == pytest.approx([0.030] * 5)
     assert found.table["exposed_s"].to_numpy() == pytest.approx([0.010] * 5)

@@ -284,7 +284,7 @@ def plain_job(path, processes):
 
 
 def test_a_process_that_lived_beside_another_was_not_started_again(tmp_path):
-    """One imports for longer and steps when the other has ended; a third began after both."""
+    """One imports for longer and steps when the other has ended; a third began after both. Nothing joins them."""
     run = RunDirectory.create(tmp_path / "job", "job", [], 1)
     node = Node(run, "n0")
     for pid, first_ms, age_ms in ((50, 0, 3000), (51, 2000, 5000), (52, 5000, 2000)):
@@ -293,8 +293,12 @@ def test_a_process_that_lived_beside_another_was_not_started_again(tmp_path):
         node.steps(0, records, pid, 1, age_ms * MS)
     node.finish()
     found = open_job(tmp_path / "job")
-    assert found.iterations["generation"].value_counts().to_dict() == {0: 59, 1: 59}
-    assert [(one["pid"], one["shown"]) for one in summarize(found)["run"]["processes"]] == [(50, True), (51, False)]
+    assert found.iterations["generation"].value_counts().to_dict() == {0: 59}
+    assert [(one["pid"], one["shown"]) for one in summarize(found)["training_phases"]] == [
+        (50, False),
+        (51, False),
+        (52, True),
+    ]
     live = RunFollower(tmp_path / "job")
     live.poll()
     assert {steps.pid: steps.generation for steps in live.ranks} == {50: 0, 51: 0, 52: 1}
@@ -303,17 +307,17 @@ def test_a_process_that_lived_beside_another_was_not_started_again(tmp_path):
 def test_processes_at_the_same_time_are_no_rank_that_was_started_again(tmp_path):
     found = plain_job(tmp_path / "job", [(0, 50, 0, 10, 60), (0, 51, 5, 20, 40), (0, 52, 5000, 10, 30)])
     data = summarize(found)
-    assert data["iterations"]["restarts"] == 1  # pid 52 came when the others had ended
-    assert found.iterations["generation"].value_counts().to_dict() == {0: 59, 1: 29}
-    assert found.iterations["iteration_s"].to_numpy() == pytest.approx([0.01] * 88)
-    assert [(one["pid"], one["steps"], one["shown"]) for one in data["run"]["processes"]] == [
-        (50, 60, True),
-        (51, 40, False),
-    ]
+    assert data["iterations"]["restarts"] == 0  # nothing says whether pid 52 goes on with the work of 50 or of 51
+    rows = [(one["pid"], one["steps"], one["shown"], one["is_concurrent"]) for one in data["training_phases"]]
+    assert rows == [(50, 60, False, True), (51, 40, True, True), (52, 30, False, False)]
+    assert found.iterations["iteration_s"].to_numpy() == pytest.approx([0.02] * 39)
     text = "\n".join(describe(data))
-    assert "2 processes trained at the same time and are not the ranks of one process group" in text
-    assert "Below are those of pid 50." in text
-    assert "From step to step (median): pid 50 10 ms, pid 51 20 ms." in text
+    assert "3 phases; all that follows is of phase 2 (--phase N)." in text
+    assert "Other processes, not ranks of its process group, trained at the same time: phase 1." in text
+    first = open_job(found.path, phase=1)
+    assert first.iterations["iteration_s"].to_numpy() == pytest.approx([0.01] * 59)
+    with pytest.raises(UsageError, match="has no training phase 4: its phases are 1 to 3"):
+        summarize(open_job(found.path, phase=4))
 
 
 @pytest.mark.parametrize(("steps", "said"), [(1, "1 step of the optimizer was recorded"), (5, "4 iterations in")])
@@ -322,7 +326,7 @@ def test_a_job_of_few_steps_is_told_how_many_there_were(tmp_path, steps, said):
     assert said in text
     assert "1 rank on 1 node" in text
     assert "No optimizer step" not in text
-    assert ("Nothing marks the beginning of the first of the 5 steps." in text) == (steps == 5)
+    assert ("Nothing marks the beginning of the first step (5 steps in all)." in text) == (steps == 5)
 
 
 def test_two_optimizers_are_no_accumulation(tmp_path):
@@ -336,7 +340,8 @@ def test_two_optimizers_are_no_accumulation(tmp_path):
     found = open_job(tmp_path / "job")
     assert found.iterations["optimizers"].tolist() == [2] * 19
     text = "\n".join(describe(summarize(found)))
-    assert "2 optimizers step in an iteration, after 3 backward passes." in text
+    assert "An iteration is a round of the optimizers: 1 step of optimizer 0, 1 step of optimizer 1." in text
+    assert "3 backward passes per iteration, for 2 optimizers." in text
     assert "accumulated" not in text
 
 

@@ -143,7 +143,7 @@ def test_exposed_communication_is_that_of_analyze(rows: list[tuple[int, ...]], c
     if rows:
         columns = {name: table[name].to_numpy() for name in names} | {
             "process": table["module"],
-            "index": table["iteration"],
+            "place": table["iteration"],
         }
         expected = iterations._by_iteration(columns | {"bytes": table["module"] * 1.0})
         assert times.exposed_s == pytest.approx(expected["exposed_s"].sum(), abs=1e-15)

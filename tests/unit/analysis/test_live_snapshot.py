@@ -288,7 +288,7 @@ def test_ddps_times_may_come_before_the_first_step_and_may_be_unknown(tmp_path: 
     assert (rank.forward_s, rank.backward_s, rank.comm_s, rank.overlap_s) == (0.02, 0.06, None, 0.045)
 
 
-def test_marks_count_where_a_rank_has_any_and_the_first_optimizer_elsewhere(tmp_path: Path) -> None:
+def test_marks_count_where_a_rank_has_any_and_rounds_of_the_optimizers_elsewhere(tmp_path: Path) -> None:
     with RunWriter(tmp_path / "run", "S0") as run:
         node, watch = run.nodes["S0"], Watch(run.path)
         for step in range(4):
@@ -296,8 +296,7 @@ def test_marks_count_where_a_rank_has_any_and_the_first_optimizer_elsewhere(tmp_
             node.step(0, 1, 2 * step + 1, step * 2.0 + 1, optimizer=0, kind=1)
             node.step(0, 1, step, step * 2.0 + 1.5, optimizer=1)
         history = watch.at(8).iterations.history
-        assert [item.number for item in history] == list(range(1, 8))
-        assert [item.skipped for item in history] == [True, False, True, False, True, False, True]
+        assert [(item.number, item.seconds, item.skipped) for item in history] == [(n, 2.0, True) for n in (1, 2, 3)]
         for step in range(3):
             node.step(0, 1, step, 20 + 5.0 * step, optimizer=0, kind=2)
             node.step(0, 1, 100 + step, 20 + 5.0 * step, optimizer=0)

@@ -55,6 +55,7 @@ def test_a_job_of_0_1_is_analyzed_with_the_numbers_of_0_1(recorded: Path) -> Non
         del words["demand"]["equation"]  # worded anew
     assert now["bytes"].pop("captured_iterations") is None  # new; there are no packets
     then["byte_accounts"] = then.pop("wires")
+    assert then["run"].pop("processes") == []  # training_phases says more
     assert {name: now[name] for name in then} == then
 
 

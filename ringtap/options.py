@@ -26,11 +26,15 @@ def add_training(parser: ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, metavar="N", help="samples of a rank in an iteration, for samples/s")
     parser.add_argument("--job-output", metavar="FILE", help="file with the job's output, for its epochs")
     parser.add_argument("--target-accuracy", type=float, metavar="SHARE", help="say when the job reached this accuracy")
+    parser.add_argument(
+        "--phase", type=int, metavar="N", help="describe this training phase (default: the one with the most time)"
+    )
 
 
 def training_facts(options: Namespace) -> dict[str, Any]:
     """Return the facts that were given, as the keywords of `ringtap.open_job`."""
     facts = {"batch": options.batch, "output": options.job_output, "target_accuracy": options.target_accuracy}
+    facts["phase"] = options.phase
     return {name: value for name, value in facts.items() if value is not None}
 
 

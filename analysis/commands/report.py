@@ -58,7 +58,7 @@ def report(options: argparse.Namespace) -> int:
         raise UsageError("--scheduler is for run directories: a table is read at once")
     facts = training_facts(options)
     if facts and (is_table or beside):
-        raise UsageError("--batch, --job-output and --target-accuracy are for the run of a job")
+        raise UsageError("--batch, --job-output, --target-accuracy and --phase are for the run of a job")
 
     def opened(executor: Executor | None = None) -> Job | Sweep:
         return open_job(source, executor, **facts) if facts else open_run(source, executor)

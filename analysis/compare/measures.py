@@ -218,6 +218,12 @@ def _measure(job: Job, label: str, span: _Span) -> RunMeasures:
         "command": " ".join(str(word) for word in job.run.info.get("argv") or []),
     }
     measures = {one.name: one for part in parts for one in part}
+    phases = job.work.phases
+    if len(phases) > 1:
+        phase = job.work.phase
+        notes.insert(
+            0, f"{label} has {len(phases)} training phases; phase {phase} is compared ({phases['what'][phase]})"
+        )
     return RunMeasures(label, job.path, facts, times_s, measures, matrix, text, tuple(notes))
 
 

@@ -28,6 +28,7 @@ from ringtap.analysis.sweeps.sweep import Sweep
 from ringtap.errors import UsageError
 
 JOB_TABLES = (
+    "phases",
     "iterations",
     "rank_iterations",
     "ranks",

@@ -51,14 +51,8 @@ class Job:
     """
 
     def __init__(
-        self,
-        run: JobRun,
-        workers: Executor | None = None,
-        given: Given | None = None,
-        derived: Path | None = None,
-        phase: int | None = None,
+        self, run: JobRun, workers: Executor | None = None, given: Given | None = None, derived: Path | None = None
     ) -> None:
-        self._phase = phase
         self.run, self.given, self.derived = run, given or Given(), derived or run.path / "derived"
         self._workers = None if workers is None else instance_of(workers, Executor, "workers")
         self.path = run.path
@@ -82,7 +76,7 @@ class Job:
     @cached_property
     def work(self) -> iterations.Work:
         """Iterations by the records of the ranks."""
-        return iterations.build(self.run, self.nodes, self.batches, self._phase)
+        return iterations.build(self.run, self.nodes, self.batches, self.given.phase)
 
     @cached_property
     def window_ns(self) -> tuple[int, int]:
@@ -213,7 +207,7 @@ class Job:
         """Training phases, one row each, in order of time.
 
         A phase is a world of ranks, the optimizers that step together, and a stretch of time. All other tables describe
-        the phase that took the most time, or the one that `ringtap.open_run` was asked for.
+        the phase that took the most time, or the one that `ringtap.open_job` was asked for.
 
         Columns:
             - ``phase``: number of the phase, from 1
@@ -623,11 +617,12 @@ def open_job(
         raise UsageError(f"a batch of {batch} has no samples")
     if target_accuracy is not None and not 0 < number(target_accuracy, "the target accuracy") <= 1:
         raise UsageError(f"a target accuracy of {target_accuracy:g} is not a share above 0 and up to 1")
-    given = Given(batch, None if output is None else path_of(output, "the job's output"), target_accuracy)
+    if phase is not None and (phase := whole_number(phase, "the phase")) < 1:
+        raise UsageError(f"phase {phase} does not exist: phases are numbered from 1")
+    given = Given(batch, None if output is None else path_of(output, "the job's output"), target_accuracy, phase)
     run = read_run(path)
     if isinstance(run, SweepRun):
         series = sorted({str(window["directory"]) for window in run.windows})
         which = f" or name one of its series, for example {run.path / series[0]}" if series else ""
         raise UsageError(f"{run.path} is a sweep: open it with open_sweep{which}")
-    phase = None if phase is None else whole_number(phase, "the phase")
-    return Job(run, workers, given, None if derived is None else path_of(derived, "the folder"), phase)
+    return Job(run, workers, given, None if derived is None else path_of(derived, "the folder"))

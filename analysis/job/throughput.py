@@ -42,17 +42,19 @@ _MAX_BYTES = 64 << 20  # of an output that is read
 
 @dataclass(frozen=True)
 class Given:
-    """Facts about a training job that its logs may not hold.
+    """Choices and facts about a training job that its logs may not hold.
 
     Attributes:
         batch: samples of a rank in an iteration; None: as recorded or printed.
         output: file with the job's output; None: the output in the run directory, if there is any.
         target_accuracy: validation accuracy whose time is asked for; None: that of the best epoch.
+        phase: number of the training phase that is described; None: the one that took the most time.
     """
 
     batch: int | None = None
     output: Path | None = None
     target_accuracy: float | None = None
+    phase: int | None = None
 
 
 @dataclass(frozen=True)

@@ -205,7 +205,7 @@ class DdpTimes:
 
 
 def choose_worlds(files: list[RankSteps]) -> None:
-    """Choose the processes whose steps count: of worlds that ran at the same time, that with the most time of its ranks.
+    """Choose the processes whose steps count: of worlds that ran at the same time, that with most time.
 
     `ringtap.analysis.runs.phases.find_worlds` says which processes are one world. Sets ``counts``, ``generation``
     (number of earlier worlds that counted) and ``restarts`` (those of them that were the same job) of each process, and

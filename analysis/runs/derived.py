@@ -23,8 +23,8 @@ from ringtap.errors import UsageError
 from ringtap.json_validation import ShapeError, load_json, open_regular
 from ringtap.rundir import write_json
 
-SCHEMA = 7
-TABLES = ("iterations", "rank_iterations", "ranks", "flows", "byte_accounts", "node_iterations", "collectors")
+SCHEMA = 8
+TABLES = ("phases", "iterations", "rank_iterations", "ranks", "flows", "byte_accounts", "node_iterations", "collectors")
 SOURCES, SUMMARY = "sources.json", "summary.json"
 
 
@@ -76,7 +76,7 @@ def sources_of(path: Path, given: Given | None = None) -> dict[str, Any]:
     """
     result: dict[str, Any] = {}
     if given is not None and given != Given():
-        result["given"] = {"batch": given.batch, "target_accuracy": given.target_accuracy}
+        result["given"] = {"batch": given.batch, "target_accuracy": given.target_accuracy, "phase": given.phase}
         if given.output is not None:
             with suppress(OSError):  # the analysis reports it
                 result["given"] |= {"output": str(given.output)} | file_fingerprint(given.output)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringtap.errors import UsageError
-from ringtap.iteration_ends import NONE, PREVIOUS, IterationEnds
+from ringtap.iteration_ends import IterationEnds
 from ringtap.records import INTEGER, open_records
 from ringtap.schema import MARK_RECORD, STEP_COLUMNS
 from ringtap.units import duration_s
@@ -108,9 +108,8 @@ class _Process:
         self.end_ns = 0
         self.behind = 0
         self._end_mono_ns = 0
-        self._ends = IterationEnds()
+        self._ends = IterationEnds[tuple[int, int, int]]()
         self._stretch = 0
-        self._previous = 0, 0, 0
         self._times = RecentTimes()
 
     def poll(self, share: float, slow: list[SlowIteration]) -> int:
@@ -126,13 +125,12 @@ class _Process:
         while records := file.tail(self._read, min(file.count, self._read + _BATCH)):
             self._read += len(records)
             for record in records:
-                found = self._ends.add(record[at["optimizer"]], record[at["kind"]] == MARK_RECORD)
+                own = record[at["step"]], record[at["end_ns"]], record[at["end_mono_ns"]]
+                ended = self._ends.add(own, record[at["optimizer"]], record[at["kind"]] == MARK_RECORD)
                 if self._ends.stretch != self._stretch:
                     self._stretch, self._end_mono_ns, self._times = self._ends.stretch, 0, RecentTimes()
-                own = record[at["step"]], record[at["end_ns"]], record[at["end_mono_ns"]]
-                if found != NONE:
-                    self._end(self._previous if found == PREVIOUS else own, share, slow)
-                self._previous = own
+                if ended is not None:
+                    self._end(ended, share, slow)
         return self._read - begun
 
     def _end(self, record: tuple[int, int, int], share: float, slow: list[SlowIteration]) -> None:

@@ -26,11 +26,12 @@ from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.sweep.tcp_reachability import check_reachability
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.ethernet import frame_bytes
+from ringtap.iteration_ends import IterationEnds
 from ringtap.plan import SweepPlan, Testbed, Window
 from ringtap.plan_cluster import Cluster
 from ringtap.plan_models import Model
 from ringtap.rundir import RunDirectory, open_log
-from ringtap.schema import ACKNOWLEDGED, AGENT_LOG, MAX_LATE_SHARE, NIC_REC, VARIANTS
+from ringtap.schema import ACKNOWLEDGED, AGENT_LOG, MARK_RECORD, MAX_LATE_SHARE, NIC_REC, VARIANTS
 from ringtap.units import counted
 
 _TAIL_BYTES = 65_536
@@ -155,6 +156,32 @@ class Step:
     load: float
 
 
+class _RankEnds:
+    """The records that end iterations of the training phase that a rank is in.
+
+    Attributes:
+        read: number of records that were read.
+        ends: those that end an iteration.
+    """
+
+    def __init__(self) -> None:
+        self.read = 0
+        self.ends: list[tuple[Any, ...]] = []
+        self._iteration_ends = IterationEnds[tuple[Any, ...]]()
+        self._stretch = 0
+
+    def add(self, records: Sequence[tuple[Any, ...]], optimizer: int, kind: int) -> None:
+        """Add records; ``optimizer`` and ``kind`` are the numbers of these columns."""
+        for record in records:
+            ended = self._iteration_ends.add(record, record[optimizer], record[kind] == MARK_RECORD)
+            if self._iteration_ends.stretch != self._stretch:
+                self._stretch = self._iteration_ends.stretch
+                self.ends.clear()
+            if ended is not None:
+                self.ends.append(ended)
+        self.read += len(records)
+
+
 class StepWatcher:
     """Reader of the growing step logs of a running job, rank by rank.
 
@@ -166,7 +193,7 @@ class StepWatcher:
     def __init__(self, run: RunDirectory, ranks: Mapping[str, int]) -> None:
         self._expected = ranks
         self._folders = [run.path / "nodes" / worker / "steps" for worker in ranks]
-        self._rows: dict[Path, list[tuple[Any, ...]]] = {}
+        self._ranks: dict[Path, _RankEnds] = {}
         self._columns: list[str] = []
 
     def iteration_ends_ns(self) -> list[int]:
@@ -183,21 +210,20 @@ class StepWatcher:
         for folder in self._folders:
             for path in sorted(folder.glob("rank*.rec")):
                 if path.suffixes == [".rec"] and path.stat().st_size:  # a new file may still lack its header
-                    rows = self._rows.setdefault(path, [])
+                    rank = self._ranks.setdefault(path, _RankEnds())
                     log = open_log(path)
                     self._columns = [field.name for field in log.fields]
-                    rows += log.tail(len(rows))
+                    rank.add(log.tail(rank.read), *map(self._columns.index, ("optimizer", "kind")))
         stepped = self.ranks_stepped()
         if any(stepped[worker] < count for worker, count in self._expected.items()):
             return []
         place = self._columns.index(column)
-        # if a rank has several optimizers, the one that stepped first counts
-        ranks = [[row[place] for row in rows if row[1] == rows[0][1]] for rows in self._rows.values()]
+        ranks = [[row[place] for row in rank.ends] for rank in self._ranks.values()]
         return list(zip(*ranks, strict=False))
 
     def ranks_stepped(self) -> dict[str, int]:
         """Count the ranks of each worker that have stepped an optimizer, according to the logs read so far."""
-        return {folder.parent.name: sum(path.parent == folder for path in self._rows) for folder in self._folders}
+        return {folder.parent.name: sum(path.parent == folder for path in self._ranks) for folder in self._folders}
 
 
 def stalled_s(ends_ns: Sequence[int], now_ns: int) -> float:

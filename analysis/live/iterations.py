@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ringtap.analysis.live.recent_counters import Layout
 from ringtap.analysis.runs.tail import Record
-from ringtap.iteration_ends import PREVIOUS, THIS, IterationEnds
+from ringtap.iteration_ends import IterationEnds
 from ringtap.records import RecordFile
 from ringtap.schema import MARK_RECORD, SKIPPED_RECORD
 
@@ -113,10 +113,9 @@ class RankSteps:
         self.generation = self.restarts = 0
         self.counts = True
         self.ddp = DdpTimes()
-        self._iteration_ends = IterationEnds()
+        self._iteration_ends = IterationEnds[tuple[int, int, int]]()
         self._stretch = 0
         self._is_skipped = False  # a step of the iteration that runs was
-        self._previous: tuple[int, int, int] | None = None  # of the last record, as for `_add`
         self._to_reference = to_reference
         self.layout = Layout(file)
 
@@ -139,18 +138,18 @@ class RankSteps:
         for record in batch:
             self.samples += 1
             kind = record[kind_column] if kind_column is not None else 0
-            found = ends.add(record[optimizer], kind == MARK_RECORD)
+            own = record[step], record[end], record[mono]
+            ended = ends.add(own, record[optimizer], kind == MARK_RECORD)
             if ends.stretch != self._stretch:
                 self._stretch = ends.stretch
                 self.release()
                 if ends.is_reread:
                     self.timed_steps, self.timed_s = 0, 0.0
-            if found == PREVIOUS and self._previous:
-                self._add(*self._previous)
+            if ended is not None and ended is not own:  # the record before this one
+                self._add(*ended)
             self._is_skipped = self._is_skipped or kind == SKIPPED_RECORD
-            self._previous = record[step], record[end], record[mono]
-            if found == THIS:
-                self._add(*self._previous)
+            if ended is own:
+                self._add(*own)
 
     def _add(self, step: int, end_ns: int, mono_ns: int) -> None:
         if self.ends:

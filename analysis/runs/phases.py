@@ -94,7 +94,7 @@ def _split(optimizers: Integers, offset: int) -> Iterator[Stretch]:
     if len(runs) == 1:
         alone = is_long | True
     else:
-        last = pd.Series(np.arange(len(runs))).groupby(np.where(is_long, -1 - np.arange(len(runs)), runs))
+        last = pd.Series(np.arange(len(runs))).groupby([runs, np.cumsum(is_long), is_long])
         reach = np.maximum.accumulate(last.transform("max").to_numpy())
         closes = reach == np.arange(len(runs))
         closes |= is_long

@@ -233,7 +233,7 @@ _ABOUT["command"] = (int, -1)
 def read_optimizers(files: Mapping[int, Path]) -> dict[tuple[int, int], str]:
     """Return the optimizers in words, by number of the process and of the optimizer.
 
-    Those of versions before 0.3 are not known.
+    Those of runs of 0.2 and before are not known.
 
     Args:
         files: step logs by number of the process.

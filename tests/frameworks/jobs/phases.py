@@ -1,0 +1,203 @@
+"""Jobs of several training phases, each with a log of its own: what it did, in ms, as JSON in ``own-<rank>.json``."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+MS = 1e-3
+own: dict[str, list[float]] = {}
+parts = {"compute": 0.0, "optimizer": 0.0}
+
+
+class Loop:
+    """Notes the times between the ends of its iterations."""
+
+    def __init__(self, name: str) -> None:
+        self.times = own.setdefault(name, [])
+        self.last: float | None = None
+
+    def end(self) -> None:
+        now = time.monotonic()
+        if self.last is not None:
+            self.times.append(1000 * (now - self.last))
+        self.last = now
+
+
+def net(layers: int = 2, size: int = 64) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(size, size) for _ in range(layers)))
+
+
+def timed(what: str, call):
+    begin = time.monotonic()
+    result = call()
+    parts[what] += time.monotonic() - begin
+    return result
+
+
+def fit(model: nn.Module, optimizer: torch.optim.Optimizer, loop: Loop, count: int, pause_s: float) -> None:
+    inputs = torch.ones(8, 64)
+    for _ in range(count):
+        time.sleep(pause_s)
+        loss = timed("compute", lambda: model(inputs).square().mean())
+        optimizer.zero_grad()
+        timed("compute", loss.backward)
+        timed("optimizer", optimizer.step)
+        loop.end()
+
+
+def epochs() -> None:
+    model = net()
+    for epoch in range(5):
+        fit(model, torch.optim.SGD(model.parameters(), lr=1e-3), Loop(f"epoch {epoch}"), 12, 10 * MS * (epoch + 1))
+
+
+def folds() -> None:
+    for fold in range(3):
+        model = net()
+        fit(model, torch.optim.Adam(model.parameters()), Loop(f"fold {fold}"), 10, 15 * MS)
+
+
+def gan() -> None:
+    critic, generator = net(), net(3)
+    one, two = torch.optim.Adam(critic.parameters()), torch.optim.Adam(generator.parameters())
+    loop = Loop("round")
+    for _ in range(10):
+        fit(critic, one, Loop("critic"), 5, 8 * MS)
+        fit(generator, two, Loop("generator"), 1, 8 * MS)
+        loop.end()
+
+
+def per_layer() -> None:
+    """An optimizer per parameter that steps within the backward pass."""
+    model = net(4)
+    for weight in model.parameters():
+        optimizer = torch.optim.SGD([weight], lr=1e-3)
+
+        def step(_: torch.Tensor, optimizer: torch.optim.Optimizer = optimizer) -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+        weight.register_post_accumulate_grad_hook(step)
+    loop = Loop("loop")
+    for _ in range(15):
+        time.sleep(10 * MS)
+        model(torch.ones(8, 64)).square().mean().backward()
+        loop.end()
+
+
+def replaced() -> None:
+    """The same process begins anew."""
+    started = int(os.environ.get("STARTED", "0"))
+    model = net()
+    fit(model, torch.optim.SGD(model.parameters(), lr=1e-3), Loop("loop"), 12, 10 * MS)
+    if started < 2:
+        os.environ["STARTED"] = str(started + 1)
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+
+
+def fine_tuning() -> None:
+    model = net()
+    for weight in model[0].parameters():
+        weight.requires_grad = False
+    ranks = DistributedDataParallel(model)
+    fit(ranks, torch.optim.SGD(model[1].parameters(), lr=1e-3), Loop("head"), 10, 20 * MS)
+    for weight in model[0].parameters():
+        weight.requires_grad = True
+    ranks = DistributedDataParallel(model)
+    fit(ranks, torch.optim.SGD(model.parameters(), lr=1e-3), Loop("all"), 20, 60 * MS)
+
+
+def plain() -> None:
+    model = DistributedDataParallel(net())
+    fit(model, torch.optim.SGD(model.parameters(), lr=1e-3), Loop("loop"), 20, 20 * MS * dist.get_world_size())
+
+
+def helper() -> None:
+    """Rank 0 starts a helper with more steps."""
+    process = None
+    if dist.get_rank() == 0:
+        process = subprocess.Popen([sys.executable, sys.argv[0], "probe"])
+    model = DistributedDataParallel(net())
+    fit(model, torch.optim.SGD(model.parameters(), lr=1e-3), Loop("loop"), 60, 40 * MS)
+    if process is not None:
+        assert process.wait() == 0
+
+
+def probe() -> None:
+    model = net()
+    fit(model, torch.optim.SGD(model.parameters(), lr=1e-3), Loop("probe"), 150, 4 * MS)
+
+
+def closures() -> None:
+    model = DistributedDataParallel(net(6, 256))
+    inputs, loop = torch.ones(128, 256), Loop("loop")
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = timed("compute", lambda: model(inputs)).square().mean()
+        timed("compute", loss.backward)
+        return loss
+
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=1e-3, max_iter=4)
+    for number in range(24):
+        if number == 2:  # without the warm-up
+            parts.update(compute=0.0)
+        optimizer.step(closure)
+        loop.end()
+
+
+def accumulated() -> None:
+    model = DistributedDataParallel(net(6, 256))
+    optimizer, inputs, loop = torch.optim.SGD(model.parameters(), lr=1e-3), torch.ones(256, 256), Loop("loop")
+    for number in range(24):
+        if number == 2:
+            parts.update(compute=0.0)
+        for micro in range(4):
+            with model.no_sync() if micro < 3 else contextlib.nullcontext():
+                outputs = [timed("compute", lambda: model(inputs)) for _ in range(2)]
+                loss = (outputs[0] - 2 * outputs[1]).square().mean()
+                time.sleep(3 * MS)
+                timed("compute", loss.backward)
+        optimizer.step()
+        optimizer.zero_grad()
+        loop.end()
+
+
+def before_group(rank: int, address: str) -> None:
+    model = net()
+    fit(model, torch.optim.SGD(model.parameters(), lr=1e-3), Loop("alone"), 6, 5 * MS)
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    ranks = DistributedDataParallel(model)
+    fit(ranks, torch.optim.Adam(ranks.parameters()), Loop("together"), 20, 20 * MS)
+    dist.destroy_process_group()
+    fit(model, torch.optim.SGD(model.parameters(), lr=1e-3), Loop("after"), 6, 5 * MS)
+
+
+def main() -> None:
+    name = sys.argv[1]
+    torch.set_num_threads(1)
+    if name == "before_group":
+        mp.spawn(before_group, (f"tcp://127.0.0.1:{sys.argv[2]}",), nprocs=2)
+        return
+    if "RANK" in os.environ and name != "probe":
+        dist.init_process_group("gloo")
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    globals()[name]()
+    size = os.environ.get("WORLD_SIZE", "1")
+    Path(f"own-{name}-{size}-{rank}.json").write_text(json.dumps({"times": own, "parts": parts}))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -158,6 +158,6 @@ def test_passes_in_a_closure_and_under_no_sync_are_computation(tmp_path: Path, n
     assert float(rank["compute_s"] + rank["exposed_s"]) == pytest.approx(passes_s, rel=2 * NEAR)
     # what the job spends besides: 4 pauses of 3 ms, or the arithmetic of L-BFGS
     if name == "accumulated":
-        assert 0.012 <= float(rank["unattributed_s"]) < 0.012 + 0.05 * passes_s
+        assert 0.012 <= float(rank["unattributed_s"]) < 0.012 + 0.1 * passes_s
     else:
         assert 0 < float(rank["optimizer_s"]) < sum(times[1:]) / 22_000 - passes_s

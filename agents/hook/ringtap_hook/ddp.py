@@ -13,7 +13,7 @@ import sys
 import time
 
 from . import backward
-from .files import ProcessFile, json_line, notice_group
+from .files import ProcessFile, json_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -136,7 +136,6 @@ class Watcher:
         self._write(UNSYNCED, watched, watched.with_own_times(times))
 
     def _write(self, iteration: int, watched: _Module, times: list[int]) -> None:
-        notice_group()
         now_ns, mono_ns = time.time_ns(), time.monotonic_ns()
         self._records.write(self._pack(iteration, watched.number, *times, now_ns, mono_ns), mono_ns)
 
@@ -149,7 +148,6 @@ class Watcher:
         if sizes != watched.bucket_bytes:
             watched.bucket_bytes = sizes
             item = {"t_ns": time.time_ns(), "module": watched.number, "bucket_bytes": sizes}
-            notice_group()
             self._buckets.write(json_line(item), time.monotonic_ns())
 
 

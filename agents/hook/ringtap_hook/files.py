@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import os
 
-from .settings import identity, process_group
+from .settings import identity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
     from typing import Any
+
+    from .settings import Settings
 
 #: suffixes of the files of a process, which have one stem
 SUFFIXES = (".rec", ".ddp.rec", ".buckets.jsonl", ".optimizers.jsonl", ".profile.jsonl")
 _MAX_STEMS = 1000
-_group: Callable[[], Any] | None = None  # weak reference to the process group in which the current files began
 _begun = 0  # number of the current files: a process that joins another group, or is forked, begins new ones
 _stem = ""  # of the current files
-
-
-def notice_group() -> None:
-    """Begin new files if this process has joined or left a process group since its last record: its rank may differ."""
-    global _group
-    group = process_group()
-    if (None if _group is None else _group()) is group and (group is not None or _group is None):
-        return
-    import weakref
-
-    begin_files()
-    _group = None if group is None else weakref.ref(group)
 
 
 def begin_files() -> None:
@@ -38,6 +28,24 @@ def begin_files() -> None:
 
 
 os.register_at_fork(after_in_child=begin_files)
+
+
+def attach(module: ModuleType, _settings: Settings) -> None:
+    """Begin new files when the process joins or leaves its default process group, because its rank may differ."""
+    import functools
+
+    def wrap(plain: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def changing(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return plain(*args, **kwargs)
+            finally:
+                begin_files()
+
+        return changing
+
+    for name in ("init_process_group", "destroy_process_group"):
+        setattr(module, name, wrap(getattr(module, name)))
 
 
 def header(fields: list[tuple[str, str, str]], about: dict[str, Any]) -> bytes:

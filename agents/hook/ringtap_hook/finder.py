@@ -26,7 +26,11 @@ ATTACHERS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "torch.amp.grad_scaler": ((("steps",), "scaler"),),
     "torch.cuda.amp.grad_scaler": ((("steps",), "scaler"),),  # in older releases
     "torch.nn.parallel.distributed": ((("ddp",), "ddp"), ((), "collective")),
-    "torch.distributed.distributed_c10d": ((("nccl",), "nccl"), (("profile",), "profiled_calls")),
+    "torch.distributed.distributed_c10d": (
+        (("steps", "ddp"), "files"),
+        (("nccl",), "nccl"),
+        (("profile",), "profiled_calls"),
+    ),
     "torch.distributed.checkpoint.state_dict": ((("steps",), "excluded_steps"),),
     "horovod": (((), "agent_start"),),
     # Horovod reads its environment in HorovodBasics.init, whatever the framework.

@@ -120,12 +120,6 @@ def _age_ns(mono_ns: int) -> int:
         return 0
 
 
-def process_group() -> Any:
-    """The default process group of torch.distributed; None if there is none."""
-    module = sys.modules.get("torch.distributed.distributed_c10d")
-    return None if module is None else getattr(getattr(module, "GroupMember", None), "WORLD", None)
-
-
 def identity(mono_ns: int) -> dict[str, Any]:
     """Facts about this process, for file headers: rank, world size, pid, age, version of torch and host.
 

@@ -7,7 +7,7 @@ import sys
 import time
 
 from . import backward, grid, log
-from .files import ProcessFile, json_line, notice_group
+from .files import ProcessFile, json_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,8 +88,7 @@ class Recorder:
                 return None
             # A step that ended by an exception leaves its frame here; it is off the stack, so this one replaces it.
             thread.frame = caller
-            thread.passes_ns = 0
-            thread.is_in_backward = backward.active > 0
+            thread.passes_ns = -1 if backward.active else 0
             changed = _with_closure(args, kwargs, thread) if len(args) > 1 or kwargs else None
             thread.start_mono_ns = time.monotonic_ns()
             thread.start_ns = time.time_ns()
@@ -108,8 +107,9 @@ class Recorder:
                 return
             thread.frame = None
             kind = SKIPPED if _skips_within(optimizer) else STEP
-            start_mono_ns = thread.start_mono_ns
-            passes_ns = end_mono_ns - start_mono_ns if thread.is_in_backward else thread.passes_ns
+            start_mono_ns, passes_ns = thread.start_mono_ns, thread.passes_ns
+            if passes_ns < 0:  # all of it is within a backward pass
+                passes_ns = end_mono_ns - start_mono_ns
             self._record(optimizer, kind, passes_ns, thread.start_ns, end_ns, start_mono_ns, end_mono_ns)
         except Exception:
             self._give_up()
@@ -188,7 +188,6 @@ class Recorder:
 
     def _write(self, pause_ns: int, passes_ns: int, *values: int) -> None:
         passes = backward.passes
-        notice_group()
         self._file.write(self._pack(*values, passes - self._passes, pause_ns, passes_ns), values[_END_MONO])
         self._passes = passes
 

@@ -33,6 +33,8 @@ JOB_OUTPUTS = ("nodes/*/log/job*.out", "submit/slurm-*.out")
 # in a node's folder
 NODE_JSON = "node.json"
 AGENT_LOG = "log/agent.log"
+HOOK_LOADED = ".hook-loaded"  # pids of the processes that imported torch or Horovod, one a line
+INNER_RUNS = ".inner-runs"  # run directories of `ringtap run` within the job, one a line
 NIC_REC = "nic/nic.rec"
 LINKS_JSONL = "nic/links.jsonl"
 SOCKETS_REC = "sockets/sockets.rec"

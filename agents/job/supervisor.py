@@ -155,7 +155,7 @@ def _finish(
     is_profiled: bool,
 ) -> None:
     """End the recording after the job: wait for the agent, write the run's end, and print the run's path."""
-    from ringtap.agents.node.node_json import conclude, no_steps
+    from ringtap.agents.node.node_json import conclude, missing_steps
 
     status = relay.wait()
     assert status is not None
@@ -169,8 +169,8 @@ def _finish(
         conclude(location.run, code, relay.ended_by, client.why or answer.get("why", ""))
         if answer.get("why"):
             tell(f"ringtap: the recording is partial: {answer['why']}")
-        for what in no_steps(location.run):
-            tell(f"ringtap: no steps were recorded: {what}")
+        for what in missing_steps(location.run):
+            tell(f"ringtap: {what}")
     if view:
         view.end(relay)
     if client.why and client.why != shown:

@@ -304,10 +304,10 @@ while time.monotonic() < end_s:
 print("result 42")
 """
 UNTIL_SEEN = (
-    ' & for _ in $(seq 200); do grep -q "no steps" "$RINGTAP_RUN/nodes/here/log/agent.log" && break; sleep 0.1; done; '
-    "kill $!"
+    ' & for _ in $(seq 200); do grep -q "not recorded" "$RINGTAP_RUN/nodes/here/log/agent.log" && break; sleep 0.1; '
+    "done; kill $!"
 )
-HOOKLESS = "start Python without -I, -E and -S, and leave PYTHONPATH and the variables that begin with RINGTAP_ in its"
+FLAGS, VARIABLES = "start Python without -I, -E and -S", "leave PYTHONPATH and the variables that begin with RINGTAP_"
 
 
 def not_collected(run: Path) -> str:
@@ -316,30 +316,35 @@ def not_collected(run: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("command", "why"),
+    ("command", "why", "remedy"),
     [
-        ([sys.executable, "-I", "-c", "pass"], "was started with -I, which keeps it from loading ringtap's recorder"),
-        ([sys.executable, "-uE", "-c", "pass"], "was started with -E, which keeps it from loading ringtap's recorder"),
-        ([sys.executable, "-W", "error", "-S", "-c", "pass"], "was started with -S, which keeps it from loading"),
-        (["env", "-i", sys.executable, "-c", "pass"], "env -i empties the environment of what it starts"),
+        ([sys.executable, "-I", "-c", "pass"], "was started with -I, which keeps it from loading", FLAGS),
+        ([sys.executable, "-uE", "-c", "pass"], "was started with -E, which keeps it from loading", FLAGS),
+        ([sys.executable, "-W", "error", "-S", "-c", "pass"], "was started with -S, which keeps it from", FLAGS),
+        (["env", "-i", sys.executable, "-c", "pass"], "by env -i, which empties its environment", VARIABLES),
         # not on the job's own command line: seen while it runs
-        (["sh", "-c", '"$0" -Ic "import time; time.sleep(60)"' + UNTIL_SEEN, sys.executable], "was started with -I"),
+        (
+            ["sh", "-c", '"$0" -Ic "import time; time.sleep(60)"' + UNTIL_SEEN, sys.executable],
+            "was started with -I",
+            FLAGS,
+        ),
         (
             ["sh", "-c", 'env - "$0" -c "import time; time.sleep(60)"' + UNTIL_SEEN, sys.executable],
             "another environment",
+            VARIABLES,
         ),
     ],
     ids=["-I", "-E", "-S", "env -i", "-I below a shell", "env - below a shell"],
 )
 def test_an_interpreter_that_never_loads_the_hook_is_named_with_what_to_do(
-    tmp_path: Path, command: list[str], why: str
+    tmp_path: Path, command: list[str], why: str, remedy: str
 ) -> None:
     run = tmp_path / "run"
     with ended(wrapped(run, *command)) as process:
         _, errors = process.communicate(timeout=30)
     assert process.returncode == 0
     assert why in not_collected(run)
-    assert HOOKLESS in not_collected(run)
+    assert remedy in not_collected(run)
     assert "ringtap: no steps were recorded: " in errors
     assert run_item(run)["status"] == "complete"
 

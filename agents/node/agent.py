@@ -12,6 +12,7 @@ import socket
 import struct
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from ringtap.agents.node.node_json import NodeJson, hook_entry
 from ringtap.agents.node.sampling import Recorders
 from ringtap.agents.node.settings import RunSettings
 from ringtap.agents.node.unrecorded import UnrecordedProcesses, describe
-from ringtap.errors import FILE_LIMIT
+from ringtap.errors import FILE_LIMIT, error_message
 from ringtap.rundir import RunDirectory
 from ringtap.schema import AGENT_LOG
 from ringtap.secret_masking import mask_words
@@ -112,7 +113,16 @@ class Agent:
         self._folder_ids = {folder: _identity(folder) for folder in folders}
 
     def serve(self) -> None:
-        """Record until no supervisor is connected and no job lives, then end in order."""
+        """Record until no supervisor is connected and no job lives, then end in order; a failure ends it earlier."""
+        try:
+            facts = self._serve()
+        except Exception as error:
+            self._reasons.append(f"the agent ended early: {error_message(error)}")
+            self._record.say(traceback.format_exc().rstrip())
+            facts = None
+        self._end(facts)
+
+    def _serve(self) -> FactsChild | None:
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
             signal.signal(number, lambda *_: None)  # not SIG_IGN, which child processes would inherit
         signal.signal(signal.SIGTERM, self._terminate)
@@ -126,8 +136,7 @@ class Agent:
         gc.collect()
         gc.freeze()
         self._rendezvous.tidy()
-        facts = self._run_loop(facts)
-        self._end(facts)
+        return self._run_loop(facts)
 
     def _run_loop(self, facts: FactsChild | None) -> FactsChild | None:
         """Run the main loop; returns the child that collects the node's facts, if it still runs."""

@@ -14,7 +14,7 @@ from ringtap.agents.job.environment import job_environment, local_size
 from ringtap.agents.job.run_location import RunLocation
 from ringtap.agents.node.settings import RunSettings
 from ringtap.collectors.processes import rank_in
-from ringtap.terminal import shell_word
+from ringtap.terminal import readable, shell_word
 
 if TYPE_CHECKING:
     from socket import socket
@@ -83,7 +83,8 @@ def run_job(
     # From here on, no failure may affect the job or its exit code.
     relay = signals.SignalRelay(pid)
     try:
-        greeting = {"pid": pid, "command": command, "rank": rank_in(os.environ), "began_ns": began_ns}
+        words = [readable(word) for word in command]
+        greeting = {"pid": pid, "command": words, "rank": rank_in(os.environ), "began_ns": began_ns}
         _record(location, settings, relay, greeting, live, listener)
     except Exception as error:  # such as no file descriptor left to load a module; the job is not affected
         tell(f"ringtap: the recording failed ({type(error).__name__}: {error}); the job goes on")

@@ -18,6 +18,7 @@ from ringtap.json_validation import ShapeError
 from ringtap.records import append_whole, mend_last_line
 from ringtap.rundir import RunDirectory, Status, read_node, write_json
 from ringtap.schema import AGENT_LOG, HOOK_LOADED, NODE_JSON
+from ringtap.terminal import readable
 from ringtap.units import counted
 
 _RESERVE_BYTES = 1 << 16
@@ -81,7 +82,9 @@ def say(node_folder: Path, text: str) -> None:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             mend_last_line(fd, lambda _: True)
-            append_whole(fd, f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n".encode(errors="replace"))
+            append_whole(
+                fd, f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {readable(text)}\n".encode(errors="replace")
+            )
         finally:
             os.close(fd)
 

@@ -68,6 +68,10 @@ def run_job(
     if settings.recorders:
         with contextlib.suppress(OSError):  # for the hook, which creates no folder before it records
             location.run.node(location.node)
+        if "RINGTAP_RUN" in os.environ:
+            from ringtap.agents.node.unrecorded import note_inner_run
+
+            note_inner_run(os.environ, location.run.path)
     environment = job_environment(location.run.path, location.node, settings.recorders)
     began_ns = time.time_ns()
     output = None

@@ -111,8 +111,8 @@ def hook_entry(
     missed = [one for one in missed if not (one.obstacle and one.obstacle.other_run in inner)]
     if inner:
         shown = ", ".join(inner[:3]) + (", …" if inner[3:] else "")
-        reasons.append(f"ringtap run within the job records its processes, in {shown}")
-        remedies.append(f"analyze {shown}, or leave out the inner ringtap run")
+        reasons.append(f"another ringtap run within the job recorded its processes, in {shown}")
+        remedies.append(f"analyze {shown}, or leave out one ringtap run")
     if records:
         missed = [one for one in missed if one.has_torch and one.obstacle]
     if missed:

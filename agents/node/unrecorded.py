@@ -354,9 +354,16 @@ def inner_runs(folder: Path) -> list[str]:
     return list(dict.fromkeys(os.fsdecode(line) for line in lines if line))
 
 
-def note_inner_run(outer: str, node: str, run: Path) -> None:
-    """Note a run in the folder of the node of an outer run, whose processes it takes over; errors are ignored."""
-    folder = Path(outer, "nodes", node)
+def note_inner_run(environment: Mapping[str, str], run: Path) -> None:
+    """Note a run for the run around it, whose steps it takes over; errors are ignored.
+
+    Args:
+        environment: of the command that makes the inner run; it names the outer run.
+        run: the inner run directory.
+    """
+    outer, host = environment.get("RINGTAP_RUN", ""), os.uname().nodename
+    is_supervised = environment.get("RINGTAP_HOST", host) == host
+    folder = Path(outer, "nodes", environment.get("RINGTAP_NODE", host) if is_supervised else host)
     if not outer or outer.rstrip("/") == str(run) or not folder.is_dir():
         return
     with contextlib.suppress(OSError):

@@ -106,6 +106,23 @@ def test_what_used_no_processor_is_not_blamed_for_missing_steps(tmp_path: Path) 
     assert "no process of the job stepped an optimizer" in why_no_steps(tmp_path)
 
 
+def test_steps_that_an_inner_run_recorded_are_named_with_their_place(tmp_path: Path) -> None:
+    inner = tmp_path / "inner"
+    run_inner = f"$python -m ringtap.cli run -o inner --node here --collect {{}} -- $python {tmp_path}/train.py"
+    errors = run_script(tmp_path, run_inner.format("nic,steps"), training(tmp_path))
+    assert node_item(inner)["collectors"]["steps"]["processes"] == 1
+    why = f"another ringtap run within the job recorded its processes, in {inner}"
+    assert f"ringtap: no steps were recorded: {why}; analyze {inner}, or leave out" in errors
+    assert why_no_steps(tmp_path).startswith(why)
+
+
+def test_an_inner_run_that_records_no_steps_leaves_them_to_the_outer_one(tmp_path: Path) -> None:
+    inner = "$python -m ringtap.cli run -o inner --node here --collect nic -- $python train.py"
+    errors = run_script(tmp_path, inner, training(tmp_path))
+    assert "no steps" not in errors
+    assert node_item(tmp_path / "run")["collectors"]["steps"]["processes"] == 1
+
+
 class Proc:
     """A /proc with processes of this user."""
 

@@ -326,19 +326,20 @@ def _user(number: int) -> str:
 
 
 def describe(found: Sequence[Missed]) -> tuple[str, str]:
-    """Reason and remedy for processes that were not recorded: one sentence for each command and obstacle."""
-    groups: dict[tuple[str, Obstacle | None, str], list[Missed]] = {}
+    """Reason and remedy for processes that were not recorded: a sentence for each obstacle, with its first process."""
+    groups: dict[tuple[Obstacle | None, str], list[Missed]] = {}
     for each in found:
-        groups.setdefault((each.command, each.obstacle, each.user), []).append(each)
+        groups.setdefault((each.obstacle, each.user), []).append(each)
     reasons, remedies = [], []
-    for (command, obstacle, user), members in list(groups.items())[:_MAX_SHOWN]:
-        others = f" and {counted(len(members) - 1, 'other')}" if members[1:] else ""
-        who = f"process {members[0].pid}{others} ({command})"
+    for (obstacle, user), members in list(groups.items())[:_MAX_SHOWN]:
+        first, others = members[0], len(members) - 1
+        like = f", like {counted(others, 'other')}," if others else ""
+        who = f"process {first.pid} ({first.command}){like}"
         if user:
             reasons.append(f"{who} belongs to user {user}, and ringtap does not look into it")
             remedies.append("if sudo starts it, put ringtap run behind sudo: sudo ringtap run -- …")
             continue
-        torch = "loaded torch and " if any(each.has_torch for each in members) else ""
+        torch = "loaded torch and " if first.has_torch else ""
         reasons.append(f"{who} {torch}{obstacle.why if obstacle else _UNCERTAIN}")
         remedies.append(obstacle.remedy if obstacle else _CHECK_PATH)
     more = "; …" if len(groups) > _MAX_SHOWN else ""

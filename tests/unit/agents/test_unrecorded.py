@@ -208,14 +208,14 @@ def test_of_another_users_process_only_its_name_is_read(tmp_path: Path) -> None:
     assert "sudo ringtap run" in describe([found])[1]
 
 
-def test_processes_with_one_command_and_obstacle_are_one_sentence(tmp_path: Path) -> None:
+def test_processes_with_one_obstacle_are_one_sentence(tmp_path: Path) -> None:
     proc = Proc(tmp_path / "proc")
     processes = UnrecordedProcesses(tmp_path, Path(RUN), Path(HOOK))
     for pid in range(10, 14):
         proc.add(pid, 9.0, maps=TORCH, RINGTAP_RUN=RUN, PYTHONPATH="/mine")
     processes.look(range(10, 14), proc.folder)
     why, remedy = describe(processes.report([]))
-    assert "process 10 and 3 others (python train.py) loaded torch and has a PYTHONPATH without" in why
+    assert "process 10 (python train.py), like 3 others, loaded torch and has a PYTHONPATH without" in why
     assert remedy == "extend PYTHONPATH instead of replacing it: export PYTHONPATH=/mine:$PYTHONPATH"
 
 

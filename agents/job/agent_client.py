@@ -175,7 +175,7 @@ class AgentClient:
         self._connection.send({"job": self._greeting})
 
     def _final_item(self) -> dict[str, Any]:
-        """What node.json holds after an agent has ended; empty before."""
+        """Return what node.json holds after an agent has ended; empty before."""
         folder = self._run.path / "nodes" / self._node
         if (folder / "DONE").exists():
             with contextlib.suppress(OSError, UsageError):

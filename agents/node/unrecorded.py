@@ -82,7 +82,7 @@ def command_obstacle(command: Sequence[str]) -> Obstacle | None:
 
 
 def environment_obstacle(environment: Mapping[str, str], hook: str, run: str) -> Obstacle | None:
-    """What keeps a process from loading the recorder, by its environment; None if nothing does.
+    """Find what keeps a process from loading the recorder, by its environment; None if nothing does.
 
     Args:
         environment: of the process, when it was started.
@@ -135,7 +135,7 @@ class Missed:
 
 @dataclass
 class _Row:
-    """What is known of a process."""
+    """Facts about one process."""
 
     started: bytes
     name: bytes = b""
@@ -213,7 +213,7 @@ class UnrecordedProcesses:
         return found
 
     def report(self, recorded: Iterable[int]) -> list[Missed]:
-        """What is known at the end; those that loaded torch first, then those that used more CPU time.
+        """Return the processes to report at the end; those that loaded torch first, then those that used more CPU time.
 
         Without torch, those that used less than another Python process without an obstacle are left out.
 

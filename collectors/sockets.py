@@ -207,8 +207,8 @@ class SocketTable:
             identity = message[_IDENTITY]
             last = self._leaving.pop(identity, None)
             if last is None:
-                last = self._known.pop(identity, None)
-                self._current.pop(identity, None)
+                newest, last = self._current.pop(identity, None), self._known.pop(identity, None)
+                last = newest or last  # a dump may have met it
                 is_asked |= identity in self._busy
             if last is None:
                 continue

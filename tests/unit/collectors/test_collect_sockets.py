@@ -182,6 +182,18 @@ def test_the_last_bytes_of_a_connection_are_those_that_the_kernel_tells_at_its_e
     assert (table.ends, len(table)) == (1, 7)
 
 
+def test_the_end_of_a_connection_that_the_same_dump_has_met(tmp_path: Path) -> None:
+    table = SocketTable([].append, 3, awaits_ends=True)
+    table.begin(1_000_001 * MS, 1)
+    table.begin_dump()
+    table.take(memoryview(bytearray(DUMP)), len(DUMP))
+    position, size = next(messages(DUMP))
+    table.take_ends([end_of(DUMP, position, size, 5)])
+    table.end_dump()
+    assert sorted(row["state"] for row in rows_of(table.records(), tmp_path)) == [0, *[1] * 8, 7]
+    assert len(table) == len(table._family) == len(table._request) == 7
+
+
 def test_a_connection_whose_end_is_not_told_vanishes_with_the_next_sample(tmp_path: Path) -> None:
     table = SocketTable([].append, 3, awaits_ends=True)
     dump(table, DUMP, 1)

@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 
 ROUTE, SOCK_DIAG = 0, 4
 HEADER_BYTES = 16
-REQUEST, MULTI, DUMP_INTERRUPTED, DUMP = 0x1, 0x2, 0x10, 0x300
+REQUEST, MULTI, ACKNOWLEDGE, DUMP_INTERRUPTED, DUMP = 0x1, 0x2, 0x4, 0x10, 0x300
+NO_OPERATION = 1
 _ERROR, _DONE, _FIRST_OF_FAMILY = 2, 3, 16
 _TYPE_OF_ATTRIBUTE = 0x3FFF  # without the flags "nested" and "byte order"
+_SOL_NETLINK, _ADD_MEMBERSHIP, _DROP_MEMBERSHIP = 270, 1, 2
 _BUFFER_BYTES = 1 << 16  # the kernel fills 32 KiB at most
 _RECEIVE_BYTES = 1 << 18
 _TIMEOUT_S = 2
@@ -114,6 +116,18 @@ class NetlinkSocket:
             raise
         self.send = self._socket.send
         self.receive_into = self._socket.recv_into
+
+    def join(self, group: int) -> None:
+        """Receive the messages of a multicast group.
+
+        Raises:
+            OSError: the kernel does not have it, or refuses.
+        """
+        self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
+
+    def leave(self, group: int) -> None:
+        """Receive no more messages of a multicast group."""
+        self._socket.setsockopt(_SOL_NETLINK, _DROP_MEMBERSHIP, group)
 
     def dump(self, message: bytes, take: Callable[[memoryview, int], bool]) -> None:
         """Request a dump, and pass on each datagram of the answer.

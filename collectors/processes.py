@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ringtap.secret_masking import mask_words
+from ringtap.terminal import readable
 
 # Most specific first, as in the step recorder: a launcher within a Slurm step leaves that step's SLURM_PROCID
 _RANK = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -39,7 +40,7 @@ def command_of(pid: int, proc: Path = PROC) -> str:
         words = (proc / str(pid) / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     except OSError:
         return ""
-    return " ".join(mask_words([word.decode(errors="replace") for word in words]))[:_MAX_CHARACTERS]
+    return " ".join(mask_words([readable(word.decode(errors="surrogateescape")) for word in words]))[:_MAX_CHARACTERS]
 
 
 class Process:

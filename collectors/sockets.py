@@ -7,6 +7,7 @@ connections are queried individually. Answers are stored unchanged, and only if 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -20,6 +21,7 @@ from typing import Any
 
 from ringtap.collectors import tcp_info as layout
 from ringtap.collectors.base import Check, Context
+from ringtap.collectors.closing_sockets import ClosingSockets
 from ringtap.collectors.netlink import (
     DUMP,
     DUMP_INTERRUPTED,
@@ -136,6 +138,8 @@ class SocketOwners:
 APART = 1024  # bytes of the buffer for the answer to one query
 _STAMP = struct.Struct("<qq")
 _HEAD_BYTES = 8
+_IDENTITY = slice(20, 20 + layout.IDENTITY_BYTES)  # in a message
+_QUEUES_BYTES = 16
 _INODE = slice(12, 16)  # in the queues
 _CARRIED = struct.Struct("<QQ")  # bytes_acked, bytes_received
 _CARRIED_AT = 120  # offset in a record after the identity
@@ -152,14 +156,20 @@ class SocketTable:
     Args:
         want: called with the inode of a connection that is new, or that a process has accepted since.
         asked_most: most connections to query individually.
+        awaits_ends: whether the last counters of a connection that vanished may come later, with `take_ends`.
 
     Attributes:
         asked: the connections to query individually.
         question: the request messages for them, one after another.
         interrupted: messages of dumps during which the kernel's table changed.
+        ends: connections whose last counters were told.
     """
 
-    def __init__(self, want: Callable[[int], None], asked_most: int) -> None:
+    def __init__(self, want: Callable[[int], None], asked_most: int, awaits_ends: bool = False) -> None:
+        self._awaits_ends = awaits_ends
+        self._end_layouts: dict[bytes, layout.Layout] = {}
+        self._leaving: dict[bytes, bytes] = {}  # vanished, and their ends have not been told yet
+        self.ends = 0
         self._want, self._asked_most = want, asked_most
         self._known: dict[bytes, bytes] = {}  # identity -> contents of its last record
         self._current = self._known  # connections found in this sample: the same dict, or a new one during a dump
@@ -190,6 +200,38 @@ class SocketTable:
         self._parts.clear()
         return records
 
+    def take_ends(self, messages: Iterable[bytes]) -> None:
+        """Record the last counters of connections that the kernel has destroyed; unknown ones are left out."""
+        is_asked = False
+        for message in messages:
+            identity = message[_IDENTITY]
+            last = self._leaving.pop(identity, None)
+            if last is None:
+                newest, last = self._current.pop(identity, None), self._known.pop(identity, None)
+                last = newest or last  # a dump may have met it
+                is_asked |= identity in self._busy
+            if last is None:
+                continue
+            self.ends += 1
+            head = message[:_HEAD_BYTES]
+            form = self._end_layouts.get(head) or layout.learn_layout(memoryview(message), 0, len(message), APART)
+            if form is not None:
+                self._end_layouts[head] = form
+                _, who, _, _, _, before, after = form.unpack.unpack(message.ljust(form.step, b"\0"))
+                stable = last[:_QUEUES_BYTES] + before + after + form.fill  # the kernel has cleared inode and queues
+                if stable != last:
+                    self._parts += (self._stamp, who, identity, stable)
+                    last = stable
+            self._vanish(identity, last)
+        if is_asked:
+            self._choose()
+
+    def settle(self) -> None:
+        """Record the connections that vanished in an earlier sample, and whose ends were not told."""
+        for identity, stable in self._leaving.items():
+            self._vanish(identity, stable)
+        self._leaving.clear()
+
     def begin_dump(self) -> None:
         """Begin a dump of all connections; those that it does not contain have vanished."""
         self._current = {}
@@ -198,7 +240,7 @@ class SocketTable:
         """End a dump: record vanished connections, and choose the busy ones."""
         known, self._known = self._known, self._current
         for identity in known.keys() - self._known.keys():
-            self._vanish(identity, known[identity])
+            self._miss(identity, known[identity])
         for identity in self._changed:
             self._weigh(identity)
         self._changed.clear()
@@ -267,7 +309,7 @@ class SocketTable:
             return False
         stable = self._known.pop(identity, None)
         if stable is not None:
-            self._vanish(identity, stable)
+            self._miss(identity, stable)
         return True
 
     def _learn(self, data: memoryview, position: int, size: int, kind: int) -> bool:
@@ -306,6 +348,15 @@ class SocketTable:
         self._family[identity] = family
         self._request[identity] = request(layout.BY_FAMILY, 0, layout.one_request(family[0], identity))
         self._want(int.from_bytes(stable[_INODE], "little"))
+
+    def _miss(self, identity: bytes, stable: bytes) -> None:
+        """Note that a connection has vanished; its end may be told until the next sample."""
+        if self._awaits_ends:
+            self._leaving[identity] = stable
+            self._changed.discard(identity)
+            self._busy.pop(identity, None)
+        else:
+            self._vanish(identity, stable)
 
     def _vanish(self, identity: bytes, stable: bytes) -> None:
         """Write the last record of a connection: state 0 and its last known values."""
@@ -392,7 +443,10 @@ class SocketsCollector:
         }
         self._writer = HoldingRecordWriter(self._context.folder / SOCKETS_REC, layout.FIELDS, about)
         self._owners = SocketOwners(self._context.folder / OWNERS_JSONL, self._context.pids)
-        self._table = SocketTable(self._owners.want, _ASKED_MOST)
+        self._closing: ClosingSockets | None = None
+        with contextlib.suppress(OSError):  # then the last bytes of a connection are missing
+            self._closing = ClosingSockets()
+        self._table = SocketTable(self._owners.want, _ASKED_MOST, awaits_ends=self._closing is not None)
         self.sample()
 
     def sample(self) -> None:
@@ -404,6 +458,8 @@ class SocketsCollector:
         now_ns = time.monotonic_ns()
         self._table.begin(time.time_ns(), now_ns)
         self._facts["samples"] += 1
+        self._take_ends()
+        self._table.settle()
         try:
             if now_ns >= self._dump_due_ns:
                 self._dump(now_ns)
@@ -425,11 +481,18 @@ class SocketsCollector:
         self._dump_due_ns = 0
         try:
             self.sample()
+            self._take_ends()
+            self._table.settle()
+            self._writer.hold(self._table.records(), time.monotonic_ns())
         finally:
             self._netlink.close()
+            if self._closing:
+                self._closing.close()
             self._writer.close()
             self._owners.close()
-        facts = self._facts | {"interrupted_messages": self._table.interrupted}
+        facts = self._facts | {"interrupted_messages": self._table.interrupted, "ends": self._table.ends}
+        if self._closing:
+            facts |= {"lost_ends": self._closing.lost, "pauses": self._closing.pauses}
         return facts | ({"owners_stopped": self._owners.failure} if self._owners.failure else {})
 
     def _dump(self, now_ns: int) -> None:
@@ -438,6 +501,7 @@ class SocketsCollector:
         self._table.begin_dump()
         for message in self._requests:
             self._netlink.dump(message, self._table.take)
+        self._take_ends()  # of connections that ended meanwhile
         self._table.end_dump()
         self._facts["dumps"] += 1
         self._facts["most_connections"] = max(self._facts["most_connections"], len(self._table))
@@ -445,6 +509,10 @@ class SocketsCollector:
         every_ns = int(self.every_s * 1e9)
         # half a period early, because samples are slightly early or late
         self._dump_due_ns = now_ns + max(_DUMP_EVERY_NS, every_ns, cost_ns * _DUMP_COST) - every_ns // 2
+
+    def _take_ends(self) -> None:
+        if self._closing:
+            self._table.take_ends(self._closing.take())
 
     def _ask(self) -> None:
         """Query the busy connections; each answer is a datagram of its own."""

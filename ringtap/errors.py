@@ -42,7 +42,7 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
 
 def system_message(number: int) -> str:
     """Return the system's message for an error number, with the cause where it does not name it."""
-    return os.strerror(number) + (FILE_LIMIT if number == errno.EFBIG else "")
+    return os.strerror(number) + {errno.EFBIG: FILE_LIMIT, errno.EMFILE: " (ulimit -n)"}.get(number, "")
 
 
 def error_message(error: Exception) -> str:

@@ -16,6 +16,7 @@ from ringtap.json_validation import NewerFormatError, Shape, ShapeError, check, 
 from ringtap.records import RecordFile, open_records, read_json_lines
 from ringtap.schema import NODE, POINT, RUN, RUN_JSON, SCHEMA, columns_of
 from ringtap.secret_masking import mask_words
+from ringtap.terminal import readable
 
 ACCESS = {"private": 0o700, "group": 0o750, "all": 0o755}
 _JOIN_S = 5.0
@@ -195,7 +196,12 @@ class RunDirectory:
             UsageError: the folder exists and is not empty.
             UnwritableError: it cannot be written.
         """
-        info = {"schema": SCHEMA, "kind": kind, "ringtap": ringtap.__version__, "argv": mask_words(argv)}
+        info = {
+            "schema": SCHEMA,
+            "kind": kind,
+            "ringtap": ringtap.__version__,
+            "argv": mask_words([readable(word) for word in argv]),
+        }
         info |= {"created_ns": time.time_ns(), "seed": seed, "status": "running", "why": "", "not_collected": []}
         info |= {"key": key} | extra
         made: list[Path] = []

@@ -6,6 +6,7 @@ compares them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +18,10 @@ SCHEMA = 1  # version of run directories
 # receivers of cross traffic: ringtap traffic, iperf3
 TRAFFIC_PORT, IPERF3_PORT = 5001, 5201
 CROSS_PORTS = (TRAFFIC_PORT, IPERF3_PORT)
+# command lines of processes that send or receive it
+CROSS_COMMAND = re.compile(
+    r"\biperf3?\b|\bringtap(?:\.cli|-traffic\.pyz)? (?:traffic|send|serve)\b|\bringtap\.trafficgen\b"
+)
 
 # in a run directory
 RUN_JSON = "run.json"
@@ -33,6 +38,8 @@ JOB_OUTPUTS = ("nodes/*/log/job*.out", "submit/slurm-*.out")
 # in a node's folder
 NODE_JSON = "node.json"
 AGENT_LOG = "log/agent.log"
+HOOK_LOADED = ".hook-loaded"  # pids of the processes that imported torch or Horovod, one a line
+INNER_RUNS = ".inner-runs"  # run directories of `ringtap run` within the job, one a line
 NIC_REC = "nic/nic.rec"
 LINKS_JSONL = "nic/links.jsonl"
 SOCKETS_REC = "sockets/sockets.rec"

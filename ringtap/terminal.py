@@ -72,11 +72,28 @@ _STEERING = re.compile(
     "[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
     "\U000e0000-\U000e007f]"
 )
+# bytes that are not text in the encoding of this process, as Python has them (PEP 383), and as repr() then writes them
+_BYTES = re.compile(r"[\udc80-\udcff]+|(?:\\udc[89a-f][0-9a-f])+")
 _NAMED = {"\r": "\\r", "\b": "\\b", "\f": "\\f", "\v": "\\v", "\a": "\\a"}
 
 
+def readable(text: str) -> str:
+    r"""Return a name, argument or message with the bytes that Python could not decode as UTF-8, or as ``\xc3``.
+
+    With ``LC_ALL=C`` and ``PYTHONUTF8=0``, every character beyond ASCII in a file name is such bytes.
+    """
+    return _BYTES.sub(_decoded, text) if "\\udc" in text or not text.isascii() else text
+
+
+def _decoded(match: re.Match[str]) -> str:
+    found = match[0]
+    data = bytes.fromhex(found.replace("\\udc", "")) if found[0] == "\\" else found.encode(errors="surrogateescape")
+    return data.decode(errors="backslashreplace")
+
+
 def visible(text: str) -> str:
-    """Return text with control, bidirectional and invisible characters as escapes; newlines and tabs stay."""
+    """Return `readable` text with control, bidirectional and invisible characters escaped; newlines and tabs stay."""
+    text = readable(text)
     return text if text.isascii() and text.isprintable() else _STEERING.sub(_escaped, text)
 
 

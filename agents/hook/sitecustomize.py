@@ -3,10 +3,9 @@
 At start-up, Python imports a module of this name from the first folder of its path that has one. The supervisor puts
 this folder on a job's PYTHONPATH and names the run in RINGTAP_RUN; without that variable nothing is loaded. The
 recorder is the package ``ringtap_hook`` beside this file: standard library only, and nothing newer than Python 3.8,
-because the job's interpreter is not ringtap's.
+because the job's interpreter is not ringtap's. This file is valid for Python 3.6, which would else print an error at
+each start; it then loads nothing.
 """
-
-from __future__ import annotations
 
 import os
 import sys

@@ -17,7 +17,7 @@ from typing import Any
 from ringtap.agents.node.agent_socket import AgentSocket, Connection
 from ringtap.agents.node.node_json import say
 from ringtap.agents.node.settings import RunSettings
-from ringtap.errors import UsageError
+from ringtap.errors import UsageError, error_message
 from ringtap.rundir import RunDirectory, UnwritableError, read_json, write_json
 from ringtap.schema import NODE, NODE_JSON
 from ringtap.secret_masking import mask_words
@@ -60,10 +60,24 @@ def _fork_agent(run: RunDirectory, node: str, settings: RunSettings) -> int:
         return RECORDED
     listener = rendezvous.listen()
     if os.fork() == 0:
-        from ringtap.agents.node.agent import run_agent
+        try:
+            from ringtap.agents.node.agent import run_agent
 
-        run_agent(run, node, settings, rendezvous, listener, lock)
+            run_agent(run, node, settings, rendezvous, listener, lock)
+        except Exception as error:
+            _note_failure(run.node(node), error)
     return 0
+
+
+def _note_failure(folder: Path, error: Exception) -> None:
+    """Write why an agent could not run, for its supervisors."""
+    for fd in (0, 1):  # no other descriptor may be left
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    why = f"the agent could not run: {error_message(error)}"
+    with contextlib.suppress(OSError):
+        write_json(folder / NODE_JSON, {"status": "partial", "why": why, "node": folder.name, "jobs": []})
+        (folder / "DONE").touch()
 
 
 _CONNECT_S = 10.0
@@ -117,7 +131,7 @@ class AgentClient:
             self._give_up(f"the agent could not be started: {getattr(error, 'strerror', None) or error}")
             return
         if code == RECORDED:
-            self._give_up(f"node {self._node} of {self._run.path} has been recorded already by an agent that has ended")
+            self._give_up(self._recorded_already())
         elif code:
             reason = os.strerror(code) if 0 < code < _FAILED else f"status {code}"
             self._give_up(f"the agent could not be started: {reason}")
@@ -148,7 +162,9 @@ class AgentClient:
             self._give_up(f"the agent cannot be reached: {error.strerror}")
             return
         if found is None:
-            if time.monotonic() > self._deadline_s:
+            if (why := self._final_item().get("why")) is not None:
+                self._give_up(str(why) or self._recorded_already())
+            elif time.monotonic() > self._deadline_s:
                 self._give_up("the agent did not come up")
             return
         stream, self._agent_pid = found
@@ -158,6 +174,18 @@ class AgentClient:
             self._pidfd = os.pidfd_open(self._agent_pid)
         self._connection.send({"job": self._greeting})
 
+    def _final_item(self) -> dict[str, Any]:
+        """Return what node.json holds after an agent has ended; empty before."""
+        folder = self._run.path / "nodes" / self._node
+        if (folder / "DONE").exists():
+            with contextlib.suppress(OSError, UsageError):
+                item: dict[str, Any] = read_json(folder / NODE_JSON, NODE)
+                return item
+        return {}
+
+    def _recorded_already(self) -> str:
+        return f"node {self._node} of {self._run.path} has been recorded already by an agent that has ended"
+
     def _give_up(self, why: str) -> None:
         self.why = why
 
@@ -166,12 +194,9 @@ class AgentClient:
 
         An agent that was killed after it had written everything gives its answer in node.json.
         """
-        folder = self._run.path / "nodes" / self._node
-        if (folder / "DONE").exists():
-            with contextlib.suppress(OSError, UsageError):
-                item = read_json(folder / NODE_JSON, NODE)
-                self._answer = {"last": True, "status": item.get("status", "partial"), "why": item.get("why", "")}
-                return
+        if item := self._final_item():
+            self._answer = {"last": True, "status": item.get("status", "partial"), "why": item.get("why", "")}
+            return
         self._give_up("the agent was killed or crashed; what it had recorded until then is whole")
         say(self._run.path / "nodes" / self._node, f"supervisor {os.getpid()}: {self.why}")
         if self._session:

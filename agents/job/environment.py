@@ -54,6 +54,13 @@ def _slurm_tasks(text: str) -> list[int]:
     return counts
 
 
+def hook_folder() -> Path:
+    """The folder on a job's PYTHONPATH from which its processes load the recorder."""
+    from ringtap.agents import hook
+
+    return Path(hook.__file__).resolve().parent
+
+
 def job_environment(run: Path, node: str, recorders: Iterable[str]) -> dict[str, str]:
     """This process's environment with the variables that make a job's ranks record; the hook is first on PYTHONPATH.
 
@@ -66,10 +73,7 @@ def job_environment(run: Path, node: str, recorders: Iterable[str]) -> dict[str,
     wanted = ",".join(recorders)
     if not wanted:
         return environment
-    from ringtap.agents import hook
-
-    folder = str(Path(hook.__file__).resolve().parent)
-    paths = [folder, *filter(None, [environment.get("PYTHONPATH")])]
+    paths = [str(hook_folder()), *filter(None, [environment.get("PYTHONPATH")])]
     if "profile" in recorders:  # PyTorch's profiler would print a line where it begins and ends
         environment.setdefault("KINETO_LOG_LEVEL", "99")
     return environment | {

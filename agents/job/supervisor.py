@@ -14,7 +14,7 @@ from ringtap.agents.job.environment import job_environment, local_size
 from ringtap.agents.job.run_location import RunLocation
 from ringtap.agents.node.settings import RunSettings
 from ringtap.collectors.processes import rank_in
-from ringtap.terminal import shell_word
+from ringtap.terminal import readable, shell_word
 
 if TYPE_CHECKING:
     from socket import socket
@@ -68,6 +68,10 @@ def run_job(
     if settings.recorders:
         with contextlib.suppress(OSError):  # for the hook, which creates no folder before it records
             location.run.node(location.node)
+        if "RINGTAP_RUN" in os.environ:
+            from ringtap.agents.node.unrecorded import note_inner_run
+
+            note_inner_run(os.environ, location.run.path)
     environment = job_environment(location.run.path, location.node, settings.recorders)
     began_ns = time.time_ns()
     output = None
@@ -83,7 +87,8 @@ def run_job(
     # From here on, no failure may affect the job or its exit code.
     relay = signals.SignalRelay(pid)
     try:
-        greeting = {"pid": pid, "command": command, "rank": rank_in(os.environ), "began_ns": began_ns}
+        words = [readable(word) for word in command]
+        greeting = {"pid": pid, "command": words, "rank": rank_in(os.environ), "began_ns": began_ns}
         _record(location, settings, relay, greeting, live, listener)
     except Exception as error:  # such as no file descriptor left to load a module; the job is not affected
         tell(f"ringtap: the recording failed ({type(error).__name__}: {error}); the job goes on")
@@ -155,7 +160,7 @@ def _finish(
     is_profiled: bool,
 ) -> None:
     """End the recording after the job: wait for the agent, write the run's end, and print the run's path."""
-    from ringtap.agents.node.node_json import conclude, no_steps
+    from ringtap.agents.node.node_json import conclude, missing_steps
 
     status = relay.wait()
     assert status is not None
@@ -169,8 +174,8 @@ def _finish(
         conclude(location.run, code, relay.ended_by, client.why or answer.get("why", ""))
         if answer.get("why"):
             tell(f"ringtap: the recording is partial: {answer['why']}")
-        for what in no_steps(location.run):
-            tell(f"ringtap: no steps were recorded: {what}")
+        for what in missing_steps(location.run):
+            tell(f"ringtap: {what}")
     if view:
         view.end(relay)
     if client.why and client.why != shown:

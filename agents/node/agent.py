@@ -12,19 +12,22 @@ import socket
 import struct
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
 import ringtap
+from ringtap.agents.job.environment import hook_folder
 from ringtap.agents.job.signals import state_of
 from ringtap.agents.node.agent_socket import AgentSocket, Connection
 from ringtap.agents.node.disk_use import DiskUse
 from ringtap.agents.node.facts import FactsChild
-from ringtap.agents.node.jobs import Job, descendants, hook_obstacle, unhooked
+from ringtap.agents.node.jobs import Job, descendants
 from ringtap.agents.node.node_json import NodeJson, hook_entry
 from ringtap.agents.node.sampling import Recorders
 from ringtap.agents.node.settings import RunSettings
-from ringtap.errors import FILE_LIMIT
+from ringtap.agents.node.unrecorded import UnrecordedProcesses, describe
+from ringtap.errors import FILE_LIMIT, error_message
 from ringtap.rundir import RunDirectory
 from ringtap.schema import AGENT_LOG
 from ringtap.secret_masking import mask_words
@@ -37,7 +40,6 @@ _LINGER_S = 2.0  # longest wait for ranks that the launcher announced, after the
 _CONNECT_S = 10.0  # longest wait for them from the start
 _SAME_FACTS_NS = 2_000_000_000  # the facts do not change in a run this short
 _CLOCK_STEP_NS = 20_000_000
-_LOOK_AT_HOOK_S = 60.0  # from the start; each look reads /proc for all processes of the job
 _DELETED = " (deleted)"  # in /proc/PID/fd
 
 
@@ -106,14 +108,21 @@ class Agent:
         self._clock_gap_ns = time.time_ns() - self._clock_mono_ns
         self._hook_is_wanted = any(name in settings.recorders for name in ("steps", "ddp"))
         self._began_s = time.monotonic()
-        self._obstacle = ""
-        self._checked_twice: set[int] = set()
-        self._checked_once: set[int] = set()
+        self._unrecorded = UnrecordedProcesses(self._record.folder, run.path, hook_folder())
         folders = (run.path, run.path / "nodes", self._record.folder)
         self._folder_ids = {folder: _identity(folder) for folder in folders}
 
     def serve(self) -> None:
-        """Record until no supervisor is connected and no job lives, then end in order."""
+        """Record until no supervisor is connected and no job lives, then end in order; a failure ends it earlier."""
+        try:
+            facts = self._serve()
+        except Exception as error:
+            self._reasons.append(f"the agent ended early: {error_message(error)}")
+            self._record.say(traceback.format_exc().rstrip())
+            facts = None
+        self._end(facts)
+
+    def _serve(self) -> FactsChild | None:
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
             signal.signal(number, lambda *_: None)  # not SIG_IGN, which child processes would inherit
         signal.signal(signal.SIGTERM, self._terminate)
@@ -127,8 +136,7 @@ class Agent:
         gc.collect()
         gc.freeze()
         self._rendezvous.tidy()
-        facts = self._run_loop(facts)
-        self._end(facts)
+        return self._run_loop(facts)
 
     def _run_loop(self, facts: FactsChild | None) -> FactsChild | None:
         """Run the main loop; returns the child that collects the node's facts, if it still runs."""
@@ -266,18 +274,10 @@ class Agent:
         self._clock_gap_ns, self._clock_mono_ns = gap_ns, mono_ns
 
     def _look_at_hook(self) -> None:
-        """Look for a process of the job that cannot load the hook, as long as none has loaded it."""
-        if self._obstacle or not self._hook_is_wanted or time.monotonic() - self._began_s > _LOOK_AT_HOOK_S:
-            return
-        if (self._record.folder / ".hook-loaded").exists():
-            return
-        pids = set(self._pids())
-        for pid in pids - self._checked_twice:
-            self._obstacle = self._obstacle or unhooked(pid)
-        if self._obstacle:
-            self._record.say(f"no steps: {self._obstacle}")
-        # check each process twice: the first time, it may not have executed its program yet
-        self._checked_twice, self._checked_once = pids & self._checked_once, pids
+        """Look for processes of the job that did not load the hook."""
+        if self._hook_is_wanted and self._unrecorded.is_due():
+            for missed in self._unrecorded.look(self._pids()):
+                self._record.say(f"not recorded: {describe([missed])[0]}")
 
     def _look_at_disk(self, now_s: float) -> None:
         """Measure the disk use, tell it once, and end the recording at its limit; only the job's steps go on."""
@@ -314,11 +314,11 @@ class Agent:
         item = self._record.item
         item["collectors"] = self._recorders.facts()
         if self._hook_is_wanted and any(job.holds for job in self._jobs):
-            obstacles = [*(hook_obstacle(job.entry["command"] or []) for job in self._jobs), self._obstacle]
-            entry = hook_entry(self._record.folder, next(filter(None, obstacles), ""))
+            commands = [job.entry["command"] or [] for job in self._jobs]
+            entry, stopped = hook_entry(self._record.folder, self._unrecorded, commands)
             item["collectors"]["steps"] = entry
-            if entry["state"] == "degraded":
-                self._reasons.append(f"steps: {entry['reason']}")
+            if stopped:
+                self._reasons.append(f"steps: {stopped}")
         if facts:
             item["before"] = facts.poll(1.0) or None
         if time.time_ns() - item["agent"]["began_ns"] < _SAME_FACTS_NS:

@@ -197,7 +197,10 @@ class AgentSocket:
 
     def tidy(self) -> None:
         """Remove the files of other runs' agents that were killed with their supervisors at least an hour ago."""
-        for path in self._lock_path.parent.glob("*.lock"):
+        paths: list[Path] = []
+        with contextlib.suppress(OSError):
+            paths += self._lock_path.parent.glob("*.lock")
+        for path in paths:
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime < _STALE_S:
                     continue

@@ -20,7 +20,7 @@ from ringtap.agents.node.settings import RunSettings
 from ringtap.collectors.processes import rank_in
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.rundir import RunDirectory
-from ringtap.terminal import as_command
+from ringtap.terminal import as_command, readable
 
 _CONNECT_S = 10.0
 
@@ -38,7 +38,7 @@ def attach(path: Path, node: str, pid: int) -> None:
     command: list[str] = []
     with contextlib.suppress(OSError):
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-        command = [word.decode(errors="replace") for word in arguments]
+        command = [readable(word.decode(errors="surrogateescape")) for word in arguments]
     client = AgentClient(run, node, RunSettings.from_json(run.info.get("settings") or {}))
     greeting = {"pid": pid, "command": command, "rank": rank_in(os.environ), "began_ns": time.time_ns()}
     client.start(greeting | {"attached": True, "expected": local_size(os.environ)})

@@ -1,20 +1,14 @@
-"""The jobs that an agent records: their processes, whether they live, and obstacles to loading the hook."""
+"""The jobs that an agent records: their processes, and whether they live."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-_PYTHON = re.compile(r"(python|pypy)[0-9.]*")
-_SHORT_OPTIONS = re.compile(r"-[A-Za-z?]\S*")
-_FLAGS = re.compile(r"([^cmWX]*)(.*)", re.DOTALL)  # flags, then an option that takes the rest or the next word
-_HOOKLESS = {"I", "E", "S"}
 
 
 @dataclass
@@ -77,39 +71,3 @@ def descendants(pids: Iterable[int]) -> list[int]:
             with contextlib.suppress(OSError):
                 pending += map(int, (thread / "children").read_text().split())
     return found
-
-
-def hook_obstacle(command: Sequence[str]) -> str:
-    """Name the option on a command line that keeps Python from loading the hook; empty if none does."""
-    for number, word in enumerate(command):
-        name, options = Path(word).name, command[number + 1 :]
-        if name == "env" and any(option in ("-", "-i", "--ignore-environment") for option in options[:1]):
-            return f"{name} {options[0]} empties the environment of what it starts"
-        if not _PYTHON.fullmatch(name):
-            continue
-        is_argument = False  # True if the word belongs to the option before it
-        for option in options:
-            if not is_argument and not _SHORT_OPTIONS.fullmatch(option):
-                break
-            flags, rest = ("", "") if is_argument else _FLAGS.fullmatch(option[1:]).groups()  # type: ignore[union-attr]
-            is_argument = rest in ("W", "X")
-            if found := set(flags) & _HOOKLESS:
-                return f"{name} was started with -{min(found)}, which keeps it from loading ringtap's recorder"
-            if rest[:1] in ("c", "m"):
-                break
-    return ""
-
-
-def unhooked(pid: int) -> str:
-    """Name the obstacle to loading the hook in a running process; empty if there is none or it is not Python."""
-    try:
-        folder = Path(f"/proc/{pid}")
-        if not _PYTHON.fullmatch((folder / "exe").readlink().name):
-            return ""
-        command = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        environment = (folder / "environ").read_bytes()
-    except OSError:
-        return ""
-    if found := hook_obstacle(command):
-        return found
-    return "" if b"RINGTAP_RUN=" in environment else f"{Path(command[0]).name} was started in another environment"

@@ -8,24 +8,25 @@ import os
 import re
 import signal
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ringtap.agents.node.unrecorded import UnrecordedProcesses, command_obstacle, describe, inner_runs
 from ringtap.errors import system_message
 from ringtap.json_validation import ShapeError
 from ringtap.records import append_whole, mend_last_line
 from ringtap.rundir import RunDirectory, Status, read_node, write_json
-from ringtap.schema import AGENT_LOG, NODE_JSON
+from ringtap.schema import AGENT_LOG, HOOK_LOADED, NODE_JSON
+from ringtap.terminal import readable
 from ringtap.units import counted
 
 _RESERVE_BYTES = 1 << 16
 _SYSTEM_ERROR = re.compile(r"\w+: \[Errno (\d+)\] ")
+_MAX_COMMAND_CHARACTERS = 200
 _NO_STEP = "no process of the job stepped an optimizer of torch"
+_NOT_LOADED = "no Python process of the job loaded ringtap's recorder"
 _MARK_STEPS = "call ringtap.step() at the end of each iteration of another loop"
-_LET_LOAD = (
-    "start Python without -I, -E and -S, and leave PYTHONPATH and the variables that begin with RINGTAP_ in its "
-    "environment"
-)
 
 
 class NodeJson:
@@ -81,42 +82,76 @@ def say(node_folder: Path, text: str) -> None:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             mend_last_line(fd, lambda _: True)
-            append_whole(fd, f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n".encode(errors="replace"))
+            append_whole(
+                fd, f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {readable(text)}\n".encode(errors="replace")
+            )
         finally:
             os.close(fd)
 
 
-def hook_entry(node_folder: Path, obstacle: str) -> dict[str, Any]:
-    """The state of the recorders in the job's processes, as an entry of node.json's collectors.
+def hook_entry(
+    node_folder: Path, unrecorded: UnrecordedProcesses, commands: Iterable[Sequence[str]]
+) -> tuple[dict[str, Any], str]:
+    """The state of the recorders in the job's processes, as an entry of node.json's collectors, and why some stopped.
 
     Args:
         node_folder: the node's folder.
-        obstacle: the observed reason why an interpreter of the job did not load the hook; empty for none.
+        unrecorded: the processes of the job that did not load the hook.
+        commands: the job's own command lines.
     """
-    logs = sorted(node_folder.glob("steps/hook-*.log"))
     records = [path for path in node_folder.glob("steps/rank*.rec") if path.suffixes == [".rec"]]
-    reason = f"{counted(len(records), 'process', 'processes')} recorded steps"
-    entry: dict[str, Any] = {"state": "ok", "reason": reason, "remedy": ""}
-    entry["processes"] = len(records)
-    parts = [path.stem.split("-") for path in records]
-    ranks = {pid: rank.replace("rank", "rank ") for rank, pid, *_ in parts}
+    ranks = {pid: rank.replace("rank", "rank ") for rank, pid, *_ in (path.stem.split("-") for path in records)}
+    counts = f"{counted(len(records), 'process', 'processes')} recorded steps"
+    entry: dict[str, Any] = {"state": "ok", "reason": counts, "remedy": "", "processes": len(records)}
+    reasons, remedies = [], []
+    if stopped := _stopped(node_folder, ranks):
+        reasons.append(stopped)
+    missed = unrecorded.report(int(pid) for pid in ranks if pid.isdigit())
+    inner = inner_runs(node_folder)
+    missed = [one for one in missed if not (one.obstacle and one.obstacle.other_run in inner)]
+    if inner:
+        shown = ", ".join(inner[:3]) + (", …" if inner[3:] else "")
+        reasons.append(f"another ringtap run within the job recorded its processes, in {shown}")
+        remedies.append(f"analyze {shown}, or leave out one ringtap run")
+    if records:
+        missed = [one for one in missed if one.has_torch and one.obstacle]
+    if missed:
+        why, remedy = describe(missed)
+        reasons.append(why)
+        remedies.append(remedy)
+    if reasons:
+        if records and not stopped:
+            reasons.insert(0, counts)
+        state = "degraded" if records or stopped else "unavailable"
+        is_told = bool(inner or missed)
+        entry |= {"state": state, "reason": "; ".join(reasons), "remedy": "; ".join(remedies), "obstacle": is_told}
+        return entry, stopped
+    if records:
+        return entry, ""
+    entry |= {"state": "unavailable", "reason": _NO_STEP, "remedy": _MARK_STEPS}
+    if not (node_folder / HOOK_LOADED).exists():
+        entry["reason"], entry["remedy"] = _NOT_LOADED, ""
+        found = [(words, each) for words in commands if (each := command_obstacle(words))]
+        for words, obstacle in found[:1]:
+            shown = " ".join(words)[:_MAX_COMMAND_CHARACTERS]
+            entry["reason"], entry["remedy"] = f"the job ({shown}) {obstacle.why}", obstacle.remedy
+        entry["obstacle"] = bool(found)
+    return entry, ""
+
+
+def _stopped(node_folder: Path, ranks: dict[str, str]) -> str:
+    """Say which processes stopped recording, and why; empty if none did."""
     stopped: dict[str, list[str]] = {}
-    for path in logs:
+    for path in sorted(node_folder.glob("steps/hook-*.log")):
         pid = path.stem.removeprefix("hook-")
         with contextlib.suppress(OSError):
             stopped.setdefault(_stop_reason(path), []).append(ranks.get(pid, f"process {pid}"))
-    if stopped:
-        sentences = [f"{', '.join(names[:3])}{', …' if names[3:] else ''}: {why}" for why, names in stopped.items()]
-        shown = "; ".join(sentences[:3]) + ("; …" if len(sentences) > 3 else "")
-        count = sum(len(names) for names in stopped.values())
-        reason = f"{counted(count, 'process', 'processes')} stopped recording: {shown}"
-        return entry | {"state": "degraded", "reason": reason}
-    if records:
-        return entry
-    if (node_folder / ".hook-loaded").exists():
-        return entry | {"state": "unavailable", "reason": _NO_STEP, "remedy": _MARK_STEPS}
-    reason = obstacle or "no Python process of the job loaded ringtap's recorder"
-    return entry | {"state": "unavailable", "reason": reason, "remedy": _LET_LOAD, "obstacle": bool(obstacle)}
+    if not stopped:
+        return ""
+    sentences = [f"{', '.join(names[:3])}{', …' if names[3:] else ''}: {why}" for why, names in stopped.items()]
+    shown = "; ".join(sentences[:3]) + ("; …" if len(sentences) > 3 else "")
+    count = sum(len(names) for names in stopped.values())
+    return f"{counted(count, 'process', 'processes')} stopped recording: {shown}"
 
 
 def _stop_reason(log: Path) -> str:
@@ -172,10 +207,15 @@ def node_items(run: RunDirectory) -> dict[str, dict[str, Any]]:
     return found
 
 
-def no_steps(run: RunDirectory) -> list[str]:
-    """List the obstacles to the hook that were seen in the job's interpreters, with their remedies."""
+def missing_steps(run: RunDirectory) -> list[str]:
+    """Say why processes of the job recorded no steps, with remedies; empty if no obstacle was seen."""
     entries = [item.get("collectors", {}).get("steps", {}) for item in node_items(run).values()]
-    return sorted({f"{entry['reason']}; {entry['remedy']}" for entry in entries if entry.get("obstacle")})
+    lines = set()
+    for entry in entries:
+        if entry.get("obstacle"):
+            what = "some steps may be missing" if entry.get("processes") else "no steps were recorded"
+            lines.add(f"{what}: {entry['reason']}; {entry['remedy']}")
+    return sorted(lines)
 
 
 def not_collected(nodes: dict[str, dict[str, Any]]) -> list[dict[str, str]]:

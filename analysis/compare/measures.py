@@ -22,8 +22,8 @@ from ringtap.analysis.structure.structure import peak_to_mean
 from ringtap.analysis.sweeps.points import ordered_windows
 from ringtap.analysis.sweeps.sweep import Sweep
 from ringtap.errors import UsageError
-from ringtap.schema import NIC_REC
-from ringtap.units import format_duration
+from ringtap.schema import NIC_REC, QDISC_REC, SOCKETS_REC
+from ringtap.units import counted, format_duration
 
 SECONDS, BYTES, RATE, SHARE, NUMBER = "s", "bytes", "bit/s", "share", ""
 MEDIAN = "iteration_median_s"
@@ -154,7 +154,7 @@ class _Span:
         self.seconds = np.diff(job.borders.edges_ns)[self.bins] / 1e9
         self.why = ""
         if not len(self.bins):
-            self.why = "no iteration of it is compared" if self.has_iterations else "nothing was sampled"
+            self.why = "no iteration of it is compared" if self.has_iterations else "nothing was sampled twice"
 
     @property
     def unit(self) -> str:
@@ -166,7 +166,7 @@ class _Span:
         if per_bin is None or self.why:
             return Measure(name, title, self.unit, None, self.why or why)
         if sampled and self.job.is_too_short:
-            return Measure(name, title, self.unit, None, "the samples are too far apart for so few iterations")
+            return Measure(name, title, self.unit, None, _too_short(self.job))
         values = per_bin[self.bins]
         known = ~np.isnan(values)
         if not known.any():
@@ -196,6 +196,34 @@ class _Span:
         firsts, lasts = start[np.append(0, cuts)], end[np.append(cuts, len(end)) - 1]
         at = int(np.argmax(lasts - firsts))
         return int(firsts[at]), int(lasts[at])
+
+
+def _too_short(job: Job) -> str:
+    """Say that samples are too far apart to count per iteration."""
+    lengths_s = job.work.iterations["iteration_s"].to_numpy(np.float64)[job.measured]
+    each, every = format_duration(float(lengths_s.mean())), format_duration(job.traffic.every_s or 0.0)
+    return f"the run is too short: {counted(len(lengths_s), 'iteration')} of {each}, and samples every {every}"
+
+
+def _why_missing(job: Job, log: str, what: str) -> str:
+    """Say why a sampled amount is not known in any iteration.
+
+    Args:
+        job: the job.
+        log: the log that would hold it, in a node's folder.
+        what: what the log samples, in the plural.
+    """
+    if not any(logs.names(log) for logs in job.nodes.values()):
+        return f"no {what} were recorded"
+    if job.is_too_short:
+        return _too_short(job)
+    name, _, _ = log.partition("/")
+    every_s = max(float((logs.collectors.get(name) or {}).get("every_s") or 0) for logs in job.nodes.values())
+    begin_ns, end_ns = job.window_ns
+    if end_ns - begin_ns < 2e9 * every_s:
+        lasted, every = format_duration((end_ns - begin_ns) / 1e9), format_duration(every_s)
+        return f"the run is too short: it lasted {lasted}, and samples are {every} apart"
+    return f"the log of {what} does not cover the iterations"
 
 
 def _mean(name: str, title: str, unit: str, values: Numbers, why: str) -> Measure:
@@ -252,7 +280,8 @@ def _payload(span: _Span) -> Iterator[Measure]:
     traffic = span.job.traffic
     for kind in flows.CLASSES:
         title = f"payload of {kind} traffic"
-        yield span.of_bytes(f"{kind}_bytes", title, traffic.total(f"{kind}_bytes"), "no sockets were recorded")
+        why = _why_missing(span.job, SOCKETS_REC, "sockets")
+        yield span.of_bytes(f"{kind}_bytes", title, traffic.total(f"{kind}_bytes"), why)
     # packets have no sampling, so that their bytes of an iteration are exact
     captured = span.job.captured.by_class.get(flows.TRAINING)
     why = "no captured packet is known to be training traffic" if span.job.captured.packets else _NO_PACKETS
@@ -294,9 +323,9 @@ def _is_switch(logs: NodeLogs, wires: list[str]) -> bool:
 
 
 def _losses(span: _Span) -> Iterator[Measure]:
-    whys = {"retransmissions": "no sockets were recorded", "queue_drops": "no queues were recorded"}
+    sources = {"retransmissions": (SOCKETS_REC, "sockets"), "queue_drops": (QDISC_REC, "queues")}
     for column, title in _LOSSES.items() if span.has_iterations else ():
-        yield span.of_column(column, title, NUMBER, column, whys[column])
+        yield span.of_column(column, title, NUMBER, column, _why_missing(span.job, *sources[column]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -375,7 +404,7 @@ def _socket_burst(span: _Span) -> Iterator[Measure]:
     """Yield the same by sockets, whose samples are 100 ms apart by default: each bin lies between two samples."""
     job, name = span.job, f"peak_to_mean_sockets:{_SOCKET_SCALE_S:g}"
     title = f"peak over mean, {format_duration(_SOCKET_SCALE_S)}, by sockets"
-    traffic, peaks, first, why = job.traffic, [], 0, "no sockets were recorded"
+    traffic, peaks, first, why = job.traffic, [], 0, _why_missing(job, SOCKETS_REC, "sockets")
     for node, logs in job.nodes.items():
         known = flows.sockets_of(logs)
         if known is None:
@@ -391,7 +420,10 @@ def _socket_burst(span: _Span) -> Iterator[Measure]:
             continue
         begin_ns, end_ns = logs.clock.from_reference(np.array(span.longest(), np.int64)).tolist()
         at_ns = counters.t_ns[(counters.t_ns >= begin_ns) & (counters.t_ns <= end_ns)]
-        period_s = float(np.median(np.diff(at_ns))) / 1e9 if len(at_ns) > 2 else np.inf
+        if len(at_ns) <= 2:
+            why = _why_missing(job, SOCKETS_REC, "sockets")
+            continue
+        period_s = float(np.median(np.diff(at_ns))) / 1e9
         if period_s > _SOCKET_SCALE_S * _LATE:
             why = f"sockets were sampled less often than every {format_duration(_SOCKET_SCALE_S)}"
             continue
@@ -425,7 +457,8 @@ def _fan_in(job: Job) -> Iterator[Measure]:
     table = job.flows
     table = table[(table["traffic_class"] == flows.TRAINING) & ~table["local"].astype(bool)]
     if not len(table):
-        why = "no training traffic between two hosts was sampled" if job.traffic.nodes else "no sockets were recorded"
+        why = "no training traffic between two hosts was sampled"
+        why = why if job.traffic.nodes else _why_missing(job, SOCKETS_REC, "sockets")
         yield Measure(name, title, NUMBER, None, why)
         return
     column = "bytes_per_iteration" if table["bytes_per_iteration"].notna().any() else "payload_bytes"

@@ -19,7 +19,7 @@ from ringtap.analysis.runs.batches import Batches, Frame, Frames
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.sockets import COUNTERS, socket_log
 from ringtap.json_validation import Number, ShapeError, load_json
-from ringtap.schema import CROSS_PORTS, OWNER, OWNERS_JSONL, SOCKETS_REC
+from ringtap.schema import CROSS_COMMAND, CROSS_PORTS, OWNER, OWNERS_JSONL, SOCKETS_REC
 
 _SOCKET_COLUMNS = [
     *("cookie", "family", "local", "local_port", "remote", "remote_port", "inode", "first_ns", "last_ns", "closed"),
@@ -191,7 +191,6 @@ UNCLASSIFIED = "unclassified"  # captured without socket records, so the owner i
 _PORT_DIGITS = re.compile("[0-9]{1,5}")
 _PORT = Number(0, 65535, whole=True)
 _IPERF = {"start": {"connected": [{"remote_host": str, "remote_port": _PORT}]}}
-_CROSS_COMMAND = re.compile(r"\biperf3?\b|\bringtap(?:\.cli)? traffic\b|\bringtap\.trafficgen\b")
 # with more flows times iterations than this, amounts are summed by kind of flow
 MAX_CELLS = 4_000_000
 _END = ["source", "source_port", "destination", "destination_port"]
@@ -422,21 +421,22 @@ def _iperf_ends(path: Path) -> set[tuple[str, int]]:
 def _classify(flows: pd.DataFrame, cross: CrossTraffic) -> tuple[pd.Series[Any], pd.Series[Any]]:
     """Return the class of each flow, and the reason in a few words."""
     ranks = flows["source_rank"].notna().to_numpy(), flows["destination_rank"].notna().to_numpy()
-    commands = [
-        flows[f"{side}_command"].astype("str").str.contains(_CROSS_COMMAND, na=False)
-        for side in ("source", "destination")
-    ]
+    commands = [flows[f"{side}_command"] for side in ("source", "destination")]
+    owned = [of.notna().to_numpy() for of in commands]  # only processes of the job are recorded as owners
+    generators = [of.astype("str").str.contains(CROSS_COMMAND, na=False) for of in commands]
     ports = flows["source_port"].isin(cross.ports) | flows["destination_port"].isin(cross.ports)
     rules = [
         (ranks[0] & ranks[1], TRAINING, "rank to rank"),
         (ranks[0] | ranks[1], TRAINING, "one end is a rank"),
         (cross.has(flows).to_numpy(), CROSS, "in the run's traffic logs"),
-        ((commands[0] | commands[1]).to_numpy(), CROSS, "sent or received by a traffic generator"),
+        ((generators[0] | generators[1]).to_numpy(), CROSS, "sent or received by a traffic generator"),
+        (owned[0] & owned[1], TRAINING, "between processes of the job"),
+        (owned[0] | owned[1], TRAINING, "one end is a process of the job"),
         (ports.to_numpy(), CROSS, "port of a traffic generator"),
     ]
     conditions = [rule[0] for rule in rules]
     kinds = np.select(conditions, [rule[1] for rule in rules], OTHER)
-    why = np.select(conditions, [rule[2] for rule in rules], "neither a rank's nor cross traffic")
+    why = np.select(conditions, [rule[2] for rule in rules], "neither the job's nor cross traffic")
     return pd.Series(kinds, index=flows.index), pd.Series(why, index=flows.index)
 
 

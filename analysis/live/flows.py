@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
-import re
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +15,11 @@ from typing import Any, Literal
 
 from ringtap.analysis.live.recent_counters import Keyed, Layout
 from ringtap.analysis.runs.tail import Record
-from ringtap.schema import CROSS_PORTS
+from ringtap.schema import CROSS_COMMAND, CROSS_PORTS
 
 Traffic = Literal["training", "cross", "other"]
 
 _IPV6 = 10
-_CROSS_COMMAND = re.compile(r"\biperf3?\b|\btraffic\b.*\b(send|serve)\b")
 _MAX_OWNERS = 50_000
 _MAX_ENDED = 1_000  # sockets and processes that ended, whose owners are kept
 _MAX_SOCKETS = 10_000
@@ -69,7 +67,6 @@ class Owners:
     def __init__(self) -> None:
         self._by_inode: OrderedDict[int, dict[str, Any]] = OrderedDict()
         self.processes: OrderedDict[int, dict[str, Any]] = OrderedDict()
-        self.jobs: frozenset[int] = frozenset()
         self.step_ranks: dict[int, int] = {}  # by pid: the ranks that processes log in their process group
 
     def add_owner(self, item: dict[str, Any]) -> None:
@@ -107,22 +104,8 @@ class Owners:
         owner = self.of(inode)
         if not owner:
             return None
-        command = str(owner.get("command") or "")
-        if owner.get("rank") is not None or self._of_job(owner.get("pid")):
-            return "training"
-        return "cross" if _CROSS_COMMAND.search(command) else "other"
-
-    def _of_job(self, pid: Any) -> bool:
-        for _ in range(32):  # deeper than any launcher's process tree
-            if pid in self.jobs:
-                return True
-            process = self.processes.get(pid)
-            if process is None:
-                return False
-            if process.get("rank") is not None:
-                return True
-            pid = process.get("parent")
-        return False
+        is_cross = owner.get("rank") is None and CROSS_COMMAND.search(str(owner.get("command") or ""))
+        return "cross" if is_cross else "training"  # only processes of the job are recorded as owners
 
 
 def _put(into: OrderedDict[int, dict[str, Any]], key: Any, item: dict[str, Any]) -> None:

@@ -180,8 +180,6 @@ class NodeLog:
         if self.clock.poll():
             with suppress(OSError, ShapeError):  # replaced once more: the next poll reads it
                 self._node_clock = read_clock(self.clock.path)
-        jobs = self.node.item.get("jobs") or []
-        self.owners.jobs = frozenset(job["pid"] for job in jobs if "pid" in job)
 
     def _discover(self) -> None:
         """Find new record files, and sum up the bytes that each collector has written."""

@@ -485,8 +485,10 @@ class _PointReading:
         logs = self._nodes[name]
         records = logs.records(CAPTURED_SOCKETS.format(part=self._parts[name]))
         log = socket_log(logs) if records is None else SocketLog(*records)
-        if log is None or not len(log):
+        if log is None:
             return "no sockets were recorded"
+        if not len(log):
+            return "no connection was there when sockets were sampled"
         table, own = log.sockets, self._address(name, "training")
         others = [self._address(one, "training") for one in self._workers if one != name]
         mine = (table["local"] == own) & table["remote"].isin(others)

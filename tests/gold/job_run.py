@@ -106,16 +106,17 @@ class Node:
     def sockets(
         self, records: list[tuple[object, ...]], every_s: float, owners: dict[int, int | None], **more: object
     ) -> None:
-        """Socket records, and ranks by cookie."""
+        """Socket records, and ranks by cookie; of a socket without a rank, the owner is not recorded."""
         about = {"collector": "sockets", "every_s": every_s} | more
         writer = RecordWriter(self.path / "sockets" / "sockets.rec", SOCKET_FIELDS, about)
         writer.append_many(records)  # type: ignore[arg-type]
         writer.close()
         lines = JsonLinesWriter(self.path / "sockets" / "owners.jsonl")
         for cookie, rank in owners.items():
-            command = "python train.py" if rank is not None else "sleep"
-            pid = 100 + (rank or 0)
-            lines.append({"t_ns": START_NS, "inode": 1000 + cookie, "pid": pid, "rank": rank, "command": command})
+            if rank is None:
+                continue
+            owner = {"pid": 100 + rank, "rank": rank, "command": "python train.py"}
+            lines.append({"t_ns": START_NS, "inode": 1000 + cookie} | owner)
         lines.close()
 
     def wide(self, relative: str, columns: dict[str, str], rows: list[tuple[float, ...]], **about: object) -> None:

@@ -19,10 +19,15 @@ _SCRIPT = 'cd / && log=$1 && shift && "$@" </dev/null >>"$log" 2>&1 &'
 
 
 def attach(_module: ModuleType | None, settings: Settings) -> None:
-    """Start ``ringtap.agents.node.attach`` for this process, detached, unless this node is recorded already."""
+    """Note this process for the node's agent, and start an agent, detached, unless this node is recorded already."""
     python = os.environ.get("RINGTAP_PYTHON")
-    if not is_unsupervised() or not python:
-        return
+    if is_unsupervised() and python:
+        _start(python, settings)
+    note_loaded(settings, os.getpid())
+
+
+def _start(python: str, settings: Settings) -> None:
+    """Start the agent; a failure goes to the hook's log."""
     try:
         # The same agent records the children of this process, so they need not start it again.
         os.environ["RINGTAP_HOST"] = os.uname().nodename
@@ -36,7 +41,6 @@ def attach(_module: ModuleType | None, settings: Settings) -> None:
             file_actions=actions,
             setpgroup=0,
         )
-        note_loaded(settings)
         _reap(shell)
     except Exception:
         log.note(settings, "start of an agent on this node")

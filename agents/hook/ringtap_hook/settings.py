@@ -21,6 +21,7 @@ _LOCAL_RANK = ("LOCAL_RANK", "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
 
 # Python imports this module when it starts, also after os.exec, which keeps the pid and the kernel's start time.
 _LOADED_NS = time.monotonic_ns()
+HOOK_LOADED = ".hook-loaded"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,11 +77,22 @@ def from_environment() -> Settings | None:
     return _SETTINGS
 
 
-def note_loaded(settings: Settings) -> None:
-    """Create an empty file in the node's folder, as a sign that a process of the job has loaded the recorder."""
+def note_loaded(settings: Settings, pid: int = 0) -> None:
+    """Create a file in the node's folder, as a sign that a process of the job has loaded the recorder.
+
+    Args:
+        settings: of this process.
+        pid: this process, if it has imported torch or Horovod: the agent then knows that it is recorded.
+    """
+    path = os.path.join(settings.node_folder, HOOK_LOADED)
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        os.close(os.open(os.path.join(settings.node_folder, ".hook-loaded"), flags, 0o644))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_APPEND if pid else os.O_EXCL)
+        fd = os.open(path, flags, 0o644)
+        try:
+            if pid:
+                os.write(fd, b"%d\n" % pid)
+        finally:
+            os.close(fd)
     except OSError:  # usually another process was first; without the folder, nothing reads the file
         pass
 

@@ -1,6 +1,7 @@
 """What goes wrong beside a job stays there: the job ends as ever, and the run says what is missing and why."""
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ import psutil
 import pytest
 
 from ringtap.agents.job.agent_client import AgentClient
-from ringtap.agents.node import agent_socket
+from ringtap.agents.node import agent, agent_socket
 from ringtap.agents.node.agent_socket import Connection
 from ringtap.agents.node.settings import RunSettings
 from ringtap.records import open_records
@@ -184,7 +185,7 @@ def test_jobs_that_misbehave_end_as_without_a_wrapper(tmp_path: Path, code: str)
     )
 
 
-@pytest.mark.parametrize("limit", [5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24])
+@pytest.mark.parametrize("limit", [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 24])
 def test_out_of_file_descriptors(tmp_path: Path, limit: int) -> None:
     """Whatever can still be recorded is; the job runs with any limit that Python itself starts with."""
     run = tmp_path / "run"
@@ -192,10 +193,31 @@ def test_out_of_file_descriptors(tmp_path: Path, limit: int) -> None:
     done = shell(["sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh", *command])
     assert (done.stdout, done.returncode) == (f"ran\n{limit}\n", 0), done.stderr
     assert "Traceback" not in done.stderr
+    assert "killed or crashed" not in done.stderr
     gone(run)
     if (run / "nodes" / "here" / "node.json").exists() and (item := node_item(run))["status"] == "partial":
         assert item["why"]
         assert run_item(run)["status"] == "partial"
+
+
+@pytest.mark.parametrize("where", ["before its socket", "later"])
+def test_an_agent_that_fails_gives_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(
+        *((agent.Agent, "__init__") if where == "before its socket" else (agent.Recorders, "start")), fail
+    )
+    run = RunDirectory.create(tmp_path / "run", "job", [], 0)
+    client = AgentClient(run, "here", RunSettings(("nic",), (), 0.1))
+    client.start({"pid": os.getpid(), "command": ["train"], "rank": None, "began_ns": 1, "creator": True})
+    answer = client.finish({"exit_code": 0, "ended_ns": 2}, 10.0, lambda: False)
+    what = "could not run" if where == "before its socket" else "ended early"
+    if client._connection:
+        client._connection.close()
+    # an agent that ends before its supervisor connects leaves the answer in node.json
+    assert (answer.get("why") or client.why) == f"the agent {what}: Too many open files (ulimit -n)"
+    assert node_item(run.path)["status"] == "partial"
 
 
 def test_file_descriptors_that_run_out_later_take_only_what_needs_them(tmp_path: Path) -> None:
@@ -304,10 +326,10 @@ while time.monotonic() < end_s:
 print("result 42")
 """
 UNTIL_SEEN = (
-    ' & for _ in $(seq 200); do grep -q "no steps" "$RINGTAP_RUN/nodes/here/log/agent.log" && break; sleep 0.1; done; '
-    "kill $!"
+    ' & for _ in $(seq 200); do grep -q "not recorded" "$RINGTAP_RUN/nodes/here/log/agent.log" && break; sleep 0.1; '
+    "done; kill $!"
 )
-HOOKLESS = "start Python without -I, -E and -S, and leave PYTHONPATH and the variables that begin with RINGTAP_ in its"
+FLAGS, VARIABLES = "start Python without -I, -E and -S", "leave PYTHONPATH and the variables that begin with RINGTAP_"
 
 
 def not_collected(run: Path) -> str:
@@ -316,30 +338,35 @@ def not_collected(run: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("command", "why"),
+    ("command", "why", "remedy"),
     [
-        ([sys.executable, "-I", "-c", "pass"], "was started with -I, which keeps it from loading ringtap's recorder"),
-        ([sys.executable, "-uE", "-c", "pass"], "was started with -E, which keeps it from loading ringtap's recorder"),
-        ([sys.executable, "-W", "error", "-S", "-c", "pass"], "was started with -S, which keeps it from loading"),
-        (["env", "-i", sys.executable, "-c", "pass"], "env -i empties the environment of what it starts"),
+        ([sys.executable, "-I", "-c", "pass"], "was started with -I, which keeps it from loading", FLAGS),
+        ([sys.executable, "-uE", "-c", "pass"], "was started with -E, which keeps it from loading", FLAGS),
+        ([sys.executable, "-W", "error", "-S", "-c", "pass"], "was started with -S, which keeps it from", FLAGS),
+        (["env", "-i", sys.executable, "-c", "pass"], "by env -i, which empties its environment", VARIABLES),
         # not on the job's own command line: seen while it runs
-        (["sh", "-c", '"$0" -Ic "import time; time.sleep(60)"' + UNTIL_SEEN, sys.executable], "was started with -I"),
+        (
+            ["sh", "-c", '"$0" -Ic "import time; time.sleep(60)"' + UNTIL_SEEN, sys.executable],
+            "was started with -I",
+            FLAGS,
+        ),
         (
             ["sh", "-c", 'env - "$0" -c "import time; time.sleep(60)"' + UNTIL_SEEN, sys.executable],
             "another environment",
+            VARIABLES,
         ),
     ],
     ids=["-I", "-E", "-S", "env -i", "-I below a shell", "env - below a shell"],
 )
 def test_an_interpreter_that_never_loads_the_hook_is_named_with_what_to_do(
-    tmp_path: Path, command: list[str], why: str
+    tmp_path: Path, command: list[str], why: str, remedy: str
 ) -> None:
     run = tmp_path / "run"
     with ended(wrapped(run, *command)) as process:
         _, errors = process.communicate(timeout=30)
     assert process.returncode == 0
     assert why in not_collected(run)
-    assert HOOKLESS in not_collected(run)
+    assert remedy in not_collected(run)
     assert "ringtap: no steps were recorded: " in errors
     assert run_item(run)["status"] == "complete"
 

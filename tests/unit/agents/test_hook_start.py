@@ -91,6 +91,13 @@ def test_source_is_valid_for_python_3_8() -> None:
         ast.parse(path.read_text(), filename=str(path), feature_version=(3, 8))
 
 
+def test_an_older_python_of_the_job_can_start_beside_the_hook() -> None:
+    """Python 3.6 would print an error at each start if the module that it imports then could not be compiled."""
+    text = (HOOK / "sitecustomize.py").read_text()
+    ast.parse(text, feature_version=(3, 6))
+    assert "from __future__ import annotations" not in text
+
+
 def test_only_the_standard_library_is_imported() -> None:
     for path in (HOOK / "ringtap_hook").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

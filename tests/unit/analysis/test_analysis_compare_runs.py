@@ -167,6 +167,18 @@ def test_what_is_unknown_has_a_reason(jobs, tmp_path):
     assert found.answer[0].startswith("No difference beyond chance between ")
 
 
+def test_a_run_shorter_than_its_sampling_period_is_called_too_short(jobs, tmp_path):
+    """Sockets were recorded, and are not called missing; queues were not."""
+    write_ddp_job(tmp_path / "short", Truth(iterations=6, every_ms=5000))
+    found = compare_runs([jobs[0], tmp_path / "short"])
+    why = "the run is too short: 4 iterations of 200 ms, and samples every 5 s"
+    for name in ("training_bytes", "retransmissions"):
+        assert row_of(found, name).reasons[1] == why
+    text = "\n".join(describe(found))
+    assert "No run has packets dropped in queues: no queues were recorded." in text
+    assert "no sockets were recorded" not in text
+
+
 def test_without_iterations_amounts_are_per_second(jobs, tmp_path):
     shutil.copytree(jobs[0], tmp_path / "none")
     for folder in (tmp_path / "none").glob("nodes/*/steps"):

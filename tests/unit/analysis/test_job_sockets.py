@@ -269,6 +269,32 @@ def test_cross_traffic_is_known_by_its_logs_and_by_who_sends_it(tmp_path):
     assert by_port.to_dict() == {7777: "cross", 8888: "cross", 6000: "cross", 9: "cross", 10: "other"}
 
 
+def test_connections_of_a_process_without_a_rank_are_the_jobs(tmp_path):
+    """A job of one process, with a client and a server in it, and a generator of traffic within the job."""
+    node = new_node(tmp_path)
+    both = [("127.0.0.1", 4000), ("127.0.0.1", 5001)]
+    ends = [both, both[::-1], [("10.0.0.1", 10), ("192.0.2.1", 443)], [("10.0.0.1", 11), ("10.0.0.2", 12)]]
+    ends.append([("10.0.0.1", 13), ("192.0.2.1", 443)])
+    node.sockets([Socket(number, *end).record(START_NS) for number, end in enumerate(ends, start=1)], 0.01, {})
+    commands = ["python train.py", "python train.py", "python train.py", "iperf3 --client 10.0.0.2"]
+    with (node.path / "sockets" / "owners.jsonl").open("a") as file:
+        for inode, command in enumerate(commands, start=1001):
+            file.write(json.dumps({"t_ns": 1, "inode": inode, "pid": 7, "rank": None, "command": command}) + "\n")
+    table = measure(tmp_path, ["n0"], [0, 10]).flows
+    sent = table[table["measured_at"] == "sender"].set_index("source_port")
+    assert sent["traffic_class"].to_dict() == {
+        **{4000: "training", 5001: "training", 10: "training"},
+        **{11: "cross", 13: "other"},
+    }
+    assert sent["why"].to_dict() == {
+        4000: "between processes of the job",
+        5001: "between processes of the job",
+        10: "one end is a process of the job",
+        11: "sent or received by a traffic generator",
+        13: "neither the job's nor cross traffic",
+    }
+
+
 def test_connections_that_carry_little_are_asked_seldom(tmp_path):
     """As the collector does: busy connections in every sample, the others only when all are asked."""
     node = new_node(tmp_path)

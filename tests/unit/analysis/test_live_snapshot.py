@@ -235,8 +235,7 @@ def test_retransmitted_bytes_are_no_payload(tmp_path: Path) -> None:
     [
         ("iperf3 --client 10.0.0.2 --port 9999", 50, "cross"),
         ("/v/bin/python -m ringtap.cli traffic send plan", 50, "cross"),
-        ("sshd: someone", 50, "other"),
-        ("python loader.py", 31, "training"),  # a grandchild of the job
+        ("python loader.py", 31, "training"),  # without a rank, as in a job of one process
         ("python train.py", 30, "training"),
     ],
 )
@@ -244,8 +243,6 @@ def test_flows_are_told_apart_by_their_owners(tmp_path: Path, command: str, pid:
     with RunWriter(tmp_path / "run", "S0") as run:
         node, watch = run.nodes["S0"], Watch(run.path)
         node.node(status="running", jobs=[{"pid": 29}], collectors={})
-        for child, parent in ((30, 29), (31, 30)):
-            node.line("host/processes.jsonl", t_ns=0, pid=child, parent=parent, rank=None, command="x")
         node.line("sockets/owners.jsonl", t_ns=0, inode=1, pid=pid, rank=None, command=command)
         for at in (1, 2):
             node.socket(at, 1, ("127.0.0.1", 1000, "127.0.0.1", 2000), bytes_acked=at * 10)
@@ -256,6 +253,15 @@ def test_flows_are_told_apart_by_their_owners(tmp_path: Path, command: str, pid:
         ("127.0.0.1:1000", expected),
         ("127.0.0.1:2000", expected),
     }
+
+
+def test_a_connection_without_a_known_owner_is_other_traffic(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "run", "S0") as run:
+        node, watch = run.nodes["S0"], Watch(run.path)
+        for at in (1, 2):
+            node.socket(at, 1, ("127.0.0.1", 1000, "127.0.0.1", 2000), bytes_acked=at * 10)
+            snapshot = watch.at(at)
+    assert [flow.traffic for flow in snapshot.flows] == ["other"]
 
 
 def test_nodes_ranks_and_files_may_appear_later(tmp_path: Path) -> None:

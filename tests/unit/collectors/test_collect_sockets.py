@@ -6,6 +6,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringtap.collectors import closing_sockets
 from ringtap.collectors import tcp_info as layout
 from ringtap.collectors.base import Context
 from ringtap.collectors.netlink import HEADER_BYTES, aligned, attributes, message_at
@@ -146,6 +148,109 @@ def test_a_connection_that_is_not_told_any_more_has_vanished(table: SocketTable,
     assert {name: rows[0][name] for name in same} == {name: was[name] for name in same}
     assert len(table) == 7
     assert len(rows_of(dump(table, DUMP, 3), tmp_path)) == 1  # back again: told in full
+
+
+def end_of(data: bytes, position: int, size: int, sent: int) -> bytes:
+    """The kernel's message about the end of a connection of a dump; inode and queues are cleared by then."""
+    message = bytearray(data[position : position + size])
+    message[HEADER_BYTES + 1] = 7
+    message[HEADER_BYTES + 56 : HEADER_BYTES + 72] = bytes(16)
+    for kind, start, _ in attributes(memoryview(message), HEADER_BYTES + 72, size):
+        if kind == INFO:
+            struct.pack_into("=Q", message, start + 120, sent)
+    return bytes(message)
+
+
+@pytest.mark.parametrize("when", ["before it is missed", "after it is missed"])
+def test_the_last_bytes_of_a_connection_are_those_that_the_kernel_tells_at_its_end(tmp_path: Path, when: str) -> None:
+    table = SocketTable([].append, 3, awaits_ends=True)
+    first = {row["cookie"]: row for row in rows_of(dump(table, DUMP, 1), tmp_path)}
+    position, size = next(one for one in messages(DUMP) if DUMP[one[0] + HEADER_BYTES + 1] == 1)
+    without = DUMP[:position] + DUMP[position + size :]
+    records = dump(table, without, 2) if when == "after it is missed" else b""
+    assert records == b""
+    table.begin(1_000_003 * MS, 3)
+    table.take_ends([end_of(DUMP, position, size, 123_456)])
+    table.settle()
+    last, gone = rows_of(table.records(), tmp_path)
+    assert (last["state"], gone["state"]) == (7, 0)
+    assert last["bytes_acked"] == gone["bytes_acked"] == 123_456
+    assert last["inode"] == gone["inode"] == first[gone["cookie"]]["inode"]
+    table.take_ends([end_of(DUMP, position, size, 123_456)])  # told twice, or not known
+    assert table.records() == b""
+    assert dump(table, without, 4) == b""
+    assert (table.ends, len(table)) == (1, 7)
+
+
+def test_the_end_of_a_connection_that_the_same_dump_has_met(tmp_path: Path) -> None:
+    table = SocketTable([].append, 3, awaits_ends=True)
+    table.begin(1_000_001 * MS, 1)
+    table.begin_dump()
+    table.take(memoryview(bytearray(DUMP)), len(DUMP))
+    position, size = next(messages(DUMP))
+    table.take_ends([end_of(DUMP, position, size, 5)])
+    table.end_dump()
+    assert sorted(row["state"] for row in rows_of(table.records(), tmp_path)) == [0, *[1] * 8, 7]
+    assert len(table) == len(table._family) == len(table._request) == 7
+
+
+def test_a_connection_whose_end_is_not_told_vanishes_with_the_next_sample(tmp_path: Path) -> None:
+    table = SocketTable([].append, 3, awaits_ends=True)
+    dump(table, DUMP, 1)
+    position, size = next(messages(DUMP))
+    assert dump(table, DUMP[:position] + DUMP[position + size :], 2) == b""
+    table.begin(1_000_003 * MS, 3)
+    table.settle()
+    assert [row["state"] for row in rows_of(table.records(), tmp_path)] == [0]
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_bytes_between_the_last_sample_and_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told: bool
+) -> None:
+    if not is_told:
+
+        def refuse() -> None:
+            raise PermissionError
+
+        monkeypatch.setattr("ringtap.collectors.sockets.ClosingSockets", refuse)
+    collector = SocketsCollector(Context(tmp_path, 0.01))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        accepted, _ = server.accept()
+        port = client.getsockname()[1]
+        collector.start()
+        client.sendall(bytes(50_000))
+        client.close()
+        while accepted.recv(1 << 16):
+            pass
+        accepted.close()
+        time.sleep(0.1)
+        facts = collector.stop()
+    file = open_records(tmp_path / "sockets" / "sockets.rec")
+    names = [field.name for field in file.fields]
+    rows = [dict(zip(names, row, strict=True)) for row in file.tail()]
+    sent = [row["bytes_acked"] for row in rows if int.from_bytes(row["sport"], "big") == port and row["state"]]
+    assert max(sent) == (50_002 if is_told else 1)  # with one for its opening, and one for its end
+    assert facts["ends"] >= 2 * is_told
+
+
+def test_ends_are_not_listened_to_where_too_many_connections_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closing_sockets, "BUDGET", 10)
+    monkeypatch.setattr(closing_sockets, "MEAN_RATE", 0.1)
+    closing = closing_sockets.ClosingSockets()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for _ in range(50):
+            with socket.create_connection(server.getsockname()):
+                server.accept()[0].close()
+    deadline_s = time.monotonic() + 10
+    while not closing.pauses and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert closing.pauses == 1
+    assert closing._may_continue(closing._at_s + 1000)  # the budget recovers, up to its size
+    assert closing._left == 9
+    closing.close()
+    assert closing.take()
 
 
 def test_a_dump_that_breaks_off_lets_nothing_vanish(table: SocketTable) -> None:

@@ -43,6 +43,37 @@ def test_ordinary_text_is_shown_as_it_is(text: str) -> None:
     assert visible(text) == text
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("naïve", "naïve"),
+        ("na\udcc3\udcafve", "naïve"),
+        ("b\udce9 \udcc3\udcbc", "b\\xe9 ü"),
+        (repr("na\udcc3\udcafve"), "'naïve'"),
+        ("\udcc2\udc9b31m", "\\x9b31m"),  # hides a control character
+        ("\ud800", "\\ud800"),
+    ],
+)
+def test_names_that_python_could_not_decode_are_shown(name: str, shown: str) -> None:
+    assert visible(name) == shown
+
+
+def test_names_beyond_ascii_are_readable_where_the_locale_has_none(tmp_path: Path) -> None:
+    """Python would else print ``na\\udcc3\\udcafve``."""
+    environment = dict(os.environ) | {"LC_ALL": "C", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-m", "ringtap.cli"]
+    options = ["--node", "here", "--collect", "nic"]
+    for arguments, code in ((["run", "-o", "naïve", *options, "--", "true", "größe"], 0), (["analyze", "naïv"], 2)):
+        done = subprocess.run(
+            [*command, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code
+        assert "na\\xefv" in done.stderr
+        assert "udc" not in done.stderr
+    for path in (tmp_path / "naïve" / "run.json", tmp_path / "naïve" / "nodes" / "here" / "node.json"):
+        assert "größe" in str(json.loads(path.read_text()))
+
+
 def test_everything_printed_passes_the_guard(capsys: pytest.CaptureFixture[str]) -> None:
     with guarded():
         print(HOSTILE)
@@ -167,7 +198,7 @@ def test_a_script_is_printed_byte_by_byte_unless_to_a_terminal(
         monkeypatch.setattr(unguarded(sys.stdout), "isatty", lambda: True)
         print_script("echo \x1b[2J \udcff\n")
         sys.stdout.flush()
-    assert capfdbinary.readouterr().out == b"echo \\x1b[2J \\udcff\n"
+    assert capfdbinary.readouterr().out == b"echo \\x1b[2J \\xff\n"
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")

@@ -275,7 +275,7 @@ LINK_STATE: Shape = {
     **{"operstate?": _WORDS, "carrier_changes": (COUNT, None)},
 }
 PROCESS: Shape = {"pid": COUNT, "parent?": (int, None), "rank?": (int, None), "command?": ([str], str, None)}
-BUCKETS: Shape = {"t_ns": NS, "module?": int, "bucket_bytes?": ([COUNT], None)}
+BUCKETS: Shape = {"t_ns": NS, "module?": int, "bucket_bytes?": ([COUNT], None), "comm_hook?": str}
 MARK: Shape = {"t_ns": NS, "text?": str}
 # a line of a rank's profile; one of kind "ranges" lists the collectives that PyTorch's profiler timed, each as a list
 PROFILE_LINE: Shape = {"kind": str, "ranges?": [list]}

@@ -36,7 +36,6 @@ from ringtap.units import counted
 PHASES = ("compute_s", "forward_s", "backward_s", "communication_s", "exposed_s", "overlap_s")
 _COLUMNS = ["process", "place", "forward_start_ns", "ready_ns", *PHASES, "syncs", "synced_bytes"]
 _NUMBERS = [*PHASES, "synced_bytes"]
-_NONE = "neither DDP's own times (--collect ddp) nor Horovod's timeline (--collect horovod) were recorded"
 _TIMES = ("forward_start_ns", "backward_start_ns", "backward_end_ns", "comm_start_ns", "comm_end_ns")
 _PASS = ("module", *_TIMES, "forward_ns", "backward_ns", "comm_ns", "overlap_ns")
 # A change between CLOCK_REALTIME and CLOCK_MONOTONIC beyond this, and beyond slewing, is a step
@@ -56,6 +55,7 @@ class Phases:
         source: ``ddp``, ``horovod`` or ``none``.
         why: a sentence if ``source`` is ``none`` or some ranks are not covered.
         gradient_bytes: bytes that a rank hands over in one synchronisation of every module; None: not known.
+        comm_hook: the communication hooks that exchange them instead of DDP's own all-reduce; empty: none.
         rebuilt_at: the last early iteration (up to the tenth) in which DDP changed its buckets; 0 without changes.
     """
 
@@ -63,6 +63,7 @@ class Phases:
     source: str
     why: str
     gradient_bytes: float | None = None
+    comm_hook: str = ""
     rebuilt_at: int = 0
 
 
@@ -101,7 +102,8 @@ def _ddp(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return computation and communication by DDP's logs, and a row about each stretch in which it logged passes.
 
-    The second table has ``gradient_bytes``, of the modules that ran in the stretch, and ``rebuilt_at``.
+    The second table has ``gradient_bytes``, of the modules that ran in the stretch, ``rebuilt_at``, and ``comm_hook``,
+    the names of the communication hooks by which these exchange their gradients.
     """
     parts, about = [], []
     ends_ns = marks["end_ns"].to_numpy(np.int64)
@@ -119,11 +121,14 @@ def _ddp(
         modules = pd.DataFrame({"stretch": stretch[rows[passes["place"]]], "module": passes["module"]})
         at_ns = logs.clock.on_reference(np.array([line["t_ns"] for line in changes], np.int64))
         changed = rows[np.minimum(np.searchsorted(ends_ns[rows], at_ns), len(rows) - 1)]
+        hooks = {line.get("module"): line["comm_hook"] for line in changes if line.get("comm_hook")}
         for number, own in modules.drop_duplicates().groupby("stretch")["module"]:
             total = sum(gradients.get(module, 0.0) for module in own.tolist())
+            exchange = ", ".join(sorted({str(hooks[module]) for module in own.tolist() if module in hooks}))
             rebuilt_at = max(_early(index[changed[stretch[changed] == number]]), default=0)
-            about.append((number, float(total), rebuilt_at))
-    table = pd.DataFrame(about, columns=["stretch", "gradient_bytes", "rebuilt_at"]).set_index("stretch")
+            about.append((number, float(total), rebuilt_at, exchange))
+    names = ["stretch", "gradient_bytes", "rebuilt_at", "comm_hook"]
+    table = pd.DataFrame(about, columns=names).set_index("stretch")
     if not parts:
         return _empty(), table
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -344,7 +349,7 @@ class Work:
         ranks: for each batch of nodes, one row per iteration and rank.
         source: source of compute and communication times: ``ddp``, ``horovod`` or ``none``.
         why: a sentence if ``source`` is ``none`` or a part is missing.
-        gradient_bytes: as `Phases.gradient_bytes`.
+        gradient_bytes, comm_hook: as those of `Phases`.
         processes: the processes of the phase, by number: ``node``, ``rank``, ``pid``, ``steps`` (ends of iterations).
         steps: ends of iterations of all starts of the job, of the rank with the most.
         unclear_ranks: ranks that other processes had during the phase, whose bytes cannot be told apart.
@@ -358,6 +363,7 @@ class Work:
     source: str
     why: str
     gradient_bytes: float | None
+    comm_hook: str
     processes: pd.DataFrame
     steps: int
     unclear_ranks: list[int]
@@ -401,7 +407,7 @@ def build(run: JobRun, nodes: Mapping[str, NodeLogs], batches: Batches, phase: i
     stretches = pd.concat([table for table in of if len(table)] or of, ignore_index=True)
     members, found = find_phases(known, stretches)
     members = members.join(
-        stretches[["batch", "row", "first_forward_ns", "iterations", "gradient_bytes", "rebuilt_at"]]
+        stretches[["batch", "row", "first_forward_ns", "iterations", "gradient_bytes", "rebuilt_at", "comm_hook"]]
     )
     every = _iterations(parts, members, batches)
     every["phase"] = every["stretch"].map(members.drop_duplicates("stretch").set_index("stretch")["phase"])
@@ -414,7 +420,7 @@ def build(run: JobRun, nodes: Mapping[str, NodeLogs], batches: Batches, phase: i
     iterations.insert(0, "iteration", np.arange(len(iterations)))
     iterations.insert(1, "generation", iterations["stretch"].map(numbers["generation"]).astype("int64"))
     processes = _processes(members)
-    phases = _join_phases(parts, members, nodes)
+    phases = _join_phases(run, parts, members, nodes)
     own = None if phases.source == "ddp" else phases.table
     of_batch = [_own(members, number) for number in range(len(parts))]
     joined = list(
@@ -432,7 +438,7 @@ def build(run: JobRun, nodes: Mapping[str, NodeLogs], batches: Batches, phase: i
     size = max(processes["rank"].nunique(), known.loc[processes.index, "world_size"].max() if len(processes) else 0)
     spans = table.loc[[shown], ["begin_ns", "end_ns"]].to_numpy(np.int64) if shown else np.empty((0, 2), np.int64)
     unclear = _unclear_ranks(known, processes, spans)
-    source = (phases.source, phases.why, phases.gradient_bytes)
+    source = (phases.source, phases.why, phases.gradient_bytes, phases.comm_hook)
     steps = int(members.groupby("stretch")["iterations"].max().sum())
     return Work(table, shown, iterations, ranks, *source, processes, steps, unclear, int(size))
 
@@ -488,7 +494,7 @@ def read_ranks(nodes: Mapping[str, NodeLogs], files: Mapping[int, Path]) -> Fram
         ``marks``, the steps that end an iteration of their process, on the reference clock; ``phases``, computation and
         communication by DDP's log (`Phases.table`); ``processes``, one row per process that stepped; ``stretches``, the
         second table of `ringtap.analysis.runs.phases.process_marks` with ``first_forward_ns``,
-        ``gradient_bytes`` and ``rebuilt_at``, if DDP logged passes.
+        ``gradient_bytes``, ``rebuilt_at`` and ``comm_hook``, if DDP logged passes.
     """
     steps, torn = read_steps(files)
     for path in torn:
@@ -512,7 +518,9 @@ def read_ranks(nodes: Mapping[str, NodeLogs], files: Mapping[int, Path]) -> Fram
     }
 
 
-def _join_phases(parts: Sequence[Mapping[str, Frame]], members: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Phases:
+def _join_phases(
+    run: JobRun, parts: Sequence[Mapping[str, Frame]], members: pd.DataFrame, nodes: Mapping[str, NodeLogs]
+) -> Phases:
     """Return the source of computation and communication of all ranks; with DDP, the tables are those of the parts."""
     timed = members[members["gradient_bytes"].notna()]
     if len(timed):
@@ -521,12 +529,24 @@ def _join_phases(parts: Sequence[Mapping[str, Frame]], members: pd.DataFrame, no
         why = f"no DDP times of {missing} of {counted(every, 'rank process', 'rank processes')}" if missing else ""
         sizes = timed.loc[timed["gradient_bytes"] > 0, "gradient_bytes"]
         gradient_bytes = float(sizes.median()) if len(sizes) else None
-        return Phases(_empty(), "ddp", why, gradient_bytes, int(timed["rebuilt_at"].max()))
+        hooks = ", ".join(sorted({str(name) for name in timed["comm_hook"] if name}))
+        return Phases(_empty(), "ddp", why, gradient_bytes, hooks, int(timed["rebuilt_at"].max()))
     first = members[members["rank"] == members["rank"].min()].drop_duplicates("process").set_index("process")
     rows = [marks[marks["process"].isin(first.index)] for marks in (part["marks"].read() for part in parts)]
     marks = pd.concat(rows) if rows else pd.DataFrame(columns=_ENDS)
     found = _horovod(marks.assign(node=marks["process"].map(first["node"])), nodes)
-    return found or Phases(_empty(), "none", _NONE)
+    return found or Phases(_empty(), "none", _nothing_timed(run.info.get("settings")))
+
+
+def _nothing_timed(settings: Any) -> str:
+    """Return why nothing timed computation and communication; ``settings`` are those of run.json."""
+    recorders = settings.get("recorders") if isinstance(settings, dict) else None
+    if not isinstance(recorders, list):
+        return "neither DDP's own times (--collect ddp) nor Horovod's timeline (--collect horovod) were recorded"
+    if "ddp" not in recorders:
+        return "DDP's own times were not recorded (--collect ddp)"
+    hint = "" if "horovod" in recorders else " (Horovod: --collect horovod)"
+    return f"only exchanges by DistributedDataParallel and Horovod are timed, and none was recorded{hint}"
 
 
 def _iterations(parts: Sequence[Mapping[str, Frame]], members: pd.DataFrame, batches: Batches) -> pd.DataFrame:

@@ -33,6 +33,7 @@ _NODE_MEANS = ("cpu_busy_cores", "cpu_job_cores", "cpu_other_cores", "cpu_steal_
 # by how much parts may exceed the iteration: ranks end the first and the last one at different times, and DDP's times
 # are by a clock that may be slewed by 500 ppm
 _MAX_EXCESS = 0.01
+_SHARDED = "ZeroRedundancyOptimizer"
 # fewer bytes than this are not compared
 _FEW_BYTES = 10_000
 
@@ -214,7 +215,12 @@ def _demand(job: Job) -> dict[str, Any]:
     sums = job.rank_sums.sum(numeric_only=True)
     synced, syncs = (plain(mean_of_sums(sums.to_frame().T, name).iloc[0]) for name in ("synced_bytes", "syncs"))
     sent = mean_of(job.ranks, "sent_bytes")
-    expected = 2 * (count - 1) / count * synced if synced and count > 1 else None
+    why = ""
+    if job.work.comm_hook:
+        why = f"gradients are exchanged by the communication hook {job.work.comm_hook}"
+    elif any(_SHARDED in str(what) for what in job.work.phases.loc[job.work.phases.index == job.work.phase, "what"]):
+        why = f"{_SHARDED} sends parameters, too"
+    expected = 2 * (count - 1) / count * synced if synced and count > 1 and not why else None
     return {
         "gradient_bytes": job.work.gradient_bytes,
         "ranks": count,
@@ -223,6 +229,7 @@ def _demand(job: Job) -> dict[str, Any]:
         "expected_bytes": expected,
         "sent_bytes": sent,
         "difference": _difference(sent, expected),
+        "why": why,
         "equation": "thesis, equation 3.1: 2(N-1)/N times the gradients' bytes, per rank and synchronisation",
     }
 

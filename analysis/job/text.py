@@ -62,7 +62,7 @@ def _parts(data: dict[str, Any]) -> str:
         why = data["parts"]["why"] or data["phases"]["why"] or "no rank timed its phases"
         return f"{begin}; where its time goes is not known, for {why}."
     shares = ", ".join(f"{share} {words}" for words, _, share in table.rows)
-    return f"{begin}: {shares} (means over the ranks)."
+    return f"{begin}: {shares} ({'rank 0' if data['phases']['source'] == 'horovod' else 'means over the ranks'})."
 
 
 def parts_table(data: dict[str, Any]) -> Table | None:
@@ -375,6 +375,8 @@ def _demand(data: dict[str, Any]) -> list[str]:
     if item["sent_bytes"] is None:
         return []
     lines = [f"A rank sends {format_size(item['sent_bytes'])} of payload per iteration."]
+    if item["why"]:
+        lines.append(f"Equation 3.1 (ring all-reduce) does not say how much it should be: {item['why']}.")
     if item["expected_bytes"] is not None and item["difference"] is not None:
         lines.append(
             f"{format_size(item['synchronised_bytes'])} of gradients per iteration and {item['ranks']} ranks ask for "

@@ -148,6 +148,8 @@ class Watcher:
         if sizes != watched.bucket_bytes:
             watched.bucket_bytes = sizes
             item = {"t_ns": time.time_ns(), "module": watched.number, "bucket_bytes": sizes}
+            if texts.get("comm_hook"):  # the job's own exchange of gradients, such as a compression
+                item["comm_hook"] = texts["comm_hook"]
             self._buckets.write(json_line(item), time.monotonic_ns())
 
 

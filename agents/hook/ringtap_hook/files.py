@@ -45,7 +45,8 @@ def attach(module: ModuleType, _settings: Settings) -> None:
         return changing
 
     for name in ("init_process_group", "destroy_process_group"):
-        setattr(module, name, wrap(getattr(module, name)))
+        if hasattr(module, name):
+            setattr(module, name, wrap(getattr(module, name)))
 
 
 def header(fields: list[tuple[str, str, str]], about: dict[str, Any]) -> bytes:

@@ -169,7 +169,7 @@ def identity(mono_ns: int) -> dict[str, Any]:
 
 
 def _launch() -> str:
-    """Where a launcher's ranks meet, or its number, by the environment; empty if it does not say."""
+    """The meeting point of a launcher's ranks, or its number, by the environment; empty if it does not say."""
     for names in _LAUNCH:
         values = [os.environ.get(name, "") for name in names]
         if values[0]:
@@ -178,7 +178,7 @@ def _launch() -> str:
 
 
 def _store_address() -> str:
-    """Where the ranks of torch.distributed's default group have met: host and port, or a file; empty if not known."""
+    """The meeting point of torch.distributed's default group: host and port, or a file; empty if not known."""
     try:
         store = sys.modules["torch.distributed.distributed_c10d"]._get_default_store()
         while hasattr(store, "underlying_store"):

@@ -85,7 +85,7 @@ def test_a_table_that_the_run_lacks_is_left_out_with_the_reason(job, tmp_path, c
     assert main(["export", str(job), "--to", "csv", "-o", str(tmp_path / "tables")]) == 0
     out, err = capsys.readouterr()
     assert "ringtap: no epochs: it has no rows\n" in err
-    assert out.splitlines()[1].split()[:2] == ["iterations", str(ITERATIONS)]
+    assert [line.split()[:2] for line in out.splitlines()[1:3]] == [["phases", "1"], ["iterations", str(ITERATIONS)]]
     assert f"Wrote {tmp_path / 'tables'}: " in out
     assert not (tmp_path / "tables" / "epochs.csv").exists()
 
@@ -320,4 +320,5 @@ def test_a_table_that_fails_leaves_no_part_of_itself(job, tmp_path, capsys, monk
     monkeypatch.setattr(tables.ExportTable, "batches", torn)
     assert "No space left on device" in refused(capsys, job, "--to", to, "-o", tmp_path / "new")
     left = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
-    assert left == ([] if to == "duckdb" else [f"{name}.{to}" for name in ("iterations", "rank_iterations", "ranks")])
+    whole = ("iterations", "phases", "rank_iterations", "ranks")
+    assert left == ([] if to == "duckdb" else [f"{name}.{to}" for name in whole])

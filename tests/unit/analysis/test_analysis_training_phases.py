@@ -99,7 +99,7 @@ def test_fine_tuning_of_the_head_and_of_all_layers_are_two_phases(tmp_path):
     assert first.iterations["iteration_s"].tolist() == pytest.approx([0.037] * 9)
     assert first.report().startswith("An iteration of phase 1 takes 37 ms (mean)")
     other = Run(tmp_path / "other").process(every(100, 30), optimizers=[SGD]).open()
-    (note,) = [line for line in compare_runs([job, other]).reasons() if "training phases" in line]
+    (note,) = [line for line in compare_runs([job, other]).reasons if "training phases" in line]
     assert note == "run has 2 training phases; phase 2 is compared (SGD of 100 parameters)."
     live = RunFollower(tmp_path / "run")
     live.poll()

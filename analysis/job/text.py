@@ -216,7 +216,8 @@ def _time(data: dict[str, Any]) -> list[str]:
         first = "the first step" if unmarked == 1 else f"the first step of {unmarked} stretches"
         lines.append(f"Nothing marks the beginning of {first} ({counted(data['run']['steps'], 'step')} in all).")
     if item["restarts"]:
-        lines.append(f"The job was started again {counted(item['restarts'], 'time')}.")
+        again = counted(item["restarts"], "time")
+        lines.append(f"The ranks began again {again}: the job was started again, or joined another process group.")
     if item["skipped"]:
         lines.append(f"Mixed precision skipped the optimizer in {item['skipped']} of them.")
     if item["backwards"] and item["backwards"] > 1:

@@ -81,18 +81,24 @@ class Watcher:
 
     def begin_forward(self, module: Any, torch: Any) -> None:
         """Note the begin of a forward pass, if gradients follow from it."""
-        watched = self._timed.get(module)
-        if watched is not None and torch.is_grad_enabled():
-            watched.is_synced = module.require_backward_grad_sync
-            watched.begin_ns = time.time_ns()
+        try:
+            watched = self._timed.get(module)
+            if watched is not None:
+                watched.begin_ns = time.time_ns() if torch.is_grad_enabled() else 0
+                watched.is_synced = module.require_backward_grad_sync
+        except Exception:
+            self._timed.clear()
 
     def end_forward(self, module: Any) -> None:
         """Add the forward pass that has ended."""
-        watched = self._timed.get(module)
-        if watched is not None and watched.begin_ns:
-            watched.forward_start_ns = watched.forward_start_ns or watched.begin_ns
-            watched.forward_ns += time.time_ns() - watched.begin_ns
-            watched.begin_ns = 0
+        try:
+            watched = self._timed.get(module)
+            if watched is not None and watched.begin_ns:
+                watched.forward_start_ns = watched.forward_start_ns or watched.begin_ns
+                watched.forward_ns += time.time_ns() - watched.begin_ns
+                watched.begin_ns = 0
+        except Exception:
+            self._timed.clear()
 
     def look(self) -> None:
         """Record the iterations that have ended since the last look."""

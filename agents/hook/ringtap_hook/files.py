@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from .settings import identity
 
@@ -18,13 +19,14 @@ if TYPE_CHECKING:
 SUFFIXES = (".rec", ".ddp.rec", ".buckets.jsonl", ".optimizers.jsonl", ".profile.jsonl")
 _MAX_STEMS = 1000
 _begun = 0  # number of the current files: a process that joins another group, or is forked, begins new ones
+_begun_ns = 0  # by CLOCK_MONOTONIC; 0: with the process
 _stem = ""  # of the current files
 
 
 def begin_files() -> None:
     """Let the next record of each file of this process begin a new one."""
-    global _begun, _stem
-    _begun, _stem = _begun + 1, ""
+    global _begun, _begun_ns, _stem
+    _begun, _begun_ns, _stem = _begun + 1, time.monotonic_ns(), ""
 
 
 os.register_at_fork(after_in_child=begin_files)
@@ -99,7 +101,7 @@ class ProcessFile:
 
         Args:
             data: one record or line.
-            mono_ns: its time by CLOCK_MONOTONIC. The header holds the age of the process at the first one.
+            mono_ns: its time by CLOCK_MONOTONIC. The header holds the age of the process in its group at the first one.
 
         Raises:
             OSError: the file cannot be made or written, or the job has closed it.
@@ -120,6 +122,7 @@ class ProcessFile:
     def _create(self, mono_ns: int) -> None:
         about = identity(mono_ns)
         os.makedirs(self._folder, exist_ok=True)
+        about["age_ns"] = max(0, min(about["age_ns"], mono_ns - _begun_ns))
         path = _stem_in(self._folder, about) + self._suffix
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
         if self._fd <= 2:  # the job has closed a standard descriptor, and may still write to that number

@@ -150,7 +150,7 @@ def identity(mono_ns: int) -> dict[str, Any]:
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         group, address = "torch", _store_address() or address
         rank, world_size = distributed.get_rank(), distributed.get_world_size()
-    elif horovod is not None and horovod.is_initialized():
+    elif horovod is not None and hasattr(horovod, "is_initialized") and horovod.is_initialized():
         group, rank, world_size = "horovod", horovod.rank(), horovod.size()
     return {
         "collector": "steps",
@@ -161,7 +161,7 @@ def identity(mono_ns: int) -> dict[str, Any]:
         "world_size": world_size or 1,
         "group": group,
         "address": address,
-        "command": crc32("\0".join(getattr(sys, "argv", ())).encode(errors="surrogateescape")),
+        "command": crc32("\0".join(map(str, getattr(sys, "argv", ()))).encode(errors="replace")),
         "local_rank": _first_number(_LOCAL_RANK),
         "torch": str(getattr(sys.modules.get("torch"), "__version__", "")),
         "hostname": os.uname().nodename,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 
 from . import backward, grid, log
 from .files import ProcessFile, json_line
@@ -219,7 +220,8 @@ def _with_closure(args: Any, kwargs: Any, thread: Any) -> Any:
         try:
             return closure(*own, **named)
         finally:
-            thread.passes_ns += time.monotonic_ns() - begin_ns
+            with suppress(AttributeError):  # another thread than the one that steps
+                thread.passes_ns += time.monotonic_ns() - begin_ns
 
     timed.__wrapped__ = closure  # type: ignore[attr-defined]
     return ((args[0], timed, *args[2:]), kwargs) if len(args) > 1 else (args, dict(kwargs, closure=timed))

@@ -186,7 +186,7 @@ def test_a_restart_joins_ranks_by_time_and_not_by_their_number_of_starts(tmp_pat
     job = run.open()
     assert phases_of(job) == ([(2, 2, 2, 65, 0, 33)], [0.02])
     assert job.iterations["generation"].tolist() == [0] * 4 + [1] * 29
-    assert "The job was started again 1 time." in job.report()
+    assert "The ranks began again 1 time: the job was started again, or joined another process group." in job.report()
 
 
 def test_os_execv_starts_the_job_again(tmp_path):

@@ -456,12 +456,13 @@ def _processes(members: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_times(phases: pd.DataFrame, iterations: pd.DataFrame) -> pd.DataFrame:
-    """Add the number and the times of the iterations of each phase."""
-    by = iterations.groupby("phase")["iteration_s"]
-    table = phases.assign(iterations=by.size().reindex(phases.index, fill_value=0).astype("int64"))
-    for name in ("median", "mean", "min", "max", "sum"):
+    """Add the number of the iterations of each phase, their sum, and the times of those that began with a step."""
+    every = iterations.groupby("phase")["iteration_s"]
+    table = phases.assign(iterations=every.size().reindex(phases.index, fill_value=0).astype("int64"))
+    by = iterations[iterations["step"] > 0].groupby("phase")["iteration_s"]
+    for name in ("median", "mean", "min", "max"):
         table[f"iteration_{name}_s"] = getattr(by, name)().reindex(phases.index).astype("Float64")
-    return table.rename(columns={"iteration_sum_s": "iterations_s"})
+    return table.assign(iterations_s=every.sum().reindex(phases.index).astype("Float64"))
 
 
 def _chosen(path: Path, phases: pd.DataFrame, iterations: pd.DataFrame, phase: int | None) -> int:
@@ -716,8 +717,11 @@ def _with_ranks(iterations: pd.DataFrame, parts: Iterable[pd.DataFrame], phases:
         for name, so_far in joined.items():
             own = part[name].to_numpy(np.float64, na_value=np.nan)
             so_far[rows] = _JOINED[name](so_far[rows], own) if name in _JOINED else so_far[rows] + np.nan_to_num(own)
+    # the first of a stretch lacks what came before its forward pass
     is_first = table["stretch"] == table.groupby("generation")["stretch"].transform("min")
-    table["warm_up"] = is_first & (table["step"] <= max(WARM_UP_ITERATIONS - 1, phases.rebuilt_at))
+    table["warm_up"] = (table["step"] == 0) | is_first & (
+        table["step"] <= max(WARM_UP_ITERATIONS - 1, phases.rebuilt_at)
+    )
     table["skipped"] = np.nan_to_num(joined["skipped"]) > 0
     for name in ("backwards", "optimizers"):
         table[name] = np.nan_to_num(joined[name]).astype(np.int64)

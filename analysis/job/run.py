@@ -221,8 +221,8 @@ class Job:
             - ``steps``: recorded steps of all ranks
             - ``left_out``: those of them that belong to no whole iteration
             - ``iterations``: iterations that have a beginning and an end
-            - ``iteration_median_s``, ``iteration_mean_s``, ``iteration_min_s``, ``iteration_max_s``: their times, without
-              the first of a stretch, which lacks what came before its forward pass
+            - ``iteration_median_s``, ``iteration_mean_s``, ``iteration_min_s``, ``iteration_max_s``: their times
+              without the first of a stretch, which lacks what came before its forward pass
             - ``iterations_s``: the sum of all
             - ``begin_ns``, ``end_ns``: begin of its first step and end of its last one
             - ``node``, ``pid``: its first process

@@ -59,7 +59,7 @@ _MIN_SECONDS_SHARE = 0.01
 _RANK_MEASURES = {
     "compute_s": ("compute (forward and backward pass)", "s", None),
     "optimizer_s": ("optimizer step", "s", None),
-    "unattributed_s": ("time not attributed (loading data, Python, waiting elsewhere)", "s", None),
+    "unattributed_s": ("time not attributed (loading data, Python, waiting outside of DDP)", "s", None),
     "retransmissions": ("retransmitted segments per iteration", "", 0.5),
     "cpu_cores": ("processors busy for the rank", "", 0.1),
     "node_other_cores": ("processors of its node busy for other programs than the job", "", 0.1),
@@ -70,7 +70,7 @@ _RANK_MEASURES = {
 _ITERATION_MEASURES = {
     "compute_s": ("compute", "s", None),
     "exposed_s": ("exposed communication", "s", None),
-    "unattributed_s": ("time not attributed (loading data, Python, waiting elsewhere)", "s", None),
+    "unattributed_s": ("time not attributed (loading data, Python, waiting outside of DDP)", "s", None),
     "cross_bytes": ("cross traffic", "bytes", 10_000.0),
     "other_bytes": ("other traffic", "bytes", 10_000.0),
     "retransmissions": ("retransmitted segments", "", 0.5),

@@ -18,7 +18,7 @@ from ringtap.analysis.job.stragglers import links, mean_of_sums, slow_iterations
 from ringtap.analysis.job.throughput import summarize_epochs, throughput
 from ringtap.analysis.runs.apportioning import plain
 from ringtap.analysis.runs.node_logs import NodeLogs
-from ringtap.schema import MARK, MARKS_JSONL, PACKETS, PACKETS_JSON
+from ringtap.schema import MARK, MARKS_JSONL, PACKETS, PACKETS_JSON, REGULAR_SHARE
 from ringtap.units import format_change, format_duration
 
 SCHEMA = 1
@@ -109,7 +109,9 @@ def _times(job: Job) -> dict[str, Any]:
     item["skipped"] = int(table["skipped"].sum()) if len(table) else 0
     item["restarts"] = int(table["generation"].max()) if len(table) else 0
     for name in ("backwards", "optimizers"):
-        item[name] = plain(table[name].iloc[job.measured].median()) if len(seconds) else None
+        counts = table[name].iloc[job.measured]
+        usual = (counts == counts.median()).mean() >= REGULAR_SHARE  # else there is no usual number
+        item[name] = plain(counts.median() if usual else counts.mean()) if len(seconds) else None
     names = ("mean_s", "median_s", "p99_s", "min_s", "max_s", "std_s")
     if not len(seconds):
         return item | dict.fromkeys(names)

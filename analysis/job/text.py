@@ -227,7 +227,7 @@ def _time(data: dict[str, Any]) -> list[str]:
 
 def _backwards(item: dict[str, Any], synchronised: float | None) -> str:
     """Describe the backward passes of an iteration, if it has several."""
-    count = f"{item['backwards']:.0f} backward passes per iteration"
+    count = f"{item['backwards']:.3g} backward passes per iteration"
     if item["optimizers"] > 1:
         return f"{count}, for {item['optimizers']:.0f} optimizers."
     if synchronised is not None and synchronised < item["backwards"] - 0.5:
@@ -299,7 +299,8 @@ def _phases(phases: dict[str, Any], iteration_s: float) -> list[str]:
             )
     if (rest := phases["unattributed_s"]) is not None and rest > _SURE * iteration_s:
         share = f"{rest / iteration_s:.1%} of the iteration"
-        lines.append(f"Not attributed: {format_duration(rest)} ({share}; loading data, Python, waiting elsewhere).")
+        what = "loading data, Python, waiting or communication outside of DDP"
+        lines.append(f"Not attributed: {format_duration(rest)} ({share}; {what}).")
     return lines
 
 

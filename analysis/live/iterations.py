@@ -23,6 +23,7 @@ STEP_FILE = re.compile(r"rank(\d+)-(\d+)(?:-\d+)?(\.ddp)?\.rec")
 MAX_KEPT = 600
 _KEPT_IN_ALL = 60_000
 _MIN_KEPT = 120
+_RELEASED_AFTER_NS = 60 * 10**9
 _DDP_MOMENTS = ("forward_start_ns", "backward_start_ns", "backward_end_ns", "comm_start_ns", "comm_end_ns")
 _DDP_TIMES = ("forward_ns", "backward_ns", "comm_ns", "overlap_ns")
 
@@ -208,7 +209,7 @@ def choose_worlds(files: list[RankSteps]) -> None:
 
     `ringtap.analysis.runs.phases.find_worlds` says which processes are one world. Sets ``counts``, ``generation``
     (number of earlier worlds that counted) and ``restarts`` (those of them that were the same job) of each process, and
-    releases those of earlier generations.
+    releases those of earlier generations that ended a minute ago.
     """
     is_unclear = any(not 0 <= file.rank < file.world_size for file in files)
     together: list[list[list[RankSteps]]] = []  # worlds that ran at the same time, in order of time
@@ -224,6 +225,7 @@ def choose_worlds(files: list[RankSteps]) -> None:
                 break
         else:
             together[-1].append([file])
+    newest_ns = max(file.span_ns()[1] for file in files)
     jobs: Counter[tuple[int, bool, object]] = Counter()
     for generation, worlds in enumerate(together):
         for world in [world for world in worlds if len({file.rank for file in world}) < len(world)]:
@@ -234,7 +236,7 @@ def choose_worlds(files: list[RankSteps]) -> None:
         for world in worlds:
             for file in world:
                 file.generation, file.counts, file.restarts = generation, world is chosen, jobs[key]
-                if generation < len(together) - 2:
+                if generation < len(together) - 2 and file.span_ns()[1] < newest_ns - _RELEASED_AFTER_NS:
                     file.release()
         jobs[key] += 1
 

@@ -297,7 +297,6 @@ class RunFollower:
         self.marks: deque[dict[str, Any]] = deque(maxlen=_MAX_MARKS)
         self._run = Document(path / RUN_JSON, RUN)
         self._marks = LinesTail(path / MARKS_JSONL, MARK)
-        self._numbered: list[int] = []
 
     @property
     def info(self) -> dict[str, Any]:
@@ -314,11 +313,8 @@ class RunFollower:
                 self.nodes[folder.name] = NodeLog(folder, self._is_metered)
         for node in self.nodes.values():
             node.poll()
-        ranks = self.ranks
-        several = len(ranks) > len({steps.rank for steps in ranks})
-        if (numbered := [id(steps) for steps in ranks]) != self._numbered or several:
-            choose_worlds(ranks)
-            self._numbered = numbered
+        if ranks := self.ranks:
+            choose_worlds(ranks)  # which of them ran at the same time is known only as they go on
 
     @property
     def ranks(self) -> list[RankSteps]:

@@ -267,8 +267,8 @@ def find_worlds(processes: pd.DataFrame) -> pd.DataFrame:
     """
     rank, size = processes["rank"].to_numpy(np.int64), processes["world_size"].to_numpy(np.int64).copy()
     is_unclear = (size < 1) | (rank >= size)
-    if is_unclear.any():  # logs without a world, or that contradict it, are joined by rank and time
-        size[is_unclear | (size == 1)] = 0
+    if is_unclear.any():  # a log has no world, or a rank that its world is too small for: ranks and times must do
+        size[:] = 0
     table = processes.assign(size=size, grouped=processes["group"].astype(bool).to_numpy())
     table["port"] = [address.rpartition(":")[2] for address in table["address"]]
     worlds: list[list[int]] = [[row] for row in np.flatnonzero(size == 1).tolist()]

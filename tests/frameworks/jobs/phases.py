@@ -37,6 +37,14 @@ def net(layers: int = 2, size: int = 64) -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(size, size) for _ in range(layers)))
 
 
+kept: list[nn.Module] = []  # a module of DDP that is taken down may hang
+
+
+def ranks_of(model: nn.Module) -> DistributedDataParallel:
+    kept.append(DistributedDataParallel(model))
+    return kept[-1]
+
+
 def timed(what: str, call):
     begin = time.monotonic()
     result = call()
@@ -109,16 +117,16 @@ def fine_tuning() -> None:
     model = net()
     for weight in model[0].parameters():
         weight.requires_grad = False
-    ranks = DistributedDataParallel(model)
+    ranks = ranks_of(model)
     fit(ranks, torch.optim.SGD(model[1].parameters(), lr=1e-3), Loop("head"), 10, 20 * MS)
     for weight in model[0].parameters():
         weight.requires_grad = True
-    ranks = DistributedDataParallel(model)
+    ranks = ranks_of(model)
     fit(ranks, torch.optim.SGD(model.parameters(), lr=1e-3), Loop("all"), 20, 60 * MS)
 
 
 def plain() -> None:
-    model = DistributedDataParallel(net())
+    model = ranks_of(net())
     fit(model, torch.optim.SGD(model.parameters(), lr=1e-3), Loop("loop"), 20, 20 * MS * dist.get_world_size())
 
 
@@ -127,7 +135,7 @@ def helper() -> None:
     process = None
     if dist.get_rank() == 0:
         process = subprocess.Popen([sys.executable, sys.argv[0], "probe"])
-    model = DistributedDataParallel(net())
+    model = ranks_of(net())
     fit(model, torch.optim.SGD(model.parameters(), lr=1e-3), Loop("loop"), 60, 40 * MS)
     if process is not None:
         assert process.wait() == 0
@@ -139,7 +147,7 @@ def probe() -> None:
 
 
 def closures() -> None:
-    model = DistributedDataParallel(net(6, 256))
+    model = ranks_of(net(6, 256))
     inputs, loop = torch.ones(128, 256), Loop("loop")
 
     def closure() -> torch.Tensor:
@@ -157,7 +165,7 @@ def closures() -> None:
 
 
 def accumulated() -> None:
-    model = DistributedDataParallel(net(6, 256))
+    model = ranks_of(net(6, 256))
     optimizer, inputs, loop = torch.optim.SGD(model.parameters(), lr=1e-3), torch.ones(256, 256), Loop("loop")
     for number in range(24):
         if number == 2:
@@ -177,7 +185,7 @@ def before_group(rank: int, address: str) -> None:
     model = net()
     fit(model, torch.optim.SGD(model.parameters(), lr=1e-3), Loop("alone"), 6, 5 * MS)
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
-    ranks = DistributedDataParallel(model)
+    ranks = ranks_of(model)
     fit(ranks, torch.optim.Adam(ranks.parameters()), Loop("together"), 20, 20 * MS)
     dist.destroy_process_group()
     fit(model, torch.optim.SGD(model.parameters(), lr=1e-3), Loop("after"), 6, 5 * MS)
@@ -196,7 +204,9 @@ def main() -> None:
     size = os.environ.get("WORLD_SIZE", "1")
     Path(f"own-{name}-{size}-{rank}.json").write_text(json.dumps({"times": own, "parts": parts}))
     if dist.is_initialized():
-        dist.destroy_process_group()
+        # PyTorch's reducers and gloo's threads sometimes abort or hang as they are taken down, also without a recorder
+        dist.barrier()
+        os._exit(0)
 
 
 if __name__ == "__main__":

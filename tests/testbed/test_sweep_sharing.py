@@ -111,7 +111,8 @@ def test_rules_give_jobs_of_a_leaf_spine_their_shares_and_paths_and_are_predicte
         (steps,) = (path / job["directory"] / "nodes").glob("*/steps/rank0-*.rec")
         log = open_log(steps)
         at = [field.name for field in log.fields].index
-        held = [row[at("pause_ns")] for row in log.walk() if row[at("end_ns")] < mltcp["rule_ns"] - 10**9]
+        # the rule may begin less than a second after the first iteration of the job that started last
+        held = [row[at("pause_ns")] for row in log.walk() if row[at("end_ns")] < mltcp["rule_ns"]]
         free = [row[at("pause_ns")] for row in log.walk() if row[at("end_ns")] > mltcp["rule_ns"] + 10**8]
         assert max(held) > 0
         assert max(free) == 0

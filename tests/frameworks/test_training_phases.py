@@ -142,6 +142,19 @@ def test_steps_before_and_after_the_process_group(tmp_path: Path) -> None:
     assert job.ranks["compute_s"].notna().all()  # DDP's log has the name of the steps of its process group
 
 
+def test_time_that_is_not_attributed_is_compared_between_ranks_and_iterations(tmp_path: Path) -> None:
+    job = record(tmp_path, ranks("loader"))
+    data = job.summary()
+    assert (data["slowest"]["rank"], data["slowest"]["stands_out"]) == (1, True)
+    assert data["slowest"]["differences"][0]["measure"] == "unattributed_s"
+    assert "What differs on it: time not attributed (loading data, Python" in job.report()
+    times = job.ranks.set_index("rank")["unattributed_s"]
+    assert float(times[1] - times[0]) == pytest.approx(0.04, rel=0.2)
+    first = data["slow_iterations"]["differences"][0]
+    assert first["measure"] == "unattributed_s"
+    assert first["here"] - first["others"] == pytest.approx(0.2, rel=0.2)
+
+
 @pytest.mark.parametrize("name", ["closures", "accumulated"])
 def test_passes_in_a_closure_and_under_no_sync_are_computation(tmp_path: Path, name: str) -> None:
     job = record(tmp_path, ranks(name))

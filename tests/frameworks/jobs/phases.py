@@ -181,6 +181,15 @@ def accumulated() -> None:
         loop.end()
 
 
+def loader() -> None:
+    """Rank 1 loads its data for longer, and both load for much longer now and then."""
+    model = ranks_of(net())
+    optimizer, loop = torch.optim.SGD(model.parameters(), lr=1e-3), Loop("loop")
+    for number in range(62):
+        pause_s = 40 * MS * dist.get_rank() + 200 * MS * (number % 20 == 19)
+        fit(model, optimizer, loop, 1, pause_s)
+
+
 def before_group(rank: int, address: str) -> None:
     model = net()
     fit(model, torch.optim.SGD(model.parameters(), lr=1e-3), Loop("alone"), 6, 5 * MS)

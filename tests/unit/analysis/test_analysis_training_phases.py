@@ -14,7 +14,7 @@ from ringtap.analysis.job.text import describe
 from ringtap.analysis.live.run_state import RunFollower
 from ringtap.analysis.runs.phases import EACH, MARKED, MOST, ROUND, find_stretches, find_worlds
 from ringtap.cli import main
-from ringtap.records import Field, JsonLinesWriter, RecordWriter
+from ringtap.records import Field, JsonLinesWriter, RecordWriter, open_records
 from ringtap.rundir import RunDirectory
 from ringtap.schema import MARK_RECORD
 
@@ -309,13 +309,61 @@ def test_the_phase_is_an_option_of_commands(tmp_path, capsys):
     assert len((tmp_path / "csv" / "phases.csv").read_text().splitlines()) == 3
 
 
+def test_a_trace_has_all_phases_and_steps_without_the_passes_within(tmp_path):
+    pytest.importorskip("perfetto")
+    from tests.unit.analysis.test_job_perfetto import export, slices_of
+
+    closures = [(1, 1000 + 100 * number, 80, 70) for number in range(10)]
+    run = Run(tmp_path / "run").process([*every(50, 18), *closures], optimizers=[SGD, ("LBFGS", 100)])
+    tracks = export(run.path, tmp_path / "trace.gz")[1]
+    spans = [end - begin for begin, end, *_ in slices_of(tracks, "rank 0", "optimizer")]
+    assert spans == [MS] * 18 + [10 * MS] * 10
+    assert len(slices_of(tracks, "job", "iterations")) == 17 + 9
+
+
+def test_a_communication_hook_and_sharded_optimizers_are_named(tmp_path):
+    from tests.gold.job_run import Truth, write_ddp_job
+
+    write_ddp_job(tmp_path / "job", Truth(iterations=20))
+    assert summarize(open_job(tmp_path / "job"))["demand"]["expected_bytes"] is not None
+    for path in (tmp_path / "job").glob("nodes/*/steps/*.buckets.jsonl"):
+        lines = [json.loads(line) | {"comm_hook": "fp16_compress_hook"} for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    job = open_job(tmp_path / "job")
+    demand = summarize(job)["demand"]
+    assert (demand["expected_bytes"], demand["difference"]) == (None, None)
+    assert demand["why"] == "gradients are exchanged by the communication hook fp16_compress_hook"
+    assert "does not say how much it should be: gradients are exchanged by the communication hook" in job.report()
+    run = Run(tmp_path / "zero")
+    for rank in (0, 1):
+        optimizers = [("ZeroRedundancyOptimizer", 9)]
+        run.process(every(50, 30), rank, 10 + rank, 2, group="torch", address="h:1", optimizers=optimizers)
+    assert summarize(run.open())["demand"]["why"] == "ZeroRedundancyOptimizer sends parameters, too"
+
+
+@pytest.mark.parametrize(
+    ("recorders", "words"),
+    [
+        (
+            ["steps", "ddp"],
+            "only exchanges by DistributedDataParallel and Horovod are timed, and none was recorded (Horovod:",
+        ),
+        (["steps", "ddp", "horovod"], "are timed, and none was recorded."),
+        (["steps"], "DDP's own times were not recorded (--collect ddp)"),
+    ],
+)
+def test_the_reason_for_unknown_parts_is_that_of_the_settings(tmp_path, recorders, words):
+    run = Run(tmp_path / "run").process(every(50, 30), optimizers=[SGD])
+    path = run.path / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"settings": {"recorders": recorders}}))
+    assert words in run.open().report().splitlines()[0]
+
+
 def test_parts_that_take_longer_than_the_iteration_are_refused(tmp_path):
     from tests.gold.job_run import Truth, write_ddp_job
 
     write_ddp_job(tmp_path / "job", Truth(iterations=8))
     for path in (tmp_path / "job").glob("nodes/*/steps/*.ddp.rec"):
-        from ringtap.records import open_records
-
         file = open_records(path)
         records = np.fromfile(path, np.dtype([(one.name, one.type) for one in file.fields]), offset=file.offset)
         records["forward_ns"] *= 4

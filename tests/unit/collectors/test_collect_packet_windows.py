@@ -102,6 +102,24 @@ def test_each_process_is_compared_with_its_own_iterations(tmp_path: Path) -> Non
     assert slow.reached_ns == BEGIN_NS + 409 * 10**9
 
 
+def test_a_new_optimizer_begins_anew_and_a_round_is_an_iteration(tmp_path: Path) -> None:
+    """Iterations of 3 s after those of 1 s are not slow; nor is a round of two optimizers after single steps."""
+    slow, steps = SlowIterations(tmp_path, 0.5), Steps(tmp_path, 0, 100)
+    for step in range(120):
+        steps.end(step, BEGIN_NS + step * 10**9)
+    t_ns = BEGIN_NS + 200 * 10**9
+    for step in range(120):
+        t_ns += 3 * 10**9 + (step == 119)
+        steps.end(step, t_ns, optimizer=1)
+    assert [(one.step, one.threshold_s) for one in slow.poll()] == [(119, 3.0)]
+    t_ns += 10**12
+    for number in range(120):
+        t_ns += 5 * 10**9 + (number == 119)
+        steps.end(number, t_ns, optimizer=2)
+        steps.end(number, t_ns + 10**8, optimizer=3)
+    assert [(one.step, one.threshold_s) for one in slow.poll()] == [(119, 5.0)]
+
+
 def test_marks_count_instead_of_steps(tmp_path: Path) -> None:
     slow, steps = SlowIterations(tmp_path, 0.5), Steps(tmp_path, 0, 100)
     steps.end(0, BEGIN_NS)

@@ -172,8 +172,8 @@ def process_marks(
         (time in its steps, without the passes within these).
 
         The stretches, in order: ``process``, ``part`` (from 0 in the process), ``begin_ns``, ``end_ns``,
-        ``iterations`` (ends of these), ``steps``, ``left_out`` (steps after the last iteration), ``mode``, ``what``
-        (its optimizers and their steps in words), and ``is_described`` (``what`` tells unlike optimizers apart).
+        ``iterations`` (ends of these), ``steps``, ``left_out`` (steps after the last iteration), ``mode``, and ``what``
+        (its optimizers and their steps in words).
     """
     steps = steps.sort_values("process", kind="stable", ignore_index=True)  # records of a process stay in order
     steady = "steady_" if "steady_end_ns" in steps else ""
@@ -197,12 +197,11 @@ def process_marks(
         number = int(process[first])
         for part, found in enumerate(find_stretches(optimizer[first:after], kind[first:after])):
             begin, end, ends = first + found.begin, first + found.end, first + found.ends
-            what, is_described = _in_words(found, number, optimizers or {})
+            what = _in_words(found, number, optimizers or {})
             row = {"process": number, "part": part, "begin_ns": int(start_ns[begin]), "end_ns": int(end_ns[end - 1])}
             row |= {"iterations": len(ends), "steps": int(stepped[end] - stepped[begin])}
             row["left_out"] = int(stepped[end] - stepped[ends[-1] + 1]) if len(ends) else row["steps"]
-            rows.append(row | {"mode": found.mode, "what": what, "is_described": is_described} | {"first": begin})
-            rows[-1]["optimizers"] = len(found.counts)
+            rows.append(row | {"mode": found.mode, "what": what, "first": begin, "optimizers": len(found.counts)})
             ends_of.append(ends)
     stretches = pd.DataFrame(rows, columns=[*_STRETCH, "first", "optimizers"]).astype(_STRETCH)
     at = np.concatenate([np.empty(0, np.int64), *ends_of])
@@ -220,18 +219,17 @@ def process_marks(
 
 
 _STRETCH = dict.fromkeys(("process", "part", "begin_ns", "end_ns", "iterations", "steps", "left_out"), "int64")
-_STRETCH |= {"mode": "object", "what": "object", "is_described": "bool"}
+_STRETCH |= {"mode": "object", "what": "object"}
 
 
-def _in_words(found: Stretch, process: int, optimizers: Mapping[tuple[int, int], str]) -> tuple[str, bool]:
-    """Return the optimizers of a stretch with their steps in words, and True if all of them are described."""
-    names = {number: optimizers.get((process, number)) for number in found.counts}
+def _in_words(found: Stretch, process: int, optimizers: Mapping[tuple[int, int], str]) -> str:
+    """Return the optimizers of a stretch with their steps in words; without a description, an optimizer's number."""
+    names = {number: optimizers.get((process, number), f"optimizer {number}") for number in found.counts}
     if found.mode == EACH:
-        number = next(iter(found.counts))
-        return names[number] or f"optimizer {number}", names[number] is not None
+        return next(iter(names.values()))
     alike = Counter[tuple[str, int]]()
     for number, count in found.counts.items():
-        alike[names[number] or f"optimizer {number}", count] += 1
+        alike[names[number], count] += 1
     parts = []
     for (name, count), several in sorted(alike.items(), key=lambda item: (-item[0][1], item[0][0])):
         words = name if several == 1 else f"{several} × {name}"
@@ -244,7 +242,7 @@ def _in_words(found: Stretch, process: int, optimizers: Mapping[tuple[int, int],
     text = ", ".join(parts[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
     if found.mode == MARKED:
         text = f"marks of ringtap.step() ({text})" if text else "marks of ringtap.step()"
-    return text, all(names.values())
+    return text
 
 
 def find_worlds(processes: pd.DataFrame) -> pd.DataFrame:

@@ -156,7 +156,6 @@ def identity(mono_ns: int) -> dict[str, Any]:
         "collector": "steps",
         "rank": rank or 0,
         "pid": os.getpid(),
-        "parent": os.getppid(),
         "age_ns": _age_ns(mono_ns),
         "world_size": world_size or 1,
         "group": group,

@@ -215,7 +215,7 @@ def test_a_helper_does_not_replace_its_rank(tmp_path):
     run = Run(tmp_path / "run")
     for rank in (0, 1):
         run.process(every(95, 60), rank, 10 + rank, 2, group="torch", address="h:1", optimizers=[SGD])
-    run.process(every(8, 500), 0, 30, 2, group="", address="h:1", parent=10, optimizers=[SGD])
+    run.process(every(8, 500), 0, 30, 2, group="", address="h:1", optimizers=[SGD])
     job = run.open()
     assert phases_of(job)[0] == [(1, 1, 1, 500, 0, 499), (2, 1, 1, 120, 0, 59)]
     assert job.iterations["iteration_s"].median() == 0.095

@@ -327,10 +327,10 @@ class SharedLinks:
             self._tick(f"{label}: starting the jobs", 0.0)
             # until all jobs run, they share links equally
             self._share([JobShare(congestion_control=share.congestion_control) for share in shares], step.offset)
+            ports = self._free_ports(running)
             for number in range(len(running)):
-                self._start_job(
-                    number, running, {} if grids is None else grids.by_host(number, start_ns, clocks, until)
-                )
+                grid = {} if grids is None else grids.by_host(number, start_ns, clocks, until)
+                self._start_job(number, running[number], ports[number], grid)
             self._wait_for_iterations(running, [self._plan.window.warmup_iterations + 1] * len(running))
             if until:
                 if grids is not None:
@@ -453,17 +453,18 @@ class SharedLinks:
         addresses = {host: spec.job_ip(host, number) for host in job.workers}
         return replace(own, training=addresses, interface=dict.fromkeys(job.workers, spec.job_nic(number)))
 
-    def _start_job(self, number: int, running: Sequence[_RunningJob], grid: Mapping[str, str]) -> None:
+    def _free_ports(self, running: Sequence[_RunningJob]) -> list[int]:
+        """Return the first free port of each job's first worker, before any of the jobs has begun to take its own."""
+        firsts = [(one.job.workers[0], self._network_of(one.job).training[one.job.workers[0]]) for one in running]
+        count, among = _MASTER_PORTS * len(running), self._network.ports
+        free = {first: free_port(self._hosts, *first, count, among) for first in dict.fromkeys(firsts)}
+        return [free[first] + _MASTER_PORTS * number for number, first in enumerate(firsts)]
+
+    def _start_job(self, number: int, one: _RunningJob, port: int, grid: Mapping[str, str]) -> None:
         """Start the recorders and the ranks of a job, kept to the grid of their host if there is one."""
-        one = running[number]
         for node in self._recorders(number, one.job):
             self._start_on(one, node, ["capture"], [], {}, "recorder.out")
-        workers, network = one.job.workers, self._network_of(one.job)
-        # no job before this one may be about to take the same ports
-        ports = _MASTER_PORTS * len(running)
-        port = free_port(self._hosts, workers[0], network.training[workers[0]], ports, network.ports)
-        port += _MASTER_PORTS * number
-        for process in processes(self._plan, one.job.model, network, self._hosts, port):
+        for process in processes(self._plan, one.job.model, self._network_of(one.job), self._hosts, port):
             environment = process.environment | ({VARIABLE: grid[process.host]} if grid else {})
             self._start_on(one, process.host, ["run"], process.command, environment, process.log)
 

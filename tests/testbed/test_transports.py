@@ -63,7 +63,7 @@ def test_two_variants_of_tcp_are_measured_and_compared(tmp_path: Path) -> None:
     assert sweep.names == ["small-iperf-tcp", "small-iperf-tcp-small-window"]
     plain, narrow = sweep
     assert (plain.model, plain.transport, narrow.transport) == ("small", "tcp", "tcp-small-window")
-    # with at most 16 kB on its way, the job has the 30 Mbit/s left by 83 % load and its headers; with more, it takes from the others
+    # with at most 16 kB on its way, the job has the 30 Mbit/s that are left; with more, it takes from the cross traffic
     assert narrow.times_s[-1] > 1.3 * plain.times_s[-1]
     report = run("report", out)
     assert report.returncode == 0, report.stderr

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ringtap.errors import UsageError
 from ringtap.json_validation import COUNT, NS, Number, Shape, check, parse_json
-from ringtap.schema import PROFILE_RANGE
+from ringtap.schema import PROFILE_RANGE, REGULAR_SHARE
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.workload import Workload, check_workload
 
@@ -375,6 +375,13 @@ def _typical(profile: RankProfile, assumptions: set[str]) -> tuple[list[list[_It
     """Return the iterations that are alike in the same way as most are, and the times of all, in s."""
     found, times_s = [], []
     ranges = sorted(profile.ranges or [], key=lambda one: one.begin_ns)
+    steps = [Counter(one.number for one in each.events if one.code == "stepped") for each in profile.iterations]
+    usual = Counter(tuple(sorted(each.values())) for each in steps).most_common(1)[0][1]
+    if usual < REGULAR_SHARE * len(steps):
+        raise UsageError(
+            f"{profile.path}: other optimizers step between some steps of the first one and not between others, so its "
+            "steps are no iterations: call ringtap.step() where yours end, and record the profile anew"
+        )
     if profile.ranges is None and profile.ddp_ranks:
         raise UsageError(f"{profile.path} has no communication of DDP: the job was killed, or has an older PyTorch")
     for iteration in profile.iterations:

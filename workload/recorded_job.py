@@ -11,9 +11,10 @@ import numpy as np
 from ringtap.counter_growth import growth
 from ringtap.errors import UsageError
 from ringtap.ethernet import frame_bytes
+from ringtap.iteration_ends import IterationEnds
 from ringtap.records import RecordFile
 from ringtap.rundir import RunDirectory, open_log
-from ringtap.schema import NIC_REC
+from ringtap.schema import MARK_RECORD, NIC_REC
 from ringtap.workload.interleaving import PeriodicJob, Phase
 from ringtap.workload.simulation import Numbers
 
@@ -42,10 +43,12 @@ def recorded_job(path: Path, name: str, window_ns: tuple[int, int] | None = None
         UsageError: the run has too few iterations, or no interface counters.
     """
     run = RunDirectory.open(path)
-    steps = next((one for one in sorted(path.glob("nodes/*/steps/rank0-*.rec")) if one.suffixes == [".rec"]), None)
-    if steps is None:
+    logs = [one for one in sorted(path.glob("nodes/*/steps/rank0-*.rec")) if one.suffixes == [".rec"]]
+    if not logs:
         raise UsageError(f"{path} has no steps of rank 0: record the job with ringtap run, or in a sweep")
-    begins_ns = _begins(_opened(steps))
+    found = {log: _begins(_opened(log)) for log in logs}
+    steps = max(logs, key=lambda log: _span_ns(found[log]))
+    begins_ns = found[steps]
     if window_ns is None:
         begins_ns = begins_ns[WARM_UP_ITERATIONS:]
     else:
@@ -80,17 +83,29 @@ def _opened(path: Path) -> RecordFile:
 
 
 def _begins(steps: RecordFile) -> Numbers:
-    """Return the begins of the last iterations: the ends of steps, or of the pauses after them."""
-    rows = steps.tail(max(0, steps.count - _MAX_ITERATIONS))
+    """Return the begins of the last iterations: the ends of steps that end one, or of the pauses after them.
+
+    If other optimizers take over meanwhile, they are the begins of the longest stretch.
+    """
     place = {field.name: number for number, field in enumerate(steps.fields)}
-    pause = place.get("pause_ns")
-    ends = [
-        row[place["end_ns"]] + (0 if pause is None else row[pause])
-        for row in rows
-        if row[place["optimizer"]] == rows[0][place["optimizer"]]
-    ]
-    found: Numbers = np.sort(np.array(ends, np.float64))
-    return found
+    pause, kind = place.get("pause_ns"), place.get("kind")
+    ends, stretches = IterationEnds[int](), [list[int]()]
+    known = ends.stretch
+    for row in steps.tail(max(0, steps.count - _MAX_ITERATIONS)):
+        end_ns = int(row[place["end_ns"]] + (0 if pause is None else row[pause]))
+        ended_ns = ends.add(end_ns, row[place["optimizer"]], kind is not None and row[kind] == MARK_RECORD)
+        if ends.stretch != known:
+            known = ends.stretch
+            if ends.is_reread:
+                stretches.pop()
+            stretches.append([])
+        if ended_ns is not None:
+            stretches[-1].append(ended_ns)
+    return max((np.sort(np.array(one, np.float64)) for one in stretches), key=_span_ns)
+
+
+def _span_ns(begins_ns: Numbers) -> float:
+    return float(begins_ns[-1] - begins_ns[0]) if len(begins_ns) else 0.0
 
 
 def _counted(path: Path, start_ns: int, end_ns: int, mtu: int) -> tuple[Numbers, Numbers]:

@@ -219,18 +219,15 @@ def choose_worlds(files: list[RankSteps]) -> None:
             together.append([])
         until_ns = max(until_ns, end_ns)
         for world in together[-1] if file.world_size > 1 or is_unclear else ():
-            first = world[0]
-            if (file.world_size, file.launch) == (first.world_size, first.launch):
+            if _met(file) == _met(world[0]):
                 world.append(file)
                 break
         else:
             together[-1].append([file])
     newest_ns = max(file.span_ns()[1] for file in files)
     jobs: Counter[tuple[int, bool, object]] = Counter()
-    for generation, worlds in enumerate(together):
-        for world in [world for world in worlds if len({file.rank for file in world}) < len(world)]:
-            worlds.remove(world)  # nothing says which of the same rank belong together
-            worlds += [[file] for file in world]
+    for generation, joined in enumerate(together):
+        worlds = [part for world in joined for part in _told_apart(world)]
         chosen = max(worlds, key=_rank_seconds_and_steps)
         key = chosen[0].world_size, chosen[0].launch[0], chosen[0].command
         for world in worlds:
@@ -239,6 +236,24 @@ def choose_worlds(files: list[RankSteps]) -> None:
                 if generation < len(together) - 2 and file.span_ns()[1] < newest_ns - _RELEASED_AFTER_NS:
                     file.release()
         jobs[key] += 1
+
+
+def _met(file: RankSteps) -> tuple[int, bool, str]:
+    """Return what the ranks of a world have in common; they may name their first host differently."""
+    return file.world_size, file.launch[0], file.launch[1].rpartition(":")[2]
+
+
+def _told_apart(world: list[RankSteps]) -> list[list[RankSteps]]:
+    """Split processes, some of the same rank, by the address and then by the command; else each is by itself."""
+    if len({file.rank for file in world}) == len(world):
+        return [world]
+    for keys in ([file.launch[1] for file in world], [file.command for file in world]):
+        parts: dict[object, list[RankSteps]] = {}
+        for key, file in zip(keys, world, strict=True):
+            parts.setdefault(key, []).append(file)
+        if len(parts) > 1:
+            return [own for part in parts.values() for own in _told_apart(part)]
+    return [[file] for file in world]
 
 
 def _rank_seconds_and_steps(world: list[RankSteps]) -> tuple[float, int]:

@@ -144,10 +144,7 @@ class JobRun:
     def _phase(self) -> tuple[pd.DataFrame, int]:
         files = dict(enumerate(self.step_files))
         marks, phases = find_iterations(self.steps, self.processes, read_optimizers(files))
-        members = marks.drop_duplicates(["stretch", "rank"])
-        iterations = join_iterations(step_ends(marks), members.groupby("stretch").size())
-        of = members.drop_duplicates("stretch").set_index("stretch")[["phase", "generation"]]
-        iterations = iterations.join(of, on="stretch")
+        iterations = joined_iterations(marks)
         if not len(phases):
             return iterations.drop(columns="phase"), 0
         shown = longest_phase(phases, iterations)
@@ -175,6 +172,18 @@ def find_iterations(
     members, phases = find_phases(with_spans(processes, steps), stretches)
     names = ["stretch", "phase", "generation", "rank"]
     return marks.assign(**{name: members[name].to_numpy()[marks["stretch"]] for name in names}), phases
+
+
+def joined_iterations(marks: pd.DataFrame) -> pd.DataFrame:
+    """Return the iterations of all phases, as from `join_iterations`, with ``phase`` and ``generation``.
+
+    Args:
+        marks: the first table of `find_iterations`.
+    """
+    members = marks.drop_duplicates(["stretch", "rank"])
+    iterations = join_iterations(step_ends(marks), members.groupby("stretch").size())
+    of = members.drop_duplicates("stretch").set_index("stretch")[["phase", "generation"]]
+    return iterations.join(of, on="stretch")
 
 
 def with_spans(processes: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:

@@ -34,6 +34,7 @@ COUNTERS = (
     "sndbuf_limited_us",
 )
 UNKNOWN_US = 2**32 - 1  # round-trip time that was never measured
+_LATE_DUMPS = 1.1  # times the planned period, from which their mean counts: each is up to half a sample early or late
 _MAPPED = b"\0" * 10 + b"\xff\xff"
 
 
@@ -61,6 +62,8 @@ class SocketLog:
         file: its header.
         records: its records.
         rounds_ns: times of the node's samples, from a log with one record per sample; None: not known.
+        dump_s: mean time between samples of all connections; None: not known. It is longer than the header's where
+            thousands of connections made a sample costly.
 
     Attributes:
         every_s: period of the samples.
@@ -70,16 +73,20 @@ class SocketLog:
             chunks the median of the chunks' medians), ``min_rtt_us``.
     """
 
-    def __init__(self, file: RecordFile, records: Records, rounds_ns: Integers | None = None) -> None:
+    def __init__(
+        self, file: RecordFile, records: Records, rounds_ns: Integers | None = None, dump_s: float | None = None
+    ) -> None:
         self._records = records
         self._rounds_ns = rounds_ns
         self._widths = {field.name: field.width_bits for field in file.fields}
         every_s = file.about.get("every_s")
         self.every_s = float(every_s) if isinstance(every_s, int | float) and every_s > 0 else 0.1
         self._period_ns = round(self.every_s * 1e9)
-        dump_s = file.about.get("dump_every_s")
-        self._dump_ns = round(dump_s * 1e9) if isinstance(dump_s, int | float) else self._period_ns
-        self.all_every_s = max(self._dump_ns, self._period_ns) / 1e9
+        planned_s = file.about.get("dump_every_s")
+        self.all_every_s = max(self.every_s, planned_s if isinstance(planned_s, int | float) else 0.0)
+        if dump_s is not None and dump_s > _LATE_DUMPS * self.all_every_s:
+            self.all_every_s = dump_s
+        self._dump_ns = round(self.all_every_s * 1e9)
         busy_s = file.about.get("asked_by_name_s")
         self._busy_ns = round(busy_s * 1e9) if isinstance(busy_s, int | float) else np.iinfo(np.int64).max
         self._first_ns = int(records["t_ns"][0]) if len(records) else 0
@@ -279,7 +286,7 @@ def socket_log(logs: NodeLogs) -> SocketLog | None:
     if lacking:
         logs.report(f"{logs.name}/sockets/sockets.rec lacks {', '.join(sorted(lacking))}")
         return None
-    return SocketLog(*found, _rounds(logs, found[0]))
+    return SocketLog(*found, _rounds(logs, found[0]), _mean_dump_s(logs))
 
 
 def _rounds(logs: NodeLogs, file: RecordFile) -> Integers | None:
@@ -288,3 +295,12 @@ def _rounds(logs: NodeLogs, file: RecordFile) -> Integers | None:
     if counters is None or every_s is None or counters.file.about.get("every_s") != every_s:
         return None
     return counters.t_ns
+
+
+def _mean_dump_s(logs: NodeLogs) -> float | None:
+    """Return the mean time between samples of all connections; None if node.json does not have what it needs."""
+    facts = logs.collectors.get("sockets", {})
+    samples, dumps, every_s = (facts.get(name) for name in ("samples", "dumps", "every_s"))
+    if not (samples and dumps and every_s):
+        return None
+    return float(every_s * (samples + (facts.get("missed_samples") or 0)) / dumps)

@@ -15,7 +15,15 @@ from ringtap.analysis.frames import described
 from ringtap.analysis.job.iterations import aligned, merged_spans
 from ringtap.analysis.runs.apportioning import Integers
 from ringtap.analysis.runs.node_logs import NodeLogs
-from ringtap.analysis.runs.run import JobRun, SweepRun, find_iterations, map_records, read_optimizers
+from ringtap.analysis.runs.run import (
+    JobRun,
+    SweepRun,
+    find_iterations,
+    joined_iterations,
+    longest_phase,
+    map_records,
+    read_optimizers,
+)
 from ringtap.analysis.statistics.arrays import Array
 from ringtap.analysis.statistics.autocorrelation import effective_count
 from ringtap.analysis.sweeps.computation import LEVEL, Computation, computation, flop_of, with_gain
@@ -320,20 +328,24 @@ def _iterations(job: JobRun, window_ns: tuple[int, int]) -> pd.DataFrame:
     """Return ``begin_ns``, ``iteration_s`` to the next begin and ``pause_s`` at the end of iterations in a window.
 
     Times are those of the reference host's clock. An iteration begins when the slowest rank has ended the step before
-    and its pause.
+    and its pause. Of several training phases, the longest one counts.
     """
     nodes = {path.name: NodeLogs(path) for path in (job.path / "nodes").iterdir()}
     optimizers = read_optimizers(dict(enumerate(job.step_files)))
-    marks = find_iterations(aligned(job.steps, nodes), job.processes, optimizers)[0]
+    marks, phases = find_iterations(aligned(job.steps, nodes), job.processes, optimizers)
+    if len(phases) > 1:
+        marks = marks[marks["phase"] == longest_phase(phases, joined_iterations(marks))]
     ranks = marks["rank"].nunique()
     by = marks.assign(begin_ns=marks["end_ns"] + marks["pause_ns"]).groupby(["stretch", "index"])
     table = by.agg(ranks=("rank", "nunique"), begin_ns=("begin_ns", "max"), pause_ns=("pause_ns", "max")).reset_index()
     table = table[table["ranks"] == ranks]
     begin_ns = table["begin_ns"].to_numpy(np.int64)
+    same = np.append(np.diff(table["stretch"]) == 0, False) & np.append(np.diff(table["index"]) == 1, False)
     seconds = np.append(np.diff(begin_ns), 0) / 1e9
     pause_s = np.append(table["pause_ns"].to_numpy(np.int64)[1:], 0) / 1e9
     table = table.assign(iteration_s=seconds, pause_s=pause_s)
-    inside = (begin_ns >= window_ns[0]) & np.append(begin_ns[1:] <= window_ns[1], False)[: len(begin_ns)]
+    inside = same[: len(begin_ns)] & (begin_ns >= window_ns[0])
+    inside &= np.append(begin_ns[1:] <= window_ns[1], False)[: len(begin_ns)]
     found: pd.DataFrame = table.loc[inside, ["begin_ns", "iteration_s", "pause_s"]].reset_index(drop=True)
     return found
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ringtap.errors import UsageError
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.lowering import Algorithms, lower
 from ringtap.workload.profile import RankProfile, profile_workload, read_profiles
@@ -203,6 +204,32 @@ def test_a_trace_of_the_profiler_of_pytorch_gives_the_same_workload(
     assert traced.groups == own.groups == {}
     # Of other iterations, in which PyTorch's profiler notes every operation; ranks and threads of gloo share the cores.
     assert 0.4 < traced.about["compute_s"] / own.about["compute_s"] < 2.5
+
+
+GAN = """\
+import ringtap, torch
+nets = [torch.nn.Linear(size, size) for size in (50, 60)]
+critic, generator = (torch.optim.Adam(net.parameters()) for net in nets)
+for _ in range(30):
+    for optimizer, net in [(critic, nets[0])] * 5 + [(generator, nets[1])]:
+        net(torch.randn(4, net.in_features)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    MARK
+"""
+
+
+def test_iterations_of_several_optimizers_are_marked_or_refused(tmp_path: Path) -> None:
+    """The first mark comes after recording began, and the generator's module is found after it."""
+    for name, mark in (("plain", "pass"), ("marked", "ringtap.step()")):
+        job = [sys.executable, "-c", GAN.replace("MARK", mark)]
+        run([*RINGTAP, "run", "--profile", "-o", str(tmp_path / name), "--", *job])
+    with pytest.raises(UsageError, match="its steps are no iterations"):
+        profile_workload(read_profiles(tmp_path / "plain"), "plain")
+    (profile,) = read_profiles(tmp_path / "marked")
+    assert {sum(event.code == "stepped" for event in one.events) for one in profile.iterations} == {7}  # and the mark
+    about = profile_workload([profile], "marked").about
+    assert sum(one["elements"] for one in about["parameters"]) == 50 * 51 + 60 * 61
 
 
 def test_a_killed_job_keeps_what_was_recorded(tmp_path: Path) -> None:

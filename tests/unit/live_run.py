@@ -74,11 +74,19 @@ class NodeWriter:
         self._lines[name].append(item)
 
     def step(
-        self, rank: int, pid: int, step: int, at: float, optimizer: int = 0, kind: int = 0, world: int = 2
+        self,
+        rank: int,
+        pid: int,
+        step: int,
+        at: float,
+        optimizer: int = 0,
+        kind: int = 0,
+        world: int = 2,
+        **about: object,
     ) -> None:
         t, mono = self.t(at)
         row = (step, optimizer, t - 10**6, t, mono - 10**6, mono, kind, 1)
-        self.records(f"steps/rank{rank}-{pid}.rec", STEPS, row, rank=rank, world_size=world)
+        self.records(f"steps/rank{rank}-{pid}.rec", STEPS, row, rank=rank, world_size=world, **about)
 
     def nic(self, at: float, **counters: tuple[int, int]) -> None:
         """Bytes received and sent of each interface."""

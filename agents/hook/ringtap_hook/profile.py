@@ -58,7 +58,8 @@ class Profiler:
         self._boundaries = self._depth = self._calls = 0
         self._begin_ns = self._begin_mono_ns = 0
         self._batch: int | None = None  # first dimension of the first input
-        self._has_optimizer = False
+        self._ending: int | None = None  # the optimizer whose steps end an iteration, or NO_OPTIMIZER for marks
+        self._stepped: set[int] = set()  # optimizers since the last end
         self._is_over = False
         self.records = False
         os.register_at_fork(after_in_child=self._leave_parent)
@@ -100,20 +101,20 @@ class Profiler:
         return guarded
 
     def after_step(self, optimizer: int, start_ns: int, end_ns: int) -> None:
-        """Note an optimizer step, or a mark, which ends an iteration."""
+        """Note an optimizer step, or a mark."""
         if self._is_over:
             return
-        self._has_optimizer = self._has_optimizer or optimizer >= 0
         if self.records:
             self._events += [(start_ns, "step", optimizer), (end_ns, "stepped", optimizer)]
-        if optimizer != (0 if self._has_optimizer else steps.NO_OPTIMIZER):
+        if not self._ends_iteration(optimizer):
             return
         self._boundaries += 1
         self._depth = 0
         if self.records:
             self._write_iteration(end_ns)
         if self._boundaries == WARM_UP - 1:
-            self._start()
+            if not self._remove:
+                self._start()
         elif self._boundaries == WARM_UP:
             self._write_model()
             self.records = True
@@ -121,6 +122,23 @@ class Profiler:
             self.stop()
         self._events = []
         self._begin_ns, self._begin_mono_ns = time.time_ns(), time.monotonic_ns()
+
+    def _ends_iteration(self, optimizer: int) -> bool:
+        """Return True if a step or a mark ends an iteration: each mark, else each step of one optimizer.
+
+        That is the first one, until another steps twice without it: the first was over. `ringtap.workload.profile`
+        refuses a profile in which these are no iterations, because other optimizers step in some of them alone.
+        """
+        if self._ending == steps.NO_OPTIMIZER:
+            return optimizer == self._ending
+        if optimizer == steps.NO_OPTIMIZER and self.records:  # the first mark: what was recorded were no iterations
+            self.records, self._boundaries = False, WARM_UP - 2  # the profile begins again, with what the model is
+        if self._ending is None or optimizer in (self._ending, steps.NO_OPTIMIZER) or optimizer in self._stepped:
+            self._ending = optimizer
+            self._stepped.clear()
+            return True
+        self._stepped.add(optimizer)
+        return False
 
     def _start(self) -> None:
         """Add the hooks to all modules, and start PyTorch's profiler."""

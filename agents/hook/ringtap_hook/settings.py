@@ -142,8 +142,6 @@ def identity(mono_ns: int) -> dict[str, Any]:
     Args:
         mono_ns: time of the age, by CLOCK_MONOTONIC.
     """
-    from binascii import crc32
-
     rank, world_size = _first_number(_RANK), _first_number(_WORLD_SIZE)
     group, address = "", _launch() if rank is not None else ""
     distributed, horovod = sys.modules.get("torch.distributed"), sys.modules.get("horovod.torch")
@@ -160,11 +158,26 @@ def identity(mono_ns: int) -> dict[str, Any]:
         "world_size": world_size or 1,
         "group": group,
         "address": address,
-        "command": crc32("\0".join(map(str, getattr(sys, "argv", ()))).encode(errors="replace")),
+        "command": _command(),
         "local_rank": _first_number(_LOCAL_RANK),
         "torch": str(getattr(sys.modules.get("torch"), "__version__", "")),
         "hostname": os.uname().nodename,
     }
+
+
+def _command() -> int:
+    """The checksum of the command line, and of the code that ``-c`` gave the interpreter.
+
+    A process that multiprocessing spawned has the command line of its parent, and code of its own that says nothing.
+    """
+    from binascii import crc32
+
+    words = [str(word) for word in getattr(sys, "argv", ())]
+    if words[:1] == ["-c"]:
+        given = list(getattr(sys, "orig_argv", ()))  # from Python 3.10 on
+        code = given[given.index("-c") + 1] if "-c" in given[:-1] else ""
+        words += [] if code.startswith("from multiprocessing") else [code]
+    return crc32("\0".join(words).encode(errors="replace"))
 
 
 def _launch() -> str:

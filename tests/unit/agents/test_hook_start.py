@@ -136,7 +136,7 @@ def test_records_are_what_the_reader_expects(tmp_path: Path) -> None:
     )
     about = {"collector": "steps", "rank": 3, "pid": pid, "world_size": 4, "local_rank": 1, "torch": "0.fake"}
     about |= {"hostname": os.uname().nodename, "source": "optimizer steps", "age_ns": file.about["age_ns"]}
-    about |= {"group": "", "address": "", "command": zlib.crc32(b"-c")}
+    about |= {"group": "", "address": "", "command": zlib.crc32(f"-c\0{dedent(code)}".encode())}
     assert file.about == about
     assert 0 <= file.about["age_ns"] < 60e9
     records = file.tail()

@@ -175,7 +175,7 @@ def test_a_series_that_does_not_slow_down_ends_and_says_so() -> None:
 def test_whatever_is_measured_it_stops_within_its_loads_and_its_budget(spread, steep, power, first, seed):
     aims = replace(AIMS, first=first, budget_s=120, min_s=2)
     curve = lambda load: 0.2 * math.exp(steep * ((1 - load / 25) ** -power - 1) / 8)  # noqa: E731
-    windows, stop = loads_of(aims, spread, seed, most=120 // 5 + 1, curve=lambda load: min(curve(load), 5.0))
+    windows, stop = loads_of(aims, spread, seed, most=120 // 5 + 1, curve=lambda load: min(max(curve(load), 0.01), 5.0))
     assert stop
     assert all(0 <= one.asked <= first[-1] for one in windows)
     assert sum(one.spent_s for one in windows[:-1]) <= 120

@@ -15,6 +15,8 @@ from ringtap.analysis.runs.run import SweepRun, read_run
 from ringtap.analysis.sweeps.sharing import FLUID, MEASURED, jain, sharing_points, slide_of
 from ringtap.cli import main
 from ringtap.errors import UsageError
+from ringtap.records import RecordWriter
+from ringtap.rundir import open_log
 from ringtap.workload.recorded_job import recorded_job
 from tests.gold.shared_jobs import CAPACITY_BPS, MS, RATE_BPS, sharing
 
@@ -162,6 +164,35 @@ def test_a_recorded_job_is_its_period_and_its_rates(tmp_path: Path) -> None:
     assert sum(rates) / 10 == pytest.approx(RATE_BPS / 2, rel=0.03)
     # samples of 10 ms blur an edge by as much
     assert rates[:3] == pytest.approx([0] * 3, abs=0.01 * RATE_BPS)
+
+
+def test_the_iterations_of_a_job_that_are_not_steps(tmp_path: Path) -> None:
+    """A throw-away step, then rounds of two optimizers, with 20 steps of a third once; and a helper of rank 0."""
+    run = sharing(tmp_path / "run")
+    path = run / "series" / "alone-a-1"
+    mean_s = sharing_points(read(run))[0].jobs[0].mean_s
+    for log in [one for one in path.glob("nodes/*/steps/*.rec") if one.suffixes == [".rec"]]:
+        file = open_log(log)
+        place = {field.name: number for number, field in enumerate(file.fields)}
+        rows = file.tail()
+        log.unlink()
+        writer = RecordWriter(log, list(file.fields), dict(file.about))
+        times = [field.kind == "time" for field in file.fields]
+        for number, row in enumerate(rows):
+            steps = [(1, 30 * MS), (2, 0)] if number > 2 else [(0, 0)]
+            steps += [(3, -MS * place) for place in range(20)] if number == len(rows) // 2 else []
+            for optimizer, earlier_ns in steps:
+                values = [value - earlier_ns * is_time for value, is_time in zip(row, times, strict=True)]
+                values[place["optimizer"]] = optimizer
+                writer.append_many([tuple(values)])
+        writer.close()
+    helper = path / "nodes" / "S0" / "steps" / "rank0-0.rec"
+    writer = RecordWriter(helper, list(file.fields), dict(file.about))
+    writer.append_many(rows[:5])
+    writer.close()
+    assert recorded_job(path, "a").period_ns == 100 * MS
+    helper.unlink()
+    assert sharing_points(read(run))[0].jobs[0].mean_s == pytest.approx(mean_s)
 
 
 def test_recorded_runs_are_scheduled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from ringtap.analysis.runs.apportioning import Borders
 from ringtap.analysis.runs.batches import Batches
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.sockets import socket_log
-from ringtap.rundir import RunDirectory
+from ringtap.rundir import RunDirectory, write_json
 from tests.gold.job_run import MS, START_NS, Node, Socket, Truth, write_ddp_job
 
 
@@ -310,6 +310,15 @@ def test_connections_that_carry_little_are_asked_seldom(tmp_path):
     rows = grown(node)
     assert [row for row in rows if row[0] == 1] == [(1, 300.0, 600.0, 600.0)]
     assert all(row[2] - row[1] == 10 for row in rows if row[0] == 0)
+
+
+def test_many_connections_are_all_asked_more_seldom_than_planned(tmp_path):
+    node = new_node(tmp_path)
+    node.sockets([one().record(START_NS + t_ms * MS) for t_ms in (0, 10)], 0.01, {}, dump_every_s=0.3)
+    facts = {"state": "ok", "every_s": 0.01, "samples": 900, "missed_samples": 100, "dumps": 5}
+    write_json(node.path / "node.json", {"collectors": {"sockets": facts}})
+    log = socket_log(NodeLogs(node.path))
+    assert (log.every_s, log.all_every_s) == (0.01, 2.0)
 
 
 @pytest.mark.parametrize("first_ms", [0, 400])

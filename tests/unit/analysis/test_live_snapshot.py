@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ringtap.analysis.job import open_job
 from ringtap.analysis.live import recent_counters
 from ringtap.analysis.live.build_snapshot import SnapshotSource
 from ringtap.analysis.live.flows import Owners
@@ -339,6 +340,35 @@ def test_processes_that_step_at_the_same_time_have_not_begun_anew(tmp_path: Path
     assert stats.restarts == 0
     assert [(item.number, item.seconds) for item in stats.history] == [(number, 1.0) for number in range(1, 6)]
     assert [rank.pid for rank in watch.at(7).ranks] == [10]
+
+
+def test_ranks_that_name_their_first_host_differently_are_one_world(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "run", "S0") as run:
+        node, watch = run.nodes["S0"], Watch(run.path)
+        for step in range(4):
+            for rank, host in enumerate(("s0", "10.0.0.1")):
+                node.step(rank, 10 + rank, step, step * 1.0, group="torch", address=f"{host}:29500", command=5)
+        stats = watch.at(5).iterations
+    assert (stats.ranks, stats.history[-1].number) == (2, 3)
+    assert len(open_job(run.path).phases) == 1
+
+
+@pytest.mark.parametrize("kind", ["address", "command"])
+def test_jobs_at_the_same_time_are_told_apart(tmp_path: Path, kind: str) -> None:
+    """Two jobs of two ranks, the second of which takes half as long: the live view and the analysis show the first."""
+    addresses = ["s0:29500", "s1:29500" if kind == "address" else "s0:29500"]
+    with RunWriter(tmp_path / "run", "S0") as run:
+        node, watch = run.nodes["S0"], Watch(run.path)
+        for step in range(6):
+            for job, period_s in enumerate((1.0, 0.5)):
+                for rank in range(2):
+                    about = {"group": "torch", "address": addresses[job], "command": job if kind == "command" else 0}
+                    node.step(rank, 10 * job + rank + 10, step, step * period_s, **about)
+        stats = watch.at(7).iterations
+    assert [(item.number, item.seconds) for item in stats.history] == [(number, 1.0) for number in range(1, 6)]
+    job = open_job(run.path)
+    assert job.phases["ranks"].tolist() == [2, 2]
+    assert job.iterations["iteration_s"].median() == 1.0
 
 
 def test_a_rank_given_in_code_is_that_of_its_process_group() -> None:

@@ -223,6 +223,22 @@ def test_what_is_missing_or_cannot_be_used_is_named(tmp_path: Path) -> None:
         made(one)
 
 
+def test_a_profile_whose_steps_are_no_iterations_is_refused(tmp_path: Path) -> None:
+    """Five steps of the discriminator, then one of the generator."""
+    events = [[[1, "enter", 0], [5, "leave", 0], [6, "step", 0], [7, "stepped", 0]] for _ in range(10)]
+    for number in (3, 8):
+        events[number][:0] = [[0.2, "step", 1], [0.4, "stepped", 1]]
+    lines = [model(1, ddp=[]), *(iteration(number, one, 7) for number, one in enumerate(events))]
+    write(tmp_path, 0, [*lines, {"kind": "end", "buckets": []}])
+    with pytest.raises(UsageError, match=r"its steps are no iterations: call ringtap.step\(\)"):
+        made(tmp_path)
+    # marked, and recorded from the first mark on
+    whole = [[[1, "step", 0], [2, "stepped", 0], [3, "step", 1], [4, "stepped", 1]] for _ in range(3)]
+    marked = [model(1, ddp=[]), *(iteration(number + 10, one, 7) for number, one in enumerate(whole))]
+    write(tmp_path, 0, [*lines, *marked, {"kind": "end", "buckets": []}])
+    assert made(tmp_path).about["iterations"] == 3
+
+
 def test_damaged_profiles_are_refused_in_a_sentence(tmp_path: Path) -> None:
     random_ = random.Random(5)
     whole = "".join(json.dumps(line) + "\n" for line in ddp_lines(1))

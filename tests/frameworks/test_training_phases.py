@@ -126,6 +126,35 @@ def test_jobs_of_several_sizes(tmp_path: Path, sizes: str) -> None:
     )
 
 
+def test_an_elastic_job_to_which_a_node_is_added(tmp_path: Path) -> None:
+    """The second agent of torchrun comes after ten steps; the first one then starts its rank again, in a world of two.
+
+    With one store for all rounds of its rendezvous, torchrun itself waits for ever: the new agent does not learn where
+    the store is.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    torchrun = (
+        f'"{sys.executable}" -m torch.distributed.run --nnodes 1:2 --nproc-per-node 1 --max-restarts 2 '
+        f"--monitor-interval 0.2 --rdzv-backend c10d --rdzv-id grows --rdzv-endpoint 127.0.0.1:{port} "
+        "--local-addr 127.0.0.1 --rdzv-conf last_call_timeout=1,is_host="
+    )
+    script = f"""
+        export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+        {torchrun}1 "{JOB}" elastic &
+        until [ -e steps-alone ] && [ "$(wc -c < steps-alone)" -ge 10 ]; do sleep 0.1; done
+        {torchrun}0 "{JOB}" elastic &
+        wait
+    """
+    job = record(tmp_path, ["sh", "-c", script])
+    alone_steps = (tmp_path / "steps-alone").stat().st_size
+    (first, *_, steps, left_out), second = rows(job)
+    assert (first, left_out, second) == (1, 0, (2, 1, 40, 0))
+    assert 0 <= steps - alone_steps <= 1  # it may have been stopped between a step and its note
+    check_times(job, 2, own(tmp_path, "elastic", 2)["times"]["loop"])
+    assert job.phases["starts"].tolist() == [1, 1]
+
+
 def test_a_helper_with_more_steps_than_its_rank(tmp_path: Path) -> None:
     job = record(tmp_path, ranks("helper"))
     assert sorted(rows(job)) == [(1, 1, 150, 0), (2, 1, 120, 0)]

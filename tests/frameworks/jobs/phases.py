@@ -130,6 +130,20 @@ def plain() -> None:
     fit(model, torch.optim.SGD(model.parameters(), lr=1e-3), Loop("loop"), 20, 20 * MS * dist.get_world_size())
 
 
+def elastic() -> None:
+    """A rank that steps until its agent stops it, as another one joined; then 20 steps of both."""
+    if dist.get_world_size() == 2:
+        plain()
+    model = ranks_of(net())
+    optimizer, inputs = torch.optim.SGD(model.parameters(), lr=1e-3), torch.ones(8, 64)
+    with Path("steps-alone").open("ab", buffering=0) as file:
+        while dist.get_world_size() == 1:
+            model(inputs).square().mean().backward()
+            optimizer.step()
+            file.write(b".")
+            time.sleep(20 * MS)
+
+
 def helper() -> None:
     """Rank 0 starts a helper with more steps."""
     process = None

@@ -211,15 +211,22 @@ def test_processes_without_a_process_group(tmp_path: Path) -> None:
     assert data["iterations"]["count"] == shown["steps"] - 1
 
 
-STEPPING = "import ringtap, time; time.sleep({}); [(time.sleep(0.01), ringtap.step()) for _ in range(20)]"
+STEPPING = """
+import os, ringtap, time
+time.sleep(float(os.environ["PAUSE_S"]))
+for _ in range(20):
+    time.sleep(0.01)
+    ringtap.step()
+"""
 
 
 @pytest.mark.parametrize(("between", "restarts"), [("&", 0), (";", 1)])
 def test_processes_that_step_one_after_the_other(tmp_path: Path, between: str, restarts: int) -> None:
     """Begun together, they are two processes; begun one after the other, a job that was started again."""
     run = tmp_path / "run"
-    first, second = (shlex.join([sys.executable, "-c", STEPPING.format(pause_s)]) for pause_s in (0, 3))
-    command = [*RINGTAP, "run", "-o", str(run), "--", "sh", "-c", f"{first} {between} {second} & wait"]
+    program = shlex.join([sys.executable, "-c", STEPPING])
+    both = f"PAUSE_S=0 {program} {between} PAUSE_S=3 {program} & wait"
+    command = [*RINGTAP, "run", "-o", str(run), "--", "sh", "-c", both]
     subprocess.run(command, capture_output=True, timeout=60, check=True)
     data = analyze(run)
     assert data["iterations"]["restarts"] == restarts

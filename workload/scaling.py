@@ -6,8 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ringtap.errors import UsageError
-from ringtap.workload.execution_trace import Node, NodeType
+from ringtap.units import counted
+from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.workload import Workload, kind_of, size_of
+
+_REDUCE_SCATTERS = (Collective.REDUCE_SCATTER, Collective.REDUCE_SCATTER_BLOCK)
+_PRECISIONS = (0.5, 1, 2)  # bytes of a parameter by those of its gradient
+_GATHERED = (0.5, 1, 2, 4)  # the same, of parameters that are gathered once or twice
+_PADDED = 0.05  # of the bytes, by which shards and buckets of all parameters may differ
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,9 @@ def scale(workload: Workload, scaling: Scaling, others: Sequence[Workload] = ())
         traces = [[_longer(node, 1 if node.name == "optimizer" else scaling.batch) for node in each] for each in traces]
     if scaling.workers is not None:
         _check_data_parallel(workload)
-        traces = [traces[0]] * scaling.workers
+        trace, said = _among(traces[0], workload.ranks, scaling.workers)
+        traces = [trace] * scaling.workers
+        new += said
         about["workers"] = scaling.workers
     if scaling.gpus_per_node is not None:
         about["gpus_per_node"] = scaling.gpus_per_node
@@ -89,6 +97,50 @@ def scale(workload: Workload, scaling: Scaling, others: Sequence[Workload] = ())
     for name in ("iteration_s", "variation"):  # of the run, not of what became of it
         about.pop(name, None)
     return Workload(scaled, dict(workload.groups), about)
+
+
+def _among(trace: list[Node], ranks: int, workers: int) -> tuple[list[Node], list[str]]:
+    """Return the trace of a rank among another number of workers, and what is assumed of its all-gathers.
+
+    Sharded training gathers parameters and reduces gradients of as many elements, possibly in another precision: an
+    all-gather is of shards if a reduce-scatter has its total. ZeRO reduces in buckets that are no layers: what is left
+    is of shards if its sum is that of the other reduce-scatters, or of the all-reduces if there are none, for one or
+    two gathers of each parameter. Other all-gathers are of data that each rank has of its own.
+    """
+    totals = {node.id: size_of(node) * ranks for node in trace if _is(node, Collective.ALL_GATHER) and size_of(node)}
+    scattered = [size_of(node) for node in trace if _is(node, *_REDUCE_SCATTERS)]
+    reduced = scattered or [size_of(node) for node in trace if _is(node, Collective.ALL_REDUCE)]
+    left = {number: total for number, total in totals.items() if not _is_of(total, scattered)}
+    shards = set(totals) - set(left)
+    left_bytes = sum(left.values())
+    rest_bytes = sum(size for size in reduced if not _is_of(size, [totals[number] for number in shards]))
+    if any(abs(left_bytes - times * rest_bytes) <= _PADDED * left_bytes for times in _GATHERED):
+        shards = set(totals)
+    said = []
+    if shards:
+        said.append(
+            f"{counted(len(shards), 'all-gather')} of shards, as reductions have their totals: a rank adds its part of "
+            "these; the optimizer takes its time"
+        )
+    if len(shards) < len(totals):
+        said.append(
+            f"{counted(len(totals) - len(shards), 'all-gather')} of each rank's own data, as no reductions have these "
+            "totals: a rank adds as many bytes as rank 0 did"
+        )
+    sizes = {number: -(-totals[number] // workers) for number in shards}
+    return [
+        replace(node, attributes=node.attributes | {"comm_size": sizes[node.id]}) if node.id in sizes else node
+        for node in trace
+    ], said
+
+
+def _is(node: Node, *kinds: Collective) -> bool:
+    return node.type == NodeType.COMM_COLL and kind_of(node) in kinds
+
+
+def _is_of(total_bytes: int, others: Sequence[int]) -> bool:
+    """Return True if a collective has as many elements as another one, in the same or another precision."""
+    return any(total_bytes == factor * other for other in others for factor in _PRECISIONS)
 
 
 def _longer(node: Node, factor: float) -> Node:

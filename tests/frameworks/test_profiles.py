@@ -16,6 +16,7 @@ from ringtap.errors import UsageError
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.lowering import Algorithms, lower
 from ringtap.workload.profile import RankProfile, profile_workload, read_profiles
+from ringtap.workload.scaling import Scaling, scale
 from ringtap.workload.workload import Workload, kind_of, peer_of, read_workload, size_of
 from tests.frameworks.ranks import WarmInterpreter, launch, quick
 
@@ -59,10 +60,12 @@ def run(command: list[str], code: int = 0) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def profiled(folder: Path, kind: str, iterations: int = 30, code: int = 0, torchrun: bool = False) -> Profiled:
+def profiled(
+    folder: Path, kind: str, iterations: int = 30, code: int = 0, torchrun: bool = False, ranks: int = 2
+) -> Profiled:
     command = [*RINGTAP, "run", "--collect", "none", "--profile", "-o", str(folder / "run"), "--"]
     job = [str(JOB), kind, str(iterations)]
-    done = run([*command, *(TORCHRUN + job if torchrun else launch(2, sys.executable, *job))], code)
+    done = run([*command, *(TORCHRUN + job if torchrun else launch(ranks, sys.executable, *job))], code)
     assert "USDT" not in done.stderr, "PyTorch's profiler prints"
     return Profiled(kind, done.stdout, done.stderr, folder / "run")
 
@@ -121,6 +124,12 @@ def test_shards_are_gathered_and_scattered(tmp_path: Path, warm: WarmInterpreter
         assert kinds.count(Collective.REDUCE_SCATTER) == 3
         assert kinds.count(Collective.ALL_GATHER) in (5, 6)
     assert any("reduce_scatter" in text for text in workload.about["assumptions"])
+    # as a job of four ranks communicates, but for parameters that do not divide by four
+    scaled = scale(workload, Scaling(4))
+    own = communication(profiled(tmp_path / "4", kind, 10, ranks=4).workload.traces[0])
+    found = communication(scaled.traces[0])
+    assert [one for one, _ in found] == [one for one, _ in own]
+    assert [size for _, size in found] == pytest.approx([size for _, size in own], rel=0.001)
 
 
 def test_plain_collectives(tmp_path: Path, warm: WarmInterpreter) -> None:

@@ -54,7 +54,7 @@ class Watcher:
         import weakref
 
         self._records = ProcessFile(settings.steps_folder, ".ddp.rec", _FIELDS, "DistributedDataParallel's own log")
-        self._buckets = ProcessFile(settings.steps_folder, ".buckets.jsonl", None, "")
+        self._buckets = ProcessFile(settings.steps_folder, ".buckets.jsonl", None)
         self._pack = struct.Struct("<" + "q" * len(_FIELDS)).pack
         self._modules: list[_Module] = []
         self._timed: Any = weakref.WeakKeyDictionary()  # modules of `_modules` whose forward passes are timed

@@ -83,14 +83,23 @@ class ProcessFile:
         suffix: end of the name, such as ``.rec``.
         fields: the columns of a record file; None for a file without a header.
         source: origin of the numbers, for the header.
+        is_whole: True if another process group begins no new file. A forked child must not write such a file.
 
     Attributes:
         about: further entries of the header.
     """
 
-    def __init__(self, folder: str, suffix: str, fields: list[tuple[str, str, str]] | None, source: str) -> None:
+    def __init__(
+        self,
+        folder: str,
+        suffix: str,
+        fields: list[tuple[str, str, str]] | None,
+        source: str = "",
+        is_whole: bool = False,
+    ) -> None:
         self._folder, self._suffix, self._fields, self._source = folder, suffix, fields, source
         self.about: dict[str, Any] = {}
+        self._is_whole = is_whole
         self._fd = -1
         self._begun = _begun
         self._file_id = (0, 0)
@@ -106,7 +115,7 @@ class ProcessFile:
         Raises:
             OSError: the file cannot be made or written, or the job has closed it.
         """
-        if self._begun != _begun:
+        if self._begun != _begun and not self._is_whole:
             self.leave()
             self._begun = _begun
         if self._fd < 0:

@@ -45,7 +45,7 @@ class Profiler:
         import threading
 
         self._settings = settings
-        self._file = ProcessFile(settings.steps_folder, ".profile.jsonl", None, "")
+        self._file = ProcessFile(settings.steps_folder, ".profile.jsonl", None, is_whole=True)
         self._main = threading.main_thread().ident
         self._thread_id = threading.get_ident
         self._remove: list[Callable[[], object]] = []

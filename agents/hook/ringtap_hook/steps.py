@@ -49,7 +49,7 @@ class Recorder:
         self._new_lock, self._new_local, self._new_counts = threading.RLock, threading.local, weakref.WeakKeyDictionary
         self._pack = struct.Struct("<" + "q" * len(_FIELDS)).pack
         self._file = ProcessFile(settings.steps_folder, ".rec", _FIELDS, "optimizer steps")
-        self._described = ProcessFile(settings.steps_folder, ".optimizers.jsonl", None, "")
+        self._described = ProcessFile(settings.steps_folder, ".optimizers.jsonl", None)
         self._off = False
         self._grid = grid.from_environment(settings)
         self._reset()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from ringtap.workload.replay import operations
 from ringtap.workload.scaling import Scaling, scale
 from ringtap.workload.simulated_iterations import critical_path, simulate
 from ringtap.workload.topologies import star
-from ringtap.workload.workload import Workload, check_workload, read_workload, summary, write_workload
+from ringtap.workload.workload import Workload, check_workload, read_workload, size_of, summary, write_workload
 
 COMP, SEND, RECV, COLL = NodeType.COMP, NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL
 
@@ -292,6 +293,47 @@ def test_buckets_are_those_of_ddp(name: str) -> None:
     made = model_workload(profile, 2)
     assert sum(made.traces[0][i].duration_us for i in range(len(made.traces[0]))) == pytest.approx(
         profile.compute_s * 1e6, abs=len(found) + 1
+    )
+
+
+def collectives(*found: tuple[Collective, int]) -> Workload:
+    nodes = [
+        Node(
+            number,
+            f"c{number}",
+            NodeType.COMM_COLL,
+            attributes={"is_cpu_op": False, "comm_type": int(kind), "comm_size": size},
+        )
+        for number, (kind, size) in enumerate(found, 1)
+    ]
+    return Workload([nodes, [replace(node) for node in nodes]])
+
+
+GATHER, SCATTER, REDUCE = Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_REDUCE
+
+
+@pytest.mark.parametrize(
+    ("found", "sizes", "own"),
+    [
+        ([(GATHER, 500), (GATHER, 500), (SCATTER, 1000)], [250, 250, 1000], 0),  # FSDP
+        ([(GATHER, 250), (SCATTER, 1000)], [125, 1000], 0),  # parameters of 2 bytes, gradients of 4
+        ([(GATHER, 501), (SCATTER, 1002)], [251, 1002], 0),  # padded
+        ([(GATHER, 500), (GATHER, 8), (SCATTER, 1000)], [250, 8, 1000], 1),  # and a metric of each rank
+        ([(GATHER, 300), (GATHER, 200), (SCATTER, 600), (SCATTER, 410)], [150, 100, 600, 410], 0),  # buckets of ZeRO
+        ([(GATHER, 300), (GATHER, 200), (REDUCE, 700), (REDUCE, 300)], [150, 100, 700, 300], 0),  # ZeRO 1
+        ([(GATHER, 300), (REDUCE, 5000)], [300, 5000], 1),  # features of a contrastive loss
+        ([(GATHER, 300)], [300], 1),
+    ],
+)
+def test_all_gathers_of_shards_are_told_from_those_of_a_ranks_own_data(
+    found: list[tuple[Collective, int]], sizes: list[int], own: int
+) -> None:
+    scaled = scale(collectives(*found), Scaling(4))
+    assert [size_of(node) for node in scaled.traces[3]] == sizes
+    said = [text for text in scaled.about["assumptions"] if "of each rank's own data" in text]
+    assert [text.split()[0] for text in said] == [str(own)] * bool(own)
+    assert any("of shards" in text for text in scaled.about["assumptions"]) == (
+        own < sum(kind == GATHER for kind, _ in found)
     )
 
 

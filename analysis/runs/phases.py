@@ -369,6 +369,10 @@ def find_phases(processes: pd.DataFrame, stretches: pd.DataFrame) -> tuple[pd.Da
     kinds = first[["job", "mode", "what"]].loc[order].reset_index(drop=True)
     phase = kinds.groupby(["job", "mode", "what"], sort=False).ngroup() + 1
     members["phase"] = phase.to_numpy(np.int64)[members["stretch"]] if len(members) else np.empty(0, np.int64)
+    # of an iteration that not every rank ended, no step is in a whole one
+    beyond = members["iterations"] - members.groupby("stretch")["iterations"].transform("min")
+    each = (members["steps"] - members["left_out"]) // members["iterations"].clip(lower=1)
+    members["left_out"] += beyond * each
     by = members.groupby("phase")
     table = by.agg(
         what=("what", "first"),

@@ -375,3 +375,44 @@ def test_parts_that_take_longer_than_the_iteration_are_refused(tmp_path):
     assert "in an iteration of 200 ms: passes ran at the same time" in data["parts"]["why"]
     text = "\n".join(describe(data))
     assert "where its time goes is not known, for rank 0 has forward and backward passes and optimizer steps of" in text
+
+
+def test_torn_and_damaged_logs_leave_the_other_steps_in_their_phases(tmp_path):
+    """A killed rank tore its last record, its description of an optimizer, and left a log without a header."""
+    run = Run(tmp_path / "run")
+    for rank in (0, 1):
+        steps = [*every(37, 10), *every(100, 20, 1, 370)]
+        run.process(steps, rank, 60 + rank, 2, optimizers=[("SGD", 10), SGD], group="torch", address="h:1")
+    (log,) = run.path.glob("nodes/n0/steps/rank1-61.rec")
+    log.write_bytes(log.read_bytes()[:-8])
+    lines = log.with_name("rank1-61.optimizers.jsonl")
+    lines.write_text(lines.read_text()[:-10])
+    log.with_name("rank1-99.rec").write_bytes(b"")
+    job = run.open()
+    assert [row[:5] for row in phases_of(job)[0]] == [(2, 1, 1, 20, 0), (2, 1, 1, 39, 1)]
+    text = job.report()
+    assert "1 recorded step of phase 2 is in no whole iteration." in text
+    assert "nodes/n0/steps/rank1-61.rec, nodes/n0/steps/rank1-99.rec end in a torn record, which was dropped" in text
+
+
+def test_a_clock_that_is_set_changes_no_phase(tmp_path):
+    """Rank 1's clock is set back by an hour within the second phase: steps stay in order, and times as they were."""
+    run = Run(tmp_path / "run")
+    for rank in (0, 1):
+        steps = [*every(37, 10), *every(100, 20, 1, 370)]
+        run.process(steps, rank, 60 + rank, 2, optimizers=[("SGD", 10), SGD], group="torch", address="h:1")
+    (log,) = run.path.glob("nodes/n0/steps/rank1-61.rec")
+    file = open_records(log)
+    rows = [list(row) for row in file.tail()]
+    log.unlink()
+    writer = RecordWriter(log, list(file.fields), dict(file.about))
+    for number, row in enumerate(rows):
+        back_ns = 3600 * 10**9 if number > 20 else 0
+        writer.append(*row[:2], row[2] - back_ns, row[3] - back_ns, *row[4:])
+    writer.close()
+    step = {"mono_before_ns": rows[20][5], "mono_ns": rows[21][4], "t_ns": rows[21][2] - 3600 * 10**9}
+    step["step_ns"] = -3600 * 10**9
+    (run.path / "nodes" / "n0" / "node.json").write_text(json.dumps({"clock_steps": [step]}))
+    job = run.open()
+    assert [row[:5] for row in phases_of(job)[0]] == [(2, 1, 1, 20, 0), (2, 1, 1, 40, 0)]
+    assert job.rank_iterations["iteration_s"].to_numpy() == pytest.approx(0.1)

@@ -120,7 +120,7 @@ def _among(trace: list[Node], ranks: int, workers: int) -> tuple[list[Node], lis
     if shards:
         said.append(
             f"{counted(len(shards), 'all-gather')} of shards, as reductions have their totals: a rank adds its part of "
-            "these; the optimizer takes its time"
+            "these; the optimizer takes as long as before"
         )
     if len(shards) < len(totals):
         said.append(

@@ -377,13 +377,18 @@ def test_parts_that_take_longer_than_the_iteration_are_refused(tmp_path):
     assert "where its time goes is not known, for rank 0 has forward and backward passes and optimizer steps of" in text
 
 
-def test_torn_and_damaged_logs_leave_the_other_steps_in_their_phases(tmp_path):
-    """A killed rank tore its last record, its description of an optimizer, and left a log without a header."""
-    run = Run(tmp_path / "run")
+def two_phases(path):
+    """A run of two ranks and two phases, and the log of rank 1."""
+    run = Run(path)
     for rank in (0, 1):
         steps = [*every(37, 10), *every(100, 20, 1, 370)]
         run.process(steps, rank, 60 + rank, 2, optimizers=[("SGD", 10), SGD], group="torch", address="h:1")
-    (log,) = run.path.glob("nodes/n0/steps/rank1-61.rec")
+    return run, path / "nodes" / "n0" / "steps" / "rank1-61.rec"
+
+
+def test_torn_and_damaged_logs_leave_the_other_steps_in_their_phases(tmp_path):
+    """A killed rank tore its last record, its description of an optimizer, and left a log without a header."""
+    run, log = two_phases(tmp_path / "run")
     log.write_bytes(log.read_bytes()[:-8])
     lines = log.with_name("rank1-61.optimizers.jsonl")
     lines.write_text(lines.read_text()[:-10])
@@ -397,11 +402,7 @@ def test_torn_and_damaged_logs_leave_the_other_steps_in_their_phases(tmp_path):
 
 def test_a_clock_that_is_set_changes_no_phase(tmp_path):
     """Rank 1's clock is set back by an hour within the second phase: steps stay in order, and times as they were."""
-    run = Run(tmp_path / "run")
-    for rank in (0, 1):
-        steps = [*every(37, 10), *every(100, 20, 1, 370)]
-        run.process(steps, rank, 60 + rank, 2, optimizers=[("SGD", 10), SGD], group="torch", address="h:1")
-    (log,) = run.path.glob("nodes/n0/steps/rank1-61.rec")
+    run, log = two_phases(tmp_path / "run")
     file = open_records(log)
     rows = [list(row) for row in file.tail()]
     log.unlink()

@@ -162,7 +162,7 @@ def probe() -> None:
 
 def closures() -> None:
     model = ranks_of(net(6, 256))
-    inputs, loop = torch.ones(128, 256), Loop("loop")
+    inputs, loop = torch.ones(512, 256), Loop("loop")
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
@@ -180,7 +180,7 @@ def closures() -> None:
 
 def accumulated() -> None:
     model = ranks_of(net(6, 256))
-    optimizer, inputs, loop = torch.optim.SGD(model.parameters(), lr=1e-3), torch.ones(256, 256), Loop("loop")
+    optimizer, inputs, loop = torch.optim.SGD(model.parameters(), lr=1e-3), torch.ones(512, 256), Loop("loop")
     for number in range(24):
         if number == 2:
             parts.update(compute=0.0)

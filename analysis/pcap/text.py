@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringtap.analysis.pcap import tables
+from ringtap.analysis.pcap.duplicates import note_of_copies
 from ringtap.analysis.pcap.scan import MAX_CONVERSATIONS
 from ringtap.analysis.pcap.traffic import Traffic, endpoint, no_conversations
 from ringtap.terminal import text_table
@@ -110,6 +111,9 @@ def notes(traffic: Traffic) -> list[str]:
             f"{packets:,} packets with payload were {segments:,} segments on the wire: the host captured before "
             f"segmentation or after joining, so frame bytes lack their headers; payload is correct"
         )
+    amounts = (rows[name].reshape(-1).tolist() for name in ("payload", "retransmitted_bytes"))
+    if copies := note_of_copies(zip(*amounts, strict=True)):
+        lines.append(copies)
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Recognizes packets that a capture holds several times, as of a bridge captured at all interfaces, or of a mirror port.
+"""Recognizes packets that a capture holds several times, as of a bridge's interfaces together, or of a mirror port.
 
 Such copies look like retransmissions of every byte. No connection sends every byte again: where the share of bytes seen
 before is that of two, three or four copies, on each large flow, the packets are copies.
@@ -41,5 +41,5 @@ def note_of_copies(flows: Iterable[tuple[int, int]]) -> str:
         return ""
     return (
         f"every byte of {counted(several, 'flow')} was captured more than once, as with '-i any' on a bridge or with a "
-        "mirror port: packets, bytes, payload and resent bytes count each copy; capture one interface to count them once"
+        "mirror port: packets, bytes, payload and resent bytes count each copy; capture one interface to count one"
     )

@@ -13,8 +13,8 @@ from ringtap.analysis.structure.streams import PayloadStream
 from ringtap.units import format_size
 
 MIN_ITERATION_BYTES = 14_600
-"""Payload that a worker sends per iteration, at least: the ten segments of 1,460 bytes that a new connection may send at
-once (RFC 6928), in which requests, answers and heartbeats fit."""
+"""Payload that a worker sends per iteration, at least: the ten segments of 1,460 bytes that a new connection may send
+at once (RFC 6928), in which requests, answers and heartbeats fit."""
 
 MIN_PACKET_BYTES = 536
 """Mean payload of the packets with payload, at least: the smallest segment size that every host takes (RFC 9293)."""

@@ -320,8 +320,8 @@ def worker_bytes(shape: Topology, edges: Mapping[tuple[str, str], float]) -> flo
     return sum(sent[host] for host in workers) / len(workers)
 
 
-# all-reduces as large as the gradients, in bytes, that an iteration of sharded training moves: it gathers the parameters
-# twice and reduces the gradients once, of which each is half an all-reduce; gloo reduces by a whole all-reduce
+# bytes of an iteration of sharded training, relative to an all-reduce of the gradients: it gathers the parameters twice
+# and reduces the gradients once, each of which is half an all-reduce; gloo reduces by a whole all-reduce
 _SHARDED_LEAST, _SHARDED_MOST = 1.5, 2.0
 # message headers of the libraries: gloo 48 bytes per message, 0.4 to 1.5 % of the volume in scale models
 HEADER_SHARE = 0.02
@@ -578,7 +578,12 @@ def period_of(training: Training, iterations: pd.DataFrame, alike: Likeness, bin
     if contrast < 1.5:
         reasons.append("a silence within the iterations is nearly as long as those between them")
     long = rhythm.long_bins > 2 * rhythm.silence_bins
-    if long:
+    if rhythm.pause_after:
+        reasons.append(
+            f"every {rhythm.pause_after} iterations a longer pause follows, in which hosts exchange small messages, as "
+            "in an evaluation"
+        )
+    elif long:
         reasons.append("some silences are far longer than usual, so that several bursts may be one iteration")
     if rhythm.silence_bins < 4:
         reasons.append("silences are only a few bins long: a smaller --bin shows them better")

@@ -51,7 +51,7 @@ def test_many_small_packets_are_no_training() -> None:
 
 
 def test_heartbeats_of_more_hosts_do_not_outrank_the_job() -> None:
-    job = make(Job({pair: 40_000 for pair in PAIR}))
+    job = make(Job(dict.fromkeys(PAIR, 40000)))
     names = ["10.0.0.5", "10.0.0.6", "10.0.0.7"]
     beats = [
         repeated(source, destination, 200, 0.1, 45)
@@ -114,11 +114,11 @@ def test_control_streams_of_the_first_rank_are_no_peers() -> None:
 
 
 def test_parameters_of_what_looks_the_same() -> None:
-    """FSDP over gloo moves two all-reduces' worth of bytes, over NCCL one and a half; two hosts may have four workers."""
+    """FSDP over gloo moves the bytes of two all-reduces, over NCCL of one and a half; two hosts may have four workers."""
     parameters = 200_000
     for sent, truth in ((2.0, "sharded"), (1.5, "sharded"), (2 * 3 / 4, "several")):
         size = round(sent * parameters * 4)
-        found = volume_of(shape_of({pair: size for pair in PAIR}), size)
+        found = volume_of(shape_of(dict.fromkeys(PAIR, size)), size)
         assert found.sharded_least is not None
         assert found.sharded_most is not None
         assert found.several_least is not None

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from ringtap.analysis.structure.detection import sort_out
 from ringtap.analysis.structure.periodicity import find_periodicity, silences_of
+from ringtap.analysis.structure.streams import PayloadStream
 from ringtap.analysis.structure.structure import Structure, bursts_of, find_structure, iterations_of, peak_to_mean
+from ringtap.analysis.structure.text import describe
 from ringtap.errors import MeasurementError
-from tests.unit.structure_makers import START_NS, Job, Made, limited, make, ring, together, web_search
+from tests.unit.structure_makers import START_NS, Job, Made, limited, make, ring, to_stream, together, web_search
 
 JOB = Job(ring(3, 160_000))
 
@@ -180,3 +182,38 @@ def test_communication_silence_and_bursts_of_a_known_iteration() -> None:
     assert peaks.loc[0.001] == pytest.approx(5.0)
     assert peaks.loc[0.01] == pytest.approx(1.0)
     assert 0.1 not in peaks.index
+
+
+def _evaluated(steps: int, exchanges: int, rounds: int = 12) -> tuple[list[PayloadStream], float]:
+    """A job of two hosts that pauses after some steps, and exchanges small messages in the pause."""
+    hosts = ("10.0.0.1", "10.0.0.2")
+    sent: dict[tuple[str, str], list[tuple[float, float, int]]] = {(hosts[0], hosts[1]): [], (hosts[1], hosts[0]): []}
+    now = 0.5
+    for _ in range(rounds):
+        for _ in range(steps):
+            for parts in sent.values():
+                parts.append((now, 0.026, 800_000))
+            now += 0.108
+        for _ in range(exchanges):
+            for parts in sent.values():
+                parts.append((now, 0.0005, 900))
+            now += 0.04
+        now += 0.2 if not exchanges else 0
+    return [to_stream(*pair, parts) for pair, parts in sent.items()], 0.108
+
+
+@pytest.mark.parametrize("steps", [2, 5, 20])
+def test_steps_before_an_evaluation_are_the_iterations(steps: int) -> None:
+    streams, step_s = _evaluated(steps, 5)
+    found = find_structure(together(*streams))
+    assert found.period.median_s == pytest.approx(step_s, abs=0.001)
+    assert found.volume.worker_bytes == pytest.approx(800_000, rel=0.01)
+    assert found.period.verdict != "sure"
+    assert f"every {steps} iterations a longer pause follows" in "; ".join(found.period.reasons)
+
+
+def test_equal_parts_may_be_iterations_themselves_and_the_text_says_so() -> None:
+    streams, _ = _evaluated(5, 0)
+    found = find_structure(together(*streams))
+    assert found.training.rhythm.parts == 5
+    assert "with 5 times as many iterations, each of 1/5 of the bytes" in describe(found)[2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,8 @@ class Training:
         reference: the member with the clearest periodicity.
         rhythm: periodicity of the job: that of the reference, or of the sum of streams that begin at different times.
         one_way: True if only one direction of the connections was captured.
+        pause_after: number of iterations after which a longer pause follows each time, in which hosts exchange small
+            messages, as in an evaluation; 0: there is none.
     """
 
     members: tuple[Member, ...]
@@ -70,6 +72,7 @@ class Training:
     reference: Member
     rhythm: Periodicity
     one_way: bool
+    pause_after: int = 0
 
     @property
     def major(self) -> list[Member]:
@@ -113,6 +116,7 @@ def sort_out(streams: Streams) -> Sorted:
     covered = [{member.stream for member in training.members} for training in found]
     groups = [group for group in _groups(clear) if not any(members >= set(group) for members in covered)]
     found += [_training(streams, clear, group) for group in groups]
+    found = [_between_pauses(streams, clear, training) or training for training in found]
     lacking = {training: why_not_gradients(training.volumes) for training in found}
     found = [training for training in found if not lacking[training]]
     both_ways = [training for training in found if _exchanges([member.stream for member in training.major])]
@@ -329,6 +333,31 @@ def _is_multiple(volume: float, part: float) -> bool:
     """True if a volume is up to four times another one, or half of it."""
     ratio = volume / part
     return any(abs(ratio / times - 1) <= _SAME_BYTES for times in (0.5, 1, 2, 3, 4))
+
+
+def _between_pauses(
+    streams: Streams, clear: Mapping[PayloadStream, Periodicity], training: Training
+) -> Training | None:
+    """Return the job whose iterations are parts of those given, between pauses for an evaluation; None if it has none.
+
+    In a pipeline a stream also pauses after several equal parts, but other streams of the job send meanwhile.
+    """
+    rhythms = {member.stream: member.rhythm for member in training.major if member.rhythm is not None}
+    shorter = {stream: rhythm.between_pauses for stream, rhythm in rhythms.items() if rhythm.between_pauses is not None}
+    if training.rhythm.between_pauses is None or len(shorter) < len(rhythms):
+        return None
+    if not all(_together(training.rhythm.between_pauses.starts, each.starts) for each in shorter.values()):
+        return None
+    hosts = {host for stream in shorter for host in (stream.source, stream.destination)}
+    payload = streams.dense([one for one in streams.streams if {one.source, one.destination} <= hosts])
+    passed = np.concatenate(([0], np.cumsum(payload)))
+    starts = training.starts[1:]
+    pause = max(round(_MATCHED * training.rhythm.silence_bins), 1)
+    in_pauses = (passed[starts] - passed[np.maximum(starts - pause, 0)]).mean() / pause
+    if in_pauses > _SILENT_RATE * payload[training.starts[0] : training.starts[-1]].mean():
+        return None
+    found = _training(streams, {**clear, **shorter}, list(shorter))
+    return replace(found, pause_after=training.rhythm.parts)
 
 
 def _common_starts(

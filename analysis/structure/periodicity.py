@@ -95,8 +95,8 @@ class Periodicity:
         other_bins: usual length of the longest other silence in an iteration (lower quartile).
         confidence: 1 less the probability of finding as many boundaries by chance, over all volumes tried.
         parts: equal parts of a volume with a silence before each; 1: there are none.
-        pause_after: with a longer silence after every so many iterations, in which small messages are exchanged as in
-            an evaluation, their number; 0: without.
+        between_pauses: periodicity of these parts, if small messages are exchanged in the silences between volumes,
+            as in an evaluation; else None.
     """
 
     volume: float
@@ -107,7 +107,7 @@ class Periodicity:
     other_bins: float
     confidence: float
     parts: int = 1
-    pause_after: int = 0
+    between_pauses: Periodicity | None = None
 
     @property
     def found_share(self) -> float:
@@ -177,10 +177,10 @@ def find_periodicity(bins: Integers, payload: Integers, known: Sequence[float] =
 def _with_parts(
     silences: Silences, path: Integers, found: Periodicity, bins: Integers, payload: Integers
 ) -> Periodicity:
-    """Return a periodicity with the number of its equal parts, or that of the parts if these are the iterations.
+    """Return a periodicity with the number of its equal parts, and that of the parts if these may be the iterations.
 
     Buckets of one size and iterations with a pause after every few look the same, unless small messages are exchanged
-    in the pause: then it is no forward pass, but an evaluation.
+    in the pause: then it may be no forward pass, but an evaluation.
     """
     parts, between = _equal_parts(silences, path)
     if parts == 1:
@@ -193,7 +193,7 @@ def _with_parts(
         track = _track(silences, found.volume / parts, middle, _MAX_ITERATIONS, _LIKE_USUAL * usual)
         shorter = _periodicity(silences, track, bins, payload)
         if shorter is not None and shorter.confidence >= 1 - _UNLIKELY:
-            return replace(shorter, pause_after=parts)
+            return replace(found, parts=parts, between_pauses=shorter)
     return replace(found, parts=parts)
 
 
@@ -212,8 +212,8 @@ def _equal_parts(silences: Silences, path: Integers) -> tuple[int, Integers]:
         nearest = after - (wanted - silences.position[after - 1] < silences.position[after] - wanted)
         near = np.abs(silences.position[nearest] - wanted) <= TOLERANCE * (end - begin)[:, None] / parts
         if len(steps) and (near.mean(axis=0) >= _PARTED).all():
-            length = np.where(near, silences.length[nearest], 0)
-            found.append((float(np.median(length, axis=0).min()), parts, np.unique(nearest[near])))
+            lengths = np.where(near, silences.length[nearest], 0)
+            found.append((float(np.median(lengths, axis=0).min()), parts, np.unique(nearest[near])))
     longest = max((length for length, _, _ in found), default=0.0)
     for length, parts, between in reversed(found):
         if length >= max(_NEARLY * longest, _MIN_SILENCE_BINS):

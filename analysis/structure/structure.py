@@ -397,7 +397,9 @@ def _sharded(volume: Volume) -> Volume:
     """Return a volume with the parameters that sharded training of as many bytes has."""
     assert volume.parameters_least is not None
     assert volume.parameters_most is not None
-    least, most = volume.parameters_least / _SHARDED_MOST, volume.parameters_most / _SHARDED_LEAST
+    # shards are small messages, and so have a larger share of headers
+    least = volume.parameters_least * (1 - HEADER_SHARE) / _SHARDED_MOST
+    most = volume.parameters_most / _SHARDED_LEAST
     return replace(volume, sharded_least=round(least), sharded_most=round(most))
 
 
@@ -578,12 +580,17 @@ def period_of(training: Training, iterations: pd.DataFrame, alike: Likeness, bin
     if contrast < 1.5:
         reasons.append("a silence within the iterations is nearly as long as those between them")
     long = rhythm.long_bins > 2 * rhythm.silence_bins
-    if rhythm.pause_after:
+    if training.pause_after:
         reasons.append(
-            f"every {rhythm.pause_after} iterations a longer pause follows, in which hosts exchange small messages, as "
-            "in an evaluation"
+            f"every {training.pause_after} iterations a longer pause follows, in which hosts exchange small messages, "
+            "as in an evaluation"
         )
-    elif long:
+    elif rhythm.parts > 1:
+        reasons.append(
+            f"each has {rhythm.parts} equal parts with a silence before each, which may be the iterations, with a "
+            f"pause after every {rhythm.parts}"
+        )
+    if long and not training.pause_after:
         reasons.append("some silences are far longer than usual, so that several bursts may be one iteration")
     if rhythm.silence_bins < 4:
         reasons.append("silences are only a few bins long: a smaller --bin shows them better")

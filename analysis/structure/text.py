@@ -72,10 +72,6 @@ def _headline(found: Structure) -> list[str]:
         same.append(f"sharded training (FSDP) of {volume.sharded_least:,} to {volume.sharded_most:,} parameters")
     if volume.several_least is not None:
         same.append(f"several workers per host and at least {volume.several_least:,} parameters")
-    if (parts := found.training.rhythm.parts) > 1:
-        same.append(
-            f"{parts} times as many iterations, each of 1/{parts} of the bytes, and a pause after every {parts} of them"
-        )
     return [*lines, f"Packets look the same with {', or with '.join(same)}."] if same else lines
 
 

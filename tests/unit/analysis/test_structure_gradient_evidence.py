@@ -89,7 +89,7 @@ def test_a_single_direction_is_doubtful() -> None:
 
 
 def test_ranks_of_one_host_are_told_apart_by_ports() -> None:
-    there, back = make(Job(PAIR)).streams
+    there, back = make(Job(PAIR, buckets=1)).streams
     mine = [
         replace(there, source="127.0.0.1", destination="127.0.0.1", ports="4000 > 4001"),
         replace(back, source="127.0.0.1", destination="127.0.0.1", ports="4001 > 4000"),
@@ -114,7 +114,7 @@ def test_control_streams_of_the_first_rank_are_no_peers() -> None:
 
 
 def test_parameters_of_what_looks_the_same() -> None:
-    """FSDP over gloo moves the bytes of two all-reduces, over NCCL of one and a half; two hosts may have four workers."""
+    """FSDP moves the bytes of two all-reduces over gloo, of one and a half over NCCL; two hosts may have four workers."""
     parameters = 200_000
     for sent, truth in ((2.0, "sharded"), (1.5, "sharded"), (2 * 3 / 4, "several")):
         size = round(sent * parameters * 4)

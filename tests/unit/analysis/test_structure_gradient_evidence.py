@@ -114,7 +114,7 @@ def test_control_streams_of_the_first_rank_are_no_peers() -> None:
 
 
 def test_parameters_of_what_looks_the_same() -> None:
-    """FSDP moves the bytes of two all-reduces over gloo, of one and a half over NCCL; two hosts may have four workers."""
+    """FSDP moves as many bytes as two all-reduces over gloo, and one and a half over NCCL."""
     parameters = 200_000
     for sent, truth in ((2.0, "sharded"), (1.5, "sharded"), (2 * 3 / 4, "several")):
         size = round(sent * parameters * 4)

@@ -27,7 +27,7 @@ Integers = npt.NDArray[np.int64]
 _OWN_SHARE = 0.003
 # captures of a flow that overlap by this share of the shorter span are the same packets twice
 _SAME_SHARE = 0.05
-_VXLAN_PORT = 4789
+_TUNNEL_PORTS = (4789, 6081)  # VXLAN and Geneve, in UDP
 _CHUNK = 1 << 20
 _PROTOCOLS = ("tcp", "udp", "roce")
 _FLOW = ["protocol", "source", "source_port", "destination", "destination_port"]
@@ -173,7 +173,8 @@ def _flows(place: int, vantage: Vantage) -> pd.DataFrame:
     rows = vantage.traffic.scanned.conversations
     inner = rows["layer"] == 1
     # packets inside a tunnel have the real hosts; the tunnel's own packets are the same bytes again
-    tunnel = ~inner & ((rows["a_port"] == _VXLAN_PORT) | (rows["b_port"] == _VXLAN_PORT)) & inner.any()
+    ports = np.stack([rows["a_port"], rows["b_port"]])
+    tunnel = ~inner & np.isin(ports, _TUNNEL_PORTS).any(axis=0) & inner.any()
     counts = vantage.traffic.selected & (rows["payload"].reshape(-1) > 0) & np.repeat(~tunnel, 2)
     numbers = np.flatnonzero(counts)
     columns = tables.flow_columns(rows, numbers)

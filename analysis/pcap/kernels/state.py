@@ -55,6 +55,7 @@ JOINED_ROWS = 71  # conversations of a part that the scan of the whole knows
 PICKED = 67  # address of the row of the packet that is decoded; 0: none
 TAG = 36  # code of the packet's VLAN or VNI
 UNTAGGED = 1
+INNER_TAG = 37  # of the packet inside its tunnel
 
 # --- counts of packets and anomalies ------------------------------------------------------------------------------
 COUNTED = 40

@@ -326,8 +326,7 @@ def _transport(
         else:
             ports = load32(header)
             kind, payload = _udp_payload(state, header, seen, size)
-            if layer == 0:
-                inner = _inside_udp(state, header, offset, kept)
+            inner = _inside_udp(state, header, offset, kept) if layer == 0 else 0
     elif layer == 0 and identity < 0:
         inner = _inside_ip(header, offset, kept, protocol)
     flow = _flow(state, addresses, rest_of(ports, protocol, kind, layer, family), family, time_ns)

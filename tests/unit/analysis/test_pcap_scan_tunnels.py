@@ -129,7 +129,9 @@ def geneve(inner: bytes, kind: int = 0x6558, options: bytes = b"") -> bytes:
 
 def gre(inner: bytes, kind: int = 0x0800, flags: int = 0) -> bytes:
     optional = bytes(4 * bin(flags & 0xB000).count("1"))
-    return bytes(IP(src=A4, dst=B4, proto=47) / Raw(flags.to_bytes(2, "big") + kind.to_bytes(2, "big") + optional + inner))
+    return bytes(
+        IP(src=A4, dst=B4, proto=47) / Raw(flags.to_bytes(2, "big") + kind.to_bytes(2, "big") + optional + inner)
+    )
 
 
 TUNNELS = {

@@ -41,13 +41,20 @@ _US = Number(0, 2**62)
 _TAG = Number(0, 2**31 - 1, whole=True)
 _EVENT: Shape = {"name": str, "cat": str, "ts": _US, "dur": _US, "args?": dict}
 _INFO: Shape = {
-    "rank": Number(0, MAX_RANKS, whole=True), "world_size": Number(1, MAX_RANKS, whole=True), "pg_config?": [dict],
+    "rank?": Number(0, MAX_RANKS, whole=True), "world_size?": Number(1, MAX_RANKS, whole=True), "pg_config?": [dict],
 }  # fmt: skip
 _GPU = {"kernel", "gpu_memcpy", "gpu_memset"}
+# categories of PyTorch before 1.11; annotations were operators there
+_FORMER = {
+    "Operator": "cpu_op", "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "Runtime": "cuda_runtime",
+}  # fmt: skip
+_FILES = ("*.json", "*.json.gz")
 _ASSUMED_OF_GPUS = (
     "a collective waits for the kernels launched before it, unless it began before they ended",
     "the kernel after a wait of a stream, and the first of an optimizer step, wait for the collectives that have ended",
 )
+_BEGIN_OF_MANY = "the first iteration of a trace is not used, as it does not say when the GPU ended the one before"
+_BEGIN_OF_ONE = "a trace of one iteration has no time between the end of the GPU's work before and its own begin"
 _ASSUMED_OF_CPUS = (
     f"a thread that runs nothing for {1e3 * WAIT_S:g} ms until a collective ends waits for it",
     "an optimizer step waits for the collectives that have ended before it",
@@ -56,7 +63,7 @@ _ASSUMED_OF_CPUS = (
 
 
 class _Span(NamedTuple):
-    """An event of a trace; times in us."""
+    """An event of a trace, in a thread of a process; times in us."""
 
     begin: float
     end: float
@@ -95,6 +102,7 @@ class _Trace:
         optimizers: annotations of optimizer steps.
         kernels: begin, end and correlation of what GPUs compute and copy.
         collectives: NCCL's kernels.
+        streams: process and thread of what GPUs run, which are a GPU and its stream.
         launches: correlation -> time and thread of a launch.
         waits: time and thread of each call that lets a stream wait.
         ranges: what NCCL and gloo annotate.
@@ -111,6 +119,7 @@ class _Trace:
     optimizers: list[_Span] = field(default_factory=list)
     kernels: list[tuple[float, float, Any]] = field(default_factory=list)
     collectives: list[_Span] = field(default_factory=list)
+    streams: set[Any] = field(default_factory=set)
     launches: dict[Any, tuple[float, Any]] = field(default_factory=dict)
     waits: list[tuple[float, Any]] = field(default_factory=list)
     ranges: list[_Span] = field(default_factory=list)
@@ -128,9 +137,11 @@ class _Trace:
             return
         check(event, _EVENT)
         name, kind, args = event["name"], event["cat"], event.get("args", {})
-        thread, begin = str(event.get("tid")), event["ts"]
+        kind = _FORMER.get(kind, kind)
+        thread, begin = (str(event.get("pid")), str(event.get("tid"))), event["ts"]
         span = _Span(begin, begin + event["dur"], name, thread, args)
         if kind in _GPU:
+            self.streams.add(thread)
             if kind == "kernel" and "nccl" in name.lower():
                 self.collectives.append(span)
             else:
@@ -140,15 +151,25 @@ class _Trace:
                 self.waits.append((begin, thread))
             elif "Launch" in name or "Mem" in name:
                 self.launches[str(args.get("correlation"))] = begin, thread
-        elif kind == "user_annotation":
+        elif kind in ("user_annotation", "cpu_op"):
             if name.startswith("ProfilerStep#"):
                 self.steps.append(span)
             elif name.startswith("Optimizer.step#"):
                 self.optimizers.append(span)
             elif name.startswith(("nccl:", "gloo:")):
                 self.ranges.append(self._with_shapes(span))
-        elif kind == "cpu_op":
-            self._add_operation(span)
+            elif kind == "cpu_op":
+                self._add_operation(span)
+
+    def keep_host(self) -> None:
+        """Keep the annotations of the host, each step once: some versions of PyTorch repeat them for GPUs' streams."""
+        self.optimizers, self.ranges, steps = (
+            [one for one in sorted(spans, key=lambda one: one.begin) if one.thread not in self.streams]
+            for spans in (self.optimizers, self.ranges, self.steps)
+        )
+        self.steps = sorted({one.name: one for one in reversed(steps)}.values(), key=lambda one: one.begin)
+        if len({one.thread[0] for one in steps}) > 1:
+            raise UsageError(f"{self.path} has the steps of several processes: name one trace per rank")
 
     def _add_operation(self, span: _Span) -> None:
         begins, ends = self.operations[span.thread]
@@ -176,35 +197,54 @@ class _Trace:
         return span._replace(args=span.args | more)
 
 
-def read_kineto_traces(paths: Sequence[Path], execution_traces: Sequence[Path] = ()) -> list[RankProfile]:
+def read_kineto_traces(
+    paths: Sequence[Path], execution_traces: Sequence[Path] = (), *, alike: bool = False
+) -> list[RankProfile]:
     """Read Kineto traces, one per rank, as profiles.
 
     Args:
-        paths: the files, as JSON or compressed with gzip.
+        paths: the files, as JSON or compressed with gzip, or directories of them.
         execution_traces: PyTorch's execution traces of the same runs, in the same order.
+        alike: ranks may have no trace.
 
     Raises:
         UsageError: a file cannot be read, has no iteration or no collective, or is missing.
     """
-    if execution_traces and len(execution_traces) != len(paths):
+    files = [file for path in paths for file in _files(path)]
+    if execution_traces and len(execution_traces) != len(files):
         raise UsageError(
-            f"{len(execution_traces)} execution traces and {len(paths)} Kineto traces: name one per Kineto trace, in "
-            "the same order"
+            f"{len(execution_traces)} execution traces and {counted(len(files), 'Kineto trace')}: name one per Kineto "
+            "trace, in the same order"
         )
     found: dict[int, RankProfile] = {}
-    for place, path in enumerate(paths):
-        profile = _read(path, execution_traces[place] if execution_traces else None, len(paths))
+    for place, path in enumerate(files):
+        profile = _read(path, execution_traces[place] if execution_traces else None, len(files), alike)
         if profile.rank in found:
             raise UsageError(f"{path} and {found[profile.rank].path} are both of rank {profile.rank}: name one of them")
         found[profile.rank] = profile
+    sizes = {profile.ranks: profile.path for profile in found.values()}
+    if len(sizes) > 1:
+        (one, path), (another, other) = list(sizes.items())[:2]
+        raise UsageError(f"{path} is of {one} ranks and {other} of {another}: name the traces of one job")
     return [found[rank] for rank in sorted(found)]
 
 
-def _read(path: Path, execution_trace: Path | None, ranks: int) -> RankProfile:
+def _files(path: Path) -> list[Path]:
+    """Return the traces of a directory, or a file itself."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for pattern in _FILES for file in path.glob(pattern))
+    if not found:
+        raise UsageError(f"{path} has no {' and no '.join(_FILES)}: name the directory of torch.profiler's traces")
+    return found
+
+
+def _read(path: Path, execution_trace: Path | None, traces: int, alike: bool) -> RankProfile:
     trace = _Trace(path, {} if execution_trace is None else _read_shapes(execution_trace))
-    number = 0
+    number, keys = 0, set()
     try:
         for key, value in members(path, "traceEvents"):
+            keys.add(key)
             if key == "traceEvents":
                 number += 1
                 if number > MAX_EVENTS:
@@ -213,18 +253,39 @@ def _read(path: Path, execution_trace: Path | None, ranks: int) -> RankProfile:
             elif key == "distributedInfo":
                 check(value, _INFO)
                 trace.info = value
-                if value["world_size"] != ranks or value["rank"] >= ranks:
-                    raise UsageError(
-                        f"{path} is of rank {value['rank']} of {value['world_size']}, but --kineto names "
-                        f"{counted(ranks, 'trace')}: name one per rank"
-                    )
-        if not trace.info:
-            raise UsageError(f"{path} has no distributedInfo with rank and world_size: profile a distributed job")
+        if not number:
+            advice = "name it with --execution-trace" if "nodes" in keys else "name what torch.profiler exported"
+            raise UsageError(f"{path} is not a Kineto trace, which has traceEvents: {advice}")
+        says_ranks = "world_size" in trace.info
+        _check_rank(trace, traces, alike)
         number = 0
-        return _profile(trace)
+        profile = _profile(trace)
+        if not says_ranks:
+            profile.assumptions.append("the job has as many ranks as there are traces, as these do not say how many")
+        return profile
     except (ValueError, LookupError, TypeError, OverflowError, AttributeError) as error:
         where = f"{path}, event {number}" if number else str(path)
-        raise UsageError(f"{where} is damaged ({error}): export the trace anew") from error
+        raise UsageError(f"{where} is damaged ({error}): use it as torch.profiler exports it") from error
+
+
+def _check_rank(trace: _Trace, traces: int, alike: bool) -> None:
+    """Check that a trace is of a rank of the job, and add the number of ranks if it is that of the traces."""
+    path, info = trace.path, trace.info
+    if "rank" not in info:
+        raise UsageError(
+            f"{path} has no distributedInfo with a rank: profile a distributed job, or add the member "
+            f'"distributedInfo": {{"rank": R, "world_size": N}} to it'
+        )
+    if alike and "world_size" not in info:
+        raise UsageError(f"{path} does not say how many ranks its job has: add world_size to its distributedInfo")
+    of = f" of {info['world_size']}" if "world_size" in info else ""
+    ranks = info.setdefault("world_size", traces)
+    if info["rank"] >= ranks or traces > ranks or (traces < ranks and not alike):
+        advice = ", or add --alike if all ranks do the same" if traces < ranks else ""
+        raise UsageError(
+            f"{path} is of rank {info['rank']}{of}, but --kineto names {counted(traces, 'trace')}: name one per "
+            f"rank{advice}"
+        )
 
 
 def _read_shapes(path: Path) -> dict[int, tuple[str, dict[str, Any]]]:
@@ -234,8 +295,13 @@ def _read_shapes(path: Path) -> dict[int, tuple[str, dict[str, Any]]]:
         for key, node in members(path, "nodes"):
             if key != "nodes" or not str(node["name"]).startswith(("c10d::", "nccl:", "gloo:")):
                 continue
-            check(node, {"name": str, "inputs": {"values": list, "shapes": list, "types": [str]}, "attrs": [dict]})
-            ids = [one["value"] for one in node["attrs"] if one.get("name") == "rf_id"]
+            if "input_shapes" in node:  # schema 1.0.1
+                names = {"values": "inputs", "shapes": "input_shapes", "types": "input_types"}
+                node["inputs"], ids = {key: node[name] for key, name in names.items()}, [node["rf_id"]]
+            else:
+                check(node, {"attrs": [dict]})
+                ids = [one["value"] for one in node["attrs"] if one.get("name") == "rf_id"]
+            check(node, {"name": str, "inputs": {"values": list, "shapes": list, "types": [str]}})
             found |= dict.fromkeys(ids, (node["name"], node["inputs"]))
     except (ValueError, LookupError, TypeError) as error:
         raise UsageError(f"{path} is not an execution trace of PyTorch ({error})") from error
@@ -245,7 +311,8 @@ def _read_shapes(path: Path) -> dict[int, tuple[str, dict[str, Any]]]:
 
 
 def _profile(trace: _Trace) -> RankProfile:
-    path, steps = trace.path, sorted(trace.steps, key=lambda step: step.begin)
+    trace.keep_host()
+    path, steps = trace.path, trace.steps
     if not steps:
         raise UsageError(f"{path} has no iteration: call step() of torch.profiler, with a schedule, in each one")
     is_gpu = bool(trace.kernels or trace.collectives)
@@ -256,10 +323,16 @@ def _profile(trace: _Trace) -> RankProfile:
         raise UsageError(f"{path} has no kernel of NCCL and no collective of gloo: profile a distributed job, GPUs too")
     edges = [*(step.begin for step in steps), steps[-1].end]
     timelines = list(_gpu_timelines(trace, calls, edges) if is_gpu else _cpu_timelines(trace, calls, edges))
+    if is_gpu and len(timelines) > 1:
+        del timelines[0]
     device = "cuda" if is_gpu else "cpu"
     profile = RankProfile(trace.info["rank"], path, trace.info["world_size"], [], [], device, [], None)
     profile.iterations = [timeline.iteration() for timeline in timelines]
+    if not any(one.signatures for one in profile.iterations):
+        raise UsageError(f"{path} has no collective in the iterations that can be used: profile more iterations")
     profile.assumptions = list(_ASSUMED_OF_GPUS if is_gpu else _ASSUMED_OF_CPUS)
+    if is_gpu:
+        profile.assumptions.append(_BEGIN_OF_MANY if len(steps) > 1 else _BEGIN_OF_ONE)
     if is_gpu and profile.rank == 0:
         share = sum(one.busy for one in timelines) / max(1e-9, sum(one.end - one.begin for one in timelines))
         profile.assumptions.append(
@@ -512,7 +585,7 @@ def _element_bytes(name: str) -> int:
 
 def _input_bytes(trace: _Trace, one: _Span) -> int:
     """Return the bytes of the tensors that a range has as inputs."""
-    if not one.args.get("Input Dims"):
+    if not one.args.get("Input Dims") or "Input type" not in one.args:
         raise UsageError(
             f"{trace.path} has no size of {one.name}: profile with record_shapes=True, or add --execution-trace"
         )

@@ -519,7 +519,7 @@ def _nccl_calls(trace: _Trace) -> list[_Call]:
         if args is not None:
             kind = _kind(trace, args["Collective name"])
             check(args, {"In msg nelems": COUNT, "dtype": str})
-            size_bytes = args["In msg nelems"] * _element_bytes(args["dtype"])
+            size_bytes = args["In msg nelems"] * _element_bytes(trace, args["dtype"])
         elif range_ is not None:
             args, kind, size_bytes = {}, _kind(trace, range_.name), _input_bytes(trace, range_)
         else:
@@ -573,29 +573,28 @@ def _kind(trace: _Trace, name: Any) -> str:
     return kind
 
 
-def _element_bytes(name: str) -> int:
+def _element_bytes(trace: _Trace, name: str) -> int:
     plain = name.lower().replace("c10::", "")
     plain = plain.rpartition("tensor(")[2].rstrip(")]")
     if plain.startswith("float8"):
         return 1
     if plain not in _ELEMENT_BYTES:
-        raise ShapeError(f"the type {name[:40]!r} of elements is unknown")
+        raise UsageError(f"{trace.path} has a collective of the type {name[:40]!r}: how many bytes is not known")
     return _ELEMENT_BYTES[plain]
 
 
 def _input_bytes(trace: _Trace, one: _Span) -> int:
     """Return the bytes of the tensors that a range has as inputs."""
     if not one.args.get("Input Dims") or "Input type" not in one.args:
-        raise UsageError(
-            f"{trace.path} has no size of {one.name}: profile with record_shapes=True, or add --execution-trace"
-        )
+        advice = "its execution trace does not have this one" if trace.shapes else "or add --execution-trace"
+        raise UsageError(f"{trace.path} has no size of {one.name}: profile with record_shapes=True, {advice}")
     total = 0
     for dimensions, kind in zip(one.args["Input Dims"], one.args["Input type"], strict=False):
         check(dimensions, [(COUNT, [COUNT])])
         shapes = dimensions if dimensions and isinstance(dimensions[0], list) else [dimensions]
         if any(len(shape) > _MAX_DIMENSIONS for shape in shapes):
             raise ShapeError(f"a tensor has more than {_MAX_DIMENSIONS} dimensions")
-        total += sum(math.prod(shape) for shape in shapes) * _element_bytes(kind)
+        total += sum(math.prod(shape) for shape in shapes) * _element_bytes(trace, kind)
     check(total, COUNT, "the bytes of a collective")
     return total
 

@@ -187,6 +187,22 @@ def test_a_collective_that_began_early_waits_for_less(tmp_path: Path) -> None:
     assert rows(workload)[-1][2] == [2, 3]  # an iteration ends when its communication has ended
 
 
+def test_categories_of_older_versions(tmp_path: Path) -> None:
+    former = {
+        "cpu_op": "Operator", "user_annotation": "Operator", "kernel": "Kernel", "cuda_runtime": "Runtime",
+    }  # fmt: skip
+    events = [one | {"cat": former.get(one.get("cat"), "")} for one in gpu_events()]
+    paths = [write(tmp_path / f"{rank}.json", trace(events, rank)) for rank in range(2)]
+    others = [write(tmp_path / f"new{rank}.json", trace(gpu_events(), rank)) for rank in range(2)]
+    assert rows(made(*paths)) == rows(made(*others))
+
+
+def test_names_may_have_control_characters(tmp_path: Path) -> None:
+    text = json.dumps(trace([*one_gpu_step(0), *one_gpu_step(1)], ranks=1))
+    (tmp_path / "one.json").write_text(text.replace("gemm", "ge\x01\tmm\n"))
+    assert communication(made(tmp_path / "one.json")) == [(Collective.BROADCAST, 32)]
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "kind", "size_bytes"),
     [
@@ -237,6 +253,12 @@ def test_older_kernels_have_their_sizes_in_the_annotation(tmp_path: Path) -> Non
         of_one_rank(tmp_path, [step, note, *launch])
     with pytest.raises(UsageError, match="has no collective name and size"):
         of_one_rank(tmp_path, [step, *launch])
+    note["args"]["Input Dims"] = [[8, 4]]
+    del note["args"]["Input type"]  # as before PyTorch 1.9
+    with pytest.raises(UsageError, match="no size of nccl:_all_gather_base"):
+        of_one_rank(tmp_path, [step, note, *launch])
+    with pytest.raises(UsageError, match="of the type 'Int3': how many bytes is not known"):
+        of_one_rank(tmp_path, [step, *nccl(20, 40, 10, **metadata("allreduce", 5, "Int3", [0]))])
     with pytest.raises(UsageError, match="has a collective 'coalesced'"):
         of_one_rank(tmp_path, [step, *nccl(20, 40, 10, **metadata("coalesced", 0))])
 
@@ -287,9 +309,20 @@ def test_an_execution_trace_adds_shapes(tmp_path: Path) -> None:
     workload = made(path, execution_traces=(shapes,))
     assert communication(workload) == [(Collective.ALL_REDUCE, 200), (Collective.ALL_GATHER, 200)]
     assert rows(workload) == rows(of_one_rank(tmp_path, [*gloo_step(0), *gloo_step(1)]))
+    former = [
+        {"id": node["id"], "name": node["name"], "rf_id": node["attrs"][0]["value"], "inputs": node["inputs"]["values"],
+         "input_shapes": node["inputs"]["shapes"], "input_types": node["inputs"]["types"]}
+        for node in nodes
+    ]  # fmt: skip
+    write(shapes, {"schema": "1.0.1", "nodes": former})
+    assert rows(made(path, execution_traces=(shapes,))) == rows(workload)
     nodes[0]["name"] = "c10d::broadcast_"
     write(shapes, {"nodes": nodes})
     with pytest.raises(UsageError, match="is of another run: it has 'c10d::broadcast_' for 'c10d::allreduce_'"):
+        made(path, execution_traces=(shapes,))
+    nodes[0] |= {"name": "c10d::allreduce_", "attrs": [{"name": "rf_id", "type": "uint64", "value": 99}]}
+    write(shapes, {"nodes": nodes[:1]})
+    with pytest.raises(UsageError, match="record_shapes=True, its execution trace does not have this one"):
         made(path, execution_traces=(shapes,))
     write(shapes, {"nodes": []})
     with pytest.raises(UsageError, match="is not an execution trace of a distributed job"):
@@ -306,7 +339,9 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         made(one, one)
     steps = [each for each in gpu_events() if not each["name"].startswith("ProfilerStep")]
     for item, says in (
-        ({"traceEvents": gpu_events()}, "has no distributedInfo"),
+        ({"traceEvents": gpu_events()}, 'has no distributedInfo with a rank: .*{"rank": R, "world_size": N}'),
+        ({"schema": "1.0.1", "nodes": []}, "is not a Kineto trace, .*: name it with --execution-trace"),
+        ({"data": [1]}, "is not a Kineto trace, which has traceEvents: name what torch.profiler exported"),
         (trace(steps, ranks=1), "has no iteration: call step"),
         (trace(gpu_step(0)[:5], ranks=1), "has no kernel of NCCL and no collective of gloo"),
         (

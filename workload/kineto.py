@@ -586,8 +586,8 @@ def _element_bytes(trace: _Trace, name: str) -> int:
 def _input_bytes(trace: _Trace, one: _Span) -> int:
     """Return the bytes of the tensors that a range has as inputs."""
     if not one.args.get("Input Dims") or "Input type" not in one.args:
-        advice = "its execution trace does not have this one" if trace.shapes else "or add --execution-trace"
-        raise UsageError(f"{trace.path} has no size of {one.name}: profile with record_shapes=True, {advice}")
+        advice = " (its execution trace does not have this one)" if trace.shapes else ", or add --execution-trace"
+        raise UsageError(f"{trace.path} has no size of {one.name}: profile with record_shapes=True{advice}")
     total = 0
     for dimensions, kind in zip(one.args["Input Dims"], one.args["Input type"], strict=False):
         check(dimensions, [(COUNT, [COUNT])])

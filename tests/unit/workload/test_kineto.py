@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import shlex
 import zlib
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ringtap.workload import kineto
 from ringtap.workload.execution_trace import Collective, NodeType
 from ringtap.workload.kineto import read_kineto_traces
 from ringtap.workload.profile import profile_workload
-from ringtap.workload.workload import Workload, kind_of, peer_of, size_of
+from ringtap.workload.workload import Workload, kind_of, peer_of, read_workload, size_of
 
 START = 4_756_021_649_552.75  # us, as of a host that runs for weeks
 MAIN, BACKWARD = 100, 101
@@ -322,13 +323,80 @@ def test_an_execution_trace_adds_shapes(tmp_path: Path) -> None:
         made(path, execution_traces=(shapes,))
     nodes[0] |= {"name": "c10d::allreduce_", "attrs": [{"name": "rf_id", "type": "uint64", "value": 99}]}
     write(shapes, {"nodes": nodes[:1]})
-    with pytest.raises(UsageError, match="record_shapes=True, its execution trace does not have this one"):
+    with pytest.raises(UsageError, match="its execution trace does not have this one"):
         made(path, execution_traces=(shapes,))
     write(shapes, {"nodes": []})
     with pytest.raises(UsageError, match="is not an execution trace of a distributed job"):
         made(path, execution_traces=(shapes,))
     with pytest.raises(UsageError, match="2 execution traces and 1 Kineto trace"):
         made(path, execution_traces=(shapes, shapes))
+
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "commands" / "workload.md"
+
+
+def test_the_commands_from_8_gpus_to_64(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each bucket of the ring crosses each host's link once: 2 x 63/64 of its bytes."""
+    section = PAGE.read_text().partition("### From 8 GPUs to 64")[2]
+    commands = section.partition("```sh\n")[2].partition("```")[0].splitlines()
+    assert len(commands) == 4
+    monkeypatch.chdir(tmp_path)
+    Path("traces").mkdir()
+    for rank in range(8):
+        text = json.dumps(trace(gpu_events(), rank, 8)).replace('"Group size": 2', '"Group size": 8')
+        write(Path("traces") / f"worker{rank}.pt.trace.json.gz", json.loads(text))
+    said = []
+    for command in commands:
+        assert main(shlex.split(command)[1:]) == 0, command
+        said.append(capsys.readouterr().out)
+    assert "8 ranks: 2 collectives of 5 kB" in said[0]
+    assert "add --gpus-per-node" not in said[0]
+    for place in (2, 3):
+        assert "64 ranks on a" in said[place]
+        assert "h0 up 9.844 kB" in said[place]
+    assert main(["workload", "new", "--kineto", "traces", "-o", "apart"]) == 0
+    assert "or add --gpus-per-node G" in capsys.readouterr().out
+
+
+def test_some_ranks_may_have_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [write(tmp_path / f"{rank}.json", trace(gpu_events(), rank)) for rank in range(2)]
+    words = ["workload", "new", "--alike", "-o", str(tmp_path / "w"), "--kineto", str(paths[1])]
+    assert main(words) == 0
+    assert "Assumed: 1 rank without a trace: as rank 1" in capsys.readouterr().out
+    alike, both = read_workload(tmp_path / "w"), made(*paths)
+    assert [rows(alike, rank) for rank in range(2)] == [rows(both, rank) for rank in range(2)]
+    pair = metadata("allreduce", 100, ranks=[0, 1])
+    for args, says in (
+        (pair, "has collectives of some ranks, so that ranks differ: name the traces of all 4 ranks"),
+        (metadata("send", 64, ranks=range(4)) | {"Dst Rank": 1}, "has messages between two ranks"),
+    ):
+        events = [event("user_annotation", "ProfilerStep#1", 0, STEP_US), *nccl(20, 40, 10, **args)]
+        profiles = read_kineto_traces([write(tmp_path / "four.json", trace(events, 0, 4))], alike=True)
+        with pytest.raises(UsageError, match=says):
+            profile_workload(profiles, "run", profiles[0].ranks)
+
+
+def test_a_trace_may_say_its_rank_alone(tmp_path: Path) -> None:
+    paths = []
+    for rank in range(2):
+        item = trace(gpu_events(), rank)
+        item["distributedInfo"] = {"rank": rank}
+        paths.append(write(tmp_path / f"{rank}.json", item))
+    workload = made(*paths)
+    assert workload.ranks == 2
+    assert any("as many ranks as there are traces" in text for text in workload.about["assumptions"])
+    with pytest.raises(UsageError, match="is of rank 1, but --kineto names 1 trace: name one per rank"):
+        made(paths[1])
+    with pytest.raises(UsageError, match="does not say how many ranks its job has: add world_size"):
+        read_kineto_traces(paths[:1], alike=True)
+    third = write(tmp_path / "2.json", trace(gpu_events(), 2, 3))
+    with pytest.raises(UsageError, match=r"0.json is of 2 ranks and .*2.json of 3: name the traces of one job"):
+        read_kineto_traces([write(paths[0], trace(gpu_events(), 0, 2)), third], alike=True)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match=r"empty has no \*.json and no \*.json.gz"):
+        made(tmp_path / "empty")
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:

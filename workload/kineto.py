@@ -13,7 +13,8 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from ringtap.json_stream import members
 from ringtap.json_validation import COUNT, Number, Shape, ShapeError, check
 from ringtap.units import counted
 from ringtap.workload.execution_trace import Collective
-from ringtap.workload.profile import CARRIED_OUT_AS, MAX_RANKS, Communication, Event, Iteration, RankProfile
+from ringtap.workload.profile import CARRIED_OUT_AS, Communication, Event, Iteration, RankProfile
 
 MAX_EVENTS = 20_000_000
 _MAX_DIMENSIONS = 64  # of a tensor in PyTorch
@@ -40,9 +41,9 @@ WAIT_S = 1e-4
 _US = Number(0, 2**62)
 _TAG = Number(0, 2**31 - 1, whole=True)
 _EVENT: Shape = {"name": str, "cat": str, "ts": _US, "dur": _US, "args?": dict}
-_INFO: Shape = {
-    "rank?": Number(0, MAX_RANKS, whole=True), "world_size?": Number(1, MAX_RANKS, whole=True), "pg_config?": [dict],
-}  # fmt: skip
+MAX_JOB_RANKS = 100_000
+_RANK = Number(0, MAX_JOB_RANKS, whole=True)
+_INFO: Shape = {"rank?": _RANK, "world_size?": replace(_RANK, minimum=1), "pg_config?": [dict]}
 _GPU = {"kernel", "gpu_memcpy", "gpu_memset"}
 # categories of PyTorch before 1.11; annotations were operators there
 _FORMER = {
@@ -160,6 +161,11 @@ class _Trace:
                 self.ranges.append(self._with_shapes(span))
             elif kind == "cpu_op":
                 self._add_operation(span)
+
+    @cached_property
+    def all_ranks(self) -> tuple[int, ...]:
+        """All ranks of the job."""
+        return tuple(range(self.info["world_size"]))
 
     def keep_host(self) -> None:
         """Keep the annotations of the host, each step once: some versions of PyTorch repeat them for GPUs' streams."""
@@ -492,10 +498,16 @@ class _Enclosing:
 
 
 def _launchers(trace: _Trace) -> Iterator[tuple[_Span, float, _Span | None, _Span | None]]:
-    """Yield each kernel of NCCL with the time of its launch, and the parameters and the range of its collective."""
+    """Yield each kernel of NCCL with the time of its launch, and the parameters and the range of its collective.
+
+    Those of the first iteration that were launched before the trace began are left out, as that iteration is not used.
+    """
     parameters, ranges = _Enclosing(trace.parameters), _Enclosing(trace.ranges)
+    second = trace.steps[1].begin if len(trace.steps) > 1 else -math.inf
     for kernel in trace.collectives:
         launched, thread = trace.launches.get(str(kernel.args.get("correlation")), (kernel.begin, None))
+        if thread is None and kernel.begin < second:
+            continue
         yield kernel, launched, parameters.find(launched, thread), ranges.find(launched, thread)
 
 
@@ -601,10 +613,10 @@ def _input_bytes(trace: _Trace, one: _Span) -> int:
 
 def _group(trace: _Trace, args: dict[str, Any]) -> tuple[int, ...]:
     """Return the ranks of a collective."""
-    every, size, text = range(trace.info["world_size"]), args.get("Group size"), args.get("Process Group Ranks")
+    every, size, text = trace.all_ranks, args.get("Group size"), args.get("Process Group Ranks")
     groups = trace.info.get("pg_config", [])
     if size == len(every) or (size is None and len(groups) < 2):
-        return tuple(every)
+        return every
     name = args.get("Process Group Name")
     texts = [text, *(one.get("ranks") for one in groups if name is not None and one.get("pg_name") == name)]
     for each in texts:  # the first one is cut short in large groups

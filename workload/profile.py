@@ -21,7 +21,7 @@ from ringtap.json_validation import COUNT, NS, Number, Shape, check, parse_json
 from ringtap.schema import PROFILE_RANGE, REGULAR_SHARE
 from ringtap.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType
-from ringtap.workload.workload import Workload, check_workload
+from ringtap.workload.workload import MAX_NODES, Workload, check_workload
 
 _FILE = re.compile(r"rank(?P<rank>\d{1,7})-\d+(-\d+)?\.profile\.jsonl")
 MAX_FILE_BYTES, MAX_RANKS = 2 << 30, 10_000_000
@@ -380,6 +380,8 @@ def _of_all_ranks(
     if has_groups or is_message:
         what = "messages between two ranks" if is_message else "collectives of some ranks"
         raise UsageError(f"{profiles[0].path} has {what}, so that ranks differ: name the traces of all {ranks} ranks")
+    if ranks * max(map(len, traces)) > MAX_NODES:
+        raise UsageError(f"{profiles[0].path}: {ranks:,} ranks have more than {MAX_NODES:,} nodes, which are too many")
     known = {profile.rank: trace for profile, trace in zip(profiles, traces, strict=True)}
     return [known.get(rank, traces[0]) for rank in range(ranks)]
 

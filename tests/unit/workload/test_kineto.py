@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ringtap import json_stream
 from ringtap.cli import main
 from ringtap.errors import UsageError
-from ringtap.workload import kineto
+from ringtap.workload import kineto, profile
 from ringtap.workload.execution_trace import Collective, NodeType
 from ringtap.workload.kineto import read_kineto_traces
 from ringtap.workload.profile import profile_workload
@@ -148,6 +148,10 @@ def test_the_first_iteration_of_a_gpu_has_no_begin(tmp_path: Path) -> None:
     about = of_one_rank(tmp_path, [*one_gpu_step(0), *one_gpu_step(1), *one_gpu_step(2)]).about
     assert (about["iterations"], about["iteration_s"], about["compute_s"]) == (2, 0.001, 0.00092)
     assert any("the first iteration of a trace is not used" in text for text in about["assumptions"])
+    earlier = event("kernel", "ncclKernel_AllReduce", 5, 10, 7, correlation=1)  # launched before the trace begins
+    assert of_one_rank(tmp_path, [earlier, *one_gpu_step(0), *one_gpu_step(1), *one_gpu_step(2)]).about == about
+    with pytest.raises(UsageError, match="has no collective name and size"):
+        of_one_rank(tmp_path, [earlier | {"ts": START + STEP_US}, *one_gpu_step(0), *one_gpu_step(1)])
     alone = of_one_rank(tmp_path, one_gpu_step(0)).about
     assert (alone["iterations"], alone["iteration_s"]) == (1, 0.0005)
     assert any("a trace of one iteration has no time between" in text for text in alone["assumptions"])
@@ -360,13 +364,22 @@ def test_the_commands_from_8_gpus_to_64(
     assert "or add --gpus-per-node G" in capsys.readouterr().out
 
 
-def test_some_ranks_may_have_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_some_ranks_may_have_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     paths = [write(tmp_path / f"{rank}.json", trace(gpu_events(), rank)) for rank in range(2)]
     words = ["workload", "new", "--alike", "-o", str(tmp_path / "w"), "--kineto", str(paths[1])]
     assert main(words) == 0
     assert "Assumed: 1 rank without a trace: as rank 1" in capsys.readouterr().out
     alike, both = read_workload(tmp_path / "w"), made(*paths)
     assert [rows(alike, rank) for rank in range(2)] == [rows(both, rank) for rank in range(2)]
+    large = write(tmp_path / "large.json", trace(gpu_events(), 0, 100_000))
+    text = large.read_text().replace('"Group size": 2', '"Group size": 100000')
+    large.write_text(text)
+    monkeypatch.setattr(profile, "MAX_NODES", 799_999)
+    (read,) = read_kineto_traces([large], alike=True)
+    with pytest.raises(UsageError, match="100,000 ranks have more than 799,999 nodes"):
+        profile_workload([read], "run", read.ranks)
     pair = metadata("allreduce", 100, ranks=[0, 1])
     for args, says in (
         (pair, "has collectives of some ranks, so that ranks differ: name the traces of all 4 ranks"),

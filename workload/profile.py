@@ -338,7 +338,7 @@ def profile_workload(profiles: Sequence[RankProfile], name: str, ranks: int | No
     if len(profiles) < ranks:
         traces = _of_all_ranks(profiles, traces, ranks, has_groups=bool(groups))
         assumptions.add(f"{counted(ranks - len(profiles), 'rank')} without a trace: as rank {first.rank}")
-    computation_s = [[_total_s(iteration, of_computation=True) for iteration in typical] for typical in every]
+    computation_s = [[sum(map(_computed_ns, items)) / 1e9 for items in typical] for typical in every]
     about: dict[str, Any] = {
         "profile_of": name, "workers": ranks, "batch": first.batch, "iterations": len(first.iterations),
         "typical_iterations": len(every[0]),
@@ -348,7 +348,7 @@ def profile_workload(profiles: Sequence[RankProfile], name: str, ranks: int | No
         "variation": {
             "iteration": _variation(durations[0]),
             "computation": _variation(computation_s[0]),
-            "communication": _variation([_total_s(iteration, of_computation=False) for iteration in every[0]]),
+            "communication": _variation([_communication_s(iteration) for iteration in every[0]]),
         },
         "parameters": [
             {key: one[key] for key in ("name", "shape", "elements", "dtype", "element_bytes")}
@@ -367,7 +367,8 @@ def _choice(used: int, profile: RankProfile) -> list[str]:
     if used == total:
         return []
     if used == 1:
-        return [f"one of {total} iterations of rank {profile.rank} is used, as no two compute and communicate alike"]
+        which = f"the first of {total} iterations of rank {profile.rank}"
+        return [f"{which} is used alone, as no two compute and communicate alike"]
     which = f"{used} of {total} iterations of rank {profile.rank}"
     return [f"{which} are used, the most that compute and communicate alike"]
 
@@ -386,20 +387,22 @@ def _of_all_ranks(
     return [known.get(rank, traces[0]) for rank in range(ranks)]
 
 
-def _variation(values: Sequence[float]) -> float | None:
-    """Standard deviation over mean; None if there are too few values."""
-    if len(values) < 2 or not statistics.fmean(values):
+def _variation(values: Sequence[float | None]) -> float | None:
+    """Standard deviation over mean; None if there are too few values, or not all are known."""
+    known = [value for value in values if value is not None]
+    if len(known) < max(2, len(values)) or not statistics.fmean(known):
         return None
-    return round(statistics.stdev(values) / statistics.fmean(values), 5)
+    return round(statistics.stdev(known) / statistics.fmean(known), 5)
 
 
 def _computed_ns(item: _Item) -> int:
     return (item.length_ns or 0) if item.communication is None else 0
 
 
-def _total_s(items: Sequence[_Item], *, of_computation: bool) -> float:
-    chosen = [item for item in items if (item.communication is None) == of_computation]
-    return sum(item.length_ns or 0 for item in chosen) / 1e9
+def _communication_s(items: Sequence[_Item]) -> float | None:
+    """Return the sum of the times of communication, None if not all are known."""
+    lengths_ns = [item.length_ns for item in items if item.communication is not None]
+    return None if None in lengths_ns else sum(length_ns or 0 for length_ns in lengths_ns) / 1e9
 
 
 def _typical(profile: RankProfile, assumptions: set[str]) -> tuple[list[list[_Item]], list[float]]:

@@ -119,7 +119,10 @@ def _from_profiles(options: argparse.Namespace) -> int:
     for text in about["assumptions"]:
         print(f"Assumed: {text}")
     if profiles[0].device == "cuda" and made.ranks > 1 and options.gpus_per_node is None:
-        print("Each GPU has a host of its own, so that all bytes use the network; or add --gpus-per-node G")
+        print(
+            "Each GPU has a host of its own, so that all bytes use the network: if hosts have several GPUs, name their "
+            "number with --gpus-per-node"
+        )
     print(f"Next: ringtap workload simulate {options.output}")
     return 0
 

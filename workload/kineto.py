@@ -15,7 +15,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,6 +73,22 @@ class _Span(NamedTuple):
     args: dict[str, Any]
 
 
+class _Kernel(NamedTuple):
+    """What a GPU computes or copies; times in us.
+
+    Attributes:
+        begin: its begin.
+        end: its end.
+        thread: its GPU and stream.
+        correlation: number of its launch.
+    """
+
+    begin: float
+    end: float
+    thread: Any
+    correlation: str
+
+
 class _Call(NamedTuple):
     """A collective, a send or a receive of an iteration; times in us.
 
@@ -101,9 +117,11 @@ class _Trace:
         info: rank, number of ranks, and groups.
         steps: annotations of iterations.
         optimizers: annotations of optimizer steps.
-        kernels: begin, end and correlation of what GPUs compute and copy.
+        kernels: what GPUs compute and copy.
         collectives: NCCL's kernels.
-        streams: process and thread of what GPUs run, which are a GPU and its stream.
+        threads: process and thread of events, each once in memory.
+        streams: those of what GPUs run, which are a GPU and its stream.
+        earlier_end: end of what GPUs ran that had been launched before the trace began.
         launches: correlation -> time and thread of a launch.
         waits: time and thread of each call that lets a stream wait.
         ranges: what NCCL and gloo annotate.
@@ -118,9 +136,11 @@ class _Trace:
     info: dict[str, Any] = field(default_factory=dict)
     steps: list[_Span] = field(default_factory=list)
     optimizers: list[_Span] = field(default_factory=list)
-    kernels: list[tuple[float, float, Any]] = field(default_factory=list)
+    kernels: list[_Kernel] = field(default_factory=list)
     collectives: list[_Span] = field(default_factory=list)
+    threads: dict[Any, Any] = field(default_factory=dict)
     streams: set[Any] = field(default_factory=set)
+    earlier_end: float = -math.inf
     launches: dict[Any, tuple[float, Any]] = field(default_factory=dict)
     waits: list[tuple[float, Any]] = field(default_factory=list)
     ranges: list[_Span] = field(default_factory=list)
@@ -140,13 +160,14 @@ class _Trace:
         name, kind, args = event["name"], event["cat"], event.get("args", {})
         kind = _FORMER.get(kind, kind)
         thread, begin = (str(event.get("pid")), str(event.get("tid"))), event["ts"]
+        thread = self.threads.setdefault(thread, thread)
         span = _Span(begin, begin + event["dur"], name, thread, args)
         if kind in _GPU:
             self.streams.add(thread)
             if kind == "kernel" and "nccl" in name.lower():
                 self.collectives.append(span)
             else:
-                self.kernels.append((begin, span.end, str(args.get("correlation"))))
+                self.kernels.append(_Kernel(begin, span.end, thread, str(args.get("correlation"))))
         elif kind in ("cuda_runtime", "cuda_driver"):
             if name.endswith("StreamWaitEvent"):
                 self.waits.append((begin, thread))
@@ -166,6 +187,26 @@ class _Trace:
     def all_ranks(self) -> tuple[int, ...]:
         """All ranks of the job."""
         return tuple(range(self.info["world_size"]))
+
+    def launch_of(self, one: _Span | _Kernel) -> tuple[float, Any]:
+        """Return time and thread of the launch of what a GPU ran; its begin and None if the trace does not have it."""
+        correlation = one.correlation if isinstance(one, _Kernel) else str(one.args.get("correlation"))
+        return self.launches.get(correlation, (one.begin, None))
+
+    def drop_earlier(self) -> None:
+        """Drop what GPUs ran before the first event of their streams whose launch is in the trace."""
+        first: dict[Any, float] = {}
+        for one in chain[_Span | _Kernel](self.kernels, self.collectives):
+            if self.launch_of(one)[1] is not None:
+                first[one.thread] = min(one.begin, first.get(one.thread, math.inf))
+
+        def is_earlier(one: _Span | _Kernel) -> bool:
+            return one.begin < first.get(one.thread, -math.inf)
+
+        earlier = filter(is_earlier, chain[_Span | _Kernel](self.kernels, self.collectives))
+        self.earlier_end = max((one.end for one in earlier), default=-math.inf)
+        self.kernels = [one for one in self.kernels if not is_earlier(one)]
+        self.collectives = [one for one in self.collectives if not is_earlier(one)]
 
     def keep_host(self) -> None:
         """Keep the annotations of the host, each step once: some versions of PyTorch repeat them for GPUs' streams."""
@@ -318,6 +359,7 @@ def _read_shapes(path: Path) -> dict[int, tuple[str, dict[str, Any]]]:
 
 def _profile(trace: _Trace) -> RankProfile:
     trace.keep_host()
+    trace.drop_earlier()
     path, steps = trace.path, trace.steps
     if not steps:
         raise UsageError(f"{path} has no iteration: call step() of torch.profiler, with a schedule, in each one")
@@ -337,7 +379,7 @@ def _profile(trace: _Trace) -> RankProfile:
     if not any(one.signatures for one in profile.iterations):
         raise UsageError(f"{path} has no collective in the iterations that can be used: profile more iterations")
     profile.assumptions = list(_ASSUMED_OF_GPUS if is_gpu else _ASSUMED_OF_CPUS)
-    if is_gpu:
+    if is_gpu and (len(steps) > 1 or trace.earlier_end < edges[0]):
         profile.assumptions.append(_BEGIN_OF_MANY if len(steps) > 1 else _BEGIN_OF_ONE)
     if is_gpu and profile.rank == 0:
         share = sum(one.busy for one in timelines) / max(1e-9, sum(one.end - one.begin for one in timelines))
@@ -405,15 +447,14 @@ class _Timeline:
 def _gpu_timelines(trace: _Trace, calls: Sequence[_Call], edges: Sequence[float]) -> Iterator[_Timeline]:
     """Yield the timelines of iterations, each from the end of the kernels of the one before."""
     steps: list[tuple[float, float, str, Any]] = [
-        (trace.launches.get(correlation, (begin, None))[0], begin, "kernel", end)
-        for begin, end, correlation in trace.kernels
+        (trace.launch_of(kernel)[0], kernel.begin, "kernel", kernel.end) for kernel in trace.kernels
     ]
     steps += [(call.launched, call.begin, "call", call) for call in calls]
     steps += [(at, at, "wait", None) for at in _waits(trace)]
     steps += [(at, at, code, None) for at, code in _marks(trace, edges)]
     steps.sort(key=lambda step: step[:3])
     launched = [step[0] for step in steps]
-    now = edges[0]
+    now = max(edges[0], trace.earlier_end)
     for first, last in pairwise(edges):
         timeline, awaited, since = _Timeline(now), dict[int, _Call](), now
         for at, begin, code, what in steps[bisect_left(launched, first) : bisect_left(launched, last)]:
@@ -498,16 +539,10 @@ class _Enclosing:
 
 
 def _launchers(trace: _Trace) -> Iterator[tuple[_Span, float, _Span | None, _Span | None]]:
-    """Yield each kernel of NCCL with the time of its launch, and the parameters and the range of its collective.
-
-    Those of the first iteration that were launched before the trace began are left out, as that iteration is not used.
-    """
+    """Yield each kernel of NCCL with the time of its launch, and the parameters and the range of its collective."""
     parameters, ranges = _Enclosing(trace.parameters), _Enclosing(trace.ranges)
-    second = trace.steps[1].begin if len(trace.steps) > 1 else -math.inf
     for kernel in trace.collectives:
-        launched, thread = trace.launches.get(str(kernel.args.get("correlation")), (kernel.begin, None))
-        if thread is None and kernel.begin < second:
-            continue
+        launched, thread = trace.launch_of(kernel)
         yield kernel, launched, parameters.find(launched, thread), ranges.find(launched, thread)
 
 

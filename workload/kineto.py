@@ -571,7 +571,7 @@ def _nccl_calls(trace: _Trace) -> list[_Call]:
             args, kind, size_bytes = {}, _kind(trace, range_.name), _input_bytes(trace, range_)
         else:
             raise UsageError(
-                f"{trace.path}: kernel {kernel.name[:60]} has no collective name and size: record it with "
+                f"{trace.path}: kernel {kernel.name[:60]!r} has no collective name and size: record it with "
                 "record_shapes=True and a recent PyTorch, and without coalesced collectives"
             )
         size_bytes = 0 if kind == "barrier" else size_bytes
@@ -634,7 +634,7 @@ def _input_bytes(trace: _Trace, one: _Span) -> int:
     """Return the bytes of the tensors that a range has as inputs."""
     if not one.args.get("Input Dims") or "Input type" not in one.args:
         advice = " (its execution trace does not have this one)" if trace.shapes else ", or add --execution-trace"
-        raise UsageError(f"{trace.path} has no size of {one.name}: profile with record_shapes=True{advice}")
+        raise UsageError(f"{trace.path} has no size of {one.name[:60]!r}: profile with record_shapes=True{advice}")
     total = 0
     for dimensions, kind in zip(one.args["Input Dims"], one.args["Input type"], strict=False):
         check(dimensions, [(COUNT, [COUNT])])

@@ -268,13 +268,13 @@ def test_older_kernels_have_their_sizes_in_the_annotation(tmp_path: Path) -> Non
     again = kernel(21, 51, 10, MAIN, "ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclWorkElem)")
     assert communication(of_one_rank(tmp_path, [step, note, *launch, *again])) == [(Collective.ALL_GATHER, 128)]
     del note["args"]["Input Dims"]
-    with pytest.raises(UsageError, match="no size of nccl:_all_gather_base: profile with record_shapes=True"):
+    with pytest.raises(UsageError, match="no size of 'nccl:_all_gather_base': profile with record_shapes=True"):
         of_one_rank(tmp_path, [step, note, *launch])
     with pytest.raises(UsageError, match="has no collective name and size"):
         of_one_rank(tmp_path, [step, *launch])
     note["args"]["Input Dims"] = [[8, 4]]
     del note["args"]["Input type"]  # as before PyTorch 1.9
-    with pytest.raises(UsageError, match="no size of nccl:_all_gather_base"):
+    with pytest.raises(UsageError, match="no size of 'nccl:_all_gather_base'"):
         of_one_rank(tmp_path, [step, note, *launch])
     with pytest.raises(UsageError, match="of the type 'Int3': how many bytes is not known"):
         of_one_rank(tmp_path, [step, *nccl(20, 40, 10, **metadata("allreduce", 5, "Int3", [0]))])
@@ -315,7 +315,7 @@ def test_gloo_and_the_thread_of_the_training_loop(tmp_path: Path) -> None:
 
 def test_an_execution_trace_adds_shapes(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.json", trace([*gloo_step(0, False), *gloo_step(1, False)], ranks=1))
-    with pytest.raises(UsageError, match="has no size of gloo:all_reduce"):
+    with pytest.raises(UsageError, match="has no size of 'gloo:all_reduce'"):
         made(path)
     nodes = []
     for number in range(2):

@@ -74,7 +74,7 @@ class _Span(NamedTuple):
 
 
 class _Kernel(NamedTuple):
-    """What a GPU computes or copies; times in us.
+    """A computation or a copy of a GPU; times in us.
 
     Attributes:
         begin: its begin.

@@ -363,7 +363,7 @@ def test_all_gathers_of_shards_are_told_from_those_of_a_ranks_own_data(
 def test_a_workload_with_other_layouts_keeps_its_number_of_workers() -> None:
     grouped = workload()
     grouped.groups = {"1": [0, 1]}
-    with pytest.raises(UsageError, match="has groups of ranks"):
+    with pytest.raises(UsageError, match=r"has groups of ranks .*: describe the larger job in a file"):
         scale(grouped, Scaling(8))
     different = workload()
     different.traces[2][4].attributes["comm_size"] = 7

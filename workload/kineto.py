@@ -129,6 +129,7 @@ class _Trace:
         calls: operations of torch.distributed.
         operations: thread -> begins and ends of operations.
         backward: begins of operations of the backward pass.
+        left_out: times of calls that no range of gloo carried out.
     """
 
     path: Path
@@ -150,6 +151,7 @@ class _Trace:
         default_factory=lambda: defaultdict(lambda: (array("d"), array("d")))
     )
     backward: array[float] = field(default_factory=lambda: array("d"))
+    left_out: list[float] = field(default_factory=list)
 
     def add(self, event: Any) -> None:
         """Keep what an event says."""
@@ -306,7 +308,7 @@ def _read(path: Path, execution_trace: Path | None, traces: int, alike: bool) ->
         says_ranks = "world_size" in trace.info
         _check_rank(trace, traces, alike)
         number = 0
-        profile = _profile(trace)
+        profile = _profile(trace, says_share=alike or trace.info["rank"] == 0)
         if not says_ranks:
             profile.assumptions.append("the job has as many ranks as there are traces, as these do not say how many")
         return profile
@@ -357,7 +359,7 @@ def _read_shapes(path: Path) -> dict[int, tuple[str, dict[str, Any]]]:
     return found
 
 
-def _profile(trace: _Trace) -> RankProfile:
+def _profile(trace: _Trace, *, says_share: bool) -> RankProfile:
     trace.keep_host()
     trace.drop_earlier()
     path, steps = trace.path, trace.steps
@@ -381,14 +383,16 @@ def _profile(trace: _Trace) -> RankProfile:
     profile.assumptions = list(_ASSUMED_OF_GPUS if is_gpu else _ASSUMED_OF_CPUS)
     if is_gpu and (len(steps) > 1 or trace.earlier_end < edges[0]):
         profile.assumptions.append(_BEGIN_OF_MANY if len(steps) > 1 else _BEGIN_OF_ONE)
-    if is_gpu and profile.rank == 0:
+    if is_gpu and says_share:
         share = sum(one.busy for one in timelines) / max(1e-9, sum(one.end - one.begin for one in timelines))
         profile.assumptions.append(
-            f"while a GPU computes nothing and no stream waits, the host does (the GPU of rank 0 runs {share:.0%} of "
-            "the time)"
+            f"while a GPU computes nothing and no stream waits, the host does (the GPU of rank {profile.rank} runs "
+            f"{share:.0%} of the time)"
         )
     if not is_gpu and any(call.communication.peer is not None for call in calls):
         profile.assumptions.append("a rank waits until what it sends or receives has ended")
+    if any(edges[0] <= at < edges[-1] for at in trace.left_out):
+        profile.assumptions.append("calls of torch.distributed for which gloo has no range send nothing")
     if "pg_config" not in trace.info:
         profile.assumptions.append("a collective is of all ranks where the trace does not say of which")
     return profile
@@ -594,6 +598,7 @@ def _gloo_calls(trace: _Trace) -> list[_Call]:
         while waiting and waiting[0].begin < call.begin:
             waiting.popleft()
         if not waiting:
+            trace.left_out.append(call.begin)
             continue
         one = waiting.popleft()
         size_bytes = 0 if kind == "barrier" else _input_bytes(trace, one)

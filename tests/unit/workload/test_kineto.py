@@ -308,6 +308,12 @@ def test_gloo_and_the_thread_of_the_training_loop(tmp_path: Path) -> None:
         ("all_gather1", 0, [4]), ("input", 350, [5]),
     ]  # fmt: skip
     assert communication(workload) == [(Collective.ALL_REDUCE, 400), (Collective.ALL_GATHER, 400)]
+    silent = event("cpu_op", "c10d::broadcast_", 700, 10)
+    known = of_one_rank(tmp_path, [*gloo_step(0), *gloo_step(1), silent])
+    assert communication(known) == communication(workload)
+    assert {*known.about["assumptions"]} - {*workload.about["assumptions"]} == {
+        "calls of torch.distributed for which gloo has no range send nothing"
+    }
     two_groups = [{"pg_name": name, "ranks": [0]} for name in "01"]
     with pytest.raises(UsageError, match="does not say which ranks take part"):
         of_one_rank(tmp_path, gloo_step(0), pg_config=two_groups)
@@ -384,7 +390,9 @@ def test_some_ranks_may_have_no_trace(
     paths = [write(tmp_path / f"{rank}.json", trace(gpu_events(), rank)) for rank in range(2)]
     words = ["workload", "new", "--alike", "-o", str(tmp_path / "w"), "--kineto", str(paths[1])]
     assert main(words) == 0
-    assert "Assumed: 1 rank without a trace: as rank 1" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Assumed: 1 rank without a trace: as rank 1" in said
+    assert "the GPU of rank 1 runs 59% of the time" in said
     alike, both = read_workload(tmp_path / "w"), made(*paths)
     assert [rows(alike, rank) for rank in range(2)] == [rows(both, rank) for rank in range(2)]
     large = write(tmp_path / "large.json", trace(gpu_events(), 0, 100_000))

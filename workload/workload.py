@@ -17,6 +17,7 @@ from ringtap.workload.execution_trace import Collective, Node, NodeType, message
 
 GROUPS_JSON, WORKLOAD_JSON = "comm_group.json", "workload.json"
 PREFIX = "rank"
+_ALL_RANKS = ("", "0")  # names of a group of all ranks, as in PyTorch and ASTRA-sim
 MAX_NODES = 20_000_000
 _TRACE = re.compile(r"(?P<prefix>.*)\.(?P<rank>\d{1,7})\.et")
 _SIZED = {NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL}
@@ -67,28 +68,32 @@ def read_workload(path: Path) -> Workload:
     """
     if not path.is_dir():
         raise UsageError(f"{path} is not a directory: a workload is one, with a trace per rank (NAME.RANK.et)")
-    found = {int(match["rank"]): (match["prefix"], each) for each in sorted(path.iterdir())
-             if (match := _TRACE.fullmatch(each.name))}  # fmt: skip
-    if not found:
+    every = [(match["prefix"], int(match["rank"]), each) for each in sorted(path.iterdir())
+             if (match := _TRACE.fullmatch(each.name))]  # fmt: skip
+    if not every:
         raise UsageError(f"{path} has no execution traces (NAME.RANK.et)")
-    prefixes = sorted({prefix for prefix, _ in found.values()})
+    prefixes = sorted({prefix for prefix, _, _ in every})
     if len(prefixes) > 1:
         raise UsageError(
             f"{path} has traces of {len(prefixes)} workloads ({', '.join(prefixes[:3])}): keep one of them"
         )
+    found: dict[int, Path] = {}
+    for _, rank, each in every:
+        if found.setdefault(rank, each) != each:
+            raise UsageError(f"{path} has two traces of rank {rank}: keep one of {found[rank].name} and {each.name}")
     missing = sorted(set(range(len(found))) - set(found))
     if missing:
         raise UsageError(f"{path} has {counted(len(found), 'trace')} but none of rank {missing[0]}")
     traces, total = [], 0
     for rank in range(len(found)):
         nodes = []
-        for node in read_trace(found[rank][1]):
+        for node in read_trace(found[rank]):
             total += 1
             if total > MAX_NODES:
                 raise UsageError(f"{path} has more than {MAX_NODES:,} nodes, which is too many to read")
             nodes.append(node)
         traces.append(nodes)
-    names = [found[rank][1].name for rank in range(len(found))]
+    names = [found[rank].name for rank in range(len(found))]
     # what other programs write is made for ASTRA-sim
     about = _json(path / WORKLOAD_JSON) if (path / WORKLOAD_JSON).exists() else {"sends": "eager"}
     workload = Workload(traces, _groups(path / GROUPS_JSON, len(found)), about, names)
@@ -168,8 +173,11 @@ def _check_node(workload: Workload, rank: int, node: Node) -> None:
             raise UsageError(f"{where} names rank {peer} as its peer: there are ranks 0 to {workload.ranks - 1}")
     if node.type == NodeType.COMM_COLL:
         name = str(node.attributes.get("pg_name", ""))
-        if workload.groups and name and name not in workload.groups:
-            raise UsageError(f"{where} is of group {name!r}, which {GROUPS_JSON} does not have")
+        if name not in workload.groups and name not in _ALL_RANKS:
+            raise UsageError(
+                f"{where} is of group {name!r}: name its ranks in {GROUPS_JSON} beside the traces, such as "
+                f'{{"{name[:40]}": [0, 1]}}, the file of ASTRA-sim\'s --comm-group-configuration'
+            )
         if rank not in workload.members(node):
             raise UsageError(f"{where} is of group {name!r}, which does not have rank {rank}")
 

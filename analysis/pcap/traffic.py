@@ -37,6 +37,7 @@ GROUPS = ("conversation", "flow", "hosts", "total")
 
 _CHUNK = 1 << 18  # cells processed together
 _TOGETHER = 1 << 18  # approximate number of cells whose rates are computed together
+_SHORT_BIN_NS = 1_000_000_000  # longer ones are refused for shorter captures
 _MAX_BINS = 1 << 27
 MAX_TRAINING_BINS = 1 << 24
 """Maximum number of bins in which training is searched for: 4.6 hours in bins of 1 ms."""
@@ -378,6 +379,12 @@ class Traffic:
             asked, mine = (format_duration(max(width, 0) / 1e9) for width in (width_ns, self.bin_ns))
             raise UsageError(
                 f"bins of {asked} cannot be made of bins of {mine}: read the captures with bins of {asked}"
+            )
+        if width_ns > max(self.duration_s * 1e9, _SHORT_BIN_NS):
+            raise UsageError(
+                f"bins of {format_duration(width_ns / 1e9)} are longer than the captures "
+                f"({format_duration(self.duration_s)}), so that rates would be means over time without packets: "
+                "name a shorter --bin"
             )
         skipped, factor = self.start_ns % width_ns // self.bin_ns, width_ns // self.bin_ns
         return _Bins(self.start_ns - skipped * self.bin_ns, width_ns, skipped, factor)

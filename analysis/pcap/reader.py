@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from ringtap.analysis.pcap import cache as caches
+from ringtap.analysis.pcap.duplicates import has_copies
 from ringtap.analysis.pcap.kernels import compile
 from ringtap.analysis.pcap.parts import feed_parts
 from ringtap.analysis.pcap.scan import Scan, Scanned
@@ -53,7 +54,8 @@ def read_captures(
     """Read packet captures: pcap and pcapng, plain, gzip or zstd.
 
     Several files are parts of one capture, in the order of their first packets: the files of tcpdump's -C, -W or -G,
-    or the captures of several interfaces. A packet that is in two of them counts twice.
+    or the captures of several interfaces. A packet that is in two of them counts twice. One that a file holds several
+    times, as it was captured at all interfaces of a bridge, counts once.
 
     Args:
         paths: files or pipes, ``-`` for standard input, globs, or directories with captures.
@@ -302,6 +304,14 @@ class _Reading:
                 self._stop.set()
 
     def _scan(self, number: int) -> Scanned:
+        scanned = self._scan_once(number, without_copies=False)
+        rows = scanned.conversations
+        amounts = (rows[name].reshape(-1).tolist() for name in ("payload", "retransmitted_bytes"))
+        if self._sizes[number] is not None and has_copies(zip(*amounts, strict=True)):
+            return self._scan_once(number, without_copies=True)
+        return scanned
+
+    def _scan_once(self, number: int, without_copies: bool) -> Scanned:
         path = self._files[number]
         stream = CaptureStream(path)
         with self._lock:
@@ -310,8 +320,11 @@ class _Reading:
         try:
             if self._cache and path is not None and stream.about is not None and caches.is_kept(stream.about):
                 pending = caches.Pending(path, stream.about, self._bin_ns)
-            scan = Scan(self._bin_ns, None if pending is None else pending.cells)
-            scanned = feed(stream, scan, self._stop, threads=self._threads_per_file)
+            cells = None if pending is None else pending.cells
+            scan = Scan(self._bin_ns, cells, without_copies=without_copies)
+            # the threads of one file would not know of each other's packets
+            threads = 1 if without_copies else self._threads_per_file
+            scanned = feed(stream, scan, self._stop, threads=threads)
             if pending is not None:
                 return pending.keep(scanned)
             return scanned if len(self._files) == 1 else _on_disk(scanned)

@@ -128,6 +128,7 @@ class Scan:
         pick: packets whose bytes are kept; then no others are decoded. Not together with ``packets``.
         segments: number of TCP segments to write down, for a scan that another one joins (`begin_part`); 0: they are
             followed at once.
+        without_copies: True to count packets once that are captured at several interfaces.
 
     Attributes:
         bin_ns: width of the bins.
@@ -145,10 +146,11 @@ class Scan:
         conversations: int | None = None,
         pick: Pick | None = None,
         segments: int = 0,
+        without_copies: bool = False,
     ) -> None:
         self._entries = compile.entries()
         self.bin_ns = bin_ns
-        self._arena = Arena(bin_ns, cells, packets, conversations, pick, segments)
+        self._arena = Arena(bin_ns, cells, packets, conversations, pick, segments, without_copies)
         self._walk, self._resume = self._entries["walk"], self._entries["resume"]
         self._started = self._searching = self._big_endian = False
         self._torn = b""  # start of a record that is not complete yet
@@ -422,6 +424,7 @@ class Arena:
         conversations: number of conversations to distinguish; None for `MAX_CONVERSATIONS`.
         pick: packets whose bytes are kept; None: those of no packet.
         segments: number of TCP segments to write down; 0: they are followed at once.
+        without_copies: True to remember recent packets, of which copies are left out.
     """
 
     def __init__(
@@ -432,6 +435,7 @@ class Arena:
         conversations: int | None = None,
         pick: Pick | None = None,
         segments: int = 0,
+        without_copies: bool = False,
     ) -> None:
         limit = MAX_CONVERSATIONS if conversations is None else conversations
         most = limit + 1  # plus the row of the others
@@ -457,6 +461,8 @@ class Arena:
             ks.QUEUE_PAIR_WORK: ks.MAX_QUEUE_PAIRS * ks.QUEUE_PAIR_WORK_BYTES,
             ks.QUEUE_PAIR_SLOTS: ks.QUEUE_PAIR_SLOT_COUNT * 4,
         }
+        if without_copies:
+            blocks[ks.RECENT] = ks.RECENT_SLOTS << ks.RECENT_SHIFT
         self._blocks = {word: _aligned(size) for word, size in blocks.items()}
         self.state = np.zeros(ks.WORDS, np.int64)
         self.address: int = self.state.ctypes.data

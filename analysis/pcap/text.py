@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringtap.analysis.pcap import tables
-from ringtap.analysis.pcap.duplicates import note_of_copies
+from ringtap.analysis.pcap.duplicates import has_copies
 from ringtap.analysis.pcap.scan import MAX_CONVERSATIONS
 from ringtap.analysis.pcap.traffic import Traffic, endpoint, no_conversations
 from ringtap.terminal import text_table
@@ -69,6 +69,7 @@ _SENTENCES = {
     ),
     "skipped_link_types": ("packet", "come from a link type that is not read: in the totals only"),
     "without_interface": ("packet", "name an interface that the file does not describe: they are left out"),
+    "copies": ("packet", "are copies of one before, as of several interfaces of a bridge: in the totals only"),
     "dropped": ("packet", "were dropped, as the capture itself counts: they are missing here"),
     "unknown_blocks": ("pcapng block", "hold no packets: skipped"),
     "not_ip": ("frame", "are no IP (ARP, LLDP, spanning tree, …): in the totals, and where a filter takes them"),
@@ -120,8 +121,11 @@ def notes(traffic: Traffic) -> list[str]:
             f"segmentation or after joining, so frame bytes lack their headers; payload is correct"
         )
     amounts = (rows[name].reshape(-1).tolist() for name in ("payload", "retransmitted_bytes"))
-    if copies := note_of_copies(zip(*amounts, strict=True)):
-        lines.append(copies)
+    if has_copies(zip(*amounts, strict=True)):
+        lines.append(
+            "each byte of a large flow is there more than once, as of several interfaces of a bridge, and each copy "
+            "counts: read a file rather than a pipe, or capture one interface"
+        )
     return lines
 
 

@@ -74,13 +74,13 @@ def read_structure(
     points = [_CapturePoint(str(path), [path]) for path in named] if job is None else _capture_points(job)
     vantages, warnings, notes = _vantages(points, filter, bin_s, cache, progress, skips=job is not None)
     names = {address: name for name, addresses in given.items() for address in addresses}
-    streams = streams_of(vantages, names)
-    if several := sum(stream.times_captured > 1 for stream in streams.streams):
-        warnings.append(
-            f"every byte of {counted(several, 'stream')} was captured more than once, as with '-i any' on a bridge or "
-            "with a mirror port: it counts once here"
-        )
-    found = replace(find_structure(streams), warnings=tuple(warnings), notes=tuple(notes))
+    for vantage in vantages:
+        if copies := vantage.traffic.counts.get("copies"):
+            warnings.append(
+                f"{vantage.name} holds {counted(copies, 'copy', 'copies')} of packets, as of several interfaces of a "
+                "bridge or of a mirror port: each packet counts once"
+            )
+    found = replace(find_structure(streams_of(vantages, names)), warnings=tuple(warnings), notes=tuple(notes))
     return found if job is None else replace(found, steps=check_against_steps(job, found.boundaries_ns))
 
 

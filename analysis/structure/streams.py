@@ -16,7 +16,6 @@ import numpy.typing as npt
 import pandas as pd
 
 from ringtap.analysis.pcap import tables
-from ringtap.analysis.pcap.duplicates import copies_of
 from ringtap.analysis.pcap.traffic import MAX_TRAINING_BINS, Traffic, bins_remedy
 from ringtap.errors import UsageError
 from ringtap.units import counted, format_duration
@@ -68,7 +67,6 @@ class PayloadStream:
         answered: True if a capture has packets of the opposite direction.
         seen_by: names of the capture points of the stream.
         copies: number of capture points that captured it at the same time.
-        times_captured: how often a capture point captured each byte; ``payload`` counts it once.
     """
 
     protocol: str
@@ -83,7 +81,6 @@ class PayloadStream:
     answered: bool
     seen_by: frozenset[str]
     copies: int = 1
-    times_captured: int = 1
 
     @cached_property
     def total(self) -> int:
@@ -282,11 +279,6 @@ def _stream(part: pd.DataFrame, mine: pd.DataFrame, vantages: Sequence[Vantage],
     row = mine.iloc[0]
     by_bin = part.groupby("bin")["payload"].sum()
     used = mine[mine["place"].isin(part["place"].unique())]
-    retransmitted_bytes = int(used["retransmitted_bytes"].sum())
-    total = int(by_bin.sum())
-    times_captured = copies_of(total, retransmitted_bytes)
-    by_bin = by_bin // times_captured
-    retransmitted_bytes -= total - total // times_captured
     return PayloadStream(
         str(row["protocol"]),
         str(row["source"]),
@@ -295,10 +287,9 @@ def _stream(part: pd.DataFrame, mine: pd.DataFrame, vantages: Sequence[Vantage],
         len(mine.drop_duplicates(_FLOW)),
         by_bin.index.to_numpy(np.int64),
         by_bin.to_numpy(np.int64),
-        int(used["data_packets"].sum()) // times_captured,
-        max(retransmitted_bytes, 0),
+        int(used["data_packets"].sum()),
+        int(used["retransmitted_bytes"].sum()),
         bool(mine["answered"].any()),
         frozenset(vantages[place].name for place in mine["place"].unique()),
         copies,
-        times_captured,
     )

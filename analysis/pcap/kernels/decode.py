@@ -23,6 +23,7 @@ from ringtap.analysis.pcap.kernels.memory import (
 )
 from ringtap.analysis.pcap.kernels.roce import extended_bytes, roce
 from ringtap.analysis.pcap.kernels.state import (
+    COPY_NS,
     D_FIRST_TAG,
     D_SEGMENTS,
     D_TAG,
@@ -35,6 +36,7 @@ from ringtap.analysis.pcap.kernels.state import (
     FRAGMENT_SLOTS,
     FRAGMENTS,
     INNER_TAG,
+    N_COPIES,
     N_CUT,
     N_FIRST_MISSING,
     N_FRAGMENTS,
@@ -43,8 +45,15 @@ from ringtap.analysis.pcap.kernels.state import (
     N_NETWORKS,
     N_NOT_IP,
     N_ZERO_LENGTH,
+    P_KEY,
+    P_NS,
+    RECENT,
+    RECENT_SHIFT,
+    RECENT_SLOTS,
+    RECENT_WAYS,
     SEGMENTS_AT,
     TAG,
+    UNIDENTIFIED_COPY_NS,
     UNTAGGED,
     ZEROS,
 )
@@ -344,6 +353,42 @@ def _transport(
 
 
 @kernel
+def _is_copy(state: int, ip: int, kept: int, header_bytes: int, identity: int, family: int, time_ns: int) -> bool:
+    """True if an IP packet, hop count and checksum aside, was captured shortly before, as at another interface.
+
+    Args:
+        state: address of the state.
+        ip: address of the IP header.
+        kept: captured bytes from there on.
+        header_bytes: length of the IP header.
+        identity: identification and protocol; 0 if the packet has no identification.
+        family: 4 or 6.
+        time_ns: time of capture.
+    """
+    key = _mixed(_between(ip + (12 if family == 4 else 8), family), load32(ip) | identity << 32)
+    place, end = header_bytes, min(kept, header_bytes + 40) - 8
+    while place <= end:
+        key = _mixed(key, load64(ip + place))
+        place += 8
+    first = get(state, RECENT) + ((key & (RECENT_SLOTS - RECENT_WAYS)) << RECENT_SHIFT)
+    most_ns = COPY_NS if identity else UNIDENTIFIED_COPY_NS
+    oldest = first
+    for way in range(RECENT_WAYS):
+        slot = first + (way << RECENT_SHIFT)
+        if load64(slot + P_KEY) == key:
+            if abs(time_ns - load64(slot + P_NS)) <= most_ns:
+                count(state, N_COPIES)
+                return True
+            oldest = slot
+            break
+        if load64(slot + P_NS) < load64(oldest + P_NS):
+            oldest = slot
+    store64(oldest + P_KEY, key)
+    store64(oldest + P_NS, time_ns)
+    return False
+
+
+@kernel
 def _ipv4(state: int, at: int, offset: int, kept: int, length: int, time_ns: int, layer: int) -> int:
     """Decode an IPv4 packet (RFC 791)."""
     if kept < offset + 20:
@@ -366,6 +411,10 @@ def _ipv4(state: int, at: int, offset: int, kept: int, length: int, time_ns: int
         count(state, N_FRAGMENTS)
         identity = swapped16(ip + 4) | protocol << 32
     first = 0 if fragment & 0x1FFF else 1
+    if get(state, RECENT) and not layer:
+        unique = swapped16(ip + 4)
+        if _is_copy(state, ip, kept - offset, header, unique << 8 | protocol if unique else 0, 4, time_ns):
+            return 0
     return _transport(
         state, at, offset + header, kept, length, time_ns, ip + 12, protocol, total - header, identity, first, layer, 4
     )
@@ -408,6 +457,8 @@ def _ipv6(state: int, at: int, offset: int, kept: int, length: int, time_ns: int
     if place > end:
         count(state, N_MALFORMED)
     size = max(end - place, 0)
+    if get(state, RECENT) and not layer and _is_copy(state, ip, kept - offset, 40, 0, 6, time_ns):
+        return 0
     return _transport(state, at, place, kept, length, time_ns, ip + 8, protocol, size, identity, first, layer, 6)
 
 
@@ -546,6 +597,7 @@ def decode(state: int, at: int, kept: int, length: int, time_ns: int, link: int)
         and load32(at + 12) & 0xFFFFFF == 0x450008
         and load16(at + 20) & 0xFF3F == 0
         and load8(at + 23) == 6
+        and get(state, RECENT) == 0
     ):
         total = swapped16(at + 16)
         if 40 <= total <= length - 14:

@@ -36,6 +36,7 @@ BODIES_END = 63
 PICK_FROM_NS = 64  # packets from here on are picked, and only these are decoded
 PICK_TO_NS = 65  # packets before it are picked
 PICK_INTERFACES = 66  # number of interfaces in the stream before the section's first one
+RECENT = 38  # address of the table of recent packets, of which copies are left out; 0: they count
 SECRETS = 32  # four random numbers below 2^32 per scan, so that no capture can be crafted to make keys collide
 
 # --- words of the state that the kernels set ----------------------------------------------------------------------
@@ -58,7 +59,7 @@ UNTAGGED = 1
 INNER_TAG = 37  # of the packet inside its tunnel
 
 # --- counts of packets and anomalies ------------------------------------------------------------------------------
-COUNTED = 40
+COUNTED = 72
 COUNTS = (
     "packets",
     "bytes",
@@ -80,6 +81,7 @@ COUNTS = (
     "without_interface",
     "set_back",
     "dropped_before_packets",
+    "copies",
 )
 (
     N_PACKETS,
@@ -102,6 +104,7 @@ COUNTS = (
     N_NO_INTERFACE,  # the file does not describe the packet's interface
     N_SET_BACK,  # more than a minute before the latest packet
     N_DROPPED,  # by the options of the packets after them
+    N_COPIES,  # of a packet before, if these are left out
 ) = range(COUNTED, COUNTED + len(COUNTS))
 ZEROS = 120  # four words that stay 0: addresses of frames that have none
 WORDS = 128
@@ -176,6 +179,12 @@ F_ADDRESSES, F_ID, F_FLOW, F_NS = 0, 8, 16, 24
 FRAGMENT_SHIFT = 5
 FRAGMENT_SLOTS = 8192
 FRAGMENT_LIFE_NS = 60_000_000_000  # reassembly timeout of RFC 8200, and minimum of RFC 1122
+
+# --- a recent packet ----------------------------------------------------------------------------------------------
+P_KEY, P_NS = 0, 8
+RECENT_SHIFT, RECENT_SLOTS, RECENT_WAYS = 4, 2**16, 4
+COPY_NS = 1_000_000_000  # copies of a packet with an identification lie within this time
+UNIDENTIFIED_COPY_NS = 1_000_000  # of one without: a segment is not sent again as soon
 
 # --- a queue pair's work area -------------------------------------------------------------------------------------
 Q_NEXT = 0  # PSN expected of the next request; -1: not known

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from ringtap.analysis.pcap.duplicates import copies_of, note_of_copies
 from ringtap.analysis.structure.gradient_evidence import is_for_many
 from ringtap.analysis.structure.streams import PayloadStream
 from ringtap.analysis.structure.structure import find_structure, volume_of
@@ -126,12 +125,3 @@ def test_parameters_of_what_looks_the_same() -> None:
             assert found.sharded_least <= parameters <= found.sharded_most
         else:
             assert found.several_least <= parameters <= found.parameters_most  # type: ignore[operator]
-
-
-def test_copies_of_each_byte_are_told_from_retransmissions() -> None:
-    assert copies_of(2_000_000, 1_000_000) == 2
-    assert copies_of(3_000_000, 2_000_000) == 3
-    assert copies_of(2_000_000, 300_000) == 1
-    assert copies_of(2_000, 1_000) == 1
-    assert note_of_copies([(2_000_000, 300_000), (1_000_000, 0)]) == ""
-    assert note_of_copies([(2_000_000, 1_000_000), (1_000_000, 0)]).startswith("every byte of 1 flow was captured")

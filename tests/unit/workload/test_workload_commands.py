@@ -65,7 +65,7 @@ def test_from_a_model_to_points_and_other_simulators(tmp_path: Path) -> None:
     assert scaled["collective_bytes"] == pytest.approx(2 * 138_357_544, rel=1e-6)
     assert scaled["compute_s"] == pytest.approx([0.356] * 8, rel=1e-4)
     assert sum("times" in text for text in scaled["about"]["assumptions"]) == 2
-    for format_, begins in (("goal", "num_ranks 3"), ("astra1", "MICRO\n6\n"), ("param", "[\n {")):
+    for format_, begins in (("goal", "num_ranks 3"), ("astra1", "DATA\n6\n"), ("param", "[\n {")):
         workload("export", "w", "--to", format_, "-o", f"{format_}.txt", cwd=tmp_path)
         assert (tmp_path / f"{format_}.txt").read_text().startswith(begins)
 
@@ -112,7 +112,7 @@ def test_from_a_layout_to_times_and_other_simulators(tmp_path: Path) -> None:
     )
     assert max(scaled["compute_s"]) == pytest.approx(2 * max(item["compute_s"]))
     exported = json.loads(workload("export", "w", "--to", "goal", "-o", "goal.txt", "--json", cwd=tmp_path))
-    assert exported == {"format": "goal", "ranks": 8, "files": ["goal.txt"]}
+    assert exported == {"format": "goal", "ranks": 8, "files": ["goal.txt"], "warnings": []}
     assert (tmp_path / "goal.txt").read_text().startswith("num_ranks 8")
     says = workload("new", "--layout", "gpt.toml", "--workers", 2, "-o", "y", cwd=tmp_path, code=2)
     assert "--workers does not go with --layout" in says
@@ -205,8 +205,12 @@ def test_logs_of_astra_sim(tmp_path: Path) -> None:
     two = json.loads(workload("import", "two.log", "--json", cwd=tmp_path))
     assert (two["simulator"], two["cycles"]) == ("ASTRA-sim 2.x", 43000)
     assert two["ranks"][1] == {"rank": 1, "cycles": 42000, "exposed_communication_cycles": 41000}
-    (tmp_path / "two.log").write_text(ASTRA_2 + "[critical] 2 unreleased nodes\n")
-    assert "Warning: the log has '[critical]'" in workload("import", "two.log", cwd=tmp_path)
+    (tmp_path / "two.log").write_text(ASTRA_2 + "[critical] warning! a callable\n")
+    assert "Warning: the log has an error: '[critical] warning! a callable'\n" in workload(
+        "import", "two.log", cwd=tmp_path
+    )
+    (tmp_path / "two.log").write_text(ASTRA_2.replace("sys[0]", "sys[2]"))
+    assert "two.log is of a run that did not finish" in workload("import", "two.log", cwd=tmp_path, code=2)
     (tmp_path / "none.log").write_text("nothing\n")
     assert "is no log of a finished run of ASTRA-sim" in workload("import", "none.log", cwd=tmp_path, code=2)
 

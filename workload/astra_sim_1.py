@@ -48,7 +48,7 @@ def workload_file(workload: Workload) -> tuple[list[str], list[str]]:
         UsageError: the simulator has no loop for the workload.
     """
     check_of_all_ranks(workload, "ASTRA-sim 1.0", _NAMES)
-    loops = [_loop(workload, rank) for rank in range(workload.ranks)]
+    loops = _loops([_steps(trace) for trace in workload.traces])
     name, layers, update_ns = loops[0]
     lines = [_line(number, layer, name, update_ns, workload.ranks) for number, layer in enumerate(layers)]
     lost = []
@@ -73,15 +73,18 @@ def _line(number: int, layer: _Layer, loop: str, update_ns: int, ranks: int) -> 
     return f"{name} -1 {' '.join(passes)} {update_ns}"
 
 
-def _loop(workload: Workload, rank: int) -> _Loop:
-    steps = _steps(workload.traces[rank])
-    found = _overlapping(steps) or _one_by_one(steps)
-    if found is None:
-        raise UsageError(
-            f"ASTRA-sim 1.0 has no loop for what rank {rank} does: it computes one thing at a time, and waits for each "
-            "collective at once, or for all of them at the end; choose --to chakra"
-        )
-    return found
+def _loops(every: Sequence[Sequence[Step]]) -> list[_Loop]:
+    """Return what each rank does, by the same loop of the simulator."""
+    if not any(every):
+        raise UsageError("the workload has nothing that takes time: there is no layer to write")
+    for find in (_overlapping, _one_by_one):
+        found = [loop for steps in every if (loop := find(steps)) is not None]
+        if len(found) == len(every):
+            return found
+    raise UsageError(
+        "ASTRA-sim 1.0 has no loop for this workload: each rank computes one thing at a time, and either waits for "
+        "each collective at once, or computes on and waits for all of them at the end; choose --to chakra or --to goal"
+    )
 
 
 def _steps(trace: Sequence[Node]) -> list[Step]:

@@ -106,7 +106,7 @@ def param(workload: Workload) -> tuple[list[dict[str, Any]], list[str]]:
         The trace, and a sentence about each detail that it does not have.
 
     Raises:
-        UsageError: there is a message between two ranks, or a collective of some ranks.
+        UsageError: there is a message between two ranks, a collective of some ranks, or no collective.
     """
     check_of_all_ranks(workload, "PARAM", _PARAM_NAMES)
     found, ends_us, cut, ranks = [], dict[int, int](), 0, workload.ranks
@@ -133,9 +133,11 @@ def param(workload: Workload) -> tuple[list[dict[str, Any]], list[str]]:
         if kind != Collective.BARRIER:
             item |= {"in_msg_size": size, "out_msg_size": out_size, "dtype": dtype}
         found.append(item)
+    if not found:
+        raise UsageError("the workload has no collectives: there is nothing for PARAM to replay")
     lost = []
     if any(ends_us.values()):
-        last_us = max(ends_us.values()) - max((item["startTime_ns"] for item in found), default=0) // 1000
+        last_us = max(ends_us.values()) - max(item["startTime_ns"] for item in found) // 1000
         lost.append(
             "PARAM replays no computations: with --use-timestamp, a collective begins after those of rank 0 before it, "
             f"as if collectives took no time, and the {last_us / 1000:g} ms after the last one are left out"

@@ -183,7 +183,7 @@ def _check_all(found: SimulatorLog, size: int, name: str) -> None:
 
 
 def _line_at(text: str, place: int) -> str:
-    return text[text.rfind("\n", 0, place) + 1 :][:_MAX_LINE].split("\n")[0].strip()
+    return text[text.rfind("\n", 0, place) + 1 :][:_MAX_LINE].partition("\n")[0].strip()
 
 
 def _astra1(text: str, cycles: int, name: str) -> SimulatorLog:
@@ -221,7 +221,7 @@ def _loggopsim(text: str, name: str) -> SimulatorLog:
     found = SimulatorLog("LogGOPSim", max(int(each["cycles"]) for each in hosts), int(size["count"]) if size else None)
     found.ranks = {int(each["rank"]): {"cycles": int(each["cycles"])} for each in hosts}
     if not hosts[0][0].startswith("Maximum"):
-        found.size = found.size or 1 + max(found.ranks)
+        found.size = max(found.size or 0, 1 + max(found.ranks))
         _check_all(found, found.size, name)
     return found
 

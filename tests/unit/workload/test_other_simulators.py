@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,12 +23,13 @@ from ringtap.flow_plan import FLOW_LIST_COLUMNS
 from ringtap.trafficgen.plans.common import Frame
 from ringtap.trafficgen.plans.hpcc import FlowListPlan
 from ringtap.workload.astra_sim import write_astra_sim
+from ringtap.workload.astra_sim_1 import workload_file
 from ringtap.workload.execution_trace import Collective, Node, NodeType, read_trace
-from ringtap.workload.export import goal, hpcc
+from ringtap.workload.export import goal, hpcc, param
 from ringtap.workload.lowering import Algorithms, lower
 from ringtap.workload.simulated_iterations import simulate
 from ringtap.workload.simulator_logs import read_log
-from ringtap.workload.simulator_programs import run_simulator
+from ringtap.workload.simulator_programs import longest_chain_ns, run_simulator
 from ringtap.workload.topologies import Topology, fat_tree, leaf_spine, ring, star, torus
 from ringtap.workload.workload import Workload, check_workload, messages_of, read_workload, size_of
 
@@ -261,6 +263,162 @@ def test_schedules_have_no_message_of_zero_bytes() -> None:
     assert "calc 3000000" in text
 
 
+def computation(number: int, after: list[int], us: int) -> Node:
+    return Node(number, f"k{number}", COMP, after, duration_us=us)
+
+
+def collective(number: int, after: list[int], kind: Collective = Collective.ALL_REDUCE, size: int = 1 << 24) -> Node:
+    return Node(number, f"c{number}", COLL, after, attributes={"comm_type": int(kind), "comm_size": size})
+
+
+def alike(*trace: Node, ranks: int = 4) -> Workload:
+    made = Workload([[replace(node, attributes=dict(node.attributes)) for node in trace] for _ in range(ranks)])
+    check_workload(made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("trace", "lines"),
+    [
+        # a bucket while the next one is computed; the optimizer waits for both, and so delays the end of each
+        (
+            (
+                computation(1, [], 1000), collective(2, [1]), computation(3, [1], 2000), collective(4, [3, 2]),
+                Node(6, "process_group:init", NodeType.METADATA, [2, 4]), computation(5, [6], 3000),
+            ),
+            [
+                "DATA", "3", "layer2 -1 0 NONE 0 0 NONE 0 3000000 NONE 0 3000000",
+                "c4 -1 0 NONE 0 0 NONE 0 2000000 ALLREDUCE 16777216 3000000",
+                "c2 -1 0 NONE 0 0 NONE 0 1000000 ALLREDUCE 16777216 3000000",
+            ],
+        ),
+        # a computation beside the last collective
+        (
+            (computation(1, [], 1000), collective(2, [1]), computation(3, [1], 20000)),
+            [
+                "DATA", "2", "layer1 -1 0 NONE 0 0 NONE 0 20000000 NONE 0 1",
+                "c2 -1 0 NONE 0 0 NONE 0 1000000 ALLREDUCE 16777216 1",
+            ],
+        ),
+        # one thing after the other: sizes are those of one rank's input
+        (
+            (
+                computation(1, [], 1000), collective(2, [1], Collective.ALL_GATHER, 1000), computation(3, [2], 2000),
+                collective(4, [3], Collective.REDUCE_SCATTER_BLOCK, 4000), computation(5, [4], 3000),
+                collective(6, [5], Collective.ALL_TO_ALL, 0), computation(7, [6], 1),
+            ),
+            [
+                "DISTRIBUTED_INFERENCE", "4", "c2 -1 1000000 ALLGATHER 1000 0 NONE 0 0 NONE 0 1",
+                "c4 -1 2000000 REDUCESCATTER 4000 0 NONE 0 0 NONE 0 1",
+                "c6 -1 3000000 ALLTOALL 4 0 NONE 0 0 NONE 0 1", "layer3 -1 1000 NONE 0 0 NONE 0 0 NONE 0 1",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_astra_sim_1_gets_a_loop_that_does_the_same(trace: tuple[Node, ...], lines: list[str]) -> None:
+    assert workload_file(alike(*trace)) == (lines, [])
+
+
+def test_other_computations_of_other_ranks_are_warned_of() -> None:
+    made = alike(computation(1, [], 1000), collective(2, [1]))
+    made.traces[2][0].duration_us = 1500
+    lines, lost = workload_file(made)
+    assert "1000000 ALLREDUCE" in lines[2]
+    assert lost == [
+        "computations differ between ranks (1 to 1.5 ms in all): the file has those of rank 0 (1 ms)"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        # a prefetched shard: the second collective runs beside a computation that waits for the first one
+        (collective(1, []), computation(2, [1], 5), collective(3, [1]), computation(4, [2, 3], 5), collective(5, [4])),
+        # two computations at once
+        (computation(1, [], 5), computation(2, [], 5), collective(3, [1, 2])),
+        # the last computation waits for one of two collectives
+        (computation(1, [], 5), collective(2, [1]), collective(3, [1]), computation(4, [2], 5)),
+        # two computations after collectives at once
+        (collective(1, []), computation(2, [1], 5), computation(3, [1], 5)),
+    ],
+)
+def test_what_no_loop_of_astra_sim_1_does_is_refused(trace: tuple[Node, ...]) -> None:
+    with pytest.raises(UsageError, match="has no loop for this workload: each rank computes one thing at a time"):
+        workload_file(alike(*trace))
+
+
+def test_all_ranks_have_one_loop() -> None:
+    made = alike(computation(1, [], 5), collective(2, [1]), computation(3, [2], 5), collective(4, [3]))
+    assert workload_file(made)[0][0] == "DISTRIBUTED_INFERENCE"
+    made.traces[1][2].control_deps = [1]  # one rank computes on, the others wait
+    with pytest.raises(UsageError, match="has no loop for this workload"):
+        workload_file(made)
+
+
+def of_two_groups() -> Workload:
+    made = workload(group="1")
+    made.groups = {"1": [0, 1], "2": [2, 3]}
+    for rank in (2, 3):
+        next(node for node in made.traces[rank] if node.type == COLL).attributes["pg_name"] = "2"
+    return made
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lowered, r"rank 0 node \d+ is a message between two ranks: choose --to chakra or --to goal"),
+        (of_two_groups, "rank 0 node 2 is a collective of 2 of 4 ranks"),
+    ],
+)
+@pytest.mark.parametrize("export", [workload_file, param])
+def test_files_of_collectives_of_all_ranks_have_nothing_else(
+    make: Callable[[], Workload], says: str, export: Callable[[Workload], object]
+) -> None:
+    with pytest.raises(UsageError, match=f"has collectives of all ranks only, and {says}"):
+        export(make())
+
+
+def test_nothing_is_not_exported() -> None:
+    with pytest.raises(UsageError, match="there is no layer to write"):
+        workload_file(Workload([[], []]))
+    with pytest.raises(UsageError, match="there is nothing for PARAM to replay"):
+        param(alike(computation(1, [], 5)))
+
+
+def test_astra_sim_1_has_four_kinds_of_collectives() -> None:
+    with pytest.raises(UsageError, match="rank 0 node 2 is a collective that it does not have, broadcast"):
+        workload_file(workload(kind=Collective.BROADCAST))
+
+
+def test_a_trace_for_param_has_the_elements_of_inputs_and_outputs() -> None:
+    kinds = [kind for kind in Collective if kind != Collective.BARRIER]
+    trace = [computation(1, [], 1500)]
+    trace += [collective(number, [number - 1], kind, 4096) for number, kind in enumerate(kinds, start=2)]
+    trace += [collective(11, [10], Collective.BARRIER, 0), computation(12, [11], 2)]
+    found, lost = param(alike(*trace))
+    sizes = {item["comms"]: (item.get("in_msg_size"), item.get("out_msg_size")) for item in found}
+    assert sizes == {
+        "all_reduce": (1024, 1024), "reduce": (1024, 1024), "all_gather": (1024, 4096), "gather": (1024, 4096),
+        "scatter": (1024, 256), "broadcast": (1024, 1024), "all_to_allv": (1024, 1024), "reduce_scatter": (1024, 256),
+        "barrier": (None, None),
+    }  # fmt: skip
+    assert len(found) == 10
+    assert {item["comms"] for item in found if "root" in item} == {"reduce", "gather", "scatter", "broadcast"}
+    assert next(item["in_split"] for item in found if "in_split" in item) == [256] * 4
+    assert {item.get("dtype", "float") for item in found} == {"float"}
+    assert {(item["startTime_ns"], item["world_size"]) for item in found} == {(1_500_000, 4)}
+    assert len(lost) == 1
+    assert lost[0].endswith("and the 0.002 ms after the last one are left out")
+
+
+def test_sizes_that_param_cannot_have_are_warned_of() -> None:
+    trace = (collective(1, [], size=4099), collective(2, [1], Collective.REDUCE_SCATTER, 4099))
+    (whole, divided), lost = param(alike(*trace))
+    assert (whole["in_msg_size"], whole["dtype"]) == (4099, "byte")
+    assert (divided["in_msg_size"], divided["out_msg_size"]) == (4096, 1024)
+    assert lost == ["1 collective has a size that 4 ranks cannot divide, of which PARAM leaves out the remainder"]
+
+
 # ASTRA-sim 1.0's tables: columns as its CSVWriter and the tutorial's main.cc write them, in us
 END_TO_END = (
     ",,fwd compute,wg compute,ig compute,fwd exposed comm,wg exposed comm,ig exposed comm,fwd total comm,"
@@ -380,7 +538,7 @@ Total streams finished: 4
         (f"sys[0] finished, 7 cycles\n{'x' * 10**6} Node 3 did not finish, start_time=0\n", "time of the workload: 'x"),
         (DEADLOCK_LOGGOPSIM, "messages of ranks 1 and 3 have no counterpart"),
         (DEADLOCK_LOGGOPSIM + LOGGOPSIM, "messages of ranks 1 and 3 have no counterpart"),
-        (LOGGOPSIM.replace("Host 1", "Host 7"), "ranks? .* did not finish"),
+        (LOGGOPSIM.replace("Host 1", "Host 7"), "ranks 1, 2, 3, 4, 5 and 6 of 8 did not finish"),
         (LOGGOPSIM.replace("size: 2", "size: 3"), "rank 2 of 3 did not finish"),
         (ASTRA_1.replace("finished: 4", "finished: 3"), "3 of 4 streams of rank 0 finished"),
     ],
@@ -456,6 +614,38 @@ def program(path: Path, body: str) -> Path:
     path.write_text(PROGRAM.format(body=body))
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path
+
+
+def test_the_longest_chain_is_a_bound_for_every_simulator() -> None:
+    rate_bps, latency_s = 8e9, 1e-6  # 1 byte per ns
+    # forward, one message with a quarter of the data, optimizer
+    chain_ns = 1_000_000 + 1000 + (1 << 18) - 1 + 7000
+    assert chain_ns - 1 <= longest_chain_ns(workload(), rate_bps, latency_s) <= chain_ns  # whole ns
+    late = workload()
+    late.traces[2][0].duration_us = 5000  # on another rank: a collective waits for all
+    assert chain_ns + 3_999_999 <= longest_chain_ns(late, rate_bps, latency_s) <= chain_ns + 4_000_000
+    # a root does not wait for the others
+    assert longest_chain_ns(workload(kind=Collective.BROADCAST), rate_bps, latency_s) == 1_007_000
+    # a ring: 2 (N - 1) messages, one after the other
+    chain_ns += 5 * (1000 + (1 << 18) - 1)
+    assert chain_ns - 6 <= longest_chain_ns(lowered(), rate_bps, latency_s) <= chain_ns
+    for each in (workload(), lowered()):
+        simulated = simulate(each, star(4, rate_bps), Algorithms(), latency_s=latency_s)
+        assert longest_chain_ns(each, rate_bps, latency_s) <= simulated.iteration_s * 1e9
+    assert longest_chain_ns(workload(1), rate_bps, latency_s) == 1_007_000
+    assert longest_chain_ns(Workload([[], []]), rate_bps, latency_s) == 0
+
+
+def test_a_run_that_ends_before_the_longest_chain_is_warned_of(tmp_path: Path) -> None:
+    chain_ns = longest_chain_ns(workload(), 25e9, 1e-5)
+    for cycles, says in (
+        (chain_ns, []),
+        (chain_ns - 1, ["ASTRA-sim 2.x ended after 1.10088 ms, but the longest chain"]),
+    ):
+        body = f"for rank in range(4):\n    print(f'sys[{{rank}}] finished, {cycles} cycles')"
+        astra = program(tmp_path / "astra", body)
+        found = run_simulator("astra-sim", astra, workload(), star(4, 25e9), Algorithms(), 1e-5, 30.0)
+        assert [text[: len(says[0])] for text in found.warnings] == says
 
 
 def run(name: str, path: Path, limit_s: float = 30.0, topology: Topology | None = None) -> object:

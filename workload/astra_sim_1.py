@@ -31,7 +31,7 @@ class _Layer(NamedTuple):
 
 
 class _Loop(NamedTuple):
-    """What a rank does: the simulator's loop, its layers in order, and the update after each collective."""
+    """A loop of the simulator with its layers in order, and the update after each collective."""
 
     name: str
     layers: list[_Layer]

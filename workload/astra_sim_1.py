@@ -77,7 +77,7 @@ def _loops(every: Sequence[Sequence[Step]]) -> list[_Loop]:
     """Return what each rank does, by the same loop of the simulator."""
     if not any(every):
         raise UsageError("the workload has nothing that takes time: there is no layer to write")
-    for find in (_overlapping, _one_by_one):
+    for find in (_one_by_one, _overlapping):
         found = [loop for steps in every if (loop := find(steps)) is not None]
         if len(found) == len(every):
             return found

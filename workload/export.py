@@ -93,7 +93,7 @@ def hpcc(lowered: Workload, simulated: SimulatedIterations, ranks_per_host: int 
         raise UsageError("no message of the workload goes from one host to another: there is no flow to list")
     lines = [flow_list_line(source, destination, _HPCC_PORT, size_bytes, start_ns)
              for start_ns, source, destination, size_bytes in sorted(flows)]  # fmt: skip
-    lost = [f"{counted(left_out, 'message')} within a host or of 0 bytes are left out"] if left_out else []
+    lost = [f"left out: {counted(left_out, 'message')} within a host or of 0 bytes"] if left_out else []
     return [str(len(flows)), *lines], lost
 
 

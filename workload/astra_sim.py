@@ -23,7 +23,8 @@ CONFIGURATION = {
     "comm-group": GROUPS_JSON, "system": "system.json", "network": "network.yml", "remote-memory": "remote_memory.json",
 }  # fmt: skip
 _ALL_REDUCE = {"ring": "ring", "halving-doubling": "halvingDoubling", "double-tree": "doubleBinaryTree"}
-_KINDS = {
+# collectives in which each rank needs data of all others -> what the simulator calls them
+KINDS = {
     Collective.ALL_REDUCE: Collective.ALL_REDUCE, Collective.ALL_GATHER: Collective.ALL_GATHER,
     Collective.ALL_TO_ALL: Collective.ALL_TO_ALL, Collective.REDUCE_SCATTER: Collective.REDUCE_SCATTER,
     Collective.REDUCE_SCATTER_BLOCK: Collective.REDUCE_SCATTER,
@@ -128,14 +129,14 @@ def _node(
         written.type, written.duration_us, written.attributes = node.type, 0, attributes
     elif node.type == NodeType.COMM_COLL:
         kind, members = kind_of(node), workload.members(node)
-        if kind not in _KINDS:
+        if kind not in KINDS:
             raise UsageError(f"{workload.where(rank, node)}: ASTRA-sim cannot run {kind.name.lower()}; {_LOWER}")
         written.duration_us = 0
         if len(members) > 1:
             if len(members) < workload.ranks:
                 _check_dimensions(workload, rank, node, list(pairwise([*members, members[0]])), sizes)
             group = numbers.get(str(node.attributes.get("pg_name", "")))
-            attributes |= {"comm_type": int(_KINDS[kind])} | ({"pg_name": group} if group else {})
+            attributes |= {"comm_type": int(KINDS[kind])} | ({"pg_name": group} if group else {})
             written.type, written.attributes = NodeType.COMM_COLL, attributes
     return written
 

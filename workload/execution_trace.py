@@ -2,6 +2,9 @@
 
 The schema is that of MLCommons Chakra (et_def.proto). Only the fields that a trace needs are declared.
 A file holds one GlobalMetadata and then a Node per message, each after its length as a varint.
+
+Chakra's first reader of traces (src/feeder) knows data dependencies only, and that of ASTRA-sim since 2025
+(src/feeder_v3) both kinds. So each dependency is written as a data dependency; those of control are named again.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ class Node:
         name: name of the operation.
         type: type of the node.
         control_deps: ids of the nodes that must end before it begins.
-        data_deps: ids of the nodes whose data it needs.
+        data_deps: ids of other nodes that must end before it begins, because it needs their data.
         start_us: start in the recorded run.
         duration_us: duration, of computations.
         attributes: name -> value, for example ``comm_type``, ``comm_size`` (bytes), ``comm_src``, ``comm_dst``.
@@ -155,7 +158,7 @@ def write_trace(nodes: Iterable[Node], path: Path) -> None:
         for node in nodes:
             item = message(
                 id=node.id, name=node.name, type=int(node.type), ctrl_deps=node.control_deps,
-                data_deps=node.data_deps, start_time_micros=node.start_us, duration_micros=node.duration_us,
+                data_deps=sorted(node.deps), start_time_micros=node.start_us, duration_micros=node.duration_us,
             )  # fmt: skip
             for name, value in node.attributes.items():
                 try:
@@ -250,7 +253,8 @@ def _node(item: Any, path: Path) -> Node:
         if which is not None:
             value = getattr(attribute, which)
             attributes[attribute.name] = list(value.values) if which.endswith("_list") else value
+    control = set(item.ctrl_deps)
     return Node(
-        item.id, item.name, kind, list(item.ctrl_deps), list(item.data_deps), item.start_time_micros,
-        item.duration_micros, attributes,
+        item.id, item.name, kind, list(item.ctrl_deps), [dep for dep in item.data_deps if dep not in control],
+        item.start_time_micros, item.duration_micros, attributes,
     )  # fmt: skip

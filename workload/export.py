@@ -7,24 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import UsageError
 from ringtap.flow_plan import flow_list_line
+from ringtap.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType
-from ringtap.workload.lowering import data_bytes
-from ringtap.workload.workload import Workload, kind_of, messages_of, peer_of, size_of
+from ringtap.workload.workload import Workload, check_of_all_ranks, kind_of, messages_of, peer_of, size_of
 
 if TYPE_CHECKING:
     from ringtap.workload.simulated_iterations import SimulatedIterations
 
 _HPCC_PORT = 100  # of all flows, as in HPCC's traffic_gen
 
-_ASTRA_NAMES = {
-    Collective.ALL_REDUCE: "ALLREDUCE", Collective.ALL_GATHER: "ALLGATHER", Collective.REDUCE_SCATTER: "REDUCESCATTER",
-    Collective.ALL_TO_ALL: "ALLTOALL",
-}  # fmt: skip
 _PARAM_NAMES = {
     Collective.ALL_REDUCE: "all_reduce", Collective.REDUCE: "reduce", Collective.ALL_GATHER: "all_gather",
     Collective.GATHER: "gather", Collective.SCATTER: "scatter", Collective.BROADCAST: "broadcast",
-    Collective.ALL_TO_ALL: "all_to_all", Collective.REDUCE_SCATTER: "reduce_scatter",
+    Collective.ALL_TO_ALL: "all_to_allv", Collective.REDUCE_SCATTER: "reduce_scatter",
     Collective.REDUCE_SCATTER_BLOCK: "reduce_scatter", Collective.BARRIER: "barrier",
+}  # fmt: skip
+_PARAM_ROOTED = {Collective.REDUCE, Collective.GATHER, Collective.SCATTER, Collective.BROADCAST}
+# whose data PARAM divides among the ranks
+_PARAM_DIVIDED = {
+    Collective.SCATTER, Collective.ALL_TO_ALL, Collective.REDUCE_SCATTER, Collective.REDUCE_SCATTER_BLOCK
 }  # fmt: skip
 
 
@@ -61,8 +62,8 @@ def _goal_operation(lowered: Workload, rank: int, node: Node, units_per_us: int)
     return f"calc {node.duration_us * units_per_us}"
 
 
-def hpcc(lowered: Workload, simulated: SimulatedIterations, ranks_per_host: int = 1) -> Iterator[str]:
-    """Yield the lines of an HPCC flow list for ns-3: the messages of an iteration between hosts.
+def hpcc(lowered: Workload, simulated: SimulatedIterations, ranks_per_host: int = 1) -> tuple[list[str], list[str]]:
+    """Return the lines of an HPCC flow list for ns-3: the messages of an iteration between hosts.
 
     A flow starts when both of its ranks have begun the message, in s since the begin of the iteration.
 
@@ -71,64 +72,77 @@ def hpcc(lowered: Workload, simulated: SimulatedIterations, ranks_per_host: int 
         simulated: its simulation, of one iteration.
         ranks_per_host: ranks at each host; messages within a host are left out.
 
+    Returns:
+        The lines, and a sentence about messages that they do not have.
+
     Raises:
         UsageError: there is no message with data between hosts.
     """
     begin_s = [{span.node.id: span.begin_s for span in spans} for spans in simulated.spans]
     sends, receives = messages_of(lowered)
-    flows = []
+    flows, left_out = [], 0
     for key, sent in sends.items():
         hosts = key[0] // ranks_per_host, key[1] // ranks_per_host
         for (source, one), (destination, other) in zip(sent, receives[key], strict=True):
             if hosts[0] != hosts[1] and size_of(one):
                 start_s = max(begin_s[source][one.id], begin_s[destination][other.id])
                 flows.append((round(start_s * 1e9), *hosts, size_of(one)))
+            else:
+                left_out += 1
     if not flows:
         raise UsageError("no message of the workload goes from one host to another: there is no flow to list")
-    yield str(len(flows))
-    for start_ns, source, destination, size_bytes in sorted(flows):
-        yield flow_list_line(source, destination, _HPCC_PORT, size_bytes, start_ns)
+    lines = [flow_list_line(source, destination, _HPCC_PORT, size_bytes, start_ns)
+             for start_ns, source, destination, size_bytes in sorted(flows)]  # fmt: skip
+    lost = [f"left out: {counted(left_out, 'message')} within a host or of 0 bytes"] if left_out else []
+    return [str(len(flows)), *lines], lost
 
 
-def astra1(workload: Workload) -> Iterator[str]:
-    """Yield the lines of a workload file of ASTRA-sim 1.0: one layer per collective of rank 0, in ns.
+def param(workload: Workload) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the collectives as a basic trace of PARAM's replay (commsTraceParser.py), one for all ranks.
 
-    Each layer has the computation since the collective before, as the weight gradient's.
+    Sizes are elements of a rank's input and output. A collective begins after the computations of rank 0 before it.
+
+    Returns:
+        The trace, and a sentence about each detail that it does not have.
 
     Raises:
-        UsageError: ASTRA-sim 1.0 does not have a collective of the workload.
+        UsageError: there is a message between two ranks, a collective of some ranks, or no collective.
     """
-    layers: list[str] = []
-    compute_ns = 0
+    check_of_all_ranks(workload, "PARAM", _PARAM_NAMES)
+    found, ends_us, cut, ranks = [], dict[int, int](), 0, workload.ranks
     for node in workload.traces[0]:
-        if node.type == NodeType.COMM_COLL:
-            kind = kind_of(node)
-            if kind not in _ASTRA_NAMES:
-                raise UsageError(f"{workload.where(0, node)}: ASTRA-sim 1.0 has no {kind.name.lower()}")
-            size = data_bytes(node, len(workload.members(node)))
-            name = f"layer{len(layers)}" if not node.name or " " in node.name else node.name
-            layers.append(f"{name} -1 1 NONE 0 1 NONE 0 {max(compute_ns, 1)} {_ASTRA_NAMES[kind]} {size} 1")
-            compute_ns = 0
-        else:
-            compute_ns += node.duration_us * 1000
-    yield "MICRO"
-    yield str(len(layers))
-    yield from layers
-
-
-def param(workload: Workload) -> list[dict[str, Any]]:
-    """Return the collectives of rank 0 as a basic trace of PARAM's replay; sizes in elements of 4 bytes."""
-    found, now_ns = [], 0
-    for node in workload.traces[0]:
+        begin_us = max((ends_us[dep] for dep in node.deps), default=0)
+        ends_us[node.id] = begin_us + (0 if node.type == NodeType.COMM_COLL else node.duration_us)
         if node.type != NodeType.COMM_COLL:
-            now_ns += node.duration_us * 1000
             continue
-        kind, members = kind_of(node), len(workload.members(node))
-        size = size_of(node) // 4
-        item = {"comms": _PARAM_NAMES[kind], "in_msg_size": size, "out_msg_size": size, "dtype": "Float"}
-        if kind == Collective.ALL_GATHER:
-            item["out_msg_size"] = size * members
-        elif kind in (Collective.REDUCE_SCATTER, Collective.REDUCE_SCATTER_BLOCK):
-            item["out_msg_size"] = size // members
-        found.append(item | {"startTime_ns": now_ns, "world_size": members})
-    return found
+        kind, size_bytes = kind_of(node), size_of(node)
+        item: dict[str, Any] = {"comms": _PARAM_NAMES[kind], "startTime_ns": begin_us * 1000, "world_size": ranks}
+        size, dtype = (size_bytes // 4, "float") if size_bytes % 4 == 0 else (size_bytes, "byte")
+        if kind in _PARAM_DIVIDED:
+            cut += size % ranks > 0
+            size -= size % ranks
+        out_size = size
+        if kind in (Collective.ALL_GATHER, Collective.GATHER):
+            out_size = size * ranks
+        elif kind == Collective.ALL_TO_ALL:
+            item |= dict.fromkeys(("in_split", "out_split"), [size // ranks] * ranks)
+        elif kind in _PARAM_DIVIDED:
+            out_size = size // ranks
+        if kind in _PARAM_ROOTED:
+            item["root"] = 0
+        if kind != Collective.BARRIER:
+            item |= {"in_msg_size": size, "out_msg_size": out_size, "dtype": dtype}
+        found.append(item)
+    if not found:
+        raise UsageError("the workload has no collectives: there is nothing for PARAM to replay")
+    lost = []
+    if any(ends_us.values()):
+        last_us = max(ends_us.values()) - max(item["startTime_ns"] for item in found) // 1000
+        lost.append(
+            "PARAM replays no computations: with --use-timestamp, a collective begins after those of rank 0 before it, "
+            f"as if collectives took no time, and the {last_us / 1000:g} ms after the last one are left out"
+        )
+    if cut:
+        what = counted(cut, "collective has", "collectives have")
+        lost.append(f"{what} a size that {workload.ranks} ranks cannot divide, of which PARAM leaves out the remainder")
+    return sorted(found, key=lambda item: item["startTime_ns"]), lost

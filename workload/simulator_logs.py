@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,17 +19,21 @@ _CYCLES_PER_US = 1000  # 1 cycle is 1 ns; tables of ASTRA-sim 1.0 are in us
 _VALUE = re.compile(r"id: (?P<layer>[^,\n]*?) ,Total cycles spent (?:on )?(?P<what>[a-z ]+?): (?P<cycles>\d{1,20}|O)\b")
 _END = re.compile(r"all passes finished at time: (?P<cycles>\d{1,20})\b")
 _STREAMS = re.compile(r"Total streams (?P<what>injected|finished): (?P<count>\d{1,20})\b")
+_NODES = re.compile(r"^total nodes: (?P<count>\d{1,9})\b", re.MULTILINE)
 # ASTRA-sim 2.x
 _RANK = re.compile(
     r"sys\[(?P<rank>\d{1,9})\] finished, (?P<cycles>\d{1,20}) cycles"
     r"(?:, exposed communication (?P<exposed>\d{1,20}) cycles)?"
 )
-_UNRELEASED = re.compile(r"unreleased nodes|\[critical\]")
+_NAMED = re.compile(r"sys(?:\[|\.id=|->id=)(?P<rank>\d{1,9})\b")
+_UNFINISHED = re.compile(r"unreleased nodes|did not finish")
+_CRITICAL = "[critical]"
 # LogGOPSim: up to 16 hosts each, beyond that the last one
 _HOST = re.compile(
     r"^(?:Host|Maximum finishing time at host) (?P<rank>\d{1,9}): (?P<cycles>\d{1,20})(?: \(.*\))?$", re.MULTILINE
 )
-_UNMATCHED = re.compile(r"^(?:unexpected|receive) queue on host \d+ contains \d+ elements", re.MULTILINE)
+_UNMATCHED = re.compile(r"^(?:unexpected|receive) queue on host (?P<rank>\d{1,9}) contains \d+ elements", re.MULTILINE)
+_HOSTS = re.compile(r"\bsize: (?P<count>\d{1,9}) \(\d+ CPUs")
 
 # Tables of ASTRA-sim 1.0 (CSVWriter.cc), without quotes; the first line names the columns but those of layer and run
 _LAYER_COLUMNS = {
@@ -47,6 +52,7 @@ _RUN_COLUMNS = (
     ("ExposedCommsTime", "exposed_communication_cycles", _CYCLES_PER_US),
     ("TotalMessageSize(MB)", "message_bytes", 2**20), ("TotalPayloadSize", "message_bytes", 2**20),
 )  # fmt: skip
+_MAX_LINE, _SHOWN = 200, 8  # of messages: characters of a line, and ranks
 _MAX_CELL = 9e15  # integers beyond are not exact
 
 
@@ -57,6 +63,7 @@ class SimulatorLog:
     Attributes:
         simulator: name and version.
         cycles: time until the end; 1 cycle is 1 ns; None if the file does not have it, or has several.
+        size: number of ranks of the run, None if the file does not say it.
         layers: layer -> what -> cycles, of ASTRA-sim 1.0.
         ranks: rank -> cycles and exposed communication, of ASTRA-sim 2.x and LogGOPSim.
         runs: run -> what -> cycles or bytes, of tables with several runs.
@@ -66,11 +73,40 @@ class SimulatorLog:
 
     simulator: str
     cycles: int | None
+    size: int | None = None
     layers: dict[str, dict[str, int]] = field(default_factory=dict)
     ranks: dict[int, dict[str, int | None]] = field(default_factory=dict)
     runs: dict[str, dict[str, int]] = field(default_factory=dict)
     dimensions: list[dict[str, str | int]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+
+    def check_ranks(self, ranks: int, added: int, name: str) -> None:
+        """Check that the ranks of a workload are those that finished.
+
+        Args:
+            ranks: number of ranks of the workload.
+            added: servers or switches that may be further ranks.
+            name: the run in messages.
+
+        Raises:
+            UsageError: there are fewer ranks in the file, or more.
+        """
+        if self.size is None or ranks <= self.size <= ranks + added:
+            return
+        why = f"it has {counted(self.size, 'rank')}, and the workload has {ranks:,}"
+        if self.size > ranks:
+            raise UsageError(f"{name} is of another workload: {why}")
+        missing = _ranks(range(self.size, ranks), ranks - self.size)
+        raise UsageError(f"{name}: {missing} did not finish, or it is of another workload: {why}")
+
+    def check_chain(self, chain_ns: int) -> None:
+        """Warn if the run ended before the longest chain of computations and messages of its workload can."""
+        if self.cycles is not None and self.cycles < chain_ns:
+            self.warnings.append(
+                f"{self.simulator} ended after {self.cycles / 1e6:.6g} ms, but the longest chain of computations and "
+                f"messages of the workload takes {chain_ns / 1e6:.6g} ms or more: it ran without some dependencies, or "
+                "on another network"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain data."""
@@ -94,60 +130,99 @@ class SimulatorLog:
         return text + (here and f", {change}{here}")
 
 
-def read_log(path: Path) -> SimulatorLog:
+def _ranks(ranks: Iterable[int], count: int) -> str:
+    """Return the first ones of some ranks in words: ``ranks 1, 2 and 7``."""
+    shown = [str(rank) for rank in islice(ranks, _SHOWN)]
+    if count > len(shown):
+        shown.append(f"{count - len(shown):,} more")
+    return f"rank {shown[0]}" if count == 1 else f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def read_log(path: Path, name: str = "") -> SimulatorLog:
     """Read the log of ASTRA-sim 1.0 or 2.x or of LogGOPSim, or a table of ASTRA-sim 1.0.
 
+    Args:
+        path: the file.
+        name: the run in messages, by default the file.
+
     Raises:
-        UsageError: the file cannot be read, or is no log of a finished run.
+        UsageError: the file cannot be read, or is no log of a run in which every rank finished.
     """
+    name = name or str(path)
     try:
         if path.stat().st_size > MAX_LOG_BYTES:
-            raise UsageError(f"{path} has more than {MAX_LOG_BYTES:,} bytes: it is no log of a simulator")
+            raise UsageError(f"{name} has more than {MAX_LOG_BYTES:,} bytes: it is no log of a simulator")
         text = path.read_text(errors="replace")
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+        raise UsageError(f"{name} cannot be read: {error.strerror}") from error
     if end := _END.search(text):
-        return _astra1(text, int(end["cycles"]))
-    if ranks := list(_RANK.finditer(text)):
-        return _astra2(text, ranks)
-    if hosts := list(_HOST.finditer(text)):
-        return _loggopsim(text, hosts)
-    if found := _table(path, text):
-        return found
-    if unmatched := _UNMATCHED.search(text):
-        raise UsageError(f"{path} is of a run that did not finish: {unmatched[0]} that no rank matches")
-    raise UsageError(
-        f"{path} is no log of a finished run of ASTRA-sim or LogGOPSim: neither 'all passes finished at time' (1.0) "
-        "nor 'sys[0] finished' (2.x) nor 'Host 0:' (LogGOPSim) is in it, nor is it a table of ASTRA-sim 1.0"
-    )
+        found: SimulatorLog | None = _astra1(text, int(end["cycles"]), name)
+    elif _RANK.search(text) or _UNFINISHED.search(text):
+        found = _astra2(text, name)
+    elif _HOST.search(text) or _UNMATCHED.search(text):
+        found = _loggopsim(text, name)
+    else:
+        found = _table(path, text)
+    if found is None:
+        raise UsageError(
+            f"{name} is no log of a finished run of ASTRA-sim or LogGOPSim: neither 'all passes finished at time' "
+            "(1.0) nor 'sys[0] finished' (2.x) nor 'Host 0:' (LogGOPSim) is in it, nor is it a table of ASTRA-sim 1.0"
+        )
+    return found
 
 
-def _astra1(text: str, cycles: int) -> SimulatorLog:
-    found = SimulatorLog("ASTRA-sim 1.0", cycles)
+def _unfinished(name: str, why: str) -> UsageError:
+    return UsageError(f"{name} is of a run that did not finish, and so has no time of the workload: {why}")
+
+
+def _check_all(found: SimulatorLog, size: int, name: str) -> None:
+    """Check that there is a time of each rank."""
+    if len(found.ranks) < size:
+        missing = (rank for rank in range(size) if rank not in found.ranks)
+        raise _unfinished(name, f"{_ranks(missing, size - len(found.ranks))} of {size:,} did not finish")
+
+
+def _line_at(text: str, place: int) -> str:
+    return text[text.rfind("\n", 0, place) + 1 :][:_MAX_LINE].partition("\n")[0].strip()
+
+
+def _astra1(text: str, cycles: int, name: str) -> SimulatorLog:
+    nodes = _NODES.search(text)
+    found = SimulatorLog("ASTRA-sim 1.0", cycles, int(nodes["count"]) if nodes else None)
     for value in _VALUE.finditer(text):
         key = value["what"].strip().replace(" ", "_") + "_cycles"
         found.layers.setdefault(value["layer"], {})[key] = 0 if value["cycles"] == "O" else int(value["cycles"])
     streams = {each["what"]: int(each["count"]) for each in _STREAMS.finditer(text)}
     if streams.get("injected") != streams.get("finished"):
-        found.warnings.append(f"{streams.get('finished')} of {streams.get('injected')} streams finished")
+        raise _unfinished(name, f"{streams.get('finished')} of {streams.get('injected')} streams of rank 0 finished")
     return found
 
 
-def _astra2(text: str, ranks: list[re.Match[str]]) -> SimulatorLog:
-    found = SimulatorLog("ASTRA-sim 2.x", max(int(each["cycles"]) for each in ranks))
-    for each in ranks:
+def _astra2(text: str, name: str) -> SimulatorLog:
+    found = SimulatorLog("ASTRA-sim 2.x", None)
+    for each in _RANK.finditer(text):
         exposed = None if each["exposed"] is None else int(each["exposed"])
         found.ranks[int(each["rank"])] = {"cycles": int(each["cycles"]), "exposed_communication_cycles": exposed}
-    if bad := _UNRELEASED.search(text):
-        found.warnings.append(f"the log has {bad[0]!r}: some nodes never ran, and the time is not that of the workload")
+    size = 1 + max((int(each["rank"]) for each in _NAMED.finditer(text)), default=-1)
+    _check_all(found, size, name)
+    if bad := _UNFINISHED.search(text):
+        raise _unfinished(name, repr(_line_at(text, bad.start())))
+    if _CRITICAL in text:
+        found.warnings.append(f"the log has an error: {_line_at(text, text.index(_CRITICAL))!r}")
+    found.cycles, found.size = max(int(each["cycles"]) for each in _RANK.finditer(text)), size
     return found
 
 
-def _loggopsim(text: str, hosts: list[re.Match[str]]) -> SimulatorLog:
-    found = SimulatorLog("LogGOPSim", max(int(each["cycles"]) for each in hosts))
+def _loggopsim(text: str, name: str) -> SimulatorLog:
+    unmatched = sorted({int(each["rank"]) for each in _UNMATCHED.finditer(text)})
+    if unmatched:
+        raise _unfinished(name, f"messages of {_ranks(unmatched, len(unmatched))} have no counterpart")
+    hosts, size = list(_HOST.finditer(text)), _HOSTS.search(text)
+    found = SimulatorLog("LogGOPSim", max(int(each["cycles"]) for each in hosts), int(size["count"]) if size else None)
     found.ranks = {int(each["rank"]): {"cycles": int(each["cycles"])} for each in hosts}
-    if unmatched := _UNMATCHED.search(text):
-        found.warnings.append(f"{unmatched[0]} that no rank matches")
+    if not hosts[0][0].startswith("Maximum"):
+        found.size = max(found.size or 0, 1 + max(found.ranks))
+        _check_all(found, found.size, name)
     return found
 
 

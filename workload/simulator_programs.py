@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import subprocess
+from collections import defaultdict
 from collections.abc import Sequence
+from graphlib import TopologicalSorter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ringtap.errors import UsageError
-from ringtap.units import counted, format_duration
-from ringtap.workload.astra_sim import CONFIGURATION, write_astra_sim
+from ringtap.units import format_duration
+from ringtap.workload.astra_sim import CONFIGURATION, KINDS, write_astra_sim
+from ringtap.workload.execution_trace import NodeType
 from ringtap.workload.export import goal
-from ringtap.workload.lowering import Algorithms, lower
+from ringtap.workload.lowering import Algorithms, data_bytes, lower
 from ringtap.workload.simulator_logs import SimulatorLog, read_log
 from ringtap.workload.topologies import Topology
-from ringtap.workload.workload import PREFIX, Workload, check_workload
+from ringtap.workload.workload import (
+    PREFIX,
+    Place,
+    Workload,
+    check_workload,
+    collectives_of,
+    kind_of,
+    senders_of,
+    size_of,
+)
 
 _TXT2BIN = "txt2bin"  # LogGOPSim's converter of schedules
 # LogGOPSim's parameters are whole numbers of 32 bits, so that its unit of time is 1 ps here
 _PS_PER_S, _MAX_PARAMETER = 10**12, 2**31 - 1
 _PS_PER_CYCLE = 1000
 _MAX_LINE = 200
+_ROUNDING = 1e-9  # of the numbers that simulators read
 
 
 def run_simulator(
@@ -49,32 +62,80 @@ def run_simulator(
     prepare = _astra_sim if name == "astra-sim" else _loggopsim
     with TemporaryDirectory(prefix="ringtap-") as temporary:
         folder = Path(temporary) / "run"
-        for command in prepare(program.resolve(), folder, workload, topology, algorithms, latency_s):
+        commands, least_ns = prepare(program.resolve(), folder, workload, topology, algorithms, latency_s)
+        for command in commands:
             output = _run(command, folder, limit_s)
+        log = f"the output of {program}"
         try:
-            found = read_log(output)
+            found = read_log(output, log)
         except UsageError as error:
-            raise UsageError(f"{program} printed no result: {_last_line(output)}") from error
+            raise UsageError(f"{error}; its last line: {_last_line(output)}") from error
     if found.warnings:
         raise UsageError(f"{program}: {found.warnings[0]}")
-    if name == "astra-sim" and len(found.ranks) < workload.ranks:
-        raise UsageError(f"{program}: {len(found.ranks)} of {counted(workload.ranks, 'rank')} finished")
-    return found if name == "astra-sim" else _in_cycles(found)
+    found.check_ranks(workload.ranks, algorithms.others if name == "loggopsim" else 0, log)
+    if name == "loggopsim":
+        _to_cycles(found)
+    found.check_chain(least_ns)
+    return found
+
+
+def longest_chain_ns(workload: Workload, rate_bps: float, latency_s: float) -> int:
+    """Return the time of the longest chain of computations and messages, which no simulation can go below.
+
+    A collective in which each rank needs data of all others counts as one message, with the part of one rank, after all
+    have begun. Others take no time.
+
+    Args:
+        workload: what ranks compute and send.
+        rate_bps: rate of the fastest link.
+        latency_s: time of a message beside its bytes.
+    """
+
+    def message_ns(size_bytes: int) -> int:  # LogGOPSim charges the bytes after the first
+        return int((latency_s * 1e9 + max(size_bytes - 1, 0) * 8e9 / rate_bps) * (1 - _ROUNDING))
+
+    first: dict[Place, Place] = {}  # the parts of a collective -> the first one, which stands for all
+    takes_ns: dict[Place, int] = {}
+    for (_, members), collectives in collectives_of(workload).items():
+        for parts in collectives:
+            if kind_of(parts[0][1]) not in KINDS:
+                continue
+            places = [(rank, node.id) for rank, node in parts]
+            first |= dict.fromkeys(places, places[0])
+            share = data_bytes(parts[0][1], len(members)) // len(members)
+            takes_ns[places[0]] = message_ns(share) if len(members) > 1 else 0
+    waits = defaultdict[Place, set[Place]](set)
+    for (rank, number), (source, sent) in senders_of(workload).items():
+        message = ~source, sent  # between the send, which may end before, and the receive
+        waits[message].add((source, sent))
+        waits[rank, number].add(message)
+    for rank, trace in enumerate(workload.traces):
+        for node in trace:
+            place = first.get((rank, node.id), (rank, node.id))
+            waits[place].update(first.get((rank, dep), (rank, dep)) for dep in node.deps)
+            if node.type == NodeType.COMM_SEND:
+                takes_ns[~rank, node.id] = message_ns(size_of(node))
+            elif node.type not in (NodeType.COMM_COLL, NodeType.COMM_RECV):
+                takes_ns[place] = node.duration_us * 1000
+    ends_ns: dict[Place, int] = {}
+    for place in TopologicalSorter(waits).static_order():
+        ends_ns[place] = max((ends_ns[each] for each in waits[place]), default=0) + takes_ns.get(place, 0)
+    return max(ends_ns.values(), default=0)
 
 
 def _astra_sim(
     program: Path, folder: Path, workload: Workload, topology: Topology, algorithms: Algorithms, latency_s: float
-) -> list[list[str]]:
+) -> tuple[list[list[str]], int]:
     write_astra_sim(workload, topology, algorithms.all_reduce, latency_s, folder)
     # relative names: the simulator takes a name with "empty" in it for no file
     arguments = [f"--workload-configuration={PREFIX}"]
     arguments += [f"--{option}-configuration={file}" for option, file in CONFIGURATION.items()]
-    return [[str(program), *arguments]]
+    return [[str(program), *arguments]], longest_chain_ns(workload, max(topology.rate_bps), latency_s)
 
 
 def _loggopsim(
     program: Path, folder: Path, workload: Workload, topology: Topology, algorithms: Algorithms, latency_s: float
-) -> list[list[str]]:
+) -> tuple[list[list[str]], int]:
     if topology.name != "star":
         raise UsageError("LogGOPSim has the same rate between all hosts: choose --topology star")
     parameters = {"L": round(latency_s * _PS_PER_S), "G": round(8 * _PS_PER_S / topology.rate_bps[0])}
@@ -88,18 +149,18 @@ def _loggopsim(
     with (folder / "schedule.goal").open("w") as file:
         file.writelines(f"{line}\n" for line in goal(lowered, _PS_PER_S // 10**6))
     options = [word for name, value in parameters.items() for word in (f"-{name}", str(value))]
-    return [
+    commands = [
         [str(program.with_name(_TXT2BIN)), "-i", "schedule.goal", "-o", "schedule.bin"],
         [str(program), "-f", "schedule.bin", *options],
     ]
+    return commands, longest_chain_ns(lowered, 8 * _PS_PER_S / parameters["G"], latency_s)
 
 
-def _in_cycles(found: SimulatorLog) -> SimulatorLog:
-    """Return a result in ps as one in cycles of 1 ns."""
+def _to_cycles(found: SimulatorLog) -> None:
+    """Turn a result in ps into one in cycles of 1 ns."""
     found.cycles = round((found.cycles or 0) / _PS_PER_CYCLE)
     for values in found.ranks.values():
         values["cycles"] = round((values["cycles"] or 0) / _PS_PER_CYCLE)
-    return found
 
 
 def _run(command: Sequence[str], folder: Path, limit_s: float) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -341,6 +341,30 @@ def _check_collectives(workload: Workload) -> None:
                         f"{workload.where(rank, other)} is {kind_of(other).name} of {size_of(other)} bytes where "
                         f"{workload.where(first, node)} is {kind_of(node).name} of {size_of(node)}"
                     )
+
+
+def check_of_all_ranks(workload: Workload, program: str, kinds: Container[Collective]) -> None:
+    """Check that ranks exchange data in collectives of all of them only, for a program that knows nothing else.
+
+    Raises:
+        UsageError: there is a message between two ranks, or a collective of another kind or of some ranks.
+    """
+    for rank, trace in enumerate(workload.traces):
+        for node in trace:
+            if node.type in (NodeType.COMM_SEND, NodeType.COMM_RECV):
+                what = "is a message between two ranks"
+            elif node.type != NodeType.COMM_COLL:
+                continue
+            elif len(workload.members(node)) < workload.ranks:
+                what = f"is a collective of {len(workload.members(node))} of {counted(workload.ranks, 'rank')}"
+            elif kind_of(node) not in kinds:
+                what = f"is a collective that it does not have, {kind_of(node).name.lower()}"
+            else:
+                continue
+            raise UsageError(
+                f"a file for {program} has collectives of all ranks only, and {workload.where(rank, node)} {what}: "
+                "choose --to chakra or --to goal"
+            )
 
 
 def summary(workload: Workload) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +49,8 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from ringtap.workload.export import astra1, goal, param
+    from ringtap.workload.astra_sim_1 import workload_file
+    from ringtap.workload.export import goal, param
     from ringtap.workload.lowering import lower
     from ringtap.workload.workload import check_workload, read_workload
 
@@ -57,6 +58,8 @@ def _export(options: argparse.Namespace) -> int:
         what = "directory" if options.to == "chakra" else "file or add --force"
         raise UsageError(f"{options.output} exists: name another {what}")
     workload, chosen = read_workload(options.workload), algorithms(options)
+    lines: Iterable[str] = ()
+    lost: list[str] = []
     if options.to == "chakra":
         _export_directory(options, workload, chosen)
     elif options.to in ("goal", "hpcc", "plan"):
@@ -65,21 +68,23 @@ def _export(options: argparse.Namespace) -> int:
         if options.to == "plan":
             _export_plan(options, lowered)
         else:
-            lines = goal(lowered) if options.to == "goal" else _flows(options, lowered)
+            lines, lost = (goal(lowered), []) if options.to == "goal" else _flows(options, lowered)
             write_output(options.output, "".join(f"{line}\n" for line in lines))
     elif options.to == "astra1":
-        write_output(options.output, "\n".join(astra1(workload)) + "\n")
+        lines, lost = workload_file(workload)
+        write_output(options.output, "".join(f"{line}\n" for line in lines))
     else:
-        write_output(options.output, json.dumps(param(workload), indent=1) + "\n")
+        trace, lost = param(workload)
+        write_output(options.output, json.dumps(trace, indent=1) + "\n")
     if options.json:
         files = (
             [str(path) for path in sorted(options.output.iterdir())]
             if options.to == "chakra"
             else [str(options.output)]
         )
-        print(json.dumps({"format": options.to, "ranks": workload.ranks, "files": files}))
+        print(json.dumps({"format": options.to, "ranks": workload.ranks, "files": files, "warnings": lost}))
     else:
-        print(f"Wrote {options.output}")
+        print("\n".join([f"Wrote {options.output}", *(f"Warning: {text}" for text in lost)]))
     return 0
 
 
@@ -102,7 +107,7 @@ def _export_plan(options: argparse.Namespace, lowered: Workload) -> None:
     options.write_replay(operations(lowered), options.node, iterations, name, options.output, options.force)
 
 
-def _flows(options: argparse.Namespace, lowered: Workload) -> Iterator[str]:
+def _flows(options: argparse.Namespace, lowered: Workload) -> tuple[list[str], list[str]]:
     from ringtap.workload.export import hpcc
     from ringtap.workload.lowering import Algorithms
     from ringtap.workload.simulated_iterations import simulate

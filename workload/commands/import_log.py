@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ringtap.workload.options import (
     ranks_per_host,
     topology,
 )
-from ringtap.workload.simulator_logs import read_log
+from ringtap.workload.simulator_logs import SimulatorLog, read_log
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -41,7 +42,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 def _import(options: argparse.Namespace) -> int:
     found = read_log(options.log)
-    here_s = None if options.workload is None else _iteration_s(options)
+    here_s = None if options.workload is None else _iteration_s(options, found)
     if options.json:
         print(json.dumps(found.to_json() | ({} if here_s is None else {"one_iteration_s": here_s})))
         return 0
@@ -57,11 +58,15 @@ def _import(options: argparse.Namespace) -> int:
     return 0
 
 
-def _iteration_s(options: argparse.Namespace) -> float:
+def _iteration_s(options: argparse.Namespace, found: SimulatorLog) -> float:
     from ringtap.workload.simulated_iterations import simulate
+    from ringtap.workload.simulator_programs import longest_chain_ns
     from ringtap.workload.workload import read_workload
 
     workload, chosen = read_workload(options.workload), algorithms(options)
+    found.check_ranks(workload.ranks, chosen.others, str(options.log))
     per_host = ranks_per_host(options, workload)
     network, latency_s = topology(options, -(-(workload.ranks + chosen.others) // per_host))
-    return simulate(workload, network, chosen, latency_s=latency_s, ranks_per_host=per_host).iteration_s
+    here_s = simulate(workload, network, chosen, latency_s=latency_s, ranks_per_host=per_host).iteration_s
+    found.check_chain(longest_chain_ns(workload, max(network.rate_bps) if per_host == 1 else math.inf, latency_s))
+    return here_s

@@ -133,7 +133,9 @@ def _simulate(options: argparse.Namespace) -> int:
     )
     if len(points) > 1:
         print("\n".join(text_table(_rows(shown), left=1)))
-    print("".join(f"One iteration alone: {each.sentence(once_s)}\n" for each in results), end="")
+    for each in results:
+        print(f"One iteration alone: {each.sentence(once_s)}")
+        print("".join(f"Warning: {text}\n" for text in each.warnings), end="")
     print(f"{path.sentence()}\n{busiest_links(network, first.link_bytes)}")
     if options.output is not None:
         print(f"Next: ringtap report {shell_word(options.output)}")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,12 +23,13 @@ from ringtap.flow_plan import FLOW_LIST_COLUMNS
 from ringtap.trafficgen.plans.common import Frame
 from ringtap.trafficgen.plans.hpcc import FlowListPlan
 from ringtap.workload.astra_sim import write_astra_sim
+from ringtap.workload.astra_sim_1 import workload_file
 from ringtap.workload.execution_trace import Collective, Node, NodeType, read_trace
-from ringtap.workload.export import goal, hpcc
+from ringtap.workload.export import goal, hpcc, param
 from ringtap.workload.lowering import Algorithms, lower
 from ringtap.workload.simulated_iterations import simulate
 from ringtap.workload.simulator_logs import read_log
-from ringtap.workload.simulator_programs import run_simulator
+from ringtap.workload.simulator_programs import longest_chain_ns, run_simulator
 from ringtap.workload.topologies import Topology, fat_tree, leaf_spine, ring, star, torus
 from ringtap.workload.workload import Workload, check_workload, messages_of, read_workload, size_of
 
@@ -151,7 +153,7 @@ def test_exports_decode_with_the_reader_of_mlcommons(tmp_path: Path) -> None:
         assert [item["type"] for item in found] == [f"{node.type.name}_NODE" for node in expected]
         for item, node in zip(found, expected, strict=True):
             assert [int(dep) for dep in item.get("ctrlDeps", [])] == node.control_deps
-            assert [int(dep) for dep in item.get("dataDeps", [])] == node.data_deps
+            assert [int(dep) for dep in item.get("dataDeps", [])] == sorted(node.deps)
             assert int(item.get("durationMicros", 0)) == node.duration_us
             attributes = {}
             for attribute in item["attr"]:
@@ -212,7 +214,8 @@ def test_numbers_that_a_trace_cannot_hold_are_refused(tmp_path: Path) -> None:
 def test_flows_start_when_their_messages_do() -> None:
     made = lowered()
     simulated = simulate(made, star(4, 8e9), Algorithms())
-    count, *lines = hpcc(made, simulated)
+    (count, *lines), lost = hpcc(made, simulated)
+    assert lost == []
     assert (int(count), len(lines)) == (24, 24)
     flows = [line.split() for line in lines]
     assert {len(flow) for flow in flows} == {len(FLOW_LIST_COLUMNS)}
@@ -223,10 +226,11 @@ def test_flows_start_when_their_messages_do() -> None:
     assert {(int(flow[1]) - int(flow[0])) % 4 for flow in flows} == {1}
     assert {(flow[2], flow[4]) for flow in flows} == {("3", str(2**18))}
     # two ranks at a host: one message of two leaves it
-    halves = list(hpcc(made, simulate(made, star(2, 8e9), Algorithms(), ranks_per_host=2), 2))
+    halves, lost = hpcc(made, simulate(made, star(2, 8e9), Algorithms(), ranks_per_host=2), 2)
     assert len(halves) == 1 + 12
+    assert lost == ["left out: 12 messages within a host or of 0 bytes"]
     with pytest.raises(UsageError, match="no message of the workload goes from one host to another"):
-        list(hpcc(made, simulate(made, star(1, 8e9), Algorithms(), ranks_per_host=4), 4))
+        hpcc(made, simulate(made, star(1, 8e9), Algorithms(), ranks_per_host=4), 4)
 
 
 @given(
@@ -240,7 +244,7 @@ def test_flow_lists_read_back_as_plans(ranks: int, size_bytes: int, all_reduce: 
     made = Workload([[Node(1, "sum", COLL, attributes=dict(attributes))] for _ in range(ranks)])
     made = lower(made, algorithms)
     check_workload(made)
-    lines = list(hpcc(made, simulate(made, star(made.ranks, 8e9), Algorithms())))
+    lines, _ = hpcc(made, simulate(made, star(made.ranks, 8e9), Algorithms()))
     nodes = [f"10.0.0.{rank + 1}:100" for rank in range(made.ranks)]
     with TemporaryDirectory() as folder:
         path = Path(folder) / "flows"
@@ -257,6 +261,162 @@ def test_schedules_have_no_message_of_zero_bytes() -> None:
     text = "\n".join(goal(made, 10**6))
     assert "send 0b" not in text
     assert "calc 3000000" in text
+
+
+def computation(number: int, after: list[int], us: int) -> Node:
+    return Node(number, f"k{number}", COMP, after, duration_us=us)
+
+
+def collective(number: int, after: list[int], kind: Collective = Collective.ALL_REDUCE, size: int = 1 << 24) -> Node:
+    return Node(number, f"c{number}", COLL, after, attributes={"comm_type": int(kind), "comm_size": size})
+
+
+def alike(*trace: Node, ranks: int = 4) -> Workload:
+    made = Workload([[replace(node, attributes=dict(node.attributes)) for node in trace] for _ in range(ranks)])
+    check_workload(made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("trace", "lines"),
+    [
+        # a bucket while the next one is computed; the optimizer waits for both, and so delays the end of each
+        (
+            (
+                computation(1, [], 1000), collective(2, [1]), computation(3, [1], 2000), collective(4, [3, 2]),
+                Node(6, "process_group:init", NodeType.METADATA, [2, 4]), computation(5, [6], 3000),
+            ),
+            [
+                "DATA", "3", "layer2 -1 0 NONE 0 0 NONE 0 3000000 NONE 0 3000000",
+                "c4 -1 0 NONE 0 0 NONE 0 2000000 ALLREDUCE 16777216 3000000",
+                "c2 -1 0 NONE 0 0 NONE 0 1000000 ALLREDUCE 16777216 3000000",
+            ],
+        ),
+        # a computation beside the last collective
+        (
+            (computation(1, [], 1000), collective(2, [1]), computation(3, [1], 20000)),
+            [
+                "DATA", "2", "layer1 -1 0 NONE 0 0 NONE 0 20000000 NONE 0 1",
+                "c2 -1 0 NONE 0 0 NONE 0 1000000 ALLREDUCE 16777216 1",
+            ],
+        ),
+        # one thing after the other: sizes are those of one rank's input
+        (
+            (
+                computation(1, [], 1000), collective(2, [1], Collective.ALL_GATHER, 1000), computation(3, [2], 2000),
+                collective(4, [3], Collective.REDUCE_SCATTER_BLOCK, 4000), computation(5, [4], 3000),
+                collective(6, [5], Collective.ALL_TO_ALL, 0), computation(7, [6], 1),
+            ),
+            [
+                "DISTRIBUTED_INFERENCE", "4", "c2 -1 1000000 ALLGATHER 1000 0 NONE 0 0 NONE 0 1",
+                "c4 -1 2000000 REDUCESCATTER 4000 0 NONE 0 0 NONE 0 1",
+                "c6 -1 3000000 ALLTOALL 4 0 NONE 0 0 NONE 0 1", "layer3 -1 1000 NONE 0 0 NONE 0 0 NONE 0 1",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_astra_sim_1_gets_a_loop_that_does_the_same(trace: tuple[Node, ...], lines: list[str]) -> None:
+    assert workload_file(alike(*trace)) == (lines, [])
+
+
+def test_other_computations_of_other_ranks_are_warned_of() -> None:
+    made = alike(computation(1, [], 1000), collective(2, [1]))
+    made.traces[2][0].duration_us = 1500
+    lines, lost = workload_file(made)
+    assert "1000000 ALLREDUCE" in lines[2]
+    assert lost == [
+        "computations differ between ranks (1 to 1.5 ms in all): the file has those of rank 0 (1 ms)"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        # a prefetched shard: the second collective runs beside a computation that waits for the first one
+        (collective(1, []), computation(2, [1], 5), collective(3, [1]), computation(4, [2, 3], 5), collective(5, [4])),
+        # two computations at once
+        (computation(1, [], 5), computation(2, [], 5), collective(3, [1, 2])),
+        # the last computation waits for one of two collectives
+        (computation(1, [], 5), collective(2, [1]), collective(3, [1]), computation(4, [2], 5)),
+        # two computations after collectives at once
+        (collective(1, []), computation(2, [1], 5), computation(3, [1], 5)),
+    ],
+)
+def test_what_no_loop_of_astra_sim_1_does_is_refused(trace: tuple[Node, ...]) -> None:
+    with pytest.raises(UsageError, match="has no loop for this workload: each rank computes one thing at a time"):
+        workload_file(alike(*trace))
+
+
+def test_all_ranks_have_one_loop() -> None:
+    made = alike(computation(1, [], 5), collective(2, [1]), computation(3, [2], 5), collective(4, [3]))
+    assert workload_file(made)[0][0] == "DISTRIBUTED_INFERENCE"
+    made.traces[1][2].control_deps = [1]  # one rank computes on, the others wait
+    with pytest.raises(UsageError, match="has no loop for this workload"):
+        workload_file(made)
+
+
+def of_two_groups() -> Workload:
+    made = workload(group="1")
+    made.groups = {"1": [0, 1], "2": [2, 3]}
+    for rank in (2, 3):
+        next(node for node in made.traces[rank] if node.type == COLL).attributes["pg_name"] = "2"
+    return made
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lowered, r"rank 0 node \d+ is a message between two ranks: choose --to chakra or --to goal"),
+        (of_two_groups, "rank 0 node 2 is a collective of 2 of 4 ranks"),
+    ],
+)
+@pytest.mark.parametrize("export", [workload_file, param])
+def test_files_of_collectives_of_all_ranks_have_nothing_else(
+    make: Callable[[], Workload], says: str, export: Callable[[Workload], object]
+) -> None:
+    with pytest.raises(UsageError, match=f"has collectives of all ranks only, and {says}"):
+        export(make())
+
+
+def test_nothing_is_not_exported() -> None:
+    with pytest.raises(UsageError, match="there is no layer to write"):
+        workload_file(Workload([[], []]))
+    with pytest.raises(UsageError, match="there is nothing for PARAM to replay"):
+        param(alike(computation(1, [], 5)))
+
+
+def test_astra_sim_1_has_four_kinds_of_collectives() -> None:
+    with pytest.raises(UsageError, match="rank 0 node 2 is a collective that it does not have, broadcast"):
+        workload_file(workload(kind=Collective.BROADCAST))
+
+
+def test_a_trace_for_param_has_the_elements_of_inputs_and_outputs() -> None:
+    kinds = [kind for kind in Collective if kind != Collective.BARRIER]
+    trace = [computation(1, [], 1500)]
+    trace += [collective(number, [number - 1], kind, 4096) for number, kind in enumerate(kinds, start=2)]
+    trace += [collective(11, [10], Collective.BARRIER, 0), computation(12, [11], 2)]
+    found, lost = param(alike(*trace))
+    sizes = {item["comms"]: (item.get("in_msg_size"), item.get("out_msg_size")) for item in found}
+    assert sizes == {
+        "all_reduce": (1024, 1024), "reduce": (1024, 1024), "all_gather": (1024, 4096), "gather": (1024, 4096),
+        "scatter": (1024, 256), "broadcast": (1024, 1024), "all_to_allv": (1024, 1024), "reduce_scatter": (1024, 256),
+        "barrier": (None, None),
+    }  # fmt: skip
+    assert len(found) == 10
+    assert {item["comms"] for item in found if "root" in item} == {"reduce", "gather", "scatter", "broadcast"}
+    assert next(item["in_split"] for item in found if "in_split" in item) == [256] * 4
+    assert {item.get("dtype", "float") for item in found} == {"float"}
+    assert {(item["startTime_ns"], item["world_size"]) for item in found} == {(1_500_000, 4)}
+    assert len(lost) == 1
+    assert lost[0].endswith("and the 0.002 ms after the last one are left out")
+
+
+def test_sizes_that_param_cannot_have_are_warned_of() -> None:
+    trace = (collective(1, [], size=4099), collective(2, [1], Collective.REDUCE_SCATTER, 4099))
+    (whole, divided), lost = param(alike(*trace))
+    assert (whole["in_msg_size"], whole["dtype"]) == (4099, "byte")
+    assert (divided["in_msg_size"], divided["out_msg_size"]) == (4096, 1024)
+    assert lost == ["1 collective has a size that 4 ranks cannot divide, of which PARAM leaves out the remainder"]
 
 
 # ASTRA-sim 1.0's tables: columns as its CSVWriter and the tutorial's main.cc write them, in us
@@ -295,6 +455,7 @@ Host 0: 1000000
 Host 1: 326999680
 """
 LOGGOPSIM_MANY = """\
+LogGP network backend; size: 20 (1 CPUs, 1 NICs); L=1000, o=0 g=0, G=1, O=0, P=20, S=65535
 PERFORMANCE: Processes: 20 \t Events: 5 \t Time: 0 s \t Speed: inf ev/s
 Maximum finishing time at host 7: 34914 (3.4914e-05 s)
 """
@@ -334,10 +495,82 @@ def test_times_of_loggopsim(tmp_path: Path) -> None:
     assert (found.simulator, found.cycles, found.ranks[0]["cycles"]) == ("LogGOPSim", 326999680, 1000000)
     many = read_log(log(tmp_path, LOGGOPSIM_MANY))
     assert (many.cycles, list(many.ranks)) == (34914, [7])
-    queue = "unexpected queue on host 1 contains 2 elements!\n"
-    assert read_log(log(tmp_path, queue + LOGGOPSIM)).warnings == [f"{queue[:-2]} that no rank matches"]
-    with pytest.raises(UsageError, match="of a run that did not finish: unexpected queue on host 1"):
-        read_log(log(tmp_path, queue))
+    found.check_ranks(2, 0, "log")
+    many.check_ranks(20, 0, "log")  # of which it has only the last one
+
+
+# what the programs print for a collective that one rank leaves out, and for a receive with another tag: exit code 0
+DEADLOCK_ASTRA_2 = """\
+[workload] [info] sys[1] finished, 384385384 cycles, exposed communication 28385384 cycles.
+[statistics] [info] sys[1]. Post statistics processing end.
+"""
+DEADLOCK_FEEDER_3 = """\
+[HardwareResource] [critical] !!!Hardware Resource sys.id=0 has unreleased nodes!!!
+[HardwareResource] [critical] GPU comm node id: 13
+[HardwareResource] [critical] !!!Hardware Resource sys.id=2 has unreleased nodes!!!
+"""
+DEADLOCK_LOGGOPSIM = """\
+PERFORMANCE: Processes: 4 \t Events: 6 \t Time: 0 s \t Speed: inf ev/s
+unexpected queue on host 1 contains 1 elements!
+ src: 0, tag: 0
+receive queue on host 1 contains 1 elements!
+ src: 0, tag: 9
+receive queue on host 3 contains 1 elements!
+"""
+ASTRA_1 = """\
+total nodes: 4
+all passes finished at time: 45681, id of first layer: allreduce
+Total streams injected: 4
+Total streams finished: 4
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (DEADLOCK_ASTRA_2, "rank 0 of 2 did not finish"),
+        (DEADLOCK_FEEDER_3 + DEADLOCK_ASTRA_2, "ranks 0 and 2 of 3 did not finish"),
+        (DEADLOCK_FEEDER_3, "ranks 0, 1 and 2 of 3 did not finish"),
+        (
+            "".join(f"sys[{rank}] finished, 7 cycles\n" for rank in range(10, 30, 2)),
+            "ranks 0, 1, .* 7 and 11 more of 29",
+        ),
+        (f"sys[0] finished, 7 cycles\n{'x' * 10**6} Node 3 did not finish, start_time=0\n", "time of the workload: 'x"),
+        (DEADLOCK_LOGGOPSIM, "messages of ranks 1 and 3 have no counterpart"),
+        (DEADLOCK_LOGGOPSIM + LOGGOPSIM, "messages of ranks 1 and 3 have no counterpart"),
+        (LOGGOPSIM.replace("Host 1", "Host 7"), "ranks 1, 2, 3, 4, 5 and 6 of 8 did not finish"),
+        (LOGGOPSIM.replace("size: 2", "size: 3"), "rank 2 of 3 did not finish"),
+        (ASTRA_1.replace("finished: 4", "finished: 3"), "3 of 4 streams of rank 0 finished"),
+    ],
+)
+def test_a_run_that_did_not_finish_has_no_time(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=rf"log is of a run that did not finish, and so has no .*{says}"):
+        read_log(log(tmp_path, text))
+
+
+def test_ranks_of_a_log_are_those_of_the_workload(tmp_path: Path) -> None:
+    finished = "".join(f"sys[{rank}] finished, 7 cycles\n" for rank in range(3))
+    for text in (
+        finished,
+        LOGGOPSIM.replace("Host 1", "Host 2") + "Host 1: 7\n",
+        ASTRA_1.replace("nodes: 4", "nodes: 3"),
+    ):
+        found = read_log(log(tmp_path, text.replace("size: 2", "size: 3")))
+        assert (found.size, found.warnings) == (3, [])
+        found.check_ranks(3, 0, "log")
+        found.check_ranks(2, 1, "log")
+        with pytest.raises(
+            UsageError, match="log: ranks 3 and 4 did not finish, or it is of another workload: it has 3 "
+        ):
+            found.check_ranks(5, 0, "log")
+        with pytest.raises(UsageError, match="log is of another workload: it has 3 ranks, and the workload has 2"):
+            found.check_ranks(2, 0, "log")
+
+
+def test_errors_in_a_log_are_warned_of(tmp_path: Path) -> None:
+    text = "sys[0] finished, 7 cycles\n[system] [critical] warning! a callable is removed before call 3\n"
+    says = "the log has an error: '[system] [critical] warning! a callable is removed before call 3'"
+    assert read_log(log(tmp_path, text)).warnings == [says]
 
 
 def test_damaged_results_end_in_a_sentence(tmp_path: Path) -> None:
@@ -383,6 +616,38 @@ def program(path: Path, body: str) -> Path:
     return path
 
 
+def test_the_longest_chain_is_a_bound_for_every_simulator() -> None:
+    rate_bps, latency_s = 8e9, 1e-6  # 1 byte per ns
+    # forward, one message with a quarter of the data, optimizer
+    chain_ns = 1_000_000 + 1000 + (1 << 18) - 1 + 7000
+    assert chain_ns - 1 <= longest_chain_ns(workload(), rate_bps, latency_s) <= chain_ns  # whole ns
+    late = workload()
+    late.traces[2][0].duration_us = 5000  # on another rank: a collective waits for all
+    assert chain_ns + 3_999_999 <= longest_chain_ns(late, rate_bps, latency_s) <= chain_ns + 4_000_000
+    # a root does not wait for the others
+    assert longest_chain_ns(workload(kind=Collective.BROADCAST), rate_bps, latency_s) == 1_007_000
+    # a ring: 2 (N - 1) messages, one after the other
+    chain_ns += 5 * (1000 + (1 << 18) - 1)
+    assert chain_ns - 6 <= longest_chain_ns(lowered(), rate_bps, latency_s) <= chain_ns
+    for each in (workload(), lowered()):
+        simulated = simulate(each, star(4, rate_bps), Algorithms(), latency_s=latency_s)
+        assert longest_chain_ns(each, rate_bps, latency_s) <= simulated.iteration_s * 1e9
+    assert longest_chain_ns(workload(1), rate_bps, latency_s) == 1_007_000
+    assert longest_chain_ns(Workload([[], []]), rate_bps, latency_s) == 0
+
+
+def test_a_run_that_ends_before_the_longest_chain_is_warned_of(tmp_path: Path) -> None:
+    chain_ns = longest_chain_ns(workload(), 25e9, 1e-5)
+    for cycles, says in (
+        (chain_ns, []),
+        (chain_ns - 1, ["ASTRA-sim 2.x ended after 1.10088 ms, but the longest chain"]),
+    ):
+        body = f"for rank in range(4):\n    print(f'sys[{{rank}}] finished, {cycles} cycles')"
+        astra = program(tmp_path / "astra", body)
+        found = run_simulator("astra-sim", astra, workload(), star(4, 25e9), Algorithms(), 1e-5, 30.0)
+        assert [text[: len(says[0])] for text in found.warnings] == says
+
+
 def run(name: str, path: Path, limit_s: float = 30.0, topology: Topology | None = None) -> object:
     return run_simulator(name, path, workload(), topology or star(4, 25e9), Algorithms(), 1e-5, limit_s).cycles
 
@@ -402,7 +667,8 @@ def test_loggopsim_is_run_on_its_schedule(tmp_path: Path) -> None:
         arguments = dict(zip(sys.argv[1::2], sys.argv[2::2]))
         assert Path(arguments.pop("-f")).is_file()
         assert arguments == {"-L": "10000000", "-G": "320", "-o": "0", "-g": "0", "-O": "0", "-S": "2147483647"}
-        print("Host 0: 1570000000\\nHost 3: 1573500600")
+        for host, time in enumerate((1570000000, 1, 2, 1573500600)):
+            print(f"Host {host}: {time}")
     """))  # fmt: skip
     assert run("loggopsim", simulator) == 1573501
     with pytest.raises(UsageError, match="choose --topology star"):
@@ -414,12 +680,12 @@ def test_loggopsim_is_run_on_its_schedule(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("", "printed no result: it printed nothing"),
+        ("", "astra is no log of a finished run of .*; its last line: it printed nothing"),
         ("print('hello'); sys.exit(3)", "failed with exit code 3: hello"),
         ("import os; os.abort()", "failed with signal 6"),
-        ("print('x' * 10**6)", "printed no result: xxx"),
+        ("print('x' * 10**6)", "astra is no log of a finished run of .*; its last line: xxx"),
         ("time.sleep(60)", "did not end within 1 s: see --time-limit"),
-        ("print('sys[0] finished, 7 cycles')", "1 of 4 ranks finished"),
+        ("print('sys[0] finished, 7 cycles')", "astra: ranks 1, 2 and 3 did not finish"),
         (
             "print('sys[0] finished, 7 cycles\\n!!!Hardware Resource sys.id=1 has unreleased nodes!!!')",
             "unreleased nodes",

@@ -65,9 +65,10 @@ def test_from_a_model_to_points_and_other_simulators(tmp_path: Path) -> None:
     assert scaled["collective_bytes"] == pytest.approx(2 * 138_357_544, rel=1e-6)
     assert scaled["compute_s"] == pytest.approx([0.356] * 8, rel=1e-4)
     assert sum("times" in text for text in scaled["about"]["assumptions"]) == 2
-    for format_, begins in (("goal", "num_ranks 3"), ("astra1", "MICRO\n6\n"), ("param", "[\n {")):
-        workload("export", "w", "--to", format_, "-o", f"{format_}.txt", cwd=tmp_path)
+    for format_, begins in (("goal", "num_ranks 3"), ("astra1", "DATA\n6\n"), ("param", "[\n {")):
+        text = workload("export", "w", "--to", format_, "-o", f"{format_}.txt", cwd=tmp_path)
         assert (tmp_path / f"{format_}.txt").read_text().startswith(begins)
+        assert ("Warning: PARAM replays no computations" in text) == (format_ == "param")
 
 
 LAYOUT = """\
@@ -112,8 +113,12 @@ def test_from_a_layout_to_times_and_other_simulators(tmp_path: Path) -> None:
     )
     assert max(scaled["compute_s"]) == pytest.approx(2 * max(item["compute_s"]))
     exported = json.loads(workload("export", "w", "--to", "goal", "-o", "goal.txt", "--json", cwd=tmp_path))
-    assert exported == {"format": "goal", "ranks": 8, "files": ["goal.txt"]}
+    assert exported == {"format": "goal", "ranks": 8, "files": ["goal.txt"], "warnings": []}
     assert (tmp_path / "goal.txt").read_text().startswith("num_ranks 8")
+    for format_ in ("astra1", "param"):
+        refused = workload("export", "w", "--to", format_, "-o", "refused", cwd=tmp_path, code=2)
+        assert "has collectives of all ranks only, and rank.0.et node 2 is a collective of 2 of 8 ranks" in refused
+        assert not (tmp_path / "refused").exists()
     says = workload("new", "--layout", "gpt.toml", "--workers", 2, "-o", "y", cwd=tmp_path, code=2)
     assert "--workers does not go with --layout" in says
     layout = ["new", "--layout", "gpt.toml", "--gpus-per-node", 2, "-o", "y"]
@@ -212,8 +217,12 @@ def test_logs_of_astra_sim(tmp_path: Path) -> None:
     two = json.loads(workload("import", "two.log", "--json", cwd=tmp_path))
     assert (two["simulator"], two["cycles"]) == ("ASTRA-sim 2.x", 43000)
     assert two["ranks"][1] == {"rank": 1, "cycles": 42000, "exposed_communication_cycles": 41000}
-    (tmp_path / "two.log").write_text(ASTRA_2 + "[critical] 2 unreleased nodes\n")
-    assert "Warning: the log has '[critical]'" in workload("import", "two.log", cwd=tmp_path)
+    (tmp_path / "two.log").write_text(ASTRA_2 + "[critical] warning! a callable\n")
+    assert "Warning: the log has an error: '[critical] warning! a callable'\n" in workload(
+        "import", "two.log", cwd=tmp_path
+    )
+    (tmp_path / "two.log").write_text(ASTRA_2.replace("sys[0]", "sys[2]"))
+    assert "two.log is of a run that did not finish" in workload("import", "two.log", cwd=tmp_path, code=2)
     (tmp_path / "none.log").write_text("nothing\n")
     assert "is no log of a finished run of ASTRA-sim" in workload("import", "none.log", cwd=tmp_path, code=2)
 
@@ -229,7 +238,19 @@ def test_another_simulator_beside_ringtap(tmp_path: Path) -> None:
     assert found["simulators"][0]["cycles"] == 43000
     beside = f"beside {1e3 * found['one_iteration_s']:.6g} ms in ringtap"
     assert f"One iteration alone: 43,000 cycles (0.043 ms at 1 ns per cycle) in ASTRA-sim 2.x, -100.0% {beside}" in text
-    assert beside in workload("import", "two.log", "--workload", "w", *options, cwd=tmp_path)
+    ended = (
+        "ASTRA-sim 2.x ended after 0.043 ms, but the longest chain of computations and messages of the workload takes "
+    )
+    assert f"\nWarning: {ended}" in text
+    assert found["simulators"][0]["warnings"][0].startswith(ended)
+    text = workload("import", "two.log", "--workload", "w", *options, cwd=tmp_path)
+    assert beside in text
+    assert f"Warning: {ended}" in text
+    workload("new", "--model", "resnet50", "--workers", 3, "-o", "w3", cwd=tmp_path)
+    text = workload("import", "two.log", "--workload", "w3", *options, cwd=tmp_path, code=2)
+    assert (
+        "two.log: rank 2 did not finish, or it is of another workload: it has 2 ranks, and the workload has 3" in text
+    )
     imported = json.loads(workload("import", "two.log", "--workload", "w", *options, "--json", cwd=tmp_path))
     assert (imported["cycles"], imported["one_iteration_s"]) == (43000, found["one_iteration_s"])
     assert "wrote x" in workload("export", "w", "--to", "chakra", "-o", "x", cwd=tmp_path).lower()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ringtap.errors import UsageError
 from ringtap.models import PROFILES, profile_named
-from ringtap.workload.execution_trace import Collective, Node, NodeType, read_trace, write_trace
+from ringtap.workload.execution_trace import Collective, Node, NodeType, message_classes, read_trace, write_trace
 from ringtap.workload.lowering import Algorithms, lower
 from ringtap.workload.models import buckets, model_workload
 from ringtap.workload.replay import operations
@@ -58,7 +58,20 @@ nodes = st.builds(
 def test_a_trace_comes_back_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, written: list[Node]) -> None:
     path = tmp_path_factory.mktemp("trace") / "rank.0.et"
     write_trace(written, path)
+    for node in written:  # a dependency of both kinds is one of control, and one that is named twice is one
+        node.data_deps = sorted(node.deps.difference(node.control_deps))
     assert list(read_trace(path)) == written
+
+
+def test_readers_that_know_one_kind_of_dependencies_see_all(tmp_path: Path) -> None:
+    """Chakra's first reader looks at data_deps alone, field 5 of a node."""
+    write_trace(trace(), tmp_path / "rank.0.et")
+    data, messages = (tmp_path / "rank.0.et").read_bytes(), []
+    while data:  # each message after its length, which is one byte here
+        messages.append(data[1 : 1 + data[0]])
+        data = data[1 + data[0] :]
+    read = map(message_classes()[1].FromString, messages[1:])  # the first one is the metadata
+    assert {node.id: list(node.data_deps) for node in read} == {1: [], 2: [1], 3: [2], 4: [2], 5: [3, 4]}
 
 
 def test_a_workload_comes_back_as_it_was_written(tmp_path: Path) -> None:

@@ -7,7 +7,16 @@ from pathlib import Path
 from ringtap.errors import UsageError
 from ringtap.flow_plan import Operation
 from ringtap.workload.execution_trace import Node, NodeType
-from ringtap.workload.workload import Place, Workload, order_by_messages, peer_of, read_workload, senders_of, size_of
+from ringtap.workload.workload import (
+    Place,
+    Workload,
+    length_us,
+    order_by_messages,
+    peer_of,
+    read_workload,
+    senders_of,
+    size_of,
+)
 
 # Lines that a receipt stands for; beyond them, it becomes a line of its own
 _MOST_REFERENCES = 4
@@ -66,7 +75,7 @@ def _reference(
         return {len(found) - 1: 0}
     if sent is not None:
         after = _joined([sent, after]) if node.deps else dict(sent)
-    after = {number: delay_ns + 1000 * node.duration_us for number, delay_ns in after.items()}
+    after = {number: delay_ns + 1000 * length_us(node) for number, delay_ns in after.items()}
     if len(after) <= (1 if sent is None else _MOST_REFERENCES):
         return after
     found.append(Operation(rank, -1, 0, tuple(sorted(after.items()))))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ringtap.errors import UsageError
 from ringtap.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType
-from ringtap.workload.workload import Workload, kind_of, size_of
+from ringtap.workload.workload import WORK, Workload, check_times, is_untimed, kind_of, size_of
 
 _REDUCE_SCATTERS = (Collective.REDUCE_SCATTER, Collective.REDUCE_SCATTER_BLOCK)
 _PRECISIONS = (0.5, 1, 2)  # bytes of a parameter by those of its gradient
@@ -97,6 +97,43 @@ def scale(workload: Workload, scaling: Scaling, others: Sequence[Workload] = ())
     for name in ("iteration_s", "variation"):  # of the run, not of what became of it
         about.pop(name, None)
     return Workload(scaled, dict(workload.groups), about)
+
+
+def with_times(workload: Workload, flop_per_s: float, bytes_per_s: float | None = None) -> Workload:
+    """Return a workload in which computations with operations and bytes, but without a duration, have one.
+
+    A computation takes its operations over the rate of a processor, or its bytes over that of its memory if that is
+    longer (the roofline of Williams, Waterman and Patterson, 2009).
+
+    Args:
+        workload: the workload.
+        flop_per_s: rate of a rank's processor.
+        bytes_per_s: rate of its memory; None: it is no limit.
+
+    Raises:
+        UsageError: the time of a node stays unknown.
+    """
+    traces, timed = [], 0
+    for trace in workload.traces:
+        nodes, now_us = [], 0.0
+        for node in trace:
+            operations, size_bytes = (float(node.attributes.get(name, 0)) for name in WORK)  # type: ignore[arg-type]
+            if node.type == NodeType.COMP and is_untimed(node) and (operations or bytes_per_s):
+                timed += 1
+                end_us = now_us + 1e6 * max(operations / flop_per_s, size_bytes / bytes_per_s if bytes_per_s else 0)
+                # rounded in sum, so that many short computations keep their length
+                attributes = {name: value for name, value in node.attributes.items() if name not in WORK}
+                nodes.append(replace(node, duration_us=round(end_us) - round(now_us), attributes=attributes))
+                now_us = end_us
+            else:
+                nodes.append(node)
+        traces.append(nodes)
+    memory = f" or its bytes over {bytes_per_s:g} byte/s, whichever is longer" if bytes_per_s else ""
+    said = f"{counted(timed, 'computation')}: its operations over {flop_per_s:g} operations/s{memory}"
+    about = workload.about | {"assumptions": [*workload.about.get("assumptions", []), said]}
+    found = replace(workload, traces=traces, about=about)
+    check_times(found)
+    return found
 
 
 def _among(trace: list[Node], ranks: int, workers: int) -> tuple[list[Node], list[str]]:

@@ -19,7 +19,10 @@ GROUPS_JSON, WORKLOAD_JSON = "comm_group.json", "workload.json"
 PREFIX = "rank"
 MAX_NODES = 20_000_000
 _TRACE = re.compile(r"(?P<prefix>.*)\.(?P<rank>\d{1,7})\.et")
-_SIZED = {NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL}
+_COMMUNICATION = {NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL}
+_TIMED = {NodeType.COMP, NodeType.MEM_LOAD, NodeType.MEM_STORE}
+WORK = ("num_ops", "tensor_size")  # attributes of nodes whose time follows from a processor or a memory
+_ALL_RANKS = ("", "0")  # groups that need no list of ranks, as in ASTRA-sim
 
 
 @dataclass
@@ -59,11 +62,15 @@ class Workload:
         return f"{name} node {node.id}"
 
 
-def read_workload(path: Path) -> Workload:
+def read_workload(path: Path, *, needs_times: bool = True) -> Workload:
     """Read the workload of a directory, ours or any directory of Chakra execution traces.
 
+    Args:
+        path: the directory.
+        needs_times: False if nodes may have operations or bytes instead of a duration.
+
     Raises:
-        UsageError: it cannot be read, or is inconsistent.
+        UsageError: it cannot be read, is inconsistent, or does not say how long its computations take.
     """
     if not path.is_dir():
         raise UsageError(f"{path} is not a directory: a workload is one, with a trace per rank (NAME.RANK.et)")
@@ -89,11 +96,76 @@ def read_workload(path: Path) -> Workload:
             nodes.append(node)
         traces.append(nodes)
     names = [found[rank][1].name for rank in range(len(found))]
-    # what other programs write is made for ASTRA-sim
-    about = _json(path / WORKLOAD_JSON) if (path / WORKLOAD_JSON).exists() else {"sends": "eager"}
+    is_ours = (path / WORKLOAD_JSON).exists()
+    about = _json(path / WORKLOAD_JSON) if is_ours else {"sends": "eager", "assumptions": _of_others(traces)}
     workload = Workload(traces, _groups(path / GROUPS_JSON, len(found)), about, names)
     check_workload(workload)
+    if needs_times:
+        check_times(workload)
     return workload
+
+
+def assumed_of_others(workload: Workload) -> list[str]:
+    """Return what is assumed of traces that another program wrote; nothing of others."""
+    return list(workload.about.get("assumptions", [])) if workload.is_eager else []
+
+
+def _of_others(traces: Sequence[Sequence[Node]]) -> list[str]:
+    """Return what is assumed of traces that other programs wrote: they are made for ASTRA-sim."""
+    text = (
+        "a send does not wait for its receive, and of the computations of a rank that are ready, the one with the "
+        "lowest number runs first, as in ASTRA-sim; other than there, collectives and sends run at once and share links"
+    )
+    found = [text]
+    nodes = [node for trace in traces for node in trace]
+    computations = [node for node in nodes if node.type == NodeType.COMP]
+    idle = sum(not node.duration_us and not is_untimed(node) for node in computations)
+    if idle:
+        found.append(f"{idle:,} of {counted(len(computations), 'computation')} without a duration: they take no time")
+    if memory := sum(node.type in (NodeType.MEM_LOAD, NodeType.MEM_STORE) for node in nodes):
+        found.append(f"{counted(memory, 'load or store', 'loads and stores')} of memory: one at a time, without a link")
+    if recorded := sum(node.type not in _TIMED and node.duration_us > 0 for node in nodes):
+        found.append(
+            f"{counted(recorded, 'duration')} of communication or metadata: left out, as the network gives the times"
+        )
+    return found
+
+
+def is_untimed(node: Node) -> bool:
+    """Return True if a node has operations or bytes of memory, but no duration."""
+    return node.type in _TIMED and not node.duration_us and any(node.attributes.get(name) for name in WORK)
+
+
+def is_communication(node: Node) -> bool:
+    """Return True for a collective, a send or a receive."""
+    return node.type in _COMMUNICATION
+
+
+def length_us(node: Node) -> int:
+    """Return the time that a node takes without a network: of a computation, a load or a store."""
+    return node.duration_us if node.type in _TIMED else 0
+
+
+def check_times(workload: Workload) -> None:
+    """Check that a workload says how long each of its computations takes.
+
+    Raises:
+        UsageError: nodes have operations or bytes of memory, but no duration.
+    """
+    for rank, trace in enumerate(workload.traces):
+        untimed = [node for node in trace if is_untimed(node)]
+        if not untimed:
+            continue
+        node, more = untimed[0], len(untimed) - 1
+        has = " and ".join(name for name in WORK if node.attributes.get(name))
+        advice = "give it a duration"
+        if node.type == NodeType.COMP:
+            rates = "--flop-per-s F" if node.attributes.get(WORK[0]) else "--flop-per-s F --bytes-per-s B"
+            advice = f"give rates of its processor to ringtap workload scale ({rates})"
+        raise UsageError(
+            f"{workload.where(rank, node)}{f' (and {more:,} others of its rank)' if more else ''} has {has} but no "
+            f"duration, so that its time is not known: {advice}"
+        )
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -156,48 +228,77 @@ def check_workload(workload: Workload) -> None:
 
 def _check_node(workload: Workload, rank: int, node: Node) -> None:
     where = workload.where(rank, node)
-    if node.type in _SIZED:
-        size = node.attributes.get("comm_size", 0)
-        if type(size) is not int or size < 0:
-            raise UsageError(f"{where} has a comm_size of {size!r}: it is a number of bytes, 0 or more")
     if node.type in (NodeType.COMM_SEND, NodeType.COMM_RECV):
         peer = peer_of(node)
         if type(node.attributes.get("comm_tag", 0)) is not int:
             raise UsageError(f"{where} has a comm_tag that is not a whole number")
         if type(peer) is not int or not 0 <= peer < workload.ranks or peer == rank:
             raise UsageError(f"{where} names rank {peer} as its peer: there are ranks 0 to {workload.ranks - 1}")
+    for name in WORK if node.type in _TIMED else ():
+        amount = node.attributes.get(name, 0)
+        if type(amount) not in (int, float) or not 0 <= amount < 2**64:  # type: ignore[operator]
+            raise UsageError(f"{where} has a {name} of {amount!r}: it is a number, 0 or more")
     if node.type == NodeType.COMM_COLL:
-        name = str(node.attributes.get("pg_name", ""))
-        if workload.groups and name and name not in workload.groups:
-            raise UsageError(f"{where} is of group {name!r}, which {GROUPS_JSON} does not have")
-        if rank not in workload.members(node):
-            raise UsageError(f"{where} is of group {name!r}, which does not have rank {rank}")
+        _check_collective(workload, rank, node)
+    if is_communication(node):
+        size = node.attributes.get("comm_size")
+        if size is None and (node.type != NodeType.COMM_COLL or kind_of(node) != Collective.BARRIER):
+            raise UsageError(f"{where} has no comm_size: give it the number of its bytes")
+        if size is not None and (type(size) is not int or size < 0):
+            raise UsageError(f"{where} has a comm_size of {size!r}: it is a number of bytes, 0 or more")
+
+
+def _check_collective(workload: Workload, rank: int, node: Node) -> None:
+    """Check kind and ranks of a collective."""
+    where, name = workload.where(rank, node), str(node.attributes.get("pg_name", ""))
+    kind = node.attributes.get("comm_type")
+    if kind not in list(Collective):
+        what = "no comm_type" if kind is None else f"the unknown comm_type {kind!r}"
+        kinds = ", ".join(f"{one.value} {one.name}" for one in Collective)
+        raise UsageError(f"{where} is a collective with {what}: give it its kind ({kinds})")
+    if name not in _ALL_RANKS and name not in workload.groups:
+        what = "which that file does not have" if workload.groups else f"but there is no {GROUPS_JSON} with its ranks"
+        raise UsageError(f"{where} is of group {name!r}, {what}: add the group to {GROUPS_JSON}, beside the traces")
+    dimensions = node.attributes.get("involved_dim")
+    if isinstance(dimensions, list) and not all(dimensions):
+        raise UsageError(
+            f"{where} is of some dimensions of a network (involved_dim), which do not say its ranks: name them as a "
+            f"group in {GROUPS_JSON}, and the group as its pg_name"
+        )
+    if rank not in workload.members(node):
+        raise UsageError(f"{where} is of group {name!r}, which does not have rank {rank}")
 
 
 def _ordered(workload: Workload, rank: int, nodes: Sequence[Node]) -> list[Node]:
-    by_id: dict[int, Node] = {}
-    for node in nodes:
-        if node.id in by_id:
+    """Return nodes in the order of their trace; one that waits for later ones comes right after these."""
+    places: dict[int, int] = {}
+    for place, node in enumerate(nodes):
+        if node.id in places:
             raise UsageError(f"{workload.where(rank, node)} exists twice: give each node an id of its own")
-        by_id[node.id] = node
+        places[node.id] = place
         _check_node(workload, rank, node)
-    waits, following = {}, defaultdict(list)
     for node in nodes:
-        unknown = next((dep for dep in node.deps if dep not in by_id), None)
+        unknown = next((dep for dep in node.deps if dep not in places), None)
         if unknown is not None:
             raise UsageError(f"{workload.where(rank, node)} waits for node {unknown}, which does not exist")
-        waits[node.id] = len(node.deps)
-        for dep in node.deps:
-            following[dep].append(node.id)
-    ordered = [node for node in nodes if not waits[node.id]]
-    for node in ordered:
-        for other in following[node.id]:
-            waits[other] -= 1
-            if not waits[other]:
-                ordered.append(by_id[other])
-    if len(ordered) < len(nodes):
-        stuck = next(node for node in nodes if waits[node.id] > 0)
-        raise UsageError(f"{workload.where(rank, stuck)} waits for itself through others: break the cycle")
+    ordered: list[Node] = []
+    is_open, is_done = [False] * len(nodes), [False] * len(nodes)
+    for first in range(len(nodes)):
+        stack = [first]
+        while stack:
+            place = stack[-1]
+            awaited = [other for dep in nodes[place].deps if not is_done[other := places[dep]]]
+            if is_done[place] or not awaited:
+                if not is_done[place]:
+                    ordered.append(nodes[place])
+                is_done[stack.pop()] = True
+                continue
+            is_open[place] = True
+            for other in sorted(awaited, reverse=True):
+                if is_open[other]:
+                    where = workload.where(rank, nodes[other])
+                    raise UsageError(f"{where} waits for itself through others: break the cycle")
+                stack.append(other)
     return ordered
 
 
@@ -218,7 +319,7 @@ def kind_of(node: Node) -> Collective:
         UsageError: it is unknown.
     """
     try:
-        return Collective(node.attributes.get("comm_type", 0))  # type: ignore[arg-type]
+        return Collective(node.attributes.get("comm_type"))  # type: ignore[arg-type]
     except ValueError as error:
         raise UsageError(f"node {node.id}: comm_type {node.attributes.get('comm_type')!r} is unknown") from error
 

@@ -44,7 +44,7 @@ def workload(ranks: int = 4, kind: Collective = Collective.ALL_REDUCE, group: st
             Node(4, "optimizer", COMP, [3], [2], duration_us=7),
         ]
 
-    made = Workload([trace() for _ in range(ranks)])
+    made = Workload([trace() for _ in range(ranks)], {group: list(range(ranks))} if group else {})
     check_workload(made)
     return made
 

@@ -9,7 +9,7 @@ from ringtap.errors import UsageError
 from ringtap.flow_plan import flow_list_line
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.lowering import data_bytes
-from ringtap.workload.workload import Workload, kind_of, messages_of, peer_of, size_of
+from ringtap.workload.workload import Workload, check_even, kind_of, messages_of, peer_of, size_of
 
 if TYPE_CHECKING:
     from ringtap.workload.simulated_iterations import SimulatedIterations
@@ -98,6 +98,7 @@ def astra1(workload: Workload) -> Iterator[str]:
     Raises:
         UsageError: ASTRA-sim 1.0 does not have a collective of the workload.
     """
+    check_even(workload, "ASTRA-sim 1.0")
     layers: list[str] = []
     compute_ns = 0
     for node in workload.traces[0]:
@@ -118,6 +119,7 @@ def astra1(workload: Workload) -> Iterator[str]:
 
 def param(workload: Workload) -> list[dict[str, Any]]:
     """Return the collectives of rank 0 as a basic trace of PARAM's replay; sizes in elements of 4 bytes."""
+    check_even(workload, "a basic trace of PARAM")
     found, now_ns = [], 0
     for node in workload.traces[0]:
         if node.type != NodeType.COMM_COLL:

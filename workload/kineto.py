@@ -457,6 +457,9 @@ def _nccl_calls(trace: _Trace) -> list[_Call]:
         size_bytes = 0 if kind == "barrier" else size_bytes
         peer = args.get({"send": "Dst Rank", "recv": "Src Rank"}.get(kind, ""))
         communication = Communication(kind, size_bytes, _group(trace, args), peer, backend="nccl")
+        if kind == "all_to_all":
+            rows, sizes = args.get("In split size", ""), (args.get("In msg nelems"), args.get("Out msg nelems"))
+            communication = _with_splits(trace, communication, rows, is_even=sizes[1] in (None, sizes[0]))
         found[key] = _Call(launched, kernel.begin, kernel.end, communication, launched)
     return list(found.values())
 
@@ -480,6 +483,9 @@ def _gloo_calls(trace: _Trace) -> list[_Call]:
         # operations have their options last: of a collective, that it returns at once, and a timeout
         values = [str(value) for value in call.args.get("Concrete Inputs", [])][-2:]
         communication = Communication(kind, size_bytes, _group(trace, {}), backend="gloo")
+        if kind == "all_to_all":
+            lists = [str(value) for value in call.args.get("Concrete Inputs", []) if str(value).startswith("[")]
+            communication = _with_splits(trace, communication, lists[-1] if lists else "", is_even=True)
         if kind in ("send", "recv"):
             peer, tag = map(int, values)
             check(tag, _TAG, "a tag")
@@ -489,6 +495,18 @@ def _gloo_calls(trace: _Trace) -> list[_Call]:
         returned = call.end if communication.returns_at_once else max(call.end, one.end)
         found.append(_Call(call.begin, one.begin, one.end, communication, returned))
     return found
+
+
+def _with_splits(trace: _Trace, communication: Communication, text: Any, *, is_even: bool) -> Communication:
+    """Return an all-to-all with its bytes to each rank, from the text of a list of their rows, empty if it is even."""
+    rows = [int(row) for row in re.findall(r"\d+", str(text))]
+    if len(rows) not in (0, len(communication.ranks)) or (not rows and not is_even):
+        raise UsageError(
+            f"{trace.path} has an uneven all-to-all of {len(communication.ranks)} ranks with {len(rows)} split sizes: "
+            "the bytes to each rank are not known: PyTorch cuts long lists short, and has none of lists of tensors"
+        )
+    total = max(1, sum(rows))
+    return communication._replace(splits=tuple(communication.size_bytes * row // total for row in rows))
 
 
 def _kind(trace: _Trace, name: Any) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ringtap.errors import UsageError
 from ringtap.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType
-from ringtap.workload.workload import WORK, Workload, check_times, is_untimed, kind_of, size_of
+from ringtap.workload.workload import SPLITS, WORK, Workload, check_times, is_untimed, kind_of, size_of
 
 _REDUCE_SCATTERS = (Collective.REDUCE_SCATTER, Collective.REDUCE_SCATTER_BLOCK)
 _PRECISIONS = (0.5, 1, 2)  # bytes of a parameter by those of its gradient
@@ -216,6 +216,9 @@ def _scaled(node: Node, time_factor: float, byte_factor: float) -> Node:
     attributes = dict(node.attributes)
     if "comm_size" in attributes:
         attributes["comm_size"] = round(size_of(node) * byte_factor)
+    if SPLITS in attributes:
+        splits = [round(size * byte_factor) for size in attributes[SPLITS]]  # type: ignore[union-attr, operator]
+        attributes |= {SPLITS: splits, "comm_size": sum(splits)}
     deps = [*node.control_deps], [*node.data_deps]
     return replace(
         node, control_deps=deps[0], data_deps=deps[1], duration_us=round(node.duration_us * time_factor),
@@ -232,6 +235,8 @@ def _check_data_parallel(workload: Workload) -> None:
         for node in trace:
             if node.type in (NodeType.COMM_SEND, NodeType.COMM_RECV):
                 raise UsageError(f"{workload.where(rank, node)} is a message between two ranks: {advice}")
+            if SPLITS in node.attributes:
+                raise UsageError(f"{workload.where(rank, node)} is an all-to-all with bytes for each rank: {advice}")
         if _shape(trace) != first:
             raise UsageError(f"ranks 0 and {rank} take part in different collectives: {advice}")
 

@@ -12,11 +12,12 @@ import numpy as np
 from ringtap.errors import UsageError
 from ringtap.units import counted, format_size
 from ringtap.workload.collectives import Shape, message_graph
-from ringtap.workload.execution_trace import Collective, Node, NodeType
-from ringtap.workload.lowering import Algorithms, data_bytes
+from ringtap.workload.execution_trace import Node, NodeType
+from ringtap.workload.lowering import Algorithms, bytes_of
 from ringtap.workload.simulation import CrossFlows, Numbers, Simulation
 from ringtap.workload.topologies import Topology
 from ringtap.workload.workload import (
+    Parts,
     Place,
     Workload,
     collectives_of,
@@ -27,6 +28,7 @@ from ringtap.workload.workload import (
     order_by_messages,
     senders_of,
     size_of,
+    split_bytes,
 )
 
 
@@ -115,44 +117,13 @@ def simulate(
         check_room(topology, endpoints, ranks_per_host)
         places = [endpoint // ranks_per_host for endpoint in range(endpoints)]
     simulation = Simulation(topology, latency_s, rate_share, cross)
-    placed: dict[tuple[object, ...], int] = {}
-    sends, receives = messages_of(workload)
-    pairs = [(key, i) for key, each in sends.items() for i in range(len(each))]
-    collectives = [(key, parts) for key, every in collectives_of(workload).items() for parts in every]
-
-    def placed_graph(kind: Collective, members: tuple[int, ...]) -> int:
-        if (kind, members) not in placed:
-            graph = algorithms.graph(kind, len(members), len(members) << 20)
-            ends = [*members, *range(workload.ranks, endpoints)][: graph.endpoints]
-            placed[kind, members] = simulation.place(graph, [places[end] for end in ends])
-        return placed[kind, members]
-
-    def placed_pair(source: int, destination: int) -> int:
-        if (source, destination) not in placed:
-            graph = message_graph("send", Shape(2, 1 << 20))
-            if workload.is_eager:
-                graph = replace(graph, workers=1)  # the receiver has no part in it
-            placed[source, destination] = simulation.place(graph, [places[source], places[destination]])
-        return placed[source, destination]
-
+    communication = _Communication(workload, algorithms, simulation, places)
     ends: list[int] = []
     last: list[list[int]] = [[] for _ in range(workload.ranks)]
     order, sender_of = _order(workload)
     numbers: list[dict[int, int]] = []
     for _ in range(iterations):
-        role: dict[tuple[int, int], tuple[int, int]] = {}  # rank, node id -> instance, worker
-        for (_, members), parts in collectives:
-            node = parts[0][1]
-            if len(members) < 2:
-                continue
-            instance = simulation.collective(placed_graph(kind_of(node), members), data_bytes(node, len(members)))
-            role |= {(rank, each.id): (instance, worker) for worker, (rank, each) in enumerate(parts)}
-        for (source, destination, tag), i in pairs:
-            sender, receiver = sends[source, destination, tag][i][1], receives[source, destination, tag][i][1]
-            instance = simulation.collective(placed_pair(source, destination), size_of(sender))
-            role[source, sender.id] = instance, 0
-            if not workload.is_eager:
-                role[destination, receiver.id] = instance, 1
+        role = communication.begin()
         numbers = [{} for _ in range(workload.ranks)]
         for rank, each in order:
             after = [numbers[rank][dep] for dep in each.deps] or last[rank]
@@ -181,6 +152,58 @@ def simulate(
         end_s, spans, float(end_s[-2].max()) if iterations > 1 else 0.0, result.link_bytes / iterations,
         result.cross_begin_s, result.cross_end_s,
     )  # fmt: skip
+
+
+class _Communication:
+    """The collectives and messages of a workload in a simulation.
+
+    Args:
+        workload: what ranks send.
+        algorithms: algorithms of collectives.
+        simulation: the simulation.
+        places: host of each rank, server and switch that adds.
+    """
+
+    def __init__(
+        self, workload: Workload, algorithms: Algorithms, simulation: Simulation, places: Sequence[int]
+    ) -> None:
+        self._workload, self._algorithms, self._simulation, self._places = workload, algorithms, simulation, places
+        self._placed: dict[tuple[object, ...], int] = {}
+        sends, receives = messages_of(workload)
+        self._messages = [pair for key, sent in sends.items() for pair in zip(sent, receives[key], strict=True)]
+        self._collectives = [parts for every in collectives_of(workload).values() for parts in every if len(parts) > 1]
+
+    def begin(self) -> dict[Place, tuple[int, int]]:
+        """Add those of an iteration, and return for each node its collective and its worker."""
+        role: dict[Place, tuple[int, int]] = {}
+        for parts in self._collectives:
+            instance = self._simulation.collective(self._graph(parts), bytes_of(parts))
+            role |= {(rank, node.id): (instance, worker) for worker, (rank, node) in enumerate(parts)}
+        for (source, sender), (destination, receiver) in self._messages:
+            instance = self._simulation.collective(self._pair(source, destination), size_of(sender))
+            role[source, sender.id] = instance, 0
+            if not self._workload.is_eager:
+                role[destination, receiver.id] = instance, 1
+        return role
+
+    def _graph(self, parts: Parts) -> int:
+        """Return the number of the message graph of a collective, which is that of all others but for its bytes."""
+        members, splits = tuple(rank for rank, _ in parts), split_bytes(parts)
+        key = kind_of(parts[0][1]), members, splits
+        if key not in self._placed:
+            graph = self._algorithms.graph(key[0], len(members), len(members) << 20, splits)
+            ends = [*members, *range(self._workload.ranks, len(self._places))][: graph.endpoints]
+            self._placed[key] = self._simulation.place(graph, [self._places[end] for end in ends])
+        return self._placed[key]
+
+    def _pair(self, source: int, destination: int) -> int:
+        if (source, destination) not in self._placed:
+            graph = message_graph("send", Shape(2, 1 << 20))
+            if self._workload.is_eager:
+                graph = replace(graph, workers=1)  # the receiver has no part in it
+            ends = [self._places[source], self._places[destination]]
+            self._placed[source, destination] = self._simulation.place(graph, ends)
+        return self._placed[source, destination]
 
 
 def _unit(rank: int, node: Node) -> int:

@@ -14,6 +14,7 @@ from ringtap.errors import UsageError
 from ringtap.rundir import write_json
 from ringtap.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType, message_classes, read_trace, write_trace
+from ringtap.workload.message_graph import divided
 
 GROUPS_JSON, WORKLOAD_JSON = "comm_group.json", "workload.json"
 PREFIX = "rank"
@@ -22,6 +23,8 @@ _TRACE = re.compile(r"(?P<prefix>.*)\.(?P<rank>\d{1,7})\.et")
 _COMMUNICATION = {NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL}
 _TIMED = {NodeType.COMP, NodeType.MEM_LOAD, NodeType.MEM_STORE}
 WORK = ("num_ops", "tensor_size")  # attributes of nodes whose time follows from a processor or a memory
+# attribute of an all-to-all: bytes to each rank of its group, in order; without it, all are alike
+SPLITS = "comm_split_bytes"
 _ALL_RANKS = ("", "0")  # groups that need no list of ranks, as in ASTRA-sim
 
 
@@ -129,6 +132,32 @@ def _of_others(traces: Sequence[Sequence[Node]]) -> list[str]:
             f"{counted(recorded, 'duration')} of communication or metadata: left out, as the network gives the times"
         )
     return found
+
+
+def split_bytes(parts: Parts) -> tuple[tuple[int, ...], ...]:
+    """Return the bytes from each rank to each rank of an uneven all-to-all; none: all of them are alike."""
+    if not any(SPLITS in node.attributes for _, node in parts):
+        return ()
+    found = []
+    for _, node in parts:
+        given = node.attributes.get(SPLITS)
+        found.append(tuple(given if isinstance(given, list) else divided(size_of(node), len(parts)).tolist()))
+    return tuple(found) if len({size for each in found for size in each}) > 1 else ()
+
+
+def check_even(workload: Workload, reader: str) -> None:
+    """Check that a workload has no uneven all-to-all, for a reader that knows none.
+
+    Raises:
+        UsageError: it has one.
+    """
+    for collectives in collectives_of(workload).values():
+        for parts in collectives:
+            if split_bytes(parts):
+                raise UsageError(
+                    f"{workload.where(*parts[0])} is an all-to-all with other bytes for each rank, which {reader} does "
+                    "not have: lower the workload first (ringtap workload lower)"
+                )
 
 
 def is_untimed(node: Node) -> bool:
@@ -341,6 +370,7 @@ def messages_of(workload: Workload) -> tuple[Messages, Messages]:
     return sends, receives
 
 
+Parts = Sequence[tuple[int, Node]]  # the ranks of a collective and their nodes
 Place = tuple[int, int]  # rank, id of a node
 
 
@@ -428,12 +458,31 @@ def _check_collectives(workload: Workload) -> None:
     for collectives in collectives_of(workload).values():
         for parts in collectives:
             (first, node), *others = parts
+            for rank, each in parts:
+                if SPLITS in each.attributes:
+                    _check_splits(workload.where(rank, each), each, len(parts))
             for rank, other in others:
+                kinds = {kind_of(node), kind_of(other)}
+                if kinds == {Collective.ALL_TO_ALL} and (SPLITS in node.attributes or SPLITS in other.attributes):
+                    continue
                 if (kind_of(other), size_of(other)) != (kind_of(node), size_of(node)):
+                    is_uneven = kinds == {Collective.ALL_TO_ALL}
+                    advice = f": give the bytes to each rank ({SPLITS}) if it is uneven" if is_uneven else ""
                     raise UsageError(
                         f"{workload.where(rank, other)} is {kind_of(other).name} of {size_of(other)} bytes where "
-                        f"{workload.where(first, node)} is {kind_of(node).name} of {size_of(node)}"
+                        f"{workload.where(first, node)} is {kind_of(node).name} of {size_of(node)}{advice}"
                     )
+
+
+def _check_splits(where: str, node: Node, members: int) -> None:
+    splits = node.attributes[SPLITS]
+    if kind_of(node) != Collective.ALL_TO_ALL:
+        raise UsageError(f"{where} has {SPLITS}, which is for an all-to-all")
+    if not isinstance(splits, list) or len(splits) != members or any(type(one) is not int or one < 0 for one in splits):
+        raise UsageError(f"{where} has a {SPLITS} that is not a list of {members} numbers of bytes, one per rank")
+    total = sum(map(int, splits))
+    if total != size_of(node):
+        raise UsageError(f"{where} has a {SPLITS} of {total} bytes in all, but a comm_size of {size_of(node)}")
 
 
 def summary(workload: Workload) -> dict[str, Any]:

@@ -350,3 +350,22 @@ def test_members_are_those_of_the_json_module(
     found = list(json_stream.members(path, "items"))
     assert [value for key, value in found if key == "items"] == items
     assert {key: value for key, value in found if key != "items"} == others
+
+
+def test_split_sizes_of_an_all_to_all_are_read(tmp_path: Path) -> None:
+    def traces(*splits: str, sent: int = 1000, **more: Any) -> Workload:
+        step, paths = event("user_annotation", "ProfilerStep#1", 0, STEP_US), []
+        for rank, rows in enumerate(splits):
+            exchange = metadata("all_to_allv", sent, ranks=range(2), **{"In split size": rows}, **more)
+            paths.append(write(tmp_path / f"{rank}.json", trace([step, *nccl(20, 40, 10, **exchange)], rank, 2)))
+        return made(*paths)
+
+    workload = traces("[3, 7]", "[10, 0]")
+    assert [node.attributes.get("comm_split_bytes") for nodes in workload.traces for node in nodes
+            if node.type == NodeType.COMM_COLL] == [[1200, 2800], [4000, 0]]  # fmt: skip
+    even = traces("[5, 5]", "[]", **{"Out msg nelems": 1000})
+    assert not any("comm_split_bytes" in node.attributes for nodes in even.traces for node in nodes)
+    assert communication(traces("[0, 0]", "[0, 0]", sent=0)) == [(Collective.ALL_TO_ALL, 0)]
+    for splits, more in ((["[3, ...]", "[10, 0]"], {}), (["[]", "[]"], {"Out msg nelems": 999})):
+        with pytest.raises(UsageError, match=r"0.json has an uneven all-to-all of 2 ranks with [01] split sizes"):
+            traces(*splits, **more)

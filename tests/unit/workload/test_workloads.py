@@ -15,14 +15,24 @@ from hypothesis import strategies as st
 
 from ringtap.errors import UsageError
 from ringtap.models import PROFILES, profile_named
+from ringtap.workload.astra_sim import write_astra_sim
 from ringtap.workload.execution_trace import Collective, Node, NodeType, read_trace, write_trace
+from ringtap.workload.export import astra1, param
 from ringtap.workload.lowering import Algorithms, lower
 from ringtap.workload.models import buckets, model_workload
 from ringtap.workload.replay import operations
 from ringtap.workload.scaling import Scaling, scale
 from ringtap.workload.simulated_iterations import critical_path, simulate
 from ringtap.workload.topologies import leaf_spine, star
-from ringtap.workload.workload import Workload, check_workload, read_workload, size_of, summary, write_workload
+from ringtap.workload.workload import (
+    Workload,
+    check_workload,
+    read_workload,
+    size_of,
+    split_bytes,
+    summary,
+    write_workload,
+)
 
 COMP, SEND, RECV, COLL = NodeType.COMP, NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL
 
@@ -474,3 +484,79 @@ def test_the_critical_path_is_as_long_as_its_iteration(about: dict[str, str], se
         length_s = np.diff(simulated.end_s.max(axis=1), prepend=0.0)[-1]
         assert path.compute_s + path.communication_s == pytest.approx(length_s)
         assert min([0.0, *path.communication.values()]) == 0.0
+
+
+SPLITS = ([0, 600_000, 400_000], [100_000, 0, 0], [0, 2_000_000, 0])
+
+
+def uneven() -> Workload:
+    made = Workload([])
+    for splits in SPLITS:
+        attributes = {"comm_type": int(Collective.ALL_TO_ALL), "comm_size": sum(splits), "comm_split_bytes": splits}
+        made.traces.append([Node(1, "c", COMP, duration_us=1000), Node(2, "experts", COLL, [1], attributes=attributes)])
+    check_workload(made)
+    return made
+
+
+@pytest.mark.parametrize("about", [{}, {"sends": "eager"}], ids=["ours", "eager"])
+def test_an_uneven_all_to_all_sends_its_bytes(tmp_path: Path, about: dict[str, str]) -> None:
+    made = uneven()
+    made.about = about
+    write_workload(made, tmp_path / "w")
+    read = read_workload(tmp_path / "w")
+    assert read.traces == made.traces
+    network = star(3, 1e9)
+    simulated = simulate(read, network, Algorithms(), iterations=2, latency_s=1e-5)
+    assert simulated.link_bytes == pytest.approx([1e6, 1e5, 2e6, 1e5, 2.6e6, 4e5])
+    # into rank 1 go 2.6 MB; what rank 0 sends shares that link with rank 2
+    assert simulated.iteration_s == pytest.approx(0.001 + 2.6e6 * 8 / 1e9 + 1e-5)
+    lowered = lower(read, Algorithms())
+    check_workload(lowered)
+    assert summary(lowered)["message_bytes"] == 3_100_000
+    same = simulate(lowered, network, Algorithms(), latency_s=1e-5)
+    assert same.end_s == pytest.approx(simulated.end_s[:1])
+    bigger = scale(read, Scaling(parameters=2))
+    assert [size_of(trace[1]) for trace in bigger.traces] == [2_000_000, 200_000, 4_000_000]
+    with pytest.raises(UsageError, match="is an all-to-all with bytes for each rank"):
+        scale(read, Scaling(workers=8))
+    for export in (lambda: list(astra1(read)), lambda: param(read)):
+        with pytest.raises(UsageError, match=r"^rank\.0\.et node 2 is an all-to-all with other bytes for each rank"):
+            export()
+    with pytest.raises(UsageError, match="which ASTRA-sim does not have: lower the workload first"):
+        write_astra_sim(read, network, "ring", 0.0, tmp_path / "x")
+
+
+def test_ranks_without_split_sizes_send_equal_parts() -> None:
+    made = uneven()
+    del made.traces[1][1].attributes["comm_split_bytes"]
+    made.traces[1][1].attributes["comm_size"] = 300_000
+    check_workload(made)
+    sent = simulate(made, star(3, 1e9), Algorithms()).link_bytes
+    assert sent == pytest.approx([1e6, 2e5, 2e6, 1e5, 2.6e6, 5e5])
+    even = collectives((Collective.ALL_TO_ALL, 500))
+    even.traces[0][0].attributes["comm_split_bytes"] = [250, 250]
+    assert not split_bytes([(rank, trace[0]) for rank, trace in enumerate(even.traces)])
+
+
+@pytest.mark.parametrize(
+    ("attributes", "says"),
+    [
+        ({"comm_split_bytes": [1, 2]}, "rank 1 node 2 has a comm_split_bytes that is not a list of 3 numbers of bytes"),
+        ({"comm_split_bytes": [1, -2, 3]}, "rank 1 node 2 has a comm_split_bytes that is not a list"),
+        ({"comm_split_bytes": "1, 2, 3"}, "rank 1 node 2 has a comm_split_bytes that is not a list"),
+        ({"comm_split_bytes": [1, 2, 3]}, "has a comm_split_bytes of 6 bytes in all, but a comm_size of 100000"),
+        ({"comm_type": 0}, "rank 1 node 2 has comm_split_bytes, which is for an all-to-all"),
+    ],
+)
+def test_split_sizes_that_do_not_fit_are_refused(attributes: dict[str, object], says: str) -> None:
+    made = uneven()
+    made.traces[1][1].attributes |= attributes  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=says):
+        check_workload(made)
+    for trace in made.traces:
+        trace[1].attributes = {"comm_type": int(Collective.ALL_TO_ALL), "comm_size": 5 + len(trace[0].name)}
+    made.traces[2][1].attributes["comm_size"] = 7
+    with pytest.raises(
+        UsageError, match=r"where rank 0 node 2 is ALL_TO_ALL of 6: give the bytes to each rank \(comm_spl"
+    ):
+        check_workload(made)

@@ -99,9 +99,11 @@ def read_workload(path: Path, *, needs_times: bool = True) -> Workload:
             nodes.append(node)
         traces.append(nodes)
     names = [found[rank][1].name for rank in range(len(found))]
-    is_ours = (path / WORKLOAD_JSON).exists()
-    about = _json(path / WORKLOAD_JSON) if is_ours else {"sends": "eager", "assumptions": _of_others(traces)}
-    workload = Workload(traces, _groups(path / GROUPS_JSON, len(found)), about, names)
+    about, groups = _json(path / WORKLOAD_JSON), path / GROUPS_JSON
+    if not (path / WORKLOAD_JSON).exists() or _are_groups(about):
+        about = {"sends": "eager", "assumptions": _of_others(traces)}
+        groups = groups if groups.exists() else path / f"{prefixes[0]}.json"  # as STAGE names it
+    workload = Workload(traces, _groups(groups, len(found)), about, names)
     check_workload(workload)
     if needs_times:
         check_times(workload)
@@ -207,6 +209,12 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UsageError(f"{path} is not a JSON object")
     return found
+
+
+def _are_groups(content: dict[str, Any]) -> bool:
+    """Return True if a file has groups of ranks alone: of traces named workload.R.et, STAGE writes workload.json."""
+    lists = [members for members in content.values() if isinstance(members, list) and members]
+    return 0 < len(content) == len(lists) and all(type(rank) is int for members in lists for rank in members)
 
 
 def _groups(path: Path, ranks: int) -> dict[str, list[int]]:

@@ -228,3 +228,17 @@ def test_messages_of_one_tag_are_paired_in_the_order_of_the_trace(tmp_path: Path
 def test_texts_in_lists_come_back(tmp_path: Path) -> None:
     node = Node(1, "c", COMP, duration_us=1, attributes={"inputs": ["x", "y"]})
     assert read_workload(written(tmp_path / "w", [node])).traces == [[node]]
+
+
+@pytest.mark.parametrize("name", ["job", "workload"])
+def test_groups_may_have_the_name_of_the_traces(tmp_path: Path, name: str) -> None:
+    """STAGE names the file after the traces, which may be as ringtap names its own file."""
+    path = tmp_path / "w"
+    trace = [Node(1, "c", COLL, attributes=REDUCE | {"pg_name": "2"})]
+    written(path, trace, trace, [])
+    (path / f"{name}.json").write_text(json.dumps({"2": [0, 1]}))
+    for each in path.glob("job.*.et"):
+        each.rename(path / each.name.replace("job", name))
+    workload = read_workload(path)
+    assert (workload.groups, workload.is_eager) == ({"2": [0, 1]}, True)
+    assert run(workload).end_s[0] == pytest.approx([0.008, 0.008, 0.0])

@@ -458,8 +458,8 @@ def _nccl_calls(trace: _Trace) -> list[_Call]:
         peer = args.get({"send": "Dst Rank", "recv": "Src Rank"}.get(kind, ""))
         communication = Communication(kind, size_bytes, _group(trace, args), peer, backend="nccl")
         if kind == "all_to_all":
-            rows, sizes = args.get("In split size", ""), (args.get("In msg nelems"), args.get("Out msg nelems"))
-            communication = _with_splits(trace, communication, rows, is_even=sizes[1] in (None, sizes[0]))
+            is_even = args.get("Out msg nelems") in (None, args.get("In msg nelems"))
+            communication = _with_splits(trace, communication, args.get("In split size"), is_even=is_even)
         found[key] = _Call(launched, kernel.begin, kernel.end, communication, launched)
     return list(found.values())
 
@@ -485,7 +485,7 @@ def _gloo_calls(trace: _Trace) -> list[_Call]:
         communication = Communication(kind, size_bytes, _group(trace, {}), backend="gloo")
         if kind == "all_to_all":
             lists = [str(value) for value in call.args.get("Concrete Inputs", []) if str(value).startswith("[")]
-            communication = _with_splits(trace, communication, lists[-1] if lists else "", is_even=True)
+            communication = _with_splits(trace, communication, lists[-1] if lists else None)
         if kind in ("send", "recv"):
             peer, tag = map(int, values)
             check(tag, _TAG, "a tag")
@@ -497,13 +497,22 @@ def _gloo_calls(trace: _Trace) -> list[_Call]:
     return found
 
 
-def _with_splits(trace: _Trace, communication: Communication, text: Any, *, is_even: bool) -> Communication:
-    """Return an all-to-all with its bytes to each rank, from the text of a list of their rows, empty if it is even."""
-    rows = [int(row) for row in re.findall(r"\d+", str(text))]
-    if len(rows) not in (0, len(communication.ranks)) or (not rows and not is_even):
+def _with_splits(
+    trace: _Trace, communication: Communication, text: str | None, *, is_even: bool = True
+) -> Communication:
+    """Return an all-to-all with its bytes to each rank.
+
+    Args:
+        trace: its trace.
+        communication: its kind, bytes and ranks.
+        text: list of the rows to each rank, empty if all are alike; None: the trace does not say.
+        is_even: False if it cannot be even.
+    """
+    rows, ranks = [int(row) for row in re.findall(r"\d+", str(text))], len(communication.ranks)
+    if ranks > 1 and len(rows) != ranks and (rows or text is None or not is_even):
         raise UsageError(
-            f"{trace.path} has an uneven all-to-all of {len(communication.ranks)} ranks with {len(rows)} split sizes: "
-            "the bytes to each rank are not known: PyTorch cuts long lists short, and has none of lists of tensors"
+            f"{trace.path} has an all-to-all of {ranks} ranks with {len(rows)} split sizes, so that the bytes to each "
+            "rank are not known: PyTorch cuts long lists short, and has none of lists of tensors or without shapes"
         )
     total = max(1, sum(rows))
     return communication._replace(splits=tuple(communication.size_bytes * row // total for row in rows))

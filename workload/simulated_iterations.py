@@ -29,6 +29,7 @@ from ringtap.workload.workload import (
     senders_of,
     size_of,
     split_bytes,
+    unit_of,
 )
 
 
@@ -133,7 +134,7 @@ def simulate(
                 numbers[rank][each.id] = simulation.part(*role[rank, each.id], after)
             else:
                 length_s = length_us(each) / 1e6
-                numbers[rank][each.id] = simulation.compute(length_s, after, _unit(rank, each), each.id)
+                numbers[rank][each.id] = simulation.compute(length_s, after, unit_of(rank, each), each.id)
         last = [[simulation.compute(0.0, list(own.values()) or last[rank])] for rank, own in enumerate(numbers)]
         ends += [end for (end,) in last]
     result = simulation.run()
@@ -204,12 +205,6 @@ class _Communication:
             ends = [self._places[source], self._places[destination]]
             self._placed[source, destination] = self._simulation.place(graph, ends)
         return self._placed[source, destination]
-
-
-def _unit(rank: int, node: Node) -> int:
-    """Return the number of what runs a node of a rank, one at a time: its processor, its host, or its memory."""
-    is_memory = node.type in (NodeType.MEM_LOAD, NodeType.MEM_STORE)
-    return 3 * rank + (2 if is_memory else bool(node.attributes.get("is_cpu_op")))
 
 
 def _order(workload: Workload) -> tuple[list[tuple[int, Node]], dict[Place, Place]]:
@@ -289,7 +284,7 @@ def critical_nodes(workload: Workload, simulated: SimulatedIterations) -> Iterat
                 parts |= dict.fromkeys(places, places)
     spans = {(rank, span.node.id): span for rank, trace in enumerate(simulated.spans) for span in trace}
     before = {  # what a computation waited for if its processor was busy
-        (_unit(rank, span.node), span.end_s): (rank, span.node.id)
+        (unit_of(rank, span.node), span.end_s): (rank, span.node.id)
         for rank, trace in enumerate(simulated.spans)
         for span in trace
         if length_us(span.node)
@@ -303,6 +298,6 @@ def critical_nodes(workload: Workload, simulated: SimulatedIterations) -> Iterat
         yield place[0], node, end_s - max(begin_s, simulated.since_s)
         earlier = [(place[0], dep) for dep in node.deps]
         earlier += [sender_of[place]] if place in sender_of else []
-        if length_us(node) and (_unit(place[0], node), begin_s) in before:
-            earlier.append(before[_unit(place[0], node), begin_s])
+        if length_us(node) and (unit_of(place[0], node), begin_s) in before:
+            earlier.append(before[unit_of(place[0], node), begin_s])
         place = max(earlier, key=lambda at: spans[at].end_s, default=None)

@@ -25,6 +25,7 @@ _TIMED = {NodeType.COMP, NodeType.MEM_LOAD, NodeType.MEM_STORE}
 WORK = ("num_ops", "tensor_size")  # attributes of nodes whose time follows from a processor or a memory
 # attribute of an all-to-all: bytes to each rank of its group, in order; without it, all are alike
 SPLITS = "comm_split_bytes"
+UNITS = 3  # of a rank
 _ALL_RANKS = ("", "0")  # groups that need no list of ranks, as in ASTRA-sim
 
 
@@ -175,6 +176,12 @@ def is_communication(node: Node) -> bool:
 def length_us(node: Node) -> int:
     """Return the time that a node takes without a network: of a computation, a load or a store."""
     return node.duration_us if node.type in _TIMED else 0
+
+
+def unit_of(rank: int, node: Node) -> int:
+    """Return the number of what runs a node of a rank, one at a time: its processor, its host, or its memory."""
+    is_memory = node.type in (NodeType.MEM_LOAD, NodeType.MEM_STORE)
+    return UNITS * rank + (2 if is_memory else bool(node.attributes.get("is_cpu_op")))
 
 
 def check_times(workload: Workload) -> None:

@@ -13,6 +13,7 @@ from ringtap.cli import main
 from ringtap.errors import UsageError
 from ringtap.workload.execution_trace import Node, NodeType, write_trace
 from ringtap.workload.lowering import Algorithms
+from ringtap.workload.replay import operations as operations_of
 from ringtap.workload.scaling import with_times
 from ringtap.workload.simulated_iterations import SimulatedIterations, critical_path, simulate
 from ringtap.workload.topologies import star
@@ -62,6 +63,18 @@ def test_many_computations_that_are_ready_follow_each_other(tmp_path: Path) -> N
     trace = [Node(int(number), "c", COMP, duration_us=int(number)) for number in numbers]
     found = times_of(run(read_workload(written(tmp_path / "w", trace))))
     assert [found[number][1] for number in range(1, 201)] == pytest.approx(np.cumsum(np.arange(1, 201)) / 1e3)
+
+
+def test_a_replay_computes_one_thing_at_a_time(tmp_path: Path) -> None:
+    """The second computation follows the first one, which it does not wait for; a third one that does adds nothing."""
+    trace = [
+        Node(1, "a", COMP, duration_us=1_000),
+        Node(2, "b", COMP, duration_us=2_000),
+        Node(3, "c", COMP, [2], duration_us=3_000),
+        Node(4, "host", COMP, duration_us=5_000, attributes={"is_cpu_op": True}),
+    ]
+    (begin, end) = operations_of(read_workload(written(tmp_path / "w", trace)))
+    assert (begin.rank, end.after) == (0, ((0, 6_000_000),))
 
 
 def test_host_processor_and_memory_work_beside_each_other(tmp_path: Path) -> None:

@@ -42,12 +42,13 @@ def members(path: Path, items: str) -> Iterator[tuple[str, Any]]:
 class _Scanner:
     """A JSON object in a file, of which only a part is in memory.
 
-    Numbers are taken as Python reads them: traces have infinite occupancies and ids of more than 64 bits.
+    Numbers are taken as Python reads them: traces have infinite occupancies and ids of more than 64 bits. Texts may
+    have control characters: names of operations have them.
     """
 
     def __init__(self, file: io.TextIOWrapper) -> None:
         self._file, self._text, self._at, self._left = file, "", 0, MAX_BYTES
-        self._decoder = json.JSONDecoder()
+        self._decoder = json.JSONDecoder(strict=False)
 
     def members(self, items: str) -> Iterator[tuple[str, Any]]:
         """Yield key and value of each member, and of each item of one list."""

@@ -13,8 +13,9 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from ringtap.json_stream import members
 from ringtap.json_validation import COUNT, Number, Shape, ShapeError, check
 from ringtap.units import counted
 from ringtap.workload.execution_trace import Collective
-from ringtap.workload.profile import CARRIED_OUT_AS, MAX_RANKS, Communication, Event, Iteration, RankProfile
+from ringtap.workload.profile import CARRIED_OUT_AS, Communication, Event, Iteration, RankProfile
 
 MAX_EVENTS = 20_000_000
 _MAX_DIMENSIONS = 64  # of a tensor in PyTorch
@@ -40,14 +41,21 @@ WAIT_S = 1e-4
 _US = Number(0, 2**62)
 _TAG = Number(0, 2**31 - 1, whole=True)
 _EVENT: Shape = {"name": str, "cat": str, "ts": _US, "dur": _US, "args?": dict}
-_INFO: Shape = {
-    "rank": Number(0, MAX_RANKS, whole=True), "world_size": Number(1, MAX_RANKS, whole=True), "pg_config?": [dict],
-}  # fmt: skip
+MAX_JOB_RANKS = 100_000
+_RANK = Number(0, MAX_JOB_RANKS, whole=True)
+_INFO: Shape = {"rank?": _RANK, "world_size?": replace(_RANK, minimum=1), "pg_config?": [dict]}
 _GPU = {"kernel", "gpu_memcpy", "gpu_memset"}
+# categories of PyTorch before 1.11; annotations were operators there
+_FORMER = {
+    "Operator": "cpu_op", "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "Runtime": "cuda_runtime",
+}  # fmt: skip
+_FILES = ("*.json", "*.json.gz")
 _ASSUMED_OF_GPUS = (
     "a collective waits for the kernels launched before it, unless it began before they ended",
     "the kernel after a wait of a stream, and the first of an optimizer step, wait for the collectives that have ended",
 )
+_BEGIN_OF_MANY = "the first iteration of a trace is not used, as it does not say when the GPU ended the one before"
+_BEGIN_OF_ONE = "a trace of one iteration has no time between the end of the GPU's work before and its own begin"
 _ASSUMED_OF_CPUS = (
     f"a thread that runs nothing for {1e3 * WAIT_S:g} ms until a collective ends waits for it",
     "an optimizer step waits for the collectives that have ended before it",
@@ -56,13 +64,29 @@ _ASSUMED_OF_CPUS = (
 
 
 class _Span(NamedTuple):
-    """An event of a trace; times in us."""
+    """An event of a trace, in a thread of a process; times in us."""
 
     begin: float
     end: float
     name: str
     thread: Any
     args: dict[str, Any]
+
+
+class _Kernel(NamedTuple):
+    """A computation or a copy of a GPU; times in us.
+
+    Attributes:
+        begin: its begin.
+        end: its end.
+        thread: its GPU and stream.
+        correlation: number of its launch.
+    """
+
+    begin: float
+    end: float
+    thread: Any
+    correlation: str
 
 
 class _Call(NamedTuple):
@@ -93,8 +117,11 @@ class _Trace:
         info: rank, number of ranks, and groups.
         steps: annotations of iterations.
         optimizers: annotations of optimizer steps.
-        kernels: begin, end and correlation of what GPUs compute and copy.
+        kernels: what GPUs compute and copy.
         collectives: NCCL's kernels.
+        threads: process and thread of events, each once in memory.
+        streams: those of what GPUs run, which are a GPU and its stream.
+        earlier_end: end of what GPUs ran that had been launched before the trace began.
         launches: correlation -> time and thread of a launch.
         waits: time and thread of each call that lets a stream wait.
         ranges: what NCCL and gloo annotate.
@@ -102,6 +129,7 @@ class _Trace:
         calls: operations of torch.distributed.
         operations: thread -> begins and ends of operations.
         backward: begins of operations of the backward pass.
+        left_out: times of calls that no range of gloo carried out.
     """
 
     path: Path
@@ -109,8 +137,11 @@ class _Trace:
     info: dict[str, Any] = field(default_factory=dict)
     steps: list[_Span] = field(default_factory=list)
     optimizers: list[_Span] = field(default_factory=list)
-    kernels: list[tuple[float, float, Any]] = field(default_factory=list)
+    kernels: list[_Kernel] = field(default_factory=list)
     collectives: list[_Span] = field(default_factory=list)
+    threads: dict[Any, Any] = field(default_factory=dict)
+    streams: set[Any] = field(default_factory=set)
+    earlier_end: float = -math.inf
     launches: dict[Any, tuple[float, Any]] = field(default_factory=dict)
     waits: list[tuple[float, Any]] = field(default_factory=list)
     ranges: list[_Span] = field(default_factory=list)
@@ -120,6 +151,7 @@ class _Trace:
         default_factory=lambda: defaultdict(lambda: (array("d"), array("d")))
     )
     backward: array[float] = field(default_factory=lambda: array("d"))
+    left_out: list[float] = field(default_factory=list)
 
     def add(self, event: Any) -> None:
         """Keep what an event says."""
@@ -128,27 +160,65 @@ class _Trace:
             return
         check(event, _EVENT)
         name, kind, args = event["name"], event["cat"], event.get("args", {})
-        thread, begin = str(event.get("tid")), event["ts"]
+        kind = _FORMER.get(kind, kind)
+        thread, begin = (str(event.get("pid")), str(event.get("tid"))), event["ts"]
+        thread = self.threads.setdefault(thread, thread)
         span = _Span(begin, begin + event["dur"], name, thread, args)
         if kind in _GPU:
+            self.streams.add(thread)
             if kind == "kernel" and "nccl" in name.lower():
                 self.collectives.append(span)
             else:
-                self.kernels.append((begin, span.end, str(args.get("correlation"))))
+                self.kernels.append(_Kernel(begin, span.end, thread, str(args.get("correlation"))))
         elif kind in ("cuda_runtime", "cuda_driver"):
             if name.endswith("StreamWaitEvent"):
                 self.waits.append((begin, thread))
             elif "Launch" in name or "Mem" in name:
                 self.launches[str(args.get("correlation"))] = begin, thread
-        elif kind == "user_annotation":
+        elif kind in ("user_annotation", "cpu_op"):
             if name.startswith("ProfilerStep#"):
                 self.steps.append(span)
             elif name.startswith("Optimizer.step#"):
                 self.optimizers.append(span)
             elif name.startswith(("nccl:", "gloo:")):
                 self.ranges.append(self._with_shapes(span))
-        elif kind == "cpu_op":
-            self._add_operation(span)
+            elif kind == "cpu_op":
+                self._add_operation(span)
+
+    @cached_property
+    def all_ranks(self) -> tuple[int, ...]:
+        """All ranks of the job."""
+        return tuple(range(self.info["world_size"]))
+
+    def launch_of(self, one: _Span | _Kernel) -> tuple[float, Any]:
+        """Return time and thread of the launch of what a GPU ran; its begin and None if the trace does not have it."""
+        correlation = one.correlation if isinstance(one, _Kernel) else str(one.args.get("correlation"))
+        return self.launches.get(correlation, (one.begin, None))
+
+    def drop_earlier(self) -> None:
+        """Drop what GPUs ran before the first event of their streams whose launch is in the trace."""
+        first: dict[Any, float] = {}
+        for one in chain[_Span | _Kernel](self.kernels, self.collectives):
+            if self.launch_of(one)[1] is not None:
+                first[one.thread] = min(one.begin, first.get(one.thread, math.inf))
+
+        def is_earlier(one: _Span | _Kernel) -> bool:
+            return one.begin < first.get(one.thread, -math.inf)
+
+        earlier = filter(is_earlier, chain[_Span | _Kernel](self.kernels, self.collectives))
+        self.earlier_end = max((one.end for one in earlier), default=-math.inf)
+        self.kernels = [one for one in self.kernels if not is_earlier(one)]
+        self.collectives = [one for one in self.collectives if not is_earlier(one)]
+
+    def keep_host(self) -> None:
+        """Keep the annotations of the host, each step once: some versions of PyTorch repeat them for GPUs' streams."""
+        self.optimizers, self.ranges, steps = (
+            [one for one in sorted(spans, key=lambda one: one.begin) if one.thread not in self.streams]
+            for spans in (self.optimizers, self.ranges, self.steps)
+        )
+        self.steps = sorted({one.name: one for one in reversed(steps)}.values(), key=lambda one: one.begin)
+        if len({one.thread[0] for one in steps}) > 1:
+            raise UsageError(f"{self.path} has the steps of several processes: name one trace per rank")
 
     def _add_operation(self, span: _Span) -> None:
         begins, ends = self.operations[span.thread]
@@ -176,35 +246,54 @@ class _Trace:
         return span._replace(args=span.args | more)
 
 
-def read_kineto_traces(paths: Sequence[Path], execution_traces: Sequence[Path] = ()) -> list[RankProfile]:
+def read_kineto_traces(
+    paths: Sequence[Path], execution_traces: Sequence[Path] = (), *, alike: bool = False
+) -> list[RankProfile]:
     """Read Kineto traces, one per rank, as profiles.
 
     Args:
-        paths: the files, as JSON or compressed with gzip.
+        paths: the files, as JSON or compressed with gzip, or directories of them.
         execution_traces: PyTorch's execution traces of the same runs, in the same order.
+        alike: ranks may have no trace.
 
     Raises:
         UsageError: a file cannot be read, has no iteration or no collective, or is missing.
     """
-    if execution_traces and len(execution_traces) != len(paths):
+    files = [file for path in paths for file in _files(path)]
+    if execution_traces and len(execution_traces) != len(files):
         raise UsageError(
-            f"{len(execution_traces)} execution traces and {len(paths)} Kineto traces: name one per Kineto trace, in "
-            "the same order"
+            f"{len(execution_traces)} execution traces and {counted(len(files), 'Kineto trace')}: name one per Kineto "
+            "trace, in the same order"
         )
     found: dict[int, RankProfile] = {}
-    for place, path in enumerate(paths):
-        profile = _read(path, execution_traces[place] if execution_traces else None, len(paths))
+    for place, path in enumerate(files):
+        profile = _read(path, execution_traces[place] if execution_traces else None, len(files), alike)
         if profile.rank in found:
             raise UsageError(f"{path} and {found[profile.rank].path} are both of rank {profile.rank}: name one of them")
         found[profile.rank] = profile
+    sizes = {profile.ranks: profile.path for profile in found.values()}
+    if len(sizes) > 1:
+        (one, path), (another, other) = list(sizes.items())[:2]
+        raise UsageError(f"{path} is of {one} ranks and {other} of {another}: name the traces of one job")
     return [found[rank] for rank in sorted(found)]
 
 
-def _read(path: Path, execution_trace: Path | None, ranks: int) -> RankProfile:
+def _files(path: Path) -> list[Path]:
+    """Return the traces of a directory, or a file itself."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for pattern in _FILES for file in path.glob(pattern))
+    if not found:
+        raise UsageError(f"{path} has no {' and no '.join(_FILES)}: name the directory of torch.profiler's traces")
+    return found
+
+
+def _read(path: Path, execution_trace: Path | None, traces: int, alike: bool) -> RankProfile:
     trace = _Trace(path, {} if execution_trace is None else _read_shapes(execution_trace))
-    number = 0
+    number, keys = 0, set()
     try:
         for key, value in members(path, "traceEvents"):
+            keys.add(key)
             if key == "traceEvents":
                 number += 1
                 if number > MAX_EVENTS:
@@ -213,18 +302,39 @@ def _read(path: Path, execution_trace: Path | None, ranks: int) -> RankProfile:
             elif key == "distributedInfo":
                 check(value, _INFO)
                 trace.info = value
-                if value["world_size"] != ranks or value["rank"] >= ranks:
-                    raise UsageError(
-                        f"{path} is of rank {value['rank']} of {value['world_size']}, but --kineto names "
-                        f"{counted(ranks, 'trace')}: name one per rank"
-                    )
-        if not trace.info:
-            raise UsageError(f"{path} has no distributedInfo with rank and world_size: profile a distributed job")
+        if not number:
+            advice = "name it with --execution-trace" if "nodes" in keys else "name what torch.profiler exported"
+            raise UsageError(f"{path} is not a Kineto trace, which has traceEvents: {advice}")
+        says_ranks = "world_size" in trace.info
+        _check_rank(trace, traces, alike)
         number = 0
-        return _profile(trace)
+        profile = _profile(trace, says_share=alike or trace.info["rank"] == 0)
+        if not says_ranks:
+            profile.assumptions.append("the job has as many ranks as there are traces, as these do not say how many")
+        return profile
     except (ValueError, LookupError, TypeError, OverflowError, AttributeError) as error:
         where = f"{path}, event {number}" if number else str(path)
-        raise UsageError(f"{where} is damaged ({error}): export the trace anew") from error
+        raise UsageError(f"{where} is damaged ({error}): use it as torch.profiler exports it") from error
+
+
+def _check_rank(trace: _Trace, traces: int, alike: bool) -> None:
+    """Check that a trace is of a rank of the job, and add the number of ranks if it is that of the traces."""
+    path, info = trace.path, trace.info
+    if "rank" not in info:
+        raise UsageError(
+            f"{path} has no distributedInfo with a rank: profile a distributed job, or add the member "
+            f'"distributedInfo": {{"rank": R, "world_size": N}} to it'
+        )
+    if alike and "world_size" not in info:
+        raise UsageError(f"{path} does not say how many ranks its job has: add world_size to its distributedInfo")
+    of = f" of {info['world_size']}" if "world_size" in info else ""
+    ranks = info.setdefault("world_size", traces)
+    if info["rank"] >= ranks or traces > ranks or (traces < ranks and not alike):
+        advice = ", or add --alike if all ranks do the same" if traces < ranks else ""
+        raise UsageError(
+            f"{path} is of rank {info['rank']}{of}, but --kineto names {counted(traces, 'trace')}: name one per "
+            f"rank{advice}"
+        )
 
 
 def _read_shapes(path: Path) -> dict[int, tuple[str, dict[str, Any]]]:
@@ -234,8 +344,13 @@ def _read_shapes(path: Path) -> dict[int, tuple[str, dict[str, Any]]]:
         for key, node in members(path, "nodes"):
             if key != "nodes" or not str(node["name"]).startswith(("c10d::", "nccl:", "gloo:")):
                 continue
-            check(node, {"name": str, "inputs": {"values": list, "shapes": list, "types": [str]}, "attrs": [dict]})
-            ids = [one["value"] for one in node["attrs"] if one.get("name") == "rf_id"]
+            if "input_shapes" in node:  # schema 1.0.1
+                names = {"values": "inputs", "shapes": "input_shapes", "types": "input_types"}
+                node["inputs"], ids = {key: node[name] for key, name in names.items()}, [node["rf_id"]]
+            else:
+                check(node, {"attrs": [dict]})
+                ids = [one["value"] for one in node["attrs"] if one.get("name") == "rf_id"]
+            check(node, {"name": str, "inputs": {"values": list, "shapes": list, "types": [str]}})
             found |= dict.fromkeys(ids, (node["name"], node["inputs"]))
     except (ValueError, LookupError, TypeError) as error:
         raise UsageError(f"{path} is not an execution trace of PyTorch ({error})") from error
@@ -244,8 +359,10 @@ def _read_shapes(path: Path) -> dict[int, tuple[str, dict[str, Any]]]:
     return found
 
 
-def _profile(trace: _Trace) -> RankProfile:
-    path, steps = trace.path, sorted(trace.steps, key=lambda step: step.begin)
+def _profile(trace: _Trace, *, says_share: bool) -> RankProfile:
+    trace.keep_host()
+    trace.drop_earlier()
+    path, steps = trace.path, trace.steps
     if not steps:
         raise UsageError(f"{path} has no iteration: call step() of torch.profiler, with a schedule, in each one")
     is_gpu = bool(trace.kernels or trace.collectives)
@@ -256,18 +373,26 @@ def _profile(trace: _Trace) -> RankProfile:
         raise UsageError(f"{path} has no kernel of NCCL and no collective of gloo: profile a distributed job, GPUs too")
     edges = [*(step.begin for step in steps), steps[-1].end]
     timelines = list(_gpu_timelines(trace, calls, edges) if is_gpu else _cpu_timelines(trace, calls, edges))
+    if is_gpu and len(timelines) > 1:
+        del timelines[0]
     device = "cuda" if is_gpu else "cpu"
     profile = RankProfile(trace.info["rank"], path, trace.info["world_size"], [], [], device, [], None)
     profile.iterations = [timeline.iteration() for timeline in timelines]
+    if not any(one.signatures for one in profile.iterations):
+        raise UsageError(f"{path} has no collective in the iterations that can be used: profile more iterations")
     profile.assumptions = list(_ASSUMED_OF_GPUS if is_gpu else _ASSUMED_OF_CPUS)
-    if is_gpu and profile.rank == 0:
+    if is_gpu and (len(steps) > 1 or trace.earlier_end < edges[0]):
+        profile.assumptions.append(_BEGIN_OF_MANY if len(steps) > 1 else _BEGIN_OF_ONE)
+    if is_gpu and says_share:
         share = sum(one.busy for one in timelines) / max(1e-9, sum(one.end - one.begin for one in timelines))
         profile.assumptions.append(
-            f"while a GPU computes nothing and no stream waits, the host does (the GPU of rank 0 runs {share:.0%} of "
-            "the time)"
+            f"while a GPU computes nothing and no stream waits, the host does (the GPU of rank {profile.rank} runs "
+            f"{share:.0%} of the time)"
         )
     if not is_gpu and any(call.communication.peer is not None for call in calls):
         profile.assumptions.append("a rank waits until what it sends or receives has ended")
+    if any(edges[0] <= at < edges[-1] for at in trace.left_out):
+        profile.assumptions.append("calls of torch.distributed for which gloo has no range send nothing")
     if "pg_config" not in trace.info:
         profile.assumptions.append("a collective is of all ranks where the trace does not say of which")
     return profile
@@ -326,15 +451,14 @@ class _Timeline:
 def _gpu_timelines(trace: _Trace, calls: Sequence[_Call], edges: Sequence[float]) -> Iterator[_Timeline]:
     """Yield the timelines of iterations, each from the end of the kernels of the one before."""
     steps: list[tuple[float, float, str, Any]] = [
-        (trace.launches.get(correlation, (begin, None))[0], begin, "kernel", end)
-        for begin, end, correlation in trace.kernels
+        (trace.launch_of(kernel)[0], kernel.begin, "kernel", kernel.end) for kernel in trace.kernels
     ]
     steps += [(call.launched, call.begin, "call", call) for call in calls]
     steps += [(at, at, "wait", None) for at in _waits(trace)]
     steps += [(at, at, code, None) for at, code in _marks(trace, edges)]
     steps.sort(key=lambda step: step[:3])
     launched = [step[0] for step in steps]
-    now = edges[0]
+    now = max(edges[0], trace.earlier_end)
     for first, last in pairwise(edges):
         timeline, awaited, since = _Timeline(now), dict[int, _Call](), now
         for at, begin, code, what in steps[bisect_left(launched, first) : bisect_left(launched, last)]:
@@ -422,7 +546,7 @@ def _launchers(trace: _Trace) -> Iterator[tuple[_Span, float, _Span | None, _Spa
     """Yield each kernel of NCCL with the time of its launch, and the parameters and the range of its collective."""
     parameters, ranges = _Enclosing(trace.parameters), _Enclosing(trace.ranges)
     for kernel in trace.collectives:
-        launched, thread = trace.launches.get(str(kernel.args.get("correlation")), (kernel.begin, None))
+        launched, thread = trace.launch_of(kernel)
         yield kernel, launched, parameters.find(launched, thread), ranges.find(launched, thread)
 
 
@@ -446,12 +570,12 @@ def _nccl_calls(trace: _Trace) -> list[_Call]:
         if args is not None:
             kind = _kind(trace, args["Collective name"])
             check(args, {"In msg nelems": COUNT, "dtype": str})
-            size_bytes = args["In msg nelems"] * _element_bytes(args["dtype"])
+            size_bytes = args["In msg nelems"] * _element_bytes(trace, args["dtype"])
         elif range_ is not None:
             args, kind, size_bytes = {}, _kind(trace, range_.name), _input_bytes(trace, range_)
         else:
             raise UsageError(
-                f"{trace.path}: kernel {kernel.name[:60]} has no collective name and size: record it with "
+                f"{trace.path}: kernel {kernel.name[:60]!r} has no collective name and size: record it with "
                 "record_shapes=True and a recent PyTorch, and without coalesced collectives"
             )
         size_bytes = 0 if kind == "barrier" else size_bytes
@@ -477,6 +601,7 @@ def _gloo_calls(trace: _Trace) -> list[_Call]:
         while waiting and waiting[0].begin < call.begin:
             waiting.popleft()
         if not waiting:
+            trace.left_out.append(call.begin)
             continue
         one = waiting.popleft()
         size_bytes = 0 if kind == "barrier" else _input_bytes(trace, one)
@@ -527,39 +652,38 @@ def _kind(trace: _Trace, name: Any) -> str:
     return kind
 
 
-def _element_bytes(name: str) -> int:
+def _element_bytes(trace: _Trace, name: str) -> int:
     plain = name.lower().replace("c10::", "")
     plain = plain.rpartition("tensor(")[2].rstrip(")]")
     if plain.startswith("float8"):
         return 1
     if plain not in _ELEMENT_BYTES:
-        raise ShapeError(f"the type {name[:40]!r} of elements is unknown")
+        raise UsageError(f"{trace.path} has a collective of the type {name[:40]!r}: how many bytes is not known")
     return _ELEMENT_BYTES[plain]
 
 
 def _input_bytes(trace: _Trace, one: _Span) -> int:
     """Return the bytes of the tensors that a range has as inputs."""
-    if not one.args.get("Input Dims"):
-        raise UsageError(
-            f"{trace.path} has no size of {one.name}: profile with record_shapes=True, or add --execution-trace"
-        )
+    if not one.args.get("Input Dims") or "Input type" not in one.args:
+        advice = " (its execution trace does not have this one)" if trace.shapes else ", or add --execution-trace"
+        raise UsageError(f"{trace.path} has no size of {one.name[:60]!r}: profile with record_shapes=True{advice}")
     total = 0
     for dimensions, kind in zip(one.args["Input Dims"], one.args["Input type"], strict=False):
         check(dimensions, [(COUNT, [COUNT])])
         shapes = dimensions if dimensions and isinstance(dimensions[0], list) else [dimensions]
         if any(len(shape) > _MAX_DIMENSIONS for shape in shapes):
             raise ShapeError(f"a tensor has more than {_MAX_DIMENSIONS} dimensions")
-        total += sum(math.prod(shape) for shape in shapes) * _element_bytes(kind)
+        total += sum(math.prod(shape) for shape in shapes) * _element_bytes(trace, kind)
     check(total, COUNT, "the bytes of a collective")
     return total
 
 
 def _group(trace: _Trace, args: dict[str, Any]) -> tuple[int, ...]:
     """Return the ranks of a collective."""
-    every, size, text = range(trace.info["world_size"]), args.get("Group size"), args.get("Process Group Ranks")
+    every, size, text = trace.all_ranks, args.get("Group size"), args.get("Process Group Ranks")
     groups = trace.info.get("pg_config", [])
     if size == len(every) or (size is None and len(groups) < 2):
-        return tuple(every)
+        return every
     name = args.get("Process Group Name")
     texts = [text, *(one.get("ranks") for one in groups if name is not None and one.get("pg_name") == name)]
     for each in texts:  # the first one is cut short in large groups

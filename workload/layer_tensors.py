@@ -114,8 +114,9 @@ def workload_tensors(workload: Workload, name: str) -> list[LayerTensor]:
     total_bytes = sum(each.size_bytes for each in tensors)
     if not total_bytes or not reduced_bytes or workload.groups:
         raise UsageError(
-            f"{name} does not say which layer's gradients are all-reduced and how long its passes take: give a "
-            "workload of ringtap workload new --model or --run of a data-parallel job, or --tensors FILE.csv"
+            f"{name} does not say which layer's gradients are all-reduced and how long its passes take, as traces of "
+            "torch.profiler do not either: give a workload of ringtap workload new --model or --run of a data-parallel "
+            "job, or --tensors FILE.csv"
         )
     factor = reduced_bytes / total_bytes
     return _checked([each._replace(size_bytes=round(each.size_bytes * factor)) for each in tensors], name)

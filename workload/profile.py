@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 from ringtap.errors import UsageError
 from ringtap.json_validation import COUNT, NS, Number, Shape, check, parse_json
 from ringtap.schema import PROFILE_RANGE, REGULAR_SHARE
+from ringtap.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType
-from ringtap.workload.workload import SPLITS, Workload, check_workload
+from ringtap.workload.workload import MAX_NODES, SPLITS, Workload, check_workload
 
 _FILE = re.compile(r"rank(?P<rank>\d{1,7})-\d+(-\d+)?\.profile\.jsonl")
 MAX_FILE_BYTES, MAX_RANKS = 2 << 30, 10_000_000
@@ -311,7 +312,7 @@ def _lines(path: Path) -> Iterator[str]:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def profile_workload(profiles: Sequence[RankProfile], name: str) -> Workload:
+def profile_workload(profiles: Sequence[RankProfile], name: str, ranks: int | None = None) -> Workload:
     """Return the workload of a typical iteration of profiled ranks.
 
     An iteration is typical if it has the computations and communication that most iterations have. Computations last
@@ -320,14 +321,16 @@ def profile_workload(profiles: Sequence[RankProfile], name: str) -> Workload:
     Args:
         profiles: one per rank, in order.
         name: name of the run.
+        ranks: ranks of the job, of which those without a profile do what the first one with a profile does; None: all
+            have one.
 
     Raises:
         UsageError: a profile is damaged, or ranks differ in their communication.
     """
-    every, durations, shares = [], [], []
+    ranks = len(profiles) if ranks is None else ranks
+    every, durations = [], []
     assumptions: set[str] = set()
     groups: dict[tuple[int, ...], str] = {}
-    measured: dict[str, list[float]] = defaultdict(list)
     for profile in profiles:
         assumptions.update(profile.assumptions)
         try:
@@ -335,22 +338,25 @@ def profile_workload(profiles: Sequence[RankProfile], name: str) -> Workload:
         except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise UsageError(f"{profile.path} is damaged: record the profile anew") from error
         durations.append(times_s)
-        shares.append(len(typical) / len(profile.iterations))
         every.append(typical)
-        for iteration in typical:
-            measured["computation_s"].append(_total_s(iteration, of_computation=True))
-            measured["communication_s"].append(_total_s(iteration, of_computation=False))
     first, cycles = profiles[0], _cycle_begins(every)
-    traces = [_nodes(typical, cycles, len(profiles), groups) for typical in every]
+    used = min(zip(every, profiles, strict=True), key=lambda each: len(each[0]) / len(each[1].iterations))
+    assumptions.update(_choice(len(used[0]), used[1]))
+    traces = [_nodes(typical, cycles, ranks, groups) for typical in every]
+    if len(profiles) < ranks:
+        traces = _of_all_ranks(profiles, traces, ranks, has_groups=bool(groups))
+        assumptions.add(f"{counted(ranks - len(profiles), 'rank')} without a trace: as rank {first.rank}")
+    computation_s = [[sum(map(_computed_ns, items)) / 1e9 for items in typical] for typical in every]
     about: dict[str, Any] = {
-        "profile_of": name, "workers": len(profiles), "batch": first.batch, "iterations": len(first.iterations),
-        "typical_share": round(min(shares), 3),
+        "profile_of": name, "workers": ranks, "batch": first.batch, "iterations": len(first.iterations),
+        "typical_iterations": len(every[0]),
+        "typical_share": round(len(used[0]) / len(used[1].iterations), 3),
         "iteration_s": statistics.median(durations[0]),
-        "compute_s": statistics.median(measured["computation_s"]),
+        "compute_s": statistics.median(time_s for times in computation_s for time_s in times),
         "variation": {
-            "iteration": _variation([time_s for times in durations for time_s in times]),
-            "computation": _variation(measured["computation_s"]),
-            "communication": _variation(measured["communication_s"]),
+            "iteration": _variation(durations[0]),
+            "computation": _variation(computation_s[0]),
+            "communication": _variation([_communication_s(iteration) for iteration in every[0]]),
         },
         "parameters": [
             {key: one[key] for key in ("name", "shape", "elements", "dtype", "element_bytes")}
@@ -363,24 +369,52 @@ def profile_workload(profiles: Sequence[RankProfile], name: str) -> Workload:
     return workload
 
 
-def _variation(values: Sequence[float]) -> float | None:
-    """Standard deviation over mean; None if there are too few values."""
-    if len(values) < 2 or not statistics.fmean(values):
+def _choice(used: int, profile: RankProfile) -> list[str]:
+    """Return which iterations of a profile are used and why, if not all are, as an assumption."""
+    total = len(profile.iterations)
+    if used == total:
+        return []
+    if used == 1:
+        which = f"the first of {total} iterations of rank {profile.rank}"
+        return [f"{which} is used alone, as no two compute and communicate alike"]
+    which = f"{used} of {total} iterations of rank {profile.rank}"
+    return [f"{which} are used, the most that compute and communicate alike"]
+
+
+def _of_all_ranks(
+    profiles: Sequence[RankProfile], traces: Sequence[list[Node]], ranks: int, *, has_groups: bool
+) -> list[list[Node]]:
+    """Return the traces of all ranks, of which some have no profile."""
+    is_message = any(node.type in (NodeType.COMM_SEND, NodeType.COMM_RECV) for trace in traces for node in trace)
+    if has_groups or is_message:
+        what = "messages between two ranks" if is_message else "collectives of some ranks"
+        raise UsageError(f"{profiles[0].path} has {what}, so that ranks differ: name the traces of all {ranks} ranks")
+    if ranks * max(map(len, traces)) > MAX_NODES:
+        raise UsageError(f"{profiles[0].path}: {ranks:,} ranks have more than {MAX_NODES:,} nodes, which are too many")
+    known = {profile.rank: trace for profile, trace in zip(profiles, traces, strict=True)}
+    return [known.get(rank, traces[0]) for rank in range(ranks)]
+
+
+def _variation(values: Sequence[float | None]) -> float | None:
+    """Standard deviation over mean; None if there are too few values, or not all are known."""
+    known = [value for value in values if value is not None]
+    if len(known) < max(2, len(values)) or not statistics.fmean(known):
         return None
-    return round(statistics.stdev(values) / statistics.fmean(values), 5)
+    return round(statistics.stdev(known) / statistics.fmean(known), 5)
 
 
 def _computed_ns(item: _Item) -> int:
     return (item.length_ns or 0) if item.communication is None else 0
 
 
-def _total_s(items: Sequence[_Item], *, of_computation: bool) -> float:
-    chosen = [item for item in items if (item.communication is None) == of_computation]
-    return sum(item.length_ns or 0 for item in chosen) / 1e9
+def _communication_s(items: Sequence[_Item]) -> float | None:
+    """Return the sum of the times of communication, None if not all are known."""
+    lengths_ns = [item.length_ns for item in items if item.communication is not None]
+    return None if None in lengths_ns else sum(length_ns or 0 for length_ns in lengths_ns) / 1e9
 
 
 def _typical(profile: RankProfile, assumptions: set[str]) -> tuple[list[list[_Item]], list[float]]:
-    """Return the iterations that are alike in the same way as most are, and the times of all, in s."""
+    """Return the iterations that are alike in the same way as most are, and their times, in s."""
     found, times_s = [], []
     ranges = sorted(profile.ranges or [], key=lambda one: one.begin_ns)
     steps = [Counter(one.number for one in each.events if one.code == "stepped") for each in profile.iterations]
@@ -405,7 +439,15 @@ def _typical(profile: RankProfile, assumptions: set[str]) -> tuple[list[list[_It
         )
     keys = [tuple(item.key() for item in items) for items in found]
     most = Counter(keys).most_common(1)[0][0]
-    return [items for key, items in zip(keys, found, strict=True) if key == most], times_s
+    if not any(item.communication for item in found[keys.index(most)]):
+        others = sum(any(item.communication for item in items) for items in found)
+        if others or not most:
+            raise UsageError(
+                f"{profile.path} has communication in {others} of {counted(len(found), 'iteration')}, and most have "
+                "none: call step() once for each step of the optimizer"
+            )
+    chosen = [(items, time_s) for key, items, time_s in zip(keys, found, times_s, strict=True) if key == most]
+    return [items for items, _ in chosen], [time_s for _, time_s in chosen]
 
 
 class _Division:

@@ -227,7 +227,7 @@ def _scaled(node: Node, time_factor: float, byte_factor: float) -> Node:
 
 
 def _check_data_parallel(workload: Workload) -> None:
-    advice = "scale the layout that the job was started with, or leave the number of workers as it is"
+    advice = "describe the larger job in a file for ringtap workload new --layout, or keep the number of workers"
     if workload.groups:
         raise UsageError(f"the workload has groups of ranks ({', '.join(list(workload.groups)[:3])}): {advice}")
     first = _shape(workload.traces[0])

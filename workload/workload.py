@@ -18,6 +18,7 @@ from ringtap.workload.message_graph import divided
 
 GROUPS_JSON, WORKLOAD_JSON = "comm_group.json", "workload.json"
 PREFIX = "rank"
+_ALL_RANKS = ("", "0")  # names of a group of all ranks, as in PyTorch and ASTRA-sim
 MAX_NODES = 20_000_000
 _TRACE = re.compile(r"(?P<prefix>.*)\.(?P<rank>\d{1,7})\.et")
 _COMMUNICATION = {NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL}
@@ -26,7 +27,6 @@ WORK = ("num_ops", "tensor_size")  # attributes of nodes whose time follows from
 # attribute of an all-to-all: bytes to each rank of its group, in order; without it, all are alike
 SPLITS = "comm_split_bytes"
 UNITS = 3  # of a rank
-_ALL_RANKS = ("", "0")  # groups that need no list of ranks, as in ASTRA-sim
 
 
 @dataclass
@@ -78,28 +78,32 @@ def read_workload(path: Path, *, needs_times: bool = True) -> Workload:
     """
     if not path.is_dir():
         raise UsageError(f"{path} is not a directory: a workload is one, with a trace per rank (NAME.RANK.et)")
-    found = {int(match["rank"]): (match["prefix"], each) for each in sorted(path.iterdir())
-             if (match := _TRACE.fullmatch(each.name))}  # fmt: skip
-    if not found:
+    every = [(match["prefix"], int(match["rank"]), each) for each in sorted(path.iterdir())
+             if (match := _TRACE.fullmatch(each.name))]  # fmt: skip
+    if not every:
         raise UsageError(f"{path} has no execution traces (NAME.RANK.et)")
-    prefixes = sorted({prefix for prefix, _ in found.values()})
+    prefixes = sorted({prefix for prefix, _, _ in every})
     if len(prefixes) > 1:
         raise UsageError(
             f"{path} has traces of {len(prefixes)} workloads ({', '.join(prefixes[:3])}): keep one of them"
         )
+    found: dict[int, Path] = {}
+    for _, rank, each in every:
+        if found.setdefault(rank, each) != each:
+            raise UsageError(f"{path} has two traces of rank {rank}: keep one of {found[rank].name} and {each.name}")
     missing = sorted(set(range(len(found))) - set(found))
     if missing:
         raise UsageError(f"{path} has {counted(len(found), 'trace')} but none of rank {missing[0]}")
     traces, total = [], 0
     for rank in range(len(found)):
         nodes = []
-        for node in read_trace(found[rank][1]):
+        for node in read_trace(found[rank]):
             total += 1
             if total > MAX_NODES:
                 raise UsageError(f"{path} has more than {MAX_NODES:,} nodes, which is too many to read")
             nodes.append(node)
         traces.append(nodes)
-    names = [found[rank][1].name for rank in range(len(found))]
+    names = [found[rank].name for rank in range(len(found))]
     about, groups = _json(path / WORKLOAD_JSON), path / GROUPS_JSON
     if not (path / WORKLOAD_JSON).exists() or _are_groups(about):
         about = {"sends": "eager", "assumptions": _of_others(traces)}
@@ -300,9 +304,11 @@ def _check_collective(workload: Workload, rank: int, node: Node) -> None:
         what = "no comm_type" if kind is None else f"the unknown comm_type {kind!r}"
         kinds = ", ".join(f"{one.value} {one.name}" for one in Collective)
         raise UsageError(f"{where} is a collective with {what}: give it its kind ({kinds})")
-    if name not in _ALL_RANKS and name not in workload.groups:
-        what = "which that file does not have" if workload.groups else f"but there is no {GROUPS_JSON} with its ranks"
-        raise UsageError(f"{where} is of group {name!r}, {what}: add the group to {GROUPS_JSON}, beside the traces")
+    if name not in workload.groups and name not in _ALL_RANKS:
+        raise UsageError(
+            f"{where} is of group {name!r}: name its ranks in {GROUPS_JSON} beside the traces, such as "
+            f'{{"{name[:40]}": [0, 1]}}, the file of ASTRA-sim\'s --comm-group-configuration'
+        )
     dimensions = node.attributes.get("involved_dim")
     if isinstance(dimensions, list) and not all(dimensions):
         raise UsageError(

@@ -23,10 +23,11 @@ _MAGICS = {
     b"\x4d\x3c\xb2\xa1": ("<", 1),
     b"\xa1\xb2\x3c\x4d": (">", 1),
 }
-_INTERFACE_BLOCK, _PACKET_BLOCK = 1, 6
+_INTERFACE_BLOCK, STATISTICS_BLOCK, _PACKET_BLOCK = 1, 5, 6
 _BYTE_ORDER, _VERSION, _LENGTH_UNKNOWN = 0x1A2B3C4D, (1, 0), -1
 _COMMENT, _APPLICATION = 1, 4
 _IF_NAME, _IF_DESCRIPTION, _IF_TSRESOL, _IF_TSOFFSET = 2, 3, 9, 14
+_ISB_IFDROP, _ISB_OSDROP = 5, 7
 _NANOSECONDS = b"\x09"
 _MAX_OPTION_BYTES = 2**16 - 4
 _PACKET_WORDS = 8  # of a block without captured bytes and options
@@ -94,6 +95,24 @@ def interface_block(block: bytes, big_endian: bool) -> Interface | None:
             (offset,) = struct.unpack(f"{order}q", value)
     # an offset too large for nanoseconds in 64 bits is ignored
     return Interface(name, link, snap, scale, by, offset * 1_000_000_000 if abs(offset) < 2**32 else 0)
+
+
+def dropped_packets(block: bytes, big_endian: bool) -> tuple[int, int] | None:
+    """Return the interface of a complete block of statistics, and the packets that it dropped since its start.
+
+    Returns:
+        None if the block is damaged or does not count them.
+    """
+    order = ">" if big_endian else "<"
+    if len(block) < 24 or block[-4:] != block[4:8]:
+        return None
+    (number,) = struct.unpack_from(f"{order}I", block, 8)
+    counts = {
+        code: struct.unpack(f"{order}Q", value)[0]
+        for code, value in _each_option(block[20:-4], order)
+        if code in (_ISB_IFDROP, _ISB_OSDROP) and len(value) == 8
+    }
+    return (number, sum(counts.values())) if counts else None
 
 
 def _resolution(value: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,9 @@ import numpy.typing as npt
 from ringtap.analysis.pcap.formats import (
     PCAP_HEADER_BYTES,
     SECTION_HEADER,
+    STATISTICS_BLOCK,
     Interface,
+    dropped_packets,
     interface_block,
     pcap_header,
     section_header,
@@ -155,6 +157,7 @@ class Scan:
         self._corrupt_records = self._corrupt_bytes = 0
         self._section: list[Interface] = []
         self._described: list[dict[str, Any]] = []
+        self._dropped: dict[tuple[int, int], int] = {}  # by the first interface of the section, and its own number
 
     def feed(self, block: memoryview) -> None:
         """Process the next bytes of the stream, which may be split anywhere.
@@ -194,6 +197,8 @@ class Scan:
         counts = dict(zip(ks.COUNTS, arena.state[ks.COUNTED :].tolist(), strict=False))
         left = len(self._torn)
         counts["torn_bytes"] = self._skipped if self._to_skip else 0 if self._searching else left
+        # those of interfaces, and those before packets, may be the same
+        counts["dropped"] = max(sum(self._dropped.values()), counts.pop("dropped_before_packets"))
         counts["corrupt_records"] = self._corrupt_records
         counts["corrupt_bytes"] = self._corrupt_bytes + (left if self._searching else 0)
         rows_of, least = arena.rows(), arena.word(ks.MIN_BIN)
@@ -254,7 +259,7 @@ class Scan:
         self._started, self._searching = True, False
         self._torn, self._to_skip = b"", 0
         self._corrupt_records = self._corrupt_bytes = 0
-        self._section, self._described = list(whole._section), []
+        self._section, self._described, self._dropped = list(whole._section), [], {}
         self._arena.set_interfaces(self._section)
         for word in (ks.SWAPPED, ks.MAX_KEPT):
             self._arena.state[word] = whole._arena.word(word)
@@ -290,6 +295,7 @@ class Scan:
             or other.cells.rows_in_file
         ):
             return False
+        self._dropped |= part._dropped
         self._make_room(other.word(ks.CELLS_AT) - other.cells.begin)
         self._entries["join"](arena.address, other.address, other.joined_flows.ctypes.data)
         return True
@@ -364,7 +370,7 @@ class Scan:
         return PCAP_HEADER_BYTES
 
     def _read_block(self, data: npt.NDArray[np.uint8]) -> int:
-        """Read a section header or interface block of pcapng.
+        """Read a block of pcapng: a section header, an interface or its statistics.
 
         Returns:
             Its length; 0 if it is incomplete, -1 if it is damaged.
@@ -381,8 +387,12 @@ class Scan:
                 self._arena.set_interfaces(())
             total = header[1]
         else:
-            total = int.from_bytes(data[4:8].tobytes(), "big" if self._big_endian else "little")
-            if total <= len(data):
+            order: Literal["big", "little"] = "big" if self._big_endian else "little"
+            kind, total = (int.from_bytes(data[at : at + 4].tobytes(), order) for at in (0, 4))
+            if total <= len(data) and kind == STATISTICS_BLOCK:
+                if (dropped := dropped_packets(data[:total].tobytes(), self._big_endian)) is not None:
+                    self._dropped[self._arena.word(ks.PICK_INTERFACES), dropped[0]] = dropped[1]
+            elif total <= len(data):
                 interface = interface_block(data[:total].tobytes(), self._big_endian)
                 if interface is None:
                     return -1
@@ -394,8 +404,8 @@ class Scan:
 
     def _add_interface(self, interface: Interface) -> None:
         if len(self._section) < ks.MAX_INTERFACES:
+            self._arena.set_interfaces([interface], len(self._section))
             self._section.append(interface)
-            self._arena.set_interfaces(self._section)
             snap = min(interface.snap_bytes, ks.MAX_FRAME_BYTES)
             self._arena.state[ks.MAX_KEPT] = max(snap, self._arena.word(ks.MAX_KEPT))
         if len(self._described) < ks.MAX_INTERFACES:
@@ -544,10 +554,10 @@ class Arena:
         self._drop_rejected()
         return {word: spill.rows(self.word(word)) for word, (spill, _) in self._spills.items()}
 
-    def set_interfaces(self, interfaces: Sequence[Interface]) -> None:
-        """Pass the interfaces of the section to the kernels."""
-        self.state[ks.INTERFACE_COUNT] = len(interfaces)
-        for row, interface in zip(self._interfaces, interfaces, strict=False):
+    def set_interfaces(self, interfaces: Sequence[Interface], known: int = 0) -> None:
+        """Pass the interfaces of the section to the kernels, behind those that they know."""
+        self.state[ks.INTERFACE_COUNT] = known + len(interfaces)
+        for row, interface in zip(self._interfaces[known:], interfaces, strict=False):
             row[:6] = (*interface[1:], ks.MAX_NS // interface.by)
 
 

@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ringtap.analysis.pcap import tables
+from ringtap.analysis.pcap.duplicates import note_of_copies
 from ringtap.analysis.pcap.scan import MAX_CONVERSATIONS
 from ringtap.analysis.pcap.traffic import Traffic, endpoint, no_conversations
 from ringtap.terminal import text_table
 from ringtap.units import format_duration, format_rate, format_size
 
 _SHOWN = 10
-_DAY_S = 86_400.0
+_DAY_S, _MINUTE_S = 86_400.0, 60.0
 _HEAD = ("", "from", "to", "packets", "payload", "back", "start", "duration", "rate", "resent", "round trip")
 SORTS = {
     "payload": "payload",
@@ -49,11 +50,15 @@ _SENTENCES = {
         "packet",
         "have no length in the IP header, as with segmentation offload: the frame's is used",
     ),
-    "fragments": ("packet", "are IP fragments: each counts for its conversation"),
+    "fragments": ("IP fragment", "count for the conversation of the first one"),
     "fragments_without_first": ("fragment", "came without the first of the packet: ports are not known"),
     "time_backwards": ("packet", "are earlier than one before them: several processors captured, or a clock was set"),
     "times_out_of_range": ("packet", "have an impossible time (before 1970 or after 2116)"),
     "without_time": ("packet", "have no time"),
+    "set_back": (
+        "packet",
+        "are more than a minute earlier than one before them (a clock was set back?): no rate spans that time",
+    ),
     "time_jumps": (
         "packet",
         "are more than a day after or before the one ahead (a clock was set?): no rate spans that time",
@@ -63,13 +68,15 @@ _SENTENCES = {
         "have another VLAN or VXLAN network than the previous one in their conversation: not distinguished",
     ),
     "skipped_link_types": ("packet", "come from a link type that is not read: in the totals only"),
+    "without_interface": ("packet", "name an interface that the file does not describe: they are left out"),
+    "dropped": ("packet", "were dropped, as the capture itself counts: they are missing here"),
     "unknown_blocks": ("pcapng block", "hold no packets: skipped"),
     "not_ip": ("frame", "are no IP (ARP, LLDP, spanning tree, …): in the totals, and where a filter takes them"),
 }
 # those that mean that a part of the captures is not in the numbers
 _DAMAGE = (
     *("unpacking_cut", "unpacking_damaged", "corrupt_records", "torn_bytes", "malformed"),
-    *("packets_over_limit", "queue_pairs_over_limit", "skipped_link_types"),
+    *("packets_over_limit", "queue_pairs_over_limit", "skipped_link_types", "without_interface", "dropped"),
 )
 _NOT_TIMED = ("times_out_of_range", "without_time")
 # "1 packet belong" becomes "1 packet belongs"
@@ -81,6 +88,8 @@ _SINGULAR = {
     "come": "comes",
     "hold": "holds",
     "were": "was",
+    "name": "names",
+    "count": "counts",
 }
 _PLURAL = {"ends": "end", "is": "are", "continues": "continue", "was": "were", "came": "came"}
 
@@ -110,6 +119,9 @@ def notes(traffic: Traffic) -> list[str]:
             f"{packets:,} packets with payload were {segments:,} segments on the wire: the host captured before "
             f"segmentation or after joining, so frame bytes lack their headers; payload is correct"
         )
+    amounts = (rows[name].reshape(-1).tolist() for name in ("payload", "retransmitted_bytes"))
+    if copies := note_of_copies(zip(*amounts, strict=True)):
+        lines.append(copies)
     return lines
 
 
@@ -185,8 +197,9 @@ def _amounts(packets: int, size: int, traffic: Traffic) -> str:
 
 def _rate(size: int, seconds: float, traffic: Traffic) -> str:
     """Format bytes over a time as a rate; empty if the time is 0 or a clock was set within it."""
-    is_sound = seconds > 0 and not (traffic.counts.get("time_jumps") and seconds > _DAY_S)
-    return format_rate(size * 8 / seconds) if is_sound else ""
+    counts = traffic.counts
+    is_set = (counts.get("time_jumps") and seconds > _DAY_S) or (counts.get("set_back") and seconds > _MINUTE_S)
+    return format_rate(size * 8 / seconds) if seconds > 0 and not is_set else ""
 
 
 def _kinds(traffic: Traffic) -> str:
@@ -223,7 +236,7 @@ def _largest(traffic: Traffic, sort: str) -> list[str]:
         round_trip_ns = _round_trip_ns(item)
         table.append(
             (
-                item["protocol"] + (" in vxlan" if item["inner"] else ""),
+                item["protocol"] + (" in a tunnel" if item["inner"] else ""),
                 *endpoints,
                 f"{item['packets_ab'] + item['packets_ba']:,}",
                 format_size(item[f"payload_{forward}"]),

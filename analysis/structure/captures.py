@@ -24,7 +24,7 @@ from ringtap.analysis.structure.structure import Structure, find_structure
 from ringtap.analysis.structure.validation import check_against_steps
 from ringtap.arguments import instance_of, paths_of
 from ringtap.errors import UsageError
-from ringtap.units import format_duration
+from ringtap.units import counted, format_duration
 
 _LOCAL = re.compile(r"(127\.|::1$|0\.0\.0\.0$|::$|fe80:)")
 
@@ -74,7 +74,13 @@ def read_structure(
     points = [_CapturePoint(str(path), [path]) for path in named] if job is None else _capture_points(job)
     vantages, warnings, notes = _vantages(points, filter, bin_s, cache, progress, skips=job is not None)
     names = {address: name for name, addresses in given.items() for address in addresses}
-    found = replace(find_structure(streams_of(vantages, names)), warnings=tuple(warnings), notes=tuple(notes))
+    streams = streams_of(vantages, names)
+    if several := sum(stream.times_captured > 1 for stream in streams.streams):
+        warnings.append(
+            f"every byte of {counted(several, 'stream')} was captured more than once, as with '-i any' on a bridge or "
+            "with a mirror port: it counts once here"
+        )
+    found = replace(find_structure(streams), warnings=tuple(warnings), notes=tuple(notes))
     return found if job is None else replace(found, steps=check_against_steps(job, found.boundaries_ns))
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from ringtap.analysis.structure.gradient_evidence import MIN_ITERATION_BYTES, why_not_gradients
 from ringtap.analysis.structure.periodicity import Integers, Periodicity, find_periodicity
 from ringtap.analysis.structure.streams import PayloadStream, Streams
 from ringtap.units import counted, format_duration, format_size
@@ -61,6 +62,8 @@ class Training:
         reference: the member with the clearest periodicity.
         rhythm: periodicity of the job: that of the reference, or of the sum of streams that begin at different times.
         one_way: True if only one direction of the connections was captured.
+        pause_after: number of iterations after which a longer pause follows each time, in which hosts exchange small
+            messages, as in an evaluation; 0: there is none.
     """
 
     members: tuple[Member, ...]
@@ -69,11 +72,17 @@ class Training:
     reference: Member
     rhythm: Periodicity
     one_way: bool
+    pause_after: int = 0
 
     @property
     def major(self) -> list[Member]:
         """Members that carry gradients."""
         return [member for member in self.members if member.major]
+
+    @property
+    def volumes(self) -> list[tuple[PayloadStream, float]]:
+        """Streams that carry gradients, with their payload bytes per iteration."""
+        return [(member.stream, member.volume) for member in self.major]
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +116,9 @@ def sort_out(streams: Streams) -> Sorted:
     covered = [{member.stream for member in training.members} for training in found]
     groups = [group for group in _groups(clear) if not any(members >= set(group) for members in covered)]
     found += [_training(streams, clear, group) for group in groups]
+    found = [_between_pauses(streams, clear, training) or training for training in found]
+    lacking = {training: why_not_gradients(training.volumes) for training in found}
+    found = [training for training in found if not lacking[training]]
     both_ways = [training for training in found if _exchanges([member.stream for member in training.major])]
     one_way = [training for training in found if training.one_way]
     for candidates in (both_ways, one_way):
@@ -119,18 +131,17 @@ def sort_out(streams: Streams) -> Sorted:
                 if not mine & {member.stream for member in training.members}
             )
             return Sorted(best, "", _kinds(streams, best, rhythms), rivals)
-    return Sorted(None, _why_none(streams, rhythms, clear), _kinds(streams, None, rhythms))
+    return Sorted(None, _why_none(streams, rhythms, clear, lacking), _kinds(streams, None, rhythms))
 
 
-def _weight(training: Training) -> tuple[int, int, bool, int]:
-    """Return the rank of a candidate: by hosts (three or more before two, which may be any exchange), then by payload.
+def _weight(training: Training) -> tuple[int, bool, int]:
+    """Return the rank of a candidate: by payload.
 
     If the same streams have two periods, the one whose silences stand out ranks higher, then the shorter one.
     """
-    hosts = {host for member in training.major for host in (member.stream.source, member.stream.destination)}
     stands_out = training.rhythm.silence_bins > training.rhythm.other_bins
     payload = sum(member.stream.total for member in training.major)
-    return min(len(hosts), 3), payload, stands_out, len(training.starts)
+    return payload, stands_out, len(training.starts)
 
 
 def _groups(rhythms: dict[PayloadStream, Periodicity]) -> list[list[PayloadStream]]:
@@ -209,6 +220,7 @@ def _with_members(
             if volume is not None:
                 volumes[stream] = volume
     volumes = _with_ways_back(streams, volumes)
+    largest = max(volumes.values())  # those that were added may be larger
     members = [
         Member(stream, clear.get(stream), volume, volume >= MAJOR_SHARE * largest) for stream, volume in volumes.items()
     ]
@@ -323,6 +335,31 @@ def _is_multiple(volume: float, part: float) -> bool:
     return any(abs(ratio / times - 1) <= _SAME_BYTES for times in (0.5, 1, 2, 3, 4))
 
 
+def _between_pauses(
+    streams: Streams, clear: Mapping[PayloadStream, Periodicity], training: Training
+) -> Training | None:
+    """Return the job whose iterations are parts of those given, between pauses for an evaluation; None if it has none.
+
+    In a pipeline a stream also pauses after several equal parts, but other streams of the job send meanwhile.
+    """
+    rhythms = {member.stream: member.rhythm for member in training.major if member.rhythm is not None}
+    shorter = {stream: rhythm.between_pauses for stream, rhythm in rhythms.items() if rhythm.between_pauses is not None}
+    if training.rhythm.between_pauses is None or len(shorter) < len(rhythms):
+        return None
+    if not all(_together(training.rhythm.between_pauses.starts, each.starts) for each in shorter.values()):
+        return None
+    hosts = {host for stream in shorter for host in (stream.source, stream.destination)}
+    payload = streams.dense([one for one in streams.streams if {one.source, one.destination} <= hosts])
+    passed = np.concatenate(([0], np.cumsum(payload)))
+    starts = training.starts[1:]
+    pause = max(round(_MATCHED * training.rhythm.silence_bins), 1)
+    in_pauses = (passed[starts] - passed[np.maximum(starts - pause, 0)]).mean() / pause
+    if in_pauses > _SILENT_RATE * payload[training.starts[0] : training.starts[-1]].mean():
+        return None
+    found = _training(streams, {**clear, **shorter}, list(shorter))
+    return replace(found, pause_after=training.rhythm.parts)
+
+
 def _common_starts(
     reference: Periodicity, of_streams: Sequence[Periodicity], period: float
 ) -> tuple[Integers, npt.NDArray[np.bool_], slice]:
@@ -406,7 +443,8 @@ def describe(stream: PayloadStream, rhythm: Periodicity | None, streams: Streams
         return counted(stream.flows, "connection")
     if rhythm is not None and rhythm.confidence >= 0.999 and rhythm.found_share > 0.9 and len(rhythm.starts) >= 10:
         each_s = float(np.median(np.diff(rhythm.starts))) * streams.bin_ns / 1e9
-        return f"even, {format_size(rhythm.volume)} every {format_duration(each_s)}: a sender limited to a rate"
+        what = "small messages" if rhythm.volume < MIN_ITERATION_BYTES else "a sender limited to a rate"
+        return f"even, {format_size(rhythm.volume)} every {format_duration(each_s)}: {what}"
     span = int(stream.bins[-1] - stream.bins[0]) + 1
     if len(stream.bins) >= 0.8 * span and span >= 100:
         return "without pauses"
@@ -419,19 +457,21 @@ def _repeats(stream: PayloadStream, rhythms: Mapping[PayloadStream, Periodicity]
 
 
 def _why_none(
-    streams: Streams, rhythms: dict[PayloadStream, Periodicity | None], clear: dict[PayloadStream, Periodicity]
+    streams: Streams,
+    rhythms: dict[PayloadStream, Periodicity | None],
+    clear: dict[PayloadStream, Periodicity],
+    lacking: Mapping[Training, str],
 ) -> str:
     """Describe the traffic of captures without training."""
     seconds = format_duration(streams.bins * streams.bin_ns / 1e9)
     top = streams.streams[0]
     share = f"{top.total / streams.total:.0%}"
     total = f"{format_size(streams.total)} of payload in {seconds}"
-    if clear:
-        stream = max(clear, key=lambda one: one.total)
-        return (
-            f"{total}: {_repeats(stream, clear, streams)}, but it goes one way only, so it is a sender with pauses "
-            "rather than training"
-        )
+    if lacking:
+        training = max(lacking, key=_weight)
+        one_way = "it goes one way only, so it is a sender with pauses rather than training"
+        repeats = _repeats(training.reference.stream, clear, streams)
+        return f"{total}: {repeats}, but {lacking[training] or one_way}"
     what = describe(top, rhythms.get(top), streams)
     return (
         f"{total}, {share} of it {top.name} ({what}): no volume recurs with a silence each time, at least 4 times, as "

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -45,6 +45,10 @@ _SCORED_ITERATIONS = 120
 _ANCHORS = 6
 # approximate number of volumes and anchors tried
 _TRIED = 500
+_MAX_PARTS, _PARTED_ITERATIONS = 128, 64  # equal parts of a volume, and volumes compared
+_PARTED = 0.8  # share of the volumes in which a part begins with a silence
+# more small exchanges in the silences between volumes than in those between their parts, as an evaluation has
+_EVALUATED = 2
 # largest probability that the silences of an accepted volume arise by chance, over all volumes tried
 _UNLIKELY = 1e-3
 
@@ -90,6 +94,9 @@ class Periodicity:
         long_bins: 90th percentile of their lengths.
         other_bins: usual length of the longest other silence in an iteration (lower quartile).
         confidence: 1 less the probability of finding as many boundaries by chance, over all volumes tried.
+        parts: equal parts of a volume with a silence before each; 1: there are none.
+        between_pauses: periodicity of these parts, if small messages are exchanged in the silences between volumes,
+            as in an evaluation; else None.
     """
 
     volume: float
@@ -99,6 +106,8 @@ class Periodicity:
     long_bins: float
     other_bins: float
     confidence: float
+    parts: int = 1
+    between_pauses: Periodicity | None = None
 
     @property
     def found_share(self) -> float:
@@ -160,8 +169,68 @@ def find_periodicity(bins: Integers, payload: Integers, known: Sequence[float] =
     steps = _multiple(silences, path)
     larger = _periodicity(silences, _follow(silences, chosen * steps), bins, payload) if steps > 1 else None
     if larger is not None and larger.confidence >= 1 - _UNLIKELY:
-        return larger
-    return _periodicity(silences, path, bins, payload)
+        return _with_parts(silences, _follow(silences, chosen * steps), larger, bins, payload)
+    found = _periodicity(silences, path, bins, payload)
+    return found if found is None else _with_parts(silences, path, found, bins, payload)
+
+
+def _with_parts(
+    silences: Silences, path: Integers, found: Periodicity, bins: Integers, payload: Integers
+) -> Periodicity:
+    """Return a periodicity with the number of its equal parts, and that of the parts if these may be the iterations.
+
+    Buckets of one size and iterations with a pause after every few look the same, unless small messages are exchanged
+    in the pause: then it may be no forward pass, but an evaluation.
+    """
+    parts, between = _equal_parts(silences, path)
+    if parts == 1:
+        return found
+    small = _small_exchanges(bins, payload)
+    at_ends = _small_in(small, silences, path[path >= 0])
+    if np.median(at_ends) - np.median(_small_in(small, silences, between)) >= _EVALUATED:
+        usual = float(np.median(silences.length[between]))
+        middle = int(between[len(between) // 2])
+        track = _track(silences, found.volume / parts, middle, _MAX_ITERATIONS, _LIKE_USUAL * usual)
+        shorter = _periodicity(silences, track, bins, payload)
+        if shorter is not None and shorter.confidence >= 1 - _UNLIKELY:
+            return replace(found, parts=parts, between_pauses=shorter)
+    return replace(found, parts=parts)
+
+
+def _equal_parts(silences: Silences, path: Integers) -> tuple[int, Integers]:
+    """Return the largest number of equal parts that begin with silences of nearly the longest kind, and these silences.
+
+    Returns:
+        The number of parts, 1 if there are none, and the silences between them.
+    """
+    steps = np.flatnonzero((path[:-1] >= 0) & (path[1:] >= 0))[:_PARTED_ITERATIONS]
+    begin, end = silences.position[path[steps]], silences.position[path[steps + 1]]
+    found: list[tuple[float, int, Integers]] = []
+    for parts in range(2, _MAX_PARTS + 1):
+        wanted = begin[:, None] + (end - begin)[:, None] * np.arange(1, parts) / parts
+        after = np.clip(np.searchsorted(silences.position, wanted), 1, len(silences) - 1)
+        nearest = after - (wanted - silences.position[after - 1] < silences.position[after] - wanted)
+        near = np.abs(silences.position[nearest] - wanted) <= TOLERANCE * (end - begin)[:, None] / parts
+        if len(steps) and (near.mean(axis=0) >= _PARTED).all():
+            lengths = np.where(near, silences.length[nearest], 0)
+            found.append((float(np.median(lengths, axis=0).min()), parts, np.unique(nearest[near])))
+    longest = max((length for length, _, _ in found), default=0.0)
+    for length, parts, between in reversed(found):
+        if length >= max(_NEARLY * longest, _MIN_SILENCE_BINS):
+            return parts, between
+    return 1, np.empty(0, np.int64)
+
+
+def _small_exchanges(bins: Integers, payload: Integers) -> Integers:
+    """Return the first bin of each group of bins with a library's own small messages."""
+    quiet = bins[~is_loud(payload)]
+    return quiet[np.diff(quiet, prepend=quiet[:1] - _MIN_SILENCE_BINS - 1) > _MIN_SILENCE_BINS]
+
+
+def _small_in(small: Integers, silences: Silences, which: Integers) -> Integers:
+    """Return how many small exchanges begin in each of some silences."""
+    end = silences.end[which]
+    return np.searchsorted(small, end) - np.searchsorted(small, end - silences.length[which])
 
 
 def _choose(silences: Silences, volumes: Numbers) -> float | None:

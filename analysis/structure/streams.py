@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from ringtap.analysis.pcap import tables
+from ringtap.analysis.pcap.duplicates import copies_of
 from ringtap.analysis.pcap.traffic import MAX_TRAINING_BINS, Traffic, bins_remedy
 from ringtap.errors import UsageError
 from ringtap.units import counted, format_duration
@@ -26,7 +27,7 @@ Integers = npt.NDArray[np.int64]
 _OWN_SHARE = 0.003
 # captures of a flow that overlap by this share of the shorter span are the same packets twice
 _SAME_SHARE = 0.05
-_VXLAN_PORT = 4789
+_TUNNEL_PORTS = (4789, 6081)  # VXLAN and Geneve, in UDP
 _CHUNK = 1 << 20
 _PROTOCOLS = ("tcp", "udp", "roce")
 _FLOW = ["protocol", "source", "source_port", "destination", "destination_port"]
@@ -62,10 +63,12 @@ class PayloadStream:
         flows: number of flows (directions of connections) in the stream.
         bins: numbers of the bins with payload, ascending.
         payload: bytes in each of these bins.
+        data_packets: number of packets with payload.
         retransmitted_bytes: retransmitted bytes that the captures show.
         answered: True if a capture has packets of the opposite direction.
         seen_by: names of the capture points of the stream.
         copies: number of capture points that captured it at the same time.
+        times_captured: how often a capture point captured each byte; ``payload`` counts it once.
     """
 
     protocol: str
@@ -75,10 +78,12 @@ class PayloadStream:
     flows: int
     bins: Integers
     payload: Integers
+    data_packets: int
     retransmitted_bytes: int
     answered: bool
     seen_by: frozenset[str]
     copies: int = 1
+    times_captured: int = 1
 
     @cached_property
     def total(self) -> int:
@@ -168,11 +173,12 @@ def _flows(place: int, vantage: Vantage) -> pd.DataFrame:
     rows = vantage.traffic.scanned.conversations
     inner = rows["layer"] == 1
     # packets inside a tunnel have the real hosts; the tunnel's own packets are the same bytes again
-    tunnel = ~inner & ((rows["a_port"] == _VXLAN_PORT) | (rows["b_port"] == _VXLAN_PORT)) & inner.any()
+    ports = np.stack([rows["a_port"], rows["b_port"]])
+    tunnel = ~inner & np.isin(ports, _TUNNEL_PORTS).any(axis=0) & inner.any()
     counts = vantage.traffic.selected & (rows["payload"].reshape(-1) > 0) & np.repeat(~tunnel, 2)
     numbers = np.flatnonzero(counts)
     columns = tables.flow_columns(rows, numbers)
-    table = pd.DataFrame({name: columns[name] for name in (*_FLOW, "payload", "retransmitted_bytes")})
+    table = pd.DataFrame({name: columns[name] for name in (*_FLOW, "payload", "data_packets", "retransmitted_bytes")})
     answers = numbers ^ 1
     answered = vantage.traffic.selected[answers] & (rows["packets"].reshape(-1)[answers] > 0)
     table = table.assign(place=place, flow=numbers, answered=answered)
@@ -276,6 +282,11 @@ def _stream(part: pd.DataFrame, mine: pd.DataFrame, vantages: Sequence[Vantage],
     row = mine.iloc[0]
     by_bin = part.groupby("bin")["payload"].sum()
     used = mine[mine["place"].isin(part["place"].unique())]
+    retransmitted_bytes = int(used["retransmitted_bytes"].sum())
+    total = int(by_bin.sum())
+    times_captured = copies_of(total, retransmitted_bytes)
+    by_bin = by_bin // times_captured
+    retransmitted_bytes -= total - total // times_captured
     return PayloadStream(
         str(row["protocol"]),
         str(row["source"]),
@@ -284,8 +295,10 @@ def _stream(part: pd.DataFrame, mine: pd.DataFrame, vantages: Sequence[Vantage],
         len(mine.drop_duplicates(_FLOW)),
         by_bin.index.to_numpy(np.int64),
         by_bin.to_numpy(np.int64),
-        int(used["retransmitted_bytes"].sum()),
+        int(used["data_packets"].sum()) // times_captured,
+        max(retransmitted_bytes, 0),
         bool(mine["answered"].any()),
         frozenset(vantages[place].name for place in mine["place"].unique()),
         copies,
+        times_captured,
     )

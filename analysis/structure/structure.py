@@ -17,6 +17,7 @@ from ringtap.analysis.structure import patterns
 from ringtap.analysis.structure import topology as shapes
 from ringtap.analysis.structure.detection import CROSS, OTHER, TRAINING, Sorted, Training, sort_out
 from ringtap.analysis.structure.flow_roles import Role, mean_rates, roles_of
+from ringtap.analysis.structure.gradient_evidence import why_doubtful
 from ringtap.analysis.structure.periodicity import Integers, Likeness, is_loud, likeness
 from ringtap.analysis.structure.streams import PayloadStream, Streams
 from ringtap.analysis.structure.topology import Topology, shape_of
@@ -319,6 +320,9 @@ def worker_bytes(shape: Topology, edges: Mapping[tuple[str, str], float]) -> flo
     return sum(sent[host] for host in workers) / len(workers)
 
 
+# bytes of an iteration of sharded training, relative to an all-reduce of the gradients: it gathers the parameters twice
+# and reduces the gradients once, each of which is half an all-reduce; gloo reduces by a whole all-reduce
+_SHARDED_LEAST, _SHARDED_MOST = 1.5, 2.0
 # message headers of the libraries: gloo 48 bytes per message, 0.4 to 1.5 % of the volume in scale models
 HEADER_SHARE = 0.02
 
@@ -335,6 +339,9 @@ class Volume:
         parameters_most: the same as ``parameters``; if the number of workers is not known, for the fewest possible
             workers (2, or 3 for a member of a ring).
         why: the assumptions, or the reason that a value is not known, as a clause.
+        sharded_least: fewest parameters if the job shards them (FSDP, ZeRO-3), which looks the same; None if it cannot.
+        sharded_most: most parameters then.
+        several_least: fewest parameters if each host has several workers of a ring; None if there is no ring.
     """
 
     worker_bytes: float
@@ -342,6 +349,9 @@ class Volume:
     parameters_least: int | None
     parameters_most: int | None
     why: str
+    sharded_least: int | None = None
+    sharded_most: int | None = None
+    several_least: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the volume as plain values."""
@@ -361,7 +371,13 @@ def volume_of(shape: Topology, worker_bytes: float) -> Volume:
             f"one worker per host and {8 * GRADIENT_BYTES} bits per parameter; headers of the library's own messages "
             f"are in the payload, so there may be up to {HEADER_SHARE:.0%} fewer parameters"
         )
-        return Volume(worker_bytes, count, round(count * (1 - HEADER_SHARE)), count, why)
+        least = count * (1 - HEADER_SHARE)
+        volume = Volume(worker_bytes, count, round(least), count, why)
+        if shape.name in _REDUCED and shape.workers:
+            # with R workers, N of the R links of their ring lie between hosts, and each carries 2(R-1)/R of the bytes
+            several = round(least * (shape.workers - 1) / shape.workers)
+            volume = replace(_sharded(volume), several_least=several if shape.name in _RINGS else None)
+        return volume
     if shape.name in (shapes.RING_MEMBER, shapes.ONE_PEER, shapes.ONE_HOST, shapes.ONE_DIRECTION):
         if shape.name == shapes.ONE_HOST:
             why = "all ranks share one address, so the bytes of a single rank are not observable"
@@ -370,12 +386,25 @@ def volume_of(shape: Topology, worker_bytes: float) -> Volume:
         most = worker_bytes / demand(1, fewest).worker_bytes
         least = worker_bytes / (2 * GRADIENT_BYTES) * (1 - HEADER_SHARE)
         why = f"if it is a ring: the most parameters with {fewest} workers, the fewest with infinitely many"
-        return Volume(worker_bytes, None, round(least), round(most), why)
+        return _sharded(Volume(worker_bytes, None, round(least), round(most), why))
     why = f"there is no equation for this pattern ({shape.name})"
     if shape.name == patterns.PIPELINE:
         why = "a pipeline sends activations, which do not show the number of parameters"
     return Volume(worker_bytes, None, None, None, why)
 
+
+def _sharded(volume: Volume) -> Volume:
+    """Return a volume with the parameters that sharded training of as many bytes has."""
+    assert volume.parameters_least is not None
+    assert volume.parameters_most is not None
+    # shards are small messages, and so have a larger share of headers
+    least = volume.parameters_least * (1 - HEADER_SHARE) / _SHARDED_MOST
+    most = volume.parameters_most / _SHARDED_LEAST
+    return replace(volume, sharded_least=round(least), sharded_most=round(most))
+
+
+_RINGS = (patterns.RING, patterns.TWO_WAY_RING, patterns.PAIR)
+_REDUCED = (*_RINGS, patterns.HALVING, patterns.ALL_TO_ALL)
 
 SCALES_S = (0.001, 0.01, 0.1, 1.0)
 # pauses of fewer bins do not separate two bursts
@@ -551,15 +580,27 @@ def period_of(training: Training, iterations: pd.DataFrame, alike: Likeness, bin
     if contrast < 1.5:
         reasons.append("a silence within the iterations is nearly as long as those between them")
     long = rhythm.long_bins > 2 * rhythm.silence_bins
-    if long:
+    if training.pause_after:
+        reasons.append(
+            f"every {training.pause_after} iterations a longer pause follows, in which hosts exchange small messages, "
+            "as in an evaluation"
+        )
+    elif rhythm.parts > 1:
+        reasons.append(
+            f"each has {rhythm.parts} equal parts with a silence before each, which may be the iterations, with a "
+            f"pause after every {rhythm.parts}"
+        )
+    if long and not training.pause_after:
         reasons.append("some silences are far longer than usual, so that several bursts may be one iteration")
     if rhythm.silence_bins < 4:
         reasons.append("silences are only a few bins long: a smaller --bin shows them better")
     near = alike.period_bins is not None and abs(alike.period_bins * bin_ns / 1e9 / np.median(times) - 1) < 0.1
     if not near and float(np.std(times)) < 0.1 * float(times.mean()):
         reasons.append("the rate's autocorrelation has no peak at this period")
+    if unbalanced := why_doubtful(training.volumes):
+        reasons.append(unbalanced)
     # if there are few silences, a far longer one may be the only one between iterations
-    is_doubtful = long and len(times) < _FEW_ITERATIONS
+    is_doubtful = bool(unbalanced) or (long and len(times) < _FEW_ITERATIONS)
     verdict = SURE if not reasons else LIKELY if len(reasons) == 1 and not is_doubtful else DOUBTFUL
     return Period(
         len(times),

@@ -61,12 +61,18 @@ def _headline(found: Structure) -> list[str]:
     sends = f"{who} {format_size(volume.worker_bytes)} per iteration"
     if volume.parameters is not None:
         most, least = volume.parameters, volume.parameters_least
-        lines.append(f"{sends}: with {_COLLECTIVES[found.shape.name]} {least:,} to {most:,} parameters of 32 bit.")
+        how = f"with {_COLLECTIVES[found.shape.name]} {least:,} to {most:,} parameters of 32 bit"
+        lines.append(f"{sends}: {how}, if each host has one worker.")
     elif volume.parameters_least is not None and volume.parameters_most is not None:
         lines.append(f"{sends}: {volume.parameters_least:,} to {volume.parameters_most:,} parameters ({volume.why}).")
     else:
         lines.append(f"{sends}; {volume.why}.")
-    return lines
+    same = []
+    if volume.sharded_least is not None:
+        same.append(f"sharded training (FSDP) of {volume.sharded_least:,} to {volume.sharded_most:,} parameters")
+    if volume.several_least is not None:
+        same.append(f"several workers per host and at least {volume.several_least:,} parameters")
+    return [*lines, f"Packets look the same with {', or with '.join(same)}."] if same else lines
 
 
 def _shape(found: Structure) -> str:

@@ -198,8 +198,8 @@ def _from_one_host(edges: Edges, host: str) -> Topology:
         return Topology(RING_MEMBER, (before, host, after), whole=False, unseen=text)
     if sends == receives and len(sends) == 1:
         text = (
-            f"{elsewhere}: it exchanges with {sends[0]} alone. A pair, a worker of a parameter server and a leaf of a "
-            "tree look the same from here"
+            f"{elsewhere}: it exchanges with {sends[0]} alone. A pair, a worker of a parameter server, a leaf of a "
+            "tree and an end of a pipeline look the same from here"
         )
         return Topology(ONE_PEER, hosts, whole=False, unseen=text)
     text = (

@@ -94,7 +94,13 @@ def to_stream(
     whole = np.diff(np.floor(np.concatenate(([0.0], np.cumsum(amounts))))).astype(np.int64)
     bins = np.flatnonzero(whole)
     seen = frozenset(["capture"])
-    return PayloadStream("tcp", source, destination, ports, flows, bins, whole[bins], 0, True, seen)
+    return PayloadStream(
+        "tcp", source, destination, ports, flows, bins, whole[bins], -(-size_of(parts) // 1448), 0, True, seen
+    )
+
+
+def size_of(parts: Sequence[tuple[float, float, int]]) -> int:
+    return sum(size for _, _, size in parts)
 
 
 def web_search(

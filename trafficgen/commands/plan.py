@@ -58,6 +58,12 @@ def _plan(options: argparse.Namespace) -> int:
     if options.verbose:
         print_settings(plan.header)
     stream = sys.stderr if options.json else sys.stdout
+    if unread := plan.header.get("unread_lines"):
+        print(
+            f"{plan.header['list']} has {counted(unread, 'line')} after as many flows as its first line says: they are "
+            "not read, as in HPCC's simulation",
+            file=stream,
+        )
     if options.output is not None:
         write_plan(plan, options.output, options.force)
     _export(plan, given, options, stream)

@@ -1,4 +1,7 @@
-"""Flow lists as HPCC's traffic_gen writes them: a count, then one line ``src dst 3 dport bytes start_s`` per flow."""
+"""Flow lists as HPCC's traffic_gen writes them: a count, then one line ``src dst 3 dport bytes start_s`` per flow.
+
+HPCC's simulation reads as many flows as the count says, so that what follows may be a comment.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from decimal import Decimal
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +46,16 @@ class FlowListPlan:
         self._path, self._nodes = path, list(nodes)
         self._hosts = [parse_address(node)[0] for node in nodes]
         self._duration_ns = frame.duration_ns or MAX_INT64
-        flows = total = last_ns = 0
+        self._unread_lines = flows = total = last_ns = 0
         for flow in self.flows():
             flows, total, last_ns = flows + 1, total + flow.size_bytes, flow.start_ns
+        unread = self._unread_lines
         if not flows:
             raise UsageError(f"{path} holds no flow that starts within the duration")
         self._duration_ns = frame.duration_ns or (last_ns // _MS + 1) * _MS
         frame = replace(frame, duration_ns=self._duration_ns)
         frame.check()
-        about: dict[str, Any] = {"list": path.name, "nodes": self._nodes}
+        about: dict[str, Any] = {"list": path.name, "nodes": self._nodes} | ({"unread_lines": unread} if unread else {})
         self.header = frame.header("list", flows, total, **about)
 
     def flows(self) -> Iterator[Flow]:
@@ -59,18 +64,19 @@ class FlowListPlan:
         try:
             with self._path.open("r", encoding="ascii") as file:
                 count = self._count(file.readline(_MAX_COUNT_LENGTH))
-                for number, line in enumerate(file, start=1):
+                for number, line in enumerate(islice(file, count), start=1):
                     flow = self._parse(line, number)
                     if flow.start_ns < latest_ns:
                         raise self._wrong(number, "its start is before the line above: sort by start")
                     latest_ns = flow.start_ns
                     if flow.start_ns < self._duration_ns:
                         yield flow
+                self._unread_lines = sum(not line.isspace() for line in file)
         except OSError as error:
             raise UsageError(f"{self._path} cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise UsageError(f"{self._path} cannot be read: it is not text") from error
-        if count != number:
+        if number < count:
             raise self._wrong(
                 0, f"it says {counted(count, 'flow')}, and {number} follow: cut short, or the count is wrong"
             )

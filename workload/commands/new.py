@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import UsageError
 from ringtap.models import PROFILES, profile_named
 from ringtap.options import add_json
 from ringtap.units import counted, format_size, parse_duration_s, whole_number
+
+if TYPE_CHECKING:
+    from ringtap.workload.workload import Workload
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -19,8 +22,9 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--run", type=Path, metavar="RUN", help="a run recorded with ringtap run --profile")
     source.add_argument(
-        "--kineto", type=Path, nargs="+", metavar="FILE", help="traces that torch.profiler exported, one per rank"
-    )
+        "--kineto", type=Path, nargs="+", metavar="FILE",
+        help="traces that torch.profiler exported, one per rank, or their directory",
+    )  # fmt: skip
     source.add_argument("--model", metavar="NAME", help=f"one of {', '.join(PROFILES)}")
     source.add_argument("--layout", type=Path, metavar="TOML", help="a transformer, and how ranks share it")
     parser.add_argument("--workers", metavar="N", help="with --model: number of data-parallel workers")
@@ -29,6 +33,12 @@ def register(subparsers: Any, name: str, summary: str) -> None:
         "--execution-trace", type=Path, nargs="+", default=[], metavar="FILE",
         help="with --kineto: PyTorch's execution traces, in the same order, for traces without shapes",
     )  # fmt: skip
+    parser.add_argument(
+        "--alike", action="store_true", help="with --kineto: ranks without a trace do what the first rank with one does"
+    )
+    parser.add_argument(
+        "--gpus-per-node", metavar="G", help="ranks at each host, between which messages take only the latency (1)"
+    )
     parser.add_argument("--batch", metavar="N", help="with --run, --kineto: samples of a worker (the first input's)")
     parser.add_argument("-o", dest="output", required=True, metavar="W", type=Path, help="directory to create")
     add_json(parser)
@@ -38,6 +48,8 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 def _new(options: argparse.Namespace) -> int:
     if options.execution_trace and options.kineto is None:
         raise UsageError("--execution-trace goes with --kineto: it adds shapes to the traces there")
+    if options.alike and options.kineto is None:
+        raise UsageError("--alike goes with --kineto: it says that ranks without a trace do what the others do")
     if options.layout is not None:
         return _from_layout(options)
     if options.model is None:
@@ -54,6 +66,7 @@ def _new(options: argparse.Namespace) -> int:
         raise UsageError(f"{workers} workers: at least one is needed")
     compute_s = None if options.compute is None else parse_duration_s(options.compute)
     made = model_workload(profile, workers, compute_s)
+    _add_hosts(options, made)
     write_workload(made, options.output)
     if options.json:
         print(json.dumps(summary(made) | {"about": made.about}))
@@ -81,11 +94,14 @@ def _from_profiles(options: argparse.Namespace) -> int:
     if batch is not None and batch < 1:
         raise UsageError(f"--batch {batch} is below 1")
     if options.kineto is None:
-        made = profile_workload(read_profiles(options.run), options.run.resolve().name)
+        profiles, ranks, name = read_profiles(options.run), None, options.run.resolve().name
     else:
-        made = profile_workload(read_kineto_traces(options.kineto, options.execution_trace), options.kineto[0].name)
+        profiles = read_kineto_traces(options.kineto, options.execution_trace, alike=options.alike)
+        ranks, name = profiles[0].ranks, options.kineto[0].resolve().name
+    made = profile_workload(profiles, name, ranks)
     if batch is not None:
         made.about["batch"] = batch
+    _add_hosts(options, made)
     write_workload(made, options.output)
     item, about = summary(made), made.about
     if options.json:
@@ -102,16 +118,29 @@ def _from_profiles(options: argparse.Namespace) -> int:
     )
     for text in about["assumptions"]:
         print(f"Assumed: {text}")
+    if profiles[0].device == "cuda" and made.ranks > 1 and options.gpus_per_node is None:
+        print(
+            "Each GPU has a host of its own, so that all bytes use the network: if hosts have several GPUs, name their "
+            "number with --gpus-per-node"
+        )
     print(f"Next: ringtap workload simulate {options.output}")
     return 0
+
+
+def _add_hosts(options: argparse.Namespace, made: Workload) -> None:
+    """Note the ranks at each host."""
+    from ringtap.workload.options import ranks_per_host
+
+    if options.gpus_per_node is not None:
+        made.about["gpus_per_node"] = ranks_per_host(options, made)
 
 
 def _from_layout(options: argparse.Namespace) -> int:
     from ringtap.workload.transformer import layout_workload, read_layout
     from ringtap.workload.workload import summary, write_workload
 
-    for name in ("workers", "compute", "batch"):
-        if getattr(options, name) is not None:
+    for name in ("workers", "compute", "batch", "gpus-per-node"):
+        if getattr(options, name.replace("-", "_")) is not None:
             raise UsageError(f"--{name} does not go with --layout: the file says it")
     layout = read_layout(options.layout)
     made = layout_workload(layout, options.layout.stem)

@@ -92,8 +92,12 @@ def _known(about: dict[str, Any]) -> list[str]:
         found.append(f"{counted(total, 'parameter')} of {format_size(size)} in {counted(len(parameters), 'tensor')}")
     if "variation" in about:
         spread = [f"{name} {value:.1%}" for name, value in about["variation"].items() if value is not None]
+        total = about["iterations"]
+        used = about.get("typical_iterations", total)
+        alike = "" if used == total else f" alike, of {total}"
+        unknown = "not known, as no two iterations can be compared" if used == 1 else "not known"
         found.append(
-            f"Profile of {about['profile_of']}: {about['iteration_s']:.4g} s per iteration (median of "
-            f"{about['iterations']}); standard deviation over mean: {', '.join(spread) or 'not known'}"
+            f"Profile of {about['profile_of']}: {about['iteration_s']:.4g} s per iteration (median of {used}{alike}); "
+            f"standard deviation over mean: {', '.join(spread) or unknown}"
         )
     return found

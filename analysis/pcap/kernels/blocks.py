@@ -1,8 +1,8 @@
-"""Kernels for pcapng blocks (draft-ietf-opsawg-pcapng): packets only; the caller reads sections and interfaces."""
+"""Kernels for pcapng blocks (draft-ietf-opsawg-pcapng): packets only; the caller reads the others that matter."""
 
 from __future__ import annotations
 
-from ringtap.analysis.pcap.kernels.flow import count, get, put
+from ringtap.analysis.pcap.kernels.flow import add, count, get, put
 from ringtap.analysis.pcap.kernels.memory import inlined, kernel, load16, load32, load64, swapped16, swapped32
 from ringtap.analysis.pcap.kernels.state import (
     CORRUPT,
@@ -20,7 +20,9 @@ from ringtap.analysis.pcap.kernels.state import (
     MAX_FRAME_BYTES,
     MAX_KEPT,
     MORE,
+    N_DROPPED,
     N_MALFORMED,
+    N_NO_INTERFACE,
     N_NO_TIME,
     N_UNKNOWN_BLOCKS,
     NEEDED,
@@ -32,6 +34,7 @@ from ringtap.analysis.pcap.kernels.state import (
 )
 
 _SECTION_HEADER, _INTERFACE, _PACKET, _SIMPLE, _STATISTICS, _ENHANCED = 0x0A0D0D0A, 1, 2, 3, 5, 6
+_PACKETS_DROPPED = 4  # an option of an enhanced packet
 
 _MAX_SECONDS = 2**32
 
@@ -55,15 +58,14 @@ def block_stops(state: int, block: int, size: int) -> int:
     if load32(block) == _SECTION_HEADER:
         return SECTION
     kind, total = _word(state, block), _word(state, block + 4)
-    is_known = _is_packet(kind) or kind == _INTERFACE
+    is_known = _is_packet(kind) or kind in (_INTERFACE, _STATISTICS)
     unsound = total & 3 or total < 12 or kind == 0 or (is_known and total > MAX_BLOCK_BYTES)
     if unsound or (size >= total and _word(state, block + total - 4) != total):
         return CORRUPT
-    if kind == _INTERFACE:
+    if kind in (_INTERFACE, _STATISTICS):
         return SECTION
     if not is_known:
-        if kind != _STATISTICS:
-            count(state, N_UNKNOWN_BLOCKS)
+        count(state, N_UNKNOWN_BLOCKS)
         if size < total:
             put(state, NEEDED, total - size)
             return PASS_OVER
@@ -89,6 +91,20 @@ def _time_ns(interface: int, high: int, low: int) -> int:
     return ticks * by + offset
 
 
+@kernel
+def _add_dropped(state: int, at: int, end: int) -> None:
+    """Count the packets that were dropped before one, by its options, which lie between two addresses."""
+    while at + 4 <= end:
+        swapped = get(state, SWAPPED)
+        code, size = (swapped16(at), swapped16(at + 2)) if swapped else (load16(at), load16(at + 2))
+        if code == 0:
+            return
+        if code == _PACKETS_DROPPED and size == 8 and at + 12 <= end:
+            low, high = (8, 4) if swapped else (4, 8)
+            add(state + 8 * N_DROPPED, _word(state, at + low) | (_word(state, at + high) & 0xFFFF) << 32)
+        at += 4 + (size + 3 & -4)
+
+
 @inlined
 def packet_of_block(state: int, block: int, total: int) -> tuple[int, int, int, int, int]:
     """Return captured bytes, length, time, data address (0: no packet) and interface number of a complete block."""
@@ -105,7 +121,7 @@ def packet_of_block(state: int, block: int, total: int) -> tuple[int, int, int, 
     elif kind == _PACKET:
         number = swapped16(block + 8) if get(state, SWAPPED) else load16(block + 8)
     if number >= get(state, INTERFACE_COUNT):
-        count(state, N_MALFORMED)
+        count(state, N_NO_INTERFACE)
         return 0, 0, 0, 0, 0
     interface = get(state, INTERFACES) + number * INTERFACE_BYTES
     if kind == _SIMPLE:
@@ -123,6 +139,8 @@ def packet_of_block(state: int, block: int, total: int) -> tuple[int, int, int, 
     if kept > total - header - 4 or kept > get(state, MAX_KEPT) or length > MAX_FRAME_BYTES:
         count(state, N_MALFORMED)
         return 0, 0, 0, 0, 0
+    if kind == _ENHANCED and total > header + 4 + (kept + 3 & -4):
+        _add_dropped(state, block + header + (kept + 3 & -4), block + total - 4)
     return kept, length, time_ns, block + header, number
 
 

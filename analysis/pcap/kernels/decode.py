@@ -1,7 +1,8 @@
-"""Kernels that decode a packet: link layers, VLAN and MPLS tags, IPv4, IPv6, fragments, the transport's payload.
+"""Kernels that decode a packet: link layers, tags, IPv4, IPv6, fragments, tunnels, the transport's payload.
 
 A packet is given by its address in memory, the number of captured bytes and its length. Link types are those of
-tcpdump.org/linktypes.html. The kernels for links, tags and IP return the offset of an inner Ethernet frame, or 0.
+tcpdump.org/linktypes.html. The kernels for links, tags and IP return the offset of the packet inside a tunnel: positive
+for an Ethernet frame, negative for an IP packet, 0 if there is none.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from ringtap.analysis.pcap.kernels.state import (
     FRAGMENT_SHIFT,
     FRAGMENT_SLOTS,
     FRAGMENTS,
+    INNER_TAG,
     N_CUT,
     N_FIRST_MISSING,
     N_FRAGMENTS,
@@ -68,7 +70,10 @@ _FOR_IPV4 = 0x04060008  # fields of ARP as loaded: protocol IPv4, addresses of s
 _NULL, _ETHERNET, _LOOP, _COOKED, _IPOIB, _COOKED2 = 0, 1, 108, 113, 242, 276
 _HOP_BY_HOP, _FRAGMENT, _AUTHENTICATION = 0, 44, 51
 _MIX, _MIX_REST = -7046029254386353131, -4417276706812531889  # odd, of high entropy
-_TCP, _UDP, _VXLAN_PORT, _ROCE_PORT = 6, 17, 4789, 4791
+_TCP, _UDP, _VXLAN_PORT, _ROCE_PORT, _GENEVE_PORT = 6, 17, 4789, 4791, 6081
+_IPV4_INSIDE, _IPV6_INSIDE, _GRE = 4, 41, 47
+_SHORTEST, _CHECK_BYTES = 64, 4  # an Ethernet frame, padded, with its check sequence
+_BRIDGED = 0x6558  # an Ethernet frame inside GRE or Geneve
 _BTH_BYTES, _ICRC_BYTES = 12, 4
 
 
@@ -175,9 +180,71 @@ def _udp_payload(state: int, header: int, kept: int, size: int) -> tuple[int, in
 
 
 @kernel
-def _is_tunnel(header: int, kept: int) -> bool:
-    """True if a UDP header is followed by VXLAN (RFC 7348) with an Ethernet header."""
-    return kept >= 30 and swapped16(header + 2) == _VXLAN_PORT and load8(header + 8) & 8 != 0
+def _by_version(first: int) -> int:
+    version = first >> 4
+    return _IPV4 if version == 4 else _IPV6 if version == 6 else 0
+
+
+@kernel
+def _inside(at: int, offset: int, kept: int, ethertype: int) -> int:
+    """Return the offset of the packet inside a tunnel, in the module's notation.
+
+    Args:
+        at: address of the packet.
+        offset: where the one inside begins.
+        kept: captured bytes of the packet.
+        ethertype: kind of the one inside.
+    """
+    if ethertype == _BRIDGED:
+        return offset if kept >= offset + 14 else 0
+    is_ip = ethertype in (_IPV4, _IPV6) and kept > offset and _by_version(load8(at + offset)) == ethertype
+    return -offset if is_ip else 0
+
+
+@kernel
+def _inside_udp(state: int, header: int, offset: int, kept: int) -> int:
+    """Return the offset of the packet inside VXLAN (RFC 7348) or Geneve (RFC 8926); 0 if the UDP packet is neither.
+
+    Args:
+        state: address of the state, of which this sets the tag.
+        header: address of the UDP header.
+        offset: its offset in the packet.
+        kept: captured bytes of the packet.
+    """
+    if kept < offset + 16:
+        return 0
+    port, inner = swapped16(header + 2), 0
+    if port == _VXLAN_PORT and load8(header + 8) & 8:
+        inner = _inside(header - offset, offset + 16, kept, _BRIDGED)
+    elif port == _GENEVE_PORT and load8(header + 8) >> 6 == 0:
+        options = (load8(header + 8) & 63) * 4
+        inner = _inside(header - offset, offset + 16 + options, kept, swapped16(header + 10))
+    if inner:
+        put(state, INNER_TAG, UNTAGGED << 24 | swapped32(header + 12) >> 8)  # the network identifier
+    return inner
+
+
+@kernel
+def _inside_ip(header: int, offset: int, kept: int, protocol: int) -> int:
+    """Return the offset of the packet inside IP (RFC 2003, 4213) or GRE (RFC 2784, 2890); 0 if there is none.
+
+    Args:
+        header: address of the IP payload.
+        offset: its offset in the packet.
+        kept: captured bytes of the packet.
+        protocol: protocol number of the IP header.
+    """
+    if protocol == _IPV4_INSIDE:
+        return _inside(header - offset, offset, kept, _IPV4)
+    if protocol == _IPV6_INSIDE:
+        return _inside(header - offset, offset, kept, _IPV6)
+    if protocol != _GRE or kept < offset + 4 or load8(header + 1) & 7:  # version 1 is PPTP
+        return 0
+    flags = load8(header)
+    if flags & 0x40:  # with routing (RFC 1701)
+        return 0
+    optional = (flags >> 7 & 1) + (flags >> 5 & 1) + (flags >> 4 & 1)
+    return _inside(header - offset, offset + 4 + optional * 4, kept, swapped16(header + 2))
 
 
 @inlined
@@ -222,11 +289,11 @@ def _transport(
         size: bytes of the IP payload.
         identity: identification and protocol of the datagram if this is a fragment of it; else -1.
         first: 1 if the datagram begins here, else 0.
-        layer: 0, or 1 inside VXLAN.
+        layer: 0, or 1 inside a tunnel.
         family: 4 or 6.
 
     Returns:
-        Offset of an inner Ethernet frame; 0 if there is none.
+        Offset of the packet inside a tunnel, in the module's notation.
     """
     key = _between(addresses, family)
     if not first:
@@ -259,8 +326,9 @@ def _transport(
         else:
             ports = load32(header)
             kind, payload = _udp_payload(state, header, seen, size)
-            if layer == 0 and _is_tunnel(header, seen):
-                inner = offset + 16
+            inner = _inside_udp(state, header, offset, kept) if layer == 0 else 0
+    elif layer == 0 and identity < 0:
+        inner = _inside_ip(header, offset, kept, protocol)
     flow = _flow(state, addresses, rest_of(ports, protocol, kind, layer, family), family, time_ns)
     if identity >= 0:
         _remember_first(state, key, identity, flow, time_ns)
@@ -273,12 +341,6 @@ def _transport(
     if kind == ROCE:
         roce(state, header + 8, kept - offset - 8, length, payload, addresses, family, time_ns)
     return inner
-
-
-@kernel
-def _by_version(first: int) -> int:
-    version = first >> 4
-    return _IPV4 if version == 4 else _IPV6 if version == 6 else 0
 
 
 @kernel
@@ -368,6 +430,28 @@ def _not_ip(state: int, at: int, offset: int, kept: int, length: int, time_ns: i
 
 
 @kernel
+def _behind_labels(at: int, offset: int, kept: int, length: int) -> tuple[int, int]:
+    """Return the ethertype of what follows MPLS labels, which do not name it, and its offset; ethertype 0: not known.
+
+    It is IP if its length fits the frame; or an Ethernet frame, with or without a control word (RFC 4448), if its
+    ethertype is known.
+    """
+    ethertype, rest = _by_version(load8(at + offset)), length - offset
+    slack = rest if length <= _SHORTEST else _CHECK_BYTES
+    if ethertype == _IPV4 and kept >= offset + 20 and 0 <= rest - swapped16(at + offset + 2) <= slack:
+        return ethertype, offset
+    if ethertype == _IPV6 and kept >= offset + 40 and 0 <= rest - 40 - swapped16(at + offset + 4) <= slack:
+        return ethertype, offset
+    for skipped in (4, 0):
+        place = offset + skipped + 14
+        if kept >= place:
+            inside = swapped16(at + place - 2)
+            if inside in (_IPV4, _IPV6, _ARP):
+                return inside, place
+    return 0, offset
+
+
+@kernel
 def _network(state: int, at: int, offset: int, kept: int, length: int, time_ns: int, ethertype: int, layer: int) -> int:
     """Decode the packet behind an ethertype and any number of tags."""
     while ethertype in (0x8100, 0x88A8, 0x9100, 0x9200):
@@ -383,7 +467,7 @@ def _network(state: int, at: int, offset: int, kept: int, length: int, time_ns: 
         if not bottom:
             count(state, N_CUT)
             return 0
-        ethertype = _by_version(load8(at + offset))
+        ethertype, offset = _behind_labels(at, offset, kept, length)
     if ethertype == _PPPOE and kept >= offset + 8:
         inside = swapped16(at + offset + 6)
         if inside in (_PPP_IPV4, _PPP_IPV6):
@@ -434,11 +518,13 @@ def _link(state: int, at: int, kept: int, length: int, time_ns: int, link: int) 
 @kernel
 def _any(state: int, at: int, kept: int, length: int, time_ns: int, link: int) -> None:
     put(state, TAG, UNTAGGED)
+    put(state, INNER_TAG, UNTAGGED)
     inner = _link(state, at, kept, length, time_ns, link)
     if inner:
-        put(state, TAG, UNTAGGED << 24 | swapped32(at + inner - 4) >> 8)  # the VNI
-        ethertype = swapped16(at + inner + 12)
-        _network(state, at, inner + 14, kept, length, time_ns, ethertype, 1)
+        put(state, TAG, get(state, INNER_TAG))
+        place = inner + 14 if inner > 0 else -inner
+        ethertype = swapped16(at + inner + 12) if inner > 0 else _by_version(load8(at + place))
+        _network(state, at, place, kept, length, time_ns, ethertype, 1)
 
 
 @inlined

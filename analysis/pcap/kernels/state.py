@@ -55,6 +55,7 @@ JOINED_ROWS = 71  # conversations of a part that the scan of the whole knows
 PICKED = 67  # address of the row of the packet that is decoded; 0: none
 TAG = 36  # code of the packet's VLAN or VNI
 UNTAGGED = 1
+INNER_TAG = 37  # of the packet inside its tunnel
 
 # --- counts of packets and anomalies ------------------------------------------------------------------------------
 COUNTED = 40
@@ -76,6 +77,9 @@ COUNTS = (
     "queue_pairs_over_limit",
     "time_jumps",
     "network_changes",
+    "without_interface",
+    "set_back",
+    "dropped_before_packets",
 )
 (
     N_PACKETS,
@@ -95,6 +99,9 @@ COUNTS = (
     N_QUEUE_PAIRS,
     N_JUMPS,  # more than a day after or before the previous packet
     N_NETWORKS,  # another VLAN or VNI than the previous packet in the same direction of a conversation
+    N_NO_INTERFACE,  # the file does not describe the packet's interface
+    N_SET_BACK,  # more than a minute before the latest packet
+    N_DROPPED,  # by the options of the packets after them
 ) = range(COUNTED, COUNTED + len(COUNTS))
 ZEROS = 120  # four words that stay 0: addresses of frames that have none
 WORDS = 128
@@ -103,7 +110,7 @@ WORDS = 128
 MORE = 0  # all complete records of the block are processed
 FULL = 1  # the caller has to empty the cells or packets first
 CORRUPT = 2  # an impossible record
-SECTION = 3  # a pcapng block that the caller reads: section header or interface
+SECTION = 3  # a pcapng block that the caller reads: section header, interface or statistics
 PASS_OVER = 4  # a block to skip, of which NEEDED bytes are still to come
 
 # --- work area of a direction -------------------------------------------------------------------------------------
@@ -162,7 +169,7 @@ SLOTS_A_ROW = 8  # at least: most searches then find their slot at once, which t
 I_LINK, I_SNAP, I_SCALE, I_BY, I_OFFSET_NS, I_MOST = 0, 8, 16, 24, 32, 40  # I_MOST: largest number of ticks that fits
 TIMES, DIVIDED, POWER_OF_TWO = 0, 1, 2  # values of I_SCALE: use of I_BY to convert ticks to nanoseconds
 INTERFACE_BYTES = 64
-MAX_INTERFACES = 1024
+MAX_INTERFACES = 2**16
 
 # --- a first fragment ---------------------------------------------------------------------------------------------
 F_ADDRESSES, F_ID, F_FLOW, F_NS = 0, 8, 16, 24
@@ -185,4 +192,5 @@ FULL_CELL_BYTES = 2**31
 FULL_CELL_PACKETS = 2**16 - 1
 MAX_NS = 2**62  # a time after 2100, such that sums and differences of times fit a word
 JUMP_NS = 86_400_000_000_000
+SET_BACK_NS = 60_000_000_000  # processors that capture together write packets within seconds
 NO_TIME = -1  # of a packet whose time is missing or impossible

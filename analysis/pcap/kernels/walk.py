@@ -45,6 +45,7 @@ from ringtap.analysis.pcap.kernels.state import (
     N_BACKWARDS,
     N_BYTES,
     N_PACKETS,
+    N_SET_BACK,
     NEEDED,
     PACKETS_AT,
     PACKETS_END,
@@ -57,6 +58,7 @@ from ringtap.analysis.pcap.kernels.state import (
     ROOM,
     SEGMENTS_AT,
     SEGMENTS_BEGIN,
+    SET_BACK_NS,
     STOPPED,
     SWAPPED,
 )
@@ -116,6 +118,8 @@ def _packet(state: int, at: int, kept: int, length: int, time_ns: int, interface
     if time_ns < get(state, LAST_NS):
         if time_ns >= 0:
             count(state, N_BACKWARDS)
+            if get(state, LAST_NS) - time_ns > SET_BACK_NS:
+                count(state, N_SET_BACK)
             put(state, FIRST_NS, min(time_ns, get(state, FIRST_NS)))
     else:
         put(state, LAST_NS, time_ns)

@@ -15,10 +15,11 @@ from scapy.layers.inet6 import (
 )
 from scapy.packet import Raw
 
+from ringtap.analysis.pcap import read_captures, tables
 from ringtap.analysis.pcap import scan as scan_module
-from ringtap.analysis.pcap import tables
 from ringtap.analysis.pcap.scan import Scan, Scanned
 from ringtap.analysis.pcap.scan_dtypes import ARP, NOT_IP, is_ip
+from ringtap.analysis.pcap.text import _SENTENCES, _note, damage, describe
 from ringtap.analysis.pcap.traffic import Traffic
 from tests.unit.capture_makers import (
     A4,
@@ -139,7 +140,7 @@ def test_frames_that_are_no_ip_and_headers_that_lie():
     small = bytes(IP(src=A4, dst=B4) / TCP(sport=5, dport=6, dataofs=2) / Raw(bytes(50)))
     packets = [*frames(spaced([bytes(short), bytes(beyond), small])), Packet(1, arp(), 60)]
     scanned = scan(classic(packets))
-    assert odd(scanned) == {"malformed": 3, "not_ip": 1, "time_backwards": 1, "time_jumps": 1}
+    assert odd(scanned) == {"malformed": 3, "not_ip": 1, "time_backwards": 1, "time_jumps": 1, "set_back": 1}
     assert sorted(scanned.conversations["payload"][:, 0].tolist()) == [0, 0, 50]
 
 
@@ -190,7 +191,7 @@ def test_round_trips_after_a_clock_was_set_are_those_without():
 
 def test_a_time_of_another_age_in_the_middle_is_told():
     scanned = of_times(START_NS, 5, START_NS + 1_000_000)
-    assert odd(scanned) == {"time_backwards": 1, "time_jumps": 2}
+    assert odd(scanned) == {"time_backwards": 1, "time_jumps": 2, "set_back": 1}
     assert (scanned.first_ns, scanned.last_ns) == (5, START_NS + 1_000_000)
 
 
@@ -398,3 +399,65 @@ def test_a_full_cell_is_followed_by_another():
     scanned = scan(classic([]) + record * 66_000)
     assert scanned.cells["packets"].astype(int).sum() == 66_000
     assert len(scanned.cells) == 2
+
+
+def test_a_clock_that_is_set_back_by_an_hour_is_told_and_no_rate_spans_it(tmp_path):
+    second = 1_000_000_000
+    scanned = of_times(START_NS, START_NS + second, START_NS - 3600 * second, START_NS - 3599 * second)
+    assert odd(scanned) == {"time_backwards": 2, "set_back": 2}
+    path = tmp_path / "set.pcap"
+    one = frames(spaced([udp(A4, B4, (1, 2), 100)]))[0]
+    times_ns = [START_NS + after_s * second for after_s in (0, 1, -3600, -3599)]
+    path.write_bytes(classic([Packet(time_ns, one.data, one.length) for time_ns in times_ns], nano=True))
+    lines = describe(read_captures([path]), None, False)
+    assert "bit/s" not in "\n".join(lines)
+    assert any("2 packets are more than a minute earlier" in line for line in lines)
+    # processors that capture together write packets within seconds: this is no set clock
+    assert odd(of_times(START_NS, START_NS - 30 * second)) == {"time_backwards": 1}
+
+
+def _drops(order: str, interface: int, dropped: int, by_system: int = 0) -> bytes:
+    """The body of a block of statistics."""
+    blocks = Blocks(order)
+    options = blocks.option(5, struct.pack(f"{order}Q", dropped)) + blocks.option(
+        7, struct.pack(f"{order}Q", by_system)
+    )
+    return struct.pack(f"{order}III", interface, 0, 0) + options + blocks.option(0, b"")
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_drops_that_the_capture_counts_itself(order):
+    packets = frames(usual())[:4]
+    blocks = Blocks(order).interface().interface()
+    for number, packet in enumerate(packets):
+        blocks.packet(packet, number % 2).block(5, _drops(order, number % 2, 10 * number))  # since the start
+    assert odd(scan(blocks.bytes())) == {"dropped": 20 + 30}
+    assert odd(scan(Blocks(order).interface().block(5, _drops(order, 0, 5, 7)).packet(packets[0]).bytes())) == {
+        "dropped": 12
+    }
+    blocks = Blocks(order).interface()
+    for packet in packets:
+        blocks.packet(packet, 0, blocks.option(4, struct.pack(f"{order}Q", 3)) + blocks.option(0, b""))
+    assert odd(scan(blocks.bytes())) == {"dropped": 12}
+    for line in damage(scan(blocks.bytes()).counts):
+        assert line == "12 packets were dropped, as the capture itself counts: they are missing here"
+
+
+def test_thousands_of_interfaces_and_one_that_is_not_described():
+    packets = frames(usual())[:3]
+    blocks = Blocks()
+    for _ in range(3000):
+        blocks.interface()
+    for packet, number in zip(packets, (0, 1500, 2999), strict=True):
+        blocks.packet(packet, number)
+    made = scan(blocks.bytes())
+    assert (made.counts["packets"], odd(made)) == (3, {})
+    missing = Blocks().interface().packet(packets[0])
+    missing.interfaces += missing.interfaces  # which the file does not have
+    made = scan(missing.packet(packets[1], 1).bytes())
+    assert (made.counts["packets"], odd(made)) == (1, {"without_interface": 1})
+
+
+def test_one_fragment_is_said_of_in_the_singular():
+    assert _note(1, *_SENTENCES["fragments"]) == "1 IP fragment counts for the conversation of the first one"
+    assert _note(2, *_SENTENCES["fragments"]) == "2 IP fragments count for the conversation of the first one"

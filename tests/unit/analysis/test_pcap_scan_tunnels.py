@@ -1,6 +1,9 @@
-"""RoCEv2 and VXLAN."""
+"""RoCEv2, and packets inside tunnels: VXLAN, Geneve, GRE, IP in IP, pseudowires."""
 
 import pytest
+from scapy.layers.inet import IP, UDP
+from scapy.layers.inet6 import IPv6
+from scapy.packet import Raw
 
 from ringtap.analysis.pcap.scan import Scan, Scanned
 from ringtap.analysis.pcap.scan_dtypes import PLAIN, ROCE
@@ -117,3 +120,67 @@ def test_a_tunnel_that_is_cut_off_has_an_outer_conversation_only():
 def test_a_tunnel_in_a_tunnel_is_not_followed():
     made = of(vxlan(ethernet(vxlan(ethernet(udp(A4, B4, (1, 2), 5)), (C4, B4)))))
     assert made.conversations["layer"].tolist() == [0, 1]
+
+
+def geneve(inner: bytes, kind: int = 0x6558, options: bytes = b"") -> bytes:
+    header = bytes([len(options) // 4, 0]) + kind.to_bytes(2, "big") + b"\0\0\x2a\0" + options
+    return bytes(IP(src=A4, dst=B4) / UDP(sport=50001, dport=6081) / Raw(header + inner))
+
+
+def gre(inner: bytes, kind: int = 0x0800, flags: int = 0) -> bytes:
+    optional = bytes(4 * bin(flags & 0xB000).count("1"))
+    return bytes(
+        IP(src=A4, dst=B4, proto=47) / Raw(flags.to_bytes(2, "big") + kind.to_bytes(2, "big") + optional + inner)
+    )
+
+
+TUNNELS = {
+    "IPv4 in IPv4": lambda ip: bytes(IP(src=A4, dst=B4, proto=4) / Raw(ip)),
+    "IPv4 in IPv6": lambda ip: bytes(IPv6(src=A6, dst=B6, nh=4) / Raw(ip)),
+    "GRE": gre,
+    "GRE with a checksum, a key and a number": lambda ip: gre(ip, flags=0xB000),
+    "GRE with Ethernet": lambda ip: gre(ethernet(ip), 0x6558),
+    "Geneve": lambda ip: geneve(ethernet(ip)),
+    "Geneve with options, without Ethernet": lambda ip: geneve(ip, 0x0800, bytes(12)),
+}
+
+
+@pytest.mark.parametrize("name", TUNNELS)
+def test_what_is_inside_any_tunnel_is_followed(name):
+    talk = Talk("192.168.7.1", "192.168.7.2", (40001, 5001)).open().data(0, 1000, 1000)
+    made = of(*(TUNNELS[name](ip) for _, ip in talk.packets))
+    outer, inner = made.conversations
+    assert (int(outer["layer"]), int(inner["layer"])) == (0, 1)
+    assert (int(inner["protocol"]), int(inner["family"])) == (6, 4)
+    assert inner["payload"].tolist() == [2000, 0]
+    assert int(outer["bytes"].sum()) == int(inner["bytes"].sum()) == made.counts["bytes"]
+
+
+def test_ipv6_inside_ipv4():
+    made = of(bytes(IP(src=A4, dst=B4, proto=41) / Raw(udp(A6, B6, (1, 2), 50))), gre(udp(A6, B6, (1, 2), 50), 0x86DD))
+    assert made.conversations["layer"].tolist() == [0, 1, 0]
+    assert made.conversations["family"].tolist() == [4, 6, 4]
+    assert int(made.conversations[1]["payload"].sum()) == 100
+
+
+@pytest.mark.parametrize("packet", [gre(bytes(60), 0x880B, 0x2001), gre(bytes(60), 0x0800, 0x4000), gre(b"", 0x0800)])
+def test_other_gre_is_not_followed(packet):
+    assert of(packet).conversations["layer"].tolist() == [0]
+
+
+LABEL = b"\0\x01\x01\xff"  # label 16, bottom of the stack
+
+
+@pytest.mark.parametrize("control", [b"", bytes(4)])
+@pytest.mark.parametrize("address", ["02:00:00:00:00:01", "45:00:00:00:00:01", "60:00:00:00:00:01"])
+def test_ethernet_behind_mpls_labels_is_told_from_ip(control, address):
+    inside = bytes.fromhex(address.replace(":", "")) + b"\2\0\0\0\0\2\x08\0" + udp(A4, B4, (1, 2), 50)
+    made = of(LABEL + control + inside, wrap=lambda packet: b"\2\0\0\0\0\3\2\0\0\0\0\4\x88\x47" + packet)
+    (row,) = made.conversations
+    assert (int(row["protocol"]), int(row["payload"].sum())) == (17, 50)
+
+
+def test_ip_behind_mpls_labels():
+    for packet in (udp(A4, B4, (1, 2), 50), udp(A6, B6, (1, 2), 50)):
+        made = of(LABEL + packet, wrap=lambda packet: b"\2\0\0\0\0\3\2\0\0\0\0\4\x88\x47" + packet)
+        assert made.conversations["payload"].sum() == 50

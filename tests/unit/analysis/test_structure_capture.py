@@ -191,7 +191,7 @@ def test_the_verb_says_first_what_was_found(capsys: pytest.CaptureFixture[str]) 
     assert lines[0].startswith(f"A training job: a ring of 3 hosts, {S1} > S0 > {S2} > {S1}, 29 whole iterations of 71")
     assert lines[0].endswith("this is sure.")
     assert lines[1].startswith("A worker sends 162.3 kB per iteration: with ring all-reduce")
-    assert lines[1].endswith("29,823 to 30,432 parameters of 32 bit.")
+    assert lines[1].endswith("29,823 to 30,432 parameters of 32 bit, if each host has one worker.")
     assert lines[-1].startswith("Next, for figures and tables: ringtap structure ")
 
 

@@ -1,6 +1,7 @@
 """Iterations out of payload: under jitter, stalls, buckets and cross traffic, and none where there are none."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -9,9 +10,10 @@ from hypothesis import strategies as st
 
 from ringtap.analysis.structure.detection import sort_out
 from ringtap.analysis.structure.periodicity import find_periodicity, silences_of
+from ringtap.analysis.structure.streams import PayloadStream
 from ringtap.analysis.structure.structure import Structure, bursts_of, find_structure, iterations_of, peak_to_mean
 from ringtap.errors import MeasurementError
-from tests.unit.structure_makers import START_NS, Job, Made, limited, make, ring, together, web_search
+from tests.unit.structure_makers import START_NS, Job, Made, limited, make, ring, to_stream, together, web_search
 
 JOB = Job(ring(3, 160_000))
 
@@ -135,7 +137,7 @@ def test_the_buckets_of_two_iterations_are_taken_for_iterations_with_doubt() -> 
 
 
 def test_a_few_iterations_are_found_with_reserve() -> None:
-    made = make(dataclasses.replace(JOB, iterations=7))
+    made = make(dataclasses.replace(JOB, iterations=7, buckets=1))
     found = find_structure(together(*made.streams))
     check(found, made)
     assert found.period.verdict == "likely"
@@ -180,3 +182,74 @@ def test_communication_silence_and_bursts_of_a_known_iteration() -> None:
     assert peaks.loc[0.001] == pytest.approx(5.0)
     assert peaks.loc[0.01] == pytest.approx(1.0)
     assert 0.1 not in peaks.index
+
+
+def _evaluated(steps: int, exchanges: int, rounds: int = 12) -> tuple[list[PayloadStream], float]:
+    """A job of two hosts that pauses after some steps, and exchanges small messages in the pause."""
+    hosts = ("10.0.0.1", "10.0.0.2")
+    sent: dict[tuple[str, str], list[tuple[float, float, int]]] = {(hosts[0], hosts[1]): [], (hosts[1], hosts[0]): []}
+    now = 0.5
+    for _ in range(rounds):
+        for _ in range(steps):
+            for parts in sent.values():
+                parts.append((now, 0.026, 800_000))
+            now += 0.108
+        for _ in range(exchanges):
+            for parts in sent.values():
+                parts.append((now, 0.0005, 900))
+            now += 0.04
+        now += 0.2 if not exchanges else 0
+    return [to_stream(*pair, parts) for pair, parts in sent.items()], 0.108
+
+
+@pytest.mark.parametrize("steps", [2, 5, 20])
+def test_steps_before_an_evaluation_are_the_iterations(steps: int) -> None:
+    streams, step_s = _evaluated(steps, 5)
+    found = find_structure(together(*streams))
+    assert found.period.median_s == pytest.approx(step_s, abs=0.001)
+    assert found.volume.worker_bytes == pytest.approx(800_000, rel=0.01)
+    assert found.period.verdict != "sure"
+    assert f"every {steps} iterations a longer pause follows" in "; ".join(found.period.reasons)
+
+
+def test_equal_parts_may_be_iterations_themselves_and_the_text_says_so() -> None:
+    streams, _ = _evaluated(5, 0)
+    found = find_structure(together(*streams))
+    assert found.period.verdict == "likely"
+    assert found.period.reasons == (
+        "each has 5 equal parts with a silence before each, which may be the iterations, with a pause after every 5",
+    )
+
+
+def test_micro_batches_of_a_pipeline_are_no_iterations() -> None:
+    """Each stage asks for the next activations by a small message, also while it sends none."""
+    sent: dict[tuple[str, str], list[tuple[float, float, int]]] = {}
+    names = ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"]
+    pairs = list(itertools.pairwise(names))
+    forward, backward = pairs, [(b, a) for a, b in reversed(pairs)]
+    for pair in [*forward, *backward]:
+        sent[pair] = []
+    for iteration in range(30):
+        for half, links in enumerate((forward, backward)):
+            for batch in range(4):
+                for stage, (source, destination) in enumerate(links):
+                    now = 0.5 + iteration * 0.2 + half * 0.09 + batch * 0.02 + stage * 0.01
+                    sent[source, destination].append((now, 0.004, 100_000))
+                    sent[destination, source].append((now - 0.001, 0.0005, 60))
+    found = find_structure(together(*(to_stream(*pair, sorted(parts)) for pair, parts in sent.items())))
+    assert found.shape.name == "pipeline"
+    assert found.period.mean_s == pytest.approx(0.2, abs=0.001)
+    assert found.training.pause_after == 0
+
+
+def test_a_pause_in_which_a_host_sends_much_is_no_evaluation() -> None:
+    streams, step_s = _evaluated(5, 5)
+    random = np.random.default_rng(5)
+    round_s = 5 * step_s + 5 * 0.04
+    back = [
+        (0.5 + number * round_s + 5 * step_s + part * 0.04, 0.01, int(random.uniform(0.5, 1.5) * 800_000))
+        for number in range(12)
+        for part in range(5)
+    ]
+    found = find_structure(together(*streams, to_stream("10.0.0.2", "10.0.0.1", back, "4002 > 4003")))
+    assert found.period.mean_s == pytest.approx(round_s, abs=0.002)

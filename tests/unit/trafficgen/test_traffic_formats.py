@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ringtap.cli import main
 from ringtap.errors import UsageError
 from ringtap.flow_plan import Flow
 from ringtap.trafficgen.plans.common import Frame
@@ -111,6 +112,18 @@ def test_a_flow_list_is_a_plan(tmp_path: Path) -> None:
     assert (plan.header["flows"], plan.header["bytes"], plan.header["duration_ns"]) == (3, 1008, 3_001_000_000)
     write_plan(plan, tmp_path / "plan")
     assert PlanFile(tmp_path / "plan").check().flows == 3
+
+
+def test_what_follows_the_flows_of_a_list_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The list in HPCC's repository counts fewer flows than it has, and ends with an explanation."""
+    path = flow_list(tmp_path, LIST.replace("3\n", "2\n", 1) + "\nFirst line: number of flows\nsrc dst 3 port size\n")
+    plan = FlowListPlan(path, FRAME, NODES)
+    assert [flow.size_bytes for flow in plan.flows()] == [1000, 1]
+    assert (plan.header["flows"], plan.header["unread_lines"]) == (2, 3)
+    words = [word for node in NODES for word in ("--node", node)]
+    assert main(["traffic", "plan", "--kind", "list", "--list", str(path), *words, "--summary"]) == 0
+    assert "flow.txt has 3 lines after as many flows as its first line says" in capsys.readouterr().out
+    assert "unread_lines" not in FlowListPlan(flow_list(tmp_path, LIST + "\n"), FRAME, NODES).header
 
 
 def test_a_duration_cuts_a_flow_list(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import shlex
 import zlib
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ringtap import json_stream
+from ringtap.cli import main
 from ringtap.errors import UsageError
-from ringtap.workload import kineto
+from ringtap.workload import kineto, profile
 from ringtap.workload.execution_trace import Collective, NodeType
 from ringtap.workload.kineto import read_kineto_traces
 from ringtap.workload.profile import profile_workload
-from ringtap.workload.workload import Workload, kind_of, peer_of, size_of
+from ringtap.workload.workload import Workload, kind_of, peer_of, read_workload, size_of
 
 START = 4_756_021_649_552.75  # us, as of a host that runs for weeks
 MAIN, BACKWARD = 100, 101
@@ -115,7 +117,81 @@ def test_buckets_of_ddp_on_gpus(tmp_path: Path) -> None:
     about = workload.about
     assert about["compute_s"] == 0.0008
     assert (about["iteration_s"], about["typical_share"]) == (0.001, 1.0)
-    assert any("the GPU of rank 0 runs 6" in text for text in about["assumptions"])
+    assert any("the GPU of rank 0 runs 59%" in text for text in about["assumptions"])
+
+
+def one_gpu_step(number: int, elements: int = 8) -> list[Any]:
+    """A kernel of 400 us that begins 20 us after the step, and a broadcast of one rank."""
+    at = number * STEP_US
+    args = metadata("broadcast", elements, ranks=[0])
+    step = event("user_annotation", f"ProfilerStep#{number}", at, STEP_US)
+    return [step, *kernel(at + 10, at + 20, 400), *nccl(at + 30, at + 420, 80, **args)]
+
+
+def test_iterations_of_different_bytes_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = [one for number in range(7) for one in one_gpu_step(number, 8 + number)]
+    about = of_one_rank(tmp_path, steps).about
+    assert (about["iterations"], about["typical_iterations"], about["typical_share"]) == (6, 1, 0.167)
+    assert set(about["variation"].values()) == {None}
+    assert any("the first of 6 iterations of rank 0 is used alone" in text for text in about["assumptions"])
+    alike = [one for number, size in enumerate([1, 8, 9, 8, 7, 8, 6]) for one in one_gpu_step(number, size)]
+    write(tmp_path / "one.json", trace(alike, ranks=1))
+    assert main(["workload", "new", "--kineto", str(tmp_path / "one.json"), "-o", str(tmp_path / "w")]) == 0
+    assert "3 of 6 iterations of rank 0 are used, the most that" in capsys.readouterr().out
+    assert main(["workload", "show", str(tmp_path / "w")]) == 0
+    said = "0.001 s per iteration (median of 3 alike, of 6); standard deviation over mean: iteration 0.0%"
+    assert said in capsys.readouterr().out
+
+
+def test_the_first_iteration_of_a_gpu_has_no_begin(tmp_path: Path) -> None:
+    """The host waits 500 us after the last collective of each iteration, also before the first one."""
+    about = of_one_rank(tmp_path, [*one_gpu_step(0), *one_gpu_step(1), *one_gpu_step(2)]).about
+    assert (about["iterations"], about["iteration_s"], about["compute_s"]) == (2, 0.001, 0.00092)
+    assert any("the first iteration of a trace is not used" in text for text in about["assumptions"])
+    alone = of_one_rank(tmp_path, one_gpu_step(0)).about
+    assert (alone["iterations"], alone["iteration_s"]) == (1, 0.0005)
+    assert any("a trace of one iteration has no time between" in text for text in alone["assumptions"])
+
+
+def test_what_was_launched_before_a_trace_is_left_out(tmp_path: Path) -> None:
+    """GPUs may be more than an iteration behind the host."""
+    steps = [*one_gpu_step(0), *one_gpu_step(1), *one_gpu_step(2)]
+    late = [one | {"ts": one["ts"] + 3000} if one["cat"] == "kernel" else one for one in steps]
+    earlier = [
+        event("kernel", "ncclKernel_AllReduce", 1500, 10, 7, correlation=1),
+        event("kernel", "gemm", 2500, 500, 7, correlation=2),
+    ]
+    workload = of_one_rank(tmp_path, [*earlier, *late])
+    assert communication(workload) == [(Collective.BROADCAST, 32)]
+    assert (workload.about["iteration_s"], workload.about["compute_s"]) == (0.001, 0.00092)
+    alone = of_one_rank(tmp_path, [*earlier, *late[: len(late) // 3]]).about
+    assert alone["iteration_s"] == 0.0005  # from the end of the earlier kernel on
+    assert not any("no time between" in text for text in alone["assumptions"])
+    with pytest.raises(UsageError, match="has no collective name and size"):
+        of_one_rank(tmp_path, [earlier[0] | {"ts": START + 4000}, *late])
+
+
+def test_an_annotation_counts_once(tmp_path: Path) -> None:
+    """As older versions write it, a stream of the GPU has the annotations again; and the host's may be there twice."""
+    events = gpu_events()
+    again = [one for one in events if one.get("cat") == "user_annotation"]
+    stream = [one | {"tid": 7, "ts": one["ts"] + 5} for one in again]
+    workload = made(*(write(tmp_path / f"{rank}.json", trace([*again, *stream, *events], rank)) for rank in range(2)))
+    plain = made(*(write(tmp_path / f"{rank}.json", trace(events, rank)) for rank in range(2)))
+    assert rows(workload) == rows(plain)
+    assert workload.about["iterations"] == 2
+    other = [one | {"pid": 2} for one in again]
+    with pytest.raises(UsageError, match="has the steps of several processes: name one trace per rank"):
+        of_one_rank(tmp_path, [*events, *other])
+
+
+def test_iterations_without_what_others_have_are_refused(tmp_path: Path) -> None:
+    """Gradients are summed over four steps of the profiler, and reduced in one."""
+    steps = [one for number in range(9) for one in one_gpu_step(number)[: 3 if number % 4 else None]]
+    with pytest.raises(UsageError, match=r"communication in 2 of 8 iterations, and most have none: call step\(\) once"):
+        of_one_rank(tmp_path, steps)
+    with pytest.raises(UsageError, match="has no collective in the iterations that can be used"):
+        of_one_rank(tmp_path, [*one_gpu_step(0), *one_gpu_step(1)[:3]])
 
 
 def test_a_collective_that_began_early_waits_for_less(tmp_path: Path) -> None:
@@ -128,6 +204,22 @@ def test_a_collective_that_began_early_waits_for_less(tmp_path: Path) -> None:
     workload = of_one_rank(tmp_path, [*step(0), *step(1)])
     assert [name for name, *_ in rows(workload)] == ["input", "broadcast0", "input", "input"]
     assert rows(workload)[-1][2] == [2, 3]  # an iteration ends when its communication has ended
+
+
+def test_categories_of_older_versions(tmp_path: Path) -> None:
+    former = {
+        "cpu_op": "Operator", "user_annotation": "Operator", "kernel": "Kernel", "cuda_runtime": "Runtime",
+    }  # fmt: skip
+    events = [one | {"cat": former.get(one.get("cat"), "")} for one in gpu_events()]
+    paths = [write(tmp_path / f"{rank}.json", trace(events, rank)) for rank in range(2)]
+    others = [write(tmp_path / f"new{rank}.json", trace(gpu_events(), rank)) for rank in range(2)]
+    assert rows(made(*paths)) == rows(made(*others))
+
+
+def test_names_may_have_control_characters(tmp_path: Path) -> None:
+    text = json.dumps(trace([*one_gpu_step(0), *one_gpu_step(1)], ranks=1))
+    (tmp_path / "one.json").write_text(text.replace("gemm", "ge\x01\tmm\n"))
+    assert communication(made(tmp_path / "one.json")) == [(Collective.BROADCAST, 32)]
 
 
 @pytest.mark.parametrize(
@@ -176,10 +268,16 @@ def test_older_kernels_have_their_sizes_in_the_annotation(tmp_path: Path) -> Non
     again = kernel(21, 51, 10, MAIN, "ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclWorkElem)")
     assert communication(of_one_rank(tmp_path, [step, note, *launch, *again])) == [(Collective.ALL_GATHER, 128)]
     del note["args"]["Input Dims"]
-    with pytest.raises(UsageError, match="no size of nccl:_all_gather_base: profile with record_shapes=True"):
+    with pytest.raises(UsageError, match="no size of 'nccl:_all_gather_base': profile with record_shapes=True"):
         of_one_rank(tmp_path, [step, note, *launch])
     with pytest.raises(UsageError, match="has no collective name and size"):
         of_one_rank(tmp_path, [step, *launch])
+    note["args"]["Input Dims"] = [[8, 4]]
+    del note["args"]["Input type"]  # as before PyTorch 1.9
+    with pytest.raises(UsageError, match="no size of 'nccl:_all_gather_base'"):
+        of_one_rank(tmp_path, [step, note, *launch])
+    with pytest.raises(UsageError, match="of the type 'Int3': how many bytes is not known"):
+        of_one_rank(tmp_path, [step, *nccl(20, 40, 10, **metadata("allreduce", 5, "Int3", [0]))])
     with pytest.raises(UsageError, match="has a collective 'coalesced'"):
         of_one_rank(tmp_path, [step, *nccl(20, 40, 10, **metadata("coalesced", 0))])
 
@@ -210,6 +308,12 @@ def test_gloo_and_the_thread_of_the_training_loop(tmp_path: Path) -> None:
         ("all_gather1", 0, [4]), ("input", 350, [5]),
     ]  # fmt: skip
     assert communication(workload) == [(Collective.ALL_REDUCE, 400), (Collective.ALL_GATHER, 400)]
+    silent = event("cpu_op", "c10d::broadcast_", 700, 10)
+    known = of_one_rank(tmp_path, [*gloo_step(0), *gloo_step(1), silent])
+    assert communication(known) == communication(workload)
+    assert {*known.about["assumptions"]} - {*workload.about["assumptions"]} == {
+        "calls of torch.distributed for which gloo has no range send nothing"
+    }
     two_groups = [{"pg_name": name, "ranks": [0]} for name in "01"]
     with pytest.raises(UsageError, match="does not say which ranks take part"):
         of_one_rank(tmp_path, gloo_step(0), pg_config=two_groups)
@@ -217,7 +321,7 @@ def test_gloo_and_the_thread_of_the_training_loop(tmp_path: Path) -> None:
 
 def test_an_execution_trace_adds_shapes(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.json", trace([*gloo_step(0, False), *gloo_step(1, False)], ranks=1))
-    with pytest.raises(UsageError, match="has no size of gloo:all_reduce"):
+    with pytest.raises(UsageError, match="has no size of 'gloo:all_reduce'"):
         made(path)
     nodes = []
     for number in range(2):
@@ -230,15 +334,104 @@ def test_an_execution_trace_adds_shapes(tmp_path: Path) -> None:
     workload = made(path, execution_traces=(shapes,))
     assert communication(workload) == [(Collective.ALL_REDUCE, 200), (Collective.ALL_GATHER, 200)]
     assert rows(workload) == rows(of_one_rank(tmp_path, [*gloo_step(0), *gloo_step(1)]))
+    former = [
+        {"id": node["id"], "name": node["name"], "rf_id": node["attrs"][0]["value"], "inputs": node["inputs"]["values"],
+         "input_shapes": node["inputs"]["shapes"], "input_types": node["inputs"]["types"]}
+        for node in nodes
+    ]  # fmt: skip
+    write(shapes, {"schema": "1.0.1", "nodes": former})
+    assert rows(made(path, execution_traces=(shapes,))) == rows(workload)
     nodes[0]["name"] = "c10d::broadcast_"
     write(shapes, {"nodes": nodes})
     with pytest.raises(UsageError, match="is of another run: it has 'c10d::broadcast_' for 'c10d::allreduce_'"):
+        made(path, execution_traces=(shapes,))
+    nodes[0] |= {"name": "c10d::allreduce_", "attrs": [{"name": "rf_id", "type": "uint64", "value": 99}]}
+    write(shapes, {"nodes": nodes[:1]})
+    with pytest.raises(UsageError, match="its execution trace does not have this one"):
         made(path, execution_traces=(shapes,))
     write(shapes, {"nodes": []})
     with pytest.raises(UsageError, match="is not an execution trace of a distributed job"):
         made(path, execution_traces=(shapes,))
     with pytest.raises(UsageError, match="2 execution traces and 1 Kineto trace"):
         made(path, execution_traces=(shapes, shapes))
+
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "commands" / "workload.md"
+
+
+def test_the_commands_from_8_gpus_to_64(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each bucket of the ring crosses each host's link once: 2 x 63/64 of its bytes."""
+    section = PAGE.read_text().partition("### From 8 GPUs to 64")[2]
+    commands = section.partition("```sh\n")[2].partition("```")[0].splitlines()
+    assert len(commands) == 4
+    monkeypatch.chdir(tmp_path)
+    Path("traces").mkdir()
+    for rank in range(8):
+        text = json.dumps(trace(gpu_events(), rank, 8)).replace('"Group size": 2', '"Group size": 8')
+        write(Path("traces") / f"worker{rank}.pt.trace.json.gz", json.loads(text))
+    said = []
+    for command in commands:
+        assert main(shlex.split(command)[1:]) == 0, command
+        said.append(capsys.readouterr().out)
+    assert "8 ranks: 2 collectives of 5 kB" in said[0]
+    assert "add --gpus-per-node" not in said[0]
+    for place in (2, 3):
+        assert "64 ranks on a" in said[place]
+        assert "h0 up 9.844 kB" in said[place]
+    assert main(["workload", "new", "--kineto", "traces", "-o", "apart"]) == 0
+    assert "if hosts have several GPUs, name their number with --gpus-per-node" in capsys.readouterr().out
+
+
+def test_some_ranks_may_have_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [write(tmp_path / f"{rank}.json", trace(gpu_events(), rank)) for rank in range(2)]
+    words = ["workload", "new", "--alike", "-o", str(tmp_path / "w"), "--kineto", str(paths[1])]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "Assumed: 1 rank without a trace: as rank 1" in said
+    assert "the GPU of rank 1 runs 59% of the time" in said
+    alike, both = read_workload(tmp_path / "w"), made(*paths)
+    assert [rows(alike, rank) for rank in range(2)] == [rows(both, rank) for rank in range(2)]
+    large = write(tmp_path / "large.json", trace(gpu_events(), 0, 100_000))
+    text = large.read_text().replace('"Group size": 2', '"Group size": 100000')
+    large.write_text(text)
+    monkeypatch.setattr(profile, "MAX_NODES", 799_999)
+    (read,) = read_kineto_traces([large], alike=True)
+    with pytest.raises(UsageError, match="100,000 ranks have more than 799,999 nodes"):
+        profile_workload([read], "run", read.ranks)
+    pair = metadata("allreduce", 100, ranks=[0, 1])
+    for args, says in (
+        (pair, "has collectives of some ranks, so that ranks differ: name the traces of all 4 ranks"),
+        (metadata("send", 64, ranks=range(4)) | {"Dst Rank": 1}, "has messages between two ranks"),
+    ):
+        events = [event("user_annotation", "ProfilerStep#1", 0, STEP_US), *nccl(20, 40, 10, **args)]
+        profiles = read_kineto_traces([write(tmp_path / "four.json", trace(events, 0, 4))], alike=True)
+        with pytest.raises(UsageError, match=says):
+            profile_workload(profiles, "run", profiles[0].ranks)
+
+
+def test_a_trace_may_say_its_rank_alone(tmp_path: Path) -> None:
+    paths = []
+    for rank in range(2):
+        item = trace(gpu_events(), rank)
+        item["distributedInfo"] = {"rank": rank}
+        paths.append(write(tmp_path / f"{rank}.json", item))
+    workload = made(*paths)
+    assert workload.ranks == 2
+    assert any("as many ranks as there are traces" in text for text in workload.about["assumptions"])
+    with pytest.raises(UsageError, match="is of rank 1, but --kineto names 1 trace: name one per rank"):
+        made(paths[1])
+    with pytest.raises(UsageError, match="does not say how many ranks its job has: add world_size"):
+        read_kineto_traces(paths[:1], alike=True)
+    third = write(tmp_path / "2.json", trace(gpu_events(), 2, 3))
+    with pytest.raises(UsageError, match=r"0.json is of 2 ranks and .*2.json of 3: name the traces of one job"):
+        read_kineto_traces([write(paths[0], trace(gpu_events(), 0, 2)), third], alike=True)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match=r"empty has no \*.json and no \*.json.gz"):
+        made(tmp_path / "empty")
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
@@ -249,7 +442,9 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         made(one, one)
     steps = [each for each in gpu_events() if not each["name"].startswith("ProfilerStep")]
     for item, says in (
-        ({"traceEvents": gpu_events()}, "has no distributedInfo"),
+        ({"traceEvents": gpu_events()}, 'has no distributedInfo with a rank: .*{"rank": R, "world_size": N}'),
+        ({"schema": "1.0.1", "nodes": []}, "is not a Kineto trace, .*: name it with --execution-trace"),
+        ({"data": [1]}, "is not a Kineto trace, which has traceEvents: name what torch.profiler exported"),
         (trace(steps, ranks=1), "has no iteration: call step"),
         (trace(gpu_step(0)[:5], ranks=1), "has no kernel of NCCL and no collective of gloo"),
         (

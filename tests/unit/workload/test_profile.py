@@ -117,6 +117,12 @@ def test_the_typical_iteration_is_that_of_most(tmp_path: Path) -> None:
     write(tmp_path, 0, lines)
     workload = made(tmp_path)
     assert workload.about["typical_share"] == pytest.approx(6 / 9, abs=0.001)
+    assert (workload.about["iterations"], workload.about["typical_iterations"]) == (9, 6)
+    assert (
+        "6 of 9 iterations of rank 0 are used, the most that compute and communicate alike"
+        in workload.about["assumptions"]
+    )
+    assert workload.about["variation"]["iteration"] == 0.0  # of the six alone
     durations = [node.duration_us for node in workload.traces[0] if node.name == "forward a"]
     assert durations == [1000]
 

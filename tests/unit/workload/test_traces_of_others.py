@@ -179,12 +179,12 @@ def test_computations_without_anything_are_said(tmp_path: Path, capsys: pytest.C
         (
             Node(1, "c", COLL, attributes=REDUCE | {"pg_name": "5"}),
             None,
-            "of group '5', but there is no comm_group.json",
+            "of group '5': name its ranks in comm_group.json",
         ),
         (
             Node(1, "c", COLL, attributes=REDUCE | {"pg_name": "5"}),
             {"1": [0, 1]},
-            "of group '5', which that file does not have",
+            "of group '5': name its ranks in comm_group.json",
         ),
         (
             Node(1, "c", COLL, attributes=REDUCE | {"involved_dim": [True, False]}),

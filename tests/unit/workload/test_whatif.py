@@ -259,7 +259,7 @@ def test_tensors_of_a_profile() -> None:
     ("parameters", "words"),
     [
         (None, "does not say which layer"),
-        ([], "does not say which layer"),
+        ([], "as traces of torch.profiler do not either"),
         ([{"name": "c", "elements": 1, "element_bytes": 4}], "does not say which layer"),
         ([{"name": "a"}], "damaged workload.json"),
         ({"a": 1}, "damaged workload.json"),

@@ -128,6 +128,8 @@ def test_from_a_layout_to_times_and_other_simulators(tmp_path: Path) -> None:
     assert (tmp_path / "goal.txt").read_text().startswith("num_ranks 8")
     says = workload("new", "--layout", "gpt.toml", "--workers", 2, "-o", "y", cwd=tmp_path, code=2)
     assert "--workers does not go with --layout" in says
+    layout = ["new", "--layout", "gpt.toml", "--gpus-per-node", 2, "-o", "y"]
+    assert "--gpus-per-node does not go with --layout: the file says it" in workload(*layout, cwd=tmp_path, code=2)
     assert "not allowed with" in workload(
         "new", "--layout", "gpt.toml", "--model", "vgg16", "-o", "y", cwd=tmp_path, code=2
     )
@@ -152,6 +154,11 @@ def test_from_a_layout_to_times_and_other_simulators(tmp_path: Path) -> None:
         (["new", "--kineto", "nowhere", "-o", "v"], "nowhere cannot be read"),
         (["new", "--kineto", "nowhere", "--workers", "2", "-o", "v"], "--workers goes with --model"),
         (["new", "--model", "vgg16", "--execution-trace", "x", "-o", "v"], "--execution-trace goes with --kineto"),
+        (["new", "--model", "vgg16", "--workers", "2", "--alike", "-o", "v"], "--alike goes with --kineto"),
+        (
+            ["new", "--model", "vgg16", "--workers", "2", "--gpus-per-node", "0", "-o", "v"],
+            "--gpus-per-node 0 is outside",
+        ),
         (["show", "nowhere"], "nowhere is not a directory"),
         (["show", "w", "--rank", "2"], "--rank 2 does not exist"),
         (["simulate", "w", "--loads", "0:2:0.5"], "outside 0 to 0.99"),

@@ -164,6 +164,22 @@ def test_wrong_groups_are_refused(tmp_path: Path, groups: object, says: str) -> 
         read_workload(tmp_path / "w")
 
 
+def test_a_group_without_ranks_is_refused(tmp_path: Path) -> None:
+    made = workload()
+    for each in made.traces:
+        each[2].attributes["pg_name"] = "0"
+    write_workload(made, tmp_path / "w")
+    read = read_workload(tmp_path / "w")
+    assert [len(read.members(node)) for node in read.traces[3] if node.type == COLL] == [4, 4]
+    for each in made.traces:
+        each[2].attributes["pg_name"] = "tp"
+    made.groups = {"tp": [0, 1, 2, 3]}
+    write_workload(made, tmp_path / "tp")
+    (tmp_path / "tp" / "comm_group.json").rename(tmp_path / "comm_group.json")
+    with pytest.raises(UsageError, match=r"is of group 'tp': name its ranks in comm_group.json beside the traces"):
+        read_workload(tmp_path / "tp")
+
+
 def test_wrong_directories_are_refused(tmp_path: Path) -> None:
     for says in ("is not a directory", "has no execution traces"):
         with pytest.raises(UsageError, match=says):
@@ -174,6 +190,13 @@ def test_wrong_directories_are_refused(tmp_path: Path) -> None:
         read_workload(tmp_path / "w")
     write_trace(trace(), tmp_path / "w" / "b.0.et")
     with pytest.raises(UsageError, match="traces of 2 workloads"):
+        read_workload(tmp_path / "w")
+    write_trace(trace(), tmp_path / "w" / "a.0.et")
+    (tmp_path / "w" / "a.1.et").unlink()
+    with pytest.raises(UsageError, match="traces of 2 workloads"):
+        read_workload(tmp_path / "w")
+    (tmp_path / "w" / "a.0.et").rename(tmp_path / "w" / "b.00.et")
+    with pytest.raises(UsageError, match=r"two traces of rank 0: keep one of b\.0\.et and b\.00\.et"):
         read_workload(tmp_path / "w")
     with pytest.raises(UsageError, match="cannot be created"):
         write_workload(workload(), tmp_path / "w")
@@ -351,7 +374,7 @@ def test_all_gathers_of_shards_are_told_from_those_of_a_ranks_own_data(
 def test_a_workload_with_other_layouts_keeps_its_number_of_workers() -> None:
     grouped = workload()
     grouped.groups = {"1": [0, 1]}
-    with pytest.raises(UsageError, match="has groups of ranks"):
+    with pytest.raises(UsageError, match=r"has groups of ranks .*: describe the larger job in a file"):
         scale(grouped, Scaling(8))
     different = workload()
     different.traces[2][4].attributes["comm_size"] = 7

@@ -9,7 +9,7 @@ from ringtap.errors import UsageError
 from ringtap.flow_plan import flow_list_line
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.lowering import data_bytes
-from ringtap.workload.workload import Workload, check_even, kind_of, messages_of, peer_of, size_of
+from ringtap.workload.workload import Workload, check_even, kind_of, length_us, messages_of, peer_of, size_of
 
 if TYPE_CHECKING:
     from ringtap.workload.simulated_iterations import SimulatedIterations
@@ -58,7 +58,7 @@ def _goal_operation(lowered: Workload, rank: int, node: Node, units_per_us: int)
         return f"recv {size_bytes}b from {peer_of(node)} tag {tag}"
     if node.type == NodeType.COMM_COLL:
         raise UsageError(f"{lowered.where(rank, node)} is a collective: lower the workload first")
-    return f"calc {node.duration_us * units_per_us}"
+    return f"calc {length_us(node) * units_per_us}"
 
 
 def hpcc(lowered: Workload, simulated: SimulatedIterations, ranks_per_host: int = 1) -> Iterator[str]:

@@ -181,7 +181,7 @@ def _is_of(total_bytes: int, others: Sequence[int]) -> bool:
 
 
 def _longer(node: Node, factor: float) -> Node:
-    return replace(node, duration_us=round(node.duration_us * factor))
+    return replace(node, duration_us=round(node.duration_us * factor)) if node.type == NodeType.COMP else node
 
 
 def _by_batch(workload: Workload, others: Sequence[Workload], factor: float) -> tuple[list[list[Node]], str]:
@@ -221,8 +221,8 @@ def _scaled(node: Node, time_factor: float, byte_factor: float) -> Node:
         attributes |= {SPLITS: splits, "comm_size": sum(splits)}
     deps = [*node.control_deps], [*node.data_deps]
     return replace(
-        node, control_deps=deps[0], data_deps=deps[1], duration_us=round(node.duration_us * time_factor),
-        attributes=attributes,
+        node, control_deps=deps[0], data_deps=deps[1], attributes=attributes,
+        duration_us=round(node.duration_us * (time_factor if node.type == NodeType.COMP else byte_factor)),
     )  # fmt: skip
 
 

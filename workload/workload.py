@@ -282,6 +282,9 @@ def _check_node(workload: Workload, rank: int, node: Node) -> None:
             raise UsageError(f"{where} has a comm_tag that is not a whole number")
         if type(peer) is not int or not 0 <= peer < workload.ranks or peer == rank:
             raise UsageError(f"{where} names rank {peer} as its peer: there are ranks 0 to {workload.ranks - 1}")
+        own = node.attributes.get("comm_src" if node.type == NodeType.COMM_SEND else "comm_dst", rank)
+        if own != rank:
+            raise UsageError(f"{where} names rank {own} as its own, but the trace is of rank {rank}")
     for name in WORK if node.type in _TIMED else ():
         amount = node.attributes.get(name, 0)
         if type(amount) not in (int, float) or not 0 <= amount < 2**64:  # type: ignore[operator]

@@ -12,9 +12,10 @@ import pytest
 from ringtap.cli import main
 from ringtap.errors import UsageError
 from ringtap.workload.execution_trace import Node, NodeType, write_trace
+from ringtap.workload.export import goal
 from ringtap.workload.lowering import Algorithms
 from ringtap.workload.replay import operations as operations_of
-from ringtap.workload.scaling import with_times
+from ringtap.workload.scaling import Scaling, scale, with_times
 from ringtap.workload.simulated_iterations import SimulatedIterations, critical_path, simulate
 from ringtap.workload.topologies import star
 from ringtap.workload.workload import Workload, read_workload
@@ -93,6 +94,15 @@ def test_host_processor_and_memory_work_beside_each_other(tmp_path: Path) -> Non
     assert path.sentence() == (
         "Critical path: 0 ms of computation, 9 ms of loads and stores of memory, and 0 ms of communication"
     )
+    scaled = scale(workload, Scaling(batch=3, parameters=2, compute=5)).traces[0]
+    assert [node.duration_us for node in scaled[:4]] == [120_000, 90_000, 4_000, 14_000]
+    assert [line.split()[-1] for line in goal(workload) if "calc" in line] == [
+        "4000000",
+        "3000000",
+        "2000000",
+        "7000000",
+        "0",
+    ]
     assert any("2 loads and stores of memory" in text for text in workload.about["assumptions"])
 
 
@@ -190,6 +200,11 @@ def test_computations_without_anything_are_said(tmp_path: Path, capsys: pytest.C
             Node(1, "c", COLL, attributes=REDUCE | {"involved_dim": [True, False]}),
             None,
             "is of some dimensions of a network",
+        ),
+        (
+            Node(1, "c", SEND, attributes={"comm_size": 1, "comm_src": 1, "comm_dst": 1}),
+            None,
+            "node 1 names rank 1 as its own, but the trace is of rank 0",
         ),
         (Node(1, "c", COMP, attributes={"num_ops": -1}), None, "node 1 has a num_ops of -1"),
     ],

@@ -16,7 +16,7 @@ from ringtap.rundir import write_json
 from ringtap.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType, Value, message_classes, write_trace
 from ringtap.workload.topologies import Dimension, Topology
-from ringtap.workload.workload import GROUPS_JSON, PREFIX, Workload, kind_of, peer_of, size_of
+from ringtap.workload.workload import GROUPS_JSON, PREFIX, Workload, check_even, kind_of, length_us, peer_of, size_of
 
 # option of the simulator -> file in the directory
 CONFIGURATION = {
@@ -45,6 +45,7 @@ def write_astra_sim(workload: Workload, topology: Topology, all_reduce: str, lat
     Raises:
         UsageError: the simulator cannot run the workload or the topology, or the directory cannot be written.
     """
+    check_even(workload, "ASTRA-sim")
     dimensions = _dimensions(workload, topology)
     system = _system(workload, all_reduce, len(dimensions))
     numbers = {name: str(number) for number, name in enumerate(workload.groups, start=1)}
@@ -119,7 +120,7 @@ def _node(
 ) -> Node:
     """Return a node with the type and the attributes that the simulator accepts."""
     written = _computation(node.id, node.name)
-    written.control_deps, written.data_deps, written.duration_us = node.control_deps, node.data_deps, node.duration_us
+    written.control_deps, written.data_deps, written.duration_us = node.control_deps, node.data_deps, length_us(node)
     attributes: dict[str, Value] = {"is_cpu_op": False, "comm_size": max(size_of(node), least_bytes)}
     if node.type in (NodeType.COMM_SEND, NodeType.COMM_RECV):
         peer = peer_of(node)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ringtap.errors import UsageError
 from ringtap.workload.execution_trace import Collective, Node, NodeType
-from ringtap.workload.workload import Workload, check_of_all_ranks, kind_of, size_of
+from ringtap.workload.workload import Workload, check_of_all_ranks, kind_of, length_us, size_of
 
 _NAMES = {
     Collective.ALL_REDUCE: "ALLREDUCE", Collective.ALL_GATHER: "ALLGATHER", Collective.REDUCE_SCATTER: "REDUCESCATTER",
@@ -93,7 +93,7 @@ def _steps(trace: Sequence[Node]) -> list[Step]:
     stands_for: dict[int, set[int]] = {}
     for node in trace:
         before = set().union(*(stands_for[dep] for dep in node.deps))
-        takes_time = node.type == NodeType.COMM_COLL or node.duration_us > 0
+        takes_time = node.type == NodeType.COMM_COLL or length_us(node) > 0
         stands_for[node.id] = {node.id} if takes_time else before
         if takes_time:
             steps.append((node, before))
@@ -146,7 +146,7 @@ def _one_by_one(steps: Sequence[Step]) -> _Loop | None:
             layers.append(_Layer(computed_ns, node))
             computed_ns = 0
         else:
-            computed_ns += node.duration_us * 1000
+            computed_ns += length_us(node) * 1000
     return _Loop("DISTRIBUTED_INFERENCE", [*layers, _Layer(computed_ns, None)] if computed_ns else layers)
 
 
@@ -161,4 +161,4 @@ def _all_before(steps: Sequence[Step], ids: set[int]) -> set[int]:
 
 
 def _compute_ns(nodes: Sequence[Node]) -> int:
-    return sum(node.duration_us for node in nodes) * 1000
+    return sum(length_us(node) for node in nodes) * 1000

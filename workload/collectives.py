@@ -297,14 +297,28 @@ def hierarchical(shape: Shape) -> MessageGraph:
 
 
 def all_to_all(shape: Shape) -> MessageGraph:
-    """Exchange equal parts between all pairs of workers; in step s, rank i sends to rank i + s."""
+    """Exchange equal parts between all pairs of workers, all of them at once.
+
+    NCCL sends them as one group, and gloo without waiting, so that none waits for the latency of another one.
+    """
     workers = shape.workers
     builder = GraphBuilder(workers, divided(shape.size_bytes, workers))
-    ranks = np.arange(workers)
-    sent: Integers | None = None
-    for step in range(1, workers):
-        to = (ranks + step) % workers
-        sent = builder.send(ranks, to, to, adds=False, after=sent)
+    pairs = np.arange(workers * workers)
+    source, destination = np.divmod(pairs[pairs // workers != pairs % workers], workers)
+    builder.send(source, destination, destination, adds=False)
+    return builder.build()
+
+
+def uneven_all_to_all(split_bytes: Sequence[Sequence[int]]) -> MessageGraph:
+    """Exchange parts of any sizes between pairs of workers, all of them at once; no part means no message.
+
+    Args:
+        split_bytes: bytes from each worker to each worker.
+    """
+    sizes = np.array(split_bytes, np.int64)
+    builder = GraphBuilder(len(sizes), sizes.ravel())
+    source, destination = np.nonzero(sizes * (1 - np.eye(len(sizes), dtype=np.int64)))
+    builder.send(source, destination, source * len(sizes) + destination, adds=False)
     return builder.build()
 
 

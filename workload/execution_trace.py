@@ -21,7 +21,7 @@ from ringtap.errors import UsageError
 from ringtap.installation import install_command
 
 SCHEMA_VERSION = "0.0.4"
-Value = bool | int | float | str | list[bool] | list[int]
+Value = bool | int | float | str | list[bool] | list[int] | list[str]
 
 
 class NodeType(IntEnum):
@@ -178,7 +178,8 @@ def _set(attribute: Any, kind: str, value: Value) -> None:
 
 def _kind_of(value: Value) -> str:
     if isinstance(value, list):
-        return "bool_list" if all(isinstance(one, bool) for one in value) else "int64_list"
+        kinds = ((bool, "bool"), (int, "int64"), (str, "string"))
+        return next((f"{name}_list" for kind, name in kinds if all(isinstance(one, kind) for one in value)), "")
     for kind, name in ((bool, "bool"), (int, "int64"), (float, "double")):
         if isinstance(value, kind):
             return name

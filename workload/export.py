@@ -9,7 +9,15 @@ from ringtap.errors import UsageError
 from ringtap.flow_plan import flow_list_line
 from ringtap.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType
-from ringtap.workload.workload import Workload, check_of_all_ranks, kind_of, messages_of, peer_of, size_of
+from ringtap.workload.workload import (
+    Workload,
+    check_of_all_ranks,
+    kind_of,
+    length_us,
+    messages_of,
+    peer_of,
+    size_of,
+)
 
 if TYPE_CHECKING:
     from ringtap.workload.simulated_iterations import SimulatedIterations
@@ -59,7 +67,7 @@ def _goal_operation(lowered: Workload, rank: int, node: Node, units_per_us: int)
         return f"recv {size_bytes}b from {peer_of(node)} tag {tag}"
     if node.type == NodeType.COMM_COLL:
         raise UsageError(f"{lowered.where(rank, node)} is a collective: lower the workload first")
-    return f"calc {node.duration_us * units_per_us}"
+    return f"calc {length_us(node) * units_per_us}"
 
 
 def hpcc(lowered: Workload, simulated: SimulatedIterations, ranks_per_host: int = 1) -> tuple[list[str], list[str]]:
@@ -112,7 +120,7 @@ def param(workload: Workload) -> tuple[list[dict[str, Any]], list[str]]:
     found, ends_us, cut, ranks = [], dict[int, int](), 0, workload.ranks
     for node in workload.traces[0]:
         begin_us = max((ends_us[dep] for dep in node.deps), default=0)
-        ends_us[node.id] = begin_us + (0 if node.type == NodeType.COMM_COLL else node.duration_us)
+        ends_us[node.id] = begin_us + length_us(node)
         if node.type != NodeType.COMM_COLL:
             continue
         kind, size_bytes = kind_of(node), size_of(node)

@@ -18,12 +18,12 @@ import numpy as np
 
 from ringtap.errors import UsageError
 from ringtap.units import counted, format_duration
-from ringtap.workload.lowering import Algorithms, data_bytes
+from ringtap.workload.lowering import Algorithms, bytes_of
 from ringtap.workload.message_graph import Integers
 from ringtap.workload.simulated_loads import LoadSimulator
 from ringtap.workload.simulation import Numbers
 from ringtap.workload.topologies import star
-from ringtap.workload.workload import Workload, collectives_of, kind_of, messages_of, size_of
+from ringtap.workload.workload import Workload, collectives_of, kind_of, messages_of, size_of, split_bytes
 
 MAX_SLOTS = 5040  # of a circle; many numbers of turns divide it
 MAX_PERIOD_ERROR = 0.05  # of a quantised period
@@ -115,10 +115,10 @@ def simulated_job(
     for (_, members), collectives in collectives_of(workload).items():
         ends = np.array([*members, *range(workload.ranks, workload.ranks + algorithms.others)]) // ranks_per_host
         for parts in collectives if len(members) > 1 else ():
-            graph = algorithms.graph(kind_of(parts[0][1]), len(members), len(members) << 20)
+            graph = algorithms.graph(kind_of(parts[0][1]), len(members), len(members) << 20, split_bytes(parts))
             into = (ends[graph.destination] == 0) & (ends[graph.source] != 0)
             share = graph.size_bytes[into].sum() / graph.chunk_bytes.sum()
-            if size_bytes := share * data_bytes(parts[0][1], len(members)):
+            if size_bytes := share * bytes_of(parts):
                 receive([(rank, node.id) for rank, node in parts], size_bytes)
     sends, receives = messages_of(workload)
     for (source, destination, tag), sent in sends.items():

@@ -581,6 +581,9 @@ def _nccl_calls(trace: _Trace) -> list[_Call]:
         size_bytes = 0 if kind == "barrier" else size_bytes
         peer = args.get({"send": "Dst Rank", "recv": "Src Rank"}.get(kind, ""))
         communication = Communication(kind, size_bytes, _group(trace, args), peer, backend="nccl")
+        if kind == "all_to_all":
+            is_even = args.get("Out msg nelems") in (None, args.get("In msg nelems"))
+            communication = _with_splits(trace, communication, args.get("In split size"), is_even=is_even)
         found[key] = _Call(launched, kernel.begin, kernel.end, communication, launched)
     return list(found.values())
 
@@ -605,6 +608,9 @@ def _gloo_calls(trace: _Trace) -> list[_Call]:
         # operations have their options last: of a collective, that it returns at once, and a timeout
         values = [str(value) for value in call.args.get("Concrete Inputs", [])][-2:]
         communication = Communication(kind, size_bytes, _group(trace, {}), backend="gloo")
+        if kind == "all_to_all":
+            lists = [str(value) for value in call.args.get("Concrete Inputs", []) if str(value).startswith("[")]
+            communication = _with_splits(trace, communication, lists[-1] if lists else None)
         if kind in ("send", "recv"):
             peer, tag = map(int, values)
             check(tag, _TAG, "a tag")
@@ -614,6 +620,27 @@ def _gloo_calls(trace: _Trace) -> list[_Call]:
         returned = call.end if communication.returns_at_once else max(call.end, one.end)
         found.append(_Call(call.begin, one.begin, one.end, communication, returned))
     return found
+
+
+def _with_splits(
+    trace: _Trace, communication: Communication, text: str | None, *, is_even: bool = True
+) -> Communication:
+    """Return an all-to-all with its bytes to each rank.
+
+    Args:
+        trace: its trace.
+        communication: its kind, bytes and ranks.
+        text: list of the rows to each rank, empty if all are alike; None: the trace does not say.
+        is_even: False if it cannot be even.
+    """
+    rows, ranks = [int(row) for row in re.findall(r"\d+", str(text))], len(communication.ranks)
+    if ranks > 1 and len(rows) != ranks and (rows or text is None or not is_even):
+        raise UsageError(
+            f"{trace.path} has an all-to-all of {ranks} ranks with {len(rows)} split sizes, so that the bytes to each "
+            "rank are not known: PyTorch cuts long lists short, and has none of lists of tensors or without shapes"
+        )
+    total = max(1, sum(rows))
+    return communication._replace(splits=tuple(communication.size_bytes * row // total for row in rows))
 
 
 def _kind(trace: _Trace, name: Any) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ringtap.workload.collectives import Shape, message_graph
+from ringtap.workload.collectives import Shape, message_graph, uneven_all_to_all
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.message_graph import MessageGraph
-from ringtap.workload.workload import Workload, collectives_of, kind_of, messages_of, size_of
+from ringtap.workload.workload import Parts, Workload, collectives_of, kind_of, messages_of, size_of, split_bytes
 
 # algorithms of collectives other than all-reduce
 _OTHERS = {
@@ -36,12 +37,22 @@ class Algorithms:
     pieces: int = 1
     _graphs: dict[tuple[str, int, int], MessageGraph] = field(default_factory=dict)
 
-    def graph(self, kind: Collective, members: int, size_bytes: int) -> MessageGraph:
+    def graph(
+        self, kind: Collective, members: int, size_bytes: int, splits: Sequence[Sequence[int]] = ()
+    ) -> MessageGraph:
         """Return the message graph of a collective of some ranks.
+
+        Args:
+            kind: kind of the collective.
+            members: number of its ranks.
+            size_bytes: bytes of its data.
+            splits: bytes from each rank to each rank of an uneven all-to-all.
 
         Raises:
             UsageError: the algorithm does not go with the number of ranks.
         """
+        if splits:
+            return uneven_all_to_all(splits)
         name = self.all_reduce if kind == Collective.ALL_REDUCE else _OTHERS[kind]
         key = name, members, size_bytes
         if key not in self._graphs:
@@ -61,8 +72,14 @@ class Algorithms:
 
 
 def data_bytes(node: Node, members: int) -> int:
-    """Return the bytes of all data of a collective."""
+    """Return the bytes of all data of a collective whose ranks have as many bytes each."""
     return size_of(node) * (members if kind_of(node) in _SINGLE_INPUT else 1)
+
+
+def bytes_of(parts: Parts) -> int:
+    """Return the bytes of all data of a collective, as its message graph counts them."""
+    splits = split_bytes(parts)
+    return sum(map(sum, splits)) if splits else data_bytes(parts[0][1], len(parts))
 
 
 def lower(workload: Workload, algorithms: Algorithms) -> Workload:
@@ -86,7 +103,7 @@ def lower(workload: Workload, algorithms: Algorithms) -> Workload:
                 place.type, place.attributes, place.duration_us = NodeType.COMP, {"is_cpu_op": False}, 0
             if len(members) < 2:
                 continue
-            graph = algorithms.graph(kind_of(parts[0][1]), len(members), data_bytes(parts[0][1], len(members)))
+            graph = algorithms.graph(kind_of(parts[0][1]), len(members), bytes_of(parts), split_bytes(parts))
             ends = [*members, *range(workload.ranks, workload.ranks + extra)]
             nodes = dict(parts)
             sends, receives = [0] * len(graph), [0] * len(graph)

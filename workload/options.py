@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringtap.errors import UsageError, did_you_mean
+from ringtap.plan import LinkOptions
 from ringtap.plan_collectives import ALL_REDUCE
 from ringtap.units import parse_duration_s, parse_rate_bps, whole_number
 from ringtap.workload.topologies import KINDS, Topology, fat_tree, leaf_spine, parse_sides, ring, star, torus
@@ -115,7 +116,10 @@ def add_topology(parser: ArgumentParser) -> None:
     parser.add_argument("--topology", default="star", metavar="KIND", help=f"{', '.join(KINDS)} (star)")
     parser.add_argument("--rate", default="25gbit", metavar="RATE", help="rate of the hosts' links (25gbit)")
     parser.add_argument("--latency", default="0s", metavar="TIME", help="time of a message beside its bytes (0s)")
-    parser.add_argument("--per-leaf", default="4", metavar="H", help="hosts per leaf switch, for leaf-spine (4)")
+    per_leaf = str(LinkOptions.per_leaf)
+    parser.add_argument(
+        "--per-leaf", default=per_leaf, metavar="H", help=f"hosts per leaf switch, for leaf-spine ({per_leaf})"
+    )
     parser.add_argument(
         "--oversubscription", default=1.0, type=float, metavar="X", help="of the leaves, for leaf-spine (1)"
     )

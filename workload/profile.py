@@ -21,7 +21,7 @@ from ringtap.json_validation import COUNT, NS, Number, Shape, check, parse_json
 from ringtap.schema import PROFILE_RANGE, REGULAR_SHARE
 from ringtap.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType
-from ringtap.workload.workload import MAX_NODES, Workload, check_workload
+from ringtap.workload.workload import MAX_NODES, SPLITS, Workload, check_workload
 
 _FILE = re.compile(r"rank(?P<rank>\d{1,7})-\d+(-\d+)?\.profile\.jsonl")
 MAX_FILE_BYTES, MAX_RANKS = 2 << 30, 10_000_000
@@ -92,6 +92,7 @@ class Communication(NamedTuple):
         tag: tag of a message.
         backend: gloo, nccl, horovod ...
         returns_at_once: True if its call does not wait for its end.
+        splits: bytes to each rank, of an all-to-all that says them.
     """
 
     kind: str
@@ -101,6 +102,7 @@ class Communication(NamedTuple):
     tag: int = 0
     backend: str = ""
     returns_at_once: bool = True
+    splits: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -162,8 +164,11 @@ class _Item:
     is_async: bool = False
 
     def key(self) -> tuple[Any, ...]:
-        """Return what is alike in iterations that are."""
-        return self.label, self.communication, self.waits, self.is_async
+        """Return what is alike in iterations that are; the bytes of an uneven all-to-all depend on the data."""
+        communication = self.communication
+        if communication is not None and communication.splits:
+            communication = communication._replace(size_bytes=0, splits=())
+        return self.label, communication, self.waits, self.is_async
 
 
 @dataclass
@@ -271,12 +276,15 @@ def _iteration(item: dict[str, Any]) -> Iteration:
         events.append(Event(at_ns, code, *(numbers[1::-1] if code == "call" else numbers[:1])))
     signatures = []
     for one in item["signatures"]:
-        kind, size_bytes, ranks, peer, tag, _, backend, returns_at_once = one
+        kind, size_bytes, ranks, peer, tag, _, backend, returns_at_once, *more = one
+        splits = more[0] if more else []
         check(one, [(str, int, bool, None, [COUNT])])
-        check([size_bytes, *ranks], [COUNT])
+        check([size_bytes, *ranks, *splits], [COUNT])
         check([kind, backend, peer, tag], [(str, int, None)])
         signatures.append(
-            Communication(kind, size_bytes, tuple(ranks), peer, int(tag), str(backend), bool(returns_at_once))
+            Communication(
+                kind, size_bytes, tuple(ranks), peer, int(tag), str(backend), bool(returns_at_once), tuple(splits)
+            )
         )
     events.sort(key=lambda event: event.at_ns)
     clock_ns = abs(item["real_ns"] - item["mono_ns"])
@@ -604,6 +612,8 @@ class _Division:
     def _call(self, at_ns: int, event: Event) -> None:
         self._compute(at_ns, self._state)
         communication = self._iteration.signatures[event.signature]
+        if len(set(communication.splits)) > 1:
+            self._assumptions.add("bytes of uneven all-to-alls: those of the first iteration that is used")
         found = self._range_of.get(event.number)
         if found is not None:
             communication = communication._replace(backend=found.backend)
@@ -685,6 +695,8 @@ def _describe_message(node: Node, found: Communication) -> None:
 def _describe_collective(node: Node, found: Communication, ranks: int, groups: dict[tuple[int, ...], str]) -> None:
     node.type = NodeType.COMM_COLL
     node.attributes |= {"comm_type": int(Collective[found.kind.upper()]), "comm_size": found.size_bytes}
+    if len(set(found.splits)) > 1:
+        node.attributes[SPLITS] = list(found.splits)
     if found.ranks != tuple(range(ranks)):
         node.attributes["pg_name"] = groups.setdefault(found.ranks, str(len(groups) + 1))
 
@@ -711,7 +723,7 @@ def _cycle_begins(every: Sequence[Sequence[Sequence[_Item]]]) -> list[bool]:
     first = 0  # of the cycle
     for place, alike in enumerate(zip(*ranks, strict=False)):
         is_new = any(
-            is_apart or kind != tensors[first][1] or begin_ns - tensors[first][0] > _CYCLE_NS
+            is_apart or kind == "all_to_all" or kind != tensors[first][1] or begin_ns - tensors[first][0] > _CYCLE_NS
             for (begin_ns, kind, is_apart), tensors in zip(alike, ranks, strict=True)
         )
         first = place if is_new else first

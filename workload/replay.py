@@ -7,7 +7,18 @@ from pathlib import Path
 from ringtap.errors import UsageError
 from ringtap.flow_plan import Operation
 from ringtap.workload.execution_trace import Node, NodeType
-from ringtap.workload.workload import Place, Workload, order_by_messages, peer_of, read_workload, senders_of, size_of
+from ringtap.workload.workload import (
+    UNITS,
+    Place,
+    Workload,
+    length_us,
+    order_by_messages,
+    peer_of,
+    read_workload,
+    senders_of,
+    size_of,
+    unit_of,
+)
 
 # Lines that a receipt stands for; beyond them, it becomes a line of its own
 _MOST_REFERENCES = 4
@@ -41,10 +52,13 @@ def operations(workload: Workload) -> list[Operation]:
                 raise UsageError(
                     f"{workload.where(rank, node)} is a collective: replace it by messages with ringtap workload lower"
                 )
-    sender_of = senders_of(workload)
+    sender_of, queue = senders_of(workload), _Queue(workload.ranks)
     for place, node in order_by_messages(workload, sender_of):
         sent = references[sender_of[place]] if place in sender_of else None
-        references[place] = _reference(found, place[0], node, references, sent)
+        before = [references[place[0], dep] for dep in node.deps]
+        if (last := queue.add(place[0], node)) is not None:
+            before.append(references[last])
+        references[place] = _reference(found, place[0], node, before, sent)
     for rank, trace in enumerate(workload.traces):
         awaited = {dep for node in trace for dep in node.deps}
         every = [references[rank, node.id] for node in trace if node.id not in awaited]
@@ -53,11 +67,37 @@ def operations(workload: Workload) -> list[Operation]:
     return found
 
 
+class _Queue:
+    """The computations of each rank, which runs one at a time.
+
+    Args:
+        ranks: number of ranks.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._count = [0] * (UNITS * ranks)
+        self._last: dict[int, Place] = {}
+        self._ended: dict[Place, list[int]] = {}  # computations of each unit that a node follows
+
+    def add(self, rank: int, node: Node) -> Place | None:
+        """Add the next node, and return the computation before it if it does not wait for that one anyway."""
+        known = [self._ended[rank, dep] for dep in node.deps]
+        ended = [max(column) for column in zip(*known, strict=True)] or [0] * UNITS
+        self._ended[rank, node.id] = ended
+        if not length_us(node):
+            return None
+        unit = unit_of(rank, node)
+        last = self._last.get(unit) if ended[unit % UNITS] < self._count[unit] else None
+        self._count[unit] += 1
+        ended[unit % UNITS], self._last[unit] = self._count[unit], (rank, node.id)
+        return last
+
+
 def _reference(
-    found: list[Operation], rank: int, node: Node, known: dict[Place, References], sent: References | None
+    found: list[Operation], rank: int, node: Node, before: list[References], sent: References | None
 ) -> References:
     """Return the operations whose completions make that of a node, after adding the node if it needs one itself."""
-    after = _joined([known[rank, dep] for dep in node.deps] or [{rank: 0}])
+    after = _joined(before or [{rank: 0}])
     if node.type == NodeType.COMM_SEND:
         peer = int(peer_of(node))
         # messages to one peer share a connection, so that none waits until the receipt of the one before is known
@@ -65,8 +105,8 @@ def _reference(
         found.append(Operation(rank, peer, max(1, size_of(node)), tuple(sorted(after.items()))))
         return {len(found) - 1: 0}
     if sent is not None:
-        after = _joined([sent, after]) if node.deps else dict(sent)
-    after = {number: delay_ns + 1000 * node.duration_us for number, delay_ns in after.items()}
+        after = _joined([sent, after]) if before else dict(sent)
+    after = {number: delay_ns + 1000 * length_us(node) for number, delay_ns in after.items()}
     if len(after) <= (1 if sent is None else _MOST_REFERENCES):
         return after
     found.append(Operation(rank, -1, 0, tuple(sorted(after.items()))))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ringtap.errors import UsageError
 from ringtap.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType
-from ringtap.workload.workload import Workload, kind_of, size_of
+from ringtap.workload.workload import SPLITS, WORK, Workload, check_times, is_untimed, kind_of, size_of
 
 _REDUCE_SCATTERS = (Collective.REDUCE_SCATTER, Collective.REDUCE_SCATTER_BLOCK)
 _PRECISIONS = (0.5, 1, 2)  # bytes of a parameter by those of its gradient
@@ -99,6 +99,43 @@ def scale(workload: Workload, scaling: Scaling, others: Sequence[Workload] = ())
     return Workload(scaled, dict(workload.groups), about)
 
 
+def with_times(workload: Workload, flop_per_s: float, bytes_per_s: float | None = None) -> Workload:
+    """Return a workload in which computations with operations and bytes, but without a duration, have one.
+
+    A computation takes its operations over the rate of a processor, or its bytes over that of its memory if that is
+    longer (the roofline of Williams, Waterman and Patterson, 2009).
+
+    Args:
+        workload: the workload.
+        flop_per_s: rate of a rank's processor.
+        bytes_per_s: rate of its memory; None: it is no limit.
+
+    Raises:
+        UsageError: the time of a node stays unknown.
+    """
+    traces, timed = [], 0
+    for trace in workload.traces:
+        nodes, now_us = [], 0.0
+        for node in trace:
+            operations, size_bytes = (float(node.attributes.get(name, 0)) for name in WORK)  # type: ignore[arg-type]
+            if node.type == NodeType.COMP and is_untimed(node) and (operations or bytes_per_s):
+                timed += 1
+                end_us = now_us + 1e6 * max(operations / flop_per_s, size_bytes / bytes_per_s if bytes_per_s else 0)
+                # rounded in sum, so that many short computations keep their length
+                attributes = {name: value for name, value in node.attributes.items() if name not in WORK}
+                nodes.append(replace(node, duration_us=round(end_us) - round(now_us), attributes=attributes))
+                now_us = end_us
+            else:
+                nodes.append(node)
+        traces.append(nodes)
+    memory = f" or its bytes over {bytes_per_s:g} byte/s, whichever is longer" if bytes_per_s else ""
+    said = f"{counted(timed, 'computation')}: its operations over {flop_per_s:g} operations/s{memory}"
+    about = workload.about | {"assumptions": [*workload.about.get("assumptions", []), said]}
+    found = replace(workload, traces=traces, about=about)
+    check_times(found)
+    return found
+
+
 def _among(trace: list[Node], ranks: int, workers: int) -> tuple[list[Node], list[str]]:
     """Return the trace of a rank among another number of workers, and what is assumed of its all-gathers.
 
@@ -144,7 +181,7 @@ def _is_of(total_bytes: int, others: Sequence[int]) -> bool:
 
 
 def _longer(node: Node, factor: float) -> Node:
-    return replace(node, duration_us=round(node.duration_us * factor))
+    return replace(node, duration_us=round(node.duration_us * factor)) if node.type == NodeType.COMP else node
 
 
 def _by_batch(workload: Workload, others: Sequence[Workload], factor: float) -> tuple[list[list[Node]], str]:
@@ -179,10 +216,13 @@ def _scaled(node: Node, time_factor: float, byte_factor: float) -> Node:
     attributes = dict(node.attributes)
     if "comm_size" in attributes:
         attributes["comm_size"] = round(size_of(node) * byte_factor)
+    if SPLITS in attributes:
+        splits = [round(size * byte_factor) for size in attributes[SPLITS]]  # type: ignore[union-attr, operator]
+        attributes |= {SPLITS: splits, "comm_size": sum(splits)}
     deps = [*node.control_deps], [*node.data_deps]
     return replace(
-        node, control_deps=deps[0], data_deps=deps[1], duration_us=round(node.duration_us * time_factor),
-        attributes=attributes,
+        node, control_deps=deps[0], data_deps=deps[1], attributes=attributes,
+        duration_us=round(node.duration_us * (time_factor if node.type == NodeType.COMP else byte_factor)),
     )  # fmt: skip
 
 
@@ -195,6 +235,8 @@ def _check_data_parallel(workload: Workload) -> None:
         for node in trace:
             if node.type in (NodeType.COMM_SEND, NodeType.COMM_RECV):
                 raise UsageError(f"{workload.where(rank, node)} is a message between two ranks: {advice}")
+            if SPLITS in node.attributes:
+                raise UsageError(f"{workload.where(rank, node)} is an all-to-all with bytes for each rank: {advice}")
         if _shape(trace) != first:
             raise UsageError(f"ranks 0 and {rank} take part in different collectives: {advice}")
 

@@ -12,19 +12,24 @@ import numpy as np
 from ringtap.errors import UsageError
 from ringtap.units import counted, format_size
 from ringtap.workload.collectives import Shape, message_graph
-from ringtap.workload.execution_trace import Collective, Node, NodeType
-from ringtap.workload.lowering import Algorithms, data_bytes
+from ringtap.workload.execution_trace import Node, NodeType
+from ringtap.workload.lowering import Algorithms, bytes_of
 from ringtap.workload.simulation import CrossFlows, Numbers, Simulation
 from ringtap.workload.topologies import Topology
 from ringtap.workload.workload import (
+    Parts,
     Place,
     Workload,
     collectives_of,
+    is_communication,
     kind_of,
+    length_us,
     messages_of,
     order_by_messages,
     senders_of,
     size_of,
+    split_bytes,
+    unit_of,
 )
 
 
@@ -43,6 +48,7 @@ class SimulatedIterations:
     Attributes:
         end_s: time at which each rank ends each iteration, shape (iterations, ranks).
         spans: the nodes of each rank in the last iteration.
+        since_s: time at which the iteration before the last one ends.
         link_bytes: bytes of the workload through each link in an iteration, shape (links,).
         cross_begin_s: time at which each flow of cross traffic begins, shape (flows,).
         cross_end_s: time at which it ends.
@@ -50,6 +56,7 @@ class SimulatedIterations:
 
     end_s: Numbers
     spans: list[list[Span]]
+    since_s: float
     link_bytes: Numbers
     cross_begin_s: Numbers
     cross_end_s: Numbers
@@ -111,43 +118,13 @@ def simulate(
         check_room(topology, endpoints, ranks_per_host)
         places = [endpoint // ranks_per_host for endpoint in range(endpoints)]
     simulation = Simulation(topology, latency_s, rate_share, cross)
-    placed: dict[tuple[object, ...], int] = {}
-    sends, receives = messages_of(workload)
-    pairs = [(key, i) for key, each in sends.items() for i in range(len(each))]
-    collectives = [(key, parts) for key, every in collectives_of(workload).items() for parts in every]
-
-    def placed_graph(kind: Collective, members: tuple[int, ...]) -> int:
-        if (kind, members) not in placed:
-            graph = algorithms.graph(kind, len(members), len(members) << 20)
-            ends = [*members, *range(workload.ranks, endpoints)][: graph.endpoints]
-            placed[kind, members] = simulation.place(graph, [places[end] for end in ends])
-        return placed[kind, members]
-
-    def placed_pair(source: int, destination: int) -> int:
-        if (source, destination) not in placed:
-            graph = message_graph("send", Shape(2, 1 << 20))
-            if workload.is_eager:
-                graph = replace(graph, workers=1)  # the receiver has no part in it
-            placed[source, destination] = simulation.place(graph, [places[source], places[destination]])
-        return placed[source, destination]
-
+    communication = _Communication(workload, algorithms, simulation, places)
     ends: list[int] = []
     last: list[list[int]] = [[] for _ in range(workload.ranks)]
     order, sender_of = _order(workload)
-    numbers: list[dict[int, int]] = [{} for _ in range(workload.ranks)]
+    numbers: list[dict[int, int]] = []
     for _ in range(iterations):
-        role: dict[tuple[int, int], tuple[int, int]] = {}  # rank, node id -> instance, worker
-        for (_, members), parts in collectives:
-            node = parts[0][1]
-            if len(members) < 2:
-                continue
-            instance = simulation.collective(placed_graph(kind_of(node), members), data_bytes(node, len(members)))
-            role |= {(rank, each.id): (instance, worker) for worker, (rank, each) in enumerate(parts)}
-        for (source, destination, tag), i in pairs:
-            sender, receiver = sends[source, destination, tag][i][1], receives[source, destination, tag][i][1]
-            instance = simulation.collective(placed_pair(source, destination), size_of(sender))
-            parts_of = [(source, sender.id), (destination, receiver.id)][: 2 - workload.is_eager]
-            role |= {place: (instance, worker) for worker, place in enumerate(parts_of)}
+        role = communication.begin()
         numbers = [{} for _ in range(workload.ranks)]
         for rank, each in order:
             after = [numbers[rank][dep] for dep in each.deps] or last[rank]
@@ -156,7 +133,8 @@ def simulate(
             if (rank, each.id) in role:
                 numbers[rank][each.id] = simulation.part(*role[rank, each.id], after)
             else:
-                numbers[rank][each.id] = simulation.compute(each.duration_us / 1e6, after)
+                length_s = length_us(each) / 1e6
+                numbers[rank][each.id] = simulation.compute(length_s, after, unit_of(rank, each), each.id)
         last = [[simulation.compute(0.0, list(own.values()) or last[rank])] for rank, own in enumerate(numbers)]
         ends += [end for (end,) in last]
     result = simulation.run()
@@ -170,10 +148,63 @@ def simulate(
         [Span(node, float(result.begin_s[at[node.id]]), float(result.end_s[at[node.id]])) for node in trace]
         for trace, at in zip(workload.traces, numbers, strict=True)
     ]
+    end_s = found.reshape(iterations, workload.ranks)
     return SimulatedIterations(
-        found.reshape(iterations, workload.ranks), spans, result.link_bytes / iterations, result.cross_begin_s,
-        result.cross_end_s,
+        end_s, spans, float(end_s[-2].max()) if iterations > 1 else 0.0, result.link_bytes / iterations,
+        result.cross_begin_s, result.cross_end_s,
     )  # fmt: skip
+
+
+class _Communication:
+    """The collectives and messages of a workload in a simulation.
+
+    Args:
+        workload: what ranks send.
+        algorithms: algorithms of collectives.
+        simulation: the simulation.
+        places: host of each rank, server and switch that adds.
+    """
+
+    def __init__(
+        self, workload: Workload, algorithms: Algorithms, simulation: Simulation, places: Sequence[int]
+    ) -> None:
+        self._workload, self._algorithms, self._simulation, self._places = workload, algorithms, simulation, places
+        self._placed: dict[tuple[object, ...], int] = {}
+        sends, receives = messages_of(workload)
+        self._messages = [pair for key, sent in sends.items() for pair in zip(sent, receives[key], strict=True)]
+        self._collectives = [parts for every in collectives_of(workload).values() for parts in every if len(parts) > 1]
+
+    def begin(self) -> dict[Place, tuple[int, int]]:
+        """Add those of an iteration, and return for each node its collective and its worker."""
+        role: dict[Place, tuple[int, int]] = {}
+        for parts in self._collectives:
+            instance = self._simulation.collective(self._graph(parts), bytes_of(parts))
+            role |= {(rank, node.id): (instance, worker) for worker, (rank, node) in enumerate(parts)}
+        for (source, sender), (destination, receiver) in self._messages:
+            instance = self._simulation.collective(self._pair(source, destination), size_of(sender))
+            role[source, sender.id] = instance, 0
+            if not self._workload.is_eager:
+                role[destination, receiver.id] = instance, 1
+        return role
+
+    def _graph(self, parts: Parts) -> int:
+        """Return the number of the message graph of a collective, which is that of all others but for its bytes."""
+        members, splits = tuple(rank for rank, _ in parts), split_bytes(parts)
+        key = kind_of(parts[0][1]), members, splits
+        if key not in self._placed:
+            graph = self._algorithms.graph(key[0], len(members), len(members) << 20, splits)
+            ends = [*members, *range(self._workload.ranks, len(self._places))][: graph.endpoints]
+            self._placed[key] = self._simulation.place(graph, [self._places[end] for end in ends])
+        return self._placed[key]
+
+    def _pair(self, source: int, destination: int) -> int:
+        if (source, destination) not in self._placed:
+            graph = message_graph("send", Shape(2, 1 << 20))
+            if self._workload.is_eager:
+                graph = replace(graph, workers=1)  # the receiver has no part in it
+            ends = [self._places[source], self._places[destination]]
+            self._placed[source, destination] = self._simulation.place(graph, ends)
+        return self._placed[source, destination]
 
 
 def _order(workload: Workload) -> tuple[list[tuple[int, Node]], dict[Place, Place]]:
@@ -191,19 +222,22 @@ class CriticalPath(NamedTuple):
         compute_s: time of the computations in it.
         communication_s: time of the communication in it, between the last rank's begin and the end.
         communication: name -> time of each communication in it.
+        memory_s: time of loads and stores of memory in it.
     """
 
     compute_s: float
     communication_s: float
     communication: dict[str, float]
+    memory_s: float = 0.0
 
     def sentence(self) -> str:
         """Return it in words."""
         most = sorted(self.communication, key=lambda name: -self.communication[name])[:3]
         parts = ", ".join(f"{name} {1e3 * self.communication[name]:.3g} ms" for name in most)
+        memory = f", {1e3 * self.memory_s:.4g} ms of loads and stores of memory," if self.memory_s else ""
         return (
-            f"Critical path: {1e3 * self.compute_s:.4g} ms of computation and {1e3 * self.communication_s:.4g} ms of "
-            f"communication{f' ({parts})' if parts else ''}"
+            f"Critical path: {1e3 * self.compute_s:.4g} ms of computation{memory} and "
+            f"{1e3 * self.communication_s:.4g} ms of communication{f' ({parts})' if parts else ''}"
         )
 
 
@@ -217,19 +251,21 @@ def busiest_links(topology: Topology, link_bytes: Numbers, count: int = 5) -> st
 
 def critical_path(workload: Workload, simulated: SimulatedIterations) -> CriticalPath:
     """Return the critical path of the last iteration."""
-    compute_s, communication = 0.0, defaultdict[str, float](float)
+    alone_s, communication = defaultdict[bool, float](float), defaultdict[str, float](float)
     for _, node, seconds in critical_nodes(workload, simulated):
-        if node.type == NodeType.COMP:
-            compute_s += seconds
-        else:
+        if is_communication(node):
             communication[node.name] += seconds
-    return CriticalPath(compute_s, sum(communication.values()), dict(communication))
+        else:
+            alone_s[node.type == NodeType.COMP] += seconds
+    return CriticalPath(alone_s[True], sum(communication.values()), dict(communication), alone_s[False])
 
 
 def critical_nodes(workload: Workload, simulated: SimulatedIterations) -> Iterator[tuple[int, Node, float]]:
-    """Yield the nodes of the critical path of the last iteration, from its last node back to the first.
+    """Yield the nodes of the critical path of the last iteration, from its last node back to the end of the one before.
 
-    A collective ends when all of its ranks have begun it, so that the path goes on at the rank that was last.
+    A collective ends when all of its ranks have begun it, so that the path goes on at the rank that was last. In a
+    broadcast, for example, a rank may end before another one begins: of those that have begun, it is the last one.
+    Ranks begin an iteration before others have ended the one before; this part belongs to the iteration before.
 
     Yields:
         The rank, the node, and the seconds that it adds to the path.
@@ -247,12 +283,21 @@ def critical_nodes(workload: Workload, simulated: SimulatedIterations) -> Iterat
             if places[1] not in sender_of:
                 parts |= dict.fromkeys(places, places)
     spans = {(rank, span.node.id): span for rank, trace in enumerate(simulated.spans) for span in trace}
+    before = {  # what a computation waited for if its processor was busy
+        (unit_of(rank, span.node), span.end_s): (rank, span.node.id)
+        for rank, trace in enumerate(simulated.spans)
+        for span in trace
+        if length_us(span.node)
+    }
     place: tuple[int, int] | None = max(spans, key=lambda at: spans[at].end_s, default=None)
-    while place is not None:
-        span = spans[place]
-        if span.node.type != NodeType.COMP:
-            place = max(parts.get(place, [place]), key=lambda at: spans[at].begin_s)
-        yield place[0], spans[place].node, span.end_s - spans[place].begin_s
-        earlier = [(place[0], dep) for dep in spans[place].node.deps]
+    while place is not None and spans[place].end_s > simulated.since_s:
+        end_s = spans[place].end_s
+        begun = [at for at in parts.get(place, []) if spans[at].begin_s <= end_s]
+        place = max(begun, key=lambda at: spans[at].begin_s, default=place)
+        node, begin_s = spans[place].node, spans[place].begin_s
+        yield place[0], node, end_s - max(begin_s, simulated.since_s)
+        earlier = [(place[0], dep) for dep in node.deps]
         earlier += [sender_of[place]] if place in sender_of else []
+        if length_us(node) and (unit_of(place[0], node), begin_s) in before:
+            earlier.append(before[unit_of(place[0], node), begin_s])
         place = max(earlier, key=lambda at: spans[at].end_s, default=None)

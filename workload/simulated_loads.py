@@ -15,7 +15,7 @@ from ringtap.workload.simulated_iterations import SimulatedIterations, simulate
 from ringtap.workload.topologies import Topology
 from ringtap.workload.workload import Workload
 
-ITERATIONS, MAX_ITERATIONS = 5, 100_000
+ITERATIONS, LEAST_ITERATIONS, MAX_ITERATIONS = 5, 2, 100_000
 MAX_NODES = 4_000_000  # of all iterations: about 2 GB
 
 
@@ -115,8 +115,13 @@ class LoadSimulator:
         return self._point(found, requested_bps, cross_bps(plan, flows, found, window_s), plan.kind)
 
     def _simulated(self, iterations: int, **cross: Any) -> SimulatedIterations:
-        if iterations * sum(map(len, self.workload.traces)) > MAX_NODES:
-            raise UsageError(f"{iterations:,} iterations have more than {MAX_NODES:,} nodes: give a lower --iterations")
+        nodes = sum(map(len, self.workload.traces))
+        if iterations * nodes > MAX_NODES:
+            most = MAX_NODES // nodes
+            advice = f"give --iterations {most:,} or fewer"
+            if most < LEAST_ITERATIONS:
+                advice = "simulate a workload with fewer ranks, layers or micro-batches"
+            raise UsageError(f"{iterations:,} iterations of {nodes:,} nodes are more than {MAX_NODES:,}: {advice}")
         return simulate(
             self.workload, self.topology, self.algorithms, iterations=iterations, latency_s=self.latency_s,
             ranks_per_host=self.ranks_per_host, **cross,

@@ -83,6 +83,7 @@ class Simulation:
         self._graphs: list[tuple[MessageGraph, Integers]] = []
         self._instances: list[tuple[int, float]] = []
         self._nodes: list[tuple[int, float, int, int]] = []
+        self._units: list[tuple[int, int]] = []
         self._before: list[Integers] = []
 
     def place(self, graph: MessageGraph, hosts: npt.ArrayLike) -> int:
@@ -90,9 +91,16 @@ class Simulation:
         self._graphs.append((graph, np.asarray(hosts, np.int64)))
         return len(self._graphs) - 1
 
-    def compute(self, seconds: float, after: npt.ArrayLike = ()) -> int:
-        """Add a computation that begins after other nodes, and return its number."""
-        return self._add(kernel.COMPUTE, seconds, -1, -1, after)
+    def compute(self, seconds: float, after: npt.ArrayLike = (), unit: int = kernel.NONE, order: int = 0) -> int:
+        """Add a computation that begins after other nodes, and return its number.
+
+        Args:
+            seconds: its time.
+            after: the nodes that it waits for.
+            unit: number of what computes, one at a time; -1: it waits for nothing else. What takes no time needs none.
+            order: of the computations of a unit that are ready, that with the lowest one begins.
+        """
+        return self._add(kernel.COMPUTE, seconds, -1, -1, after, (unit if seconds > 0 else kernel.NONE, order))
 
     def collective(self, placed: int, size_bytes: float) -> int:
         """Add a collective of some bytes, by the number of its message graph, and return its own number."""
@@ -106,8 +114,12 @@ class Simulation:
         """
         return self._add(kernel.COLLECTIVE, 0.0, collective, worker, after)
 
-    def _add(self, kind: int, seconds: float, instance: int, local: int, after: npt.ArrayLike) -> int:
+    def _add(
+        self, kind: int, seconds: float, instance: int, local: int, after: npt.ArrayLike,
+        unit: tuple[int, int] = (kernel.NONE, 0),
+    ) -> int:  # fmt: skip
         self._nodes.append((kind, seconds, instance, local))
+        self._units.append(unit)
         self._before.append(np.atleast_1d(np.asarray(after, np.int64)))
         return len(self._nodes) - 1
 
@@ -142,11 +154,26 @@ class Simulation:
         found: dict[str, Any] = {"node_kind": np.array(columns[0], np.int64), "node_s": np.array(columns[1], float)}
         found |= {"node_instance": np.array(columns[2], np.int64), "node_local": np.array(columns[3], np.int64)}
         found |= {"node_waits": waits, "next_start": next_start, "next_nodes": next_nodes}
-        found |= {"begin_s": np.full(count, -1.0), "end_s": np.full(count, -1.0)}
+        found |= {"begin_s": np.full(count, -1.0), "end_s": np.full(count, -1.0)} | self._computing()
         found |= {"instance_graph": np.array([graph for graph, _ in self._instances], np.int64)}
         found |= {"instance_bytes": np.array([size for _, size in self._instances], float)}
         found |= {"slot_of": np.full(len(self._instances), kernel.NONE)}
         return found | self._placed()
+
+    def _computing(self) -> dict[str, Any]:
+        """Return the arrays of units: the nodes of each one in their order, and room for those that wait for it."""
+        unit = np.array([unit for unit, _ in self._units], np.int64)
+        order = np.array([order for _, order in self._units], np.uint64)
+        units, place = int(unit.max(initial=kernel.NONE)) + 1, np.full(len(unit), kernel.NONE)
+        nodes = np.lexsort((order, unit))[np.count_nonzero(unit == kernel.NONE) :]
+        place[nodes] = np.arange(len(nodes))
+        found: dict[str, Any] = {"node_unit": unit, "node_place": place, "unit_nodes": nodes}
+        found |= {"unit_start": _starts(np.bincount(unit[nodes], minlength=units))}
+        found |= {"unit_waiting": np.zeros(len(nodes), np.int64), "unit_count": np.zeros(units, np.int64)}
+        return found | {
+            "unit_runs": np.zeros(units, np.bool_), "is_called": np.zeros(units, np.bool_),
+            "called": np.zeros(units, np.int64),
+        }  # fmt: skip
 
     def _placed(self) -> dict[str, Any]:
         parts: dict[str, list[Any]] = {name: [] for name in (

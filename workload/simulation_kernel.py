@@ -35,7 +35,7 @@ NONE = -1
 COMPUTE, COLLECTIVE = range(2)
 # places in the array of counters; the first ones are also answers: what has to grow, or that all is done
 DONE, EVENTS, SPARE_FLOWS, STARTS, ARRIVED, SLOTS = range(6)
-READY, DIRTY, MARK, MESSAGES, PHASE, RUNNING, COUNTERS = range(6, 13)
+READY, DIRTY, MARK, MESSAGES, PHASE, RUNNING, CALLED, COUNTERS = range(6, 14)
 _FLOW, _MESSAGE, _NODE, _CROSS = range(4)
 _SAME = 1e-12  # relative difference of rates that are the same
 # the code of an event: 2 bits for its kind, 28 for a flow or a slot, 32 for a message, a node or a version
@@ -83,6 +83,32 @@ def _pop(times, codes, count):
 
 
 @_compiled
+def _wait(waiting, count, place):
+    """Add a place to a heap with room for it."""
+    at = count
+    while at > 0 and waiting[(at - 1) >> 1] > place:
+        waiting[at] = waiting[(at - 1) >> 1]
+        at = (at - 1) >> 1
+    waiting[at] = place
+
+
+@_compiled
+def _first(waiting, count):
+    """Remove the lowest place of a heap, and return it."""
+    first, place, at = waiting[0], waiting[count - 1], 0
+    while True:
+        below = 2 * at + 1
+        if below + 1 < count and waiting[below + 1] < waiting[below]:
+            below += 1
+        if below >= count or waiting[below] >= place:
+            break
+        waiting[at] = waiting[below]
+        at = below
+    waiting[at] = place
+    return first
+
+
+@_compiled
 def _code(kind, first, second):
     return (np.int64(kind) << 60) | (np.int64(first) << _SECOND_BITS) | np.int64(second)
 
@@ -96,6 +122,8 @@ def cross_code(flow: int) -> int:
 def advance(
     # nodes: what each rank does
     node_kind, node_s, node_instance, node_local, node_waits, next_start, next_nodes, begin_s, end_s,
+    # units: what computes, one node at a time; places of the nodes that wait for it, and units that may have to begin
+    node_unit, node_place, unit_nodes, unit_start, unit_waiting, unit_count, unit_runs, is_called, called,
     # instances of collectives, and placed message graphs, one after the other
     instance_graph, instance_bytes, slot_of, graph_start, graph_free, graph_workers, local_start,
     message_share, message_pair, message_from, message_to, message_waits,
@@ -121,7 +149,7 @@ def advance(
     """
     events, spare, ready_count = counters[EVENTS], counters[SPARE_FLOWS], counters[READY]
     starts, arrived, dirty_count = counters[STARTS], counters[ARRIVED], counters[DIRTY]
-    mark, messages, phase = counters[MARK], counters[MESSAGES], counters[PHASE]
+    mark, messages, phase, calls = counters[MARK], counters[MESSAGES], counters[PHASE], counters[CALLED]
     now, needs = clock[0], DONE
     slots = len(slot_instance)
     while needs == DONE:
@@ -146,6 +174,15 @@ def advance(
                     needs = EVENTS
                     break
                 ready_count -= 1
+                unit = node_unit[node]
+                if unit != NONE:
+                    _wait(unit_waiting[unit_start[unit] :], unit_count[unit], node_place[node])
+                    unit_count[unit] += 1
+                    if not is_called[unit]:
+                        is_called[unit] = True
+                        called[calls] = unit
+                        calls += 1
+                    continue
                 begin_s[node] = now
                 if node_kind[node] == COMPUTE:
                     events = _push(times, codes, events, now + node_s[node], _code(_NODE, 0, node))
@@ -283,6 +320,19 @@ def advance(
                 break
         if needs != DONE:
             break
+        if events + calls > len(times):
+            needs = EVENTS
+            break
+        while calls:
+            calls -= 1
+            unit = called[calls]
+            is_called[unit] = False
+            if not unit_runs[unit] and unit_count[unit]:
+                node = unit_nodes[_first(unit_waiting[unit_start[unit] :], unit_count[unit])]
+                unit_count[unit] -= 1
+                unit_runs[unit] = True
+                begin_s[node] = now
+                events = _push(times, codes, events, now + node_s[node], _code(_NODE, 0, node))
         phase = 1
 
         # rates of the flows that a change of this instant concerns
@@ -384,6 +434,13 @@ def advance(
             if kind == _NODE:
                 node = second_part
                 end_s[node] = now
+                unit = node_unit[node]
+                if unit != NONE:
+                    unit_runs[unit] = False
+                    if not is_called[unit]:
+                        is_called[unit] = True
+                        called[calls] = unit
+                        calls += 1
                 for index in range(next_start[node], next_start[node + 1]):
                     node_waits[next_nodes[index]] -= 1
                     if node_waits[next_nodes[index]] == 0:
@@ -425,6 +482,6 @@ def advance(
             break
     counters[EVENTS], counters[SPARE_FLOWS], counters[READY] = events, spare, ready_count
     counters[STARTS], counters[ARRIVED], counters[DIRTY] = starts, arrived, dirty_count
-    counters[MARK], counters[MESSAGES], counters[PHASE] = mark, messages, phase
+    counters[MARK], counters[MESSAGES], counters[PHASE], counters[CALLED] = mark, messages, phase, calls
     clock[0] = now
     return needs

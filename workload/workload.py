@@ -14,13 +14,19 @@ from ringtap.errors import UsageError
 from ringtap.rundir import write_json
 from ringtap.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType, message_classes, read_trace, write_trace
+from ringtap.workload.message_graph import divided
 
 GROUPS_JSON, WORKLOAD_JSON = "comm_group.json", "workload.json"
 PREFIX = "rank"
 _ALL_RANKS = ("", "0")  # names of a group of all ranks, as in PyTorch and ASTRA-sim
 MAX_NODES = 20_000_000
 _TRACE = re.compile(r"(?P<prefix>.*)\.(?P<rank>\d{1,7})\.et")
-_SIZED = {NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL}
+_COMMUNICATION = {NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL}
+_TIMED = {NodeType.COMP, NodeType.MEM_LOAD, NodeType.MEM_STORE}
+WORK = ("num_ops", "tensor_size")  # attributes of nodes whose time follows from a processor or a memory
+# attribute of an all-to-all: bytes to each rank of its group, in order; without it, all are alike
+SPLITS = "comm_split_bytes"
+UNITS = 3  # of a rank
 
 
 @dataclass
@@ -60,11 +66,15 @@ class Workload:
         return f"{name} node {node.id}"
 
 
-def read_workload(path: Path) -> Workload:
+def read_workload(path: Path, *, needs_times: bool = True) -> Workload:
     """Read the workload of a directory, ours or any directory of Chakra execution traces.
 
+    Args:
+        path: the directory.
+        needs_times: False if nodes may have operations or bytes instead of a duration.
+
     Raises:
-        UsageError: it cannot be read, or is inconsistent.
+        UsageError: it cannot be read, is inconsistent, or does not say how long its computations take.
     """
     if not path.is_dir():
         raise UsageError(f"{path} is not a directory: a workload is one, with a trace per rank (NAME.RANK.et)")
@@ -94,11 +104,110 @@ def read_workload(path: Path) -> Workload:
             nodes.append(node)
         traces.append(nodes)
     names = [found[rank].name for rank in range(len(found))]
-    # what other programs write is made for ASTRA-sim
-    about = _json(path / WORKLOAD_JSON) if (path / WORKLOAD_JSON).exists() else {"sends": "eager"}
-    workload = Workload(traces, _groups(path / GROUPS_JSON, len(found)), about, names)
+    about, groups = _json(path / WORKLOAD_JSON), path / GROUPS_JSON
+    if not (path / WORKLOAD_JSON).exists() or _are_groups(about):
+        about = {"sends": "eager", "assumptions": _of_others(traces)}
+        groups = groups if groups.exists() else path / f"{prefixes[0]}.json"  # as STAGE names it
+    workload = Workload(traces, _groups(groups, len(found)), about, names)
     check_workload(workload)
+    if needs_times:
+        check_times(workload)
     return workload
+
+
+def assumed_of_others(workload: Workload) -> list[str]:
+    """Return what is assumed of traces that another program wrote; nothing of others."""
+    return list(workload.about.get("assumptions", [])) if workload.is_eager else []
+
+
+def _of_others(traces: Sequence[Sequence[Node]]) -> list[str]:
+    """Return what is assumed of traces that other programs wrote: they are made for ASTRA-sim."""
+    text = (
+        "a send does not wait for its receive, and of the computations of a rank that are ready, the one with the "
+        "lowest number runs first, as in ASTRA-sim; other than there, collectives and sends run at once and share links"
+    )
+    found = [text]
+    nodes = [node for trace in traces for node in trace]
+    computations = [node for node in nodes if node.type == NodeType.COMP]
+    idle = sum(not node.duration_us and not is_untimed(node) for node in computations)
+    if idle:
+        found.append(f"{idle:,} of {counted(len(computations), 'computation')} without a duration: they take no time")
+    if memory := sum(node.type in (NodeType.MEM_LOAD, NodeType.MEM_STORE) for node in nodes):
+        found.append(f"{counted(memory, 'load or store', 'loads and stores')} of memory: one at a time, without a link")
+    if recorded := sum(node.type not in _TIMED and node.duration_us > 0 for node in nodes):
+        found.append(
+            f"{counted(recorded, 'duration')} of communication or metadata: left out, as the network gives the times"
+        )
+    return found
+
+
+def split_bytes(parts: Parts) -> tuple[tuple[int, ...], ...]:
+    """Return the bytes from each rank to each rank of an uneven all-to-all; none: all of them are alike."""
+    if not any(SPLITS in node.attributes for _, node in parts):
+        return ()
+    found = []
+    for _, node in parts:
+        given = node.attributes.get(SPLITS)
+        found.append(tuple(given if isinstance(given, list) else divided(size_of(node), len(parts)).tolist()))
+    return tuple(found) if len({size for each in found for size in each}) > 1 else ()
+
+
+def check_even(workload: Workload, reader: str) -> None:
+    """Check that a workload has no uneven all-to-all, for a reader that knows none.
+
+    Raises:
+        UsageError: it has one.
+    """
+    for collectives in collectives_of(workload).values():
+        for parts in collectives:
+            if split_bytes(parts):
+                raise UsageError(
+                    f"{workload.where(*parts[0])} is an all-to-all with other bytes for each rank, which {reader} does "
+                    "not have: lower the workload first (ringtap workload lower)"
+                )
+
+
+def is_untimed(node: Node) -> bool:
+    """Return True if a node has operations or bytes of memory, but no duration."""
+    return node.type in _TIMED and not node.duration_us and any(node.attributes.get(name) for name in WORK)
+
+
+def is_communication(node: Node) -> bool:
+    """Return True for a collective, a send or a receive."""
+    return node.type in _COMMUNICATION
+
+
+def length_us(node: Node) -> int:
+    """Return the time that a node takes without a network: of a computation, a load or a store."""
+    return node.duration_us if node.type in _TIMED else 0
+
+
+def unit_of(rank: int, node: Node) -> int:
+    """Return the number of what runs a node of a rank, one at a time: its processor, its host, or its memory."""
+    is_memory = node.type in (NodeType.MEM_LOAD, NodeType.MEM_STORE)
+    return UNITS * rank + (2 if is_memory else bool(node.attributes.get("is_cpu_op")))
+
+
+def check_times(workload: Workload) -> None:
+    """Check that a workload says how long each of its computations takes.
+
+    Raises:
+        UsageError: nodes have operations or bytes of memory, but no duration.
+    """
+    for rank, trace in enumerate(workload.traces):
+        untimed = [node for node in trace if is_untimed(node)]
+        if not untimed:
+            continue
+        node, more = untimed[0], len(untimed) - 1
+        has = " and ".join(name for name in WORK if node.attributes.get(name))
+        advice = "give it a duration"
+        if node.type == NodeType.COMP:
+            rates = "--flop-per-s F" if node.attributes.get(WORK[0]) else "--flop-per-s F --bytes-per-s B"
+            advice = f"give rates of its processor to ringtap workload scale ({rates})"
+        raise UsageError(
+            f"{workload.where(rank, node)}{f' (and {more:,} others of its rank)' if more else ''} has {has} but no "
+            f"duration, so that its time is not known: {advice}"
+        )
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -111,6 +220,12 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UsageError(f"{path} is not a JSON object")
     return found
+
+
+def _are_groups(content: dict[str, Any]) -> bool:
+    """Return True if a file has groups of ranks alone: of traces named workload.R.et, STAGE writes workload.json."""
+    lists = [members for members in content.values() if isinstance(members, list) and members]
+    return 0 < len(content) == len(lists) and all(type(rank) is int for members in lists for rank in members)
 
 
 def _groups(path: Path, ranks: int) -> dict[str, list[int]]:
@@ -161,51 +276,82 @@ def check_workload(workload: Workload) -> None:
 
 def _check_node(workload: Workload, rank: int, node: Node) -> None:
     where = workload.where(rank, node)
-    if node.type in _SIZED:
-        size = node.attributes.get("comm_size", 0)
-        if type(size) is not int or size < 0:
-            raise UsageError(f"{where} has a comm_size of {size!r}: it is a number of bytes, 0 or more")
     if node.type in (NodeType.COMM_SEND, NodeType.COMM_RECV):
         peer = peer_of(node)
         if type(node.attributes.get("comm_tag", 0)) is not int:
             raise UsageError(f"{where} has a comm_tag that is not a whole number")
         if type(peer) is not int or not 0 <= peer < workload.ranks or peer == rank:
             raise UsageError(f"{where} names rank {peer} as its peer: there are ranks 0 to {workload.ranks - 1}")
+        own = node.attributes.get("comm_src" if node.type == NodeType.COMM_SEND else "comm_dst", rank)
+        if own != rank:
+            raise UsageError(f"{where} names rank {own} as its own, but the trace is of rank {rank}")
+    for name in WORK if node.type in _TIMED else ():
+        amount = node.attributes.get(name, 0)
+        if type(amount) not in (int, float) or not 0 <= amount < 2**64:  # type: ignore[operator]
+            raise UsageError(f"{where} has a {name} of {amount!r}: it is a number, 0 or more")
     if node.type == NodeType.COMM_COLL:
-        name = str(node.attributes.get("pg_name", ""))
-        if name not in workload.groups and name not in _ALL_RANKS:
-            raise UsageError(
-                f"{where} is of group {name!r}: name its ranks in {GROUPS_JSON} beside the traces, such as "
-                f'{{"{name[:40]}": [0, 1]}}, the file of ASTRA-sim\'s --comm-group-configuration'
-            )
-        if rank not in workload.members(node):
-            raise UsageError(f"{where} is of group {name!r}, which does not have rank {rank}")
+        _check_collective(workload, rank, node)
+    if is_communication(node):
+        size = node.attributes.get("comm_size")
+        if size is None and (node.type != NodeType.COMM_COLL or kind_of(node) != Collective.BARRIER):
+            raise UsageError(f"{where} has no comm_size: give it the number of its bytes")
+        if size is not None and (type(size) is not int or size < 0):
+            raise UsageError(f"{where} has a comm_size of {size!r}: it is a number of bytes, 0 or more")
+
+
+def _check_collective(workload: Workload, rank: int, node: Node) -> None:
+    """Check kind and ranks of a collective."""
+    where, name = workload.where(rank, node), str(node.attributes.get("pg_name", ""))
+    kind = node.attributes.get("comm_type")
+    if kind not in list(Collective):
+        what = "no comm_type" if kind is None else f"the unknown comm_type {kind!r}"
+        kinds = ", ".join(f"{one.value} {one.name}" for one in Collective)
+        raise UsageError(f"{where} is a collective with {what}: give it its kind ({kinds})")
+    if name not in workload.groups and name not in _ALL_RANKS:
+        raise UsageError(
+            f"{where} is of group {name!r}: name its ranks in {GROUPS_JSON} beside the traces, such as "
+            f'{{"{name[:40]}": [0, 1]}}, the file of ASTRA-sim\'s --comm-group-configuration'
+        )
+    dimensions = node.attributes.get("involved_dim")
+    if isinstance(dimensions, list) and not all(dimensions):
+        raise UsageError(
+            f"{where} is of some dimensions of a network (involved_dim), which do not say its ranks: name them as a "
+            f"group in {GROUPS_JSON}, and the group as its pg_name"
+        )
+    if rank not in workload.members(node):
+        raise UsageError(f"{where} is of group {name!r}, which does not have rank {rank}")
 
 
 def _ordered(workload: Workload, rank: int, nodes: Sequence[Node]) -> list[Node]:
-    by_id: dict[int, Node] = {}
-    for node in nodes:
-        if node.id in by_id:
+    """Return nodes in the order of their trace; one that waits for later ones comes right after these."""
+    places: dict[int, int] = {}
+    for place, node in enumerate(nodes):
+        if node.id in places:
             raise UsageError(f"{workload.where(rank, node)} exists twice: give each node an id of its own")
-        by_id[node.id] = node
+        places[node.id] = place
         _check_node(workload, rank, node)
-    waits, following = {}, defaultdict(list)
     for node in nodes:
-        unknown = next((dep for dep in node.deps if dep not in by_id), None)
+        unknown = next((dep for dep in node.deps if dep not in places), None)
         if unknown is not None:
             raise UsageError(f"{workload.where(rank, node)} waits for node {unknown}, which does not exist")
-        waits[node.id] = len(node.deps)
-        for dep in node.deps:
-            following[dep].append(node.id)
-    ordered = [node for node in nodes if not waits[node.id]]
-    for node in ordered:
-        for other in following[node.id]:
-            waits[other] -= 1
-            if not waits[other]:
-                ordered.append(by_id[other])
-    if len(ordered) < len(nodes):
-        stuck = next(node for node in nodes if waits[node.id] > 0)
-        raise UsageError(f"{workload.where(rank, stuck)} waits for itself through others: break the cycle")
+    ordered: list[Node] = []
+    is_open, is_done = [False] * len(nodes), [False] * len(nodes)
+    for first in range(len(nodes)):
+        stack = [first]
+        while stack:
+            place = stack[-1]
+            awaited = [other for dep in nodes[place].deps if not is_done[other := places[dep]]]
+            if is_done[place] or not awaited:
+                if not is_done[place]:
+                    ordered.append(nodes[place])
+                is_done[stack.pop()] = True
+                continue
+            is_open[place] = True
+            for other in sorted(awaited, reverse=True):
+                if is_open[other]:
+                    where = workload.where(rank, nodes[other])
+                    raise UsageError(f"{where} waits for itself through others: break the cycle")
+                stack.append(other)
     return ordered
 
 
@@ -226,7 +372,7 @@ def kind_of(node: Node) -> Collective:
         UsageError: it is unknown.
     """
     try:
-        return Collective(node.attributes.get("comm_type", 0))  # type: ignore[arg-type]
+        return Collective(node.attributes.get("comm_type"))  # type: ignore[arg-type]
     except ValueError as error:
         raise UsageError(f"node {node.id}: comm_type {node.attributes.get('comm_type')!r} is unknown") from error
 
@@ -248,6 +394,7 @@ def messages_of(workload: Workload) -> tuple[Messages, Messages]:
     return sends, receives
 
 
+Parts = Sequence[tuple[int, Node]]  # the ranks of a collective and their nodes
 Place = tuple[int, int]  # rank, id of a node
 
 
@@ -335,11 +482,19 @@ def _check_collectives(workload: Workload) -> None:
     for collectives in collectives_of(workload).values():
         for parts in collectives:
             (first, node), *others = parts
+            for rank, each in parts:
+                if SPLITS in each.attributes:
+                    _check_splits(workload.where(rank, each), each, len(parts))
             for rank, other in others:
+                kinds = {kind_of(node), kind_of(other)}
+                if kinds == {Collective.ALL_TO_ALL} and (SPLITS in node.attributes or SPLITS in other.attributes):
+                    continue
                 if (kind_of(other), size_of(other)) != (kind_of(node), size_of(node)):
+                    is_uneven = kinds == {Collective.ALL_TO_ALL}
+                    advice = f": give the bytes to each rank ({SPLITS}) if it is uneven" if is_uneven else ""
                     raise UsageError(
                         f"{workload.where(rank, other)} is {kind_of(other).name} of {size_of(other)} bytes where "
-                        f"{workload.where(first, node)} is {kind_of(node).name} of {size_of(node)}"
+                        f"{workload.where(first, node)} is {kind_of(node).name} of {size_of(node)}{advice}"
                     )
 
 
@@ -365,6 +520,18 @@ def check_of_all_ranks(workload: Workload, program: str, kinds: Container[Collec
                 f"a file for {program} has collectives of all ranks only, and {workload.where(rank, node)} {what}: "
                 "choose --to chakra or --to goal"
             )
+    check_even(workload, program)
+
+
+def _check_splits(where: str, node: Node, members: int) -> None:
+    splits = node.attributes[SPLITS]
+    if kind_of(node) != Collective.ALL_TO_ALL:
+        raise UsageError(f"{where} has {SPLITS}, which is for an all-to-all")
+    if not isinstance(splits, list) or len(splits) != members or any(type(one) is not int or one < 0 for one in splits):
+        raise UsageError(f"{where} has a {SPLITS} that is not a list of {members} numbers of bytes, one per rank")
+    total = sum(map(int, splits))
+    if total != size_of(node):
+        raise UsageError(f"{where} has a {SPLITS} of {total} bytes in all, but a comm_size of {size_of(node)}")
 
 
 def summary(workload: Workload) -> dict[str, Any]:

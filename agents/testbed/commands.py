@@ -9,6 +9,7 @@ from typing import Any
 
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.options import add_json, add_verbose
+from ringtap.plan import LinkOptions
 from ringtap.units import counted
 from ringtap.workload.topologies import KINDS
 
@@ -50,8 +51,9 @@ def _register_up(verbs: Any) -> None:
     )
     up.add_argument("--topology", default="star", metavar="KIND", help=f"{', '.join(KINDS)} (default: star)")
     up.add_argument(
-        "--per-leaf", type=int, default=2, metavar="H", help="hosts per leaf switch, for leaf-spine (default: 2)"
-    )
+        "--per-leaf", type=int, default=LinkOptions.per_leaf, metavar="H",
+        help=f"hosts per leaf switch, for leaf-spine (default: {LinkOptions.per_leaf})",
+    )  # fmt: skip
     up.add_argument("--spines", type=int, default=1, metavar="S", help="spine switches, for leaf-spine (default: 1)")
     up.add_argument(
         "--oversubscription",

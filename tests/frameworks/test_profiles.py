@@ -199,6 +199,17 @@ def test_a_job_that_profiles_itself_keeps_its_profiler(tmp_path: Path, warm: War
     assert [size for _, size in communication(done.workload.traces[0])] == [4 * PARAMETERS]
 
 
+def test_uneven_all_to_alls_have_the_bytes_to_each_rank(tmp_path: Path, warm: WarmInterpreter) -> None:
+    """The first recorded iteration is the fourth one: of 32 rows of 32 bytes, rank 0 gets 3 and 13."""
+    done = profiled(tmp_path, "experts")
+    check_unharmed(done, warm)
+    assert done.workload.about["typical_share"] == 1.0
+    for trace, rows in zip(done.workload.traces, ([3, 29], [13, 19]), strict=True):
+        assert communication(trace) == [(Collective.ALL_TO_ALL, 1024)]
+        splits = [node.attributes["comm_split_bytes"] for node in trace if node.type == NodeType.COMM_COLL]
+        assert splits == [[32 * row for row in rows]]
+
+
 @pytest.mark.alone
 def test_a_trace_of_the_profiler_of_pytorch_gives_the_same_workload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -69,7 +69,7 @@ def _lower(options: argparse.Namespace) -> int:
 def _lower_workload(options: argparse.Namespace) -> int:
     from ringtap.workload.lowering import lower
     from ringtap.workload.simulated_iterations import busiest_links, critical_path, simulate
-    from ringtap.workload.workload import read_workload, summary, write_workload
+    from ringtap.workload.workload import assumed_of_others, read_workload, summary, write_workload
 
     if options.workers is not None or options.bytes is not None:
         raise UsageError("--workers and --bytes are those of one collective: leave them out beside a workload")
@@ -82,11 +82,14 @@ def _lower_workload(options: argparse.Namespace) -> int:
     if options.output is not None:
         write_workload(lowered, options.output)
     item = summary(lowered) | {"topology": network.name, "critical_path": path._asdict()}
+    item["assumptions"] = assumed_of_others(workload)
     item["link_bytes"] = dict(zip(network.links, simulated.link_bytes.tolist(), strict=True))
     if options.json:
         print(json.dumps(item))
         return 0
     where = f", in {options.output}" if options.output is not None else ""
+    for text in assumed_of_others(workload):
+        print(f"Assumed: {text}")
     print(f"{counted(item['messages'], 'message')} between {counted(item['ranks'], 'rank')}{where}")
     print(f"{busiest_links(network, simulated.link_bytes)}, on a {network.name} of {options.rate}\n{path.sentence()}")
     return 0

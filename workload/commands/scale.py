@@ -11,7 +11,7 @@ from ringtap.errors import UsageError
 from ringtap.options import add_json
 from ringtap.units import counted, whole_number
 from ringtap.workload.options import ranks_per_host
-from ringtap.workload.scaling import Scaling, scale
+from ringtap.workload.scaling import Scaling, scale, with_times
 from ringtap.workload.workload import read_workload, summary, write_workload
 
 MAX_WORKERS = 100_000
@@ -27,6 +27,12 @@ def register(subparsers: Any, name: str, summary_: str) -> None:
             f"--{option}", default="1x", metavar="FACTOR", help=f"factor of the {text}, such as 2x (1x)"
         )
     parser.add_argument("--gpus-per-node", metavar="G", help="workers at each host (1)")
+    parser.add_argument(
+        "--flop-per-s", metavar="F", help="operations per s of a processor, for computations without a duration"
+    )
+    parser.add_argument(
+        "--bytes-per-s", metavar="B", help="with --flop-per-s: bytes per s of its memory (no limit of computations)"
+    )
     parser.add_argument(
         "--law", action="append", default=[], type=Path, metavar="W2",
         help="a workload of the same job with another batch size, for --batch; may be repeated",
@@ -46,15 +52,34 @@ def _factor(text: str, option: str) -> float:
     return factor
 
 
+def _rate(text: str | None, option: str) -> float | None:
+    if text is None:
+        return None
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 1e6 <= rate <= 1e18:
+        raise UsageError(f"{option} {text!r} is not a rate per s from 1e6 to 1e18, such as 312e12")
+    return rate
+
+
 def _scale(options: argparse.Namespace) -> int:
     workers = None if options.workers is None else whole_number(options.workers, "--workers")
     if workers is not None and not 1 <= workers <= MAX_WORKERS:
         raise UsageError(f"--workers {workers} is outside 1 to {MAX_WORKERS:,}")
     factors = [_factor(getattr(options, name), f"--{name}") for name in ("batch", "parameters", "compute")]
-    workload = read_workload(options.workload)
+    flop_per_s, bytes_per_s = (
+        _rate(getattr(options, f"{name}_per_s"), f"--{name}-per-s") for name in ("flop", "bytes")
+    )
+    if bytes_per_s is not None and flop_per_s is None:
+        raise UsageError("--bytes-per-s goes with --flop-per-s: computations need the rate of their processor")
+    workload = read_workload(options.workload, needs_times=flop_per_s is None)
+    if flop_per_s is not None:
+        workload = with_times(workload, flop_per_s, bytes_per_s)
     per_host = None if options.gpus_per_node is None else ranks_per_host(options, workload)
     scaling = Scaling(workers, per_host, *factors)
-    if scaling == Scaling():
+    if scaling == Scaling() and flop_per_s is None:
         raise UsageError("nothing is scaled: give --workers, --gpus-per-node, --batch, --parameters or --compute")
     if options.law and scaling.batch == 1:
         raise UsageError("--law is for another batch size: give --batch")

@@ -44,7 +44,7 @@ def _show(options: argparse.Namespace) -> int:
     from ringtap.workload.execution_trace import NodeType
     from ringtap.workload.simulated_iterations import critical_path, simulate
     from ringtap.workload.timeline import write_timeline
-    from ringtap.workload.workload import kind_of, peer_of, read_workload, size_of, summary
+    from ringtap.workload.workload import assumed_of_others, kind_of, peer_of, read_workload, size_of, summary
 
     if options.timeline is not None and options.timeline.exists() and not options.force:
         raise UsageError(f"{options.timeline} exists: name another file or add --force")
@@ -67,7 +67,7 @@ def _show(options: argparse.Namespace) -> int:
         f"{format_size(item['collective_bytes'])}, {counted(item['messages'], 'message')} of "
         f"{format_size(item['message_bytes'])}; up to {max(item['compute_s']):.4g} s of computation per rank"
     )
-    for line in _known(workload.about):
+    for line in [*_known(workload.about), *(f"Assumed: {text}" for text in assumed_of_others(workload))]:
         print(line)
     print(f"{path.sentence()}, on a {network.name} of {options.rate}")
     rows = [["node", "name", "what", "bytes", "time", "after"]]

@@ -78,17 +78,18 @@ def read_simulators(given: list[str]) -> dict[str, Path]:
 
 
 def _iterations(text: str | None) -> int | None:
-    from ringtap.workload.simulated_loads import MAX_ITERATIONS
+    from ringtap.workload.simulated_loads import LEAST_ITERATIONS, MAX_ITERATIONS
 
     iterations = None if text is None else whole_number(text, "--iterations")
-    if iterations is not None and not 2 <= iterations <= MAX_ITERATIONS:
-        raise UsageError(f"--iterations {iterations} is outside 2 to {MAX_ITERATIONS:,}")
+    if iterations is not None and not LEAST_ITERATIONS <= iterations <= MAX_ITERATIONS:
+        raise UsageError(f"--iterations {iterations} is outside {LEAST_ITERATIONS} to {MAX_ITERATIONS:,}")
     return iterations
 
 
 def _simulate(options: argparse.Namespace) -> int:
     from ringtap.workload.simulated_iterations import busiest_links, critical_path
     from ringtap.workload.simulated_run import parameters_of, write_run
+    from ringtap.workload.workload import assumed_of_others
 
     if options.output is not None and options.output.exists():
         raise UsageError(f"{options.output} exists: name another directory")
@@ -119,11 +120,13 @@ def _simulate(options: argparse.Namespace) -> int:
     shown = [point.to_json(rate_bps) for point in points]
     if options.json:
         item = {"ranks": workload.ranks} | about | {"points": shown, "critical_path": path._asdict()}
+        item["assumptions"] = assumed_of_others(workload)
         item["link_bytes"] = dict(zip(network.links, first.link_bytes.tolist(), strict=True))
         if others:
             item |= {"one_iteration_s": once_s, "simulators": [each.to_json() for each in results]}
         print(json.dumps(item))
         return 0
+    print("".join(f"Assumed: {text}\n" for text in assumed_of_others(workload)), end="")
     slowest = shown[-1]
     print(
         f"{shown[0]['iteration_s']:.4g} s per iteration"

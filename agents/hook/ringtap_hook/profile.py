@@ -76,7 +76,8 @@ class Profiler:
         """Note the begin of a communication call, and return its number, which `called` takes at its end.
 
         Args:
-            signature: kind, bytes, ranks, peer, tag, data type, backend, and True if it returns at once.
+            signature: kind, bytes, ranks, peer, tag, data type, backend, and True if it returns at once; of an
+                all-to-all that says them also the bytes to each rank.
         """
         number = self._calls
         self._calls += 1

@@ -8,7 +8,7 @@ from . import log, profile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from types import ModuleType
     from typing import Any
 
@@ -89,7 +89,8 @@ class _Calls:
                     peer = ranks[given[by_place]]
             kind_of_data = str(tensors[0].dtype).replace("torch.", "") if tensors else ""
             is_async = name in ("isend", "irecv") or bool(given.get("async_op", False))
-            return self.own.call(kind, size, ranks, peer, given.get("tag", 0), kind_of_data, "torch", is_async)
+            splits = _split_bytes(name, given, size)
+            return self.own.call(kind, size, ranks, peer, given.get("tag", 0), kind_of_data, "torch", is_async, *splits)
         except Exception:  # the call itself says what is wrong with it
             return None
 
@@ -118,6 +119,20 @@ class _Calls:
 
         wait._torchdynamo_disable = True  # type: ignore[attr-defined]
         return wait
+
+
+def _split_bytes(name: str, given: dict[str, Any], size: int) -> tuple[tuple[int, ...], ...]:
+    """Return the bytes to each rank of an all-to-all whose call says them, else nothing."""
+    if name == "all_to_all":
+        return (tuple(one.numel() * one.element_size() for one in given["input_tensor_list"]),)
+    rows = given.get("input_split_sizes")
+    return (shares(size, rows),) if rows else ()
+
+
+def shares(size: int, rows: Iterable[int]) -> tuple[int, ...]:
+    """Return the bytes of each part of a tensor, from their rows."""
+    found = [int(row) for row in rows]
+    return tuple(size * row // max(1, sum(found)) for row in found)
 
 
 def attach(module: ModuleType, settings: Settings) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from . import profile
+from . import profile, profiled_calls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +61,10 @@ def _wrap(
             tensors = given if isinstance(given, (list, tuple)) else [given]
             size = sum(one.numel() * one.element_size() for one in tensors)
             kind_of_data = str(tensors[0].dtype).replace("torch.", "")
-            number = own.call(kind, size, tuple(range(module.size())), None, 0, kind_of_data, "horovod", True)
+            rows = kwargs.get("splits", args[0] if args else None) if kind == "all_to_all" else None
+            splits = () if rows is None else (profiled_calls.shares(size, rows),)
+            ranks = tuple(range(module.size()))
+            number = own.call(kind, size, ranks, None, 0, kind_of_data, "horovod", True, *splits)
         except Exception:  # the call itself says what is wrong with it
             return plain(given, *args, **kwargs)
         handle = plain(given, *args, **kwargs)

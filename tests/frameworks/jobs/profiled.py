@@ -99,6 +99,22 @@ def pipeline(iterations: int) -> Any:
     return stage
 
 
+def experts(iterations: int) -> Any:
+    """Send rows of activations to the ranks of their experts, other numbers of them in each iteration."""
+    replica, rank = small_model(), dist.get_rank()
+    optimizer = torch.optim.SGD(replica.parameters(), lr=0.01)
+    for number in range(iterations):
+        rows = [[number % 16, 32 - number % 16], [10 + number % 16, 22 - number % 16]]
+        output = replica(torch.ones(32, 64))
+        own = [each[rank] for each in rows]
+        received = torch.empty(sum(own), 8)
+        dist.all_to_all_single(received, output.detach(), own, rows[rank])
+        (output.square().mean() + received.sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return replica
+
+
 def compiled(iterations: int) -> Any:
     replica = nn.parallel.DistributedDataParallel(small_model())
     train(torch.compile(replica, backend="eager"), iterations)
@@ -198,8 +214,8 @@ def wide_resnet(iterations: int) -> Any:
 
 
 KINDS = (
-    ddp, fsdp, fully_shard, collectives, pipeline, compiled, profiles_itself, traces_itself, is_killed, scale_model,
-    wide_resnet,
+    ddp, fsdp, fully_shard, collectives, pipeline, experts, compiled, profiles_itself, traces_itself, is_killed,
+    scale_model, wide_resnet,
 )  # fmt: skip
 
 

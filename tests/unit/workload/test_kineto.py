@@ -545,3 +545,51 @@ def test_members_are_those_of_the_json_module(
     found = list(json_stream.members(path, "items"))
     assert [value for key, value in found if key == "items"] == items
     assert {key: value for key, value in found if key != "items"} == others
+
+
+def test_split_sizes_of_an_all_to_all_are_read(tmp_path: Path) -> None:
+    def traces(*splits: str, sent: int = 1000, **more: Any) -> Workload:
+        step, paths = event("user_annotation", "ProfilerStep#1", 0, STEP_US), []
+        for rank, rows in enumerate(splits):
+            exchange = metadata("all_to_allv", sent, ranks=range(2), **{"In split size": rows}, **more)
+            paths.append(write(tmp_path / f"{rank}.json", trace([step, *nccl(20, 40, 10, **exchange)], rank, 2)))
+        return made(*paths)
+
+    workload = traces("[3, 7]", "[10, 0]")
+    assert [node.attributes.get("comm_split_bytes") for nodes in workload.traces for node in nodes
+            if node.type == NodeType.COMM_COLL] == [[1200, 2800], [4000, 0]]  # fmt: skip
+    even = traces("[5, 5]", "[]", **{"Out msg nelems": 1000})
+    assert not any("comm_split_bytes" in node.attributes for nodes in even.traces for node in nodes)
+    assert communication(traces("[0, 0]", "[0, 0]", sent=0)) == [(Collective.ALL_TO_ALL, 0)]
+    for splits, more in ((["[3, ...]", "[10, 0]"], {}), (["[]", "[]"], {"Out msg nelems": 999})):
+        with pytest.raises(UsageError, match=r"0\.json has an all-to-all of 2 ranks with [01] split sizes, so that"):
+            traces(*splits, **more)
+    step = event("user_annotation", "ProfilerStep#1", 0, STEP_US)
+    silent = [step, *nccl(20, 40, 10, **metadata("all_to_all", 1000))]
+    with pytest.raises(UsageError, match="of 2 ranks with 0 split sizes"):
+        made(*(write(tmp_path / f"{rank}.json", trace(silent, rank, 2)) for rank in range(2)))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "sent"),
+    [
+        (["", "", "", "[6, 4]", "[3, 7]", "False", "-1"], [120, 280]),
+        (["", "", "", "[]", "[]", "False", "-1"], None),
+        ([], "with 0 split sizes"),
+    ],
+)
+def test_split_sizes_of_gloo_are_those_of_the_call(tmp_path: Path, inputs: list[str], sent: Any) -> None:
+    dims = {"Input Dims": [[10, 10]], "Input type": ["float"]}
+    events = [
+        event("user_annotation", "ProfilerStep#0", 0, STEP_US),
+        event("cpu_op", "c10d::alltoall_base_", 100, 20, **({"Concrete Inputs": inputs} if inputs else {})),
+        event("user_annotation", "gloo:all_to_all", 110, 390, 200, **dims),
+        event("cpu_op", "aten::mm", 510, 90),
+    ]
+    paths = [write(tmp_path / f"{rank}.json", trace(events, rank, 2)) for rank in range(2)]
+    if not inputs:
+        with pytest.raises(UsageError, match=sent):
+            made(*paths)
+        return
+    node = next(node for node in made(*paths).traces[0] if node.type == NodeType.COMM_COLL)
+    assert (size_of(node), node.attributes.get("comm_split_bytes")) == (400, sent)

@@ -89,7 +89,7 @@ def test_groups_get_numbers_above_zero(tmp_path: Path) -> None:
     write_astra_sim(made, star(4, 1e9), "halving-doubling", 1e-6, tmp_path / "x")
     assert json.loads((tmp_path / "x" / "comm_group.json").read_text()) == {"1": [0, 1], "2": [0, 1, 2, 3]}
     again = read_workload(tmp_path / "x")
-    assert again.traces[3][2].attributes["pg_name"] == "2"
+    assert again.traces[3][1].attributes["pg_name"] == "2"
     system = json.loads((tmp_path / "x" / "system.json").read_text())
     assert system["all-reduce-implementation"] == ["halvingDoubling"]
     assert network(tmp_path / "x")["latency"] == ["500"]  # two links to and from the switch

@@ -305,3 +305,33 @@ def test_times_at_another_batch_follow_the_line_of_each_computation(tmp_path: Pa
     del first.about["batch"]
     with pytest.raises(UsageError, match="batch size of a workload is not known"):
         scale(first, Scaling(batch=2.0), others)
+
+
+def test_bytes_of_uneven_all_to_alls_differ_between_iterations(tmp_path: Path) -> None:
+    """Experts get other tokens in each iteration; the bytes are those of the first one."""
+    sent = [[[300, 700], [800, 200], [500, 500]], [[0, 64], [64, 0], [32, 32]]]
+    for rank in range(2):
+        lines = [model(2, ddp=[])]
+        for number in range(3):
+            splits = sent[rank][number]
+            signature = ["all_to_all", sum(splits), [0, 1], None, 0, "float32", "torch", False, splits]
+            events: list[list[Any]] = [[2, "call", 0, 5], [6, "called", 5]]
+            lines.append(iteration(number, events, 20, signatures=[signature]))
+        write(tmp_path, rank, lines)
+    workload = made(tmp_path)
+    found = [node.attributes["comm_split_bytes"] for trace in workload.traces for node in trace
+             if node.type == NodeType.COMM_COLL]  # fmt: skip
+    assert found == [[300, 700], [0, 64]]
+    assert workload.about["typical_share"] == 1.0
+    assert "bytes of uneven all-to-alls: those of the first iteration that is used" in workload.about["assumptions"]
+
+
+def test_horovod_sends_no_two_all_to_alls_together(tmp_path: Path) -> None:
+    signatures = [["all_to_all", 100, [0], None, 0, "float32", "horovod", True, [100]]]
+    events: list[list[Any]] = []
+    for place, at_ms in enumerate((2, 2.4)):
+        events += [[at_ms, "call", 0, place], [at_ms, "called", place]]
+    events += [event for place in range(2) for event in ([8, "wait", place], [8, "waited", place])]
+    write(tmp_path, 0, calls(*signatures, events=[*events, [9, "step", 0], [10, "stepped", 0]], ranks=1))
+    trace = made(tmp_path).traces[0]
+    assert [size_of(node) for node in trace if node.type == NodeType.COMM_COLL] == [100, 100]

@@ -16,12 +16,13 @@ from ringtap.flow_plan import Flow
 from ringtap.models import PROFILES
 from ringtap.rundir import RunDirectory
 from ringtap.trafficgen.plans.plan_file import write_plan
+from ringtap.workload import simulated_loads
 from ringtap.workload.cross_traffic import check_load, read_cross
 from ringtap.workload.execution_trace import Node, NodeType
 from ringtap.workload.models import model_workload
 from ringtap.workload.simulated_run import parameters_of
 from ringtap.workload.topologies import star
-from ringtap.workload.workload import Workload, write_workload
+from ringtap.workload.workload import Workload, read_workload, write_workload
 from tests.gold.analysis_sweep import write_sweep
 
 VGG = PROFILES["vgg16"]
@@ -183,7 +184,7 @@ def test_wrong_calls_end_in_one_sentence(
     monkeypatch.setattr("ringtap.workload.simulated_loads.MAX_NODES", 10_000)
     assert main(["workload", "simulate", "w", *arguments]) == 2
     error = capsys.readouterr().err
-    assert (says or "100,000 iterations have more than 10,000 nodes") in error
+    assert (says or "100,000 iterations of 39 nodes are more than 10,000: give --iterations 256 or fewer") in error
     assert error.count("\n") == 1
 
 
@@ -210,3 +211,17 @@ def test_simulated_iterations_of_each_rank_are_recorded(folder: Path) -> None:
     assert sorted(steps["rank"].unique()) == [0, 1, 2]
     by_rank = steps.groupby("rank")["end_ns"].apply(np.array)
     assert all((np.diff(ends) > 0).all() for ends in by_rank)
+
+
+def test_too_many_nodes_end_in_advice_that_can_be_followed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = sum(map(len, read_workload(folder / "w").traces))
+    simulate = ["workload", "simulate", str(folder / "w"), "--iterations"]
+    monkeypatch.setattr(simulated_loads, "MAX_NODES", 3 * nodes)
+    assert main([*simulate, "4"]) == 2
+    assert f"4 iterations of {nodes} nodes are more than {3 * nodes}: give --iterations 3 or" in capsys.readouterr().err
+    assert main([*simulate, "3"]) == 0
+    monkeypatch.setattr(simulated_loads, "MAX_NODES", 2 * nodes - 1)
+    assert main([*simulate, "2"]) == 2
+    assert "simulate a workload with fewer ranks, layers or micro-batches" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ringtap.errors import UsageError
 from ringtap.workload import message_graph as graphs
 from ringtap.workload import simulation as simulations
-from ringtap.workload.collectives import Shape, message_graph
+from ringtap.workload.collectives import Shape, message_graph, uneven_all_to_all
 from ringtap.workload.simulation import CrossFlows, Simulation
 from ringtap.workload.topologies import Topology, fat_tree, leaf_spine, ring, star, torus
 
@@ -203,3 +203,28 @@ def test_what_does_not_fit_into_memory_is_said(monkeypatch: pytest.MonkeyPatch) 
     message_graph("in-network", Shape(70, MB))
     with pytest.raises(UsageError, match="71 workers has more than 5,000 waits"):
         message_graph("in-network", Shape(71, MB))
+
+
+@pytest.mark.parametrize("workers", [2, 3, 16])
+def test_an_all_to_all_on_a_star_waits_for_one_latency(workers: int) -> None:
+    """Each link carries all parts but one, and no message waits for another one."""
+    ideal = (workers - 1) * MB / 1e9
+    shape, network = Shape(workers, workers * MB), star(workers, RATE_BPS)
+    assert duration_s("all-to-all", shape, network) == pytest.approx(ideal)
+    assert duration_s("all-to-all", shape, network, 1e-2) == pytest.approx(ideal + 1e-2)
+    small = duration_s("all-to-all", Shape(16, 1 << 16), star(16, 25e9), 10e-6)
+    assert small == pytest.approx(15 / 16 * (1 << 16) * 8 / 25e9 + 10e-6)  # 29.7 us
+
+
+def test_an_uneven_all_to_all_takes_what_its_busiest_link_does() -> None:
+    """Rank 0 sends 10 MB in all, rank 2 receives 14 MB, and nobody sends to rank 3, which has no part in it."""
+    graph = uneven_all_to_all([[7 * MB, 8 * MB, 2 * MB, 0], [0, 0, 12 * MB, 0], [MB, 0, 0, 0], [0, 0, 0, MB]])
+    assert graph.sent_bytes.tolist() == [10 * MB, 12 * MB, MB, 0]
+    assert graph.received_bytes.tolist() == [MB, 8 * MB, 14 * MB, 0]
+    simulation = Simulation(star(4, RATE_BPS), 1e-4)
+    collective = simulation.collective(simulation.place(graph, range(4)), float(graph.chunk_bytes.sum()))
+    parts = [simulation.part(collective, worker) for worker in range(4)]
+    found = simulation.run()
+    # the 2 MB share both of their links until 4 ms; rank 1 has sent 12 MB 10 ms after that
+    assert found.end_s[parts] == pytest.approx([0.0101, 0.0141, 0.0141, 0.0])
+    assert found.link_bytes == pytest.approx([10 * MB, 12 * MB, MB, 0, MB, 8 * MB, 14 * MB, 0])

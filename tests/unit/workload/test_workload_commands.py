@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -9,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from ringtap.plan import LinkOptions, Testbed
+from ringtap.workload.options import add_topology, topology
 
 
 def workload(*arguments: object, cwd: Path, code: int = 0, **environment: str) -> str:
@@ -31,6 +35,14 @@ def test_one_collective_is_counted(tmp_path: Path) -> None:
     text = workload("lower", "--collective", "parameter-server", "--workers", 3, "--bytes", "1MB", cwd=tmp_path)
     assert text.startswith("parameter-server of 1 MB over 3 workers: 6 messages in 2 steps")
     assert "server 0" in text
+
+
+def test_leaves_have_as_many_hosts_as_those_of_a_plan() -> None:
+    parser = argparse.ArgumentParser()
+    add_topology(parser)
+    assert int(parser.parse_args([]).per_leaf) == LinkOptions.per_leaf == Testbed.per_leaf == 2
+    network, _ = topology(parser.parse_args(["--topology", "leaf-spine"]), 6)
+    assert sum(link.startswith("leaf") and link.endswith("up") for link in network.links) == 3
 
 
 def test_from_a_model_to_points_and_other_simulators(tmp_path: Path) -> None:
@@ -177,6 +189,8 @@ def test_from_a_layout_to_times_and_other_simulators(tmp_path: Path) -> None:
         (["simulate", "w", "--with", "astra-sim=nowhere"], "nowhere cannot be run: No such file"),
         (["scale", "w", "-o", "v"], "nothing is scaled"),
         (["scale", "w", "--workers", "0", "-o", "v"], "--workers 0 is outside"),
+        (["scale", "w", "--flop-per-s", "0", "-o", "v"], "--flop-per-s '0' is not a rate per s"),
+        (["scale", "w", "--bytes-per-s", "1e9", "-o", "v"], "--bytes-per-s goes with --flop-per-s"),
         (["scale", "w", "--batch", "twice", "-o", "v"], "--batch 'twice' is not a factor"),
     ],
 )

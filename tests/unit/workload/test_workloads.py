@@ -8,20 +8,32 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtap.errors import UsageError
 from ringtap.models import PROFILES, profile_named
+from ringtap.workload import astra_sim_1
+from ringtap.workload.astra_sim import write_astra_sim
 from ringtap.workload.execution_trace import Collective, Node, NodeType, message_classes, read_trace, write_trace
+from ringtap.workload.export import param
 from ringtap.workload.lowering import Algorithms, lower
 from ringtap.workload.models import buckets, model_workload
 from ringtap.workload.replay import operations
 from ringtap.workload.scaling import Scaling, scale
 from ringtap.workload.simulated_iterations import critical_path, simulate
-from ringtap.workload.topologies import star
-from ringtap.workload.workload import Workload, check_workload, read_workload, size_of, summary, write_workload
+from ringtap.workload.topologies import leaf_spine, star
+from ringtap.workload.workload import (
+    Workload,
+    check_workload,
+    read_workload,
+    size_of,
+    split_bytes,
+    summary,
+    write_workload,
+)
 
 COMP, SEND, RECV, COLL = NodeType.COMP, NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL
 
@@ -442,3 +454,146 @@ def test_the_critical_path_goes_through_the_last_rank() -> None:
     assert alone.iteration_s == pytest.approx(0.059)
     assert not alone.link_bytes.any()
     assert critical_path(Workload([[]]), simulate(Workload([[]]), star(1, 1e9), Algorithms())).compute_s == 0
+
+
+def test_a_rank_that_begins_earlier_makes_no_longer_path() -> None:
+    """Rank 0 begins its next iteration while rank 1 still computes: an iteration takes what the slower rank does."""
+    message = {"comm_size": 0, "comm_tag": 0}
+    first = [Node(1, "a", COMP, duration_us=30_000), Node(2, "s", SEND, [1], attributes=message | {"comm_dst": 1})]
+    second = [
+        Node(1, "r", RECV, attributes=message | {"comm_src": 0}),
+        Node(2, "b", COMP, [1], duration_us=30_000),
+        Node(3, "c", COMP, [2], duration_us=10_000),
+    ]
+    made = Workload([first, second])
+    simulated = simulate(made, star(2, 1e9), Algorithms(), iterations=4)
+    assert simulated.iteration_s == pytest.approx(0.04)
+    assert critical_path(made, simulated).compute_s == pytest.approx(0.04)
+    once = simulate(made, star(2, 1e9), Algorithms())
+    assert critical_path(made, once).compute_s == once.iteration_s == pytest.approx(0.07)
+
+
+def test_a_rank_that_a_broadcast_does_not_need_is_not_on_its_path() -> None:
+    """Rank 2 has ended when rank 3, which rank 1 serves, begins."""
+    made = Workload([])
+    for rank in range(4):
+        made.traces.append([
+            Node(1, "late" if rank == 3 else "soon", COMP, duration_us=10_000 if rank == 3 else 1_000),
+            Node(2, "spread", COLL, [1], attributes={"comm_type": int(Collective.BROADCAST), "comm_size": 125_000}),
+            Node(3, "then", COMP, [2], duration_us=20_000 if rank == 2 else 1),
+        ])  # fmt: skip
+    simulated = simulate(made, star(4, 1e9), Algorithms())
+    path = critical_path(made, simulated)
+    # 1 ms to either child, which share the root's link
+    assert (path.compute_s, path.communication) == (pytest.approx(0.021), {"spread": pytest.approx(0.002)})
+    assert simulated.iteration_s == pytest.approx(0.023)
+
+
+@pytest.mark.parametrize("about", [{}, {"sends": "eager"}], ids=["ours", "eager"])
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_the_critical_path_is_as_long_as_its_iteration(about: dict[str, str], seed: int) -> None:
+    draw = random.Random(seed)
+    made = Workload([[] for _ in range(4)], about=about)
+
+    def add(rank: int, name: str, kind: NodeType, **attributes: int) -> None:
+        trace = made.traces[rank]
+        deps = [number for number in range(1, len(trace) + 1) if draw.random() < 0.4]
+        length = draw.randint(0, 3000) if kind == COMP else 0
+        trace.append(Node(len(trace) + 1, name, kind, deps, duration_us=length, attributes=dict(attributes)))
+
+    for step in range(12):
+        size, (source, destination) = draw.randint(0, 200_000), draw.sample(range(4), 2)
+        what = draw.choice(["compute", "compute", "collective", "message"])
+        if what == "collective":
+            kind = draw.choice([Collective.ALL_REDUCE, Collective.BROADCAST, Collective.ALL_TO_ALL, Collective.REDUCE])
+            for rank in range(4):
+                add(rank, f"c{step}", COLL, comm_type=int(kind), comm_size=size)
+        elif what == "message":
+            add(source, f"m{step}", SEND, comm_dst=destination, comm_size=size, comm_tag=step)
+            add(destination, f"m{step}", RECV, comm_src=source, comm_size=size, comm_tag=step)
+        else:
+            add(source, f"w{step}", COMP)
+    check_workload(made)
+    for iterations in (1, 2, 4):
+        simulated = simulate(made, leaf_spine(4, 1e9, 2, 2.0), Algorithms(), iterations=iterations, latency_s=1e-4)
+        path = critical_path(made, simulated)
+        length_s = np.diff(simulated.end_s.max(axis=1), prepend=0.0)[-1]
+        assert path.compute_s + path.communication_s == pytest.approx(length_s)
+        assert min([0.0, *path.communication.values()]) == 0.0
+
+
+SPLITS = ([0, 600_000, 400_000], [100_000, 0, 0], [0, 2_000_000, 0])
+
+
+def uneven() -> Workload:
+    made = Workload([])
+    for splits in SPLITS:
+        attributes = {"comm_type": int(Collective.ALL_TO_ALL), "comm_size": sum(splits), "comm_split_bytes": splits}
+        made.traces.append([Node(1, "c", COMP, duration_us=1000), Node(2, "experts", COLL, [1], attributes=attributes)])
+    check_workload(made)
+    return made
+
+
+@pytest.mark.parametrize("about", [{}, {"sends": "eager"}], ids=["ours", "eager"])
+def test_an_uneven_all_to_all_sends_its_bytes(tmp_path: Path, about: dict[str, str]) -> None:
+    made = uneven()
+    made.about = about
+    write_workload(made, tmp_path / "w")
+    read = read_workload(tmp_path / "w")
+    assert read.traces == made.traces
+    network = star(3, 1e9)
+    simulated = simulate(read, network, Algorithms(), iterations=2, latency_s=1e-5)
+    assert simulated.link_bytes == pytest.approx([1e6, 1e5, 2e6, 1e5, 2.6e6, 4e5])
+    # into rank 1 go 2.6 MB; what rank 0 sends shares that link with rank 2
+    assert simulated.iteration_s == pytest.approx(0.001 + 2.6e6 * 8 / 1e9 + 1e-5)
+    lowered = lower(read, Algorithms())
+    check_workload(lowered)
+    assert summary(lowered)["message_bytes"] == 3_100_000
+    same = simulate(lowered, network, Algorithms(), latency_s=1e-5)
+    assert same.end_s == pytest.approx(simulated.end_s[:1])
+    bigger = scale(read, Scaling(parameters=2))
+    assert [size_of(trace[1]) for trace in bigger.traces] == [2_000_000, 200_000, 4_000_000]
+    with pytest.raises(UsageError, match="is an all-to-all with bytes for each rank"):
+        scale(read, Scaling(workers=8))
+    for export in (astra_sim_1.workload_file, param):
+        with pytest.raises(UsageError, match=r"^rank\.0\.et node 2 is an all-to-all with other bytes for each rank"):
+            export(read)
+    with pytest.raises(UsageError, match="which ASTRA-sim does not have: lower the workload first"):
+        write_astra_sim(read, network, "ring", 0.0, tmp_path / "x")
+
+
+def test_ranks_without_split_sizes_send_equal_parts() -> None:
+    made = uneven()
+    del made.traces[1][1].attributes["comm_split_bytes"]
+    made.traces[1][1].attributes["comm_size"] = 300_000
+    check_workload(made)
+    sent = simulate(made, star(3, 1e9), Algorithms()).link_bytes
+    assert sent == pytest.approx([1e6, 2e5, 2e6, 1e5, 2.6e6, 5e5])
+    even = collectives((Collective.ALL_TO_ALL, 500))
+    even.traces[0][0].attributes["comm_split_bytes"] = [250, 250]
+    assert not split_bytes([(rank, trace[0]) for rank, trace in enumerate(even.traces)])
+
+
+@pytest.mark.parametrize(
+    ("attributes", "says"),
+    [
+        ({"comm_split_bytes": [1, 2]}, "rank 1 node 2 has a comm_split_bytes that is not a list of 3 numbers of bytes"),
+        ({"comm_split_bytes": [1, -2, 3]}, "rank 1 node 2 has a comm_split_bytes that is not a list"),
+        ({"comm_split_bytes": "1, 2, 3"}, "rank 1 node 2 has a comm_split_bytes that is not a list"),
+        ({"comm_split_bytes": [1, 2, 3]}, "has a comm_split_bytes of 6 bytes in all, but a comm_size of 100000"),
+        ({"comm_type": 0}, "rank 1 node 2 has comm_split_bytes, which is for an all-to-all"),
+    ],
+)
+def test_split_sizes_that_do_not_fit_are_refused(attributes: dict[str, object], says: str) -> None:
+    made = uneven()
+    made.traces[1][1].attributes |= attributes  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=says):
+        check_workload(made)
+    for trace in made.traces:
+        trace[1].attributes = {"comm_type": int(Collective.ALL_TO_ALL), "comm_size": 5 + len(trace[0].name)}
+    made.traces[2][1].attributes["comm_size"] = 7
+    with pytest.raises(
+        UsageError, match=r"where rank 0 node 2 is ALL_TO_ALL of 6: give the bytes to each rank \(comm_spl"
+    ):
+        check_workload(made)

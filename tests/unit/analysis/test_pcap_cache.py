@@ -30,9 +30,9 @@ def scans(monkeypatch):
     made = []
     scan = reader.Scan
 
-    def counted(*arguments):
+    def counted(*arguments, **options):
         made.append(arguments)
-        return scan(*arguments)
+        return scan(*arguments, **options)
 
     monkeypatch.setattr(reader, "Scan", counted)
     return made

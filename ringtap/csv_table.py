@@ -1,4 +1,4 @@
-"""CSV tables that users give, with commas between cells and points in decimals: a row has no more cells than the header.
+"""Tables that users give, with commas between cells and points in decimals; no row has more cells than the header.
 
 A decimal comma would otherwise divide a number, and move every cell behind it into the wrong column.
 """

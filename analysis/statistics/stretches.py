@@ -58,7 +58,7 @@ def median_difference(a: Array, b: Array) -> StretchDifference:
 def rank_difference(a: Array, b: Array) -> StretchDifference:
     """Return the difference of the mean ranks of two series among both, for values that may be rare, such as losses."""
     number = _stretches(a, b)
-    ranks = np.split(pd.Series(np.concatenate((a, b))).rank().to_numpy(np.float64), [len(a)])
+    ranks = np.split(np.asarray(pd.Series(np.concatenate((a, b))).rank(), np.float64), [len(a)])
     parts = [_variance(values, number, np.mean, number / len(values)) for values in ranks]
     return _difference(float(ranks[1].mean() - ranks[0].mean()), parts, number)
 

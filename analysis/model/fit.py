@@ -255,8 +255,8 @@ def _outlier_warnings(fit: FitResult, every: _Points, kept: _Points) -> list[str
     columns = jacobian(kept.load, kept.capacity, fit.terms.b, fit.n, fit.free)
     leverage = (np.linalg.qr(columns / np.linalg.norm(columns, axis=0))[0] ** 2).sum(axis=1)
     warnings += [
-        f"the point at {at:.4g} Gbit/s decides the curve there: from the others alone, an outlier of less than {least:.0%} "
-        "would not be found, and the intervals hold if it is none"
+        f"the point at {at:.4g} Gbit/s decides the curve there: from the others alone, an outlier of less than "
+        f"{least:.0%} would not be found, and the intervals hold if it is none"
         for at, own in zip(kept.load, leverage, strict=True)
         if own > DECISIVE_LEVERAGE and (least := _least_found(fit, own)) > 0.001
     ]

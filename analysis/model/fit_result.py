@@ -72,7 +72,7 @@ class FitResult:
         weighted: True if the points were weighted by their own errors.
         between: standard deviation of ln t between points beyond those errors; None if they were not given.
         robust: True if outliers were looked for and left out.
-        intervals: bootstrap intervals of A, B and n (`bootstrap.parameter_intervals`); None if not requested.
+        intervals: intervals of A, B and n (`bootstrap.parameter_intervals`; Student's t if robust); None if not requested.
         samples: number of resampled sets for the intervals.
         linear: the same model fitted to t itself; None if that does not converge, and in a linear fit.
         candidates: all models that were compared, with the chosen one; empty if an exponent was given.
@@ -214,7 +214,7 @@ class FitResult:
                 for name, (low, high) in self.intervals.items()
                 if name != "n" or self.free
             ]
-            lines.append(f"  95 % by bootstrap  {'  '.join(shown)}")
+            lines.append(f"  95 % {'by t' if self.robust and not self.free else 'by bootstrap'}  {'  '.join(shown)}")
         lines += [f"  warning: {text}" for text in self.warnings]
         return "\n".join(lines)
 

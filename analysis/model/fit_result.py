@@ -72,7 +72,7 @@ class FitResult:
         weighted: True if the points were weighted by their own errors.
         between: standard deviation of ln t between points beyond those errors; None if they were not given.
         robust: True if outliers were looked for and left out.
-        intervals: intervals of A, B and n (`bootstrap.parameter_intervals`; Student's t if robust); None if not requested.
+        intervals: bootstrap intervals of A, B and n, or Student's t if robust with a given n; None if not requested.
         samples: number of resampled sets for the intervals.
         linear: the same model fitted to t itself; None if that does not converge, and in a linear fit.
         candidates: all models that were compared, with the chosen one; empty if an exponent was given.

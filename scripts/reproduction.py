@@ -234,7 +234,7 @@ def compared(pairs: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield row(
             pair["title"], share(pair["share"], ".0f"), f"{second} against {first}", estimate(pair["median_ratio"]),
             estimate(pair["p99_ratio"]), share(pair["superiority"]["value"], ".0f"),
-            num(min(test["p_holm"] for test in pair["tests"]), ".2g"),
+            num(min((test["p_holm"] for test in pair["tests"] if test["p_holm"] is not None), default=None), ".2g"),
         )  # fmt: skip
 
 

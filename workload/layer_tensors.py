@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from ringtap.csv_table import read_csv
 from ringtap.errors import UsageError
 from ringtap.models import PROFILES, ModelProfile
 from ringtap.workload.execution_trace import Collective, Node, NodeType
@@ -26,27 +26,8 @@ def read_tensors(path: Path) -> list[LayerTensor]:
     Raises:
         UsageError: the file cannot be read, is no such table, or a value is wrong; names the line.
     """
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-        text = data.decode("utf-8-sig")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise UsageError(f"{path} is not UTF-8 text: give a CSV file with columns {', '.join(COLUMNS)}") from error
-    if len(data) > MAX_FILE_BYTES:
-        raise UsageError(f"{path} has more than {MAX_FILE_BYTES:,} bytes: give a row per layer")
-    reader = csv.reader(text.splitlines(), skipinitialspace=True)
-    try:
-        lines = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader if any(map(str.strip, cells))]
-    except csv.Error as error:
-        raise UsageError(f"{path} line {reader.line_num} is not CSV: {error}") from error
-    header = lines[0][1] if lines else []
-    wrong = next((column for column in COLUMNS if header.count(column) != 1), None)
-    if wrong is not None:
-        count = "no" if wrong not in header else "more than one"
-        raise UsageError(f"{path} has {count} column {wrong} in its first line: it needs {', '.join(COLUMNS)}")
-    tensors = [_tensor(f"{path} line {number}", dict(zip(header, cells, strict=False))) for number, cells in lines[1:]]
+    header, lines = read_csv(path, COLUMNS, MAX_FILE_BYTES)
+    tensors = [_tensor(f"{path} line {number}", dict(zip(header, cells, strict=False))) for number, cells in lines]
     return _checked(tensors, str(path))
 
 

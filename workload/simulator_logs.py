@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ringtap.csv_table import check_cells
 from ringtap.errors import UsageError
 from ringtap.units import counted
 
@@ -268,6 +269,8 @@ def _table(path: Path, text: str) -> SimulatorLog | None:
     if read is None:
         return None
     rows = [(number, line.split(",")) for number, line in enumerate(lines, start=2) if line.strip(", \r")]
+    for number, cells in rows:
+        check_cells(f"{path} line {number}", cells, header.split(","))
     return read(_Table(path, columns, rows))
 
 

@@ -36,7 +36,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument(
         "--max-load", metavar="RATE", help="fit only the points at loads up to this one (17gbit; default: all)"
     )
-    parser.add_argument("--robust", action="store_true", help="let outliers count for less")
+    parser.add_argument("--robust", action="store_true", help="leave out points that the others contradict")
     parser.add_argument(
         "--bootstrap", metavar="SETS", default="1000", help="resampled sets for intervals, 0 for none (1000)"
     )

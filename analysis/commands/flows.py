@@ -31,7 +31,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="pcap or pcapng, plain, gzip or zstd; several or a directory: parts of one capture; '-': a pipe",
+        help="pcap or pcapng, plain or packed; several or a directory: parts of one capture; '-': a pipe",
     )
     parser.add_argument("--filter", metavar="WORDS", help="in tcpdump's language, e.g. 'src host 10.0.0.1 and tcp'")
     parser.add_argument(
@@ -134,6 +134,7 @@ def _print_json(traffic: Traffic, expression: str | None, with_matrix: bool) -> 
     from ringtap.analysis.pcap.text import notes
 
     item: dict[str, Any] = {"files": list(traffic.files), "filter": expression, "counts": traffic.counts}
+    item |= {"left_out": list(traffic.left_out)}
     item |= {"notes": notes(traffic), "bin_s": traffic.bin_ns / 1e9}
     item |= {"start_ns": traffic.start_ns, "duration_s": traffic.duration_s} if traffic.bins else _UNTIMED
     item |= {"interfaces": traffic.scanned.interfaces}

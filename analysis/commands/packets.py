@@ -28,7 +28,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
         "paths",
         nargs="+",
         metavar="RUN|FILE",
-        help="a run directory with packets in it, or captures: pcap or pcapng, plain, gzip or zstd; '-': a pipe",
+        help="a run directory with packets in it, or captures: pcap or pcapng, plain or packed; '-': a pipe",
     )
     parser.add_argument("--iteration", type=int, metavar="N", help="of a job's run: the packets of iteration N")
     parser.add_argument("--point", metavar="SERIES:STEP", help="of a sweep: the packets recorded at this point")
@@ -100,7 +100,8 @@ def _of_captures(options: argparse.Namespace, progress: Progress) -> Slice:
         raise UsageError(f"{asked} is for a run directory, which {options.paths[0]} is not: name a time with --from")
     if options.filter is not None:
         check_filter(options.filter)
-    points = _within([CapturePoint(path) for path in expand(options.paths)], options.begin, options.end)
+    paths, left_out = expand(options.paths)
+    points = _within([CapturePoint(path) for path in paths], options.begin, options.end)
     accepts = None if options.filter is None else partial(matches, options.filter)
     found = read_packets(points, accepts, progress)
     if not len(found):
@@ -108,8 +109,8 @@ def _of_captures(options: argparse.Namespace, progress: Progress) -> Slice:
     names = [Path(point.name).name for point in points]
     found.about = "; ".join([*names, *([options.filter] if options.filter else [])])
     scans = zip(points, found.scans, strict=True)
-    warnings = tuple(f"{point.name}: {line}" for point, scan in scans for line in damage(scan.counts))
-    return Slice(found, "", "times as captured", None, warnings)
+    damaged = [f"{point.name}: {line}" for point, scan in scans for line in damage(scan.counts)]
+    return Slice(found, "", "times as captured", None, (*left_out, *damaged))
 
 
 def _within(points: list[CapturePoint], begin: str | None, end: str | None) -> list[CapturePoint]:

@@ -32,6 +32,7 @@ from ringtap.analysis.compare.measures import (
 )
 from ringtap.analysis.frames import described_table
 from ringtap.analysis.job.run import Job
+from ringtap.analysis.statistics.stretches import MIN_STRETCHED
 from ringtap.analysis.statistics.two_sample import (
     ALPHA,
     MIN_VALUES,
@@ -39,6 +40,7 @@ from ringtap.analysis.statistics.two_sample import (
     Estimate,
     compare,
     difference,
+    few_reason,
     holm,
     location_p,
 )
@@ -302,13 +304,13 @@ def compare_measures(runs: Sequence[RunMeasures]) -> RunComparison:
         for a, b in every_pair
         if min(len(runs[a].times_s), len(runs[b].times_s)) >= MIN_VALUES
     }
-    p_times = dict(
-        zip(
-            pairs,
-            holm([test.p for one in pairs.values() for test in one.tests if test.name == "location"]),
-            strict=True,
-        )
-    )
+    located = {
+        pair: test.p
+        for pair, one in pairs.items()
+        for test in one.tests
+        if test.name == "location" and test.p is not None
+    }
+    p_times = dict(zip(located, holm(list(located.values())), strict=True))
     first = {one.name: one for run in runs for one in reversed(list(run.measures.values()))}
     names = list(dict.fromkeys(name for run in runs for name in run.measures))
     tested = {
@@ -351,7 +353,7 @@ def _absent(name: str) -> str:
 def _p_of(name: str, pair: Pair, runs: Sequence[RunMeasures]) -> float | None:
     """Return the p value of a measure for a pair of runs; None if it cannot be tested."""
     samples = [run.measures[name].samples if name in run.measures else np.empty(0) for run in (runs[at] for at in pair)]
-    return location_p(*samples) if min(map(len, samples)) >= MIN_VALUES else None
+    return location_p(*samples) if min(map(len, samples)) >= MIN_STRETCHED else None
 
 
 def _row(found: Sequence[Measure], p_values: dict[Pair, float], every_pair: Sequence[Pair]) -> Row:
@@ -397,13 +399,10 @@ def _answer(runs: Sequence[RunMeasures], pairs: dict[Pair, Comparison], p_times:
         yield f"{label} has the shortest {which}: {shown} in the median."
     for at, p in chance.items():
         if p is None:
-            few = " and ".join(
-                f"{counted(len(runs[one].times_s), 'iteration')} of {runs[one].label}"
-                for one in (best, at)
-                if len(runs[one].times_s) < MIN_VALUES
-            )
+            both = runs[best], runs[at]
+            few = few_reason([len(run.times_s) for run in both], [run.label for run in both])
             longer = f"{runs[at].label} takes {medians[at] / medians[best]:.4g} times as long as {label}"
-            yield f"{longer}; whether beyond chance is not known from {few}."
+            yield f"{longer}; {few[0].lower()}{few[1:]}."
             continue
         ratio = _over(pairs, best, at)
         verdict = "beyond" if p < ALPHA else "within"

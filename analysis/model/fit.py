@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from scipy import optimize, special
+import numpy.typing as npt
+from scipy import special
 
 from ringtap.analysis.model.bootstrap import parameter_intervals
 from ringtap.analysis.model.fit_result import LEVEL, FitResult, Terms
+from ringtap.analysis.model.outliers import DECISIVE_LEVERAGE, MOST_SHARE, find_outliers
+from ringtap.analysis.model.outliers import LEVEL as OUTLIER_LEVEL
 from ringtap.analysis.model.regression import (
     FREE_BOUNDS,
     Exponent,
     Solution,
+    jacobian,
     log_predict,
     reduced_load,
     solve_linear,
     solve_log,
 )
-from ringtap.analysis.model.residuals import RESIDUAL_FLOOR, Noise, from_errors
+from ringtap.analysis.model.residuals import RESIDUAL_FLOOR, Noise, from_errors, scatter_between
 from ringtap.analysis.statistics.arrays import Array, Values, as_points, as_seconds
 from ringtap.arguments import number
 from ringtap.errors import UsageError
@@ -38,9 +42,6 @@ UNSURE_SHARE = 0.5  # of A: with a larger standard error its size is not known
 EXTREME_CORRELATION = 0.995
 WIDE_INTERVAL = 2.0  # ratio of the ends of the interval of n; above it, n and B cannot be distinguished
 ALIKE_AICC = 2.0  # models within this of the best one have substantial support (Burnham and Anderson, section 2.6)
-OUTLIER_SHARE = 0.5  # of its weight: a point that counts for less is reported
-CUT = 1.345  # Huber's constant: without outliers, about 95 % of the efficiency of least squares
-ALIKE_SHARE = 1e-6  # of the loads' range: points closer than this are at the same load
 
 
 def fit_warnings(
@@ -64,11 +65,6 @@ def fit_warnings(
         warnings.append(f"the heaviest load is {heaviest:.0%} of capacity: the curve beyond it is extrapolated")
     if lightest > 0.2:
         warnings.append(f"the lightest load is {lightest:.0%} of capacity: the curve below it is extrapolated")
-    for share, at, off in zip(noise.share(residual), load, np.expm1(np.clip(residual, -50, 50)), strict=True):
-        if share < OUTLIER_SHARE:
-            warnings.append(
-                f"the point at {at:.4g} Gbit/s lies {off:+.0%} off the curve and counts for {share:.2g} of one"
-            )
     return warnings
 
 
@@ -108,8 +104,6 @@ def _grows(noise: Noise, residual: Array, log_time: Array, parameters: int) -> b
     if float(np.sum((log_time - log_time.mean()) ** 2)) <= len(log_time) * RESIDUAL_FLOOR**2:
         return False
     level = log_time - np.average(log_time, weights=noise.weight)
-    if noise.cut is not None:
-        level = log_time - np.median(log_time)
     freedom = len(log_time) - parameters
     cost, total = float(noise.cost(residual)), float(noise.cost(level))
     unit = 1.0 if noise.known else cost / freedom
@@ -175,7 +169,7 @@ class CongestionModel:
             iteration_s: mean iteration time at each, shape (points,). Numbers are seconds; text has a unit.
             spread_s: standard error of each mean in seconds, shape (points,). The points are weighted by it and by the
                 scatter between points that it does not explain.
-            robust: reduce the weight of outliers.
+            robust: leave out outliers, the points that the curve through the others contradicts; warnings name them.
             bootstrap: number of resampled sets for the intervals; 0 for no intervals.
             seed: seed of the resampling; the same seed gives the same intervals.
             max_load: fit only the points at loads up to this one, in Gbit/s or as text; None: all. The thesis's
@@ -196,7 +190,9 @@ class CongestionModel:
             load, time, error = load[kept], time[kept], error if error is None else error[kept]
         _check_number(load, self.capacity_gbps, *least, limit_gbps)
         order = np.lexsort((time, load) if error is None else (error, time, load))
-        points = _Points(load[order], time[order], None if error is None else error[order], self.capacity_gbps)
+        every = _Points(load[order], time[order], None if error is None else error[order], self.capacity_gbps)
+        points = _without_outliers(every, self.n or "free", least) if robust else every
+        load, time = points.load, points.time
         exponents: list[Exponent] = list(EXPONENTS) if self.n is None else [self.n]
         enough = len(time) >= MIN_POINTS_FREE and _distinct(load, self.capacity_gbps) >= MIN_LOADS_FREE
         if self.n is None and enough:
@@ -204,7 +200,7 @@ class CongestionModel:
         fits, failure = [], UsageError("no model was fitted")
         for exponent in exponents:
             try:
-                fits.append(_fit_one(points, exponent, robust))
+                fits.append(_fit_one(points, exponent))
             except UsageError as reason:
                 failure = reason
         if not fits:
@@ -214,6 +210,9 @@ class CongestionModel:
             chosen = replace(_choose(fits), candidates=tuple(fits))
             chosen = replace(chosen, warnings=(*chosen.warnings, *alike(chosen, fits)))
         chosen = replace(chosen, max_load_gbps=limit_gbps)
+        if robust:
+            notes = _outlier_warnings(chosen, every, points)
+            chosen = replace(chosen, robust=True, warnings=(*chosen.warnings, *notes))
         return chosen if not bootstrap else _with_intervals(chosen, points, bootstrap, seed)
 
 
@@ -225,6 +224,52 @@ class _Points:
     time: Array
     error: Array | None
     capacity: float
+
+    def at(self, kept: npt.NDArray[np.bool_]) -> _Points:
+        """Return some of the points."""
+        error = None if self.error is None else self.error[kept]
+        return _Points(self.load[kept], self.time[kept], error, self.capacity)
+
+
+def _without_outliers(points: _Points, n: Exponent, least: tuple[int, int]) -> _Points:
+    """Return the points without their outliers, but at least as many points and loads as a fit needs."""
+    most = min(max(1, int(len(points.load) * MOST_SHARE)), len(points.load) - least[0])
+    while most > 0:
+        outliers = find_outliers(points.load, np.log(points.time), points.capacity, n, points.error, most)
+        kept = points.at(~outliers)
+        if _distinct(kept.load, kept.capacity) >= least[1]:
+            return kept
+        most -= 1
+    return points
+
+
+def _outlier_warnings(fit: FitResult, every: _Points, kept: _Points) -> list[str]:
+    """Return sentences about the outliers, and about points that could be outliers without being found."""
+    warnings = []
+    if len(every.load) <= MIN_POINTS:
+        warnings.append(f"{len(every.load)} points are too few to tell an outlier: none was looked for")
+    left_out = set(zip(every.load, every.time, strict=True)) - set(zip(kept.load, kept.time, strict=True))
+    for at, seconds in sorted(left_out):
+        off = seconds / float(fit.predict(at)) - 1
+        warnings.append(f"the point at {at:.4g} Gbit/s lies {off:+.0%} off the curve and is left out")
+    columns = jacobian(kept.load, kept.capacity, fit.terms.b, fit.n, fit.free)
+    leverage = (np.linalg.qr(columns / np.linalg.norm(columns, axis=0))[0] ** 2).sum(axis=1)
+    warnings += [
+        f"the point at {at:.4g} Gbit/s decides the curve there: from the others alone, an outlier of less than "
+        f"{least:.0%} would not be found, and the intervals hold if it is none"
+        for at, own in zip(kept.load, leverage, strict=True)
+        if own > DECISIVE_LEVERAGE and (least := _least_found(fit, own)) > 0.001
+    ]
+    return warnings
+
+
+def _least_found(fit: FitResult, leverage: float) -> float:
+    """Return the relative size of the smallest outlier that would be found half of the time at a point."""
+    points, freedom = len(fit.iteration_s), fit.terms.freedom - 1
+    if freedom < 1 or leverage >= 1:
+        return math.inf
+    limit = -float(special.stdtrit(freedom, OUTLIER_LEVEL / points / 2)) * fit.terms.scatter / math.sqrt(1 - leverage)
+    return math.expm1(min(limit, 700.0))
 
 
 def _choose(candidates: Sequence[FitResult]) -> FitResult:
@@ -292,14 +337,12 @@ def corrected_akaike(deviance: float, points: int, parameters: int) -> float | N
     return deviance + 2 * parameters + 2 * parameters * (parameters + 1) / (points - parameters - 1)
 
 
-def _fit_one(points: _Points, n: Exponent, robust: bool) -> FitResult:
+def _fit_one(points: _Points, n: Exponent) -> FitResult:
     free = isinstance(n, str)
     log_time = np.log(points.time)
-    noise = weigh(points.load, log_time, points.capacity, n, points.error, robust)
+    noise = weigh(points.load, log_time, points.capacity, n, points.error)
     solution = solve_log(points.load, log_time, points.capacity, n, noise)
     result = _result(solution, points, noise, free=free, space="log")
-    if robust:
-        return result
     linear = solve_linear(points.load, points.time, points.capacity, solution, free, noise)
     try:
         if linear is not None:
@@ -312,9 +355,15 @@ def _fit_one(points: _Points, n: Exponent, robust: bool) -> FitResult:
 def _with_intervals(fit: FitResult, points: _Points, samples: int, seed: int) -> FitResult:
     n: Exponent = "free" if fit.free else fit.n
     log_time = np.log(points.time)
-    noise = weigh(points.load, log_time, points.capacity, n, points.error, fit.robust)
+    noise = weigh(points.load, log_time, points.capacity, n, points.error)
     solution = Solution(fit.terms.log_t0, fit.terms.b, fit.n, None)
     intervals = parameter_intervals(points.load, log_time, points.capacity, n, noise, solution, samples, seed, LEVEL)
+    error_a, error_b = fit.stderr["A"], fit.stderr["B"]
+    if fit.robust and not fit.free and error_a is not None and error_b is not None:
+        # without the outliers the residuals are few, and resampling them makes the interval of B too narrow
+        reach = float(special.stdtrit(fit.terms.freedom, (1 + LEVEL) / 2))
+        factor = math.exp(min(reach * error_a / fit.A, 700.0))
+        intervals |= {"A": (fit.A / factor, fit.A * factor), "B": (fit.B - reach * error_b, fit.B + reach * error_b)}
     return replace(fit, intervals=intervals, samples=samples)
 
 
@@ -356,7 +405,6 @@ def _result(
         ),
         weighted=noise.known,
         between=noise.between,
-        robust=noise.cut is not None,
     )  # fmt: skip
 
 
@@ -378,19 +426,16 @@ def _errors(solution: Solution, capacity: float, A: float) -> tuple[dict[str, fl
     return {"A": A * float(deviation[0]), "B": float(deviation[1]), "n": stderr_n}, correlation
 
 
-def weigh(load: Array, log_time: Array, capacity: float, n: Exponent, error: Array | None, robust: bool) -> Noise:
+def weigh(load: Array, log_time: Array, capacity: float, n: Exponent, error: Array | None) -> Noise:
     """Estimate the scatter of the points around the curve, and their weights.
 
     Args:
         load: loads, shape (points,).
         log_time: ln t of the points.
         capacity: capacity of the bottleneck.
-        n: exponent of the curve; the weights of outliers do not depend on it.
+        n: exponent of the curve.
         error: standard error of each ln t; None if it is not known.
-        robust: True if outliers count for less.
     """
-    if robust:
-        return _robust(load, log_time, capacity, error)
     if error is None:
         return Noise(np.ones(len(load)))
     freedom = len(load) - (3 if isinstance(n, str) else 2)
@@ -400,51 +445,4 @@ def weigh(load: Array, log_time: Array, capacity: float, n: Exponent, error: Arr
         solution = solve_log(load, log_time, capacity, n, noise)
         return float(noise.cost(log_time - log_predict(solution, load, capacity))) - freedom
 
-    return from_errors(error, _scatter_between(excess, log_time))
-
-
-def _scatter_between(excess: Callable[[float], float], log_time: Array) -> float:
-    """Scatter at which the residuals have their expected size (Paule and Mandel, 1982); at least 0.
-
-    ``excess`` decreases with the scatter.
-    """
-    most = float(np.ptp(log_time)) + RESIDUAL_FLOOR
-    if excess(0.0) <= 0:
-        return 0.0
-    while excess(most) > 0:
-        most *= 2
-    return float(optimize.brentq(excess, 0.0, most, xtol=1e-9 * most))
-
-
-def _robust(load: Array, log_time: Array, capacity: float, error: Array | None) -> Noise:
-    """Return the noise from the median absolute residual around a line that outliers hardly move.
-
-    It is Theil and Sen's line at the exponent that fits best. All exponents are judged by this scatter.
-    """
-    ones = np.ones(len(load))
-    residuals = [_residuals(load, log_time, capacity, n) for n in EXPONENTS]
-    residual = min(residuals, key=lambda item: _robust_scatter(item, ones))
-    if error is None:
-        return Noise(ones, cut=CUT * max(_robust_scatter(residual, ones), RESIDUAL_FLOOR))
-    between = _scatter_between(
-        lambda scatter: _robust_scatter(residual, from_errors(error, scatter).weight) - 1, log_time
-    )
-    return from_errors(error, between, CUT)
-
-
-def _residuals(load: Array, log_time: Array, capacity: float, n: float) -> Array:
-    x = reduced_load(load, capacity, n)
-    first, second = np.triu_indices(len(x), 1)
-    run = x[second] - x[first]
-    apart = np.abs(run) > ALIKE_SHARE * np.ptp(x)  # replicates have no slope between them
-    slope = np.median((log_time[second] - log_time[first])[apart] / run[apart])
-    detrended: Array = log_time - slope * x
-    result: Array = detrended - np.median(detrended)
-    return result
-
-
-def _robust_scatter(residual: Array, weight: Array) -> float:
-    """Standard deviation of normal residuals from their median absolute value, with two fitted parameters."""
-    points = len(residual)
-    spread = float(np.median(np.abs(residual) * np.sqrt(weight)))
-    return spread / float(special.ndtri(0.75)) * float(np.sqrt(points / (points - 2)))
+    return from_errors(error, scatter_between(excess, log_time))

@@ -77,9 +77,14 @@ class PointsFit:
 def fit_points(
     model: CongestionModel, points: Points, robust: bool, samples: int, max_load: str | None = None
 ) -> PointsFit:
-    """Fit the points up to a load, or all, and look for both kinds of congestion point among all of them."""
+    """Fit the points up to a load, or all, and look for both kinds of congestion point among all but outliers."""
     loads, times, capacity = points.bandwidth_gbps, points.iteration_s, model.capacity_gbps
     found = model.fit(loads, times, spread_s=points.error_s, robust=robust, bootstrap=samples, max_load=max_load)
+    if robust:
+        fitted, limit = set(zip(found.bandwidth_gbps, found.iteration_s, strict=True)), found.max_load_gbps
+        every = zip(loads, times, strict=True)
+        kept = [one for one in every if one in fitted or (limit is not None and one[0] > limit)]
+        loads, times = [load for load, _ in kept], [seconds for _, seconds in kept]
     return PointsFit(
         found, find_congestion_point(loads, times, capacity, samples=0), find_break(loads, times, capacity)
     )

@@ -71,10 +71,10 @@ class FitResult:
         terms: the solution itself.
         weighted: True if the points were weighted by their own errors.
         between: standard deviation of ln t between points beyond those errors; None if they were not given.
-        robust: True if outliers counted for less.
-        intervals: bootstrap intervals of A, B and n (`bootstrap.parameter_intervals`); None if not requested.
+        robust: True if outliers were looked for and left out.
+        intervals: bootstrap intervals of A, B and n, or Student's t if robust with a given n; None if not requested.
         samples: number of resampled sets for the intervals.
-        linear: the same model fitted to t itself; None if that does not converge, in a linear fit and in a robust one.
+        linear: the same model fitted to t itself; None if that does not converge, and in a linear fit.
         candidates: all models that were compared, with the chosen one; empty if an exponent was given.
         max_load_gbps: load up to which points were fitted; None: all were.
     """
@@ -198,7 +198,7 @@ class FitResult:
 
     def report(self) -> str:
         """Return the fit as text for a terminal, of several lines."""
-        target = ", ".join(["ln t", *["weighted"] * self.weighted, *["outliers held down"] * self.robust])
+        target = ", ".join(["ln t", *["weighted"] * self.weighted, *["outliers left out"] * self.robust])
         points = " ".join([f"{len(self.iteration_s)} points", *filter(None, [self.range])])
         lines = [f"t = A*exp(B/(C-BW)^n), C = {self.C_gbps:g} Gbit/s, {points}, fitted to {target}"]
         for fit in self.candidates or (self,):
@@ -214,7 +214,7 @@ class FitResult:
                 for name, (low, high) in self.intervals.items()
                 if name != "n" or self.free
             ]
-            lines.append(f"  95 % by bootstrap  {'  '.join(shown)}")
+            lines.append(f"  95 % {'by t' if self.robust and not self.free else 'by bootstrap'}  {'  '.join(shown)}")
         lines += [f"  warning: {text}" for text in self.warnings]
         return "\n".join(lines)
 

@@ -21,9 +21,8 @@ Array = npt.NDArray[np.float64]
 Exponent = float | Literal["free"]
 
 FREE_BOUNDS = (0.1, 4.0)
-_EXPONENT_GRID = np.geomspace(*FREE_BOUNDS, 60)
+EXPONENT_GRID = np.geomspace(*FREE_BOUNDS, 60)
 _MAX_EXPONENT = 300.0
-_REWEIGHTINGS = 200
 
 
 @dataclass(frozen=True)
@@ -66,23 +65,14 @@ def lines(x: Array, y: Array, noise: Noise) -> tuple[Array, Array, Array]:
         noise: scatter of the points.
 
     Returns:
-        Intercepts, slopes and costs (weighted sums of squares, or of soft_l1's rho), each of shape (sets,).
+        Intercepts, slopes and costs (weighted sums of squares), each of shape (sets,).
     """
     weight = noise.weight
-    for _ in range(_REWEIGHTINGS if noise.cut is not None else 1):
-        total = weight.sum(axis=-1)
-        mean_x, mean_y = (x * weight).sum(axis=-1) / total, (y * weight).sum(axis=-1) / total
-        dx = x - mean_x[..., None]
-        slope = (dx * weight * (y - mean_y[:, None])).sum(axis=-1) / (dx * dx * weight).sum(axis=-1)
-        residual = y - mean_y[:, None] - slope[:, None] * dx
-        if noise.cut is None:
-            break
-        # Newton's weights for soft_l1, as in iteratively reweighted least squares; its cost is convex
-        new_weight = noise.weight * noise.share(residual)
-        is_settled = np.abs(new_weight - weight).max() < 1e-10 * noise.weight.max()
-        weight = new_weight
-        if is_settled:
-            break
+    total = weight.sum(axis=-1)
+    mean_x, mean_y = (x * weight).sum(axis=-1) / total, (y * weight).sum(axis=-1) / total
+    dx = x - mean_x[..., None]
+    slope = (dx * weight * (y - mean_y[:, None])).sum(axis=-1) / (dx * dx * weight).sum(axis=-1)
+    residual = y - mean_y[:, None] - slope[:, None] * dx
     return mean_y - slope * mean_x, slope, noise.cost(residual)
 
 
@@ -113,7 +103,7 @@ def _solve_free(bandwidth: Array, log_time: Array, capacity: float, noise: Noise
     def cost_at(log_n: float) -> float:
         return float(lines(reduced_load(bandwidth, capacity, math.exp(log_n)), log_time[None], noise)[2][0])
 
-    grid = np.log(_EXPONENT_GRID)
+    grid = np.log(EXPONENT_GRID)
     profile = _profile(bandwidth, log_time[None], capacity, noise)[0]
     best = int(profile.argmin())
     low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
@@ -125,14 +115,14 @@ def _solve_free(bandwidth: Array, log_time: Array, capacity: float, noise: Noise
     covariance = noise.covariance(jacobian(bandwidth, capacity, slope, n, free=True), log_time - intercept - slope * x)
     freedom = len(log_time) - 3
     unit = 1.0 if noise.known else cost / freedom
-    inside = _EXPONENT_GRID[profile <= cost + unit * special.fdtri(1, freedom, 0.95)]
+    inside = EXPONENT_GRID[profile <= cost + unit * special.fdtri(1, freedom, 0.95)]
     interval = (min(n, float(inside.min(initial=n))), max(n, float(inside.max(initial=n))))
     return Solution(intercept, slope, n, covariance, interval)
 
 
 def _profile(bandwidth: Array, log_times: Array, capacity: float, noise: Noise) -> Array:
     """Cost of each set at each exponent of the grid, shape (sets, exponents)."""
-    costs = [lines(reduced_load(bandwidth, capacity, n), log_times, noise)[2] for n in _EXPONENT_GRID]
+    costs = [lines(reduced_load(bandwidth, capacity, n), log_times, noise)[2] for n in EXPONENT_GRID]
     return np.column_stack(costs)
 
 
@@ -163,7 +153,7 @@ def solve_many(
     bend = left - 2 * middle + right
     step = np.divide(left - right, 2 * bend, out=np.zeros_like(bend), where=bend > 0)
     # a cost that still falls at the end of the grid has its minimum there
-    chosen = np.log(_EXPONENT_GRID)[best] + np.clip(step, -1, 1) * math.log(_EXPONENT_GRID[1] / _EXPONENT_GRID[0])
+    chosen = np.log(EXPONENT_GRID)[best] + np.clip(step, -1, 1) * math.log(EXPONENT_GRID[1] / EXPONENT_GRID[0])
     found = np.exp(chosen)
     intercept, slope, _ = lines(reduced_load(bandwidth, capacity, found[:, None]), log_times, noise)
     return intercept, slope, found

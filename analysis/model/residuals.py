@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,36 +24,20 @@ class Noise:
     Attributes:
         weight: weight of each point, shape (points,): the inverse of its variance, or 1 if that is not known.
         known: True if the weights are inverse variances, not relative weights.
-        cut: residual, times the root of the weight, above which a point counts for less (scipy's ``soft_l1`` with this
-            ``f_scale``); None for least squares.
         between: standard deviation of the points beyond their own errors; None if these are not known.
     """
 
     weight: Array
     known: bool = False
-    cut: float | None = None
     between: float | None = None
 
-    def share(self, residual: Array) -> Array:
-        """Return the share of each point's weight that remains: 1 near the curve, less for outliers."""
-        if self.cut is None:
-            return np.ones_like(residual)
-        result: Array = 1 / np.sqrt(1 + self.weight * (residual / self.cut) ** 2)
-        return result
-
     def cost(self, residual: Array) -> Array:
-        """Return the sum of weighted squares, or of soft_l1's rho, over the points along the last axis."""
-        squares = self.weight * residual**2
-        if self.cut is not None:
-            squares = 2 * self.cut**2 * (np.sqrt(1 + squares / self.cut**2) - 1)
-        result: Array = squares.sum(axis=-1)
+        """Return the sum of weighted squares over the points along the last axis."""
+        result: Array = (self.weight * residual**2).sum(axis=-1)
         return result
 
     def covariance(self, jacobian: Array, residual: Array) -> Array | None:
-        """Covariance of the parameters; None if they cannot be distinguished or no degree of freedom is left.
-
-        With down-weighted outliers, it is Huber's (Robust Statistics, 1981, equation 7.6.8).
-        """
+        """Covariance of the parameters; None if they cannot be distinguished or no degree of freedom is left."""
         points, parameters = jacobian.shape
         weighted = jacobian * np.sqrt(self.weight)[:, None]
         length = np.linalg.norm(weighted, axis=0)
@@ -66,14 +51,7 @@ class Noise:
 
     def _unit(self, residual: Array, points: int, parameters: int) -> float:
         """Variance of a point of weight 1."""
-        if self.cut is None:
-            return 1.0 if self.known else float(self.cost(residual)) / (points - parameters)
-        share = self.share(residual)
-        influence = self.weight * (share * residual) ** 2
-        steepness = share**3
-        mean = float(steepness.mean())
-        correction = 1 + parameters / points * float(steepness.var()) / mean**2
-        return float(correction**2 * influence.sum() / (points - parameters) / mean**2)
+        return 1.0 if self.known else float(self.cost(residual)) / (points - parameters)
 
     def scatter(self, residual: Array, parameters: int) -> float:
         """Standard deviation of ln t of one point around the curve, including its own error."""
@@ -84,13 +62,11 @@ class Noise:
     def deviance(self, residual: Array, error: Array | None) -> float:
         """-2 ln likelihood of the residuals up to constants, at the likeliest scatter.
 
-        Without errors of the points, it is m ln(cost / m). Down-weighted outliers enter with soft_l1's rho.
+        Without errors of the points, it is m ln(cost / m).
         """
         points = len(residual)
         if error is None:
             return points * math.log(max(float(self.cost(residual)) / points, RESIDUAL_FLOOR**2))
-        if self.cut is not None:
-            return float(self.cost(residual) - np.log(self.weight).sum()) - points
 
         def at(between: float) -> float:
             variance = np.maximum(error**2 + between**2, RESIDUAL_FLOOR**2)
@@ -101,7 +77,20 @@ class Noise:
         return min(at(0.0), float(found.fun))
 
 
-def from_errors(error: Array, between: float, cut: float | None = None) -> Noise:
+def from_errors(error: Array, between: float) -> Noise:
     """Return the noise of points with their own errors and a scatter ``between`` them beyond these errors."""
     variance = np.maximum(error**2 + between**2, RESIDUAL_FLOOR**2)
-    return Noise(1 / variance, True, cut, between)
+    return Noise(1 / variance, True, between)
+
+
+def scatter_between(excess: Callable[[float], float], log_time: Array) -> float:
+    """Scatter at which the residuals have their expected size (Paule and Mandel, 1982); at least 0.
+
+    ``excess`` decreases with the scatter.
+    """
+    most = float(np.ptp(log_time)) + RESIDUAL_FLOOR
+    if excess(0.0) <= 0:
+        return 0.0
+    while excess(most) > 0:
+        most *= 2
+    return float(optimize.brentq(excess, 0.0, most, xtol=1e-9 * most))

@@ -51,7 +51,8 @@ def align(traffics: Sequence[Traffic], offsets_ns: Sequence[int]) -> Traffic:
     parts = [_only(traffic.scanned, mine, own) for traffic, mine, own in zip(traffics, kept, pairs, strict=True)]
     files = [name for traffic in traffics for name in traffic.files]
     leads = [lead + offset for traffic, offset in zip(traffics, offsets_ns, strict=True) for lead in traffic.leads_ns]
-    return Traffic(merge(parts, list(offsets_ns)), files, leads_ns=leads)
+    left_out = [text for traffic in traffics for text in traffic.left_out]
+    return Traffic(merge(parts, list(offsets_ns)), files, leads_ns=leads, left_out=left_out)
 
 
 def _best_flows(traffics: Sequence[Traffic]) -> list[_Mask]:

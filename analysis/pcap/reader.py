@@ -51,7 +51,7 @@ def read_captures(
     cache: bool = True,
     workers: Executor | None = None,
 ) -> Traffic:
-    """Read packet captures: pcap and pcapng, plain, gzip or zstd.
+    """Read packet captures: pcap and pcapng, plain or packed with gzip, zstd, xz, bzip2 or lz4.
 
     Several files are parts of one capture, in the order of their first packets: the files of tcpdump's -C, -W or -G,
     or the captures of several interfaces. A packet that is in two of them counts twice. One that a file holds several
@@ -77,7 +77,7 @@ def read_captures(
     bin_ns = round(duration_s(bin_s, "a width of bins") * 1e9)
     if not 1_000 <= bin_ns <= 3_600_000_000_000:
         raise UsageError(f"bins of {bin_ns / 1e9:g} s are not possible: 1 µs to 1 h")
-    files = expand(words)
+    files, left_out = expand(words)
     if offsets_ns is not None and len(offsets_ns) != len(files):
         raise UsageError(
             f"{counted(len(offsets_ns), 'clock offset')} for {counted(len(files), 'capture')}: give one for each"
@@ -94,8 +94,9 @@ def read_captures(
         whole = merge([parts[number] for number in order], [leads_ns[number] for number in order])
     if not whole.counts["packets"]:
         held = f"{names[0]} holds" if len(names) == 1 else f"the {len(names)} captures hold"
-        raise UsageError(f"{held} no packets{_why_none(whole.counts)}")
-    traffic = Traffic(whole, [names[number] for number in order], leads_ns=[leads_ns[number] for number in order])
+        raise UsageError("; ".join([f"{held} no packets{_why_none(whole.counts)}", *left_out]))
+    leads_ns = [leads_ns[number] for number in order]
+    traffic = Traffic(whole, [names[number] for number in order], leads_ns=leads_ns, left_out=left_out)
     return _warn(traffic if filter is None else traffic.select(filter))
 
 
@@ -128,8 +129,9 @@ def _warn(traffic: Traffic) -> Traffic:
     """Warn of captures that could be read only in part."""
     from ringtap.analysis.pcap.text import damage
 
-    for line in damage(traffic.counts):
-        warnings.warn(f"{', '.join(traffic.files[:3])}: {line}", RingtapWarning, stacklevel=3)
+    lines = [f"{', '.join(traffic.files[:3])}: {line}" for line in damage(traffic.counts)]
+    for line in (*traffic.left_out, *lines):
+        warnings.warn(line, RingtapWarning, stacklevel=3)
     return traffic
 
 

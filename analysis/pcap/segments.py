@@ -22,7 +22,7 @@ def read_segments(path: Path) -> Iterator[tuple[int, tuple[str, int, str, int], 
     """Yield the TCP packets with payload outside tunnels, in the capture's order.
 
     Args:
-        path: a pcap or pcapng file, plain, gzip or zstd.
+        path: a pcap or pcapng file, plain or packed, as for `read_captures`.
 
     Yields:
         Time in ns since the epoch; source address and port, destination address and port; payload in bytes. With

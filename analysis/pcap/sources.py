@@ -1,14 +1,16 @@
-"""Sources of captures: files and pipes, plain or compressed with gzip or zstd, read as blocks of bytes.
+"""Sources of captures: files and pipes, plain or compressed, read as blocks of bytes.
 
-Formats: gzip (RFC 1952), Zstandard (RFC 8878).
+Formats: gzip (RFC 1952), Zstandard (RFC 8878), xz, bzip2 and LZ4 frames.
 """
 
 from __future__ import annotations
 
+import bz2
 import contextlib
 import glob
 import io
 import itertools
+import lzma
 import os
 import queue
 import stat
@@ -16,42 +18,63 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ringtap.errors import UsageError
 from ringtap.installation import install_command, shipped_example
+from ringtap.units import counted
 
 BLOCK_BYTES = 1 << 20
 """Size that fits the second-level cache of current servers, so that a block is read from memory once."""
 
 _UNPACKED_BYTES = 1 << 20
 _BLOCKS_AHEAD = 4
-# One byte of zstd can expand to 32 KiB: input in pieces of this size bounds the output of a call to 32 MiB
-_ZSTD_BYTES = 1 << 10
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-_ZSTD_SKIPPED = tuple(bytes([0x50 + number, 0x2A, 0x4D, 0x18]) for number in range(16))
+# One byte of zstd can expand to 32 KiB: input in pieces of this size bounds the output of a call to 32 MiB. A call that
+# reaches damage returns no output, so pieces are small for every packer
+_PACKED_BYTES = 1 << 10
+_WINDOW_MIB = 128  # that a file may ask to be unpacked with
+_GZIP, _ZSTD, _XZ, _BZIP2, _LZ4 = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\0", b"BZh", b"\x04\x22\x4d\x18"
+_SKIPPED = tuple(bytes([0x50 + number, 0x2A, 0x4D, 0x18]) for number in range(16))  # frames of zstd and lz4
 _CAPTURES = (b"\xd4\xc3\xb2\xa1", b"\xa1\xb2\xc3\xd4", b"\x4d\x3c\xb2\xa1", b"\xa1\xb2\x3c\x4d", b"\x0a\x0d\x0d\x0a")
-_OTHER_PACKERS = {b"\xfd7zXZ": "xz", b"BZh": "bzip2", b"\x04\x22\x4d\x18": "lz4", b"PK\x03\x04": "zip"}
+_OTHER_PACKERS = {b"PK\x03\x04": "zip", b"7z\xbc\xaf\x27\x1c": "7z", b"\x1f\x9d": "compress", b"LZIP": "lzip"}
+_LONG = {"zstd": "zstd --long=31"}  # programs that ask for an option to use more memory
+_BESIDE = (".json", ".jsonl", ".rec")  # what ringtap records in a folder of packets
+_SHOWN = 5  # files left out that are named
 
 Troubles = dict[str, int]
 
 
-def expand(words: Sequence[str | os.PathLike[str]]) -> list[Path | None]:
+class Captures(NamedTuple):
+    """The captures that words of a command line stand for.
+
+    Attributes:
+        paths: one path per file; None for standard input.
+        left_out: a sentence for each directory or glob of which something is not among them.
+    """
+
+    paths: list[Path | None]
+    left_out: tuple[str, ...] = ()
+
+
+def expand(words: Sequence[str | os.PathLike[str]]) -> Captures:
     """Return the files named on a command line; examples/NAME is one that ships with ringtap, unless there is one here.
 
     Args:
         words: names of files or pipes, ``-`` for standard input, shell globs that the shell did not expand, or
             directories that hold captures.
 
-    Returns:
-        One path per file; None for standard input.
-
     Raises:
         UsageError: a word matches nothing, or a file is named twice.
     """
     found: list[Path | None] = []
+    left_out: list[str] = []
     for word in words:
-        found += [None] if word == "-" else _expand(os.fspath(word))
+        paths, reasons = ([None], {}) if word == "-" else _expand(os.fspath(word))
+        found += paths
+        if reasons:
+            left_out.append(_left_out(os.fspath(word), len(paths), reasons))
     seen: dict[tuple[int, int], Path] = {}
     for path in found:
         if path is None:
@@ -62,10 +85,18 @@ def expand(words: Sequence[str | os.PathLike[str]]) -> list[Path | None]:
         seen[about.st_dev, about.st_ino] = path
     if found.count(None) > 1:
         raise UsageError("'-' is named twice: standard input can be read once")
-    return found
+    return Captures(found, tuple(left_out))
 
 
-def _expand(word: str) -> list[Path]:
+def _left_out(word: str, captures: int, reasons: dict[str, str]) -> str:
+    shown = ", ".join(f"{name} {why}" for name, why in list(reasons.items())[:_SHOWN])
+    more = ", …" if len(reasons) > _SHOWN else ""
+    entries = captures + len(reasons)
+    return f"{len(reasons)} of {counted(entries, 'entry', 'entries')} of {word} left out: {shown}{more}"
+
+
+def _expand(word: str) -> tuple[list[Path | None], dict[str, str]]:
+    """Return the files, and why other entries of the same directory or glob are left out, by their name."""
     if not word:
         raise UsageError("an empty text names no capture: give a file, a directory or '-' for standard input")
     path = shipped_example(word) or Path(word)
@@ -73,37 +104,44 @@ def _expand(word: str) -> list[Path]:
         if path.is_dir():
             return _in_directory(path)
         if path.exists():
-            return [path]
+            return [path], {}
         if not glob.has_magic(word):
             raise UsageError(f"{word} does not exist")
         # like a shell and unlike Path.glob, this leaves out hidden files
-        names = [name for name in sorted(glob.glob(word)) if not Path(name).is_dir()]  # noqa: PTH207
+        found = [Path(name) for name in sorted(glob.glob(word))]  # noqa: PTH207
+        folders = {str(one): "is a directory" for one in found if one.is_dir()}
     except (OSError, ValueError) as error:
         raise UsageError(f"{word!r} cannot be read: {getattr(error, 'strerror', error)}") from error
-    if not names:
+    if len(folders) == len(found):
         raise UsageError(f"no file matches {word}")
-    return [Path(name) for name in names]
+    return [one for one in found if str(one) not in folders], folders
 
 
-def _in_directory(path: Path) -> list[Path]:
-    files = [file for file in sorted(path.iterdir()) if file.is_file() and not file.name.startswith(".")]
-    captures = [file for file in files if _is_capture(file)]
-    if not captures:
-        names = ", ".join(file.name for file in files[:3]) + (", …" if len(files) > 3 else "")
-        held = f"; it holds {names}" if names else ""
+def _in_directory(path: Path) -> tuple[list[Path | None], dict[str, str]]:
+    entries = [entry for entry in sorted(path.iterdir()) if not entry.name.startswith(".")]
+    entries = [entry for entry in entries if entry.suffix not in _BESIDE]
+    reasons = {entry.name: why for entry in entries if (why := _why_left_out(entry))}
+    if len(reasons) == len(entries):
+        held = f": {_left_out(str(path), 0, reasons)}" if reasons else ""
         recorded = next(path.glob("nodes/*/packets"), None)
-        hint = f": name a node's packets, for example {recorded}" if recorded else ""
+        hint = f"; name a node's packets, for example {recorded}" if recorded else ""
         raise UsageError(f"{path} is a directory without captures{held}{hint}")
-    return captures
+    return [entry for entry in entries if entry.name not in reasons], reasons
 
 
-def _is_capture(file: Path) -> bool:
+def _why_left_out(entry: Path) -> str:
+    """Return why an entry of a directory is not read; empty for a capture."""
+    if not entry.is_file():
+        return "is a directory" if entry.is_dir() else "is not a file"
+    stream = CaptureStream(entry)
     try:
-        with file.open("rb") as stream:
-            head = stream.read(4)
-    except OSError:
-        return True  # the error is reported when it is opened
-    return head in _CAPTURES or head[:2] == _GZIP or head == _ZSTD
+        if stream.is_plain or bytes(next(stream.blocks())[:4]) in _CAPTURES:
+            return ""
+    except UsageError as error:
+        return str(error).removeprefix(f"{stream.name} ")
+    finally:
+        stream.close()
+    return "does not begin as a capture does"
 
 
 class CaptureStream:
@@ -171,11 +209,7 @@ class CaptureStream:
         first = next(plain, None)
         if first is None:
             raise UsageError(f"{self.name} is empty")
-        head = bytes(first[:6])
-        unpack = _gunzip if head[:2] == _GZIP else _unzstd if head[:4] in (_ZSTD, *_ZSTD_SKIPPED) else None
-        for magic, packer in _OTHER_PACKERS.items():
-            if head.startswith(magic):
-                raise UsageError(f"{self.name} is packed with {packer}: unpack it first, or pipe it in ('-')")
+        unpack = _unpacker(bytes(first[:6]), self.name)
         if unpack is None:
             yield first
             yield from plain
@@ -254,42 +288,85 @@ def _until_damage(decompressor: zlib._Decompress, data: bytes | memoryview) -> I
             yield decompressor.decompress(data[at : at + 1])
 
 
-def _unzstd(blocks: Iterator[memoryview], troubles: Troubles, name: str) -> Iterator[bytes]:
-    """Decompress zstd frames one after another, from small pieces of input so that the output stays bounded."""
+_Unpack = Callable[[Iterator[memoryview], Troubles, str], Iterator[bytes]]
+
+
+def _unpacker(head: bytes, name: str) -> _Unpack | None:
+    """Return the function that decompresses a file which begins like this; None for a plain one.
+
+    Raises:
+        UsageError: its compression is not supported, or not installed.
+    """
+    for magic, packer in _OTHER_PACKERS.items():
+        if head.startswith(magic):
+            raise UsageError(f"{name} is packed with {packer}: unpack it first, or pipe it in ('-')")
+    if head.startswith(_GZIP):
+        return _gunzip
+    if head.startswith(_XZ):
+        return _unpack_with(partial(lzma.LZMADecompressor, memlimit=_WINDOW_MIB << 20), lzma.LZMAError, "xz")
+    if head.startswith(_BZIP2):
+        return _unpack_with(bz2.BZ2Decompressor, OSError, "bzip2")
+    if head.startswith(_LZ4):
+        try:
+            import lz4.frame
+        except ImportError as error:
+            raise UsageError(f"{name} is packed with lz4: pip install lz4, or unpack it first") from error
+        return _unpack_with(lz4.frame.LZ4FrameDecompressor, RuntimeError, "lz4")
+    if not head.startswith((_ZSTD, *_SKIPPED)):
+        return None
     try:
         import zstandard
     except ImportError as error:
-        raise UsageError(f"zstandard is not installed here: {install_command('report')}") from error
-    factory = zstandard.ZstdDecompressor()
-    decompressor, fresh = factory.decompressobj(), True
-    for block in blocks:
-        pieces: list[bytes] = []
-        size = 0
-        for at in range(0, len(block), _ZSTD_BYTES):
-            data: bytes | memoryview = block[at : at + _ZSTD_BYTES]
-            while len(data):
-                try:
-                    piece = decompressor.decompress(data)
-                except zstandard.ZstdError as error:
-                    if "memory" in str(error):
-                        raise UsageError(
-                            f"{name} is packed with a window of more than 128 MiB: unpack it with zstd --long=31 first"
-                        ) from error
-                    troubles["unpacking_damaged"] = 1
-                    yield b"".join(pieces)
-                    return
-                pieces.append(piece)
-                size += len(piece)
-                data, fresh = decompressor.unused_data, decompressor.eof
-                if fresh:
-                    decompressor = factory.decompressobj()
-            if size >= _UNPACKED_BYTES:
+        raise UsageError(f"{name} is packed with zstd: {install_command('report')}, or unpack it first") from error
+    return _unpack_with(zstandard.ZstdDecompressor().decompressobj, zstandard.ZstdError, "zstd")
+
+
+def _unpack_with(make: Callable[[], Any], damaged: type[Exception], packer: str) -> _Unpack:
+    """Return a function that decompresses streams one after another, from small pieces of input.
+
+    Args:
+        make: returns the decompressor of one stream.
+        damaged: what it raises.
+        packer: the name of the program that packs so.
+    """
+
+    def unpack(blocks: Iterator[memoryview], troubles: Troubles, name: str) -> Iterator[bytes]:
+        decompressor, fresh = make(), True
+        limit = () if packer == "zstd" else (_UNPACKED_BYTES,)  # a limit of the output, which zstandard does not know
+        for block in blocks:
+            pieces: list[bytes] = []
+            size = 0
+            for at in range(0, len(block), _PACKED_BYTES):
+                data = bytes(block[at : at + _PACKED_BYTES])
+                while data or not getattr(decompressor, "needs_input", True):
+                    if fresh and not (data := data.lstrip(b"\0")):  # streams are padded with zeros
+                        break
+                    try:
+                        piece = decompressor.decompress(data, *limit)
+                    except damaged as error:
+                        if "memory" in str(error).lower():
+                            raise UsageError(
+                                f"{name} is packed with a window of more than {_WINDOW_MIB} MiB: unpack it with "
+                                f"{_LONG.get(packer, packer)} first"
+                            ) from error
+                        troubles["unpacking_damaged"] = 1
+                        yield b"".join(pieces)
+                        return
+                    pieces.append(piece)
+                    size += len(piece)
+                    fresh = decompressor.eof
+                    data = (fresh and decompressor.unused_data) or b""
+                    if fresh:
+                        decompressor = make()
+                    if size >= _UNPACKED_BYTES:
+                        yield b"".join(pieces)
+                        pieces, size = [], 0
+            if size:
                 yield b"".join(pieces)
-                pieces, size = [], 0
-        if size:
-            yield b"".join(pieces)
-    if not fresh:
-        troubles["unpacking_cut"] = 1
+        if not fresh:
+            troubles["unpacking_cut"] = 1
+
+    return unpack
 
 
 class _ReadAhead:

@@ -106,7 +106,8 @@ def notes(traffic: Traffic) -> list[str]:
     untimed = "counted at that of the packet before, or of the first that has one, and not timed"
     if not traffic.bins:
         untimed = "nothing is timed"
-    lines = [
+    lines = [*traffic.left_out]
+    lines += [
         _note(counts[name], *_SENTENCES[name]) + (f": {untimed}" if name in _NOT_TIMED else "")
         for name in _SENTENCES
         if counts.get(name)

@@ -65,6 +65,7 @@ class Traffic:
         duration_s: time from the first packet to the last; 0 if no packet has a time.
         counts: number of packets, frame bytes and anomalies, by name; over all packets, filtered or not.
         selected: mask of the flows that count, shape (2 * conversations,).
+        left_out: a sentence for each directory or glob of which something was not read.
     """
 
     def __init__(
@@ -73,9 +74,11 @@ class Traffic:
         files: Sequence[str] = (),
         selected: npt.NDArray[np.bool_] | None = None,
         leads_ns: Sequence[int] = (),
+        left_out: Sequence[str] = (),
     ) -> None:
         self.scanned = scanned
         self.files = tuple(files)
+        self.left_out = tuple(left_out)
         self.leads_ns = tuple(leads_ns) or (0,) * len(files)
         self.start_ns, self.bin_ns = scanned.start_ns, scanned.bin_ns
         self._is_timed = scanned.last_ns >= scanned.first_ns >= 0
@@ -207,7 +210,7 @@ class Traffic:
         found = filter.matches(words, self.scanned.conversations)
         if self._is_filtered:
             found &= self.selected
-        chosen = Traffic(self.scanned, self.files, found, self.leads_ns)
+        chosen = Traffic(self.scanned, self.files, found, self.leads_ns, self.left_out)
         if not len(chosen.flow_numbers):
             raise UsageError(f"no packet matches {words!r}: {self._largest()}")
         return chosen

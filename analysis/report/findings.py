@@ -11,7 +11,8 @@ from ringtap.analysis import thesis
 from ringtap.analysis.plots.style import title_of
 from ringtap.analysis.report.loads import HEAVY_SHARE, LEVEL, Pair, Tails
 from ringtap.analysis.report.thesis_expectations import LATE_SAMPLES, Check
-from ringtap.analysis.statistics.two_sample import ALPHA, Estimate
+from ringtap.analysis.statistics.stretches import MIN_STRETCHED
+from ringtap.analysis.statistics.two_sample import Estimate
 from ringtap.analysis.sweeps.series_results import Series
 from ringtap.units import counted
 
@@ -120,7 +121,7 @@ def _kinds(pairs: Sequence[Pair]) -> list[Finding]:
         heavy = [pair for pair in pairs if pair.by == by and pair.share == HEAVY_SHARE]
         if not heavy:
             continue
-        beyond = [pair for pair in heavy if any(test.p_holm < ALPHA for test in pair.result.tests)]
+        beyond = [pair for pair in heavy if any(test.is_beyond_chance for test in pair.result.tests)]
         most = max(beyond or heavy, key=_effect)
         result, (first, second) = most.result, most.result.names
         text = (
@@ -129,6 +130,9 @@ def _kinds(pairs: Sequence[Pair]) -> list[Finding]:
             f"99th percentile is {_ratio(result.p99_ratio)} as large."
         )
         reason = f"{len(beyond)} of {len(heavy)} pairs at that load differ beyond chance, corrected for their number"
+        untested = sum(all(test.p is None for test in pair.result.tests) for pair in heavy)
+        if untested:
+            reason += f"; whether {untested} of them do is not known: they have fewer than {MIN_STRETCHED} iterations"
         loads = [abs(pair.bandwidth_gbps[0] - pair.bandwidth_gbps[1]) for pair in heavy]
         if max(loads) > 0.5:
             reason += f"; their loads differ by up to {max(loads):.1f} Gbit/s"

@@ -1,14 +1,14 @@
 """Comparison of two samples of iteration times: effect sizes with intervals, then tests.
 
 docs/method/method.md, "Traffic kinds compared", has the equations. Correlated iterations count for fewer
-(`ringtap.analysis.statistics.autocorrelation`). The only assumption is that iterations are stationary.
+(`ringtap.analysis.statistics.autocorrelation`), which needs enough of them to see it; fewer are compared by stretches
+(`ringtap.analysis.statistics.stretches`). The only assumption is that iterations are stationary.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -19,12 +19,14 @@ from scipy import special
 from ringtap.analysis.statistics.arrays import Array, Values, sample
 from ringtap.analysis.statistics.autocorrelation import effective_count
 from ringtap.analysis.statistics.quantiles import quantile_intervals
+from ringtap.analysis.statistics.stretches import MIN_P, MIN_STRETCHED, median_difference, rank_difference
 from ringtap.errors import UsageError
+from ringtap.units import counted
 
 MIN_VALUES = 5
+MANY_VALUES = 100  # of the smaller sample, from which on it shows how strongly neighbours are correlated
 TAIL_SHARE = 0.05  # the longest iterations of both samples together: those of the tail test
 ALPHA = 0.05  # of all tests together
-_MIN_P = sys.float_info.min  # a smaller p cannot be written as a normal floating point number
 _EXACT_TO = 10_000  # values in the larger sample; above, the limiting distribution is as good, as scipy assumes, too
 _SIMULATED_BELOW = 10  # effective values; for samples of 5, Student's t finds 8 % false differences at 5 %
 _SIMULATED_TO = 200  # values of the larger sample; more change nothing if the other is small
@@ -48,16 +50,22 @@ class Test:
         name: ``distribution`` (Kolmogorov and Smirnov), ``location`` (Brunner and Munzel) or ``tail`` (quantile test).
         statistic: greatest distance of the distribution functions; P(b > a) + P(b = a) / 2; share of the longest
             iterations that are b's, minus the share of all iterations that are b's.
-        p: probability of as large a statistic by chance; at least the smallest normal floating point number, never 0.
-        p_holm: p corrected by Holm's method for all tests made together.
+        p: probability of as large a difference by chance; at least the smallest normal floating point number, never 0;
+            None if the samples are too small for the test.
+        p_holm: p corrected by Holm's method for all tests made together; None likewise.
     """
 
     __test__ = False  # not a test for pytest
 
     name: str
     statistic: float
-    p: float
-    p_holm: float
+    p: float | None
+    p_holm: float | None
+
+    @property
+    def is_beyond_chance(self) -> bool:
+        """True if the corrected p is below 5 %."""
+        return self.p_holm is not None and self.p_holm < ALPHA
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,6 +83,7 @@ class Comparison:
         shift_s: median of all differences b - a (Hodges and Lehmann), in the samples' unit.
         superiority: share of pairs in which b's iteration is the longer one, ties counting half.
         tests: distribution, location, tail.
+        reason: why some of the tests were not made, one sentence; else empty.
     """
 
     names: tuple[str, str]
@@ -87,6 +96,7 @@ class Comparison:
     shift_s: Estimate
     superiority: Estimate
     tests: tuple[Test, ...]
+    reason: str = ""
 
     @property
     def cliffs_delta(self) -> float:
@@ -102,11 +112,13 @@ class Comparison:
         a, b = self.names
         text = f"{b} against {a}: the median iteration takes {_times(self.median_ratio)} as long"
         text += f", p99 {_times(self.p99_ratio)}; {b} is the longer one in {self.superiority.value:.0%} of pairs"
-        significant = [test for test in self.tests if test.p_holm < ALPHA]
+        if all(test.p is None for test in self.tests):
+            return f"{text}. {self.reason}."
+        significant = [test for test in self.tests if test.is_beyond_chance]
         if not significant:
             return f"{text}. No difference beyond chance was found (corrected p >= {ALPHA:g})."
         names = " and ".join(test.name for test in significant)
-        largest = max(test.p_holm for test in significant)
+        largest = max(test.p_holm or 0.0 for test in significant)
         p = "< 0.001" if largest < 0.001 else f"= {largest:.2g}"
         return f"{text}. Beyond chance in {names} (corrected p {p})."
 
@@ -131,14 +143,17 @@ def compare(a: Values, b: Values, names: tuple[str, str] = ("a", "b"), level: fl
         UsageError: fewer than 5 iterations in a sample, or a time that is not positive and finite.
     """
     first, second = (_times_of(values, name) for values, name in zip((a, b), names, strict=True))
+    found = _of_many(first, second, names, level)
+    return found if min(found.counts) >= MANY_VALUES else _of_few(first, second, found)
+
+
+def _of_many(first: Array, second: Array, names: tuple[str, str], level: float) -> Comparison:
     low, high = (np.sort(first), np.sort(second))
     medians, tails = zip(*(quantile_intervals(values, (0.5, 0.99), level) for values in (first, second)), strict=True)
     counts = medians[0].effective_count, medians[1].effective_count
     ends = [[Estimate(one.value, one.low, one.high) for one in pair] for pair in (medians, tails)]
     superiority, p_location = _superiority(low, high, counts, level)
     tests = [_distribution(low, high, counts), ("location", superiority.value, p_location), _tail(low, high, counts)]
-    tests = [(name, statistic, min(1.0, max(p, _MIN_P))) for name, statistic, p in tests]
-    corrected = holm([p for _, _, p in tests])
     return Comparison(
         names=names,
         counts=(len(first), len(second)),
@@ -149,27 +164,61 @@ def compare(a: Values, b: Values, names: tuple[str, str] = ("a", "b"), level: fl
         p99_difference_s=difference(*ends[1]),
         shift_s=_shift(low, high, counts, level),
         superiority=superiority,
-        tests=tuple(Test(*test, p_holm) for test, p_holm in zip(tests, corrected, strict=True)),
+        tests=_corrected([Test(name, value, min(1.0, max(p, MIN_P)), None) for name, value, p in tests]),
     )
+
+
+def _of_few(first: Array, second: Array, found: Comparison) -> Comparison:
+    """Return a comparison with the intervals and tests alone that hold for few iterations, however correlated."""
+    few = min(found.counts)
+    p, ratio, reason = None, Estimate(found.median_ratio.value, None, None), few_reason(found.counts, found.names)
+    if few >= MIN_STRETCHED:
+        logs = median_difference(np.log(first), np.log(second))
+        p, ends = logs.p, np.exp(logs.interval(found.level))
+        ratio = Estimate(ratio.value, float(ends[0]), float(ends[1]))
+        reason = f"Distribution and tail are compared from {MANY_VALUES} iterations of each on"
+    unknown = {
+        name: replace(getattr(found, name), low=None, high=None)
+        for name in ("p99_ratio", "p99_difference_s", "shift_s", "superiority")
+    }
+    tests = [Test(one.name, one.statistic, p if one.name == "location" else None, None) for one in found.tests]
+    return replace(found, median_ratio=ratio, tests=_corrected(tests), reason=reason, **unknown)
+
+
+def few_reason(counts: Sequence[int], names: Sequence[str]) -> str:
+    """Return a sentence about samples that are too small for any test."""
+    few = [
+        f"{counted(count, 'iteration')} of {name}"
+        for count, name in zip(counts, names, strict=True)
+        if count < MIN_STRETCHED
+    ]
+    return f"Whether beyond chance is not known from {' and '.join(few)}: record {MIN_STRETCHED} or more"
+
+
+def _corrected(tests: Sequence[Test]) -> tuple[Test, ...]:
+    corrected = iter(holm([test.p for test in tests if test.p is not None]))
+    return tuple(test if test.p is None else replace(test, p_holm=next(corrected)) for test in tests)
 
 
 def location_p(a: Values, b: Values) -> float:
     """Return the p value of the location test alone, for samples of any numbers in order of time, such as bytes.
 
+    Fewer than `MANY_VALUES` are compared by their ranks, because most of them may be alike, such as 0.
+
     Raises:
-        UsageError: fewer than 5 values in a sample, or one that is not finite.
+        UsageError: fewer than `MIN_STRETCHED` values in a sample, or one that is not finite.
     """
-    first, second = sample(a, MIN_VALUES), sample(b, MIN_VALUES)
+    first, second = sample(a, MIN_STRETCHED), sample(b, MIN_STRETCHED)
+    if min(len(first), len(second)) < MANY_VALUES:
+        return rank_difference(first, second).p
     counts = effective_count(first), effective_count(second)
-    return max(_MIN_P, _superiority(np.sort(first), np.sort(second), counts, 0.95)[1])
+    return max(MIN_P, _superiority(np.sort(first), np.sort(second), counts, 0.95)[1])
 
 
 def correct_together(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
     """Return the comparisons with the p values of all of them corrected as one family."""
-    corrected = iter(holm([test.p for one in comparisons for test in one.tests]))
-    return tuple(
-        replace(one, tests=tuple(replace(test, p_holm=next(corrected)) for test in one.tests)) for one in comparisons
-    )
+    corrected = iter(_corrected([test for one in comparisons for test in one.tests]))
+    return tuple(replace(one, tests=tuple(next(corrected) for _ in one.tests)) for one in comparisons)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

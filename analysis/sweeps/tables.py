@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -12,6 +11,7 @@ import numpy as np
 
 from ringtap.analysis.sweeps.points import Point, times_of
 from ringtap.analysis.sweeps.series_results import Series, Subject, series_of
+from ringtap.csv_table import read_csv
 from ringtap.errors import UsageError
 from ringtap.models import PROFILES
 from ringtap.schema import VARIANTS
@@ -136,29 +136,10 @@ def read_rows(path: Path, needed: tuple[str, ...]) -> tuple[list[str], list[Poin
     """Return the columns of a CSV file, which include those needed, and its non-empty lines below the header.
 
     Raises:
-        UsageError: the file cannot be read, is not CSV, lacks a column or has one twice.
+        UsageError: as in `ringtap.csv_table.read_csv`.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UsageError(f"{path} cannot be read: {reason}") from error
-    reader = csv.reader(text.splitlines(), skipinitialspace=True)
-    try:
-        lines = [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
-    except csv.Error as error:
-        raise UsageError(f"{path} line {reader.line_num} is not CSV: {error}") from error
-    if not lines:
-        raise UsageError(f"{path} is empty: a header line with {', '.join(needed)} is needed")
-    header = [name.strip() for name in lines[0][1]]
-    twice = next((name for name in header if name and header.count(name) > 1), None)
-    if twice is not None:
-        raise UsageError(f"{path} line 1 has column {twice} twice")
-    missing = next((column for column in needed if column not in header), None)
-    if missing is not None:
-        raise UsageError(f"{path} line 1 has no column {missing}: the columns needed are {', '.join(needed)}")
-    rows = [PointRow(dict(zip(header, map(str.strip, cells), strict=False)), path, line) for line, cells in lines[1:]]
-    return header, rows
+    header, lines = read_csv(path, needed)
+    return header, [PointRow(dict(zip(header, cells, strict=False)), path, line) for line, cells in lines]
 
 
 NEEDED = ("model", "traffic", "bandwidth_gbps", "iteration_s")

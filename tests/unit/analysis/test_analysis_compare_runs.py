@@ -91,10 +91,19 @@ def test_few_iterations_are_not_tested():
     found = compare_measures([run_of("a", [0.2] * 4), run_of("b", [0.4] * 50)])
     assert found.answer == (
         "a has the shortest iteration: 200 ms in the median.",
-        "b takes 2 times as long as a; whether beyond chance is not known from 4 iterations of a.",
+        "b takes 2 times as long as a; whether beyond chance is not known from 4 iterations of a: record 16 or more.",
     )
     row = row_of(found, MEDIAN)
     assert (row.ratio, row.p, row.is_beyond_chance) == (2.0, None, None)
+
+
+def test_runs_of_15_iterations_far_apart_are_not_tested_and_16_are():
+    draw = np.random.default_rng(1)
+    for count, p_is_known in ((15, False), (16, True)):
+        runs = [run_of(name, at * np.exp(draw.normal(0, 0.01, count))) for name, at in (("a", 0.1), ("b", 0.2))]
+        found = compare_measures(runs)
+        assert (row_of(found, MEDIAN).p is not None) is p_is_known
+        assert found.answer[1].endswith("beyond chance (p < 0.001)." if p_is_known else "record 16 or more.")
 
 
 def test_measures_of_jobs_are_those_that_were_written(found):

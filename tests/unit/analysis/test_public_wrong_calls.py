@@ -36,8 +36,8 @@ WRONG = {
     "ringtap.read_captures(CAPTURE, 5)": "the filter is 5, not text",
     "ringtap.read_captures(CAPTURE, bin_s='x')": "duration 'x' is not understood",
     "ringtap.read_captures(CAPTURE, bin_s=None)": "must be a number or text with a unit",
-    "ringtap.read_captures('captured')": "captured is a directory without captures; it holds run.json: name a node's "
-    "packets, for example captured/nodes/n0/packets",
+    "ringtap.read_captures('captured')": "captured is a directory without captures: 1 of 1 entry of captured left "
+    "out: nodes is a directory; name a node's packets, for example captured/nodes/n0/packets",
     "ringtap.read_structure([])": "no capture was named",
     "ringtap.read_structure(CAPTURE, 5)": "the filter is 5, not text",
     "ringtap.read_structure(CAPTURE, bin_s='x')": "duration 'x' is not understood",

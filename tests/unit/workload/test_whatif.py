@@ -362,10 +362,10 @@ def test_a_workload_from_the_command_line(tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "has no column name in its first line"),
+        (b"", "is empty: a header line with name, bytes, forward_ms, backward_ms is needed"),
         (b"name,bytes,forward_ms\na,1,1\n", "has no column backward_ms"),
         (HEADER.encode(), "has no tensors"),
-        (b"name,bytes,bytes,forward_ms,backward_ms\n", "has more than one column bytes"),
+        (b"name,bytes,bytes,forward_ms,backward_ms\n", "line 1 has column bytes twice"),
         (f"{HEADER}a,-1,1,1\n".encode(), "line 2: bytes '-1' is not a number from 0"),
         (f"{HEADER}a,1,1,-2\n".encode(), "line 2: backward_ms '-2' is not a number from 0"),
         (f"{HEADER}a,1,1,1\n\nb,nan,1,1\n".encode(), "line 4: bytes 'nan' is not a number from 0"),

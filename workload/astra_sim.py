@@ -16,7 +16,16 @@ from ringtap.rundir import write_json
 from ringtap.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType, Value, message_classes, write_trace
 from ringtap.workload.topologies import Dimension, Topology
-from ringtap.workload.workload import GROUPS_JSON, PREFIX, Workload, check_even, kind_of, length_us, peer_of, size_of
+from ringtap.workload.workload import (
+    GROUPS_JSON,
+    PREFIX,
+    Workload,
+    carried_out_as,
+    check_even,
+    length_us,
+    peer_of,
+    size_of,
+)
 
 # option of the simulator -> file in the directory
 CONFIGURATION = {
@@ -95,7 +104,7 @@ def _network(dimensions: Sequence[Dimension], latency_s: float) -> str:
 
 
 def _system(workload: Workload, all_reduce: str, dimensions: int) -> dict[str, object]:
-    kinds = {kind_of(node) for trace in workload.traces for node in trace if node.type == NodeType.COMM_COLL}
+    kinds = {carried_out_as(node) for trace in workload.traces for node in trace if node.type == NodeType.COMM_COLL}
     if Collective.ALL_REDUCE in kinds and all_reduce not in _ALL_REDUCE:
         raise UsageError(f"ASTRA-sim has no {all_reduce} all-reduce: choose {', '.join(_ALL_REDUCE)}, or {_LOWER}")
     # all-to-all: straight to each other rank, one message at a time
@@ -129,7 +138,7 @@ def _node(
         attributes |= {"comm_src": ends[0], "comm_dst": ends[1], "comm_tag": node.attributes.get("comm_tag", 0)}
         written.type, written.duration_us, written.attributes = node.type, 0, attributes
     elif node.type == NodeType.COMM_COLL:
-        kind, members = kind_of(node), workload.members(node)
+        kind, members = carried_out_as(node), workload.members(node)
         if kind not in KINDS:
             raise UsageError(f"{workload.where(rank, node)}: ASTRA-sim cannot run {kind.name.lower()}; {_LOWER}")
         written.duration_us = 0

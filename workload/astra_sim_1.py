@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ringtap.errors import UsageError
 from ringtap.workload.execution_trace import Collective, Node, NodeType
-from ringtap.workload.workload import Workload, check_of_all_ranks, kind_of, length_us, size_of
+from ringtap.workload.workload import Workload, carried_out_as, check_of_all_ranks, length_us, size_of
 
 _NAMES = {
     Collective.ALL_REDUCE: "ALLREDUCE", Collective.ALL_GATHER: "ALLGATHER", Collective.REDUCE_SCATTER: "REDUCESCATTER",
@@ -66,7 +66,7 @@ def _line(number: int, layer: _Layer, loop: str, update_ns: int, ranks: int) -> 
     what, name = _NOTHING[2:], f"layer{number}"
     if (node := layer.collective) is not None:
         # a size is that of a rank's input; a message of a ring has 1 byte or more
-        what = f"{_NAMES[kind_of(node)]} {max(size_of(node), ranks)}"
+        what = f"{_NAMES[carried_out_as(node)]} {max(size_of(node), ranks)}"
         name = node.name if len(node.name.split()) == 1 else name
     computed = f"{layer.compute_ns} {what}"
     passes = (_NOTHING, _NOTHING, computed) if loop == "DATA" else (computed, _NOTHING, _NOTHING)

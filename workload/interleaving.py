@@ -23,7 +23,7 @@ from ringtap.workload.message_graph import Integers
 from ringtap.workload.simulated_loads import LoadSimulator
 from ringtap.workload.simulation import Numbers
 from ringtap.workload.topologies import star
-from ringtap.workload.workload import Workload, collectives_of, kind_of, messages_of, size_of, split_bytes
+from ringtap.workload.workload import Workload, carried_out_as, collectives_of, messages_of, size_of, split_bytes
 
 MAX_SLOTS = 5040  # of a circle; many numbers of turns divide it
 MAX_PERIOD_ERROR = 0.05  # of a quantised period
@@ -115,7 +115,7 @@ def simulated_job(
     for (_, members), collectives in collectives_of(workload).items():
         ends = np.array([*members, *range(workload.ranks, workload.ranks + algorithms.others)]) // ranks_per_host
         for parts in collectives if len(members) > 1 else ():
-            graph = algorithms.graph(kind_of(parts[0][1]), len(members), len(members) << 20, split_bytes(parts))
+            graph = algorithms.graph(carried_out_as(parts[0][1]), len(members), len(members) << 20, split_bytes(parts))
             into = (ends[graph.destination] == 0) & (ends[graph.source] != 0)
             share = graph.size_bytes[into].sum() / graph.chunk_bytes.sum()
             if size_bytes := share * bytes_of(parts):

@@ -24,7 +24,7 @@ from ringtap.json_stream import members
 from ringtap.json_validation import COUNT, Number, Shape, ShapeError, check
 from ringtap.units import counted
 from ringtap.workload.execution_trace import Collective
-from ringtap.workload.profile import CARRIED_OUT_AS, Communication, Event, Iteration, RankProfile
+from ringtap.workload.profile import CARRIED_OUT_BY_GLOO, Communication, Event, Iteration, RankProfile
 
 MAX_EVENTS = 20_000_000
 _MAX_DIMENSIONS = 64  # of a tensor in PyTorch
@@ -597,7 +597,9 @@ def _gloo_calls(trace: _Trace) -> list[_Call]:
     found = []
     for call in sorted(trace.calls, key=lambda span: span.begin):
         kind = _kind(trace, call.name)
-        waiting = ranges[kind] or ranges[CARRIED_OUT_AS.get(kind, kind)]
+        other = CARRIED_OUT_BY_GLOO.get(kind, "")
+        carried_out_as = other if not ranges[kind] and ranges[other] else ""
+        waiting = ranges[carried_out_as or kind]
         while waiting and waiting[0].begin < call.begin:
             waiting.popleft()
         if not waiting:
@@ -607,7 +609,9 @@ def _gloo_calls(trace: _Trace) -> list[_Call]:
         size_bytes = 0 if kind == "barrier" else _input_bytes(trace, one)
         # operations have their options last: of a collective, that it returns at once, and a timeout
         values = [str(value) for value in call.args.get("Concrete Inputs", [])][-2:]
-        communication = Communication(kind, size_bytes, _group(trace, {}), backend="gloo")
+        communication = Communication(
+            kind, size_bytes, _group(trace, {}), backend="gloo", carried_out_as=carried_out_as
+        )
         if kind == "all_to_all":
             lists = [str(value) for value in call.args.get("Concrete Inputs", []) if str(value).startswith("[")]
             communication = _with_splits(trace, communication, lists[-1] if lists else None)

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field, replace
 from ringtap.workload.collectives import Shape, message_graph, uneven_all_to_all
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.message_graph import MessageGraph
-from ringtap.workload.workload import Parts, Workload, collectives_of, kind_of, messages_of, size_of, split_bytes
+from ringtap.workload.workload import (
+    Parts,
+    Workload,
+    carried_out_as,
+    collectives_of,
+    kind_of,
+    messages_of,
+    size_of,
+    split_bytes,
+)
 
 # algorithms of collectives other than all-reduce
 _OTHERS = {
@@ -103,7 +112,7 @@ def lower(workload: Workload, algorithms: Algorithms) -> Workload:
                 place.type, place.attributes, place.duration_us = NodeType.COMP, {"is_cpu_op": False}, 0
             if len(members) < 2:
                 continue
-            graph = algorithms.graph(kind_of(parts[0][1]), len(members), bytes_of(parts), split_bytes(parts))
+            graph = algorithms.graph(carried_out_as(parts[0][1]), len(members), bytes_of(parts), split_bytes(parts))
             ends = [*members, *range(workload.ranks, workload.ranks + extra)]
             nodes = dict(parts)
             sends, receives = [0] * len(graph), [0] * len(graph)

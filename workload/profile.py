@@ -21,7 +21,7 @@ from ringtap.json_validation import COUNT, NS, Number, Shape, check, parse_json
 from ringtap.schema import PROFILE_RANGE, REGULAR_SHARE
 from ringtap.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType
-from ringtap.workload.workload import MAX_NODES, SPLITS, Workload, check_workload
+from ringtap.workload.workload import CARRIED_OUT_AS, MAX_NODES, SPLITS, Workload, check_workload
 
 _FILE = re.compile(r"rank(?P<rank>\d{1,7})-\d+(-\d+)?\.profile\.jsonl")
 MAX_FILE_BYTES, MAX_RANKS = 2 << 30, 10_000_000
@@ -39,7 +39,7 @@ _CALLS = {"call", "called", "wait", "waited"}
 # Collectives that a communicator runs at a time: gloo has two threads, others a stream
 _AT_A_TIME = {"gloo": 2}
 # Kinds of calls that gloo carries out as others
-CARRIED_OUT_AS = {"reduce_scatter": "all_reduce"}
+CARRIED_OUT_BY_GLOO = {"reduce_scatter": "all_reduce"}
 # Horovod sends together what is ready within a cycle
 _CYCLE_NS = 1_000_000
 # Waits that follow each other within this time are one
@@ -93,6 +93,7 @@ class Communication(NamedTuple):
         backend: gloo, nccl, horovod ...
         returns_at_once: True if its call does not wait for its end.
         splits: bytes to each rank, of an all-to-all that says them.
+        carried_out_as: the kind that the backend carried out; empty if it is not known to be another one.
     """
 
     kind: str
@@ -103,6 +104,7 @@ class Communication(NamedTuple):
     backend: str = ""
     returns_at_once: bool = True
     splits: tuple[int, ...] = ()
+    carried_out_as: str = ""
 
 
 @dataclass(frozen=True)
@@ -486,12 +488,9 @@ class _Division:
         """Return the range that a call made: the first of its kind, and of its bytes if there is one."""
         called = self._iteration.signatures[event.signature]
         latest_ns = (self._iteration.end_ns if called.returns_at_once else end_ns) + _CLOCK_NS
-        kinds = called.kind, CARRIED_OUT_AS.get(called.kind)
+        kinds = called.kind, CARRIED_OUT_BY_GLOO.get(called.kind)
         alike = [one for one in ranges if event.at_ns - _CLOCK_NS <= one.begin_ns <= latest_ns and one.kind in kinds]
-        found = next((one for one in alike if one.size_bytes == called.size_bytes), alike[0] if alike else None)
-        if found is not None and found.kind != called.kind:
-            self._assumptions.add(f"{called.kind}, as called; the backend carried it out as {found.kind}")
-        return found
+        return next((one for one in alike if one.size_bytes == called.size_bytes), alike[0] if alike else None)
 
     def _bucket_begins(self, ranges: Sequence[Range]) -> list[int]:
         """Return when DDP handed over each bucket, empty if these ranges are not its buckets.
@@ -617,6 +616,9 @@ class _Division:
         found = self._range_of.get(event.number)
         if found is not None:
             communication = communication._replace(backend=found.backend)
+            if found.kind != communication.kind:
+                communication = communication._replace(carried_out_as=found.kind)
+                self._assumptions.add(f"{communication.kind} is carried out as {found.kind}, as {found.backend} did")
         end_ns = self._iteration.ends_ns.get(event.number) if found is None else found.end_ns
         place = self._communicate(at_ns, communication, end_ns)
         self._calls[event.number] = place
@@ -695,6 +697,8 @@ def _describe_message(node: Node, found: Communication) -> None:
 def _describe_collective(node: Node, found: Communication, ranks: int, groups: dict[tuple[int, ...], str]) -> None:
     node.type = NodeType.COMM_COLL
     node.attributes |= {"comm_type": int(Collective[found.kind.upper()]), "comm_size": found.size_bytes}
+    if found.carried_out_as:
+        node.attributes[CARRIED_OUT_AS] = int(Collective[found.carried_out_as.upper()])
     if len(set(found.splits)) > 1:
         node.attributes[SPLITS] = list(found.splits)
     if found.ranks != tuple(range(ranks)):

@@ -20,9 +20,9 @@ from ringtap.workload.workload import (
     Parts,
     Place,
     Workload,
+    carried_out_as,
     collectives_of,
     is_communication,
-    kind_of,
     length_us,
     messages_of,
     order_by_messages,
@@ -190,7 +190,7 @@ class _Communication:
     def _graph(self, parts: Parts) -> int:
         """Return the number of the message graph of a collective, which is that of all others but for its bytes."""
         members, splits = tuple(rank for rank, _ in parts), split_bytes(parts)
-        key = kind_of(parts[0][1]), members, splits
+        key = carried_out_as(parts[0][1]), members, splits
         if key not in self._placed:
             graph = self._algorithms.graph(key[0], len(members), len(members) << 20, splits)
             ends = [*members, *range(self._workload.ranks, len(self._places))][: graph.endpoints]

@@ -21,9 +21,9 @@ from ringtap.workload.workload import (
     PREFIX,
     Place,
     Workload,
+    carried_out_as,
     check_workload,
     collectives_of,
-    kind_of,
     senders_of,
     size_of,
 )
@@ -98,7 +98,7 @@ def longest_chain_ns(workload: Workload, rate_bps: float, latency_s: float) -> i
     takes_ns: dict[Place, int] = {}
     for (_, members), collectives in collectives_of(workload).items():
         for parts in collectives:
-            if kind_of(parts[0][1]) not in KINDS:
+            if carried_out_as(parts[0][1]) not in KINDS:
                 continue
             places = [(rank, node.id) for rank, node in parts]
             first |= dict.fromkeys(places, places[0])

@@ -19,6 +19,7 @@ from ringtap.workload.message_graph import divided
 GROUPS_JSON, WORKLOAD_JSON = "comm_group.json", "workload.json"
 PREFIX = "rank"
 _ALL_RANKS = ("", "0")  # names of a group of all ranks, as in PyTorch and ASTRA-sim
+CARRIED_OUT_AS = "carried_out_as"
 MAX_NODES = 20_000_000
 _TRACE = re.compile(r"(?P<prefix>.*)\.(?P<rank>\d{1,7})\.et")
 _COMMUNICATION = {NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL}
@@ -363,6 +364,19 @@ def peer_of(node: Node) -> Any:
 def size_of(node: Node) -> int:
     """Return the bytes of a message or a collective."""
     return int(node.attributes.get("comm_size", 0))  # type: ignore[arg-type]
+
+
+def carried_out_as(node: Node) -> Collective:
+    """Return the kind of collective that moves the bytes of one: its own, unless its backend is known to use another.
+
+    Raises:
+        UsageError: it is unknown.
+    """
+    kind = kind_of(node)
+    try:
+        return Collective(node.attributes.get(CARRIED_OUT_AS, kind))  # type: ignore[arg-type]
+    except ValueError:
+        raise UsageError(f"{node.name} has a {CARRIED_OUT_AS} that is no kind of collective") from None
 
 
 def kind_of(node: Node) -> Collective:

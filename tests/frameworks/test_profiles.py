@@ -17,7 +17,7 @@ from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.lowering import Algorithms, lower
 from ringtap.workload.profile import RankProfile, profile_workload, read_profiles
 from ringtap.workload.scaling import Scaling, scale
-from ringtap.workload.workload import Workload, kind_of, peer_of, read_workload, size_of
+from ringtap.workload.workload import Workload, carried_out_as, kind_of, peer_of, read_workload, size_of
 from tests.frameworks.ranks import WarmInterpreter, launch, quick
 
 JOB = Path(__file__).resolve().parent / "jobs" / "profiled.py"
@@ -123,7 +123,10 @@ def test_shards_are_gathered_and_scattered(tmp_path: Path, warm: WarmInterpreter
     else:  # three layers gathered twice but the last one's output, and scattered
         assert kinds.count(Collective.REDUCE_SCATTER) == 3
         assert kinds.count(Collective.ALL_GATHER) in (5, 6)
-    assert any("reduce_scatter" in text for text in workload.about["assumptions"])
+    assert "reduce_scatter is carried out as all_reduce, as gloo did" in workload.about["assumptions"]
+    collectives = [node for node in workload.traces[0] if node.type == NodeType.COMM_COLL]
+    scattered = [node for node in collectives if kind_of(node) == Collective.REDUCE_SCATTER]
+    assert {carried_out_as(node) for node in scattered} == {Collective.ALL_REDUCE}
     # as a job of four ranks communicates, but for parameters that do not divide by four
     scaled = scale(workload, Scaling(4))
     own = communication(profiled(tmp_path / "4", kind, 10, ranks=4).workload.traces[0])

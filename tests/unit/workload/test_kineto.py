@@ -21,7 +21,7 @@ from ringtap.workload import kineto, profile
 from ringtap.workload.execution_trace import Collective, NodeType
 from ringtap.workload.kineto import read_kineto_traces
 from ringtap.workload.profile import profile_workload
-from ringtap.workload.workload import Workload, kind_of, peer_of, read_workload, size_of
+from ringtap.workload.workload import Workload, carried_out_as, kind_of, peer_of, read_workload, size_of
 
 START = 4_756_021_649_552.75  # us, as of a host that runs for weeks
 MAIN, BACKWARD = 100, 101
@@ -308,6 +308,12 @@ def test_gloo_and_the_thread_of_the_training_loop(tmp_path: Path) -> None:
         ("all_gather1", 0, [4]), ("input", 350, [5]),
     ]  # fmt: skip
     assert communication(workload) == [(Collective.ALL_REDUCE, 400), (Collective.ALL_GATHER, 400)]
+    # gloo carries out a reduce-scatter as an all-reduce
+    scattered = [each | {"name": "c10d::reduce_scatter_"} if each["name"] == "c10d::allreduce_" else each
+                 for each in (*gloo_step(0), *gloo_step(1))]  # fmt: skip
+    first = next(node for node in of_one_rank(tmp_path, scattered).traces[0] if node.type == NodeType.COMM_COLL)
+    assert kind_of(first) == Collective.REDUCE_SCATTER
+    assert carried_out_as(first) == Collective.ALL_REDUCE
     silent = event("cpu_op", "c10d::broadcast_", 700, 10)
     known = of_one_rank(tmp_path, [*gloo_step(0), *gloo_step(1), silent])
     assert communication(known) == communication(workload)

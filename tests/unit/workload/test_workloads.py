@@ -26,8 +26,10 @@ from ringtap.workload.scaling import Scaling, scale
 from ringtap.workload.simulated_iterations import critical_path, simulate
 from ringtap.workload.topologies import leaf_spine, star
 from ringtap.workload.workload import (
+    CARRIED_OUT_AS,
     Workload,
     check_workload,
+    kind_of,
     read_workload,
     size_of,
     split_bytes,
@@ -355,6 +357,33 @@ def collectives(*found: tuple[Collective, int]) -> Workload:
         for number, (kind, size) in enumerate(found, 1)
     ]
     return Workload([nodes, [replace(node) for node in nodes]])
+
+
+def test_what_a_backend_carries_out_as_another_kind_moves_its_bytes(tmp_path: Path) -> None:
+    """As gloo does: a reduce-scatter that is an all-reduce sends twice the bytes between two ranks."""
+    called, carried = (collectives((Collective.REDUCE_SCATTER, 8_000_000)) for _ in range(2))
+    for trace in carried.traces:
+        trace[0].attributes[CARRIED_OUT_AS] = int(Collective.ALL_REDUCE)
+    write_workload(carried, tmp_path / "carried")
+    carried = read_workload(tmp_path / "carried")
+    assert kind_of(carried.traces[0][0]) == Collective.REDUCE_SCATTER
+    reduced = collectives((Collective.ALL_REDUCE, 8_000_000))
+    times = [simulate(made, star(2, 1e9), Algorithms()).iteration_s for made in (called, carried, reduced)]
+    assert times == pytest.approx([0.032, 0.064, 0.064])
+    sent = [
+        sum(size_of(node) for node in lower(made, Algorithms()).traces[0] if node.type == NodeType.COMM_SEND)
+        for made in (called, carried, reduced)
+    ]
+    assert sent == [4_000_000, 8_000_000, 8_000_000]
+    files = [astra_sim_1.workload_file(made)[0] for made in (carried, reduced)]
+    assert files[0] == files[1]
+
+
+def test_a_kind_that_is_none_is_refused() -> None:
+    made = collectives((Collective.REDUCE_SCATTER, 8_000_000))
+    made.traces[0][0].attributes[CARRIED_OUT_AS] = 99
+    with pytest.raises(UsageError, match="has a carried_out_as that is no kind of collective"):
+        simulate(made, star(2, 1e9), Algorithms())
 
 
 GATHER, SCATTER, REDUCE = Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_REDUCE

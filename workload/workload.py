@@ -14,7 +14,6 @@ from ringtap.errors import UsageError
 from ringtap.rundir import write_json
 from ringtap.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType, message_classes, read_trace, write_trace
-from ringtap.workload.message_graph import divided
 
 GROUPS_JSON, WORKLOAD_JSON = "comm_group.json", "workload.json"
 PREFIX = "rank"
@@ -146,6 +145,8 @@ def split_bytes(parts: Parts) -> tuple[tuple[int, ...], ...]:
     """Return the bytes from each rank to each rank of an uneven all-to-all; none: all of them are alike."""
     if not any(SPLITS in node.attributes for _, node in parts):
         return ()
+    from ringtap.workload.message_graph import divided  # which needs NumPy, unlike the help of a command
+
     found = []
     for _, node in parts:
         given = node.attributes.get(SPLITS)

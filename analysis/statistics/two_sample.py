@@ -203,16 +203,24 @@ def _corrected(tests: Sequence[Test]) -> tuple[Test, ...]:
 def location_p(a: Values, b: Values) -> float:
     """Return the p value of the location test alone, for samples of any numbers in order of time, such as bytes.
 
-    Fewer than `MANY_VALUES` are compared by their ranks, because most of them may be alike, such as 0.
+    Fewer than `MANY_VALUES` are compared by their medians, or by their ranks if the same value is the most frequent one
+    in both, such as 0.
 
     Raises:
         UsageError: fewer than `MIN_STRETCHED` values in a sample, or one that is not finite.
     """
     first, second = sample(a, MIN_STRETCHED), sample(b, MIN_STRETCHED)
     if min(len(first), len(second)) < MANY_VALUES:
-        return rank_difference(first, second).p
+        is_rank = _most_frequent(first) & _most_frequent(second)
+        return (rank_difference if is_rank else median_difference)(first, second).p
     counts = effective_count(first), effective_count(second)
     return max(MIN_P, _superiority(np.sort(first), np.sort(second), counts, 0.95)[1])
+
+
+def _most_frequent(values: Array) -> set[float]:
+    """Return the most frequent values, if any value occurs twice."""
+    found, counts = np.unique(values, return_counts=True)
+    return set(found[counts == counts.max()].tolist()) if counts.max() > 1 else set()
 
 
 def correct_together(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:

@@ -26,15 +26,16 @@ def place(cluster: SlurmCluster) -> Iterator[Path]:
     compile.entries()  # so that the user finds the reader compiled
     for path in compile.cache_folder().glob("kernels-*.o"):
         shutil.copyfile(path, cached / path.name)
+    (place / "captures").mkdir()  # Slurm writes its own files beside it
     for number in range(3):
         frames = [(number * makers.MS, packet) for _, packet in makers.usual()]
-        (place / f"part{number}.pcap").write_bytes(makers.classic(makers.frames(frames)))
+        (place / "captures" / f"part{number}.pcap").write_bytes(makers.classic(makers.frames(frames)))
     yield place
     cluster.run(["rm", "-rf", place])
 
 
 def test_jobs_find_what_one_process_finds(cluster: SlurmCluster, place: Path) -> None:
-    command = [*RINGTAP, "flows", ".", "--json", "--no-cache"]
+    command = [*RINGTAP, "flows", "captures", "--json", "--no-cache"]
     alone = cluster.run(command, user="alice", cwd=place)
     assert alone.returncode == 0, alone.stderr
     asked = {f"DASK_JOBQUEUE__SLURM__{name}": value for name, value in JOB.items()}
@@ -49,7 +50,7 @@ def test_jobs_find_what_one_process_finds(cluster: SlurmCluster, place: Path) ->
 def test_what_slurm_refuses_is_one_sentence(cluster: SlurmCluster, place: Path) -> None:
     """This one demands an account, as many do."""
     asked = {f"DASK_JOBQUEUE__SLURM__{name}": value for name, value in JOB.items() if name != "ACCOUNT"}
-    command = [*RINGTAP, "flows", ".", "--scheduler", "slurm"]
+    command = [*RINGTAP, "flows", "captures", "--scheduler", "slurm"]
     done = cluster.run(command, user="alice", cwd=place, env=asked, timeout=100)
     assert done.returncode == 1, done.stderr
     why = "You are associated with no default account: please specify one with --account"

@@ -370,7 +370,7 @@ def test_the_commands_from_8_gpus_to_64(
 ) -> None:
     """Each bucket of the ring crosses each host's link once: 2 x 63/64 of its bytes."""
     section = PAGE.read_text().partition("### From 8 GPUs to 64")[2]
-    commands = section.partition("```sh\n")[2].partition("```")[0].splitlines()
+    commands = section.partition("```\n")[2].partition("```")[0].splitlines()
     assert len(commands) == 4
     monkeypatch.chdir(tmp_path)
     Path("traces").mkdir()

@@ -1,0 +1,121 @@
+"""Iteration times of six other jobs, predicted from a profile of two ranks by simulation, against the jobs themselves.
+
+python benchmarks/prediction_jobs.py FOLDER [--kinds NAME,...] [--ranks N,...] [--slower N] [-o FILE]
+
+Each job is profiled with two ranks on this machine, its workload is scaled to more ranks, and the job runs on the
+virtual testbed, a rank per host. With --slower N, computation takes N times as long and links have an Nth of the rate.
+The six jobs with 3 and 4 ranks take 5 minutes, and root or user namespaces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import _checkout  # noqa: F401 -- first: lets the others import ringtap
+from _prediction_job import KINDS
+from prediction import PAYLOAD_SHARE, ringtap_command, run
+
+from ringtap.agents.testbed.topology import TestbedSpec
+from ringtap.agents.testbed.up import RunningTestbed
+
+RATE_BPS, COMPUTE_S, PORT = 200_000_000, 0.1, 29_711
+PROFILED, ITERATIONS, WARM_UP = 30, 16, 3
+LIMIT_S = 300
+JOB = Path(__file__).with_name("_prediction_job.py")
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+
+
+def profiled(kind: str, slower: float, folder: Path) -> Path:
+    """Return the workload of the job of two ranks, as it computes and communicates on this machine."""
+    workload, recorded = folder / f"{kind}-2", folder / f"{kind}-profile"
+    if workload.exists():
+        return workload
+    command = [sys.executable, "-m", "ringtap", "run", "--profile", "-o", recorded, "--", sys.executable, "-m"]
+    command += ["torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", 2, JOB, kind]
+    command += ["--compute-s", slower * COMPUTE_S, "--iterations", PROFILED]
+    run(*command, environment=ENVIRONMENT | {"GLOO_SOCKET_IFNAME": "lo"})
+    ringtap_command("workload", "new", "--run", recorded, "-o", workload)
+    return workload
+
+
+def simulated_s(workload: Path, ranks: int, slower: float, folder: Path) -> float:
+    """Return the simulated iteration time of a workload with more ranks."""
+    scaled = folder / f"{workload.name}-{ranks}"
+    if not scaled.exists():
+        ringtap_command("workload", "scale", workload, "--workers", ranks, "-o", scaled)
+    rate = f"{round(RATE_BPS / slower * PAYLOAD_SHARE)}bit"
+    found = json.loads(ringtap_command("workload", "simulate", scaled, "--rate", rate, "--json"))
+    return float(found["points"][0]["iteration_s"])
+
+
+def measured_s(kind: str, ranks: int, slower: float, spec: TestbedSpec, folder: Path) -> list[float]:
+    """Return the iteration times of the job on the testbed."""
+    times = folder / f"{kind}-{ranks}.json"
+    jobs = []
+    for rank in range(ranks):
+        command = [
+            sys.executable,
+            "-m",
+            "ringtap.agents.testbed.enter",
+            spec.name,
+            spec.hosts[rank],
+            sys.executable,
+            JOB,
+        ]
+        command += [kind, "--compute-s", slower * COMPUTE_S, "--iterations", ITERATIONS, "--times", times]
+        world = {"RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": spec.training_ip(spec.hosts[0]), "MASTER_PORT": PORT}
+        more = ENVIRONMENT | {"GLOO_SOCKET_IFNAME": "eth0"} | {name: str(value) for name, value in world.items()}
+        jobs.append(subprocess.Popen(list(map(str, command)), env=os.environ | more, stderr=subprocess.DEVNULL))
+    try:
+        for job in jobs:
+            job.wait(LIMIT_S * slower)
+    finally:
+        for job in jobs:
+            job.terminate()
+    ends = json.loads(times.read_text())[WARM_UP:]
+    return [end - begin for begin, end in itertools.pairwise(ends)]
+
+
+def main() -> int:
+    """Print a table and, last, one JSON object."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="for profiles and workloads; kept")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="jobs, with commas between")
+    parser.add_argument("--ranks", default="3,4", help="numbers of ranks, with commas between")
+    parser.add_argument("--slower", type=float, default=1, metavar="N", help="factor of every time")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write the JSON object to a file")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    ranks = list(map(int, options.ranks.split(",")))
+    workloads = {kind: profiled(kind, options.slower, options.folder) for kind in options.kinds.split(",")}
+    spec = TestbedSpec("predict", tuple(f"S{number}" for number in range(max(ranks))), round(RATE_BPS / options.slower))
+    rows: list[dict[str, Any]] = []
+    print("| job | ranks | job, ms | simulated, ms | error |\n|---|---|---|---|---|")
+    with RunningTestbed(spec):
+        for kind, workload in workloads.items():
+            for count in ranks:
+                times_s = measured_s(kind, count, options.slower, spec, options.folder)
+                mean_s, error_s = statistics.fmean(times_s), statistics.stdev(times_s) / len(times_s) ** 0.5
+                found_s = simulated_s(workload, count, options.slower, options.folder)
+                row = {"job": kind, "ranks": count, "job_s": mean_s, "job_error_s": error_s, "simulated_s": found_s}
+                rows.append(row | {"error": found_s / mean_s - 1})
+                job_ms = f"{1e3 * mean_s:.1f} ± {1e3 * error_s:.1f}"
+                cells = kind, count, job_ms, f"{1e3 * found_s:.1f}", f"{rows[-1]['error']:+.1%}"
+                print("", *cells, "", sep=" | ", flush=True)
+    text = json.dumps({"points": rows})
+    if options.output:
+        options.output.write_text(text)
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -24,6 +24,7 @@ from ringtap.workload.workload import (
     carried_out_as,
     check_workload,
     collectives_of,
+    length_us,
     senders_of,
     size_of,
 )
@@ -116,7 +117,7 @@ def longest_chain_ns(workload: Workload, rate_bps: float, latency_s: float) -> i
             if node.type == NodeType.COMM_SEND:
                 takes_ns[~rank, node.id] = message_ns(size_of(node))
             elif node.type not in (NodeType.COMM_COLL, NodeType.COMM_RECV):
-                takes_ns[place] = node.duration_us * 1000
+                takes_ns[place] = length_us(node) * 1000
     ends_ns: dict[Place, int] = {}
     for place in TopologicalSorter(waits).static_order():
         ends_ns[place] = max((ends_ns[each] for each in waits[place]), default=0) + takes_ns.get(place, 0)

@@ -6,7 +6,10 @@ before is that of two, three or four copies, the packets are copies.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 _MAX_COPIES = 4
 _NEAR_COPIES = 0.03
@@ -14,19 +17,14 @@ _NEAR_COPIES = 0.03
 _MIN_BYTES = 100_000
 
 
-def has_copies(flows: Iterable[tuple[int, int]]) -> bool:
+def has_copies(conversations: npt.NDArray[Any]) -> bool:
     """True if a capture holds each byte of some large TCP flow several times.
 
     Args:
-        flows: payload, with the bytes that were seen before, and these bytes, of each flow.
+        conversations: rows of ``scan_dtypes.CONVERSATION``.
     """
-    return any(_copies(*flow) > 1 for flow in flows)
-
-
-def _copies(payload: int, retransmitted: int) -> int:
-    """Return how often a capture holds each byte of a flow; 1 if no whole number of copies fits."""
-    if payload < _MIN_BYTES or retransmitted <= 0:
-        return 1
-    copies = payload / max(payload - retransmitted, 1)
-    whole = round(copies)
-    return whole if 2 <= whole <= _MAX_COPIES and abs(copies / whole - 1) <= _NEAR_COPIES else 1
+    payload, again = (conversations[name].ravel().astype(np.float64) for name in ("payload", "retransmitted_bytes"))
+    is_large = (payload >= _MIN_BYTES) & (again > 0)
+    copies = payload[is_large] / np.maximum(payload[is_large] - again[is_large], 1)
+    whole = np.round(copies)
+    return bool(np.any((whole >= 2) & (whole <= _MAX_COPIES) & (np.abs(copies / whole - 1) <= _NEAR_COPIES)))

@@ -307,9 +307,7 @@ class _Reading:
 
     def _scan(self, number: int) -> Scanned:
         scanned = self._scan_once(number, without_copies=False)
-        rows = scanned.conversations
-        amounts = (rows[name].reshape(-1).tolist() for name in ("payload", "retransmitted_bytes"))
-        if self._sizes[number] is not None and has_copies(zip(*amounts, strict=True)):
+        if self._sizes[number] is not None and has_copies(scanned.conversations):
             return self._scan_once(number, without_copies=True)
         return scanned
 

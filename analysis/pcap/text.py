@@ -121,8 +121,7 @@ def notes(traffic: Traffic) -> list[str]:
             f"{packets:,} packets with payload were {segments:,} segments on the wire: the host captured before "
             f"segmentation or after joining, so frame bytes lack their headers; payload is correct"
         )
-    amounts = (rows[name].reshape(-1).tolist() for name in ("payload", "retransmitted_bytes"))
-    if has_copies(zip(*amounts, strict=True)):
+    if has_copies(rows):
         lines.append(
             "each byte of a large flow is there more than once, as of several interfaces of a bridge, and each copy "
             "counts: read a file rather than a pipe, or capture one interface"

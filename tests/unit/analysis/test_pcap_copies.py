@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scapy.layers.inet import IP
 from scapy.layers.inet6 import IPv6
@@ -13,6 +14,7 @@ from scapy.layers.inet6 import IPv6
 from ringtap import cli
 from ringtap.analysis.pcap import read_captures
 from ringtap.analysis.pcap.duplicates import has_copies
+from ringtap.analysis.pcap.scan_dtypes import CONVERSATION
 from tests.unit.capture_makers import A4, A6, B4, B6, MS, SLL2, Packet, Talk, classic, cooked2, frames
 
 COLUMNS = ["packets_ab", "packets_ba", "bytes_ab", "bytes_ba", "payload_ab", "payload_ba", "retransmitted_bytes_ab"]
@@ -78,8 +80,17 @@ def test_copies_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert b"each copy counts: read a file rather than a pipe" in done.stdout
 
 
+def flows(*amounts: tuple[int, int]) -> np.ndarray:
+    """Return conversations of one direction each, with their payload and what was seen before."""
+    rows = np.zeros(len(amounts), CONVERSATION)
+    for row, (payload, again) in zip(rows, amounts, strict=True):
+        row["payload"][0], row["retransmitted_bytes"][0] = payload, again
+    return rows
+
+
 def test_copies_are_told_from_retransmissions() -> None:
-    assert has_copies([(2_000_000, 1_000_000)])
-    assert has_copies([(1_000_000, 0), (3_000_000, 2_000_000)])
-    assert not has_copies([(2_000_000, 300_000), (1_000_000, 0)])
-    assert not has_copies([(2_000, 1_000)])
+    assert has_copies(flows((2_000_000, 1_000_000)))
+    assert has_copies(flows((1_000_000, 0), (3_000_000, 2_000_000)))
+    assert not has_copies(flows((2_000_000, 300_000), (1_000_000, 0)))
+    assert not has_copies(flows((2_000, 1_000)))
+    assert not has_copies(flows())

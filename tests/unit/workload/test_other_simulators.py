@@ -624,6 +624,8 @@ def test_the_longest_chain_is_a_bound_for_every_simulator() -> None:
     late = workload()
     late.traces[2][0].duration_us = 5000  # on another rank: a collective waits for all
     assert chain_ns + 3_999_999 <= longest_chain_ns(late, rate_bps, latency_s) <= chain_ns + 4_000_000
+    late.traces[2][0].type = NodeType.METADATA  # whose recorded duration is no work
+    assert chain_ns - 1 <= longest_chain_ns(late, rate_bps, latency_s) <= chain_ns
     # a root does not wait for the others
     assert longest_chain_ns(workload(kind=Collective.BROADCAST), rate_bps, latency_s) == 1_007_000
     # a ring: 2 (N - 1) messages, one after the other

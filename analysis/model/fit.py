@@ -362,8 +362,8 @@ def _with_intervals(fit: FitResult, points: _Points, samples: int, seed: int) ->
     if fit.robust and not fit.free and error_a is not None and error_b is not None:
         # without the outliers the residuals are few, and resampling them makes the interval of B too narrow
         reach = float(special.stdtrit(fit.terms.freedom, (1 + LEVEL) / 2))
-        factor = math.exp(min(reach * error_a / fit.A, 700.0))
-        intervals |= {"A": (fit.A / factor, fit.A * factor), "B": (fit.B - reach * error_b, fit.B + reach * error_b)}
+        ends = np.exp(np.clip(math.log(fit.A) + reach * error_a / fit.A * np.array([-1, 1]), -700, 700)).tolist()
+        intervals |= {"A": (ends[0], ends[1]), "B": (fit.B - reach * error_b, fit.B + reach * error_b)}
     return replace(fit, intervals=intervals, samples=samples)
 
 

@@ -16,6 +16,7 @@ MOST_SHARE = 0.25  # of the points can be outliers, and one in any case
 DECISIVE_LEVERAGE = 0.5  # weight of a point in its own fitted value; above, the others hardly say what it should be
 _ALIKE_SHARE = 1e-6  # of the loads' range: points closer than this are at the same load
 _REFINEMENTS = 5  # of a free exponent
+_MAX_CONDITION = 1e7  # of the columns; beyond, their squares have no digits left
 
 Mask = npt.NDArray[np.bool_]
 
@@ -73,7 +74,7 @@ def deletion_ratios(columns: Array, log_time: Array, error: Array | None) -> Arr
     ratios = np.zeros(len(log_time))
     for at in range(len(log_time)):
         others = np.arange(len(log_time)) != at
-        if np.linalg.matrix_rank(scaled[others]) < scaled.shape[1]:
+        if not np.linalg.cond(scaled[others]) < _MAX_CONDITION:
             continue
         weight, own = _weights(scaled, log_time, error, at)
         found, inverse = _weighted(scaled[others], log_time[others], weight)
@@ -101,7 +102,7 @@ def _weights(columns: Array, log_time: Array, error: Array | None, at: int) -> t
 
 def _weighted(columns: Array, log_time: Array, weight: Array) -> tuple[Array, Array]:
     """Return the parameters of weighted least squares, and their covariance."""
-    inverse = np.asarray(np.linalg.inv((columns * weight[:, None]).T @ columns), np.float64)
+    inverse = np.asarray(np.linalg.pinv((columns * weight[:, None]).T @ columns, hermitian=True), np.float64)
     return inverse @ (columns * weight[:, None]).T @ log_time, inverse
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from ringtap.errors import UsageError
 from ringtap.flow_plan import COLUMNS, read_header
 from ringtap.units import counted
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _ROWS_AT_ONCE = 100_000
 _NAMES = ("destination", "source")
@@ -94,11 +96,13 @@ def read_plan(path: Path) -> Plan:
     Raises:
         UsageError: it cannot be read, is not a plan, or does not match its header.
     """
+    import pandas as pd  # which takes 0.2 s, and who simulates without a plan needs none
+
     header = _checked_header(path)
     columns = COLUMNS[header["version"]]
     kinds: dict[str, Any] = dict.fromkeys(columns, "category") | {"start_ns": "int64", "size_bytes": "int64"}
     names = {name: {each: index for index, each in enumerate(header.get(f"{name}s", []))} for name in _NAMES}
-    parts: list[pd.DataFrame] = []
+    parts: list[dict[str, Integers]] = []
     try:
         with pd.read_csv(
             path, sep="\t", skiprows=1, names=list(columns), dtype=kinds, chunksize=_ROWS_AT_ONCE, na_filter=False,
@@ -110,15 +114,17 @@ def read_plan(path: Path) -> Plan:
     except (ValueError, OverflowError, OSError) as error:
         why = str(error).strip().splitlines()[-1]
         raise UsageError(f"{path} has a line that is not a flow ({why}): write it again") from error
-    table = pd.concat(parts) if parts else pd.DataFrame(dict.fromkeys(_NUMBERS, np.empty(0, np.int64)))
-    return _checked(Plan(path, header, **{name: table[name].to_numpy(np.int64) for name in _NUMBERS}))
+    none = np.empty(0, np.int64)
+    joined = {name: np.concatenate([none, *(part[name] for part in parts)]) for name in _NUMBERS}
+    return _checked(Plan(path, header, **joined))
 
 
-def _numbers(rows: pd.DataFrame, names: dict[str, dict[str, int]]) -> pd.DataFrame:
-    """Return a chunk of the file with numbers instead of names."""
-    found: dict[str, Any] = {"start_ns": rows["start_ns"], "size_bytes": rows["size_bytes"]}
+def _numbers(rows: pd.DataFrame, names: dict[str, dict[str, int]]) -> dict[str, Integers]:
+    """Return the columns of a chunk of the file, with numbers instead of names."""
+    found = {name: np.full(len(rows), -1) for name in names} | {"after": np.full(len(rows), -1)}
+    found |= {name: rows[name].to_numpy(np.int64) for name in ("start_ns", "size_bytes")}
+    found["delay_ns"] = np.zeros(len(rows), np.int64)
     for name, indexes in names.items():
-        found[name] = -1
         if name in rows:
             categories, codes = rows[name].cat.categories, rows[name].cat.codes
             none = {"-": -1}  # an unbound source, the destination of a computation
@@ -126,12 +132,11 @@ def _numbers(rows: pd.DataFrame, names: dict[str, dict[str, int]]) -> pd.DataFra
             if unknown:
                 raise ValueError(f"{name} {unknown[0][:80]!r} is not among the header's")
             found[name] = np.array([(indexes | none)[each] for each in categories], np.int64)[codes]
-    found |= {"after": -1, "delay_ns": 0}
     if "after" in rows:
         waits = [(-1, 0) if each == "-" else _wait(each) for each in rows["after"].cat.categories]
         of_rows = np.array(waits, np.int64).reshape(-1, 2)[rows["after"].cat.codes]
         found |= {"after": of_rows[:, 0], "delay_ns": of_rows[:, 1]}
-    return pd.DataFrame(found)
+    return found
 
 
 def _wait(text: str) -> tuple[int, int]:

@@ -371,6 +371,32 @@ ALGORITHMS: dict[str, Callable[[Shape], MessageGraph]] = {
 }
 
 
+def messages_of_one(collective: str, workers: int) -> MessageGraph | None:
+    """Return the messages that one worker sends, of a collective in which each one does the same at the same time.
+
+    Where links are all alike, each worker receives a message when it has sent its own, so that each message of a chain
+    waits for the one before. Endpoint 0 is the worker, and endpoint 1 stands for those to which it sends.
+
+    Returns:
+        The messages; None: workers of this collective do different things.
+    """
+    steps = workers - 1
+    chains = {"ring": [1] * 2 * steps, "reduce-scatter": [1] * steps, "all-gather": [1] * steps}
+    if collective == "halving-doubling" and workers & steps == 0:
+        down = [workers >> level for level in range(1, workers.bit_length())]
+        chains[collective] = [*down, *reversed(down)]
+    builder = GraphBuilder(1, divided(workers << 20, workers), others=1)
+    if collective == "all-to-all":
+        builder.send(0, np.ones(steps), 0, adds=False)
+        return builder.build()
+    if collective not in chains:
+        return None
+    before = None
+    for chunks in chains[collective]:
+        before = builder.send(0, 1, 0, chunks, adds=False, after=before)
+    return builder.build()
+
+
 def message_graph(collective: str, shape: Shape) -> MessageGraph:
     """Return the message graph of a collective.
 

@@ -62,12 +62,16 @@ class Algorithms:
         """
         if splits:
             return uneven_all_to_all(splits)
-        name = self.all_reduce if kind == Collective.ALL_REDUCE else _OTHERS[kind]
+        name = self.name(kind)
         key = name, members, size_bytes
         if key not in self._graphs:
             shape = Shape(members, size_bytes, self.group, self.shards, self.pieces)
             self._graphs[key] = message_graph(name, shape)
         return self._graphs[key]
+
+    def name(self, kind: Collective) -> str:
+        """Return the name of the algorithm of a kind of collective."""
+        return self.all_reduce if kind == Collective.ALL_REDUCE else _OTHERS[kind]
 
     @property
     def key(self) -> str:

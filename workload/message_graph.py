@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ringtap.errors import UsageError
 
 Integers = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.int32]  # of messages, endpoints and chunks: with 20 million of them, half the memory counts
 Flags = npt.NDArray[np.bool_]
 MAX_MESSAGES = 20_000_000  # of a graph; a simulation needs about 0.3 kB for each
 MAX_WAITS = 150_000_000  # messages that messages wait for; about 40 bytes each
@@ -39,13 +40,13 @@ class MessageGraph:
     workers: int
     endpoints: int
     chunk_bytes: Integers
-    source: Integers
-    destination: Integers
-    first_chunk: Integers
-    chunks: Integers
+    source: Numbers
+    destination: Numbers
+    first_chunk: Numbers
+    chunks: Numbers
     adds: Flags
-    step: Integers
-    after: Integers
+    step: Numbers
+    after: Numbers
     after_start: Integers
 
     def __len__(self) -> int:
@@ -73,11 +74,11 @@ class MessageGraph:
         """Bytes that each endpoint receives, shape (endpoints,)."""
         return self._sum(self.destination)
 
-    def waits_for(self, message: int) -> Integers:
+    def waits_for(self, message: int) -> Numbers:
         """Return the numbers of the messages that a message waits for."""
         return self.after[self.after_start[message] : self.after_start[message + 1]]
 
-    def _sum(self, endpoint: Integers) -> Integers:
+    def _sum(self, endpoint: Numbers) -> Integers:
         total = np.zeros(self.endpoints, np.int64)
         np.add.at(total, endpoint, self.size_bytes)
         return total
@@ -94,11 +95,11 @@ class GraphBuilder:
 
     def __init__(self, workers: int, chunk_bytes: Integers, others: int = 0) -> None:
         self._workers, self._endpoints, self._chunk_bytes = workers, workers + others, chunk_bytes
-        self._batches: list[tuple[npt.NDArray[np.int64], ...]] = []
+        self._batches: list[tuple[Numbers, ...]] = []
         self._adds: list[Flags] = []
-        self._after: list[Integers] = []
-        self._counts: list[Integers] = []
-        self._step = np.empty(0, np.int64)
+        self._after: list[Numbers] = []
+        self._counts: list[Numbers] = []
+        self._step = np.empty(0, np.int32)
         self._messages = 0
 
     def send(
@@ -124,7 +125,7 @@ class GraphBuilder:
         Raises:
             UsageError: there are too many messages.
         """
-        given = (np.asarray(each, np.int64) for each in (source, destination, first_chunk, chunks))
+        given = (np.asarray(each, np.int32) for each in (source, destination, first_chunk, chunks))
         columns = tuple(np.atleast_1d(each).ravel() for each in np.broadcast_arrays(*given))
         count = len(columns[0])
         self._grow(count)
@@ -133,8 +134,8 @@ class GraphBuilder:
         steps = np.where(known, self._step[np.where(known, waits, 0)], -1)
         self._batches.append(columns)
         self._adds.append(np.full(count, adds))
-        self._after.append(waits[known])
-        self._counts.append(known.sum(axis=1))
+        self._after.append(waits[known].astype(np.int32))
+        self._counts.append(known.sum(axis=1, dtype=np.int32))
         numbers = np.arange(self._messages - count, self._messages)
         self._step[numbers] = steps.max(axis=1) + 1
         return numbers
@@ -143,22 +144,22 @@ class GraphBuilder:
         self._messages += count
         check_room(self._workers, self._messages)
         if self._messages > len(self._step):
-            larger = np.empty(max(2 * len(self._step), self._messages), np.int64)
+            larger = np.empty(max(2 * len(self._step), self._messages), np.int32)
             larger[: len(self._step)] = self._step
             self._step = larger
 
     def build(self) -> MessageGraph:
         """Return the graph."""
 
-        def joined(parts: list[Integers]) -> Integers:
-            return np.concatenate(parts) if parts else np.empty(0, np.int64)
+        def joined(parts: list[Numbers]) -> Numbers:
+            return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
         source, destination, first, chunks = (joined([batch[i] for batch in self._batches]) for i in range(4))
         return MessageGraph(
             self._workers, self._endpoints, self._chunk_bytes, source, destination, first, chunks,
             np.concatenate(self._adds) if self._adds else np.empty(0, np.bool_),
             self._step[: self._messages].copy(), joined(self._after),
-            np.concatenate(([0], np.cumsum(joined(self._counts)))),
+            np.concatenate(([0], np.cumsum(joined(self._counts), dtype=np.int64))),
         )  # fmt: skip
 
 

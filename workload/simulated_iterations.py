@@ -11,12 +11,13 @@ import numpy as np
 
 from ringtap.errors import UsageError
 from ringtap.units import counted, format_size
-from ringtap.workload.collectives import Shape, message_graph
+from ringtap.workload.collectives import Shape, message_graph, messages_of_one
 from ringtap.workload.execution_trace import Node, NodeType
 from ringtap.workload.lowering import Algorithms, bytes_of
 from ringtap.workload.simulation import CrossFlows, Numbers, Simulation
-from ringtap.workload.topologies import Topology
+from ringtap.workload.topologies import Topology, star
 from ringtap.workload.workload import (
+    SPLITS,
     Parts,
     Place,
     Workload,
@@ -117,15 +118,19 @@ def simulate(
     if not places:
         check_room(topology, endpoints, ranks_per_host)
         places = [endpoint // ranks_per_host for endpoint in range(endpoints)]
-    simulation = Simulation(topology, latency_s, rate_share, cross)
-    communication = _Communication(workload, algorithms, simulation, places)
+    # where all ranks do the same at the same time, one stands for all
+    is_one = cross is None and len(set(places)) == endpoints and _are_alike(workload, topology, algorithms, rate_share)
+    ranks = 1 if is_one else workload.ranks
+    network = star(2, topology.rate_bps[0]) if is_one else topology
+    simulation = Simulation(network, latency_s, np.max(rate_share) if is_one else rate_share, cross)
+    communication = _Communication(workload, algorithms, simulation, [0, 1] if is_one else places, ranks)
     ends: list[int] = []
-    last: list[list[int]] = [[] for _ in range(workload.ranks)]
-    order, sender_of = _order(workload)
+    last: list[list[int]] = [[] for _ in range(ranks)]
+    order, sender_of = _order(workload, ranks)
     numbers: list[dict[int, int]] = []
     for _ in range(iterations):
         role = communication.begin()
-        numbers = [{} for _ in range(workload.ranks)]
+        numbers = [{} for _ in range(ranks)]
         for rank, each in order:
             after = [numbers[rank][dep] for dep in each.deps] or last[rank]
             if sent_by := sender_of.get((rank, each.id)):
@@ -141,18 +146,41 @@ def simulate(
     found = result.end_s[ends]
     if (found < 0).any():
         raise UsageError(
-            f"rank {np.argmax(found < 0) % workload.ranks} waits for ever: ranks wait for each other's messages in "
-            "different orders"
+            f"rank {np.argmax(found < 0) % ranks} waits for ever: ranks wait for each other's messages in different "
+            "orders"
         )
     spans = [
         [Span(node, float(result.begin_s[at[node.id]]), float(result.end_s[at[node.id]])) for node in trace]
-        for trace, at in zip(workload.traces, numbers, strict=True)
+        for trace, at in zip(workload.traces, numbers, strict=False)
     ]
-    end_s = found.reshape(iterations, workload.ranks)
+    end_s, link_bytes = found.reshape(iterations, ranks), result.link_bytes / iterations
+    if is_one:
+        end_s, spans = np.repeat(end_s, workload.ranks, axis=1), spans * workload.ranks
+        of_one, link_bytes = link_bytes, np.zeros(len(topology.links))
+        for place in places:
+            for link in topology.path(place, place):
+                link_bytes[link] = of_one[0]
     return SimulatedIterations(
-        end_s, spans, float(end_s[-2].max()) if iterations > 1 else 0.0, result.link_bytes / iterations,
-        result.cross_begin_s, result.cross_end_s,
+        end_s, spans, float(end_s[-2].max()) if iterations > 1 else 0.0, link_bytes, result.cross_begin_s,
+        result.cross_end_s,
     )  # fmt: skip
+
+
+def _are_alike(workload: Workload, topology: Topology, algorithms: Algorithms, rate_share: float | Numbers) -> bool:
+    """Return True if all ranks, at hosts of their own, do the same and have the same share of links that are alike."""
+    if topology.name != "star" or np.ptp(rate_share) > 0 or workload.ranks < 2 or algorithms.others:
+        return False
+    first, everybody = workload.traces[0], range(workload.ranks)
+    for node in first:
+        if node.type in (NodeType.COMM_SEND, NodeType.COMM_RECV):
+            return False
+        if node.type == NodeType.COMM_COLL and (
+            list(workload.members(node)) != list(everybody)
+            or SPLITS in node.attributes
+            or messages_of_one(algorithms.name(carried_out_as(node)), 2) is None
+        ):
+            return False
+    return all(trace == first for trace in workload.traces)
 
 
 class _Communication:
@@ -163,12 +191,14 @@ class _Communication:
         algorithms: algorithms of collectives.
         simulation: the simulation.
         places: host of each rank, server and switch that adds.
+        ranks: number of ranks that are simulated; 1 of several: one that stands for all.
     """
 
     def __init__(
-        self, workload: Workload, algorithms: Algorithms, simulation: Simulation, places: Sequence[int]
+        self, workload: Workload, algorithms: Algorithms, simulation: Simulation, places: Sequence[int], ranks: int
     ) -> None:
         self._workload, self._algorithms, self._simulation, self._places = workload, algorithms, simulation, places
+        self._ranks = ranks
         self._placed: dict[tuple[object, ...], int] = {}
         sends, receives = messages_of(workload)
         self._messages = [pair for key, sent in sends.items() for pair in zip(sent, receives[key], strict=True)]
@@ -179,7 +209,7 @@ class _Communication:
         role: dict[Place, tuple[int, int]] = {}
         for parts in self._collectives:
             instance = self._simulation.collective(self._graph(parts), bytes_of(parts))
-            role |= {(rank, node.id): (instance, worker) for worker, (rank, node) in enumerate(parts)}
+            role |= {(rank, node.id): (instance, worker) for worker, (rank, node) in enumerate(parts[: self._ranks])}
         for (source, sender), (destination, receiver) in self._messages:
             instance = self._simulation.collective(self._pair(source, destination), size_of(sender))
             role[source, sender.id] = instance, 0
@@ -192,7 +222,9 @@ class _Communication:
         members, splits = tuple(rank for rank, _ in parts), split_bytes(parts)
         key = carried_out_as(parts[0][1]), members, splits
         if key not in self._placed:
-            graph = self._algorithms.graph(key[0], len(members), len(members) << 20, splits)
+            graph = messages_of_one(self._algorithms.name(key[0]), len(members)) if self._ranks == 1 else None
+            if graph is None:
+                graph = self._algorithms.graph(key[0], len(members), len(members) << 20, splits)
             ends = [*members, *range(self._workload.ranks, len(self._places))][: graph.endpoints]
             self._placed[key] = self._simulation.place(graph, [self._places[end] for end in ends])
         return self._placed[key]
@@ -207,10 +239,10 @@ class _Communication:
         return self._placed[source, destination]
 
 
-def _order(workload: Workload) -> tuple[list[tuple[int, Node]], dict[Place, Place]]:
-    """Return all nodes with their ranks, each after those that it waits for, and the senders that receives wait for."""
-    if not workload.is_eager:
-        return [(rank, node) for rank, trace in enumerate(workload.traces) for node in trace], {}
+def _order(workload: Workload, ranks: int) -> tuple[list[tuple[int, Node]], dict[Place, Place]]:
+    """Return nodes with their ranks, each after those that it waits for, and the senders that receives wait for."""
+    if not workload.is_eager or ranks < workload.ranks:
+        return [(rank, node) for rank, trace in enumerate(workload.traces[:ranks]) for node in trace], {}
     sender_of = senders_of(workload)
     return [(rank, node) for (rank, _), node in order_by_messages(workload, sender_of)], sender_of
 

@@ -1,4 +1,4 @@
-"""The event loop of the flow-level simulation, compiled by numba.
+"""The event loop of the flow-level simulation, which numba compiles.
 
 Flows share links max-min fairly. An event is the end of a flow, the arrival of a message, or the end of a computation.
 All events of one instant are handled before rates are calculated anew, and only for the flows that share a link,
@@ -11,25 +11,12 @@ cross traffic belong to no instance. Each has a time at which it begins, and may
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import cache
 
-import numba
 import numpy as np
 
 from ringtap.installation import cache_folder
-
-
-def _prepared_cache() -> bool:
-    """Let numba keep machine code in ringtap's cache folder; return False if the folder cannot be used."""
-    folder = cache_folder() / "numba"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    numba.config.CACHE_DIR = str(folder)
-    return os.access(folder, os.W_OK)
-
-
-_compiled = numba.njit(cache=_prepared_cache(), error_model="numpy")
 
 NONE = -1
 COMPUTE, COLLECTIVE = range(2)
@@ -44,7 +31,6 @@ _SECOND = (1 << _SECOND_BITS) - 1
 _FIRST = (1 << 28) - 1
 
 
-@_compiled
 def _push(times, codes, count, when, code):
     """Add an event to a heap with room for it; return the number of events."""
     place = count
@@ -60,7 +46,6 @@ def _push(times, codes, count, when, code):
     return count + 1
 
 
-@_compiled
 def _pop(times, codes, count):
     """Remove the first event, which the caller has read; return the number of events."""
     count -= 1
@@ -82,7 +67,6 @@ def _pop(times, codes, count):
     return count
 
 
-@_compiled
 def _wait(waiting, count, place):
     """Add a place to a heap with room for it."""
     at = count
@@ -92,7 +76,6 @@ def _wait(waiting, count, place):
     waiting[at] = place
 
 
-@_compiled
 def _first(waiting, count):
     """Remove the lowest place of a heap, and return it."""
     first, place, at = waiting[0], waiting[count - 1], 0
@@ -108,7 +91,6 @@ def _first(waiting, count):
     return first
 
 
-@_compiled
 def _code(kind, first, second):
     return (np.int64(kind) << 60) | (np.int64(first) << _SECOND_BITS) | np.int64(second)
 
@@ -118,7 +100,6 @@ def cross_code(flow: int) -> int:
     return (_CROSS << 60) | int(flow)
 
 
-@_compiled
 def advance(
     # nodes: what each rank does
     node_kind, node_s, node_instance, node_local, node_waits, next_start, next_nodes, begin_s, end_s,
@@ -485,3 +466,21 @@ def advance(
     counters[MARK], counters[MESSAGES], counters[PHASE], counters[CALLED] = mark, messages, phase, calls
     clock[0] = now
     return needs
+
+
+@cache
+def compiled() -> Callable[..., int]:
+    """Return `advance` as machine code, which numba keeps in ringtap's cache folder if it can be used."""
+    import numba
+
+    folder, can_keep = cache_folder() / "numba", True
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        can_keep = False
+    numba.config.CACHE_DIR = str(folder)
+    compile_ = numba.njit(cache=can_keep and os.access(folder, os.W_OK), error_model="numpy")
+    for helper in (_push, _pop, _wait, _first, _code):  # machine code calls nothing else
+        globals()[helper.__name__] = compile_(helper)
+    found: Callable[..., int] = compile_(advance)
+    return found

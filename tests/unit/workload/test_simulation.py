@@ -30,7 +30,9 @@ def duration_s(name: str, shape: Shape, topology: Topology, latency_s: float = 0
     assert found.messages == len(graph)
     assert (found.begin_s == 0).all()
     expected = np.zeros(len(topology.links))
-    for source, destination, size in zip(graph.source, graph.destination, graph.size_bytes, strict=True):
+    for source, destination, size in zip(
+        graph.source.tolist(), graph.destination.tolist(), graph.size_bytes, strict=True
+    ):
         np.add.at(expected, list(topology.path(source, destination)), size)
     assert found.link_bytes == pytest.approx(expected)
     return float(found.end_s.max())

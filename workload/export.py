@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ringtap.errors import UsageError
 from ringtap.flow_plan import flow_list_line
 from ringtap.units import counted
-from ringtap.workload.execution_trace import Collective, Node, NodeType
+from ringtap.workload.execution_trace import Collective, NodeType
+from ringtap.workload.lowering import Algorithms, LoweredCollective, ended, lowered_collectives
 from ringtap.workload.workload import (
     Workload,
     check_of_all_ranks,
@@ -37,37 +38,55 @@ _PARAM_DIVIDED = {
 }  # fmt: skip
 
 
-def goal(lowered: Workload, units_per_us: int = 1000) -> Iterator[str]:
-    """Yield the lines of a GOAL schedule (LogGOPSim, ATLAHS) of a workload without collectives.
+def goal(workload: Workload, algorithms: Algorithms, units_per_us: int = 1000) -> Iterator[str]:
+    """Return the lines of a GOAL schedule (LogGOPSim, ATLAHS) of a workload, with the messages of its collectives.
 
     Args:
-        lowered: the workload.
+        workload: what ranks compute and send.
+        algorithms: algorithms of collectives.
         units_per_us: units of time in 1 us; 1000: times are in ns.
 
     Raises:
-        UsageError: the workload has collectives.
+        UsageError: an algorithm does not go with the number of ranks.
     """
-    yield f"num_ranks {lowered.ranks}"
-    for rank, trace in enumerate(lowered.traces):
+    of_rank: list[list[tuple[LoweredCollective, int]]] = [[] for _ in range(workload.ranks + algorithms.others)]
+    for collective in lowered_collectives(workload, algorithms):
+        for endpoint, rank in enumerate(collective.ranks):
+            of_rank[rank].append((collective, endpoint))
+    return _goal_lines(workload, of_rank, units_per_us)
+
+
+def _goal_lines(
+    workload: Workload, of_rank: list[list[tuple[LoweredCollective, int]]], units_per_us: int
+) -> Iterator[str]:
+    """Yield the lines of a schedule, from the collectives of each rank and its endpoint in each."""
+    yield f"num_ranks {len(of_rank)}"
+    for rank, collectives in enumerate(of_rank):
         yield ""
         yield f"rank {rank} {{"
-        for node in trace:
-            yield f"l{node.id}: {_goal_operation(lowered, rank, node, units_per_us)}"
-        for node in trace:
-            yield from (f"l{node.id} requires l{dep}" for dep in sorted(node.deps))
+        trace = workload.traces[rank] if rank < workload.ranks else []
+        requires = [f"l{node.id} requires l{dep}" for node in trace for dep in sorted(node.deps)]
+        for node in map(ended, trace):
+            if node.type in (NodeType.COMM_SEND, NodeType.COMM_RECV):
+                is_send, tag = node.type == NodeType.COMM_SEND, node.attributes.get("comm_tag", 0)
+                yield _goal_message(node.id, is_send, peer_of(node), tag, size_of(node))
+            else:
+                yield f"l{node.id}: calc {length_us(node) * units_per_us}"
+        for collective, endpoint in collectives:
+            own = next((node for one, node in collective.parts if one == rank), None)
+            first_deps = sorted(own.deps) if own else []
+            for number, is_send, peer, tag, size_bytes, after in collective.at(endpoint):
+                yield _goal_message(number, is_send, peer, tag, size_bytes)
+                requires += [f"l{number} requires l{dep}" for dep in after or first_deps]
+            requires += [f"l{own.id} requires l{last}" for last in collective.last(endpoint)] if own else []
+        yield from requires
         yield "}"
 
 
-def _goal_operation(lowered: Workload, rank: int, node: Node, units_per_us: int) -> str:
+def _goal_message(number: int, is_send: bool, peer: Any, tag: Any, size_bytes: int) -> str:
     # LogGOPSim charges the bytes after the first, and the time of a message of 0 bytes would wrap around
-    tag, size_bytes = node.attributes.get("comm_tag", 0), max(size_of(node), 1)
-    if node.type == NodeType.COMM_SEND:
-        return f"send {size_bytes}b to {peer_of(node)} tag {tag}"
-    if node.type == NodeType.COMM_RECV:
-        return f"recv {size_bytes}b from {peer_of(node)} tag {tag}"
-    if node.type == NodeType.COMM_COLL:
-        raise UsageError(f"{lowered.where(rank, node)} is a collective: lower the workload first")
-    return f"calc {length_us(node) * units_per_us}"
+    what, where = ("send", "to") if is_send else ("recv", "from")
+    return f"l{number}: {what} {max(size_bytes, 1)}b {where} {peer} tag {tag}"
 
 
 def hpcc(lowered: Workload, simulated: SimulatedIterations, ranks_per_host: int = 1) -> tuple[list[str], list[str]]:

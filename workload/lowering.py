@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from ringtap.workload.collectives import Shape, message_graph, uneven_all_to_all
-from ringtap.workload.execution_trace import Collective, Node, NodeType
-from ringtap.workload.message_graph import MessageGraph
+from ringtap.workload.execution_trace import Collective, Node, NodeType, Value
+from ringtap.workload.message_graph import Integers, MessageGraph, Operations
 from ringtap.workload.workload import (
     Parts,
+    Place,
     Workload,
     carried_out_as,
     collectives_of,
@@ -44,7 +47,7 @@ class Algorithms:
     group: int = 1
     shards: int = 1
     pieces: int = 1
-    _graphs: dict[tuple[str, int, int], MessageGraph] = field(default_factory=dict)
+    _graphs: dict[tuple[str, int], MessageGraph] = field(default_factory=dict)
 
     def graph(
         self, kind: Collective, members: int, size_bytes: int, splits: Sequence[Sequence[int]] = ()
@@ -62,12 +65,11 @@ class Algorithms:
         """
         if splits:
             return uneven_all_to_all(splits)
-        name = self.name(kind)
-        key = name, members, size_bytes
+        key = self.name(kind), members
         if key not in self._graphs:
             shape = Shape(members, size_bytes, self.group, self.shards, self.pieces)
-            self._graphs[key] = message_graph(name, shape)
-        return self._graphs[key]
+            self._graphs[key] = message_graph(key[0], shape)
+        return self._graphs[key].of_size(size_bytes)
 
     def name(self, kind: Collective) -> str:
         """Return the name of the algorithm of a kind of collective."""
@@ -95,6 +97,79 @@ def bytes_of(parts: Parts) -> int:
     return sum(map(sum, splits)) if splits else data_bytes(parts[0][1], len(parts))
 
 
+@dataclass(frozen=True)
+class LoweredCollective:
+    """The sends and receives that a collective becomes.
+
+    Attributes:
+        parts: its ranks and nodes in the workload.
+        ranks: rank of each endpoint.
+        size_bytes: bytes of each message.
+        operations: the sends and receives of each endpoint.
+        first_ids: id of the first one of each endpoint.
+        first_tags: tag of the first message of each pair of endpoints.
+    """
+
+    parts: Parts
+    ranks: list[int]
+    size_bytes: Integers
+    operations: Operations
+    first_ids: list[int]
+    first_tags: Integers
+
+    def at(self, endpoint: int) -> Iterator[tuple[int, bool, int, int, int, list[int]]]:
+        """Yield the sends and receives of an endpoint.
+
+        Yields:
+            Id, True for a send and False for a receive, the rank at the other end, tag, bytes, and the ids of those
+            that it waits for; none: it waits for what the collective waits for.
+        """
+        all_, first_id = self.operations, self.first_ids[endpoint]
+        begin, end = all_.endpoint_start[endpoint : endpoint + 2]
+        message, is_send = all_.message[begin:end], all_.is_send[begin:end]
+        pair = all_.pair[message]
+        peers = np.array(self.ranks)[all_.pairs[pair, is_send.astype(np.int64)]].tolist()
+        tags, sizes = (self.first_tags[pair] + all_.turn[message]).tolist(), self.size_bytes[message].tolist()
+        starts = all_.after_start[begin : end + 1].tolist()
+        after = (all_.after[starts[0] : starts[-1]] + first_id).tolist()
+        first = starts[0]
+        for place, sends in enumerate(is_send.tolist()):
+            waits = after[starts[place] - first : starts[place + 1] - first]
+            yield first_id + place, sends, peers[place], tags[place], sizes[place], waits
+
+    def last(self, endpoint: int) -> list[int]:
+        """Return the ids of the sends and receives of an endpoint for which none of its others waits."""
+        begin, end = self.operations.endpoint_start[endpoint : endpoint + 2]
+        found: list[int] = (np.flatnonzero(self.operations.is_last[begin:end]) + self.first_ids[endpoint]).tolist()
+        return found
+
+
+def lowered_collectives(workload: Workload, algorithms: Algorithms) -> Iterator[LoweredCollective]:
+    """Yield the sends and receives of each collective. Parameter servers and switches become further ranks."""
+    others = range(workload.ranks, workload.ranks + algorithms.others)
+    new_ids = [max((node.id for node in trace), default=0) + 1 for trace in workload.traces] + [1] * len(others)
+    tags: dict[tuple[int, int], int] = {}  # the next one, beside those of the workload's own messages
+    for source, destination, tag in messages_of(workload)[0]:
+        tags[source, destination] = max(tag + 1, tags.get((source, destination), 0))
+    known: dict[tuple[Collective, int], Operations] = {}
+    for (_, members), collectives in collectives_of(workload).items():
+        for parts in collectives if len(members) > 1 else ():
+            key, splits = (carried_out_as(parts[0][1]), len(members)), split_bytes(parts)
+            graph = algorithms.graph(*key, bytes_of(parts), splits)
+            if splits or key not in known:
+                known[key] = graph.operations()
+            operations = known[key]
+            ranks = [*members, *others][: graph.endpoints]
+            first_ids, first_tags = [new_ids[rank] for rank in ranks], []
+            for rank, count in zip(ranks, np.diff(operations.endpoint_start).tolist(), strict=True):
+                new_ids[rank] += count
+            for (one, other), count in zip(operations.pairs.tolist(), operations.pair_messages.tolist(), strict=True):
+                pair = ranks[one], ranks[other]
+                first_tags.append(tags.get(pair, 0))
+                tags[pair] = first_tags[-1] + count
+            yield LoweredCollective(parts, ranks, graph.size_bytes, operations, first_ids, np.array(first_tags))
+
+
 def lower(workload: Workload, algorithms: Algorithms) -> Workload:
     """Return a workload of computations, sends and receives, without collectives.
 
@@ -102,48 +177,33 @@ def lower(workload: Workload, algorithms: Algorithms) -> Workload:
     and switches become further ranks.
     """
     extra = algorithms.others
-    traces: list[list[Node]] = [[replace(node) for node in trace] for trace in workload.traces]
-    traces += [[] for _ in range(extra)]
-    new_ids = [max((node.id for node in trace), default=0) + 1 for trace in traces]
-    tags: dict[tuple[int, int], int] = {}  # beside those of the workload's own messages
-    for source, destination, tag in messages_of(workload)[0]:
-        tags[source, destination] = max(tag, tags.get((source, destination), -1))
-    by_id = [{node.id: node for node in trace} for trace in traces]
-    for (_, members), collectives in collectives_of(workload).items():
-        for parts in collectives:
-            for rank, node in parts:
-                place = by_id[rank][node.id]
-                place.type, place.attributes, place.duration_us = NodeType.COMP, {"is_cpu_op": False}, 0
-            if len(members) < 2:
-                continue
-            graph = algorithms.graph(carried_out_as(parts[0][1]), len(members), bytes_of(parts), split_bytes(parts))
-            ends = [*members, *range(workload.ranks, workload.ranks + extra)]
-            nodes = dict(parts)
-            sends, receives = [0] * len(graph), [0] * len(graph)
-            joined: dict[int, list[int]] = {rank: [] for rank in members}
-            for message, size_bytes in enumerate(graph.size_bytes.tolist()):
-                source, destination = ends[graph.source[message]], ends[graph.destination[message]]
-                tag = tags[source, destination] = tags.get((source, destination), -1) + 1
-                after: dict[int, list[int]] = {source: [], destination: []}
-                for before in graph.waits_for(message).tolist():
-                    # a node waits for nodes of its own rank: the sender's, else the receiver's
-                    ends_before = {ends[graph.destination[before]]: receives, ends[graph.source[before]]: sends}
-                    rank = source if source in ends_before else destination
-                    after[rank].append(ends_before[rank][before])
-                for rank, kind, ids, peer in (
-                    (source, NodeType.COMM_SEND, sends, "comm_dst"),
-                    (destination, NodeType.COMM_RECV, receives, "comm_src"),
-                ):
-                    ids[message] = new_ids[rank]
-                    new_ids[rank] += 1
-                    deps = {*after[rank], *(nodes[rank].deps if rank in nodes else ())}
-                    other = destination if rank == source else source
-                    attributes = {"is_cpu_op": False, peer: other, "comm_tag": tag, "comm_size": size_bytes}
-                    name = nodes[rank].name if rank in nodes else "sum"
-                    traces[rank].append(Node(ids[message], name, kind, sorted(deps), attributes=attributes))
-                    if rank in joined:
-                        joined[rank].append(ids[message])
-            for rank, node in parts:
-                by_id[rank][node.id].control_deps = sorted({*node.control_deps, *joined[rank]})
+    traces: list[list[Node]] = [[] for _ in range(workload.ranks + extra)]
+    messages: dict[Place, list[Node]] = {}
+    last: dict[Place, list[int]] = {}
+    for collective in lowered_collectives(workload, algorithms):
+        nodes = dict(collective.parts)
+        for endpoint, rank in enumerate(collective.ranks):
+            name, deps, found = "sum", list[int](), traces[rank]
+            if rank in nodes:
+                name, deps = nodes[rank].name, sorted(nodes[rank].deps)
+                found = messages[rank, nodes[rank].id] = []
+                last[rank, nodes[rank].id] = collective.last(endpoint)
+            for number, sends, peer, tag, size_bytes, after in collective.at(endpoint):
+                kind, end = (NodeType.COMM_SEND, "comm_dst") if sends else (NodeType.COMM_RECV, "comm_src")
+                attributes: dict[str, Value] = {"is_cpu_op": False, end: peer, "comm_tag": tag, "comm_size": size_bytes}
+                found.append(Node(number, name, kind, sorted(after) or deps, attributes=attributes))
+    for rank, trace in enumerate(workload.traces):
+        for node in trace:
+            traces[rank] += messages.get((rank, node.id), [])
+            traces[rank].append(ended(node))
+            traces[rank][-1].control_deps += last.get((rank, node.id), [])
     about = workload.about | {"lowered": {"all_reduce": algorithms.all_reduce, "added_ranks": extra}}
     return Workload(traces, {}, about)
+
+
+def ended(node: Node) -> Node:
+    """Return a copy of a node; of a collective, the computation of no length that stands for its end."""
+    copy = replace(node, control_deps=list(node.control_deps))
+    if node.type != NodeType.COMM_COLL:
+        return copy
+    return replace(copy, type=NodeType.COMP, attributes={"is_cpu_op": False}, duration_us=0)

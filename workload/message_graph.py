@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +61,7 @@ class MessageGraph:
     @property
     def size_bytes(self) -> Integers:
         """Bytes of each message, shape (messages,)."""
-        upto = np.concatenate(([0], np.cumsum(self.chunk_bytes)))
+        upto = starts_of(self.chunk_bytes)
         found: Integers = upto[self.first_chunk + self.chunks] - upto[self.first_chunk]
         return found
 
@@ -78,10 +79,100 @@ class MessageGraph:
         """Return the numbers of the messages that a message waits for."""
         return self.after[self.after_start[message] : self.after_start[message + 1]]
 
+    def of_size(self, size_bytes: int) -> MessageGraph:
+        """Return the same graph for data of another size."""
+        return replace(self, chunk_bytes=divided(size_bytes, len(self.chunk_bytes)))
+
+    def operations(self) -> Operations:
+        """Return the sends and receives of the messages, by endpoint."""
+        ends = np.stack([self.source, self.destination], axis=1)  # a message is sent, then received
+        order = np.argsort(ends.ravel(), kind="stable")
+        endpoint_start = starts_of(np.bincount(ends.ravel(), minlength=self.endpoints))
+        local = np.empty(len(order), np.int32)
+        local[order] = np.arange(len(order)) - np.repeat(endpoint_start[:-1], np.diff(endpoint_start))
+        waiting = np.repeat(np.arange(len(self)), np.diff(self.after_start))
+        receives = ~self._is_at_sender(waiting, self.after)
+        endpoint = np.where(receives, self.destination[waiting], self.source[waiting])
+        awaited = 2 * self.after + (self.destination[self.after] == endpoint)
+        after_order = np.argsort(np.argsort(order)[2 * waiting + receives], kind="stable")
+        counts = np.bincount(2 * waiting + receives, minlength=len(order))
+        is_awaited = np.zeros(len(order), np.bool_)
+        is_awaited[awaited] = True
+        keys, pair = np.unique(self.source.astype(np.int64) * self.endpoints + self.destination, return_inverse=True)
+        by_pair = np.argsort(pair, kind="stable")
+        pair_start = starts_of(np.bincount(pair, minlength=len(keys)))
+        turn = np.empty(len(self), np.int32)
+        turn[by_pair] = np.arange(len(self)) - np.repeat(pair_start[:-1], np.diff(pair_start))
+        return Operations(
+            endpoint_start, (order >> 1).astype(np.int32), order & 1 == 0, starts_of(counts[order]),
+            local[awaited[after_order]], ~is_awaited[order], turn, pair.astype(np.int32),
+            np.stack(np.divmod(keys, self.endpoints), axis=1), np.diff(pair_start),
+        )  # fmt: skip
+
+    def end_ns(self, ready_ns: Integers, message_ns: Integers) -> Integers:
+        """Return when each endpoint has its last message, if links have room for all and a send takes no time.
+
+        Args:
+            ready_ns: time at which each endpoint begins, shape (endpoints,).
+            message_ns: time from a send to its receipt, shape (messages,).
+        """
+        sent_ns, received_ns = ready_ns[self.source], ready_ns[self.destination]
+        order = np.argsort(self.step, kind="stable")
+        for step in np.split(order, np.cumsum(np.bincount(self.step))[:-1]):
+            waits = np.diff(self.after_start)[step]
+            places = np.arange(waits.sum()) + np.repeat(self.after_start[step] - starts_of(waits)[:-1], waits)
+            waiting, before = np.repeat(step, waits), self.after[places]
+            at_sender = self._is_at_sender(waiting, before)
+            endpoint = np.where(at_sender, self.source[waiting], self.destination[waiting])
+            known_ns = np.where(self.destination[before] == endpoint, received_ns[before], sent_ns[before])
+            np.maximum.at(sent_ns, waiting[at_sender], known_ns[at_sender])
+            np.maximum.at(received_ns, waiting[~at_sender], known_ns[~at_sender])
+            received_ns[step] = np.maximum(received_ns[step], sent_ns[step] + message_ns[step])
+        found_ns = ready_ns.copy()
+        np.maximum.at(found_ns, self.source, sent_ns)
+        np.maximum.at(found_ns, self.destination, received_ns)
+        return found_ns
+
+    def _is_at_sender(self, message: Integers, before: Numbers) -> Flags:
+        """Return True where the sender of a message waits for one before; else the receiver does."""
+        found: Flags = (self.source[before] == self.source[message]) | (
+            self.destination[before] == self.source[message]
+        )
+        return found
+
     def _sum(self, endpoint: Numbers) -> Integers:
         total = np.zeros(self.endpoints, np.int64)
         np.add.at(total, endpoint, self.size_bytes)
         return total
+
+
+@dataclass(frozen=True, eq=False)
+class Operations:
+    """The sends and receives of a message graph, endpoint by endpoint, in the order of the messages.
+
+    Attributes:
+        endpoint_start: place at which the operations of each endpoint begin, shape (endpoints + 1,).
+        message: message of each operation, shape (operations,).
+        is_send: True for a send, False for a receive.
+        after_start: place in ``after`` at which those of each operation begin, shape (operations + 1,).
+        after: the operations that each one waits for, counted from the first one of its endpoint.
+        is_last: True if no other one waits for it.
+        turn: number of messages before each message from the same endpoint to the same one, shape (messages,).
+        pair: number of its pair of endpoints.
+        pairs: source and destination of each pair, shape (pairs, 2).
+        pair_messages: its messages, shape (pairs,).
+    """
+
+    endpoint_start: Integers
+    message: Numbers
+    is_send: Flags
+    after_start: Integers
+    after: Numbers
+    is_last: Flags
+    turn: Numbers
+    pair: Numbers
+    pairs: Integers
+    pair_messages: Integers
 
 
 class GraphBuilder:
@@ -159,8 +250,14 @@ class GraphBuilder:
             self._workers, self._endpoints, self._chunk_bytes, source, destination, first, chunks,
             np.concatenate(self._adds) if self._adds else np.empty(0, np.bool_),
             self._step[: self._messages].copy(), joined(self._after),
-            np.concatenate(([0], np.cumsum(joined(self._counts), dtype=np.int64))),
+            starts_of(joined(self._counts)),
         )  # fmt: skip
+
+
+def starts_of(counts: npt.NDArray[Any]) -> Integers:
+    """Return the place at which each of several groups begins, and the end of the last one."""
+    found: Integers = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+    return found
 
 
 def divided(size_bytes: int, parts: int) -> Integers:

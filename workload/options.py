@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,14 +22,15 @@ _MAX_SPINES = 1024
 MAX_RANKS_PER_HOST = 1024
 
 
-def write_output(path: Path, text: str) -> None:
-    """Write the file of ``-o``.
+def write_output(path: Path, lines: Iterable[str]) -> None:
+    """Write the lines of the file of ``-o``.
 
     Raises:
         UsageError: it cannot be written.
     """
     try:
-        path.write_text(text)
+        with path.open("w") as file:
+            file.writelines(f"{line}\n" for line in lines)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ringtap.errors import UsageError
 from ringtap.workload import simulation_kernel as kernel
-from ringtap.workload.message_graph import Integers, MessageGraph
+from ringtap.workload.message_graph import Integers, MessageGraph, starts_of
 from ringtap.workload.topologies import Topology
 
 Numbers = npt.NDArray[np.float64]
@@ -178,7 +178,7 @@ class Simulation:
         nodes = np.lexsort((order, unit))[np.count_nonzero(unit == kernel.NONE) :]
         place[nodes] = np.arange(len(nodes))
         found: dict[str, Any] = {"node_unit": unit, "node_place": place, "unit_nodes": nodes}
-        found |= {"unit_start": _starts(np.bincount(unit[nodes], minlength=units))}
+        found |= {"unit_start": starts_of(np.bincount(unit[nodes], minlength=units))}
         found |= {"unit_waiting": np.zeros(len(nodes), np.int64), "unit_count": np.zeros(units, np.int64)}
         return found | {
             "unit_runs": np.zeros(units, np.bool_), "is_called": np.zeros(units, np.bool_),
@@ -224,10 +224,10 @@ class Simulation:
         found |= {"graph_workers": np.array(workers, np.int64), "local_start": np.array(endpoints)}
         found |= {"message_share": joined["message_share"].astype(np.float64)}
         found |= {name: joined[name].astype(np.int32) for name in list(parts)[1:5]}
-        found |= {"reply_start": _starts(joined["replies"]), "reply": joined["reply"].astype(np.int32)}
-        found |= {"by_local_start": _starts(joined["ends"]), "by_local": joined["by_local"].astype(np.int32)}
+        found |= {"reply_start": starts_of(joined["replies"]), "reply": joined["reply"].astype(np.int32)}
+        found |= {"by_local_start": starts_of(joined["ends"]), "by_local": joined["by_local"].astype(np.int32)}
         found |= {"local_messages": joined["local_messages"].astype(np.int64)} | cross
-        found |= {"pair_start": _starts(np.array([len(path) for path in paths], np.int64))}
+        found |= {"pair_start": starts_of(np.array([len(path) for path in paths], np.int64))}
         found |= {"pair_links": np.array([link for path in paths for link in path], np.int64)}
         found |= {"pair_s": np.full(len(paths), float(self._latency_s)), "link_rate": self._rate}
         return found | {"link_bytes": np.zeros(len(self._rate))}
@@ -311,8 +311,4 @@ def _grow(arrays: dict[str, Any], needs: int, counters: Integers) -> None:
 
 def _grouped(keys: npt.NDArray[Any], values: Integers, groups: int) -> tuple[Integers, Integers]:
     """Return values by their keys: the place at which each group begins, shape (groups + 1,), and the values."""
-    return _starts(np.bincount(keys, minlength=groups)), values[np.argsort(keys, kind="stable")]
-
-
-def _starts(counts: Integers) -> Integers:
-    return np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    return starts_of(np.bincount(keys, minlength=groups)), values[np.argsort(keys, kind="stable")]

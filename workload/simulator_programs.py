@@ -9,24 +9,27 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+
 from ringtap.errors import UsageError
 from ringtap.units import format_duration
 from ringtap.workload.astra_sim import CONFIGURATION, KINDS, write_astra_sim
-from ringtap.workload.execution_trace import NodeType
 from ringtap.workload.export import goal
-from ringtap.workload.lowering import Algorithms, data_bytes, lower
+from ringtap.workload.lowering import Algorithms, bytes_of, data_bytes
+from ringtap.workload.message_graph import Integers
 from ringtap.workload.simulator_logs import SimulatorLog, read_log
 from ringtap.workload.topologies import Topology
 from ringtap.workload.workload import (
     PREFIX,
+    Parts,
     Place,
     Workload,
     carried_out_as,
-    check_workload,
     collectives_of,
     length_us,
     senders_of,
     size_of,
+    split_bytes,
 )
 
 _TXT2BIN = "txt2bin"  # LogGOPSim's converter of schedules
@@ -80,47 +83,65 @@ def run_simulator(
     return found
 
 
-def longest_chain_ns(workload: Workload, rate_bps: float, latency_s: float) -> int:
+def longest_chain_ns(
+    workload: Workload, rate_bps: float, latency_s: float, algorithms: Algorithms | None = None
+) -> int:
     """Return the time of the longest chain of computations and messages, which no simulation can go below.
-
-    A collective in which each rank needs data of all others counts as one message, with the part of one rank, after all
-    have begun. Others take no time.
 
     Args:
         workload: what ranks compute and send.
         rate_bps: rate of the fastest link.
         latency_s: time of a message beside its bytes.
+        algorithms: algorithms of collectives. None: they are not known. A collective in which each rank needs data of
+            all others counts as one message then, with the part of one rank, after all have begun; others take no time.
     """
 
-    def message_ns(size_bytes: int) -> int:  # LogGOPSim charges the bytes after the first
-        return int((latency_s * 1e9 + max(size_bytes - 1, 0) * 8e9 / rate_bps) * (1 - _ROUNDING))
+    def message_ns(size_bytes: Integers) -> Integers:  # LogGOPSim charges the bytes after the first
+        times_ns = (latency_s * 1e9 + np.maximum(size_bytes - 1, 0) * 8e9 / rate_bps) * (1 - _ROUNDING)
+        return times_ns.astype(np.int64)
 
-    first: dict[Place, Place] = {}  # the parts of a collective -> the first one, which stands for all
-    takes_ns: dict[Place, int] = {}
-    for (_, members), collectives in collectives_of(workload).items():
-        for parts in collectives:
-            if carried_out_as(parts[0][1]) not in KINDS:
-                continue
+    def collective_ends_ns(parts: Parts, ready_ns: Integers) -> Integers:
+        """Return when the ranks of a collective have ended it, from the times at which they begin."""
+        kind, size_bytes = carried_out_as(parts[0][1]), bytes_of(parts)
+        if algorithms is not None and len(parts) > 1:
+            graph = algorithms.graph(kind, len(parts), size_bytes, split_bytes(parts))
+            others = np.zeros(graph.endpoints - len(parts), np.int64)
+            return graph.end_ns(np.concatenate([ready_ns, others]), message_ns(graph.size_bytes))
+        if kind not in KINDS or len(parts) == 1:
+            return ready_ns
+        share_bytes = np.array(data_bytes(parts[0][1], len(parts)) // len(parts))
+        return np.full(len(parts), ready_ns.max() + message_ns(share_bytes))
+
+    collectives: dict[Place, Parts] = {}  # by the first part, for which the others stand
+    first: dict[Place, Place] = {}
+    for every in collectives_of(workload).values():
+        for parts in every:
             places = [(rank, node.id) for rank, node in parts]
             first |= dict.fromkeys(places, places[0])
-            share = data_bytes(parts[0][1], len(members)) // len(members)
-            takes_ns[places[0]] = message_ns(share) if len(members) > 1 else 0
+            collectives[places[0]] = parts
+    nodes = {(rank, node.id): node for rank, trace in enumerate(workload.traces) for node in trace}
+    sender_of = senders_of(workload)
     waits = defaultdict[Place, set[Place]](set)
-    for (rank, number), (source, sent) in senders_of(workload).items():
-        message = ~source, sent  # between the send, which may end before, and the receive
-        waits[message].add((source, sent))
-        waits[rank, number].add(message)
-    for rank, trace in enumerate(workload.traces):
-        for node in trace:
-            place = first.get((rank, node.id), (rank, node.id))
-            waits[place].update(first.get((rank, dep), (rank, dep)) for dep in node.deps)
-            if node.type == NodeType.COMM_SEND:
-                takes_ns[~rank, node.id] = message_ns(size_of(node))
-            elif node.type not in (NodeType.COMM_COLL, NodeType.COMM_RECV):
-                takes_ns[place] = length_us(node) * 1000
+    for place, node in nodes.items():
+        before = {(place[0], dep) for dep in node.deps} | ({sender_of[place]} if place in sender_of else set())
+        waits[first.get(place, place)].update(first.get(each, each) for each in before)
     ends_ns: dict[Place, int] = {}
+
+    def ready_ns(place: Place) -> int:
+        return max((ends_ns[place[0], dep] for dep in nodes[place].deps), default=0)
+
     for place in TopologicalSorter(waits).static_order():
-        ends_ns[place] = max((ends_ns[each] for each in waits[place]), default=0) + takes_ns.get(place, 0)
+        node = nodes[place]
+        if place in collectives:
+            places = [(rank, each.id) for rank, each in collectives[place]]
+            ended_ns = collective_ends_ns(collectives[place], np.array([ready_ns(each) for each in places]))
+            ends_ns |= zip(places, ended_ns.tolist(), strict=False)
+        elif place in sender_of:
+            source = sender_of[place]
+            sent_ns = ends_ns[source] + int(message_ns(np.array(size_of(nodes[source]))))
+            ends_ns[place] = max(ready_ns(place), sent_ns)
+        else:
+            ends_ns[place] = ready_ns(place) + length_us(node) * 1000
     return max(ends_ns.values(), default=0)
 
 
@@ -144,17 +165,15 @@ def _loggopsim(
         raise UsageError("LogGOPSim runs rates of 4 kbit/s to 8 Tbit/s and latencies up to 2.1 ms here")
     # no time of the processor or between messages, and no handshake (S), as in the simulation here
     parameters |= {"o": 0, "g": 0, "O": 0, "S": _MAX_PARAMETER}
-    lowered = lower(workload, algorithms)
-    check_workload(lowered)
     folder.mkdir()
     with (folder / "schedule.goal").open("w") as file:
-        file.writelines(f"{line}\n" for line in goal(lowered, _PS_PER_S // 10**6))
+        file.writelines(f"{line}\n" for line in goal(workload, algorithms, _PS_PER_S // 10**6))
     options = [word for name, value in parameters.items() for word in (f"-{name}", str(value))]
     commands = [
         [str(program.with_name(_TXT2BIN)), "-i", "schedule.goal", "-o", "schedule.bin"],
         [str(program), "-f", "schedule.bin", *options],
     ]
-    return commands, longest_chain_ns(lowered, 8 * _PS_PER_S / parameters["G"], latency_s)
+    return commands, longest_chain_ns(workload, 8 * _PS_PER_S / parameters["G"], latency_s, algorithms)
 
 
 def _to_cycles(found: SimulatorLog) -> None:

@@ -62,20 +62,22 @@ def _export(options: argparse.Namespace) -> int:
     lost: list[str] = []
     if options.to == "chakra":
         _export_directory(options, workload, chosen)
-    elif options.to in ("goal", "hpcc", "plan"):
+    elif options.to == "goal":
+        write_output(options.output, goal(workload, chosen))
+    elif options.to in ("hpcc", "plan"):
         lowered = lower(workload, chosen)
         check_workload(lowered)
         if options.to == "plan":
             _export_plan(options, lowered)
         else:
-            lines, lost = (goal(lowered), []) if options.to == "goal" else _flows(options, lowered)
-            write_output(options.output, "".join(f"{line}\n" for line in lines))
+            lines, lost = _flows(options, lowered)
+            write_output(options.output, lines)
     elif options.to == "astra1":
         lines, lost = workload_file(workload)
-        write_output(options.output, "".join(f"{line}\n" for line in lines))
+        write_output(options.output, lines)
     else:
         trace, lost = param(workload)
-        write_output(options.output, json.dumps(trace, indent=1) + "\n")
+        write_output(options.output, [json.dumps(trace, indent=1)])
     if options.json:
         files = (
             [str(path) for path in sorted(options.output.iterdir())]

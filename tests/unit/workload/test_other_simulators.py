@@ -256,9 +256,9 @@ def test_flow_lists_read_back_as_plans(ranks: int, size_bytes: int, all_reduce: 
 
 
 def test_schedules_have_no_message_of_zero_bytes() -> None:
-    made = lower(workload(kind=Collective.BARRIER), Algorithms())
+    made = workload(kind=Collective.BARRIER)
     made.traces[0][0].duration_us = 3
-    text = "\n".join(goal(made, 10**6))
+    text = "\n".join(goal(made, Algorithms(), 10**6))
     assert "send 0b" not in text
     assert "calc 3000000" in text
 

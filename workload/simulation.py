@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -186,10 +187,7 @@ class Simulation:
         }  # fmt: skip
 
     def _placed(self) -> dict[str, Any]:
-        parts: dict[str, list[Any]] = {name: [] for name in (
-            "message_share", "message_pair", "message_from", "message_to", "message_waits",
-            "replies", "reply", "ends", "by_local", "local_messages",
-        )}  # fmt: skip
+        parts = defaultdict[str, list[Any]](lambda: [np.empty(0, np.int32)])
         pairs: dict[tuple[int, int], int] = {}
         sizes, free, workers, endpoints = [0], [], [], [0]
         for graph, hosts in self._graphs:
@@ -204,29 +202,28 @@ class Simulation:
             ends_of, numbers_of = np.concatenate([graph.source, graph.destination]), np.tile(np.arange(count), 2)
             local_starts, by_local = _grouped(ends_of, numbers_of, graph.endpoints)
             parts["message_share"].append(graph.size_bytes / max(int(graph.chunk_bytes.sum()), 1))
-            parts["message_pair"].append(np.array(numbers, np.int64)[which.ravel()])
-            parts["message_from"].append(graph.source)
-            parts["message_to"].append(graph.destination)
-            parts["message_waits"].append(waits)
-            parts["replies"].append(np.diff(reply_start))
-            parts["reply"].append(reply)
-            parts["ends"].append(np.diff(local_starts))
-            parts["by_local"].append(by_local)
-            parts["local_messages"].append(np.diff(local_starts))
+            for name, values in (
+                ("message_pair", np.array(numbers)[which.ravel()]), ("message_from", graph.source),
+                ("message_to", graph.destination), ("message_waits", waits), ("reply", reply),
+                ("replies", np.diff(reply_start)), ("by_local", by_local), ("ends", np.diff(local_starts)),
+            ):  # fmt: skip
+                parts[name].append(values.astype(np.int32))
             sizes.append(sizes[-1] + count)
             endpoints.append(endpoints[-1] + graph.endpoints)
             free.append(int((waits == 0).sum()))
             workers.append(graph.workers)
         cross = self._crossing(pairs)
-        joined = {name: np.concatenate([*each, np.empty(0, np.int32)]) for name, each in parts.items()}
+        joined = defaultdict[str, Any](lambda: np.empty(0, np.int32))
+        for name in list(parts):
+            joined[name] = np.concatenate(parts.pop(name))
         paths = [self.topology.path(a, b) if a != b else () for a, b in pairs]
         found: dict[str, Any] = {"graph_start": np.array(sizes), "graph_free": np.array(free, np.int64)}
         found |= {"graph_workers": np.array(workers, np.int64), "local_start": np.array(endpoints)}
         found |= {"message_share": joined["message_share"].astype(np.float64)}
-        found |= {name: joined[name].astype(np.int32) for name in list(parts)[1:5]}
-        found |= {"reply_start": starts_of(joined["replies"]), "reply": joined["reply"].astype(np.int32)}
-        found |= {"by_local_start": starts_of(joined["ends"]), "by_local": joined["by_local"].astype(np.int32)}
-        found |= {"local_messages": joined["local_messages"].astype(np.int64)} | cross
+        found |= {f"message_{name}": joined[f"message_{name}"] for name in ("pair", "from", "to", "waits")}
+        found |= {"reply_start": starts_of(joined["replies"]), "reply": joined["reply"]}
+        found |= {"by_local_start": starts_of(joined["ends"]), "by_local": joined["by_local"]}
+        found |= {"local_messages": joined["ends"]} | cross
         found |= {"pair_start": starts_of(np.array([len(path) for path in paths], np.int64))}
         found |= {"pair_links": np.array([link for path in paths for link in path], np.int64)}
         found |= {"pair_s": np.full(len(paths), float(self._latency_s)), "link_rate": self._rate}

@@ -112,10 +112,11 @@ def _system(workload: Workload, all_reduce: str, dimensions: int) -> dict[str, o
         "all-reduce": _ALL_REDUCE.get(all_reduce, "ring"), "all-gather": "ring", "reduce-scatter": "ring",
         "all-to-all": "direct1",
     }  # fmt: skip
-    # a collective is one chunk, as in the simulation here; the simulator aborts without a delay of endpoints (ns)
+    # as in the simulation here, a collective is one chunk, and its data come from memory at once (1 PB/s); the simulator
+    # aborts without a delay of endpoints (ns)
     return {
         "scheduling-policy": "FIFO", "endpoint-delay": 1, "active-chunks-per-dimension": 1,
-        "preferred-dataset-splits": 1, "collective-optimization": "localBWAware", "local-mem-bw": 1600,
+        "preferred-dataset-splits": 1, "collective-optimization": "localBWAware", "local-mem-bw": 10**6,
         **{f"{kind}-implementation": [name] * dimensions for kind, name in chosen.items()},
     }  # fmt: skip
 

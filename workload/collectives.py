@@ -301,10 +301,8 @@ def all_to_all(shape: Shape) -> MessageGraph:
 
     NCCL sends them as one group, and gloo without waiting, so that none waits for the latency of another one.
     """
-    workers = shape.workers
-    builder = GraphBuilder(workers, divided(shape.size_bytes, workers))
-    pairs = np.arange(workers * workers)
-    source, destination = np.divmod(pairs[pairs // workers != pairs % workers], workers)
+    builder = GraphBuilder(shape.workers, divided(shape.size_bytes, shape.workers))
+    source, destination = _pairs(shape.workers)
     builder.send(source, destination, destination, adds=False)
     return builder.build()
 
@@ -317,9 +315,17 @@ def uneven_all_to_all(split_bytes: Sequence[Sequence[int]]) -> MessageGraph:
     """
     sizes = np.array(split_bytes, np.int64)
     builder = GraphBuilder(len(sizes), sizes.ravel())
-    source, destination = np.nonzero(sizes * (1 - np.eye(len(sizes), dtype=np.int64)))
+    source, destination = _pairs(len(sizes))
+    has_data = sizes[source, destination] > 0
+    source, destination = source[has_data], destination[has_data]
     builder.send(source, destination, source * len(sizes) + destination, adds=False)
     return builder.build()
+
+
+def _pairs(workers: int) -> tuple[Integers, Integers]:
+    """Return all pairs of workers, each worker's next one first, so that no two of a round have the same receiver."""
+    source = np.tile(np.arange(workers), workers - 1)
+    return source, (source + np.repeat(np.arange(1, workers), workers)) % workers
 
 
 def send(shape: Shape) -> MessageGraph:

@@ -247,7 +247,7 @@ class _Trace:
 
 
 def read_kineto_traces(
-    paths: Sequence[Path], execution_traces: Sequence[Path] = (), *, alike: bool = False
+    paths: Sequence[Path], execution_traces: Sequence[Path] = (), *, alike: bool = False, steps: int = 1
 ) -> list[RankProfile]:
     """Read Kineto traces, one per rank, as profiles.
 
@@ -255,6 +255,7 @@ def read_kineto_traces(
         paths: the files, as JSON or compressed with gzip, or directories of them.
         execution_traces: PyTorch's execution traces of the same runs, in the same order.
         alike: ranks may have no trace.
+        steps: steps of the profiler in an iteration.
 
     Raises:
         UsageError: a file cannot be read, has no iteration or no collective, or is missing.
@@ -267,7 +268,7 @@ def read_kineto_traces(
         )
     found: dict[int, RankProfile] = {}
     for place, path in enumerate(files):
-        profile = _read(path, execution_traces[place] if execution_traces else None, len(files), alike)
+        profile = _read(path, execution_traces[place] if execution_traces else None, len(files), alike, steps)
         if profile.rank in found:
             raise UsageError(f"{path} and {found[profile.rank].path} are both of rank {profile.rank}: name one of them")
         found[profile.rank] = profile
@@ -288,7 +289,7 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-def _read(path: Path, execution_trace: Path | None, traces: int, alike: bool) -> RankProfile:
+def _read(path: Path, execution_trace: Path | None, traces: int, alike: bool, steps: int) -> RankProfile:
     trace = _Trace(path, {} if execution_trace is None else _read_shapes(execution_trace))
     number, keys = 0, set()
     try:
@@ -308,7 +309,7 @@ def _read(path: Path, execution_trace: Path | None, traces: int, alike: bool) ->
         says_ranks = "world_size" in trace.info
         _check_rank(trace, traces, alike)
         number = 0
-        profile = _profile(trace, says_share=alike or trace.info["rank"] == 0)
+        profile = _profile(trace, steps, says_share=alike or trace.info["rank"] == 0)
         if not says_ranks:
             profile.assumptions.append("the job has as many ranks as there are traces, as these do not say how many")
         return profile
@@ -359,7 +360,7 @@ def _read_shapes(path: Path) -> dict[int, tuple[str, dict[str, Any]]]:
     return found
 
 
-def _profile(trace: _Trace, *, says_share: bool) -> RankProfile:
+def _profile(trace: _Trace, steps_each: int, *, says_share: bool) -> RankProfile:
     trace.keep_host()
     trace.drop_earlier()
     path, steps = trace.path, trace.steps
@@ -371,18 +372,21 @@ def _profile(trace: _Trace, *, says_share: bool) -> RankProfile:
         raise UsageError(f"{path} has kernels of a GPU and collectives of gloo, which have none: use NCCL with GPUs")
     if not calls:
         raise UsageError(f"{path} has no kernel of NCCL and no collective of gloo: profile a distributed job, GPUs too")
-    edges = [*(step.begin for step in steps), steps[-1].end]
+    edges, rest = _edges(trace, steps_each)
     timelines = list(_gpu_timelines(trace, calls, edges) if is_gpu else _cpu_timelines(trace, calls, edges))
-    if is_gpu and len(timelines) > 1:
+    if rest or (is_gpu and len(timelines) > 1):
         del timelines[0]
     device = "cuda" if is_gpu else "cpu"
     profile = RankProfile(trace.info["rank"], path, trace.info["world_size"], [], [], device, [], None)
+    profile.advice = "name the number of steps after which they repeat with --steps"
     profile.iterations = [timeline.iteration() for timeline in timelines]
     if not any(one.signatures for one in profile.iterations):
         raise UsageError(f"{path} has no collective in the iterations that can be used: profile more iterations")
     profile.assumptions = list(_ASSUMED_OF_GPUS if is_gpu else _ASSUMED_OF_CPUS)
-    if is_gpu and (len(steps) > 1 or trace.earlier_end < edges[0]):
-        profile.assumptions.append(_BEGIN_OF_MANY if len(steps) > 1 else _BEGIN_OF_ONE)
+    if is_gpu and (len(edges) > 2 or trace.earlier_end < edges[0]):
+        profile.assumptions.append(_BEGIN_OF_MANY if len(edges) > 2 else _BEGIN_OF_ONE)
+    if steps_each > 1:
+        profile.assumptions.append(f"an iteration is {steps_each} steps of the profiler, as --steps says")
     if is_gpu and says_share:
         share = sum(one.busy for one in timelines) / max(1e-9, sum(one.end - one.begin for one in timelines))
         profile.assumptions.append(
@@ -396,6 +400,16 @@ def _profile(trace: _Trace, *, says_share: bool) -> RankProfile:
     if "pg_config" not in trace.info:
         profile.assumptions.append("a collective is of all ranks where the trace does not say of which")
     return profile
+
+
+def _edges(trace: _Trace, steps_each: int) -> tuple[list[float], int]:
+    """Return the begins of iterations and the end of the last, and the number of steps before the first whole one."""
+    steps = trace.steps
+    if len(steps) < steps_each:
+        raise UsageError(f"{trace.path} has {counted(len(steps), 'step')}, fewer than the {steps_each} of --steps")
+    rest = len(steps) % steps_each
+    begins = [step.begin for step in [*steps[: min(rest, 1)], *steps[rest::steps_each]]]
+    return [*begins, steps[-1].end], rest
 
 
 class _Timeline:

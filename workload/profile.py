@@ -191,6 +191,7 @@ class RankProfile:
         ranges: what PyTorch's profiler saw; None if it was not available, or the job was killed.
         ranges_until_ns: time at which that profiler ended.
         assumptions: what its iterations assume.
+        advice: what to do if its iterations are not those of the job.
     """
 
     rank: int
@@ -206,6 +207,7 @@ class RankProfile:
     ranges: list[Range] | None = None
     ranges_until_ns: int = 0
     assumptions: list[str] = field(default_factory=list)
+    advice: str = "call ringtap.step() where yours end, and record the profile anew"
 
     def ready_order(self, iteration: int = -1) -> list[int]:
         """Numbers of the parameters in the order in which their gradients became ready."""
@@ -424,7 +426,7 @@ def _typical(profile: RankProfile, assumptions: set[str]) -> tuple[list[list[_It
     if usual < REGULAR_SHARE * len(steps):
         raise UsageError(
             f"{profile.path}: other optimizers step between some steps of the first one and not between others, so its "
-            "steps are no iterations: call ringtap.step() where yours end, and record the profile anew"
+            f"steps are no iterations: {profile.advice}"
         )
     if profile.ranges is None and profile.ddp_ranks:
         raise UsageError(f"{profile.path} has no communication of DDP: the job was killed, or has an older PyTorch")

@@ -130,6 +130,7 @@ class _Trace:
         operations: thread -> begins and ends of operations.
         backward: begins of operations of the backward pass.
         left_out: times of calls that no range of gloo carried out.
+        descriptions: ranks of a group -> what frameworks call it.
     """
 
     path: Path
@@ -152,6 +153,7 @@ class _Trace:
     )
     backward: array[float] = field(default_factory=lambda: array("d"))
     left_out: list[float] = field(default_factory=list)
+    descriptions: dict[tuple[int, ...], set[str]] = field(default_factory=lambda: defaultdict(set))
 
     def add(self, event: Any) -> None:
         """Keep what an event says."""
@@ -379,6 +381,7 @@ def _profile(trace: _Trace, steps_each: int, *, says_share: bool) -> RankProfile
     device = "cuda" if is_gpu else "cpu"
     profile = RankProfile(trace.info["rank"], path, trace.info["world_size"], [], [], device, [], None)
     profile.advice = "name the number of steps after which they repeat with --steps"
+    profile.descriptions = trace.descriptions
     profile.iterations = [timeline.iteration() for timeline in timelines]
     if not any(one.signatures for one in profile.iterations):
         raise UsageError(f"{path} has no collective in the iterations that can be used: profile more iterations")
@@ -594,7 +597,9 @@ def _nccl_calls(trace: _Trace) -> list[_Call]:
             )
         size_bytes = 0 if kind == "barrier" else size_bytes
         peer = args.get({"send": "Dst Rank", "recv": "Src Rank"}.get(kind, ""))
-        communication = Communication(kind, size_bytes, _group(trace, args), peer, backend="nccl")
+        ranks = _group(trace, args)
+        trace.descriptions[ranks].update(_descriptions(trace, args))
+        communication = Communication(kind, size_bytes, ranks, peer, backend="nccl")
         if kind == "all_to_all":
             is_even = args.get("Out msg nelems") in (None, args.get("In msg nelems"))
             communication = _with_splits(trace, communication, args.get("In split size"), is_even=is_even)
@@ -694,6 +699,14 @@ def _input_bytes(trace: _Trace, one: _Span) -> int:
         total += sum(math.prod(shape) for shape in shapes) * _element_bytes(trace, kind)
     check(total, COUNT, "the bytes of a collective")
     return total
+
+
+def _descriptions(trace: _Trace, args: dict[str, Any]) -> list[str]:
+    """Return what a framework calls the group of a collective, if the trace says it."""
+    name = args.get("Process Group Name")
+    texts = [one.get("pg_desc") for one in trace.info.get("pg_config", []) if one.get("pg_name") == name]
+    text = args.get("Process Group Description") or next(iter(texts), None)
+    return [str(text)] if text else []
 
 
 def _group(trace: _Trace, args: dict[str, Any]) -> tuple[int, ...]:

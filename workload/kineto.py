@@ -380,7 +380,7 @@ def _profile(trace: _Trace, steps_each: int, *, says_share: bool) -> RankProfile
         del timelines[0]
     device = "cuda" if is_gpu else "cpu"
     profile = RankProfile(trace.info["rank"], path, trace.info["world_size"], [], [], device, [], None)
-    profile.advice = "name the number of steps after which they repeat with --steps"
+    profile.advice = "name the number of steps of the profiler in an iteration with --steps"
     profile.descriptions = trace.descriptions
     profile.iterations = [timeline.iteration() for timeline in timelines]
     if not any(one.signatures for one in profile.iterations):

@@ -454,7 +454,7 @@ def _typical(profile: RankProfile, assumptions: set[str]) -> tuple[list[list[_It
         if others or not most:
             raise UsageError(
                 f"{profile.path} has communication in {others} of {counted(len(found), 'iteration')}, and most have "
-                "none: call step() once for each step of the optimizer"
+                f"none: {profile.advice}"
             )
     chosen = [(items, time_s) for key, items, time_s in zip(keys, found, times_s, strict=True) if key == most]
     return [items for items, _ in chosen], [time_s for _, time_s in chosen]

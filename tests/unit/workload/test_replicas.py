@@ -115,7 +115,7 @@ def test_a_slow_rank_stays_as_slow() -> None:
 
 
 def test_shards_are_those_of_their_group() -> None:
-    """Of 1 MB that two ranks of a data-parallel group share, four ranks have 250 kB each; activations stay as they are."""
+    """Of 1 MB that two ranks of a data-parallel group share, four ranks have 250 kB each; activations stay."""
     before = tensor_parallel()
     for rank, nodes in enumerate(before.traces):
         nodes.append(collective(5, [4], "34"[rank % 2], MB // 2, Collective.ALL_GATHER))
@@ -172,7 +172,7 @@ def test_collectives_of_all_ranks_are_data_parallel_unless_a_description_denies_
     if is_scaled:
         assert scale(workload, Scaling(4)).ranks == 4
     else:
-        with pytest.raises(UsageError, match="one replica|cannot be told"):
+        with pytest.raises(UsageError, match=r"one replica|cannot be told"):
             scale(workload, Scaling(4))
 
 

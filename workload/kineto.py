@@ -380,9 +380,9 @@ def _profile(trace: _Trace, steps_each: int, *, says_share: bool) -> RankProfile
         del timelines[0]
     device = "cuda" if is_gpu else "cpu"
     profile = RankProfile(trace.info["rank"], path, trace.info["world_size"], [], [], device, [], None)
-    profile.advice = "name the number of steps of the profiler in an iteration with --steps"
     profile.descriptions = trace.descriptions
     profile.iterations = [timeline.iteration() for timeline in timelines]
+    profile.advice = _advice(profile.iterations, steps_each)
     if not any(one.signatures for one in profile.iterations):
         raise UsageError(f"{path} has no collective in the iterations that can be used: profile more iterations")
     profile.assumptions = list(_ASSUMED_OF_GPUS if is_gpu else _ASSUMED_OF_CPUS)
@@ -413,6 +413,16 @@ def _edges(trace: _Trace, steps_each: int) -> tuple[list[float], int]:
     rest = len(steps) % steps_each
     begins = [step.begin for step in [*steps[: min(rest, 1)], *steps[rest::steps_each]]]
     return [*begins, steps[-1].end], rest
+
+
+def _advice(iterations: Sequence[Iteration], steps_each: int) -> str:
+    """Return what to do if iterations are not alike: to name the number of steps after which they repeat."""
+    shapes = [(len(one.signatures), sum(event.code == "stepped" for event in one.events)) for one in iterations]
+    periods = (period for period in range(2, len(shapes)) if shapes[period:] == shapes[:-period])
+    period = next(periods, None)
+    if period is None:
+        return "name the number of steps of the profiler in an iteration with --steps"
+    return f"add --steps {period * steps_each}, the number of steps of the profiler after which they repeat"
 
 
 class _Timeline:

@@ -23,11 +23,11 @@ _DATA = {"dp", "ddp", "fsdp", "data", "replicate"}
 _MODEL = {"tp", "pp", "cp", "sp", "ep", "tensor", "pipeline", "context", "sequence", "expert", "model", "embedding"}
 _SHOWN = 6
 _LAYOUT = "describe the larger job in a file for ringtap workload new --layout, or keep the number of ranks"
-_NAME = "name one of each data-parallel kind with --data-parallel"
+_NAME = "name one of each data-parallel kind with ringtap workload scale --data-parallel"
 
 
 class Replicas(NamedTuple):
-    """How the ranks of a workload share a model.
+    """Division of the ranks of a workload into replicas of its model.
 
     Attributes:
         ranks: ranks of each replica in order; those at the same place of their replicas do the same.
@@ -208,10 +208,10 @@ def _check(workload: Workload, used: dict[str, Sequence[int]], found: Replicas) 
         )
     places = {rank: (number, place) for number, replica in enumerate(found.ranks) for place, rank in enumerate(replica)}
     if any(len(replica) != found.size for replica in found.ranks):
-        other = next(replica for replica in found.ranks if len(replica) != found.size)
+        another = next(replica for replica in found.ranks if len(replica) != found.size)
         raise UsageError(
-            f"replicas of the model have {found.size} and {counted(len(other), 'rank')} (those of ranks "
-            f"{found.ranks[0][0]} and {other[0]}): {_NAME}"
+            f"replicas of the model have {found.size} and {counted(len(another), 'rank')} (those of ranks "
+            f"{found.ranks[0][0]} and {another[0]}): {_NAME}"
         )
     for name in found.spanning:
         spanned = [set[int]() for _ in found.ranks]

@@ -85,7 +85,7 @@ def _scale(options: argparse.Namespace) -> int:
     data_parallel = tuple(filter(None, options.data_parallel.split(",")))
     if data_parallel and workers is None:
         raise UsageError("--data-parallel goes with --workers: it says which groups grow")
-    scaling = Scaling(workers, per_host, *factors, data_parallel)
+    scaling = Scaling(workers, per_host, *factors, data_parallel=data_parallel)
     if scaling == Scaling() and flop_per_s is None:
         raise UsageError("nothing is scaled: give --workers, --gpus-per-node, --batch, --parameters or --compute")
     if options.law and scaling.batch == 1:

@@ -189,7 +189,9 @@ def test_an_annotation_counts_once(tmp_path: Path) -> None:
 def test_iterations_without_what_others_have_are_refused(tmp_path: Path) -> None:
     """Gradients are summed over four steps of the profiler, and reduced in one."""
     steps = [one for number in range(9) for one in one_gpu_step(number)[: 3 if number % 4 else None]]
-    with pytest.raises(UsageError, match="communication in 2 of 8 iterations, and most have none: name the number of"):
+    with pytest.raises(
+        UsageError, match="communication in 2 of 8 iterations, and most have none: add --steps 4, the number"
+    ):
         of_one_rank(tmp_path, steps)
     with pytest.raises(UsageError, match="has no collective in the iterations that can be used"):
         of_one_rank(tmp_path, [*one_gpu_step(0), *one_gpu_step(1)[:3]])
@@ -216,9 +218,7 @@ def test_several_steps_of_the_profiler_are_an_iteration(tmp_path: Path) -> None:
            for number in range(13) for each in range(1 + number % 2)]  # fmt: skip
     one_each = [one_gpu_step(number) for number in range(13)]
     write(path, trace([*two, *(one for step in one_each for one in step)], ranks=1))
-    with pytest.raises(
-        UsageError, match="no iterations: name the number of steps of the profiler in an iteration with"
-    ):
+    with pytest.raises(UsageError, match="so its steps are no iterations: add --steps 2, the number"):
         made(path)
     assert len(communication(made_of_steps(path, 2))) == 2
 

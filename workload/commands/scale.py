@@ -72,7 +72,9 @@ def _scale(options: argparse.Namespace) -> int:
     workers = None if options.workers is None else whole_number(options.workers, "--workers")
     if workers is not None and not 1 <= workers <= MAX_WORKERS:
         raise UsageError(f"--workers {workers} is outside 1 to {MAX_WORKERS:,}")
-    factors = [_factor(getattr(options, name), f"--{name}") for name in ("batch", "parameters", "compute")]
+    batch, parameters, compute = (
+        _factor(getattr(options, name), f"--{name}") for name in ("batch", "parameters", "compute")
+    )
     flop_per_s, bytes_per_s = (
         _rate(getattr(options, f"{name}_per_s"), f"--{name}-per-s") for name in ("flop", "bytes")
     )
@@ -85,7 +87,7 @@ def _scale(options: argparse.Namespace) -> int:
     data_parallel = tuple(filter(None, options.data_parallel.split(",")))
     if data_parallel and workers is None:
         raise UsageError("--data-parallel goes with --workers: it says which groups grow")
-    scaling = Scaling(workers, per_host, *factors, data_parallel=data_parallel)
+    scaling = Scaling(workers, per_host, batch, parameters, compute, data_parallel)
     if scaling == Scaling() and flop_per_s is None:
         raise UsageError("nothing is scaled: give --workers, --gpus-per-node, --batch, --parameters or --compute")
     if options.law and scaling.batch == 1:

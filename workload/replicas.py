@@ -22,6 +22,7 @@ from ringtap.workload.workload import GROUP_DESCRIPTIONS, MAX_NODES, SPLITS, Wor
 _DATA = {"dp", "ddp", "fsdp", "data", "replicate"}
 _MODEL = {"tp", "pp", "cp", "sp", "ep", "tensor", "pipeline", "context", "sequence", "expert", "model", "embedding"}
 _SHOWN = 6
+ALL = "all"  # name of what has no group
 _LAYOUT = "describe the larger job in a file for ringtap workload new --layout, or keep the number of ranks"
 _NAME = "name one of each data-parallel kind with ringtap workload scale --data-parallel"
 
@@ -147,19 +148,22 @@ def _spanning(workload: Workload, used: dict[str, Sequence[int]], data_parallel:
     several = {name: members for name, members in used.items() if len(members) > 1}
     named: set[tuple[int, ...]] = set()
     for wanted in data_parallel:
-        chosen = [members for name, members in several.items() if wanted in (name, *described.get(name, []))]
+        chosen = [members for name, members in several.items()
+                  if wanted in (name if name in workload.groups else ALL, *described.get(name, []))]  # fmt: skip
         if not chosen:
             raise UsageError(f"--data-parallel {wanted}: no such group; there are {_listed(several, described)}")
         named.update(map(_distances, chosen))
     found = set()
+    # other programs describe nothing, and some of their jobs are model-parallel over all ranks
+    of_all = True if named or not workload.is_eager else None
     for name, members in several.items():
-        is_of_all = name not in workload.groups
-        is_data = _is_data_parallel(described.get(name, []), is_of_all=is_of_all)
-        if named and not is_of_all:
+        is_grouped = name in workload.groups
+        is_data = _is_data_parallel(described.get(name, []), otherwise=None if is_grouped else of_all)
+        if named and is_grouped:
             is_data = _distances(members) in named
         if is_data is None:
             raise UsageError(
-                f"it cannot be told which groups of ranks are data-parallel: there are {_listed(several, described)}; "
+                f"it cannot be told which collectives are data-parallel: there are {_listed(several, described)}; "
                 f"{_NAME}"
             )
         if is_data:
@@ -172,17 +176,19 @@ def _distances(members: Sequence[int]) -> tuple[int, ...]:
     return tuple(rank - members[0] for rank in members)
 
 
-def _is_data_parallel(descriptions: Collection[str], *, is_of_all: bool) -> bool | None:
-    """Return True if all descriptions of a group say so, False if all name another parallelism alone, else None.
+def _is_data_parallel(descriptions: Collection[str], *, otherwise: bool | None = None) -> bool | None:
+    """Return True if the descriptions of a group say so, False if they name another parallelism, else None.
 
-    Collectives without a group are data-parallel unless a description says otherwise.
+    Args:
+        descriptions: what frameworks call the group.
+        otherwise: what the group is if no description tells; None: each one has to tell.
     """
     found = set()
     for text in descriptions:
         parts = set(re.findall("[a-z]+", text.lower()))
         found.add(True if parts & _DATA else False if parts & _MODEL else None)
-    if is_of_all:
-        found = (found - {None}) or {True}
+    if otherwise is not None:
+        found = (found - {None}) or {otherwise}
     return found.pop() if len(found) == 1 else None
 
 
@@ -194,7 +200,7 @@ def _listed(groups: dict[str, Sequence[int]], described: dict[str, list[str]]) -
     texts = []
     for name, *others in kinds.values():
         ranks = ", ".join(map(str, groups[name][:_SHOWN])) + (", …" if len(groups[name]) > _SHOWN else "")
-        text = " ".join([name or "all ranks", f"[{ranks}]", *(f"({each})" for each in described.get(name, []))])
+        text = " ".join([name or ALL, f"[{ranks}]", *(f"({each})" for each in described.get(name, []))])
         texts.append(f"{text} and {len(others)} more like it" if others else text)
     return "; ".join(texts[:_SHOWN]) + ("; …" if len(texts) > _SHOWN else "")
 

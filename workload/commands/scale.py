@@ -24,7 +24,7 @@ def register(subparsers: Any, name: str, summary_: str) -> None:
     parser.add_argument("--workers", metavar="N", help="number of ranks: the data-parallel groups grow")
     parser.add_argument(
         "--data-parallel", default="", metavar="GROUP,...",
-        help="with --workers: names or descriptions of the data-parallel groups, where the traces do not tell",
+        help="with --workers: the data-parallel groups, by name or description, where the traces do not tell; or all",
     )  # fmt: skip
     for option, text in (("batch", "samples of a worker"), ("parameters", "parameters"), ("compute", "computing time")):
         parser.add_argument(

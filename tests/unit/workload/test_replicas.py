@@ -138,7 +138,7 @@ def hybrid(described: str) -> Workload:
 
 def test_what_cannot_be_told_is_refused() -> None:
     listed = r"1 \[0, 1\] and 1 more like it; 3 \[0, 2\] and 1 more like it"
-    with pytest.raises(UsageError, match=f"cannot be told which groups of ranks are data-parallel: there are {listed}"):
+    with pytest.raises(UsageError, match=f"cannot be told which collectives are data-parallel: there are {listed}"):
         scale(tensor_parallel(described=False), Scaling(8))
     for name in ("3", "4"):
         named = scale(tensor_parallel(described=False), Scaling(8, data_parallel=(name,)))
@@ -174,6 +174,16 @@ def test_collectives_of_all_ranks_are_data_parallel_unless_a_description_denies_
     else:
         with pytest.raises(UsageError, match=r"one replica|cannot be told"):
             scale(workload, Scaling(4))
+
+
+def test_other_programs_have_to_be_asked_for(tmp_path: Path) -> None:
+    """Their collectives of all ranks may be those of a model that all ranks share."""
+    traces = [[Node(1, "c", COMP, duration_us=1000), collective(2, [1], "")] for _ in range(2)]
+    made = Workload(traces, {}, {"sends": "eager"})
+    with pytest.raises(UsageError, match=r"cannot be told which collectives are .* there are all \[0, 1\]; name one"):
+        scale(made, Scaling(4))
+    scaled = scale(made, Scaling(4, data_parallel=("all",)))
+    assert iteration_s(scaled) == pytest.approx(0.001 + 0.012)
 
 
 def test_replicas_that_differ_are_refused() -> None:

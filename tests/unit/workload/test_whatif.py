@@ -453,7 +453,7 @@ def test_overlap_in_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         assert f"{option} is of orders of tensors, and " in refused
     grouped = of_traces(tmp_path / "groups", group="1")
     assert json.loads(run(capsys, grouped, "--bandwidth", "1gbit", "--json"))["serial_s"] == pytest.approx(0.037)
-    assert "cannot be told which groups" in run(capsys, grouped, "--bandwidth", "1gbit", "--workers", 4, code=2)
+    assert "cannot be told which collectives" in run(capsys, grouped, "--bandwidth", "1gbit", "--workers", 4, code=2)
 
 
 def test_without_overlap_ranks_may_wait_for_ever(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -577,7 +577,7 @@ def test_an_uneven_all_to_all_sends_its_bytes(tmp_path: Path, about: dict[str, s
     bigger = scale(read, Scaling(parameters=2))
     assert [size_of(trace[1]) for trace in bigger.traces] == [2_000_000, 200_000, 4_000_000]
     with pytest.raises(UsageError, match="is an all-to-all with bytes for each rank"):
-        scale(read, Scaling(workers=8))
+        scale(read, Scaling(workers=9, data_parallel=("all",)))
     for export in (astra_sim_1.workload_file, param):
         with pytest.raises(UsageError, match=r"^rank\.0\.et node 2 is an all-to-all with other bytes for each rank"):
             export(read)

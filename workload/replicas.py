@@ -50,7 +50,9 @@ class Replicas(NamedTuple):
             UsageError: it is not.
         """
         if ranks % self.size:
-            raise UsageError(f"{ranks} ranks are no whole replicas of the model, which have {self.size} each")
+            raise UsageError(
+                f"{ranks} ranks are no whole replicas of the model, which have {self.size} each: name a multiple"
+            )
 
 
 def group_of(node: Node) -> str:
@@ -118,7 +120,7 @@ def copy_replicas(workload: Workload, found: Replicas, ranks: int) -> Workload:
             groups[name] = [new[each] for each in chosen if places[each[1]] in spanned]
             continue
         for block in range(chosen[-1][0] + 1):
-            if (block, members[0]) in new:
+            if all((block, rank) in new for rank in members):
                 names[block, name] = str(next(fresh)) if block else name
                 groups[names[block, name]] = [new[block, rank] for rank in members]
     traces = [[_moved(node, block, names, new) for node in workload.traces[rank]] for block, rank in chosen]

@@ -1,8 +1,8 @@
-"""Scaling of data-parallel workloads to other numbers of workers, batches, models and processors."""
+"""Scales workloads to other numbers of ranks, batches, models and processors."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -152,9 +152,12 @@ def _among(workload: Workload, replicas: Replicas, ranks: int) -> tuple[Workload
     traces, numbers = [], Counter[bool]()
     for rank, trace in enumerate(workload.traces):
         sizes: dict[int, int] = {}
-        for name in replicas.spanning:
-            nodes = [node for node in trace if node.type == NodeType.COMM_COLL and group_of(node) == name]
-            members = len(workload.members(nodes[0])) if nodes else 0
+        by_group = defaultdict[str, list[Node]](list)
+        for node in trace:
+            if node.type == NodeType.COMM_COLL and group_of(node) in replicas.spanning:
+                by_group[group_of(node)].append(node)
+        for nodes in by_group.values():
+            members = len(workload.members(nodes[0]))
             totals, shards = _shards(nodes, members)
             sizes |= {number: -(-totals[number] * before // (members * after)) for number in shards}
             if rank in replicas.ranks[0]:

@@ -86,6 +86,8 @@ def test_tensor_parallel_groups_are_copied_and_data_parallel_ones_grow() -> None
     for fewer in (scale(scaled, Scaling(4)), scale(before, Scaling(4))):
         assert (fewer.traces, fewer.groups) == (before.traces, before.groups)
     assert scale(scaled, Scaling(6)).groups["3"] == [0, 2, 4]
+    scaled.groups["99"] = [0, 7]  # which no collective has
+    assert scale(scaled, Scaling(4)).groups == before.groups
 
 
 def test_messages_stay_within_their_replica() -> None:

@@ -49,6 +49,7 @@ _GPU = {"kernel", "gpu_memcpy", "gpu_memset"}
 _FORMER = {
     "Operator": "cpu_op", "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "Runtime": "cuda_runtime",
 }  # fmt: skip
+_GROUP = ("Process Group Name", "Group size", "Process Group Ranks")
 _FILES = ("*.json", "*.json.gz")
 _ASSUMED_OF_GPUS = (
     "a collective waits for the kernels launched before it, unless it began before they ended",
@@ -131,6 +132,7 @@ class _Trace:
         backward: begins of operations of the backward pass.
         left_out: times of calls that no range of gloo carried out.
         descriptions: ranks of a group -> what frameworks call it.
+        groups: what collectives say of their groups -> the ranks.
     """
 
     path: Path
@@ -154,6 +156,7 @@ class _Trace:
     backward: array[float] = field(default_factory=lambda: array("d"))
     left_out: list[float] = field(default_factory=list)
     descriptions: dict[tuple[int, ...], set[str]] = field(default_factory=lambda: defaultdict(set))
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def add(self, event: Any) -> None:
         """Keep what an event says."""
@@ -607,7 +610,10 @@ def _nccl_calls(trace: _Trace) -> list[_Call]:
             )
         size_bytes = 0 if kind == "barrier" else size_bytes
         peer = args.get({"send": "Dst Rank", "recv": "Src Rank"}.get(kind, ""))
-        ranks = _group(trace, args)
+        of = str([args.get(name) for name in _GROUP])
+        if of not in trace.groups:
+            trace.groups[of] = _group(trace, args)
+        ranks = trace.groups[of]
         trace.descriptions[ranks].update(_descriptions(trace, args))
         communication = Communication(kind, size_bytes, ranks, peer, backend="nccl")
         if kind == "all_to_all":
@@ -721,14 +727,20 @@ def _descriptions(trace: _Trace, args: dict[str, Any]) -> list[str]:
 
 def _group(trace: _Trace, args: dict[str, Any]) -> tuple[int, ...]:
     """Return the ranks of a collective."""
-    every, size, text = trace.all_ranks, args.get("Group size"), args.get("Process Group Ranks")
+    every, (name, size, text) = trace.all_ranks, (args.get(each) for each in _GROUP)
     groups = trace.info.get("pg_config", [])
-    if size == len(every) or (size is None and len(groups) < 2):
+    if size is None and len(groups) < 2:
         return every
-    name = args.get("Process Group Name")
     texts = [text, *(one.get("ranks") for one in groups if name is not None and one.get("pg_name") == name)]
     for each in texts:  # the first one is cut short in large groups
         ranks = [int(rank) for rank in re.findall(r"\d+", str(each))]
-        if len(ranks) == size and set(ranks) <= set(every):
-            return tuple(ranks)
+        if len(ranks) == size and not set(ranks) <= set(every):
+            raise UsageError(
+                f"{trace.path} has a collective of rank {max(ranks)} in a job of {counted(len(every), 'rank')}: "
+                "correct world_size in its distributedInfo"
+            )
+        if len(ranks) == size:
+            return every if size == len(every) else tuple(ranks)
+    if size == len(every):
+        return every
     raise UsageError(f"{trace.path} does not say which ranks take part in a collective: use a recent PyTorch with NCCL")

@@ -161,7 +161,7 @@ def _spanning(workload: Workload, used: dict[str, Sequence[int]], data_parallel:
     for name, members in several.items():
         is_grouped = name in workload.groups
         is_data = _is_data_parallel(described.get(name, []), otherwise=None if is_grouped else of_all)
-        if named and is_grouped:
+        if named and (is_grouped or _distances(members) in named):
             is_data = _distances(members) in named
         if is_data is None:
             raise UsageError(

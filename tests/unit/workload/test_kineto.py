@@ -342,6 +342,16 @@ def test_groups_and_messages_of_nccl(tmp_path: Path) -> None:
     assert [(peer_of(node), size_of(node)) for (node,) in messages] == [(2, 256), (3, 256), (0, 256), (1, 256)]
 
 
+@pytest.mark.parametrize("listed", ["[0, 2]", "[0, ...]"])
+def test_a_number_of_ranks_that_groups_contradict_is_refused(tmp_path: Path, listed: str) -> None:
+    args = metadata("allreduce", 10) | {"Process Group Ranks": listed}
+    events = [event("user_annotation", "ProfilerStep#1", 0, STEP_US), *nccl(20, 40, 10, **args)]
+    groups = [{"pg_name": "0", "ranks": [0, 2]}, {"pg_name": "1", "ranks": [0, 1, 2, 3]}]
+    path = write(tmp_path / "one.json", trace(events, 0, 2, pg_config=groups))
+    with pytest.raises(UsageError, match="has a collective of rank 2 in a job of 2 ranks: correct world_size"):
+        read_kineto_traces([path], alike=True)
+
+
 def test_older_kernels_have_their_sizes_in_the_annotation(tmp_path: Path) -> None:
     step = event("user_annotation", "ProfilerStep#1", 0, STEP_US)
     note = event("user_annotation", "nccl:_all_gather_base", 19, 5, **{"Input Dims": [[8, 4]], "Input type": ["float"]})

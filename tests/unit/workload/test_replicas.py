@@ -176,6 +176,7 @@ def test_collectives_of_all_ranks_are_data_parallel_unless_a_description_denies_
     else:
         with pytest.raises(UsageError, match=r"one replica|cannot be told"):
             scale(workload, Scaling(4))
+        assert scale(workload, Scaling(4, data_parallel=("all",))).ranks == 4  # you know better
 
 
 def test_other_programs_have_to_be_asked_for(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def _assumed(replicas: Replicas, before: int, after: int, numbers: Counter[bool]
     if replicas.size > 1:
         several = f"{after // replicas.size} replicas of the model, with {replicas.size} ranks each"
         what = f"{several}, instead of {before // replicas.size}; groups of ranks of several replicas are data-parallel"
-    said = [f"scaled to {after} ranks: each rank does what the rank {before} before it does; {what}"]
+    said = [f"scaled to {after} ranks: further ranks do what the first {before} do, replica by replica; {what}"]
     if after <= before:
         said = [f"scaled to {after} ranks: each does what it did; {what}"]
     if numbers[True]:

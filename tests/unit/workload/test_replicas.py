@@ -112,7 +112,7 @@ def test_a_slow_rank_stays_as_slow() -> None:
     assert [trace[0].duration_us for trace in scaled.traces] == [10_000, 11_000, 12_000] * 2
     assert iteration_s(scaled) == pytest.approx(0.012 + 0.008 * 10 / 6)
     assert scaled.about["assumptions"] == [
-        "scaled to 6 ranks: each rank does what the rank 3 before it does; all collectives are data-parallel"
+        "scaled to 6 ranks: further ranks do what the first 3 do, replica by replica; all collectives are data-parallel"
     ]
 
 
@@ -233,3 +233,11 @@ def test_the_command_takes_names_and_descriptions(tmp_path: Path, capsys: pytest
     again = [*arguments[:3], "--compute", "2x", "-o", str(tmp_path / "x"), "--data-parallel", "3"]
     assert main(again) == 2
     assert "--data-parallel goes with --workers" in capsys.readouterr().err
+
+
+def test_a_part_of_the_replicas_is_copied() -> None:
+    """Of two replicas on ranks 0, 2 and 1, 3, the first one is copied: to ranks 4 and 5."""
+    scaled = scale(pipeline(), Scaling(6, data_parallel=("1",)))
+    assert scaled.groups == {"1": [0, 1, 4], "2": [2, 3, 5]}
+    assert [node.attributes["comm_dst"] for trace in scaled.traces for node in trace if node.type == SEND] == [2, 3, 5]
+    assert iteration_s(scaled) == pytest.approx(0.010 + 0.008 + 0.005 + 0.008 * 4 / 3)

@@ -43,7 +43,8 @@ class _Scanner:
     """A JSON object in a file, of which only a part is in memory.
 
     Numbers are taken as Python reads them: traces have infinite occupancies and ids of more than 64 bits. Texts may
-    have control characters: names of operations have them.
+    have control characters: names of operations have them. A member without a value is null: some versions of PyTorch
+    leave out the description of a group.
     """
 
     def __init__(self, file: io.TextIOWrapper) -> None:
@@ -102,6 +103,11 @@ class _Scanner:
                 value, end = self._decoder.raw_decode(self._text, self._at)
             except RecursionError:
                 raise ShapeError("it is nested too deeply") from None
+            except json.JSONDecodeError as error:
+                at, end = error.pos, len(self._text)
+                if self._text[at : at + 1] in (",", "}") and self._text[max(0, at - 4) : at].rstrip().endswith(":"):
+                    self._text = f"{self._text[:at]}null{self._text[at:]}"
+                    continue
             except ValueError:
                 end = len(self._text)
             if self._text[end : end + 1] in _AFTER_VALUES:

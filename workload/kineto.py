@@ -49,6 +49,7 @@ _GPU = {"kernel", "gpu_memcpy", "gpu_memset"}
 _FORMER = {
     "Operator": "cpu_op", "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "Runtime": "cuda_runtime",
 }  # fmt: skip
+_GROUP = ("Process Group Name", "Group size", "Process Group Ranks")
 _FILES = ("*.json", "*.json.gz")
 _ASSUMED_OF_GPUS = (
     "a collective waits for the kernels launched before it, unless it began before they ended",
@@ -130,6 +131,8 @@ class _Trace:
         operations: thread -> begins and ends of operations.
         backward: begins of operations of the backward pass.
         left_out: times of calls that no range of gloo carried out.
+        descriptions: ranks of a group -> what frameworks call it.
+        groups: what collectives say of their groups -> the ranks.
     """
 
     path: Path
@@ -152,6 +155,8 @@ class _Trace:
     )
     backward: array[float] = field(default_factory=lambda: array("d"))
     left_out: list[float] = field(default_factory=list)
+    descriptions: dict[tuple[int, ...], set[str]] = field(default_factory=lambda: defaultdict(set))
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def add(self, event: Any) -> None:
         """Keep what an event says."""
@@ -247,7 +252,7 @@ class _Trace:
 
 
 def read_kineto_traces(
-    paths: Sequence[Path], execution_traces: Sequence[Path] = (), *, alike: bool = False
+    paths: Sequence[Path], execution_traces: Sequence[Path] = (), *, alike: bool = False, steps: int = 1
 ) -> list[RankProfile]:
     """Read Kineto traces, one per rank, as profiles.
 
@@ -255,6 +260,7 @@ def read_kineto_traces(
         paths: the files, as JSON or compressed with gzip, or directories of them.
         execution_traces: PyTorch's execution traces of the same runs, in the same order.
         alike: ranks may have no trace.
+        steps: steps of the profiler in an iteration.
 
     Raises:
         UsageError: a file cannot be read, has no iteration or no collective, or is missing.
@@ -267,7 +273,7 @@ def read_kineto_traces(
         )
     found: dict[int, RankProfile] = {}
     for place, path in enumerate(files):
-        profile = _read(path, execution_traces[place] if execution_traces else None, len(files), alike)
+        profile = _read(path, execution_traces[place] if execution_traces else None, len(files), alike, steps)
         if profile.rank in found:
             raise UsageError(f"{path} and {found[profile.rank].path} are both of rank {profile.rank}: name one of them")
         found[profile.rank] = profile
@@ -288,7 +294,7 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-def _read(path: Path, execution_trace: Path | None, traces: int, alike: bool) -> RankProfile:
+def _read(path: Path, execution_trace: Path | None, traces: int, alike: bool, steps: int) -> RankProfile:
     trace = _Trace(path, {} if execution_trace is None else _read_shapes(execution_trace))
     number, keys = 0, set()
     try:
@@ -308,7 +314,7 @@ def _read(path: Path, execution_trace: Path | None, traces: int, alike: bool) ->
         says_ranks = "world_size" in trace.info
         _check_rank(trace, traces, alike)
         number = 0
-        profile = _profile(trace, says_share=alike or trace.info["rank"] == 0)
+        profile = _profile(trace, steps, says_share=alike or trace.info["rank"] == 0)
         if not says_ranks:
             profile.assumptions.append("the job has as many ranks as there are traces, as these do not say how many")
         return profile
@@ -359,7 +365,7 @@ def _read_shapes(path: Path) -> dict[int, tuple[str, dict[str, Any]]]:
     return found
 
 
-def _profile(trace: _Trace, *, says_share: bool) -> RankProfile:
+def _profile(trace: _Trace, steps_each: int, *, says_share: bool) -> RankProfile:
     trace.keep_host()
     trace.drop_earlier()
     path, steps = trace.path, trace.steps
@@ -371,18 +377,22 @@ def _profile(trace: _Trace, *, says_share: bool) -> RankProfile:
         raise UsageError(f"{path} has kernels of a GPU and collectives of gloo, which have none: use NCCL with GPUs")
     if not calls:
         raise UsageError(f"{path} has no kernel of NCCL and no collective of gloo: profile a distributed job, GPUs too")
-    edges = [*(step.begin for step in steps), steps[-1].end]
+    edges, rest = _edges(trace, steps_each)
     timelines = list(_gpu_timelines(trace, calls, edges) if is_gpu else _cpu_timelines(trace, calls, edges))
-    if is_gpu and len(timelines) > 1:
+    if rest or (is_gpu and len(timelines) > 1):
         del timelines[0]
     device = "cuda" if is_gpu else "cpu"
     profile = RankProfile(trace.info["rank"], path, trace.info["world_size"], [], [], device, [], None)
+    profile.descriptions = trace.descriptions
     profile.iterations = [timeline.iteration() for timeline in timelines]
+    profile.advice = _advice(profile.iterations, steps_each)
     if not any(one.signatures for one in profile.iterations):
         raise UsageError(f"{path} has no collective in the iterations that can be used: profile more iterations")
     profile.assumptions = list(_ASSUMED_OF_GPUS if is_gpu else _ASSUMED_OF_CPUS)
-    if is_gpu and (len(steps) > 1 or trace.earlier_end < edges[0]):
-        profile.assumptions.append(_BEGIN_OF_MANY if len(steps) > 1 else _BEGIN_OF_ONE)
+    if is_gpu and (len(edges) > 2 or trace.earlier_end < edges[0]):
+        profile.assumptions.append(_BEGIN_OF_MANY if len(edges) > 2 else _BEGIN_OF_ONE)
+    if steps_each > 1:
+        profile.assumptions.append(f"an iteration is {steps_each} steps of the profiler, as --steps says")
     if is_gpu and says_share:
         share = sum(one.busy for one in timelines) / max(1e-9, sum(one.end - one.begin for one in timelines))
         profile.assumptions.append(
@@ -396,6 +406,26 @@ def _profile(trace: _Trace, *, says_share: bool) -> RankProfile:
     if "pg_config" not in trace.info:
         profile.assumptions.append("a collective is of all ranks where the trace does not say of which")
     return profile
+
+
+def _edges(trace: _Trace, steps_each: int) -> tuple[list[float], int]:
+    """Return the begins of iterations and the end of the last, and the number of steps before the first whole one."""
+    steps = trace.steps
+    if len(steps) < steps_each:
+        raise UsageError(f"{trace.path} has {counted(len(steps), 'step')}, fewer than the {steps_each} of --steps")
+    rest = len(steps) % steps_each
+    begins = [step.begin for step in [*steps[: min(rest, 1)], *steps[rest::steps_each]]]
+    return [*begins, steps[-1].end], rest
+
+
+def _advice(iterations: Sequence[Iteration], steps_each: int) -> str:
+    """Return what to do if iterations are not alike: to name the number of steps after which they repeat."""
+    shapes = [(len(one.signatures), sum(event.code == "stepped" for event in one.events)) for one in iterations]
+    periods = (period for period in range(2, len(shapes)) if shapes[period:] == shapes[:-period])
+    period = next(periods, None)
+    if period is None:
+        return "name the number of steps of the profiler in an iteration with --steps"
+    return f"add --steps {period * steps_each}, the number of steps of the profiler after which they repeat"
 
 
 class _Timeline:
@@ -580,7 +610,12 @@ def _nccl_calls(trace: _Trace) -> list[_Call]:
             )
         size_bytes = 0 if kind == "barrier" else size_bytes
         peer = args.get({"send": "Dst Rank", "recv": "Src Rank"}.get(kind, ""))
-        communication = Communication(kind, size_bytes, _group(trace, args), peer, backend="nccl")
+        of = str([args.get(name) for name in _GROUP])
+        if of not in trace.groups:
+            trace.groups[of] = _group(trace, args)
+        ranks = trace.groups[of]
+        trace.descriptions[ranks].update(_descriptions(trace, args))
+        communication = Communication(kind, size_bytes, ranks, peer, backend="nccl")
         if kind == "all_to_all":
             is_even = args.get("Out msg nelems") in (None, args.get("In msg nelems"))
             communication = _with_splits(trace, communication, args.get("In split size"), is_even=is_even)
@@ -682,16 +717,30 @@ def _input_bytes(trace: _Trace, one: _Span) -> int:
     return total
 
 
+def _descriptions(trace: _Trace, args: dict[str, Any]) -> list[str]:
+    """Return what a framework calls the group of a collective, if the trace says it."""
+    name = args.get("Process Group Name")
+    texts = [one.get("pg_desc") for one in trace.info.get("pg_config", []) if one.get("pg_name") == name]
+    text = args.get("Process Group Description") or next(iter(texts), None)
+    return [str(text)] if text else []
+
+
 def _group(trace: _Trace, args: dict[str, Any]) -> tuple[int, ...]:
     """Return the ranks of a collective."""
-    every, size, text = trace.all_ranks, args.get("Group size"), args.get("Process Group Ranks")
+    every, (name, size, text) = trace.all_ranks, (args.get(each) for each in _GROUP)
     groups = trace.info.get("pg_config", [])
-    if size == len(every) or (size is None and len(groups) < 2):
+    if size is None and len(groups) < 2:
         return every
-    name = args.get("Process Group Name")
     texts = [text, *(one.get("ranks") for one in groups if name is not None and one.get("pg_name") == name)]
     for each in texts:  # the first one is cut short in large groups
         ranks = [int(rank) for rank in re.findall(r"\d+", str(each))]
-        if len(ranks) == size and set(ranks) <= set(every):
-            return tuple(ranks)
+        if len(ranks) == size and not set(ranks) <= set(every):
+            raise UsageError(
+                f"{trace.path} has a collective of rank {max(ranks)} in a job of {counted(len(every), 'rank')}: "
+                "correct world_size in its distributedInfo"
+            )
+        if len(ranks) == size:
+            return every if size == len(every) else tuple(ranks)
+    if size == len(every):
+        return every
     raise UsageError(f"{trace.path} does not say which ranks take part in a collective: use a recent PyTorch with NCCL")

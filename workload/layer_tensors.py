@@ -20,6 +20,10 @@ MAX_FILE_BYTES = 2**20
 _MAX_NUMBER = 2**53  # integers beyond are not exact
 
 
+class UnknownLayersError(UsageError):
+    """A workload that does not say which layer has which tensor."""
+
+
 def read_tensors(path: Path) -> list[LayerTensor]:
     """Read a CSV file with a row per tensor, in the order of the forward pass; other columns are ignored.
 
@@ -79,7 +83,8 @@ def workload_tensors(workload: Workload, name: str) -> list[LayerTensor]:
         name: its name, for messages.
 
     Raises:
-        UsageError: the workload does not say which layer has which tensor and takes which time.
+        UnknownLayersError: the workload does not say which layer has which tensor and takes which time.
+        UsageError: it is damaged, or has too many layers.
     """
     nodes, model = workload.traces[0], workload.about.get("model")
     reduced_bytes = sum(size_of(node) for node in nodes
@@ -94,7 +99,7 @@ def workload_tensors(workload: Workload, name: str) -> list[LayerTensor]:
         raise UsageError(f"{name} has a damaged workload.json: write the workload anew") from error
     total_bytes = sum(each.size_bytes for each in tensors)
     if not total_bytes or not reduced_bytes or workload.groups:
-        raise UsageError(
+        raise UnknownLayersError(
             f"{name} does not say which layer's gradients are all-reduced and how long its passes take, as traces of "
             "torch.profiler do not either: give a workload of ringtap workload new --model or --run of a data-parallel "
             "job, or --tensors FILE.csv"

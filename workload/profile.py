@@ -21,7 +21,7 @@ from ringtap.json_validation import COUNT, NS, Number, Shape, check, parse_json
 from ringtap.schema import PROFILE_RANGE, REGULAR_SHARE
 from ringtap.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType
-from ringtap.workload.workload import CARRIED_OUT_AS, MAX_NODES, SPLITS, Workload, check_workload
+from ringtap.workload.workload import CARRIED_OUT_AS, GROUP_DESCRIPTIONS, MAX_NODES, SPLITS, Workload, check_workload
 
 _FILE = re.compile(r"rank(?P<rank>\d{1,7})-\d+(-\d+)?\.profile\.jsonl")
 MAX_FILE_BYTES, MAX_RANKS = 2 << 30, 10_000_000
@@ -191,6 +191,8 @@ class RankProfile:
         ranges: what PyTorch's profiler saw; None if it was not available, or the job was killed.
         ranges_until_ns: time at which that profiler ended.
         assumptions: what its iterations assume.
+        advice: what to do if its iterations are not those of the job.
+        descriptions: ranks of a group -> what frameworks call it.
     """
 
     rank: int
@@ -206,6 +208,8 @@ class RankProfile:
     ranges: list[Range] | None = None
     ranges_until_ns: int = 0
     assumptions: list[str] = field(default_factory=list)
+    advice: str = "call ringtap.step() where yours end, and record the profile anew"
+    descriptions: dict[tuple[int, ...], set[str]] = field(default_factory=dict)
 
     def ready_order(self, iteration: int = -1) -> list[int]:
         """Numbers of the parameters in the order in which their gradients became ready."""
@@ -366,6 +370,10 @@ def profile_workload(profiles: Sequence[RankProfile], name: str, ranks: int | No
         ],
         "assumptions": sorted(assumptions),
     }  # fmt: skip
+    described = {name: sorted({text for profile in profiles for text in profile.descriptions.get(members, ())})
+                 for members, name in [*groups.items(), (tuple(range(ranks)), "")]}  # fmt: skip
+    if any(described.values()):
+        about[GROUP_DESCRIPTIONS] = {name: texts for name, texts in described.items() if texts}
     workload = Workload(traces, {name: list(ranks) for ranks, name in groups.items()}, about)
     check_workload(workload)
     return workload
@@ -424,7 +432,7 @@ def _typical(profile: RankProfile, assumptions: set[str]) -> tuple[list[list[_It
     if usual < REGULAR_SHARE * len(steps):
         raise UsageError(
             f"{profile.path}: other optimizers step between some steps of the first one and not between others, so its "
-            "steps are no iterations: call ringtap.step() where yours end, and record the profile anew"
+            f"steps are no iterations: {profile.advice}"
         )
     if profile.ranges is None and profile.ddp_ranks:
         raise UsageError(f"{profile.path} has no communication of DDP: the job was killed, or has an older PyTorch")
@@ -446,7 +454,7 @@ def _typical(profile: RankProfile, assumptions: set[str]) -> tuple[list[list[_It
         if others or not most:
             raise UsageError(
                 f"{profile.path} has communication in {others} of {counted(len(found), 'iteration')}, and most have "
-                "none: call step() once for each step of the optimizer"
+                f"none: {profile.advice}"
             )
     chosen = [(items, time_s) for key, items, time_s in zip(keys, found, times_s, strict=True) if key == most]
     return [items for items, _ in chosen], [time_s for _, time_s in chosen]

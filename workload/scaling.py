@@ -1,13 +1,15 @@
-"""Scaling of data-parallel workloads to other numbers of workers, batches, models and processors."""
+"""Scales workloads to other numbers of ranks, batches, models and processors."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ringtap.errors import UsageError
 from ringtap.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType
+from ringtap.workload.replicas import Replicas, copy_replicas, find_replicas, group_of
 from ringtap.workload.workload import SPLITS, WORK, Workload, check_times, is_untimed, kind_of, size_of
 
 _REDUCE_SCATTERS = (Collective.REDUCE_SCATTER, Collective.REDUCE_SCATTER_BLOCK)
@@ -21,11 +23,12 @@ class Scaling:
     """Factors between a workload and the scaled one.
 
     Attributes:
-        workers: number of workers of the scaled one; None: as before.
+        workers: number of ranks of the scaled one; None: as before.
         gpus_per_node: workers at each host; None: as before.
         batch: factor of the samples of a worker.
         parameters: factor of the parameters.
         compute: factor of the time of all computations, beside those of batch and parameters.
+        data_parallel: names or descriptions of the data-parallel groups, where they cannot be told.
     """
 
     workers: int | None = None
@@ -33,12 +36,11 @@ class Scaling:
     batch: float = 1.0
     parameters: float = 1.0
     compute: float = 1.0
+    data_parallel: tuple[str, ...] = ()
 
     def assumptions(self, *, has_law: bool = False) -> list[str]:
         """Return what the scaling assumes, one sentence each; with ``has_law``, times by batch size are measured."""
         found = []
-        if self.workers is not None:
-            found.append(f"scaled to {self.workers} workers: every worker computes and reduces what rank 0 did")
         if self.gpus_per_node is not None:
             found.append(f"{self.gpus_per_node} workers at each host, which need no link between them")
         if self.batch != 1 and not has_law:
@@ -65,14 +67,14 @@ def scale(workload: Workload, scaling: Scaling, others: Sequence[Workload] = ())
         others: workloads of the same job with other batch sizes, from which each computation gets its law.
 
     Raises:
-        UsageError: the number of workers changes and the workload is not data-parallel: its ranks differ, or it has
-            groups or messages between two ranks. Or the others are not of the same job, or the batch or the model of
-            a layout would change.
+        UsageError: the number of workers changes, and the workload does not say how its ranks share a model. Or the
+            others are not of the same job, or the batch or the model of a layout would change.
     """
-    if "layout" in workload.about and (scaling.batch, scaling.parameters) != (1, 1):
-        raise UsageError("the workload is of a layout: change batch and model in its TOML file, and write it anew")
-    traces = workload.traces
-    about = dict(workload.about)
+    if "layout" in workload.about and (scaling.batch, scaling.parameters, scaling.workers) != (1, 1, None):
+        raise UsageError(
+            "the workload is of a layout: change batch, model and ranks in its TOML file, and write it anew"
+        )
+    traces, groups, about = workload.traces, dict(workload.groups), dict(workload.about)
     new = scaling.assumptions(has_law=bool(others))
     if others:
         traces, law = _by_batch(workload, others, scaling.batch)
@@ -80,9 +82,10 @@ def scale(workload: Workload, scaling: Scaling, others: Sequence[Workload] = ())
     elif scaling.batch != 1:
         traces = [[_longer(node, 1 if node.name == "optimizer" else scaling.batch) for node in each] for each in traces]
     if scaling.workers is not None:
-        _check_data_parallel(workload)
-        trace, said = _among(traces[0], workload.ranks, scaling.workers)
-        traces = [trace] * scaling.workers
+        replicas = find_replicas(workload, scaling.data_parallel)
+        resized, said = _among(replace(workload, traces=traces), replicas, scaling.workers)
+        copied = copy_replicas(resized, replicas, scaling.workers)
+        traces, groups, about = copied.traces, copied.groups, copied.about
         new += said
         about["workers"] = scaling.workers
     if scaling.gpus_per_node is not None:
@@ -96,7 +99,7 @@ def scale(workload: Workload, scaling: Scaling, others: Sequence[Workload] = ())
         about["batch"] = round(about["batch"] * scaling.batch)
     for name in ("iteration_s", "variation"):  # of the run, not of what became of it
         about.pop(name, None)
-    return Workload(scaled, dict(workload.groups), about)
+    return Workload(scaled, groups, about)
 
 
 def with_times(workload: Workload, flop_per_s: float, bytes_per_s: float | None = None) -> Workload:
@@ -136,39 +139,77 @@ def with_times(workload: Workload, flop_per_s: float, bytes_per_s: float | None 
     return found
 
 
-def _among(trace: list[Node], ranks: int, workers: int) -> tuple[list[Node], list[str]]:
-    """Return the trace of a rank among another number of workers, and what is assumed of its all-gathers.
+def _among(workload: Workload, replicas: Replicas, ranks: int) -> tuple[Workload, list[str]]:
+    """Return a workload with the shards that its ranks have among another number of ranks, and what is assumed.
 
     Sharded training gathers parameters and reduces gradients of as many elements, possibly in another precision: an
     all-gather is of shards if a reduce-scatter has its total. ZeRO reduces in buckets that are no layers: what is left
     is of shards if its sum is that of the other reduce-scatters, or of the all-reduces if there are none, for one or
     two gathers of each parameter. Other all-gathers are of data that each rank has of its own.
     """
-    totals = {node.id: size_of(node) * ranks for node in trace if _is(node, Collective.ALL_GATHER) and size_of(node)}
-    scattered = [size_of(node) for node in trace if _is(node, *_REDUCE_SCATTERS)]
-    reduced = scattered or [size_of(node) for node in trace if _is(node, Collective.ALL_REDUCE)]
+    replicas.check_number(ranks)
+    before, after = len(replicas.ranks), ranks // replicas.size
+    traces, numbers = [], Counter[bool]()
+    for rank, trace in enumerate(workload.traces):
+        sizes: dict[int, int] = {}
+        by_group = defaultdict[str, list[Node]](list)
+        for node in trace:
+            if node.type == NodeType.COMM_COLL and group_of(node) in replicas.spanning:
+                by_group[group_of(node)].append(node)
+        for nodes in by_group.values():
+            members = len(workload.members(nodes[0]))
+            totals, shards = _shards(nodes, members)
+            sizes |= {number: -(-totals[number] * before // (members * after)) for number in shards}
+            if rank in replicas.ranks[0]:
+                numbers.update(number in shards for number in totals)
+        traces.append([
+            replace(node, attributes=node.attributes | {"comm_size": sizes[node.id]}) if node.id in sizes else node
+            for node in trace
+        ])  # fmt: skip
+    return replace(workload, traces=traces), _assumed(replicas, workload.ranks, ranks, numbers)
+
+
+def _assumed(replicas: Replicas, before: int, after: int, numbers: Counter[bool]) -> list[str]:
+    """Return what the scaling to another number of ranks assumes.
+
+    Args:
+        replicas: the replicas.
+        before: number of ranks.
+        after: number of ranks of the scaled workload.
+        numbers: number of all-gathers of a replica by whether they are of shards.
+    """
+    what = "all collectives are data-parallel"
+    if replicas.size > 1:
+        several = f"{after // replicas.size} replicas of the model, with {replicas.size} ranks each"
+        what = f"{several}, instead of {before // replicas.size}; groups of ranks of several replicas are data-parallel"
+    said = [f"scaled to {after} ranks: further ranks do what the first {before} do, replica by replica; {what}"]
+    if after <= before:
+        said = [f"scaled to {after} ranks: each does what it did; {what}"]
+    if numbers[True]:
+        said.append(
+            f"{counted(numbers[True], 'all-gather')} of shards, as reductions have their totals: a rank adds its part "
+            "of these; the optimizer takes as long as before"
+        )
+    if numbers[False]:
+        said.append(
+            f"{counted(numbers[False], 'all-gather')} of each rank's own data, as no reductions have these totals: a "
+            "rank adds as many bytes as before"
+        )
+    return said
+
+
+def _shards(nodes: Sequence[Node], members: int) -> tuple[dict[int, int], set[int]]:
+    """Return the bytes of all ranks together of each all-gather of a group, and the numbers of those of shards."""
+    totals = {node.id: size_of(node) * members for node in nodes if _is(node, Collective.ALL_GATHER) and size_of(node)}
+    scattered = [size_of(node) for node in nodes if _is(node, *_REDUCE_SCATTERS)]
+    reduced = scattered or [size_of(node) for node in nodes if _is(node, Collective.ALL_REDUCE)]
     left = {number: total for number, total in totals.items() if not _is_of(total, scattered)}
     shards = set(totals) - set(left)
     left_bytes = sum(left.values())
     rest_bytes = sum(size for size in reduced if not _is_of(size, [totals[number] for number in shards]))
     if any(abs(left_bytes - times * rest_bytes) <= _PADDED * left_bytes for times in _GATHERED):
         shards = set(totals)
-    said = []
-    if shards:
-        said.append(
-            f"{counted(len(shards), 'all-gather')} of shards, as reductions have their totals: a rank adds its part of "
-            "these; the optimizer takes as long as before"
-        )
-    if len(shards) < len(totals):
-        said.append(
-            f"{counted(len(totals) - len(shards), 'all-gather')} of each rank's own data, as no reductions have these "
-            "totals: a rank adds as many bytes as rank 0 did"
-        )
-    sizes = {number: -(-totals[number] // workers) for number in shards}
-    return [
-        replace(node, attributes=node.attributes | {"comm_size": sizes[node.id]}) if node.id in sizes else node
-        for node in trace
-    ], said
+    return totals, shards
 
 
 def _is(node: Node, *kinds: Collective) -> bool:
@@ -224,22 +265,3 @@ def _scaled(node: Node, time_factor: float, byte_factor: float) -> Node:
         node, control_deps=deps[0], data_deps=deps[1], attributes=attributes,
         duration_us=round(node.duration_us * (time_factor if node.type == NodeType.COMP else byte_factor)),
     )  # fmt: skip
-
-
-def _check_data_parallel(workload: Workload) -> None:
-    advice = "describe the larger job in a file for ringtap workload new --layout, or keep the number of workers"
-    if workload.groups:
-        raise UsageError(f"the workload has groups of ranks ({', '.join(list(workload.groups)[:3])}): {advice}")
-    first = _shape(workload.traces[0])
-    for rank, trace in enumerate(workload.traces):
-        for node in trace:
-            if node.type in (NodeType.COMM_SEND, NodeType.COMM_RECV):
-                raise UsageError(f"{workload.where(rank, node)} is a message between two ranks: {advice}")
-            if SPLITS in node.attributes:
-                raise UsageError(f"{workload.where(rank, node)} is an all-to-all with bytes for each rank: {advice}")
-        if _shape(trace) != first:
-            raise UsageError(f"ranks 0 and {rank} take part in different collectives: {advice}")
-
-
-def _shape(trace: Sequence[Node]) -> list[tuple[int, int]]:
-    return [(kind_of(node), size_of(node)) for node in trace if node.type == NodeType.COMM_COLL]

@@ -19,6 +19,7 @@ GROUPS_JSON, WORKLOAD_JSON = "comm_group.json", "workload.json"
 PREFIX = "rank"
 _ALL_RANKS = ("", "0")  # names of a group of all ranks, as in PyTorch and ASTRA-sim
 CARRIED_OUT_AS = "carried_out_as"
+GROUP_DESCRIPTIONS = "group_descriptions"  # in workload.json: name of a group -> what frameworks call it
 MAX_NODES = 20_000_000
 _TRACE = re.compile(r"(?P<prefix>.*)\.(?P<rank>\d{1,7})\.et")
 _COMMUNICATION = {NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL}

@@ -36,6 +36,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument(
         "--alike", action="store_true", help="with --kineto: ranks without a trace do what the first rank with one does"
     )
+    parser.add_argument("--steps", metavar="K", help="with --kineto: steps of the profiler that are one iteration (1)")
     parser.add_argument(
         "--gpus-per-node", metavar="G", help="ranks at each host, between which messages take only the latency (1)"
     )
@@ -50,6 +51,8 @@ def _new(options: argparse.Namespace) -> int:
         raise UsageError("--execution-trace goes with --kineto: it adds shapes to the traces there")
     if options.alike and options.kineto is None:
         raise UsageError("--alike goes with --kineto: it says that ranks without a trace do what the others do")
+    if options.steps is not None and options.kineto is None:
+        raise UsageError("--steps goes with --kineto: other sources have iterations of their own")
     if options.layout is not None:
         return _from_layout(options)
     if options.model is None:
@@ -96,7 +99,10 @@ def _from_profiles(options: argparse.Namespace) -> int:
     if options.kineto is None:
         profiles, ranks, name = read_profiles(options.run), None, options.run.resolve().name
     else:
-        profiles = read_kineto_traces(options.kineto, options.execution_trace, alike=options.alike)
+        steps = 1 if options.steps is None else whole_number(options.steps, "--steps")
+        if steps < 1:
+            raise UsageError(f"--steps {steps} is below 1")
+        profiles = read_kineto_traces(options.kineto, options.execution_trace, alike=options.alike, steps=steps)
         ranks, name = profiles[0].ranks, options.kineto[0].resolve().name
     made = profile_workload(profiles, name, ranks)
     if batch is not None:

@@ -21,7 +21,11 @@ def register(subparsers: Any, name: str, summary_: str) -> None:
     """Add the arguments of the verb ``workload scale``."""
     parser = subparsers.add_parser(name, help=summary_, description=f"{summary_[0].upper()}{summary_[1:]}.")
     parser.add_argument("workload", type=Path, metavar="W", help="a directory of execution traces")
-    parser.add_argument("--workers", metavar="N", help="number of data-parallel workers")
+    parser.add_argument("--workers", metavar="N", help="number of ranks: the data-parallel groups grow")
+    parser.add_argument(
+        "--data-parallel", default="", metavar="GROUP,...",
+        help="with --workers: the data-parallel groups, by name or description, where the traces do not tell; or all",
+    )  # fmt: skip
     for option, text in (("batch", "samples of a worker"), ("parameters", "parameters"), ("compute", "computing time")):
         parser.add_argument(
             f"--{option}", default="1x", metavar="FACTOR", help=f"factor of the {text}, such as 2x (1x)"
@@ -68,7 +72,9 @@ def _scale(options: argparse.Namespace) -> int:
     workers = None if options.workers is None else whole_number(options.workers, "--workers")
     if workers is not None and not 1 <= workers <= MAX_WORKERS:
         raise UsageError(f"--workers {workers} is outside 1 to {MAX_WORKERS:,}")
-    factors = [_factor(getattr(options, name), f"--{name}") for name in ("batch", "parameters", "compute")]
+    batch, parameters, compute = (
+        _factor(getattr(options, name), f"--{name}") for name in ("batch", "parameters", "compute")
+    )
     flop_per_s, bytes_per_s = (
         _rate(getattr(options, f"{name}_per_s"), f"--{name}-per-s") for name in ("flop", "bytes")
     )
@@ -78,7 +84,10 @@ def _scale(options: argparse.Namespace) -> int:
     if flop_per_s is not None:
         workload = with_times(workload, flop_per_s, bytes_per_s)
     per_host = None if options.gpus_per_node is None else ranks_per_host(options, workload)
-    scaling = Scaling(workers, per_host, *factors)
+    data_parallel = tuple(filter(None, options.data_parallel.split(",")))
+    if data_parallel and workers is None:
+        raise UsageError("--data-parallel goes with --workers: it says which groups grow")
+    scaling = Scaling(workers, per_host, batch, parameters, compute, data_parallel)
     if scaling == Scaling() and flop_per_s is None:
         raise UsageError("nothing is scaled: give --workers, --gpus-per-node, --batch, --parameters or --compute")
     if options.law and scaling.batch == 1:

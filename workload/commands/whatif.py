@@ -1,4 +1,4 @@
-"""``ringtap whatif``: iteration times if the tensors were sent in another order."""
+"""``ringtap whatif``: iteration times if the tensors were sent in another order, or with more or less overlap."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ringtap.errors import UsageError, did_you_mean
 from ringtap.models import GRADIENT_BYTES
 from ringtap.options import add_json
 from ringtap.terminal import text_table
-from ringtap.units import format_size, parse_duration_s, parse_rate_bps, parse_size_bytes, whole_number
-from ringtap.workload.layer_tensors import COLUMNS, read_tensors, workload_tensors
+from ringtap.units import counted, format_size, parse_duration_s, parse_rate_bps, parse_size_bytes, whole_number
+from ringtap.workload.layer_tensors import COLUMNS, UnknownLayersError, read_tensors, workload_tensors
 from ringtap.workload.models import BUCKET_BYTES
-from ringtap.workload.options import read_loads
+from ringtap.workload.options import ranks_per_host, read_loads
 from ringtap.workload.tensor_order import (
     COLLECTIVES,
     MAX_WORKERS,
@@ -31,13 +31,14 @@ from ringtap.workload.tensor_order import (
 )
 
 _TITLES = {"fifo": "FIFO", "tic": "TIC", "tac": "TAC", "p3": "P3", "bytescheduler": "ByteScheduler"}
+_OF_ORDERS = ("overhead", "slice", "partition", "credit", "collective")  # options that say nothing of overlap
 _SAME = 5e-4  # relative difference of times that are as good as equal
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
     """Add the arguments of the verb ``whatif``."""
     parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-    parser.add_argument("workload", nargs="?", type=Path, metavar="W", help="a workload of a model or of a profile")
+    parser.add_argument("workload", nargs="?", type=Path, metavar="W", help="a workload")
     parser.add_argument("--tensors", type=Path, metavar="FILE.csv", help=f"or a table with {', '.join(COLUMNS)}")
     parser.add_argument("--bandwidth", required=True, metavar="RATE", help="rate of a worker's link")
     parser.add_argument("--collective", metavar="NAME", help=f"{' or '.join(COLLECTIVES)} (ring with W or --workers)")
@@ -55,7 +56,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
         "--credit", metavar="SIZE", help="ByteScheduler's credit (the best of one message, 2 and 4 partitions)"
     )
     add_json(parser)
-    parser.set_defaults(handler=_whatif)
+    parser.set_defaults(handler=_whatif, defaults={name: parser.get_default(name) for name in _OF_ORDERS})
 
 
 def _whatif(options: argparse.Namespace) -> int:
@@ -67,7 +68,10 @@ def _whatif(options: argparse.Namespace) -> int:
         None if options.partition is None else _positive(parse_size_bytes(options.partition), "--partition"),
         None if options.credit is None else _positive(parse_size_bytes(options.credit), "--credit"),
     )
-    tensors, workers = _given(options)
+    try:
+        tensors, workers = _given(options)
+    except UnknownLayersError as error:
+        return _overlap(options, rate_bps, loads, error)
     network = network_of(workers, rate_bps, parse_duration_s(options.latency), parse_duration_s(options.overhead))
     networks = [network._replace(rate_bps=rate_bps * (1 - load)) for load in loads]
     found = [schedules(tensors, each, *sizes) for each in networks]
@@ -85,6 +89,57 @@ def _whatif(options: argparse.Namespace) -> int:
     print("\n".join(text_table(_methods(points[0], found[0]) if len(points) == 1 else _loads(points))))
     if buckets_s:
         print(_advice(buckets_s))
+    return 0
+
+
+def _overlap(options: argparse.Namespace, rate_bps: float, loads: Sequence[float], unknown: UnknownLayersError) -> int:
+    """Print what overlap is worth in a workload that does not say which layers have which tensors."""
+    from ringtap.workload.overlap import overlap_times
+    from ringtap.workload.scaling import Scaling, scale
+    from ringtap.workload.workload import assumed_of_others, read_workload
+
+    if given := next((name for name in _OF_ORDERS if getattr(options, name) != options.defaults[name]), None):
+        raise UsageError(f"--{given} is of orders of tensors, and {unknown}")
+    workload = read_workload(options.workload)
+    if options.workers is not None:
+        workload = scale(workload, Scaling(whole_number(options.workers, "--workers")))
+    options.gpus_per_node = None
+    per_host, latency_s = ranks_per_host(options, workload), parse_duration_s(options.latency)
+    times = [overlap_times(workload, rate_bps * (1 - load), latency_s, per_host) for load in loads]
+    assumptions = assumed_of_others(workload) if options.workers is None else workload.about["assumptions"]
+    if options.json:
+        points = [{"load": load, **each._asdict(), "bound_s": each.bound_s}
+                  for load, each in zip(loads, times, strict=True)]  # fmt: skip
+        print(json.dumps({
+            **points[0], "bandwidth_bps": rate_bps, "collective": "ring", "workers": workload.ranks,
+            "gpus_per_node": per_host, "points": points, "assumptions": assumptions,
+        }))  # fmt: skip
+        return 0
+    first = times[0]
+    print(
+        f"{first.recorded_s:.4g} s per iteration of {counted(workload.ranks, 'rank')}, of which perfect overlap would "
+        f"save {1 - first.bound_s / first.recorded_s:.1%}"
+        + (f"; without any overlap {first.serial_s:.4g} s" if first.serial_s is not None else "")
+    )
+    rows = [
+        [
+            "load",
+            "as recorded, s",
+            "no overlap, s",
+            "computation, s",
+            "communication, s",
+            "perfect overlap, s",
+            "possible gain",
+        ]
+    ]
+    for load, each in zip(loads, times, strict=True):
+        gain = f"{round(1 - each.bound_s / each.recorded_s, 3) + 0:.1%}"
+        rows.append(
+            [f"{load:.0%}", *("–" if time_s is None else f"{time_s:.4f}" for time_s in (*each, each.bound_s)), gain]
+        )
+    print("\n".join(text_table(rows)))
+    print("".join(f"Assumed: {text}\n" for text in assumptions), end="")
+    print(f"Orders of tensors are not compared: {unknown}")
     return 0
 
 

@@ -21,6 +21,7 @@ from ringtap.workload import kineto, profile
 from ringtap.workload.execution_trace import Collective, NodeType
 from ringtap.workload.kineto import read_kineto_traces
 from ringtap.workload.profile import profile_workload
+from ringtap.workload.scaling import Scaling, scale
 from ringtap.workload.workload import Workload, carried_out_as, kind_of, peer_of, read_workload, size_of
 
 START = 4_756_021_649_552.75  # us, as of a host that runs for weeks
@@ -188,10 +189,90 @@ def test_an_annotation_counts_once(tmp_path: Path) -> None:
 def test_iterations_without_what_others_have_are_refused(tmp_path: Path) -> None:
     """Gradients are summed over four steps of the profiler, and reduced in one."""
     steps = [one for number in range(9) for one in one_gpu_step(number)[: 3 if number % 4 else None]]
-    with pytest.raises(UsageError, match=r"communication in 2 of 8 iterations, and most have none: call step\(\) once"):
+    with pytest.raises(
+        UsageError, match="communication in 2 of 8 iterations, and most have none: add --steps 4, the number"
+    ):
         of_one_rank(tmp_path, steps)
     with pytest.raises(UsageError, match="has no collective in the iterations that can be used"):
         of_one_rank(tmp_path, [*one_gpu_step(0), *one_gpu_step(1)[:3]])
+
+
+def made_of_steps(path: Path, steps: int) -> Workload:
+    return profile_workload(read_kineto_traces([path], steps=steps), "run")
+
+
+def test_several_steps_of_the_profiler_are_an_iteration(tmp_path: Path) -> None:
+    """Gradients are reduced in every fourth step: 0, 4, 8 and 12."""
+    alone = [one_gpu_step(number)[: 3 if number % 4 else None] for number in range(13)]
+    path = write(tmp_path / "one.json", trace([one for step in alone for one in step], ranks=1))
+    workload = made_of_steps(path, 4)  # of steps 1 to 4, 5 to 8 and 9 to 12, and step 0 before them
+    assert communication(workload) == [(Collective.BROADCAST, 32)]
+    about = workload.about
+    # the broadcast ends 500 us after the begin of the last step
+    assert (about["iterations"], about["iteration_s"], about["typical_share"]) == (3, 0.004, 1.0)
+    assert about["compute_s"] == pytest.approx(0.004 - 80e-6)  # that of the broadcast, for which the GPU waits
+    assert "an iteration is 4 steps of the profiler, as --steps says" in about["assumptions"]
+    with pytest.raises(UsageError, match="has 13 steps, fewer than the 14 of --steps"):
+        made_of_steps(path, 14)
+    two = [event("user_annotation", f"Optimizer.step#{each}.step", STEP_US * number + 5 + 2 * each, 1)
+           for number in range(13) for each in range(1 + number % 2)]  # fmt: skip
+    one_each = [one_gpu_step(number) for number in range(13)]
+    write(path, trace([*two, *(one for step in one_each for one in step)], ranks=1))
+    with pytest.raises(UsageError, match="so its steps are no iterations: add --steps 2, the number"):
+        made(path)
+    assert len(communication(made_of_steps(path, 2))) == 2
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["--steps", "0", "--kineto"], "--steps 0 is below 1"),
+    (["--steps", "2", "--run"], "--steps goes with --kineto"),
+])  # fmt: skip
+def test_wrong_steps_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    assert main(["workload", "new", *arguments, str(tmp_path), "-o", str(tmp_path / "w")]) == 2
+    assert says in capsys.readouterr().err
+
+
+def sharded_step(number: int, rank: int, described: str | None) -> list[Any]:
+    """A layer under FSDP on two ranks of a mesh of 2 x 2: 1000 parameters in bfloat16, gradients in float."""
+    at, group = number * STEP_US, [rank % 2, rank % 2 + 2]
+    more = {} if described is None else {"Process Group Description": described}
+    gather = metadata("_allgather_base", 500, "BFloat16", group, **{"Out msg nelems": 1000, "Process Group Name": "1"})
+    scatter = metadata(
+        "_reduce_scatter_base", 1000, "Float", group, **{"Out msg nelems": 500, "Process Group Name": "1"}
+    )
+    activations = metadata(
+        "allreduce", 64, "BFloat16", [rank // 2 * 2, rank // 2 * 2 + 1], **{"Process Group Name": "2"}
+    )
+    return [
+        event("user_annotation", f"ProfilerStep#{number}", at, STEP_US),
+        *nccl(at + 20, at + 40, 10, **gather | more), *nccl(at + 60, at + 70, 10, **activations),
+        *nccl(at + 80, at + 90, 10, **gather | more), *nccl(at + 100, at + 110, 10, **scatter | more),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("described", ["mesh_dp_shard", None])
+def test_shards_of_a_mesh_are_scaled(tmp_path: Path, described: str | None) -> None:
+    """Among 8 ranks of each data-parallel group, a rank gathers 125 parameters and reduces all gradients as before."""
+    paths = []
+    for rank in range(4):
+        groups = [{"pg_name": "1", "pg_desc": "mesh_dp_shard", "ranks": [rank % 2, rank % 2 + 2]},
+                  {"pg_name": "2", "pg_desc": "mesh_tp", "ranks": [rank // 2 * 2, rank // 2 * 2 + 1]}]  # fmt: skip
+        events = [one for number in range(2) for one in sharded_step(number, rank, described)]
+        paths.append(write(tmp_path / f"{rank}.json", trace(events, rank, 4, pg_config=groups)))
+    workload = made(*paths)
+    assert communication(workload, 3) == [
+        (Collective.ALL_GATHER, 1000), (Collective.ALL_REDUCE, 128), (Collective.ALL_GATHER, 1000),
+        (Collective.REDUCE_SCATTER, 4000),
+    ]  # fmt: skip
+    scaled = scale(workload, Scaling(16))
+    assert communication(scaled, 15) == [
+        (Collective.ALL_GATHER, 250), (Collective.ALL_REDUCE, 128), (Collective.ALL_GATHER, 250),
+        (Collective.REDUCE_SCATTER, 4000),
+    ]  # fmt: skip
+    members = [list(scaled.members(node)) for node in scaled.traces[15] if node.type == NodeType.COMM_COLL]
+    assert members == [[1, 3, 5, 7, 9, 11, 13, 15], [14, 15], *[[1, 3, 5, 7, 9, 11, 13, 15]] * 2]
 
 
 def test_a_collective_that_began_early_waits_for_less(tmp_path: Path) -> None:
@@ -259,6 +340,16 @@ def test_groups_and_messages_of_nccl(tmp_path: Path) -> None:
     messages = [[node for node in nodes if node.type in (NodeType.COMM_SEND, NodeType.COMM_RECV)]
                 for nodes in workload.traces]  # fmt: skip
     assert [(peer_of(node), size_of(node)) for (node,) in messages] == [(2, 256), (3, 256), (0, 256), (1, 256)]
+
+
+@pytest.mark.parametrize("listed", ["[0, 2]", "[0, ...]"])
+def test_a_number_of_ranks_that_groups_contradict_is_refused(tmp_path: Path, listed: str) -> None:
+    args = metadata("allreduce", 10) | {"Process Group Ranks": listed}
+    events = [event("user_annotation", "ProfilerStep#1", 0, STEP_US), *nccl(20, 40, 10, **args)]
+    groups = [{"pg_name": "0", "ranks": [0, 2]}, {"pg_name": "1", "ranks": [0, 1, 2, 3]}]
+    path = write(tmp_path / "one.json", trace(events, 0, 2, pg_config=groups))
+    with pytest.raises(UsageError, match="has a collective of rank 2 in a job of 2 ranks: correct world_size"):
+        read_kineto_traces([path], alike=True)
 
 
 def test_older_kernels_have_their_sizes_in_the_annotation(tmp_path: Path) -> None:
@@ -551,6 +642,31 @@ def test_members_are_those_of_the_json_module(
     found = list(json_stream.members(path, "items"))
     assert [value for key, value in found if key == "items"] == items
     assert {key: value for key, value in found if key != "items"} == others
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 64, 1 << 20])
+def test_a_member_without_a_value_is_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    """Some versions of PyTorch write a description that is empty like this."""
+    monkeypatch.setattr(json_stream, "_CHUNK", chunk)
+    path = tmp_path / "members.json"
+    path.write_text('{"items": [{"a": 1, "b": , "c": {"d":}}, 2], "e": {"f": , "g": 3}}')
+    assert list(json_stream.members(path, "items")) == [
+        ("items", {"a": 1, "b": None, "c": {"d": None}}), ("items", 2), ("e", {"f": None, "g": 3}),
+    ]  # fmt: skip
+    for wrong in ('{"items": [1, , 2]}', '{"items": [{, "a": 1}]}', '{"items": [{"a" , 1}]}', '{"items": [[1,]]}'):
+        path.write_text(wrong)
+        with pytest.raises(ValueError, match=r"cut short|not JSON"):
+            list(json_stream.members(path, "items"))
+
+
+def test_descriptions_may_be_left_out(tmp_path: Path) -> None:
+    args = metadata("allreduce", 10, ranks=[0]) | {"Process Group Description": "none"}
+    step = event("user_annotation", "ProfilerStep#1", 0, STEP_US)
+    text = json.dumps(trace([step, *nccl(20, 40, 10, **args)], ranks=1)).replace('"none"', "")
+    (tmp_path / "one.json").write_text(text)
+    workload = made(tmp_path / "one.json")
+    assert communication(workload) == [(Collective.ALL_REDUCE, 40)]
+    assert "group_descriptions" not in workload.about
 
 
 def test_split_sizes_of_an_all_to_all_are_read(tmp_path: Path) -> None:

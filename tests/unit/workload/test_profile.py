@@ -191,7 +191,7 @@ def test_groups_and_messages(tmp_path: Path) -> None:
     assert sorted(workload.groups.values()) == [[0, 1], [2, 3]]
     kinds = [[node.type for node in trace if node.type != NodeType.COMP] for trace in workload.traces]
     assert kinds == [[NodeType.COMM_COLL, NodeType.COMM_SEND]] * 2 + [[NodeType.COMM_COLL, NodeType.COMM_RECV]] * 2
-    with pytest.raises(UsageError, match="groups of ranks"):
+    with pytest.raises(UsageError, match="cannot be told which collectives are data-parallel"):
         scale(workload, Scaling(8))
 
 

@@ -224,7 +224,7 @@ def test_a_layout_scales_in_processors_and_hosts_only() -> None:
     assert scaled.about["compute_s"] == pytest.approx(made.about["compute_s"] / 2, abs=0.5e-6 * len(made.traces[0]))
     assert [len(trace) for trace in scaled.traces] == [len(trace) for trace in made.traces]
     for scaling in (Scaling(batch=2), Scaling(parameters=2)):
-        with pytest.raises(UsageError, match="change batch and model in its TOML file"):
+        with pytest.raises(UsageError, match="change batch, model and ranks in its TOML file"):
             scale(made, scaling)
 
 

@@ -417,6 +417,59 @@ def test_wrong_calls(
     assert answer in run(capsys, *words.split(), code=2)
 
 
+def of_traces(path: Path, second: int = 1_000_000, group: str = "") -> Path:
+    """A job of two ranks: 10 ms, of which 1 MB is the result, 10 ms beside it, and 1 ms that needs both of 1 MB."""
+    comp, coll = NodeType.COMP, NodeType.COMM_COLL
+    reduce = {"comm_type": 0, "pg_name": group}
+    trace = [
+        Node(1, "backward", comp, duration_us=10_000),
+        Node(2, "all_reduce0", coll, [1], attributes={**reduce, "comm_size": 1_000_000}),
+        Node(3, "backward", comp, [1], duration_us=10_000),
+        Node(4, "all_reduce1", coll, [2, 3], attributes={**reduce, "comm_size": second}),
+        Node(5, "optimizer", comp, [2, 4], duration_us=1_000),
+    ]
+    write_workload(Workload([trace, trace], {"1": [0, 1]} if group else {}, {"parameters": []}), path)
+    return path
+
+
+def test_overlap_in_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """At 1 Gbit/s, an all-reduce of 1 MB takes 8 ms on two ranks, and 12 ms on four."""
+    path = of_traces(tmp_path / "w")
+    item = json.loads(run(capsys, path, "--bandwidth", "1gbit", "--loads", "0:0.5:0.5", "--json"))
+    assert (item["recorded_s"], item["serial_s"]) == pytest.approx((0.010 + 0.010 + 0.008 + 0.001, 0.037))
+    assert (item["compute_s"], item["communication_s"], item["bound_s"]) == pytest.approx((0.021, 0.016, 0.021))
+    # at half the rate, 16 ms each: the second one waits for the first
+    busy = item["points"][1]
+    assert (busy["load"], busy["recorded_s"], busy["serial_s"]) == pytest.approx((0.5, 0.010 + 0.032 + 0.001, 0.053))
+    assert (busy["communication_s"], busy["bound_s"]) == pytest.approx((0.032, 0.032))
+    four = json.loads(run(capsys, path, "--bandwidth", "1gbit", "--workers", 4, "--json"))
+    assert (four["recorded_s"], four["communication_s"]) == pytest.approx((0.010 + 0.024 + 0.001, 0.024))
+    text = run(capsys, path, "--bandwidth", "1gbit")
+    assert text.startswith("0.029 s per iteration of 2 ranks, of which perfect overlap would save 27.6%; without any")
+    assert "Orders of tensors are not compared: " in text
+    for option in ("--slice", "--overhead", "--collective"):
+        value = {"--slice": "7", "--overhead": "1us", "--collective": "parameter-server"}[option]
+        refused = run(capsys, path, "--bandwidth", "1gbit", option, value, code=2)
+        assert f"{option} is of orders of tensors, and " in refused
+    grouped = of_traces(tmp_path / "groups", group="1")
+    assert json.loads(run(capsys, grouped, "--bandwidth", "1gbit", "--json"))["serial_s"] == pytest.approx(0.037)
+    assert "cannot be told which collectives" in run(capsys, grouped, "--bandwidth", "1gbit", "--workers", 4, code=2)
+
+
+def test_without_overlap_ranks_may_wait_for_ever(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both ranks send before they receive: at once they can, one after the other they cannot."""
+    traces = []
+    for rank in range(2):
+        message = {"comm_size": 1_000_000, "comm_tag": 1}
+        send = Node(1, "s", NodeType.COMM_SEND, attributes={**message, "comm_dst": 1 - rank})
+        receive = Node(2, "r", NodeType.COMM_RECV, attributes={**message, "comm_src": 1 - rank})
+        traces.append([send, receive, Node(3, "c", NodeType.COMP, [1, 2], duration_us=2_000)])
+    write_workload(Workload(traces), tmp_path / "w")
+    item = json.loads(run(capsys, tmp_path / "w", "--bandwidth", "1gbit", "--json"))
+    assert (item["recorded_s"], item["serial_s"]) == (pytest.approx(0.010), None)
+    assert "without any overlap" not in run(capsys, tmp_path / "w", "--bandwidth", "1gbit")
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_damaged_tables(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

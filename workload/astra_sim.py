@@ -112,7 +112,7 @@ def _system(workload: Workload, all_reduce: str, dimensions: int) -> dict[str, o
         "all-reduce": _ALL_REDUCE.get(all_reduce, "ring"), "all-gather": "ring", "reduce-scatter": "ring",
         "all-to-all": "direct1",
     }  # fmt: skip
-    # as in the simulation here, a collective is one chunk, and its data come from memory at once (1 PB/s); the simulator
+    # as in the simulation here, a collective is one chunk, whose data come from memory at once (1 PB/s); the simulator
     # aborts without a delay of endpoints (ns)
     return {
         "scheduling-policy": "FIFO", "endpoint-delay": 1, "active-chunks-per-dimension": 1,

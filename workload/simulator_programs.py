@@ -93,7 +93,8 @@ def longest_chain_ns(
         rate_bps: rate of the fastest link.
         latency_s: time of a message beside its bytes.
         algorithms: algorithms of collectives. None: they are not known. A collective in which each rank needs data of
-            all others counts as one message then, with the part of one rank, after all have begun; others take no time.
+            all others counts as one message to it then, with the part of one rank, after these have begun; others take
+            no time.
     """
 
     def message_ns(size_bytes: Integers) -> Integers:  # LogGOPSim charges the bytes after the first
@@ -109,8 +110,10 @@ def longest_chain_ns(
             return graph.end_ns(np.concatenate([ready_ns, others]), message_ns(graph.size_bytes))
         if kind not in KINDS or len(parts) == 1:
             return ready_ns
+        last = np.full(len(parts), ready_ns.max())  # of the others: the last rank can have what they sent before
+        last[ready_ns.argmax()] = np.partition(ready_ns, -2)[-2]
         share_bytes = np.array(data_bytes(parts[0][1], len(parts)) // len(parts))
-        return np.full(len(parts), ready_ns.max() + message_ns(share_bytes))
+        return np.maximum(ready_ns, last + message_ns(share_bytes))
 
     collectives: dict[Place, Parts] = {}  # by the first part, for which the others stand
     first: dict[Place, Place] = {}

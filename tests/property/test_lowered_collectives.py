@@ -46,7 +46,7 @@ def workloads(draw: st.DrawFn) -> Workload:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(workloads(), st.sampled_from(ALL_REDUCE))
 def test_a_schedule_has_the_messages_and_waits_of_the_lowered_workload(workload: Workload, all_reduce: str) -> None:
     algorithms = Algorithms(all_reduce, shards=2)
@@ -76,7 +76,7 @@ def test_a_schedule_has_the_messages_and_waits_of_the_lowered_workload(workload:
         assert operations[rank] == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(workloads(), st.sampled_from(ALL_REDUCE))
 def test_the_longest_chain_is_that_of_the_lowered_workload(workload: Workload, all_reduce: str) -> None:
     algorithms = Algorithms(all_reduce, shards=2)

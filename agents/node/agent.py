@@ -22,7 +22,7 @@ from ringtap.agents.job.signals import state_of
 from ringtap.agents.node.agent_socket import AgentSocket, Connection
 from ringtap.agents.node.disk_use import DiskUse
 from ringtap.agents.node.facts import FactsChild
-from ringtap.agents.node.jobs import Job, descendants
+from ringtap.agents.node.jobs import Job, StartedByDaemons, descendants
 from ringtap.agents.node.node_json import NodeJson, hook_entry
 from ringtap.agents.node.sampling import Recorders
 from ringtap.agents.node.settings import RunSettings
@@ -99,6 +99,7 @@ class Agent:
             "after": None,
         }
         self._record = NodeJson(run.node(node), item)
+        self._elsewhere = StartedByDaemons(run.path, node)
         self._recorders = Recorders(run, node, settings, self._pids, self._record.say)
         self._disk = DiskUse(self._record.folder, settings.disk_limit_bytes)
         item["disk"] = self._disk.facts
@@ -296,8 +297,9 @@ class Agent:
             self._save()
 
     def _pids(self) -> list[int]:
-        """The recorded processes and all their descendants; also called from the sampling threads."""
-        return descendants([job.pid for job in list(self._jobs) if job.entry["ended_ns"] is None])
+        """The recorded processes, what daemons started for them, and all descendants; sampling threads call it too."""
+        living = [job.pid for job in list(self._jobs) if job.entry["ended_ns"] is None]
+        return descendants([*living, *self._elsewhere.pids()])
 
     def _save(self) -> None:
         self._record.item["collectors"] = self._recorders.facts()

@@ -1,14 +1,20 @@
-"""The jobs that an agent records: their processes, and whether they live."""
+"""Finds the processes of the jobs that an agent records, and tells whether they live."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from ringtap.collectors.processes import PROC
+
+_COST_SHARE = 0.002  # of one core, for looking through all processes
+_MIN_PAUSE_S = 1.0
 
 
 @dataclass
@@ -58,16 +64,71 @@ def start_time(pid: int) -> str:
 
 def descendants(pids: Iterable[int]) -> list[int]:
     """Those of these processes that exist, and all their descendants."""
-    found: list[int] = []
+    found: dict[int, None] = {}
     pending = list(pids)
     while pending:
         pid = pending.pop()
+        if pid in found:
+            continue
         try:
             threads = list(Path(f"/proc/{pid}/task").iterdir())
         except OSError:
             continue
-        found.append(pid)
+        found[pid] = None
         for thread in threads:
             with contextlib.suppress(OSError):
                 pending += map(int, (thread / "children").read_text().split())
-    return found
+    return list(found)
+
+
+class StartedByDaemons:
+    """Finds the processes of a job that daemons started for it, such as slurmstepd, raylet or a container's shim.
+
+    They do not descend from the job's command, but their environment names the run and the node. It is read once for
+    each program that a process executes. Only processes of this user and in this network namespace count.
+
+    Args:
+        run: the run directory.
+        node: the node's name.
+        proc: where processes are listed.
+    """
+
+    def __init__(self, run: Path, node: str, proc: Path = PROC) -> None:
+        self._variables = {os.fsencode(f"RINGTAP_RUN={run}"), os.fsencode(f"RINGTAP_NODE={node}")}
+        self._proc = proc
+        self._known: dict[int, tuple[str, bool]] = {}  # pid -> program, and whether its environment names the run
+        self._found: list[int] = []
+        self._due_s = 0.0
+        self._lock = threading.Lock()
+
+    def pids(self) -> list[int]:
+        """Return the processes, as of a second ago at most, or longer where many processes run."""
+        with self._lock:
+            if time.monotonic() >= self._due_s:
+                begun_s = time.thread_time()
+                self._look()
+                pause_s = max(_MIN_PAUSE_S, (time.thread_time() - begun_s) / _COST_SHARE)
+                self._due_s = time.monotonic() + pause_s
+            return list(self._found)
+
+    def _look(self) -> None:
+        user, known = os.geteuid(), dict[int, tuple[str, bool]]()
+        with contextlib.suppress(OSError):
+            namespace = os.readlink(self._proc / "self" / "ns" / "net")  # noqa: PTH115 -- of thousands of processes
+            for name in filter(str.isdigit, os.listdir(self._proc)):  # noqa: PTH208
+                folder = f"{self._proc}/{name}"
+                with contextlib.suppress(OSError):  # it has ended, or may not be read
+                    if os.stat(folder).st_uid != user:  # noqa: PTH116
+                        continue
+                    program = os.readlink(f"{folder}/exe")  # noqa: PTH115
+                    before = self._known.get(int(name))
+                    if before is None or before[0] != program:
+                        is_own = os.readlink(f"{folder}/ns/net") == namespace and self._names_run(folder)  # noqa: PTH115
+                        before = program, is_own
+                    known[int(name)] = before
+        self._known = known
+        self._found = [pid for pid, (_, is_own) in known.items() if is_own]
+
+    def _names_run(self, folder: str) -> bool:
+        with open(f"{folder}/environ", "rb") as file:  # noqa: PTH123
+            return self._variables <= set(file.read().split(b"\0"))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ringtap.analysis.model.congestion_point import CURVED_SHARE
 from ringtap.analysis.model.curve_point import find_curve_point, gradient, place
 from ringtap.analysis.report.overview import overview
-from ringtap.analysis.sweeps.mean_errors import mean_errors, relative_error
+from ringtap.analysis.statistics.mean_errors import mean_errors, relative_error
 from ringtap.analysis.sweeps.next_load import Aims, Measured, choose
 from ringtap.analysis.sweeps.sweep import open_sweep
 from tests.gold.analysis_sweep import edit_info, write_sweep

@@ -32,6 +32,7 @@ WIDE_SHARE = 0.5  # of the range of measured loads: a wider interval does not lo
 _BREAKS = 241  # candidate breaks
 _OUTER = 20  # candidates of an interval between the two loads at either end, where no break is looked for
 _NULL_SETS = 999
+_MOST = 700.0  # a larger power of e is no floating point number
 _DOUBT = 0.25  # exponent of p, by which an interval widens if the break itself may be chance
 
 
@@ -262,27 +263,31 @@ def _point(found: _Lines, wide: _Lines, load: Array, p: float, capacity: float, 
     rss = max(float(found.rss[found.best]), points * RESIDUAL_FLOOR**2)
     left = rss * (1 + _margin(p, points - 4) / (points - 4)) - wide.rss
     inside = np.flatnonzero(left >= 0)
-    # one place further on either side, because the true one lies between places
+    # the ends lie between the outermost places within and the next ones, where the numbers count as well
     first, last = int(inside[0]) - 1, int(inside[-1]) + 1
-    ends = float(load[0]), float(load[-1])
     within = slice(max(first, 0), last + 1)
     reach = np.sqrt(wide.level_variance * np.maximum(left, 0.0))
 
-    def bandwidth(u: Array) -> float:
-        return float(-capacity * np.expm1(-u))
+    def bandwidth(u: float) -> float:
+        return -capacity * math.expm1(-u)
+
+    def end(outside: int, within: int) -> float:
+        """Interpolate where the margin ends."""
+        share = left[within] / (left[within] - left[outside])
+        return bandwidth(float(wide.at[within] + share * (wide.at[outside] - wide.at[within])))
 
     def profile(of: Array, value: float) -> BreakCandidate:
         """Return a logarithm that is known at each place up to ``reach``, with its ends over all places."""
         low, high = (of - reach)[within].min(), (of + reach)[within].max()
-        return BreakCandidate(math.exp(value), math.exp(low), math.exp(high))
+        return BreakCandidate(math.exp(value), math.exp(max(low, -_MOST)), math.exp(min(high, _MOST)))
 
-    level, at_u = wide.numbers[:, 0], found.at[found.best]
+    level, at_u = wide.numbers[:, 0], float(found.at[found.best])
     best = float(found.numbers[found.best, 0])
     log_left = math.log(125 * capacity)
     at = BreakCandidate(
         bandwidth(at_u),
-        ends[0] if first < 0 else bandwidth(wide.at[first]),
-        ends[1] if last == len(wide.at) else bandwidth(wide.at[last]),
+        float(load[0]) if first < 0 else end(first, first + 1),
+        float(load[-1]) if last == len(wide.at) else end(last, last - 1),
     )
     warnings = []
     if at.high - at.low > WIDE_SHARE * (load[-1] - load[0]):

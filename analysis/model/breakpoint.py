@@ -183,7 +183,7 @@ class _Lines:
     """
 
     def __init__(self, u: Array, weight: Array, at: Array, log_time: Array) -> None:
-        self.at, self._weight = at, weight
+        self.at = at
         past = u - at[:, None]
         designs = np.stack([np.ones_like(past), past, np.maximum(past, 0.0)], axis=-1) * weight[:, None]
         self._bases, triangles = np.linalg.qr(designs)

@@ -19,6 +19,7 @@ from scipy import special
 from ringtap.analysis.statistics.arrays import Array
 
 MIN_STRETCHED = 16  # values of the smaller sample; of fewer, stretches of correlated values are too short
+MANY_VALUES = 100  # of the smaller sample, from which on it shows how strongly neighbours are correlated
 MIN_P = sys.float_info.min  # a smaller p cannot be written as a normal floating point number
 _PER_STRETCH = 2.5  # stretches are the root of the number of values over this, so that they lengthen with the series
 

@@ -19,12 +19,11 @@ from scipy import special
 from ringtap.analysis.statistics.arrays import Array, Values, sample
 from ringtap.analysis.statistics.autocorrelation import effective_count
 from ringtap.analysis.statistics.quantiles import quantile_intervals
-from ringtap.analysis.statistics.stretches import MIN_P, MIN_STRETCHED, median_difference, rank_difference
+from ringtap.analysis.statistics.stretches import MANY_VALUES, MIN_P, MIN_STRETCHED, median_difference, rank_difference
 from ringtap.errors import UsageError
 from ringtap.units import counted
 
 MIN_VALUES = 5
-MANY_VALUES = 100  # of the smaller sample, from which on it shows how strongly neighbours are correlated
 TAIL_SHARE = 0.05  # the longest iterations of both samples together: those of the tail test
 ALPHA = 0.05  # of all tests together
 _EXACT_TO = 10_000  # values in the larger sample; above, the limiting distribution is as good, as scipy assumes, too

@@ -25,7 +25,7 @@ import ringtap
 from ringtap.analysis.model.curve_point import CurvePoint, find_curve_point, place
 from ringtap.analysis.runs.run import read_run
 from ringtap.analysis.statistics.arrays import Array
-from ringtap.analysis.sweeps.mean_errors import mean_errors, relative_error
+from ringtap.analysis.statistics.mean_errors import mean_errors, relative_error
 from ringtap.analysis.sweeps.next_load import Aims, Measured, choose
 from ringtap.analysis.sweeps.points import measure
 from ringtap.plan import load_plan

@@ -325,6 +325,12 @@ DDP_COLUMNS = dict.fromkeys(
     ),
     INTEGER,
 )
+# of the events of torch.profiler's traces: what a GPU runs
+GPU_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+# those of PyTorch before 1.11; annotations were operators there
+FORMER_CATEGORIES = {
+    "Operator": "cpu_op", "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "Runtime": "cuda_runtime",
+}  # fmt: skip
 _COLUMNS = {
     SOCKETS_REC: _TIMES
     | dict.fromkeys(("family", "state", "cookie", "inode"), INTEGER)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from ringtap.errors import UsageError
 from ringtap.json_stream import members
 from ringtap.json_validation import COUNT, Number, Shape, ShapeError, check
+from ringtap.schema import FORMER_CATEGORIES, GPU_CATEGORIES
 from ringtap.units import counted
 from ringtap.workload.execution_trace import Collective
 from ringtap.workload.profile import CARRIED_OUT_BY_GLOO, Communication, Event, Iteration, RankProfile
@@ -44,11 +45,6 @@ _EVENT: Shape = {"name": str, "cat": str, "ts": _US, "dur": _US, "args?": dict}
 MAX_JOB_RANKS = 100_000
 _RANK = Number(0, MAX_JOB_RANKS, whole=True)
 _INFO: Shape = {"rank?": _RANK, "world_size?": replace(_RANK, minimum=1), "pg_config?": [dict]}
-_GPU = {"kernel", "gpu_memcpy", "gpu_memset"}
-# categories of PyTorch before 1.11; annotations were operators there
-_FORMER = {
-    "Operator": "cpu_op", "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "Runtime": "cuda_runtime",
-}  # fmt: skip
 _GROUP = ("Process Group Name", "Group size", "Process Group Ranks")
 _FILES = ("*.json", "*.json.gz")
 _ASSUMED_OF_GPUS = (
@@ -165,11 +161,11 @@ class _Trace:
             return
         check(event, _EVENT)
         name, kind, args = event["name"], event["cat"], event.get("args", {})
-        kind = _FORMER.get(kind, kind)
+        kind = FORMER_CATEGORIES.get(kind, kind)
         thread, begin = (str(event.get("pid")), str(event.get("tid"))), event["ts"]
         thread = self.threads.setdefault(thread, thread)
         span = _Span(begin, begin + event["dur"], name, thread, args)
-        if kind in _GPU:
+        if kind in GPU_CATEGORIES:
             self.streams.add(thread)
             if kind == "kernel" and "nccl" in name.lower():
                 self.collectives.append(span)

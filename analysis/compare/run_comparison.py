@@ -38,6 +38,7 @@ from ringtap.analysis.statistics.two_sample import (
     MIN_VALUES,
     Comparison,
     Estimate,
+    benjamini_hochberg,
     compare,
     difference,
     few_reason,
@@ -323,7 +324,7 @@ def compare_measures(runs: Sequence[RunMeasures]) -> RunComparison:
     corrected: dict[tuple[str, Pair], float] = {}
     for is_part in (False, True):
         family = [key for key in tested if first[key[0]].is_part is is_part]
-        corrected |= dict(zip(family, holm([tested[key] for key in family]), strict=True))
+        corrected |= dict(zip(family, benjamini_hochberg([tested[key] for key in family]), strict=True))
     rows, unknown = [], []
     for name in names:
         found = [run.measures.get(name, replace(first[name], value=None, why=_absent(name))) for run in runs]

@@ -16,12 +16,13 @@ from ringtap.analysis.runs.apportioning import Integers
 from ringtap.errors import UsageError
 from ringtap.json_stream import members
 from ringtap.json_validation import COUNT, NS, Number, Shape, check, whole
+from ringtap.schema import FORMER_CATEGORIES, GPU_CATEGORIES
 
 MAX_SPANS = 5_000_000
 _MAX_DEPTH = 64  # spans within spans; deeper ones are beside them
 _US = Number(0, 2**52)
 _EVENT: Shape = {"name": str, "ts": _US, "dur": _US}
-_OF_GPU = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
+_OF_GPU = GPU_CATEGORIES | {"gpu_user_annotation"}
 
 
 @dataclass
@@ -81,8 +82,12 @@ class _Columns:
         if event["ph"] != "X" or kind == "Trace":
             return
         check(event, _EVENT)
+        kind = FORMER_CATEGORIES.get(kind, kind)
         thread = str(event.get("tid"))[:40]
-        title = f"GPU {str(event.get('pid'))[:40]} stream {thread}" if kind in _OF_GPU else f"thread {thread}"
+        title = f"thread {thread}"
+        if kind in _OF_GPU:
+            # PyTorch before 1.11 calls streams "stream 7" rather than 7
+            title = f"GPU {str(event.get('pid'))[:40]} stream {thread.removeprefix('stream ')}"
         self.begin_us.append(event["ts"])
         self.length_us.append(event["dur"])
         self.name.append(self.names.setdefault(whole(event["name"]), len(self.names)))

@@ -2,8 +2,9 @@
 
 ln t is fitted against u = ln(C/(C-BW)), so that the slope is an elasticity: the per cent of time added for each per
 cent of bandwidth taken away. Profile least squares find the break (Muggeo, Statist. Med. 22, 2003, fits the same
-model), and resampling gives its interval. `ringtap.analysis.model.congestion_point` has the construction of the
-thesis's appendix A.2.
+model). Its interval holds every place that an F test does not reject (Feder, Ann. Statist. 3, 1975; Hansen, J. Bus.
+Econ. Statist. 35, 2017): the sum of squares is not normal around its minimum, so that resampled breaks scatter too
+little. `ringtap.analysis.model.congestion_point` has the construction of the thesis's appendix A.2.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
+from scipy import special
 
 from ringtap.analysis.model.congestion_point import MIN_ELASTICITY
 from ringtap.analysis.model.fit import FitResult, corrected_akaike
 from ringtap.analysis.model.residuals import RESIDUAL_FLOOR
 from ringtap.analysis.statistics.arrays import Array, Values, as_gbps, as_points, as_samples
-from ringtap.analysis.statistics.autocorrelation import block_means
+from ringtap.analysis.statistics.mean_errors import mean_errors
 from ringtap.schema import MERGE_SHARE
 from ringtap.units import rate_gbps
 
@@ -28,15 +30,15 @@ LEVEL = 0.95
 SIGNIFICANT = 0.05
 WIDE_SHARE = 0.5  # of the range of measured loads: a wider interval does not locate the break
 _BREAKS = 241  # candidate breaks
+_OUTER = 20  # candidates of an interval between the two loads at either end, where no break is looked for
 _NULL_SETS = 999
-_MIN_SHARE = 0.0025  # of the points' residual sum of squares: lower bound of that of a resampled set
-
-Resampled = Literal["iterations", "residuals"]
+_MOST = 700.0  # a larger power of e is no floating point number
+_DOUBT = 0.25  # exponent of p, by which an interval widens if the break itself may be chance
 
 
 @dataclass(frozen=True)
 class BreakCandidate:
-    """A number of the break with the ends of its bootstrap interval."""
+    """A number of the break with the ends of its interval."""
 
     value: float
     low: float
@@ -56,8 +58,7 @@ class BreakPoint:
         p: probability of as much improvement over one straight line by chance.
         aicc: AICc of the two segments, comparable with that of a fit of equation 3.7 to the same points; None if it
             is undefined.
-        resampled: ``iterations`` within the points, or ``residuals`` around the lines.
-        samples: number of resampled sets.
+        weighted: True if the points are weighted by the errors of their means.
         capacity_gbps: C.
         warnings: limits of the numbers, one sentence each.
     """
@@ -68,8 +69,7 @@ class BreakPoint:
     elasticity: tuple[float, float]
     p: float
     aicc: float | None
-    resampled: Resampled
-    samples: int
+    weighted: bool
     capacity_gbps: float
     warnings: tuple[str, ...]
 
@@ -88,7 +88,7 @@ class BreakPoint:
             number = getattr(self, name)
             item |= {name: number.value, f"{name}_interval": [number.low, number.high]}
         item |= {"elasticity": list(self.elasticity), "p": self.p, "aicc": self.aicc, "level": LEVEL}
-        return item | {"resampled": self.resampled, "samples": self.samples, "warnings": list(self.warnings)}
+        return item | {"weighted": self.weighted, "warnings": list(self.warnings)}
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,7 +115,6 @@ def find_break(
     iteration_s: Values,
     capacity_gbps: float | str,
     iterations_s: Iterable[Values] | None = None,
-    samples: int = 1000,
     seed: int = 0,
 ) -> BreakResult:
     """Find the break of a series, with 95 % intervals of its load, time and volume.
@@ -124,10 +123,9 @@ def find_break(
         bandwidth_gbps: loads, shape (points,), in any order. Numbers are Gbit/s; text has a unit.
         iteration_s: mean iteration times, shape (points,). Numbers are seconds; text has a unit.
         capacity_gbps: capacity of the bottleneck, in Gbit/s or as text such as ``25gbit``.
-        iterations_s: the iteration times behind each mean, in order of time, if they are known. They are resampled
-            within each point, in blocks as long as they are correlated. Without them, the residuals are resampled.
-        samples: number of resampled sets.
-        seed: seed of the resampling.
+        iterations_s: the iteration times behind each mean, in order of time, if they are known. The points are then
+            weighted by the errors of their means. Without them, all points count for the same.
+        seed: seed of the simulated straight lines.
 
     Raises:
         UsageError: the arrays differ in length or hold invalid values.
@@ -140,21 +138,21 @@ def find_break(
     inner = _inner(load, capacity_gbps)
     if inner is None:
         return BreakResult(None, f"fewer than {MIN_LOADS} different loads cannot place a break")
-    search = _Search(scaled(load, capacity_gbps), *scaled(np.array(inner), capacity_gbps))
-    found = search.solve(log_time[None])
-    draw = np.random.default_rng(seed)
-    p = search.chance(log_time, draw)
+    u, (first, last) = scaled(load, capacity_gbps), scaled(np.array(inner), capacity_gbps)
+    log_weight = np.zeros(len(u))
+    if samples_s is not None:
+        log_weight = -np.log(mean_errors(load, capacity_gbps, [samples_s[number] for number in order]))
+    # a geometric mean of 1 keeps AICc comparable with that of fits
+    weight = np.exp(log_weight - log_weight.mean())
+    places = np.linspace(first, last, _BREAKS)
+    found = _Lines(u, weight, places, log_time)
+    p = found.chance(np.random.default_rng(seed))
     reason = _no_break(found, p)
     if reason:
         return BreakResult(None, reason)
-    if samples_s is None:
-        sets = search.resampled(log_time, samples, draw)
-    else:
-        means = [block_means(samples_s[number], samples, draw) for number in order]
-        # centred on the given means, however they were obtained
-        sets = log_time + np.column_stack([np.log(mean / mean.mean()) for mean in means])
-    resampled: Resampled = "residuals" if samples_s is None else "iterations"
-    return BreakResult(_point(found, search.solve(sets), load, p, capacity_gbps, resampled))
+    outer = [np.linspace(*ends, _OUTER + 2)[1:-1] for ends in ((u[0], first), (last, u[-1]))]
+    wide = _Lines(u, weight, np.concatenate((outer[0], places, outer[1])), log_time)
+    return BreakResult(_point(found, wide, load, p, capacity_gbps, samples_s is not None))
 
 
 def scaled(bandwidth_gbps: Array, capacity_gbps: float) -> Array:
@@ -173,79 +171,58 @@ def compared(point: BreakPoint, fit: FitResult) -> str:
     )
 
 
-@dataclass(frozen=True)
 class _Lines:
-    """Two segments of several sets; every array has shape (sets,).
+    """Least squares of ln t = level + before*(u - at) + (after - before)*max(0, u - at) at each of several places.
 
     Attributes:
-        at: u of the break.
-        level: ln t at the break.
-        before: slope before it.
-        after: slope after it.
-        rss: residual sum of squares.
+        at: u of each place.
+        numbers: level, before and after - before, shape (places, 3).
+        level_variance: variance of the level at a known place, relative to that of a point of weight 1.
+        rss: residual sum of squares of each place; a downward bend counts as none.
+        best: number of the place with the least one.
     """
 
-    at: Array
-    level: Array
-    before: Array
-    after: Array
-    rss: Array
-
-
-class _Search:
-    """Least squares of ln t = level + before*(u - at) + (after - before)*max(0, u - at) over all candidate breaks."""
-
-    def __init__(self, u: Array, first: float, last: float) -> None:
-        self.u = u
-        self.candidates = np.linspace(first, last, _BREAKS)
-        past = u - self.candidates[:, None]
-        self.designs = np.stack([np.ones_like(past), past, np.maximum(past, 0.0)], axis=-1)
-        self.bases = np.linalg.qr(self.designs)[0]
-        self.straight = np.linalg.qr(np.column_stack([np.ones_like(u), u]))[0]
-
-    def solve(self, log_times: Array) -> _Lines:
-        """Find the least-squares break of each set, shape (sets, points); a downward bend counts as none."""
-        centred = log_times - log_times.mean(axis=1, keepdims=True)
-        total = (centred**2).sum(axis=1)
-        explained = np.tensordot(centred, self.bases, axes=(1, 1))  # sets, candidates, columns
+    def __init__(self, u: Array, weight: Array, at: Array, log_time: Array) -> None:
+        self.at = at
+        past = u - at[:, None]
+        designs = np.stack([np.ones_like(past), past, np.maximum(past, 0.0)], axis=-1) * weight[:, None]
+        self._bases, triangles = np.linalg.qr(designs)
         # the last column of a basis belongs to the hinge alone; its sign is that of the change of slope
-        turn = (self.bases[:, :, 2] * self.designs[:, :, 2]).sum(axis=1)
-        upward = np.where(explained[:, :, 2] * turn > 0, explained[:, :, 2], 0.0)
-        costs = total[:, None] - (explained[:, :, :2] ** 2).sum(axis=2) - upward**2
-        best = costs.argmin(axis=1)
-        numbers = np.empty((len(log_times), 3))
-        for index in np.unique(best):
-            chosen = best == index
-            numbers[chosen] = np.linalg.lstsq(self.designs[index], log_times[chosen].T, rcond=None)[0].T
-        level, before, change = numbers.T
-        rss = np.maximum(costs[np.arange(len(best)), best], 0.0)
-        return _Lines(self.candidates[best], level, before, before + change, rss)
+        self._turn = np.sign(triangles[:, 2, 2])
+        self._straight = np.linalg.qr(np.column_stack([weight, weight * u]))[0]
+        rows = weight * (log_time - log_time.mean())
+        inverse = np.linalg.inv(triangles)
+        self.numbers = (inverse @ (np.swapaxes(self._bases, 1, 2) @ rows)[:, :, None])[:, :, 0]
+        self.numbers[:, 0] += log_time.mean()
+        self.level_variance: Array = (inverse[:, 0] ** 2).sum(axis=1)
+        self._rows = rows
+        self.rss: Array = self._costs(rows[None])[0]
+        self.best = int(self.rss.argmin())
 
-    def fitted(self, lines: _Lines) -> Array:
-        """ln t on the segments, shape (sets, points)."""
-        past = self.u - lines.at[:, None]
-        result: Array = lines.level[:, None] + np.where(past < 0, lines.before[:, None], lines.after[:, None]) * past
+    @property
+    def slopes(self) -> tuple[float, float]:
+        """Slopes before and after the best place."""
+        _, before, change = self.numbers[self.best]
+        return float(before), float(before + change)
+
+    def chance(self, draw: np.random.Generator) -> float:
+        """p value from simulated straight lines with normal scatter, whose gains depend on loads and weights alone."""
+        null = self._gain(draw.normal(size=(_NULL_SETS, len(self._rows))))
+        return float((1 + np.sum(null >= self._gain(self._rows[None])[0])) / (1 + _NULL_SETS))
+
+    def _costs(self, rows: Array) -> Array:
+        """Residual sum of squares of sets of weighted times, shape (sets, places)."""
+        explained = np.tensordot(rows, self._bases, axes=(1, 1))  # sets, places, columns
+        upward = np.maximum(explained[:, :, 2] * self._turn, 0.0)
+        costs = (rows**2).sum(axis=1)[:, None] - (explained[:, :, :2] ** 2).sum(axis=2) - upward**2
+        result: Array = np.maximum(costs, 0.0)
         return result
 
-    def gain(self, log_times: Array) -> Array:
+    def _gain(self, rows: Array) -> Array:
         """Reduction of a straight line's sum of squares by the break, relative to the rest; shape (sets,)."""
-        centred = log_times - log_times.mean(axis=1, keepdims=True)
-        straight = (centred**2).sum(axis=1) - ((centred @ self.straight) ** 2).sum(axis=1)
-        rest = np.maximum(self.solve(log_times).rss, len(self.u) * RESIDUAL_FLOOR**2)
+        straight = (rows**2).sum(axis=1) - ((rows @ self._straight) ** 2).sum(axis=1)
+        rest = np.maximum(self._costs(rows).min(axis=1), rows.shape[1] * RESIDUAL_FLOOR**2)
         result: Array = np.maximum(straight - rest, 0.0) / rest
-        return result
-
-    def chance(self, log_time: Array, draw: np.random.Generator) -> float:
-        """p value from simulated straight lines with normal scatter, whose gains depend only on the loads."""
-        null = self.gain(draw.normal(size=(_NULL_SETS, len(self.u))))
-        return float((1 + np.sum(null >= self.gain(log_time[None])[0])) / (1 + _NULL_SETS))
-
-    def resampled(self, log_time: Array, samples: int, draw: np.random.Generator) -> Array:
-        """Return sets of residuals resampled around the segments, widened for the four fitted parameters."""
-        fitted = self.fitted(self.solve(log_time[None]))[0]
-        residual = (log_time - fitted) * math.sqrt(len(log_time) / max(len(log_time) - 4, 1))
-        residual -= residual.mean()
-        result: Array = fitted + draw.choice(residual, size=(samples, len(residual)))
         return result
 
 
@@ -259,34 +236,59 @@ def _inner(load: Array, capacity_gbps: float) -> tuple[float, float] | None:
 
 
 def _no_break(found: _Lines, p: float) -> str:
-    if p >= SIGNIFICANT or found.after[0] <= found.before[0]:
+    before, after = found.slopes
+    if p >= SIGNIFICANT or after <= before:
         return f"one straight line describes the points about as well as two (p = {p:.2g}): no break can be placed"
-    if found.after[0] < MIN_ELASTICITY:
+    if after < MIN_ELASTICITY:
         return (
-            f"past its break the time grows by {found.after[0]:.2g} % for each per cent of bandwidth taken: no "
-            "congestion was reached"
+            f"past its break the time grows by {after:.2g} % for each per cent of bandwidth taken: no congestion was "
+            "reached"
         )
     return ""
 
 
-def _point(found: _Lines, many: _Lines, load: Array, p: float, capacity: float, resampled: Resampled) -> BreakPoint:
-    points, rss = len(load), max(float(found.rss[0]), len(load) * RESIDUAL_FLOOR**2)
-    ratio = np.ones_like(many.rss)
-    if resampled == "residuals":
-        # bootstrap-t: each set is scaled by its own scatter, whose estimate from few points needs a lower bound
-        ratio = np.sqrt(np.maximum(many.rss / rss, _MIN_SHARE))
-    log_left = math.log(capacity) - found.at, math.log(capacity) - many.at
-    most = np.log(capacity - load[[-1, 0]])
+def _margin(p: float, freedom: int) -> float:
+    """Return how much the sum of squares may exceed its minimum within an interval, in variances of the residuals.
 
-    def estimate(value: Array, values: Array, low: float = -np.inf, high: float = np.inf) -> tuple[float, float, float]:
-        """Return value and ends from logarithms, with the ends clipped to ``low`` and ``high``."""
-        ends = value - np.quantile((values - value) / ratio, [1 - (1 - LEVEL) / 2, (1 - LEVEL) / 2])
-        first, last = np.exp(np.clip(ends, low, high))
-        return float(np.exp(value[0])), float(first), float(last)
+    A break is only reported if its p is small, and then its scatter is often underestimated, so that intervals at 95 %
+    miss it more often (Benjamini and Yekutieli, J. Am. Statist. Assoc. 100, 2005). The more p resembles chance, the
+    less may be missed; docs/method/method.md, "Break of two segments", has the coverage.
+    """
+    missed = (1 - LEVEL) * (1 - (p / SIGNIFICANT) ** _DOUBT)
+    return float(special.stdtrit(freedom, 1 - missed / 2)) ** 2
 
-    left, last, first = estimate(*log_left, *most)
-    at = BreakCandidate(capacity - left, capacity - first, capacity - last)
-    volume = [one + lines.level + math.log(125) for one, lines in zip(log_left, (found, many), strict=True)]
+
+def _point(found: _Lines, wide: _Lines, load: Array, p: float, capacity: float, weighted: bool) -> BreakPoint:
+    points = len(load)
+    rss = max(float(found.rss[found.best]), points * RESIDUAL_FLOOR**2)
+    left = rss * (1 + _margin(p, points - 4) / (points - 4)) - wide.rss
+    inside = np.flatnonzero(left >= 0)
+    # the ends lie between the outermost places within and the next ones, where the numbers count as well
+    first, last = int(inside[0]) - 1, int(inside[-1]) + 1
+    within = slice(max(first, 0), last + 1)
+    reach = np.sqrt(wide.level_variance * np.maximum(left, 0.0))
+
+    def bandwidth(u: float) -> float:
+        return -capacity * math.expm1(-u)
+
+    def end(outside: int, within: int) -> float:
+        """Interpolate where the margin ends."""
+        share = left[within] / (left[within] - left[outside])
+        return bandwidth(float(wide.at[within] + share * (wide.at[outside] - wide.at[within])))
+
+    def profile(of: Array, value: float) -> BreakCandidate:
+        """Return a logarithm that is known at each place up to ``reach``, with its ends over all places."""
+        low, high = (of - reach)[within].min(), (of + reach)[within].max()
+        return BreakCandidate(math.exp(value), math.exp(max(low, -_MOST)), math.exp(min(high, _MOST)))
+
+    level, at_u = wide.numbers[:, 0], float(found.at[found.best])
+    best = float(found.numbers[found.best, 0])
+    log_left = math.log(125 * capacity)
+    at = BreakCandidate(
+        bandwidth(at_u),
+        float(load[0]) if first < 0 else end(first, first + 1),
+        float(load[-1]) if last == len(wide.at) else end(last, last - 1),
+    )
     warnings = []
     if at.high - at.low > WIDE_SHARE * (load[-1] - load[0]):
         warnings.append(
@@ -295,13 +297,12 @@ def _point(found: _Lines, many: _Lines, load: Array, p: float, capacity: float, 
         )
     return BreakPoint(
         bandwidth_gbps=at,
-        iteration_s=BreakCandidate(*estimate(found.level, many.level)),
-        data_mb=BreakCandidate(*estimate(volume[0], volume[1])),
-        elasticity=(float(found.before[0]), float(found.after[0])),
+        iteration_s=profile(level, best),
+        data_mb=profile(log_left - wide.at + level, log_left - at_u + best),
+        elasticity=found.slopes,
         p=p,
         aicc=corrected_akaike(points * math.log(rss / points), points, 5),
-        resampled=resampled,
-        samples=len(many.at),
+        weighted=weighted,
         capacity_gbps=capacity,
         warnings=tuple(warnings),
     )

@@ -21,9 +21,11 @@ from ringtap.json_validation import ShapeError, check, open_regular, whole
 from ringtap.records import RecordFile, each_json_line
 from ringtap.rundir import RunDirectory, open_log, process_age_ns, read_points
 from ringtap.schema import OPTIMIZER, POINTS_JSONL, RUN_JSON
+from ringtap.units import counted
 
 # a restarted process with the same pid (in a new process namespace) has a number at the end
 _STEP_FILE = re.compile(r"rank([0-9]{1,9})-([0-9]{1,9})(?:-[0-9]+)?\.rec")
+_PACKED = re.compile(r"(.+\.(rec|jsonl)|node\.json)\.(gz|bz2|xz|zst|lz4|zip)")
 _DDP_SUFFIX = ".ddp.rec"
 _STEP_COLUMNS = {"node": "object", "rank": "int64", "pid": "int64", "process": "int64"}
 _STEP_COLUMNS |= dict.fromkeys(("optimizer", "step", "start_ns", "end_ns", "start_mono_ns", "end_mono_ns"), "int64")
@@ -87,6 +89,18 @@ def _column(values: Records) -> Records:
     return column
 
 
+def _refuse_packed(path: Path, *patterns: str) -> None:
+    """Refuse logs that somebody packed, because a run without them would look whole."""
+    every = (one for pattern in patterns for one in path.glob(pattern))
+    if found := sorted(str(one.relative_to(path)) for one in every if _PACKED.fullmatch(one.name)):
+        which = (
+            f"{found[0]} is packed"
+            if len(found) == 1
+            else f"{found[0]} and {counted(len(found) - 1, 'other log')} are packed"
+        )
+        raise UsageError(f"{path} cannot be read as a whole: {which}; unpack it, for example with gunzip")
+
+
 class JobRun:
     """One job's run directory.
 
@@ -97,6 +111,7 @@ class JobRun:
     """
 
     def __init__(self, path: Path, info: dict[str, Any]) -> None:
+        _refuse_packed(path, "*", "nodes/*/*", "nodes/*/*/*")
         self.path = path
         self.info = info
         self.torn: dict[str, int] = {}
@@ -349,6 +364,7 @@ class SweepRun:
     """
 
     def __init__(self, path: Path, info: dict[str, Any]) -> None:
+        _refuse_packed(path, "*")
         self.path = path
         self.info = info
         self._windows, self.torn_lines = read_points(path / POINTS_JSONL)

@@ -1,7 +1,8 @@
-"""Difference of two short series of correlated values, from the scatter of a few stretches of each.
+"""Differences and means of short series of correlated values, from the scatter of a few stretches of each.
 
 docs/method/method.md, "Few iterations", has the reason and the error rates. Few values do not show how strongly
-neighbours are correlated. Medians of long stretches are nearly independent of each other, however strong it is.
+neighbours are correlated. Medians and means of long stretches are nearly independent of each other, however strong it
+is.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from scipy import special
 from ringtap.analysis.statistics.arrays import Array
 
 MIN_STRETCHED = 16  # values of the smaller sample; of fewer, stretches of correlated values are too short
+MANY_VALUES = 100  # of the smaller sample, from which on it shows how strongly neighbours are correlated
 MIN_P = sys.float_info.min  # a smaller p cannot be written as a normal floating point number
 _PER_STRETCH = 2.5  # stretches are the root of the number of values over this, so that they lengthen with the series
 
@@ -50,21 +52,34 @@ class StretchDifference(NamedTuple):
 
 def median_difference(a: Array, b: Array) -> StretchDifference:
     """Return the difference of the medians of two series, each of at least `MIN_STRETCHED` values in order of time."""
-    number = _stretches(a, b)
+    number = stretches_of(min(len(a), len(b)))
     parts = [_variance(values, number, np.median, 1.0) for values in (a, b)]
     return _difference(float(np.median(b) - np.median(a)), parts, number)
 
 
 def rank_difference(a: Array, b: Array) -> StretchDifference:
     """Return the difference of the mean ranks of two series among both, for values that may be rare, such as losses."""
-    number = _stretches(a, b)
+    number = stretches_of(min(len(a), len(b)))
     ranks = np.split(np.asarray(pd.Series(np.concatenate((a, b))).rank(), np.float64), [len(a)])
     parts = [_variance(values, number, np.mean, number / len(values)) for values in ranks]
     return _difference(float(ranks[1].mean() - ranks[0].mean()), parts, number)
 
 
-def _stretches(a: Array, b: Array) -> int:
-    return max(2, int(math.sqrt(min(len(a), len(b))) / _PER_STRETCH))
+def stretches_of(count: int) -> int:
+    """Return the number of stretches of a series of at least `MIN_STRETCHED` values."""
+    return max(2, int(math.sqrt(count) / _PER_STRETCH))
+
+
+def mean_error(values: Array) -> tuple[float, float] | None:
+    """Return the standard error of the mean of a series as a share of it, and its degrees of freedom.
+
+    None if there are fewer than `MIN_STRETCHED` values.
+    """
+    if len(values) < MIN_STRETCHED:
+        return None
+    number = stretches_of(len(values))
+    variance = _variance(values, number, np.mean, number / len(values))
+    return math.sqrt(variance) / float(values.mean()), number - 1.0
 
 
 def _difference(value: float, parts: list[float], number: int) -> StretchDifference:

@@ -19,12 +19,11 @@ from scipy import special
 from ringtap.analysis.statistics.arrays import Array, Values, sample
 from ringtap.analysis.statistics.autocorrelation import effective_count
 from ringtap.analysis.statistics.quantiles import quantile_intervals
-from ringtap.analysis.statistics.stretches import MIN_P, MIN_STRETCHED, median_difference, rank_difference
+from ringtap.analysis.statistics.stretches import MANY_VALUES, MIN_P, MIN_STRETCHED, median_difference, rank_difference
 from ringtap.errors import UsageError
 from ringtap.units import counted
 
 MIN_VALUES = 5
-MANY_VALUES = 100  # of the smaller sample, from which on it shows how strongly neighbours are correlated
 TAIL_SHARE = 0.05  # the longest iterations of both samples together: those of the tail test
 ALPHA = 0.05  # of all tests together
 _EXACT_TO = 10_000  # values in the larger sample; above, the limiting distribution is as good, as scipy assumes, too
@@ -204,17 +203,19 @@ def location_p(a: Values, b: Values) -> float:
     """Return the p value of the location test alone, for samples of any numbers in order of time, such as bytes.
 
     Fewer than `MANY_VALUES` are compared by their medians, or by their ranks if the same value is the most frequent one
-    in both, such as 0.
+    in both, such as 0. Then other values may be too rare to show their scatter between stretches, and the larger p of
+    this test and of that for independent values holds.
 
     Raises:
         UsageError: fewer than `MIN_STRETCHED` values in a sample, or one that is not finite.
     """
     first, second = sample(a, MIN_STRETCHED), sample(b, MIN_STRETCHED)
-    if min(len(first), len(second)) < MANY_VALUES:
-        is_rank = _most_frequent(first) & _most_frequent(second)
-        return (rank_difference if is_rank else median_difference)(first, second).p
-    counts = effective_count(first), effective_count(second)
-    return max(MIN_P, _superiority(np.sort(first), np.sort(second), counts, 0.95)[1])
+    is_few = min(len(first), len(second)) < MANY_VALUES
+    if is_few and not _most_frequent(first) & _most_frequent(second):
+        return median_difference(first, second).p
+    counts = (len(first), len(second)) if is_few else (effective_count(first), effective_count(second))
+    p = max(MIN_P, _superiority(np.sort(first), np.sort(second), counts, 0.95)[1])
+    return max(p, rank_difference(first, second).p) if is_few else p
 
 
 def _most_frequent(values: Array) -> set[float]:
@@ -235,6 +236,21 @@ def holm(p_values: Sequence[float]) -> list[float]:
     for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         result[index] = largest
+    return result
+
+
+def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
+    """Return p values corrected for the share of false ones among those called small, in the same order.
+
+    Benjamini and Hochberg (J. R. Statist. Soc. B 57, 1995). Many measures that differ support each other, whereas
+    `holm` asks for more evidence of each the more there are.
+    """
+    result, least = [0.0] * len(p_values), 1.0
+    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    for rank in range(len(order), 0, -1):
+        index = order[rank - 1]
+        least = min(least, p_values[index] * len(order) / rank)
+        result[index] = least
     return result
 
 

@@ -14,12 +14,10 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from ringtap.analysis.statistics.autocorrelation import effective_count
-from ringtap.analysis.sweeps.mean_errors import relative_error
+from ringtap.analysis.statistics.stretches import MIN_STRETCHED, stretches_of
 
 LEVEL = 0.95
-BLOCK_ITERATIONS = 4  # of the slowest job, in each of the blocks of time from which an interval follows
-MIN_BLOCKS = 4
+_ROUNDED = 1 + 1e-9  # whole numbers of iterations may be a little less
 MAX_FLOP = 1e30  # of an iteration, as in plans
 
 
@@ -55,8 +53,9 @@ def computation(
 ) -> Computation | None:
     """Return the FLOPs per second of jobs that run at the same time; None if there is no such time.
 
-    The interval is that of blocks of time, in which all jobs count, so that what one job loses to another one adds no
-    error. Within an iteration, FLOPs count as spread evenly.
+    The interval is that of stretches of time, in which all jobs count, so that what one job loses to another one adds
+    no error. Their number follows from the iterations of the slowest job. Within an iteration, FLOPs count as spread
+    evenly.
 
     Args:
         tables: ``begin_ns`` and ``iteration_s`` of each job's iterations.
@@ -70,15 +69,16 @@ def computation(
     if end_ns <= begin_ns:
         return None
     longest_ns = 1e9 * max(float(one["iteration_s"].mean()) for one in tables)
-    blocks = max(int((end_ns - begin_ns) / longest_ns / BLOCK_ITERATIONS), 1)
-    cuts_ns = np.linspace(begin_ns, end_ns, blocks + 1)
+    count = int((end_ns - begin_ns) / longest_ns * _ROUNDED)
+    number = stretches_of(count) if count >= MIN_STRETCHED else 1
+    cuts_ns = np.linspace(begin_ns, end_ns, number + 1)
     done = sum(
         each * np.interp(cuts_ns, edges, np.arange(len(edges))) for each, edges in zip(flop, edges_ns, strict=True)
     )
     rates = np.diff(done) / np.diff(cuts_ns) * 1e9
     mean, error, freedom = float(rates.mean()), None, 0.0
-    if blocks >= MIN_BLOCKS:
-        error, freedom = relative_error(rates), effective_count(rates) - 1
+    if number > 1:
+        error, freedom = float(rates.std(ddof=1)) / math.sqrt(number) / mean, number - 1.0
     low, high = _interval(mean, error, freedom)
     known = [each / time_s for each, time_s in zip(flop, predicted_s, strict=True) if time_s]
     predicted = sum(known) if len(known) == len(flop) else None

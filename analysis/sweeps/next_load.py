@@ -21,7 +21,7 @@ from ringtap.analysis.model.fit_result import FitResult
 from ringtap.analysis.model.regression import jacobian
 from ringtap.analysis.runs.run import SweepRun, read_run
 from ringtap.analysis.statistics.arrays import Array
-from ringtap.analysis.sweeps.mean_errors import mean_errors, relative_error
+from ringtap.analysis.statistics.mean_errors import mean_errors, relative_error
 from ringtap.analysis.sweeps.points import measure
 from ringtap.errors import RingtapError, UsageError
 from ringtap.rundir import read_points

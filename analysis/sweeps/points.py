@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from ringtap.analysis.frames import descriptions
 from ringtap.analysis.runs.apportioning import Borders, Integers, counter_steps, growth
 from ringtap.analysis.runs.run import JobRun, SweepRun, map_records
 from ringtap.analysis.statistics.arrays import Array
+from ringtap.analysis.statistics.mean_errors import independent_counts
 from ringtap.analysis.statistics.quantiles import QuantileInterval, quantile_interval
 from ringtap.counter_growth import edge_error, window_growth
 from ringtap.errors import UsageError
@@ -66,7 +67,8 @@ class Point:
         p99_s: 99th percentile, linear between the nearest ranks; near the maximum below about 100 iterations.
         p99_low_s: lower end of its 95 % interval from order statistics; None if the iterations cannot bound it.
         p99_high_s: upper end, likewise.
-        independent: effective number of independent iterations.
+        independent: effective number of independent iterations; from the correlation of all windows of the series for
+            short windows.
         std_s: standard deviation (n - 1); None for a single iteration.
         min_s: shortest.
         max_s: longest.
@@ -155,7 +157,21 @@ def measure(sweep: SweepRun, workers: Executor | None = None) -> list[Point]:
         job = sweep.job(directory)
         job.ranks = ranks
         job.torn |= torn
+    of_series: dict[str, list[int]] = {}
+    for number in sorted(points):
+        of_series.setdefault(points[number].series, []).append(number)
+    for some in of_series.values():
+        points.update(zip(some, of_one_correlation([points[number] for number in some]), strict=True))
     return [points[number] for number in range(len(windows))]
+
+
+def of_one_correlation(points: Sequence[Point]) -> list[Point]:
+    """Return the points of a series with their independent iterations by the correlation of all of them."""
+    counts = independent_counts([one.iteration_s for one in points])
+    return [
+        replace(one, independent=float(count)) if len(one.iteration_s) else one
+        for one, count in zip(points, counts, strict=True)
+    ]
 
 
 def _points_of(

@@ -18,7 +18,8 @@ from ringtap.analysis.model.curve_point import CurveResult, find_curve_point
 from ringtap.analysis.model.demand import Demand, demand
 from ringtap.analysis.model.fit import CongestionModel, FitResult
 from ringtap.analysis.runs.run import SweepRun
-from ringtap.analysis.sweeps.mean_errors import mean_errors
+from ringtap.analysis.statistics.arrays import Array
+from ringtap.analysis.statistics.mean_errors import mean_errors
 from ringtap.analysis.sweeps.points import Point
 from ringtap.errors import UsageError
 from ringtap.plan_models import model_label
@@ -72,8 +73,9 @@ class Series:
         measured_mb: training traffic per iteration that left the bottleneck port without cross traffic, as whole frames
             and acknowledgements; None if it was not counted.
         congestion: congestion point by the thesis's construction, or the reason why there is none.
-        segments: the break of two segments with its interval, or the reason why there is none; the interval comes from
-            resampled residuals, so it includes how well two segments describe the points.
+        segments: the break of two segments with its interval, or the reason why there is none; the points are
+            weighted as for ``curve``, and their scatter gives the interval, so it includes how well two segments
+            describe them.
         curve: congestion point on the fitted curve with its interval, or the reason why there is none; the points are
             weighted by the standard errors of their means, if their iterations are known.
         fit: fit with the exponent of least AICc; None if there are too few points.
@@ -305,7 +307,7 @@ def series_of(points: Sequence[Point], subject: Subject, max_load: float | str |
         required_gbps=None if no_load is None else needed.required_bps(no_load) / 1e9,
         measured_mb=measured,
         congestion=congestion,
-        segments=find_break(loads, times, capacity) if used else BreakResult(None, "no point was measured"),
+        segments=_segments([points[number] for _, _, number in used], capacity),
         curve=_curve([points[number] for _, _, number in used], capacity),
         fit=fit,
         fit_reason=fit_reason,
@@ -322,13 +324,25 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
+def _measured(used: Sequence[Point]) -> tuple[Array, Array, list[Array] | None]:
+    """Return loads, mean times and, if they are known of every point, the iterations behind these."""
+    loads, means = (np.array([getattr(point, name) for point in used]) for name in ("cross_gbps", "mean_s"))
+    known = all(len(point.iteration_s) for point in used)
+    return loads, means, [point.iteration_s for point in used] if known else None
+
+
+def _segments(used: Sequence[Point], capacity: float) -> BreakResult:
+    if not used:
+        return BreakResult(None, "no point was measured")
+    loads, means, iterations_s = _measured(used)
+    return find_break(loads, means, capacity, iterations_s)
+
+
 def _curve(used: Sequence[Point], capacity: float) -> CurveResult:
     if not used:
         return CurveResult(None, "no point was measured")
-    loads, means = (np.array([getattr(point, name) for point in used]) for name in ("cross_gbps", "mean_s"))
-    spread_s = None
-    if all(len(point.iteration_s) for point in used):
-        spread_s = mean_errors(loads, capacity, [point.iteration_s for point in used]) * means
+    loads, means, iterations_s = _measured(used)
+    spread_s = None if iterations_s is None else mean_errors(loads, capacity, iterations_s) * means
     return find_curve_point(loads, means, capacity, spread_s)
 
 

@@ -25,9 +25,8 @@ from ringtap.analysis.runs.run import (
     read_optimizers,
 )
 from ringtap.analysis.statistics.arrays import Array
-from ringtap.analysis.statistics.autocorrelation import effective_count
+from ringtap.analysis.statistics.stretches import mean_error
 from ringtap.analysis.sweeps.computation import LEVEL, Computation, computation, flop_of, with_gain
-from ringtap.analysis.sweeps.mean_errors import relative_error
 from ringtap.analysis.sweeps.points import ETHERNET_MTU, CounterLog
 from ringtap.errors import UsageError
 from ringtap.link_counters import columns_of, log_of, source_of
@@ -35,7 +34,6 @@ from ringtap.plan_jobs import FREE
 from ringtap.records import read_json_lines
 from ringtap.schema import ALONE, SHARED, SHARED_JSONL
 
-MIN_INDEPENDENT = 3.0  # iterations for an interval
 MEASURED, FLUID, MLTCP_EQUATION = "measured", "fluid model", "MLTCP's equation"
 MIN_SLIDE = 9  # phases from which a slide has an end
 # A phase is settled if most of the phases from it on are near the mean of the last third, and these have a mean.
@@ -50,7 +48,7 @@ class SharedJob:
         name: name of the job.
         iterations: whole iterations in the window of the point.
         mean_s: mean time from the begin of an iteration to that of the next one.
-        mean_low_s: lower end of its 95 % interval; None if there are too few independent iterations.
+        mean_low_s: lower end of its 95 % interval; None if there are too few iterations.
         mean_high_s: upper end, likewise.
         pause_s: mean pause after an iteration, which is part of its time.
         slowdown: mean time over that of the job alone; None if it was not measured alone.
@@ -354,10 +352,9 @@ def _job(
     line: dict[str, Any], table: pd.DataFrame, alone: _Alone | None, overlap: float | None, flop: float | None
 ) -> SharedJob:
     times: Array = table["iteration_s"].to_numpy(np.float64)
-    mean_s, count = float(times.mean()), effective_count(times)
-    half_s = None
-    if count >= MIN_INDEPENDENT:
-        half_s = mean_s * relative_error(times) * float(special.stdtrit(count - 1, (1 + LEVEL) / 2))
+    mean_s, reach = float(times.mean()), None
+    if found := mean_error(times):
+        reach = found[0] * float(special.stdtrit(found[1], (1 + LEVEL) / 2))
     period_s = line.get("period_s")
     bits = None if alone is None else alone.bits
     phases = table["phase"].dropna().to_numpy(np.float64)
@@ -367,8 +364,8 @@ def _job(
         name=line["name"],
         iterations=len(times),
         mean_s=mean_s,
-        mean_low_s=None if half_s is None else mean_s - half_s,
-        mean_high_s=None if half_s is None else mean_s + half_s,
+        mean_low_s=None if reach is None else mean_s * math.exp(-reach),
+        mean_high_s=None if reach is None else mean_s * math.exp(reach),
         pause_s=float(table["pause_s"].mean()),
         slowdown=None if alone is None else mean_s / alone.mean_s,
         predicted_s=line.get("predicted_s"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ringtap.analysis.sweeps.points import Point, times_of
+from ringtap.analysis.sweeps.points import Point, of_one_correlation, times_of
 from ringtap.analysis.sweeps.series_results import Series, Subject, series_of
 from ringtap.csv_table import read_csv
 from ringtap.errors import UsageError
@@ -283,7 +283,7 @@ def _by_load(rows: list[_Row]) -> list[Point]:
         times = np.array(seconds)
         point = _point(replace(rows[0], load_gbps=load))
         points.append(replace(point, iterations=len(times), iteration_s=times, **asdict(times_of(times))))
-    return points
+    return of_one_correlation(points)
 
 
 def _point(row: _Row) -> Point:

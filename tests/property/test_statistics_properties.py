@@ -54,7 +54,7 @@ def test_fits_of_every_kind_and_their_predictions(pairs, n, robust, error):
 @given(points)
 def test_breaks(pairs):
     loads, times = np.array(pairs).T
-    found = find_break(loads, times, 25, samples=40)
+    found = find_break(loads, times, 25)
     assert (found.point is None) == bool(found.reason)
     if found.point:
         json.dumps(found.point.to_json(), allow_nan=False)

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scipy import signal, stats
+from scipy import signal, special, stats
 
-from ringtap.analysis.statistics.stretches import median_difference
+from ringtap.analysis.statistics.stretches import mean_error, median_difference
 from ringtap.analysis.statistics.two_sample import (
     _distance_p,
     _fisher_p,
+    benjamini_hochberg,
     compare,
     correct_together,
     holm,
@@ -164,6 +165,16 @@ def test_rounded_and_rare_values_are_not_called_different_by_their_ties():
     assert location_p(bytes_of_one, bytes_of_other) < 0.001
 
 
+@pytest.mark.parametrize("counts", [(16, 16), (16, 60), (28, 28)])
+@pytest.mark.parametrize("share", [0.1, 0.05])
+def test_measures_that_are_mostly_0_are_called_different_rarely(counts, share):
+    draw, trials = np.random.default_rng([6, *counts]), 400
+    pairs = ([draw.random(count) < share for count in counts] for _ in range(trials))
+    called = sum(location_p(a * draw.lognormal(), b * draw.lognormal()) < 0.05 for a, b in pairs)
+    assert called / trials <= 0.06
+    assert location_p(np.zeros(counts[1]), np.arange(counts[0]) % 3 == 0) < 0.05, "one in three is no chance"
+
+
 def test_alike_neighbours_widen_every_interval():
     slow = np.repeat(A, 8)  # eight iterations in a row alike
     other = np.repeat(drawn(5, 0.02, 0.1, 300), 8)
@@ -197,6 +208,28 @@ def test_holm_by_hand():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([]) == []
     assert holm([0.5, 0.9]) == [1.0, 1.0]
+
+
+def test_benjamini_and_hochberg_by_hand():
+    assert benjamini_hochberg([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.02, 0.04, 0.04, 0.02])
+    assert benjamini_hochberg([]) == []
+    assert benjamini_hochberg([0.9, 0.5]) == pytest.approx(stats.false_discovery_control([0.9, 0.5]))
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.8])
+@pytest.mark.parametrize("count", [16, 20, 60])
+def test_errors_of_means_of_few_correlated_values_hold(count, correlation):
+    """92 to 98 % of intervals hold the mean, and three standard errors."""
+    draw, trials, true = np.random.default_rng([9, count]), 600, math.exp(0.005)
+    held = 0
+    for _ in range(trials):
+        values = autoregressive(draw, count, correlation)
+        error, freedom = mean_error(values)
+        reach = special.stdtrit(freedom, 0.975) * error
+        held += abs(math.log(values.mean() / true)) <= reach
+    margin = 3 * math.sqrt(0.92 * 0.08 / trials)
+    assert 0.92 - margin <= held / trials <= 0.98 + margin
+    assert mean_error(values[:15]) is None
 
 
 def test_many_samples_are_corrected_together():

@@ -30,7 +30,7 @@ def test_flops_per_second_are_those_of_all_jobs_while_all_run() -> None:
     assert computation([table(0.0, [0.1] * 5), table(1.0, [0.1] * 5)], [1e12, 1e12], [None, None]) is None
     few = computation([table(0.0, [0.1] * 12), table(0.0, [0.2] * 6)], [1e12, 4e12], [None, None])
     assert few is not None
-    assert few.low_flop_per_s is None, "a block has four iterations of the slowest job, and four blocks are needed"
+    assert few.low_flop_per_s is None, "16 iterations of the slowest job are needed"
 
 
 def test_what_one_job_loses_to_another_one_is_no_error() -> None:

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import signal, special
 
 from ringtap.analysis.model.congestion_point import CURVED_SHARE
 from ringtap.analysis.model.curve_point import find_curve_point, gradient, place
 from ringtap.analysis.report.overview import overview
-from ringtap.analysis.sweeps.mean_errors import mean_errors, relative_error
+from ringtap.analysis.statistics.mean_errors import independent_counts, mean_errors, relative_error
 from ringtap.analysis.sweeps.next_load import Aims, Measured, choose
 from ringtap.analysis.sweeps.sweep import open_sweep
 from tests.gold.analysis_sweep import edit_info, write_sweep
@@ -114,6 +115,23 @@ def test_few_iterations_that_agree_by_chance_are_not_believed() -> None:
     assert 0.06 < errors[-1] < 0.3, "0.2 over the root of 2 is 0.14"
     assert errors[:8] == pytest.approx([relative_error(one) for one in windows], rel=0.15), "40 against 4 degrees"
     assert mean_errors([5.0], 25, [np.array([1.0])]) == [1.0], "a single iteration tells nothing"
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.8])
+@pytest.mark.parametrize("count", [10, 20, 60])
+def test_short_windows_share_their_correlation(count: int, correlation: float) -> None:
+    """At least 90 % of the intervals of means hold the true one, less three standard errors, of 8 windows each."""
+    draw, held, trials = np.random.default_rng([count, 4]), 0, 300
+    for _ in range(trials):
+        noise = draw.normal(size=(8, count + 50)) * math.sqrt(1 - correlation**2)
+        windows = list(np.exp(0.2 * signal.lfilter([1.0], [1.0, -correlation], noise)[:, 50:]))
+        of_first, first = independent_counts(windows)[0], windows[0]
+        reach = special.stdtrit(max(of_first - 1, 1), 0.975) * first.std(ddof=1) / math.sqrt(of_first)
+        held += abs(first.mean() - math.exp(0.02)) <= reach
+    assert held / trials >= 0.90 - 3 * math.sqrt(0.9 * 0.1 / trials)
+    if correlation == 0.0:
+        assert held / trials <= 0.985, "no wider than needed"
+    assert list(independent_counts([np.ones(5), np.ones(1)])) == [5.0, 1.0]
 
 
 def test_the_first_pass_comes_first_and_then_loads_that_narrow_the_point() -> None:

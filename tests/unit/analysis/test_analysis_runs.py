@@ -41,6 +41,37 @@ def test_iterations_end_with_the_slowest_rank(tmp_path):
     assert run.torn == {}
 
 
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["nodes/S0/steps/rank0-10.rec"], "nodes/S0/steps/rank0-10.rec.gz is packed"),
+        (["nodes/S1/node.json", "nodes/S1/nic/nic.rec"], "nodes/S1/nic/nic.rec.gz and 1 other log are packed"),
+    ],
+)
+def test_logs_that_somebody_packed_are_not_left_out_in_silence(tmp_path, names, said):
+    job = RunDirectory.create(tmp_path / "job", "job", [], 1)
+    add_steps(job, "rank0-10.rec", [0, 1, 2])
+    add_steps(job, "rank1-11.rec", [0, 1, 2], node="S1")
+    capture = job.node("S1") / "packets" / "eth0.pcap.gz"  # which ringtap unpacks
+    capture.parent.mkdir()
+    capture.write_bytes(b"")
+    assert len(read_run(job.path).steps) == 6
+    for name in names:
+        (job.path / name).parent.mkdir(exist_ok=True)
+        (job.path / f"{name}.gz").write_bytes(b"")
+    with pytest.raises(UsageError) as refused:
+        read_run(job.path)
+    assert str(refused.value) == (f"{job.path} cannot be read as a whole: {said}; unpack it, for example with gunzip")
+
+
+def test_a_sweep_whose_points_are_packed_is_refused(tmp_path):
+    write_sweep(tmp_path / "sweep", [("vgg16", "consistent")])
+    points = tmp_path / "sweep" / "points.jsonl"
+    points.rename(points.with_name("points.jsonl.gz"))
+    with pytest.raises(UsageError, match=r"points\.jsonl\.gz is packed; unpack it"):
+        read_run(tmp_path / "sweep")
+
+
 def test_steps_that_not_every_rank_ended_are_left_out(tmp_path):
     job = RunDirectory.create(tmp_path / "job", "job", [], 1)
     add_steps(job, "rank0-10.rec", [0, 1, 2, 3])

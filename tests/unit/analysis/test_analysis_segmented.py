@@ -40,7 +40,7 @@ def test_intervals_cover_as_often_as_they_say(loads, share):
     """80 repetitions; three standard errors of chance, and 2 % for the approximation of the bootstrap."""
     trials, hits, found = 80, np.zeros(2), 0
     for seed in range(trials):
-        point = find_break(loads, noisy(broken(loads), share, seed), 25, samples=300, seed=seed).point
+        point = find_break(loads, noisy(broken(loads), share, seed), 25, seed=seed).point
         if point is None:
             continue
         found += 1
@@ -52,23 +52,57 @@ def test_intervals_cover_as_often_as_they_say(loads, share):
     assert hits.min() / found >= 0.93 - 3 * math.sqrt(0.95 * 0.05 / found)
 
 
-def test_iterations_within_points_are_resampled_where_they_are_known():
-    """The interval is then as wide as repeated measurements scatter."""
-    places, widths = [], []
-    for seed in range(40):
-        draw = np.random.default_rng(seed)
-        iterations = [time * draw.lognormal(-0.045, 0.3, 100) for time in broken(LOADS)]
-        point = find_break(LOADS, [one.mean() for one in iterations], 25, iterations, samples=300, seed=seed).point
-        assert point.resampled == "iterations"
-        places.append(point.bandwidth_gbps.value)
-        widths.append(point.bandwidth_gbps.high - point.bandwidth_gbps.low)
-    # 40 repetitions know a standard deviation to 11 %
-    assert np.mean(widths) == pytest.approx(2 * 1.96 * np.std(places), rel=0.35)
+def measured(times, spreads, count, seed):
+    draw = np.random.default_rng([count, seed])
+    return [
+        time * draw.lognormal(-spread * spread / 2, spread, count) for time, spread in zip(times, spreads, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize(("count", "spreads"), [(10, np.full(8, 0.2)), (30, np.linspace(0.01, 0.4, 8))])
+@pytest.mark.parametrize("at", [6.0, 12.0, 17.5])
+def test_few_points_of_few_iterations_cover_the_break(at, count, spreads, is_known):
+    """92 % and three standard errors; without the iterations, points of unlike spread are taken for alike."""
+    loads, hits, found = np.linspace(0, 22, 8), 0, 0
+    for seed in range(50):
+        iterations = measured(broken(loads, at, 0.05), spreads, count, seed)
+        point = find_break(loads, [one.mean() for one in iterations], 25, iterations if is_known else None).point
+        if point is not None:
+            found += 1
+            assert point.weighted is is_known
+            hits += point.bandwidth_gbps.low <= at <= point.bandwidth_gbps.high
+    assert found >= 30
+    if is_known or count == 10:
+        assert hits / found >= 0.92 - 3 * math.sqrt(0.92 * 0.08 / found)
+
+
+def test_points_that_are_better_known_count_for_more():
+    """The last point is wrong by a half, and its own iterations show that it is not known."""
+    iterations = [np.full(20, time) for time in broken(LOADS)]
+    iterations = [one * np.tile([0.99, 1.01], 10) for one in iterations]
+    iterations[-1] = iterations[-1] * 1.5 * np.repeat([0.2, 1.8], 10)
+    means = [one.mean() for one in iterations]
+    by_errors, by_points = (find_break(LOADS, means, 25, known).point for known in (iterations, None))
+    assert by_errors.bandwidth_gbps.value == pytest.approx(16, abs=0.3)
+    assert by_points.bandwidth_gbps.value > 17
+    assert by_errors.bandwidth_gbps.low < 16 < by_errors.bandwidth_gbps.high < 18
+
+
+def test_a_break_before_the_second_load_is_within_the_interval():
+    """One point before it cannot tell where it lies: then the interval begins at the lightest load."""
+    loads, hits, found = np.linspace(0, 22, 8), 0, 0
+    for seed in range(60):
+        point = find_break(loads, noisy(broken(loads, 2.0, 0.0), 0.02, seed), 25).point
+        if point is not None:
+            found += 1
+            hits += point.bandwidth_gbps.low <= 2.0 <= point.bandwidth_gbps.high
+    assert hits >= 0.9 * found
 
 
 def test_a_straight_line_has_no_break_but_by_chance():
     straight = 0.3 * np.exp(0.7 * scaled(LOADS, 25))
-    results = [find_break(LOADS, noisy(straight, 0.03, seed), 25, samples=10) for seed in range(120)]
+    results = [find_break(LOADS, noisy(straight, 0.03, seed), 25) for seed in range(120)]
     share = np.mean([one.point is not None for one in results])
     assert share <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 120)
     assert all("no break can be placed" in one.reason for one in results if one.point is None)
@@ -98,8 +132,8 @@ def test_a_smooth_curve_is_told_from_a_break():
 def test_units_and_order_do_not_matter(seed, rate, unit):
     draw = np.random.default_rng(seed)
     times, order = noisy(broken(LOADS), 0.05, seed), draw.permutation(12)
-    one = find_break(LOADS, times, 25, samples=60)
-    other = find_break(rate * LOADS[order], unit * times[order], 25 * rate, samples=60)
+    one = find_break(LOADS, times, 25)
+    other = find_break(rate * LOADS[order], unit * times[order], 25 * rate)
     assert (one.point is None) == (other.point is None)
     if one.point:
         assert other.point.bandwidth_gbps.value == pytest.approx(rate * one.point.bandwidth_gbps.value, rel=1e-6)

@@ -391,6 +391,17 @@ def test_traces_of_torch_profiler_are_merged_onto_the_same_clock(job, tmp_path):
     ]
 
 
+def test_tracks_of_older_traces_have_the_same_names(tmp_path):
+    former = [
+        ("Operator", "aten::mm", 7, 7, 1010.0, 20.5),
+        ("Kernel", "gemm", 0, "stream 20", 1100.0, 30.0),
+        ("Memcpy", "Memcpy HtoD", 0, "stream 21", 1100.0, 30.0),
+        ("Runtime", "cudaLaunchKernel", 7, "8", 1050.0, 3.0),
+    ]
+    names = read_kineto(kineto(tmp_path / "k.json", 0, 0, former)).tracks
+    assert names == ["thread 7", "GPU 0 stream 20", "GPU 0 stream 21", "thread 8"]
+
+
 @pytest.mark.parametrize(
     ("rank", "base_ns", "cut", "said"),
     [

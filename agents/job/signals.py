@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import resource
+import select
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -26,9 +29,12 @@ _OWN = {
     *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS, signal.SIGABRT),
 }
 FORWARDED = {number for number in signal.valid_signals() if number not in _OWN}
+_KNOWN = FORWARDED | {signal.SIGCHLD}
 ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 _GENERATIONS = 64  # most ancestors of a sender that are looked up
 _WAKER_POLL_S = 0.05
+_WITHOUT_FILE_S = 0.05
+_SIGSET_BYTES = 128  # of sigset_t, in glibc and musl
 _STOPPED = ("T", "t")  # states of /proc/PID/stat: by a signal, by a debugger
 
 _mask_before: Collection[int] | None = None
@@ -130,10 +136,9 @@ class SignalRelay:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return None
-            known = FORWARDED | {signal.SIGCHLD}
-            info = signal.sigwaitinfo(known) if left is None else signal.sigtimedwait(known, left)
+            info = signal.sigwaitinfo(_KNOWN) if left is None else _take(left)
             if info is None:
-                return None
+                continue
             if info.si_signo == signal.SIGCHLD:
                 self.reap()
             else:
@@ -207,6 +212,31 @@ class SignalRelay:
                 return False
             pid = parent_of(pid)
         return False
+
+
+def _take(seconds: float) -> signal.struct_siginfo | None:
+    """Take a pending signal, after waiting for one for at most so many seconds; return None if none came."""
+    # sigtimedwait of CPython returns unset data, which may look like another signal, if a stop of this process outlasts
+    # its time: it does not wait here
+    ready, descriptor = select.poll(), _signal_file()
+    if descriptor >= 0:
+        ready.register(descriptor, select.POLLIN)
+    ready.poll(1e3 * (seconds if descriptor >= 0 else min(seconds, _WITHOUT_FILE_S)))
+    return signal.sigtimedwait(_KNOWN, 0)
+
+
+@cache
+def _signal_file() -> int:
+    """Open a file that is readable while a signal is pending; return -1 if the system has none."""
+    try:
+        libc = ctypes.CDLL(None)
+        mask = ctypes.create_string_buffer(_SIGSET_BYTES)
+        libc.sigemptyset(mask)
+        for number in _KNOWN:
+            libc.sigaddset(mask, int(number))
+        return int(libc.signalfd(-1, mask, os.O_CLOEXEC | os.O_NONBLOCK))
+    except (OSError, AttributeError):
+        return -1
 
 
 def _stat_of(pid: int) -> list[str]:

@@ -506,3 +506,43 @@ def test_stop_and_continue_sent_to_the_wrapper_alone(tmp_path: Path) -> None:
         wait_for(lambda: job.status() != psutil.STATUS_STOPPED)
         process.terminate()
         assert process.wait(20) == -signal.SIGTERM
+
+
+# what interrupts the wait lasts longer than the wait itself, as a stop of the process does
+INTERRUPTED = """
+import os, signal, time
+from ringtap.agents.job import signals
+class Relay(signals.SignalRelay):
+    def _pass_on(self, info):
+        print("passes on", info.si_signo)
+signals.block_signals()
+signal.signal(signal.SIGSYS, lambda *_: time.sleep(0.8))
+relay, pid = Relay(signals.spawn(["sleep", "1.5"], os.environ)), os.getpid()
+if os.fork() == 0:
+    time.sleep(0.1)
+    os.kill(pid, signal.SIGSYS)
+    os._exit(0)
+print(relay.wait(0.5), relay.wait())
+"""
+
+
+def test_a_wait_that_is_interrupted_passes_on_no_signal_that_nobody_sent() -> None:
+    done = subprocess.run(python(INTERRUPTED), capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("None 0\n", "", 0)
+
+
+def test_a_group_that_is_stopped_hears_once_that_it_goes_on(tmp_path: Path) -> None:
+    with ended(wrapped(tmp_path / "run", *python(LISTENER), stdin=subprocess.PIPE, start_new_session=True)) as process:
+        assert process.stdin and process.stdout
+        assert process.stdout.readline() == "up\n"
+        agent_of(tmp_path / "run")
+        for _ in range(4):
+            os.killpg(process.pid, signal.SIGSTOP)
+            time.sleep(0.4)
+            os.killpg(process.pid, signal.SIGCONT)
+            time.sleep(0.4)
+        process.stdin.write("end\n")
+        process.stdin.flush()
+        words = process.stdout.read().split()
+        assert process.wait(20) == 0
+    assert words == ["SIGCONT"] * 4

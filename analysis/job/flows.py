@@ -17,7 +17,7 @@ import pandas as pd
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers, add_up, shares
 from ringtap.analysis.runs.batches import Batches, Frame, Frames
 from ringtap.analysis.runs.node_logs import NodeLogs
-from ringtap.analysis.runs.sockets import COUNTERS, socket_log
+from ringtap.analysis.runs.sockets import BUSY, COUNTERS, Growth, socket_log
 from ringtap.json_validation import Number, ShapeError, load_json
 from ringtap.schema import CROSS_COMMAND, CROSS_PORTS, OWNER, OWNERS_JSONL, SOCKETS_REC
 
@@ -78,7 +78,7 @@ class SocketBytes:
     Attributes:
         groups: numbers of the groups that the sockets belong to.
         amounts: by name of `AMOUNTS`, growth of each of these groups in each bin, shape (groups, bins).
-        sums: growth of each of `COUNTERS`, one number per socket.
+        sums: growth of each of `COUNTERS`, one number per socket; busy time only up to the last acknowledged byte.
         covered: the bins that the log covers.
     """
 
@@ -86,6 +86,25 @@ class SocketBytes:
     amounts: dict[str, Numbers]
     sums: dict[str, Numbers]
     covered: npt.NDArray[np.bool_]
+
+
+def _add_busy(grown: Growth, busy_us: Numbers, unanswered_us: Numbers) -> None:
+    """Add to the busy time of each socket what comes before its last acknowledged byte.
+
+    What comes after it is kept in ``unanswered_us`` until another byte is acknowledged: a peer that is gone answers no
+    more, and the time for which a sender waits for it says nothing about their link.
+    """
+    rows, sockets = np.arange(len(grown.end)), len(busy_us)
+    last = np.full(sockets, -1)
+    is_acked = grown.amounts["bytes_acked"] > 0
+    np.maximum.at(last, grown.end[is_acked], rows[is_acked])  # the rows of a socket are in order of time
+    is_before, grown_us = rows <= last[grown.end], grown.amounts[BUSY]
+    before_us, after_us = (
+        np.bincount(grown.end, np.where(keep, grown_us, 0.0), sockets) for keep in (is_before, ~is_before)
+    )
+    has_acked = last >= 0
+    busy_us += before_us + np.where(has_acked, unanswered_us, 0.0)
+    unanswered_us[:] = np.where(has_acked, 0.0, unanswered_us) + after_us
 
 
 def socket_bytes_of(node: NodeLogs, borders: Borders, out_of: Integers, into: Integers) -> SocketBytes:
@@ -103,10 +122,13 @@ def socket_bytes_of(node: NodeLogs, borders: Borders, out_of: Integers, into: In
     bins = borders.bins
     amounts = {name: np.zeros((len(groups), bins)) for name in AMOUNTS}
     sums = {name: np.zeros(len(out_of)) for name in COUNTERS}
+    unanswered_us = np.zeros(len(out_of))
     log = socket_log(node)
     for grown in log.growth() if log is not None else ():
         for counter in COUNTERS:
-            sums[counter] += np.bincount(grown.end, grown.amounts[counter], len(out_of))
+            if counter != BUSY:
+                sums[counter] += np.bincount(grown.end, grown.amounts[counter], len(out_of))
+        _add_busy(grown, sums[BUSY], unanswered_us)
         if not bins:
             continue
         span, bin_of, share = shares(grown.begin_ns, grown.end_ns, borders.edges_ns)
@@ -457,7 +479,7 @@ def _totals(flows: pd.DataFrame, sums: dict[str, Numbers]) -> pd.DataFrame:
         "retransmitted_bytes": np.where(sent, of["bytes_retrans"], np.nan),
         "retransmissions": np.where(sent, of["total_retrans"], np.nan),
         "ce_marked": np.where(sent, of["delivered_ce"], np.nan),
-        "busy_s": np.where(sent, of["busy_time_us"] / 1e6, np.nan),
+        "busy_s": np.where(sent, of[BUSY] / 1e6, np.nan),
         "rwnd_limited_s": np.where(sent, of["rwnd_limited_us"] / 1e6, np.nan),
         "sndbuf_limited_s": np.where(sent, of["sndbuf_limited_us"] / 1e6, np.nan),
     }

@@ -344,7 +344,7 @@ class Job:
             - ``ce_marked``: packets that arrived marked by a congested queue
             - ``rtt_us``: median of the kernel's smoothed round-trip times
             - ``min_rtt_us``: shortest round-trip time
-            - ``busy_s``: time in which the sender had data to send
+            - ``busy_s``: time in which the sender had data to send, up to the last byte that arrived
             - ``rwnd_limited_s``, ``sndbuf_limited_s``: part of it limited by the receiver's window or the send buffer
             - ``first_ns``, ``last_ns``: first and last sample, by the measuring node's clock
             - ``family``: 2 for IPv4, 10 for IPv6

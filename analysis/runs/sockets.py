@@ -23,13 +23,14 @@ CHUNK_RECORDS = 1 << 20
 GONE, TIME_WAIT, LISTEN, NEW_SYN_RECV = 0, 6, 10, 12
 # states in which the kernel fills in no counters
 _WITHOUT_COUNTERS = (GONE, TIME_WAIT, LISTEN, NEW_SYN_RECV)
+BUSY = "busy_time_us"
 COUNTERS = (
     "bytes_acked",
     "bytes_retrans",
     "bytes_received",
     "total_retrans",
     "delivered_ce",
-    "busy_time_us",
+    BUSY,
     "rwnd_limited_us",
     "sndbuf_limited_us",
 )

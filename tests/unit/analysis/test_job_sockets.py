@@ -48,6 +48,23 @@ def test_history_does_not_count_and_a_new_socket_does(tmp_path):
     assert grown(node) == [(1, 20.0, 30.0, 70.0)]
 
 
+@pytest.mark.parametrize("chunk_records", [10**6, 2])
+def test_a_sender_is_not_busy_for_a_peer_that_answers_no_more(tmp_path, monkeypatch, chunk_records):
+    """A pause that ends counts; after the last byte nothing does, also if the log is read in parts."""
+    monkeypatch.setattr(sockets, "CHUNK_RECORDS", chunk_records)
+    node = new_node(tmp_path)
+    socket = one()
+    records = []
+    for t_ms, sent, busy_ms in ((0, 0, 0), (10, 100, 8), (20, 100, 18), (30, 200, 25), (40, 200, 35), (990, 200, 985)):
+        socket.counters |= {"bytes_acked": sent, "busy_time_us": 1000 * busy_ms}
+        records.append(socket.record(START_NS + t_ms * MS))
+    node.sockets(records, 0.01, {})
+    borders = Borders(np.array([START_NS, START_NS + 1000 * MS]), np.zeros(1, np.int64))
+    found = flows.socket_bytes_of(NodeLogs(node.path), borders, np.zeros(1, np.int64), np.full(1, -1))
+    assert found.sums["bytes_acked"] == [200]
+    assert found.sums["busy_time_us"] == [25_000]
+
+
 def test_growth_belongs_to_the_last_period_of_a_pause(tmp_path):
     node = new_node(tmp_path)
     socket = one()

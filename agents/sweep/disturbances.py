@@ -1,4 +1,4 @@
-"""Disturbances of a sweep's window: lost links, frames with errors, other traffic, and late samples.
+"""Finds what disturbs a sweep's window: lost links, frames with errors, stalls, other traffic, and late samples.
 
 Other traffic is what a host's interfaces counted minus what the sweep's own TCP connections transferred: those of the
 training job's processes, and those of the cross traffic's port.
@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from ringtap.agents.sweep.roles import Attachment, SweepRoles
@@ -27,6 +28,9 @@ from ringtap.units import counted, format_rate
 # on links of 250 Mbit/s, ringtap itself caused 0.2 Mbit/s without load; under load, all but 0.5 % was accounted for
 MAX_OTHER_SHARE = 0.03
 MAX_ERROR_SHARE = 1e-4
+# An iteration that is longer than the median by so much stalled if the bottleneck had room meanwhile. Congestion fills
+# it; resending after a loss takes 0.2 s, and three times in a row 1.4 s
+STALL_ITERATIONS, STALL_S, STALL_LOAD = 5, 1.5, 0.9
 _SOCKETS_S = 0.1  # sufficient for connections
 RECORDED_S = 0.3  # delay until the last samples of a window are in the logs
 _IPV6_MORE_BYTES = 20
@@ -344,6 +348,29 @@ class Watch:
                 if rest_bps > MAX_OTHER_SHARE * self._capacity_bps:
                     others.append(other_words(node, direction, rest_bps, self._capacity_bps))
         return Disturbance(other_bps, other_why, links, tuple(others))
+
+    def stall(self, ends_ns: Sequence[int]) -> list[str]:
+        """Return a sentence about the longest iteration of a window, if it stalled for another reason than congestion.
+
+        Args:
+            ends_ns: ends of the window's iterations (CLOCK_REALTIME).
+        """
+        times_s = [(after - before) / 1e9 for before, after in pairwise(ends_ns)]
+        if len(times_s) < 2:
+            return []
+        place = max(range(len(times_s)), key=times_s.__getitem__)
+        usual_s, longest_s = median(times_s), times_s[place]
+        if longest_s < STALL_ITERATIONS * usual_s or longest_s - usual_s < STALL_S:
+            return []
+        total, span_ns = self._network.bottleneck["total"], ends_ns[place : place + 2]
+        try:
+            total_bps = sum(counted_bps(self._run, counter, self._mtu, span_ns[0], span_ns[1]) for counter in total)
+        except UsageError:  # it cannot be told from congestion
+            return []
+        if total_bps >= STALL_LOAD * self._capacity_bps:
+            return []
+        share = total_bps / self._capacity_bps
+        return [f"an iteration took {longest_s:.3g} s, usually {usual_s:.3g} s, with the bottleneck {share:.0%} used"]
 
     def rates(self, node: str, start_ns: int, end_ns: int) -> Rates:
         """Return the rates of a host's port in a window; windows must be queried in order of time.

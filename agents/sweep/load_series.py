@@ -427,6 +427,7 @@ class Series:
         self._hosts.gather(self._run.path)
         recorder = self._run.path / "nodes" / self._network.timekeeper / NIC_REC
         disturbance = self._watch.window(start_ns, end_ns, window.settle_s)
+        seen_ns = [end for end in self._watcher.iteration_ends_ns() if start_ns <= end <= end_ns]
         if self._network.bottleneck["cross"] == ACKNOWLEDGED:  # the analysis reads other counters itself
             sent |= self._acknowledged(start_ns, end_ns)
         return {
@@ -444,7 +445,7 @@ class Series:
             "other_bps": None if disturbance.other_bps is None else round(disturbance.other_bps),
             "other_why": disturbance.other_why,
             "others": list(disturbance.others),
-            "cut": list(disturbance.links),
+            "cut": [*disturbance.links, *self._watch.stall(seen_ns)],
             **sent,
         }
 

@@ -1,6 +1,7 @@
 """Sweeps over ssh that are not alone: other sweeps on the same servers, other people's traffic, a link that is cut."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -108,7 +109,13 @@ def test_other_traffic_is_seen_before_the_sweep_and_in_its_windows(desk: Desk, t
     assert point["training_bps"] == pytest.approx(point["total_bps"] - point["cross_bps"] - noted["other_bps"])
 
 
-def test_a_window_with_a_cut_link_or_other_traffic_is_measured_again(desk: Desk, tmp_path: Path) -> None:
+def rank_of(run: Path, node: str) -> int:
+    """The pid of the rank whose steps are recorded at a node."""
+    (log,) = (path for path in (run / "nodes" / node / "steps").glob("rank*.rec") if path.suffixes == [".rec"])
+    return int(log.stem.rpartition("-")[2])
+
+
+def test_a_window_with_a_cut_link_a_stall_or_other_traffic_is_measured_again(desk: Desk, tmp_path: Path) -> None:
     out = tmp_path / "out"
     sweep = desk.start("sweep", desk.plan("cut", LONGER), "-o", out)
     sent = out / "series" / "small-iperf-1" / "nodes" / "S2" / "sent"
@@ -117,6 +124,11 @@ def test_a_window_with_a_cut_link_or_other_traffic_is_measured_again(desk: Desk,
     desk.servers.run(SWITCH, "ip", "link", "set", "to-S1", "down")
     time.sleep(1.0)
     desk.servers.run(SWITCH, "ip", "link", "set", "to-S1", "up")
+    time.sleep(0.5)
+    rank = rank_of(sent.parents[2], "S1")
+    desk.servers.run("S1", "kill", "-STOP", str(rank))
+    time.sleep(3.0)
+    desk.servers.run("S1", "kill", "-CONT", str(rank))
     wait_for((sent / "000-1.log").exists, sweep)
     with others_send(50e6):
         time.sleep(2.5)
@@ -124,6 +136,7 @@ def test_a_window_with_a_cut_link_or_other_traffic_is_measured_again(desk: Desk,
     assert sweep.returncode == 0, errors
     cut, others = read_json_lines(out / "rejected.jsonl")[0]
     assert cut["why"].startswith("eth0 of S1 had no link for 1."), cut
+    assert re.search(r"; an iteration took [3-9][\d.]* s, usually 0\.\d* s, with the bottleneck \d+% used", cut["why"]), cut
     assert cut["why"] in errors
     assert [words[:8] for words in others["others"]] == ["S0 took ", "S1 sent "], others
     assert others["cut"] == []

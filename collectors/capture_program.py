@@ -103,7 +103,8 @@ class Tool:
         """Read its output; return True if it still runs."""
         if self.ended:
             return False
-        assert self._process.stderr is not None
+        if self._process.poll() is not None:  # without its shell, nothing would end it after the agent
+            self.signal("INT")
         while (said := self._read()) is not None:
             if not said:
                 self._reap()
@@ -149,7 +150,10 @@ class Tool:
     def signal(self, word: str) -> None:
         """Send it a signal, by name without SIG; do nothing if it has ended."""
         with contextlib.suppress(OSError, ValueError):
-            os.write(self._process.stdin.fileno(), word.encode() + b"\n")  # type: ignore[union-attr]
+            if self._process.poll() is None:
+                os.write(self._process.stdin.fileno(), word.encode() + b"\n")  # type: ignore[union-attr]
+            else:  # the shell was killed; the program is left in its group
+                os.killpg(self._process.pid, signal.Signals[f"SIG{word}"])
 
     def ask(self) -> bool:
         """Ask for its counts and wait for them; return True if it answered."""

@@ -305,6 +305,28 @@ def test_a_tool_that_is_killed_is_noted_and_its_file_reads(tmp_path: Path, loopb
 
 @needs_root
 @TOOLS
+def test_a_tool_whose_shell_is_killed_ends_and_its_file_reads(tmp_path: Path, loopback: Loopback, tool: str) -> None:
+    taken = collector(tmp_path, tool=tool)
+    taken.start()
+    loopback.send(2000)
+    time.sleep(1.2)
+    taken.sample()
+    assert taken._tool is not None
+    shell = psutil.Process(taken._tool._process.pid)
+    (program,) = shell.children()
+    shell.kill()
+    with pytest.raises(OSError, match="ended early: signal SIGKILL"):
+        for _ in range(100):
+            taken.sample()
+            time.sleep(0.05)
+    program.wait(5)
+    assert taken.stop()["ended"].startswith("early")
+    flows = read_captures(tmp_path / "packets/lo-0.pcap").flows()
+    assert flows["payload"][flows["destination_port"] == loopback.port].sum() >= 2_000_000
+
+
+@needs_root
+@TOOLS
 def test_a_tool_that_does_not_end_is_killed_and_that_is_noted(
     tmp_path: Path, loopback: Loopback, tool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

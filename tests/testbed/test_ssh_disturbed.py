@@ -136,7 +136,9 @@ def test_a_window_with_a_cut_link_a_stall_or_other_traffic_is_measured_again(des
     assert sweep.returncode == 0, errors
     cut, others = read_json_lines(out / "rejected.jsonl")[0]
     assert cut["why"].startswith("eth0 of S1 had no link for 1."), cut
-    assert re.search(r"; an iteration took [3-9][\d.]* s, usually 0\.\d* s, with the bottleneck \d+% used", cut["why"]), cut
+    assert re.search(
+        r"; an iteration took [3-9][\d.]* s, usually 0\.\d* s, with the bottleneck \d+% used", cut["why"]
+    ), cut
     assert cut["why"] in errors
     assert [words[:8] for words in others["others"]] == ["S0 took ", "S1 sent "], others
     assert others["cut"] == []

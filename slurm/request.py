@@ -32,6 +32,7 @@ _TIME = re.compile(
     r"(?:(?P<days>\d+)-(?P<hours>\d+)(?::(?P<minutes>\d+)(?::(?P<seconds>\d+))?)?"
     r"|(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)|(?P<only_m>\d+)(?::(?P<only_s>\d+))?)"
 )
+_ARRAY = re.compile(r"(--)?array\b|-a")
 _MEMORY = re.compile(r"\d+[KMGT]?", re.IGNORECASE)
 # variables from which sbatch takes values
 _VARIABLES = {"account": "SBATCH_ACCOUNT", "time": "SBATCH_TIMELIMIT"}
@@ -248,6 +249,11 @@ def _check_directives(resources: Resources) -> None:
         if not text.lstrip("-").strip():
             raise UsageError(
                 f"--sbatch {text!r} is not a directive: write it as after #SBATCH, for example partition=debug"
+            )
+        if _ARRAY.match(text):
+            raise UsageError(
+                f"--sbatch {text}: the tasks of an array are jobs of their own, and one run has one job: submit the "
+                "command once for each task"
             )
 
 

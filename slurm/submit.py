@@ -26,8 +26,8 @@ from ringtap.slurm.status import NOT_BEGUN
 _LOCAL = ("btrfs", "ext2", "ext3", "ext4", "overlay", "ramfs", "tmpfs", "xfs", "zfs")
 # variables of sbatch that are not named like their option
 _VARIABLES = {"time": "TIMELIMIT", "mem": "MEM_PER_NODE", "array": "ARRAY_INX"}
-# variables that would move the output elsewhere
-_OUTPUT_VARIABLES = {"SBATCH_OUTPUT", "SBATCH_ERROR"}
+# variables that would move the output elsewhere, or make an array of one job
+_UNWANTED_VARIABLES = {"SBATCH_OUTPUT", "SBATCH_ERROR", "SBATCH_ARRAY_INX"}
 _SBATCH_TIMEOUT_S = 120.0
 
 
@@ -201,7 +201,7 @@ def hand_over(sbatch: str, paths: SubmitPaths, script: str, request: dict[str, A
 def clean_environment(environment: Mapping[str, str], script: str) -> dict[str, str]:
     """Return the environment for sbatch and the job, without variables that would override the script."""
     names = re.findall(r"^#SBATCH --([a-z-]+)", script, re.MULTILINE)
-    dropped = {f"SBATCH_{_VARIABLES.get(name, name.upper().replace('-', '_'))}" for name in names} | _OUTPUT_VARIABLES
+    dropped = {f"SBATCH_{_VARIABLES.get(name, name.upper().replace('-', '_'))}" for name in names} | _UNWANTED_VARIABLES
     dropped |= {f"SBATCH_{name}REQUEUE" for name in ("", "NO_") if {"requeue", "no-requeue"} & set(names)}
     if "SLURM_JOB_ID" in environment:  # submitted from within a job, whose sizes do not apply
         dropped |= {name for name in environment if name.startswith("SLURM_") and name != "SLURM_CONF"}

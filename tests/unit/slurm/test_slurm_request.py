@@ -84,6 +84,9 @@ def test_gpus_get_the_sites_type(site: str, asked: str, given: str) -> None:
         ("generic", {"job_name": "a\nb"}, "--job-name .* has a character that a line of a batch script cannot hold"),
         ("generic", {"sbatch": ("x\ty",)}, "--sbatch .* has a character"),
         ("generic", {"sbatch": ("--",)}, "--sbatch '--' is not a directive"),
+        ("generic", {"sbatch": ("array=0-2",)}, "--sbatch array=0-2: the tasks of an array are jobs of their own"),
+        ("generic", {"sbatch": ("--array 1,2",)}, "the tasks of an array"),
+        ("generic", {"sbatch": ("-a0-2",)}, "the tasks of an array"),
         ("generic", {"stop_before_s": -1}, "--stop-before takes a time from 0 on"),
     ],
 )

@@ -134,8 +134,8 @@ def _wait_for(path: Path, seconds: float) -> Path:
         print(f"Waiting up to {seconds:g} s for {path} …", file=sys.stderr)
     run = RunDirectory.wait_for(path, seconds)
     if run.info.get("kind") == "sweep":
-        series = sorted(path.glob("series/*/run.json"), key=lambda item: item.stat().st_mtime)
+        series = [one for one in path.glob("series/*/run.json") if one.is_file()]
         if not series:
             raise UsageError(f"{path} is a sweep without a series yet: try again when it measures")
-        return series[-1].parent
+        return RunDirectory.open(max(series, key=lambda item: item.stat().st_mtime).parent).path
     return path

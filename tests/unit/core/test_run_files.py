@@ -47,7 +47,7 @@ def job(tmp_path: Path) -> Path:
 def test_only_a_regular_file_is_opened(tmp_path: Path, kind: str) -> None:
     put(kind, tmp_path / "file")
     for read in (run_files.open_regular, run_files.read_whole):
-        with pytest.raises(OSError, match="No such device|not a regular file"):
+        with pytest.raises(OSError, match=r"No such device|not a regular file"):
             read(tmp_path / "file")
 
 

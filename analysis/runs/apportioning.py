@@ -37,8 +37,8 @@ class Borders:
         """
         if (wrong := np.flatnonzero(end_ns <= start_ns)).size:
             raise UsageError(
-                f"iteration {wrong[0]} ends before it begins, by the clocks of the ranks: a clock was set without a note "
-                "of it, or a step log is damaged; look at the step logs in nodes/*/steps"
+                f"iteration {wrong[0]} ends before it begins, by the clocks of the ranks: a clock was set without a "
+                "note of it, or a step log is damaged; look at the step logs in nodes/*/steps"
             )
         edges = np.unique(np.concatenate((start_ns, end_ns)))
         return cls(edges, np.searchsorted(edges, start_ns))

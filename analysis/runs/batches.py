@@ -28,7 +28,7 @@ from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.errors import UsageError
 from ringtap.installation import install_command
 from ringtap.json_validation import ShapeError, load_json, whole
-from ringtap.run_files import make_folder, new_file_beside, open_regular, replace_file
+from ringtap.run_files import make_folder, new_file_beside, open_regular, refuse_links, replace_file
 from ringtap.rundir import write_json
 
 # rows of a batch (nodes times iterations): an analysis needs about 2 kB for each
@@ -99,6 +99,7 @@ class Frame:
             return table if columns is None else table[list(columns)]
         filters = None if rows is None else [("iteration", ">=", rows[0]), ("iteration", "<", rows[1])]
         names = None if columns is None else list(columns)
+        refuse_links(self.path)
         read: pd.DataFrame = pd.read_parquet(self.path, engine="pyarrow", columns=names, filters=filters)
         return read
 

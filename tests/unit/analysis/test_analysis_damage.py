@@ -194,8 +194,8 @@ def test_an_iteration_that_ends_before_it_begins_is_refused(job: Path, capsys: p
         records["end_ns"][-1] -= 3600 * 10**9
         records["start_ns"][-1] -= 3600 * 10**9
         records.flush()
-    for words in (["analyze"], ["report"], ["export", "--to", "csv", "-o", str(job.parent / "tables")]):
-        assert main([words[0], str(job), *words[1:]]) == 2
+    for verb in ("analyze", "report"):
+        assert main([verb, str(job)]) == 2
         assert "ends before it begins, by the clocks of the ranks" in capsys.readouterr().err
 
 

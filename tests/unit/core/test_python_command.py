@@ -29,9 +29,8 @@ def folder(tmp_path: Path) -> Path:
     (folder / "ringtap").mkdir(parents=True)
     note = tmp_path / "imported"
     for name in (*(f"{name}.py" for name in TRAPS), "ringtap/__init__.py"):
-        (folder / name).write_text(
-            f'open({str(tmp_path / "imported")!r}, "a").write({name!r} + " ")\nraise ImportError\n'
-        )
+        code = f'open({str(note)!r}, "a").write({name!r} + " ")\nraise ImportError\n'
+        (folder / name).write_text(code)
     return folder
 
 

@@ -35,6 +35,8 @@ REPORT_HTML, REPORT_JSON = "report/report.html", "report/report.json"  # of a sw
 # output of the job, where ringtap took it: of a sweep's ranks, and of a submitted job
 JOB_OUTPUTS = ("nodes/*/log/job*.out", "submit/slurm-*.out")
 
+SERIES = "series"  # folder of a sweep that holds the runs of its series
+
 # in a node's folder
 NODE_JSON = "node.json"
 AGENT_LOG = "log/agent.log"

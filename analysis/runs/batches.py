@@ -214,7 +214,8 @@ class SharedArguments:
 @lru_cache(maxsize=1)
 def _unpickled(path: Path, sha256: str) -> tuple[Any, ...]:
     try:
-        packed = open_regular(path).read()
+        with open_regular(path) as file:
+            packed = file.read()
     except OSError as error:
         raise UsageError(
             f"the workers cannot read {path}: {error.strerror}; name a folder that they have, too, with "

@@ -12,7 +12,7 @@ from ringtap.analysis.job import open_job
 from ringtap.analysis.live.run_state import write_mark
 from ringtap.cli import main
 from ringtap.errors import RingtapWarning, UsageError
-from tests.gold.analysis_sweep import write_sweep
+from tests.gold.analysis_sweep import edit_info, write_sweep
 from tests.gold.job_run import Truth, write_ddp_job
 
 SOMEBODY = 12345
@@ -85,6 +85,15 @@ def test_a_damaged_series_ends_the_view(tmp_path: Path, capsys: pytest.CaptureFi
     (series / "run.json").write_text('{"schema": 1, "created_ns": "x"}')
     assert main(["live", "--plain", str(tmp_path / "sweep")]) == 2
     assert "run.json is damaged: created_ns is not a whole number" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(60)
+def test_a_series_of_a_sweep_that_has_ended_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_sweep(tmp_path / "sweep", [("vgg16", "consistent")], loads_gbps=(0.0, 10.0), iterations=5)
+    (series,) = (tmp_path / "sweep" / "series").iterdir()
+    edit_info(series, status="running")
+    assert main(["live", "--plain", str(tmp_path / "sweep")]) == 0
+    assert " status=partial " in capsys.readouterr().out
 
 
 @pytest.mark.timeout(60)

@@ -165,6 +165,7 @@ def _local(count: int, stack: contextlib.ExitStack) -> Client:
     """Start workers on this machine with one thread each, because a task holds the GIL or uses every core itself."""
     from distributed import Client, LocalCluster
 
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # of the workers, which start no job and nothing of the user's
     with _uninterrupted():
         cluster = LocalCluster(
             n_workers=count,
@@ -321,7 +322,8 @@ def slurm_cluster(stack: contextlib.ExitStack) -> Any:
     shared = Path(found.get("shared-temp-directory") or cache_folder()).expanduser()
     shared.mkdir(parents=True, exist_ok=True)
     keys = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".dask-", dir=shared)))  # owner-only
-    python = found.get("python") or shlex.quote(sys.executable)
+    safe = ["-P"] if sys.version_info >= (3, 11) else []  # imports nothing from the current folder
+    python = found.get("python") or shlex.join([sys.executable, *safe])
     options = {"dashboard_address": "127.0.0.1:0"} | (found.get("scheduler-options") or {})
     with _uninterrupted():
         return stack.enter_context(

@@ -22,6 +22,7 @@ from ringtap.collectors.capture_program import END_S, Tool
 from ringtap.collectors.ethtool_ioctl import offloads
 from ringtap.collectors.packet_windows import PacketWindows
 from ringtap.collectors.slow_iterations import SlowIterations, parse_rule
+from ringtap.python_command import python_command
 from ringtap.records import Field, RecordWriter
 from ringtap.rundir import folder_bytes, write_json
 from ringtap.schema import PACKETS_RING, TIME_FIELDS
@@ -247,7 +248,7 @@ class PacketsCollector:
         self._record("")
 
     def _ring_command(self) -> list[str]:
-        line = [sys.executable, "-m", "ringtap.collectors.packet_ring", "--interface", self.interface]
+        line = python_command(sys.executable, "ringtap.collectors.packet_ring", "--interface", self.interface)
         line += ["--write", str(self._first), "--snap-bytes", str(self._snap_bytes)]
         line += ["--ring-bytes", str(self._buffer_bytes), "--file-bytes", str(self._file_bytes)]
         return [*line, self._filter] if self._filter else line

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from ringtap.python_command import short_command
 from ringtap.secret_masking import mask_words
 from ringtap.terminal import readable
 
@@ -40,7 +41,8 @@ def command_of(pid: int, proc: Path = PROC) -> str:
         words = (proc / str(pid) / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     except OSError:
         return ""
-    return " ".join(mask_words([readable(word.decode(errors="surrogateescape")) for word in words]))[:_MAX_CHARACTERS]
+    shown = short_command([readable(word.decode(errors="surrogateescape")) for word in words])
+    return " ".join(mask_words(shown))[:_MAX_CHARACTERS]
 
 
 class Process:

@@ -50,6 +50,7 @@ def error_message(error: Exception) -> str:
     if isinstance(error, RingtapError):
         return str(error)
     if isinstance(error, OSError) and error.errno and error.strerror:
-        return system_message(error.errno)
+        is_own = error.strerror != os.strerror(error.errno)
+        return error.strerror if is_own else system_message(error.errno)
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

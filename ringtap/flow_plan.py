@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ringtap.errors import UsageError
 from ringtap.json_validation import NewerFormatError
+from ringtap.run_files import open_regular
 
 FORMAT = "ringtap-flow-plan"
 VERSION = 3
@@ -88,7 +89,7 @@ def read_header(path: Path) -> dict[str, Any]:
         return found
 
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             line = file.readline(MAX_HEADER_BYTES)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error

@@ -7,20 +7,17 @@ tuple of shapes of which one must fit. Keys that a shape does not name may hold 
 
 from __future__ import annotations
 
-import errno
 import json
 import math
-import os
 import re
-import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import ringtap
 from ringtap.errors import UsageError
+from ringtap.run_files import MAX_BYTES, open_regular
 
-MAX_BYTES = 64 << 20  # of a JSON document
 _MAX_DEPTH = 64
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _NAMES = {
@@ -155,19 +152,6 @@ def whole(item: Any) -> Any:
     if isinstance(item, dict):
         return {whole(key): whole(value) for key, value in item.items()}
     return item
-
-
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading.
-
-    Raises:
-        OSError: it cannot be read, or is not a regular file: a pipe might never give anything.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return os.fdopen(fd, "rb")
 
 
 def load_json(path: Path, shape: Shape = None) -> Any:

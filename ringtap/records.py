@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import ringtap
 from ringtap import json_validation
 from ringtap.errors import UsageError
+from ringtap.run_files import make_folder, open_file, open_regular
 
 FORMAT = "ringtap-records"
 VERSION = 1
@@ -55,6 +56,7 @@ _MAX_LINE_BYTES = 16 << 20
 # types of columns that a reader computes with
 INTEGER = frozenset(name for name in _STRUCT_OF if name[1] in "iu")
 NUMBER = INTEGER | {"<f8"}
+EACH = "*."  # before the name of a column that every source of a file with several has, as eth0.tx_bytes
 
 
 @dataclass(frozen=True)
@@ -156,14 +158,14 @@ class RecordWriter:
     def __init__(self, path: Path, fields: Sequence[Field], about: dict[str, Any] | None) -> None:
         self._struct = struct.Struct("<" + "".join(_STRUCT_OF[field.type] for field in fields))
         if about is None:
-            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            self._fd = open_file(path, os.O_WRONLY | os.O_APPEND)
             return
         header = {"format": FORMAT, "version": VERSION, "ringtap": ringtap.__version__}
         header |= {"record_bytes": self._struct.size, "fields": [asdict(field) for field in fields], "about": about}
         line = json.dumps(header).encode()
         line += b" " * (-(len(line) + 1) % _ALIGN) + b"\n"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        make_folder(path.parent)
+        self._fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
         try:
             append_whole(self._fd, line)
         except OSError:
@@ -260,7 +262,7 @@ class RecordFile:
     def tail(self, start: int = 0, end: int | None = None) -> list[tuple[Any, ...]]:
         """Return the records from number ``start`` to before ``end``, or to the last whole one, as tuples."""
         count = (self.count if end is None else end) - start
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             file.seek(self.offset + start * self.record_bytes)
             data = file.read(max(0, count) * self.record_bytes)
         return list(struct.iter_unpack(self._layout, data))
@@ -268,7 +270,7 @@ class RecordFile:
     def walk(self) -> Iterator[tuple[Any, ...]]:
         """Yield every whole record in order, without holding the file in memory."""
         left = self.count
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             file.seek(self.offset)
             while left:
                 data = file.read(min(left, _WALK_RECORDS) * self.record_bytes)
@@ -281,13 +283,13 @@ def open_records(path: Path, needed: Mapping[str, frozenset[str]] | None = None)
 
     Args:
         path: the file.
-        needed: columns that the caller relies on, with the types that each may have.
+        needed: columns that the caller relies on, with the types that each may have; a name may begin with `EACH`.
 
     Raises:
         OSError: it cannot be read, or is not a regular file.
         UsageError: not a record file, one of a newer version, or one without these columns.
     """
-    with json_validation.open_regular(path) as file:
+    with open_regular(path) as file:
         line = file.readline(_MAX_HEADER_BYTES)
         size = os.fstat(file.fileno()).st_size
     try:
@@ -319,9 +321,15 @@ def _check_fields(fields: Sequence[Field], record_bytes: int, needed: Mapping[st
         raise json_validation.ShapeError(
             f"it says that its records have {record_bytes} bytes, but its columns need {size}"
         )
-    lacking = [name for name, allowed in needed.items() if types.get(name) not in allowed]
+    sources = {field.name.rpartition(".")[0] for field in fields if field.kind not in ("time", "index")}
+    wanted = {
+        f"{source}.{name.removeprefix(EACH)}" if name.startswith(EACH) else name: allowed
+        for name, allowed in needed.items()
+        for source in (sorted(sources) if name.startswith(EACH) else ("",))
+    }
+    lacking = [name.removeprefix(".") for name, allowed in wanted.items() if types.get(name) not in allowed]
     if lacking:
-        raise json_validation.ShapeError(f"it has no usable column {', '.join(lacking)}: it holds something else")
+        raise json_validation.ShapeError(f"it has no usable column {', '.join(lacking[:3])}: it holds something else")
 
 
 class JsonLinesWriter:
@@ -331,8 +339,8 @@ class JsonLinesWriter:
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        make_folder(path.parent)
+        self._fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         try:
             mend_last_line(self._fd, _is_json)
         except OSError:
@@ -370,7 +378,7 @@ def each_json_line(path: Path, shape: json_validation.Shape = None) -> Iterator[
     Raises:
         OSError: it cannot be read, or is not a regular file.
     """
-    with json_validation.open_regular(path) as file:
+    with open_regular(path) as file:
         number = 0
         while data := file.readline(_MAX_LINE_BYTES):
             number += 1

@@ -14,6 +14,7 @@ import ringtap
 from ringtap.errors import UsageError, did_you_mean
 from ringtap.json_validation import NewerFormatError, Shape, ShapeError, check, load_json
 from ringtap.records import RecordFile, open_records, read_json_lines
+from ringtap.run_files import make_folder, new_file_beside, replace_file
 from ringtap.schema import NODE, POINT, RUN, RUN_JSON, SCHEMA, columns_of
 from ringtap.secret_masking import mask_words
 from ringtap.terminal import readable
@@ -57,23 +58,19 @@ def _mode(path: Path, access: str) -> int:
     return ACCESS[access]
 
 
+def _json(item: object) -> bytes:
+    return (json.dumps(item, indent=1, allow_nan=False) + "\n").encode()
+
+
 def write_json(path: Path, item: object) -> None:
     """Write JSON to a temporary name and rename it, so a reader never sees half a file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(json.dumps(item, indent=1, allow_nan=False) + "\n")
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    replace_file(path, _json(item))
 
 
 def _write_new_json(path: Path, item: object) -> bool:
     """Write JSON to a name that must not exist yet, whole or not at all; return False if it exists."""
-    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+    temporary = new_file_beside(path, _json(item))
     try:
-        temporary.write_text(json.dumps(item, indent=1, allow_nan=False) + "\n")
         try:
             os.link(temporary, path)  # atomic, and refused where the name is taken
         except FileExistsError:
@@ -322,5 +319,5 @@ class RunDirectory:
     def node(self, host: str) -> Path:
         """Return the folder that a host writes to; create it if missing."""
         path = self.path / "nodes" / host
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         return path

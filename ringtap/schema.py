@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ringtap.json_validation import BPS, COUNT, NAME, NS, PATH, Number, Shape, Text
-from ringtap.records import INTEGER, NUMBER, Field
+from ringtap.records import EACH, INTEGER, NUMBER, Field
+from ringtap.run_files import RUN_JSON as RUN_JSON  # noqa: PLC0414 (its place for others)
 
 SCHEMA = 1  # version of run directories
 
@@ -24,7 +25,6 @@ CROSS_COMMAND = re.compile(
 )
 
 # in a run directory
-RUN_JSON = "run.json"
 POINTS_JSONL = "points.jsonl"
 REJECTED_JSONL = "rejected.jsonl"
 EXPECTED_JSONL = "expected.jsonl"  # iterations of a sweep's series by their message graphs
@@ -34,6 +34,8 @@ REPORT_HTML, REPORT_JSON = "report/report.html", "report/report.json"  # of a sw
 
 # output of the job, where ringtap took it: of a sweep's ranks, and of a submitted job
 JOB_OUTPUTS = ("nodes/*/log/job*.out", "submit/slurm-*.out")
+
+SERIES = "series"  # folder of a sweep that holds the runs of its series
 
 # in a node's folder
 NODE_JSON = "node.json"
@@ -258,7 +260,7 @@ PACKETS: Shape = {
     "tool?": _WORDS,
     "filter?": _WORDS,
     "interface?": _WORDS,
-    "files?": [str],
+    "files?": [NAME],
     "begin_ns?": NS,
     "end_ns?": NS,
     "ended?": _WORDS,
@@ -332,6 +334,7 @@ FORMER_CATEGORIES = {
     "Operator": "cpu_op", "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "Runtime": "cuda_runtime",
 }  # fmt: skip
 _COLUMNS = {
+    NIC_REC: _TIMES | dict.fromkeys((f"{EACH}tx_bytes", f"{EACH}rx_bytes"), INTEGER),
     SOCKETS_REC: _TIMES
     | dict.fromkeys(("family", "state", "cookie", "inode"), INTEGER)
     | dict.fromkeys(("sport", "dport"), frozenset({"V2"}))

@@ -21,6 +21,7 @@ from ringtap.agents.hosts.slurm import allocated_nodes
 from ringtap.agents.job.signals import GroupWatch
 from ringtap.agents.node.node_json import conclude, node_items
 from ringtap.errors import MeasurementError, UsageError
+from ringtap.python_command import python_command
 from ringtap.rundir import RunDirectory, write_json
 from ringtap.schema import RUN_JSON
 from ringtap.slurm.array_parts import part_paths
@@ -33,7 +34,7 @@ from ringtap.units import counted
 _ANSWER_S = 30.0  # wait for the next recorder's answer; the job then begins without it
 _FINISH_S = 60.0  # for the recorders to finish after the job
 _RETRY_S = 0.2
-_RINGTAP = [sys.executable, "-m", "ringtap.cli"]
+_RINGTAP = python_command(sys.executable, "ringtap.cli")
 _CAUSES = {
     "": "",
     "USR1": "it was stopped ahead of the time limit",
@@ -134,7 +135,7 @@ def run_command(paths: SubmitPaths, options: argparse.Namespace, command: Sequen
     def step(
         role: str, sruns: Sequence[str], arguments: Sequence[str], stdout: int | None = None
     ) -> subprocess.Popen[bytes]:
-        task = [sys.executable, "-m", "ringtap.slurm.srun_tasks", role, str(paths.run), *recording, *arguments]
+        task = python_command(sys.executable, "ringtap.slurm.srun_tasks", role, str(paths.run), *recording, *arguments)
         srun = ["srun", "--overlap", "--export=ALL", *sruns, *task]
         try:
             return subprocess.Popen(srun, env=environment, stdin=subprocess.DEVNULL, stdout=stdout)
@@ -146,7 +147,7 @@ def run_command(paths: SubmitPaths, options: argparse.Namespace, command: Sequen
     agents = step("recorder", per_node, options.keep, subprocess.PIPE)
     note(paths, f"recording {_count_recorded(agents, nodes)} of {nodes} nodes")
     cores = os.environ.get("SLURM_CPUS_PER_TASK")  # srun does not take this number from the batch script
-    launcher = [sys.executable, "-m", "ringtap.examples.horovod_rank"] if options.horovod else []
+    launcher = python_command(sys.executable, "ringtap.examples.horovod_rank") if options.horovod else []
     sruns = ["--kill-on-bad-exit=1", *([f"--cpus-per-task={cores}"] if cores else [])]
     job = step("rank", sruns, [*launcher, *command])
     stops.on_limit(lambda: _stop_step(paths, "job", job, options.grace))

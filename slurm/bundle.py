@@ -21,6 +21,7 @@ import ringtap
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.installation import install_command
 from ringtap.options import add_json
+from ringtap.python_command import python_command
 from ringtap.slurm.sites import Site, load_site
 from ringtap.trafficgen.commands.bundle import write_archive
 from ringtap.units import format_size
@@ -159,7 +160,7 @@ def _modules(folder: Path = Path(ringtap.__file__).parent, name: str = "ringtap"
 def _download(wanted: list[str], python: str, site: Site, folder: Path) -> None:
     """Download wheels for another machine's Python with pip, including their dependencies."""
     platforms = [f"--platform={platform}_{site.architecture}" for platform in _PLATFORMS]
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    command = python_command(sys.executable, "pip", "download", "--quiet", "--disable-pip-version-check")
     command += ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *platforms]
     try:
         done = subprocess.run(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from ringtap.agents.node.node_json import node_items, not_collected
 from ringtap.options import add_json
+from ringtap.run_files import replace_file
 from ringtap.rundir import RunDirectory, Status
 from ringtap.schema import POINTS_JSONL, REJECTED_JSONL
 from ringtap.slurm.array_parts import Part, read_parts
@@ -87,9 +87,7 @@ def _relocated(part: Part, window: dict[str, Any]) -> dict[str, Any]:
 
 def _write_lines(path: Path, items: Iterable[dict[str, Any]]) -> None:
     """Write JSON Lines under a temporary name and rename the file, so that readers see the old or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
-    temporary.write_text("".join(json.dumps(item, allow_nan=False) + "\n" for item in items))
-    temporary.replace(path)
+    replace_file(path, "".join(json.dumps(item, allow_nan=False) + "\n" for item in items).encode())
 
 
 def _lowest(prechecks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringtap.errors import UsageError
+from ringtap.run_files import open_file, read_whole
 from ringtap.slurm.paths import SubmitPaths
 
 
@@ -63,7 +64,8 @@ def note(paths: SubmitPaths, event: str) -> None:
 def _append(path: Path, text: str) -> None:
     """Append to a file; a failure is printed and does not end the job."""
     try:
-        with path.open("ab", buffering=0) as file:
+        fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        with os.fdopen(fd, "ab", buffering=0) as file:
             file.write(text.encode())
     except OSError as error:
         print(f"ringtap: {path} cannot be written: {error.strerror}", file=sys.stderr)
@@ -73,7 +75,7 @@ def read_report(paths: SubmitPaths, job: str) -> JobReport:
     """Return the report in the state file of a job, which has no file before it begins."""
     report = JobReport(job)
     try:
-        text = paths.state(job).read_text(errors="replace")
+        text = read_whole(paths.state(job)).decode(errors="replace")
     except OSError:
         return report
     for line in text.splitlines():
@@ -100,7 +102,7 @@ def signal_step(paths: SubmitPaths, step: str, name: str) -> bool:
         True if the step has announced its id.
     """
     try:
-        number = paths.step(job_id(), step).read_text()
+        number = read_whole(paths.step(job_id(), step)).decode(errors="replace")
     except OSError:
         number = ""
     if number:

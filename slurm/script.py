@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import ringtap
+from ringtap.python_command import python_command
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.request import Environment, Request, Resources
 from ringtap.slurm.sites import Site
@@ -90,7 +91,7 @@ def batch_script(
         *modules(site, environment),
         *python(site, environment),
         *setup,
-        f"exec {quote(environment.python or 'python')} -m ringtap.slurm.batch {words(job)}",
+        f"exec {words(python_command(environment.python or 'python', 'ringtap.slurm.batch'))} {words(job)}",
     ]
     return "".join(f"{line}\n" for line in lines)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from ringtap.agents.job.signals import GroupWatch
+from ringtap.python_command import python_command
 from ringtap.schema import NODE_JSON
 from ringtap.slurm.job import announce_step, variable
 from ringtap.slurm.paths import SubmitPaths
@@ -73,7 +74,7 @@ def recorder(run: str, arguments: list[str]) -> int:
     paths, node = SubmitPaths(Path(run)), os.uname().nodename
     cut = arguments.index("--")
     folder = paths.run / "nodes" / node
-    command = [sys.executable, "-m", "ringtap.cli", "capture", "--join", run, *arguments[:cut]]
+    command = python_command(sys.executable, "ringtap.cli", "capture", "--join", run, *arguments[:cut])
     watch = GroupWatch()
     capture = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2)
 

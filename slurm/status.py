@@ -20,6 +20,7 @@ from ringtap.errors import MeasurementError, UsageError
 from ringtap.json_validation import COUNT, Shape, Text
 from ringtap.options import add_json
 from ringtap.records import read_json_lines
+from ringtap.run_files import open_regular
 from ringtap.rundir import RunDirectory, Status, read_json, read_points
 from ringtap.schema import POINTS_JSONL, SHARED, SHARED_JSONL
 from ringtap.slurm.array_parts import Part, missing_loads, planned_series, read_parts, whole_plan
@@ -207,7 +208,7 @@ def is_submitted(found: Standing) -> bool:
 def is_abandoned(run: Path) -> bool:
     """Return True if the sweep of a run directory was killed: no process holds its lock file."""
     try:
-        with (run / LOCK_FILE).open("rb") as file:
+        with open_regular(run / LOCK_FILE) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:  # the lock is held, or there is none
         return False

@@ -7,6 +7,7 @@ DDP's buckets, waits for what was computed before, and what comes after its end 
 
 from __future__ import annotations
 
+import io
 import re
 import statistics
 from collections import Counter, defaultdict
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 
 from ringtap.errors import UsageError
 from ringtap.json_validation import COUNT, NS, Number, Shape, check, parse_json
+from ringtap.run_files import open_regular
 from ringtap.schema import PROFILE_RANGE, REGULAR_SHARE
 from ringtap.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType
@@ -310,7 +312,7 @@ def _lines(path: Path) -> Iterator[str]:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise UsageError(f"{path} has more than {MAX_FILE_BYTES >> 30} GiB, which is too much for a profile")
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace") as file:
             for line in file:
                 if line.endswith("\n"):
                     yield line

@@ -13,13 +13,16 @@ from typing import Any
 from ringtap.agents import hook
 from ringtap.agents.doctor.node import on_alliance
 from ringtap.collectors.base import Check
+from ringtap.python_command import LEAVE_FOLDER_OUT
 
 NAMES = ("steps", "ddp", "horovod", "nccl")
 _PROBE_S = 2.0
 _MIN_PYTHON = (3, 8)
 # Runs under any Python version, and finds packages without importing them: `import torch` takes seconds.
-_PROBE = r"""
-import json, os, sys
+_PROBE = (
+    f"{LEAVE_FOLDER_OUT}\n"
+    r"""
+import json, os
 found = {"version": list(sys.version_info[:3]), "executable": sys.executable}
 if sys.version_info >= (3, 8):
     from importlib import metadata
@@ -64,6 +67,7 @@ if sys.version_info >= (3, 8):
         found["hook_error"] = "%s: %s" % (type(error).__name__, error)
 print(json.dumps(found))
 """
+)
 
 
 def check(python: str = "", timeout_s: float = _PROBE_S) -> dict[str, Check]:

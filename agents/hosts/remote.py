@@ -22,6 +22,7 @@ import ringtap
 from ringtap.agents.hosts import frames
 from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.errors import MeasurementError
+from ringtap.python_command import RUN_MODULE, python_command
 
 _NOISE_BYTES = 1 << 20  # limit of a login's output, on standard output and on standard error
 _NOISE_CHECK_S = 0.25
@@ -245,7 +246,7 @@ _STOP_TIMEOUT_S = 10.0
 _TAIL_BYTES = 4096
 _PORT_POLL_S = 0.05
 LOST_CODE = 255  # as ssh returns it
-WORKER_COMMAND = ("-m", "ringtap.agents.hosts.worker")
+WORKER_COMMAND = ("-c", RUN_MODULE, "ringtap.agents.hosts.worker")
 
 
 class HostProcess:
@@ -361,7 +362,7 @@ class Hosts:
 
     def ringtap(self, host: str) -> list[str]:
         """Command that runs ringtap on a host."""
-        return [self.python(host), "-m", "ringtap.cli"]
+        return python_command(self.python(host), "ringtap.cli")
 
     def path(self, host: str, path: Path) -> str:  # noqa: ARG002
         """Location of a path below a published run directory on a host: the same path where files are shared."""
@@ -554,7 +555,7 @@ class TestbedHosts(Hosts):
 
     def command(self, host: str) -> list[str]:
         """Command of a host worker in the host's namespaces."""
-        enter = [sys.executable, "-m", "ringtap.agents.testbed.enter", self.spec.name, host]
+        enter = python_command(sys.executable, "ringtap.agents.testbed.enter", self.spec.name, host)
         return [*enter, sys.executable, *WORKER_COMMAND]
 
     def stop_all(self) -> None:

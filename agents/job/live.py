@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from ringtap.python_command import python_command
 from ringtap.terminal import shell_word
 
 _VIEW_END_S = 5.0
@@ -59,7 +60,7 @@ class LiveView:
         self._pid = 0
         self._is_reported = False
         self._has_terminal = os.isatty(0) and os.isatty(1)
-        command = [sys.executable, "-m", "ringtap.cli", "live", str(run)]
+        command = python_command(sys.executable, "ringtap.cli", "live", str(run))
         if not self._has_terminal:
             command.append("--plain")
         with contextlib.suppress(OSError):

@@ -9,6 +9,8 @@ import socket
 import sys
 from pathlib import Path
 
+from ringtap.python_command import python_command
+
 
 class MetricsServer:
     """The process that serves the metrics of this node.
@@ -27,7 +29,7 @@ class MetricsServer:
         with listener:
             listener.set_inheritable(True)
             words = [str(run), node, str(listener.fileno()), str(os.getpid())]
-            command = [sys.executable, "-m", "ringtap.analysis.live.metrics", *words]
+            command = python_command(sys.executable, "ringtap.analysis.live.metrics", *words)
             # in a process group of its own: a signal to the job's group must not end it before the job
             with contextlib.suppress(OSError):
                 self.pid = os.posix_spawn(

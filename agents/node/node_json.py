@@ -16,6 +16,7 @@ from ringtap.agents.node.unrecorded import UnrecordedProcesses, command_obstacle
 from ringtap.errors import system_message
 from ringtap.json_validation import ShapeError
 from ringtap.records import append_whole, mend_last_line
+from ringtap.run_files import make_folder, open_file, read_whole
 from ringtap.rundir import RunDirectory, Status, read_node, write_json
 from ringtap.schema import AGENT_LOG, HOOK_LOADED, NODE_JSON
 from ringtap.terminal import readable
@@ -41,7 +42,7 @@ class NodeJson:
         self.folder, self.item = folder, item
         self._reserve = folder / ".reserve"
         with contextlib.suppress(OSError):  # reserve space for the final state, in case the disk fills up
-            fd = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = open_file(self._reserve, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
                 os.posix_fallocate(fd, 0, _RESERVE_BYTES)
             finally:
@@ -78,8 +79,8 @@ def say(node_folder: Path, text: str) -> None:
     """Append a line with the time to the agent's log of a node; write errors are ignored."""
     with contextlib.suppress(OSError):
         path = node_folder / AGENT_LOG
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        make_folder(path.parent)
+        fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         try:
             mend_last_line(fd, lambda _: True)
             append_whole(
@@ -160,7 +161,7 @@ def _stop_reason(log: Path) -> str:
     Raises:
         OSError: it cannot be read.
     """
-    lines = log.read_text(errors="replace").strip().splitlines()
+    lines = read_whole(log).decode(errors="replace").strip().splitlines()
     if lines:
         found = _SYSTEM_ERROR.match(lines[-1])
         return system_message(int(found[1])) if found else lines[-1]

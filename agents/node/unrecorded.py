@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringtap.collectors.processes import PROC, command_of
+from ringtap.run_files import open_file, read_whole
 from ringtap.schema import HOOK_LOADED, INNER_RUNS
 from ringtap.units import counted
 
@@ -246,7 +247,7 @@ class UnrecordedProcesses:
     def _noted(self) -> set[int]:
         """Processes that the recorder has noted, by the numbers that they have themselves."""
         try:
-            words = (self._folder / HOOK_LOADED).read_bytes().split()
+            words = read_whole(self._folder / HOOK_LOADED).split()
         except OSError:
             return set()
         return {int(word) for word in words if word.isdigit()}
@@ -349,7 +350,7 @@ def describe(found: Sequence[Missed]) -> tuple[str, str]:
 def inner_runs(folder: Path) -> list[str]:
     """Run directories of ``ringtap run`` commands within the job, as they noted them in the node's folder."""
     try:
-        lines = (folder / INNER_RUNS).read_bytes().splitlines()
+        lines = read_whole(folder / INNER_RUNS).splitlines()
     except OSError:
         return []
     return list(dict.fromkeys(os.fsdecode(line) for line in lines if line))
@@ -368,7 +369,7 @@ def note_inner_run(environment: Mapping[str, str], run: Path) -> None:
     if not outer or outer.rstrip("/") == str(run) or not folder.is_dir():
         return
     with contextlib.suppress(OSError):
-        fd = os.open(folder / INNER_RUNS, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        fd = open_file(folder / INNER_RUNS, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             os.write(fd, os.fsencode(str(run)) + b"\n")
         finally:

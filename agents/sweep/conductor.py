@@ -48,7 +48,16 @@ from ringtap.plan_jobs import FREE, KEY_OF, RULES
 from ringtap.plan_models import COMMAND, REAL, SCALE_MODEL, Model, model_label
 from ringtap.records import JsonLinesWriter, read_json_lines
 from ringtap.rundir import ACCESS, RunDirectory, new_name, read_points
-from ringtap.schema import EXPECTED_JSONL, POINTS_JSONL, REJECTED_JSONL, RUN_JSON, SHARED, SHARED_JSONL, VARIANTS
+from ringtap.schema import (
+    EXPECTED_JSONL,
+    POINTS_JSONL,
+    REJECTED_JSONL,
+    RUN_JSON,
+    SERIES,
+    SHARED,
+    SHARED_JSONL,
+    VARIANTS,
+)
 from ringtap.terminal import shell_word
 from ringtap.trafficgen import iperf3
 from ringtap.transports import is_rdma
@@ -386,7 +395,7 @@ class Conductor:
     def _attempt(self, name: str) -> Path:
         """Return a folder below series/ that no earlier attempt has used."""
         number = 1
-        while (path := self._run.path / "series" / f"{name}-{number}").exists():
+        while (path := self._run.path / SERIES / f"{name}-{number}").exists():
             number += 1
         return path
 

@@ -11,6 +11,7 @@ from ringtap.agents.hosts import HostProcess, Hosts, understood
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SweepPlan
+from ringtap.python_command import LEAVE_FOLDER_OUT
 from ringtap.trafficgen import iperf3
 from ringtap.trafficgen.commands.common import TOKEN_VARIABLE
 from ringtap.trafficgen.plans.plan_file import FlowSource, write_plan
@@ -166,7 +167,8 @@ def free_port(hosts: Hosts, host: str, address: str, count: int = 1, ports: tupl
     Raises:
         MeasurementError: there are no such ports, or the host does not answer.
     """
-    code = f"from ringtap.agents.sweep.host_facts import free_port\nprint(free_port({address!r}, {count}, {ports!r}))"
+    call = f"free_port({address!r}, {count}, {ports!r})"
+    code = f"{LEAVE_FOLDER_OUT}\nfrom ringtap.agents.sweep.host_facts import free_port\nprint({call})"
     done = hosts.ask(host, [hosts.python(host), "-c", code])
     if done.returncode:
         message = (done.stderr.strip().splitlines() or ["no message"])[-1]

@@ -14,6 +14,7 @@ from typing import IO
 
 from ringtap.errors import UsageError
 from ringtap.installation import lacking
+from ringtap.python_command import python_command
 from ringtap.schema import REPORT_HTML
 from ringtap.terminal import shell_word
 
@@ -73,7 +74,7 @@ class GrowingReport:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "ringtap", "report", str(self._run)],
+                python_command(sys.executable, "ringtap", "report", str(self._run)),
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._errors,
                 env=os.environ | _ONE_THREAD,
             )  # fmt: skip

@@ -16,6 +16,7 @@ from ringtap.plan import SweepPlan
 from ringtap.plan_cluster import Cluster
 from ringtap.plan_collectives import IN_NETWORK, PARAMETER_SERVER
 from ringtap.plan_models import PLACEHOLDERS, REAL, Model
+from ringtap.python_command import python_command
 from ringtap.transports import is_rdma
 
 # with sh, as older versions of env(1) cannot change the folder
@@ -130,7 +131,7 @@ def processes(plan: SweepPlan, model: Model, network: SweepRoles, hosts: Hosts, 
     for number, host in enumerate(places.get(algorithm, ())):
         options = {"--collective": algorithm} | {f"--{name}": value for name, value in numbers.items()}
         options |= {"--workers": sum(counts), "--number": number}
-        command = [hosts.python(host), "-m", "ringtap.workload.gradient_exchange"]
+        command = python_command(hosts.python(host), "ringtap.workload.gradient_exchange")
         command += [str(word) for option in options.items() for word in option]
         environment = _environment(plan, model, network, host) | master
         found.append(Process(host, command, environment, f"{algorithm}.out", algorithm))
@@ -152,7 +153,7 @@ def _environment(plan: SweepPlan, model: Model, network: SweepRoles, host: str) 
 def _command(plan: SweepPlan, model: Model, values: Mapping[str, str], python: str) -> list[str]:
     command = filled(model.command, values) or [python, "-m", *_module(plan, model)]
     if model.framework == "horovod":  # derives Horovod's variables from torchrun's
-        command = [python, "-m", "ringtap.examples.horovod_rank", *command]
+        command = python_command(python, "ringtap.examples.horovod_rank", *command)
     return [*_IN_FOLDER, model.directory, *command] if model.directory else command
 
 

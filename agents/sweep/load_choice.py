@@ -18,6 +18,7 @@ import psutil
 
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.installation import lacking
+from ringtap.python_command import python_command
 
 _LOG = "log/next-load.log"
 _MODULE = "ringtap.analysis.sweeps.next_load"
@@ -55,7 +56,7 @@ class LoadChoice:
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _MODULE, str(self._run)],
+                python_command(sys.executable, _MODULE, str(self._run)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -30,6 +30,7 @@ from ringtap.iteration_ends import IterationEnds
 from ringtap.plan import SweepPlan, Testbed, Window
 from ringtap.plan_cluster import Cluster
 from ringtap.plan_models import Model
+from ringtap.run_files import open_regular
 from ringtap.rundir import RunDirectory, open_log
 from ringtap.schema import ACKNOWLEDGED, AGENT_LOG, MARK_RECORD, MAX_LATE_SHARE, NIC_REC, VARIANTS
 from ringtap.units import counted
@@ -123,7 +124,7 @@ def _room(plan: SweepPlan, hosts: Hosts, host: str) -> str:
 
 def _tail(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
             return file.read().decode(errors="replace")
     except OSError:

@@ -15,6 +15,7 @@ from ringtap.errors import MeasurementError, UsageError
 from ringtap.json_validation import load_json
 from ringtap.plan import SweepPlan
 from ringtap.plan_cluster import Cluster
+from ringtap.python_command import python_command
 from ringtap.rundir import RunDirectory
 from ringtap.schema import CAPTURED_JSON, PACKETS
 
@@ -69,7 +70,7 @@ def check_capture(plan: SweepPlan, hosts: Hosts, network: SweepRoles) -> list[st
     problems: list[str] = []
     warnings: list[str] = []
     for node in capture_points(network):
-        done = hosts.ask(node, [hosts.python(node), "-m", _MODULE, json.dumps(_options(plan, network, node))])
+        done = hosts.ask(node, python_command(hosts.python(node), _MODULE, json.dumps(_options(plan, network, node))))
         with understood(node):
             for check in json.loads(done.stdout).values():
                 if check["state"] == "unavailable":
@@ -106,7 +107,7 @@ class PacketCapture:
         for node in capture_points(self._network):
             folder = self._hosts.path(node, self._run.node(node))
             item = _options(self._plan, self._network, node) | {"folder": folder, "part": self._part}
-            command = [self._hosts.python(node), "-m", _MODULE, json.dumps(item)]
+            command = python_command(self._hosts.python(node), _MODULE, json.dumps(item))
             log = self._run.node(node) / "log" / f"packets-{self._part}.log"
             self._processes[node] = self._hosts.start(node, "packet capture", command, log)
         deadline_s = time.monotonic() + _READY_S

@@ -30,6 +30,7 @@ from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SweepPlan
 from ringtap.plan_cluster import Cluster
+from ringtap.python_command import python_command
 from ringtap.rundir import RunDirectory
 from ringtap.schema import NIC_REC, REQUIRED_SHARE
 from ringtap.trafficgen import helper
@@ -76,7 +77,7 @@ def check_host(plan: SweepPlan, force: bool, say: Callable[[str], None], hosts: 
 
 def _calibration_of(hosts: Hosts, host: str, say: Callable[[str], None]) -> Calibration:
     say(f"Reading the calibration of {host}'s traffic generator; takes 10 s the first time")
-    done = hosts.ask(host, [hosts.python(host), "-m", "ringtap.trafficgen.calibration"], _CALIBRATION_S)
+    done = hosts.ask(host, python_command(hosts.python(host), "ringtap.trafficgen.calibration"), _CALIBRATION_S)
     if done.returncode:
         message = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise MeasurementError(f"host {host} could not be calibrated: {message}")

@@ -22,6 +22,7 @@ from ringtap.plan import SweepPlan
 from ringtap.plan_cluster import Cluster, ClusterHost
 from ringtap.plan_jobs import gpus_of, sharing
 from ringtap.plan_models import PLACEHOLDERS, REAL, SCALE_MODEL, Model
+from ringtap.python_command import LEAVE_FOLDER_OUT, python_command
 from ringtap.schema import ACKNOWLEDGED
 from ringtap.secret_masking import mask_variables, mask_words
 from ringtap.transports import is_rdma
@@ -85,7 +86,7 @@ def room_problem(plan: SweepPlan, hosts: Hosts, host: str) -> str:
         return ""
     question = {"room": {"folder": plan.topology.host(host).workdir, "bytes": _ROOM_LEFT_BYTES}}
     with suppress(MeasurementError), understood(host):
-        command = [hosts.python(host), "-m", "ringtap.agents.sweep.host_facts", json.dumps(question)]
+        command = python_command(hosts.python(host), "ringtap.agents.sweep.host_facts", json.dumps(question))
         room = str(json.loads(hosts.ask(host, command).stdout)["room"])
         return room.partition(", and the sweep")[0]  # without the size that was asked for
     return ""
@@ -95,7 +96,9 @@ def _ask_host(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> Answer:
     name = host.name
     try:
         question = json.dumps(_question(plan, host, hosts))
-        done = hosts.ask(name, [hosts.python(name), "-m", "ringtap.agents.sweep.host_facts", question], _ANSWER_S)
+        done = hosts.ask(
+            name, python_command(hosts.python(name), "ringtap.agents.sweep.host_facts", question), _ANSWER_S
+        )
         apart_s = _apart_s(hosts, name)
     except MeasurementError as error:
         lost = hosts.lost().get(name)
@@ -125,7 +128,7 @@ def _ask_host(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> Answer:
 def _apart_s(hosts: Hosts, host: str) -> tuple[float, float]:
     """Return the lower and upper bound, in seconds, of a host's clock offset from this machine's."""
     before_ns = time.time_ns()
-    done = hosts.ask(host, [hosts.python(host), "-S", "-c", "import time; print(time.time_ns())"])
+    done = hosts.ask(host, [hosts.python(host), "-S", "-c", f"{LEAVE_FOLDER_OUT}; import time; print(time.time_ns())"])
     after_ns = time.time_ns()
     with understood(host):
         host_ns = int(done.stdout)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from ringtap.agents.hosts import Hosts, understood
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.errors import MeasurementError
+from ringtap.python_command import python_command
 
 # enough for full packets, which are lost if the MTUs along the path differ, although handshakes succeed
 _TRIAL_BYTES = 1 << 18
@@ -115,7 +116,7 @@ def _free_port(hosts: Hosts, host: str, address: str, ports: tuple[int, int] | N
 
 
 def _ask(hosts: Hosts, host: str, verb: str, question: dict[str, Any]) -> dict[str, Any]:
-    command = [hosts.python(host), "-m", "ringtap.agents.sweep.tcp_reachability", verb, json.dumps(question)]
+    command = python_command(hosts.python(host), "ringtap.agents.sweep.tcp_reachability", verb, json.dumps(question))
     done = hosts.ask(host, command, _ANSWER_S)
     if done.returncode:
         message = (done.stderr.strip().splitlines() or ["no message"])[-1]

@@ -16,6 +16,7 @@ from ringtap.agents.testbed.topology import MAX_HOSTS, JobShare, LinkCount, Test
 from ringtap.arguments import instance_of, number, whole_number
 from ringtap.errors import MeasurementError, RingtapError, UsageError, did_you_mean
 from ringtap.plan import LinkOptions
+from ringtap.python_command import python_command
 from ringtap.units import format_rate, number_or_text, parse_duration_s, parse_rate_bps, parse_size_bytes
 
 RATE_TOLERANCE = 0.05
@@ -48,7 +49,7 @@ class RunningTestbed:
 
     @staticmethod
     def _start(spec: TestbedSpec) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "ringtap.agents.testbed.init_process", json.dumps(spec.to_json())]
+        command = python_command(sys.executable, "ringtap.agents.testbed.init_process", json.dumps(spec.to_json()))
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
@@ -124,7 +125,7 @@ class RunningTestbed:
         self._check_host(host)
         if not command:
             raise UsageError("there is no command to run on the host: add its words")
-        return [sys.executable, "-m", "ringtap.agents.testbed.enter", self.state.spec.name, host, *command]
+        return python_command(sys.executable, "ringtap.agents.testbed.enter", self.state.spec.name, host, *command)
 
     def _check_host(self, host: str) -> None:
         if host not in self.hosts:

@@ -14,7 +14,7 @@ from ringtap import installation
 from ringtap.errors import UsageError
 from ringtap.http_address import METRICS_PATH, is_address, listen, listen_for_metrics, url_of
 from ringtap.options import add_metrics
-from ringtap.schema import RUN_JSON
+from ringtap.schema import RUN_JSON, SERIES
 from ringtap.terminal import shell_word
 
 # ringtap run --live starts the view and the run together; a shared file system may show a new folder late
@@ -134,8 +134,8 @@ def _wait_for(path: Path, seconds: float) -> Path:
         print(f"Waiting up to {seconds:g} s for {path} …", file=sys.stderr)
     run = RunDirectory.wait_for(path, seconds)
     if run.info.get("kind") == "sweep":
-        series = sorted(path.glob("series/*/run.json"), key=lambda item: item.stat().st_mtime)
+        series = [one for one in path.glob(f"{SERIES}/*/{RUN_JSON}") if one.is_file()]
         if not series:
             raise UsageError(f"{path} is a sweep without a series yet: try again when it measures")
-        return series[-1].parent
+        return RunDirectory.open(max(series, key=lambda item: item.stat().st_mtime).parent).path
     return path

@@ -18,7 +18,8 @@ from typing import Any
 from ringtap.analysis.export.process_trace import END_UNKNOWN, OperationReader, OperationTrace
 from ringtap.errors import UsageError
 from ringtap.json_stream import members
-from ringtap.json_validation import COUNT, NS, Number, Shape, ShapeError, Text, check, open_regular
+from ringtap.json_validation import COUNT, NS, Number, Shape, ShapeError, Text, check
+from ringtap.run_files import open_regular
 
 MAX_BYTES = 64 << 20  # of a pickle
 MAX_INSTRUCTIONS = 10_000_000  # of a pickle; each leaves at most an empty dictionary (64 bytes) and its place in a list

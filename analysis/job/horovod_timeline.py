@@ -19,7 +19,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from ringtap.errors import UsageError
-from ringtap.json_validation import COUNT, DECODER, Number, Shape, check, open_regular, whole
+from ringtap.json_validation import COUNT, DECODER, Number, Shape, check, whole
+from ringtap.run_files import open_regular
 
 _NEGOTIATE = "NEGOTIATE_"
 _START = "start_time_since_epoch_in_micros"

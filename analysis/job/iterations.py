@@ -724,7 +724,7 @@ def _with_ranks(iterations: pd.DataFrame, parts: Iterable[pd.DataFrame], phases:
     )
     table["skipped"] = np.nan_to_num(joined["skipped"]) > 0
     for name in ("backwards", "optimizers"):
-        table[name] = np.nan_to_num(joined[name]).astype(np.int64)
+        table[name] = np.clip(np.nan_to_num(joined[name]), 0, 2**53).astype(np.int64)  # a damaged log has any number
     table["compute_s"] = joined["compute_s"]
     for name in _MEANS:
         count = joined[f"{name}_count"]

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ringtap.json_validation import open_regular
+from ringtap.run_files import open_regular
 
 # host:pid:tid [device] NCCL INFO text; a warning names its source first; newer releases begin with a time
 _LINE = re.compile(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.errors import UsageError
-from ringtap.json_validation import open_regular
+from ringtap.run_files import open_regular
 from ringtap.schema import JOB_OUTPUTS
 from ringtap.units import counted
 

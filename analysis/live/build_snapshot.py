@@ -27,6 +27,8 @@ from ringtap.analysis.live.snapshot import (
     Snapshot,
     Throughput,
 )
+from ringtap.analysis.runs.tail import Document
+from ringtap.schema import RUN, RUN_JSON, SERIES
 
 _STALE_NS = 3 * 10**9
 _OCTETS = re.compile(r"(\d+) octets?")
@@ -182,6 +184,8 @@ class SnapshotSource:
     def __init__(self, path: Path, clock: Callable[[], int] = time.time_ns) -> None:
         self._follower = RunFollower(path)
         self._clock = clock
+        is_series = path.absolute().parent.name == SERIES
+        self._sweep = Document(path.absolute().parents[1] / RUN_JSON, RUN) if is_series else None
         self._all_done_ns: int | None = None
         self._throughput: deque[Throughput] = deque(maxlen=_THROUGHPUTS)
 
@@ -237,6 +241,10 @@ class SnapshotSource:
         if status in ("running", "complete") and partial:
             why = why or f"{partial[0].name}: {partial[0].node.item.get('why') or 'partial'}"
             status = status if status == "running" else "partial"
+        if status == "running" and self._sweep is not None:
+            self._sweep.poll()
+            if self._sweep.item.get("status", "running") != "running":
+                return "partial", why or "its sweep has ended"
         if status == "running" and nodes and all(node.done for node in nodes):
             self._all_done_ns = self._all_done_ns or now_ns
             if now_ns - self._all_done_ns > _ALL_DONE_S * 1e9:

@@ -215,7 +215,7 @@ def choose_worlds(files: list[RankSteps]) -> None:
     together: list[list[list[RankSteps]]] = []  # worlds that ran at the same time, in order of time
     until_ns = -1
     for begin_ns, end_ns, file in sorted(((*file.span_ns(), file) for file in files), key=lambda item: item[:2]):
-        if begin_ns >= until_ns:
+        if not together or begin_ns >= until_ns:
             together.append([])
         until_ns = max(until_ns, end_ns)
         for world in together[-1] if file.world_size > 1 or is_unclear else ():

@@ -38,7 +38,6 @@ from ringtap.schema import RUN, RUN_JSON
 QUANTILES = (0.5, 0.99)
 _MAX_NICS = 64
 _FRESH_S = 0.5  # however many read them, records are read twice a second at most
-_IDLE_S = 120.0  # a connection without a request
 
 # name, help, and the value of a rank
 _RANK_COUNTERS: tuple[tuple[str, str, Callable[[RankSteps], float | None]], ...] = (
@@ -187,7 +186,6 @@ class MetricsHttpServer(ListeningHttpServer):
 
 
 class _Handler(QuietHandler):
-    timeout = _IDLE_S
     server: MetricsHttpServer
 
     def do_GET(self) -> None:  # noqa: N802

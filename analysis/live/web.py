@@ -18,7 +18,6 @@ import stat
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,7 @@ from ringtap.analysis.live.poller import Poller
 from ringtap.analysis.live.run_state import write_mark
 from ringtap.analysis.live.snapshot import Snapshot
 from ringtap.errors import UsageError, error_message
-from ringtap.http_address import names_loopback, url_of
+from ringtap.http_address import url_of
 from ringtap.installation import state_folder
 
 _STATIC = Path(__file__).parent / "static"
@@ -48,8 +47,7 @@ _HEADERS = {
 }
 _TOKEN_BYTES = 24
 _MIN_CHARACTERS = 32
-_MAX_CHALLENGES = 256
-_IDLE_S = 30.0  # a connection without a request, or one that takes no more bytes
+_CHALLENGE_S = 60.0  # in which a challenge can be answered
 _LOOK_S = 0.2
 BEAT_S = 5.0  # an event at least as often, so that either side notices that the other is gone
 _MAX_FIELDS = 8
@@ -94,33 +92,42 @@ def tunnel_command(listener: socket.socket) -> str:
 
 
 class Challenges:
-    """Challenges to browsers that want to read the run; each is good for one answer.
+    """Challenges to browsers that want to read the run; each is good for one right answer within a minute.
+
+    A challenge holds its time and a signature, so that nothing is kept of those that nobody answers, however many.
 
     Args:
         token: the secret that a browser must know.
     """
 
     def __init__(self, token: str) -> None:
-        self._token = token.encode()
-        self._open: deque[str] = deque(maxlen=_MAX_CHALLENGES)
+        self._token, self._key = token.encode(), secrets.token_bytes(_TOKEN_BYTES)
+        self._answered: dict[str, float] = {}  # with the times; only who knows the token adds to them
         self._lock = threading.Lock()
 
     def new(self) -> str:
-        """Return a new challenge; it replaces the oldest one if there are many."""
-        challenge = secrets.token_urlsafe(_TOKEN_BYTES)
-        with self._lock:
-            self._open.append(challenge)
-        return challenge
+        """Return a new challenge."""
+        text = f"{secrets.token_urlsafe(_TOKEN_BYTES)}.{time.monotonic():.3f}"
+        return f"{text}.{_signature(self._key, text)}"
 
     def is_answered(self, challenge: str, proof: str) -> bool:
         """Return True if a proof is right for a challenge that is still open; it is open no more."""
+        text, _, signature = challenge.rpartition(".")
+        if not hmac.compare_digest(_signature(self._key, text).encode(), signature.encode()):
+            return False
+        now_s, begin_s = time.monotonic(), float(text.partition(".")[2])
+        is_right = hmac.compare_digest(_signature(self._token, challenge).encode(), proof.encode())
+        if not is_right or now_s - begin_s > _CHALLENGE_S:
+            return False
         with self._lock:
-            try:
-                self._open.remove(challenge)
-            except ValueError:
-                return False
-        expected = hmac.new(self._token, challenge.encode(), "sha256").hexdigest()
-        return hmac.compare_digest(expected.encode(), proof.encode())
+            self._answered = {one: at_s for one, at_s in self._answered.items() if now_s - at_s <= _CHALLENGE_S}
+            is_first = challenge not in self._answered
+            self._answered[challenge] = now_s
+        return is_first
+
+
+def _signature(key: bytes, text: str) -> str:
+    return hmac.new(key, text.encode(), "sha256").hexdigest()
 
 
 class PageServer(ListeningHttpServer):
@@ -139,7 +146,6 @@ class PageServer(ListeningHttpServer):
 
 
 class _PageHandler(QuietHandler):
-    timeout = _IDLE_S
     server: PageServer
 
     def end_headers(self) -> None:
@@ -151,8 +157,6 @@ class _PageHandler(QuietHandler):
     def do_GET(self) -> None:  # noqa: N802
         """Answer with a file of the page, a challenge, or the events."""
         path, _, query = self.path.partition("?")
-        if self._is_refused():
-            return
         if path in _FILES:
             file = _STATIC / _FILES[path]
             self.answer(200, _TYPES[file.suffix], file.read_bytes())
@@ -166,8 +170,6 @@ class _PageHandler(QuietHandler):
     def do_POST(self) -> None:  # noqa: N802
         """Mark a moment of the run for a browser that knows the token."""
         self.close_connection = True  # what follows may be the rest of a body
-        if self._is_refused():
-            return
         try:
             size, now_ns = int(self.headers.get("Content-Length") or 0), time.time_ns()
             fields = _fields(self.rfile.read(size if 0 <= size <= _MAX_MARK_BYTES else 0).decode())
@@ -183,14 +185,6 @@ class _PageHandler(QuietHandler):
                 self.answer(500, TEXT, str(error).encode(errors="replace"))
             else:
                 self.answer(200, TEXT, b"")
-
-    def _is_refused(self) -> bool:
-        """Refuse a request that does not name this machine."""
-        hosts = self.headers.get_all("Host") or []
-        is_refused = len(hosts) != 1 or not names_loopback(hosts[0])
-        if is_refused:
-            self.answer(403, TEXT, b"The page is for 127.0.0.1 and localhost only\n")
-        return is_refused
 
     def _is_proven(self, fields: dict[str, str]) -> bool:
         """Refuse a request of who does not know the token."""

@@ -23,6 +23,7 @@ import ringtap
 from ringtap.analysis.pcap.scan import Scanned
 from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION, QUEUE_PAIR
 from ringtap.installation import cache_folder
+from ringtap.run_files import open_regular, refuse_links
 
 _FORMAT = 1
 _MAGIC = b"RTFLOWS\x01"
@@ -79,7 +80,7 @@ def load(path: Path, about: os.stat_result, bin_ns: int) -> Scanned | None:
 
 def _read(target: Path, key: dict[str, Any], trusted: set[int]) -> Scanned | None:
     try:
-        with target.open("rb") as file:
+        with open_regular(target) as file:
             about = os.fstat(file.fileno())
             if about.st_uid not in trusted or about.st_size < _TRAILER.size:
                 return None
@@ -127,6 +128,7 @@ class Pending:
     def _open(self) -> tuple[Path | None, Path | None]:
         for target in places(self._path):
             try:
+                refuse_links(target)
                 if target.parent != self._path.parent:
                     target.parent.mkdir(parents=True, exist_ok=True)
                 handle, name = tempfile.mkstemp(dir=target.parent, prefix=".ringtap-")
@@ -188,7 +190,7 @@ def _drop_orphans(new: Path) -> None:
     """Remove the caches of deleted captures from the user's cache folder."""
     for target in new.parent.glob("*.ringtap-flows"):
         try:
-            with target.open("rb") as file:
+            with open_regular(target) as file:
                 file.seek(-_TRAILER.size, os.SEEK_END)
                 *_, json_bytes, _, magic = _TRAILER.unpack(file.read())
                 file.seek(-_TRAILER.size - json_bytes, os.SEEK_END)

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from ringtap.errors import UsageError
 from ringtap.installation import install_command, shipped_example
+from ringtap.run_files import refuse_links
 from ringtap.units import counted
 
 BLOCK_BYTES = 1 << 20
@@ -166,10 +167,15 @@ class CaptureStream:
         self.troubles: Troubles = {}
         try:
             # unbuffered: standard input is read from its descriptor
+            if path is not None:
+                refuse_links(path)
             self._file = io.FileIO(sys.stdin.fileno() if path is None else path, closefd=path is not None)
             about = os.fstat(self._file.fileno())
         except (OSError, AttributeError, ValueError) as error:
             raise UsageError(f"{self.name} cannot be read: {getattr(error, 'strerror', error)}") from error
+        if path is not None and (stat.S_ISCHR(about.st_mode) or stat.S_ISBLK(about.st_mode)):
+            self._file.close()
+            raise UsageError(f"{self.name} is a device: give a file, or '-' for standard input")
         self.about = about if stat.S_ISREG(about.st_mode) and path is not None else None
         self._ahead: _ReadAhead | None = None
 

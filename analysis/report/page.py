@@ -20,6 +20,7 @@ import pandas as pd
 from ringtap.analysis.plots.figure import Drawn
 from ringtap.analysis.plots.style import FAINT, INK, title_of
 from ringtap.errors import UsageError
+from ringtap.run_files import make_folder
 from ringtap.units import format_rate, format_size
 
 # colour in a figure -> CSS variable of the page, which has other values in dark mode
@@ -203,7 +204,7 @@ def write_folder(
         UsageError: the folder cannot be written to.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as name:
             new = Path(name)
             (new / "figures").mkdir()
@@ -229,7 +230,7 @@ def _publish(new: Path, folder: Path, table: str, figures: Sequence[str]) -> lis
     Returns:
         The files, as in `Written`.
     """
-    (folder / "figures").mkdir(exist_ok=True)
+    make_folder(folder / "figures")
     names = ["report.html", "report.json", table]
     names += [f"figures/{path.name}" for name in figures for path in sorted((new / "figures").glob(f"{name}.*"))]
     for name in names:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from ringtap.counter_growth import MAX_WIDTH_BITS
+from ringtap.errors import UsageError
 
 Numbers = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -29,7 +30,16 @@ class Borders:
 
     @classmethod
     def of(cls, start_ns: Integers, end_ns: Integers) -> Borders:
-        """Return the borders of iterations, which must be in order of time and not overlap."""
+        """Return the borders of iterations, which must be in order of time and not overlap.
+
+        Raises:
+            UsageError: an iteration ends before it begins.
+        """
+        if (wrong := np.flatnonzero(end_ns <= start_ns)).size:
+            raise UsageError(
+                f"iteration {wrong[0]} ends before it begins, by the clocks of the ranks: a clock was set without a "
+                "note of it, or a step log is damaged; look at the step logs in nodes/*/steps"
+            )
         edges = np.unique(np.concatenate((start_ns, end_ns)))
         return cls(edges, np.searchsorted(edges, start_ns))
 

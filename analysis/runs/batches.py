@@ -28,6 +28,7 @@ from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.errors import UsageError
 from ringtap.installation import install_command
 from ringtap.json_validation import ShapeError, load_json, whole
+from ringtap.run_files import make_folder, new_file_beside, open_regular, refuse_links, replace_file
 from ringtap.rundir import write_json
 
 # rows of a batch (nodes times iterations): an analysis needs about 2 kB for each
@@ -98,6 +99,7 @@ class Frame:
             return table if columns is None else table[list(columns)]
         filters = None if rows is None else [("iteration", ">=", rows[0]), ("iteration", "<", rows[1])]
         names = None if columns is None else list(columns)
+        refuse_links(self.path)
         read: pd.DataFrame = pd.read_parquet(self.path, engine="pyarrow", columns=names, filters=filters)
         return read
 
@@ -178,8 +180,8 @@ class Batches:
             return
         packed, path = pickle.dumps(values), self._folder / PARTS / f".{step}-{os.getpid()}.pickle"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(packed)
+            make_folder(path.parent)
+            replace_file(path, packed)
         except OSError as error:
             raise _unwritable(self._folder, error) from error
         try:
@@ -212,7 +214,8 @@ class SharedArguments:
 @lru_cache(maxsize=1)
 def _unpickled(path: Path, sha256: str) -> tuple[Any, ...]:
     try:
-        packed = path.read_bytes()
+        with open_regular(path) as file:
+            packed = file.read()
     except OSError as error:
         raise UsageError(
             f"the workers cannot read {path}: {error.strerror}; name a folder that they have, too, with "
@@ -259,7 +262,7 @@ def _make(
         for name in frames
     }
     try:
-        record.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(record.parent)
         record.unlink(missing_ok=True)
         for name, table in frames.items():
             write_table(table, folder / places[name])
@@ -306,8 +309,8 @@ def write_table(table: pd.DataFrame, path: Path) -> Path:
             f"Parquet files need pyarrow, which is not installed here: {install_command('report')} (on Alliance "
             "clusters: module load gcc arrow)"
         ) from error
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    make_folder(path.parent)
+    temporary = new_file_beside(path)
     # small groups let a reader of some iterations skip the others; a dictionary of numbers costs time and saves little
     texts = [str(name) for name, kind in table.dtypes.items() if not pd.api.types.is_numeric_dtype(kind)]
     table.to_parquet(temporary, engine="pyarrow", index=False, row_group_size=_GROUP_ROWS, use_dictionary=texts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from contextlib import suppress
 from functools import cached_property
@@ -20,7 +19,8 @@ from ringtap.analysis.job.throughput import Given
 from ringtap.analysis.runs import batches
 from ringtap.analysis.runs.fingerprints import file_fingerprint, fingerprint
 from ringtap.errors import UsageError
-from ringtap.json_validation import ShapeError, load_json, open_regular
+from ringtap.json_validation import ShapeError, load_json
+from ringtap.run_files import make_folder, open_regular, refuse_links
 from ringtap.rundir import write_json
 
 SCHEMA = 8
@@ -115,7 +115,7 @@ def write(job: Job, summary: dict[str, Any], folder: Path, sources: dict[str, An
         UsageError: the folder cannot be written, or pyarrow is missing.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         # without this file the tables count as stale until all are written
         (folder / SOURCES).unlink(missing_ok=True)
         paths = [_write(job, name, folder / f"{name}.parquet") for name in TABLES]
@@ -140,10 +140,13 @@ def _write(job: Job, name: str, path: Path) -> Path:
 
 def read_table(folder: Path, name: str) -> pd.DataFrame:
     """Read a derived table."""
-    return pd.read_parquet(folder / f"{name}.parquet", engine="pyarrow")
+    path = folder / f"{name}.parquet"
+    for part in (path, *path.glob("*.parquet")):
+        refuse_links(part)
+    return pd.read_parquet(path, engine="pyarrow")
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
     """Read the summary of the derived tables."""
-    item: dict[str, Any] = json.loads((folder / SUMMARY).read_text())
+    item: dict[str, Any] = load_json(folder / SUMMARY)
     return item

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ringtap.json_validation import open_regular
+from ringtap.run_files import open_regular
 from ringtap.schema import JOB_OUTPUTS
 
 _NOT_SOURCES = ("derived", "report")

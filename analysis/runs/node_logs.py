@@ -18,6 +18,7 @@ from ringtap.analysis.runs.run import Records, map_records
 from ringtap.errors import RingtapError, RingtapWarning, UsageError
 from ringtap.json_validation import Shape, load_json, whole
 from ringtap.records import RecordFile, each_json_line
+from ringtap.run_files import open_regular
 from ringtap.schema import (
     CLOCK_JSON,
     HOST_REC,
@@ -98,7 +99,7 @@ class NodeLogs:
         except FileNotFoundError:
             return otherwise
         except (RingtapError, OSError, ValueError, KeyError, TypeError) as error:
-            self.report(f"{self.name}/{relative} cannot be used: {error}")
+            self.report(f"{self.name}/{relative} cannot be used: {getattr(error, 'strerror', None) or error}")
             return otherwise
 
     def report(self, *problems: str) -> None:
@@ -169,22 +170,26 @@ class NodeLogs:
             return None
         return self._tolerant(relative, lambda _: WideLog(*found), None)
 
+    def regular(self, names: Iterable[str]) -> list[str]:
+        """Return the names of regular files, relative to the folder; the others are noted in `problems`."""
+        return [name for name in names if self._tolerant(name, _is_regular, False)]
+
     def names(self, pattern: str) -> list[str]:
         """Return the files that match a pattern, relative to the folder, in order."""
         return [str(path.relative_to(self.path)) for path in sorted(self.path.glob(pattern))]
 
-    @property
+    @cached_property
     def captures(self) -> list[str]:
         """Files with packets; `undecided_captures` come last."""
-        return self.names("packets/*.pcap*") + self.undecided_captures
+        return self.regular(self.names("packets/*.pcap*")) + self.undecided_captures
 
-    @property
+    @cached_property
     def undecided_captures(self) -> list[str]:
         """Files with packets of which none is deleted yet, although only those around slow iterations were wanted.
 
         They stay if the agent was killed.
         """
-        return self.names(f"{PACKETS_RING}/*.pcap*")
+        return self.regular(self.names(f"{PACKETS_RING}/*.pcap*"))
 
     @cached_property
     def info(self) -> dict[str, Any]:
@@ -268,6 +273,11 @@ class NodeLogs:
     def collectors(self) -> dict[str, dict[str, Any]]:
         """Entries of the collectors in node.json, by name."""
         return self.info.get("collectors") or {}
+
+
+def _is_regular(path: Path) -> bool:
+    open_regular(path).close()
+    return True
 
 
 def _ancestors(pid: int, parents: dict[int, int]) -> list[int]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,9 @@ import pandas as pd
 from ringtap.analysis.runs.phases import find_phases, process_marks
 from ringtap.arguments import path_of
 from ringtap.errors import UsageError
-from ringtap.json_validation import ShapeError, check, open_regular, whole
+from ringtap.json_validation import ShapeError, check, whole
 from ringtap.records import RecordFile, each_json_line
+from ringtap.run_files import open_regular
 from ringtap.rundir import RunDirectory, open_log, process_age_ns, read_points
 from ringtap.schema import OPTIMIZER, POINTS_JSONL, RUN_JSON
 from ringtap.units import counted
@@ -50,18 +51,22 @@ def map_records(path: Path) -> tuple[RecordFile | None, Records, int]:
     try:
         with open_regular(path) as stream:
             torn_header = not stream.readline(_MAX_HEADER_BYTES).endswith(b"\n")
-        if torn_header:
-            return None, np.empty(0, np.dtype([("t_ns", "<i8")])), 1
-        file = open_log(path)
+            if torn_header:
+                return None, np.empty(0, np.dtype([("t_ns", "<i8")])), 1
+            file = open_log(path)
+            return file, map_file(file, stream), int(file.torn_bytes > 0)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def map_file(file: RecordFile, stream: BinaryIO) -> Records:
+    """Map the records of an open record file into memory."""
     dtype = np.dtype([(field.name, field.type) for field in file.fields])
     if file.count < 1:
-        return file, np.empty(0, dtype), int(file.torn_bytes > 0)
-    records = np.memmap(path, dtype=dtype, mode="r", offset=file.offset, shape=(file.count,))
-    return file, records, int(file.torn_bytes > 0)
+        return np.empty(0, dtype)
+    return np.memmap(stream, dtype=dtype, mode="r", offset=file.offset, shape=(file.count,))
 
 
 def read_records(path: Path) -> tuple[pd.DataFrame, int]:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.errors import UsageError
-from ringtap.json_validation import Shape, ShapeError, check, load_json, open_regular, parse_json
+from ringtap.json_validation import Shape, ShapeError, check, load_json, parse_json
 from ringtap.records import RecordFile
+from ringtap.run_files import open_regular
 from ringtap.rundir import open_log
 
 _BATCH_BYTES = 1 << 20

@@ -328,7 +328,7 @@ class _PointReading:
     def _flow_plan(self) -> Path | None:
         parts = set(self._parts.values())
         paths = [self._job.path / "nodes" / self._from / "sent" / f"{part}.plan" for part in parts]
-        return next((path for path in paths if path.exists()), None)
+        return next((path for path in paths if path.is_file()), None)
 
     def _bottleneck(self) -> str:
         total = (self._sweep.info.get("bottleneck") or {}).get("total") or [{}]
@@ -341,7 +341,9 @@ class _PointReading:
             facts = logs.json(name, PACKETS)
             begin, end = (facts.get(side) or 0 for side in ("begin_ns", "end_ns"))
             if begin <= edges[-1] and end >= edges[0]:
-                files += [logs.path / "packets" / file for file in facts.get("files") or []]
+                files += [
+                    logs.path / name for name in logs.regular(f"packets/{file}" for file in facts.get("files") or [])
+                ]
                 self._parts[logs.name] = name.removeprefix("packets/").removesuffix(f"-{facts.get('interface')}.json")
                 self._dropped += sum(facts.get(f"dropped_by_{place}") or 0 for place in ("kernel", "interface"))
         try:

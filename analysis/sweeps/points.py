@@ -236,7 +236,7 @@ def times_of(seconds: Array) -> Times:
         std_s=std,
         min_s=float(seconds.min()),
         max_s=float(seconds.max()),
-        variation=None if std is None else std / mean,
+        variation=None if std is None or mean <= 0 else std / mean,
     )
 
 

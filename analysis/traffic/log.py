@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ringtap.analysis.runs.run import map_file
 from ringtap.analysis.traffic.bursts import Flags
 from ringtap.errors import UsageError
 from ringtap.flow_table import Integers, Numbers
 from ringtap.records import INTEGER, RecordFile, open_records
+from ringtap.run_files import open_regular
 from ringtap.schema import FLOW_STATES
 
 FINISHED, UNFINISHED, FAILED = (FLOW_STATES[name] for name in ("finished", "unfinished", "failed"))
@@ -149,7 +151,5 @@ def _open(path: Path) -> RecordFile:
 
 
 def _records(file: RecordFile) -> npt.NDArray[Any]:
-    kind = np.dtype([(field.name, field.type) for field in file.fields])
-    if file.count < 1:
-        return np.empty(0, kind)
-    return np.memmap(file.path, dtype=kind, mode="r", offset=file.offset, shape=(file.count,))
+    with open_regular(file.path) as stream:
+        return map_file(file, stream)

@@ -18,6 +18,7 @@ import random
 import resource
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -27,8 +28,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from ringtap.agents.node.node_json import conclude, node_items
+from ringtap.analysis.commands import live
+from ringtap.analysis.live import plain
 from ringtap.analysis.live.build_snapshot import SnapshotSource
 from ringtap.analysis.live.plain import line_of
 from ringtap.analysis.live.summary import collector_states, headline, iteration_plot, job_line, throughput_plot
@@ -42,7 +46,8 @@ from tests.gold.analysis_sweep import write_sweep
 from tests.gold.job_run import MS, START_NS, Truth, write_ddp_job
 from tests.unit.live_run import RunWriter
 
-MAX_S = 60  # for one reader of one mutant, which takes less than a second where nothing hangs
+MAX_S = 10  # of processor time, for one reader of one mutant, which takes less than a second where nothing hangs
+MANY = 100
 MAX_GROWTH_BYTES = 1_500_000_000
 _ROOT = Path(__file__).resolve().parents[2]
 _GOLD, _RING = _ROOT / "tests" / "gold", _ROOT / "examples" / "ring.pcap.gz"
@@ -92,7 +97,7 @@ def bases(folder: Path) -> list[Path]:
     watched = folder / "watched"
     _watched(watched)
     sweep = folder / "sweep"
-    write_sweep(sweep, [("vgg16", "consistent")], loads_gbps=(0.0, 8.0, 14.0), iterations=8)
+    write_sweep(sweep, [("vgg16", "consistent")], loads_gbps=(0.0, 8.0, 14.0, 18.0), iterations=8)
     shutil.copyfile(sweep / "points.jsonl", sweep / "rejected.jsonl")
     parts = folder / "parts"
     _parts(parts, sweep)
@@ -202,12 +207,17 @@ class Mutants:
     def make(self, number: int) -> tuple[Path, str]:
         """Mutant ``number`` and what was done to it."""
         draw = random.Random(f"{self.seed} {number}")
-        which = number % len(self.bases)
+        which = number // 2 % len(self.bases)
         base, told = self.bases[which], []
         run = self.folder / "mutant"
         shutil.rmtree(run, ignore_errors=True)
         shutil.copytree(base, run, symlinks=True)
         files = self._files[which]
+        if draw.random() < 0.2:  # two files in each other's place
+            first, second = draw.sample(files, 2)
+            (run / first.relative_to(base)).write_bytes(second.read_bytes())
+            (run / second.relative_to(base)).write_bytes(first.read_bytes())
+            return run, f"{base.name} {first.relative_to(base)} and {second.relative_to(base)} are swapped"
         # one of each name first: a run has many record files and one run.json
         names = sorted({_kind(path) for path in files})
         for name in draw.sample(names, draw.choice((1, 1, 1, 2, 4))):
@@ -219,13 +229,13 @@ class Mutants:
     def _harm(self, path: Path, draw: random.Random) -> str:
         """Damage a file; returns how."""
         choice = draw.random()
-        if choice < 0.06:
+        if choice < 0.09:
             return _replace(path, draw)
-        if choice < 0.12:
+        if choice < 0.15:
             other = draw.choice(self._kinds)
             shutil.copyfile(other, path)
             return f"the content of {other.name}"
-        if choice < 0.24:
+        if choice < 0.26:
             return _harm_bytes(path, draw)
         if path.suffix == ".json":
             path.write_text(_harm_json(json.loads(path.read_text()), draw))
@@ -249,18 +259,24 @@ def _replace(path: Path, draw: random.Random) -> str:
     """Put something else than a file in its place."""
     path.unlink()
     kind = draw.choice(
-        ("nothing", "a folder", "a pipe", "a dangling link", "a link to itself", "no rights", "/dev/zero")
+        (
+            *("nothing", "a folder", "a pipe", "a socket", "a dangling link", "a link to itself", "no rights"),
+            *("/dev/zero", "/dev/full", "/dev/tty"),
+        )
     )
     if kind == "a folder":
         path.mkdir()
     elif kind == "a pipe":
         os.mkfifo(path)
+    elif kind == "a socket":
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as bound, contextlib.chdir(path.parent):
+            bound.bind(path.name)  # its path may be too long for an address
     elif kind == "a dangling link":
         path.symlink_to("nowhere")
     elif kind == "a link to itself":
         path.symlink_to(path.name)
-    elif kind == "/dev/zero":
-        path.symlink_to("/dev/zero")
+    elif kind.startswith("/dev/"):
+        path.symlink_to(kind)
     elif kind == "no rights":
         path.touch(mode=0)
     return kind
@@ -345,6 +361,8 @@ def _harm_records(path: Path, draw: random.Random) -> str:
         return "another header"
     header = json.loads(data[:end])
     size = header["record_bytes"]
+    if draw.random() < 0.25:
+        return _set_clock(path, data, end, header, draw)
     sizes = [int(field["type"][1 + (field["type"][0] == "<") :]) for field in header["fields"]]
     column = draw.randrange(len(sizes))
     offset, rows = sum(sizes[:column]), (len(data) - end) // size
@@ -355,6 +373,23 @@ def _harm_records(path: Path, draw: random.Random) -> str:
             data[at : at + sizes[column]] = value.to_bytes(8, "little")[: sizes[column]].ljust(sizes[column], b"\0")
     path.write_bytes(data)
     return f"other {header['fields'][column]['name']}"
+
+
+def _set_clock(path: Path, data: bytearray, end: int, header: dict[str, Any], draw: random.Random) -> str:
+    """Set the clock of the records from some one on."""
+    step_ns = draw.choice((-1, 1)) * draw.choice((1, 10**6, 10**9, 3600 * 10**9, 10**18))
+    at, count = 0, (len(data) - end) // header["record_bytes"]
+    rows = range(draw.randrange(count + 1), count)
+    for field in header["fields"]:
+        width = int(field["type"][1 + (field["type"][0] == "<") :])
+        if field["kind"] == "time" and "mono" not in field["name"] and width == 8:
+            for row in rows:
+                place = end + row * header["record_bytes"] + at
+                value = int.from_bytes(data[place : place + 8], "little") + step_ns
+                data[place : place + 8] = (value % 2**64).to_bytes(8, "little")
+        at += width
+    path.write_bytes(data)
+    return f"the clock set by {step_ns} ns"
 
 
 def _command(*words: str) -> Callable[[Path], int]:
@@ -381,6 +416,34 @@ def _live(run: Path) -> int:
         page.lay_out([[column.title for column in page.columns], *texts], 100)
         assert all(isinstance(page.style(item, snapshot), str) for item in items)
     return 0
+
+
+def _plain(run: Path) -> int:
+    """Run ``live --plain``, which goes on for as long as an undamaged run.json says that the run does."""
+
+    def later(_: float) -> None:
+        with contextlib.suppress(RingtapError):
+            if RunDirectory.open(run).info.get("status", "running") == "running":
+                raise KeyboardInterrupt
+
+    with mock.patch.object(live, "_APPEARS_S", 0.0), mock.patch.object(plain.time, "sleep", later):
+        return main(["live", str(run), "--plain"])
+
+
+def _export(run: Path) -> int:
+    """Export to every format, one run after another."""
+    draw = random.Random(str(run.stat().st_mtime_ns))
+    to = draw.choice(("parquet", "csv", "duckdb", "perfetto", "tensorboard"))
+    return main(["export", str(run), "--to", to, "--force", "-o", str(run.parent / f"exported-{to}")])
+
+
+def _packets(run: Path) -> int:
+    what = ["--point", "vgg16-consistent:0"] if (run / "points.jsonl").exists() else []
+    return main(["packets", str(run), *what, "--force", "-o", str(run.parent / "packets.pcapng")])
+
+
+def _flows(run: Path) -> int:
+    return main(["flows", "--no-cache", str(next(run.glob("nodes/n0/packets"), run))])
 
 
 def _agents(run: Path) -> int:
@@ -413,6 +476,12 @@ READERS: dict[str, Callable[[Path], int]] = {
     "table": _table,
     "structure": _command("structure", "--no-cache"),
     "report": _command("report", "--force"),
+    "plain": _plain,
+    "export": _export,
+    "compare": lambda run: main(["compare", str(run), str(run.parent / "bases" / "job")]),
+    "packets": _packets,
+    "flows": _flows,
+    "fit": _command("fit", "--bootstrap", "40"),
     "collect": _command("collect"),  # these two write into the run
     "agents": _agents,
 }
@@ -430,8 +499,10 @@ def judge(number: int, run: Path, told: str, readers: dict[str, Callable[[Path],
     """Names of the readers, each with its exit code on a mutant or with its fault."""
     for name, read in readers.items():
         out = io.StringIO()
-        signal.signal(signal.SIGALRM, _late)
-        signal.alarm(MAX_S)
+        for number_of_signal in (signal.SIGALRM, signal.SIGPROF):
+            signal.signal(number_of_signal, _late)
+        signal.alarm(6 * MAX_S)  # other processes may take turns; who waits uses no processor time
+        signal.setitimer(signal.ITIMER_PROF, MAX_S)
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), warnings.catch_warnings():
                 warnings.simplefilter("error", RuntimeWarning)
@@ -441,6 +512,7 @@ def judge(number: int, run: Path, told: str, readers: dict[str, Callable[[Path],
             found = "".join(traceback.format_exception(error)[-6:])
         finally:
             signal.alarm(0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
         yield name, found if len(found) < 2 else f"mutant {number}, {name}: {told}\n{found}"
 
 
@@ -456,7 +528,9 @@ def judge_many(folder: Path, seed: int, first: int, count: int, names: list[str]
     begin_bytes = 0
     for number in range(first, first + count):
         run, told = mutants.make(number)
-        for name, found in judge(number, run, told, readers):
+        # of few mutants, each is read by every other reader
+        chosen = [name for place, name in enumerate(readers) if names or count > MANY or (place + number) % 2]
+        for name, found in judge(number, run, told, {name: readers[name] for name in chosen}):
             codes[f"{name} {found if len(found) < 2 else 'broken'}"] += 1
             if len(found) > 1:
                 broken.append(found)

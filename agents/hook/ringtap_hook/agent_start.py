@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
     from .settings import Settings
 
+# as python -m, but without the current folder on the path
+RUN_MODULE = (
+    "import sys; sys.path[:] = sys.path[not sys.path[0]:]; import runpy; "
+    'runpy.run_module(sys.argv.pop(1), None, "__main__", True)'
+)
 # The shell starts the agent in the background and ends, so that the job gets no unknown child.
 _SCRIPT = 'cd / && log=$1 && shift && "$@" </dev/null >>"$log" 2>&1 &'
 
@@ -32,7 +37,8 @@ def _start(python: str, settings: Settings) -> None:
         # The same agent records the children of this process, so they need not start it again.
         os.environ["RINGTAP_HOST"] = os.uname().nodename
         os.environ["RINGTAP_NODE"] = settings.node
-        command = [python, "-m", "ringtap.agents.node.attach", settings.run, settings.node, str(os.getpid())]
+        arguments = [settings.run, settings.node, str(os.getpid())]
+        command = [python, "-c", RUN_MODULE, "ringtap.agents.node.attach", *arguments]
         actions = [(os.POSIX_SPAWN_CLOSE, fd) for fd in _inherited()]
         shell = os.posix_spawn(
             "/bin/sh",

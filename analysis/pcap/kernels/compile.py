@@ -20,6 +20,7 @@ from typing import Any
 
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.installation import cache_folder, install_command
+from ringtap.python_command import python_command
 
 Entry = Callable[[int, int, int], int]
 _NAMES = ("walk", "walk_blocks", "resume", "resume_blocks", "finish", "total", "join")
@@ -67,7 +68,7 @@ def _object_code(binding: Any, say: Callable[[str], None] | None) -> bytes:
             raise UsageError(f"reading captures needs numba: {install_command('report')}")
         if say is not None:
             say("Compiling the reader of captures, once on this machine: about 10 s")
-        command = [sys.executable, "-m", "ringtap.analysis.pcap.kernels.compile"]
+        command = python_command(sys.executable, "ringtap.analysis.pcap.kernels.compile")
         done = subprocess.run(command, capture_output=True, check=False)
         code = _unsealed(done.stdout)
         if not code:

@@ -228,7 +228,8 @@ def test_ports_of_a_switch_are_listed_one_by_one(jobs, tmp_path):
     switch = Node(RunDirectory.open(tmp_path / "with-switch"), "switch")
     names = [f"to-n{port}.{way}_{what}" for port in (0, 1) for way in ("rx", "tx") for what in ("bytes", "packets")]
     rows = [(START_NS + at * 10 * MS, *(10_000 * at * (1 + (number > 3)) for number in range(8))) for at in range(430)]
-    switch.wide("nic/nic.rec", dict.fromkeys(["bridge.tx_bytes", *names], "counter"), [(r[0], 0, *r[1:]) for r in rows])
+    bridge = ["bridge.tx_bytes", "bridge.rx_bytes"]
+    switch.wide("nic/nic.rec", dict.fromkeys([*bridge, *names], "counter"), [(r[0], 0, 0, *r[1:]) for r in rows])
     switch.finish(before={"links": {"bridge": {"below": ["to-n0", "to-n1"]}}})
     found = compare_runs([jobs[0], tmp_path / "with-switch"])
     port = row_of(found, "nic:switch:to-n1:tx")

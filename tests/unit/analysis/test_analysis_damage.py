@@ -4,10 +4,12 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ringtap.analysis.job import open_job
 from ringtap.analysis.job.summary import summarize
+from ringtap.analysis.live.build_snapshot import SnapshotSource
 from ringtap.cli import main
 from ringtap.errors import UsageError
 from ringtap.records import Field, RecordWriter, open_records
@@ -180,3 +182,30 @@ def test_a_run_json_may_say_null_where_nothing_is_known(job: Path) -> None:
     edit_info(job, why=None, not_collected=None, plan=None, lab=None, precheck=None, bottleneck=None, calibration=None)
     assert RunDirectory.open(job).info["why"] is None
     assert main(["analyze", str(job)]) == 0
+
+
+def test_an_iteration_that_ends_before_it_begins_is_refused(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A clock was set by an hour without a note of it: the bins of time would be those of other iterations."""
+    for path in (job / "nodes").glob("*/steps/rank*-[0-9]*.rec"):
+        if path.name.endswith(".ddp.rec"):
+            continue
+        found = open_records(path)
+        records = np.memmap(path, [(field.name, field.type) for field in found.fields], "r+", found.offset)
+        records["end_ns"][-1] -= 3600 * 10**9
+        records["start_ns"][-1] -= 3600 * 10**9
+        records.flush()
+    for verb in ("analyze", "report"):
+        assert main([verb, str(job)]) == 2
+        assert "ends before it begins, by the clocks of the ranks" in capsys.readouterr().err
+
+
+def test_steps_at_negative_times_are_shown(job: Path) -> None:
+    for path in (job / "nodes").glob("*/steps/rank*-[0-9]*.rec"):
+        if path.name.endswith(".ddp.rec"):
+            continue
+        found = open_records(path)
+        records = np.memmap(path, [(field.name, field.type) for field in found.fields], "r+", found.offset)
+        for name in ("start_ns", "end_ns", "start_mono_ns", "end_mono_ns"):
+            records[name] = -(2**62)
+        records.flush()
+    assert SnapshotSource(job).take().status == "complete"

@@ -300,7 +300,8 @@ def test_slurms_job_is_that_of_dasks_configuration(tmp_path: Path, monkeypatch: 
     for words in ("-A def-someone", "--cpus-per-task=2", "--mem=4G", "-t 00:10:00"):
         assert f"#SBATCH {words}\n" in script
     assert "\nmodule load python\n" in script
-    assert "'/a folder/python' -m distributed.cli.dask_worker tls://" in script
+    safe = " -P" if sys.version_info >= (3, 11) else ""
+    assert f"'/a folder/python'{safe} -m distributed.cli.dask_worker tls://" in script
     assert not any(path.exists() for path in keys)
 
 

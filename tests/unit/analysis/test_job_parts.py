@@ -106,7 +106,11 @@ def test_queues_written_on_change_hold_and_children_count_once(node):
         (100, 2, 11, 10, 5000, 4, 5),
     ]
     long_log(node, "qdisc/qdisc.rec", kinds, rows)
-    node.wide("nic/nic.rec", {"eth0.tx_bytes": "counter"}, [(START_NS + t_ms * MS, 0) for t_ms in (0, 300)])
+    node.wide(
+        "nic/nic.rec",
+        dict.fromkeys(("eth0.tx_bytes", "eth0.rx_bytes"), "counter"),
+        [(START_NS + t_ms * MS, 0, 0) for t_ms in (0, 300)],
+    )
     found = table(node, 0, 100, 200, 300, 400)
     assert found["queue_drops"].tolist()[:3] == [5, 0, 0]
     assert found["queue_backlog_bytes"].tolist()[:3] == [0, 5000, 5000]

@@ -380,6 +380,6 @@ def test_times_of_samples_are_taken_from_the_interfaces_log(tmp_path):
         socket.counters["bytes_acked"] = sent
         records.append(socket.record(START_NS + t_ms * MS))
     node.sockets(records, 0.01, {})
-    rounds = [(START_NS + t_ms * MS, 0) for t_ms in (0, 50, 75, 100, 117)]
-    node.wide("nic/nic.rec", {"eth0.tx_bytes": "counter"}, rounds, every_s=0.01)
+    rounds = [(START_NS + t_ms * MS, 0, 0) for t_ms in (0, 50, 75, 100, 117)]
+    node.wide("nic/nic.rec", dict.fromkeys(("eth0.tx_bytes", "eth0.rx_bytes"), "counter"), rounds, every_s=0.01)
     assert [row[1:3] for row in grown(node)] == [(75.0, 100.0), (100.0, 117.0)]

@@ -1,9 +1,13 @@
 """Metrics of a run: values, names, labels; at any pace of looking; addresses; the process that serves them."""
 
+import contextlib
+import http.client
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -24,7 +28,7 @@ from ringtap.agents.job import environment
 from ringtap.analysis.job import iterations
 from ringtap.analysis.live.flows import Owners, SocketTotals
 from ringtap.analysis.live.iterations import DdpTimes
-from ringtap.analysis.live.metrics import RunMetrics
+from ringtap.analysis.live.metrics import MetricsHttpServer, RunMetrics
 from ringtap.analysis.live.recent_counters import Layout
 from ringtap.cli import main
 from ringtap.errors import UsageError
@@ -306,6 +310,32 @@ def test_a_killed_exporter_leaves_the_job_alone_and_a_killed_supervisor_ends_it(
         wait_for(lambda: exporter_of(tmp_path / "b") is None, 60)
         (tmp_path / "end").touch()
     gone(tmp_path / "b")
+
+
+@pytest.mark.parametrize(("address", "status"), [("127.0.0.1:0", 403), ("0.0.0.0:0", 200)])
+def test_a_loopback_address_answers_only_those_who_name_this_machine(tmp_path: Path, address: str, status: int) -> None:
+    """As the page does: a browser may have been led here by a name of another site (DNS rebinding)."""
+    is_wanted = True
+    with RunWriter(tmp_path / "run", "S0") as run, http_address.listen_for_metrics(address, True) as listener:
+        second_of_training(run, 1)
+        server = MetricsHttpServer(RunMetrics(run.path), listener)
+        server.timeout = 0.05
+        thread = threading.Thread(target=server.serve_while, args=(lambda: is_wanted,))
+        thread.start()
+        port = listener.getsockname()[1]
+        try:
+            for host, expected in ((f"evil.example:{port}", status), (f"localhost:{port}", 200), ("127.0.0.1", 200)):
+                with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+                    connection.request("GET", "/metrics", headers={"Host": host})
+                    found = connection.getresponse()
+                    assert (found.status, b"ringtap_" in found.read()) == (expected, expected == 200)
+            with contextlib.ExitStack() as idle:
+                for _ in range(90):
+                    idle.enter_context(socket.create_connection(("127.0.0.1", port), 20))
+                assert get(f"http://127.0.0.1:{port}/metrics")[0], "idle connections make room"
+        finally:
+            is_wanted = False
+            thread.join()
 
 
 def test_live_serves_all_nodes_until_the_run_ends(tmp_path: Path) -> None:

@@ -236,12 +236,42 @@ def test_requests_that_are_refused(snapshot: Snapshot) -> None:
             assert raw.recv(100).startswith(b"HTTP/1.1 403")
         before = threading.active_count()
         with contextlib.ExitStack() as idle:
-            for _ in range(90):  # more than are served: each of the others is closed at once
-                idle.enter_context(socket.create_connection(("127.0.0.1", port), WAIT_S))
-            wait_for(lambda: threading.active_count() > before, WAIT_S)
-            assert threading.active_count() < before + 80
+            connections = [idle.enter_context(socket.create_connection(("127.0.0.1", port), WAIT_S)) for _ in range(90)]
+            assert connections[0].recv(1) == b"", "more than are served: the one that has waited longest ends"
+            wait_for(lambda: before < threading.active_count() < before + 80, WAIT_S)
+            assert challenge_of(port), "idle connections make room"
         wait_for(lambda: threading.active_count() <= before, WAIT_S)
         assert challenge_of(port)
+
+
+def test_a_slow_request_makes_room_and_an_answered_one_stays(snapshot: Snapshot) -> None:
+    with served(snapshot) as port, contextlib.ExitStack() as stack:
+        stream = stack.enter_context(answer(port, events(port, TOKEN)))
+        slow = stack.enter_context(socket.create_connection(("127.0.0.1", port), WAIT_S))
+        slow.sendall(b"POST /mark HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n")
+        for _ in range(90):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), WAIT_S))
+        assert slow.recv(1) == b""
+        for _ in range(2):
+            assert stream.readline().startswith(b"data: ") and stream.readline() == b"\n"
+
+
+def test_any_number_of_challenges_leaves_the_right_token_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    challenges = web.Challenges(TOKEN)
+    mine = challenges.new()
+    others = [challenges.new() for _ in range(10_000)]
+    assert len(set(others)) == len(others)
+    proof = hmac.new(TOKEN.encode(), mine.encode(), "sha256").hexdigest()
+    assert not challenges.is_answered(mine, "0" * 64), "a wrong answer does not use it up"
+    assert challenges.is_answered(mine, proof)
+    assert not challenges.is_answered(mine, proof)
+    assert list(challenges._answered) == [mine]
+    late = challenges.new()
+    at_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: at_s + 61)
+    assert not challenges.is_answered(late, hmac.new(TOKEN.encode(), late.encode(), "sha256").hexdigest())
+    for forged in ("", ".", "..", "a.1.b", mine.replace(".", ".9", 1), "ü.1.ü", web.Challenges(TOKEN).new()):
+        assert not challenges.is_answered(forged, hmac.new(TOKEN.encode(), forged.encode(), "sha256").hexdigest())
 
 
 def mark(port: int, token: str = TOKEN, path: str = "/mark", host: str = "localhost", **fields: str) -> tuple[int, str]:

@@ -13,7 +13,17 @@ from ringtap.secret_masking import is_secret, mask_text, mask_variables, mask_wo
 
 SECRETS = [
     *("--token", "--hf-token", "--hf_token", "-token", "--authToken", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"),
-    *("--password", "--passwd", "--db-password", "MLFLOW_TRACKING_PASSWORD", "MYSQL_PWD", "DB_PASS", "--passphrase"),
+    *(
+        "--password",
+        "--passwd",
+        "--db-password",
+        "MLFLOW_TRACKING_PASSWORD",
+        "MYSQL_PWD",
+        "DB_PASS",
+        "PASS",
+        "--pass",
+        "--passphrase",
+    ),
     *("--api-key", "--api_key", "--apikey", "--wandb.api_key", "WANDB_API_KEY", "OPENAI_API_KEY", "COMET_API_KEY"),
     *("AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_KEY", "NEPTUNE_API_TOKEN", "--client-secret", "GITHUB_TOKEN"),
 ]
@@ -54,6 +64,19 @@ def test_names_of_what_is_no_secret(name: str) -> None:
         ("open http://127.0.0.1:9465/#q0vXnV3kY2wJb1tC8mZsE5rLhT7uPaKd", "open http://127.0.0.1:9465/#***"),
         ("open http://127.0.0.1:9465/#node=S0 x#q0vXnV3kY2wJb1tC8mZsE5rLhT7uPaKd",) * 2,
         ("tcp://10.0.0.1:29500", "tcp://10.0.0.1:29500"),
+        ("curl -H 'Authorization: Bearer abc.d-f' x", "curl -H 'Authorization: Bearer ***' x"),
+        ('curl --header="authorization:Basic dXNlcjpw" x', 'curl --header="authorization:Basic ***" x'),
+        ("Authorization: token abc; PROXY-AUTHORIZATION: abc", "Authorization: token ***; PROXY-AUTHORIZATION: ***"),
+        ("curl -H 'X-Api-Key: abc' -H 'PRIVATE-TOKEN: abc'", "curl -H 'X-Api-Key: ***' -H 'PRIVATE-TOKEN: ***'"),
+        ("curl -H 'Cookie: a=abc; b=def' x", "curl -H 'Cookie: ***' x"),
+        ("with Bearer abcdefgh in it", "with Bearer *** in it"),
+        ("the bearer of news", "the bearer of news"),
+        ("git clone https://ghp_abc@github.com/x", "git clone https://***@github.com/x"),
+        ("git clone https://ghp_abc:x-oauth-basic@github.com/x", "git clone https://***@github.com/x"),
+        ("pip install git+https://ghp_abc:@github.com/x", "pip install git+https://***@github.com/x"),
+        ("git clone ssh://git@github.com/x http://a.b/x@y", "git clone ssh://git@github.com/x http://a.b/x@y"),
+        ("cd x; PASS=abc t.py --pass abc", "cd x; PASS=*** t.py --pass ***"),
+        ("--filter tcp:80 --host a:1 max_tokens: 12", "--filter tcp:80 --host a:1 max_tokens: 12"),
         ("t.py --use-auth-token --lr 0.1", "t.py --use-auth-token --lr 0.1"),
     ],
 )
@@ -126,3 +149,18 @@ def test_no_secret_of_a_plan_is_in_what_run_json_keeps_of_it(tmp_path: Path) -> 
     assert item["models"][0]["command"] == ["python3", "t.py", "--password", "***", "--lr", "0.25"]
     assert item["topology"]["environment"] == {"HF_TOKEN": "***", "NCCL_DEBUG": "INFO"}
     assert plan.models[0].command[3] == "pineapple-3"
+
+
+@pytest.mark.parametrize(
+    ("words", "masked"),
+    [
+        (["curl", "-H", "Authorization: Bearer abc", "x"], ["curl", "-H", "Authorization: Bearer ***", "x"]),
+        (
+            ["curl", "-H", "Authorization:", "Bearer", "abc", "x"],
+            ["curl", "-H", "Authorization:", "Bearer", "***", "x"],
+        ),
+        (["job", "bearer", "abc", "x"], ["job", "bearer", "***", "x"]),
+    ],
+)
+def test_headers_in_words(words: list[str], masked: list[str]) -> None:
+    assert mask_words(words) == masked

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtap.plan import load_plan
+from ringtap.python_command import RUN_MODULE
 from ringtap.slurm.arrays import _Request, plan_script
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.request import Environment, Recording, Request, Resources
@@ -90,7 +91,7 @@ def test_a_script_is_short_and_has_no_logic_of_its_own(scripts: dict[str, dict[s
             text
         )
         assert [line for line in lines if "ringtap.slurm" in line] == lines[-1:]
-        assert re.match(r"exec \S*python -m ringtap\.slurm\.batch ", lines[-1])
+        assert re.match(r"exec \S*python -c '.*' ringtap\.slurm\.batch ", lines[-1])
 
 
 def test_shellcheck_has_nothing_to_say(scripts: dict[str, dict[str, str]], tmp_path: Path) -> None:
@@ -144,12 +145,14 @@ def test_an_environment_is_made_only_where_one_is_wanted() -> None:
     text = script(ASKED)
     assert "pip" not in text
     last = "/runs/a --collect=default --every=100ms --grace=60 -- python train.py"
-    assert text.endswith(f'\nexport PATH=/v/bin:"$PATH"\nexec /v/bin/python -m ringtap.slurm.batch {last}\n')
+    assert text.endswith(
+        f"\nexport PATH=/v/bin:\"$PATH\"\nexec /v/bin/python -c '{RUN_MODULE}' ringtap.slurm.batch {last}\n"
+    )
     text = script(replace(ASKED, environment=Environment(None, (), Path("/r.txt"), Path("/wheels"))), site="rorqual")
     assert " virtualenv --no-download " in text
     wanted = "--no-index ringtap --find-links /wheels --requirement /r.txt"
     assert f" pip install --quiet --disable-pip-version-check {wanted} || exit\n" in text
-    assert "\nexec python -m ringtap.slurm.batch " in text
+    assert f"\nexec python -c '{RUN_MODULE}' ringtap.slurm.batch " in text
 
 
 def test_only_what_is_asked_to_be_recorded_is_in_the_script(scripts: dict[str, dict[str, str]]) -> None:

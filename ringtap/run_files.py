@@ -1,0 +1,117 @@
+"""Opens files of run directories: regular files only, and no link of another user below a run directory.
+
+A run directory may belong to somebody else. A pipe in it might never give anything, a device might never end, and a
+link in it might lead to a file of its reader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+RUN_JSON = "run.json"
+MAX_BYTES = 64 << 20  # of a file that is read whole
+
+
+def refuse_links(path: Path) -> None:
+    """Check that no link of another user leads to a path below a run directory.
+
+    Raises:
+        OSError: a part of the path below the outermost run directory is such a link.
+    """
+    whole = Path(os.path.abspath(path))  # noqa: PTH100 (keeps links)
+    tops = [number for number, folder in enumerate(whole.parents) if os.path.lexists(folder / RUN_JSON)]
+    parts = [whole, *whole.parents][: tops[-1] + 1] if tops else []
+    for part in parts[::-1]:
+        try:
+            about = part.lstat()
+        except FileNotFoundError:
+            return
+        if stat.S_ISLNK(about.st_mode) and about.st_uid != os.geteuid():
+            name = "it" if part == whole else str(part)
+            raise OSError(errno.ELOOP, f"{name} is a link of another user, which is not followed", str(path))
+
+
+def open_file(path: Path, flags: int, mode: int = 0o644) -> int:
+    """Open a file as ``os.open`` does, for this process alone, where no link of another user leads to it.
+
+    Raises:
+        OSError: it cannot be opened, is not a regular file, or such a link leads to it.
+    """
+    refuse_links(path)
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, mode)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return fd
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading.
+
+    Raises:
+        OSError: as for `open_file`.
+    """
+    return os.fdopen(open_file(path, os.O_RDONLY), "rb")
+
+
+def read_whole(path: Path) -> bytes:
+    """Read a file of at most `MAX_BYTES`.
+
+    Raises:
+        OSError: as for `open_file`, or it is larger.
+    """
+    with open_regular(path) as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {MAX_BYTES >> 20} MiB", str(path))
+    return data
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder with its parents where no link of another user leads to it; it may exist.
+
+    Raises:
+        OSError: it cannot be made, or such a link leads to it.
+    """
+    refuse_links(path)
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file to a temporary name of its own and rename it, so that a reader never sees half a file.
+
+    Raises:
+        OSError: it cannot be written; nothing is left of it.
+    """
+    temporary = new_file_beside(path, data)
+    try:
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def new_file_beside(path: Path, data: bytes = b"") -> Path:
+    """Write a new file under a hidden name beside a path, and return its path; an older one of that name is removed.
+
+    Raises:
+        OSError: it cannot be written; nothing is left of it.
+    """
+    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+    refuse_links(path.parent)
+    temporary.unlink(missing_ok=True)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    return temporary

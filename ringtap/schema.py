@@ -327,8 +327,9 @@ DDP_COLUMNS = dict.fromkeys(
     ),
     INTEGER,
 )
+NIC_COUNTERS = ("bytes", "packets", "errors", "drops")  # of each interface, in each direction
 _COLUMNS = {
-    NIC_REC: _TIMES | dict.fromkeys((f"{EACH}tx_bytes", f"{EACH}rx_bytes"), INTEGER),
+    NIC_REC: _TIMES | dict.fromkeys((f"{EACH}{way}_{what}" for way in ("rx", "tx") for what in NIC_COUNTERS), INTEGER),
     SOCKETS_REC: _TIMES
     | dict.fromkeys(("family", "state", "cookie", "inode"), INTEGER)
     | dict.fromkeys(("sport", "dport"), frozenset({"V2"}))

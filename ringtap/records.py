@@ -56,7 +56,7 @@ _MAX_LINE_BYTES = 16 << 20
 # types of columns that a reader computes with
 INTEGER = frozenset(name for name in _STRUCT_OF if name[1] in "iu")
 NUMBER = INTEGER | {"<f8"}
-EACH = "*."  # before the name of a column that every source of a file with several has, as eth0.tx_bytes
+EACH = "*."  # before names of columns of which every source of a file with several has one, as eth0.tx_bytes
 
 
 @dataclass(frozen=True)
@@ -321,13 +321,12 @@ def _check_fields(fields: Sequence[Field], record_bytes: int, needed: Mapping[st
         raise json_validation.ShapeError(
             f"it says that its records have {record_bytes} bytes, but its columns need {size}"
         )
+    lacking = [name for name, allowed in needed.items() if EACH not in name and types.get(name) not in allowed]
+    each = {name.removeprefix(EACH): allowed for name, allowed in needed.items() if EACH in name}
     sources = {field.name.rpartition(".")[0] for field in fields if field.kind not in ("time", "index")}
-    wanted = {
-        f"{source}.{name.removeprefix(EACH)}" if name.startswith(EACH) else name: allowed
-        for name, allowed in needed.items()
-        for source in (sorted(sources) if name.startswith(EACH) else ("",))
-    }
-    lacking = [name.removeprefix(".") for name, allowed in wanted.items() if types.get(name) not in allowed]
+    for source in sorted(sources) if each else ():
+        if not any(types.get(f"{source}.{name}") in allowed for name, allowed in each.items()):
+            lacking.append(f"{source}.{next(iter(each))}".lstrip("."))
     if lacking:
         raise json_validation.ShapeError(f"it has no usable column {', '.join(lacking[:3])}: it holds something else")
 

@@ -333,8 +333,9 @@ GPU_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 FORMER_CATEGORIES = {
     "Operator": "cpu_op", "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "Runtime": "cuda_runtime",
 }  # fmt: skip
+NIC_COUNTERS = ("bytes", "packets", "errors", "drops")  # of each interface, in each direction
 _COLUMNS = {
-    NIC_REC: _TIMES | dict.fromkeys((f"{EACH}tx_bytes", f"{EACH}rx_bytes"), INTEGER),
+    NIC_REC: _TIMES | dict.fromkeys((f"{EACH}{way}_{what}" for way in ("rx", "tx") for what in NIC_COUNTERS), INTEGER),
     SOCKETS_REC: _TIMES
     | dict.fromkeys(("family", "state", "cookie", "inode"), INTEGER)
     | dict.fromkeys(("sport", "dport"), frozenset({"V2"}))

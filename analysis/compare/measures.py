@@ -303,7 +303,13 @@ def _interfaces(span: _Span) -> Iterator[Measure]:
         wires = [name for name in byte_accounting.interfaces(counters, logs) if name != "lo"]
         ports = wires if _is_switch(logs, wires) else []
         for way, text in _WAYS.items():
-            grown = {name: counters.growth(f"{name}.{way}_bytes", job.borders_at[node]) for name in wires}
+            columns = {name: f"{name}.{way}_bytes" for name in wires}
+            grown = {
+                name: counters.growth(column, job.borders_at[node])
+                if column in counters.columns
+                else np.full(job.borders.bins, np.nan)
+                for name, column in columns.items()
+            }
             total = np.asarray(sum(grown.values(), np.zeros(job.borders.bins)))
             lines.append((f"nic:{node}:{way}", f"{node}{', all ports' if ports else ' NIC'}, {text}", total))
             lines += [(f"nic:{node}:{port}:{way}", f"{node} port {port}, {text}", grown[port]) for port in ports]

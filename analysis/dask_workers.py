@@ -165,7 +165,9 @@ def _local(count: int, stack: contextlib.ExitStack) -> Client:
     """Start workers on this machine with one thread each, because a task holds the GIL or uses every core itself."""
     from distributed import Client, LocalCluster
 
-    os.environ.setdefault("PYTHONSAFEPATH", "1")  # of the workers, which start no job and nothing of the user's
+    if "PYTHONSAFEPATH" not in os.environ:  # for the workers, which import nothing from the current folder
+        os.environ["PYTHONSAFEPATH"] = "1"
+        stack.callback(os.environ.pop, "PYTHONSAFEPATH", None)
     with _uninterrupted():
         cluster = LocalCluster(
             n_workers=count,

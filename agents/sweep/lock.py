@@ -22,6 +22,7 @@ from typing import Any
 
 from ringtap.agents.hosts import Hosts
 from ringtap.errors import MeasurementError, UsageError
+from ringtap.run_files import open_regular
 
 LOCK_FILE = "sweep.lock"
 _ENDING_S = 10.0  # longest time that a host worker needs to end the processes of its sweep
@@ -130,7 +131,8 @@ def _lock(file: Path) -> int:
 
 def _read(file: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError):
-        found = json.loads(file.read_bytes()[:4096])
+        with open_regular(file) as held:
+            found = json.loads(held.read(4096))
         if isinstance(found, dict):
             return found
     return {"silent": True}

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -218,16 +217,17 @@ def _take(seconds: float) -> signal.struct_siginfo | None:
     """Take a pending signal, after waiting for one for at most so many seconds; return None if none came."""
     # sigtimedwait of CPython returns unset data, which may look like another signal, if a stop of this process outlasts
     # its time: it does not wait here
-    ready, descriptor = select.poll(), _signal_file()
+    ready, descriptor = select.poll(), _open_signal_file()
     if descriptor >= 0:
         ready.register(descriptor, select.POLLIN)
     ready.poll(1e3 * (seconds if descriptor >= 0 else min(seconds, _WITHOUT_FILE_S)))
+    if descriptor >= 0:
+        os.close(descriptor)  # where few files may be open, others need it
     return signal.sigtimedwait(_KNOWN, 0)
 
 
-@cache
-def _signal_file() -> int:
-    """Open a file that is readable while a signal is pending; return -1 if the system has none."""
+def _open_signal_file() -> int:
+    """Open a file that is readable while a signal is pending; return -1 if it cannot be opened."""
     try:
         libc = ctypes.CDLL(None)
         mask = ctypes.create_string_buffer(_SIGSET_BYTES)

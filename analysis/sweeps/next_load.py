@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -92,15 +92,20 @@ class Choice:
     stop: str = ""
 
 
-def choose(measured: Sequence[Measured], aims: Aims) -> Choice:
+def choose(measured: Sequence[Measured], aims: Aims, lost_s: float = 0.0) -> Choice:
     """Choose the next load of a series from the windows measured so far; the same windows give the same load.
 
     While the congestion point's interval is wide, the candidate counts whose window reduces most, for each second, the
     variance of the point plus the mean variance of the curve, both relative to what they are. Locally optimal designs
     are chosen so, one point after the other (Atkinson, Donev and Tobias, Optimum Experimental Designs, with SAS, 2007,
     chapters 10 and 17). Then, the means that are still uncertain are measured longer, the cheapest first.
+
+    Args:
+        measured: the windows that count.
+        aims: targets, budget and windows of the series.
+        lost_s: time of windows that were measured again.
     """
-    spent_s = sum(one.spent_s for one in measured)
+    spent_s = lost_s + sum(one.spent_s for one in measured)
     asked = [one.asked for one in measured]
     missing = [load for load in aims.first if load not in asked]
     if missing:
@@ -246,7 +251,7 @@ def next_of(path: Path, series: str) -> Choice:
         measured.append(Measured(asked, load, point.iteration_s, aims.settle_s + (point.window_s or 0.0)))
     again = [item for item in read_points(path / REJECTED_JSONL)[0] if item["series"] == series]
     lost_s = sum(aims.settle_s + (item["window_end_ns"] - item["window_start_ns"]) / 1e9 for item in again)
-    return choose(measured, replace(aims, budget_s=aims.budget_s - lost_s))
+    return choose(measured, aims, lost_s)
 
 
 def main() -> None:

@@ -151,4 +151,5 @@ def test_srun_within_a_script_of_ones_own_is_recorded_on_every_node(cluster: Slu
     # the whole recording, as sockets are sampled about once in an iteration: 8 of 4 ranks
     asked = 8 * 4 * demand(PARAMETERS, 4).worker_bytes
     assert asked < found["bytes"]["classes"]["training"]["sockets"] < 1.25 * asked
-    assert found["bytes"]["classes"]["other"]["sockets"] == 0
+    # a socket may have closed before its owner was looked up
+    assert found["bytes"]["classes"]["other"]["sockets"] < 0.01 * asked

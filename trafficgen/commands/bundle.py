@@ -28,6 +28,7 @@ _CORE_MODULES = (
     "units",
     "records",
     "json_validation",
+    "run_files",
     "terminal",
     "plug_ins",
 )

@@ -17,7 +17,7 @@ from ringtap.analysis.model.congestion_point import CURVED_SHARE
 from ringtap.analysis.model.curve_point import find_curve_point, gradient, place
 from ringtap.analysis.report.overview import overview
 from ringtap.analysis.statistics.mean_errors import independent_counts, mean_errors, relative_error
-from ringtap.analysis.sweeps.next_load import Aims, Measured, choose
+from ringtap.analysis.sweeps.next_load import Aims, Choice, Measured, choose
 from ringtap.analysis.sweeps.sweep import open_sweep
 from tests.gold.analysis_sweep import edit_info, write_sweep
 
@@ -173,6 +173,11 @@ def test_the_budget_ends_it_before_a_window_that_it_has_no_room_for() -> None:
         assert stop == f"the budget of {budget_s} s is spent"
         # a window may take longer than expected, by the longest one at most
         assert sum(one.spent_s for one in windows) <= budget_s + max(one.spent_s for one in windows)
+
+
+def test_windows_that_were_measured_again_spend_the_budget_and_leave_its_name() -> None:
+    choice = choose(loads_of(AIMS, 0.02)[0][:3], replace(AIMS, budget_s=60), lost_s=55)
+    assert choice == Choice(None, "", "the budget of 60 s is spent")
 
 
 def test_a_series_that_does_not_slow_down_ends_and_says_so() -> None:

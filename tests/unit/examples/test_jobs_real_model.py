@@ -80,9 +80,10 @@ def test_resnet50_moves_the_gradients_that_its_tensors_have(tmp_path: Path, caps
     assert (found["throughput"]["batch"], found["throughput"]["batch_from"]) == (2, "printed")
     assert found["throughput"]["samples_per_s"] == pytest.approx(2 * 2 / found["iterations"]["mean_s"])
     # the job times iterations 1 to 10 and 11 to 12 at rank 0, and begins before the first gradient; ringtap leaves the
-    # first two out, which take up to twice as long: within this bound, ranks and batch are counted once
+    # first two out, which take several times as long on a busy machine. If ranks or batch were counted wrongly, the
+    # ratio would be doubled or halved
     by_job = 12 / sum(float(seconds) * (10, 2)[place] for place, (_, _, seconds, _, _) in enumerate(lines))
-    assert found["throughput"]["samples_per_s"] == pytest.approx(2 * 2 * by_job, rel=0.4)
+    assert 0.7 < found["throughput"]["samples_per_s"] / (2 * 2 * by_job) < 1.7
 
 
 def test_bert_large_moves_the_gradients_that_its_tensors_have(

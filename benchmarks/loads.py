@@ -7,7 +7,6 @@ python benchmarks/loads.py --measure FOLDER           both kinds of sweep on the
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 
 import _checkout  # noqa: F401 -- first: lets the others import ringtap
 import numpy as np
+from _result import write_result
 
 import ringtap
 from ringtap.analysis.model.curve_point import CurvePoint, find_curve_point, place
@@ -310,10 +310,7 @@ def main() -> int:
     for row in [HEAD, ["---"] * len(HEAD), *table]:
         print(f"| {' | '.join(row)} |")
     found["rows"] = [dict(zip(HEAD, row, strict=True)) for row in table]
-    text = json.dumps(found)
-    if options.output:
-        options.output.write_text(text)
-    print(text)
+    write_result(found, options.output)
     return 0
 
 

@@ -1,12 +1,11 @@
 """Simulated times, run time and memory beside ASTRA-sim and LogGOPSim (docs/commands/workload.md).
 
-python benchmarks/other_simulators.py --astra-sim PROGRAM [--astra-sim PROGRAM] --loggopsim PROGRAM [--ranks N ...]
+python benchmarks/other_simulators.py --astra-sim PROGRAM [--astra-sim PROGRAM] --loggopsim PROGRAM [-o FILE]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 from _checkout import ROOT
 from _machine import CpuTimes, describe
+from _result import write_result
 
 from ringtap.workload.astra_sim import CONFIGURATION
 from ringtap.workload.execution_trace import Collective, Node, NodeType
@@ -168,6 +168,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--astra-sim", action="append", required=True, type=Path, metavar="PROGRAM")
     parser.add_argument("--loggopsim", required=True, type=Path, metavar="PROGRAM", help="with txt2bin beside it")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write the JSON object to a file")
     parser.add_argument("--ranks", nargs="*", type=int, default=[64, 256, 1000], metavar="N")
     options = parser.parse_args()
     before, found, lines = CpuTimes.now(), [], []
@@ -190,7 +191,8 @@ def main() -> int:
             for name, values in found[-1].items():
                 if name != "ranks":
                     print(f"| {ranks} | {name} | {values[0]:.2f} | {values[1]:.0f} |", flush=True)
-    print(json.dumps({"about": describe() | {"others_pct": before.others_pct_since()}, "times": lines, "costs": found}))
+    about = describe() | {"others_pct": before.others_pct_since()}
+    write_result({"about": about, "times": lines, "costs": found}, options.output)
     return 0
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import _checkout  # noqa: F401 -- first: lets the others import ringtap
+from _result import write_result
 
 import ringtap
 from ringtap.analysis.plots.figure import new_figure, styled
@@ -241,12 +242,9 @@ def main() -> int:
                 print("", *cells, errors[1], "", sep=" | ", flush=True)
     print("\n| load | points | simulation, median error | replay, median error |\n|---|---|---|---|")
     print("\n".join(medians(rows)))
-    text = json.dumps({"points": rows})
     if options.figure:
         draw(rows, options.figure)
-    if options.output:
-        options.output.write_text(text)
-    print(text)
+    write_result({"points": rows}, options.output)
     return 0
 
 

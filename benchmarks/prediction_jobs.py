@@ -21,6 +21,7 @@ from typing import Any
 
 import _checkout  # noqa: F401 -- first: lets the others import ringtap
 from _prediction_job import KINDS
+from _result import write_result
 from prediction import PAYLOAD_SHARE, ringtap_command, run
 
 from ringtap.agents.testbed.topology import TestbedSpec
@@ -110,10 +111,7 @@ def main() -> int:
                 job_ms = f"{1e3 * mean_s:.1f} ± {1e3 * error_s:.1f}"
                 cells = kind, count, job_ms, f"{1e3 * found_s:.1f}", f"{rows[-1]['error']:+.1%}"
                 print("", *cells, "", sep=" | ", flush=True)
-    text = json.dumps({"points": rows})
-    if options.output:
-        options.output.write_text(text)
-    print(text)
+    write_result({"points": rows}, options.output)
     return 0
 
 

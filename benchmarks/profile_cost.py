@@ -6,7 +6,6 @@ python benchmarks/profile_cost.py [--quick] [-o FILE]
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import statistics
@@ -17,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import _checkout  # noqa: F401 -- first: lets the others import ringtap
+from _result import write_result
 
 from ringtap.records import open_records
 
@@ -71,10 +71,7 @@ def main() -> int:
             flush=True,
         )
         found.append({"job": title, "iteration_s": statistics.median(plain_s), "cost": cost, "low": low, "high": high})
-    text = json.dumps({"pairs": pairs, "jobs": found})
-    if options.output:
-        options.output.write_text(text)
-    print(text)
+    write_result({"pairs": pairs, "jobs": found}, options.output)
     return 0
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import _checkout  # noqa: F401 -- first: lets the others import ringtap
 from _order_job import MESSAGES
+from _result import write_result
 
 import ringtap
 from ringtap.examples.scale_model import FORWARD_SHARE, model_layers
@@ -139,10 +140,7 @@ def main() -> int:
             f"ms beside its bytes, of which it occupies its sender for {1e3 * network.overhead_s:.2f} ms, and adds "
             f"{network.header_bytes:.0f} bytes; gradients have {network.rate_bps / 1e6:.1f} Mbit/s"
         )
-    text = json.dumps({"scale": SCALE, "models": models})
-    if options.output:
-        options.output.write_text(text)
-    print(text)
+    write_result({"scale": SCALE, "models": models}, options.output)
     return 0
 
 

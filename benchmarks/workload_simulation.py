@@ -18,6 +18,7 @@ from typing import Any
 import _checkout  # noqa: F401 -- first: lets the others import ringtap
 import numpy as np
 from _machine import CpuTimes, describe
+from _result import write_result
 
 from ringtap.workload.execution_trace import Node, NodeType
 from ringtap.workload.lowering import Algorithms
@@ -127,10 +128,7 @@ def main() -> int:
             flush=True,
         )
     about = describe() | {"buckets": buckets, "others_pct": before.others_pct_since()}
-    text = json.dumps({"about": about, "cases": found})
-    if options.output:
-        options.output.write_text(text)
-    print(text)
+    write_result({"about": about, "cases": found}, options.output)
     return 1 if any("error" in one for one in found) else 0
 
 

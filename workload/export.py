@@ -73,7 +73,7 @@ def _goal_lines(
             else:
                 yield f"l{node.id}: calc {length_us(node) * units_per_us}"
         for collective, endpoint in collectives:
-            own = next((node for one, node in collective.parts if one == rank), None)
+            own = collective.parts[endpoint][1] if endpoint < len(collective.parts) else None  # a server has no node
             first_deps = sorted(own.deps) if own else []
             for number, is_send, peer, tag, size_bytes, after in collective.at(endpoint):
                 yield _goal_message(number, is_send, peer, tag, size_bytes)

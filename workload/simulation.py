@@ -18,7 +18,8 @@ from ringtap.workload.topologies import Topology
 Numbers = npt.NDArray[np.float64]
 MAX_BYTES = 2**32  # of arrays that grow during a simulation
 # numba takes half a second and 130 MB to load; without it, what happens to a message takes 15 to 30 us
-MAX_INTERPRETED = 25_000
+MAX_INTERPRETED = 25_000  # of all simulations of a process
+_work = 0.0
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class Simulation:
         if (first := np.flatnonzero(self._cross.after < 0)[:1]).size:
             arrays["times"][0], arrays["codes"][0] = self._cross.begin_s[first[0]], kernel.cross_code(first[0])
             counters[kernel.EVENTS] = 1
-        advance: Callable[..., int] = kernel.advance if self._work() <= MAX_INTERPRETED else kernel.compiled()
+        advance = _loop_for(self._work())
         with np.errstate(all="ignore"):  # as in machine code
             while needs := advance(*arrays.values(), counters, clock):
                 _grow(arrays, needs, counters)
@@ -277,6 +278,13 @@ class Simulation:
         found |= {"ready": np.zeros(max(len(self._nodes), 1), np.int64)}
         lists = ("starts_slot", "starts_message", "arrived_slot", "arrived_message")
         return found | {name: np.zeros(length, np.int64) for name in lists}
+
+
+def _loop_for(work: float) -> Callable[..., int]:
+    """Return the event loop: in Python until all work of this process takes longer than to load machine code."""
+    global _work
+    _work += work
+    return kernel.advance if _work <= MAX_INTERPRETED else kernel.compiled()
 
 
 def _grow(arrays: dict[str, Any], needs: int, counters: Integers) -> None:

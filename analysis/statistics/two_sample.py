@@ -239,21 +239,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return result
 
 
-def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
-    """Return p values corrected for the share of false ones among those called small, in the same order.
-
-    Benjamini and Hochberg (J. R. Statist. Soc. B 57, 1995). Many measures that differ support each other, whereas
-    `holm` asks for more evidence of each the more there are.
-    """
-    result, least = [0.0] * len(p_values), 1.0
-    order = sorted(range(len(p_values)), key=p_values.__getitem__)
-    for rank in range(len(order), 0, -1):
-        index = order[rank - 1]
-        least = min(least, p_values[index] * len(order) / rank)
-        result[index] = least
-    return result
-
-
 def _times_of(values: Values, name: str) -> Array:
     try:
         result = sample(values, MIN_VALUES)

@@ -12,7 +12,6 @@ from ringtap.analysis.statistics.stretches import mean_error, median_difference
 from ringtap.analysis.statistics.two_sample import (
     _distance_p,
     _fisher_p,
-    benjamini_hochberg,
     compare,
     correct_together,
     holm,
@@ -208,12 +207,6 @@ def test_holm_by_hand():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([]) == []
     assert holm([0.5, 0.9]) == [1.0, 1.0]
-
-
-def test_benjamini_and_hochberg_by_hand():
-    assert benjamini_hochberg([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.02, 0.04, 0.04, 0.02])
-    assert benjamini_hochberg([]) == []
-    assert benjamini_hochberg([0.9, 0.5]) == pytest.approx(stats.false_discovery_control([0.9, 0.5]))
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.8])

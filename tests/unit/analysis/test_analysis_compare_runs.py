@@ -13,6 +13,7 @@ import ringtap
 from ringtap.analysis.compare.measures import MEDIAN, Measure, RunMeasures
 from ringtap.analysis.compare.run_comparison import compare_measures, compare_runs
 from ringtap.analysis.compare.text import describe
+from ringtap.analysis.statistics.two_sample import location_p
 from ringtap.cli import main
 from ringtap.errors import UsageError
 from ringtap.rundir import RunDirectory
@@ -85,6 +86,21 @@ def test_of_three_runs_the_equal_ones_share_the_first_place():
     )
     assert re.match(r"[bc] takes 1.0\d+ times .* within chance \(p = ", answer[1])
     assert re.match(r"a takes 1.[45]\d+ times .* beyond chance", answer[2])
+
+
+def test_measures_are_corrected_for_their_number_after_benjamini_and_hochberg():
+    draw = np.random.default_rng(5)
+    samples = [(draw.normal(size=60), draw.normal(size=60) + shift) for shift in (0.0, 0.3, 0.5, 0.7)]
+    runs = [run_of(label, np.full(60, 0.2)) for label in ("a", "b")]
+    for number, pair in enumerate(samples):
+        for run, values in zip(runs, pair, strict=True):
+            run.measures[f"m{number}"] = Measure(f"m{number}", "", "B", float(values.mean()), samples=values)
+    found = compare_measures(runs)
+    p = sorted((location_p(*pair), f"m{number}") for number, pair in enumerate(samples))
+    least = 1.0
+    for rank in (4, 3, 2, 1):  # by hand: p times their number over its rank, at most that of larger ones
+        least = min(least, p[rank - 1][0] * 4 / rank)
+        assert row_of(found, p[rank - 1][1]).p == pytest.approx(least)
 
 
 def test_few_iterations_are_not_tested():

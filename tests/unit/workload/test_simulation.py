@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ringtap.errors import UsageError
 from ringtap.workload import message_graph as graphs
 from ringtap.workload import simulation as simulations
+from ringtap.workload import simulation_kernel
 from ringtap.workload.collectives import Shape, message_graph, uneven_all_to_all
 from ringtap.workload.simulation import CrossFlows, Simulation
 from ringtap.workload.topologies import Topology, fat_tree, leaf_spine, ring, star, torus
@@ -230,3 +231,10 @@ def test_an_uneven_all_to_all_takes_what_its_busiest_link_does() -> None:
     # the 2 MB share both of their links until 4 ms; rank 1 has sent 12 MB 10 ms after that
     assert found.end_s[parts] == pytest.approx([0.0101, 0.0141, 0.0141, 0.0])
     assert found.link_bytes == pytest.approx([10 * MB, 12 * MB, MB, 0, MB, 8 * MB, 14 * MB, 0])
+
+
+def test_many_small_simulations_load_machine_code_as_one_large_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulations, "_work", 0.0)
+    monkeypatch.setattr(simulations, "MAX_INTERPRETED", 100)
+    loops = [simulations._loop_for(60) for _ in range(2)]
+    assert loops == [simulation_kernel.advance, simulation_kernel.compiled()]

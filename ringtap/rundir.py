@@ -15,7 +15,7 @@ from ringtap.errors import UsageError, did_you_mean
 from ringtap.json_validation import NewerFormatError, Shape, ShapeError, check, load_json
 from ringtap.records import RecordFile, open_records, read_json_lines
 from ringtap.run_files import make_folder, new_file_beside, replace_file
-from ringtap.schema import NODE, POINT, RUN, RUN_JSON, SCHEMA, columns_of
+from ringtap.schema import NIC_REC, NODE, POINT, RUN, RUN_JSON, SCHEMA, columns_of
 from ringtap.secret_masking import mask_words
 from ringtap.terminal import readable
 
@@ -144,6 +144,27 @@ def folder_bytes(folder: Path) -> int:
                     with contextlib.suppress(OSError):
                         total += entry.stat(follow_symlinks=False).st_size
     return total
+
+
+def clock_gap_ns(node: Path) -> int | None:
+    """Return CLOCK_REALTIME minus CLOCK_MONOTONIC of a node when it began to record its interfaces.
+
+    Times by CLOCK_MONOTONIC plus this are what CLOCK_REALTIME would have shown if nobody had set it since.
+
+    Args:
+        node: the node's folder.
+
+    Returns:
+        The difference in ns; None if the interfaces were not recorded.
+
+    Raises:
+        UsageError: the log of the interfaces is damaged.
+    """
+    try:
+        first = open_log(node / NIC_REC).tail(0, 1)
+    except OSError:
+        return None
+    return first[0][0] - first[0][1] if first else None
 
 
 def process_age_ns(steps: RecordFile) -> int:

@@ -13,7 +13,7 @@ from ringtap.errors import UsageError
 from ringtap.ethernet import frame_bytes
 from ringtap.iteration_ends import IterationEnds
 from ringtap.records import RecordFile
-from ringtap.rundir import RunDirectory, open_log
+from ringtap.rundir import RunDirectory, clock_gap_ns, open_log
 from ringtap.schema import MARK_RECORD, NIC_REC
 from ringtap.workload.interleaving import PeriodicJob, Phase
 from ringtap.workload.simulation import Numbers
@@ -46,7 +46,7 @@ def recorded_job(path: Path, name: str, window_ns: tuple[int, int] | None = None
     logs = [one for one in sorted(path.glob("nodes/*/steps/rank0-*.rec")) if one.suffixes == [".rec"]]
     if not logs:
         raise UsageError(f"{path} has no steps of rank 0: record the job with ringtap run, or in a sweep")
-    found = {log: _begins(_opened(log)) for log in logs}
+    found = {log: _begins(_opened(log), clock_gap_ns(log.parents[1])) for log in logs}
     steps = max(logs, key=lambda log: _span_ns(found[log]))
     begins_ns = found[steps]
     if window_ns is None:
@@ -82,8 +82,10 @@ def _opened(path: Path) -> RecordFile:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _begins(steps: RecordFile) -> Numbers:
+def _begins(steps: RecordFile, gap_ns: int | None) -> Numbers:
     """Return the begins of the last iterations: the ends of steps that end one, or of the pauses after them.
+
+    The times are those by CLOCK_MONOTONIC plus ``gap_ns``; None: by CLOCK_REALTIME.
 
     If other optimizers take over meanwhile, they are the begins of the longest stretch.
     """
@@ -92,7 +94,8 @@ def _begins(steps: RecordFile) -> Numbers:
     ends, stretches = IterationEnds[int](), [list[int]()]
     known = ends.stretch
     for row in steps.tail(max(0, steps.count - _MAX_ITERATIONS)):
-        end_ns = int(row[place["end_ns"]] + (0 if pause is None else row[pause]))
+        end_ns = row[place["end_ns"]] if gap_ns is None else row[place["end_mono_ns"]] + gap_ns
+        end_ns = int(end_ns + (0 if pause is None else row[pause]))
         ended_ns = ends.add(end_ns, row[place["optimizer"]], kind is not None and row[kind] == MARK_RECORD)
         if ends.stretch != known:
             known = ends.stretch
@@ -117,8 +120,9 @@ def _counted(path: Path, start_ns: int, end_ns: int, mtu: int) -> tuple[Numbers,
     widths = {field.name: field.width_bits for field in log.fields}
     sides = [name.removesuffix("_bytes") for name in place if name.endswith(("rx_bytes", "tx_bytes"))]
     sides = [side for side in sides if side.split(".")[0] != _LOOPBACK and f"{side}_packets" in place]
+    gap_ns = clock_gap_ns(path.parents[1]) or 0  # without a sample there is no time
     before_ns, after_ns = start_ns - 10**9, end_ns + 2 * 10**9
-    wanted = (row for row in log.walk() if before_ns <= row[0] <= after_ns)
+    wanted = (row for row in log.walk() if before_ns <= row[1] + gap_ns <= after_ns)
     rows = deque(wanted, maxlen=_MAX_SAMPLES)
     if len(rows) < 2 or not sides:
         raise UsageError(f"{path} has no counters of an interface at the time of the iterations")
@@ -134,4 +138,4 @@ def _counted(path: Path, start_ns: int, end_ns: int, mtu: int) -> tuple[Numbers,
             sums.append(total)
         if total > found[0]:
             found = total, sums
-    return np.array([row[0] for row in rows], np.float64), np.array(found[1])
+    return np.array([row[1] + gap_ns for row in rows], np.float64), np.array(found[1])

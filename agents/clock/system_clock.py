@@ -64,6 +64,17 @@ class Clock:
         return best[1]
 
 
+class SteadyClock:
+    """CLOCK_REALTIME of this machine as if nobody set it after this object was made."""
+
+    def __init__(self) -> None:
+        self._gap_ns = Clock().gap_ns()
+
+    def now_ns(self) -> int:
+        """Return the time."""
+        return time.monotonic_ns() + self._gap_ns
+
+
 @dataclass(frozen=True)
 class ClockStep:
     """A step of CLOCK_REALTIME.

@@ -21,9 +21,9 @@ from ringtap.errors import UsageError
 from ringtap.ethernet import HEADER_BYTES
 from ringtap.link_counters import NIC, SOURCES, columns_of, log_of, source_of
 from ringtap.records import RecordFile, read_json_lines
-from ringtap.rundir import open_log
+from ringtap.rundir import clock_gap_ns, open_log
 from ringtap.schema import LINK_STATE, LINKS_JSONL, NIC_REC, OWNER, OWNERS_JSONL, SOCKETS_REC
-from ringtap.units import counted, format_rate
+from ringtap.units import counted, format_change, format_rate
 
 # on links of 250 Mbit/s, ringtap itself caused 0.2 Mbit/s without load; under load, all but 0.5 % was accounted for
 MAX_OTHER_SHARE = 0.03
@@ -35,6 +35,8 @@ _SOCKETS_S = 0.1  # sufficient for connections
 RECORDED_S = 0.3  # delay until the last samples of a window are in the logs
 _IPV6_MORE_BYTES = 20
 _SPARE_ROWS = 500
+# the clock of a host was set if its difference from CLOCK_MONOTONIC changed by more, in the median of some samples
+CLOCK_STEP_S, _CLOCK_SAMPLES = 0.02, 5
 
 
 def collect_options(network: SweepRoles, node: str, *names: str) -> list[str]:
@@ -136,10 +138,13 @@ class SocketCounts:
             raise UsageError(f"the connections of {self._folder.name} were not recorded")
         records = open_log(path)
         columns = {field.name: number for number, field in enumerate(records.fields)}
+        gap_ns = clock_gap_ns(self._folder)
+        if gap_ns is None:
+            raise UsageError(f"the interfaces of {self._folder.name} were not recorded")
         first_ns = last_ns = 0
         before: dict[int, PortBytes] | None = None
         for row in records.tail(self._rows):
-            t_ns = row[columns["t_ns"]]
+            t_ns = row[columns["mono_ns"]] + gap_ns
             if t_ns > end_ns:
                 break
             if t_ns >= start_ns:
@@ -212,7 +217,7 @@ class Counters:
 
     Args:
         folder: the node's folder.
-        start_ns: start of the time of interest (CLOCK_REALTIME).
+        start_ns: start of the time of interest, as all times here as if no clock had been set (`clock_gap_ns`).
         log: the log, in the folder.
 
     Raises:
@@ -225,10 +230,11 @@ class Counters:
             raise UsageError("its counters were not recorded")
         records: RecordFile = open_log(path)
         period_ns = float(records.about["every_s"]) * 1e9
-        last_ns = records.tail(records.count - 1)[0][0] if records.count > 0 else start_ns
+        gap_ns = clock_gap_ns(folder) or 0  # without a sample there is no time
+        last_ns = records.tail(records.count - 1)[0][1] + gap_ns if records.count > 0 else start_ns
         newest = int(max(0, last_ns - start_ns) / period_ns * 1.2) + _SPARE_ROWS
         self._rows = records.tail(max(0, records.count - newest))
-        self._times = [row[0] for row in self._rows]
+        self._times = [row[1] + gap_ns for row in self._rows]
         self._columns = {field.name: (number, field.width_bits) for number, field in enumerate(records.fields)}
 
     def __contains__(self, column: str) -> bool:
@@ -247,6 +253,14 @@ class Counters:
         if isinstance(found, str):
             raise UsageError(f"counter {name} {found}")
         return found
+
+    def clock_step_s(self, start_ns: int, end_ns: int) -> float:
+        """Return by how much the node's clock was set between two times, forward if positive."""
+        rows = self._rows[bisect_left(self._times, start_ns) : bisect_right(self._times, end_ns)]
+        if not rows:
+            return 0.0
+        gaps_ns: list[int] = [row[0] - row[1] for row in rows]
+        return (median(gaps_ns[-_CLOCK_SAMPLES:]) - median(gaps_ns[:_CLOCK_SAMPLES])) / 1e9
 
     def frame_bytes(self, counters: Sequence[Mapping[str, str]], mtu: int, start_ns: int, end_ns: int) -> float:
         """Return the bytes of frames on the wire that counters of one log counted between two times.
@@ -381,21 +395,28 @@ class Watch:
         return self._sockets[node].rates(start_ns, end_ns, self._mtu)
 
     def links(self, since_ns: int, end_ns: int, start_ns: int) -> Iterator[str]:
-        """Yield a sentence for each link that lost its carrier or had many frames with errors.
+        """Yield a sentence for each link that lost its carrier or had frames with errors, and each clock that was set.
 
         Args:
             since_ns: start of the time in which changes of state count.
             end_ns: end of the time.
-            start_ns: start of the time in which frames with errors count.
+            start_ns: start of the time in which frames with errors, and clocks that are set, count.
         """
         for node, nics in self._network.links.items():
-            log = read_json_lines(self._folder(node) / LINKS_JSONL, LINK_STATE)[0]
+            log, gap_ns = (
+                read_json_lines(self._folder(node) / LINKS_JSONL, LINK_STATE)[0],
+                clock_gap_ns(self._folder(node)),
+            )
+            if gap_ns is not None:
+                log = [item | {"t_ns": item.get("mono_ns", item["t_ns"] - gap_ns) + gap_ns} for item in log]
             for nic in nics:
                 yield from _link_words(node, nic, [item for item in log if item["nic"] == nic], since_ns, end_ns)
             try:
                 counters = Counters(self._folder(node), start_ns)
                 for nic in nics:
                     yield from self._error_words(node, nic, counters, start_ns, end_ns)
+                if abs(step_s := counters.clock_step_s(start_ns, end_ns)) > CLOCK_STEP_S:
+                    yield f"the clock of {node} was set by {format_change(step_s)}"
             except UsageError:  # such as a lost host, which is reported elsewhere
                 continue
 
@@ -472,8 +493,10 @@ def late_share(log: Path, start_ns: int, end_ns: int) -> float:
     if not records.about.get("every_s"):
         raise UsageError(f"{log} cannot be used: it does not say how often it was sampled")
     period_ns = records.about["every_s"] * 1e9
+    gap_ns = clock_gap_ns(log.parents[1]) or 0  # without a sample there is no time
     # the newest samples suffice, as the window has just ended
     newest = int((end_ns - start_ns) / period_ns * 1.2) + 500
-    times = [row[0] for row in records.tail(max(0, records.count - newest)) if start_ns <= row[0] <= end_ns]
+    times = [row[1] + gap_ns for row in records.tail(max(0, records.count - newest))]
+    times = [t_ns for t_ns in times if start_ns <= t_ns <= end_ns]
     gaps = [after - before for before, after in pairwise(times)]
     return sum(gap > _LATE_PERIODS * period_ns for gap in gaps) / len(gaps) if gaps else 1.0

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ringtap.agents.clock.system_clock import SteadyClock
 from ringtap.agents.hosts import HostProcess, Hosts
 from ringtap.agents.sweep.cluster_hosts import check_alive, check_lost
 from ringtap.agents.sweep.cross_traffic import STREAMS, CrossTraffic, free_port
@@ -31,7 +32,7 @@ from ringtap.plan import SweepPlan, Testbed, Window
 from ringtap.plan_cluster import Cluster
 from ringtap.plan_models import Model
 from ringtap.run_files import open_regular
-from ringtap.rundir import RunDirectory, open_log
+from ringtap.rundir import RunDirectory, clock_gap_ns, open_log
 from ringtap.schema import ACKNOWLEDGED, AGENT_LOG, MARK_RECORD, MAX_LATE_SHARE, NIC_REC, VARIANTS
 from ringtap.units import counted
 
@@ -196,18 +197,41 @@ class StepWatcher:
         self._folders = [run.path / "nodes" / worker / "steps" for worker in ranks]
         self._ranks: dict[Path, _RankEnds] = {}
         self._columns: list[str] = []
+        self._host_gaps_ns: dict[Path, int] = {}
 
     def iteration_ends_ns(self) -> list[int]:
-        """Return the end of each iteration that all ranks have ended, at the slowest rank (CLOCK_REALTIME, ns)."""
-        return [max(ends) for ends in self.ends_ns("end_ns")]
+        """Return the end of each iteration that all ranks have ended, at the slowest rank.
+
+        The times, in ns, are what CLOCK_REALTIME would have shown if nobody had set it since the recording began.
+        """
+        ends_ns = self.ends_mono_ns()
+        gaps_ns = self._gaps_ns() if ends_ns else []
+        return [max(map(add, ends, gaps_ns)) for ends in ends_ns]
 
     def iteration_begins_ns(self) -> list[int]:
         """Return the begin of each iteration but the first: `iteration_ends_ns` and the pause after it."""
-        both = zip(self.ends_ns("end_ns"), self.ends_ns("pause_ns"), strict=False)
-        return [max(map(add, ends, pauses)) for ends, pauses in both]
+        ends_ns, pauses_ns = self.ends_mono_ns(), self._column("pause_ns")
+        gaps_ns = self._gaps_ns() if ends_ns else []
+        return [max(map(sum, zip(*each, gaps_ns, strict=True))) for each in zip(ends_ns, pauses_ns, strict=False)]
 
-    def ends_ns(self, column: str) -> list[tuple[int, ...]]:
-        """Return the ends of each iteration that all ranks have ended, rank by rank, by a column of the step logs."""
+    def ends_mono_ns(self) -> list[tuple[int, ...]]:
+        """Return the ends of each iteration that all ranks have ended, rank by rank (CLOCK_MONOTONIC of its host)."""
+        return self._column("end_mono_ns")
+
+    def _gaps_ns(self) -> list[int]:
+        """Return what leads from CLOCK_MONOTONIC to the times of `iteration_ends_ns`, rank by rank."""
+        for folder in self._folders:
+            if folder not in self._host_gaps_ns and (gap_ns := clock_gap_ns(folder.parent)) is not None:
+                self._host_gaps_ns[folder] = gap_ns
+        wall, mono = map(self._columns.index, ("end_ns", "end_mono_ns"))
+        # until the log of the interfaces has arrived, the first end of an iteration tells
+        return [
+            self._host_gaps_ns.get(path.parent, rank.ends[0][wall] - rank.ends[0][mono])
+            for path, rank in self._ranks.items()
+        ]
+
+    def _column(self, name: str) -> list[tuple[int, ...]]:
+        """Return a column of the step logs at the ends of iterations that all ranks have ended, rank by rank."""
         for folder in self._folders:
             for path in sorted(folder.glob("rank*.rec")):
                 if path.suffixes == [".rec"] and path.stat().st_size:  # a new file may still lack its header
@@ -218,7 +242,7 @@ class StepWatcher:
         stepped = self.ranks_stepped()
         if any(stepped[worker] < count for worker, count in self._expected.items()):
             return []
-        place = self._columns.index(column)
+        place = self._columns.index(name)
         ranks = [[row[place] for row in rank.ends] for rank in self._ranks.values()]
         return list(zip(*ranks, strict=False))
 
@@ -278,6 +302,7 @@ class Series:
         self._recorders: list[HostProcess] = []
         self._logs: dict[str, list[HostProcess]] = {}
         self._streams: dict[float, int] = {}  # of the iperf kind, by load
+        self._clock = SteadyClock()
 
     def __enter__(self) -> Series:
         """Start the recorders, the receiver and the job, and wait for the warm-up iterations.
@@ -414,7 +439,7 @@ class Series:
             if self._links and not requested_bps:
                 self._sample_links(self._links)
                 time.sleep(RECORDED_S)
-                ends_ns = self._watcher.ends_ns("end_mono_ns")
+                ends_ns = self._watcher.ends_mono_ns()
                 sent |= self._links.per_iteration([(min(ends), max(ends)) for ends in ends_ns])
             time.sleep(self._network.period_s)  # the next sample of the counters still sees the same load
             if is_captured:  # after the window, whose iterations it would slow
@@ -508,9 +533,9 @@ class Series:
             MeasurementError: it was not counted, or a process ended.
         """
         time.sleep(_TRIAL_SETTLE_S)
-        start_ns = time.time_ns()
+        start_ns = self._clock.now_ns()
         time.sleep(max(_TRIAL_S, 3 * self._network.period_s))
-        end_ns = time.time_ns()
+        end_ns = self._clock.now_ns()
         time.sleep(RECORDED_S)
         self._check()
         self._hosts.gather(self._run.path)
@@ -532,23 +557,25 @@ class Series:
         return {"cross_bps": round(rates.acknowledged_bps), "cross_why": ""}
 
     def _window(self, window: Window, tick: Callable[[float], None]) -> tuple[int, int, int]:
-        """Wait for a window of whole iterations; return its start and end (CLOCK_REALTIME, ns) and their number.
+        """Wait for a window of whole iterations; return its start and end, in ns, and their number.
+
+        All times are as if no clock had been set since the series began.
 
         The window begins at the first end of an iteration after the settling time, and ends at the last one seen.
         """
         begin_s = time.monotonic()
-        settled_ns = time.time_ns() + round(window.settle_s * 1e9)
+        settled_ns = self._clock.now_ns() + round(window.settle_s * 1e9)
         while True:
             time.sleep(_POLL_S)
             tick(time.monotonic() - begin_s)
             self._check()
             ends = [end for end in self._watcher.iteration_ends_ns() if end >= settled_ns]
-            spent_s = (time.time_ns() - settled_ns) / 1e9
+            spent_s = (self._clock.now_ns() - settled_ns) / 1e9
             seconds = (ends[-1] - ends[0]) / 1e9 if ends else 0.0
             enough = seconds >= window.min_s and len(ends) > window.min_iterations
             if window is self._plan.window and self._is_known is not None:  # a window of a point, not of packets
                 enough = enough and self._is_known(ends)
-            now_ns = time.time_ns()
+            now_ns = self._clock.now_ns()
             if enough or (spent_s >= window.max_s and len(ends) > 1 and not stalled_s(ends, now_ns)):
                 return ends[0], ends[-1], len(ends) - 1
             if spent_s >= 2 * window.max_s:

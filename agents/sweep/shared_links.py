@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ringtap.agents.clock.system_clock import SteadyClock
 from ringtap.agents.hook.ringtap_hook.grid import VARIABLE
 from ringtap.agents.hosts import HostProcess, Hosts
 from ringtap.agents.sweep.clock_offsets import ClockOffset, clock_offsets
@@ -169,7 +170,7 @@ class SharedLinks:
             for host in sharing(plan.jobs)
             for direction in ("rx", "tx")
         ]
-        self._network = network
+        self._network, self._clock = network, SteadyClock()
         self._set_ports()
 
     def measure(self, steps: Sequence[SharingStep]) -> Iterator[dict[str, Any]]:
@@ -318,7 +319,8 @@ class SharedLinks:
     def _measure(self, step: SharingStep, grids: Grids | None) -> dict[str, Any]:
         label = step.label
         clocks = {} if grids is None else self._clocks(step, grids)
-        start_ns = time.time_ns()
+        self._clock = SteadyClock()
+        start_ns = self._clock.now_ns()
         facts: dict[str, Any] = {}
         shares = self._shares(step)
         running = [self._create(step, job) for job in step.jobs]
@@ -335,10 +337,10 @@ class SharedLinks:
             if until:
                 if grids is not None:
                     self._wait_for_iterations(running, [one.made() + HELD_ITERATIONS for one in running])
-                    time.sleep(grids.until_begun_s(time.time_ns() - start_ns))
+                    time.sleep(grids.until_begun_s(self._clock.now_ns() - start_ns))
                 until.touch()
                 self._share(shares, step.offset)
-                facts["rule_ns"] = time.time_ns()
+                facts["rule_ns"] = self._clock.now_ns()
                 self._check_congestion_controls(shares)
             window = self._undisturbed(label, running)
         except BaseException as error:
@@ -566,16 +568,19 @@ class SharedLinks:
         return min(tries, key=lambda item: (len(item["cut"]), len(item["others"]), float(item["late_share"])))
 
     def _window(self, label: str, running: Sequence[_RunningJob]) -> tuple[int, int]:
-        """Wait for a window with whole iterations of all jobs; return its start and end (CLOCK_REALTIME, ns)."""
+        """Wait for a window with whole iterations of all jobs; return its start and end.
+
+        Both are in ns, as if no clock had been set since the point began.
+        """
         window, begin_s = self._plan.window, time.monotonic()
-        settled_ns = time.time_ns() + round(window.settle_s * 1e9)
+        settled_ns = self._clock.now_ns() + round(window.settle_s * 1e9)
         while True:
             time.sleep(_POLL_S)
             self._tick(label, time.monotonic() - begin_s)
             self._check(running)
             ends = [[end for end in one.watcher.iteration_ends_ns() if end >= settled_ns] for one in running]
             fewest = min(map(len, ends))
-            spent_s = (time.time_ns() - settled_ns) / 1e9
+            spent_s = (self._clock.now_ns() - settled_ns) / 1e9
             if fewest > 1:
                 start_ns, end_ns = max(each[0] for each in ends), min(each[-1] for each in ends)
                 enough = (end_ns - start_ns) / 1e9 >= window.min_s and fewest > window.min_iterations

@@ -20,7 +20,7 @@ from ringtap.errors import UsageError
 from ringtap.json_validation import ShapeError, check, whole
 from ringtap.records import RecordFile, each_json_line
 from ringtap.run_files import open_regular
-from ringtap.rundir import RunDirectory, open_log, process_age_ns, read_points
+from ringtap.rundir import RunDirectory, clock_gap_ns, open_log, process_age_ns, read_points
 from ringtap.schema import OPTIMIZER, POINTS_JSONL, RUN_JSON
 from ringtap.units import counted
 
@@ -155,21 +155,28 @@ class JobRun:
     def iterations(self) -> pd.DataFrame:
         """Iterations of the training phase that took the most time, one row each, in order of time.
 
-        Columns: ``generation``, ``stretch``, ``step``, ``start_ns``, ``end_ns`` (CLOCK_REALTIME) and ``iteration_s``,
-        which is by CLOCK_MONOTONIC and so not affected by a clock that is set during the run.
+        Columns: ``generation``, ``stretch``, ``step``, ``start_ns``, ``end_ns`` and ``iteration_s``, all by
+        CLOCK_MONOTONIC, shifted to CLOCK_REALTIME of each node when its recording began. So they are not affected by a
+        clock that is set during the run.
         """
         return self._phase[0]
 
     @cached_property
     def _phase(self) -> tuple[pd.DataFrame, int]:
         files = dict(enumerate(self.step_files))
-        marks, phases = find_iterations(self.steps, self.processes, read_optimizers(files))
+        marks, phases = find_iterations(self._never_set(self.steps), self.processes, read_optimizers(files))
         iterations = joined_iterations(marks)
         if not len(phases):
             return iterations.drop(columns="phase"), 0
         shown = longest_phase(phases, iterations)
         kept = iterations[iterations["phase"] == shown].drop(columns="phase")
         return kept.reset_index(drop=True), int(phases["ranks"][shown])
+
+    def _never_set(self, steps: pd.DataFrame) -> pd.DataFrame:
+        """Return steps at the times that the clocks would have shown if nobody had set them during the run."""
+        gaps_ns = {whole(path.parts[-3]): clock_gap_ns(path.parents[1]) for path in self.step_files}
+        known_ns = {node: gap_ns for node, gap_ns in gaps_ns.items() if gap_ns is not None}
+        return steps.assign(**{f"{side}_ns": monotonic(steps, side, known_ns) for side in ("start", "end")})
 
 
 def find_iterations(
@@ -317,15 +324,16 @@ def read_steps(files: Mapping[int, Path]) -> tuple[pd.DataFrame, list[Path]]:
     return steps.astype(_STEP_COLUMNS)[list(_STEP_COLUMNS)], torn_files
 
 
-def monotonic(steps: pd.DataFrame, side: str) -> pd.Series[int]:
+def monotonic(steps: pd.DataFrame, side: str, gaps_ns: Mapping[str, int] | None = None) -> pd.Series[int]:
     """Return the times of steps by CLOCK_MONOTONIC, shifted to each node's first CLOCK_REALTIME.
 
     Args:
         steps: as `JobRun.steps`.
         side: ``start`` or ``end``.
+        gaps_ns: CLOCK_REALTIME minus CLOCK_MONOTONIC of nodes; the others' first step tells.
     """
     first = steps.loc[steps.groupby("node")["start_mono_ns"].idxmin()].set_index("node")
-    origin = first["start_ns"] - first["start_mono_ns"]
+    origin = (first["start_ns"] - first["start_mono_ns"]).to_dict() | dict(gaps_ns or {})
     return steps[f"{side}_mono_ns"] + steps["node"].map(origin).astype("int64")
 
 

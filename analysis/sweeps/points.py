@@ -24,6 +24,7 @@ from ringtap.counter_growth import edge_error, window_growth
 from ringtap.errors import UsageError
 from ringtap.link_counters import columns_of, log_of, source_of
 from ringtap.models import PROFILES
+from ringtap.rundir import clock_gap_ns
 from ringtap.schema import ACKNOWLEDGED, LOAD_BIN_NS, SIMULATED
 
 ETHERNET_MTU = 1500
@@ -426,6 +427,8 @@ def _log(job: JobRun, name: str) -> CounterLog | None:
 class CounterLog:
     """Memory-mapped record file of counters, whose cost depends only on the windows that are read.
 
+    All times are as if the node's clock had not been set (`ringtap.rundir.clock_gap_ns`).
+
     Attributes:
         torn: torn last records (0 or 1).
     """
@@ -437,6 +440,10 @@ class CounterLog:
             UsageError: not a record file.
         """
         file, self._records, self.torn = map_records(path)
+        gap_ns = clock_gap_ns(path.parents[1])
+        if gap_ns is None:
+            gap_ns = int(self._records["t_ns"][0] - self._records["mono_ns"][0]) if len(self._records) else 0
+        self._gap_ns = gap_ns
         fields = () if file is None else file.fields
         self._widths = {field.name: field.width_bits for field in fields if field.kind == "counter"}
 
@@ -444,27 +451,29 @@ class CounterLog:
         return len(self._records) > 0 and column in self._widths
 
     def grown(self, column: str, start_ns: int, end_ns: int) -> float | str:
-        """Return the growth of a counter between two times (CLOCK_REALTIME), or the reason why it is not known."""
-        rows = self._rows(start_ns, end_ns)
-        times, values = rows["t_ns"].tolist(), rows[column].tolist()
+        """Return the growth of a counter between two times, or the reason why it is not known."""
+        rows, times_ns = self._rows(start_ns, end_ns)
+        times, values = times_ns.tolist(), rows[column].tolist()
         return window_growth(times, values, start_ns, end_ns, self._widths[column])
 
     def edge_error(self, column: str, start_ns: int, end_ns: int) -> float:
         """Return the largest error of `grown`."""
-        rows = self._rows(start_ns, end_ns)
-        times, values = rows["t_ns"].tolist(), rows[column].tolist()
+        rows, times_ns = self._rows(start_ns, end_ns)
+        times, values = times_ns.tolist(), rows[column].tolist()
         return edge_error(times, values, start_ns, end_ns, self._widths[column])
 
     def grown_in_bins(self, column: str, edges_ns: Integers) -> Array | None:
         """Return the growth of a counter in each bin; None if it was reset, or not sampled for longer than a bin."""
-        rows = self._rows(int(edges_ns[0]), int(edges_ns[-1]))
-        times, values = rows["t_ns"], rows[column]
+        rows, times = self._rows(int(edges_ns[0]), int(edges_ns[-1]))
+        values = rows[column]
         steps = counter_steps(values[:-1], values[1:], self._widths[column])
         grown = growth(times, steps, Borders(edges_ns, np.arange(len(edges_ns) - 1)))
         return None if np.isnan(grown).any() or np.diff(times).max() > np.diff(edges_ns).min() else grown
 
-    def _rows(self, start_ns: int, end_ns: int) -> npt.NDArray[Any]:
-        """Return the samples of a window, and one before and after it."""
-        t_ns = self._records["t_ns"]
-        first = max(bisect_right(t_ns, start_ns) - 1, 0)
-        return self._records[first : bisect_left(t_ns, end_ns, lo=first) + 1]
+    def _rows(self, start_ns: int, end_ns: int) -> tuple[npt.NDArray[Any], Integers]:
+        """Return the samples of a window, and one before and after it, and their times."""
+        mono_ns, gap_ns = self._records["mono_ns"], self._gap_ns
+        first = max(bisect_right(mono_ns, start_ns - gap_ns) - 1, 0)
+        rows = self._records[first : bisect_left(mono_ns, end_ns - gap_ns, lo=first) + 1]
+        times_ns: Integers = rows["mono_ns"] + np.int64(gap_ns)
+        return rows, times_ns

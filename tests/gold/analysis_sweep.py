@@ -63,7 +63,8 @@ def write_job(path, iteration_s, schedule, period_s=0.05, ranks=3):
     for rank, host in enumerate(WORKERS[:ranks]):
         writer = RecordWriter(job.node(host) / "steps" / f"rank{rank}-{100 + rank}.rec", STEP_FIELDS, {"rank": rank})
         mine = ends - 1_000_000 * ((steps + rank) % ranks)  # a different rank is the slowest each time
-        times = [mine - 2_000_000, mine, mine - START_NS, mine - START_NS]
+        begun = mine - 2_000_000
+        times = [begun, mine, begun - START_NS, mine - START_NS]
         writer.append_packed(packed(STEP_FIELDS, [steps, 0 * steps, *times]))
         writer.close()
     seconds = np.arange(0, (ends[-1] - START_NS) / 1e9 + 1, period_s)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from operator import add
 from pathlib import Path
+from statistics import median
 from types import TracebackType
 from typing import Any
 
@@ -18,7 +19,7 @@ from ringtap.agents.clock.system_clock import SteadyClock
 from ringtap.agents.hosts import HostProcess, Hosts
 from ringtap.agents.sweep.cluster_hosts import check_alive, check_lost
 from ringtap.agents.sweep.cross_traffic import STREAMS, CrossTraffic, free_port
-from ringtap.agents.sweep.disturbances import RECORDED_S, Watch, collect_options, counted_bps, late_share
+from ringtap.agents.sweep.disturbances import RECORDED_S, Change, Watch, collect_options, counted_bps, late_share
 from ringtap.agents.sweep.job_launch import Process, processes, ranks_of
 from ringtap.agents.sweep.link_payload import LinkPayload
 from ringtap.agents.sweep.packet_capture import PacketCapture
@@ -34,7 +35,7 @@ from ringtap.plan_models import Model
 from ringtap.run_files import open_regular
 from ringtap.rundir import RunDirectory, clock_gap_ns, open_log
 from ringtap.schema import ACKNOWLEDGED, AGENT_LOG, MARK_RECORD, MAX_LATE_SHARE, NIC_REC, VARIANTS
-from ringtap.units import counted
+from ringtap.units import counted, format_rate
 
 _TAIL_BYTES = 65_536
 _MAX_MESSAGE_LENGTH = 300
@@ -141,6 +142,8 @@ _LOG_DELAY_S = 2.0
 # this share of the capacity more as useless
 _REACHED_SHARE, _MIN_GAIN_SHARE = 0.97, 0.01
 _TRIAL_SETTLE_S, _TRIAL_S = 1.0, 2.0
+# iperf traffic below the one share of its load, while the bottleneck is used below the other one
+_SLOW_SHARE, _ROOM_SHARE = 0.9, 0.75
 # the counters of links are read during so many times the longest of so many recent iterations
 _SAMPLED_ITERATIONS, _RECENT_ITERATIONS = 2.5, 6
 
@@ -303,6 +306,7 @@ class Series:
         self._logs: dict[str, list[HostProcess]] = {}
         self._streams: dict[float, int] = {}  # of the iperf kind, by load
         self._clock = SteadyClock()
+        self._change: Change | None = None  # within the try before of the present step
 
     def __enter__(self) -> Series:
         """Start the recorders, the receiver and the job, and wait for the warm-up iterations.
@@ -407,8 +411,14 @@ class Series:
         """
         for step in steps:
             tries: list[dict[str, Any]] = []
-            while not tries or (self._why_again(tries[-1]) and len(tries) <= self._plan.window.retries):
-                tries.append(self._try(step, len(tries), tick))
+            self._change = None
+            try:
+                while not tries or (self._why_again(tries[-1]) and len(tries) <= self._plan.window.retries):
+                    tries.append(self._try(step, len(tries), tick))
+            except MeasurementError:
+                for point in tries:
+                    yield point | {"why": self._why_again(point)}, False
+                raise
             best = min(tries, key=lambda item: (len(item["cut"]), len(item["others"]), float(item["late_share"])))
             for point in tries:
                 if point is not best:
@@ -453,7 +463,9 @@ class Series:
         self._hosts.gather(self._run.path)
         recorder = self._run.path / "nodes" / self._network.timekeeper / NIC_REC
         disturbance = self._watch.window(start_ns, end_ns, window.settle_s)
-        seen_ns = [end for end in self._watcher.iteration_ends_ns() if start_ns <= end <= end_ns]
+        within = self._within(start_ns, end_ns)
+        if requested_bps and self._cross.kind == "iperf":  # the other kinds vary
+            within += self._slow_link(requested_bps, start_ns, end_ns)
         if self._network.bottleneck["cross"] == ACKNOWLEDGED:  # the analysis reads other counters itself
             sent |= self._acknowledged(start_ns, end_ns)
         return {
@@ -471,9 +483,43 @@ class Series:
             "other_bps": None if disturbance.other_bps is None else round(disturbance.other_bps),
             "other_why": disturbance.other_why,
             "others": list(disturbance.others),
-            "cut": [*disturbance.links, *self._watch.stall(seen_ns)],
+            "cut": [*disturbance.links, *within],
             **sent,
         }
+
+    def _within(self, start_ns: int, end_ns: int) -> list[str]:
+        """Return sentences about iterations of a window that stalled or changed.
+
+        Raises:
+            MeasurementError: they became longer in the try before, and stay so at the same load.
+        """
+        ends_ns = [end for end in self._watcher.iteration_ends_ns() if start_ns <= end <= end_ns]
+        before, usual_s = self._change, median((after - before) / 1e9 for before, after in pairwise(ends_ns))
+        if before is not None and before.lasts(usual_s):
+            words = f"{before}, and still take {usual_s:.3g} s: a link or a host has become slower"
+            if not self._tolerant:
+                raise MeasurementError(f"{self._model.title}: at the same load, {words}: see to it, then resume")
+            return [words]
+        stall = self._watch.stall(ends_ns)
+        self._change = None if stall else self._watch.change(ends_ns)
+        return [*stall, *([] if self._change is None else [str(self._change)])]
+
+    def _slow_link(self, requested_bps: float, start_ns: int, end_ns: int) -> list[str]:
+        """Return a sentence if iperf traffic stayed below its load although the bottleneck had room.
+
+        The check before the sweep has shown that the generator can load it.
+        """
+        bottleneck = self._network.bottleneck
+        asked_bps = frame_bytes(requested_bps, 0, bottleneck["mtu"])
+        share = self._watch.used(start_ns, end_ns) if bottleneck.get("carries_all", True) else None
+        try:
+            reached_bps = self._cross_bps(start_ns, end_ns)
+        except UsageError:
+            return []
+        if share is None or share >= _ROOM_SHARE or reached_bps >= _SLOW_SHARE * asked_bps:
+            return []
+        reached = f"{format_rate(reached_bps)} of {format_rate(asked_bps)}"
+        return [f"the cross traffic reached {reached} with the bottleneck {share:.0%} used: has a link become slower?"]
 
     def _sample_links(self, links: LinkPayload) -> None:
         """Read the counters of the links for some iterations."""
@@ -539,14 +585,22 @@ class Series:
         time.sleep(RECORDED_S)
         self._check()
         self._hosts.gather(self._run.path)
-        bottleneck = self._network.bottleneck
         try:
-            if bottleneck["cross"] == ACKNOWLEDGED:
-                return self._watch.rates(self._network.roles.cross_from, start_ns, end_ns).acknowledged_bps
-            counters, path = bottleneck["cross"], self._run.path
-            return sum(counted_bps(path, counter, bottleneck["mtu"], start_ns, end_ns) for counter in counters)
+            return self._cross_bps(start_ns, end_ns)
         except UsageError as error:
             raise MeasurementError(f"the iperf traffic could not be counted: {error}") from error
+
+    def _cross_bps(self, start_ns: int, end_ns: int) -> float:
+        """Return the rate of the cross traffic in a window, in bit/s, as frames on the wire.
+
+        Raises:
+            UsageError: it was not counted.
+        """
+        bottleneck = self._network.bottleneck
+        if bottleneck["cross"] == ACKNOWLEDGED:
+            return self._watch.rates(self._network.roles.cross_from, start_ns, end_ns).acknowledged_bps
+        counters, path = bottleneck["cross"], self._run.path
+        return sum(counted_bps(path, counter, bottleneck["mtu"], start_ns, end_ns) for counter in counters)
 
     def _acknowledged(self, start_ns: int, end_ns: int) -> dict[str, Any]:
         """Return the rate of the cross traffic that its receiver acknowledged, or why it is not known."""

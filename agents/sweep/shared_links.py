@@ -443,7 +443,7 @@ class SharedLinks:
         run = RunDirectory.create(path, "job", sys.argv, self._plan.seed, **facts)
         self._hosts.publish(path)
         ranks = {host: ranks_of(self._plan, host) for host in job.workers}
-        watch = Watch(path, self._network, self._plan.capacity_bps, 0)
+        watch = Watch(path, self._network, self._plan.capacity_bps, 0, has_one_bottleneck=False)
         return _RunningJob(job, run, StepWatcher(run, ranks), watch, [], {})
 
     def _network_of(self, job: Job) -> SweepRoles:
@@ -557,6 +557,9 @@ class SharedLinks:
             found = {"window_start_ns": start_ns, "window_end_ns": end_ns, "late_share": round(late, 4)}
             since_ns = start_ns - round(self._plan.window.settle_s * 1e9)
             cut = [word for one in running for word in one.watch.links(since_ns, end_ns, start_ns)]
+            for one in running:  # the first job's run has the counters of the links
+                ends_ns = [end for end in one.watcher.iteration_ends_ns() if start_ns <= end <= end_ns]
+                cut += [f"{one.job.name}: {words}" for words in running[0].watch.stall(ends_ns)]
             jobs = [(one.watch, one.job.workers) for one in running]
             others = running[0].watch.others_beside(jobs, start_ns, end_ns)
             tries.append(found | {"cut": list(dict.fromkeys(cut)), "others": others})

@@ -7,6 +7,7 @@ never within one.
 from __future__ import annotations
 
 import os
+import time
 
 from . import log
 
@@ -20,7 +21,7 @@ _FIRST_STEPS = 5
 
 
 class Grid:
-    """Times at which iterations may begin: ``start_ns`` (CLOCK_REALTIME) and every ``period_ns`` after it.
+    """Times at which iterations may begin: ``start_ns`` (CLOCK_MONOTONIC) and every ``period_ns`` after it.
 
     As soon as there is a file ``until``, iterations may begin at any time.
     """
@@ -43,7 +44,10 @@ class Grid:
 
 
 def from_environment(settings: Settings) -> Grid | None:
-    """The grid of ``RINGTAP_ITERATION_GRID="START_NS,PERIOD_NS[,FILE]"``; None if there is none, or a wrong one."""
+    """The grid of ``RINGTAP_ITERATION_GRID="START_NS,PERIOD_NS[,FILE]"``; None if there is none, or a wrong one.
+
+    START_NS is a time of CLOCK_REALTIME as it is now; if the clock is set later, the grid stays where it is.
+    """
     text = os.environ.get(VARIABLE)
     if not text:
         return None
@@ -55,4 +59,4 @@ def from_environment(settings: Settings) -> Grid | None:
     except ValueError:
         log.note(settings, VARIABLE)
         return None
-    return Grid(start_ns, period_ns, *until)
+    return Grid(start_ns - (time.time_ns() - time.monotonic_ns()), period_ns, *until)

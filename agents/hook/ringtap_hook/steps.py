@@ -156,7 +156,7 @@ class Recorder:
                 return
             now_ns, mono_ns = time.time_ns(), time.monotonic_ns()
             with self._lock:
-                pause_ns = self._pause_ns(now_ns, self._marks)
+                pause_ns = self._pause_ns(mono_ns, self._marks)
                 self._write(pause_ns, 0, self._marks, NO_OPTIMIZER, now_ns, now_ns, mono_ns, mono_ns, MARK)
                 self._marks += 1
             for listener in listeners:
@@ -173,7 +173,7 @@ class Recorder:
                 count = self._counts[optimizer] = [self._optimizers, 0]
                 self._optimizers += 1
                 self._file.about = _gpu(optimizer)
-            pause_ns = 0 if count[0] else self._pause_ns(times_ns[1], count[1])
+            pause_ns = 0 if count[0] else self._pause_ns(times_ns[3], count[1])
             self._write(pause_ns, passes_ns, count[1], count[0], *times_ns, kind)
             if not count[1]:
                 line = json_line(dict(_description(optimizer), optimizer=count[0], t_ns=times_ns[1]))
@@ -184,8 +184,8 @@ class Recorder:
         if pause_ns:
             time.sleep(pause_ns / 1e9)
 
-    def _pause_ns(self, now_ns: int, step: int) -> int:
-        return 0 if self._grid is None else self._grid.pause_ns(now_ns, step)
+    def _pause_ns(self, mono_ns: int, step: int) -> int:
+        return 0 if self._grid is None else self._grid.pause_ns(mono_ns, step)
 
     def _write(self, pause_ns: int, passes_ns: int, *values: int) -> None:
         passes = backward.passes

@@ -1,15 +1,24 @@
 """What logs of a host's links and counters say of a window."""
 
+import math
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ringtap.agents.sweep.disturbances import Watch
+from ringtap.agents.sweep.disturbances import Watch, change_place, counted_bps, late_share
+from ringtap.agents.sweep.load_series import StepWatcher
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.testbed.topology import Roles
 from ringtap.errors import UsageError
 from ringtap.records import Field, JsonLinesWriter, RecordWriter
+from ringtap.rundir import RunDirectory
+from ringtap.units import format_change
 
 S = 1_000_000_000
 STAGE = SweepRoles(
@@ -106,3 +115,117 @@ def test_an_iteration_that_no_congestion_explains_disturbs_the_window(
 
 def test_without_counters_a_stall_cannot_be_told_from_congestion(tmp_path: Path) -> None:
     assert Watch(tmp_path, STAGE, 10**9, 0).stall([10 * S, 11 * S, 12 * S, 30 * S]) == []
+
+
+STEP_FIELDS = [
+    *(Field(name, "<u4", "", "index") for name in ("step", "optimizer")),
+    *(Field(f"{side}{clock}_ns", "<i8", "ns", "time") for clock in ("", "_mono") for side in ("start", "end")),
+    *(Field(name, kind, "", "gauge") for name, kind in (("kind", "<u1"), ("pause_ns", "<i8"))),
+]
+
+
+def write_a_set_clock(run: RunDirectory, node: str, set_s: float, step_s: float) -> None:
+    """Counters of 100 Mbit/s for 40 s, and iterations of 0.5 s; the clock is set after some seconds."""
+    gap_ns = 1_700_000_000 * S
+
+    def shown_ns(mono_s: float) -> int:
+        return round((mono_s + (step_s if mono_s >= set_s else 0)) * S) + gap_ns
+
+    log = RecordWriter(run.node(node) / "nic" / "nic.rec", FIELDS, {"every_s": 0.1})
+    for number in range(400):
+        size_bytes = number * 1_250_000
+        log.append(shown_ns(number / 10), number * S // 10, size_bytes, size_bytes // 1500)
+    log.close()
+    steps = RecordWriter(run.node(node) / "steps" / "rank0-7.rec", STEP_FIELDS, {})
+    for number in range(80):
+        end_s = number / 2
+        steps.append(number, 0, *(shown_ns(end_s),) * 2, *(round(end_s * S),) * 2, 0, 0)
+    steps.close()
+
+
+@pytest.mark.parametrize("step_s", [1.0, -1.0, 3600.0, -3600.0])
+def test_a_clock_that_is_set_moves_no_times_and_disturbs_its_window_only(step_s: float, tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", "job", [], 0)
+    write_a_set_clock(run, "a", 15, step_s)
+    gap_ns = 1_700_000_000 * S
+    ends_ns = StepWatcher(run, {"a": 1}).iteration_ends_ns()
+    assert ends_ns == [gap_ns + number * S // 2 for number in range(80)]
+    assert StepWatcher(run, {"a": 1}).iteration_begins_ns() == ends_ns
+    watch = Watch(run.path, STAGE, 10**9, 0)
+    words = f"the clock of a was set by {format_change(step_s)}"
+    for since_s, until_s, expected in ((2, 12, []), (10, 20, [words]), (20, 30, [])):
+        window_ns = gap_ns + since_s * S, gap_ns + until_s * S
+        assert list(watch.window(*window_ns, 2.0).links) == expected
+        assert late_share(run.path / "nodes" / "a" / "nic" / "nic.rec", *window_ns) == 0
+        counter = {"node": "a", "nic": "eth0", "direction": "rx"}
+        assert counted_bps(run.path, counter, 1500, *window_ns) == pytest.approx(100e6, rel=0.01)
+
+
+def rates_log(run: Path, mbps: Sequence[float]) -> None:
+    """Counters that grew at these rates, one per second from second 0 on."""
+    log = RecordWriter(run / "nodes" / "a" / "nic" / "nic.rec", FIELDS, {"every_s": 0.1})
+    size_bytes = 0.0
+    for number in range(10 * len(mbps)):
+        log.append(number * S // 10, number * S // 10, round(size_bytes), round(size_bytes) // 1500)
+        size_bytes += mbps[number // 10] * 1e6 / 80
+    log.close()
+
+
+def ends_of(times_s: Sequence[float]) -> list[int]:
+    return [round(S * (5 + end_s)) for end_s in accumulate(times_s, initial=0.0)]
+
+
+HALVED = [0.20, 0.21, 0.19, 0.2, 0.22, 0.2, 0.21, 0.19, 0.2, 0.2, 0.35, 0.33, 0.36, 0.34, 0.35, 0.36]
+
+
+def test_a_link_that_is_halved_within_a_window_changes_its_iterations(tmp_path: Path) -> None:
+    rates_log(tmp_path, [800] * 7 + [500] * 9)
+    found = Watch(tmp_path, STAGE, 10**9, 0).change(ends_of(HALVED))
+    assert found is not None
+    assert re.fullmatch(
+        r"iterations changed from 0\.2 to 0\.35 s, and the used part of the bottleneck from 8\d% to 5\d%", str(found)
+    )
+    assert found.lasts(0.34)
+    assert not found.lasts(0.21)
+
+
+@pytest.mark.parametrize(
+    ("times_s", "mbps"),
+    [
+        (HALVED, [500] * 7 + [900] * 9),  # more load, which the iterations share
+        (HALVED, [800] * 16),
+        ([0.2, 0.35] * 8, [800] * 7 + [500] * 9),  # no change at one moment
+        ([0.2] * 10 + [0.24] * 6, [800] * 7 + [500] * 9),  # less than by a quarter
+        ([0.2] * 4 + [0.35] * 4, [800] * 6 + [500] * 10),  # too few
+    ],
+)
+def test_iterations_that_more_load_explains_or_that_vary_do_not_change(
+    times_s: list[float], mbps: list[float], tmp_path: Path
+) -> None:
+    rates_log(tmp_path, mbps)
+    assert Watch(tmp_path, STAGE, 10**9, 0).change(ends_of(times_s)) is None
+
+
+def test_a_change_is_where_it_was_made_and_rare_by_chance() -> None:
+    draw = random.Random(43)
+    alarms = 0
+    for _ in range(300):
+        place, slow = draw.randint(8, 22), draw.choice([1.6, 1 / 1.6])
+        times_s = [math.exp(draw.gauss(0, 0.08)) for _ in range(30)]
+        alarms += change_place(times_s) is not None
+        found = change_place([time_s * (slow if number >= place else 1) for number, time_s in enumerate(times_s)])
+        assert found is not None
+        assert abs(found - place) <= 1
+    assert alarms == 0
+
+
+def test_the_most_used_of_several_links_tells_a_stall_from_congestion(tmp_path: Path) -> None:
+    rates_log(tmp_path, [950] * 40)
+    counters = [{"node": "a", "nic": "eth0", "direction": "rx"}] * 2
+    stage = replace(
+        STAGE, bottleneck=STAGE.bottleneck | {"total": [counters[0] | {"rate_bps": 4 * 10**9}, counters[1]]}
+    )
+    ends_ns = [round(S * end_s) for end_s in (10, 10.2, 10.4, 10.6, 15.6, 15.8)]
+    assert Watch(tmp_path, stage, 10**9, 0, has_one_bottleneck=False).stall(ends_ns) == []
+    slow = replace(STAGE, bottleneck=STAGE.bottleneck | {"total": [counters[0] | {"rate_bps": 4 * 10**9}]})
+    assert len(Watch(tmp_path, slow, 10**9, 0, has_one_bottleneck=False).stall(ends_ns)) == 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import socket
+import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,14 +17,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from ringtap.agents.hosts import Hosts
 from ringtap.agents.sweep.roles import Attachment, SweepRoles
 from ringtap.counter_growth import growth, window_growth
-from ringtap.errors import UsageError
+from ringtap.errors import MeasurementError, UsageError
 from ringtap.ethernet import HEADER_BYTES
 from ringtap.link_counters import NIC, SOURCES, columns_of, log_of, source_of
 from ringtap.records import RecordFile, read_json_lines
 from ringtap.rundir import clock_gap_ns, open_log
-from ringtap.schema import LINK_STATE, LINKS_JSONL, NIC_REC, OWNER, OWNERS_JSONL, SOCKETS_REC
+from ringtap.schema import AGENT_LOG, LINK_STATE, LINKS_JSONL, NIC_REC, OWNER, OWNERS_JSONL, SOCKETS_REC
 from ringtap.units import counted, format_change, format_rate
 
 # on links of 250 Mbit/s, ringtap itself caused 0.2 Mbit/s without load; under load, all but 0.5 % was accounted for
@@ -41,6 +43,7 @@ _SOCKETS_S = 0.1  # sufficient for connections
 RECORDED_S = 0.3  # delay until the last samples of a window are in the logs
 _IPV6_MORE_BYTES = 20
 _SPARE_ROWS = 500
+_SILENT_S = 5.0  # without new samples, after which a host records no more
 # the clock of a host was set if its difference from CLOCK_MONOTONIC changed by more, in the median of some samples
 CLOCK_STEP_S, _CLOCK_SAMPLES = 0.02, 5
 
@@ -554,6 +557,35 @@ def other_words(node: str, direction: str, bps: float, capacity_bps: float) -> s
 
 
 _LATE_PERIODS = 1.5
+
+
+def wait_for_samples(hosts: Hosts, run: Path, end_ns: int) -> None:
+    """Wait until all hosts that record their interfaces have recorded them until the end of a window.
+
+    Raises:
+        MeasurementError: a host no longer records; the message names it.
+    """
+    logs, deadline_s = sorted(run.glob(f"nodes/*/{NIC_REC}")), time.monotonic() + _SILENT_S
+    while True:
+        hosts.gather(run)
+        newest_ns = {log.parents[1].name: _newest_ns(log) for log in logs}
+        missing = [node for node, last_ns in newest_ns.items() if last_ns < end_ns]
+        if not missing:
+            return
+        if time.monotonic() > deadline_s:
+            log = run / "nodes" / missing[0] / AGENT_LOG
+            raise MeasurementError(
+                f"{', '.join(missing)} recorded nothing up to the end of the window: did ringtap's agent end there? "
+                f"See {log}, then resume"
+            )
+        time.sleep(RECORDED_S)
+
+
+def _newest_ns(log: Path) -> int:
+    records = open_log(log)
+    if not records.count:
+        return 0
+    return int(records.tail(records.count - 1)[0][1]) + (clock_gap_ns(log.parents[1]) or 0)
 
 
 def late_share(log: Path, start_ns: int, end_ns: int) -> float:

@@ -19,7 +19,15 @@ from ringtap.agents.clock.system_clock import SteadyClock
 from ringtap.agents.hosts import HostProcess, Hosts
 from ringtap.agents.sweep.cluster_hosts import check_alive, check_lost
 from ringtap.agents.sweep.cross_traffic import STREAMS, CrossTraffic, free_port
-from ringtap.agents.sweep.disturbances import RECORDED_S, Change, Watch, collect_options, counted_bps, late_share
+from ringtap.agents.sweep.disturbances import (
+    RECORDED_S,
+    Change,
+    Watch,
+    collect_options,
+    counted_bps,
+    late_share,
+    wait_for_samples,
+)
 from ringtap.agents.sweep.job_launch import Process, processes, ranks_of
 from ringtap.agents.sweep.link_payload import LinkPayload
 from ringtap.agents.sweep.packet_capture import PacketCapture
@@ -460,7 +468,7 @@ class Series:
         check_alive(self._hosts)
         if self._is_known is not None:  # the next load is chosen by the logs
             time.sleep(RECORDED_S)
-        self._hosts.gather(self._run.path)
+        wait_for_samples(self._hosts, self._run.path, end_ns)
         recorder = self._run.path / "nodes" / self._network.timekeeper / NIC_REC
         disturbance = self._watch.window(start_ns, end_ns, window.settle_s)
         within = self._within(start_ns, end_ns)

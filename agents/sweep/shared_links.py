@@ -22,7 +22,7 @@ from ringtap.agents.hosts import HostProcess, Hosts
 from ringtap.agents.sweep.clock_offsets import ClockOffset, clock_offsets
 from ringtap.agents.sweep.cluster_hosts import check_alive, check_lost
 from ringtap.agents.sweep.cross_traffic import free_port
-from ringtap.agents.sweep.disturbances import RECORDED_S, Watch, collect_options, late_share
+from ringtap.agents.sweep.disturbances import RECORDED_S, Watch, collect_options, late_share, wait_for_samples
 from ringtap.agents.sweep.estimate import SharingStep, sharing_steps
 from ringtap.agents.sweep.job_launch import processes, ranks_of
 from ringtap.agents.sweep.job_paths import (
@@ -552,7 +552,7 @@ class SharedLinks:
             time.sleep(RECORDED_S)
             check_alive(self._hosts)
             for one in running:
-                self._hosts.gather(one.run.path)
+                wait_for_samples(self._hosts, one.run.path, end_ns)
             late = late_share(running[0].run.node(self._network.timekeeper) / NIC_REC, start_ns, end_ns)
             found = {"window_start_ns": start_ns, "window_end_ns": end_ns, "late_share": round(late, 4)}
             since_ns = start_ns - round(self._plan.window.settle_s * 1e9)

@@ -37,7 +37,7 @@ STALL_ITERATIONS, STALL_S, STALL_LOAD = 5, 1.5, 0.9
 # Iterations changed within a window if those after a moment are longer than those before it in this share of all pairs,
 # by this ratio of the medians, while the bottleneck carried less; each part has so many iterations, and such a share.
 # More load carries more, too. Among 400 series of 15 to 100 correlated iterations, times alone changed so in up to 26 %
-CHANGE_PAIRS, CHANGE_RATIO, CHANGE_CARRIED = 0.98, 1.25, 0.9
+CHANGE_PAIRS, _CHANGE_LONGER, CHANGE_CARRIED = 0.98, 0.25, 0.9
 _CHANGE_ITERATIONS, _CHANGE_SHARE = 5, 0.2
 _SOCKETS_S = 0.1  # sufficient for connections
 RECORDED_S = 0.3  # delay until the last samples of a window are in the logs
@@ -366,7 +366,7 @@ def change_place(times_s: Sequence[float]) -> int | None:
     longer = sum(len(after_s) - (bisect_left(after_s, s) + bisect_right(after_s, s)) / 2 for s in before_s)
     share = longer / (place * (count - place))
     middle_s = median(before_s), median(after_s)
-    is_clear = max(share, 1 - share) >= CHANGE_PAIRS and max(middle_s) >= CHANGE_RATIO * min(middle_s)
+    is_clear = max(share, 1 - share) >= CHANGE_PAIRS and max(middle_s) >= (1 + _CHANGE_LONGER) * min(middle_s)
     return place if is_clear else None
 
 

@@ -11,14 +11,18 @@ from typing import Any
 
 import pytest
 
-from ringtap.agents.sweep.disturbances import Watch, change_place, counted_bps, late_share
-from ringtap.agents.sweep.load_series import StepWatcher
+from ringtap.agents.hosts import LocalHosts
+from ringtap.agents.sweep import disturbances
+from ringtap.agents.sweep.cross_traffic import CrossTraffic
+from ringtap.agents.sweep.disturbances import Watch, change_place, counted_bps, late_share, wait_for_samples
+from ringtap.agents.sweep.load_series import Series, StepWatcher
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.testbed.topology import Roles
-from ringtap.errors import UsageError
+from ringtap.errors import MeasurementError, UsageError
 from ringtap.records import Field, JsonLinesWriter, RecordWriter
 from ringtap.rundir import RunDirectory
 from ringtap.units import format_change
+from tests.unit.agents.test_sweep_cluster import plan_of
 
 S = 1_000_000_000
 STAGE = SweepRoles(
@@ -229,3 +233,37 @@ def test_the_most_used_of_several_links_tells_a_stall_from_congestion(tmp_path: 
     assert Watch(tmp_path, stage, 10**9, 0, has_one_bottleneck=False).stall(ends_ns) == []
     slow = replace(STAGE, bottleneck=STAGE.bottleneck | {"total": [counters[0] | {"rate_bps": 4 * 10**9}]})
     assert len(Watch(tmp_path, slow, 10**9, 0, has_one_bottleneck=False).stall(ends_ns)) == 1
+
+
+def test_iterations_that_stay_longer_at_the_same_load_end_the_series(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", "job", [], 0)
+    rates_log(run.path, [800] * 7 + [500] * 23)
+    steps = RecordWriter(run.node("a") / "steps" / "rank0-7.rec", STEP_FIELDS, {})
+    for number, end_ns in enumerate(ends_of([*HALVED, *[0.35] * 20])):
+        steps.append(number, 0, *(end_ns,) * 4, 0, 0)
+    steps.close()
+    plan = plan_of(tmp_path)
+    hosts, roles = LocalHosts(["a"]), replace(STAGE, roles=replace(STAGE.roles, workers=("a",)))
+    cross = CrossTraffic(plan, "iperf", hosts, roles, run.path)
+    for tolerant in (False, True):
+        series = Series(plan, plan.models[0], hosts, roles, run, cross, tolerant=tolerant)
+        series._watch = Watch(run.path, roles, 10**9, 0)
+        ends_ns = series._watcher.iteration_ends_ns()
+        (words,) = series._within(ends_ns[0], ends_ns[16])
+        assert words.startswith("iterations changed from 0.2 to 0.35 s")
+        if tolerant:
+            (again,) = series._within(ends_ns[17], ends_ns[-1])
+            assert again.endswith(", and still take 0.35 s: a link or a host has become slower")
+        else:
+            with pytest.raises(MeasurementError, match=r"at the same load, iterations .*: see to it, then resume$"):
+                series._within(ends_ns[17], ends_ns[-1])
+
+
+def test_a_host_whose_agent_was_killed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDirectory.create(tmp_path / "run", "job", [], 0)
+    rates_log(run.path, [100] * 10)
+    monkeypatch.setattr(disturbances, "_SILENT_S", 0.1)
+    hosts = LocalHosts(["a"])
+    wait_for_samples(hosts, run.path, 9 * S)
+    with pytest.raises(MeasurementError, match=r"^a recorded nothing up to the end of the window: .*nodes/a/log/agent"):
+        wait_for_samples(hosts, run.path, 12 * S)

@@ -8,7 +8,7 @@ from ringtap.analysis.runs.run import JobRun, read_records, read_run
 from ringtap.analysis.sweeps.points import measure
 from ringtap.analysis.sweeps.sweep import Sweep
 from ringtap.errors import UsageError
-from ringtap.records import RecordWriter
+from ringtap.records import RecordWriter, open_records
 from ringtap.rundir import RunDirectory
 from tests.gold.analysis_sweep import START_NS, STEP_FIELDS, counter_fields, edit_info, write_job, write_sweep
 from tests.gold.job_run import Node, Socket
@@ -322,3 +322,30 @@ def test_addresses_of_a_socket_log_can_be_printed(tmp_path):
     assert table.groupby("source")["bytes_acked"].sum().tolist() == [0]
     assert len(repr(table)) > 0
     assert len(table.describe(include="all")) > 0
+
+
+def set_clock(log, columns, after_mono_ns, step_ns):
+    """Let the clock of a log have been set."""
+    file = open_records(log)
+    data = bytearray(log.read_bytes())
+    records = np.frombuffer(data, np.dtype([(field.name, field.type) for field in file.fields]), offset=file.offset)
+    for wall, mono in columns:
+        records[wall][records[mono] > after_mono_ns] += step_ns
+    log.write_bytes(data)
+
+
+@pytest.mark.parametrize("step_s", [1, -1, 3600, -3600])
+def test_a_clock_that_is_set_during_a_sweep_changes_no_point(tmp_path, step_s):
+    write_sweep(tmp_path / "sweep", [("vgg16", "consistent")], loads_gbps=(0.0, 12.5))
+    expected = measure(ringtap.open_sweep(tmp_path / "sweep").run)
+    job = tmp_path / "sweep" / expected[0].directory / "nodes"
+    for log in (job / "switch/nic/nic.rec", job / "S0/nic/nic.rec"):
+        set_clock(log, [("t_ns", "mono_ns")], 5 * 10**9, step_s * 10**9)
+    steps = [("start_ns", "start_mono_ns"), ("end_ns", "end_mono_ns")]
+    for host in ("S0", "S1"):
+        (log,) = (job / host / "steps").glob("rank*.rec")
+        set_clock(log, steps, 5 * 10**9, step_s * 10**9)
+    found = measure(ringtap.open_sweep(tmp_path / "sweep").run)
+    assert found == expected
+    assert [one.iteration_s.tolist() for one in found] == [one.iteration_s.tolist() for one in expected]
+    assert all(one.cross_bps is not None for one in found)

@@ -9,7 +9,7 @@ DEMO ?= runs/demo
 REPRODUCE ?= runs/reproduce
 END_HANGING := -o faulthandler_timeout=450 -o faulthandler_exit_on_timeout=true
 
-.PHONY: demo check test test-gpu lint reproduce clean say-check say-test
+.PHONY: demo check test test-gpu lint types style reproduce clean say-check say-test
 
 $(VENV)/ready: pyproject.toml constraints.txt scripts/prepare.sh
 	PYTHON=$(PYTHON) sh scripts/prepare.sh $(VENV)
@@ -31,10 +31,16 @@ reproduce: $(VENV)/ready
 		$(BIN)/ringtap report "$(REPRODUCE)$$part" || exit; \
 	done
 
+# the types take longer than all the rest
 lint: $(VENV)/ready
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync types style
+
+types:
+	$(BIN)/mypy
+
+style:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/house.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
@@ -43,9 +49,9 @@ check: say-check lint
 	$(BIN)/python -m pytest -n 2 -m computes
 
 # Many of the tests that share the machine wait most of the time, so there are five at once for two cores. Of the tests
-# that keep time, two run at once, and one that computes beside them, with what these leave of the processors; without
-# privilege, it would not give way, and takes the place of one of them. What fails runs once more, by itself: most tests
-# run real programs, which a busy machine may hold up. A test that needs this has a defect all the same; please report it.
+# that keep time, which wait even more, three run at once, and one that computes beside them, with what these leave of
+# the processors; without privilege, one of each. What fails runs once more, by itself: most tests run real programs,
+# which a busy machine may hold up. A test that needs this has a defect all the same; please report it.
 # Each of the two parts ends with the times of its ten slowest tests. A test is interrupted after 300 s; if it still does
 # not end, as it waits for a process of its own, its worker ends with a traceback, and another runs the other tests.
 test: say-test lint $(VENV)/tests
@@ -55,7 +61,7 @@ test: say-test lint $(VENV)/tests
 		$(BIN)/python -m pytest -x -m "$$2" --last-failed --last-failed-no-failures none $(END_HANGING); \
 	}; \
 	tests 5 shares; first=$$?; \
-	tests $$([ "$$(id -u)" = 0 ] && echo 3 || echo 2) "not shares" && exit $$first
+	tests $$([ "$$(id -u)" = 0 ] && echo 4 || echo 2) "not shares" && exit $$first
 
 # each test prints what it measured
 test-gpu:

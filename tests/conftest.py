@@ -21,18 +21,18 @@ hypothesis.settings.load_profile("busy")
 # which mostly wait, and lets them have only what these leave of the processors.
 COMPUTES = re.compile(
     r"property/|unit/\w+/test_(analysis|core|docs|job|long|pcap|public|structure|sweep_csv|thesis)_"
-    r"|unit/\w+/test_(flow_table|lab_topologies|language|link_counters|report_overview|ssh_words"
+    r"|unit/\w+/test_(csv_table|flow_table|lab_topologies|language|link_counters|report_overview|run_files|ssh_words"
     r"|traffic_(formats|plan|sizes|verify))|unit/workload/"
 )
 # Tests that start processes and keep no time: many may run beside them. What is left, and what is marked alone among
-# these, keeps time, and runs beside one other of its kind at most.
+# these, keeps time, and runs beside two others of its kind at most.
 SHARES = re.compile(
     r"slurm/|frameworks/|gpu/|horovod/test_(build|job|timeline)"
     r"|testbed/test_(agent_|benchmark_(pcap|scale)|clock|collect|counters|docs|doctor|job_bytes|lab|live|notebooks|pcap"
     r"|metrics|ssh_(hosts|sweep)|sweep|topologies|traffic)"
     r"|unit/\w+/test_(agent_(descriptors|failures|live|ranks|run|signals)|clock_|collect_|completion|doctor|extension"
-    r"|hook_|hosts_|installed|jobs_|lab_state|live_|packaging|plug_ins|recipes|slurm_|suite"
-    r"|sweep_|traffic_)"
+    r"|hook_|hosts_|installed|jobs_|lab_state|live_|packaging|plug_ins|python_command|recipes|slurm_|suite"
+    r"|sweep_|traffic_|unrecorded)"
 )
 # a variable of all processes that tests start; where a test empties the environment, it sets this one again
 TESTED_BY = "TESTED_BY"
@@ -53,9 +53,13 @@ TOGETHER = re.compile(
 )
 
 
-# The tests that keep time run in two rows that take about as long: these, and the others. What shares a sweep is in
-# one of them.
-FIRST_ROW = re.compile(r"tests/(horovod|testbed)/(?!test_(benchmark(?!_bursts)|ssh_sweep|sweep\.))")
+# The tests that keep time run in three rows that take about as long: those that compute most; those that share a sweep,
+# and all without a testbed; and the others, which mostly wait.
+ROWS = {
+    "first row": re.compile(r"tests/(horovod/|testbed/test_(benchmark|docs|job_bytes|notebooks))"),
+    "second row": re.compile(r"tests/((?!testbed/)|testbed/test_(ssh_sweep|sweep\.))"),
+    "third row": re.compile(""),
+}
 
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]
@@ -63,8 +67,8 @@ class Together(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         if self.config.option.markexpr == "not shares" and not COMPUTES.match(nodeid.removeprefix("tests/")):
-            # without privilege, a command for all testbeds ends those of the other row
-            return "first row" if FIRST_ROW.match(nodeid) or os.geteuid() != 0 else "second row"
+            # without privilege, a command for all testbeds ends those of the other rows
+            return next(row for row, tests in ROWS.items() if tests.match(nodeid) or os.geteuid() != 0)
         shared = TOGETHER.match(nodeid)
         return shared[0] if shared else nodeid
 
@@ -84,6 +88,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     shares = SHARES.match(path) and not COMPUTES.match(path)
     exception = "mark.alone" if shares else "mark.shares"
     return (part == ("not shares" if shares else "shares") and exception not in collection_path.read_text()) or None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Keep what is imported for good: to look for garbage among it takes a third of a second after each module."""
+    gc.disable()
+    found = yield
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    return found
 
 
 @pytest.hookimpl(wrapper=True)

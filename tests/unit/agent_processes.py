@@ -36,11 +36,13 @@ def python(code: str) -> list[str]:
 def processes_of(run: Path) -> list[psutil.Process]:
     """Every process of ringtap's own that has the run's folder on its command line."""
     found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            words = process.cmdline()
-            if str(run) in words and "ringtap.cli" in words and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+    for pid in psutil.pids():
+        # many tests wait for one: without psutil's objects, a look takes half as long
+        with contextlib.suppress(OSError, psutil.Error), open(f"/proc/{pid}/cmdline", "rb", buffering=0) as file:  # noqa: PTH123
+            words = file.read().split(b"\0")
+            if os.fsencode(run) in words and b"ringtap.cli" in words:
+                process = psutil.Process(pid)
+                found += [process] * (process.status() != psutil.STATUS_ZOMBIE)
     return found
 
 

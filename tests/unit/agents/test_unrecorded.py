@@ -20,15 +20,18 @@ from tests.unit.agents.test_hook_start import fake_torch
 
 HOOK, RUN = "/opt/hook", "/runs/one"
 
-# Steps for 2.5 s, with a file mapped whose name is that of torch's library: importing the real one takes longer
+# A file is mapped whose name is that of torch's library: importing the real one takes longer. The agent looks at what
+# is mapped once a second, in processes that have used 0.5 s of a processor
 TRAIN = """
 import mmap, sys, time
 import torch
 with open(torch.__path__[0] + "/libtorch.so") as file:
     library = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-optimizer, end_s = torch.optim.Optimizer(), time.monotonic() + 2.5
-while time.monotonic() < end_s:
+optimizer = torch.optim.Optimizer()
+while time.process_time() < 0.6:
     optimizer.step()
+time.sleep(2.4)
+optimizer.step()
 """
 
 

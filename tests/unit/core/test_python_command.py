@@ -84,10 +84,10 @@ def test_a_run_is_recorded_and_analyzed(folder: Path) -> None:
 
 @pytest.mark.timeout(60)
 def test_metrics_are_served(folder: Path) -> None:
-    job = [sys.executable, "-I", "-c", "import time; time.sleep(6)"]
+    job = [sys.executable, "-I", "-c", "import os, time\nwhile not os.path.exists('end'): time.sleep(0.05)"]
     process = start(folder, "run", "-o", "run", "--metrics", "127.0.0.1:19465", "--", *job)
     try:
-        for _ in range(50):
+        for _ in range(200):
             try:
                 with urllib.request.urlopen("http://127.0.0.1:19465/metrics", timeout=1) as answer:
                     assert b"ringtap_" in answer.read()
@@ -97,6 +97,7 @@ def test_metrics_are_served(folder: Path) -> None:
         else:
             pytest.fail(f"no metrics; imported: {imported(folder)}")
     finally:
+        (folder / "end").touch()
         process.communicate(timeout=60)
     assert imported(folder) == ""
 

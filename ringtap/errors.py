@@ -49,8 +49,24 @@ def error_message(error: Exception) -> str:
     """Return a clause for an error: ringtap's own text, the system's message for a system error, else type and text."""
     if isinstance(error, RingtapError):
         return str(error)
-    if isinstance(error, OSError) and error.errno and error.strerror:
-        is_own = error.strerror != os.strerror(error.errno)
-        return error.strerror if is_own else system_message(error.errno)
+    if isinstance(error, OSError) and error.errno is not None:
+        is_own = error.strerror and (not error.errno or error.strerror != os.strerror(error.errno))
+        return str(error.strerror) if is_own else system_message(error.errno)
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def failure_message(error: Exception) -> str:
+    """Return `error_message`, behind the name of the file that a system error has."""
+    name = error.filename if isinstance(error, OSError) else None
+    return error_message(error) if name is None else f"{name}: {error_message(error)}"
+
+
+def exit_words(code: int) -> str:
+    """Return a clause for an exit code: Python's, below 0 for a signal, or a shell's, 128 and the signal's number."""
+    import signal
+
+    if code < 0:
+        return signal.Signals(-code).name
+    shell = f" (128 + {signal.Signals(code - 128).name})" if code - 128 in set(signal.Signals) else ""
+    return f"exit code {code}{shell}"

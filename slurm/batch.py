@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ringtap.agents.hosts.slurm import allocated_nodes
-from ringtap.agents.job.exit_cause import KILLED, POSSIBLE_CAUSE, MemoryKills
+from ringtap.agents.job.exit_cause import KILLED, POSSIBLE_CAUSE, SHELL_CAUSE, MemoryKills
 from ringtap.agents.job.signals import GroupWatch
 from ringtap.agents.node.node_json import conclude, node_items
 from ringtap.errors import MeasurementError, UsageError, failure_message
@@ -27,7 +27,7 @@ from ringtap.rundir import RunDirectory, write_json
 from ringtap.schema import RUN_JSON
 from ringtap.slurm.array_parts import part_paths
 from ringtap.slurm.job import job_id, note, signal_step, variable
-from ringtap.slurm.output import memory_words
+from ringtap.slurm.output import killed_or_not_run
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.request import Recording
 from ringtap.terminal import as_command
@@ -201,8 +201,8 @@ def _end(paths: SubmitPaths, code: int, cause: str, kills: MemoryKills) -> int:
         if code and failures:
             first = earliest["exit_code"]
         why = str(earliest.get("cause") or "")
-        if first == KILLED and why in ("", POSSIBLE_CAUSE):
-            why = kills.words() or memory_words(paths, job_id())
+        if why in ("", POSSIBLE_CAUSE, SHELL_CAUSE):
+            why = (kills.words() if first == KILLED else "") or killed_or_not_run(paths, job_id(), first)
         expected = int(variable("SLURM_JOB_NUM_NODES"))
         missing = (
             f"{expected - len(nodes)} of {counted(expected, 'node')} not recorded" if len(nodes) < expected else ""

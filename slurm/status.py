@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ringtap.agents.job.exit_cause import CANNOT_RUN, KILLED
+from ringtap.agents.job.exit_cause import CANNOT_RUN
 from ringtap.agents.node.node_json import node_items
 from ringtap.agents.sweep.lock import LOCK_FILE
 from ringtap.errors import MeasurementError, UsageError, exit_words
@@ -26,7 +26,7 @@ from ringtap.schema import POINTS_JSONL, SHARED, SHARED_JSONL
 from ringtap.slurm.array_parts import Part, missing_loads, planned_series, read_parts, whole_plan
 from ringtap.slurm.job import JobReport, read_report
 from ringtap.slurm.job_states import ENDED, FORGOTTEN, RUNNING, UNKNOWN, WAITING, Answer, ask_slurm
-from ringtap.slurm.output import memory_words
+from ringtap.slurm.output import killed_or_not_run
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.terminal import one_line, shell_word
 from ringtap.units import counted
@@ -236,14 +236,15 @@ def _job_standing(paths: SubmitPaths, report: JobReport, answer: Answer | None) 
     """Combine a job's report with Slurm's answer, which has priority, as a requeued job has already reported an end."""
     state = answer.kind if answer else UNKNOWN if report.exit_code is None else ENDED
     end = "" if report.exit_code is None else exit_words(report.exit_code)
-    end += f" after {report.stopped}" if end and report.stopped else ""
+    if report.stopped and end:
+        end = f"exit code {report.exit_code} after {report.stopped}"
     output = paths.output(report.job)
     shown = f"see {output.relative_to(paths.run)}" if output.is_file() else ""
     said = [answer.sentence()] if answer else []
     if end and state == ENDED:
         expected = ("COMPLETED" if report.exit_code == 0 else "FAILED", FORGOTTEN)
         said = [end if answer else f"{end} by its files", *(said if answer and answer.state not in expected else [])]
-        said += [memory_words(paths, report.job)] if report.exit_code == KILLED and not report.stopped else []
+        said += [killed_or_not_run(paths, report.job, report.exit_code or 0)] if not report.stopped else []
         said += [shown] if report.exit_code else []
     elif end and state == WAITING:
         said.append(f"its last run ended: {end}")

@@ -15,6 +15,7 @@ _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 CANNOT_RUN = (126, 127)  # exit codes of shells, and of ringtap: a command is not executable, or was not found
 KILLED = 128 + signal.SIGKILL
 POSSIBLE_CAUSE = "out of memory is one possible cause"
+SHELL_CAUSE = "a shell's exit code for a command that it cannot run"
 
 
 class MemoryKills:
@@ -97,7 +98,7 @@ class ExitCause:
         """
         if code in (KILLED, -signal.SIGKILL):
             return self._kills.words() or POSSIBLE_CAUSE
-        return self.obstacle(code) or ("a shell ends so that cannot run a command" if code in CANNOT_RUN else "")
+        return self.obstacle(code) or (SHELL_CAUSE if code in CANNOT_RUN else "")
 
     def obstacle(self, code: int) -> str:
         """Return why the command could not be started; empty if it was."""

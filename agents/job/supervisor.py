@@ -167,6 +167,7 @@ def _finish(
     exit_cause: ExitCause,
 ) -> None:
     """End the recording after the job: wait for the agent, write the run's end, and print the run's path."""
+    from ringtap.agents.job.exit_cause import SHELL_CAUSE
     from ringtap.agents.node.node_json import conclude, job_end, missing_steps
 
     status = relay.wait()
@@ -178,7 +179,7 @@ def _finish(
     has_begun = not exit_cause.obstacle(code)
     if cause := "" if relay.ended_by else exit_cause.words(code):
         ended["cause"] = cause
-        if has_begun:  # otherwise it has been said
+        if has_begun and cause != SHELL_CAUSE:  # otherwise it has been said
             tell(f"ringtap: {job_end(code, None, cause)[1]}")
     _discard_signals()
     answer = client.finish(ended, FINISH_S, lambda: bool(signals.ENDING & signal.sigpending()))
@@ -195,8 +196,8 @@ def _finish(
     if location.created:
         tell_disk_use(client)
         verb = "workload new -o WORKLOAD --run" if is_profiled else "analyze"
-        following = f"Next: ringtap {verb} {shell_word(location.label)}"
-        tell(f"Wrote {location.label}. {following if has_begun else 'The job did not begin: there is nothing to analyze'}")
+        following = f"Next: ringtap {verb} {shell_word(location.label)}" if has_begun else "There is nothing to analyze"
+        tell(f"Wrote {location.label}. {following}")
 
 
 def _discard_signals() -> None:

@@ -184,7 +184,7 @@ def job_end(code: int, ended_by: int | None, cause: str = "") -> tuple[Status, s
     if code < 0:
         return "partial", f"the job was ended by {exit_words(code)}{shown}"
     if ended_by is not None:
-        return "partial", f"the job ended with {exit_words(code)} after {signal.Signals(ended_by).name}"
+        return "partial", f"the job ended with exit code {code} after {signal.Signals(ended_by).name}"
     return "failed", f"the job ended with {exit_words(code)}{shown}"
 
 

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ringtap.errors import MeasurementError
+from ringtap.errors import MeasurementError, last_line
 
 WAITING, RUNNING, ENDED, UNKNOWN = "waiting", "running", "ended", "unknown"
 # All base states and flags of Slurm 25.11: the job's state for ringtap, and what it means
@@ -94,8 +94,7 @@ def ask_slurm(jobs: Sequence[str], owner: int | None = None) -> dict[str, Answer
     except subprocess.TimeoutExpired as error:
         raise MeasurementError(f"Slurm has not answered within {_ANSWER_S:.0f} s: ask again later") from error
     if done.returncode and "Invalid job id" not in done.stderr:
-        message = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise MeasurementError(f"Slurm gave no answer: {message}")
+        raise MeasurementError(f"Slurm gave no answer: {last_line(done.stderr)}")
     found = {}
     for line in done.stdout.splitlines():
         job, state, reason, nodes, uid = (*line.split("|"), "", "", "", "")[:5]

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import ringtap
 from ringtap.agents.hosts import frames
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.errors import MeasurementError
+from ringtap.errors import MeasurementError, error_message, without_number
 from ringtap.python_command import RUN_MODULE, python_command
 
 _NOISE_BYTES = 1 << 20  # limit of a login's output, on standard output and on standard error
@@ -114,7 +114,7 @@ class Channel:
                     self._handle(item, content)
                 data = self._read(self._silent_s)
         except Exception as error:  # any exception: otherwise all requests would wait for a dead thread
-            why = str(error) or type(error).__name__
+            why = str(error) if isinstance(error, ValueError) else error_message(error)
         self._end(why)
 
     def _read(self, seconds: float) -> bytes:
@@ -308,7 +308,8 @@ class HostProcess:
         with contextlib.suppress(OSError), self.log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             text = file.read().decode(errors="replace")
-        return " | ".join(line.strip() for line in text.strip().splitlines()[-lines:] if line.strip()) or "no output"
+        found = (line.strip() for line in text.strip().splitlines()[-lines:])
+        return " | ".join(without_number(line) for line in found if line) or "no output"
 
 
 class Hosts:

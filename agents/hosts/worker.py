@@ -31,6 +31,7 @@ from ringtap.agents.hosts.sync import FolderSync
 from ringtap.agents.node import agent_socket
 from ringtap.agents.node.jobs import descendants
 from ringtap.agents.testbed import namespaces
+from ringtap.errors import error_message
 from ringtap.records import mend_last_line
 
 _ROUND_S = 0.5
@@ -390,7 +391,7 @@ class Child:
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             self.code = 127 if isinstance(error, FileNotFoundError | NotADirectoryError) else 126
-            reason = getattr(error, "strerror", None) or str(error)
+            reason = error_message(error)
             with contextlib.suppress(OSError):
                 log.write(f"ringtap: {command[0]} cannot be run: {reason}\n".encode(errors="replace"))
                 log.flush()

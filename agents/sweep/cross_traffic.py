@@ -9,7 +9,7 @@ from typing import Any
 
 from ringtap.agents.hosts import HostProcess, Hosts, understood
 from ringtap.agents.sweep.roles import SweepRoles
-from ringtap.errors import MeasurementError, UsageError
+from ringtap.errors import MeasurementError, UsageError, last_line
 from ringtap.plan import SweepPlan
 from ringtap.python_command import LEAVE_FOLDER_OUT
 from ringtap.trafficgen import iperf3
@@ -171,7 +171,7 @@ def free_port(hosts: Hosts, host: str, address: str, count: int = 1, ports: tupl
     code = f"{LEAVE_FOLDER_OUT}\nfrom ringtap.agents.sweep.host_facts import free_port\nprint({call})"
     done = hosts.ask(host, [hosts.python(host), "-c", code])
     if done.returncode:
-        message = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        message = last_line(done.stderr)
         among = f" among {ports[0]}-{ports[1]}" if ports else ""
         raise MeasurementError(f"host {host} has no free port at {address}{among}: {message}")
     with understood(host):

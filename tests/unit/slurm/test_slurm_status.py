@@ -273,10 +273,10 @@ def test_a_job_without_an_end_of_its_own_is_slurms_before_and_after_collecting(
             "; Slurm's daemon says: StepId=7.1 exceeded memory limit (993669120 > 629145600), being killed",
         ),
         (
-            "slurmstepd: error: Detected 1 oom_kill event\n",
+            "slurmstepd: error: 1 oom_kill event\n",
             [],
             "7|OUT_OF_MEMORY|None|n0",
-            "; Slurm says OUT_OF_MEMORY: it used more memory than it may; Slurm's daemon says: Detected 1 oom_kill event",
+            "; Slurm says OUT_OF_MEMORY: it used more memory than it may; Slurm's daemon says: 1 oom_kill event",
         ),
         ("a job that speaks of oom_kill\n", [], "7|FAILED|None|n0", "; out of memory is one possible cause"),
         ("", ["150 stopped TERM"], "7|FAILED|None|n0", ""),

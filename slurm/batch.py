@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ringtap.agents.hosts.slurm import allocated_nodes
 from ringtap.agents.job.exit_cause import KILLED, POSSIBLE_CAUSE, SHELL_CAUSE, MemoryKills
@@ -197,7 +198,7 @@ def _end(paths: SubmitPaths, code: int, cause: str, kills: MemoryKills) -> int:
         nodes = node_items(run)
         ends = [entry for node in nodes.values() for entry in node.get("jobs") or ()]
         failures = [entry for entry in ends if entry.get("exit_code")]
-        earliest = min(failures, key=lambda entry: int(entry.get("ended_ns") or 0), default={})
+        earliest: dict[str, Any] = min(failures, key=lambda entry: int(entry.get("ended_ns") or 0), default={})
         if code and failures:
             first = earliest["exit_code"]
         why = str(earliest.get("cause") or "")

@@ -283,7 +283,8 @@ def clean(workdir: Path, run: str) -> list[dict[str, Any]]:
         run: remove only folders of this run directory or of one below it; empty: all.
 
     Returns:
-        ``path``, ``bytes`` and ``run`` of each removed folder.
+        ``path``, ``bytes`` and ``run`` of each removed folder; where all are to go, also ``path`` of the lock file of
+        each agent that was killed.
     """
     removed = []
     for mark in sorted(workdir.glob(f"*/{_MARK}")):
@@ -309,6 +310,10 @@ def clean(workdir: Path, run: str) -> list[dict[str, Any]]:
     if removed:
         with contextlib.suppress(OSError):  # other runs may be in it
             workdir.rmdir()
+    if not run:
+        with contextlib.suppress(OSError):  # there is no such folder
+            locks = agent_socket.remove_stale(agent_socket.private_folder())
+            removed += [{"path": str(path), "bytes": 0, "run": ""} for path in locks]
     return removed
 
 

@@ -8,10 +8,10 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ringtap.agents.job.control_groups import CGROUP_ROOT, control_groups, read
 from ringtap.terminal import one_line
 from ringtap.units import counted, format_size
 
-_PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 CANNOT_RUN = (126, 127)  # exit codes of shells, and of ringtap: a command is not executable, or was not found
 KILLED = 128 + signal.SIGKILL
 POSSIBLE_CAUSE = "out of memory is one possible cause"
@@ -26,7 +26,7 @@ class MemoryKills:
         cgroups: where it shows the control groups, of version 2 or 1.
     """
 
-    def __init__(self, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> None:
+    def __init__(self, proc: Path = Path("/proc"), cgroups: Path = CGROUP_ROOT) -> None:
         self._groups = _memory_groups(proc, cgroups)
         self._files = [*(folder / events for folder, events, _ in self._groups), proc / "vmstat"]
         self._before = [_oom_kills(file) for file in self._files]
@@ -37,7 +37,7 @@ class MemoryKills:
         grown = [0 if before is None or now is None else now - before for before, now in pairs]
         for (folder, _, limit), count in zip(self._groups, grown, strict=False):
             if count > 0:
-                text = _read(folder / limit).strip()
+                text = read(folder / limit).strip()
                 size = f", which may use {format_size(int(text))}" if text.isdigit() and int(text) < 1 << 60 else ""
                 return f"the kernel killed {_processes(count)} of its control group{size}, for want of memory"
         if grown[-1] > 0:
@@ -52,30 +52,18 @@ def _processes(count: int) -> str:
 def _memory_groups(proc: Path, cgroups: Path) -> list[tuple[Path, str, str]]:
     """Return the control groups for memory of this process, the innermost first: folder, file of events, of limit."""
     found = []
-    for line in _read(proc / "self" / "cgroup").splitlines():
-        controllers, _, name = line.partition(":")[2].partition(":")
+    for controllers, folder in control_groups(proc / "self" / "cgroup", cgroups):
         if not controllers:
-            top, files = cgroups, ("memory.events", "memory.max")
+            found.append((folder, "memory.events", "memory.max"))
         elif "memory" in controllers.split(","):
-            top, files = cgroups / "memory", ("memory.oom_control", "memory.limit_in_bytes")
-        else:
-            continue
-        group = top / name.lstrip("/")
-        found += [(folder, *files) for folder in (group, *group.parents) if folder.is_relative_to(top)]
+            found.append((folder, "memory.oom_control", "memory.limit_in_bytes"))
     return found
 
 
 def _oom_kills(file: Path) -> int | None:
     """Return the number of processes that were killed, by one of the kernel's files; None if it does not say so."""
-    lines = [line.split() for line in _read(file).splitlines() if line.startswith("oom_kill ")]
+    lines = [line.split() for line in read(file).splitlines() if line.startswith("oom_kill ")]
     return int(lines[0][1]) if lines and lines[0][1:] and lines[0][1].isdigit() else None
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError:
-        return ""
 
 
 class ExitCause:

@@ -67,7 +67,7 @@ def _oom_kills(file: Path) -> int | None:
 
 
 class ExitCause:
-    """Why a command ended, as far as its exit code and the kernel's counters say.
+    """Cause of a command's end, as far as its exit code and the kernel's counters say it.
 
     Args:
         command: the command, which has just begun, and its arguments.

@@ -19,7 +19,7 @@ def control_groups(file: Path = CGROUP_FILE, root: Path = CGROUP_ROOT) -> list[t
     """
     found = []
     for line in read(file).splitlines():
-        _, controllers, path = line.split(":", 2)
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
         base = root / controllers
         folder = base / path.lstrip("/")
         found += [(controllers, parent) for parent in (folder, *folder.parents) if parent.is_relative_to(base)]
@@ -29,6 +29,6 @@ def control_groups(file: Path = CGROUP_FILE, root: Path = CGROUP_ROOT) -> list[t
 def read(file: Path) -> str:
     """Return the text of one of the kernel's files; empty if it cannot be read."""
     try:
-        return file.read_text()
+        return file.read_text(errors="replace")
     except OSError:
         return ""

@@ -223,7 +223,10 @@ def _clean(plan: SweepPlan, as_json: bool) -> int:
         for leftover in removed:
             origin = f", of {leftover.run}" if leftover.run else ""
             print(f"{leftover.host}: removed {leftover.path} ({format_size(leftover.size_bytes)}{origin})")
-        print(f"Removed {counted(len(removed), 'folder')} from {counted(len(hosts.names) - len(lost), 'host')}")
+        locks = sum(leftover.path.endswith(".lock") for leftover in removed)
+        agents = f" and the files of {counted(locks, 'killed agent')}" if locks else ""
+        folders = counted(len(removed) - locks, "folder")
+        print(f"Removed {folders}{agents} from {counted(len(hosts.names) - len(lost), 'host')}")
     for host, why in lost.items():
         print(f"ringtap: {host} cannot be used over ssh: {why}", file=sys.stderr)
     return 1 if lost else 0

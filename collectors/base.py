@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
+from ringtap.errors import failure_message
 from ringtap.records import Field, RecordWriter
 from ringtap.schema import TIME_FIELDS
 
@@ -119,7 +120,7 @@ class SampledCollector(ABC):
         try:
             self._fields(self._values())
         except Exception as error:
-            return Check("unavailable", f"it cannot be read: {str(error) or type(error).__name__}")
+            return Check("unavailable", f"it cannot be read: {failure_message(error)}")
         text = (type(self).__doc__ or "").strip().partition("\n")[0]
         return Check("ok", text.rstrip(".") or f"{len(self.columns)} columns")
 

@@ -16,6 +16,7 @@ import psutil
 
 from ringtap.collectors.base import Check, Context
 from ringtap.collectors.processes import PROC, Process, command_of, rank_of
+from ringtap.errors import failure_message
 from ringtap.records import Field, JsonLinesWriter, RecordWriter
 from ringtap.schema import HOST_REC, PROCESSES_JSONL, PROCESSES_REC, TIME_FIELDS
 from ringtap.units import counted
@@ -101,7 +102,9 @@ class HostCollector:
             cores = len(psutil.cpu_times(percpu=True))
             psutil.virtual_memory()
         except (OSError, ValueError, RuntimeError) as error:
-            return Check("unavailable", f"/proc/stat or /proc/meminfo cannot be read: {error}", "mount /proc")
+            return Check(
+                "unavailable", f"/proc/stat or /proc/meminfo cannot be read: {failure_message(error)}", "mount /proc"
+            )
         absent = self._absent_counters()
         if len(absent) == len(COUNTERS):
             return Check(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringtap.collectors.base import Check, Context
+from ringtap.errors import failure_message
 from ringtap.records import Field, JsonLinesWriter, RecordWriter
 from ringtap.schema import TIME_FIELDS
 
@@ -418,7 +419,9 @@ class InfinibandCollector:
             ports = [_Port(path, self.every_s) for path in paths]
             return self._judge(ports)
         except (OSError, ValueError) as error:
-            return Check("unavailable", f"{self.root} cannot be read: {error}", "ask the site's support")
+            return Check(
+                "unavailable", f"{self.root} cannot be read: {failure_message(error)}", "ask the site's support"
+            )
         finally:
             for port in ports:
                 port.close()

@@ -22,6 +22,7 @@ import sys
 import time
 from pathlib import Path
 
+from ringtap.errors import failure_message
 from ringtap.terminal import as_command
 
 _SO_ATTACH_FILTER = 26
@@ -304,7 +305,7 @@ def main(arguments: list[str] | None = None) -> int:
             file.close()
             ring.close()
     except (OSError, ValueError) as error:
-        print(f"ring: {error}", file=sys.stderr, flush=True)
+        print(f"ring: {failure_message(error)}", file=sys.stderr, flush=True)
         return 1
     return 0
 

@@ -33,6 +33,7 @@ from ringtap.collectors.netlink import (
     request,
 )
 from ringtap.collectors.processes import PROC, command_of, rank_of
+from ringtap.errors import error_message
 from ringtap.records import HoldingRecordWriter, JsonLinesWriter
 from ringtap.schema import OWNERS_JSONL, SOCKETS_REC
 
@@ -92,7 +93,7 @@ class SocketOwners:
                 self._stop.wait(max(_MIN_PAUSE_S, (time.thread_time() - begun_s) / _COST_SHARE))
             self._look_up()
         except OSError as error:  # for example a full disk; the sockets are recorded nevertheless
-            self.failure = error.strerror or str(error)
+            self.failure = error_message(error)
 
     def _look_up(self) -> None:
         """Look for the wanted inodes in one pass over the open files of the recorded processes."""

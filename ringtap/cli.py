@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence, Set
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringtap
-from ringtap.errors import RingtapError, RingtapWarning, UsageError
+from ringtap.errors import RingtapError, RingtapWarning, UsageError, failure_message
 from ringtap.terminal import discard_output, fill_standard_descriptors, guarded, one_line
 
 if TYPE_CHECKING:
@@ -243,11 +243,19 @@ def _run(argv: Sequence[str] | None) -> int:
         discard_output()
         return 0
     except OSError as error:
-        if error.filename is not None or error.errno not in _UNWRITABLE:
+        if error.filename is None and error.errno not in _UNWRITABLE:
             raise
-        discard_output()
-        print(f"ringtap: the output cannot be written: {error.strerror}", file=sys.stderr)
-        return 1
+        return _system_failure(error)
+
+
+def _system_failure(error: OSError) -> int:
+    """Print the error of a file that cannot be used, or of standard output; return the exit code."""
+    if error.filename is not None:
+        print(f"ringtap: {one_line(failure_message(error))}", file=sys.stderr)
+        return UsageError.exit_code
+    discard_output()
+    print(f"ringtap: the output cannot be written: {error.strerror}", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

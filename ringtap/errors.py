@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterable
 
 FILE_LIMIT = ": a log has reached the largest size that this user's files may have (ulimit -f)"
@@ -45,12 +46,41 @@ def system_message(number: int) -> str:
     return os.strerror(number) + {errno.EFBIG: FILE_LIMIT, errno.EMFILE: " (ulimit -n)"}.get(number, "")
 
 
-def error_message(error: Exception) -> str:
+def error_message(error: BaseException) -> str:
     """Return a clause for an error: ringtap's own text, the system's message for a system error, else type and text."""
-    if isinstance(error, RingtapError):
-        return str(error)
-    if isinstance(error, OSError) and error.errno and error.strerror:
-        is_own = error.strerror != os.strerror(error.errno)
-        return error.strerror if is_own else system_message(error.errno)
+    if isinstance(error, OSError) and error.errno is not None:
+        is_own = error.strerror and (not error.errno or error.strerror != os.strerror(error.errno))
+        return str(error.strerror) if is_own else system_message(error.errno)
     text = str(error)
+    if text and isinstance(error, RingtapError | OSError):
+        return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def failure_message(error: BaseException) -> str:
+    """Return `error_message`, behind the name of the file that a system error has."""
+    name = error.filename if isinstance(error, OSError) else None
+    return error_message(error) if name is None else f"{os.fsdecode(name)}: {error_message(error)}"
+
+
+_NUMBERED = re.compile(r"^\w+: \[Errno \d+\] ")
+
+
+def without_number(line: str) -> str:
+    """Return the last line of a traceback without the type and number of a system error."""
+    return _NUMBERED.sub("", line)
+
+
+def last_line(text: str) -> str:
+    """Return the last line that a program wrote to standard error, which says why it failed."""
+    return without_number((text.strip().splitlines() or ["no message"])[-1].strip())
+
+
+def exit_words(code: int) -> str:
+    """Return a clause for an exit code: Python's, below 0 for a signal, or a shell's, 128 and the signal's number."""
+    import signal
+
+    if code < 0:
+        return signal.Signals(-code).name
+    shell = f" (128 + {signal.Signals(code - 128).name})" if code - 128 in set(signal.Signals) else ""
+    return f"exit code {code}{shell}"

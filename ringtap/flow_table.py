@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.errors import UsageError
+from ringtap.errors import UsageError, error_message
 from ringtap.flow_plan import COLUMNS, read_header
 from ringtap.units import counted
 
@@ -111,7 +111,9 @@ def read_plan(path: Path) -> Plan:
             parts += [_numbers(rows, names) for rows in chunks]
     except pd.errors.EmptyDataError:
         pass  # a header alone: the counts in it are checked below
-    except (ValueError, OverflowError, OSError) as error:
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error_message(error)}") from error
+    except (ValueError, OverflowError) as error:
         why = str(error).strip().splitlines()[-1]
         raise UsageError(f"{path} has a line that is not a flow ({why}): write it again") from error
     none = np.empty(0, np.int64)

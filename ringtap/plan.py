@@ -339,6 +339,7 @@ def load_plan(source: str | PathLike[str] | Mapping[str, Any]) -> SweepPlan:
     sweep.finish()
     real = plan.topology if isinstance(plan.topology, Cluster) else None
     _check_transports(file, plan)
+    _check_job_python(file, plan)
     uneven = real and len({real.host(name).ranks for name in real.workers}) > 1
     if uneven and any(model.framework == "horovod" for model in models):
         raise UsageError(f'{file.name}: framework = "horovod" needs the same number of ranks on every worker')
@@ -402,6 +403,7 @@ def _plan_of_jobs(file: PlanTables) -> SweepPlan:
         begin=begin,
     )
     sweep.finish()
+    _check_job_python(file, plan)
     return plan
 
 
@@ -460,6 +462,18 @@ def _check_models(file: PlanTables, models: Sequence[Model], traffic: Sequence[s
     names = [model.series(kind) for model in models for kind in dict.fromkeys(traffic)]
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise UsageError(f"{file.name}: two series have the name {twice}: rename a model")
+
+
+def _check_job_python(file: PlanTables, plan: SweepPlan) -> None:
+    """Refuse an interpreter for jobs that no command asks for."""
+    if not any("{python}" in word for model in plan.every_model for word in model.command):
+        for table in file.each("hosts"):
+            if table.has("job_python"):
+                table.fail(
+                    "job_python",
+                    "is for {python} in the command of a model, and none has it: "
+                    'write command = ["{python}", "train.py"], or leave it out',
+                )
 
 
 def _check_transports(file: PlanTables, plan: SweepPlan) -> None:

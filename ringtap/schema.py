@@ -36,6 +36,7 @@ REPORT_HTML, REPORT_JSON = "report/report.html", "report/report.json"  # of a sw
 JOB_OUTPUTS = ("nodes/*/log/job*.out", "submit/slurm-*.out")
 
 SERIES = "series"  # folder of a sweep that holds the runs of its series
+PARTS = "parts"  # folder of a submitted sweep that holds a sweep of each series
 
 # in a node's folder
 NODE_JSON = "node.json"

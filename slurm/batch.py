@@ -16,16 +16,19 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ringtap.agents.hosts.slurm import allocated_nodes
+from ringtap.agents.job.exit_cause import KILLED, POSSIBLE_CAUSE, SHELL_CAUSE, MemoryKills
 from ringtap.agents.job.signals import GroupWatch
 from ringtap.agents.node.node_json import conclude, node_items
-from ringtap.errors import MeasurementError, UsageError
+from ringtap.errors import MeasurementError, UsageError, failure_message
 from ringtap.python_command import python_command
 from ringtap.rundir import RunDirectory, write_json
 from ringtap.schema import RUN_JSON
 from ringtap.slurm.array_parts import part_paths
 from ringtap.slurm.job import job_id, note, signal_step, variable
+from ringtap.slurm.output import killed_or_not_run
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.request import Recording
 from ringtap.terminal import as_command
@@ -149,13 +152,14 @@ def run_command(paths: SubmitPaths, options: argparse.Namespace, command: Sequen
     cores = os.environ.get("SLURM_CPUS_PER_TASK")  # srun does not take this number from the batch script
     launcher = python_command(sys.executable, "ringtap.examples.horovod_rank") if options.horovod else []
     sruns = ["--kill-on-bad-exit=1", *([f"--cpus-per-task={cores}"] if cores else [])]
+    kills = MemoryKills()
     job = step("rank", sruns, [*launcher, *command])
     stops.on_limit(lambda: _stop_step(paths, "job", job, options.grace))
     code = _wait(job)
     _stop_step(paths, "agents", agents, _FINISH_S)
     _wait(agents)
     signal.setitimer(signal.ITIMER_REAL, 0)
-    return _end(paths, code, stops.cause)
+    return _end(paths, code, stops.cause, kills)
 
 
 def _count_recorded(agents: subprocess.Popen[bytes], nodes: int) -> int:
@@ -176,7 +180,7 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _end(paths: SubmitPaths, code: int, cause: str) -> int:
+def _end(paths: SubmitPaths, code: int, cause: str, kills: MemoryKills) -> int:
     """Record that the job has ended; return its exit code.
 
     If a rank fails, Slurm ends the others, and srun returns the greatest exit code. The job's exit code is that of the
@@ -186,22 +190,28 @@ def _end(paths: SubmitPaths, code: int, cause: str) -> int:
         paths: file names of the run.
         code: srun's exit code.
         cause: signal that stopped the job, as in `Stops`.
+        kills: the processes that the kernel killed on this node since the job began.
     """
     first = code
     try:
         run = RunDirectory.open(paths.run)
         nodes = node_items(run)
         ends = [entry for node in nodes.values() for entry in node.get("jobs") or ()]
-        failures = [(entry.get("ended_ns") or 0, entry["exit_code"]) for entry in ends if entry.get("exit_code")]
+        failures = [entry for entry in ends if entry.get("exit_code")]
+        earliest: dict[str, Any] = min(failures, key=lambda entry: int(entry.get("ended_ns") or 0), default={})
         if code and failures:
-            first = min(failures)[1]
+            first = earliest["exit_code"]
+        why = str(earliest.get("cause") or "")
+        if why in ("", POSSIBLE_CAUSE, SHELL_CAUSE):
+            why = (kills.words() if first == KILLED else "") or killed_or_not_run(paths, job_id(), first)
         expected = int(variable("SLURM_JOB_NUM_NODES"))
         missing = (
             f"{expected - len(nodes)} of {counted(expected, 'node')} not recorded" if len(nodes) < expected else ""
         )
-        conclude(run, first, signal.SIGTERM if cause else None, "; ".join(filter(None, [_CAUSES[cause], missing])))
+        reasons = "; ".join(filter(None, [_CAUSES[cause], missing]))
+        conclude(run, first, signal.SIGTERM if cause else None, reasons, why)
     except Exception as error:  # such as a damaged file, which must not change the exit code
-        print(f"ringtap: the end of the job is not recorded ({type(error).__name__}: {error})", file=sys.stderr)
+        print(f"ringtap: the end of the job is not recorded ({failure_message(error)})", file=sys.stderr)
     return first
 
 

@@ -18,7 +18,7 @@ from ringtap.run_files import replace_file
 from ringtap.rundir import RunDirectory, Status
 from ringtap.schema import POINTS_JSONL, REJECTED_JSONL
 from ringtap.slurm.array_parts import Part, read_parts
-from ringtap.slurm.status import FINAL, Standing, standing, sweep_standing
+from ringtap.slurm.status import FINAL, Standing, next_steps, standing, sweep_standing
 from ringtap.terminal import one_line, shell_word
 
 
@@ -135,7 +135,7 @@ def _collect(options: argparse.Namespace) -> int:
             loads = ", ".join(f"{load:.0%}" for load in series.missing)
             why = f": {series.why}" if series.why else ""
             print(one_line(f"missing: {series.series} at {loads}: {series.status}{why}"))
-    verb = "report" if found.kind == "sweep" else "analyze"
-    following = f"ringtap {verb} {shell_word(options.run)}"
-    print(f"Wrote {options.run}: {found.status}, {one_line(found.why) or 'nothing is missing'}. Next: {following}")
+    following = [f"Next: ringtap report {shell_word(options.run)}"] if found.kind == "sweep" else next_steps(found)
+    text = f"Wrote {options.run}: {found.status}, {one_line(found.why) or 'nothing is missing'}"
+    print(". ".join([text, *following]))
     return 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ringtap.schema import PARTS
+
 
 class SubmitPaths:
     """Files that a submission adds to its run directory.
@@ -64,4 +66,4 @@ class SubmitPaths:
     @property
     def parts(self) -> Path:
         """Folder of the run directories of a plan's series."""
-        return self.run / "parts"
+        return self.run / PARTS

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from ringtap.agents.doctor.checks import Task
-from ringtap.agents.doctor.node import try_to_write
+from ringtap.agents.doctor.node import gloo_on_loopback, try_to_write
 from ringtap.collectors.base import Check
 from ringtap.slurm.request import parse_time_s
 from ringtap.slurm.sites import Nodes, Site
@@ -272,12 +272,12 @@ def interface(site: Site) -> Check:
     host = socket.gethostname()
     addresses = {item[4][0] for item in socket.getaddrinfo(host, None)}
     names = [name for name, found in psutil.net_if_addrs().items() if any(item.address in addresses for item in found)]
+    if words := gloo_on_loopback({}):
+        return Check("degraded", words, "in a profile of your own: interface")
     if not names:
         raise _NotKnownError(f"{host} resolves to {', '.join(map(str, addresses))}, which is on no interface")
     speeds = psutil.net_if_stats()
     reason = ", ".join(f"{name}{' (InfiniBand)' * _is_infiniband(name)} {_speed(speeds[name].speed)}" for name in names)
-    if "lo" in names:
-        return Check("degraded", f"{host} resolves to loopback", "in a profile of your own: interface")
     return Check("ok", f"{host} resolves to {reason}; the profile says {site.interface or 'nothing'}")
 
 

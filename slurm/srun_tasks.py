@@ -89,6 +89,11 @@ def recorder(run: str, arguments: list[str]) -> int:
     while not (begun := (folder / NODE_JSON).exists()) and capture.poll() is None and time.monotonic() < deadline_s:
         time.sleep(0.05)
     print("yes" if begun else "no", flush=True)
+    if int(variable("SLURM_JOB_NUM_NODES")) > 1:
+        from ringtap.agents.doctor.node import gloo_on_loopback  # not needed by ranks
+
+        if words := gloo_on_loopback(os.environ):
+            print(f"ringtap: {words}: set GLOO_SOCKET_IFNAME, or interface in the site's profile", file=sys.stderr)
     if capture.wait() and not received:
         print(f"ringtap: the recording of {node} failed; the job goes on", file=sys.stderr)
     while not received:

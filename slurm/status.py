@@ -1,4 +1,4 @@
-"""``ringtap status``: the status of a run, from its files and at most one query to Slurm's controller."""
+"""``ringtap status``: the status of a run, from its files and one query to Slurm's controller."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import contextlib
 import fcntl
 import glob
 import json
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ringtap.agents.job.exit_cause import CANNOT_RUN
 from ringtap.agents.node.node_json import node_items
 from ringtap.agents.sweep.lock import LOCK_FILE
-from ringtap.errors import MeasurementError, UsageError
+from ringtap.errors import MeasurementError, UsageError, exit_words
 from ringtap.json_validation import COUNT, Shape, Text
 from ringtap.options import add_json
 from ringtap.records import read_json_lines
@@ -25,35 +25,15 @@ from ringtap.rundir import RunDirectory, Status, read_json, read_points
 from ringtap.schema import POINTS_JSONL, SHARED, SHARED_JSONL
 from ringtap.slurm.array_parts import Part, missing_loads, planned_series, read_parts, whole_plan
 from ringtap.slurm.job import JobReport, read_report
+from ringtap.slurm.job_states import ENDED, FORGOTTEN, RUNNING, UNKNOWN, WAITING, Answer, ask_slurm
+from ringtap.slurm.output import killed_or_not_run
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.terminal import one_line, shell_word
 from ringtap.units import counted
 
 NOT_BEGUN = "submitted; the job has not begun"
 FINAL: tuple[Status, ...] = ("complete", "partial", "failed")
-# Slurm's states of jobs that wait, and of jobs that run
-_WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "EXPEDITING")
-_ALIVE = ("RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
-# states that add nothing to the exit code: of jobs that ended by themselves, or that Slurm no longer knows
-_PLAIN = ("COMPLETED", "FAILED", "FORGOTTEN")
-_ANSWER_S = 30.0
 _REQUEST: Shape = {"jobs?": [{"id": Text(r"\w[\w.+-]{0,63}", "a job's id")}], "tasks?": [[COUNT]]}
-
-
-@dataclass(frozen=True)
-class Answer:
-    """State of a job according to Slurm.
-
-    Attributes:
-        state: Slurm's name of the state, such as ``PENDING``; ``FORGOTTEN`` if Slurm no longer knows the job, or keeps
-            no accounts.
-        reason: Slurm's reason for the state; empty if there is none.
-        nodes: nodes that the job has or had, in Slurm's notation.
-    """
-
-    state: str
-    reason: str = ""
-    nodes: str = ""
 
 
 @dataclass(frozen=True)
@@ -129,7 +109,7 @@ class Standing:
         jobs: jobs of the run.
         nodes: nodes of a wrapped command's run.
         series: series of a sweep.
-        not_asked: reason that Slurm could not be asked; empty if it was asked, or did not need to be.
+        not_asked: reason that Slurm could not be asked; empty if it was asked, or if the files say how the run ended.
     """
 
     run: str
@@ -147,7 +127,7 @@ class Standing:
 
 
 def standing(run: RunDirectory) -> Standing:
-    """Return the status of a submitted run or a sweep; Slurm is asked only if the files do not suffice.
+    """Return the status of a submitted run or a sweep; Slurm is not asked about complete series.
 
     Raises:
         UsageError: the run is neither, or its files are damaged.
@@ -240,57 +220,13 @@ def _submitted_tasks(paths: SubmitPaths) -> dict[int, str]:
     return {index: f"{job}_{index}" for job, indices in zip(_submitted(paths), tasks, strict=True) for index in indices}
 
 
-def ask_slurm(jobs: Sequence[str]) -> dict[str, Answer]:
-    """Query the controller once for the states of jobs, and the accounting for those that it has forgotten.
-
-    Args:
-        jobs: ids of the jobs; those of array tasks are ``<array's id>_<index>``.
-
-    Raises:
-        MeasurementError: the controller is not reachable from here, or does not answer.
-    """
-    ids = ",".join(dict.fromkeys(job.partition("_")[0] for job in jobs))
-    command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={ids}", "--format=%i|%T|%r|%N"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ANSWER_S)
-    except OSError as error:
-        raise MeasurementError(f"Slurm cannot be asked from here: squeue: {error.strerror}") from error
-    except subprocess.TimeoutExpired as error:
-        raise MeasurementError(f"Slurm has not answered within {_ANSWER_S:.0f} s: ask again later") from error
-    if done.returncode and "Invalid job id" not in done.stderr:
-        message = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise MeasurementError(f"Slurm gave no answer: {message}")
-    found = {}
-    for line in done.stdout.splitlines():
-        job, state, reason, nodes = (*line.split("|"), "", "", "", "")[:4]
-        found[job] = Answer(state, "" if reason == "None" else reason, nodes)
-    forgotten = [job for job in jobs if job not in found]
-    if forgotten:
-        found |= _ask_accounting(forgotten)
-    return {job: found.get(job, Answer("FORGOTTEN")) for job in jobs}
-
-
-def _ask_accounting(jobs: Sequence[str]) -> dict[str, Answer]:
-    """Look up jobs that the controller has forgotten in Slurm's accounting, which not every cluster has."""
-    command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(jobs)}"]
-    try:
-        done = subprocess.run(
-            [*command, "--format=JobID,State,NodeList"], capture_output=True, text=True, check=False, timeout=_ANSWER_S
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
-    rows = [line.split("|") for line in done.stdout.splitlines()] if done.returncode == 0 else []
-    # "CANCELLED by 1001" has the user in it
-    return {row[0]: Answer(row[1].partition(" ")[0], "", row[2]) for row in rows if len(row) == 3}
-
-
-def _job_standings(paths: SubmitPaths, jobs: Sequence[str], ask: bool) -> tuple[tuple[JobStanding, ...], str]:
-    """Return the jobs, and the reason that Slurm could not be asked about them; empty if it was, or need not be."""
+def _job_standings(paths: SubmitPaths, jobs: Sequence[str]) -> tuple[tuple[JobStanding, ...], str]:
+    """Return the jobs, and the reason that Slurm could not be asked about them; empty if it was."""
     answers: Mapping[str, Answer] = {}
     not_asked = ""
-    if jobs and ask:
+    if jobs:
         try:
-            answers = ask_slurm(jobs)
+            answers = ask_slurm(jobs, paths.request.stat().st_uid)
         except MeasurementError as error:
             not_asked = str(error)
     return tuple(_job_standing(paths, read_report(paths, job), answers.get(job)) for job in jobs), not_asked
@@ -298,46 +234,52 @@ def _job_standings(paths: SubmitPaths, jobs: Sequence[str], ask: bool) -> tuple[
 
 def _job_standing(paths: SubmitPaths, report: JobReport, answer: Answer | None) -> JobStanding:
     """Combine a job's report with Slurm's answer, which has priority, as a requeued job has already reported an end."""
-    state, why, output = "ended", "", paths.output(report.job)
-    slurm = f"Slurm says {answer.state}" + (f" ({answer.reason})" if answer.reason else "") if answer else ""
-    if answer and answer.state in _WAITING:
-        state, why = "waiting", answer.reason
-    elif answer and answer.state in _ALIVE:
-        state, why = "running", f"{'ending ' if answer.state == 'COMPLETING' else ''}on {answer.nodes}"
-    elif report.exit_code is not None:
-        why = f"exit code {report.exit_code}" + (f" after {report.stopped}" if report.stopped else "")
-        if answer and answer.state not in _PLAIN:
-            why += f"; {slurm}"
-    elif answer:
-        why = f"{slurm}; it never began"
-        if report.begun_s:
-            why = f"{slurm}; it has not said how it ended"
-        elif output.is_file():  # modules or the Python environment failed
-            why = f"{slurm}; its script ended before ringtap began: see {output.relative_to(paths.run)}"
-    else:
-        state = "unknown"
-        begun = report.begun_s or output.is_file()
-        why = "it has begun, and has not said that it ended" if begun else "it has not begun"
-    return JobStanding(report.job, state, why, report.begun_s, report.exit_code)
+    state = answer.kind if answer else UNKNOWN if report.exit_code is None else ENDED
+    end = "" if report.exit_code is None else exit_words(report.exit_code)
+    if report.stopped and end:
+        end = f"exit code {report.exit_code} after {report.stopped}"
+    output = paths.output(report.job)
+    shown = f"see {output.relative_to(paths.run)}" if output.is_file() else ""
+    said = [answer.sentence()] if answer else []
+    if end and state == ENDED:
+        expected = ("COMPLETED" if report.exit_code == 0 else "FAILED", FORGOTTEN)
+        said = [end if answer else f"{end} by its files", *(said if answer and answer.state not in expected else [])]
+        said += [killed_or_not_run(paths, report.job, report.exit_code or 0)] if not report.stopped else []
+        said += [shown] if report.exit_code else []
+    elif end and state == WAITING:
+        said.append(f"its last run ended: {end}")
+    elif state == ENDED and report.begun_s:
+        said.append("it has not said how it ended")
+    elif state == ENDED and shown:  # modules or the Python environment failed
+        said.append(f"its script ended before ringtap began: {shown}")
+    elif state == ENDED:
+        said.append("no file says that it began" if answer and answer.state == FORGOTTEN else "it never began")
+    elif answer is None and report.begun_s:
+        said.append(f"by its files it began at {clock(report.begun_s)} on {report.node}; they say nothing of its end")
+    elif answer is None:
+        said.append("by its files its script began, but not ringtap" if shown else "by its files it has not begun")
+    return JobStanding(report.job, state, "; ".join(filter(None, said)), report.begun_s, report.exit_code)
 
 
 def _command_standing(run: RunDirectory) -> Standing:
     paths, info = SubmitPaths(run.path), run.info
     status, why = str(info.get("status")), str(info.get("why") or "")
-    cut = [node.node for node in _node_standings(run, alive=False) if node.status == "cut off"]
-    cut_off = f"the recording of {', '.join(cut)} was cut off" if cut else ""
-    is_open = status == "running" or cut_off not in why
-    jobs, not_asked = _job_standings(paths, _submitted(paths), is_open)
-    alive = [state for state in ("running", "waiting", "unknown") if any(job.state == state for job in jobs)]
-    if alive and (status == "running" or alive[0] != "unknown"):
+    jobs, not_asked = _job_standings(paths, _submitted(paths))
+    alive = [state for state in (RUNNING, WAITING, UNKNOWN) if any(job.state == state for job in jobs)]
+    if alive and (status == "running" or alive[0] != UNKNOWN):
         why = "; ".join(job.why for job in jobs if job.why and job.state == alive[0])
         return Standing(str(run.path), "job", alive[0], why, jobs, tuple(_node_standings(run, True)), (), not_asked)
     nodes = tuple(_node_standings(run, alive=False))
+    cut = [node.node for node in nodes if node.status == "cut off"]
+    cut_off = f"the recording of {', '.join(cut)} was cut off" if cut else ""
+    is_open = status == "running" or cut_off not in why
     if status != "failed" and (status == "running" or any(node.status != "complete" for node in nodes)):
         status = "partial"
     if is_open:
         why = "" if why == NOT_BEGUN else why
         why = "; ".join(filter(None, [why, *(job.why for job in jobs), cut_off]))
+    elif not alive:  # the files say how it ended
+        not_asked = ""
     return Standing(str(run.path), "job", status, why, jobs, nodes, (), not_asked)
 
 
@@ -367,7 +309,7 @@ def sweep_standing(run: RunDirectory, parts: Sequence[Part]) -> Standing:
     paths = SubmitPaths(run.path)
     last = _submitted_tasks(paths)
     missing = [last[part.index] for part in parts if part.missing and part.index in last]
-    jobs, not_asked = _job_standings(paths, missing, ask=True)
+    jobs, not_asked = _job_standings(paths, missing)
     found = {job.job: job for job in jobs}
     series = tuple(_series_standing(part, found.get(last.get(part.index, "")), last) for part in parts)
     states = [item.status for item in series]
@@ -406,7 +348,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser = subparsers.add_parser(
         name,
         help=summary,
-        description=f"{summary}. Reads its files, and asks Slurm once if they do not suffice.",
+        description=f"{summary}. Reads its files, and asks Slurm once.",
         allow_abbrev=False,
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run directory of ringtap submit or ringtap sweep")
@@ -436,7 +378,7 @@ def lines(found: Standing) -> list[str]:
     else:
         text += [f"  job {job.job}: {job.state}" + (f": {job.why}" if job.why else "") for job in found.jobs]
         text += _nodes(found)
-    return [*text, *_next(found)]
+    return [*text, *next_steps(found)]
 
 
 def _series(item: SeriesStanding, above: str) -> str:
@@ -461,10 +403,11 @@ def _nodes(found: Standing) -> list[str]:
     return text
 
 
-def _next(found: Standing) -> list[str]:
+def next_steps(found: Standing) -> list[str]:
+    """Return sentences about what to do next; none while a job waits or runs."""
     run = shell_word(found.run)
     if found.kind == "job":
-        return [f"Next: ringtap analyze {run}"] if found.status in ("complete", "partial", "failed") else []
+        return _next_of_job(found) if found.status in FINAL else []
     if not is_submitted(found):
         if found.status in ("partial", "failed"):
             return [f"To measure what is missing: ringtap sweep PLAN.toml -o {run} --resume"]
@@ -472,3 +415,15 @@ def _next(found: Standing) -> list[str]:
     again = [f"To measure what is missing: ringtap submit PLAN.toml -o {run}"]
     stopped = any(item.status == "stopped" for item in found.series)
     return [*(again if stopped else []), f"Next: ringtap collect {run}"]
+
+
+def _next_of_job(found: Standing) -> list[str]:
+    """Return what to do after the end of a job, which may have left nothing to analyze."""
+    paths = SubmitPaths(Path(found.run))
+    outputs = [paths.output(job.job) for job in found.jobs if job.exit_code != 0 and paths.output(job.job).is_file()]
+    has_begun = found.nodes and all(job.exit_code not in CANNOT_RUN for job in found.jobs)
+    if has_begun:
+        return [f"Next: ringtap analyze {shell_word(found.run)}"]
+    if outputs:
+        return [f"There is nothing to analyze. Next: see {shell_word(outputs[-1])}, then submit the job again"]
+    return ["There is nothing to analyze. Next: submit the job again"]

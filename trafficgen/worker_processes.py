@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, wait
 from types import FrameType
 from typing import Any, Protocol
 
-from ringtap.errors import MeasurementError
+from ringtap.errors import MeasurementError, exit_words
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _END_PATIENCE_S = 5.0
@@ -131,13 +131,6 @@ class WorkerProcesses:
         self.signalled = self.signalled or signal.Signals(number).name
         with suppress(OSError):
             self._wake_sender.send(b"!")
-
-
-def exit_words(code: int) -> str:
-    """Return a text about an exit code, as Python gives it: that of a signal is negative."""
-    if code < 0:
-        return signal.Signals(-code).name
-    return f"exit code {code}"
 
 
 _PROCESSORS_A_LOOP = 4  # the launcher, the kernel's own work and the measured job need processors too

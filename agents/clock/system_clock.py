@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ringtap.errors import error_message
+
 STEP_NS = 1_000_000  # slewing moves both clocks alike; a difference above this is a step
 _READ_NS = 50_000  # readings further apart than this were interrupted, and are taken again
 _READ_TRIES = 8
@@ -138,7 +140,7 @@ def adjtimex() -> dict[str, Any]:
     try:
         code = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
     except (OSError, AttributeError) as error:
-        return {"t_ns": time.time_ns(), "missing": f"adjtimex: {error}"}
+        return {"t_ns": time.time_ns(), "missing": f"adjtimex: {error_message(error)}"}
     if code < 0:
         return {"t_ns": time.time_ns(), "missing": f"adjtimex: {os.strerror(ctypes.get_errno())}"}
     return {

@@ -13,6 +13,7 @@ from typing import Any
 from ringtap.agents import hook
 from ringtap.agents.doctor.node import on_alliance
 from ringtap.collectors.base import Check
+from ringtap.errors import failure_message
 from ringtap.python_command import LEAVE_FOLDER_OUT
 
 NAMES = ("steps", "ddp", "horovod", "nccl")
@@ -80,7 +81,7 @@ def check(python: str = "", timeout_s: float = _PROBE_S) -> dict[str, Check]:
     try:
         found = _ask(program, folder, timeout_s)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        reason = "gave no answer" if isinstance(error, ValueError) else str(error).splitlines()[0]
+        reason = "gave no answer" if isinstance(error, ValueError) else failure_message(error).splitlines()[0]
         failed = Check("unavailable", f"{program} cannot be asked: {reason}", _python_remedy())
         return dict.fromkeys(NAMES, failed)
     return judge(found, folder)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import re
 import resource
 import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import psutil
 
 from ringtap.agents.clock import system_clock
 from ringtap.agents.clock.protocol import open_socket, receive
+from ringtap.agents.job.control_groups import CGROUP_FILE, CGROUP_ROOT, control_groups
 from ringtap.collectors.base import Check
 from ringtap.installation import pip
 from ringtap.units import counted, format_duration, format_size
@@ -26,8 +28,6 @@ _MIN_FILES = 1024
 _MIN_SHM_BYTES = 256 * 2**20
 _MIN_FREE_BYTES = 2**30
 _NO_LIMIT_BYTES = 1 << 60
-CGROUP_FILE = Path("/proc/self/cgroup")
-CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def on_alliance() -> bool:
@@ -169,21 +169,10 @@ def cores(_runs: Path) -> Check:
     return Check("ok", summary)
 
 
-def _cgroups() -> list[tuple[str, Path]]:
-    """This process's control groups up to the root, as (controllers, folder); controllers are empty for version 2."""
-    found = []
-    for line in _text(CGROUP_FILE).splitlines():
-        _, controllers, path = line.split(":", 2)
-        base = CGROUP_ROOT / controllers
-        folder = base / path.lstrip("/")
-        found += [(controllers, parent) for parent in (folder, *folder.parents) if parent.is_relative_to(base)]
-    return found
-
-
 def cpu_share() -> float:
     """Number of cores that the lowest CPU quota of a control group allows; 0 without a quota."""
     shares = []
-    for controllers, folder in _cgroups():
+    for controllers, folder in control_groups(CGROUP_FILE, CGROUP_ROOT):
         if not controllers:
             quota = _text(folder / "cpu.max").split()
         elif "cpu" in controllers.split(","):
@@ -198,7 +187,7 @@ def cpu_share() -> float:
 def memory_limit_bytes() -> int:
     """Lowest memory limit of a control group; 0 without a limit."""
     limits = []
-    for controllers, folder in _cgroups():
+    for controllers, folder in control_groups(CGROUP_FILE, CGROUP_ROOT):
         name = "memory.max" if not controllers else "memory.limit_in_bytes" if controllers == "memory" else ""
         text = _text(folder / name) if name else ""
         if text.isdigit() and int(text) < _NO_LIMIT_BYTES:
@@ -240,7 +229,21 @@ def network(_runs: Path) -> Check:
             up.append(name + speed)
     if not up:
         return Check("degraded", "no interface but loopback is up", "leave the network namespace (unshare, sandbox)")
+    if words := gloo_on_loopback(os.environ):
+        return Check("degraded", f"{', '.join(up)}; {words}", f"export GLOO_SOCKET_IFNAME={up[0].split()[0]}")
     return Check("ok", ", ".join(up))
+
+
+def gloo_on_loopback(environment: Mapping[str, str]) -> str:
+    """Return a clause if Gloo would listen on loopback, as this host's name resolves to it; empty if it would not."""
+    if environment.get("GLOO_SOCKET_IFNAME"):
+        return ""
+    host = socket.gethostname()
+    with suppress(OSError):
+        address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+        if ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+            return f"{host} resolves to {address}, where Gloo would listen and no other host can connect"
+    return ""
 
 
 def _text(path: str | Path) -> str:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import ringtap
 from ringtap.agents.hosts import frames
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.errors import MeasurementError
+from ringtap.errors import MeasurementError, error_message, exit_words, without_number
 from ringtap.python_command import RUN_MODULE, python_command
 
 _NOISE_BYTES = 1 << 20  # limit of a login's output, on standard output and on standard error
@@ -114,7 +114,7 @@ class Channel:
                     self._handle(item, content)
                 data = self._read(self._silent_s)
         except Exception as error:  # any exception: otherwise all requests would wait for a dead thread
-            why = str(error) or type(error).__name__
+            why = str(error) if isinstance(error, ValueError) else error_message(error)
         self._end(why)
 
     def _read(self, seconds: float) -> bytes:
@@ -289,26 +289,36 @@ class HostProcess:
 
     def wait_or_kill(self, seconds: float) -> int:
         """Wait up to the given time for the process to end, then kill it; return its exit code."""
-        if not self._wait(max(0.0, seconds)):
+        if not self.has_ended(max(0.0, seconds)):
             self._channel.tell({"op": "kill", "of": self._number})
-            self._wait(frames.SILENT_S + _STOP_TIMEOUT_S)  # the host may be about to count as lost
+            self.has_ended(frames.SILENT_S + _STOP_TIMEOUT_S)  # the host may be about to count as lost
         code = self.exit_code()
         return LOST_CODE if code is None else code
 
-    def _wait(self, seconds: float) -> bool:
+    def has_ended(self, seconds: float) -> bool:
+        """Wait for its end for at most so many seconds; return True if it has ended."""
         with contextlib.suppress(FutureTimeoutError, MeasurementError):
             self._exit.result(seconds)
         return self._exit.done()
 
     def last_words(self, lines: int = 3) -> str:
-        """Return the last lines of its output, joined into one line; if its host is lost, the reason."""
+        """Return the last lines of its output, joined into one line; if its host is lost, the reason.
+
+        If a signal ended it that was not sent here, the text names the signal.
+        """
         if self._exit.done() and (loss := self._exit.exception()):
             return str(loss)
         text = ""
         with contextlib.suppress(OSError), self.log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             text = file.read().decode(errors="replace")
-        return " | ".join(line.strip() for line in text.strip().splitlines()[-lines:] if line.strip()) or "no output"
+        found = (line.strip() for line in text.strip().splitlines()[-lines:])
+        said, code = " | ".join(without_number(line) for line in found if line), self.exit_code()
+        if not code or -code in self._sent:
+            return said or "no output"
+        if code > 0:
+            return said or f"no output, {exit_words(code)}"
+        return f"{said}; {exit_words(code)} ended it" if said else f"{exit_words(code)} ended it, without output"
 
 
 class Hosts:

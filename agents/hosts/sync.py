@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ringtap.agents.hosts.frames import CHUNK_BYTES, Frame
+from ringtap.errors import failure_message
 
 
 class _Tracked:
@@ -204,7 +205,7 @@ class Receiver:
             if name and item.get("whole"):
                 self._forward_clock(host, key, name, path)
         except (OSError, ValueError) as error:
-            self.failures[host] = f"what it sends cannot be written here: {error}"
+            self.failures[host] = f"what it sends cannot be written here: {failure_message(error)}"
 
     def _forward_clock(self, host: str, key: str, name: str, path: Path) -> None:
         """Forward clock files to the hosts that need them, as there is no shared file system."""

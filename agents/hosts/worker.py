@@ -31,6 +31,7 @@ from ringtap.agents.hosts.sync import FolderSync
 from ringtap.agents.node import agent_socket
 from ringtap.agents.node.jobs import descendants
 from ringtap.agents.testbed import namespaces
+from ringtap.errors import error_message
 from ringtap.records import mend_last_line
 
 _ROUND_S = 0.5
@@ -282,7 +283,8 @@ def clean(workdir: Path, run: str) -> list[dict[str, Any]]:
         run: remove only folders of this run directory or of one below it; empty: all.
 
     Returns:
-        ``path``, ``bytes`` and ``run`` of each removed folder.
+        ``path``, ``bytes`` and ``run`` of each removed folder; where all are to go, also ``path`` of the lock file of
+        each agent that was killed.
     """
     removed = []
     for mark in sorted(workdir.glob(f"*/{_MARK}")):
@@ -308,6 +310,10 @@ def clean(workdir: Path, run: str) -> list[dict[str, Any]]:
     if removed:
         with contextlib.suppress(OSError):  # other runs may be in it
             workdir.rmdir()
+    if not run:
+        with contextlib.suppress(OSError):  # there is no such folder
+            locks = agent_socket.remove_stale(agent_socket.private_folder())
+            removed += [{"path": str(path), "bytes": 0, "run": ""} for path in locks]
     return removed
 
 
@@ -390,7 +396,7 @@ class Child:
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             self.code = 127 if isinstance(error, FileNotFoundError | NotADirectoryError) else 126
-            reason = getattr(error, "strerror", None) or str(error)
+            reason = error_message(error)
             with contextlib.suppress(OSError):
                 log.write(f"ringtap: {command[0]} cannot be run: {reason}\n".encode(errors="replace"))
                 log.flush()

@@ -14,12 +14,14 @@ from ringtap.agents.job.environment import job_environment, local_size
 from ringtap.agents.job.run_location import RunLocation
 from ringtap.agents.node.settings import RunSettings
 from ringtap.collectors.processes import rank_in
+from ringtap.errors import failure_message
 from ringtap.terminal import readable, shell_word
 
 if TYPE_CHECKING:
     from socket import socket
 
     from ringtap.agents.job.agent_client import AgentClient
+    from ringtap.agents.job.exit_cause import ExitCause
     from ringtap.agents.job.live import LiveView
     from ringtap.agents.job.metrics import MetricsServer
 
@@ -87,11 +89,14 @@ def run_job(
     # From here on, no failure may affect the job or its exit code.
     relay = signals.SignalRelay(pid)
     try:
+        from ringtap.agents.job.exit_cause import ExitCause, MemoryKills
+
+        cause = ExitCause(command, environment, MemoryKills())
         words = [readable(word) for word in command]
         greeting = {"pid": pid, "command": words, "rank": rank_in(os.environ), "began_ns": began_ns}
-        _record(location, settings, relay, greeting, live, listener)
+        _record(location, settings, relay, greeting, live, listener, cause)
     except Exception as error:  # such as no file descriptor left to load a module; the job is not affected
-        tell(f"ringtap: the recording failed ({type(error).__name__}: {error}); the job goes on")
+        tell(f"ringtap: the recording failed ({failure_message(error)}); the job goes on")
     status = relay.wait()
     assert status is not None
     return signals.end_as(status)
@@ -104,6 +109,7 @@ def _record(
     greeting: dict[str, Any],
     live: bool,
     listener: socket | None,
+    cause: ExitCause,
 ) -> None:
     """Record a job that runs already, until it and the recording have ended."""
     from ringtap.agents.job.agent_client import AgentClient
@@ -122,7 +128,7 @@ def _record(
 
             metrics = MetricsServer(location.run.path, location.node, listener)
         shown = _wait_for_job(relay, client, view, metrics)
-        _finish(location, client, relay, view, shown, "profile" in settings.recorders)
+        _finish(location, client, relay, view, shown, "profile" in settings.recorders, cause)
     finally:
         watch.close()
         if metrics and metrics.pid not in relay.reaped:
@@ -158,9 +164,11 @@ def _finish(
     view: LiveView | None,
     shown: str,
     is_profiled: bool,
+    exit_cause: ExitCause,
 ) -> None:
     """End the recording after the job: wait for the agent, write the run's end, and print the run's path."""
-    from ringtap.agents.node.node_json import conclude, missing_steps
+    from ringtap.agents.job.exit_cause import SHELL_CAUSE
+    from ringtap.agents.node.node_json import conclude, job_end, missing_steps
 
     status = relay.wait()
     assert status is not None
@@ -168,10 +176,15 @@ def _finish(
     ended: dict[str, Any] = {"exit_code": code if code >= 0 else 128 - code, "ended_ns": time.time_ns()}
     if code < 0:
         ended["signal"] = signal.Signals(-code).name
+    has_begun = not exit_cause.obstacle(code)
+    if cause := "" if relay.ended_by else exit_cause.words(code):
+        ended["cause"] = cause
+        if has_begun and cause != SHELL_CAUSE:  # otherwise it has been said
+            tell(f"ringtap: {job_end(code, None, cause)[1]}")
     _discard_signals()
     answer = client.finish(ended, FINISH_S, lambda: bool(signals.ENDING & signal.sigpending()))
     if location.created:
-        conclude(location.run, code, relay.ended_by, client.why or answer.get("why", ""))
+        conclude(location.run, code, relay.ended_by, client.why or answer.get("why", ""), cause)
         if answer.get("why"):
             tell(f"ringtap: the recording is partial: {answer['why']}")
         for what in missing_steps(location.run):
@@ -183,7 +196,8 @@ def _finish(
     if location.created:
         tell_disk_use(client)
         verb = "workload new -o WORKLOAD --run" if is_profiled else "analyze"
-        tell(f"Wrote {location.label}. Next: ringtap {verb} {shell_word(location.label)}")
+        following = f"Next: ringtap {verb} {shell_word(location.label)}" if has_begun else "There is nothing to analyze"
+        tell(f"Wrote {location.label}. {following}")
 
 
 def _discard_signals() -> None:

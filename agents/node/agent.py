@@ -220,7 +220,7 @@ class Agent:
     def _note_lost(self, peer: _Peer) -> None:
         """Note that a supervisor was killed: it disconnected without reporting its job's end. The job may still run."""
         self._orphaned_run |= peer.is_creator
-        what = f"the supervisor of job {peer.job.pid}" if peer.job else "the capturing command"
+        what = f"the supervisor of the job's process {peer.job.pid}" if peer.job else "the capturing command"
         self._reasons.append(f"{what} was killed" + (": its exit code is not known" if peer.job else ""))
         self._record.say(self._reasons[-1])
         self._save()

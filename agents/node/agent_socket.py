@@ -129,6 +129,36 @@ def is_private(path: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
+def remove_stale(folder: Path, age_s: float = 5.0) -> list[Path]:
+    """Remove the lock and socket files of agents that were killed with their supervisors.
+
+    Args:
+        folder: the private folder.
+        age_s: keep the files of agents that began later; an agent that begins locks its file a moment after making it.
+
+    Returns:
+        The removed lock files.
+    """
+    paths: list[Path] = []
+    removed = []
+    with contextlib.suppress(OSError):
+        paths += sorted(folder.glob("*.lock"))
+    for path in paths:
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime < age_s:
+                continue
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(fd).st_ino == path.stat().st_ino:
+                    path.with_suffix(".sock").unlink(missing_ok=True)
+                    path.unlink()
+                    removed.append(path)
+            finally:
+                os.close(fd)
+    return removed
+
+
 class AgentSocket:
     """The lock and socket by which processes of a run find their agent on one node.
 
@@ -196,22 +226,8 @@ class AgentSocket:
             self._lock_path.unlink()
 
     def tidy(self) -> None:
-        """Remove the files of other runs' agents that were killed with their supervisors at least an hour ago."""
-        paths: list[Path] = []
-        with contextlib.suppress(OSError):
-            paths += self._lock_path.parent.glob("*.lock")
-        for path in paths:
-            with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime < _STALE_S:
-                    continue
-                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if os.fstat(fd).st_ino == path.stat().st_ino:
-                        path.with_suffix(".sock").unlink(missing_ok=True)
-                        path.unlink()
-                finally:
-                    os.close(fd)
+        """Remove the files of other runs' agents that were killed with their supervisors and began an hour ago."""
+        remove_stale(self._lock_path.parent, _STALE_S)
 
     def connect(self) -> tuple[socket.socket, int] | None:
         """Connect to the agent; returns the socket and the agent's pid, or None if no agent listens (yet).

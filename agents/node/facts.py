@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ringtap.errors import failure_message
+
 _SYSCTLS = (
     "net/ipv4/tcp_congestion_control",
     "net/ipv4/tcp_available_congestion_control",
@@ -58,7 +60,7 @@ def node_facts() -> dict[str, Any]:
     try:
         facts["links"] = _links()
     except Exception as error:  # netlink facts are optional: the reason is recorded, the run continues
-        facts["links_missing"] = f"{type(error).__name__}: {error}"
+        facts["links_missing"] = failure_message(error)
     return facts
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.agents.node.unrecorded import UnrecordedProcesses, command_obstacle, describe, inner_runs
-from ringtap.errors import system_message
+from ringtap.errors import error_message, exit_words, system_message
 from ringtap.json_validation import ShapeError
 from ringtap.records import append_whole, mend_last_line
 from ringtap.run_files import make_folder, open_file, read_whole
@@ -53,7 +53,7 @@ class NodeJson:
         try:
             write_json(self.folder / NODE_JSON, self.item)
         except (OSError, ValueError) as error:
-            self.say(f"node.json could not be written: {error}")
+            self.say(f"node.json could not be written: {error_message(error)}")
             return False
         return True
 
@@ -170,25 +170,27 @@ def _stop_reason(log: Path) -> str:
     return system_message(errno.ENOSPC) if is_full else "it could not write why"
 
 
-def job_end(code: int, ended_by: int | None) -> tuple[Status, str]:
+def job_end(code: int, ended_by: int | None, cause: str = "") -> tuple[Status, str]:
     """Status and reason of a run from its job's end; ``partial`` means that a signal ended the job, or came before.
 
     Args:
         code: its exit code; below 0, the negative number of the signal that ended it.
         ended_by: the last ending signal that was received, if any.
+        cause: why it ended, as far as it is known.
     """
+    shown = f": {cause}" if cause else ""
     if code == 0:
         return "complete", ""
     if code < 0:
-        return "partial", f"the job was ended by {signal.Signals(-code).name}"
+        return "partial", f"the job was ended by {exit_words(code)}{shown}"
     if ended_by is not None:
         return "partial", f"the job ended with exit code {code} after {signal.Signals(ended_by).name}"
-    return "failed", f"the job ended with exit code {code}"
+    return "failed", f"the job ended with {exit_words(code)}{shown}"
 
 
-def conclude(run: RunDirectory, code: int, ended_by: int | None, recording_why: str) -> None:
+def conclude(run: RunDirectory, code: int, ended_by: int | None, recording_why: str, cause: str = "") -> None:
     """Write the end of the run: the job's end, and the missing parts of the recording on the nodes that have ended."""
-    status, why = job_end(code, ended_by)
+    status, why = job_end(code, ended_by, cause)
     nodes = node_items(run)
     reasons = {recording_why} | {str(item.get("why")) for item in nodes.values() if item.get("status") == "partial"}
     missing = "; ".join(sorted(filter(None, reasons)))

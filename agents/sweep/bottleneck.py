@@ -15,6 +15,7 @@ from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.testbed.routing import hops
 from ringtap.agents.testbed.topology import Link, TestbedSpec
 from ringtap.agents.testbed.up import RunningTestbed
+from ringtap.errors import failure_message
 from ringtap.plan import SweepPlan
 from ringtap.plan_models import Model
 from ringtap.rundir import RunDirectory
@@ -58,7 +59,7 @@ def link_use(
             after = testbed.link_counts()
             cross.check()
     except BaseException as error:
-        run.finish("failed", str(error) or type(error).__name__)
+        run.finish("failed", failure_message(error))
         raise
     run.finish("complete")
     return {

@@ -39,7 +39,7 @@ from ringtap.agents.sweep.tcp_reachability import check_reachability
 from ringtap.agents.testbed.capacity import excess
 from ringtap.agents.testbed.up import RunningTestbed, own_name, rate_warnings
 from ringtap.arguments import check_callback, instance_of, path_of
-from ringtap.errors import MeasurementError, UsageError, did_you_mean
+from ringtap.errors import MeasurementError, UsageError, did_you_mean, failure_message
 from ringtap.installation import lacking
 from ringtap.json_validation import NAME, Number, Shape, ShapeError, check
 from ringtap.plan import SweepPlan, load_plan, plan_from_keys
@@ -433,7 +433,7 @@ class Conductor:
             check_lost(hosts)
             run.info["status"] = "complete"
         except BaseException as error:
-            why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
+            why = "interrupted" if isinstance(error, KeyboardInterrupt) else failure_message(error)
             run.info |= {"status": "partial", "why": why}
             raise
         finally:
@@ -510,7 +510,7 @@ def _kept(run: RunDirectory, say: Callable[[str], None]) -> Iterator[None]:
         raise
     except Exception as error:
         has_points = count_points(run.path) > 0
-        why = str(error) or type(error).__name__
+        why = failure_message(error)
         run.finish("partial" if has_points or isinstance(error, LostHostError) else "failed", why)
         if has_points:
             with suppress(Exception):  # the caller's function may be what failed

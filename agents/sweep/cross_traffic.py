@@ -9,7 +9,7 @@ from typing import Any
 
 from ringtap.agents.hosts import HostProcess, Hosts, understood
 from ringtap.agents.sweep.roles import SweepRoles
-from ringtap.errors import MeasurementError, UsageError
+from ringtap.errors import MeasurementError, UsageError, last_line
 from ringtap.plan import SweepPlan
 from ringtap.python_command import LEAVE_FOLDER_OUT
 from ringtap.trafficgen import iperf3
@@ -23,6 +23,7 @@ MIN_BLOCK_BYTES = 1448
 # numbers of streams of the iperf kind, if each load takes as many as it needs; as in the thesis, section 3.2
 STREAMS = (1, 2, 4, 6, 8, 10)
 _NS = 1_000_000_000
+_RECEIVER_S = 1.0
 _CONNECT_S = 60.0  # time limit for a sender's first connection: Python may start slowly on a shared file system
 
 
@@ -49,6 +50,7 @@ class CrossTraffic:
         self._token = {TOKEN_VARIABLE: secrets.token_hex(8)}
         self.port = 0
         self._sender: HostProcess | None = None
+        self._receiver: HostProcess | None = None
         self._report = self._sent
 
     def start_receiver(self) -> None:
@@ -72,6 +74,7 @@ class CrossTraffic:
         if not self._hosts.wait_for_port(self._to, self.port, server):
             server.stop()
             raise MeasurementError(f"the {server.name} does not listen on port {self.port}: {server.last_words()}")
+        self._receiver = server
 
     def start_sender(self, load_bps: float, name: str, duration_s: float, streams: int = 1) -> None:
         """Start sending, and wait until the sender has connected to the receiver: it sends from then on.
@@ -143,14 +146,18 @@ class CrossTraffic:
         return make_plan(self.kind, given)
 
     def check(self) -> None:
-        """Check that the sender still runs.
+        """Check that the receiver and the sender still run.
 
         Raises:
-            MeasurementError: the sender has ended.
+            MeasurementError: one of them has ended.
         """
-        if self._sender is not None and self._sender.exit_code() is not None:
+        has_ended = self._sender is not None and self._sender.exit_code() is not None
+        # the sender ends because its receiver has, which may become known a moment later
+        if self._receiver is not None and self._receiver.has_ended(_RECEIVER_S if has_ended else 0.0):
+            raise MeasurementError(f"the {self._receiver.name} ended early: {self._receiver.last_words()}")
+        if self._sender is not None and has_ended:
             why = self._sender.last_words()
-            if self.kind == "iperf":
+            if self.kind == "iperf" and (self._sender.exit_code() or 0) >= 0:
                 why = iperf3.parse_report(self._report.read_text()).error or why
             raise MeasurementError(f"the {self._sender.name} ended early: {why}")
 
@@ -171,7 +178,7 @@ def free_port(hosts: Hosts, host: str, address: str, count: int = 1, ports: tupl
     code = f"{LEAVE_FOLDER_OUT}\nfrom ringtap.agents.sweep.host_facts import free_port\nprint({call})"
     done = hosts.ask(host, [hosts.python(host), "-c", code])
     if done.returncode:
-        message = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        message = last_line(done.stderr)
         among = f" among {ports[0]}-{ports[1]}" if ports else ""
         raise MeasurementError(f"host {host} has no free port at {address}{among}: {message}")
     with understood(host):

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from ringtap.errors import UsageError
+from ringtap.errors import UsageError, failure_message
 from ringtap.installation import lacking
 from ringtap.python_command import python_command
 from ringtap.schema import REPORT_HTML
@@ -79,7 +79,7 @@ class GrowingReport:
                 env=os.environ | _ONE_THREAD,
             )  # fmt: skip
         except OSError as error:
-            self._warn(error.strerror or str(error))
+            self._warn(failure_message(error))
             return
         if is_idle:
             self._schedule(os.SCHED_IDLE)

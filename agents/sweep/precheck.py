@@ -27,7 +27,7 @@ from ringtap.agents.sweep.disturbances import (
     other_words,
 )
 from ringtap.agents.sweep.roles import SweepRoles
-from ringtap.errors import MeasurementError, UsageError
+from ringtap.errors import MeasurementError, UsageError, last_line
 from ringtap.plan import SweepPlan
 from ringtap.plan_cluster import Cluster
 from ringtap.python_command import python_command
@@ -79,7 +79,7 @@ def _calibration_of(hosts: Hosts, host: str, say: Callable[[str], None]) -> Cali
     say(f"Reading the calibration of {host}'s traffic generator; takes 10 s the first time")
     done = hosts.ask(host, python_command(hosts.python(host), "ringtap.trafficgen.calibration"), _CALIBRATION_S)
     if done.returncode:
-        message = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        message = last_line(done.stderr)
         raise MeasurementError(f"host {host} could not be calibrated: {message}")
     with understood(host):
         found = Calibration(**json.loads(done.stdout))

@@ -15,7 +15,7 @@ from ringtap.agents.sweep.estimate import room_bytes
 from ringtap.agents.sweep.job_launch import filled, job_python, own_environment
 from ringtap.agents.sweep.roles import Attachment, SweepRoles
 from ringtap.agents.testbed.topology import Roles
-from ringtap.errors import MeasurementError, UsageError
+from ringtap.errors import MeasurementError, UsageError, last_line
 from ringtap.link_counters import ETHTOOL, INFINIBAND, source_of
 from ringtap.models import PROFILES
 from ringtap.plan import SweepPlan
@@ -105,7 +105,7 @@ def _ask_host(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> Answer:
         reach = plan.topology.reach if isinstance(plan.topology, Cluster) else ""
         return Answer(name, {}, (f"{name} cannot be used over {reach}: {lost}" if lost else str(error),))
     if done.returncode:
-        message = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        message = last_line(done.stderr)
         return Answer(name, {}, (f"host {name}: {hosts.python(name)} cannot describe the host: {message}",))
     try:
         with understood(name):

@@ -38,7 +38,7 @@ from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.testbed.routing import path_count
 from ringtap.agents.testbed.topology import JobShare
 from ringtap.agents.testbed.up import RunningTestbed
-from ringtap.errors import MeasurementError, UsageError
+from ringtap.errors import MeasurementError, UsageError, failure_message
 from ringtap.plan import SweepPlan
 from ringtap.plan_jobs import CASSINI, CONGESTION_CONTROL, CRUX, MLTCP, RULES, WORST, Job, sharing
 from ringtap.records import JsonLinesWriter, read_json_lines
@@ -344,7 +344,7 @@ class SharedLinks:
                 self._check_congestion_controls(shares)
             window = self._undisturbed(label, running)
         except BaseException as error:
-            why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
+            why = "interrupted" if isinstance(error, KeyboardInterrupt) else failure_message(error)
             for one in running:
                 one.run.finish("partial", why)
             raise

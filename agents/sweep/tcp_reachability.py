@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ringtap.agents.hosts import Hosts, understood
 from ringtap.agents.sweep.roles import SweepRoles
-from ringtap.errors import MeasurementError
+from ringtap.errors import MeasurementError, last_line
 from ringtap.python_command import python_command
 
 # enough for full packets, which are lost if the MTUs along the path differ, although handshakes succeed
@@ -119,7 +119,7 @@ def _ask(hosts: Hosts, host: str, verb: str, question: dict[str, Any]) -> dict[s
     command = python_command(hosts.python(host), "ringtap.agents.sweep.tcp_reachability", verb, json.dumps(question))
     done = hosts.ask(host, command, _ANSWER_S)
     if done.returncode:
-        message = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        message = last_line(done.stderr)
         raise MeasurementError(f"host {host} cannot try its connections: {message}")
     with understood(host):
         return dict(json.loads(done.stdout or "{}"))

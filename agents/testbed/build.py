@@ -41,7 +41,7 @@ from ringtap.collectors.netlink import (
     attributes,
     request,
 )
-from ringtap.errors import MeasurementError, UsageError
+from ringtap.errors import MeasurementError, UsageError, error_message
 
 _T = TypeVar("_T")
 
@@ -338,7 +338,7 @@ def _connect(source: str, target: str, address: str, nic: str = "") -> tuple[soc
                 sender.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, nic.encode())
             sender.connect(listener.getsockname())
         except OSError as error:
-            raise MeasurementError(f"{target} cannot be reached from {source}: {error}") from error
+            raise MeasurementError(f"{target} cannot be reached from {source}: {error_message(error)}") from error
         sender.settimeout(None)
         return sender, listener.accept()[0]
 

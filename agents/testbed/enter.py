@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ringtap.agents.job import signals
 from ringtap.agents.testbed import namespaces, registry
-from ringtap.errors import UsageError
+from ringtap.errors import UsageError, failure_message
 from ringtap.terminal import as_command
 
 
@@ -53,7 +53,7 @@ def enter(testbed: registry.TestbedState, host: str, command: list[str]) -> int:
         _join_namespaces(testbed, host)
     except OSError as error:
         raise UsageError(
-            f"testbed {testbed.spec.name} cannot be entered: {error}; is it yours, and is it up?"
+            f"testbed {testbed.spec.name} cannot be entered: {failure_message(error)}; is it yours, and is it up?"
         ) from error
     return signals.relay(signals.spawn(command, os.environ, end_with_parent=True))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ringtap.agents.testbed import namespaces
 from ringtap.agents.testbed.topology import JobShare, TestbedSpec
-from ringtap.errors import RingtapError, UsageError
+from ringtap.errors import RingtapError, UsageError, error_message, failure_message
 from ringtap.terminal import fill_standard_descriptors
 
 
@@ -31,7 +31,7 @@ def _mount_own() -> None:
         namespaces.mount("tmpfs", "/run", "tmpfs", options="mode=755")
     except OSError as error:
         raise UsageError(
-            f"the testbed cannot mount its own /proc and /run ({error}): is this a locked-down container?"
+            f"the testbed cannot mount its own /proc and /run ({error_message(error)}): is the container locked down?"
         ) from error
 
 
@@ -72,7 +72,7 @@ def _run(spec: TestbedSpec) -> None:
         _report({"error": str(error), "exit_code": error.exit_code})
         return
     except Exception as error:  # nobody sees a traceback of the init process: `up` reports this message
-        _report({"error": f"the testbed failed: {type(error).__name__}: {error}", "exit_code": 1})
+        _report({"error": f"the testbed failed: {failure_message(error)}", "exit_code": 1})
         return
     if command == "stay":
         _report({"stays": True})

@@ -14,8 +14,8 @@ from ringtap import installation
 from ringtap.errors import UsageError
 from ringtap.http_address import METRICS_PATH, is_address, listen, listen_for_metrics, url_of
 from ringtap.options import add_metrics
-from ringtap.schema import RUN_JSON, SERIES
-from ringtap.terminal import shell_word
+from ringtap.schema import PARTS, RUN_JSON, SERIES
+from ringtap.terminal import one_line, shell_word
 
 # ringtap run --live starts the view and the run together; a shared file system may show a new folder late
 _APPEARS_S = 15.0
@@ -76,7 +76,7 @@ def _live(options: argparse.Namespace) -> int:
         raise UsageError(
             f"this is not a terminal: ringtap live --plain {shell_word(options.run)} prints one line per second instead"
         )
-    say_next(watch(source.take, path), str(options.run))
+    say_next(watch(source.take, path), _next_verb(path, options.run), str(options.run))
     return 0
 
 
@@ -92,7 +92,7 @@ def _serve_metrics(run: Path, listener: socket.socket) -> int:
     print(f"Metrics at {url_of(listener, METRICS_PATH)}", flush=True)
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends it
         MetricsHttpServer(metrics, listener).serve_while(metrics.is_running)
-        print(f"The run has ended. Next: ringtap analyze {shell_word(run)}", file=sys.stderr)
+        print(f"The run has ended. Next: ringtap {_next_verb(path, run)} {shell_word(run)}", file=sys.stderr)
     return 0
 
 
@@ -106,8 +106,13 @@ def _serve_page(run: Path, listener: socket.socket) -> int:
     from ringtap.analysis.live.run_state import lower_priority
 
     lower_priority()
-    say_next(web.serve_page(SnapshotSource(path).take, listener, path), str(run))
+    say_next(web.serve_page(SnapshotSource(path).take, listener, path), _next_verb(path, run), str(run))
     return 0
+
+
+def _next_verb(shown: Path, run: Path) -> str:
+    """Return the command for a run that was watched, or for the sweep that has it."""
+    return "analyze" if shown == run else "report"
 
 
 def _import_view(name: str) -> Any:
@@ -134,8 +139,15 @@ def _wait_for(path: Path, seconds: float) -> Path:
         print(f"Waiting up to {seconds:g} s for {path} …", file=sys.stderr)
     run = RunDirectory.wait_for(path, seconds)
     if run.info.get("kind") == "sweep":
-        series = [one for one in path.glob(f"{SERIES}/*/{RUN_JSON}") if one.is_file()]
+        status, why = str(run.info.get("status")), one_line(str(run.info.get("why") or ""))
+        ended = "" if status == "running" else f"has ended: {status}{f', {why}' if why else ''}"
+        folders = (SERIES, f"{PARTS}/*/{SERIES}")
+        series = [one for folder in folders for one in path.glob(f"{folder}/*/{RUN_JSON}") if one.is_file()]
         if not series:
-            raise UsageError(f"{path} is a sweep without a series yet: try again when it measures")
-        return RunDirectory.open(max(series, key=lambda item: item.stat().st_mtime).parent).path
+            later = "has no series yet: try again when it measures, ringtap status says when"
+            raise UsageError(f"{path} is a sweep that {ended or later}")
+        newest = RunDirectory.open(max(series, key=lambda item: item.stat().st_mtime).parent).path
+        if ended:
+            print(f"{path} is a sweep that {ended}. This is its newest series, {newest.name}", file=sys.stderr)
+        return newest
     return path

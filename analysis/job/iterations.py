@@ -28,7 +28,7 @@ from ringtap.analysis.runs.run import (
     step_ends,
     with_spans,
 )
-from ringtap.errors import RingtapError, UsageError
+from ringtap.errors import RingtapError, UsageError, error_message
 from ringtap.json_validation import whole
 from ringtap.schema import BUCKETS
 from ringtap.units import counted
@@ -241,7 +241,7 @@ def horovod_collectives(logs: NodeLogs) -> pd.DataFrame | None:
         try:
             timeline = read_timeline(logs.path / name)
         except (RingtapError, OSError, ValueError) as error:
-            logs.report(f"{logs.name}/{name} cannot be used: {error}")
+            logs.report(f"{logs.name}/{name} cannot be used: {error_message(error)}")
             continue
         if len(timeline):
             return _on_reference(timeline, logs)

@@ -18,7 +18,7 @@ from ringtap.analysis.pcap.tables import flow_columns, rows_of
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
 from ringtap.analysis.runs.clock import NodeClock
 from ringtap.analysis.runs.node_logs import NodeLogs
-from ringtap.errors import RingtapError
+from ringtap.errors import RingtapError, error_message
 from ringtap.schema import PACKET_DISORDER_NS, PACKETS, PACKETS_RING, WINDOW, WINDOWS_JSONL
 from ringtap.units import counted
 
@@ -122,7 +122,7 @@ def each_capture(logs: NodeLogs) -> Iterator[tuple[str, str, Scanned]]:
         try:
             scanned = scan_packets(logs.path / name)
         except (RingtapError, OSError) as error:
-            logs.report(f"{logs.name}/{name} was not read: {error}")
+            logs.report(f"{logs.name}/{name} was not read: {error_message(error)}")
             continue
         counts = scanned.counts
         if counts["torn_bytes"]:

@@ -50,6 +50,7 @@ def parts_of(run: Snapshot, choice: TableChoice) -> dict[str, Any]:
     warnings = [masked(text) for text in (*warnings, *summary.warnings(run))]
     run = tables.of_node(run, node)
     more = [f"And {len(warnings) - _MAX_WARNINGS} more."] if len(warnings) > _MAX_WARNINGS else []
+    following = f" Next: ringtap analyze {shell_word(run.path)}" if run.nodes else ""
     lines = (
         summary.headline(run, False),
         summary.job_line(run, node, is_named=False),
@@ -59,9 +60,7 @@ def parts_of(run: Snapshot, choice: TableChoice) -> dict[str, Any]:
         "head": {
             "name": masked(Path(run.path).resolve().name),
             "lines": [_spans(line) for line in lines],
-            "ending": masked(f"{summary.ending(run)} Next: ringtap analyze {shell_word(run.path)}")
-            if run.ended
-            else "",
+            "ending": masked(summary.ending(run) + following) if run.ended else "",
         },
         "nodes": {"names": names, "shown": node},
         "warnings": warnings[:_MAX_WARNINGS] + more,

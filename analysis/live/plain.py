@@ -86,12 +86,19 @@ def follow_plain(take: Callable[[], Snapshot], out: TextIO, every_s: float = 1.0
         time.sleep(due_s - time.monotonic() if due_s > time.monotonic() else 0)
 
 
-def say_next(snapshot: Snapshot | None, path: str) -> None:
-    """Print the state of the run and the next command to standard error, after the view has ended."""
+def say_next(snapshot: Snapshot | None, verb: str, path: str) -> None:
+    """Print the state of the run and the next command to standard error, after the view has ended.
+
+    Args:
+        snapshot: the last one; None if there was none.
+        verb: the command that shows the result of the run.
+        path: the run directory.
+    """
     if snapshot is None:
         return
     if snapshot.ended:
         why = f": {one_line(snapshot.why)}" if snapshot.why else ""
-        print(f"The run is {snapshot.status}{why}. Next: ringtap analyze {shell_word(path)}", file=sys.stderr)
+        following = f"Next: ringtap {verb} {shell_word(path)}" if snapshot.nodes else "Nothing was recorded"
+        print(f"The run is {snapshot.status}{why}. {following}", file=sys.stderr)
     else:
         print(f"The recording goes on. To come back: ringtap live {shell_word(path)}", file=sys.stderr)

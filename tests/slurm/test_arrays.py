@@ -144,7 +144,10 @@ def test_tasks_that_are_told_to_stop_or_begin_anew_go_on(cluster: SlurmCluster, 
     second = type_in(cluster, place, submit).split()[2].rstrip(":")
     until(lambda: len(read_json_lines(points)[0]) > len(kept), "a further point")
     assert cluster.run(["scontrol", "requeue", f"{second}_0"], user="alice").returncode == 0
-    until(lambda: status(cluster, run)["series"][0]["why"] == "BeginTime", "the task to wait again")
+    until(
+        lambda: status(cluster, run)["series"][0]["why"].startswith("Slurm says PENDING (BeginTime)"),
+        "the task to wait again",
+    )
     # it has said that it ended, and yet it will go on
     assert type_in(cluster, place, submit).startswith("Nothing is left to submit")
     # Slurm would let it wait for two minutes

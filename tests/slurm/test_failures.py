@@ -43,8 +43,10 @@ def test_a_node_that_dies(cluster: SlurmCluster, nodes: int, number: int, comes_
     info = json.loads((run / "run.json").read_text())
     assert (info["status"], info["why"]) == ("partial", told["why"])
     assert told["why"] in collected
-    # settled: nothing is asked or written again
+    # settled: nothing is written again, and what Slurm says of the job does not change
     assert status(cluster, run)["why"] == told["why"]
+    assert status(cluster, run)["jobs"] == told["jobs"]
+    assert "Slurm says NODE_FAIL (NodeDown): a node of it failed" in told["jobs"][0]["why"]
     for node in told["nodes"]:
         check_recording(run / "nodes" / node["node"])
     analyzed = json.loads(ringtap(cluster, "analyze", run, "--json").stdout)

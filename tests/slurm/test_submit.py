@@ -264,7 +264,7 @@ def test_a_job_that_cannot_begin_says_so(jobs: dict[str, Job]) -> None:
     assert not job.paths.state(job.id).exists()
     told = job.cluster.run([*RINGTAP, "status", job.paths.run], user=job.user)
     why = f"its script ended before ringtap began: see submit/slurm-{job.id}.out"
-    assert f"Slurm says FAILED (NonZeroExitCode); {why}" in told.stdout
+    assert f"Slurm says FAILED (NonZeroExitCode): it failed; {why}" in told.stdout
 
 
 def test_any_path_and_any_argument_will_do(jobs: dict[str, Job]) -> None:

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any, Protocol
 
-from ringtap.errors import UsageError
+from ringtap.errors import UsageError, error_message
 from ringtap.flow_plan import COLUMNS, MAX_HEADER_BYTES, MAX_INT64, Flow, read_header
 from ringtap.schema import LOAD_BIN_NS
 from ringtap.trafficgen.protocol import MAX_FLOW_BYTES, parse_address
@@ -393,7 +393,7 @@ class PlanFile:
                 file.readline(MAX_HEADER_BYTES)
                 yield from enumerate(file, start=2)
         except OSError as error:
-            raise UsageError(f"{self.path} cannot be read: {error}") from error
+            raise UsageError(f"{self.path} cannot be read: {error_message(error)}") from error
 
     def _wrong(self, why: str) -> UsageError:
         return UsageError(f"{self.path} line 1: {why}")

@@ -155,7 +155,8 @@ class Sender:
         texts = [f"{name} ({why})" for name, why in unreachable.items()]
         if len(unreachable) == len({endpoints.name for endpoints in self._setup.places}):
             raise MeasurementError(
-                f"no receiver answers at {', '.join(texts)}: start 'ringtap traffic serve --bind HOST:PORT' there first"
+                f"no receiver answers at {', '.join(texts)}: it has ended, or never began; start "
+                "'ringtap traffic serve --bind HOST:PORT' there"
             )
         for text in texts:
             self._warn(f"no receiver answers at {text}; its flows will fail")

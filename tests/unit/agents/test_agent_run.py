@@ -53,6 +53,9 @@ def test_a_command_that_is_not_there(tmp_path: Path, closed: bool) -> None:
     assert done.returncode == 127
     assert "no-such-program cannot be run" in done.stderr
     assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1] == f"Wrote {tmp_path / 'run'}. There is nothing to analyze"
+    why = "the job ended with exit code 127: no-such-program was not found"
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["why"] == why
 
 
 def test_streams_folder_and_process_group_pass_through(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -451,3 +452,33 @@ def test_a_report_with_anything_in_it_is_printed_in_80_columns() -> None:
     assert not [line for line in lines if "\033" in line or "\n" in line or "\t" in line]
     coloured = doctor_command.table(report | {"checks": [check], "recordable": False}, colour=True)
     assert any("\033[35mfailed" in line for line in coloured)
+
+
+@pytest.mark.parametrize(
+    ("address", "environment", "words"),
+    [
+        ("127.0.1.1", {}, "lab3 resolves to 127.0.1.1, where Gloo would listen and no other host can connect"),
+        ("::1", {}, "lab3 resolves to ::1, where Gloo would listen and no other host can connect"),
+        ("127.0.1.1", {"GLOO_SOCKET_IFNAME": "eth0"}, ""),
+        ("10.0.0.3", {}, ""),
+        ("fe80::1%eth0", {}, ""),
+        ("", {}, ""),
+    ],
+)
+def test_a_host_name_that_resolves_to_loopback_is_told_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, address: str, environment: dict[str, str], words: str
+) -> None:
+    def resolve(host: str, *_: object, **__: object) -> list[Any]:
+        if not address:
+            raise OSError(-2, "Name or service not known")
+        return [(2, 1, 6, "", (address, 0))]
+
+    monkeypatch.setattr(doctor_node.socket, "gethostname", lambda: "lab3")
+    monkeypatch.setattr(doctor_node.socket, "getaddrinfo", resolve)
+    assert doctor_node.gloo_on_loopback(environment) == words
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(doctor_node.psutil, "net_if_stats", lambda: {"ens1": SimpleNamespace(isup=True, speed=0)})
+    found = doctor_node.network(Path())
+    assert (found.state, found.remedy) == (("degraded", "export GLOO_SOCKET_IFNAME=ens1") if words else ("ok", ""))

@@ -238,6 +238,36 @@ def test_a_sender_that_does_not_connect_is_named(tmp_path: Path) -> None:
     hosts.close()
 
 
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [
+        (
+            {"receiver": "kill -9 $$", "sender": "echo no receiver answers; exit 1"},
+            "receiver on a ended early: SIGKILL",
+        ),
+        ({"receiver": "sleep 60", "sender": "kill -9 $$"}, "sender on c ended early: SIGKILL ended it, without output"),
+        ({"receiver": "sleep 60", "sender": "exit 3"}, "sender on c ended early: no output, exit code 3"),
+        ({"receiver": "sleep 60", "sender": "echo gone >&2; exit 1"}, "sender on c ended early: gone"),
+    ],
+)
+def test_who_of_the_cross_traffic_has_ended_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: dict[str, str], words: str
+) -> None:
+    if "sleep" in ends["receiver"]:
+        monkeypatch.setattr("ringtap.agents.sweep.cross_traffic._RECEIVER_S", 0.01)
+    plan, hosts = plan_of(tmp_path), Recording()
+    cross = CrossTraffic(plan, "consistent", hosts, cluster_roles(plan, plain()), tmp_path / "run")
+    hosts.started = ["sh", "-c", ends["receiver"]]
+    cross.start_receiver()
+    hosts.started = ["sh", "-c", ends["sender"]]
+    cross.start_sender(4e9, "001", 1.0)
+    assert cross._sender is not None
+    assert cross._sender.has_ended(20)
+    with pytest.raises(MeasurementError, match=f"the consistent {words}"):
+        cross.check()
+    hosts.close()
+
+
 class Saying(LocalHosts):
     """Three hosts that answer everything with the same words."""
 

@@ -12,6 +12,7 @@ import pytest
 
 from ringtap.agents.hosts import LocalHosts
 from ringtap.agents.hosts.worker import HostWorker, clean
+from ringtap.agents.node import agent_socket
 from ringtap.agents.sweep import roles as sweep_roles
 from ringtap.agents.sweep.conductor import plan_changes
 from ringtap.agents.sweep.estimate import doubts, layout, resolved
@@ -277,7 +278,6 @@ def point(step: int = 0, traffic: str = "iperf", requested_bps: int = 0) -> dict
         (('"10.0.0.3"', '"10.0.0.3"\nworkdir = "/data"'), "topology.machines.c.workdir", False),
         (('"10.0.0.3"', '"10.0.0.4"'), "topology.machines.c.training", True),
         (('"10.0.0.1"', '"10.0.0.1"\ngpus = ["1"]'), "topology.machines.a.gpus", True),
-        (('"10.0.0.1"', '"10.0.0.1"\njob_python = "/p"'), "topology.machines.a.job_python", False),
         (('"10gbit"', '"10gbit"\nseed = 7'), "seed", True),
         (("[cluster]", '[window]\nstart_timeout = "10s"\n[cluster]'), "window.start_timeout_s", False),
         (("[cluster]", '[window]\nmin_time = "11s"\n[cluster]'), "window.min_s", True),
@@ -293,6 +293,14 @@ def test_a_plan_may_change_in_what_no_measured_point_depends_on(
     assert key not in (found.free if touches else found.touching)
     assert plan_changes(before, now, []).touching == [], "nothing has been measured"
     assert plan_changes(before, before, [point()]) == ([], [])
+
+
+def test_an_interpreter_that_no_command_asks_for_is_refused(tmp_path: Path) -> None:
+    text = changed(PLAN, ('"10.0.0.2"', '"10.0.0.2"\njob_python = "/p"'))
+    words = r"plan.toml line 22: hosts.job_python is for .python. in the command of a model, and none has it"
+    with pytest.raises(UsageError, match=words):
+        plan_of(tmp_path, text)
+    plan_of(tmp_path, changed(text, ('["train"]', '["sh", "-c", "exec {python} train.py"]')))
 
 
 def test_the_interpreter_of_a_job_that_was_measured_may_not_change(tmp_path: Path) -> None:
@@ -368,7 +376,16 @@ def test_a_dry_run_says_when_loads_are_too_few_for_a_congestion_point(
     assert json.loads(capsys.readouterr().out)["warnings"] == [words]
 
 
-def test_only_marked_folders_that_nobody_uses_are_cleaned_away(tmp_path: Path) -> None:
+def test_only_marked_folders_that_nobody_uses_are_cleaned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_socket, "private_folder", lambda: tmp_path / "sockets")
+    locks = {name: tmp_path / "sockets" / f"{name}.lock" for name in ("killed", "alive", "new")}
+    (tmp_path / "sockets").mkdir()
+    for name, lock in locks.items():
+        lock.touch()
+        lock.with_suffix(".sock").touch()
+        os.utime(lock, None if name == "new" else (1, 1))
+    holder = locks["alive"].open("r+")
+    fcntl.flock(holder, fcntl.LOCK_EX)
     worker = HostWorker()
     workdir = tmp_path / "work"
     for name in ("used", "left", "other"):
@@ -381,8 +398,12 @@ def test_only_marked_folders_that_nobody_uses_are_cleaned_away(tmp_path: Path) -
     (removed,) = clean(workdir, "desk:/runs/left")
     assert (removed["path"], removed["run"]) == (str(workdir / "left"), "desk:/runs/left")
     assert removed["bytes"] >= 100
-    assert [one["path"] for one in clean(workdir, "")] == [str(workdir / "other")]
+    assert len(list((tmp_path / "sockets").iterdir())) == 6, "they may be of another run"
+    assert [one["path"] for one in clean(workdir, "")] == [str(workdir / "other"), str(locks["killed"])]
     assert sorted(path.name for path in workdir.iterdir()) == ["mine", "used"]
+    left = ["alive.lock", "alive.sock", "new.lock", "new.sock"]
+    assert sorted(path.name for path in (tmp_path / "sockets").iterdir()) == left
+    holder.close()
     worker._remove(str(workdir / "used"))
     for fd in (worker._wake, worker._waker):
         os.close(fd)

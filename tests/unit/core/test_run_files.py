@@ -12,6 +12,7 @@ from ringtap.analysis.job import open_job
 from ringtap.analysis.live.run_state import write_mark
 from ringtap.cli import main
 from ringtap.errors import RingtapWarning, UsageError
+from ringtap.rundir import RunDirectory
 from tests.gold.analysis_sweep import edit_info, write_sweep
 from tests.gold.job_run import Truth, write_ddp_job
 
@@ -85,6 +86,20 @@ def test_a_damaged_series_ends_the_view(tmp_path: Path, capsys: pytest.CaptureFi
     (series / "run.json").write_text('{"schema": 1, "created_ns": "x"}')
     assert main(["live", "--plain", str(tmp_path / "sweep")]) == 2
     assert "run.json is damaged: created_ns is not a whole number" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(60)
+def test_of_a_submitted_sweep_the_newest_series_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = tmp_path / "sweep"
+    RunDirectory.create(sweep, "sweep", [], 0).finish("failed", "its job was cancelled")
+    assert main(["live", "--plain", str(sweep)]) == 2
+    assert f"{sweep} is a sweep that has ended: failed, its job was cancelled" in capsys.readouterr().err
+    write_sweep(sweep / "parts" / "000-a", [("vgg16", "consistent")], loads_gbps=(0.0, 10.0), iterations=5)
+    assert main(["live", "--plain", str(sweep)]) == 0
+    shown = capsys.readouterr()
+    assert " status=complete " in shown.out
+    (series,) = (sweep / "parts" / "000-a" / "series").iterdir()
+    assert shown.err.endswith(f"cancelled. This is its newest series, {series.name}\n")
 
 
 @pytest.mark.timeout(60)

@@ -16,7 +16,10 @@ from typing import Any
 
 import pytest
 
-from ringtap.rundir import RunDirectory
+from ringtap.agents.job.exit_cause import SHELL_CAUSE, MemoryKills
+from ringtap.errors import exit_words
+from ringtap.rundir import RunDirectory, write_json
+from ringtap.slurm.batch import _end
 from ringtap.slurm.job import read_report
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.srun_tasks import keep, matching, tasks_by_node
@@ -209,6 +212,33 @@ def test_the_exit_code_is_that_of_the_rank_that_failed_first(batch: Batch) -> No
     assert (batch.info["status"], batch.info["why"]) == ("failed", "the job ended with exit code 3")
 
 
+@pytest.mark.parametrize(
+    ("code", "entry", "output", "why"),
+    [
+        (137, {}, "slurmstepd: error: exceeded memory limit\n", ": Slurm's daemon says: exceeded memory limit"),
+        (137, {"cause": "out of memory is one possible cause"}, "", ": out of memory is one possible cause"),
+        (137, {"cause": "the kernel killed 1 process"}, "slurmstepd: oom_kill\n", ": the kernel killed 1 process"),
+        (127, {"cause": "x was not found"}, "", ": x was not found"),
+        (127, {"cause": SHELL_CAUSE}, "sh: 1: x: not found\n", ": its output says: sh: 1: x: not found"),
+        (127, {"cause": SHELL_CAUSE}, "", f": {SHELL_CAUSE}"),
+        (3, {}, "sh: 1: x: not found\n", ""),
+    ],
+)
+def test_the_end_of_a_run_has_the_cause_with_the_best_evidence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, entry: dict[str, str], output: str, why: str
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.delenv("SLURM_ARRAY_JOB_ID", raising=False)
+    run, paths = RunDirectory.create(tmp_path / "run", "job", [], 0), SubmitPaths(tmp_path / "run")
+    jobs = [{"pid": 2, "exit_code": code, "ended_ns": 5} | entry, {"pid": 3, "exit_code": 143, "ended_ns": 6}]
+    write_json(run.node("n0") / "node.json", {"status": "complete", "why": "", "jobs": jobs})
+    paths.folder.mkdir()
+    paths.output("7").write_text(output)
+    assert _end(paths, 143, "", MemoryKills(tmp_path, tmp_path)) == code
+    assert RunDirectory.open(run.path).info["why"] == f"the job ended with {exit_words(code)}{why}"
+
+
 STUBBORN = """\
 import signal, time
 from pathlib import Path
@@ -256,7 +286,7 @@ def test_damaged_files_of_the_run_do_not_change_the_exit_code(batch: Batch) -> N
     damage = "import sys; from pathlib import Path; Path(sys.argv[1]).write_text('{'); sys.exit(6)"
     code, _, err = batch.run(command=(*python(damage), str(batch.paths.run / "run.json")), SLURM_NTASKS="1")
     assert code == 6
-    assert "the end of the job is not recorded (UsageError: " in err
+    assert f"the end of the job is not recorded ({batch.paths.run / 'run.json'} cannot be used: it is not JSON" in err
     assert batch.events()[-1] == "ended 6"
 
 

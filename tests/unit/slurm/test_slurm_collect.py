@@ -113,7 +113,7 @@ def test_what_is_missing_is_said_with_its_loads(run: RunDirectory, capsys: pytes
     assert "missing: b-iperf at 0%, 50%: stopped: exit code 1" in shown
     info = json.loads((run.path / "run.json").read_text())
     assert info["status"] == "partial"
-    assert info["why"] == "1 of 4 points; a-iperf: host S1 was lost; b-iperf: exit code 1"
+    assert info["why"] == "1 of 4 points; a-iperf: host S1 was lost; b-iperf: exit code 1 by its files"
 
 
 def test_nothing_measured_is_an_empty_sweep(run: RunDirectory) -> None:

@@ -14,8 +14,9 @@ from ringtap.cli import main
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.rundir import RunDirectory, write_json
 from ringtap.slurm.job import JobReport, read_report
+from ringtap.slurm.job_states import STATES, Answer, ask_slurm
 from ringtap.slurm.paths import SubmitPaths
-from ringtap.slurm.status import NOT_BEGUN, Answer, SeriesStanding, Standing, ask_slurm, lines, standing
+from ringtap.slurm.status import NOT_BEGUN, SeriesStanding, Standing, lines, standing
 
 Squeue = Callable[[str, int], Path]
 
@@ -129,32 +130,92 @@ def test_a_controller_that_is_down_is_an_error(squeue: Squeue, monkeypatch: pyte
         ask_slurm(["7"])
 
 
-def test_a_run_that_is_complete_asks_nobody(tmp_path: Path, squeue: Squeue) -> None:
-    asked = squeue("", 0)
+def test_a_job_of_another_user_is_another_job(squeue: Squeue) -> None:
+    squeue(f"7|RUNNING|None|n0|{os.getuid() + 1}\n8|RUNNING|None|n0|{os.getuid()}", 0)
+    assert ask_slurm(["7", "8"], os.getuid()) == {"7": Answer("FORGOTTEN"), "8": Answer("RUNNING", "", "n0")}
+
+
+def test_accounts_in_which_a_forgotten_job_still_runs_are_not_believed(squeue: Squeue, tmp_path: Path) -> None:
+    squeue("slurm_load_jobs error: Invalid job id specified", 1)
+    (tmp_path / "bin" / "sacct").write_text("#!/bin/sh\nprintf '7|RUNNING|n0\\n8|OUT_OF_MEMORY|n0\\n'\n")
+    (tmp_path / "bin" / "sacct").chmod(0o755)
+    assert ask_slurm(["7", "8"]) == {"7": Answer("FORGOTTEN"), "8": Answer("OUT_OF_MEMORY", "", "n0")}
+
+
+@pytest.mark.parametrize("state", [*STATES, "A_NEW_ONE"])
+def test_each_state_of_slurm_has_a_sentence(state: str, tmp_path: Path, squeue: Squeue) -> None:
+    squeue(f"7|{state}|None|n0|{os.getuid()}", 0)
+    run = submitted(tmp_path / "run")
+    say(run, "7", "100 begun on n0")
+    found = standing(run)
+    kind, meaning = STATES.get(state, ("unknown", "a state that this ringtap does not know"))
+    assert found.jobs[0].state == kind
+    assert found.jobs[0].why.startswith(f"Slurm says {state}: {meaning}")
+    assert found.status == ("partial" if kind == "ended" else kind)
+
+
+def test_a_run_that_is_complete_says_so_with_and_without_slurm(
+    tmp_path: Path, squeue: Squeue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    squeue("slurm_load_jobs error: Invalid job id specified", 1)
     run = submitted(tmp_path / "run")
     node(run, "n0", "complete")
     say(run, "7", "100 begun on n0", "160 ended 0")
     run.finish("complete")
     found = standing(run)
     assert (found.status, found.why, found.not_asked) == ("complete", "", "")
-    assert [job.state for job in found.jobs] == ["ended"]
-    assert not asked.exists()
+    assert [(job.state, job.why) for job in found.jobs] == [("ended", "exit code 0")]
+    monkeypatch.setenv("PATH", "/nowhere")
+    found = standing(run)
+    assert (found.status, found.why, found.not_asked) == ("complete", "", "")
+    assert [(job.state, job.why) for job in found.jobs] == [("ended", "exit code 0 by its files")]
+
+
+def test_slurm_has_the_last_word_about_a_run_that_was_complete(tmp_path: Path, squeue: Squeue) -> None:
+    run = submitted(tmp_path / "run")
+    node(run, "n0", "complete")
+    say(run, "7", "100 begun on n0", "160 ended 0")
+    run.finish("complete")
+    squeue("7|PENDING|job requeued in held state||", 0)
+    found = standing(run)
+    why = "Slurm says PENDING (job requeued in held state): it waits to start; its last run ended: exit code 0"
+    assert (found.status, found.why) == ("waiting", why)
+    assert lines(found)[-1] == "  nodes: 1 complete"  # there is nothing to do but wait
+    squeue("7|RUNNING|None|n1|", 0)
+    assert (standing(run).status, standing(run).why) == ("running", "Slurm says RUNNING: it runs on n1")
 
 
 @pytest.mark.parametrize(
     ("account", "answer", "status", "why"),
     [
-        ([], "7|PENDING|Resources|", "waiting", "Resources"),
-        (["100 begun on n0"], "7|RUNNING|None|n[0-1]", "running", "on n[0-1]"),
-        (["100 begun on n0"], "7|COMPLETING|None|n0", "running", "ending on n0"),
+        ([], "7|PENDING|Resources|", "waiting", "Slurm says PENDING (Resources): it waits to start"),
+        (["100 begun on n0"], "7|RUNNING|None|n[0-1]", "running", "Slurm says RUNNING: it runs on n[0-1]"),
+        (["100 begun on n0"], "7|COMPLETING|None|n0", "running", "Slurm says COMPLETING: it is ending on n0"),
         # begun anew: its account ends with the former life
-        (["100 begun on n0", "101 ended 143"], "7|PENDING|BeginTime|", "waiting", "BeginTime"),
+        (
+            ["100 begun on n0", "101 ended 143"],
+            "7|PENDING|BeginTime|",
+            "waiting",
+            "Slurm says PENDING (BeginTime): it waits to start; its last run ended: exit code 143 (128 + SIGTERM)",
+        ),
         # of Slurm 25.11, after a node failed under a job with --requeue=expedite
-        (["100 begun on n0"], "7|EXPEDITING|Resources|", "waiting", "Resources"),
-        ([], "7|CANCELLED|None|", "partial", "Slurm says CANCELLED; it never began"),
-        (["100 begun on n0"], "7|NODE_FAIL|NodeDown|n0", "partial", "Slurm says NODE_FAIL (NodeDown); it has not said"),
-        (["100 begun on n0"], "", "partial", "Slurm says FORGOTTEN; it has not said how it ended"),
+        (["100 begun on n0"], "7|EXPEDITING|Resources|", "waiting", "Slurm says EXPEDITING (Resources): it is back"),
+        ([], "7|CANCELLED|None|", "partial", "Slurm says CANCELLED: it was cancelled; it never began"),
+        (
+            ["100 begun on n0"],
+            "7|NODE_FAIL|NodeDown|n0",
+            "partial",
+            "Slurm says NODE_FAIL (NodeDown): a node of it failed; it has not said how it ended",
+        ),
+        ([], "", "partial", "Slurm does not know it any more; no file says that it began"),
+        (["100 begun on n0"], "", "partial", "Slurm does not know it any more; it has not said how it ended"),
         (["100 begun on n0", "101 ended 1"], "7|FAILED|NonZeroExitCode|n0", "partial", "exit code 1"),
+        (
+            ["100 begun on n0", "101 ended 0"],
+            "7|TIMEOUT|TimeLimit|n0",
+            "partial",
+            "exit code 0; Slurm says TIMEOUT (TimeLimit): its time limit was over",
+        ),
     ],
 )
 def test_a_run_whose_job_has_not_concluded_it(
@@ -175,22 +236,87 @@ def test_a_script_that_fails_before_ringtap_begins_is_told_from_a_job_that_never
 ) -> None:
     squeue("7|FAILED|NonZeroExitCode|n0", 0)
     run = submitted(tmp_path / "run")
-    assert standing(run).why == "Slurm says FAILED (NonZeroExitCode); it never began"
-    SubmitPaths(run.path).output("7").write_text("no such module\n")
-    why = "its script ended before ringtap began: see submit/slurm-7.out"
-    assert standing(run).why == f"Slurm says FAILED (NonZeroExitCode); {why}"
+    failed = "Slurm says FAILED (NonZeroExitCode): it failed"
+    assert standing(run).why == f"{failed}; it never began"
+    assert lines(standing(run))[-1] == "There is nothing to analyze. Next: submit the job again"
+    output = SubmitPaths(run.path).output("7")
+    output.write_text("no such module\n")
+    assert standing(run).why == f"{failed}; its script ended before ringtap began: see submit/slurm-7.out"
+    assert lines(standing(run))[-1] == f"There is nothing to analyze. Next: see {output}, then submit the job again"
     monkeypatch.setenv("PATH", "/nowhere")
-    assert standing(run).why == "it has begun, and has not said that it ended"
+    assert standing(run).why == "by its files its script began, but not ringtap"
 
 
-def test_without_slurm_it_is_said_that_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_collected", [False, True])
+def test_a_job_without_an_end_of_its_own_is_slurms_before_and_after_collecting(
+    tmp_path: Path, squeue: Squeue, is_collected: bool
+) -> None:
+    squeue("7|NODE_FAIL|NodeDown|n0", 0)
+    run = submitted(tmp_path / "run")
+    node(run, "n0", "running", done=False)
+    say(run, "7", "100 begun on n0")
+    if is_collected:
+        assert main(["collect", str(run.path)]) == 0
+    found = standing(RunDirectory.open(run.path))
+    job = "Slurm says NODE_FAIL (NodeDown): a node of it failed; it has not said how it ended"
+    assert (found.status, found.why) == ("partial", f"{job}; the recording of n0 was cut off")
+    assert [(one.state, one.why) for one in found.jobs] == [("ended", job)]
+
+
+@pytest.mark.parametrize(
+    ("output", "stopped", "answer", "why"),
+    [
+        (
+            "slurmstepd-n0: error: StepId=7.1 exceeded memory limit (993669120 > 629145600), being killed\n",
+            [],
+            "7|FAILED|NonZeroExitCode|n0",
+            "; Slurm's daemon says: StepId=7.1 exceeded memory limit (993669120 > 629145600), being killed",
+        ),
+        (
+            "slurmstepd: error: 1 oom_kill event\n",
+            [],
+            "7|OUT_OF_MEMORY|None|n0",
+            "; Slurm says OUT_OF_MEMORY: it used more memory than it may; Slurm's daemon says: 1 oom_kill event",
+        ),
+        ("a job that speaks of oom_kill\n", [], "7|FAILED|None|n0", "; out of memory is one possible cause"),
+        ("", ["150 stopped TERM"], "7|FAILED|None|n0", ""),
+    ],
+)
+def test_the_cause_of_a_killed_job_is_its_memory_only_with_evidence(
+    tmp_path: Path, squeue: Squeue, output: str, stopped: list[str], answer: str, why: str
+) -> None:
+    squeue(answer, 0)
+    run = submitted(tmp_path / "run")
+    say(run, "7", "100 begun on n0", *stopped, "160 ended 137")
+    SubmitPaths(run.path).output("7").write_text(output)
+    end = "exit code 137 after TERM" if stopped else "exit code 137 (128 + SIGKILL)"
+    assert standing(run).jobs[0].why == f"{end}{why}; see submit/slurm-7.out"
+
+
+def test_a_job_whose_command_was_not_found_is_not_to_be_analyzed(tmp_path: Path, squeue: Squeue) -> None:
+    squeue("7|FAILED|NonZeroExitCode|n0", 0)
+    run = submitted(tmp_path / "run")
+    node(run, "n0", "complete")
+    say(run, "7", "100 begun on n0", "160 ended 127")
+    output = SubmitPaths(run.path).output("7")
+    output.write_text("command not found: made by the job\nbash: nosuch: command not found\nsrun: error\n")
+    run.finish("failed", "the job ended with exit code 127")
+    assert lines(standing(run))[1:] == [
+        "  job 7: ended: exit code 127; its output says: bash: nosuch: command not found; see submit/slurm-7.out",
+        "  nodes: 1 complete",
+        f"There is nothing to analyze. Next: see {output}, then submit the job again",
+    ]
+
+
+def test_without_slurm_it_is_said_what_the_files_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     run = submitted(tmp_path / "run")
     found = standing(run)
-    assert (found.status, found.why) == ("unknown", "it has not begun")
+    assert (found.status, found.why) == ("unknown", "by its files it has not begun")
     assert "cannot be asked" in found.not_asked
     say(run, "7", "100 begun on n0")
-    assert standing(run).why == "it has begun, and has not said that it ended"
+    assert standing(run).why.startswith("by its files it began at ")
+    assert standing(run).why.endswith(" on n0; they say nothing of its end")
 
 
 def test_nodes_that_were_cut_off_are_named_and_their_reason_asked_for(tmp_path: Path, squeue: Squeue) -> None:
@@ -206,7 +332,8 @@ def test_nodes_that_were_cut_off_are_named_and_their_reason_asked_for(tmp_path: 
     found = standing(run)
     assert found.status == "partial"
     assert found.why == (
-        "cancelled; exit code 143 after TERM; Slurm says NODE_FAIL (NodeDown); the recording of n1 was cut off"
+        "cancelled; exit code 143 after TERM; Slurm says NODE_FAIL (NodeDown): a node of it failed; "
+        "the recording of n1 was cut off"
     )
     assert [(one.node, one.status, one.why) for one in found.nodes] == [
         ("n0", "complete", ""),
@@ -271,8 +398,8 @@ def test_series_of_a_sweep(tmp_path: Path, squeue: Squeue) -> None:
     found = standing(run)
     assert (found.status, found.why) == ("running", "1 of 6 points")
     assert by_series(found) == [
-        ("running", "on n[0-2]", 1, (0.3, 0.6)),
-        ("waiting", "JobArrayTaskLimit", 0, (0, 0.3, 0.6)),
+        ("running", "Slurm says RUNNING: it runs on n[0-2]", 1, (0.3, 0.6)),
+        ("waiting", "Slurm says PENDING (JobArrayTaskLimit): it waits to start", 0, (0, 0.3, 0.6)),
     ]
 
 
@@ -284,7 +411,7 @@ def test_series_without_a_job_are_stopped_with_the_reason(tmp_path: Path, squeue
     assert found.status == "partial"
     assert by_series(found) == [
         ("stopped", "host S1 was lost", 1, (0.3,)),
-        ("stopped", "Slurm says CANCELLED; it never began", 0, (0, 0.3)),
+        ("stopped", "Slurm says CANCELLED: it was cancelled; it never began", 0, (0, 0.3)),
     ]
     # one that was submitted again counts by its last job
     request = json.loads(SubmitPaths(run.path).request.read_text())

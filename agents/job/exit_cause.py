@@ -1,0 +1,99 @@
+"""Finds out why a job ended: its command was not found, or the kernel killed it for want of memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ringtap.agents.job.control_groups import CGROUP_ROOT, control_groups, read
+from ringtap.terminal import one_line
+from ringtap.units import counted, format_size
+
+CANNOT_RUN = (126, 127)  # exit codes of shells, and of ringtap: a command is not executable, or was not found
+KILLED = 128 + signal.SIGKILL
+POSSIBLE_CAUSE = "out of memory is one possible cause"
+SHELL_CAUSE = "a shell's exit code for a command that it cannot run"
+
+
+class MemoryKills:
+    """The processes that the kernel kills for want of memory, from now on: in this control group, and on the machine.
+
+    Args:
+        proc: where the kernel describes this process and the machine.
+        cgroups: where it shows the control groups, of version 2 or 1.
+    """
+
+    def __init__(self, proc: Path = Path("/proc"), cgroups: Path = CGROUP_ROOT) -> None:
+        self._groups = _memory_groups(proc, cgroups)
+        self._files = [*(folder / events for folder, events, _ in self._groups), proc / "vmstat"]
+        self._before = [_oom_kills(file) for file in self._files]
+
+    def words(self) -> str:
+        """Return a clause about the processes killed so far; empty if there are none."""
+        pairs = zip(self._before, map(_oom_kills, self._files), strict=True)
+        grown = [0 if before is None or now is None else now - before for before, now in pairs]
+        for (folder, _, limit), count in zip(self._groups, grown, strict=False):
+            if count > 0:
+                text = read(folder / limit).strip()
+                size = f", which may use {format_size(int(text))}" if text.isdigit() and int(text) < 1 << 60 else ""
+                return f"the kernel killed {_processes(count)} of its control group{size}, for want of memory"
+        if grown[-1] > 0:
+            return f"the kernel killed {_processes(grown[-1])} on this machine meanwhile, for want of memory"
+        return ""
+
+
+def _processes(count: int) -> str:
+    return counted(count, "process", "processes")
+
+
+def _memory_groups(proc: Path, cgroups: Path) -> list[tuple[Path, str, str]]:
+    """Return the control groups for memory of this process, the innermost first: folder, file of events, of limit."""
+    found = []
+    for controllers, folder in control_groups(proc / "self" / "cgroup", cgroups):
+        if not controllers:
+            found.append((folder, "memory.events", "memory.max"))
+        elif "memory" in controllers.split(","):
+            found.append((folder, "memory.oom_control", "memory.limit_in_bytes"))
+    return found
+
+
+def _oom_kills(file: Path) -> int | None:
+    """Return the number of processes that were killed, by one of the kernel's files; None if it does not say so."""
+    lines = [line.split() for line in read(file).splitlines() if line.startswith("oom_kill ")]
+    return int(lines[0][1]) if lines and lines[0][1:] and lines[0][1].isdigit() else None
+
+
+class ExitCause:
+    """Cause of a command's end, as far as its exit code and the kernel's counters say it.
+
+    Args:
+        command: the command, which has just begun, and its arguments.
+        environment: its environment.
+        kills: the processes that the kernel kills from now on.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], kills: MemoryKills) -> None:
+        self._command, self._path, self._kills = command, environment.get("PATH"), kills
+
+    def words(self, code: int) -> str:
+        """Return the cause in a clause; empty if nothing but the exit code is known.
+
+        Args:
+            code: the exit code; below 0, the negative number of the signal that ended the command.
+        """
+        if code in (KILLED, -signal.SIGKILL):
+            return self._kills.words() or POSSIBLE_CAUSE
+        return self.obstacle(code) or (SHELL_CAUSE if code in CANNOT_RUN else "")
+
+    def obstacle(self, code: int) -> str:
+        """Return why the command could not be started; empty if it was."""
+        if code not in CANNOT_RUN:
+            return ""
+        name = one_line(self._command[0])
+        if shutil.which(self._command[0], os.F_OK, self._path) is None:
+            return f"{name} was not found"
+        is_executable = shutil.which(self._command[0], os.X_OK, self._path) is not None
+        return "" if is_executable else f"{name} is not executable (chmod +x)"

@@ -101,6 +101,8 @@ RUN: Shape = {
     "status?": str,
     "why?": _WORDS,
     "key?": _WORDS,
+    "job?": _WORDS,
+    "next_start?": _WORDS,
     "batch?": (_BATCH, None),
     "reference?": (NAME, Text("", "an empty text"), None),
     "not_collected?": ([{"what": str, "why": str}], None),

@@ -326,7 +326,7 @@ def _command_standing(run: RunDirectory) -> Standing:
     status, why = str(info.get("status")), str(info.get("why") or "")
     cut = [node.node for node in _node_standings(run, alive=False) if node.status == "cut off"]
     cut_off = f"the recording of {', '.join(cut)} was cut off" if cut else ""
-    is_open = status == "running" or cut_off not in why
+    is_open = (status == "running" or cut_off not in why) and not info.get("next_start")
     jobs, not_asked = _job_standings(paths, _submitted(paths), is_open)
     alive = [state for state in ("running", "waiting", "unknown") if any(job.state == state for job in jobs)]
     if alive and (status == "running" or alive[0] != "unknown"):

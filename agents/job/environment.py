@@ -23,9 +23,36 @@ def run_key(environment: Mapping[str, str]) -> str:
     if mpi and "OMPI_COMM_WORLD_RANK" in environment:  # mpirun within a Slurm step: its ranks are the job's
         return f"mpi-{job}-{mpi}" if job else f"mpi-{mpi}"
     if job and step and "SLURM_PROCID" in environment:
-        restart = environment.get("SLURM_RESTART_COUNT", "")
-        return f"slurm-{job}.{step}" + (f"-restart{restart}" if restart.strip("0") else "")
+        return f"slurm-{job}.{step}{restart_suffix(environment)}"
     return f"mpi-{mpi}" if mpi else ""
+
+
+def batch_job(environment: Mapping[str, str]) -> str:
+    """The job of Slurm, which its processes on all nodes have in common, and its start; empty without one."""
+    job = environment.get("SLURM_JOB_ID")
+    return f"{job}{restart_suffix(environment)}" if job else ""
+
+
+def restart_suffix(environment: Mapping[str, str]) -> str:
+    """``-restart1`` if Slurm has started this job once again; empty in its first start."""
+    restart = environment.get("SLURM_RESTART_COUNT", "")
+    return f"-restart{restart}" if restart.strip("0") else ""
+
+
+def of_this_start(run: Path, environment: Mapping[str, str]) -> Path:
+    """The run directory of this start of the job: ``DIR-restart1`` if Slurm has started it once again."""
+    suffix = restart_suffix(environment)
+    return run.with_name(run.name.removesuffix(suffix) + suffix)
+
+
+def machine(proc: Path = Path("/proc")) -> str:
+    """What tells this machine from others of the same name: the start of its kernel, and the network that it sees."""
+    known = []
+    with contextlib.suppress(OSError):
+        known.append((proc / "sys/kernel/random/boot_id").read_text().strip())
+    with contextlib.suppress(OSError):
+        known.append(str((proc / "self/ns/net").readlink()))
+    return " ".join(known)
 
 
 def local_size(environment: Mapping[str, str]) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.agents.node.unrecorded import UnrecordedProcesses, command_obstacle, describe, inner_runs
+from ringtap.completeness import failed_job, missing_ranks, ranks_of_groups
 from ringtap.errors import system_message
 from ringtap.json_validation import ShapeError
 from ringtap.records import append_whole, mend_last_line
@@ -187,10 +188,13 @@ def job_end(code: int, ended_by: int | None) -> tuple[Status, str]:
 
 
 def conclude(run: RunDirectory, code: int, ended_by: int | None, recording_why: str) -> None:
-    """Write the end of the run: the job's end, and the missing parts of the recording on the nodes that have ended."""
+    """Write the end of the run: the job's end, that of its other ranks, and the missing parts of the recording."""
     status, why = job_end(code, ended_by)
     nodes = node_items(run)
+    if status == "complete":
+        status, why = failed_job(nodes)
     reasons = {recording_why} | {str(item.get("why")) for item in nodes.values() if item.get("status") == "partial"}
+    reasons.add(missing_ranks(ranks_of_groups(run.path)))
     missing = "; ".join(sorted(filter(None, reasons)))
     if missing and status == "complete":
         status = "partial"

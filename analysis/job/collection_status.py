@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from ringtap.analysis.runs.node_logs import NodeLogs
+from ringtap.completeness import failed_job
 
 ORDER = ("steps", "nic", "sockets", "qdisc", "host", "infiniband", "ethtool", "gpu", "packets", "clock")
 COLUMNS = ["node", "collector", "state", "reason", "remedy", "missed_samples"]
@@ -49,8 +50,14 @@ def _number(value: Any) -> int | None:
         return None
 
 
-def status(info: Mapping[str, Any], nodes: Mapping[str, NodeLogs]) -> tuple[str, str]:
-    """Return the final status of the run over all nodes, and the reason as a sentence."""
+def status(info: Mapping[str, Any], nodes: Mapping[str, NodeLogs], missing: str) -> tuple[str, str]:
+    """Return the final status of the run over all nodes, and the reason as a sentence.
+
+    Args:
+        info: run.json.
+        nodes: the nodes.
+        missing: the ranks without steps, as `ringtap.completeness.missing_ranks` names them.
+    """
     recorded, why = str(info.get("status", "partial")), str(info.get("why") or "")
     if recorded == "running":
         # a node that wrote everything had disk space for it
@@ -59,8 +66,11 @@ def status(info: Mapping[str, Any], nodes: Mapping[str, NodeLogs]) -> tuple[str,
         return recorded, why + full
     partial = [name for name, node in nodes.items() if node.info.get("status") == "partial"]
     unfinished = [name for name, node in nodes.items() if not node.done]
-    if recorded == "complete" and (partial or unfinished):
+    ended, ended_why = failed_job({name: node.info for name, node in nodes.items()})
+    if recorded == "complete" and ended != "complete":
+        recorded, why = ended, ended_why
+    if recorded == "complete" and (partial or unfinished or missing):
         reasons = [f"{name}: {nodes[name].info.get('why') or 'no reason given'}" for name in partial]
         reasons += [f"{name}: its agent was ended before it had written everything" for name in unfinished]
-        return "partial", "; ".join(dict.fromkeys(reasons))
+        return "partial", "; ".join(filter(None, dict.fromkeys([*reasons, missing])))
     return recorded, why

@@ -46,7 +46,8 @@ def missing_ranks(processes: Iterable[tuple[int, int]]) -> str:
         if missing := [rank for rank in range(min(size, len(ranks) + _SHOWN + 1)) if rank not in ranks]:
             names = ", ".join(map(str, missing[:_SHOWN])) + (", …" if len(missing) > _SHOWN else "")
             here = sum(0 <= rank < size for rank in ranks)
-            sentences.append(f"{here} of {size} ranks recorded steps here, rank {names} did not")
+            word = "rank" if len(missing) == 1 else "ranks"
+            sentences.append(f"{here} of {size} ranks recorded steps here, {word} {names} did not")
     return "; ".join(sentences)
 
 

@@ -136,7 +136,6 @@ def _run(data: dict[str, Any]) -> list[str]:
     run, iterations = data["run"], data["iterations"]
     nodes = len(run["nodes"])
     who = counted(run["ranks"], "rank") if run["ranks"] else ""
-    who = f"{run['ranks']} of {counted(size, 'rank')}" if run["ranks"] < (size := run["world_size"]) else who
     where = f"{who} on {counted(nodes, 'node')}" if who else counted(nodes, "node")
     what = f"{counted(iterations['count'], 'iteration')} in" if iterations["count"] else "no iterations,"
     why = f": {run['why']}" if run["why"] else ""
@@ -350,7 +349,8 @@ def _slow(data: dict[str, Any]) -> list[str]:
 def _network(data: dict[str, Any]) -> list[str | Table]:
     totals, what = data["bytes"], f"per {data['bytes']['per']}"
     what = "of the whole recording" if totals["per"] == "run" else what
-    per = f"Payload {what}, {'ranks recorded here' if data['run']['missing_ranks'] else 'all nodes'} together"
+    whose = "to and from the ranks recorded here" if data["run"]["missing_ranks"] else "all nodes together"
+    per = f"Payload {what}, {whose}"
     rows = [
         [_PLAIN[name], *(_size(item[side]) for side in ("sockets", "packets")), _share(item["difference"])]
         for name, item in totals["classes"].items()

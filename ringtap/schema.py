@@ -130,6 +130,7 @@ RUN: Shape = {
         {
             "collectors?": ([str], None),
             "recorders?": ([str], None),
+            "named?": ([str], None),
             "every_s?": (Number(1e-6, 1e6), None),
             "options?": ({str: {str: str}}, None),
         },

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,9 +17,12 @@ from ringtap import rundir
 from ringtap.agents.job.environment import local_size, machine, of_this_start, run_key
 from ringtap.agents.job.run_location import find_location
 from ringtap.agents.node import agent_socket
-from ringtap.agents.node.settings import RunSettings
+from ringtap.agents.node.node_json import conclude
+from ringtap.agents.node.settings import RunSettings, parse_settings
 from ringtap.collectors.processes import rank_in
+from ringtap.completeness import missing_ranks
 from ringtap.errors import UsageError
+from ringtap.records import RecordWriter
 from ringtap.rundir import RunDirectory, TakenError, UnwritableError, write_json
 from tests.unit.agent_processes import (
     PLAIN,
@@ -37,6 +41,7 @@ from tests.unit.agent_processes import (
     without_launcher,
     wrapped,
 )
+from tests.unit.live_run import STEPS
 
 SLURM = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "4"}
 
@@ -442,3 +447,61 @@ def test_machines_of_one_name_are_nodes_of_their_own(tmp_path: Path) -> None:
     (run.path / "nodes" / "n1").write_text("in the way")
     with pytest.raises(UnwritableError, match="cannot be written"):
         run.claim_node("n1", "one")
+
+
+def step_log(run: RunDirectory, node: str, rank: int, size: int, group: str = "torch") -> None:
+    about = {"collector": "steps", "rank": rank, "world_size": size, "group": group}
+    RecordWriter(run.node(node) / "steps" / f"rank{rank}-{100 + rank}.rec", STEPS, about).close()
+
+
+def concluded(run: RunDirectory, code: int = 0) -> tuple[str, str]:
+    conclude(run, code, None, "")
+    return run_item(run.path)["status"], run_item(run.path)["why"]
+
+
+def test_a_run_with_half_of_the_ranks_is_not_complete(tmp_path: Path) -> None:
+    """As on node-local disks: each half would otherwise call itself whole."""
+    run = RunDirectory.create(tmp_path / "run", "job", [], 0)
+    assert concluded(run) == ("complete", "")
+    step_log(run, "n0", 0, 4, group="")  # by the launcher's variables alone: it may be no group
+    assert concluded(run) == ("complete", "")
+    step_log(run, "n0", 1, 4)
+    step_log(run, "n1", 3, 4)
+    assert concluded(run) == ("partial", "2 of 4 ranks recorded steps here, ranks 0, 2 did not")
+    step_log(run, "n1", 2, 4)
+    (run.path / "nodes/n0/steps/rank0-100.rec").write_bytes(b"damaged")
+    assert concluded(run) == ("partial", "3 of 4 ranks recorded steps here, rank 0 did not")
+    step_log(run, "n2", 0, 4)
+    assert concluded(run) == ("complete", "")
+    assert missing_ranks([(7, 1000)]) == "1 of 1000 ranks recorded steps here, ranks 0, 1, 2, 3, … did not"
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "why"),
+    [
+        ({"exit_code": 0}, "complete", ""),
+        ({"exit_code": None}, "complete", ""),  # not known
+        ({"exit_code": 7}, "failed", "rank 3 on n1 ended with exit code 7"),
+        ({"exit_code": 137, "signal": "SIGKILL"}, "partial", "rank 3 on n1 was ended by SIGKILL"),
+        ({"exit_code": 7, "rank": None}, "failed", "the job on n1 ended with exit code 7"),
+    ],
+)
+def test_a_run_is_not_complete_if_another_rank_failed(
+    tmp_path: Path, end: dict[str, Any], status: str, why: str
+) -> None:
+    run = RunDirectory.create(tmp_path / "run", "job", [], 0)
+    ends = {"n0": {"rank": 0, "exit_code": 0, "ended_ns": 1}, "n1": {"rank": 3, "ended_ns": 2} | end}
+    for node, job in ends.items():
+        write_json(run.node(node) / "node.json", {"status": "complete", "jobs": [job], "collectors": {}})
+    assert concluded(run) == (status, why)
+    assert concluded(run, code=5) == ("failed", "the job ended with exit code 5")
+
+
+def test_a_collector_that_was_named_and_is_not_there_makes_a_run_partial(tmp_path: Path) -> None:
+    entry = {"state": "unavailable", "reason": "no NVIDIA driver", "remedy": ""}
+    for collect, expected in (("default", ("complete", "")), ("nic,GPU", ("partial", "gpu: no NVIDIA driver"))):
+        settings = parse_settings(collect, "100ms", {})
+        assert RunSettings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
+        run = RunDirectory.create(tmp_path / collect, "job", [], 0, settings=settings.to_json())
+        write_json(run.node("n0") / "node.json", {"status": "complete", "jobs": [], "collectors": {"gpu": entry}})
+        assert concluded(run) == expected

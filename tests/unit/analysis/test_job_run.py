@@ -464,6 +464,33 @@ def test_damaged_and_empty_logs_are_said_and_the_rest_is_read(tmp_path):
     describe(data)
 
 
+def test_half_of_the_ranks_are_not_called_whole(tmp_path):
+    """As on node-local disks, where each node has a run of its own."""
+    truth = write_ddp_job(tmp_path / "job", Truth(iterations=12))
+    assert "all nodes together" in "\n".join(describe(summarize(open_job(tmp_path / "job"))))
+    for path in (tmp_path / "job").glob("nodes/*/steps/rank?-???.rec"):
+        header, records = path.read_bytes().split(b"\n", 1)
+        item = json.loads(header)
+        item["about"] |= {"group": "torch", "world_size": len(truth.compute_ms) + 2}
+        path.write_bytes(json.dumps(item).encode() + b"\n" + records)
+    data = summarize(open_job(tmp_path / "job"))
+    count = len(truth.compute_ms)
+    why = f"{count} of {count + 2} ranks recorded steps here, ranks {count}, {count + 1} did not"
+    assert (data["run"]["status"], data["run"]["why"], data["run"]["missing_ranks"]) == ("partial", why, why)
+    text = "\n".join(describe(data))
+    assert f"; partial: {why}" in text
+    assert "Payload per iteration, to and from the ranks recorded here" in text
+    assert "all nodes together" not in text
+
+
+def test_a_rank_that_failed_is_the_runs_end(tmp_path):
+    write_ddp_job(tmp_path / "job", Truth(iterations=6))
+    path = tmp_path / "job" / "nodes" / "n1" / "node.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"jobs": [{"rank": 1, "exit_code": 7}]}))
+    run = summarize(open_job(tmp_path / "job"))["run"]
+    assert (run["status"], run["why"]) == ("failed", "rank 1 on n1 ended with exit code 7")
+
+
 def test_a_run_without_steps_is_one_recording(tmp_path):
     write_ddp_job(tmp_path / "job", Truth(iterations=10))
     for path in (tmp_path / "job").glob("nodes/*/steps/*"):

@@ -183,6 +183,18 @@ def test_a_script_that_fails_before_ringtap_begins_is_told_from_a_job_that_never
     assert standing(run).why == "it has begun, and has not said that it ended"
 
 
+def test_a_start_before_the_last_one_is_not_said_to_run(tmp_path: Path, squeue: Squeue) -> None:
+    """The job runs, but what runs is recorded elsewhere."""
+    asked = squeue("7|RUNNING|None|n0", 0)
+    run = submitted(tmp_path / "run")
+    node(run, "n0", "running", done=False)
+    run.info["next_start"] = "run-restart1"
+    run.finish("partial", "Slurm started the job again: run-restart1 has its next start")
+    found = standing(run)
+    assert (found.status, found.why) == ("partial", run.info["why"])
+    assert not asked.exists()
+
+
 def test_without_slurm_it_is_said_that_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     run = submitted(tmp_path / "run")

@@ -18,7 +18,7 @@ def run_key(environment: Mapping[str, str]) -> str:
 
     It names a Slurm step, a PMIx name space or an Open MPI job. A batch script is not a step, so it has no key.
     """
-    job, step = environment.get("SLURM_JOB_ID"), environment.get("SLURM_STEP_ID")
+    job, step = _slurm_job(environment), environment.get("SLURM_STEP_ID")
     mpi = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid")
     if mpi and "OMPI_COMM_WORLD_RANK" in environment:  # mpirun within a Slurm step: its ranks are the job's
         return f"mpi-{job}-{mpi}" if job else f"mpi-{mpi}"
@@ -29,8 +29,14 @@ def run_key(environment: Mapping[str, str]) -> str:
 
 def batch_job(environment: Mapping[str, str]) -> str:
     """The job of Slurm, which its processes on all nodes have in common, and its start; empty without one."""
-    job = environment.get("SLURM_JOB_ID")
+    job = _slurm_job(environment)
     return f"{job}{restart_suffix(environment)}" if job else ""
+
+
+def _slurm_job(environment: Mapping[str, str]) -> str:
+    """The id of the job of Slurm, for a task of an array ``<array's id>_<index>``; empty without one."""
+    array = environment.get("SLURM_ARRAY_JOB_ID")
+    return f"{array}_{environment.get('SLURM_ARRAY_TASK_ID')}" if array else environment.get("SLURM_JOB_ID", "")
 
 
 def restart_suffix(environment: Mapping[str, str]) -> str:

@@ -342,6 +342,13 @@ def test_a_capture_whose_agent_is_killed_says_so(tmp_path: Path) -> None:
             1,
         ),
         (
+            {"SLURM_JOB_ID": "9", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1"}
+            | {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"},
+            "slurm-7_2.0",
+            1,
+            1,
+        ),
+        (
             {"PMIX_NAMESPACE": "prterun-n1-99@1", "PMIX_RANK": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "8"},
             "mpi-prterun-n1-99@1",
             3,

@@ -52,7 +52,7 @@ def of_this_start(run: Path, environment: Mapping[str, str]) -> Path:
 
 
 def machine(proc: Path = Path("/proc")) -> str:
-    """What tells this machine from others of the same name: the start of its kernel, and the network that it sees."""
+    """Return the identity of this machine among those of its name: the start of its kernel, and the network it sees."""
     known = []
     with contextlib.suppress(OSError):
         known.append((proc / "sys/kernel/random/boot_id").read_text().strip())

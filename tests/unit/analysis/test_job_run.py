@@ -1,4 +1,6 @@
 import json
+import os
+import time
 
 import numpy as np
 import pandas as pd
@@ -9,6 +11,8 @@ from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.job.text import describe
 from ringtap.analysis.live.run_state import RunFollower
 from ringtap.analysis.plots.axes import timeline
+from ringtap.analysis.runs.derived import read_summary
+from ringtap.cli import main
 from ringtap.errors import UsageError
 from ringtap.records import open_records
 from ringtap.rundir import RunDirectory, write_json
@@ -481,6 +485,21 @@ def test_half_of_the_ranks_are_not_called_whole(tmp_path):
     assert f"; partial: {why}" in text
     assert "Payload per iteration, to and from the ranks recorded here" in text
     assert "all nodes together" not in text
+
+
+def test_a_run_whose_writers_were_all_killed_does_not_run_for_ever(tmp_path):
+    """As by a memory limit, which ends supervisors and agents: run.json stays at running."""
+    path = tmp_path / "job"
+    write_ddp_job(path, Truth(iterations=6), status="running")
+    (path / "nodes" / "n1" / "DONE").unlink()
+    assert main(["analyze", str(path)]) == 0
+    assert summarize(open_job(path))["run"]["status"] == "running"
+    for written in path.glob("nodes/**/*"):
+        os.utime(written, (0, time.time() - 65))
+    data = read_summary(open_job(path), path / "derived")  # from before
+    why = "nothing was left to write how the job ended; n1: its agent was ended before it had written everything"
+    assert (data["run"]["status"], data["run"]["why"]) == ("partial", why)
+    assert summarize(open_job(path))["run"]["why"] == why
 
 
 def test_a_rank_that_failed_is_the_runs_end(tmp_path):

@@ -75,11 +75,11 @@ def status(info: Mapping[str, Any], nodes: Mapping[str, NodeLogs], missing: str)
     ended, ended_why = failed_job({name: node.info for name, node in nodes.items()})
     if recorded == "complete" and ended != "complete":
         recorded, why = ended, ended_why
-    if recorded == "complete" and (unsaid or partial or unfinished or missing):
-        reasons = [unsaid] + [f"{name}: {nodes[name].info.get('why') or 'no reason given'}" for name in partial]
-        reasons += [f"{name}: its agent was ended before it had written everything" for name in unfinished]
-        return "partial", "; ".join(filter(None, dict.fromkeys([*reasons, missing])))
-    return recorded, why
+    lacks = [f"{name}: its agent was ended before it had written everything" for name in unfinished] + [missing]
+    if recorded == "complete":
+        lacks = [unsaid, *(f"{name}: {nodes[name].info.get('why') or 'no reason given'}" for name in partial), *lacks]
+        recorded = "partial" if any(lacks) else recorded
+    return recorded, "; ".join(filter(None, [why, *(one for one in dict.fromkeys(lacks) if one not in why)]))
 
 
 def _silent_s(node: NodeLogs) -> float:

@@ -508,6 +508,10 @@ def test_a_rank_that_failed_is_the_runs_end(tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"jobs": [{"rank": 1, "exit_code": 7}]}))
     run = summarize(open_job(tmp_path / "job"))["run"]
     assert (run["status"], run["why"]) == ("failed", "rank 1 on n1 ended with exit code 7")
+    (path.parent / "DONE").unlink()
+    run = summarize(open_job(tmp_path / "job"))["run"]
+    cut = "n1: its agent was ended before it had written everything"
+    assert (run["status"], run["why"]) == ("failed", f"rank 1 on n1 ended with exit code 7; {cut}")
 
 
 def test_a_run_without_steps_is_one_recording(tmp_path):

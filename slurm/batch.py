@@ -278,8 +278,8 @@ def _end_former_start(first: Path, run: Path) -> None:
         first: the run of the job's first start.
         run: the run of this start.
     """
-    number = int(os.environ["SLURM_RESTART_COUNT"]) - 1
-    with contextlib.suppress(OSError, UsageError):
+    with contextlib.suppress(OSError, UsageError, ValueError):
+        number = int(os.environ["SLURM_RESTART_COUNT"]) - 1
         former = RunDirectory.open(of_this_start(first, {"SLURM_RESTART_COUNT": str(number)}))
         run.chmod(former.path.stat().st_mode & 0o777)
         if former.info.get("status") != "complete":

@@ -48,7 +48,9 @@ def _register_recording(parser: argparse.ArgumentParser) -> None:
     )
     add_access(parser)
     parser.add_argument("--node", metavar="NAME", help="this node's name in the run (default: its host name)")
-    parser.add_argument("--join", type=Path, metavar="DIR", help="write this node's part of an existing run directory")
+    parser.add_argument(
+        "--join", type=Path, metavar="DIR", help="run directory that several nodes share: the first makes it"
+    )
     add_verbose(parser)
     parser.add_argument("--live", action="store_true", help="watch the run in this terminal (see ringtap live)")
     parser.add_argument("--interface", metavar="NIC", help="packets: the interface to capture on")
@@ -149,9 +151,11 @@ def _check_live(live: bool) -> None:
         raise UsageError(f"--live needs {missing}, not installed here: {install_command('tui')}")
 
 
-def _print_location(location: RunLocation, settings: RunSettings, verbose: bool) -> None:
+def _print_location(location: RunLocation, settings: RunSettings, node: str, verbose: bool) -> None:
     from ringtap.agents.job.supervisor import tell
 
+    if location.node != node:
+        tell(f"ringtap: another machine of this run is called {node}: this one is {location.node} in it")
     if location.created:
         details = f" node={location.node} {settings.line()}" if verbose else ""
         tell(f"ringtap: recording to {location.label}{details}")
@@ -175,9 +179,11 @@ def _run(options: argparse.Namespace) -> int:
         listener = listen_for_metrics(options.metrics, options.metrics_public)
     try:
         location = find_location(Path(command[0]).name, options.output, options.join, node, settings, options.access)
-    except UnwritableError as error:
+    except UsageError as error:
+        if options.join is None and not isinstance(error, UnwritableError):
+            raise
         return run_unrecorded(command, str(error))
-    _print_location(location, settings, options.verbose)
+    _print_location(location, settings, node, options.verbose)
     if listener:
         tell(f"ringtap: metrics at {url_of(listener, METRICS_PATH)}")
     return run_job(location, settings, command, options.live, listener)
@@ -197,7 +203,7 @@ def _capture(options: argparse.Namespace) -> int:
     check_pids(options.pid)
     _check_live(options.live)
     location = find_location("capture", options.output, options.join, node, settings, options.access)
-    _print_location(location, settings, options.verbose)
+    _print_location(location, settings, node, options.verbose)
     return capture(location, settings, seconds, options.pid, options.live)
 
 

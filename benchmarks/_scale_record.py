@@ -36,7 +36,7 @@ def main() -> int:
             for rank, host in enumerate(_HOSTS):
                 ringtap = [sys.executable, "-m", "ringtap.cli"]
                 command = [*ringtap, "testbed", "exec", "--testbed", name, host, "--", *ringtap, "run", "--node", host]
-                command += ["--join" if rank else "-o", run, "--", sys.executable, str(_JOB)]
+                command += ["--join", run, "--", sys.executable, str(_JOB)]
                 command += ["--iterations", iterations, "--compute-s", _COMPUTE_S]
                 jobs.append(subprocess.Popen(command, env={**os.environ, **launch, "RANK": str(rank)}))
             return max(abs(job.wait()) for job in jobs)

@@ -98,14 +98,14 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def new_file_beside(path: Path, data: bytes = b"") -> Path:
-    """Write a new file under a hidden name beside a path, and return its path; an older one of that name is removed.
+    """Write a new file under a hidden name of its own beside a path, and return its path.
 
     Raises:
         OSError: it cannot be written; nothing is left of it.
     """
-    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+    # machines that share the folder may have the same host name
+    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.{os.urandom(4).hex()}")
     refuse_links(path.parent)
-    temporary.unlink(missing_ok=True)
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(fd, "wb") as file:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,19 +15,24 @@ import ringtap
 from ringtap.errors import UsageError, did_you_mean
 from ringtap.json_validation import NewerFormatError, Shape, ShapeError, check, load_json
 from ringtap.records import RecordFile, open_records, read_json_lines
-from ringtap.run_files import make_folder, new_file_beside, replace_file
+from ringtap.run_files import make_folder, new_file_beside, read_whole, replace_file
 from ringtap.schema import NIC_REC, NODE, POINT, RUN, RUN_JSON, SCHEMA, columns_of
 from ringtap.secret_masking import mask_words
 from ringtap.terminal import readable
 
 ACCESS = {"private": 0o700, "group": 0o750, "all": 0o755}
-_JOIN_S = 5.0
+_VISIBLE_S = 60.0  # a network file system shows another machine's new file this late at most, by the usual settings
+_MACHINE = ".machine"
 _MAX_AGE_NS = 2**60  # 36 years
 Status = Literal["running", "complete", "partial", "failed"]
 
 
 class UnwritableError(UsageError):
     """A run directory is not writable; a job runs nevertheless."""
+
+
+class TakenError(UsageError):
+    """A run directory belongs to another run."""
 
 
 def _clean(slug: str) -> str:
@@ -67,13 +73,15 @@ def write_json(path: Path, item: object) -> None:
     replace_file(path, _json(item))
 
 
-def _write_new_json(path: Path, item: object) -> bool:
-    """Write JSON to a name that must not exist yet, whole or not at all; return False if it exists."""
-    temporary = new_file_beside(path, _json(item))
+def _write_new(path: Path, data: bytes) -> bool:
+    """Write a file whose name must not exist yet, whole or not at all; return False if it exists."""
+    temporary = new_file_beside(path, data)
     try:
         try:
-            os.link(temporary, path)  # atomic, and refused where the name is taken
+            os.link(temporary, path)  # atomic, also on NFS and Lustre, and refused where the name is taken
         except FileExistsError:
+            with contextlib.suppress(OSError):  # NFS asks again if the first answer is lost: the name may be ours
+                return path.samefile(temporary)
             return False
         except OSError:  # a file system without links
             try:
@@ -197,6 +205,7 @@ class RunDirectory:
         *,
         key: str = "",
         access: str = "private",
+        is_shared: bool = False,
         **extra: Any,
     ) -> RunDirectory:
         """Make the folder and its run.json with status ``running``.
@@ -208,10 +217,12 @@ class RunDirectory:
             seed: seed of everything random.
             key: key that the ranks of one launched job share; empty for a single process.
             access: users who may enter a new folder, one of `ACCESS`.
+            is_shared: whether other processes may be about to make the same folder.
             **extra: further facts for run.json.
 
         Raises:
-            UsageError: the folder exists and is not empty.
+            TakenError: the folder holds a run, or is not empty.
+            UsageError: a shared folder holds something else.
             UnwritableError: it cannot be written.
         """
         info = {
@@ -226,10 +237,15 @@ class RunDirectory:
         try:
             made = [folder for folder in (path, *path.parents) if not folder.exists()]
             path.mkdir(_mode(path, access), parents=True, exist_ok=True)
-            # another rank of the same job may be about to make it: its temporary file does not count
-            strangers = [entry for entry in path.iterdir() if not (key and entry.name.startswith(".run.json."))]
-            if strangers or not _write_new_json(path / RUN_JSON, info):
-                raise UsageError(f"{path} is not empty: name another folder, or resume with --resume if it is a sweep")
+            # another process of the job may be about to make it: its temporary file does not count
+            found = {entry.name for entry in path.iterdir()}
+            strangers = {name for name in found if not (is_shared and name.startswith(f".{RUN_JSON}."))}
+            if (strangers and not is_shared) or RUN_JSON in found:
+                raise TakenError(f"{path} is not empty: name another folder, or resume with --resume if it is a sweep")
+            if strangers:
+                raise UsageError(f"{path} is not empty, and no run directory: name another folder")
+            if not _write_new(path / RUN_JSON, _json(info)):
+                raise TakenError(f"{path} holds a run already: name another folder")
         except (FileExistsError, NotADirectoryError) as error:
             raise UsageError(f"{path} cannot be written: {error.strerror}") from error
         except OSError as error:
@@ -241,15 +257,17 @@ class RunDirectory:
 
     @classmethod
     def create_or_join(
-        cls, path: Path, argv: list[str], *, key: str, rank: str, **extra: Any
+        cls, path: Path, argv: list[str], *, key: str, rank: str, job: str = "", is_named: bool = False, **extra: Any
     ) -> tuple[RunDirectory, bool] | None:
-        """Make the run directory of a launched job, or join it if another of its ranks has made it.
+        """Make the run directory of a launched job, or join it if another process of the job has made it.
 
         Args:
-            path: the folder all ranks agree on.
+            path: the folder all processes agree on.
             argv: the command line.
-            key: the job's key.
-            rank: this process's rank in the job; each rank joins a run once.
+            key: the key that the processes of one launch share; empty if they have none.
+            rank: this process's rank in the launch; each rank of a launch joins a run once.
+            job: the batch system's job; empty if there is none.
+            is_named: whether the user says that processes without this key belong to the run, too.
             **extra: further facts for run.json, and ``access``.
 
         Returns:
@@ -257,32 +275,55 @@ class RunDirectory:
             another run of the same launch.
 
         Raises:
-            UsageError: the folder belongs to something else.
-            UnwritableError: it cannot be written.
+            TakenError: the folder belongs to another run.
+            UsageError: it holds something else.
+            UnwritableError: it cannot be written, or what another process wrote cannot be seen.
         """
         created = True
         try:
-            run = cls.create(path, "job", argv, 0, key=key, **extra)
-        except UnwritableError:
-            raise
-        except UsageError:
-            if not (path / RUN_JSON).is_file():
+            run = cls.create(path, "job", argv, 0, key=key, job=job, is_shared=True, **extra)
+        except TakenError:
+            try:
+                run, created = cls.wait_for(path, _VISIBLE_S), False
+            except NewerFormatError:
                 raise
-            run, created = cls.wait_for(path, _JOIN_S), False
-            if run.info.get("key") != key:
-                raise UsageError(
+            except UsageError as error:
+                raise UnwritableError(f"{error}, {_VISIBLE_S:.0f} s after another process made it") from error
+            if not is_named and run.info.get("key") != key:
+                raise TakenError(
                     f"{path} belongs to another run (its key is {run.info.get('key') or 'none'}, this job's is {key}): "
                     "name another folder with -o"
                 ) from None
-        try:
-            claims = path / ".ranks"
-            claims.mkdir(exist_ok=True)
-            os.close(os.open(claims / rank, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-        except FileExistsError:
-            return None
-        except OSError as error:
-            raise UnwritableError(f"{path} cannot be written: {error.strerror}") from error
+            run._check_joinable(key, job)
+        if key and run.info.get("key") == key:
+            try:
+                claims = path / ".ranks"
+                claims.mkdir(exist_ok=True)
+                os.close(os.open(claims / rank, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+            except FileExistsError:
+                return None
+            except OSError as error:
+                raise UnwritableError(f"{path} cannot be written: {error.strerror}") from error
         return run, created
+
+    def _check_joinable(self, key: str, job: str) -> None:
+        """Check that a process of another launch, or of one without a key, may take part in this run.
+
+        Raises:
+            TakenError: the run is a sweep, has ended, or belongs to another job of the batch system.
+        """
+        info = self.info
+        if key and info.get("key") == key:
+            return
+        why = ""
+        if info.get("kind") != "job":
+            why = "is a sweep"
+        elif info.get("status") != "running":
+            why = "holds a run that has ended"
+        elif job and info.get("job") and info["job"] != job:
+            why = f"belongs to job {info['job']}, and this is job {job}"
+        if why:
+            raise TakenError(f"{self.path} {why}: name another folder")
 
     @classmethod
     def wait_for(cls, path: Path, seconds: float) -> RunDirectory:
@@ -342,3 +383,42 @@ class RunDirectory:
         path = self.path / "nodes" / host
         make_folder(path)
         return path
+
+    def claim_node(self, name: str, machine: str) -> str:
+        """Return the name under which this machine writes: the given one, or ``NAME-2`` if another machine has that.
+
+        Args:
+            name: the wanted name.
+            machine: what tells this machine from others.
+
+        Raises:
+            UnwritableError: nothing can be written there.
+        """
+        for number in count(1):
+            candidate = f"{name}-{number}" if number > 1 else name
+            try:
+                path = self.node(candidate) / _MACHINE
+                if _write_new(path, machine.encode()) or _read_late(path) == machine.encode():
+                    return candidate
+            except OSError as error:
+                raise UnwritableError(f"{self.path} cannot be written: {error.strerror}") from error
+        raise AssertionError
+
+
+def _read_late(path: Path) -> bytes:
+    """Read a short file that exists, as soon as the file system shows it and it has been written.
+
+    Raises:
+        OSError: it cannot be read even then.
+    """
+    deadline = time.monotonic() + _VISIBLE_S
+    while True:
+        try:
+            if data := read_whole(path):
+                return data
+        except FileNotFoundError:
+            if time.monotonic() >= deadline:
+                raise
+        if time.monotonic() >= deadline:
+            return b""
+        time.sleep(0.05)

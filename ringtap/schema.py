@@ -102,6 +102,8 @@ RUN: Shape = {
     "status?": str,
     "why?": _WORDS,
     "key?": _WORDS,
+    "job?": _WORDS,
+    "next_start?": _WORDS,
     "batch?": (_BATCH, None),
     "reference?": (NAME, Text("", "an empty text"), None),
     "not_collected?": ([{"what": str, "why": str}], None),
@@ -129,6 +131,7 @@ RUN: Shape = {
         {
             "collectors?": ([str], None),
             "recorders?": ([str], None),
+            "named?": ([str], None),
             "every_s?": (Number(1e-6, 1e6), None),
             "options?": ({str: {str: str}}, None),
         },

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.agents.hosts.slurm import allocated_nodes
+from ringtap.agents.job.environment import of_this_start
 from ringtap.agents.job.exit_cause import KILLED, POSSIBLE_CAUSE, SHELL_CAUSE, MemoryKills
 from ringtap.agents.job.signals import GroupWatch
 from ringtap.agents.node.node_json import conclude, node_items
@@ -253,7 +254,8 @@ def main() -> int:
             "--grace", type=float, required=True, metavar="SECONDS", help="from SIGTERM to SIGKILL near the time limit"
         )
     options = parser.parse_args(arguments[:cut])
-    paths = SubmitPaths(options.run)
+    # a series of a sweep goes on where the job's last start ended; a command begins anew
+    paths = SubmitPaths(of_this_start(options.run, os.environ) if command else options.run)
     job = job_id()
     stops = Stops(paths)
     if command and not (paths.run / RUN_JSON).is_file():
@@ -270,11 +272,29 @@ def main() -> int:
 
 
 def _make_run(paths: SubmitPaths, options: argparse.Namespace, job: str) -> None:
-    """Create the run directory of a script that was submitted by hand."""
+    """Create the run directory of a script that was submitted by hand, or that Slurm started again."""
     settings = Recording.of(options).settings().to_json()
     RunDirectory.create(paths.run, "job", sys.argv, 0, settings=settings, reference="")
     paths.states.mkdir(parents=True)
     write_json(paths.request, {"jobs": [{"id": job}]})
+    if paths.run != options.run:
+        _end_former_start(options.run, paths.run)
+
+
+def _end_former_start(first: Path, run: Path) -> None:
+    """Name the run of this start of the job in that of its start before, and give it the same mode.
+
+    Args:
+        first: the run of the job's first start.
+        run: the run of this start.
+    """
+    with contextlib.suppress(OSError, UsageError, ValueError):
+        number = int(os.environ["SLURM_RESTART_COUNT"]) - 1
+        former = RunDirectory.open(of_this_start(first, {"SLURM_RESTART_COUNT": str(number)}))
+        run.chmod(former.path.stat().st_mode & 0o777)
+        if former.info.get("status") != "complete":
+            former.info["next_start"] = run.name
+            former.finish("partial", f"Slurm started the job again: {run.name} has its next start")
 
 
 if __name__ == "__main__":

@@ -264,7 +264,8 @@ def _job_standing(paths: SubmitPaths, report: JobReport, answer: Answer | None) 
 def _command_standing(run: RunDirectory) -> Standing:
     paths, info = SubmitPaths(run.path), run.info
     status, why = str(info.get("status")), str(info.get("why") or "")
-    jobs, not_asked = _job_standings(paths, _submitted(paths))
+    # what runs now is recorded by the job's next start
+    jobs, not_asked = ((), "") if info.get("next_start") else _job_standings(paths, _submitted(paths))
     alive = [state for state in (RUNNING, WAITING, UNKNOWN) if any(job.state == state for job in jobs)]
     if alive and (status == "running" or alive[0] != UNKNOWN):
         why = "; ".join(job.why for job in jobs if job.why and job.state == alive[0])
@@ -272,7 +273,7 @@ def _command_standing(run: RunDirectory) -> Standing:
     nodes = tuple(_node_standings(run, alive=False))
     cut = [node.node for node in nodes if node.status == "cut off"]
     cut_off = f"the recording of {', '.join(cut)} was cut off" if cut else ""
-    is_open = status == "running" or cut_off not in why
+    is_open = (status == "running" or cut_off not in why) and not info.get("next_start")
     if status != "failed" and (status == "running" or any(node.status != "complete" for node in nodes)):
         status = "partial"
     if is_open:

@@ -100,7 +100,7 @@ class AgentClient:
 
     def __init__(self, run: RunDirectory, node: str, settings: RunSettings) -> None:
         self._run, self._node, self._settings = run, node, settings
-        self.why = ""
+        self.why = self._lacks = ""
         self.is_ready = False
         self.disk: dict[str, Any] = {}
         self._connection: Connection | None = None
@@ -132,6 +132,9 @@ class AgentClient:
             return
         if code == RECORDED:
             self._give_up(self._recorded_already())
+            if greeting.get("pid"):
+                self._lacks = "a job began after the recording had ended: at most its steps are here"
+                self._note({})
         elif code:
             reason = os.strerror(code) if 0 < code < _FAILED else f"status {code}"
             self._give_up(f"the agent could not be started: {reason}")
@@ -204,7 +207,7 @@ class AgentClient:
         self._note({})
 
     def _note(self, ended: dict[str, Any]) -> None:
-        """Write node.json for an agent that was killed; several supervisors may do so, one after the other."""
+        """Write node.json for an agent that is gone; several supervisors may do so, one after the other."""
         path = self._run.path / "nodes" / self._node / NODE_JSON
         assert self._rendezvous is not None
         lock = None
@@ -214,7 +217,9 @@ class AgentClient:
                 with contextlib.suppress(OSError):
                     (path.parent / ".reserve").unlink()
                 item = read_json(path, NODE)
-                item |= {"status": "partial", "why": self.why}
+                known, lacks = str(item.get("why") or ""), self._lacks or self.why
+                why = known if lacks in known else "; ".join(filter(None, [known, lacks]))
+                item |= {"status": "partial", "why": why}
                 pid, jobs = self._greeting.get("pid"), item.setdefault("jobs", [])
                 if pid and pid not in [job.get("pid") for job in jobs]:  # the agent never read the greeting
                     names = ("pid", "command", "rank", "began_ns")
@@ -263,7 +268,7 @@ class AgentClient:
             select.select([self._connection], [], [], _POLL_S)
             self.tick()
         if self._answer is None:
-            if self._connection is not None and self.why:
+            if self.why and (self._connection is not None or self._lacks):
                 self._note(ended)
             elif self.is_up:
                 self._give_up("the agent has not written everything yet; it ends by itself")

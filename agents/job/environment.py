@@ -18,14 +18,47 @@ def run_key(environment: Mapping[str, str]) -> str:
 
     It names a Slurm step, a PMIx name space or an Open MPI job. A batch script is not a step, so it has no key.
     """
-    job, step = environment.get("SLURM_JOB_ID"), environment.get("SLURM_STEP_ID")
+    job, step = _slurm_job(environment), environment.get("SLURM_STEP_ID")
     mpi = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid")
     if mpi and "OMPI_COMM_WORLD_RANK" in environment:  # mpirun within a Slurm step: its ranks are the job's
         return f"mpi-{job}-{mpi}" if job else f"mpi-{mpi}"
     if job and step and "SLURM_PROCID" in environment:
-        restart = environment.get("SLURM_RESTART_COUNT", "")
-        return f"slurm-{job}.{step}" + (f"-restart{restart}" if restart.strip("0") else "")
+        return f"slurm-{job}.{step}{restart_suffix(environment)}"
     return f"mpi-{mpi}" if mpi else ""
+
+
+def batch_job(environment: Mapping[str, str]) -> str:
+    """The job of Slurm, which its processes on all nodes have in common, and its start; empty without one."""
+    job = _slurm_job(environment)
+    return f"{job}{restart_suffix(environment)}" if job else ""
+
+
+def _slurm_job(environment: Mapping[str, str]) -> str:
+    """The id of the job of Slurm, for a task of an array ``<array's id>_<index>``; empty without one."""
+    array = environment.get("SLURM_ARRAY_JOB_ID")
+    return f"{array}_{environment.get('SLURM_ARRAY_TASK_ID')}" if array else environment.get("SLURM_JOB_ID", "")
+
+
+def restart_suffix(environment: Mapping[str, str]) -> str:
+    """``-restart1`` if Slurm has started this job once again; empty in its first start."""
+    restart = environment.get("SLURM_RESTART_COUNT", "")
+    return f"-restart{restart}" if restart.strip("0") else ""
+
+
+def of_this_start(run: Path, environment: Mapping[str, str]) -> Path:
+    """The run directory of this start of the job: ``DIR-restart1`` if Slurm has started it once again."""
+    suffix = restart_suffix(environment)
+    return run.with_name(run.name.removesuffix(suffix) + suffix)
+
+
+def machine(proc: Path = Path("/proc")) -> str:
+    """Return the identity of this machine among those of its name: the start of its kernel, and the network it sees."""
+    known = []
+    with contextlib.suppress(OSError):
+        known.append((proc / "sys/kernel/random/boot_id").read_text().strip())
+    with contextlib.suppress(OSError):
+        known.append(str((proc / "self/ns/net").readlink()))
+    return " ".join(known)
 
 
 def local_size(environment: Mapping[str, str]) -> int:

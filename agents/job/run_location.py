@@ -1,4 +1,4 @@
-"""Choice of the run directory that a command records into: a new one, the other ranks', or that of ``--join``."""
+"""Choice of the run directory that a command records into: a new one, or one that other processes may have made."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringtap.agents.job.environment import run_key
+from ringtap.agents.job.environment import batch_job, machine, of_this_start, run_key
 from ringtap.agents.node.settings import RunSettings
 from ringtap.collectors.processes import rank_in
 from ringtap.errors import UsageError
-from ringtap.rundir import RunDirectory, new_name, shared_name
+from ringtap.rundir import RunDirectory, TakenError, new_name, shared_name
 
-_JOIN_S = 60.0
 _MAX_NAME_LENGTH = 200
 
 
@@ -57,34 +56,43 @@ def find_location(
 ) -> RunLocation:
     """Make or join the run directory.
 
+    A job that a batch system starts again records into another folder: what the first start left is another run.
+
     Args:
         slug: a word for the name of a new run directory.
-        output: the folder asked for; None for one below ``runs``.
-        join: the run directory to join; None for none.
-        node: this node's name.
+        output: the new folder asked for; None for one below ``runs``.
+        join: the folder that processes share without having a launcher's key in common; None for none.
+        node: this node's name, unless another machine has it.
         settings: what will be recorded.
         access: the access to a folder that is made.
 
     Raises:
-        UsageError: the folder is in use, or there is nothing to join.
+        UsageError: the folder is in use, or cannot be joined.
         UnwritableError: the folder cannot be written.
     """
-    if join is not None:
-        if output is not None:
-            raise UsageError("-o makes a run directory and --join joins one: give one of them")
-        return RunLocation(RunDirectory.wait_for(join.absolute(), _JOIN_S), node, created=False)
-    key = run_key(os.environ)
+    if join is not None and output is not None:
+        raise UsageError("-o makes a run directory, and --join makes or joins one: give one of them")
+    run, created = _make_or_join(slug, join or output, join is not None, node, settings, access)
+    return RunLocation(run, run.claim_node(node, machine()), created)
+
+
+def _make_or_join(
+    slug: str, given: Path | None, is_named: bool, node: str, settings: RunSettings, access: str
+) -> tuple[RunDirectory, bool]:
+    """Return the run, and whether this process made it; ``is_named``: the user names a folder to share."""
+    key, rank = run_key(os.environ), rank_in(os.environ)
     extra: dict[str, Any] = {"settings": settings.to_json(), "reference": node, "access": access}
-    if not key:
-        path = (output or Path("runs") / new_name(slug)).absolute()
-        return RunLocation(RunDirectory.create(path, "job", sys.argv, 0, **extra), node, created=True)
-    rank = rank_in(os.environ)
+    extra["job"] = batch_job(os.environ)
+    given = None if given is None else of_this_start(given, os.environ)
+    if not key and not is_named:
+        path = (given or Path("runs") / new_name(slug)).absolute()
+        return RunDirectory.create(path, "job", sys.argv, 0, **extra), True
     for number in count(1):
         suffix = f"-{number}" if number > 1 else ""
-        path = (output or Path("runs") / f"{shared_name(slug, key)}{suffix}").absolute()
-        joined = RunDirectory.create_or_join(path, sys.argv, key=key, rank=str(rank or 0), **extra)
+        path = (given or Path("runs") / f"{shared_name(slug, key)}{suffix}").absolute()
+        joined = RunDirectory.create_or_join(path, sys.argv, key=key, rank=str(rank or 0), is_named=is_named, **extra)
         if joined:
-            return RunLocation(joined[0], node, created=joined[1])
-        if output is not None:
-            raise UsageError(f"{output} holds a run of this rank already: name another folder with -o")
+            return joined
+        if given is not None:
+            raise TakenError(f"{given} holds a run of this rank already: name another folder")
     raise AssertionError

@@ -8,11 +8,12 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ringtap.agents.node.unrecorded import UnrecordedProcesses, command_obstacle, describe, inner_runs
+from ringtap.completeness import failed_job, missing_ranks, ranks_of_groups
 from ringtap.errors import error_message, exit_words, system_message
 from ringtap.json_validation import ShapeError
 from ringtap.records import append_whole, mend_last_line
@@ -189,16 +190,26 @@ def job_end(code: int, ended_by: int | None, cause: str = "") -> tuple[Status, s
 
 
 def conclude(run: RunDirectory, code: int, ended_by: int | None, recording_why: str, cause: str = "") -> None:
-    """Write the end of the run: the job's end, and the missing parts of the recording on the nodes that have ended."""
+    """Write the end of the run: the job's end, that of its other ranks, and the missing parts of the recording."""
     status, why = job_end(code, ended_by, cause)
     nodes = node_items(run)
+    if status == "complete":
+        status, why = failed_job(nodes)
     reasons = {recording_why} | {str(item.get("why")) for item in nodes.values() if item.get("status") == "partial"}
+    reasons |= {missing_ranks(ranks_of_groups(run.path)), *_named_but_missing(run, nodes)}
     missing = "; ".join(sorted(filter(None, reasons)))
     if missing and status == "complete":
         status = "partial"
     run.info["not_collected"] = not_collected(nodes)
     with contextlib.suppress(OSError):
         run.finish(status, "; ".join(filter(None, [why, missing])))
+
+
+def _named_but_missing(run: RunDirectory, nodes: Mapping[str, dict[str, Any]]) -> list[str]:
+    """Say which collectors the user asked for by name and did not get; of a group, each machine records what it has."""
+    named = (run.info.get("settings") or {}).get("named") or []
+    entries = [(name, (item.get("collectors") or {}).get(name) or {}) for item in nodes.values() for name in named]
+    return [f"{name}: {entry.get('reason')}" for name, entry in entries if entry.get("state") == "unavailable"]
 
 
 def node_items(run: RunDirectory) -> dict[str, dict[str, Any]]:

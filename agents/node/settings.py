@@ -26,6 +26,7 @@ class RunSettings(NamedTuple):  # no dataclass: its module takes 10 ms to import
         every_s: period of the collectors without their own.
         options: options of the command line by collector; ``every`` is the collector's own period.
         disk_limit_bytes: size that the recording of a node must not exceed; 0 for no limit.
+        named: collectors that the user asked for by name, and not as part of a group.
     """
 
     collectors: tuple[str, ...]
@@ -33,6 +34,7 @@ class RunSettings(NamedTuple):  # no dataclass: its module takes 10 ms to import
     every_s: float
     options: dict[str, dict[str, str]] = {}  # noqa: RUF012 (never changed)
     disk_limit_bytes: int = 0
+    named: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The settings as plain data, for run.json."""
@@ -47,6 +49,7 @@ class RunSettings(NamedTuple):  # no dataclass: its module takes 10 ms to import
             float(item.get("every_s") or 0.1),
             dict(item.get("options") or {}),
             int(item.get("disk_limit_bytes") or 0),
+            tuple(item.get("named") or ()),
         )
 
     def line(self) -> str:
@@ -144,7 +147,9 @@ def parse_settings(
         if "steps" not in recorders:
             raise UsageError("--packets-around-slow needs the times of iterations: add steps to --collect")
     limit_bytes = 0 if disk_limit is None else max(1, parse_size_bytes(disk_limit))
-    return RunSettings(collectors, recorders, every_s, options, limit_bytes)
+    words = [word.strip() for word in collect.split(",")]
+    named = tuple(name for name in collectors if name in (*words, *(word.lower() for word in words)))
+    return RunSettings(collectors, recorders, every_s, options, limit_bytes, named)
 
 
 def check_disk_limit(settings: RunSettings) -> None:

@@ -43,7 +43,7 @@ def _analyze(options: argparse.Namespace) -> int:
     written: list[Path] = []
     with workers(None) if fresh else workers(options.scheduler, job.batches.processes) as executor:
         job = open_job(options.run, executor, **facts, derived=options.output)
-        data = derived.read_summary(folder) if fresh else summarize(job)
+        data = derived.read_summary(job, folder) if fresh else summarize(job)
         if not fresh:
             try:
                 written = derived.write(job, data, folder, sources)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
 from ringtap.analysis.runs.node_logs import NodeLogs
+from ringtap.completeness import failed_job
 
 ORDER = ("steps", "nic", "sockets", "qdisc", "host", "infiniband", "ethtool", "gpu", "packets", "clock")
 COLUMNS = ["node", "collector", "state", "reason", "remedy", "missed_samples"]
 NOT_ASKED = "not asked for"
+SILENT_S = 60.0  # an agent writes node.json every 5 s
 
 
 def states(nodes: Mapping[str, NodeLogs]) -> pd.DataFrame:
@@ -49,9 +53,18 @@ def _number(value: Any) -> int | None:
         return None
 
 
-def status(info: Mapping[str, Any], nodes: Mapping[str, NodeLogs]) -> tuple[str, str]:
-    """Return the final status of the run over all nodes, and the reason as a sentence."""
+def status(info: Mapping[str, Any], nodes: Mapping[str, NodeLogs], missing: str) -> tuple[str, str]:
+    """Return the final status of the run over all nodes, and the reason as a sentence.
+
+    Args:
+        info: run.json.
+        nodes: the nodes.
+        missing: the ranks without steps, as `ringtap.completeness.missing_ranks` names them.
+    """
     recorded, why = str(info.get("status", "partial")), str(info.get("why") or "")
+    unsaid = ""
+    if recorded == "running" and all(_silent_s(node) > SILENT_S for node in nodes.values()) and nodes:
+        recorded, unsaid = "complete", "nothing was left to write how the job ended"
     if recorded == "running":
         # a node that wrote everything had disk space for it
         full = "" if nodes and all(node.done for node in nodes.values()) else ", or its disk was full"
@@ -59,8 +72,20 @@ def status(info: Mapping[str, Any], nodes: Mapping[str, NodeLogs]) -> tuple[str,
         return recorded, why + full
     partial = [name for name, node in nodes.items() if node.info.get("status") == "partial"]
     unfinished = [name for name, node in nodes.items() if not node.done]
-    if recorded == "complete" and (partial or unfinished):
-        reasons = [f"{name}: {nodes[name].info.get('why') or 'no reason given'}" for name in partial]
-        reasons += [f"{name}: its agent was ended before it had written everything" for name in unfinished]
-        return "partial", "; ".join(dict.fromkeys(reasons))
-    return recorded, why
+    ended, ended_why = failed_job({name: node.info for name, node in nodes.items()})
+    if recorded == "complete" and ended != "complete":
+        recorded, why = ended, ended_why
+    lacks = [f"{name}: its agent was ended before it had written everything" for name in unfinished] + [missing]
+    if recorded == "complete":
+        lacks = [unsaid, *(f"{name}: {nodes[name].info.get('why') or 'no reason given'}" for name in partial), *lacks]
+        recorded = "partial" if any(lacks) else recorded
+    return recorded, "; ".join(filter(None, [why, *(one for one in dict.fromkeys(lacks) if one not in why)]))
+
+
+def _silent_s(node: NodeLogs) -> float:
+    """Return the time since anything was written on a node."""
+    times = [0.0]
+    for path in (node.path, *node.path.glob("*"), *node.path.glob("*/*")):
+        with contextlib.suppress(OSError):
+            times.append(path.stat().st_mtime)
+    return time.time() - max(times)

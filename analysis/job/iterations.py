@@ -28,6 +28,7 @@ from ringtap.analysis.runs.run import (
     step_ends,
     with_spans,
 )
+from ringtap.completeness import missing_ranks
 from ringtap.errors import RingtapError, UsageError, error_message
 from ringtap.json_validation import whole
 from ringtap.schema import BUCKETS
@@ -354,6 +355,7 @@ class Work:
         steps: ends of iterations of all starts of the job, of the rank with the most.
         unclear_ranks: ranks that other processes had during the phase, whose bytes cannot be told apart.
         world_size: number of ranks by the step logs, at least the number of ranks that stepped.
+        missing_ranks: the ranks of the job that left no steps, in words; empty if all did.
     """
 
     phases: pd.DataFrame
@@ -368,6 +370,7 @@ class Work:
     steps: int
     unclear_ranks: list[int]
     world_size: int
+    missing_ranks: str
 
     @property
     def rank_iterations(self) -> pd.DataFrame:
@@ -440,7 +443,9 @@ def build(run: JobRun, nodes: Mapping[str, NodeLogs], batches: Batches, phase: i
     unclear = _unclear_ranks(known, processes, spans)
     source = (phases.source, phases.why, phases.gradient_bytes, phases.comm_hook)
     steps = int(members.groupby("stretch")["iterations"].max().sum())
-    return Work(table, shown, iterations, ranks, *source, processes, steps, unclear, int(size))
+    grouped = known[known["group"] != ""]
+    missing = missing_ranks(zip(grouped["rank"].tolist(), grouped["world_size"].tolist(), strict=True))
+    return Work(table, shown, iterations, ranks, *source, processes, steps, unclear, int(size), missing)
 
 
 def _own(members: pd.DataFrame, batch: int) -> pd.DataFrame:

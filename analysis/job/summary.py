@@ -77,7 +77,7 @@ def mean_of(table: pd.DataFrame, name: str, rows: Any = None) -> float | None:
 
 def _run(job: Job) -> dict[str, Any]:
     info = job.run.info
-    run_status, why = status(info, job.nodes)
+    run_status, why = status(info, job.nodes, job.work.missing_ranks)
     created = info.get("created_ns")
     begin, end = job.window_ns
     seconds = created // 10**9 if isinstance(created, int) else None
@@ -91,6 +91,7 @@ def _run(job: Job) -> dict[str, Any]:
         "created_utc": stamp.strftime("%Y-%m-%d %H:%M:%S UTC") if stamp else "",
         "nodes": list(job.nodes),
         "ranks": int(work.processes["rank"].nunique()),
+        "missing_ranks": work.missing_ranks,
         "steps": work.steps,
         "seconds": (end - begin) / 1e9 if end > begin else None,
     }

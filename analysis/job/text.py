@@ -347,9 +347,10 @@ def _slow(data: dict[str, Any]) -> list[str]:
 
 
 def _network(data: dict[str, Any]) -> list[str | Table]:
-    totals, per = data["bytes"], f"Payload per {data['bytes']['per']}, all nodes together"
-    if totals["per"] == "run":
-        per = "Payload of the whole recording, all nodes together"
+    totals, what = data["bytes"], f"per {data['bytes']['per']}"
+    what = "of the whole recording" if totals["per"] == "run" else what
+    whose = "to and from the ranks recorded here" if data["run"]["missing_ranks"] else "all nodes together"
+    per = f"Payload {what}, {whose}"
     rows = [
         [_PLAIN[name], *(_size(item[side]) for side in ("sockets", "packets")), _share(item["difference"])]
         for name, item in totals["classes"].items()

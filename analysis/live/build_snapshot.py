@@ -28,6 +28,7 @@ from ringtap.analysis.live.snapshot import (
     Throughput,
 )
 from ringtap.analysis.runs.tail import Document
+from ringtap.completeness import failed_job, missing_ranks
 from ringtap.schema import RUN, RUN_JSON, SERIES
 
 _STALE_NS = 3 * 10**9
@@ -235,6 +236,17 @@ class SnapshotSource:
 
     def _status(self, nodes: list[NodeLog], now_ns: int) -> tuple[str, str]:
         """Return the status and reason by run.json; a run still running there ends some seconds after its last node."""
+        status, why = self._recorded_status(nodes, now_ns)
+        if status != "complete":
+            return status, why
+        status, why = failed_job({node.name: node.node.item for node in nodes})
+        if status == "complete" and (
+            missing := missing_ranks((file.rank, file.world_size) for file in self._follower.ranks if file.launch[0])
+        ):
+            return "partial", missing
+        return status, why
+
+    def _recorded_status(self, nodes: list[NodeLog], now_ns: int) -> tuple[str, str]:
         info = self._follower.info
         status, why = str(info.get("status", "running")), str(info.get("why") or "")
         partial = [node for node in nodes if node.node.item.get("status") == "partial"]

@@ -187,7 +187,7 @@ def _rates(job: Job) -> Drawn | None:
     axes.set_xlabel("iteration")
     axes.set_ylabel("MB per iteration")
     return on.drawn(
-        NAMES[3], "Payload that all nodes together sent in each iteration, from their socket logs.", grouped
+        NAMES[3], "Payload that the recorded nodes sent in each iteration, from their socket logs.", grouped
     )
 
 

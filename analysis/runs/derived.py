@@ -14,6 +14,7 @@ import pandas as pd
 
 import ringtap
 from ringtap.analysis.frames import described_table
+from ringtap.analysis.job.collection_status import status
 from ringtap.analysis.job.run import Job, after_warm_up
 from ringtap.analysis.job.throughput import Given
 from ringtap.analysis.runs import batches
@@ -23,7 +24,7 @@ from ringtap.json_validation import ShapeError, load_json
 from ringtap.run_files import make_folder, open_regular, refuse_links
 from ringtap.rundir import write_json
 
-SCHEMA = 8
+SCHEMA = 9
 TABLES = ("phases", "iterations", "rank_iterations", "ranks", "flows", "byte_accounts", "node_iterations", "collectors")
 SOURCES, SUMMARY = "sources.json", "summary.json"
 
@@ -56,7 +57,7 @@ class StoredJob(Job):
 
     def summary(self) -> dict[str, Any]:
         """Return the summary that was written."""
-        return read_summary(self.derived)
+        return read_summary(self, self.derived)
 
 
 def stored(job: Job) -> Job:
@@ -146,7 +147,8 @@ def read_table(folder: Path, name: str) -> pd.DataFrame:
     return pd.read_parquet(path, engine="pyarrow")
 
 
-def read_summary(folder: Path) -> dict[str, Any]:
-    """Read the summary of the derived tables."""
+def read_summary(job: Job, folder: Path) -> dict[str, Any]:
+    """Read the summary of the derived tables; a run that ran when it was written may have ended since."""
     item: dict[str, Any] = load_json(folder / SUMMARY)
+    item["run"]["status"], item["run"]["why"] = status(job.run.info, job.nodes, item["run"]["missing_ranks"])
     return item

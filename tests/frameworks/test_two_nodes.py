@@ -40,7 +40,7 @@ def by_rank(run: Path, host: str, suffix: str) -> dict[int, RecordFile]:
 def test_two_nodes_with_two_ranks_each(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with RunningTestbed(TestbedSpec(name="pairs", hosts=HOSTS, rate_bps=500_000_000), verify=False):
-        jobs = [start("S0", tmp_path, "-o", str(run)), start("S1", tmp_path, "--join", str(run))]
+        jobs = [start("S0", tmp_path, "--join", str(run)), start("S1", tmp_path, "--join", str(run))]
         said = [job.communicate(timeout=200) for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0], said
     assert sum("parameters" in output for output, _ in said) == 1

@@ -163,10 +163,9 @@ def start_rank(start: Any, spec: TestbedSpec, rank: int, run: Path) -> "subproce
     """One rank as a launcher would start it: its environment says who it is."""
     host = spec.hosts[rank]
     job = [sys.executable, SCALE_MODEL, "--parameters", str(PARAMETERS), "--iterations", str(ITERATIONS)]
-    where = ["-o", str(run)] if rank == 0 else ["--join", str(run)]
     environment = {"RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     environment |= {"MASTER_ADDR": spec.training_ip("S0"), "MASTER_PORT": "29511", "GLOO_SOCKET_IFNAME": "eth0"}
-    command = [*RINGTAP, "run", *COLLECT, "--interface", "eth0", *where, "--node", host, "--", *job]
+    command = [*RINGTAP, "run", *COLLECT, "--interface", "eth0", "--join", str(run), "--node", host, "--", *job]
     found: subprocess.Popen[str] = start(host, *command, **environment, **quick())
     return found
 

@@ -45,11 +45,10 @@ class Processes:
         collect = ["--collect", "steps,ddp,sockets,packets", "--interface", "eth0"]
         jobs = []
         for rank, host in enumerate(hosts):
-            where = ["-o", str(run)] if rank == 0 else ["--join", str(run)]
             environment = {"RANK": str(rank), "WORLD_SIZE": str(len(hosts)), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
             environment |= {"MASTER_ADDR": SPEC.training_ip(hosts[0]), "MASTER_PORT": "29511"}
             environment["GLOO_SOCKET_IFNAME"] = "eth0"
-            command = [*RINGTAP, "run", *collect, *where, "--node", host, "--", *job]
+            command = [*RINGTAP, "run", *collect, "--join", str(run), "--node", host, "--", *job]
             jobs.append(self.start(host, *command, **environment))
         return jobs
 

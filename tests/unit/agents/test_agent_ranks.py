@@ -8,15 +8,22 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from ringtap.agents.job.environment import local_size, run_key
+from ringtap import rundir
+from ringtap.agents.job.environment import local_size, machine, of_this_start, run_key
+from ringtap.agents.job.run_location import find_location
 from ringtap.agents.node import agent_socket
+from ringtap.agents.node.node_json import conclude
+from ringtap.agents.node.settings import RunSettings, parse_settings
 from ringtap.collectors.processes import rank_in
+from ringtap.completeness import missing_ranks
 from ringtap.errors import UsageError
-from ringtap.rundir import RunDirectory
+from ringtap.records import RecordWriter
+from ringtap.rundir import RunDirectory, TakenError, UnwritableError, write_json
 from tests.unit.agent_processes import (
     PLAIN,
     RINGTAP,
@@ -34,6 +41,7 @@ from tests.unit.agent_processes import (
     without_launcher,
     wrapped,
 )
+from tests.unit.live_run import STEPS
 
 SLURM = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "4"}
 
@@ -136,35 +144,74 @@ def test_one_rank_killed_does_not_end_the_others_recording(tmp_path: Path) -> No
     assert node_item(tmp_path / "run")["status"] == "partial"
 
 
-def test_join_waits_for_the_run_and_takes_part(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    arguments = [*RINGTAP, "run", "--join", str(run), "--node", "there", *PLAIN, "--", *python("print('ran')")]
-    with ended(subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)) as joiner:
-        time.sleep(0.5)
-        with ended(wrapped(run, *python("import time; time.sleep(2)"))) as process:
-            output, errors = joiner.communicate(timeout=30)
-            assert (output, joiner.returncode) == ("ran\n", 0), errors
-            assert process.wait(30) == 0
-    assert {path.name for path in (run / "nodes").iterdir()} == {"here", "there"}
-    assert node_item(run, "there")["status"] == "complete"
-    assert "Wrote" not in errors
+def start_on(folder: Path, node: str, code: str, *options: str, **variables: str) -> "subprocess.Popen[str]":
+    """The line that is the same on every node, but for the node's name."""
+    arguments = [*RINGTAP, "run", "--join", "run", "--node", node, *PLAIN, *options, "--", *python(code)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environment = without_launcher() | {"PYTHONPATH": str(ROOT)} | variables
+    return subprocess.Popen(arguments, cwd=folder, env=environment, **pipes)  # type: ignore[call-overload, no-any-return]
 
 
-def test_a_node_is_recorded_once(tmp_path: Path) -> None:
-    """What has been recorded is not touched by a latecomer; its job runs all the same."""
+def test_the_first_of_several_nodes_makes_the_run_and_the_others_join(tmp_path: Path) -> None:
+    nodes = ("S0", "S1", "S2")
+    results = finish([start_on(tmp_path, node, "import time; time.sleep(2); print('ran')") for node in nodes])
+    assert [(output, code) for output, _, code in results] == [("ran\n", 0)] * 3, results
+    assert sum("recording to run\n" in errors for _, errors, _ in results) == 1
+    assert sum("Wrote run." in errors for _, errors, _ in results) == 1
+    assert sorted(path.name for path in (tmp_path / "run" / "nodes").iterdir()) == sorted(nodes)
+    assert {node_item(tmp_path / "run", node)["status"] for node in nodes} == {"complete"}
+    assert run_item(tmp_path / "run")["status"] == "complete"
+
+
+def test_a_node_that_cannot_join_runs_its_job_all_the_same(tmp_path: Path) -> None:
+    """What has been recorded is not touched by a latecomer."""
     run = tmp_path / "run"
-    with ended(wrapped(run, "true")) as process:
-        assert process.wait(30) == 0
+    assert finish([start_on(tmp_path, "here", "pass")])[0][2] == 0
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    arguments = [*RINGTAP, "run", "--join", str(run), "--node", "here", "--collect", "nic", "--", "echo", "ran"]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=30)
-    assert (done.returncode, done.stdout) == (0, "ran\n")
-    assert "has been recorded already" in done.stderr
+    ((output, errors, code),) = finish([start_on(tmp_path, "there", "print('ran')")])
+    assert (output, code) == ("ran\n", 0)
+    assert errors == (
+        f"ringtap: {run} holds a run that has ended: name another folder: the job runs without being recorded\n"
+    )
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     arguments = [*RINGTAP, "capture", "--join", str(run), "--node", "here", "--duration", "100ms"]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=30)
-    assert done.returncode == 1
-    assert "has been recorded already" in done.stderr
+    assert (done.returncode, "holds a run that has ended" in done.stderr) == (2, True)
+
+
+def test_a_job_that_begins_when_its_nodes_recording_has_ended_makes_it_partial(tmp_path: Path) -> None:
+    """Only its steps are recorded, so that the node is not complete, although its agent ended in order."""
+    run = RunDirectory.create(tmp_path / "run", "job", [], 0)
+    folder = run.node("here")
+    write_json(folder / "node.json", {"status": "complete", "why": "", "node": "here", "jobs": []})
+    (folder / "DONE").touch()
+    for number in (1, 2):
+        ((output, errors, code),) = finish([start_on(tmp_path, "here", "print('ran'); raise SystemExit(3)")])
+        assert (output, code) == ("ran\n", 3)
+        assert "has been recorded already" in errors
+        item = node_item(run.path)
+        why = "a job began after the recording had ended: at most its steps are here"
+        assert (item["status"], item["why"]) == ("partial", why)
+        assert [job["exit_code"] for job in item["jobs"]] == [3] * number
+
+
+@pytest.mark.parametrize("options", [("-o", "mine"), ("--join", "mine")])
+def test_each_start_of_a_job_records_into_a_run_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = {options[0]: Path(options[1])}
+    names = []
+    for count, step in (("", ""), ("1", "0"), ("2", "")):
+        environment = without_launcher() | {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_RESTART_COUNT": count}
+        monkeypatch.setattr(os, "environ", environment | ({"SLURM_STEP_ID": step} if step else {}))
+        settings = RunSettings(("nic",), (), 0.1)
+        found = find_location("python", folder.get("-o"), folder.get("--join"), "n0", settings)
+        assert found.created
+        names.append((found.run.path.name, found.run.info["job"]))
+        found.run.finish("partial")
+    assert names == [("mine", "7"), ("mine-restart1", "7-restart1"), ("mine-restart2", "7-restart2")]
+    assert of_this_start(Path("a/mine-restart2"), os.environ) == Path("a/mine-restart2")
 
 
 def attach(run: Path, node: str, pid: int) -> "subprocess.CompletedProcess[str]":
@@ -295,6 +342,13 @@ def test_a_capture_whose_agent_is_killed_says_so(tmp_path: Path) -> None:
             1,
         ),
         (
+            {"SLURM_JOB_ID": "9", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1"}
+            | {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"},
+            "slurm-7_2.0",
+            1,
+            1,
+        ),
+        (
             {"PMIX_NAMESPACE": "prterun-n1-99@1", "PMIX_RANK": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "8"},
             "mpi-prterun-n1-99@1",
             3,
@@ -327,3 +381,134 @@ def test_making_or_joining_a_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not empty"):
         RunDirectory.create_or_join(tmp_path / "thesis", [], key="k", rank="0")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["key"] == "k"
+
+
+def shared(path: Path, key: str = "", rank: str = "0", job: str = "") -> tuple[RunDirectory, bool] | None:
+    return RunDirectory.create_or_join(path, [], key=key, rank=rank, job=job, is_named=True)
+
+
+def test_who_may_join_a_run_that_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    made = shared(path, "slurm-7.0", job="7")
+    assert made and made[1]
+    for key, job in (("slurm-7.1", "7"), ("", "7"), ("", "")):  # another step, the batch script, a node over ssh
+        joined = shared(path, key, job=job)
+        assert joined and not joined[1]
+    assert shared(path, "slurm-7.0", job="7") is None  # the same rank of the same step: another run
+    with pytest.raises(TakenError, match="belongs to job 7, and this is job 8"):
+        shared(path, "slurm-8.0", job="8")
+    made[0].finish("complete")
+    assert shared(path, "slurm-7.0", rank="1", job="7")  # a rank of the launch that is late
+    with pytest.raises(TakenError, match="holds a run that has ended: name another folder"):
+        shared(path, "slurm-7.1", job="7")
+    RunDirectory.create(tmp_path / "sweep", "sweep", [], 0)
+    with pytest.raises(TakenError, match="is a sweep"):
+        shared(tmp_path / "sweep")
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "one.tex").write_text("years of work")
+    with pytest.raises(UsageError, match="is not empty, and no run directory"):
+        shared(tmp_path / "thesis")
+
+
+def test_the_first_node_may_die_before_it_has_written_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / ".run.json.n0.7.00ff00ff").write_text('{"schema"')
+    made = shared(path)
+    assert made and made[1]
+
+
+def test_a_file_system_that_is_late_or_asks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS shows another machine's files late, and repeats a request whose answer was lost."""
+    really_link, really_open = os.link, RunDirectory.open
+
+    def link_twice(source: Path, target: Path) -> None:
+        really_link(source, target)
+        raise FileExistsError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", link_twice)
+        made = shared(tmp_path / "run")
+    assert made and made[1]
+    answers = [UsageError("there is no run.json")] * 3
+
+    def open_late(path: Path) -> RunDirectory:
+        if answers:
+            raise answers.pop()
+        return really_open(path)
+
+    monkeypatch.setattr(RunDirectory, "open", open_late)
+    joined = shared(tmp_path / "run")
+    assert joined and not joined[1]
+    monkeypatch.setattr(rundir, "_VISIBLE_S", 0.1)
+    answers += [UsageError("there is no run.json")] * 100
+    with pytest.raises(UnwritableError, match=r"there is no run.json, 0 s after another process made it"):
+        shared(tmp_path / "run")
+
+
+def test_machines_of_one_name_are_nodes_of_their_own(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", "job", [], 0)
+    names = [run.claim_node("localhost", boot) for boot in ("one", "two", "one", "three", "two")]
+    assert names == ["localhost", "localhost-2", "localhost", "localhost-3", "localhost-2"]
+    assert machine() == machine() != ""
+    (run.path / "nodes" / "n1").write_text("in the way")
+    with pytest.raises(UnwritableError, match="cannot be written"):
+        run.claim_node("n1", "one")
+
+
+def step_log(run: RunDirectory, node: str, rank: int, size: int, group: str = "torch") -> None:
+    about = {"collector": "steps", "rank": rank, "world_size": size, "group": group}
+    RecordWriter(run.node(node) / "steps" / f"rank{rank}-{100 + rank}.rec", STEPS, about).close()
+
+
+def concluded(run: RunDirectory, code: int = 0) -> tuple[str, str]:
+    conclude(run, code, None, "")
+    return run_item(run.path)["status"], run_item(run.path)["why"]
+
+
+def test_a_run_with_half_of_the_ranks_is_not_complete(tmp_path: Path) -> None:
+    """As on node-local disks: each half would otherwise call itself whole."""
+    run = RunDirectory.create(tmp_path / "run", "job", [], 0)
+    assert concluded(run) == ("complete", "")
+    step_log(run, "n0", 0, 4, group="")  # by the launcher's variables alone: it may be no group
+    assert concluded(run) == ("complete", "")
+    step_log(run, "n0", 1, 4)
+    step_log(run, "n1", 3, 4)
+    assert concluded(run) == ("partial", "2 of 4 ranks recorded steps here, ranks 0, 2 did not")
+    step_log(run, "n1", 2, 4)
+    (run.path / "nodes/n0/steps/rank0-100.rec").write_bytes(b"damaged")
+    assert concluded(run) == ("partial", "3 of 4 ranks recorded steps here, rank 0 did not")
+    step_log(run, "n2", 0, 4)
+    assert concluded(run) == ("complete", "")
+    assert missing_ranks([(7, 1000)]) == "1 of 1000 ranks recorded steps here, ranks 0, 1, 2, 3, … did not"
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "why"),
+    [
+        ({"exit_code": 0}, "complete", ""),
+        ({"exit_code": None}, "complete", ""),  # not known
+        ({"exit_code": 7}, "failed", "rank 3 on n1 ended with exit code 7"),
+        ({"exit_code": 137, "signal": "SIGKILL"}, "partial", "rank 3 on n1 was ended by SIGKILL"),
+        ({"exit_code": 7, "rank": None}, "failed", "the job on n1 ended with exit code 7"),
+    ],
+)
+def test_a_run_is_not_complete_if_another_rank_failed(
+    tmp_path: Path, end: dict[str, Any], status: str, why: str
+) -> None:
+    run = RunDirectory.create(tmp_path / "run", "job", [], 0)
+    ends = {"n0": {"rank": 0, "exit_code": 0, "ended_ns": 1}, "n1": {"rank": 3, "ended_ns": 2} | end}
+    for node, job in ends.items():
+        write_json(run.node(node) / "node.json", {"status": "complete", "jobs": [job], "collectors": {}})
+    assert concluded(run) == (status, why)
+    assert concluded(run, code=5) == ("failed", "the job ended with exit code 5")
+
+
+def test_a_collector_that_was_named_and_is_not_there_makes_a_run_partial(tmp_path: Path) -> None:
+    entry = {"state": "unavailable", "reason": "no NVIDIA driver", "remedy": ""}
+    for collect, expected in (("default", ("complete", "")), ("nic,GPU", ("partial", "gpu: no NVIDIA driver"))):
+        settings = parse_settings(collect, "100ms", {})
+        assert RunSettings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
+        run = RunDirectory.create(tmp_path / collect, "job", [], 0, settings=settings.to_json())
+        write_json(run.node("n0") / "node.json", {"status": "complete", "jobs": [], "collectors": {"gpu": entry}})
+        assert concluded(run) == expected

@@ -1,4 +1,6 @@
 import json
+import os
+import time
 
 import numpy as np
 import pandas as pd
@@ -9,6 +11,8 @@ from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.job.text import describe
 from ringtap.analysis.live.run_state import RunFollower
 from ringtap.analysis.plots.axes import timeline
+from ringtap.analysis.runs.derived import read_summary
+from ringtap.cli import main
 from ringtap.errors import UsageError
 from ringtap.records import open_records
 from ringtap.rundir import RunDirectory, write_json
@@ -462,6 +466,52 @@ def test_damaged_and_empty_logs_are_said_and_the_rest_is_read(tmp_path):
     assert "n0/node.json cannot be used" in said
     json.dumps(data, allow_nan=False)
     describe(data)
+
+
+def test_half_of_the_ranks_are_not_called_whole(tmp_path):
+    """As on node-local disks, where each node has a run of its own."""
+    truth = write_ddp_job(tmp_path / "job", Truth(iterations=12))
+    assert "all nodes together" in "\n".join(describe(summarize(open_job(tmp_path / "job"))))
+    for path in (tmp_path / "job").glob("nodes/*/steps/rank?-???.rec"):
+        header, records = path.read_bytes().split(b"\n", 1)
+        item = json.loads(header)
+        item["about"] |= {"group": "torch", "world_size": len(truth.compute_ms) + 2}
+        path.write_bytes(json.dumps(item).encode() + b"\n" + records)
+    data = summarize(open_job(tmp_path / "job"))
+    count = len(truth.compute_ms)
+    why = f"{count} of {count + 2} ranks recorded steps here, ranks {count}, {count + 1} did not"
+    assert (data["run"]["status"], data["run"]["why"], data["run"]["missing_ranks"]) == ("partial", why, why)
+    text = "\n".join(describe(data))
+    assert f"; partial: {why}" in text
+    assert "Payload per iteration, to and from the ranks recorded here" in text
+    assert "all nodes together" not in text
+
+
+def test_a_run_whose_writers_were_all_killed_does_not_run_for_ever(tmp_path):
+    """As by a memory limit, which ends supervisors and agents: run.json stays at running."""
+    path = tmp_path / "job"
+    write_ddp_job(path, Truth(iterations=6), status="running")
+    (path / "nodes" / "n1" / "DONE").unlink()
+    assert main(["analyze", str(path)]) == 0
+    assert summarize(open_job(path))["run"]["status"] == "running"
+    for written in path.glob("nodes/**/*"):
+        os.utime(written, (0, time.time() - 65))
+    data = read_summary(open_job(path), path / "derived")  # from before
+    why = "nothing was left to write how the job ended; n1: its agent was ended before it had written everything"
+    assert (data["run"]["status"], data["run"]["why"]) == ("partial", why)
+    assert summarize(open_job(path))["run"]["why"] == why
+
+
+def test_a_rank_that_failed_is_the_runs_end(tmp_path):
+    write_ddp_job(tmp_path / "job", Truth(iterations=6))
+    path = tmp_path / "job" / "nodes" / "n1" / "node.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"jobs": [{"rank": 1, "exit_code": 7}]}))
+    run = summarize(open_job(tmp_path / "job"))["run"]
+    assert (run["status"], run["why"]) == ("failed", "rank 1 on n1 ended with exit code 7")
+    (path.parent / "DONE").unlink()
+    run = summarize(open_job(tmp_path / "job"))["run"]
+    cut = "n1: its agent was ended before it had written everything"
+    assert (run["status"], run["why"]) == ("failed", f"rank 1 on n1 ended with exit code 7; {cut}")
 
 
 def test_a_run_without_steps_is_one_recording(tmp_path):

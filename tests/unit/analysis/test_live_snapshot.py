@@ -438,6 +438,21 @@ def test_how_a_run_ended_is_said(tmp_path: Path) -> None:
     assert {node.age_s for node in snapshot.nodes} == {None}
 
 
+def test_half_of_a_job_and_a_job_that_failed_elsewhere_are_not_complete(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "run", "S0", "S1") as run:
+        for step in range(3):
+            run.nodes["S0"].step(0, 7, step, step, world=2, group="torch")
+        run.finish("complete")
+        watch = Watch(run.path)
+        snapshot = watch.at(4)
+        assert (snapshot.status, snapshot.why) == ("partial", "1 of 2 ranks recorded steps here, rank 1 did not")
+        run.nodes["S1"].step(1, 8, 0, 0.0, world=2, group="torch")
+        assert watch.at(5).status == "complete"
+        run.nodes["S1"].node(status="complete", jobs=[{"rank": 1, "exit_code": 7}], collectors={})
+        snapshot = watch.at(6)
+    assert (snapshot.status, snapshot.why) == ("failed", "rank 1 on S1 ended with exit code 7")
+
+
 def test_nodes_that_are_all_done_end_a_run_whose_maker_was_killed(tmp_path: Path) -> None:
     with RunWriter(tmp_path / "run", "S0") as run:
         second_of_training(run, 1)

@@ -173,11 +173,16 @@ def test_links_that_lead_to_a_run_directory_are_the_reader_s_affair(job: Path, t
     assert main(["analyze", str(tmp_path / "shared")]) == 0
 
 
-def test_a_temporary_file_is_a_new_one(tmp_path: Path) -> None:
-    """A link under the name of a temporary file, which another user can guess, is replaced."""
+def test_a_temporary_file_is_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user cannot guess its name, and a link of that name is not followed."""
+    monkeypatch.setattr(os, "urandom", bytes)
     mine = tmp_path / "mine"
     mine.write_text("mine")
-    (tmp_path / f".run.json.{os.uname().nodename}.{os.getpid()}").symlink_to(mine)
+    guessed = tmp_path / f".run.json.{os.uname().nodename}.{os.getpid()}.00000000"
+    guessed.symlink_to(mine)
+    with pytest.raises(FileExistsError):
+        run_files.replace_file(tmp_path / "run.json", b"{}")
+    guessed.unlink()
     run_files.replace_file(tmp_path / "run.json", b"{}")
     assert (mine.read_text(), (tmp_path / "run.json").read_bytes()) == ("mine", b"{}")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "run.json"]

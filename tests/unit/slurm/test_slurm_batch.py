@@ -205,6 +205,24 @@ def test_a_job_that_begins_again_forgets_its_former_steps(batch: Batch) -> None:
     assert batch.events().count("ended 0") == 2
 
 
+def test_each_start_of_a_requeued_job_is_recorded_in_full(batch: Batch) -> None:
+    """Beside what its first start recorded, which is not touched."""
+    former = RunDirectory.create(batch.paths.run, "job", [], 0, access="group")
+    (former.node(NODE) / "node.json").write_text("{}")
+    former.finish("partial", "the job ended with exit code 143 after SIGTERM")
+    assert batch.run(command=python(RANKS), SLURM_RESTART_COUNT="1")[::2] == (0, "")
+    first = batch.info
+    assert (first["status"], first["next_start"]) == ("partial", 'it\'s a "run"-restart1')
+    assert first["why"] == 'Slurm started the job again: it\'s a "run"-restart1 has its next start'
+    assert {path.name for path in batch.paths.run.rglob("*")} == {"run.json", "nodes", NODE, "node.json"}
+    again = SubmitPaths(batch.paths.run.with_name(first["next_start"]))
+    assert again.run.stat().st_mode & 0o777 == 0o750
+    info = json.loads((again.run / "run.json").read_text())
+    item = json.loads((again.run / "nodes" / NODE / "node.json").read_text())
+    assert (info["status"], item["status"], len(item["jobs"])) == ("complete", "complete", 2)
+    assert read_report(again, "20007").exit_code == 0
+
+
 def test_the_exit_code_is_that_of_the_rank_that_failed_first(batch: Batch) -> None:
     fails = "import os, sys, time; rank = int(os.environ['RANK']); time.sleep(1 - rank); sys.exit([9, 3][rank])"
     assert batch.run(command=python(fails))[0] == 3

@@ -247,6 +247,18 @@ def test_a_script_that_fails_before_ringtap_begins_is_told_from_a_job_that_never
     assert standing(run).why == "by its files its script began, but not ringtap"
 
 
+def test_a_start_before_the_last_one_is_not_said_to_run(tmp_path: Path, squeue: Squeue) -> None:
+    """The job runs, but what runs is recorded elsewhere."""
+    asked = squeue("7|RUNNING|None|n0", 0)
+    run = submitted(tmp_path / "run")
+    node(run, "n0", "running", done=False)
+    run.info["next_start"] = "run-restart1"
+    run.finish("partial", "Slurm started the job again: run-restart1 has its next start")
+    found = standing(run)
+    assert (found.status, found.why) == ("partial", run.info["why"])
+    assert not asked.exists()
+
+
 @pytest.mark.parametrize("is_collected", [False, True])
 def test_a_job_without_an_end_of_its_own_is_slurms_before_and_after_collecting(
     tmp_path: Path, squeue: Squeue, is_collected: bool

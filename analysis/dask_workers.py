@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import warnings
 from collections import deque
@@ -32,6 +31,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import ringtap
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.installation import cache_folder, install_command
+from ringtap.parent_death import die_with_parent
 from ringtap.units import format_duration
 
 if TYPE_CHECKING:
@@ -125,7 +125,9 @@ def _forked(count: int) -> Iterator[Executor]:
     """Start processes of this machine, which share the libraries that this one has loaded, and its settings."""
     _keep_memory()
     try:
-        with ProcessPoolExecutor(count, multiprocessing.get_context("fork"), _follow_parent) as executor:
+        with ProcessPoolExecutor(
+            count, multiprocessing.get_context("fork"), _follow_parent, (die_with_parent(),)
+        ) as executor:
             with warnings.catch_warnings():
                 # of threads: none has work yet
                 warnings.simplefilter("ignore", DeprecationWarning)
@@ -149,16 +151,10 @@ def _keep_memory() -> None:
         pyarrow.set_memory_pool(pyarrow.system_memory_pool())
 
 
-def _follow_parent() -> None:
+def _follow_parent(end: Callable[[], None]) -> None:
     """Leave Ctrl-C to the parent process, and end when it has ended, however that was."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    if parent := multiprocessing.parent_process():
-        parent.join()
-        os._exit(1)
+    end()
 
 
 def _local(count: int, stack: contextlib.ExitStack) -> Client:
@@ -228,7 +224,12 @@ def _slurm(count: int, stack: contextlib.ExitStack) -> Client:
     try:
         # Dask itself would retry a refused submission and print tracebacks
         test = subprocess.run(
-            ["sbatch", "--test-only"], input=cluster.job_script(), capture_output=True, text=True, check=False
+            ["sbatch", "--test-only"],
+            input=cluster.job_script(),
+            capture_output=True,
+            text=True,
+            check=False,
+            preexec_fn=die_with_parent(),
         )
     except FileNotFoundError as error:
         raise UsageError("--scheduler slurm needs sbatch, which is not on this machine: use a login node") from error
@@ -287,6 +288,7 @@ def _queued(jobs: list[str]) -> str | None:
             text=True,
             check=False,
             timeout=_ANSWER_S,
+            preexec_fn=die_with_parent(),
         )
     except subprocess.TimeoutExpired:
         return None

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ringtap.parent_death import die_with_parent
+
 # A shell watches the program and gets signal names on its standard input. When that closes (the agent has ended, for
 # any reason), the shell ends the program a second later, after it has received what the kernel still holds. A signal
 # on the parent's death would not do: the kernel clears it when a program changes its user or gains a capability.
@@ -214,7 +216,9 @@ def find() -> str:
 
 def _ask(arguments: list[str]) -> tuple[int, str]:
     try:
-        done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=_ASK_S)
+        done = subprocess.run(
+            arguments, capture_output=True, text=True, check=False, timeout=_ASK_S, preexec_fn=die_with_parent()
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return 1, str(error)
     return done.returncode, (done.stdout + done.stderr).strip()

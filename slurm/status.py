@@ -19,6 +19,7 @@ from ringtap.agents.sweep.lock import LOCK_FILE
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.json_validation import COUNT, Shape, Text
 from ringtap.options import add_json
+from ringtap.parent_death import die_with_parent
 from ringtap.records import read_json_lines
 from ringtap.run_files import open_regular
 from ringtap.rundir import RunDirectory, Status, read_json, read_points
@@ -252,7 +253,9 @@ def ask_slurm(jobs: Sequence[str]) -> dict[str, Answer]:
     ids = ",".join(dict.fromkeys(job.partition("_")[0] for job in jobs))
     command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={ids}", "--format=%i|%T|%r|%N"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ANSWER_S)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_ANSWER_S, preexec_fn=die_with_parent()
+        )
     except OSError as error:
         raise MeasurementError(f"Slurm cannot be asked from here: squeue: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
@@ -275,7 +278,12 @@ def _ask_accounting(jobs: Sequence[str]) -> dict[str, Answer]:
     command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(jobs)}"]
     try:
         done = subprocess.run(
-            [*command, "--format=JobID,State,NodeList"], capture_output=True, text=True, check=False, timeout=_ANSWER_S
+            [*command, "--format=JobID,State,NodeList"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_ANSWER_S,
+            preexec_fn=die_with_parent(),
         )
     except (OSError, subprocess.TimeoutExpired):
         return {}

@@ -31,6 +31,7 @@ from ringtap.collectors.base import Check, Context
 from ringtap.collectors.registry import ORDER, collector_class
 from ringtap.errors import RingtapError
 from ringtap.installation import install_command
+from ringtap.parent_death import die_with_parent
 from ringtap.schema import CROSS_PORTS
 
 
@@ -254,6 +255,7 @@ class _TaskProcess:
         self.task = task
         self.answer = b""
         self.reader, writer = os.pipe()
+        end_with_doctor = die_with_parent()
         try:
             self.pid = os.fork()
         except OSError:
@@ -261,6 +263,7 @@ class _TaskProcess:
             os.close(writer)
             raise
         if self.pid == 0:
+            end_with_doctor()
             self._run_child(writer)
         os.close(writer)
 

@@ -128,7 +128,7 @@ def _forked(count: int) -> Iterator[Executor]:
         with ProcessPoolExecutor(
             count, multiprocessing.get_context("fork"), _follow_parent, (die_with_parent(),)
         ) as executor:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), _uninterrupted():
                 # of threads: none has work yet
                 warnings.simplefilter("ignore", DeprecationWarning)
                 executor.submit(int).result()  # starts all of them
@@ -164,6 +164,7 @@ def _local(count: int, stack: contextlib.ExitStack) -> Client:
     if "PYTHONSAFEPATH" not in os.environ:  # for the workers, which import nothing from the current folder
         os.environ["PYTHONSAFEPATH"] = "1"
         stack.callback(os.environ.pop, "PYTHONSAFEPATH", None)
+    resource_tracker.ensure_running()  # its start unblocks signals
     with _uninterrupted():
         cluster = LocalCluster(
             n_workers=count,
@@ -178,8 +179,7 @@ def _local(count: int, stack: contextlib.ExitStack) -> Client:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Block SIGINT: half a cluster does not shut down cleanly, and processes started here inherit the mask."""
-    resource_tracker.ensure_running()  # its start unblocks signals
+    """Block SIGINT: processes that are half started do not end cleanly, and those started here inherit the mask."""
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

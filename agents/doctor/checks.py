@@ -256,12 +256,16 @@ class _TaskProcess:
         self.answer = b""
         self.reader, writer = os.pipe()
         end_with_doctor = die_with_parent()
+        # Python prints and ignores a KeyboardInterrupt in what it calls around a fork
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.pid = os.fork()
         except OSError:
             os.close(self.reader)
             os.close(writer)
             raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if self.pid == 0:
             end_with_doctor()
             self._run_child(writer)

@@ -39,7 +39,7 @@ from ringtap.terminal import as_command
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
 SIGNALS = ("KILL", "TERM", "HUP", "INT", "STOP")
 CODE, STEPS, STEP_S = 7, 80, 0.05
-_STOP_S, _END_S, _LEFT_S = 2.0, 60.0, 15.0
+_STOP_S, _END_S, _LEFT_S = 2.0, 240.0, 15.0
 _GAP_S = 1.0  # longest time between the last sample and the end of the job in a recording that is complete
 _TOKEN = "RINGTAP_KILLS"  # environment variable by which processes are found
 

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections import deque
@@ -166,25 +167,39 @@ def _local(count: int, stack: contextlib.ExitStack) -> Client:
         stack.callback(os.environ.pop, "PYTHONSAFEPATH", None)
     resource_tracker.ensure_running()  # its start unblocks signals
     with _uninterrupted():
-        cluster = LocalCluster(
-            n_workers=count,
-            threads_per_worker=1,
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-            silence_logs=logging.CRITICAL,
-            security=_security(),
-        )
+        try:
+            cluster = LocalCluster(
+                n_workers=count,
+                threads_per_worker=1,
+                host="127.0.0.1",
+                dashboard_address="127.0.0.1:0",
+                silence_logs=logging.CRITICAL,
+                security=_security(),
+            )
+        except RuntimeError as error:
+            raise MeasurementError(
+                "a worker of Dask ended while it started on this machine, which happens where memory lacks: "
+                "--scheduler local:1 starts only one"
+            ) from error
         return stack.enter_context(Client(stack.enter_context(cluster)))
 
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Block SIGINT: processes that are half started do not end cleanly, and those started here inherit the mask."""
+    """Put SIGINT off: processes that are half started do not end cleanly, and those started here inherit the mask."""
+    arrived: list[int] = []
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    is_main = threading.current_thread() is threading.main_thread()
+    # threads of libraries do not block it
+    previous = signal.signal(signal.SIGINT, lambda number, _: arrived.append(number)) if is_main else None
     try:
         yield
     finally:
+        if previous is not None:
+            signal.signal(signal.SIGINT, previous)
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
+    if arrived:
+        raise KeyboardInterrupt
 
 
 def _security() -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -231,7 +232,7 @@ def _wrap(box: Box, *options: str, command: list[str] | None = None) -> dict[str
     """Start a job under ``ringtap run``; return how its processes are found."""
     command = command or [sys.executable, "-c", JOB, str(box.folder / "result")]
     supervisor = box.start(*RINGTAP, "run", "-o", box.run, "--node", "here", *options, "--", *command)
-    box.await_it(lambda: _records(box))
+    box.await_it(lambda: _records(box) and any(box.run.glob("nodes/here/steps/rank*.rec")))
     return {
         "supervisor": lambda: psutil.Process(supervisor.pid),
         "agent": lambda: box.find(name="ringtap-agent"),
@@ -421,12 +422,12 @@ def _check_complete(box: Box) -> Iterator[str]:
         yield f"complete with a gap of {gap_s:.1f} s that is not noted as missed samples"
 
 
-def _check_run(box: Box) -> Iterator[str]:
-    """Check that a run says how it ended, and that it can be read."""
+def _check_run(box: Box, *, may_run: bool) -> Iterator[str]:
+    """Check that a run says how it ended, unless nobody was left to say it, and that it can be read."""
     info = read_json(box.run / RUN_JSON)
     nodes = [read_json(path, NODE) for path in box.run.glob(f"nodes/*/{NODE_JSON}")]
     for item in (info, *nodes):
-        if item["status"] == "running":
+        if item["status"] == "running" and not may_run:
             yield "it is still running, it says"
         elif item["status"] == "partial" and not item["why"]:
             yield "partial without a reason"
@@ -470,7 +471,14 @@ SCENARIOS = {
 }
 
 
-def _left(box: Box) -> Iterator[str]:
+def _is_free(path: Path) -> bool:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return path.suffix == ".lock"
+    return False
+
+
+def _left(box: Box, number: str) -> Iterator[str]:
     """Name what a case left, after some seconds; end it."""
     due_s = time.monotonic() + _LEFT_S
     while (processes := box.processes()) and time.monotonic() < due_s:
@@ -481,7 +489,8 @@ def _left(box: Box) -> Iterator[str]:
         with contextlib.suppress(psutil.Error):
             process.kill()
     for path in box.runtime.rglob("*"):
-        if not path.is_dir():
+        # after SIGKILL, a lock that nobody holds may be left: the next agent removes it
+        if not path.is_dir() and not (number == "KILL" and _is_free(path)):
             yield f"left: {path.name}"
     for state in registry.all_testbeds():
         if state.alive() and state.spec.name == box.testbed:
@@ -500,11 +509,11 @@ def measure(scenario: Scenario, target: str, number: str) -> list[str]:
             time.sleep(_STOP_S)
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGCONT)
-        found = list(_await_end(box))
+        found = list(_await_end(box, number))
         if scenario.has_job:
             found += _check_job(box, target, number)
         if scenario.has_run:
-            found += _check_run(box)
+            found += _check_run(box, may_run=(target, number) == ("conductor", "KILL"))
         if "Traceback" in box.errors() and "torch.distributed" not in box.errors():
             found.append(f"a traceback: {box.errors()[-300:]}")
         return found
@@ -521,7 +530,7 @@ def measure(scenario: Scenario, target: str, number: str) -> list[str]:
         shutil.rmtree(box.folder, ignore_errors=True)
 
 
-def _await_end(box: Box) -> Iterator[str]:
+def _await_end(box: Box, number: str) -> Iterator[str]:
     """Wait for the end of all processes, of which servers are asked to end; name what hangs or is left."""
     for root in box.roots:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -536,7 +545,7 @@ def _await_end(box: Box) -> Iterator[str]:
         server.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             server.wait(_LEFT_S)
-    yield from _left(box)
+    yield from _left(box, number)
 
 
 def main() -> int:

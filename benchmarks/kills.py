@@ -1,4 +1,4 @@
-"""What signals to each process of ringtap leave: each one is sent SIGKILL, SIGTERM, SIGHUP, SIGINT, or stopped for 2 s.
+"""Sends signals to each process of ringtap and checks what they leave: SIGKILL, SIGTERM, SIGHUP, SIGINT, a stop of 2 s.
 
 In each case, a scenario is started afresh, and one of its processes gets one signal. Then the job must have ended as
 without ringtap and have heard no other signal than its own, the run must be readable and say truly how it ended, and no

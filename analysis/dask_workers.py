@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import ringtap
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.installation import cache_folder, install_command
+from ringtap.parent_death import die_with_parent
 from ringtap.units import format_duration
 
 if TYPE_CHECKING:
@@ -125,8 +126,10 @@ def _forked(count: int) -> Iterator[Executor]:
     """Start processes of this machine, which share the libraries that this one has loaded, and its settings."""
     _keep_memory()
     try:
-        with ProcessPoolExecutor(count, multiprocessing.get_context("fork"), _follow_parent) as executor:
-            with warnings.catch_warnings():
+        with ProcessPoolExecutor(
+            count, multiprocessing.get_context("fork"), _follow_parent, (die_with_parent(),)
+        ) as executor:
+            with warnings.catch_warnings(), _uninterrupted():
                 # of threads: none has work yet
                 warnings.simplefilter("ignore", DeprecationWarning)
                 executor.submit(int).result()  # starts all of them
@@ -149,16 +152,10 @@ def _keep_memory() -> None:
         pyarrow.set_memory_pool(pyarrow.system_memory_pool())
 
 
-def _follow_parent() -> None:
+def _follow_parent(end: Callable[[], None]) -> None:
     """Leave Ctrl-C to the parent process, and end when it has ended, however that was."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    if parent := multiprocessing.parent_process():
-        parent.join()
-        os._exit(1)
+    end()
 
 
 def _local(count: int, stack: contextlib.ExitStack) -> Client:
@@ -168,27 +165,41 @@ def _local(count: int, stack: contextlib.ExitStack) -> Client:
     if "PYTHONSAFEPATH" not in os.environ:  # for the workers, which import nothing from the current folder
         os.environ["PYTHONSAFEPATH"] = "1"
         stack.callback(os.environ.pop, "PYTHONSAFEPATH", None)
+    resource_tracker.ensure_running()  # its start unblocks signals
     with _uninterrupted():
-        cluster = LocalCluster(
-            n_workers=count,
-            threads_per_worker=1,
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-            silence_logs=logging.CRITICAL,
-            security=_security(),
-        )
+        try:
+            cluster = LocalCluster(
+                n_workers=count,
+                threads_per_worker=1,
+                host="127.0.0.1",
+                dashboard_address="127.0.0.1:0",
+                silence_logs=logging.CRITICAL,
+                security=_security(),
+            )
+        except RuntimeError as error:
+            raise MeasurementError(
+                "a worker of Dask ended while it started on this machine, which happens where memory lacks: "
+                "--scheduler local:1 starts only one"
+            ) from error
         return stack.enter_context(Client(stack.enter_context(cluster)))
 
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Block SIGINT: half a cluster does not shut down cleanly, and processes started here inherit the mask."""
-    resource_tracker.ensure_running()  # its start unblocks signals
+    """Put SIGINT off: processes that are half started do not end cleanly, and those started here inherit the mask."""
+    arrived: list[int] = []
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    is_main = threading.current_thread() is threading.main_thread()
+    # threads of libraries do not block it
+    previous = signal.signal(signal.SIGINT, lambda number, _: arrived.append(number)) if is_main else None
     try:
         yield
     finally:
+        if previous is not None:
+            signal.signal(signal.SIGINT, previous)
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
+    if arrived:
+        raise KeyboardInterrupt
 
 
 def _security() -> Any:
@@ -228,7 +239,12 @@ def _slurm(count: int, stack: contextlib.ExitStack) -> Client:
     try:
         # Dask itself would retry a refused submission and print tracebacks
         test = subprocess.run(
-            ["sbatch", "--test-only"], input=cluster.job_script(), capture_output=True, text=True, check=False
+            ["sbatch", "--test-only"],
+            input=cluster.job_script(),
+            capture_output=True,
+            text=True,
+            check=False,
+            preexec_fn=die_with_parent(),
         )
     except FileNotFoundError as error:
         raise UsageError("--scheduler slurm needs sbatch, which is not on this machine: use a login node") from error
@@ -287,6 +303,7 @@ def _queued(jobs: list[str]) -> str | None:
             text=True,
             check=False,
             timeout=_ANSWER_S,
+            preexec_fn=die_with_parent(),
         )
     except subprocess.TimeoutExpired:
         return None

@@ -19,6 +19,7 @@ from _processes import Processes
 
 from ringtap.agents.testbed import namespaces
 from ringtap.errors import RingtapError
+from ringtap.parent_death import die_with_parent
 
 LEFT, RIGHT = "10.79.0.1", "10.79.0.2"
 # One connection per flow uses up the default port range within seconds; a port can be reused only after a minute.
@@ -85,9 +86,10 @@ def _hold() -> None:
 
     namespaces.isolate(namespaces.NEWNET)
     ready, go_on = os.pipe(), os.pipe()
+    end_with_left = die_with_parent()
     other = os.fork()
     if other == 0:
-        namespaces.die_with_parent(signal.SIGKILL)
+        end_with_left()
         namespaces.unshare(namespaces.NEWNET)
         os.write(ready[1], b"1")
         os.read(go_on[0], 1)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from _checkout import ROOT
 
-from ringtap.agents.testbed import namespaces
+from ringtap.parent_death import die_with_parent
 
 if TYPE_CHECKING:
     from _namespaces import Namespace
@@ -59,13 +59,14 @@ class Child:
     ) -> None:
         self.argv = list(argv)
         chosen = None if cpus is None else set(cpus)
+        end_with_benchmark = die_with_parent()
 
         def prepare() -> None:
             if namespace is not None:
                 namespace.join()
             if chosen:
                 os.sched_setaffinity(0, chosen)
-            namespaces.die_with_parent(signal.SIGKILL)  # last: entering a user namespace would undo it
+            end_with_benchmark()  # last: entering a user namespace would undo it
 
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self._stdout, self._stderr = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 -- closed by _reap

@@ -24,6 +24,7 @@ from ringtap.agents.job.exit_cause import KILLED, POSSIBLE_CAUSE, SHELL_CAUSE, M
 from ringtap.agents.job.signals import GroupWatch
 from ringtap.agents.node.node_json import conclude, node_items
 from ringtap.errors import MeasurementError, UsageError, failure_message
+from ringtap.parent_death import die_with_parent
 from ringtap.python_command import python_command
 from ringtap.rundir import RunDirectory, write_json
 from ringtap.schema import RUN_JSON
@@ -230,7 +231,11 @@ def run_series(paths: SubmitPaths, stops: Stops) -> int:
         raise UsageError(f"the plan of {paths.run} has no series {index}")
     name, part = series[int(index)]
     command = [*_RINGTAP, "sweep", str(paths.plan), "-o", str(part), "--series", name, "--resume"]
-    sweep = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    sweep = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        preexec_fn=die_with_parent(signal.SIGTERM),  # noqa: PLW1509
+    )
     stops.on_cancel(sweep.terminate)
     stops.on_limit(sweep.terminate)
     return _wait(sweep)

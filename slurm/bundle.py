@@ -21,6 +21,7 @@ import ringtap
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.installation import install_command
 from ringtap.options import add_json
+from ringtap.parent_death import die_with_parent
 from ringtap.python_command import python_command
 from ringtap.slurm.sites import Site, load_site
 from ringtap.trafficgen.commands.bundle import write_archive
@@ -169,6 +170,7 @@ def _download(wanted: list[str], python: str, site: Site, folder: Path) -> None:
             capture_output=True,
             text=True,
             timeout=_PIP_TIMEOUT_S,
+            preexec_fn=die_with_parent(),
             check=False,
         )
     except subprocess.TimeoutExpired as error:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringtap.errors import MeasurementError, last_line
+from ringtap.parent_death import die_with_parent
 
 WAITING, RUNNING, ENDED, UNKNOWN = "waiting", "running", "ended", "unknown"
 # All base states and flags of Slurm 25.11: the job's state for ringtap, and what it means
@@ -88,7 +89,9 @@ def ask_slurm(jobs: Sequence[str], owner: int | None = None) -> dict[str, Answer
     ids = ",".join(dict.fromkeys(job.partition("_")[0] for job in jobs))
     command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={ids}", "--format=%i|%T|%r|%N|%U"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ANSWER_S)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_ANSWER_S, preexec_fn=die_with_parent()
+        )
     except OSError as error:
         raise MeasurementError(f"Slurm cannot be asked from here: squeue: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
@@ -114,7 +117,12 @@ def _ask_accounting(jobs: Sequence[str]) -> dict[str, Answer]:
     command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(jobs)}"]
     try:
         done = subprocess.run(
-            [*command, "--format=JobID,State,NodeList"], capture_output=True, text=True, check=False, timeout=_ANSWER_S
+            [*command, "--format=JobID,State,NodeList"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_ANSWER_S,
+            preexec_fn=die_with_parent(),
         )
     except (OSError, subprocess.TimeoutExpired):
         return {}

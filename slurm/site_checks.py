@@ -20,6 +20,7 @@ import psutil
 from ringtap.agents.doctor.checks import Task
 from ringtap.agents.doctor.node import gloo_on_loopback, try_to_write
 from ringtap.collectors.base import Check
+from ringtap.parent_death import die_with_parent
 from ringtap.slurm.request import parse_time_s
 from ringtap.slurm.sites import Nodes, Site
 from ringtap.slurm.submit import expand, file_system
@@ -55,6 +56,7 @@ def _ask(*command: str, timeout_s: float = _ANSWER_S) -> str:
             text=True,
             errors="replace",
             timeout=timeout_s,
+            preexec_fn=die_with_parent(),
             check=False,
         )
     except OSError as error:

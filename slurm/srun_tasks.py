@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from ringtap.agents.job.signals import GroupWatch
+from ringtap.parent_death import die_with_parent
 from ringtap.python_command import python_command
 from ringtap.schema import NODE_JSON
 from ringtap.slurm.job import announce_step, variable
@@ -76,7 +77,12 @@ def recorder(run: str, arguments: list[str]) -> int:
     folder = paths.run / "nodes" / node
     command = python_command(sys.executable, "ringtap.cli", "capture", "--join", run, *arguments[:cut])
     watch = GroupWatch()
-    capture = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2)
+    capture = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=2,
+        preexec_fn=die_with_parent(signal.SIGTERM),  # noqa: PLW1509
+    )
 
     def stop(number: int, _frame: FrameType | None) -> None:
         received.append(number)

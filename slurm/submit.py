@@ -14,6 +14,7 @@ from typing import Any
 
 from ringtap.agents.node.settings import check_disk_limit
 from ringtap.errors import UsageError
+from ringtap.parent_death import die_with_parent
 from ringtap.rundir import RunDirectory, write_json
 from ringtap.schema import RUN_JSON
 from ringtap.slurm.paths import SubmitPaths
@@ -180,6 +181,7 @@ def hand_over(sbatch: str, paths: SubmitPaths, script: str, request: dict[str, A
             text=True,
             errors="replace",
             timeout=_SBATCH_TIMEOUT_S,
+            preexec_fn=die_with_parent(),
             check=False,
         )
     except subprocess.TimeoutExpired as error:

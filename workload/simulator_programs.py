@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from ringtap.errors import UsageError
+from ringtap.parent_death import die_with_parent
 from ringtap.units import format_duration
 from ringtap.workload.astra_sim import CONFIGURATION, KINDS, write_astra_sim
 from ringtap.workload.export import goal
@@ -193,7 +194,7 @@ def _run(command: Sequence[str], folder: Path, limit_s: float) -> Path:
         try:
             done = subprocess.run(
                 command, cwd=folder, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, check=False,
-                timeout=limit_s,
+                timeout=limit_s, preexec_fn=die_with_parent(),
             )  # fmt: skip
         except OSError as error:
             raise UsageError(f"{command[0]} cannot be run: {error.strerror}") from error

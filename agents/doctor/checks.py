@@ -31,6 +31,7 @@ from ringtap.collectors.base import Check, Context
 from ringtap.collectors.registry import ORDER, collector_class
 from ringtap.errors import RingtapError
 from ringtap.installation import install_command
+from ringtap.parent_death import die_with_parent
 from ringtap.schema import CROSS_PORTS
 
 
@@ -254,13 +255,19 @@ class _TaskProcess:
         self.task = task
         self.answer = b""
         self.reader, writer = os.pipe()
+        end_with_doctor = die_with_parent()
+        # Python prints and ignores a KeyboardInterrupt in what it calls around a fork
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.pid = os.fork()
         except OSError:
             os.close(self.reader)
             os.close(writer)
             raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if self.pid == 0:
+            end_with_doctor()
             self._run_child(writer)
         os.close(writer)
 

@@ -14,6 +14,7 @@ from ringtap.agents import hook
 from ringtap.agents.doctor.node import on_alliance
 from ringtap.collectors.base import Check
 from ringtap.errors import failure_message
+from ringtap.parent_death import die_with_parent
 from ringtap.python_command import LEAVE_FOLDER_OUT
 
 NAMES = ("steps", "ddp", "horovod", "nccl")
@@ -106,6 +107,7 @@ def _ask(program: str, folder: str, timeout_s: float) -> dict[str, Any]:
         env=environment,
         stdin=subprocess.DEVNULL,
         timeout=timeout_s,
+        preexec_fn=die_with_parent(),
         check=False,
     )
     lines = done.stdout.strip().splitlines()

@@ -11,6 +11,7 @@ from shutil import which
 
 from ringtap.agents.hosts.remote import WORKER_COMMAND, Hosts
 from ringtap.errors import UsageError
+from ringtap.parent_death import die_with_parent
 
 _ASK_S = 5.0
 # variables with options of the job and the user that srun would apply to the step, without SLURM_
@@ -102,7 +103,14 @@ def _gpus_by_node() -> dict[str, int]:
 def _scontrol(*arguments: str) -> str:
     """Return the standard output of scontrol; empty if it cannot be run or does not end in time."""
     try:
-        done = subprocess.run(["scontrol", *arguments], capture_output=True, text=True, check=False, timeout=_ASK_S)
+        done = subprocess.run(
+            ["scontrol", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_ASK_S,
+            preexec_fn=die_with_parent(),
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout

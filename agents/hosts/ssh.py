@@ -24,6 +24,7 @@ from ringtap.agents.hosts import frames
 from ringtap.agents.hosts.remote import LOST_CODE, WORKER_COMMAND, Answer, Hosts
 from ringtap.agents.hosts.sync import Receiver
 from ringtap.errors import MeasurementError, UsageError
+from ringtap.parent_death import die_with_parent
 from ringtap.rundir import RunDirectory
 from ringtap.schema import RUN_JSON
 
@@ -42,7 +43,14 @@ def jump_hosts(ssh: Sequence[str], destination: str) -> tuple[str, ...]:
     """
     try:
         command = [*ssh, "-G", "--", destination]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_SETTINGS_S)
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=_SETTINGS_S,
+            preexec_fn=die_with_parent(),
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ()
     settings = dict(line.split(" ", 1) for line in done.stdout.decode(errors="replace").splitlines() if " " in line)
@@ -70,6 +78,7 @@ def failing_jump(ssh: Sequence[str], hops: Sequence[str]) -> tuple[str, str] | N
                     start_new_session=True,  # ssh to an earlier hop might prompt on the terminal
                     check=False,
                     timeout=_TRY_S,
+                    preexec_fn=die_with_parent(),
                 )
             except (OSError, subprocess.TimeoutExpired):  # a hanging login is not a fault of the jump host
                 return None

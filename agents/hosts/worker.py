@@ -30,8 +30,8 @@ from ringtap.agents.hosts.lease import Lease
 from ringtap.agents.hosts.sync import FolderSync
 from ringtap.agents.node import agent_socket
 from ringtap.agents.node.jobs import descendants
-from ringtap.agents.testbed import namespaces
 from ringtap.errors import error_message
+from ringtap.parent_death import die_with_parent
 from ringtap.records import mend_last_line
 
 _ROUND_S = 0.5
@@ -392,7 +392,7 @@ class Child:
                 env=dict(os.environ) | dict(environment),
                 start_new_session=True,
                 # if this process is killed, its children receive SIGTERM
-                preexec_fn=lambda: namespaces.die_with_parent(signal.SIGTERM),  # noqa: PLW1509
+                preexec_fn=die_with_parent(signal.SIGTERM),  # noqa: PLW1509
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             self.code = 127 if isinstance(error, FileNotFoundError | NotADirectoryError) else 126

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from ringtap.agents.job.signals import spawn
+from ringtap.parent_death import die_with_parent
 from ringtap.python_command import python_command
 from ringtap.terminal import shell_word
 
@@ -64,7 +66,7 @@ class LiveView:
         if not self._has_terminal:
             command.append("--plain")
         with contextlib.suppress(OSError):
-            self._pid = os.posix_spawn(sys.executable, command, os.environ, setsigmask=(), setsigdef=(signal.SIGPIPE,))
+            self._pid = spawn(command, os.environ, prepare=die_with_parent(signal.SIGTERM))
 
     def look(self, reaper: _Reaper) -> bool:
         """Return True if the view has ended; the first time, tell the user that the recording continues."""

@@ -30,10 +30,15 @@ class MetricsServer:
             listener.set_inheritable(True)
             words = [str(run), node, str(listener.fileno()), str(os.getpid())]
             command = python_command(sys.executable, "ringtap.analysis.live.metrics", *words)
-            # in a process group of its own: a signal to the job's group must not end it before the job
+            # in a process group of its own and deaf to Ctrl-C: no signal to the job must end it before the job
             with contextlib.suppress(OSError):
                 self.pid = os.posix_spawn(
-                    sys.executable, command, os.environ, setpgroup=0, setsigmask=(), setsigdef=(signal.SIGPIPE,)
+                    sys.executable,
+                    command,
+                    os.environ,
+                    setpgroup=0,
+                    setsigmask=(signal.SIGINT,),
+                    setsigdef=(signal.SIGPIPE,),
                 )
 
     def end(self) -> None:

@@ -49,7 +49,6 @@ def spawn(
     command: list[str],
     environment: Mapping[str, str],
     *,
-    end_with_parent: bool = False,
     prepare: Callable[[], None] | None = None,
 ) -> int:
     """Start a command with this process's open files, group, folder and original signal mask; returns its pid.
@@ -59,7 +58,6 @@ def spawn(
     Args:
         command: the command and its arguments.
         environment: its environment.
-        end_with_parent: have the kernel kill it when this process ends.
         prepare: called in the child before it becomes the command.
 
     Raises:
@@ -67,10 +65,6 @@ def spawn(
     """
     pid = os.fork()
     if pid == 0:
-        if end_with_parent:
-            from ringtap.agents.testbed import namespaces
-
-            namespaces.die_with_parent(signal.SIGKILL)
         if prepare:
             with contextlib.suppress(OSError):
                 prepare()
@@ -114,19 +108,13 @@ class SignalRelay:
         self.pid = pid
         self.ended_by: int | None = None
         self.reaped: set[int] = set()
-        self._reached_group: Callable[[int], bool] = lambda _number: False
-        self._forget: Callable[[], None] = lambda: None
+        self._watch: GroupWatch | None = None
         self._status: int | None = None
         self._waker = 0
 
-    def ask(self, reached_group: Callable[[int], bool], forget: Callable[[], None]) -> None:
-        """Set the functions that find out which signals the command has received too.
-
-        Args:
-            reached_group: returns True if a signal that has just arrived was sent to the whole process group.
-            forget: called for a signal from the terminal, which always reaches the whole group.
-        """
-        self._reached_group, self._forget = reached_group, forget
+    def ask(self, watch: GroupWatch) -> None:
+        """Set the watch that tells which signals have reached the command too."""
+        self._watch = watch
 
     def wait(self, seconds: float | None = None) -> int | None:
         """Wait for the command's end, for at most so many seconds; returns its wait status, None if it still runs."""
@@ -137,6 +125,8 @@ class SignalRelay:
                 return None
             info = signal.sigwaitinfo(_KNOWN) if left is None else _take(left)
             if info is None:
+                if self._watch:
+                    self._watch.tend()
                 continue
             if info.si_signo == signal.SIGCHLD:
                 self.reap()
@@ -195,9 +185,10 @@ class SignalRelay:
         if number == signal.SIGCONT and info.si_pid == self._waker:
             return
         if info.si_code == _SI_KERNEL:  # signals from a terminal reach the whole process group
-            self._forget()
+            if self._watch:
+                self._watch.forget(number)
             return
-        if self._is_of_job(info.si_pid) or self._reached_group(number):
+        if self._is_of_job(info.si_pid) or (self._watch and self._watch.reached_group(number, info.si_pid)):
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
@@ -319,8 +310,11 @@ def end_as(status: int) -> int:
     return 128 + number  # the first process of a container does not end by its own signals
 
 
-# Launchers that signal their processes one by one take at most this long from the first to the last
-_SETTLE_S = 0.02
+# Launchers that signal the processes of a group one by one take some time from the first to the last. A sender that
+# sleeps has finished, one that runs or waits for the disk has not, and one that has ended may be one of several.
+_SETTLE_S = {"": 0.1, "Z": 0.1, "R": 0.3, "D": 0.3}  # by the state of the sender
+_SETTLE_OTHERWISE_S = 0.02
+_SETTLE_POLL_S = 0.002
 
 
 class GroupWatch:
@@ -335,6 +329,7 @@ class GroupWatch:
     def __init__(self) -> None:
         self._pid = 0
         self._pipe = -1
+        self._seen = 0
         with contextlib.suppress(OSError):  # without it, a signal to the group is delivered twice
             self._start()
 
@@ -356,24 +351,54 @@ class GroupWatch:
             finally:
                 os._exit(0)
 
-    def reached_group(self, number: int) -> bool:
-        """True if a signal that this process has just received was sent to the whole group."""
-        if not self._pid:
-            return False
-        time.sleep(_SETTLE_S)
+    def reached_group(self, number: int, sender: int = 0) -> bool:
+        """True if a signal that this process has just received was sent to the whole group.
+
+        Args:
+            number: the signal.
+            sender: pid of the process that sent it; 0 if it is not known.
+        """
+        begun_s = time.monotonic()
+        while not self._pending() >> (number - 1) & 1:
+            if time.monotonic() > begun_s + _SETTLE_S.get(state_of(sender), _SETTLE_OTHERWISE_S) or not self._pid:
+                return False
+            time.sleep(_SETTLE_POLL_S)
+        self.forget(number)
+        return True
+
+    def _pending(self) -> int:
+        """The signals that are pending in the watch, as a mask; 0 without one."""
         try:
             lines = Path(f"/proc/{self._pid}/status").read_text().splitlines()
-            pending = int(next(line for line in lines if line.startswith("ShdPnd:")).split()[1], 16)
+            return int(next(line for line in lines if line.startswith("ShdPnd:")).split()[1], 16)
         except (OSError, ValueError, StopIteration):
-            return False
-        self.forget()
-        return bool(pending >> (number - 1) & 1)
+            return 0
 
-    def forget(self) -> None:
-        """Discard the signals that are pending in the watch."""
+    def forget(self, *numbers: int) -> None:
+        """Discard signals that are pending in the watch."""
         if self._pid:
             with contextlib.suppress(OSError):
-                os.write(self._pipe, b"c")
+                os.write(self._pipe, bytes(numbers))
+
+    def tend(self) -> None:
+        """Keep the watch ready; call it from time to time while no signal is pending in this process.
+
+        A signal that reached the watch alone is discarded, as it would hide the next one. A watch that was stopped
+        alone is continued, and one that was killed is started again.
+        """
+        if not self._pid:
+            return
+        pending = self._pending()
+        stale, self._seen = pending & self._seen, pending
+        self.forget(*(number for number in FORWARDED if stale >> (number - 1) & 1))
+        state = state_of(self._pid)
+        with contextlib.suppress(OSError):
+            if state == "T":
+                os.kill(self._pid, signal.SIGCONT)
+            elif state in ("", "Z"):
+                os.close(self._pipe)
+                self._pid = 0
+                self._start()
 
     def close(self) -> None:
         """End the watch."""
@@ -388,7 +413,7 @@ class GroupWatch:
 
 
 def _run_watch(reader: int) -> None:
-    """Keep signals pending, and discard them when the parent writes to the pipe; runs in the watch."""
+    """Keep signals pending, and discard those whose numbers the parent writes to the pipe; runs in the watch."""
     everything = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
     signal.pthread_sigmask(signal.SIG_BLOCK, everything)
     null = os.open(os.devnull, os.O_RDWR)
@@ -399,9 +424,9 @@ def _run_watch(reader: int) -> None:
     with contextlib.suppress(OSError):
         os.chdir("/")
         Path("/proc/self/comm").write_text("ringtap-group")
-    while os.read(reader, 64):  # until the writer closes it
-        while signal.sigtimedwait(everything, 0):
-            pass
+    while numbers := os.read(reader, 64):  # until the writer closes it
+        for number in numbers:
+            signal.sigtimedwait({number}, 0)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.errors import failure_message
+from ringtap.parent_death import die_with_parent
 
 _SYSCTLS = (
     "net/ipv4/tcp_congestion_control",
@@ -137,10 +138,12 @@ class FactsChild:
 
     def __init__(self) -> None:
         self._reader, writer = os.pipe()
+        end_with_agent = die_with_parent()
         self._pid = os.fork()
         if self._pid == 0:
             code = 1
             try:
+                end_with_agent()
                 with contextlib.suppress(OSError):
                     Path("/proc/self/comm").write_text("ringtap-facts")
                 with os.fdopen(writer, "w") as file:

@@ -14,6 +14,7 @@ from typing import IO
 
 from ringtap.errors import UsageError, failure_message
 from ringtap.installation import lacking
+from ringtap.parent_death import die_with_parent
 from ringtap.python_command import python_command
 from ringtap.schema import REPORT_HTML
 from ringtap.terminal import shell_word
@@ -76,7 +77,7 @@ class GrowingReport:
             self._process = subprocess.Popen(
                 python_command(sys.executable, "ringtap", "report", str(self._run)),
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._errors,
-                env=os.environ | _ONE_THREAD,
+                env=os.environ | _ONE_THREAD, preexec_fn=die_with_parent(),  # noqa: PLW1509
             )  # fmt: skip
         except OSError as error:
             self._warn(failure_message(error))

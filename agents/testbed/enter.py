@@ -14,6 +14,7 @@ from pathlib import Path
 from ringtap.agents.job import signals
 from ringtap.agents.testbed import namespaces, registry
 from ringtap.errors import UsageError, failure_message
+from ringtap.parent_death import die_with_parent
 from ringtap.terminal import as_command
 
 
@@ -55,7 +56,7 @@ def enter(testbed: registry.TestbedState, host: str, command: list[str]) -> int:
         raise UsageError(
             f"testbed {testbed.spec.name} cannot be entered: {failure_message(error)}; is it yours, and is it up?"
         ) from error
-    return signals.relay(signals.spawn(command, os.environ, end_with_parent=True))
+    return signals.relay(signals.spawn(command, os.environ, prepare=die_with_parent()))
 
 
 def main() -> int:

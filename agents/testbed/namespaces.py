@@ -19,7 +19,6 @@ NEWNET = 0x40000000
 _MS_BIND = 0x1000
 _MS_REC = 0x4000
 _MS_PRIVATE = 1 << 18
-_PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -56,11 +55,6 @@ def bind(source: str, target: str) -> None:
 def make_mounts_private() -> None:
     """Keep the mounts of this mount namespace from propagating to others."""
     mount("none", "/", flags=_MS_REC | _MS_PRIVATE)
-
-
-def die_with_parent(signal_number: int) -> None:
-    """Have the kernel send this process a signal when its parent thread ends."""
-    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0), "prctl")
 
 
 def set_hostname(name: str) -> None:

@@ -101,13 +101,20 @@ class TestbedState:
         return start_ticks(self.pid) == self.start_ticks
 
 
+_PF_EXITING = 0x4  # include/linux/sched.h
+
+
 def start_ticks(pid: int) -> int | None:
-    """Return the start time of a process in clock ticks since boot; None if it is gone or a zombie."""
+    """Return the start time of a process in clock ticks since boot; None if it is gone, a zombie, or ending.
+
+    The first process of a PID namespace ends only after the others there have been reaped. Those whose parents were
+    outside and were killed are for the first process of the machine to reap, which in a container may never happen.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in "ZX" else int(fields[19])
+    return None if fields[0] in "ZX" or int(fields[6]) & _PF_EXITING else int(fields[19])
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import sys
 import termios
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from ringtap.collectors.base import Context
 from ringtap.collectors.nic import NicCollector
 from ringtap.collectors.qdisc import QdiscCollector
 from ringtap.collectors.sockets import SocketsCollector
+from ringtap.parent_death import die_with_parent
 
 V4, V6 = ("10.80.0.1", "10.80.0.2"), ("fd80::1", "fd80::2")
 PORT = 7000
@@ -59,9 +61,9 @@ def drain(taken: socket.socket) -> None:
     taken.close()
 
 
-def peer(ready: int, go_on: int) -> None:
+def peer(ready: int, go_on: int, end_with_left: Callable[[], None]) -> None:
     """The other host: in a namespace of its own, from which the near one fetches its end of the link."""
-    namespaces.die_with_parent(signal.SIGKILL)
+    end_with_left()
     namespaces.unshare(namespaces.NEWNET)
     os.write(ready, b"1")
     os.read(go_on, 1)
@@ -106,9 +108,10 @@ def without_ages(said: dict[str, Any]) -> dict[str, Any]:
 def main(folder: Path) -> None:
     namespaces.isolate(namespaces.NEWNET)
     ready, go_on = os.pipe(), os.pipe()
+    end_with_left = die_with_parent()
     other = os.fork()
     if other == 0:
-        peer(ready[1], go_on[0])
+        peer(ready[1], go_on[0], end_with_left)
     os.read(ready[0], 1)
     command("ip", "link", "add", "left", "type", "veth", "peer", "name", "right", "netns", str(other))
     furnish("left", 0)

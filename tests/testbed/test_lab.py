@@ -181,8 +181,8 @@ def test_a_killed_maker_takes_its_testbed_along_and_its_record_is_cleared() -> N
         "from ringtap.agents.testbed.topology import TestbedSpec\n"
         "lab = RunningTestbed(TestbedSpec('orphan', ('a', 'b'), 100_000_000), verify=False)\n"
         "enter = [sys.executable, '-m', 'ringtap.agents.testbed.enter', 'orphan', 'a', 'sleep', '1000']\n"
-        "subprocess.Popen(enter, start_new_session=True)\n"
-        "time.sleep(1)\nprint(lab.state.pid, flush=True)\ntime.sleep(1000)\n"
+        "entered = [subprocess.Popen(enter, start_new_session=True) for _ in range(2)]\n"
+        "time.sleep(1)\nentered[0].kill()\nprint(lab.state.pid, flush=True)\ntime.sleep(1000)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

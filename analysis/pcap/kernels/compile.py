@@ -20,6 +20,7 @@ from typing import Any
 
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.installation import cache_folder, install_command
+from ringtap.parent_death import die_with_parent
 from ringtap.python_command import python_command
 
 Entry = Callable[[int, int, int], int]
@@ -69,7 +70,7 @@ def _object_code(binding: Any, say: Callable[[str], None] | None) -> bytes:
         if say is not None:
             say("Compiling the reader of captures, once on this machine: about 10 s")
         command = python_command(sys.executable, "ringtap.analysis.pcap.kernels.compile")
-        done = subprocess.run(command, capture_output=True, check=False)
+        done = subprocess.run(command, capture_output=True, check=False, preexec_fn=die_with_parent())
         code = _unsealed(done.stdout)
         if not code:
             why = (done.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"])[-1]

@@ -44,15 +44,21 @@ for line in sys.stdin:
 SENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGCONT)
 
 
-def heard(tmp_path: Path, send: str, *numbers: int) -> list[str]:
+def heard(tmp_path: Path, send: str, *numbers: int, gap_s: float = 0.15) -> list[str]:
     """What a listening job hears of signals sent to its wrapper, or to the wrapper's process group."""
     with ended(wrapped(tmp_path / "run", *python(LISTENER), stdin=subprocess.PIPE, start_new_session=True)) as process:
         assert process.stdin and process.stdout
         assert process.stdout.readline() == "up\n"
         agent_of(tmp_path / "run")  # the supervisor attends
         for number in numbers:
-            os.killpg(process.pid, number) if send == "group" else process.send_signal(number)
-            time.sleep(0.15)
+            if send == "group":
+                os.killpg(process.pid, number)
+            else:
+                below = psutil.Process(process.pid).children() if send == "each" else []
+                for pid in (process.pid, *(child.pid for child in below)):
+                    os.kill(pid, number)
+            time.sleep(gap_s)
+        time.sleep(0.5)
         process.stdin.write("end\n")
         process.stdin.flush()
         words = process.stdout.read().split()
@@ -63,6 +69,38 @@ def heard(tmp_path: Path, send: str, *numbers: int) -> list[str]:
 @pytest.mark.parametrize("send", ["process", "group"])
 def test_every_signal_reaches_the_job_once(tmp_path: Path, send: str) -> None:
     assert heard(tmp_path, send, *SENT) == [number.name for number in SENT]
+
+
+@pytest.mark.parametrize("send", ["process", "group", "each"])
+def test_signals_sent_at_once_reach_the_job_once(tmp_path: Path, send: str) -> None:
+    """As Slurm sends SIGCONT and SIGTERM; the kernel delivers them in another order."""
+    assert sorted(heard(tmp_path, send, *SENT, gap_s=0)) == sorted(number.name for number in SENT)
+
+
+def test_a_signal_that_reached_the_watch_alone_hides_no_later_one(tmp_path: Path) -> None:
+    """Nor does a watch that was stopped, or one that was killed: another is started."""
+
+    def watches() -> list[psutil.Process]:
+        return [one for one in psutil.Process(process.pid).children() if one.name() == "ringtap-group"]
+
+    with ended(wrapped(tmp_path / "run", *python(LISTENER), stdin=subprocess.PIPE, start_new_session=True)) as process:
+        assert process.stdin and process.stdout
+        process.stdout.readline()
+        agent_of(tmp_path / "run")
+        (first,) = watches()
+        first.send_signal(signal.SIGUSR1)
+        first.suspend()
+        wait_for(lambda: first.status() != psutil.STATUS_STOPPED)
+        time.sleep(2.5)  # two looks of the supervisor
+        process.send_signal(signal.SIGUSR1)
+        assert process.stdout.readline() == "SIGUSR1\n"
+        first.kill()
+        wait_for(lambda: watches() not in ([], [first]))
+        os.killpg(process.pid, signal.SIGUSR2)
+        time.sleep(0.3)
+        process.stdin.close()
+        assert process.stdout.read().split() == ["SIGUSR2"]
+        process.wait(20)
 
 
 def test_a_signal_to_all_does_not_hide_the_next_one(tmp_path: Path) -> None:

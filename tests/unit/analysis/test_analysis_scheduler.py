@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -384,3 +385,28 @@ def in_session(process: psutil.Process, leader: int) -> bool:
         return os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE
     except (ProcessLookupError, psutil.NoSuchProcess):
         return False
+
+
+def test_a_worker_that_ends_while_it_starts_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: object) -> None:
+        raise RuntimeError("Nanny failed to start.")
+
+    monkeypatch.setattr("distributed.LocalCluster", fail)
+    with (
+        pytest.raises(MeasurementError, match="a worker of Dask ended while it started"),
+        dask_workers.workers("local:2"),
+    ):
+        pass
+
+
+def test_ctrl_c_waits_for_processes_that_are_started_also_where_a_thread_takes_it() -> None:
+    go_on, done = threading.Event(), []
+    # it began before: it does not block the signal
+    thread = threading.Thread(target=lambda: go_on.wait(10) and signal.pthread_kill(threading.get_ident(), 2))
+    thread.start()
+    with pytest.raises(KeyboardInterrupt), dask_workers._uninterrupted():
+        go_on.set()
+        thread.join()
+        time.sleep(0.01)
+        done.append("all of it")
+    assert done

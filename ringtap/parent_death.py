@@ -1,0 +1,30 @@
+"""Ends the helper processes of ringtap with the process that started them, whatever ends that: also SIGKILL."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Callable
+
+_PR_SET_PDEATHSIG = 1
+_prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux alone has it
+
+
+def die_with_parent(number: int = signal.SIGKILL) -> Callable[[], None]:
+    """Return the function that a child process calls after fork (``preexec_fn``) to get a signal when its parent ends.
+
+    The parent is the thread that forks: it must outlive the child. The signal is for the child alone, not for what it
+    starts. The kernel forgets it when the child changes its user or becomes a program with capabilities.
+
+    Args:
+        number: the signal.
+    """
+    parent = os.getpid()
+
+    def prepare() -> None:
+        # 0: the parent is in another PID namespace
+        if _prctl is not None and not _prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) and os.getppid() not in (parent, 0):
+            os.kill(os.getpid(), number)  # it ended before the call
+
+    return prepare

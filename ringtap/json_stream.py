@@ -14,7 +14,6 @@ from typing import Any
 from ringtap.errors import UsageError
 from ringtap.json_validation import ShapeError
 from ringtap.run_files import open_regular
-from ringtap.units import format_size
 
 MAX_BYTES = 4 << 30  # uncompressed
 _MAX_VALUE, _CHUNK = 16 << 20, 1 << 20  # characters of a value, and of a read
@@ -79,7 +78,7 @@ class _Scanner:
         text = self._file.read(size)
         self._left -= len(text)
         if self._left < 0:
-            raise ShapeError(f"it has more than {format_size(self._most)} when it is unpacked")
+            raise ShapeError(f"it has more than {self._most >> 20} MiB when it is unpacked")
         self._text, self._at = self._text[self._at :] + text, 0
         return bool(text)
 

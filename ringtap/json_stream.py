@@ -17,7 +17,7 @@ from ringtap.run_files import open_regular
 
 MAX_BYTES = 4 << 30  # uncompressed
 _MAX_VALUE, _CHUNK = 16 << 20, 1 << 20  # characters of a value, and of a read
-_MAX_RATIO, _ANY_RATIO = 200, 64 << 20  # of unpacked to packed characters, beyond some; that of traces is below 50
+_MAX_RATIO, _ANY_RATIO = 200, 64 << 20  # of unpacked to packed characters, beyond some; traces have about 15
 # a string, also one that goes on in what follows, or the colon of a member without a value
 _STRING_OR_LONE_COLON = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|:(?=[ \t\r\n]*[,}])', re.DOTALL)
 _SPACE, _AFTER_VALUES = re.compile(r"[ \t\r\n]*"), set(" \t\r\n,:]}")

@@ -105,7 +105,8 @@ def workers(scheduler: str | None, processes: int = 1) -> Iterator[Executor | No
     if counted and counted[1] == "local":  # if no worker starts, fail instead of waiting forever
         settings["distributed.scheduler.no-workers-timeout"] = f"{_ANSWER_S}s"
     with contextlib.ExitStack() as stack:
-        if counted:  # remove the files of the scheduler and workers started here
+        if counted:  # no page of what they do, which any user of the machine could read; their files are removed
+            settings |= {f"distributed.{role}.http.routes": [] for role in ("scheduler", "worker")}
             settings["temporary-directory"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtap-dask-"))
         stack.enter_context(dask.config.set(settings))
         stack.enter_context(silence_logging_cmgr(logging.CRITICAL))
@@ -173,6 +174,7 @@ def _local(count: int, stack: contextlib.ExitStack) -> Client:
                 threads_per_worker=1,
                 host="127.0.0.1",
                 dashboard_address="127.0.0.1:0",
+                scheduler_kwargs={"dashboard": False},
                 silence_logs=logging.CRITICAL,
                 security=_security(),
             )
@@ -343,7 +345,7 @@ def slurm_cluster(stack: contextlib.ExitStack) -> Any:
     keys = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".dask-", dir=shared)))  # owner-only
     safe = ["-P"] if sys.version_info >= (3, 11) else []  # imports nothing from the current folder
     python = found.get("python") or shlex.join([sys.executable, *safe])
-    options = {"dashboard_address": "127.0.0.1:0"} | (found.get("scheduler-options") or {})
+    options = {"dashboard": False, "dashboard_address": "127.0.0.1:0"} | (found.get("scheduler-options") or {})
     with _uninterrupted():
         return stack.enter_context(
             SLURMCluster(python=python, security=_in_files(_security(), keys), scheduler_options=options)

@@ -17,6 +17,9 @@ from ringtap.run_files import open_regular
 
 MAX_BYTES = 4 << 30  # uncompressed
 _MAX_VALUE, _CHUNK = 16 << 20, 1 << 20  # characters of a value, and of a read
+_MAX_RATIO, _ANY_RATIO = 200, 64 << 20  # of unpacked to packed characters, beyond some; traces have about 15
+# a string, also one that goes on in what follows, or the colon of a member without a value
+_STRING_OR_LONE_COLON = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|:(?=[ \t\r\n]*[,}])', re.DOTALL)
 _SPACE, _AFTER_VALUES = re.compile(r"[ \t\r\n]*"), set(" \t\r\n,:]}")
 
 
@@ -30,10 +33,12 @@ def members(path: Path, items: str) -> Iterator[tuple[str, Any]]:
     try:
         with open_regular(path) as file:
             is_compressed = file.read(2) == b"\x1f\x8b"
+            size = file.seek(0, io.SEEK_END)
             file.seek(0)
+            most = min(MAX_BYTES, _ANY_RATIO + _MAX_RATIO * size)
             data = gzip.GzipFile(fileobj=file) if is_compressed else file
             with io.TextIOWrapper(data, encoding="utf-8", errors="replace") as text:
-                yield from _Scanner(text).members(items)
+                yield from _Scanner(text, most).members(items)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UsageError(f"{path} is cut short or damaged: copy it again") from error
     except OSError as error:
@@ -48,8 +53,8 @@ class _Scanner:
     leave out the description of a group.
     """
 
-    def __init__(self, file: io.TextIOWrapper) -> None:
-        self._file, self._text, self._at, self._left = file, "", 0, MAX_BYTES
+    def __init__(self, file: io.TextIOWrapper, most: int) -> None:
+        self._file, self._text, self._at, self._most, self._left = file, "", 0, most, most
         self._decoder = json.JSONDecoder(strict=False)
 
     def members(self, items: str) -> Iterator[tuple[str, Any]]:
@@ -73,7 +78,7 @@ class _Scanner:
         text = self._file.read(size)
         self._left -= len(text)
         if self._left < 0:
-            raise ShapeError(f"it has more than {MAX_BYTES >> 30} GiB")
+            raise ShapeError(f"it has more than {self._most >> 20} MiB when it is unpacked")
         self._text, self._at = self._text[self._at :] + text, 0
         return bool(text)
 
@@ -107,7 +112,9 @@ class _Scanner:
             except json.JSONDecodeError as error:
                 at, end = error.pos, len(self._text)
                 if self._text[at : at + 1] in (",", "}") and self._text[max(0, at - 4) : at].rstrip().endswith(":"):
-                    self._text = f"{self._text[:at]}null{self._text[at:]}"
+                    # all of them at once, as the value is parsed anew from its begin
+                    rest = _STRING_OR_LONE_COLON.sub(lambda one: ":null" if one[0] == ":" else one[0], self._text[at:])
+                    self._text = f"{self._text[:at]}null{rest}"
                     continue
             except ValueError:
                 end = len(self._text)

@@ -93,6 +93,21 @@ def write_bundle(python: str, site: Site, folder: Path) -> Bundle:
     return Bundle(folder, files, tuple(from_site))
 
 
+def check_wheels(folder: Path) -> None:
+    """Compare the files of a bundle with the hashes in its manifest; wheels that were added have none.
+
+    Raises:
+        UsageError: a file is missing, or another one; or no wheel is ringtap's.
+    """
+    if not any(folder.glob("ringtap-*.whl")):
+        raise UsageError(f"--wheels {folder} has no wheel of ringtap: make one with ringtap bundle -o DIR")
+    manifest = folder / MANIFEST
+    for line in manifest.read_text().splitlines() if manifest.exists() else ():
+        digest, _, name = line.partition("  ")
+        if not (folder / name).is_file() or _sha256(folder / name) != digest:
+            raise UsageError(f"--wheels {folder}: {name} is not as {MANIFEST} says: copy the bundle again")
+
+
 def _readme(python: str, site: Site, from_site: list[str]) -> str:
     rest = f" ({', '.join(from_site)} from the wheels of {site.name})" if from_site else ""
     return f"""\

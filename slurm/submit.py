@@ -17,6 +17,7 @@ from ringtap.errors import UsageError
 from ringtap.parent_death import die_with_parent
 from ringtap.rundir import RunDirectory, write_json
 from ringtap.schema import RUN_JSON
+from ringtap.slurm.bundle import check_wheels
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.request import Request
 from ringtap.slurm.script import command_script
@@ -105,8 +106,8 @@ def check_files(request: Request) -> None:
         raise UsageError(f"--python {python} is not an interpreter")
     if environment.requirement is not None and not environment.requirement.is_file():
         raise UsageError(f"--requirement {environment.requirement} is not a file")
-    if environment.wheels is not None and not any(environment.wheels.glob("ringtap-*.whl")):
-        raise UsageError(f"--wheels {environment.wheels} has no wheel of ringtap: make one with ringtap bundle -o DIR")
+    if environment.wheels is not None:
+        check_wheels(environment.wheels)
     for pattern in request.keep:
         if not pattern or pattern.startswith("/") or ".." in Path(pattern).parts:
             raise UsageError(f"--keep {pattern!r} is not below $SLURM_TMPDIR: write it relative to that, as '*.pt'")

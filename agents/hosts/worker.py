@@ -318,7 +318,10 @@ def clean(workdir: Path, run: str) -> list[dict[str, Any]]:
 
 
 def _usual_workdir() -> str:
-    """Return the first local folder that is private to this user or does not exist yet."""
+    """Return the first folder that is private to this user or does not exist yet: a local one, or else in the home.
+
+    Another user may have taken all local names.
+    """
     names = agent_socket.local_names(f"ringtap-{_user()}")
     for path in names:
         try:
@@ -326,6 +329,8 @@ def _usual_workdir() -> str:
                 return str(path)
         except OSError:  # it does not exist yet
             return str(path)
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        return str(Path.home() / f".ringtap-{os.uname().nodename}")
     return str(names[0])
 
 

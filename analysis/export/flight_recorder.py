@@ -24,6 +24,7 @@ from ringtap.run_files import open_regular
 MAX_BYTES = 64 << 20  # of a pickle
 MAX_INSTRUCTIONS = 10_000_000  # of a pickle; each leaves at most an empty dictionary (64 bytes) and its place in a list
 _MAX_VALUES = 10_000_000  # in the lists of all entries, which may be one list many times
+_MAX_TEXT = 1000  # characters of a name, which may be that of all entries
 _MAX_DIMENSIONS = 64  # of a tensor, as in PyTorch
 # bytes of an element, by c10::toString
 _ELEMENT_BYTES = (
@@ -89,6 +90,8 @@ def read_flight_recorder(path: Path) -> OperationTrace:
                 values += len(names) + len(tensors) + sum(dimensions)
                 if max(dimensions, default=0) > _MAX_DIMENSIONS or values > _MAX_VALUES:
                     raise ShapeError("it has too many tensors or dimensions")
+                if max(map(len, [*names, value["profiling_name"], value["state"]])) > _MAX_TEXT:
+                    raise ShapeError(f"it has a name of more than {_MAX_TEXT:,} characters")
                 check(value, _ENTRY)
                 lost = lost if reader.operations else value["record_id"]
                 _add(reader, value)
@@ -160,7 +163,8 @@ def _members(path: Path) -> Iterator[tuple[str, Any]]:
 def _unpickled(data: bytes) -> Any:
     """Return the value of a pickle of plain data.
 
-    Tuples become lists, which cannot be keys: the hash of a tuple nested deeply enough ends the process.
+    Keys are text: the hash of a tuple nested deeply enough ends the process, and numbers can be chosen that share one
+    hash. Tuples become lists.
 
     Raises:
         ValueError, TypeError, AttributeError, LookupError: it is damaged, or has something else.
@@ -189,9 +193,15 @@ def _unpickled(data: bytes) -> Any:
             if name == "APPENDS":
                 stack[-1].extend(items)
             else:
-                stack[-1].update(zip(items[::2], items[1::2], strict=True))
+                stack[-1].update(zip(map(_key, items[::2]), items[1::2], strict=True))
         elif name == "STOP":
             return stack.pop()
         elif name != "PROTO":
             raise ShapeError(f"it has the instruction {name}, which PyTorch does not write")
     raise ShapeError(f"it has more than {MAX_INSTRUCTIONS:,} instructions; a smaller TORCH_FR_BUFFER_SIZE has fewer")
+
+
+def _key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise ShapeError("it has a key that is not text")
+    return key

@@ -18,7 +18,7 @@ from ringtap.json_stream import members
 from ringtap.json_validation import COUNT, NS, Number, Shape, check, whole
 from ringtap.schema import FORMER_CATEGORIES, GPU_CATEGORIES
 
-MAX_SPANS = 5_000_000
+MAX_SPANS, MAX_EVENTS = 5_000_000, 20_000_000
 _MAX_DEPTH = 64  # spans within spans; deeper ones are beside them
 _US = Number(0, 2**52)
 _EVENT: Shape = {"name": str, "ts": _US, "dur": _US}
@@ -106,8 +106,10 @@ def read_kineto(path: Path) -> KinetoTrace:
             if key == "traceEvents":
                 number += 1
                 columns.add(value)
-                if len(columns.name) > MAX_SPANS:
-                    raise UsageError(f"{path} has more than {MAX_SPANS:,} spans: profile fewer iterations")
+                if len(columns.name) > MAX_SPANS or number > MAX_EVENTS:
+                    raise UsageError(
+                        f"{path} has more than {MAX_SPANS:,} spans or {MAX_EVENTS:,} events: profile fewer iterations"
+                    )
             elif key == "distributedInfo":
                 check(value, {"rank": COUNT})
                 rank = value["rank"]

@@ -422,8 +422,9 @@ def _congestion(data: dict[str, Any]) -> list[str]:
     per = "per iteration" if item["per"] == "iteration" else "in all"
     lines = []
     if item["retransmissions"] is not None:
-        size = format_size(item["retransmitted_bytes"])
-        lines.append(f"Retransmitted {per}: {item['retransmissions']:.3g} segments, {size}.")
+        size = item["retransmitted_bytes"]
+        text = "of a size that the records do not give" if size is None else format_size(size)
+        lines.append(f"Retransmitted {per}: {item['retransmissions']:.3g} segments, {text}.")
     elif item["segments_retransmitted"] is not None:
         lines.append(
             f"Retransmitted {per}, by all programs of the nodes: {item['segments_retransmitted']:.3g} segments."

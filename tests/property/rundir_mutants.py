@@ -1,8 +1,9 @@
 """Damaged and foreign run directories by the number, and what every reader must make of each.
 
-python -m tests.property.rundir_mutants SEED FIRST COUNT [READER…]
+python -m tests.property.rundir_mutants SEED|swaps FIRST COUNT [READER…]
 
-Mutant N of a seed is the same in every run. A reader ends with exit code 0, 1 or 2 and without a traceback, within
+Mutant N of a seed is the same in every run; with "swaps", it is the Nth pair of files in each other's place, of all
+pairs of every base. A reader ends with exit code 0, or 2 and one line for the reader, and without a traceback, within
 `MAX_S`, and all of them together take no more than `MAX_GROWTH_BYTES`. The last line is one JSON object; its list
 "broken" names the mutants that break a rule.
 """
@@ -15,10 +16,12 @@ import io
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
 import socket
+import stat
 import sys
 import tempfile
 import time
@@ -26,6 +29,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -34,7 +38,10 @@ from ringtap.agents.node.node_json import conclude, node_items
 from ringtap.analysis.commands import live
 from ringtap.analysis.live import plain
 from ringtap.analysis.live.build_snapshot import SnapshotSource
+from ringtap.analysis.live.metrics import RunMetrics
+from ringtap.analysis.live.page_parts import TableChoice, parts_of
 from ringtap.analysis.live.plain import line_of
+from ringtap.analysis.live.run_state import write_mark
 from ringtap.analysis.live.summary import collector_states, headline, iteration_plot, job_line, throughput_plot
 from ringtap.analysis.live.tables import TABLES
 from ringtap.cli import main
@@ -45,6 +52,7 @@ from ringtap.slurm.paths import SubmitPaths
 from tests.gold.analysis_sweep import write_sweep
 from tests.gold.job_run import MS, START_NS, Truth, write_ddp_job
 from tests.unit.live_run import RunWriter
+from tests.unit.workload.test_profile import ddp_lines
 
 MAX_S = 10  # of processor time, for one reader of one mutant, which takes less than a second where nothing hangs
 MANY = 100
@@ -52,6 +60,7 @@ MAX_GROWTH_BYTES = 1_500_000_000
 _ROOT = Path(__file__).resolve().parents[2]
 _GOLD, _RING = _ROOT / "tests" / "gold", _ROOT / "examples" / "ring.pcap.gz"
 _DEEP = 100_000
+_NOBODY = 65534
 _HOSTILE_TEXTS = (
     "",
     "x" * 5000,
@@ -92,6 +101,9 @@ def bases(folder: Path) -> list[Path]:
     job = folder / "job"
     write_ddp_job(job, Truth(iterations=4, every_ms=50))
     _enrich(job / "nodes" / "n0")
+    for rank in range(2):
+        lines = "".join(json.dumps(line) + "\n" for line in ddp_lines())
+        (job / "nodes" / f"n{rank}" / "steps" / f"rank{rank}-{100 + rank}.profile.jsonl").write_text(lines)
     (job / "marks.jsonl").write_text(json.dumps({"t_ns": START_NS + 100 * MS, "text": "here"}) + "\n")
     _submitted(job)
     watched = folder / "watched"
@@ -195,59 +207,76 @@ class Mutants:
 
     Args:
         folder: where to make them.
-        seed: of all that is random.
+        seed: of all that is random; "swaps": every pair of files swapped.
     """
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: str) -> None:
         self.folder, self.seed = folder, seed
         self.bases = bases(folder / "bases")
         self._files = [[path for path in sorted(base.rglob("*")) if path.is_file()] for base in self.bases]
         self._kinds = sorted({path.name: path for files in self._files for path in files}.values())
+        self.pairs = [
+            (base, *pair)
+            for base, files in zip(self.bases, self._files, strict=True)
+            for pair in combinations(files, 2)
+        ]
 
     def make(self, number: int) -> tuple[Path, str]:
         """Mutant ``number`` and what was done to it."""
         draw = random.Random(f"{self.seed} {number}")
+        if self.seed == "swaps":
+            return self._swapped(*self.pairs[number])
         which = number // 2 % len(self.bases)
         base, told = self.bases[which], []
-        run = self.folder / "mutant"
-        shutil.rmtree(run, ignore_errors=True)
-        shutil.copytree(base, run, symlinks=True)
         files = self._files[which]
-        if draw.random() < 0.2:  # two files in each other's place
-            first, second = draw.sample(files, 2)
-            (run / first.relative_to(base)).write_bytes(second.read_bytes())
-            (run / second.relative_to(base)).write_bytes(first.read_bytes())
-            return run, f"{base.name} {first.relative_to(base)} and {second.relative_to(base)} are swapped"
+        if draw.random() < 0.2:
+            return self._swapped(base, *draw.sample(files, 2))
+        run = self._copied(base)
         # one of each name first: a run has many record files and one run.json
         names = sorted({_kind(path) for path in files})
         for name in draw.sample(names, draw.choice((1, 1, 1, 2, 4))):
             chosen = draw.choice([path for path in files if _kind(path) == name])
             relative = chosen.relative_to(base)
-            told.append(f"{relative}: {self._harm(run / relative, draw)}")
+            if (run / relative).is_file():  # its folder may have been replaced
+                told.append(f"{relative}: {self._harm(run / relative, draw)}")
         return run, f"{base.name} {'; '.join(told)}"
+
+    def _copied(self, base: Path) -> Path:
+        run = self.folder / "mutant"
+        shutil.rmtree(run, ignore_errors=True)
+        shutil.copytree(base, run, symlinks=True)
+        return run
+
+    def _swapped(self, base: Path, first: Path, second: Path) -> tuple[Path, str]:
+        run = self._copied(base)
+        (run / first.relative_to(base)).write_bytes(second.read_bytes())
+        (run / second.relative_to(base)).write_bytes(first.read_bytes())
+        return run, f"{base.name} {first.relative_to(base)} and {second.relative_to(base)} are swapped"
 
     def _harm(self, path: Path, draw: random.Random) -> str:
         """Damage a file; returns how."""
         choice = draw.random()
+        if choice < 0.02 and path.parent.parent != self.folder:
+            shutil.rmtree(path.parent)
+            return f"instead of its folder {_replace(path.parent, draw)}"
         if choice < 0.09:
+            path.unlink()
             return _replace(path, draw)
         if choice < 0.15:
             other = draw.choice(self._kinds)
             shutil.copyfile(other, path)
             return f"the content of {other.name}"
-        if choice < 0.26:
+        if choice < 0.26 or path.suffix not in (".json", ".jsonl", ".rec"):
             return _harm_bytes(path, draw)
+        if path.suffix == ".rec":
+            return _harm_records(path, draw)
         if path.suffix == ".json":
             path.write_text(_harm_json(json.loads(path.read_text()), draw))
-        elif path.suffix == ".jsonl":
+        else:
             lines = path.read_text().splitlines()
             place = draw.randrange(len(lines))
             lines[place] = _harm_json(json.loads(lines[place]), draw).replace("\n", " ")
             path.write_text("\n".join(lines) + draw.choice(("\n", "")))
-        elif path.suffix == ".rec":
-            return _harm_records(path, draw)
-        else:
-            return _harm_bytes(path, draw)
         return "another value"
 
 
@@ -256,12 +285,12 @@ def _kind(path: Path) -> str:
 
 
 def _replace(path: Path, draw: random.Random) -> str:
-    """Put something else than a file in its place."""
-    path.unlink()
+    """Put something else than it was in a place that is empty."""
     kind = draw.choice(
         (
             *("nothing", "a folder", "a pipe", "a socket", "a dangling link", "a link to itself", "no rights"),
             *("/dev/zero", "/dev/full", "/dev/tty"),
+            *("another's link", "a hard link", "a device", "a folder's link"),
         )
     )
     if kind == "a folder":
@@ -275,6 +304,17 @@ def _replace(path: Path, draw: random.Random) -> str:
         path.symlink_to("nowhere")
     elif kind == "a link to itself":
         path.symlink_to(path.name)
+    elif kind == "another's link":
+        path.symlink_to("/etc/hostname")
+        if os.geteuid() == 0:
+            os.lchown(path, _NOBODY, _NOBODY)
+    elif kind == "a folder's link":
+        path.symlink_to(path.parent)
+    elif kind == "a hard link":
+        os.link(max(path.parent.parent.rglob("*.*")), path)
+    elif kind == "a device":
+        with contextlib.suppress(PermissionError):  # of no privilege: nothing is there
+            os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5))  # endless zeros
     elif kind.startswith("/dev/"):
         path.symlink_to(kind)
     elif kind == "no rights":
@@ -409,6 +449,7 @@ def _live(run: Path) -> int:
     for _, bars in (iteration_plot(snapshot, 100), throughput_plot(snapshot, 100)):
         assert len(bars) == 100
     collector_states(snapshot.collectors)
+    assert json.dumps(parts_of(snapshot, TableChoice()))
     for page in TABLES:
         for column in range(len(page.columns)):
             items = page.select(snapshot, "", column, True)
@@ -444,6 +485,27 @@ def _packets(run: Path) -> int:
 
 def _flows(run: Path) -> int:
     return main(["flows", "--no-cache", str(next(run.glob("nodes/n0/packets"), run))])
+
+
+def _workload(run: Path) -> int:
+    to = run.parent / "workload"
+    shutil.rmtree(to, ignore_errors=True)
+    return main(["workload", "new", "--run", str(run), "-o", str(to)])
+
+
+def _metrics(run: Path) -> int:
+    """Collect what a scrape reads."""
+    families = list(RunMetrics(run).collect())
+    assert all(sample.name for family in families for sample in family.samples)
+    return 0
+
+
+def _mark(run: Path) -> int:
+    try:
+        write_mark(run, START_NS, "text")
+    except RingtapError as error:
+        return error.exit_code
+    return 0
 
 
 def _agents(run: Path) -> int:
@@ -482,9 +544,16 @@ READERS: dict[str, Callable[[Path], int]] = {
     "packets": _packets,
     "flows": _flows,
     "fit": _command("fit", "--bootstrap", "40"),
-    "collect": _command("collect"),  # these two write into the run
+    "workload": _workload,
+    "metrics": _metrics,
+    "mark": _mark,  # these three write into the run
+    "collect": _command("collect"),
     "agents": _agents,
 }
+
+
+WITHOUT_A_LINE = ("agents", "live", "mark", "table")  # functions
+_SENTENCE = re.compile(r"ringtap: .{10,2000}")
 
 
 class HangError(Exception):
@@ -507,7 +576,10 @@ def judge(number: int, run: Path, told: str, readers: dict[str, Callable[[Path],
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), warnings.catch_warnings():
                 warnings.simplefilter("error", RuntimeWarning)
                 code = read(run)
-            found = str(code) if code in (0, 1, 2) and "Traceback" not in out.getvalue() else f"exit code {code}"
+            found = str(code) if code in (0, 2) and "Traceback" not in out.getvalue() else f"exit code {code}"
+            last = (out.getvalue().splitlines() or [""])[-1]
+            if code == 2 and name not in WITHOUT_A_LINE and not _SENTENCE.fullmatch(last):
+                found = f"no sentence: {out.getvalue()[-500:]}"
         except BaseException as error:  # SystemExit and HangError, too
             found = "".join(traceback.format_exception(error)[-6:])
         finally:
@@ -521,7 +593,7 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def judge_many(folder: Path, seed: int, first: int, count: int, names: list[str]) -> dict[str, Any]:
+def judge_many(folder: Path, seed: str, first: int, count: int, names: list[str]) -> dict[str, Any]:
     """Make mutants and have them read; ``broken`` is empty where all is well."""
     readers = {name: READERS[name] for name in names} if names else READERS
     mutants, broken, codes = Mutants(folder, seed), [], Counter[str]()
@@ -544,5 +616,5 @@ def judge_many(folder: Path, seed: int, first: int, count: int, names: list[str]
 if __name__ == "__main__":
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as place:
-        result = judge_many(Path(place), *map(int, sys.argv[1:4]), sys.argv[4:])
+        result = judge_many(Path(place), sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
     print(json.dumps(result | {"seconds": round(time.monotonic() - began, 1)}, indent=1))

@@ -208,6 +208,10 @@ def test_the_usual_folder_for_runs_is_one_that_nobody_else_has_taken(
     assert worker._usual_workdir() == third
     Path(third).mkdir(mode=0o700)
     assert worker._usual_workdir() == third
+    for taken in agent_socket.local_names(f"ringtap-{worker._user()}")[2:]:
+        taken.mkdir(exist_ok=True)
+        taken.chmod(0o777)
+    assert worker._usual_workdir() == str(Path.home() / f".ringtap-{os.uname().nodename}")  # which is this user's
 
 
 def test_a_run_goes_into_no_folder_that_others_can_enter(hosts: LocalHosts, tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import dask
 import dask_jobqueue  # noqa: F401 -- its defaults are part of Dask's configuration from now on
@@ -278,6 +280,27 @@ def test_dask_is_loaded_for_a_scheduler_alone(tmp_path: Path) -> None:
 def test_a_table_needs_no_workers(tmp_path: Path) -> None:
     (tmp_path / "times.csv").write_text("bandwidth_gbps,iteration_s\n")
     assert main(["report", str(tmp_path / "times.csv"), "--scheduler", "local"]) == 2
+
+
+def test_without_the_keys_nobody_gives_work_or_reads_what_is_done(executor: Executor) -> None:
+    from distributed import Client, Security
+
+    client = executor._client  # type: ignore[attr-defined]
+    info = client.scheduler_info()
+    tls = [info["address"], *info["workers"]]
+    assert all(address.startswith("tls://127.0.0.1:") for address in tls)
+    for address in (info["address"], info["address"].replace("tls", "tcp")):
+        keys = Security.temporary() if address.startswith("tls") else None
+        with pytest.raises(OSError, match=r"TLS certificate does not match|Timed out|Connection"):
+            Client(address, security=keys, timeout=2)
+    services = [info["services"], *(worker["services"] for worker in info["workers"].values())]
+    ports = {port for one in services for port in one.values()}
+    assert len(ports) > 1
+    for port in ports:
+        for path in ("", "status", "info/main/workers.html", "json/identity.json", "metrics", "statics/css/base.css"):
+            with pytest.raises(HTTPError, match="404"):
+                urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10)
+    assert executor.submit(len, "ab").result(20) == 2
 
 
 def test_slurms_job_is_that_of_dasks_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

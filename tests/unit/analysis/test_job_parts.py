@@ -16,7 +16,7 @@ from ringtap.analysis.job.horovod_timeline import read_timeline
 from ringtap.analysis.job.nccl import read_nccl
 from ringtap.analysis.job.packets import Packets, read_packets
 from ringtap.analysis.job.summary import summarize
-from ringtap.analysis.job.text import describe
+from ringtap.analysis.job.text import _congestion, describe
 from ringtap.analysis.runs.apportioning import Borders
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.records import Field, JsonLinesWriter, RecordWriter
@@ -332,3 +332,9 @@ def test_real_timelines_are_joined(tmp_path, name):
     assert data["phases"]["compute_s"] is None
     assert "Horovod's timeline is of rank 0 alone" in " ".join(data["warnings"])
     assert "exposed" in "\n".join(describe(data))
+
+
+def test_segments_whose_bytes_are_not_known_are_counted() -> None:
+    item = {"per": "iteration", "retransmissions": 3.0, "retransmitted_bytes": None, "queue_backlog_bytes": None}
+    lines = _congestion({"congestion": item})
+    assert lines == ["Retransmitted per iteration: 3 segments, of a size that the records do not give."]

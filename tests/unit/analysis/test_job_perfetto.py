@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import ringtap
 from ringtap.analysis.job.horovod_timeline import read_timeline
 from ringtap.cli import main
+from ringtap.errors import UsageError
 from ringtap.records import Field, JsonLinesWriter, RecordWriter
 from ringtap.rundir import RunDirectory
 from ringtap.schema import FLOW_STATES
@@ -22,6 +23,7 @@ from tests.gold.job_run import MS, START_NS, TIMES, Node, Truth, pcap, write_ddp
 pytest.importorskip("perfetto")
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
+from ringtap.analysis.export import kineto as kineto_export
 from ringtap.analysis.export import perfetto
 from ringtap.analysis.export.kineto import read_kineto
 from ringtap.analysis.export.trace_writer import TraceWriter, TrackSlice
@@ -440,3 +442,11 @@ def test_times_before_1970_are_left_out_and_counted():
         ("n", [], [(6, 2)]),
     ]
     assert writer.untimed == 3
+
+
+def test_a_kineto_trace_of_events_that_are_no_spans_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(kineto_export, "MAX_EVENTS", 10)
+    path = tmp_path / "k.json"
+    path.write_text(json.dumps({"traceEvents": [{"ph": "M"}] * 11}))
+    with pytest.raises(UsageError, match="has more than 5,000,000 spans or 10 events: profile fewer iterations"):
+        read_kineto(path)

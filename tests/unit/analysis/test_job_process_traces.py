@@ -244,6 +244,8 @@ KEEP = "remove the line, or record the job anew"
         (b'{"version": "1.5"}', f" is not {ANEW} (version is not version 2 of the format): dump it anew"),
         (b'{"version": "2.10"}', " has no collective: run the job with TORCH_FR_BUFFER_SIZE=2000, and dump it anew"),
         (b"\x80\x02]q\x00(" + b"h\x00" * 9 + b"e.", f" is not {ANEW} (it is not an object): dump it anew"),
+        # whole numbers of one hash: a dictionary of 100,000 of them takes minutes
+        (b"\x80\x02}(\x8a\x09" + (2**61 - 1).to_bytes(9, "little") + b"Nu.", f" is not {ANEW} (it has a key that is"),
     ],
 )
 def test_files_that_are_no_dump(tmp_path, data, said):
@@ -330,3 +332,49 @@ def test_a_pickle_gets_no_more_memory_than_it_may(tmp_path, monkeypatch):
     monkeypatch.setattr(flight_recorder, "_MAX_VALUES", 5)
     with pytest.raises(UsageError, match="too many tensors"):
         read_flight_recorder(JSON)
+
+
+def test_a_name_that_is_kept_once_and_used_in_every_entry_is_short(tmp_path):
+    path = tmp_path / "rank_0"
+    for key in ("profiling_name", "state", "process_group", "input_dtypes"):
+        name = "x" * 1001
+        with pytest.raises(UsageError, match="a name of more than 1,000 characters"):
+            read_flight_recorder(dump(path, entry(0, 10, **{key: [name] if key[-1] in "ps" else name})))
+
+
+ATTACKS = {
+    "GLOBAL": b"\x80\x02cos\nmkdir\n(X\x08\0\0\0/tmp/rantR.",
+    "STRING": b"\x80\x02(S'/tmp/ran'\nios\nmkdir\n.",
+    "STACK_GLOBAL": b"\x80\x02X\x02\0\0\0osX\x05\0\0\0mkdir\x93.",
+    "BUILD": b"\x80\x02}}b.",
+    "REDUCE": b"\x80\x02N)R.",
+    "NEWOBJ": b"\x80\x02N)\x81.",
+    "OBJ": b"\x80\x02(No.",
+    "EXT1": b"\x80\x02\x82\x01.",
+    "BINPERSID": b"\x80\x02NQ.",
+    "FRAME": b"\x80\x04\x95\0\0\0\0\0\0\0\x80N.",
+    "LONG4": b"\x80\x02\x8b\x01\0\0\0\x01.",
+}
+
+
+@pytest.mark.parametrize("instruction", ATTACKS)
+def test_no_instruction_that_runs_code_is_carried_out(tmp_path, instruction):
+    path = tmp_path / "rank_0"
+    path.write_bytes(ATTACKS[instruction])
+    with pytest.raises(UsageError, match=f"the instruction {instruction}, which PyTorch does not write"):
+        read_flight_recorder(path)
+
+
+def test_lengths_of_a_pickle_ask_for_no_memory(tmp_path):
+    path = tmp_path / "rank_0"
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for data, said in (
+        (b"\x8e" + (10**9).to_bytes(8, "little"), "expected 1000000000 bytes in a bytes8"),
+        (b"\x8d" + (2**62).to_bytes(8, "little"), "bytes in a unicodestring8"),
+        (b"\x8b" + (2**31 - 1).to_bytes(4, "little"), "not enough data in stream to read long4"),
+        (b"X" + b"\xff" * 4, "expected 4294967295 bytes"),
+    ):
+        path.write_bytes(b"\x80\x04" + data + b"x.")
+        with pytest.raises(UsageError, match=said):
+            read_flight_recorder(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 50_000

@@ -14,7 +14,7 @@ import pytest
 
 import ringtap
 from ringtap.errors import MeasurementError, UsageError
-from ringtap.slurm.bundle import MANIFEST, README, own_wheel, requirements, write_bundle
+from ringtap.slurm.bundle import MANIFEST, README, check_wheels, own_wheel, requirements, write_bundle
 from ringtap.slurm.sites import load_site
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -67,6 +67,24 @@ def test_an_environment_is_made_from_it_without_an_index(bundle: Path, tmp_path:
         [command, "submit", "--print", "--", "true"], env=BARE, cwd=tmp_path, capture_output=True, check=True
     )
     assert shown.stdout.startswith(b"#!/bin/bash\n")
+
+
+def test_a_bundle_that_changed_is_not_installed(bundle: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(bundle, folder)
+    (folder / "own-1.0-py3-none-any.whl").write_bytes(b"added")
+    check_wheels(folder)
+    (wheel,) = folder.glob("pyroute2-*.whl")
+    data = wheel.read_bytes()
+    for change in (lambda: wheel.write_bytes(data[:-1] + b"x"), wheel.unlink):
+        change()
+        with pytest.raises(UsageError, match=rf"{wheel.name} is not as MANIFEST says: copy the bundle again"):
+            check_wheels(folder)
+    (folder / MANIFEST).unlink()
+    check_wheels(folder)  # a folder of one's own
+    next(folder.glob("ringtap-*.whl")).unlink()
+    with pytest.raises(UsageError, match="has no wheel of ringtap"):
+        check_wheels(folder)
 
 
 def test_the_traffic_generator_in_it_needs_nothing(bundle: Path) -> None:

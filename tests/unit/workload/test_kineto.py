@@ -6,6 +6,7 @@ import gzip
 import json
 import random
 import shlex
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -592,6 +593,10 @@ def test_hostile_files_end_in_a_sentence(tmp_path: Path, monkeypatch: pytest.Mon
     path.write_bytes(bomb.compress(b'{"a": 1' + b" " * (3 << 20)) + bomb.flush())
     with pytest.raises(UsageError, match="it has more than"):
         made(path)
+    monkeypatch.setattr(json_stream, "MAX_BYTES", 4 << 30)
+    monkeypatch.setattr(json_stream, "_ANY_RATIO", 1 << 20)
+    with pytest.raises(UsageError, match="it has more than 1 MiB when it is unpacked"):
+        made(path)
 
 
 def test_damaged_traces_are_refused_in_a_sentence(tmp_path: Path) -> None:
@@ -649,14 +654,22 @@ def test_a_member_without_a_value_is_null(tmp_path: Path, monkeypatch: pytest.Mo
     """Some versions of PyTorch write a description that is empty like this."""
     monkeypatch.setattr(json_stream, "_CHUNK", chunk)
     path = tmp_path / "members.json"
-    path.write_text('{"items": [{"a": 1, "b": , "c": {"d":}}, 2], "e": {"f": , "g": 3}}')
+    path.write_text(r'{"items": [{"a": 1, "b": , "c": {"d":}}, 2], "e": {"f": , "g": 3, ":,": "\\\": ,:}", "h" : }}')
     assert list(json_stream.members(path, "items")) == [
-        ("items", {"a": 1, "b": None, "c": {"d": None}}), ("items", 2), ("e", {"f": None, "g": 3}),
+        ("items", {"a": 1, "b": None, "c": {"d": None}}), ("items", 2),
+        ("e", {"f": None, "g": 3, ":,": '\\": ,:}', "h": None}),
     ]  # fmt: skip
     for wrong in ('{"items": [1, , 2]}', '{"items": [{, "a": 1}]}', '{"items": [{"a" , 1}]}', '{"items": [[1,]]}'):
         path.write_text(wrong)
         with pytest.raises(ValueError, match=r"cut short|not JSON"):
             list(json_stream.members(path, "items"))
+
+
+def test_many_members_without_a_value_take_no_longer_than_others(tmp_path: Path) -> None:
+    path, count, begin_s = tmp_path / "members.json", 200_000, time.process_time()
+    path.write_text('{"e": {' + ", ".join(f'"{number}": ' for number in range(count)) + "}}")
+    assert list(json_stream.members(path, "items")) == [("e", dict.fromkeys(map(str, range(count))))]
+    assert time.process_time() - begin_s < 20  # parsed anew for each of them, it takes minutes
 
 
 def test_descriptions_may_be_left_out(tmp_path: Path) -> None:

@@ -502,8 +502,9 @@ class Series:
             MeasurementError: they became longer in the try before, and stay so at the same load.
         """
         ends_ns = [end for end in self._watcher.iteration_ends_ns() if start_ns <= end <= end_ns]
-        before, usual_s = self._change, median((after - before) / 1e9 for before, after in pairwise(ends_ns))
-        if before is not None and before.lasts(usual_s):
+        times_s = [(after - before) / 1e9 for before, after in pairwise(ends_ns)]
+        before = self._change
+        if before is not None and times_s and before.lasts(usual_s := median(times_s)):
             words = f"{before}, and still take {usual_s:.3g} s: a link or a host has become slower"
             if not self._tolerant:
                 raise MeasurementError(f"{self._model.title}: at the same load, {words}: see to it, then resume")

@@ -168,8 +168,11 @@ def clock_gap_ns(node: Path) -> int | None:
     Raises:
         UsageError: the log of the interfaces is damaged.
     """
+    path = node / NIC_REC
     try:
-        first = open_log(node / NIC_REC).tail(0, 1)
+        if not path.stat().st_size:  # a new file may still lack its header
+            return None
+        first = open_log(path).tail(0, 1)
     except OSError:
         return None
     return first[0][0] - first[0][1] if first else None

@@ -76,6 +76,14 @@ def find_location(
     return RunLocation(run, run.claim_node(node, machine()), created)
 
 
+def _of_this_start(given: Path) -> Path:
+    """Return the folder for this start of the job; a run that a sweep has made for its agents is that of this start."""
+    with contextlib.suppress(UsageError):
+        if "job" not in RunDirectory.open(given).info:
+            return given
+    return of_this_start(given, os.environ)
+
+
 def _make_or_join(
     slug: str, given: Path | None, is_named: bool, node: str, settings: RunSettings, access: str
 ) -> tuple[RunDirectory, bool]:
@@ -83,7 +91,7 @@ def _make_or_join(
     key, rank = run_key(os.environ), rank_in(os.environ)
     extra: dict[str, Any] = {"settings": settings.to_json(), "reference": node, "access": access}
     extra["job"] = batch_job(os.environ)
-    given = None if given is None else of_this_start(given, os.environ)
+    given = None if given is None else _of_this_start(given)
     if not key and not is_named:
         path = (given or Path("runs") / new_name(slug)).absolute()
         return RunDirectory.create(path, "job", sys.argv, 0, **extra), True

@@ -10,9 +10,12 @@ SECOND = 10**9
 
 def log(path, values, width_bits=64, every_ns=SECOND // 10):
     kind = "<u4" if width_bits == 32 else "<u8"
-    fields = [Field("t_ns", "<i8", "ns", "time"), Field("a", kind, "bytes", "counter", width_bits)]
+    times = [Field(name, "<i8", "ns", "time") for name in ("t_ns", "mono_ns")]
+    fields = [*times, Field("a", kind, "bytes", "counter", width_bits)]
     writer = RecordWriter(path, fields, {})
-    writer.append_many([(START_NS + number * every_ns, int(value)) for number, value in enumerate(values)])
+    writer.append_many(
+        [(START_NS + number * every_ns, number * every_ns, int(value)) for number, value in enumerate(values)]
+    )
     writer.close()
     return CounterLog(path)
 

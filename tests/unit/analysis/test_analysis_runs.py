@@ -186,13 +186,13 @@ def test_counters_that_stop_or_run_backwards_give_a_reason(tmp_path):
     path.unlink()
     writer = RecordWriter(path, counter_fields(["cross0"]), {})
     for tenth in range(200):
-        writer.append(START_NS + tenth * 10**8, 0, *[1000 * (tenth % 7)] * 8)
+        writer.append(START_NS + tenth * 10**8, tenth * 10**8, *[1000 * (tenth % 7)] * 8)
     writer.close()
     assert "was reset" in measure(read_run(tmp_path / "sweep"))[0].reasons[0]
     path.unlink()
     writer = RecordWriter(path, counter_fields(["cross0"]), {})
     for second_ in (0, 1000):
-        writer.append(START_NS + second_ * 10**9, 0, *[1000 * second_] * 8)
+        writer.append(START_NS + second_ * 10**9, second_ * 10**9, *[1000 * second_] * 8)
     writer.close()
     assert "gap at an edge" in measure(read_run(tmp_path / "sweep"))[0].reasons[0]
 
@@ -207,7 +207,7 @@ def write_square_wave(sweep, rates_bps, sample_ns=10**7, lost=()):
     t_ns, carried = start_ns - 10**8, 0.0
     while t_ns < end_ns + 10**8:
         if not any(low <= t_ns - start_ns < high for low, high in lost):
-            writer.append(t_ns, 0, round(carried), 0, round(carried / 1514), *[0] * 5)
+            writer.append(t_ns, t_ns - START_NS, round(carried), 0, round(carried / 1514), *[0] * 5)
         carried += rates_bps[(t_ns - start_ns) // 10**8 % len(rates_bps)] * sample_ns / 8e9
         t_ns += sample_ns
     writer.close()

@@ -348,9 +348,9 @@ def test_slurm_needs_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        ("echo 12 PENDING Priority", "no worker of Dask started in 200 ms, and .*: job 12 is pending .Priority."),
+        ("echo 12 PENDING Priority", "no worker of Dask started in 1 s, and .*: job 12 is pending .Priority."),
         ("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", "job 12 of Slurm ended before a worker"),
-        ("exit 1", "no worker of Dask started in 200 ms, and ringtap waits no longer: squeue does not answer"),
+        ("exit 1", "no worker of Dask started in 1 s, and ringtap waits no longer: squeue does not answer"),
     ],
 )
 def test_the_first_worker_in_a_job_of_slurm_has_a_time_limit(
@@ -361,7 +361,7 @@ def test_the_first_worker_in_a_job_of_slurm_has_a_time_limit(
     (tmp_path / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(dask_workers, "_LOOK_S", 0.02)
-    monkeypatch.setattr(dask_workers, "_QUEUED_S", 0.2)
+    monkeypatch.setattr(dask_workers, "_QUEUED_S", 1.0)
     with (
         LocalCluster(n_workers=0, processes=False, dashboard_address="127.0.0.1:0") as cluster,
         Client(cluster) as client,

@@ -270,6 +270,7 @@ def test_a_refusal_shows_the_path_without_its_controls(tmp_path: Path, capsys: p
 def test_next_commands_are_quoted(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / name
     run = RunDirectory.create(path, "job", [], 0)
+    run.node("n0")
     run.finish("complete")
     paths = SubmitPaths(path)
     paths.states.mkdir(parents=True)

@@ -73,13 +73,13 @@ def test_every_package_has_its_licence_in_the_list() -> None:
     assert {name: licence for name, licence in rows().items() if name in COPYLEFT} == COPYLEFT
 
 
-@pytest.mark.parametrize("name", rows())
+# tomli is for Python 3.10, and torchvision lies outside the environment
+ELSEWHERE = {"tomli", "torchvision"}
+
+
+@pytest.mark.parametrize("name", sorted(rows().keys() - ELSEWHERE))
 def test_licences_are_those_of_the_metadata(name: str) -> None:
-    try:
-        text = metadata(name)
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip(f"{name} is not installed here")
-    licence = rows()[name]
+    text, licence = metadata(name), rows()[name]
     for word in re.split(r" OR ", licence):
         assert word.partition("-")[0].lower() in text.lower(), text
     assert bool(re.search("GPL|MPL", text)) == bool(re.search("GPL|MPL", licence)), text

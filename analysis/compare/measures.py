@@ -15,6 +15,7 @@ from ringtap.analysis.job.run import Job
 from ringtap.analysis.report.overview import overview
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
 from ringtap.analysis.runs.node_logs import NodeLogs
+from ringtap.analysis.runs.run import within_window
 from ringtap.analysis.statistics.quantiles import quantile_interval
 from ringtap.analysis.statistics.two_sample import Estimate
 from ringtap.analysis.structure.captures import run_streams
@@ -127,7 +128,7 @@ def measure_series(sweep: Sweep, name: str, label: str) -> RunMeasures:
     start_ns, end_ns = (table[column].to_numpy(np.int64) for column in ("start_ns", "end_ns"))
     inside = np.zeros(len(table), bool)
     for begin, end in windows:
-        inside |= (start_ns >= begin) & (end_ns <= end)
+        inside |= within_window(start_ns, end_ns, (begin, end))
     found = _measure(job, label, _Span(job, np.flatnonzero(inside), False))
     notes = list(found.notes)
     if not inside.any():

@@ -367,6 +367,27 @@ def join_iterations(ends: pd.DataFrame, ranks: pd.Series[int]) -> pd.DataFrame:
     return pd.DataFrame({**columns, "iteration_s": np.diff(steady_ns)[follows] / 1e9})
 
 
+_EDGE_NS = 1_000_000
+
+
+def within_window(
+    start_ns: npt.NDArray[np.int64], end_ns: npt.NDArray[np.int64], window_ns: tuple[int, int]
+) -> npt.NDArray[np.bool_]:
+    """Tell which iterations lie within a window, whose edges are ends of iterations.
+
+    A process reads its two clocks one after the other, so edges by the one are a little off by the other: by less than
+    1 ms. The tolerance is below a quarter of the shortest iteration.
+
+    Args:
+        start_ns: starts of the iterations.
+        end_ns: their ends.
+        window_ns: start and end of the window.
+    """
+    shortest_ns = int((end_ns - start_ns).min()) if len(start_ns) else 0
+    off_ns = min(_EDGE_NS, max(shortest_ns, 0) // 4)
+    return np.asarray((start_ns >= window_ns[0] - off_ns) & (end_ns <= window_ns[1] + off_ns))
+
+
 class SweepRun:
     """A sweep's run directory.
 

@@ -17,7 +17,7 @@ from ringtap.analysis.pcap import read_captures
 from ringtap.analysis.pcap.traffic import Traffic
 from ringtap.analysis.runs.apportioning import Borders, shares
 from ringtap.analysis.runs.node_logs import NodeLogs
-from ringtap.analysis.runs.run import JobRun, SweepRun
+from ringtap.analysis.runs.run import JobRun, SweepRun, within_window
 from ringtap.analysis.runs.sockets import SocketLog, socket_log
 from ringtap.analysis.structure.flow_roles import CROSSING, ONLY, SHARED, moving_average
 from ringtap.analysis.sweeps.points import Point, ordered_windows
@@ -292,7 +292,7 @@ class _PointReading:
             return self._nothing(load, why)
         start, end = int(self._window["packets_start_ns"]), int(self._window["packets_end_ns"])
         times = self._job.iterations
-        times = times[(times["start_ns"] >= start - BIN_NS) & (times["end_ns"] <= end)]
+        times = times[within_window(times["start_ns"].to_numpy(), times["end_ns"].to_numpy(), (start - BIN_NS, end))]
         if not len(times):
             return self._nothing(load, why or "no whole iteration lies in the recorded time")
         edges = np.append(times["start_ns"].to_numpy(np.int64)[:1], times["end_ns"].to_numpy(np.int64))

@@ -16,7 +16,7 @@ import pandas as pd
 
 from ringtap.analysis.frames import descriptions
 from ringtap.analysis.runs.apportioning import Borders, Integers, counter_steps, growth
-from ringtap.analysis.runs.run import JobRun, SweepRun, map_records
+from ringtap.analysis.runs.run import JobRun, SweepRun, map_records, within_window
 from ringtap.analysis.statistics.arrays import Array
 from ringtap.analysis.statistics.mean_errors import independent_counts
 from ringtap.analysis.statistics.quantiles import QuantileInterval, quantile_interval
@@ -246,7 +246,8 @@ def _point(sweep: SweepRun, window: dict[str, Any], logs: dict[tuple[str, str], 
     job = sweep.job(window["directory"])
     reasons = []
     times = job.iterations
-    inside = times[(times["start_ns"] >= start) & (times["end_ns"] <= end)]["iteration_s"].to_numpy(dtype=np.float64)
+    is_inside = within_window(times["start_ns"].to_numpy(), times["end_ns"].to_numpy(), (start, end))
+    inside = times["iteration_s"].to_numpy(dtype=np.float64)[is_inside]
     if not len(inside):
         reasons.append("no iteration of all ranks lies within the window")
     bottleneck = job.info.get("bottleneck") or sweep.info.get("bottleneck") or {}

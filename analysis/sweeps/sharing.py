@@ -23,6 +23,7 @@ from ringtap.analysis.runs.run import (
     longest_phase,
     map_records,
     read_optimizers,
+    within_window,
 )
 from ringtap.analysis.statistics.arrays import Array
 from ringtap.analysis.statistics.stretches import mean_error
@@ -342,9 +343,9 @@ def _iterations(job: JobRun, window_ns: tuple[int, int]) -> pd.DataFrame:
     seconds = np.append(np.diff(begin_ns), 0) / 1e9
     pause_s = np.append(table["pause_ns"].to_numpy(np.int64)[1:], 0) / 1e9
     table = table.assign(iteration_s=seconds, pause_s=pause_s)
-    inside = same[: len(begin_ns)] & (begin_ns >= window_ns[0])
-    inside &= np.append(begin_ns[1:] <= window_ns[1], False)[: len(begin_ns)]
-    found: pd.DataFrame = table.loc[inside, ["begin_ns", "iteration_s", "pause_s"]].reset_index(drop=True)
+    rows = np.flatnonzero(same[: len(begin_ns)])
+    rows = rows[within_window(begin_ns[rows], begin_ns[rows + 1], window_ns)]
+    found: pd.DataFrame = table.iloc[rows][["begin_ns", "iteration_s", "pause_s"]].reset_index(drop=True)
     return found
 
 

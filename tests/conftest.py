@@ -25,7 +25,7 @@ COMPUTES = re.compile(
     r"|traffic_(formats|plan|sizes|verify))|unit/workload/"
 )
 # Tests that start processes and keep no time: many may run beside them. What is left, and what is marked alone among
-# these, keeps time, and runs beside two others of its kind at most.
+# these, keeps time, and runs beside one other of its kind at most.
 SHARES = re.compile(
     r"slurm/|frameworks/|gpu/|horovod/test_(build|job|timeline)"
     r"|testbed/test_(agent_|benchmark_(pcap|scale)|clock|collect|counters|docs|doctor|job_bytes|lab|live|notebooks|pcap"
@@ -53,13 +53,9 @@ TOGETHER = re.compile(
 )
 
 
-# The tests that keep time run in three rows that take about as long: those that compute most; those that share a sweep,
-# and all without a testbed; and the others, which mostly wait.
-ROWS = {
-    "first row": re.compile(r"tests/(horovod/|testbed/test_(benchmark|docs|job_bytes|notebooks))"),
-    "second row": re.compile(r"tests/((?!testbed/)|testbed/test_(ssh_sweep|sweep\.))"),
-    "third row": re.compile(""),
-}
+# The tests that keep time run in two rows that take about as long: these, and the others. What shares a sweep is in
+# one of them.
+FIRST_ROW = re.compile(r"tests/(horovod|testbed)/(?!test_(benchmark(?!_bursts)|ssh_sweep|sweep\.))")
 
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]
@@ -67,8 +63,8 @@ class Together(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         if self.config.option.markexpr == "not shares" and not COMPUTES.match(nodeid.removeprefix("tests/")):
-            # without privilege, a command for all testbeds ends those of the other rows
-            return next(row for row, tests in ROWS.items() if tests.match(nodeid) or os.geteuid() != 0)
+            # without privilege, a command for all testbeds ends those of the other row
+            return "first row" if FIRST_ROW.match(nodeid) or os.geteuid() != 0 else "second row"
         shared = TOGETHER.match(nodeid)
         return shared[0] if shared else nodeid
 

@@ -148,7 +148,7 @@ def test_srun_within_a_script_of_ones_own_is_recorded_on_every_node(cluster: Slu
     done = cluster.run([*RINGTAP, "analyze", run, "--json"], user="alice", timeout=120)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    # Sockets are sampled about once in an iteration, so bytes are those of the whole recording: 8 iterations of 4 ranks.
+    # Sockets are sampled about once in an iteration, so bytes are those of the whole recording: 8 iterations, 4 ranks.
     # On a busy machine iterations take longer: bytes are those of one, of which samples miss a little at the edges.
     iterations = {"run": 8, "iteration": 1}[found["bytes"]["per"]]
     asked = iterations * 4 * demand(PARAMETERS, 4).worker_bytes

@@ -1,4 +1,4 @@
-"""Finds out why a job ended: its command was not found, or the kernel killed it for want of memory."""
+"""Finds out why a job ended: its command was not found, or the kernel killed it because memory ran out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ SHELL_CAUSE = "a shell's exit code for a command that it cannot run"
 
 
 class MemoryKills:
-    """The processes that the kernel kills for want of memory, from now on: in this control group, and on the machine.
+    """The processes that the kernel kills because memory ran out, in this control group and on the machine.
+
+    It counts from now on.
 
     Args:
         proc: where the kernel describes this process and the machine.
@@ -38,10 +40,10 @@ class MemoryKills:
         for (folder, _, limit), count in zip(self._groups, grown, strict=False):
             if count > 0:
                 text = read(folder / limit).strip()
-                size = f", which may use {format_size(int(text))}" if text.isdigit() and int(text) < 1 << 60 else ""
-                return f"the kernel killed {_processes(count)} of its control group{size}, for want of memory"
+                size = f", which may use {format_size(int(text))}," if text.isdigit() and int(text) < 1 << 60 else ""
+                return f"the kernel killed {_processes(count)} of its control group{size} because memory ran out"
         if grown[-1] > 0:
-            return f"the kernel killed {_processes(grown[-1])} on this machine meanwhile, for want of memory"
+            return f"while it ran, the kernel killed {_processes(grown[-1])} on this machine because memory ran out"
         return ""
 
 

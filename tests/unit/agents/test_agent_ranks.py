@@ -164,7 +164,7 @@ def test_the_first_of_several_nodes_makes_the_run_and_the_others_join(tmp_path: 
 
 
 def test_a_node_that_cannot_join_runs_its_job_all_the_same(tmp_path: Path) -> None:
-    """What has been recorded is not touched by a latecomer."""
+    """A node that comes late changes nothing that was recorded."""
     run = tmp_path / "run"
     assert finish([start_on(tmp_path, "here", "pass")])[0][2] == 0
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
@@ -430,7 +430,7 @@ def test_a_file_system_that_is_late_or_asks_again(tmp_path: Path, monkeypatch: p
         patch.setattr(os, "link", link_twice)
         made = shared(tmp_path / "run")
     assert made and made[1]
-    answers = [UsageError("there is no run.json")] * 3
+    answers = [UsageError("run.json is missing")] * 3
 
     def open_late(path: Path) -> RunDirectory:
         if answers:
@@ -441,8 +441,8 @@ def test_a_file_system_that_is_late_or_asks_again(tmp_path: Path, monkeypatch: p
     joined = shared(tmp_path / "run")
     assert joined and not joined[1]
     monkeypatch.setattr(rundir, "_VISIBLE_S", 0.1)
-    answers += [UsageError("there is no run.json")] * 100
-    with pytest.raises(UnwritableError, match=r"there is no run.json, 0 s after another process made it"):
+    answers += [UsageError("run.json is missing")] * 100
+    with pytest.raises(UnwritableError, match=r"run.json is missing, 0 s after another process made it"):
         shared(tmp_path / "run")
 
 

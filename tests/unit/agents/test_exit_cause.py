@@ -38,10 +38,10 @@ class Kernel:
         ((3, 3, 3), "out of memory is one possible cause"),
         (
             (4, 4, 4),
-            "the kernel killed 1 process of its control group, which may use 600 MB, for want of memory",
+            "the kernel killed 1 process of its control group, which may use 600 MB, because memory ran out",
         ),
-        ((3, 5, 5), "the kernel killed 2 processes of its control group, for want of memory"),
-        ((3, 3, 4), "the kernel killed 1 process on this machine meanwhile, for want of memory"),
+        ((3, 5, 5), "the kernel killed 2 processes of its control group because memory ran out"),
+        ((3, 3, 4), "while it ran, the kernel killed 1 process on this machine because memory ran out"),
     ],
 )
 def test_a_killed_job(tmp_path: Path, version: int, counts: tuple[int, int, int], words: str) -> None:

@@ -107,7 +107,7 @@ def _names(node: ast.AST | None) -> set[str]:
 
 
 def _shows(node: ast.AST, name: str) -> bool:
-    """Whether code is ``str(name)``, or ``{name}`` in a formatted text."""
+    """Return True for ``str(name)``, and for ``{name}`` in a formatted text."""
     value: ast.AST | None = node.value if isinstance(node, ast.FormattedValue) else None
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "str" and node.args:
         value = node.args[0]

@@ -11,7 +11,7 @@ END_HANGING := -o faulthandler_timeout=450 -o faulthandler_exit_on_timeout=true
 
 .PHONY: demo check test test-gpu lint types style reproduce clean say-check say-test
 
-$(VENV)/ready: pyproject.toml constraints.txt scripts/prepare.sh
+$(VENV)/ready: pyproject.toml constraints.txt constraints-torch.txt scripts/prepare.sh
 	PYTHON=$(PYTHON) sh scripts/prepare.sh $(VENV)
 
 # the tests alone need tshark, and Horovod, which is compiled: minutes, once for a version of torch

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes the environment that make demo and make test run in: sh scripts/prepare.sh FOLDER
 # With "tests" as second word it adds what make test alone needs: Horovod, compiled once, in that environment;
-# torchvision and mlc-chakra, beside it; tshark, Slurm, sshd, Prometheus, shellcheck and, on Debian, Chromium.
+# torchvision, beside it; tshark, Slurm, sshd, Prometheus, shellcheck and, on Debian, Chromium.
 # System tools are installed where this is root on Debian or Ubuntu; elsewhere one line says what to install.
 set -eu
 folder=$1
@@ -58,18 +58,19 @@ if [ -n "${missing% }" ]; then
     fi
 fi
 
+install() {
+    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+}
 if [ "$part" = tests ]; then
     "$folder/bin/python" -m ringtap.examples.build_horovod --install
-    # each in a folder of its own. mlc-chakra's dependencies are for traces of PyTorch, its reader needs protobuf alone
-    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps \
-        --upgrade --target "$folder/mlc-chakra" mlc-chakra
-    # torchvision's wheel is for CUDA, and beside a torch without CUDA, packages that find it fail to import
-    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps \
-        --upgrade --target "$folder/torchvision" torchvision
+    # its wheel is for CUDA, and beside a torch without CUDA, packages that find it fail to import
+    install --constraint constraints-torch.txt --no-deps --upgrade --target "$folder/torchvision" torchvision
     touch "$folder/tests"
     exit
 fi
 
 "$python" -m venv --clear "$folder"
-"$folder/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test,demo]"
+install --require-hashes --no-deps --requirement constraints.txt
+install --constraint constraints-torch.txt torch
+install --no-deps --no-build-isolation --editable .
 touch "$folder/ready"

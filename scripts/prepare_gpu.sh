@@ -22,7 +22,7 @@ if found=$("$python" -c 'import torch; print(*([*torch.__path__] if torch.versio
     dirname "$found" >>"$site/beside.pth"
     torch=""
 else
-    torch="torch --constraint constraints.txt"
+    torch="torch --constraint constraints-torch.txt"
 fi
 "$python" -m pip --version >/dev/null 2>&1 || {
     echo "$python has no pip: install it (Debian, Ubuntu: python3-pip)" >&2

@@ -103,7 +103,7 @@ def commands() -> tuple[int, int]:
 
 def without_marker() -> list[str]:
     """Test files that no make target may find, because no marker says what kind of tests they hold."""
-    kinds = re.compile(r"^pytestmark = .*\b(computes|shares|alone)\b", re.MULTILINE)
+    kinds = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.(computes|shares|alone)\b", re.MULTILINE)
     files = (ROOT / "tests").rglob("test_*.py")
     return sorted(str(path.relative_to(ROOT)) for path in files if not kinds.search(path.read_text(encoding="utf-8")))
 

@@ -14,6 +14,8 @@ import pytest
 from ringtap.terminal import as_command
 from tests.frameworks.ranks import WarmInterpreter, quick, variables
 
+pytestmark = [pytest.mark.shares, pytest.mark.together("frameworks")]
+
 ROOT = Path(__file__).resolve().parents[2]
 JOB = Path(__file__).parent / "jobs" / "exchanged.py"
 ALGORITHMS: list[tuple[str, dict[str, int]]] = [

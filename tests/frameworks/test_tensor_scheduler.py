@@ -11,6 +11,8 @@ import pytest
 from ringtap.errors import UsageError
 from tests.frameworks.ranks import WarmInterpreter
 
+pytestmark = [pytest.mark.shares, pytest.mark.together("frameworks")]
+
 JOB = Path(__file__).parent / "jobs" / "scheduled.py"
 # elements of the three layers, and of their pieces of 400 bytes
 FIRST, SECOND, LAST = 20 * 50 + 50, 50 * 31 + 31, 31 + 1

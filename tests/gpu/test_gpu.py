@@ -25,6 +25,8 @@ from ringtap.records import open_records
 from tests.frameworks.ranks import launch
 from tests.gpu.conftest import HERE, JOB, ROOT, Recorded, run_ranks
 
+pytestmark = pytest.mark.shares
+
 Record = Callable[..., Recorded]
 # The clocks of host and device are compared at begin and end, within the 20 us or so that an event and the wait for it
 # take; in between, their rate is taken as constant.

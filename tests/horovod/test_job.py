@@ -22,7 +22,7 @@ from ringtap.workload.workload import size_of
 from tests.frameworks.ranks import QUICK, RANKS, quick
 from tests.horovod.conftest import needs_horovod
 
-pytestmark = needs_horovod
+pytestmark = [pytest.mark.shares, pytest.mark.together, needs_horovod]
 
 JOB = Path(__file__).with_name("job.py")
 ROOT = JOB.parents[2]

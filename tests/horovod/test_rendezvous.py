@@ -9,7 +9,7 @@ import pytest
 from ringtap.agents.hook.ringtap_hook.horovod_rendezvous import agree
 from tests.horovod.conftest import needs_horovod
 
-pytestmark = needs_horovod
+pytestmark = [pytest.mark.alone(1), needs_horovod]
 
 
 @pytest.fixture

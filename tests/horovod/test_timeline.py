@@ -10,6 +10,8 @@ import pytest
 from ringtap.analysis.job.horovod_timeline import load_timeline, read_timeline
 from ringtap.errors import UsageError
 
+pytestmark = [pytest.mark.shares, pytest.mark.together]
+
 GOLD = Path(__file__).resolve().parents[1] / "gold"
 ALL = ["cached", "uncached", "fused", "killed"]
 # The job of job.py: three layers of 64 x 64, one of 64 x 1, all with a bias, and the loss; three steps of two ranks.

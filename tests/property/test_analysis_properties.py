@@ -11,6 +11,8 @@ from ringtap.analysis.model.demand import COLLECTIVES, demand
 from ringtap.analysis.model.fit import CongestionModel
 from ringtap.errors import UsageError
 
+pytestmark = pytest.mark.computes
+
 # Loads as shares of capacity, times within the range that anyone will measure
 points = st.lists(
     st.tuples(st.floats(0, 0.99), st.floats(1e-3, 1e3)), min_size=6, max_size=12, unique_by=lambda point: point[0]

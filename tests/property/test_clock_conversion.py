@@ -1,10 +1,13 @@
 """Conversion of times to the reference clock: a moment, as in the live view, and columns, as in the analysis."""
 
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ringtap.analysis.runs.clock import ClockLine, ClockStep, NodeClock
+
+pytestmark = pytest.mark.computes
 
 SECOND = 10**9
 START_NS = 1_700_000_000 * SECOND

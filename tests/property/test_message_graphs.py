@@ -11,6 +11,8 @@ from ringtap.errors import UsageError
 from ringtap.workload.collectives import ALGORITHMS, NONE, Shape, message_graph, two_trees
 from ringtap.workload.message_graph import MessageGraph
 
+pytestmark = pytest.mark.computes
+
 ALL_REDUCE = ("ring", "halving-doubling", "tree", "double-tree", "hierarchical", "parameter-server", "in-network")
 
 

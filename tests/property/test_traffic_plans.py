@@ -6,6 +6,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
+import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,8 @@ from ringtap.errors import UsageError
 from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
 from ringtap.trafficgen.plans.registry import make_plan
 from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
+
+pytestmark = pytest.mark.computes
 
 MS = 1_000_000
 TO = ("a:1", "b:2")

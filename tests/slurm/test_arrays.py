@@ -22,7 +22,7 @@ HOST = '[[hosts]]\nname = "{}"\ninterface = "eth0"\n'
 JOBS = '[sweep]\ncapacity = "1gbit"\n[cluster]\nreach = "slurm"\n'
 JOBS += "".join((HOST.format("S0"), HOST.format("S1"), JOB.format("a"), JOB.format("b")))
 COMMANDS = re.findall(r"^ringtap .*$", PAGE, re.MULTILINE)
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.together("Slurm"), pytest.mark.usefixtures("unchanged_machine")]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from ringtap.records import open_records
 from ringtap.rundir import read_json
 from tests.slurm.cluster import SlurmCluster
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.together("Slurm"), pytest.mark.usefixtures("unchanged_machine")]
 ACCOUNT = "--account=def-x"
 # as batch scripts ask for nodes: their own shape must not get in the steps' way
 SHAPE = ["--ntasks-per-node=2", "--cpus-per-task=2", "--mem-per-cpu=200"]

@@ -18,7 +18,7 @@ from ringtap.workload.scaling import Scaling, scale
 from ringtap.workload.workload import write_workload
 from tests.slurm.cluster import SlurmCluster
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.together("Slurm"), pytest.mark.usefixtures("unchanged_machine")]
 RINGTAP = (sys.executable, "-m", "ringtap.cli")
 WEIRD = 'it\'s "my" run\n$HOME `id` %j 50% \\n é'
 NAME = 'it\'s "my" job #1 $x \\n é %j'

@@ -15,6 +15,8 @@ from ringtap.errors import RingtapWarning, UsageError
 from ringtap.records import open_records
 from tests.unit.agent_processes import RINGTAP, node_item, python, run_item, running, wait_for
 
+pytestmark = pytest.mark.shares
+
 needs_root = pytest.mark.needs_root("capture packets here")
 SLOW_S = {130: 0.4, 133: 0.6, 170: 0.8}
 # numbered datagrams, with the times before and after each was sent, beside iterations of which three are slow

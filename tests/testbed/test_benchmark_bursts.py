@@ -8,7 +8,7 @@ import pytest
 
 from tests.testbed.benchmark_runs import benchmark
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.alone(1), pytest.mark.usefixtures("unchanged_machine")]
 
 
 def test_quick_measures_one_condition(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.testbed.benchmark_runs import ROOT
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.alone(2), pytest.mark.usefixtures("unchanged_machine")]
 _MODULES = ("_context", "_figures", "_load", "_machine", "_namespaces", "_processes", "_report", "_ringtap")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.testbed.benchmark_runs import interrupt, quick
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.alone(2), pytest.mark.usefixtures("unchanged_machine")]
 KEYS = {
     "iteration_overhead_pct",
     "iteration_overhead_ci_pct",

@@ -6,7 +6,11 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.testbed.benchmark_runs import benchmark, quick
+
+pytestmark = pytest.mark.shares
 
 KEYS = ["packets_per_s", "vs_tcpdump", "vs_tshark", "vs_dpkt", "vs_scapy", "peak_rss_mb"]
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.testbed.benchmark_runs import benchmark
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 # so long that bytes per iteration can be told from samples of 100 ms
 NODES, ITERATIONS = 12, 30
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.testbed.benchmark_runs import benchmark, interrupt, quick
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.alone(2), pytest.mark.usefixtures("unchanged_machine")]
 TRAFFIC = benchmark("traffic")
 KEYS = [
     "one_stream_vs_iperf3_z",

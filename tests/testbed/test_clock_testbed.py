@@ -14,7 +14,7 @@ from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.rundir import RunDirectory, read_json
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 # the queue holds 32 ms of the link's rate
 SPEC = {"hosts": ("S0", "S1", "S2"), "rate_bps": 100_000_000, "queue_bytes": 400_000}
 KEEPER = (

@@ -15,6 +15,8 @@ import pytest
 from ringtap.records import open_records, read_json_lines
 from tests.testbed.collect_network import BYTES, MOVED, PORT, QUIET_S
 
+pytestmark = [pytest.mark.shares, pytest.mark.together]
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -16,7 +16,7 @@ from ringtap.workload.execution_trace import Collective
 from ringtap.workload.lowering import Algorithms
 from tests.testbed.sweeps import run, status
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 WORKERS = ("S0", "S1")
 QUIET_NS = 30_000_000  # after an iteration's end: the next forward pass, 67 ms, sends nothing
 PLAN = """\

@@ -16,7 +16,7 @@ from ringtap.ethernet import frame_bytes
 from ringtap.records import open_records
 from tests.unit.traffic_processes import wait_until
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
 
 

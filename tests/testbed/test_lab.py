@@ -16,7 +16,7 @@ from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.errors import UsageError
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
 HOSTS = ("S0", "S1", "S2", "S3")
 # what an ordinary user lacks; CAP_SETFCAP stays, which root needs to map itself into a user namespace
@@ -38,7 +38,7 @@ def spec(name: str, **changes: object) -> TestbedSpec:
     return TestbedSpec(**settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.alone
+@pytest.mark.alone(1)
 def test_every_link_gives_its_rate_in_both_directions() -> None:
     """Within 5 %: a token bucket loses what it may not keep while a busy machine does not serve its timer."""
     with RunningTestbed(spec("rates")) as lab:

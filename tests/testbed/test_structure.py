@@ -16,7 +16,7 @@ from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.analysis.model.demand import demand
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.alone(1), pytest.mark.usefixtures("unchanged_machine")]
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
 SCALE_MODEL = str(Path(__file__).resolve().parents[2] / "examples" / "scale_model.py")
 PARAMETERS = 276_715  # VGG-16 over 500

@@ -17,6 +17,8 @@ from tests.gold.job_run import Truth, write_ddp_job
 from tests.unit.agent_processes import PLAIN, RINGTAP, ROOT, gone, node_item, rows_of, run_item, wait_for
 from tests.unit.agents.test_hook_start import fake_torch
 
+pytestmark = pytest.mark.shares
+
 CLOSED = [closed for count in range(4) for closed in combinations((0, 1, 2), count)]
 CLOSINGS = ("<&-", ">&-", "2>&-")
 NAMES = [" ".join(CLOSINGS[number] for number in closed) or "none closed" for closed in CLOSED]

@@ -42,6 +42,8 @@ from tests.unit.agent_processes import (
 )
 from tests.unit.agents.test_hook_start import fake_torch
 
+pytestmark = pytest.mark.shares
+
 JOB = "import time; print('up', flush=True); time.sleep(1.5); print('result 42')"
 
 
@@ -538,7 +540,7 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
 """
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build a clock that steps")
 def test_a_clock_that_is_set_back_an_hour(tmp_path: Path) -> None:
     """Every process of the run sees CLOCK_REALTIME stepped; CLOCK_MONOTONIC goes on."""

@@ -43,6 +43,8 @@ from tests.unit.agent_processes import (
 )
 from tests.unit.live_run import STEPS
 
+pytestmark = pytest.mark.shares
+
 SLURM = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "4"}
 
 

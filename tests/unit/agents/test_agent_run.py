@@ -13,6 +13,8 @@ import pytest
 
 from ringtap.records import open_records
 
+pytestmark = pytest.mark.shares
+
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
 ROOT = Path(__file__).resolve().parents[3]
 

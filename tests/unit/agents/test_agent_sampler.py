@@ -17,6 +17,8 @@ from ringtap.collectors.registry import DEFAULT, ORDER
 from ringtap.errors import UsageError
 from ringtap.rundir import RunDirectory
 
+pytestmark = pytest.mark.alone(2)
+
 
 class Metronome:
     """A collector that notes when it was asked, and takes its time or fails where told to."""

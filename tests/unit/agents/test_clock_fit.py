@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from ringtap.agents.clock.fit import MAX_DRIFT_PPM, Fit, Measurement, clip, overall, segments
 
+pytestmark = pytest.mark.shares
+
 T0_NS = 1_700_000_000_000_000_000
 MONO_NS = 5_000_000_000
 

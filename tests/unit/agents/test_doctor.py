@@ -30,6 +30,8 @@ from ringtap.collectors.base import Check
 from ringtap.errors import UsageError
 from ringtap.installation import pip
 
+pytestmark = pytest.mark.shares
+
 SITE = str(Path(psutil.__file__).parents[1])
 HOOK = Path(str(hook.__file__)).parent
 ROOT = Path(__file__).resolve().parents[3]

@@ -22,6 +22,8 @@ from ringtap.records import open_records, read_json_lines
 from ringtap.rundir import RunDirectory, read_json
 from tests.frameworks.ranks import QUICK
 
+pytestmark = pytest.mark.shares
+
 HOOK = Path(__file__).resolve().parents[3] / "agents" / "hook"
 HOST = os.uname().nodename
 

@@ -18,6 +18,8 @@ import pytest
 
 from ringtap.records import Field, RecordFile, open_records
 
+pytestmark = pytest.mark.shares
+
 HOOK = Path(__file__).resolve().parents[3] / "agents" / "hook"
 
 # As torch.optim.optimizer calls its global hooks: from the wrapper around step, straight.

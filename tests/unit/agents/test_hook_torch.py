@@ -13,6 +13,8 @@ import pytest
 from ringtap.records import open_records
 from tests.frameworks.ranks import QUICK
 
+pytestmark = [pytest.mark.shares, pytest.mark.together]
+
 HOOK = Path(__file__).resolve().parents[3] / "agents" / "hook"
 
 # Seeded training with loader workers that step too, Horovod's way of wrapping an optimizer (a class of the same name

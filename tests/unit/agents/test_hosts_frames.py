@@ -12,6 +12,8 @@ from ringtap.agents.hosts.frames import ANSWER_BYTES, BEAT_S, CHUNK_BYTES, ORPHA
 from ringtap.agents.hosts.remote import Channel
 from ringtap.errors import MeasurementError
 
+pytestmark = pytest.mark.shares
+
 # what os.fsdecode makes of any file name
 NAMES = st.binary(max_size=20).map(lambda name: name.decode(errors="surrogateescape"))
 FRAMES = st.lists(st.tuples(st.dictionaries(st.sampled_from(["op", "name", "é"]), NAMES), st.binary(max_size=200)))

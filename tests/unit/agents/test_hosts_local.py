@@ -21,6 +21,8 @@ from ringtap.agents.hosts.remote import WORKER_COMMAND, LocalHosts
 from ringtap.agents.node import agent_socket
 from ringtap.errors import MeasurementError
 
+pytestmark = pytest.mark.shares
+
 
 @pytest.fixture
 def hosts() -> Iterator[LocalHosts]:

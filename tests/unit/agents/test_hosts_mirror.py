@@ -13,6 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ringtap.agents.hosts.frames import CHUNK_BYTES
 from ringtap.agents.hosts.sync import FolderSync, Receiver
 
+pytestmark = pytest.mark.shares
+
 LOGS = ["host/a.rec", "host/weird 'name'\n", "host/deep/er/b.rec", os.fsdecode(b"host/\xff\xfe")]
 ITEMS = ["host/clock.json", "host/deep/x.json"]
 

@@ -23,6 +23,8 @@ from ringtap.errors import UsageError
 from ringtap.plan import load_plan
 from ringtap.workload.interleaving import Link, PeriodicJob, Phase
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 RATE_BPS = 100_000_000
 
 

@@ -21,6 +21,8 @@ from ringtap.errors import UsageError
 from ringtap.plan import load_plan
 from ringtap.workload.interleaving import PeriodicJob, Phase
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 MS, CAPACITY_BPS = 10**6, 250e6
 
 

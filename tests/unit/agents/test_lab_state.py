@@ -17,6 +17,8 @@ from ringtap.agents.testbed import registry
 from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.errors import UsageError
 
+pytestmark = pytest.mark.shares
+
 SPEC = TestbedSpec("bad", ("a", "b"), 100_000_000)
 RECORD = {"spec": SPEC.to_json(), "pid": 2**22 + 1, "start_ticks": 1, "owner_pid": 0, "links": []}
 BAD: dict[str, object] = {

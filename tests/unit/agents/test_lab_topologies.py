@@ -19,6 +19,8 @@ from ringtap.cli import main
 from ringtap.errors import UsageError
 from ringtap.plan import plan_from_keys
 
+pytestmark = pytest.mark.computes
+
 
 def spec(hosts: int, topology: str = "star", **options: Any) -> TestbedSpec:
     return TestbedSpec("t", tuple(f"S{number}" for number in range(hosts)), 100_000_000, topology=topology, **options)

@@ -10,6 +10,8 @@ import pytest
 from ringtap.agents.hosts.ssh import SshHost, SshHosts
 from ringtap.errors import UsageError
 
+pytestmark = pytest.mark.computes
+
 
 @pytest.mark.skipif(not shutil.which("ssh"), reason="ssh is not installed")
 def test_a_jump_host_that_is_not_reached_is_the_reason_and_is_told_once(tmp_path: Path) -> None:

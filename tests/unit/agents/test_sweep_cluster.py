@@ -26,6 +26,8 @@ from ringtap.rundir import read_json
 from ringtap.trafficgen.plans.plan_file import PlanFile
 from tests.gold.analysis_sweep import edit_info, write_sweep
 
+pytestmark = pytest.mark.shares
+
 PLAN = """\
 [sweep]
 capacity = "10gbit"

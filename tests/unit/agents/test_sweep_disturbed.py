@@ -24,6 +24,8 @@ from ringtap.rundir import RunDirectory
 from ringtap.units import format_change
 from tests.unit.agents.test_sweep_cluster import plan_of
 
+pytestmark = pytest.mark.shares
+
 S = 1_000_000_000
 STAGE = SweepRoles(
     roles=Roles("custom", ("a",), "", ""),

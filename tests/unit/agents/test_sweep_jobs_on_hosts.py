@@ -17,6 +17,8 @@ from ringtap.rundir import RunDirectory, write_json
 from ringtap.schema import CLOCK_JSON
 from tests.unit.agents.test_sweep_cluster import answer, nic
 
+pytestmark = pytest.mark.shares
+
 HOSTS = "".join(f'[[hosts]]\nname = "{name}"\ntraining = "10.0.0.{n}"\n' for n, name in enumerate("xyz", 1))
 PLAN = f"""\
 [sweep]

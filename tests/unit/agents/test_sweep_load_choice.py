@@ -10,6 +10,8 @@ from ringtap.agents.sweep import load_choice
 from ringtap.agents.sweep.load_choice import LoadChoice
 from ringtap.errors import MeasurementError
 
+pytestmark = pytest.mark.shares
+
 ENDS_NS = [step * 10**8 for step in range(20)]
 
 

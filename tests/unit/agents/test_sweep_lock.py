@@ -12,6 +12,8 @@ import pytest
 from ringtap.agents.sweep.lock import LOCK_FILE, holder, lease_problem, locked
 from ringtap.errors import UsageError
 
+pytestmark = pytest.mark.shares
+
 HOLD = """
 import sys, time
 from pathlib import Path

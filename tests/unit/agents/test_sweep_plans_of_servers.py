@@ -29,6 +29,8 @@ from ringtap.rundir import RunDirectory
 from tests.unit.agents.test_sweep_cluster import PLAN as TRUE_PLAN
 from tests.unit.agents.test_sweep_cluster import plain
 
+pytestmark = pytest.mark.shares
+
 PLAN = TRUE_PLAN.replace('["true"]', '["train"]')
 
 OWN = 'command = ["{python}", "-m", "train", "{unknown} {}", "--node={host_rank}/{hosts}", "{address}"]'

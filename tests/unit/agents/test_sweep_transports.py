@@ -15,6 +15,8 @@ from ringtap.errors import UsageError
 from ringtap.plan import SweepPlan, load_plan
 from tests.unit.agents.test_sweep_cluster import PLAN, answer, counter, nic, plan_of
 
+pytestmark = pytest.mark.shares
+
 WINDOW = '[window]\nmin_time = "25s"\nmax_time = "60s"\n'
 RDMA = WINDOW + PLAN.replace('command = ["true"]', 'command = ["true"]\ntransport = "rdma"')
 

@@ -18,6 +18,8 @@ from ringtap.agents.node.unrecorded import (
 from tests.unit.agent_processes import ROOT, ended, node_item, run_item, wrapped
 from tests.unit.agents.test_hook_start import fake_torch
 
+pytestmark = pytest.mark.shares
+
 HOOK, RUN = "/opt/hook", "/runs/one"
 
 # A file is mapped whose name is that of torch's library: importing the real one takes longer. The agent looks at what

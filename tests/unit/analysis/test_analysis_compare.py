@@ -19,6 +19,8 @@ from ringtap.analysis.statistics.two_sample import (
 )
 from ringtap.errors import UsageError
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 
 def drawn(seed, mean, spread, count):
     return np.random.default_rng(seed).lognormal(mean, spread, count)

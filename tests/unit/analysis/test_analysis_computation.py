@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from ringtap.analysis.sweeps.computation import Computation, computation, flop_of, with_gain
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 
 def table(begin_s: float, times_s: list[float]) -> pd.DataFrame:
     """Return iterations of a job, the first of which begins at a time."""

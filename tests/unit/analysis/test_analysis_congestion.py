@@ -6,6 +6,8 @@ import pytest
 from ringtap.analysis.model.congestion_point import elasticities, find_congestion_point, merge_replicates
 from ringtap.errors import UsageError
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 VGG_MB, RESNET_MB = 737.9, 136.3
 # Prototype runs of the scale-model testbed in full-size units
 VGG = ([0, 6.3, 10.3, 14.7, 17.6, 20.9], [0.365, 0.447, 0.533, 0.733, 1.003, 1.837])

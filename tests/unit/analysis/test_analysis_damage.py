@@ -17,6 +17,8 @@ from ringtap.rundir import RunDirectory, open_log, read_points
 from tests.gold.analysis_sweep import edit_info, write_sweep
 from tests.gold.job_run import Truth, write_ddp_job
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 DEEP = "[" * 100_000
 
 

@@ -8,6 +8,8 @@ from ringtap.analysis.statistics.autocorrelation import block_means, correlation
 from ringtap.analysis.statistics.quantiles import quantile_interval
 from ringtap.errors import UsageError
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 
 def wandering(count, rho, seed):
     """A first-order autoregressive series of unit variance."""

@@ -28,6 +28,8 @@ from tests.gold.analysis_sweep import CURVES, LOADS_GBPS, edit_info, write_sweep
 from tests.gold.job_run import Truth, write_ddp_job
 from tests.unit.browser import CHROMIUM, Browser
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 PAIRS = [("vgg16", "consistent"), ("vgg16", "burst"), ("resnet50", "consistent")]
 
 

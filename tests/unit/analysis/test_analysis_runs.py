@@ -13,6 +13,8 @@ from ringtap.rundir import RunDirectory
 from tests.gold.analysis_sweep import START_NS, STEP_FIELDS, counter_fields, edit_info, write_job, write_sweep
 from tests.gold.job_run import Node, Socket
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory):

@@ -40,6 +40,8 @@ from tests.gold.analysis_sweep import write_sweep
 from tests.gold.job_run import MS, START_NS, Truth, write_ddp_job
 from tests.unit import capture_makers as makers
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 ROOT = Path(__file__).resolve().parents[3]
 
 

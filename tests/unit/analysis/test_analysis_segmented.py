@@ -10,6 +10,8 @@ from ringtap.analysis.model.breakpoint import compared, find_break, scaled
 from ringtap.analysis.model.fit import CongestionModel
 from ringtap.errors import UsageError
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 LOADS = np.array([0.0, 4, 8, 11, 13, 15, 17, 18, 19, 20, 21, 22])
 
 

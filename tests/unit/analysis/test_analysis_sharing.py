@@ -20,6 +20,8 @@ from ringtap.rundir import open_log
 from ringtap.workload.recorded_job import recorded_job
 from tests.gold.shared_jobs import CAPACITY_BPS, MS, RATE_BPS, sharing
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 
 def read(path: Path) -> SweepRun:
     run = read_run(path)

@@ -18,6 +18,8 @@ from ringtap.records import Field, JsonLinesWriter, RecordWriter, open_records
 from ringtap.rundir import RunDirectory
 from ringtap.schema import MARK_RECORD
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 MS = 1_000_000
 START_NS = 1_700_000_000_000_000_000
 NAMES = ("step", "optimizer", "start_ns", "end_ns", "start_mono_ns", "end_mono_ns", "kind", "backwards", "pause_ns")

@@ -17,6 +17,8 @@ from ringtap.analysis.runs.run import read_run
 from ringtap.rundir import read_json, write_json
 from tests.unit.agent_processes import ROOT, ended, python, wrapped
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 SHIM = """
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -15,6 +15,8 @@ from ringtap.cli import main
 from ringtap.rundir import RunDirectory, write_json
 from tests.gold.job_run import MS, START_NS, Node, Truth, write_ddp_job
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 
 @pytest.fixture
 def run(tmp_path):

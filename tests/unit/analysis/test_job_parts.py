@@ -23,6 +23,8 @@ from ringtap.records import Field, JsonLinesWriter, RecordWriter
 from ringtap.rundir import RunDirectory, write_json
 from tests.gold.job_run import MS, START_NS, STEP_NAMES, TIMES, Node, Truth, pcap, write_ddp_job
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 GOLD = Path(__file__).resolve().parents[2] / "gold"
 
 

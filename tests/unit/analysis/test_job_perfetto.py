@@ -29,6 +29,8 @@ from ringtap.analysis.export.kineto import read_kineto
 from ringtap.analysis.export.trace_writer import TraceWriter, TrackSlice
 from tests.gold.perfetto_rules import check_trace
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 ROOT = Path(__file__).resolve().parents[3]
 JOB_NS = START_NS + 50 * MS  # begin of the first iteration of `write_ddp_job`, by the reference clock
 

@@ -28,6 +28,8 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 from tests.gold.perfetto_rules import check_trace
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 GOLD = Path(__file__).resolve().parents[2] / "gold"
 PICKLE, JSON = (GOLD / f"flight-recorder_0.{form}" for form in ("pickle", "json"))
 JOB_NS, OFFSET_NS = START_NS + 50 * MS, 5 * MS  # begin of the job; of rank 1's clock

@@ -20,6 +20,8 @@ from ringtap.units import format_change
 from tests.gold.analysis_sweep import write_sweep
 from tests.gold.job_run import MS, START_NS, Node, Truth, write_ddp_job
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):

@@ -16,6 +16,8 @@ from ringtap.analysis.runs.sockets import socket_log
 from ringtap.rundir import RunDirectory, write_json
 from tests.gold.job_run import MS, START_NS, Node, Socket, Truth, write_ddp_job
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 
 def new_node(tmp_path, name="n0"):
     path = tmp_path / "job"

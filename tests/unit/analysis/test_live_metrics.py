@@ -36,6 +36,8 @@ from ringtap.records import Field, RecordFile
 from tests.unit.agent_processes import RINGTAP, ended, gone, run_item, wait_for
 from tests.unit.live_run import DDP, GRADIENTS, SOCKETS, RunWriter, T, second_of_training
 
+pytestmark = pytest.mark.shares
+
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 # marks of ringtap.step(); then it lives until the test has looked
 JOB = """

@@ -19,6 +19,8 @@ from ringtap.records import Field
 from ringtap.rundir import write_json
 from tests.unit.live_run import DDP, GRADIENTS, START_NS, STEPS, RunWriter, T, nic_fields, second_of_training
 
+pytestmark = pytest.mark.shares
+
 
 class Watch:
     """A source with a clock that is set by hand."""

@@ -14,6 +14,8 @@ from ringtap.analysis.runs.tail import Document, LinesTail, RecordTail, TextTail
 from ringtap.records import Field, RecordWriter, open_records
 from ringtap.schema import NODE
 
+pytestmark = pytest.mark.shares
+
 FIELDS = (Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time"), Field("n", "<u4", "", "counter"))
 
 

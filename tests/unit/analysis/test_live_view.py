@@ -27,6 +27,8 @@ from ringtap.analysis.live.tables import FLOWS, NODES, core_bars, count, gbps, m
 from ringtap.errors import MeasurementError
 from tests.unit.live_run import START_NS, RunWriter, second_of_training
 
+pytestmark = pytest.mark.shares
+
 Test = Callable[..., Coroutine[Any, Any, None]]
 
 

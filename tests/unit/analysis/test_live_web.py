@@ -34,6 +34,8 @@ from tests.unit.agent_processes import RINGTAP, ended, wait_for
 from tests.unit.browser import CHROMIUM, WAIT_S, Browser
 from tests.unit.live_run import RunWriter, second_of_training
 
+pytestmark = pytest.mark.shares
+
 TOKEN = "t" * 32
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[2J\u202e"
 NOBODY = 65534

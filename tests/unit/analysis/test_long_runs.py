@@ -23,6 +23,8 @@ from ringtap.cli import main
 from ringtap.errors import MeasurementError
 from tests.gold.job_run import MS, Truth, write_ddp_job
 
+pytestmark = pytest.mark.computes
+
 TRUTH = Truth(iterations=12, compute_ms=(100, 130, 90), offsets_ns=(0, 5 * MS, -3 * MS))
 
 

@@ -36,6 +36,8 @@ from tests.unit.capture_makers import (
     usual,
 )
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 LOOPBACK = Path(__file__).parents[2] / "gold" / "loopback.pcap"
 FIRST = (
     *("conversation", "protocol", "a", "a_port", "b", "b_port", "packets_ab", "bytes_ab", "packets_ba", "bytes_ba"),

@@ -30,6 +30,8 @@ from tests.unit.capture_makers import (
     vxlan,
 )
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 PACKETS = [*usual(), *spaced([udp(C4, B4, (port, 5001), port % 1000) for port in (1, 40001, 65535)], 3_000)]
 for _number in (0, 2, 47, 50, 51, 103, 112):
     PACKETS += spaced([bytes(IP(src=A4, dst=B4, proto=_number) / Raw(bytes(30)))] * 2, 4_000)

@@ -22,6 +22,8 @@ from tests.unit.capture_makers import (
     usual,
 )
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 SUMMED = ("packets", "bytes", "payload", "data_packets", "data_bytes", "first_ns", "last_ns")
 
 

@@ -20,6 +20,8 @@ from tests.gold.analysis_sweep import write_sweep
 from tests.gold.job_run import MS, START_NS, Node, Truth, write_ddp_job
 from tests.unit.capture_makers import A4, B4, Blocks, Packet, classic, ethernet, udp
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 EXAMPLE = Path("examples/ring.pcap.gz")
 ITERATIONS, EVERY_MS, OFFSET_NS = 20, 7, 5_000_000
 

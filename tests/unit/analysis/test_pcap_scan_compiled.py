@@ -14,6 +14,8 @@ from ringtap.analysis.pcap.scan import Scan
 from ringtap.errors import MeasurementError
 from tests.unit.capture_makers import classic, frames, usual
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 DATA = classic(frames(usual()))
 
 

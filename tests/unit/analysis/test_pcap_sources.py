@@ -23,6 +23,8 @@ from ringtap.cli import main
 from ringtap.errors import RingtapWarning, UsageError
 from tests.unit.capture_makers import classic, frames, usual
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 CAPTURE = classic(frames(usual()))
 # nothing compresses it to a single block
 NOISE = random.Random(1).randbytes(3 * BLOCK_BYTES // 2)

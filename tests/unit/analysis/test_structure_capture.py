@@ -18,6 +18,8 @@ from ringtap.analysis.structure.structure import Structure, find_structure
 from ringtap.errors import MeasurementError, UsageError
 from tests.unit.structure_makers import Job, make, together
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 ROOT = Path(__file__).resolve().parents[3]
 RING = ROOT / "examples" / "ring.pcap.gz"
 S0, S1, S2 = "10.77.0.1", "10.77.0.2", "10.77.0.3"

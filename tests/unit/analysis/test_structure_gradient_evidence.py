@@ -13,6 +13,8 @@ from ringtap.analysis.structure.topology import shape_of
 from ringtap.errors import MeasurementError
 from tests.unit.structure_makers import Job, make, ring, to_stream, together
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 PAIR = {("10.0.0.1", "10.0.0.2"): 800_000, ("10.0.0.2", "10.0.0.1"): 800_000}
 
 

@@ -17,6 +17,8 @@ from ringtap.workload.collectives import Shape, message_graph
 from ringtap.workload.message_graph import MessageGraph
 from tests.unit.structure_makers import to_stream, together, web_search
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 SIZE = 240_240
 # divisible by the chunks of every pattern of up to 16 hosts
 EXACT = 720_720 * 8

@@ -15,6 +15,8 @@ from ringtap.analysis.structure.structure import Structure, bursts_of, find_stru
 from ringtap.errors import MeasurementError
 from tests.unit.structure_makers import START_NS, Job, Made, limited, make, ring, to_stream, together, web_search
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 JOB = Job(ring(3, 160_000))
 
 

@@ -21,6 +21,8 @@ from ringtap.rundir import write_json
 from tests.gold.analysis_sweep import edit_info, write_sweep
 from tests.unit.capture_makers import Packet, classic
 
+pytestmark = pytest.mark.shares
+
 ADDRESSES = {
     host: (f"10.77.0.{number}", f"10.78.0.{number}") for number, host in enumerate(("S0", "S1", "S2", "S3"), 1)
 }

@@ -19,6 +19,8 @@ from ringtap.analysis.model.fit import CongestionModel
 from ringtap.analysis.sweeps.series_results import mean_difference, spare
 from ringtap.models import PROFILES
 
+pytestmark = pytest.mark.computes
+
 CAPACITY = 25.0
 TABLES = pd.read_csv(Path(__file__).parents[2] / "gold" / "thesis_tables.csv", dtype=str, keep_default_na=False)
 WORKERS = {"3.1": 4, "3.2": 4, "3.3": 4, "3.4": 3, "3.5": 3, "3.6": 3, "3.7": 3}

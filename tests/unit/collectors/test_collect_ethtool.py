@@ -16,6 +16,8 @@ from ringtap.collectors.ethtool import EthtoolCollector, field_of, select
 from ringtap.collectors.ethtool_ioctl import Ethtool, offloads
 from ringtap.records import open_records
 
+pytestmark = pytest.mark.shares
+
 GOLD = Path(__file__).parents[2] / "gold" / "ethtool-mlx5e.txt"
 MLX5E = {
     name.strip(): int(value) for name, _, value in (line.rpartition(":") for line in GOLD.read_text().splitlines()[1:])

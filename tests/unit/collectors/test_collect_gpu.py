@@ -19,6 +19,8 @@ from ringtap.collectors.base import Context
 from ringtap.collectors.gpu import GpuCollector
 from ringtap.records import Field, open_records
 
+pytestmark = pytest.mark.shares
+
 GOLD = Path(__file__).parents[2] / "gold" / "nvml-h100.json"
 MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal")
 

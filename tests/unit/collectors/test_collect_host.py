@@ -15,6 +15,8 @@ from ringtap.collectors.host import COUNTERS, HostCollector, read_counters
 from ringtap.collectors.processes import Process, command_of, rank_of
 from ringtap.records import open_records, read_json_lines
 
+pytestmark = pytest.mark.shares
+
 SNMP = """Ip: Forwarding DefaultTTL
 Ip: 1 64
 Tcp: RtoAlgorithm RtoMin MaxConn ActiveOpens PassiveOpens AttemptFails EstabResets CurrEstab InSegs OutSegs RetransSegs

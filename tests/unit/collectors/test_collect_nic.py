@@ -10,6 +10,8 @@ from ringtap.collectors.base import Context
 from ringtap.collectors.nic import NicCollector
 from ringtap.records import open_records
 
+pytestmark = pytest.mark.shares
+
 HEADING = (
     "Inter-|   Receive                                                |  Transmit\n"
     " face |bytes    packets errs drop fifo frame compressed multicast|"

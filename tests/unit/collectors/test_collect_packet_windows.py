@@ -26,6 +26,8 @@ from ringtap.errors import UsageError
 from ringtap.records import RecordWriter
 from tests.unit.live_run import STEPS
 
+pytestmark = pytest.mark.shares
+
 MS = 1_000_000
 BEGIN_NS = 1_800_000_000 * 10**9
 HEADER = struct.pack("=IHHiIII", 0xA1B23C4D, 2, 4, 0, 0, 128, 1)

@@ -23,6 +23,8 @@ from ringtap.collectors.netlink import HEADER_BYTES, aligned, attributes, messag
 from ringtap.collectors.sockets import APART, SocketOwners, SocketsCollector, SocketTable
 from ringtap.records import RecordWriter, open_records, read_json_lines
 
+pytestmark = pytest.mark.shares
+
 GOLD = Path(__file__).resolve().parents[2] / "gold"
 DUMP = (GOLD / "sock_diag-6.18.bin").read_bytes()
 GONE = (GOLD / "sock_diag-6.18-gone.bin").read_bytes()

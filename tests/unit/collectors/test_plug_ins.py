@@ -14,6 +14,8 @@ from ringtap.collectors.base import Context, SampledCollector
 from ringtap.collectors.registry import collector_class
 from ringtap.records import open_records
 
+pytestmark = [pytest.mark.shares, pytest.mark.together]
+
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "reference" / "plug-ins.md").read_text()
 HAS_PRESSURE = Path("/proc/pressure/cpu").exists()

@@ -20,6 +20,8 @@ from ringtap.counter_growth import growth, window_growth
 from ringtap.errors import UsageError
 from ringtap.records import Field, RecordWriter, open_records
 
+pytestmark = pytest.mark.computes
+
 START_NS = 1_700_000_000_000_000_000
 S = 10**9
 EVERY_NS = S // 10

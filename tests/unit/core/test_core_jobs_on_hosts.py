@@ -12,6 +12,8 @@ from ringtap.plan_cluster import Cluster
 from ringtap.plan_jobs import gpus_of, sharing
 from tests.unit.core.test_core_plan import plan_file
 
+pytestmark = pytest.mark.computes
+
 PLAN = """\
 [sweep]
 capacity = "10gbit"

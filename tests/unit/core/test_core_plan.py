@@ -9,6 +9,8 @@ from ringtap.cli import main
 from ringtap.errors import UsageError
 from ringtap.plan import Capture, load_plan, plan_from_keys
 
+pytestmark = pytest.mark.computes
+
 GOOD = """\
 [sweep]
 loads = [0, 0.3, 0.3]

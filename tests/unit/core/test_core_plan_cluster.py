@@ -10,6 +10,8 @@ from ringtap.errors import UsageError
 from ringtap.plan import load_plan
 from ringtap.plan_cluster import Cluster
 
+pytestmark = pytest.mark.computes
+
 GOOD = """\
 [sweep]
 capacity = "10gbit"

@@ -14,6 +14,8 @@ from ringtap.plan import SweepPlan, load_plan
 from ringtap.plan_collectives import COLLECTIVES
 from ringtap.slurm.array_parts import planned_series
 
+pytestmark = pytest.mark.computes
+
 
 def plan_of(collective: Any, servers: list[str] | None = None, **tables: Any) -> SweepPlan:
     sweep = {"loads": [0], "traffic": ["iperf"], "collective": collective, **tables.pop("sweep", {})}

@@ -9,6 +9,8 @@ import pytest
 from ringtap.errors import UsageError
 from ringtap.plan import load_plan, plan_from_keys
 
+pytestmark = pytest.mark.computes
+
 TOML = """\
 [sweep]
 loads = [0, 0.3, 0.3]

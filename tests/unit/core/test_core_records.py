@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from ringtap.errors import UsageError
 from ringtap.records import Field, JsonLinesWriter, RecordWriter, cut_torn_record, open_records, read_json_lines
 
+pytestmark = pytest.mark.computes
+
 FIELDS = (
     Field("t_ns", "<i8", "ns", "time"),
     Field("bytes", "<u8", "bytes", "counter", 64),

@@ -11,6 +11,8 @@ from ringtap.errors import UsageError
 from ringtap.rundir import RunDirectory, new_name
 from ringtap.schema import SCHEMA
 
+pytestmark = pytest.mark.computes
+
 
 def test_names_are_dated_and_unique() -> None:
     name = new_name("My Job! v2")

@@ -2,8 +2,12 @@
 
 import json
 
+import pytest
+
 from ringtap import python_command, records, schema
 from ringtap.agents.hook.ringtap_hook import agent_start, ddp, files, steps
+
+pytestmark = pytest.mark.computes
 
 
 def test_the_hook_writes_the_record_format_of_this_version() -> None:

@@ -11,6 +11,8 @@ from ringtap.agents.sweep.estimate import resolved
 from ringtap.plan import load_plan
 from ringtap.secret_masking import is_secret, mask_text, mask_variables, mask_words
 
+pytestmark = pytest.mark.computes
+
 SECRETS = [
     *("--token", "--hf-token", "--hf_token", "-token", "--authToken", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"),
     *(

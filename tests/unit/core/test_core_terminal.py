@@ -23,6 +23,8 @@ from ringtap.slurm.script import print_script
 from ringtap.terminal import guarded, masked, shell_word, unguarded, visible
 from tests.gold.job_run import Truth, write_ddp_job
 
+pytestmark = pytest.mark.computes
+
 # clears the screen, sets the title, overwrites the line, turns the text round, hides it, is not a character at all
 HOSTILE = "a\x1b[2J\x1b]0;title\x07b\rover\x9b31m\u202eright\u2066\u200b\x00\x7f\ud800\u2028end\nNext: ringtap rm"
 ROOT = Path(__file__).resolve().parents[3]

@@ -12,6 +12,8 @@ from ringtap.errors import UsageError
 from ringtap.plan import SweepPlan, load_plan
 from ringtap.transports import VARIABLES, carrier_of, is_rdma, label_problem
 
+pytestmark = pytest.mark.computes
+
 CLUSTER: dict[str, Any] = {
     "cluster": {"reach": "ssh", "workers": ["a", "b"]},
     "hosts": [{"name": "a", "training": "10.0.0.1"}, {"name": "b", "training": "10.0.0.2"}],

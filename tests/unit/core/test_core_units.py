@@ -17,6 +17,8 @@ from ringtap.units import (
     parse_size_bytes,
 )
 
+pytestmark = pytest.mark.computes
+
 
 @pytest.mark.parametrize(
     ("text", "bps"),

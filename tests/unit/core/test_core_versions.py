@@ -21,6 +21,8 @@ from ringtap.rundir import SCHEMA, RunDirectory, write_json
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.trafficgen.plans.plan_file import PlanFile
 
+pytestmark = pytest.mark.computes
+
 GOLD = Path(__file__).resolve().parents[2] / "gold" / "v0.1"
 PLANS = {
     "web-search": "--kind consistent --load 200mbit --duration 2s --to 10.0.0.1:5001 --to 10.0.0.2:5001 --seed 7",

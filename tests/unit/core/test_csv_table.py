@@ -8,6 +8,8 @@ from ringtap.errors import UsageError
 from ringtap.workload.layer_tensors import read_tensors
 from ringtap.workload.simulator_logs import read_log
 
+pytestmark = pytest.mark.computes
+
 HEAD = "bandwidth_gbps,iteration_s\n"
 REMEDY = r"write ',' between cells, and a point in decimals \(0\.1\)"
 

@@ -15,6 +15,8 @@ import pytest
 from ringtap.errors import UsageError
 from ringtap.units import parse_duration_s, parse_rate_bps, parse_size_bytes
 
+pytestmark = pytest.mark.computes
+
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 MIN_MARKERS = 150

@@ -12,6 +12,8 @@ import pytest
 from ringtap.cli import main
 from ringtap.errors import UsageError, error_message, exit_words, failure_message, last_line
 
+pytestmark = pytest.mark.computes
+
 ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = ("agents", "analysis", "collectors", "slurm", "trafficgen", "workload", "ringtap")
 SYSTEM = {name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, OSError)}

@@ -14,6 +14,8 @@ from ringtap.records import open_records
 from ringtap.trafficgen.plans.plan_file import PlanFile
 from tests.gold.analysis_sweep import write_sweep
 
+pytestmark = pytest.mark.shares
+
 ROOT = Path(__file__).resolve().parents[3]
 COLLECTOR = '''
 """The number of entries in /proc."""

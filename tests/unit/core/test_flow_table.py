@@ -14,6 +14,8 @@ from ringtap.flow_plan import Flow
 from ringtap.flow_table import read_plan
 from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
 
+pytestmark = pytest.mark.computes
+
 SOURCES, DESTINATIONS = ["10.0.0.2", "10.0.0.3"], ["10.0.0.1:5001", "10.0.0.3:5001"]
 
 

@@ -20,6 +20,8 @@ import ringtap
 from ringtap import installation
 from ringtap.cli import SUB_VERBS, VERBS, build_parser
 
+pytestmark = [pytest.mark.shares, pytest.mark.together]
+
 ROOT = Path(__file__).resolve().parents[3]
 # what needs the analysis, with arguments that reach the place where it does
 NEED_REPORT = {

@@ -4,6 +4,10 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.computes
+
 ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = ("agents", "analysis", "benchmarks", "collectors", "scripts", "slurm", "trafficgen", "workload")
 SOURCES = sorted(

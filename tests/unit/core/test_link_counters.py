@@ -24,6 +24,8 @@ from tests.gold.analysis_sweep import START_NS, edit_info, write_sweep
 from tests.unit.collectors.test_collect_ethtool import MLX5E, Recorded
 from tests.unit.collectors.test_collect_infiniband import tree
 
+pytestmark = pytest.mark.computes
+
 NIC = "enp65s0f1np1"
 PORT = {"node": "S0", "nic": NIC, "direction": "rx", "source": "ethtool"}
 FRAME_BYTES, MTU = 1514, 1500

@@ -15,6 +15,8 @@ from ringtap.cli import main
 from ringtap.errors import UsageError
 from ringtap.models import PROFILES, profile_named
 
+pytestmark = pytest.mark.computes
+
 # scripts/prepare.sh installs it there
 TORCHVISION = str(Path(sys.prefix) / "torchvision")
 # torchvision's documentation of its models ("GFLOPS", which counts multiplications); BERT-large: 24 layers of 12 hidden

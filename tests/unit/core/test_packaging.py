@@ -23,6 +23,8 @@ from ringtap.records import open_records
 from tests.gold.analysis_sweep import write_sweep
 from tests.unit.core.test_installed import HELP, check_helps, every_verb
 
+pytestmark = [pytest.mark.shares, pytest.mark.together]
+
 ROOT = Path(__file__).resolve().parents[3]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 # away from the checkout, which PYTHONPATH may name

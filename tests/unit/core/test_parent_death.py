@@ -12,6 +12,8 @@ import pytest
 
 import ringtap
 
+pytestmark = pytest.mark.shares
+
 PARENT = """
 import subprocess, time
 from ringtap.parent_death import die_with_parent

@@ -13,6 +13,8 @@ import ringtap
 from ringtap import cli
 from ringtap.terminal import shown_log
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 ROOT = Path(__file__).resolve().parents[3]
 USER = """
 import pandas as pd

@@ -17,6 +17,8 @@ from ringtap.python_command import RUN_MODULE, python_command, short_command
 from ringtap.schema import CROSS_COMMAND
 from tests.unit.traffic_processes import plan_for
 
+pytestmark = pytest.mark.shares
+
 ROOT = Path(ringtap.__file__).parent.parent
 RING = ROOT / "examples" / "ring.pcap.gz"
 TRAPS = ("json", "numpy", "select", "queue", "statistics", "pkgutil", "selectors", "socket", "sitecustomize")

@@ -16,6 +16,8 @@ from ringtap.rundir import RunDirectory
 from tests.gold.analysis_sweep import edit_info, write_sweep
 from tests.gold.job_run import Truth, write_ddp_job
 
+pytestmark = pytest.mark.computes
+
 SOMEBODY = 12345
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a link of another user")
 

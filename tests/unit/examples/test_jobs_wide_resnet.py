@@ -17,6 +17,8 @@ import pytest
 from ringtap.records import open_records
 from tests.frameworks.ranks import QUICK, launch
 
+pytestmark = [pytest.mark.shares, pytest.mark.together]
+
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "examples" / "wide_resnet.py"
 LABELS_MAGIC, IMAGES_MAGIC = 0x801, 0x803  # first numbers of files of labels and of pictures, as for MNIST

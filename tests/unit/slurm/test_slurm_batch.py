@@ -24,6 +24,8 @@ from ringtap.slurm.job import read_report
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.srun_tasks import keep, matching, tasks_by_node
 
+pytestmark = pytest.mark.shares
+
 NODE = os.uname().nodename
 # the tasks of a step are a process group; their ids are kept under the step's number
 SRUN = f"""\

@@ -17,6 +17,8 @@ from ringtap.errors import MeasurementError, UsageError
 from ringtap.slurm.bundle import MANIFEST, README, check_wheels, own_wheel, requirements, write_bundle
 from ringtap.slurm.sites import load_site
 
+pytestmark = [pytest.mark.shares, pytest.mark.together]
+
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 # no index, no folder of wheels that whoever runs the tests may have set up
 BARE = {name: text for name, text in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}

@@ -14,6 +14,8 @@ from ringtap.rundir import RunDirectory, write_json
 from ringtap.slurm.collect import collect
 from ringtap.slurm.paths import SubmitPaths
 
+pytestmark = pytest.mark.shares
+
 LOADS = [0.0, 0.5]
 BOTTLENECK = {"cross": [{"node": "S0", "nic": "eth0", "direction": "rx"}], "total": [], "mtu": 1500}
 

@@ -8,6 +8,8 @@ from ringtap.errors import UsageError
 from ringtap.slurm.request import Resources, check_resources, parse_time_s
 from ringtap.slurm.sites import load_site
 
+pytestmark = pytest.mark.shares
+
 WHOLE = Resources(time="3:00:00", account="def-x")
 
 

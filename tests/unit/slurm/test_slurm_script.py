@@ -17,6 +17,8 @@ from ringtap.slurm.request import Environment, Recording, Request, Resources
 from ringtap.slurm.script import command_script, header, modules, words
 from ringtap.slurm.sites import load_site, site_names
 
+pytestmark = pytest.mark.shares
+
 GENERIC = load_site("generic", {})
 WHOLE = Resources(
     nodes=2, tasks_per_node=4, cpus_per_task=2, gpus_per_node="h100:4", mem="64G", time="3:00:00", account="def-x"

@@ -18,6 +18,8 @@ from ringtap.slurm.job_states import STATES, Answer, ask_slurm
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.status import NOT_BEGUN, SeriesStanding, Standing, lines, standing
 
+pytestmark = pytest.mark.shares
+
 Squeue = Callable[[str, int], Path]
 
 

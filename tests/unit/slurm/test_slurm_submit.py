@@ -11,6 +11,8 @@ from ringtap.errors import UsageError
 from ringtap.slurm.sites import Site, load_site
 from ringtap.slurm.submit import check_place, clean_environment, file_system, read_only_place
 
+pytestmark = pytest.mark.shares
+
 GENERIC, TRILLIUM = load_site("generic", {}), load_site("trillium", {})
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from ringtap.cli import main
 
+pytestmark = pytest.mark.shares
+
 PLAN = ["traffic", "plan", "--kind", "consistent", "--load", "10gbit", "--duration", "2s", "--seed", "1"]
 
 

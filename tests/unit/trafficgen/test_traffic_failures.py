@@ -31,6 +31,8 @@ from tests.unit.traffic_processes import (
     wait_until,
 )
 
+pytestmark = pytest.mark.shares
+
 # A parent's death is noticed by a closing pipe, at once; the rest of the 2 s is for a busy host
 SOON_S = 2.0
 

@@ -14,6 +14,8 @@ from ringtap.flow_plan import Flow
 from ringtap.records import open_records
 from tests.unit.traffic_processes import MS, by_flow, plan_of, send, serving, traffic
 
+pytestmark = [pytest.mark.shares, pytest.mark.together]
+
 LINE_BPS = 10e9
 # Of every size class; the largest are sent last, so that the small ones have some peace
 SIZES = (20_000,) * 150 + (300_000, 700_000) * 20 + (11_000_000, 12_000_000)

@@ -17,6 +17,8 @@ from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
 from ringtap.trafficgen.plans.sizes import WORKLOADS, parse_sizes, read_cdf, write_cdf
 from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
 
+pytestmark = pytest.mark.computes
+
 NODES = ["10.0.0.1:5001", "10.0.0.2:5002", "[fd00::3]:5003"]
 FRAME = Frame(0, NODES, ["10.0.0.1", "10.0.0.2", "fd00::3"])
 LIST = "3\n0 1 3 100 1000 2.000000001\n2 0 3 100 1 2.5\n1 2 3 100 7 3\n"

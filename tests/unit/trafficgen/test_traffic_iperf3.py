@@ -12,6 +12,8 @@ import pytest
 from ringtap.errors import UsageError
 from ringtap.trafficgen.iperf3 import client_argv, find_iperf3, parse_report, server_argv
 
+pytestmark = pytest.mark.shares
+
 GOLD = Path(__file__).parents[2] / "gold"
 
 

@@ -19,6 +19,8 @@ from ringtap.trafficgen.sender.ipc import Channel, pair
 from ringtap.trafficgen.sender.launcher import NEVER, Schedule
 from ringtap.trafficgen.statistics import LogHistogram
 
+pytestmark = pytest.mark.shares
+
 
 def test_quantiles_are_right_to_one_per_cent() -> None:
     rng, tally = random.Random(1), LogHistogram()

@@ -15,6 +15,8 @@ from ringtap.trafficgen.plans.common import OfferedLoad
 from ringtap.trafficgen.plans.plan_file import FlowSource
 from ringtap.trafficgen.plans.registry import make_plan
 
+pytestmark = pytest.mark.computes
+
 MS = 1_000_000
 NODES = ["10.0.0.1:5001", "10.0.0.2:5001", "10.0.0.3:5001", "10.0.0.4:5001"]
 HOSTS = [node.split(":")[0] for node in NODES]

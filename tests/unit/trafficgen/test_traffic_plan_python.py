@@ -12,6 +12,8 @@ from ringtap.trafficgen.plans.registry import traffic_kinds
 from ringtap.trafficgen.plans.web_search import PlanSpec
 from tests.unit.traffic_processes import MS, plan_of, traffic
 
+pytestmark = pytest.mark.computes
+
 NODES = ["10.0.0.1:5001", "10.0.0.2:5001", "10.0.0.3:5001"]
 LOAD = {"load": "1gbit", "duration": "100ms"}
 KINDS = {

@@ -13,6 +13,8 @@ from ringtap.flow_plan import Flow
 from ringtap.trafficgen.plans.plan_file import PlanFile, PlanRequirements, write_plan
 from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
 
+pytestmark = pytest.mark.computes
+
 HEADER = {"format": "ringtap-flow-plan", "version": 2, "duration_ns": 1000, "flows": 4, "bytes": 37}
 HEADER |= {"sources": ["10.0.0.9"], "destinations": ["a:1", "b:2"]}
 LINES = ["0\t-\ta:1\t10\t-", "5\t10.0.0.9\tb:2\t7\t0+3", "5\t-\ta:1\t0\t0", "999\t-\tb:2\t20\t-"]

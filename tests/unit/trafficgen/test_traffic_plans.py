@@ -13,6 +13,8 @@ from ringtap.errors import UsageError
 from ringtap.trafficgen.plans.sizes import WEB_SEARCH
 from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
 
+pytestmark = pytest.mark.computes
+
 MS = 1_000_000
 TO = ("10.0.0.1:5001",)
 CONSISTENT = PlanSpec("consistent", 150e6, 20_000 * MS, TO, seed=1, scale=100)

@@ -24,6 +24,8 @@ from ringtap.errors import MeasurementError, RingtapWarning, UsageError
 from ringtap.records import open_records
 from tests.unit.traffic_processes import closed_port, plan_for, serving, wait_until
 
+pytestmark = pytest.mark.shares
+
 BYTES = 1_250_000  # of PLAN: 20 Mbit/s for 0.5 s
 # whatever forks in this process ends it; Python 3.12 and later warn of that beside threads
 STRICT = """

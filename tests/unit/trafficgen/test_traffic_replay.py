@@ -18,6 +18,8 @@ from ringtap.trafficgen.flow_log import SENT_FIELDS
 from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
 from ringtap.trafficgen.plans.registry import make_plan
 
+pytestmark = pytest.mark.shares
+
 MS = 1_000_000
 ORIGIN_NS = 1_700_000_000 * 10**9
 ABOUT = {"source": "sender", "origin_ns": ORIGIN_NS, "destinations": ["a:1", "b:2"], "sources": ["10.0.0.9"]}

@@ -45,6 +45,8 @@ from tests.unit.capture_makers import (
     vxlan,
 )
 
+pytestmark = pytest.mark.shares
+
 GOLD = Path(__file__).resolve().parents[2] / "gold" / "replay.json"
 TO = ["10.9.0.1:5001", "10.9.0.2:5002", "[fd00::9]:5003"]
 

@@ -31,6 +31,8 @@ from tests.unit.traffic_processes import (
     wait_for_log,
 )
 
+pytestmark = pytest.mark.shares
+
 
 def test_every_byte_of_the_plan_arrives_and_both_logs_say_so(tmp_path: Path) -> None:
     with serving("--log", tmp_path / "r.rec") as serve:
@@ -88,7 +90,7 @@ def test_duration_stops_the_launches(tmp_path: Path) -> None:
     assert 0 < summary["flows"] == summary["finished"] < 200
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 def test_a_named_launch_time_is_kept(tmp_path: Path) -> None:
     with serving() as serve:
         plan = plan_for(tmp_path, serve.address, seconds=0.1)
@@ -114,7 +116,7 @@ def test_a_signal_ends_it_with_a_whole_log_and_a_summary(number: signal.Signals,
     assert summary["flows"] > 10
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 def test_after_sigkill_all_but_the_last_second_reads_back(tmp_path: Path) -> None:
     with serving() as serve, running(plan_for(tmp_path, serve.address, seconds=20), tmp_path / "s.rec") as process:
         wait_for_log(tmp_path / "s.rec")
@@ -152,7 +154,7 @@ def test_a_receiver_that_stops_midway_logs_the_unfinished_flow(tmp_path: Path) -
     assert 0 < sent["acked_bytes"] <= sent["sent_bytes"] < size
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 def test_nothing_listening_is_one_sentence_and_soon(tmp_path: Path) -> None:
     began = time.monotonic()
     _, complaint = send(plan_for(tmp_path, closed_port()), expect=1)

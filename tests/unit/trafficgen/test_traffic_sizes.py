@@ -14,6 +14,8 @@ from ringtap.errors import UsageError
 from ringtap.trafficgen.plans.sampling import exponential, normal_share
 from ringtap.trafficgen.plans.sizes import WEB_SEARCH, WORKLOADS, SizeDistribution, parse_sizes
 
+pytestmark = pytest.mark.computes
+
 
 def test_the_mean_is_the_published_one() -> None:
     assert WEB_SEARCH.mean_bytes == 1_711_250

@@ -22,6 +22,8 @@ from ringtap.schema import FLOW_STATES
 from ringtap.trafficgen.commands.bundle import write_archive
 from ringtap.trafficgen.flow_log import NO_SOURCE, SENT_FIELDS
 
+pytestmark = pytest.mark.computes
+
 MS, ORIGIN_NS = 1_000_000, 1_700_000_000_000_000_000
 TO = "127.0.0.1:5001"
 # start in ms, bytes: a burst of 1 ms opens each period of 10 ms

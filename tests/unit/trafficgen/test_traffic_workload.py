@@ -25,6 +25,8 @@ from ringtap.workload.topologies import star
 from ringtap.workload.workload import Workload, check_workload, write_workload
 from tests.unit.traffic_processes import closed_port, plan_of, send, serving, traffic
 
+pytestmark = pytest.mark.shares
+
 MS = 1_000_000
 RANKS = 3
 

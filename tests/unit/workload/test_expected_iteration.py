@@ -15,6 +15,8 @@ from ringtap.workload.lowering import Algorithms
 from ringtap.workload.models import bucket_workload, buckets
 from ringtap.workload.topologies import Topology, fat_tree, leaf_spine, ring, star, with_host_at
 
+pytestmark = pytest.mark.computes
+
 RATE_BPS = 8e6  # a byte per microsecond
 SWITCHES = {"star": "switch", "leaf-spine": "spine0", "fat-tree": "core0"}
 

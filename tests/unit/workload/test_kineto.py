@@ -25,6 +25,8 @@ from ringtap.workload.profile import profile_workload
 from ringtap.workload.scaling import Scaling, scale
 from ringtap.workload.workload import Workload, carried_out_as, kind_of, peer_of, read_workload, size_of
 
+pytestmark = pytest.mark.computes
+
 START = 4_756_021_649_552.75  # us, as of a host that runs for weeks
 MAIN, BACKWARD = 100, 101
 STEP_US = 1000.0

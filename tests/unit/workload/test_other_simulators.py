@@ -32,6 +32,8 @@ from ringtap.workload.simulator_programs import longest_chain_ns, run_simulator
 from ringtap.workload.topologies import Topology, fat_tree, leaf_spine, ring, star, torus
 from ringtap.workload.workload import Workload, check_workload, messages_of, read_workload, size_of
 
+pytestmark = pytest.mark.computes
+
 COMP, SEND, RECV, COLL = NodeType.COMP, NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL
 
 

@@ -15,6 +15,8 @@ from ringtap.workload.profile import profile_workload, read_profiles
 from ringtap.workload.scaling import Scaling, scale
 from ringtap.workload.workload import Workload, size_of
 
+pytestmark = pytest.mark.computes
+
 MS = 1_000_000
 START = 1_795_000_000_000_000_000
 UNTIL = START + 10**12

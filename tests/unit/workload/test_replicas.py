@@ -17,6 +17,8 @@ from ringtap.workload.topologies import star
 from ringtap.workload.transformer import Layout, layout_workload
 from ringtap.workload.workload import Workload, check_workload, read_workload, size_of, write_workload
 
+pytestmark = pytest.mark.computes
+
 COMP, SEND, RECV, COLL = NodeType.COMP, NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL
 MB = 1_000_000  # at 1 Gbit/s: 8 ms
 TENSOR, DATA = "mesh_tp", "mesh_dp"

@@ -42,6 +42,8 @@ from ringtap.workload.simulation import Simulation
 from ringtap.workload.topologies import star
 from ringtap.workload.workload import Workload, check_workload, write_workload
 
+pytestmark = pytest.mark.computes
+
 FULL = 50e9
 
 

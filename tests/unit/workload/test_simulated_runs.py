@@ -25,6 +25,8 @@ from ringtap.workload.topologies import star
 from ringtap.workload.workload import Workload, read_workload, write_workload
 from tests.gold.analysis_sweep import write_sweep
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 VGG = PROFILES["vgg16"]
 
 

@@ -17,6 +17,8 @@ from ringtap.workload.collectives import Shape, message_graph, uneven_all_to_all
 from ringtap.workload.simulation import CrossFlows, Simulation
 from ringtap.workload.topologies import Topology, fat_tree, leaf_spine, ring, star, torus
 
+pytestmark = pytest.mark.computes
+
 RATE_BPS = 8e9  # a GB/s
 MB = 10**6
 

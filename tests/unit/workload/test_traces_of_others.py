@@ -20,6 +20,8 @@ from ringtap.workload.simulated_iterations import SimulatedIterations, critical_
 from ringtap.workload.topologies import star
 from ringtap.workload.workload import Workload, read_workload
 
+pytestmark = pytest.mark.computes
+
 COMP, SEND, RECV, COLL = NodeType.COMP, NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL
 REDUCE = {"comm_type": 0, "comm_size": 1_000_000}  # on two ranks at 1 Gbit/s: 8 ms
 

@@ -21,6 +21,8 @@ from ringtap.workload.topologies import star
 from ringtap.workload.transformer import SCHEDULES, Layout, layout_workload, read_layout
 from ringtap.workload.workload import Workload, check_workload, peer_of, read_workload, size_of, write_workload
 
+pytestmark = pytest.mark.computes
+
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "layout-gpt3.toml"
 GPT3 = Layout(
     layers=96, hidden_size=12288, feed_forward_size=49152, attention_heads=96, vocabulary_size=51200,

@@ -40,6 +40,8 @@ from ringtap.workload.tensor_order import (
 from ringtap.workload.topologies import star
 from ringtap.workload.workload import Workload, write_workload
 
+pytestmark = pytest.mark.computes
+
 UNIT = Network(8.0)  # a byte per second
 HEADER = "name,bytes,forward_ms,backward_ms\n"
 TABLE = HEADER + "conv1,4000000,10,20\nconv2,8000000,10,20\nfc,100000000,5,10\n"

@@ -14,6 +14,8 @@ import pytest
 from ringtap.plan import LinkOptions, Testbed
 from ringtap.workload.options import add_topology, topology
 
+pytestmark = pytest.mark.computes
+
 
 def workload(*arguments: object, cwd: Path, code: int = 0, **environment: str) -> str:
     command = [sys.executable, "-m", "ringtap", "workload", *map(str, arguments)]

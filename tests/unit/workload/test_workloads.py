@@ -37,6 +37,8 @@ from ringtap.workload.workload import (
     write_workload,
 )
 
+pytestmark = pytest.mark.computes
+
 COMP, SEND, RECV, COLL = NodeType.COMP, NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL
 
 

@@ -18,8 +18,8 @@ from typing import Any
 from _processes import Processes
 
 from ringtap.agents.testbed import namespaces
-from ringtap.errors import RingtapError
-from ringtap.parent_death import die_with_parent
+from ringtap.core.errors import RingtapError
+from ringtap.core.parent_death import die_with_parent
 
 LEFT, RIGHT = "10.79.0.1", "10.79.0.2"
 # One connection per flow uses up the default port range within seconds; a port can be reused only after a minute.

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from pyroute2 import IPRoute
 from pyroute2.netlink import rtnl
 
+from ringtap.core.models import GRADIENT_BYTES, profile_named
 from ringtap.examples.scale_model import (
     LayerShape,
     build_model,
@@ -24,7 +25,6 @@ from ringtap.examples.scale_model import (
     model_layers,
     train_scheduled,
 )
-from ringtap.models import GRADIENT_BYTES, profile_named
 from ringtap.workload.tensor_scheduler import TensorScheduler
 
 # a message has 16 elements: gloo cuts an all-reduce of two ranks into four segments, and leaves out empty ones

@@ -16,7 +16,7 @@ from _context import Bench
 from _namespaces import Route
 from _processes import BenchmarkError, Child
 
-from ringtap.records import open_records
+from ringtap.core.records import open_records
 
 SOCKETS = 100
 TRAFFIC = {"little": 1.0, "much": 0.02}  # seconds between two messages of 1 kB on a connection

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from _checkout import ROOT
 
-from ringtap.parent_death import die_with_parent
+from ringtap.core.parent_death import die_with_parent
 
 if TYPE_CHECKING:
     from _namespaces import Namespace

@@ -14,8 +14,8 @@ from typing import Any
 from _namespaces import Namespace, Route
 from _processes import BenchmarkError, Child, Ended, Processes
 
-from ringtap.errors import RingtapError
-from ringtap.records import open_records
+from ringtap.core.errors import RingtapError
+from ringtap.core.records import open_records
 
 TRAFFIC = [sys.executable, "-m", "ringtap.cli", "traffic"]
 #: variable for the benchmark's processes: a receiver beyond loopback requires a token

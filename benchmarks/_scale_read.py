@@ -19,7 +19,7 @@ import _checkout  # noqa: F401
 from ringtap.analysis.dask_workers import workers
 from ringtap.analysis.pcap import cache
 from ringtap.analysis.pcap.reader import read_captures
-from ringtap.errors import RingtapError
+from ringtap.core.errors import RingtapError
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ from _checkout import ROOT
 
 from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.agents.testbed.up import RunningTestbed
-from ringtap.errors import RingtapError
+from ringtap.core.errors import RingtapError
 
 _HOSTS = ("S0", "S1")
 _JOB = ROOT / "examples" / "scale_model.py"

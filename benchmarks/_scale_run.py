@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ringtap.analysis.runs.run import map_records
-from ringtap.records import RecordFile
-from ringtap.rundir import write_json
+from ringtap.core.records import RecordFile
+from ringtap.core.rundir import write_json
 
 _REALTIME_NS = 10**18  # a number of nanoseconds above this (2001) is a time of CLOCK_REALTIME, below it a duration
 _SHIFT_NS = 1_000_003  # lead of each node's clock over that of the previous node

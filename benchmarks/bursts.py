@@ -19,7 +19,7 @@ import numpy as np
 import ringtap
 from ringtap.analysis.runs.run import JobRun, read_run
 from ringtap.analysis.sweeps.points import measure
-from ringtap.models import profile_named
+from ringtap.core.models import profile_named
 from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
 from ringtap.workload.collectives import Shape, message_graph
 from ringtap.workload.models import FORWARD_SHARE, buckets

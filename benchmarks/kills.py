@@ -31,11 +31,11 @@ from _checkout import ROOT
 from _result import write_result
 
 from ringtap.agents.testbed import registry
-from ringtap.errors import MeasurementError
-from ringtap.records import open_records
-from ringtap.rundir import read_json
-from ringtap.schema import NODE, NODE_JSON, RUN_JSON
-from ringtap.terminal import as_command
+from ringtap.core.errors import MeasurementError
+from ringtap.core.records import open_records
+from ringtap.core.rundir import read_json
+from ringtap.core.schema import NODE, NODE_JSON, RUN_JSON
+from ringtap.core.terminal import as_command
 
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
 SIGNALS = ("KILL", "TERM", "HUP", "INT", "STOP")

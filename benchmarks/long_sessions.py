@@ -24,7 +24,7 @@ import psutil
 
 import ringtap
 from ringtap.collectors.slow_iterations import SlowIterations, parse_rule
-from ringtap.terminal import as_command
+from ringtap.core.terminal import as_command
 
 _MB = 1e6
 _RULE = "p99.9:1s"

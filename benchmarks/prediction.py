@@ -28,9 +28,9 @@ from _result import write_result
 import ringtap
 from ringtap.analysis.plots.figure import new_figure, styled
 from ringtap.analysis.plots.style import BLUE, INK, VERMILION
-from ringtap.models import profile_named
-from ringtap.plan import load_plan
-from ringtap.plan_models import Model
+from ringtap.core.models import profile_named
+from ringtap.core.plan import load_plan
+from ringtap.core.plan_models import Model
 
 SCALE, CAPACITY_BPS = 100, 250e6
 # TCP payload of the bytes that the links' limit counts: frames of 1,514 bytes without preamble and checksum

@@ -18,7 +18,7 @@ from pathlib import Path
 import _checkout  # noqa: F401 -- first: lets the others import ringtap
 from _result import write_result
 
-from ringtap.records import open_records
+from ringtap.core.records import open_records
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 JOBS = {

@@ -24,8 +24,8 @@ from _order_job import MESSAGES
 from _result import write_result
 
 import ringtap
+from ringtap.core.models import GRADIENT_BYTES, profile_named
 from ringtap.examples.scale_model import FORWARD_SHARE, model_layers
-from ringtap.models import GRADIENT_BYTES, profile_named
 from ringtap.workload.tensor_order import LayerTensor, Network, schedule, schedules
 
 JOB = Path(__file__).with_name("_order_job.py")

@@ -33,9 +33,9 @@ from ringtap.collectors.netlink import (
     request,
 )
 from ringtap.collectors.processes import PROC, command_of, rank_of
-from ringtap.errors import error_message
-from ringtap.records import HoldingRecordWriter, JsonLinesWriter
-from ringtap.schema import OWNERS_JSONL, SOCKETS_REC
+from ringtap.core.errors import error_message
+from ringtap.core.records import HoldingRecordWriter, JsonLinesWriter
+from ringtap.core.schema import OWNERS_JSONL, SOCKETS_REC
 
 _MIN_PAUSE_S = 1.0
 _COST_SHARE = 0.01  # share of one core, at most

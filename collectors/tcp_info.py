@@ -11,8 +11,8 @@ import struct
 from dataclasses import dataclass
 
 from ringtap.collectors.netlink import HEADER_BYTES, aligned, attribute_head, attributes
-from ringtap.records import Field, Kind
-from ringtap.schema import TIME_FIELDS
+from ringtap.core.records import Field, Kind
+from ringtap.core.schema import TIME_FIELDS
 
 BY_FAMILY, COMPATIBLE = 20, 18  # SOCK_DIAG_BY_FAMILY; TCPDIAG_GETSOCK, whose one dump holds both families
 _INFO = 2  # INET_DIAG_INFO

@@ -142,9 +142,9 @@ def model_layers(name: str, scale: float) -> list[LayerShape]:
     """Return the layers of a model of the thesis, with its tensors divided by ``scale``.
 
     Raises:
-        KeyError: the model is not one of `ringtap.models.PROFILES`.
+        KeyError: the model is not one of `ringtap.core.models.PROFILES`.
     """
-    from ringtap.models import PROFILES
+    from ringtap.core.models import PROFILES
 
     layers = PROFILES[name].layers
     # from the last tensor on, where DDP's buckets begin, so that the buckets are divided by the scale too
@@ -306,7 +306,7 @@ def layers_of(options: argparse.Namespace) -> list[LayerShape]:
 def scheduler_of(model: Any, options: argparse.Namespace) -> Any:
     """Return the scheduler that the command line asks for; exits with code 2 if there is no such one."""
     try:
-        from ringtap.errors import UsageError
+        from ringtap.core.errors import UsageError
         from ringtap.workload.tensor_scheduler import TensorScheduler
     except ImportError:
         sys.exit("scale_model.py: --schedule needs ringtap in this Python: install it")

@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import sys as _sys
 
-from ringtap.errors import MeasurementError, RingtapError, RingtapWarning, UsageError
+from ringtap.core.errors import MeasurementError, RingtapError, RingtapWarning, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> object:
     """Import a public name on first use."""
     if name not in _MODULES:
-        from ringtap.errors import did_you_mean
+        from ringtap.core.errors import did_you_mean
 
         hint = "" if name.startswith("_") else did_you_mean(name, __all__)
         raise AttributeError(f"module 'ringtap' has no attribute {name!r}" + (f": {hint.strip()}" if hint else ""))
@@ -150,7 +150,7 @@ def __getattr__(name: str) -> object:
     try:
         module = importlib.import_module(_MODULES[name])
     except ImportError as error:
-        from ringtap import installation
+        from ringtap.core import installation
 
         said = installation.missing(error)
         if said is None:

@@ -24,12 +24,12 @@ from ringtap.agents.sweep.preflight import Answer, ask_hosts, cluster_roles, nee
 from ringtap.agents.sweep.tcp_reachability import check_reachability
 from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.collectors.registry import plug_in_names
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.json_validation import check, parse_json
-from ringtap.options import add_json
-from ringtap.plan import SweepPlan, load_plan
-from ringtap.plan_cluster import Cluster
-from ringtap.terminal import shell_word, unguarded, visible
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.json_validation import check, parse_json
+from ringtap.core.options import add_json
+from ringtap.core.plan import SweepPlan, load_plan
+from ringtap.core.plan_cluster import Cluster
+from ringtap.core.terminal import shell_word, unguarded, visible
 
 _HOST_S = 20.0
 _REPORT = {

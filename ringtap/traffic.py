@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from ringtap.arguments import check_callback, instance_of, path_of
-from ringtap.errors import UsageError, did_you_mean
-from ringtap.flow_plan import BASIC_VERSION, Flow, Operation
-from ringtap.records import RecordFile, open_records
-from ringtap.schema import FLOW_STATES
+from ringtap.core.arguments import check_callback, instance_of, path_of
+from ringtap.core.errors import UsageError, did_you_mean
+from ringtap.core.flow_plan import BASIC_VERSION, Flow, Operation
+from ringtap.core.records import RecordFile, open_records
+from ringtap.core.schema import FLOW_STATES
+from ringtap.core.units import counted, duration_s, format_duration, format_rate
 from ringtap.trafficgen.commands.common import TOKEN_VARIABLE
 from ringtap.trafficgen.flow_log import NO_SOURCE
 from ringtap.trafficgen.helper import Answer, Helper, Progress
@@ -26,7 +27,6 @@ from ringtap.trafficgen.protocol import LOCAL, format_address, parse_address
 from ringtap.trafficgen.receiver.receiver import ReceiveOptions
 from ringtap.trafficgen.sender.options import SendOptions
 from ringtap.trafficgen.worker_processes import usual_workers
-from ringtap.units import counted, duration_s, format_duration, format_rate
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -23,18 +23,18 @@ from ringtap.agents.job.environment import of_this_start
 from ringtap.agents.job.exit_cause import KILLED, POSSIBLE_CAUSE, SHELL_CAUSE, MemoryKills
 from ringtap.agents.job.signals import GroupWatch
 from ringtap.agents.node.node_json import conclude, node_items
-from ringtap.errors import MeasurementError, UsageError, failure_message
-from ringtap.parent_death import die_with_parent
-from ringtap.python_command import python_command
-from ringtap.rundir import RunDirectory, write_json
-from ringtap.schema import RUN_JSON
+from ringtap.core.errors import MeasurementError, UsageError, failure_message
+from ringtap.core.parent_death import die_with_parent
+from ringtap.core.python_command import python_command
+from ringtap.core.rundir import RunDirectory, write_json
+from ringtap.core.schema import RUN_JSON
+from ringtap.core.terminal import as_command
+from ringtap.core.units import counted
 from ringtap.slurm.array_parts import part_paths
 from ringtap.slurm.job import job_id, note, signal_step, variable
 from ringtap.slurm.output import killed_or_not_run
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.request import Recording
-from ringtap.terminal import as_command
-from ringtap.units import counted
 
 _ANSWER_S = 30.0  # wait for the next recorder's answer; the job then begins without it
 _FINISH_S = 60.0  # for the recorders to finish after the job

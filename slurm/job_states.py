@@ -6,8 +6,8 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ringtap.errors import MeasurementError, last_line
-from ringtap.parent_death import die_with_parent
+from ringtap.core.errors import MeasurementError, last_line
+from ringtap.core.parent_death import die_with_parent
 
 WAITING, RUNNING, ENDED, UNKNOWN = "waiting", "running", "ended", "unknown"
 # All base states and flags of Slurm 25.11: the job's state for ringtap, and what it means

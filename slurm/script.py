@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import ringtap
-from ringtap.python_command import python_command
+from ringtap.core.python_command import python_command
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.request import Environment, Request, Resources
 from ringtap.slurm.sites import Site

@@ -16,20 +16,20 @@ from typing import Any
 from ringtap.agents.job.exit_cause import CANNOT_RUN
 from ringtap.agents.node.node_json import node_items
 from ringtap.agents.sweep.lock import LOCK_FILE
-from ringtap.errors import MeasurementError, UsageError, exit_words
-from ringtap.json_validation import COUNT, Shape, Text
-from ringtap.options import add_json
-from ringtap.records import read_json_lines
-from ringtap.run_files import open_regular
-from ringtap.rundir import RunDirectory, Status, read_json, read_points
-from ringtap.schema import POINTS_JSONL, SHARED, SHARED_JSONL
+from ringtap.core.errors import MeasurementError, UsageError, exit_words
+from ringtap.core.json_validation import COUNT, Shape, Text
+from ringtap.core.options import add_json
+from ringtap.core.records import read_json_lines
+from ringtap.core.run_files import open_regular
+from ringtap.core.rundir import RunDirectory, Status, read_json, read_points
+from ringtap.core.schema import POINTS_JSONL, SHARED, SHARED_JSONL
+from ringtap.core.terminal import one_line, shell_word
+from ringtap.core.units import counted
 from ringtap.slurm.array_parts import Part, missing_loads, planned_series, read_parts, whole_plan
 from ringtap.slurm.job import JobReport, read_report
 from ringtap.slurm.job_states import ENDED, FORGOTTEN, RUNNING, UNKNOWN, WAITING, Answer, ask_slurm
 from ringtap.slurm.output import killed_or_not_run
 from ringtap.slurm.paths import SubmitPaths
-from ringtap.terminal import one_line, shell_word
-from ringtap.units import counted
 
 NOT_BEGUN = "submitted; the job has not begun"
 FINAL: tuple[Status, ...] = ("complete", "partial", "failed")

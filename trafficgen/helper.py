@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringtap.errors import MeasurementError, RingtapError, RingtapWarning, UsageError, exit_words
-from ringtap.terminal import fill_standard_descriptors
+from ringtap.core.errors import MeasurementError, RingtapError, RingtapWarning, UsageError, exit_words
+from ringtap.core.terminal import fill_standard_descriptors
 
 if TYPE_CHECKING:
     from ringtap.trafficgen.calibration import Calibration

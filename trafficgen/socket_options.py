@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 
 _BIND_ADDRESS_NO_PORT = 24  # IP_BIND_ADDRESS_NO_PORT: lets connections to different receivers share a port
 _MAX_PACING_RATE = 47  # SO_MAX_PACING_RATE; TCP paces by itself where the link has no fq qdisc

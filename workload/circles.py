@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ringtap.units import format_rate
+from ringtap.core.units import format_rate
 from ringtap.workload.interleaving import Circles, Link, Schedule
 from ringtap.workload.timeline import new_figure, save_figure
 

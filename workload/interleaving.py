@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ringtap.errors import UsageError
-from ringtap.units import counted, format_duration
+from ringtap.core.errors import UsageError
+from ringtap.core.units import counted, format_duration
 from ringtap.workload.lowering import Algorithms, bytes_of
 from ringtap.workload.message_graph import Integers
 from ringtap.workload.simulated_loads import LoadSimulator

@@ -19,11 +19,11 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringtap.errors import UsageError
-from ringtap.json_stream import members
-from ringtap.json_validation import COUNT, Number, Shape, ShapeError, check
-from ringtap.schema import FORMER_CATEGORIES, GPU_CATEGORIES
-from ringtap.units import counted
+from ringtap.core.errors import UsageError
+from ringtap.core.json_stream import members
+from ringtap.core.json_validation import COUNT, Number, Shape, ShapeError, check
+from ringtap.core.schema import FORMER_CATEGORIES, GPU_CATEGORIES
+from ringtap.core.units import counted
 from ringtap.workload.execution_trace import Collective
 from ringtap.workload.profile import CARRIED_OUT_BY_GLOO, Communication, Event, Iteration, RankProfile
 

@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from ringtap.csv_table import read_csv
-from ringtap.errors import UsageError
-from ringtap.models import PROFILES, ModelProfile
+from ringtap.core.csv_table import read_csv
+from ringtap.core.errors import UsageError
+from ringtap.core.models import PROFILES, ModelProfile
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.tensor_order import LayerTensor
 from ringtap.workload.workload import Workload, kind_of, size_of

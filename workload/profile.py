@@ -17,11 +17,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringtap.errors import UsageError
-from ringtap.json_validation import COUNT, NS, Number, Shape, check, parse_json
-from ringtap.run_files import open_regular
-from ringtap.schema import PROFILE_RANGE, REGULAR_SHARE
-from ringtap.units import counted
+from ringtap.core.errors import UsageError
+from ringtap.core.json_validation import COUNT, NS, Number, Shape, check, parse_json
+from ringtap.core.run_files import open_regular
+from ringtap.core.schema import PROFILE_RANGE, REGULAR_SHARE
+from ringtap.core.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.workload import CARRIED_OUT_AS, GROUP_DESCRIPTIONS, MAX_NODES, SPLITS, Workload, check_workload
 

@@ -15,8 +15,8 @@ from math import inf
 from operator import add
 from typing import NamedTuple
 
-from ringtap.errors import UsageError
-from ringtap.models import GRADIENT_BYTES
+from ringtap.core.errors import UsageError
+from ringtap.core.models import GRADIENT_BYTES
 from ringtap.workload.models import BUCKET_BYTES, FIRST_BUCKET_BYTES, bucket_bounds
 
 METHODS = ("fifo", "tic", "tac", "p3", "bytescheduler")

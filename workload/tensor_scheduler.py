@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.workload.tensor_order import METHODS
 
 _END = -1  # announced after the last piece

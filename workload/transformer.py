@@ -15,9 +15,9 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-from ringtap.installation import shipped_example
-from ringtap.toml_tables import PlanTables
-from ringtap.units import parse_duration_s
+from ringtap.core.installation import shipped_example
+from ringtap.core.toml_tables import PlanTables
+from ringtap.core.units import parse_duration_s
 from ringtap.workload.execution_trace import Collective, Node, NodeType, Value
 from ringtap.workload.message_graph import divided
 from ringtap.workload.options import MAX_RANKS_PER_HOST

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from ringtap.agents.clock import fit as clock_fit
 from ringtap.agents.clock.fit import Break, Fit, Measurement
 from ringtap.agents.clock.system_clock import Clock, ClockStep, adjtimex, boot_id, file_system
-from ringtap.errors import RingtapError
-from ringtap.records import Field, RecordFile, RecordWriter, cut_torn_record
-from ringtap.rundir import read_json, write_json
-from ringtap.schema import CLOCK, CLOCK_JSON
+from ringtap.core.errors import RingtapError
+from ringtap.core.records import Field, RecordFile, RecordWriter, cut_torn_record
+from ringtap.core.rundir import read_json, write_json
+from ringtap.core.schema import CLOCK, CLOCK_JSON
 
 if TYPE_CHECKING:
     from ringtap.agents.clock.protocol import Ping

@@ -29,10 +29,10 @@ from ringtap.agents.doctor import node as doctor_node
 from ringtap.agents.doctor.node import on_alliance
 from ringtap.collectors.base import Check, Context
 from ringtap.collectors.registry import ORDER, collector_class
-from ringtap.errors import RingtapError
-from ringtap.installation import install_command
-from ringtap.parent_death import die_with_parent
-from ringtap.schema import CROSS_PORTS
+from ringtap.core.errors import RingtapError
+from ringtap.core.installation import install_command
+from ringtap.core.parent_death import die_with_parent
+from ringtap.core.schema import CROSS_PORTS
 
 
 def _missing(packages: tuple[str, ...]) -> list[str]:

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import ringtap
 from ringtap.agents.hosts import frames
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.errors import MeasurementError, error_message, exit_words, without_number
-from ringtap.python_command import RUN_MODULE, python_command
+from ringtap.core.errors import MeasurementError, error_message, exit_words, without_number
+from ringtap.core.python_command import RUN_MODULE, python_command
 
 _NOISE_BYTES = 1 << 20  # limit of a login's output, on standard output and on standard error
 _NOISE_CHECK_S = 0.25

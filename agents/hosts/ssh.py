@@ -23,10 +23,10 @@ import ringtap
 from ringtap.agents.hosts import frames
 from ringtap.agents.hosts.remote import LOST_CODE, WORKER_COMMAND, Answer, Hosts
 from ringtap.agents.hosts.sync import Receiver
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.parent_death import die_with_parent
-from ringtap.rundir import RunDirectory
-from ringtap.schema import RUN_JSON
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.parent_death import die_with_parent
+from ringtap.core.rundir import RunDirectory
+from ringtap.core.schema import RUN_JSON
 
 _SETTINGS_S = 10.0
 _TRY_S = 20.0

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ringtap.agents.hosts.frames import CHUNK_BYTES, Frame
-from ringtap.errors import failure_message
+from ringtap.core.errors import failure_message
 
 
 class _Tracked:

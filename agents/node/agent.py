@@ -27,11 +27,11 @@ from ringtap.agents.node.node_json import NodeJson, hook_entry
 from ringtap.agents.node.sampling import Recorders
 from ringtap.agents.node.settings import RunSettings
 from ringtap.agents.node.unrecorded import UnrecordedProcesses, describe
-from ringtap.errors import FILE_LIMIT, error_message
-from ringtap.rundir import RunDirectory
-from ringtap.schema import AGENT_LOG
-from ringtap.secret_masking import mask_words
-from ringtap.units import format_change, format_duration, format_size
+from ringtap.core.errors import FILE_LIMIT, error_message
+from ringtap.core.rundir import RunDirectory
+from ringtap.core.schema import AGENT_LOG
+from ringtap.core.secret_masking import mask_words
+from ringtap.core.units import format_change, format_duration, format_size
 
 _TICK_S = 1.0
 _BUSY_TICK_S = 0.02  # while supervisors wait for the first samples, or the agent may be about to end

@@ -18,9 +18,9 @@ from ringtap.agents.job.environment import local_size
 from ringtap.agents.node.jobs import start_time
 from ringtap.agents.node.settings import RunSettings
 from ringtap.collectors.processes import rank_in
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.rundir import RunDirectory
-from ringtap.terminal import as_command, readable
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.rundir import RunDirectory
+from ringtap.core.terminal import as_command, readable
 
 _CONNECT_S = 10.0
 

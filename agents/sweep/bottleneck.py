@@ -15,10 +15,10 @@ from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.testbed.routing import hops
 from ringtap.agents.testbed.topology import Link, TestbedSpec
 from ringtap.agents.testbed.up import RunningTestbed
-from ringtap.errors import failure_message
-from ringtap.plan import SweepPlan
-from ringtap.plan_models import Model
-from ringtap.rundir import RunDirectory
+from ringtap.core.errors import failure_message
+from ringtap.core.plan import SweepPlan
+from ringtap.core.plan_models import Model
+from ringtap.core.rundir import RunDirectory
 
 _WARM_UP_S = 2.0
 _ALIKE = 0.02  # difference in use that may be chance

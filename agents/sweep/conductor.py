@@ -38,17 +38,17 @@ from ringtap.agents.sweep.shared_links import SharedLinks, pending_steps, sharin
 from ringtap.agents.sweep.tcp_reachability import check_reachability
 from ringtap.agents.testbed.capacity import excess
 from ringtap.agents.testbed.up import RunningTestbed, own_name, rate_warnings
-from ringtap.arguments import check_callback, instance_of, path_of
-from ringtap.errors import MeasurementError, UsageError, did_you_mean, failure_message
-from ringtap.installation import lacking
-from ringtap.json_validation import NAME, Number, Shape, ShapeError, check
-from ringtap.plan import SweepPlan, load_plan, plan_from_keys
-from ringtap.plan_cluster import Cluster
-from ringtap.plan_jobs import FREE, KEY_OF, RULES
-from ringtap.plan_models import COMMAND, REAL, SCALE_MODEL, Model, model_label
-from ringtap.records import JsonLinesWriter, read_json_lines
-from ringtap.rundir import ACCESS, RunDirectory, new_name, read_points
-from ringtap.schema import (
+from ringtap.core.arguments import check_callback, instance_of, path_of
+from ringtap.core.errors import MeasurementError, UsageError, did_you_mean, failure_message
+from ringtap.core.installation import lacking
+from ringtap.core.json_validation import NAME, Number, Shape, ShapeError, check
+from ringtap.core.plan import SweepPlan, load_plan, plan_from_keys
+from ringtap.core.plan_cluster import Cluster
+from ringtap.core.plan_jobs import FREE, KEY_OF, RULES
+from ringtap.core.plan_models import COMMAND, REAL, SCALE_MODEL, Model, model_label
+from ringtap.core.records import JsonLinesWriter, read_json_lines
+from ringtap.core.rundir import ACCESS, RunDirectory, new_name, read_points
+from ringtap.core.schema import (
     EXPECTED_JSONL,
     POINTS_JSONL,
     REJECTED_JSONL,
@@ -58,10 +58,10 @@ from ringtap.schema import (
     SHARED_JSONL,
     VARIANTS,
 )
-from ringtap.terminal import shell_word
+from ringtap.core.terminal import shell_word
+from ringtap.core.transports import is_rdma
+from ringtap.core.units import counted, format_rate
 from ringtap.trafficgen import iperf3
-from ringtap.transports import is_rdma
-from ringtap.units import counted, format_rate
 
 
 class SweepProgress(NamedTuple):

@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 
 from ringtap.agents.hosts import Hosts
 from ringtap.agents.sweep.roles import Attachment, SweepRoles
-from ringtap.counter_growth import growth, window_growth
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.ethernet import HEADER_BYTES
-from ringtap.link_counters import NIC, SOURCES, columns_of, log_of, source_of
-from ringtap.records import RecordFile, read_json_lines
-from ringtap.rundir import clock_gap_ns, open_log
-from ringtap.schema import AGENT_LOG, LINK_STATE, LINKS_JSONL, NIC_REC, OWNER, OWNERS_JSONL, SOCKETS_REC
-from ringtap.units import counted, format_change, format_rate
+from ringtap.core.counter_growth import growth, window_growth
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.ethernet import HEADER_BYTES
+from ringtap.core.link_counters import NIC, SOURCES, columns_of, log_of, source_of
+from ringtap.core.records import RecordFile, read_json_lines
+from ringtap.core.rundir import clock_gap_ns, open_log
+from ringtap.core.schema import AGENT_LOG, LINK_STATE, LINKS_JSONL, NIC_REC, OWNER, OWNERS_JSONL, SOCKETS_REC
+from ringtap.core.units import counted, format_change, format_rate
 
 # on links of 250 Mbit/s, ringtap itself caused 0.2 Mbit/s without load; under load, all but 0.5 % was accounted for
 MAX_OTHER_SHARE = 0.03

@@ -10,14 +10,14 @@ from ringtap.agents.hook.ringtap_hook.collective import VARIABLE
 from ringtap.agents.hosts import Hosts
 from ringtap.agents.sweep.estimate import layout
 from ringtap.agents.sweep.roles import SweepRoles
-from ringtap.errors import UsageError
-from ringtap.installation import lacking
-from ringtap.plan import SweepPlan
-from ringtap.plan_cluster import Cluster
-from ringtap.plan_collectives import IN_NETWORK, PARAMETER_SERVER
-from ringtap.plan_models import PLACEHOLDERS, REAL, Model
-from ringtap.python_command import python_command
-from ringtap.transports import is_rdma
+from ringtap.core.errors import UsageError
+from ringtap.core.installation import lacking
+from ringtap.core.plan import SweepPlan
+from ringtap.core.plan_cluster import Cluster
+from ringtap.core.plan_collectives import IN_NETWORK, PARAMETER_SERVER
+from ringtap.core.plan_models import PLACEHOLDERS, REAL, Model
+from ringtap.core.python_command import python_command
+from ringtap.core.transports import is_rdma
 
 # with sh, as older versions of env(1) cannot change the folder
 _IN_FOLDER = ["sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh"]

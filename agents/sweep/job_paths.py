@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ringtap.agents.testbed.routing import links_on_path, path_count
 from ringtap.agents.testbed.topology import Link, TestbedSpec
-from ringtap.errors import UsageError
-from ringtap.plan_jobs import Job
+from ringtap.core.errors import UsageError
+from ringtap.core.plan_jobs import Job
 
 if TYPE_CHECKING:
     from ringtap.workload import interleaving

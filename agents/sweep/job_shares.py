@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ringtap.agents.testbed.topology import JobShare
-from ringtap.plan_jobs import CONGESTION_CONTROL, CRUX, MLTCP, PRIORITIES, WEIGHTS, Job
+from ringtap.core.plan_jobs import CONGESTION_CONTROL, CRUX, MLTCP, PRIORITIES, WEIGHTS, Job
 from ringtap.workload import bandwidth_sharing
 from ringtap.workload.gpu_intensity import gpu_intensity_flop_per_s, priority_levels
 from ringtap.workload.interleaving import MEASURED_ERROR, PeriodicJob
@@ -34,7 +34,7 @@ def shares_of(
     """Return the share of each job by a rule, equal ones if there is no rule.
 
     Args:
-        rule: one of `ringtap.plan_jobs.RULES`, or any other name of an offset.
+        rule: one of `ringtap.core.plan_jobs.RULES`, or any other name of an offset.
         jobs: the jobs of the plan.
         alone: their communication as recorded alone.
         intensities: their GPU intensities, for `CRUX`.

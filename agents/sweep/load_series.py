@@ -34,16 +34,16 @@ from ringtap.agents.sweep.packet_capture import PacketCapture
 from ringtap.agents.sweep.preflight import room_problem
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.sweep.tcp_reachability import check_reachability
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.ethernet import frame_bytes
-from ringtap.iteration_ends import IterationEnds
-from ringtap.plan import SweepPlan, Testbed, Window
-from ringtap.plan_cluster import Cluster
-from ringtap.plan_models import Model
-from ringtap.run_files import open_regular
-from ringtap.rundir import RunDirectory, clock_gap_ns, open_log
-from ringtap.schema import ACKNOWLEDGED, AGENT_LOG, MARK_RECORD, MAX_LATE_SHARE, NIC_REC, VARIANTS
-from ringtap.units import counted, format_rate
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.ethernet import frame_bytes
+from ringtap.core.iteration_ends import IterationEnds
+from ringtap.core.plan import SweepPlan, Testbed, Window
+from ringtap.core.plan_cluster import Cluster
+from ringtap.core.plan_models import Model
+from ringtap.core.run_files import open_regular
+from ringtap.core.rundir import RunDirectory, clock_gap_ns, open_log
+from ringtap.core.schema import ACKNOWLEDGED, AGENT_LOG, MARK_RECORD, MAX_LATE_SHARE, NIC_REC, VARIANTS
+from ringtap.core.units import counted, format_rate
 
 _TAIL_BYTES = 65_536
 _MAX_MESSAGE_LENGTH = 300

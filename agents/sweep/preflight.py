@@ -15,18 +15,18 @@ from ringtap.agents.sweep.estimate import room_bytes
 from ringtap.agents.sweep.job_launch import filled, job_python, own_environment
 from ringtap.agents.sweep.roles import Attachment, SweepRoles
 from ringtap.agents.testbed.topology import Roles
-from ringtap.errors import MeasurementError, UsageError, last_line
-from ringtap.link_counters import ETHTOOL, INFINIBAND, source_of
-from ringtap.models import PROFILES
-from ringtap.plan import SweepPlan
-from ringtap.plan_cluster import Cluster, ClusterHost
-from ringtap.plan_jobs import gpus_of, sharing
-from ringtap.plan_models import PLACEHOLDERS, REAL, SCALE_MODEL, Model
-from ringtap.python_command import LEAVE_FOLDER_OUT, python_command
-from ringtap.schema import ACKNOWLEDGED
-from ringtap.secret_masking import mask_variables, mask_words
-from ringtap.transports import is_rdma
-from ringtap.units import counted
+from ringtap.core.errors import MeasurementError, UsageError, last_line
+from ringtap.core.link_counters import ETHTOOL, INFINIBAND, source_of
+from ringtap.core.models import PROFILES
+from ringtap.core.plan import SweepPlan
+from ringtap.core.plan_cluster import Cluster, ClusterHost
+from ringtap.core.plan_jobs import gpus_of, sharing
+from ringtap.core.plan_models import PLACEHOLDERS, REAL, SCALE_MODEL, Model
+from ringtap.core.python_command import LEAVE_FOLDER_OUT, python_command
+from ringtap.core.schema import ACKNOWLEDGED
+from ringtap.core.secret_masking import mask_variables, mask_words
+from ringtap.core.transports import is_rdma
+from ringtap.core.units import counted
 
 # the workers' clocks set the windows, and the receiver's clock selects its counters in them; their difference must be
 # small compared with the settling time

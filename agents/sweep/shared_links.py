@@ -38,13 +38,13 @@ from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.testbed.routing import path_count
 from ringtap.agents.testbed.topology import JobShare
 from ringtap.agents.testbed.up import RunningTestbed
-from ringtap.errors import MeasurementError, UsageError, failure_message
-from ringtap.plan import SweepPlan
-from ringtap.plan_jobs import CASSINI, CONGESTION_CONTROL, CRUX, MLTCP, RULES, WORST, Job, sharing
-from ringtap.records import JsonLinesWriter, read_json_lines
-from ringtap.rundir import RunDirectory
-from ringtap.schema import ALONE, MAX_LATE_SHARE, NIC_REC, SHARED, SHARED_JSONL
-from ringtap.units import counted, format_duration
+from ringtap.core.errors import MeasurementError, UsageError, failure_message
+from ringtap.core.plan import SweepPlan
+from ringtap.core.plan_jobs import CASSINI, CONGESTION_CONTROL, CRUX, MLTCP, RULES, WORST, Job, sharing
+from ringtap.core.records import JsonLinesWriter, read_json_lines
+from ringtap.core.rundir import RunDirectory
+from ringtap.core.schema import ALONE, MAX_LATE_SHARE, NIC_REC, SHARED, SHARED_JSONL
+from ringtap.core.units import counted, format_duration
 
 if TYPE_CHECKING:
     from ringtap.workload.interleaving import Link, PeriodicJob

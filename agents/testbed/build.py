@@ -41,7 +41,7 @@ from ringtap.collectors.netlink import (
     attributes,
     request,
 )
-from ringtap.errors import MeasurementError, UsageError, error_message
+from ringtap.core.errors import MeasurementError, UsageError, error_message
 
 _T = TypeVar("_T")
 

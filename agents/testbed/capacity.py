@@ -10,7 +10,7 @@ from statistics import fmean
 
 from ringtap.agents.testbed.routing import hops
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.units import counted, format_rate
+from ringtap.core.units import counted, format_rate
 
 _PACKET_BYTES = 1500
 # CPU seconds per Gbit in large pieces, and what pieces of a single packet add

@@ -7,10 +7,10 @@ import json
 import sys
 from typing import Any
 
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.options import add_json, add_verbose
-from ringtap.plan import LinkOptions
-from ringtap.units import counted
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.options import add_json, add_verbose
+from ringtap.core.plan import LinkOptions
+from ringtap.core.units import counted
 from ringtap.workload.topologies import KINDS
 
 

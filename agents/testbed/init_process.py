@@ -14,8 +14,8 @@ from typing import Any
 
 from ringtap.agents.testbed import namespaces
 from ringtap.agents.testbed.topology import JobShare, TestbedSpec
-from ringtap.errors import RingtapError, UsageError, error_message, failure_message
-from ringtap.terminal import fill_standard_descriptors
+from ringtap.core.errors import RingtapError, UsageError, error_message, failure_message
+from ringtap.core.terminal import fill_standard_descriptors
 
 
 def _report(item: dict[str, Any]) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 
 from ringtap.agents.testbed import registry
 from ringtap.agents.testbed.topology import MAX_HOSTS, JobShare, LinkCount, TestbedSpec
-from ringtap.arguments import instance_of, number, whole_number
-from ringtap.errors import MeasurementError, RingtapError, UsageError, did_you_mean
-from ringtap.plan import LinkOptions
-from ringtap.python_command import python_command
-from ringtap.units import format_rate, number_or_text, parse_duration_s, parse_rate_bps, parse_size_bytes
+from ringtap.core.arguments import instance_of, number, whole_number
+from ringtap.core.errors import MeasurementError, RingtapError, UsageError, did_you_mean
+from ringtap.core.plan import LinkOptions
+from ringtap.core.python_command import python_command
+from ringtap.core.units import format_rate, number_or_text, parse_duration_s, parse_rate_bps, parse_size_bytes
 
 RATE_TOLERANCE = 0.05
 _SUFFIX_BYTES = 4  # a name has at most 10 characters

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringtap.errors import UsageError, error_message
-from ringtap.options import add_force, add_json
-from ringtap.terminal import shown_log, text_table
-from ringtap.units import counted, format_size
+from ringtap.core.errors import UsageError, error_message
+from ringtap.core.options import add_force, add_json
+from ringtap.core.terminal import shown_log, text_table
+from ringtap.core.units import counted, format_size
 
 if TYPE_CHECKING:
     from ringtap.analysis.export.tables import Export

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.analysis.pcap.kernels.state import MAX_NS
-from ringtap.errors import UsageError
-from ringtap.options import add_force, add_json
-from ringtap.schema import RUN_JSON
-from ringtap.terminal import shell_word, shown_log, text_table
-from ringtap.units import counted, format_duration, format_size, parse_duration_s
+from ringtap.core.errors import UsageError
+from ringtap.core.options import add_force, add_json
+from ringtap.core.schema import RUN_JSON
+from ringtap.core.terminal import shell_word, shown_log, text_table
+from ringtap.core.units import counted, format_duration, format_size, parse_duration_s
 
 if TYPE_CHECKING:
     from ringtap.analysis.pcap.packets import CapturedPackets, CapturePoint, Slice

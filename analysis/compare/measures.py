@@ -22,9 +22,9 @@ from ringtap.analysis.structure.captures import run_streams
 from ringtap.analysis.structure.structure import peak_to_mean
 from ringtap.analysis.sweeps.points import ordered_windows
 from ringtap.analysis.sweeps.sweep import Sweep
-from ringtap.errors import UsageError
-from ringtap.schema import NIC_REC, QDISC_REC, SOCKETS_REC
-from ringtap.units import counted, format_duration
+from ringtap.core.errors import UsageError
+from ringtap.core.schema import NIC_REC, QDISC_REC, SOCKETS_REC
+from ringtap.core.units import counted, format_duration
 
 SECONDS, BYTES, RATE, SHARE, NUMBER = "s", "bytes", "bit/s", "share", ""
 MEDIAN = "iteration_median_s"

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.analysis.export.process_trace import END_UNKNOWN, OperationReader, OperationTrace
-from ringtap.errors import UsageError
-from ringtap.json_stream import members
-from ringtap.json_validation import COUNT, NS, Number, Shape, ShapeError, Text, check
-from ringtap.run_files import open_regular
+from ringtap.core.errors import UsageError
+from ringtap.core.json_stream import members
+from ringtap.core.json_validation import COUNT, NS, Number, Shape, ShapeError, Text, check
+from ringtap.core.run_files import open_regular
 
 MAX_BYTES = 64 << 20  # of a pickle
 MAX_INSTRUCTIONS = 10_000_000  # of a pickle; each leaves at most an empty dictionary (64 bytes) and its place in a list
@@ -138,7 +138,7 @@ def _bytes(sizes: list[list[int]], types: list[str]) -> int | None:
 
 
 def _members(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the members of a dump, and each of its entries, as from `ringtap.json_stream.members`."""
+    """Yield the members of a dump, and each of its entries, as from `ringtap.core.json_stream.members`."""
     try:
         with open_regular(path) as file:
             data = file.read(1)

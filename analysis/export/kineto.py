@@ -13,10 +13,10 @@ import numpy as np
 from ringtap.analysis.export.process_trace import ProcessTrace
 from ringtap.analysis.export.trace_writer import TrackSlice
 from ringtap.analysis.runs.apportioning import Integers
-from ringtap.errors import UsageError
-from ringtap.json_stream import members
-from ringtap.json_validation import COUNT, NS, Number, Shape, check, whole
-from ringtap.schema import FORMER_CATEGORIES, GPU_CATEGORIES
+from ringtap.core.errors import UsageError
+from ringtap.core.json_stream import members
+from ringtap.core.json_validation import COUNT, NS, Number, Shape, check, whole
+from ringtap.core.schema import FORMER_CATEGORIES, GPU_CATEGORIES
 
 MAX_SPANS, MAX_EVENTS = 5_000_000, 20_000_000
 _MAX_DEPTH = 64  # spans within spans; deeper ones are beside them

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.analysis.export.process_trace import END_UNKNOWN, OperationReader, OperationTrace
-from ringtap.errors import UsageError
-from ringtap.json_validation import COUNT, Number, Shape, ShapeError, Text, check
-from ringtap.records import each_json_line
+from ringtap.core.errors import UsageError
+from ringtap.core.json_validation import COUNT, Number, Shape, ShapeError, Text, check
+from ringtap.core.records import each_json_line
 
 _US = Number(0, 2**52, whole=True)
 _LINE: Shape = {

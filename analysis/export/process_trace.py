@@ -12,9 +12,9 @@ import numpy as np
 
 from ringtap.analysis.export.trace_writer import Fact, TrackSlice
 from ringtap.analysis.runs.apportioning import Integers
-from ringtap.errors import UsageError
-from ringtap.json_validation import whole
-from ringtap.units import format_size
+from ringtap.core.errors import UsageError
+from ringtap.core.json_validation import whole
+from ringtap.core.units import format_size
 
 END_UNKNOWN = "end not recorded"  # note on operations of no length
 MAX_OPERATIONS = 500_000

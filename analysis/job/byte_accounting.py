@@ -14,8 +14,8 @@ from ringtap.analysis.job.flows import CLASSES, CROSS, OTHER, UNCLASSIFIED, Cros
 from ringtap.analysis.job.packets import Packets, own_addresses
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
 from ringtap.analysis.runs.node_logs import NodeLogs, WideLog
-from ringtap.ethernet import HEADER_BYTES
-from ringtap.schema import NIC_REC
+from ringtap.core.ethernet import HEADER_BYTES
+from ringtap.core.schema import NIC_REC
 
 LOOPBACK, NETWORK = "loopback", "network"
 _IPV6_MORE_BYTES = 20  # of an IPv6 header, compared with IPv4

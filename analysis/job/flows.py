@@ -18,8 +18,8 @@ from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers, add_u
 from ringtap.analysis.runs.batches import Batches, Frame, Frames
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.sockets import BUSY, COUNTERS, Growth, socket_log
-from ringtap.json_validation import Number, ShapeError, load_json
-from ringtap.schema import CROSS_COMMAND, CROSS_PORTS, OWNER, OWNERS_JSONL, SOCKETS_REC
+from ringtap.core.json_validation import Number, ShapeError, load_json
+from ringtap.core.schema import CROSS_COMMAND, CROSS_PORTS, OWNER, OWNERS_JSONL, SOCKETS_REC
 
 _SOCKET_COLUMNS = [
     *("cookie", "family", "local", "local_port", "remote", "remote_port", "inode", "first_ns", "last_ns", "closed"),

@@ -28,11 +28,11 @@ from ringtap.analysis.runs.run import (
     step_ends,
     with_spans,
 )
-from ringtap.completeness import missing_ranks
-from ringtap.errors import RingtapError, UsageError, error_message
-from ringtap.json_validation import whole
-from ringtap.schema import BUCKETS
-from ringtap.units import counted
+from ringtap.core.completeness import missing_ranks
+from ringtap.core.errors import RingtapError, UsageError, error_message
+from ringtap.core.json_validation import whole
+from ringtap.core.schema import BUCKETS
+from ringtap.core.units import counted
 
 PHASES = ("compute_s", "forward_s", "backward_s", "communication_s", "exposed_s", "overlap_s")
 _COLUMNS = ["process", "place", "forward_start_ns", "ready_ns", *PHASES, "syncs", "synced_bytes"]

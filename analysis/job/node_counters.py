@@ -12,8 +12,8 @@ import pandas as pd
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers, add_up, counter_steps, largest_in, shares
 from ringtap.analysis.runs.node_logs import NodeLogs, WideLog
 from ringtap.analysis.runs.run import Records
-from ringtap.records import RecordFile
-from ringtap.schema import HOST_REC, NIC_REC, PROCESSES_REC, QDISC_REC
+from ringtap.core.records import RecordFile
+from ringtap.core.schema import HOST_REC, NIC_REC, PROCESSES_REC, QDISC_REC
 
 _ROOT = 0xFFFFFFFF  # TC_H_ROOT
 _OCTETS = re.compile(r"(\d+) octets?")

@@ -15,7 +15,7 @@ from ringtap.analysis.job.packets import Packets
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
 from ringtap.analysis.runs.batches import Frame, Frames
 from ringtap.analysis.runs.node_logs import NodeLogs
-from ringtap.schema import SOCKETS_REC
+from ringtap.core.schema import SOCKETS_REC
 
 # counters that are added up over the nodes
 SUMS = ("nic_drops", "queue_drops", "segments_retransmitted", "pause_frames", "ecn_marks", "cnp_sent", "cnp_handled")

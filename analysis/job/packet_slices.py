@@ -18,9 +18,9 @@ from ringtap.analysis.pcap.packets import CapturedPackets, CapturePoint, Integer
 from ringtap.analysis.pcap.reader import Progress, check_filter, scan_packets
 from ringtap.analysis.pcap.text import damage
 from ringtap.analysis.runs.node_logs import NodeLogs
-from ringtap.errors import UsageError
-from ringtap.schema import PACKETS
-from ringtap.units import counted, format_duration
+from ringtap.core.errors import UsageError
+from ringtap.core.schema import PACKETS
+from ringtap.core.units import counted, format_duration
 
 if TYPE_CHECKING:
     from ringtap.analysis.job.run import Job

@@ -18,9 +18,9 @@ from ringtap.analysis.pcap.tables import flow_columns, rows_of
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
 from ringtap.analysis.runs.clock import NodeClock
 from ringtap.analysis.runs.node_logs import NodeLogs
-from ringtap.errors import RingtapError, error_message
-from ringtap.schema import PACKET_DISORDER_NS, PACKETS, PACKETS_RING, WINDOW, WINDOWS_JSONL
-from ringtap.units import counted
+from ringtap.core.errors import RingtapError, error_message
+from ringtap.core.schema import PACKET_DISORDER_NS, PACKETS, PACKETS_RING, WINDOW, WINDOWS_JSONL
+from ringtap.core.units import counted
 
 _BATCH = 1 << 20
 _TCP = 6

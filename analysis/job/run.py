@@ -22,10 +22,10 @@ from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
 from ringtap.analysis.runs.batches import Batches, Frame, digest
 from ringtap.analysis.runs.node_logs import NodeLogs, each_node
 from ringtap.analysis.runs.run import JobRun, SweepRun, map_records, read_run
-from ringtap.arguments import instance_of, number, path_of, whole_number
-from ringtap.errors import UsageError, did_you_mean
-from ringtap.json_validation import whole
-from ringtap.units import counted
+from ringtap.core.arguments import instance_of, number, path_of, whole_number
+from ringtap.core.errors import UsageError, did_you_mean
+from ringtap.core.json_validation import whole
+from ringtap.core.units import counted
 
 if TYPE_CHECKING:
     from ringtap.analysis.pcap.packets import CapturedPackets

@@ -18,8 +18,8 @@ from ringtap.analysis.job.stragglers import links, mean_of_sums, slow_iterations
 from ringtap.analysis.job.throughput import summarize_epochs, throughput
 from ringtap.analysis.runs.apportioning import plain
 from ringtap.analysis.runs.node_logs import NodeLogs
-from ringtap.schema import MARK, MARKS_JSONL, PACKETS, PACKETS_JSON, REGULAR_SHARE
-from ringtap.units import format_change, format_duration
+from ringtap.core.schema import MARK, MARKS_JSONL, PACKETS, PACKETS_JSON, REGULAR_SHARE
+from ringtap.core.units import format_change, format_duration
 
 SCHEMA = 1
 # largest difference between two byte counts without a warning

@@ -28,8 +28,8 @@ from ringtap.analysis.live.snapshot import (
     Throughput,
 )
 from ringtap.analysis.runs.tail import Document
-from ringtap.completeness import failed_job, missing_ranks
-from ringtap.schema import RUN, RUN_JSON, SERIES
+from ringtap.core.completeness import failed_job, missing_ranks
+from ringtap.core.schema import RUN, RUN_JSON, SERIES
 
 _STALE_NS = 3 * 10**9
 _OCTETS = re.compile(r"(\d+) octets?")

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from ringtap.analysis.live.recent_counters import Keyed, Layout
 from ringtap.analysis.runs.tail import Record
-from ringtap.schema import CROSS_COMMAND, CROSS_PORTS
+from ringtap.core.schema import CROSS_COMMAND, CROSS_PORTS
 
 Traffic = Literal["training", "cross", "other"]
 

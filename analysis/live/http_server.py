@@ -12,7 +12,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from ringtap.http_address import is_loopback, names_loopback
+from ringtap.core.http_address import is_loopback, names_loopback
 
 TEXT = "text/plain; charset=utf-8"
 _MAX_CONNECTIONS = 64

@@ -1,6 +1,6 @@
 """Iterations of the job, from the step records of its ranks as they are written.
 
-An iteration ends when the last rank has ended it; `ringtap.iteration_ends` has the rules. The iterations are those of
+An iteration ends when the last rank has ended it; `ringtap.core.iteration_ends` has the rules. The iterations are those of
 the training phase that runs: what came before another optimizer, or another start of the job, is forgotten
 (docs/reference/iterations.md).
 """
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from ringtap.analysis.live.recent_counters import Layout
 from ringtap.analysis.runs.tail import Record
-from ringtap.iteration_ends import IterationEnds
-from ringtap.records import RecordFile
-from ringtap.schema import MARK_RECORD, SKIPPED_RECORD
+from ringtap.core.iteration_ends import IterationEnds
+from ringtap.core.records import RecordFile
+from ringtap.core.schema import MARK_RECORD, SKIPPED_RECORD
 
 STEP_FILE = re.compile(r"rank(\d+)-(\d+)(?:-\d+)?(\.ddp)?\.rec")
 MAX_KEPT = 600

@@ -31,9 +31,9 @@ from ringtap.analysis.live.iterations import MAX_KEPT, RankSteps, quantile
 from ringtap.analysis.live.recent_counters import RecentWideLog
 from ringtap.analysis.live.run_state import NodeLog, RunFollower, lower_priority
 from ringtap.analysis.runs.tail import Document
-from ringtap.errors import error_message
-from ringtap.http_address import METRICS_PATH
-from ringtap.schema import RUN, RUN_JSON
+from ringtap.core.errors import error_message
+from ringtap.core.http_address import METRICS_PATH
+from ringtap.core.schema import RUN, RUN_JSON
 
 QUANTILES = (0.5, 0.99)
 _MAX_NICS = 64

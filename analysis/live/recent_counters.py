@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ringtap.analysis.runs.tail import Record
-from ringtap.counter_growth import growth
-from ringtap.records import RecordFile
+from ringtap.core.counter_growth import growth
+from ringtap.core.records import RecordFile
 
 # a cookie, a process, or several columns together
 Key = Any

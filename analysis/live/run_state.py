@@ -15,11 +15,11 @@ from ringtap.analysis.live.iterations import MAX_KEPT, STEP_FILE, DdpTimes, Rank
 from ringtap.analysis.live.recent_counters import Keyed, Layout, RecentWideLog
 from ringtap.analysis.runs.clock import NodeClock, read_clock
 from ringtap.analysis.runs.tail import Document, LinesTail, Record, RecordTail, TextTail, since
-from ringtap.errors import UsageError, error_message
-from ringtap.json_validation import ShapeError
-from ringtap.records import JsonLinesWriter, RecordFile
-from ringtap.rundir import process_age_ns
-from ringtap.schema import (
+from ringtap.core.errors import UsageError, error_message
+from ringtap.core.json_validation import ShapeError
+from ringtap.core.records import JsonLinesWriter, RecordFile
+from ringtap.core.rundir import process_age_ns
+from ringtap.core.schema import (
     CLOCK,
     CLOCK_JSON,
     HOST_REC,

@@ -10,7 +10,7 @@ from rich.text import Text
 from ringtap.analysis.live.iterations import Iteration
 from ringtap.analysis.live.snapshot import Collector, Snapshot
 from ringtap.analysis.live.tables import BAD, DIM, FAILED, HEADER, WARNING, count, gbps
-from ringtap.units import counted, format_duration, format_rate, format_size
+from ringtap.core.units import counted, format_duration, format_rate, format_size
 
 _SILENT_S = 5.0
 _SLOW = 1.5

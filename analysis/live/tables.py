@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from rich.cells import cell_len, set_cell_size
 
 from ringtap.analysis.live.snapshot import Host, Nic, Node, Snapshot
-from ringtap.units import format_duration, format_size
+from ringtap.core.units import format_duration, format_size
 
 WARNING, BAD, DIM, HEADER = "yellow", "red", "dim", "bold"
 _BLOCKS = "▁▂▃▄▅▆▇█"

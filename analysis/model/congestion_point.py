@@ -14,8 +14,8 @@ from scipy import optimize
 
 from ringtap.analysis.statistics.arrays import Array, Values, as_points, as_samples
 from ringtap.analysis.statistics.autocorrelation import block_means
-from ringtap.schema import MERGE_SHARE, MIN_CONGESTION_LOADS, MIN_RISE
-from ringtap.units import rate_gbps
+from ringtap.core.schema import MERGE_SHARE, MIN_CONGESTION_LOADS, MIN_RISE
+from ringtap.core.units import rate_gbps
 
 CURVED_SHARE = 2 / 3  # the curved region begins at this share of the way from the lightest loads' elasticity to 1
 LEVEL = 0.95

@@ -25,10 +25,10 @@ from ringtap.analysis.pcap.reader import LOG, Progress, feed
 from ringtap.analysis.pcap.scan import MAX_PICKED_BYTES, TOO_MUCH, Pick, Scan, Scanned, TooMuchError
 from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION, QUEUE_PAIR
 from ringtap.analysis.pcap.sources import CaptureStream
-from ringtap.arguments import path_of
-from ringtap.errors import UsageError
-from ringtap.installation import install_command
-from ringtap.units import counted
+from ringtap.core.arguments import path_of
+from ringtap.core.errors import UsageError
+from ringtap.core.installation import install_command
+from ringtap.core.units import counted
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,8 +17,8 @@ from ringtap.analysis.frames import as_time_ns, descriptions, documented
 from ringtap.analysis.pcap import tables
 from ringtap.analysis.pcap.scan import Scanned
 from ringtap.analysis.pcap.scan_dtypes import is_ip
-from ringtap.errors import UsageError, did_you_mean
-from ringtap.units import counted, duration_s, format_duration
+from ringtap.core.errors import UsageError, did_you_mean
+from ringtap.core.units import counted, duration_s, format_duration
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -19,7 +19,7 @@ from ringtap.analysis.plots.variants import has_many_variants
 from ringtap.analysis.report.loads import HEAVY_SHARE, LIGHT_SHARE, Tails, nearest_point
 from ringtap.analysis.sweeps.points import Point
 from ringtap.analysis.sweeps.series_results import Series
-from ringtap.units import counted
+from ringtap.core.units import counted
 
 _STEPS = 200  # a distribution of more iterations is drawn with this many steps, and as many in its longest 2 %
 _BAR = "with its 95 % interval as a bar; a bar up to the longest iteration has no upper end."

@@ -14,7 +14,7 @@ from ringtap.analysis.report.thesis_expectations import LATE_SAMPLES, Check
 from ringtap.analysis.statistics.stretches import MIN_STRETCHED
 from ringtap.analysis.statistics.two_sample import Estimate
 from ringtap.analysis.sweeps.series_results import Series
-from ringtap.units import counted
+from ringtap.core.units import counted
 
 FIRM_HALF_WIDTH = 0.10  # of the value: a wider interval leaves the first digit open
 FIRM_R2_LOG = 0.97

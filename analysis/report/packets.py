@@ -21,9 +21,9 @@ from ringtap.analysis.traffic.bursts import burst_windows
 from ringtap.analysis.traffic.delivered import COUNT, WIDTH, Passed, Rates, instantaneous, shown_span_ns, window_ns
 from ringtap.analysis.traffic.log import read_sent
 from ringtap.analysis.traffic.plots import draw_rates, draw_trace
-from ringtap.flow_table import read_plan
-from ringtap.schema import VARIANTS
-from ringtap.units import format_duration, format_size
+from ringtap.core.flow_table import read_plan
+from ringtap.core.schema import VARIANTS
+from ringtap.core.units import format_duration, format_size
 
 _COLOURS = {ONLY: BLUE, SHARED: VERMILION, CROSSING: FAINT}
 _PANEL = (4.4, 2.5)

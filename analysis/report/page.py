@@ -19,9 +19,9 @@ import pandas as pd
 
 from ringtap.analysis.plots.figure import Drawn
 from ringtap.analysis.plots.style import FAINT, INK, title_of
-from ringtap.errors import UsageError
-from ringtap.run_files import make_folder
-from ringtap.units import format_rate, format_size
+from ringtap.core.errors import UsageError
+from ringtap.core.run_files import make_folder
+from ringtap.core.units import format_rate, format_size
 
 # colour in a figure -> CSS variable of the page, which has other values in dark mode
 _COLOURS = {

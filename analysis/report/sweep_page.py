@@ -34,7 +34,7 @@ from ringtap.analysis.report.page import Written, write_folder
 from ringtap.analysis.report.thesis_expectations import check
 from ringtap.analysis.sweeps import points
 from ringtap.analysis.sweeps.series_results import Series
-from ringtap.units import counted, format_rate
+from ringtap.core.units import counted, format_rate
 
 REPORT_SCHEMA = 2
 _TABLE = "points.csv"

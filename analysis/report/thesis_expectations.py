@@ -8,8 +8,8 @@ from typing import Any
 
 from ringtap.analysis import thesis
 from ringtap.analysis.sweeps.series_results import Series
-from ringtap.schema import MAX_LATE_SHARE, REQUIRED_SHARE
-from ringtap.units import counted
+from ringtap.core.schema import MAX_LATE_SHARE, REQUIRED_SHARE
+from ringtap.core.units import counted
 
 NO_LOAD_TOLERANCE = 0.10
 FALL_TOLERANCE = 0.05  # of the mean: a smaller fall between neighbouring loads is noise

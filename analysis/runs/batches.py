@@ -25,11 +25,11 @@ import pandas as pd
 import ringtap
 from ringtap.analysis.runs.fingerprints import fingerprint
 from ringtap.analysis.runs.node_logs import NodeLogs
-from ringtap.errors import UsageError
-from ringtap.installation import install_command
-from ringtap.json_validation import ShapeError, load_json, whole
-from ringtap.run_files import make_folder, new_file_beside, open_regular, refuse_links, replace_file
-from ringtap.rundir import write_json
+from ringtap.core.errors import UsageError
+from ringtap.core.installation import install_command
+from ringtap.core.json_validation import ShapeError, load_json, whole
+from ringtap.core.run_files import make_folder, new_file_beside, open_regular, refuse_links, replace_file
+from ringtap.core.rundir import write_json
 
 # rows of a batch (nodes times iterations): an analysis needs about 2 kB for each
 _BATCH_ROWS = 200_000

@@ -15,8 +15,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringtap.json_validation import ShapeError, load_json
-from ringtap.schema import CLOCK, CLOCK_JSON
+from ringtap.core.json_validation import ShapeError, load_json
+from ringtap.core.schema import CLOCK, CLOCK_JSON
 
 if TYPE_CHECKING:
     import numpy as np

@@ -18,8 +18,8 @@ from ringtap.analysis.structure import flow_roles
 from ringtap.analysis.structure.structure import Structure
 from ringtap.analysis.traffic.delivered import Passed, Rates, instantaneous
 from ringtap.analysis.traffic.plots import rates_figure
-from ringtap.errors import UsageError
-from ringtap.units import format_duration, format_rate, format_size
+from ringtap.core.errors import UsageError
+from ringtap.core.units import format_duration, format_rate, format_size
 
 _COLOURS: Mapping[str, str] = {flow_roles.ONLY: "#0072B2", flow_roles.SHARED: "#D55E00", flow_roles.CROSSING: "#8a8a8a"}
 _HOSTS = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#E69F00", "#56B4E9", "#000000", "#999933")

@@ -22,9 +22,9 @@ from ringtap.analysis.structure.periodicity import Integers, Likeness, is_loud, 
 from ringtap.analysis.structure.streams import PayloadStream, Streams
 from ringtap.analysis.structure.topology import Topology, shape_of
 from ringtap.analysis.structure.validation import StepCheck
-from ringtap.errors import MeasurementError
-from ringtap.models import GRADIENT_BYTES
-from ringtap.units import counted
+from ringtap.core.errors import MeasurementError
+from ringtap.core.models import GRADIENT_BYTES
+from ringtap.core.units import counted
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -21,9 +21,9 @@ from ringtap.analysis.runs.run import JobRun, SweepRun, within_window
 from ringtap.analysis.runs.sockets import SocketLog, socket_log
 from ringtap.analysis.structure.flow_roles import CROSSING, ONLY, SHARED, moving_average
 from ringtap.analysis.sweeps.points import Point, ordered_windows
-from ringtap.errors import UsageError
-from ringtap.ethernet import HEADER_BYTES
-from ringtap.schema import CAPTURED_JSON, CAPTURED_SOCKETS, NIC_REC, PACKETS, VARIANTS
+from ringtap.core.errors import UsageError
+from ringtap.core.ethernet import HEADER_BYTES
+from ringtap.core.schema import CAPTURED_JSON, CAPTURED_SOCKETS, NIC_REC, PACKETS, VARIANTS
 
 Integers = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]

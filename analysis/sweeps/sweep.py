@@ -17,9 +17,9 @@ from ringtap.analysis.job.run import Job
 from ringtap.analysis.runs.run import JobRun, SweepRun, read_run
 from ringtap.analysis.sweeps import points
 from ringtap.analysis.sweeps.series_results import Series, analyse
-from ringtap.arguments import instance_of
-from ringtap.errors import UsageError, did_you_mean
-from ringtap.units import counted
+from ringtap.core.arguments import instance_of
+from ringtap.core.errors import UsageError, did_you_mean
+from ringtap.core.units import counted
 
 if TYPE_CHECKING:
     from ringtap.analysis.pcap.packets import CapturedPackets, Slice

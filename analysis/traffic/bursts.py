@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.flow_table import Integers, Plan
+from ringtap.core.flow_table import Integers, Plan
 
 Flags = npt.NDArray[np.bool_]
 _MAX_WINDOWS = 10**7

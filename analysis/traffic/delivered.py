@@ -15,11 +15,11 @@ from ringtap.analysis.pcap.tables import flow_columns, rows_of
 from ringtap.analysis.runs.run import read_records
 from ringtap.analysis.traffic.bursts import Windows
 from ringtap.analysis.traffic.log import Sent
-from ringtap.errors import UsageError
-from ringtap.ethernet import HEADER_BYTES
-from ringtap.flow_table import Integers, Numbers, Plan
-from ringtap.schema import FLOW_HEADER_BYTES
-from ringtap.units import counted
+from ringtap.core.errors import UsageError
+from ringtap.core.ethernet import HEADER_BYTES
+from ringtap.core.flow_table import Integers, Numbers, Plan
+from ringtap.core.schema import FLOW_HEADER_BYTES
+from ringtap.core.units import counted
 
 
 @dataclass(frozen=True)

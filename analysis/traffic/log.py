@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from ringtap.analysis.runs.run import map_file
 from ringtap.analysis.traffic.bursts import Flags
-from ringtap.errors import UsageError
-from ringtap.flow_table import Integers, Numbers
-from ringtap.records import INTEGER, RecordFile, open_records
-from ringtap.run_files import open_regular
-from ringtap.schema import FLOW_STATES
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_table import Integers, Numbers
+from ringtap.core.records import INTEGER, RecordFile, open_records
+from ringtap.core.run_files import open_regular
+from ringtap.core.schema import FLOW_STATES
 
 FINISHED, UNFINISHED, FAILED = (FLOW_STATES[name] for name in ("finished", "unfinished", "failed"))
 _NEVER = -(2**62)

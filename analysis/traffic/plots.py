@@ -16,8 +16,8 @@ from ringtap.analysis.plots.figure import Drawn, legend, new_figure, styled
 from ringtap.analysis.plots.style import FAINT
 from ringtap.analysis.traffic.bursts import Flags, Windows
 from ringtap.analysis.traffic.delivered import COUNT, WIDTH, Passed, Rates, counts, histogram_edges, moving_average
-from ringtap.flow_table import Integers, Plan
-from ringtap.units import format_duration, format_rate, format_size
+from ringtap.core.flow_table import Integers, Plan
+from ringtap.core.units import format_duration, format_rate, format_size
 
 _FLOW, _BURST, _PLAN = "#0072B2", "#E69F00", "#D55E00"
 SOURCES = {"capture": "captured", "nic": "counted by the interface", "log": "by the sender's log"}

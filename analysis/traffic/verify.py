@@ -26,11 +26,11 @@ from ringtap.analysis.traffic.delivered import (
 )
 from ringtap.analysis.traffic.log import FAILED, FINISHED, UNFINISHED, Sent, read_sent
 from ringtap.analysis.traffic.plots import plan_figure, rates_figure, trace_figure
-from ringtap.errors import UsageError
-from ringtap.flow_table import Integers, Numbers, Plan, read_plan
-from ringtap.records import FORMAT as RECORDS
-from ringtap.schema import LOAD_BIN_NS, MISSED_NS, SIZE_CLASSES_BYTES
-from ringtap.units import counted
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_table import Integers, Numbers, Plan, read_plan
+from ringtap.core.records import FORMAT as RECORDS
+from ringtap.core.schema import LOAD_BIN_NS, MISSED_NS, SIZE_CLASSES_BYTES
+from ringtap.core.units import counted
 
 NEAR_SHARE = 0.05  # largest relative error of a window that counts as near its plan
 START_SLACK_NS = 1000  # conversion between clocks may move a logged start this far from the planned one

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.lowering import Algorithms, lower
 from ringtap.workload.profile import RankProfile, profile_workload, read_profiles

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from tests.frameworks.ranks import WarmInterpreter
 
 pytestmark = [pytest.mark.shares, pytest.mark.together("frameworks")]

@@ -12,7 +12,7 @@ import pytest
 
 from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.agents.testbed.up import RunningTestbed
-from ringtap.records import RecordFile, open_records
+from ringtap.core.records import RecordFile, open_records
 from tests.frameworks.ranks import QUICK
 
 pytestmark = [pytest.mark.shares, pytest.mark.together("frameworks"), pytest.mark.usefixtures("unchanged_machine")]

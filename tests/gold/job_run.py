@@ -7,8 +7,8 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ringtap.records import Field, JsonLinesWriter, RecordWriter
-from ringtap.rundir import RunDirectory, write_json
+from ringtap.core.records import Field, JsonLinesWriter, RecordWriter
+from ringtap.core.rundir import RunDirectory, write_json
 
 START_NS = 1_700_000_000_000_000_000
 MS = 1_000_000

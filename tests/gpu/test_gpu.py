@@ -21,7 +21,7 @@ from ringtap.analysis.export.kineto import read_kineto
 from ringtap.cli import main
 from ringtap.collectors.base import Context
 from ringtap.collectors.gpu import GpuCollector
-from ringtap.records import open_records
+from ringtap.core.records import open_records
 from tests.frameworks.ranks import launch
 from tests.gpu.conftest import HERE, JOB, ROOT, Recorded, run_ranks
 

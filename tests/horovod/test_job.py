@@ -13,9 +13,9 @@ import pytest
 
 from ringtap import open_job
 from ringtap.analysis.job.horovod_timeline import load_timeline
+from ringtap.core.models import PROFILES
+from ringtap.core.records import open_records
 from ringtap.examples.horovod_rank import rank_environment
-from ringtap.models import PROFILES
-from ringtap.records import open_records
 from ringtap.workload.execution_trace import NodeType
 from ringtap.workload.profile import profile_workload, read_profiles
 from ringtap.workload.workload import size_of

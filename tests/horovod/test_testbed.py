@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ringtap.analysis.model.demand import demand
-from ringtap.records import open_records
+from ringtap.core.records import open_records
 from tests.frameworks.ranks import quick
 from tests.horovod.conftest import needs_horovod
 

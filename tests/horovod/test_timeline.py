@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from ringtap.analysis.job.horovod_timeline import load_timeline, read_timeline
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 
 pytestmark = [pytest.mark.shares, pytest.mark.together]
 

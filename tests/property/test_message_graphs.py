@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.workload.collectives import ALGORITHMS, NONE, Shape, message_graph, two_trees
 from ringtap.workload.message_graph import MessageGraph
 

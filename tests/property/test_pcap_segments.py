@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtap.analysis.pcap.segments import read_segments
-from ringtap.errors import MeasurementError, UsageError
+from ringtap.core.errors import MeasurementError, UsageError
 
 pytestmark = pytest.mark.computes
 

@@ -11,7 +11,7 @@ from ringtap.analysis.model.breakpoint import find_break
 from ringtap.analysis.model.fit import CongestionModel
 from ringtap.analysis.model.predict import Predictor
 from ringtap.analysis.statistics.quantiles import quantile_interval
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 
 pytestmark = pytest.mark.computes
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
 from ringtap.trafficgen.plans.registry import make_plan
 from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec

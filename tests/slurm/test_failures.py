@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.records import open_records
+from ringtap.core.records import open_records
 from tests.slurm.cluster import SlurmCluster
 from tests.slurm.there import ODD, ringtap, said, status, steps, until
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ringtap.models import profile_named
+from ringtap.core.models import profile_named
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.workload.lowering import Algorithms, lower
 from ringtap.workload.models import model_workload

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.records import open_records
+from ringtap.core.records import open_records
 from tests.unit.agent_processes import RINGTAP, ROOT, gone, node_item, run_item
 
 pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]

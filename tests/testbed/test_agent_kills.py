@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ringtap.records import open_records
+from ringtap.core.records import open_records
 from tests.unit.agent_processes import ROOT, agents_of, ended, gone, rows_of, wait_for, wrapped
 
 pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]

@@ -9,9 +9,9 @@ import pytest
 import ringtap
 from ringtap.analysis.sweeps.expected_order import expected_orders
 from ringtap.analysis.sweeps.points import CounterLog
-from ringtap.ethernet import frame_bytes
-from ringtap.models import PROFILES
-from ringtap.schema import NIC_REC
+from ringtap.core.ethernet import frame_bytes
+from ringtap.core.models import PROFILES
+from ringtap.core.schema import NIC_REC
 from ringtap.workload.execution_trace import Collective
 from ringtap.workload.lowering import Algorithms
 from tests.testbed.sweeps import run, status

@@ -12,7 +12,7 @@ import pytest
 
 from ringtap.agents.testbed.topology import JobShare, LinkCount, TestbedSpec
 from ringtap.agents.testbed.up import RunningTestbed, own_name
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 
 pytestmark = [pytest.mark.alone(1), pytest.mark.usefixtures("unchanged_machine")]
 # at this rate, the buffer of a socket lasts while its process waits for a CPU

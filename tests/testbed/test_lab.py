@@ -14,7 +14,7 @@ import pytest
 from ringtap.agents.testbed import registry
 from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.agents.testbed.up import RunningTestbed
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 
 pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
@@ -231,7 +231,7 @@ def test_a_host_that_cannot_be_reached_is_named() -> None:
         assert cut.returncode == 0
         code = (
             "from ringtap.agents.testbed import build\nfrom ringtap.agents.testbed.topology import TestbedSpec\n"
-            "from ringtap.errors import MeasurementError\n"
+            "from ringtap.core.errors import MeasurementError\n"
             "try:\n    build.measure_links(TestbedSpec('cut', ('S0', 'S1', 'S2', 'S3'), 100_000_000))\n"
             "except MeasurementError as error:\n    print(error)\n"
         )

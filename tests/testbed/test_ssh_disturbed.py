@@ -16,7 +16,7 @@ import pytest
 import ringtap
 from ringtap.agents.testbed.topology import SWITCH
 from ringtap.agents.testbed.up import RunningTestbed
-from ringtap.records import read_json_lines
+from ringtap.core.records import read_json_lines
 from tests.testbed.sshd import SshServers
 from tests.testbed.sweeps import one_sentence, status, wait_for
 from tests.testbed.test_ssh_sweep import MARKS, SPEC, Desk

@@ -17,8 +17,8 @@ import pytest
 from ringtap.agents.hosts.ssh import SshHost, SshHosts
 from ringtap.agents.testbed.topology import SWITCH, TestbedSpec
 from ringtap.agents.testbed.up import RunningTestbed
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.rundir import RunDirectory, read_json
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.rundir import RunDirectory, read_json
 from tests.testbed.sshd import SshServers
 from tests.unit.agent_processes import running
 

@@ -15,7 +15,7 @@ import pytest
 import ringtap
 from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.agents.testbed.up import RunningTestbed
-from ringtap.records import open_records, read_json_lines
+from ringtap.core.records import open_records, read_json_lines
 from ringtap.trafficgen.calibration import Calibration, save, this_host
 from ringtap.workload.workload import write_workload
 from tests.testbed import sweeps

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ringtap.records import read_json_lines
+from ringtap.core.records import read_json_lines
 from tests.testbed.sweeps import one_sentence, run, start, status, wait_for
 
 pytestmark = [pytest.mark.shares, pytest.mark.together("sweeps"), pytest.mark.usefixtures("unchanged_machine")]

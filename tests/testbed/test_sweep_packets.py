@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.records import read_json_lines
+from ringtap.core.records import read_json_lines
 from tests.testbed.sweeps import SMALL, run
 
 pytestmark = [pytest.mark.shares, pytest.mark.together("sweeps"), pytest.mark.usefixtures("unchanged_machine")]

@@ -13,7 +13,7 @@ import pytest
 
 import ringtap
 from ringtap.agents.testbed import registry
-from ringtap.errors import RingtapError
+from ringtap.core.errors import RingtapError
 from tests.testbed.sweeps import run
 from tests.testbed.test_sweep import MARKS, points, status
 

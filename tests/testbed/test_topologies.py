@@ -10,8 +10,8 @@ import pytest
 import ringtap
 from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.agents.testbed.up import RunningTestbed
-from ringtap.errors import UsageError
-from ringtap.rundir import read_points
+from ringtap.core.errors import UsageError
+from ringtap.core.rundir import read_points
 from tests.testbed.sweeps import run, status
 from tests.testbed.test_lab import RINGTAP, UNPRIVILEGED
 

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from ringtap.flow_plan import FORMAT, VERSION, Flow
-from ringtap.records import open_records
+from ringtap.core.flow_plan import FORMAT, VERSION, Flow
+from ringtap.core.records import open_records
 from ringtap.trafficgen.plans.plan_file import write_plan
 from ringtap.trafficgen.plans.registry import make_plan
 from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
@@ -32,7 +32,7 @@ TIME_WAIT = 6  # in /proc/net/tcp
 # ``ringtap traffic``, with a log's file turned into /dev/full once its header stands
 FULL_DISK = """
 import os, sys
-from ringtap.records import RecordWriter
+from ringtap.core.records import RecordWriter
 made = RecordWriter.__init__
 def full(self, *arguments):
     made(self, *arguments)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import ringtap
-from ringtap.errors import UsageError
-from ringtap.options import add_force
-from ringtap.terminal import shell_word
-from ringtap.units import format_size
+from ringtap.core.errors import UsageError
+from ringtap.core.options import add_force
+from ringtap.core.terminal import shell_word
+from ringtap.core.units import format_size
 
 # Modules that trafficgen imports; they need only the standard library
 _CORE_MODULES = (

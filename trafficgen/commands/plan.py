@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringtap.errors import UsageError
-from ringtap.options import add_force, add_json, add_verbose
-from ringtap.terminal import shell_word
+from ringtap.core.errors import UsageError
+from ringtap.core.options import add_force, add_json, add_verbose
+from ringtap.core.terminal import shell_word
+from ringtap.core.units import counted, format_duration, format_rate, format_size
 from ringtap.trafficgen.commands.common import print_settings
 from ringtap.trafficgen.plans.kind import SHARED, TO, TRANSPORT, TrafficKind
 from ringtap.trafficgen.plans.registry import make_plan, size_points, traffic_kinds
 from ringtap.trafficgen.protocol import LOCAL
-from ringtap.units import counted, format_duration, format_rate, format_size
 
 if TYPE_CHECKING:
     from ringtap.trafficgen.plans.plan_file import FlowSource

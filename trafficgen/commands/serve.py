@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ringtap.options import add_json, add_verbose
+from ringtap.core.options import add_json, add_verbose
+from ringtap.core.units import counted, format_size, parse_duration_s
 from ringtap.trafficgen.commands.common import add_token, add_worker_options, at_least, print_settings, read_token
 from ringtap.trafficgen.protocol import LOCAL
-from ringtap.units import counted, format_size, parse_duration_s
 
 
 def register(verbs: Any, name: str, summary: str) -> None:

@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Any, Literal
 
 import ringtap
-from ringtap.errors import UsageError
-from ringtap.flow_plan import BASIC_VERSION, FORMAT, MAX_INT64
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan import BASIC_VERSION, FORMAT, MAX_INT64
 from ringtap.trafficgen.protocol import parse_address
 
 NS = 1_000_000_000

@@ -13,13 +13,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import UsageError
-from ringtap.flow_plan import FLOW_LIST_COLUMNS, MAX_INT64, Flow, flow_list_line
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan import FLOW_LIST_COLUMNS, MAX_INT64, Flow, flow_list_line
+from ringtap.core.units import counted
 from ringtap.trafficgen.plans.common import NS, Frame
 from ringtap.trafficgen.plans.kind import DURATION, NODE, Option, TrafficKind
 from ringtap.trafficgen.plans.plan_file import FlowSource
 from ringtap.trafficgen.protocol import parse_address
-from ringtap.units import counted
 
 _UNLISTABLE = ("long-lived", "ring", "workload")
 _MS = 1_000_000

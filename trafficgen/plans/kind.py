@@ -8,9 +8,9 @@ from numbers import Real
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from ringtap.errors import UsageError, did_you_mean
+from ringtap.core.errors import UsageError, did_you_mean
+from ringtap.core.units import parse_duration_s, parse_rate_bps, parse_size_bytes
 from ringtap.trafficgen.plans.common import Frame, OfferedLoad
-from ringtap.units import parse_duration_s, parse_rate_bps, parse_size_bytes
 
 if TYPE_CHECKING:
     from ringtap.trafficgen.plans.plan_file import FlowSource

@@ -10,8 +10,9 @@ from fractions import Fraction
 from itertools import chain
 from typing import Any
 
-from ringtap.errors import UsageError
-from ringtap.flow_plan import MAX_INT64, Flow
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan import MAX_INT64, Flow
+from ringtap.core.units import parse_size_bytes
 from ringtap.trafficgen.plans.common import Frame, OfferedLoad
 from ringtap.trafficgen.plans.kind import (
     DURATION,
@@ -31,7 +32,6 @@ from ringtap.trafficgen.plans.kind import (
 from ringtap.trafficgen.plans.kind import duration_ns as read_ns
 from ringtap.trafficgen.plans.sampling import again, exponentials, shares_of, stream
 from ringtap.trafficgen.protocol import parse_address
-from ringtap.units import parse_size_bytes
 
 _MAX_PAIRS = 100_000
 

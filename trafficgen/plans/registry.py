@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from ringtap import plug_ins
-from ringtap.errors import RingtapWarning, UsageError
+from ringtap.core import plug_ins
+from ringtap.core.errors import RingtapWarning, UsageError
 from ringtap.trafficgen.plans.common import Frame
 from ringtap.trafficgen.plans.kind import TRANSPORT, TrafficKind
 from ringtap.trafficgen.plans.plan_file import FlowSource

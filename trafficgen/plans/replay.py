@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import UsageError
-from ringtap.flow_plan import MAX_INT64, Flow
-from ringtap.records import open_records
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan import MAX_INT64, Flow
+from ringtap.core.records import open_records
 from ringtap.trafficgen.plans.common import Frame
 from ringtap.trafficgen.plans.kind import DURATION, FROM, SCALE, TO, Option, TrafficKind, duration_ns
 

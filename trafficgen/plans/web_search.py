@@ -16,8 +16,8 @@ from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
-from ringtap.errors import UsageError, did_you_mean
-from ringtap.flow_plan import Flow
+from ringtap.core.errors import UsageError, did_you_mean
+from ringtap.core.flow_plan import Flow
 from ringtap.trafficgen.plans.common import MAX_FLOWS, Frame, OfferedLoad, check_lists
 from ringtap.trafficgen.plans.kind import (
     DURATION,

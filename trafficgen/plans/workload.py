@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import UsageError
-from ringtap.flow_plan import VERSION, Flow, Operation
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan import VERSION, Flow, Operation
+from ringtap.core.units import counted
 from ringtap.trafficgen.plans.common import NS, Frame
 from ringtap.trafficgen.plans.kind import DURATION, FROM, ITERATIONS, NODE, TrafficKind
 from ringtap.trafficgen.protocol import parse_address
-from ringtap.units import counted
 
 ReadOperations = Callable[[Path], Sequence[Operation]]
 """Reader of a workload without collectives: the operations of an iteration, each after those that it waits for."""

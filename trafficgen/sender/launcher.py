@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import ringtap
-from ringtap.errors import RingtapError, UsageError
-from ringtap.flow_plan import Flow
+from ringtap.core.errors import RingtapError, UsageError
+from ringtap.core.flow_plan import Flow
 from ringtap.trafficgen import protocol
 from ringtap.trafficgen.flow_log import SENT_FIELDS, FlowLog
 from ringtap.trafficgen.plans.plan_file import PlanFile, PlanRequirements

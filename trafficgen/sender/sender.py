@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from ringtap.errors import MeasurementError, UsageError
+from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.trafficgen import protocol
 from ringtap.trafficgen.flow_log import SENT_FIELDS, FlowLog
 from ringtap.trafficgen.plans.plan_file import PlanFile

@@ -16,7 +16,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
-from ringtap.errors import MeasurementError, UsageError
+from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.trafficgen import protocol
 from ringtap.trafficgen.flow_log import FLUSH_S, SENT_FIELDS, FlowLog
 from ringtap.trafficgen.sender import ipc

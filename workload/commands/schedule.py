@@ -8,11 +8,11 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringtap.errors import UsageError
-from ringtap.options import add_force, add_json
-from ringtap.schema import RUN_JSON
-from ringtap.terminal import text_table
-from ringtap.units import counted, format_rate, parse_duration_s, parse_rate_bps, whole_number
+from ringtap.core.errors import UsageError
+from ringtap.core.options import add_force, add_json
+from ringtap.core.schema import RUN_JSON
+from ringtap.core.terminal import text_table
+from ringtap.core.units import counted, format_rate, parse_duration_s, parse_rate_bps, whole_number
 from ringtap.workload.options import add_algorithms, add_ranks_per_host, algorithms, ranks_per_host
 
 if TYPE_CHECKING:

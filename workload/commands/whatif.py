@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import UsageError, did_you_mean
-from ringtap.models import GRADIENT_BYTES
-from ringtap.options import add_json
-from ringtap.terminal import text_table
-from ringtap.units import counted, format_size, parse_duration_s, parse_rate_bps, parse_size_bytes, whole_number
+from ringtap.core.errors import UsageError, did_you_mean
+from ringtap.core.models import GRADIENT_BYTES
+from ringtap.core.options import add_json
+from ringtap.core.terminal import text_table
+from ringtap.core.units import counted, format_size, parse_duration_s, parse_rate_bps, parse_size_bytes, whole_number
 from ringtap.workload.layer_tensors import COLUMNS, UnknownLayersError, read_tensors, workload_tensors
 from ringtap.workload.models import BUCKET_BYTES
 from ringtap.workload.options import ranks_per_host, read_loads

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ringtap.agents.node.jobs import StartedByDaemons, descendants
-from ringtap.schema import OWNERS_JSONL
+from ringtap.core.schema import OWNERS_JSONL
 
 pytestmark = pytest.mark.shares
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.records import open_records
+from ringtap.core.records import open_records
 from tests.gold.analysis_sweep import write_sweep
 from tests.gold.job_run import Truth, write_ddp_job
 from tests.unit.agent_processes import PLAIN, RINGTAP, ROOT, gone, node_item, rows_of, run_item, wait_for

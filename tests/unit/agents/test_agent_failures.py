@@ -22,8 +22,8 @@ from ringtap.agents.job.agent_client import AgentClient
 from ringtap.agents.node import agent, agent_socket
 from ringtap.agents.node.agent_socket import Connection
 from ringtap.agents.node.settings import RunSettings
-from ringtap.records import open_records
-from ringtap.rundir import RunDirectory
+from ringtap.core.records import open_records
+from ringtap.core.rundir import RunDirectory
 from tests.unit.agent_processes import (
     PLAIN,
     RINGTAP,

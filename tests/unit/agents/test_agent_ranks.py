@@ -13,17 +13,17 @@ from typing import Any
 import psutil
 import pytest
 
-from ringtap import rundir
 from ringtap.agents.job.environment import local_size, machine, of_this_start, run_key
 from ringtap.agents.job.run_location import find_location
 from ringtap.agents.node import agent_socket
 from ringtap.agents.node.node_json import conclude
 from ringtap.agents.node.settings import RunSettings, parse_settings
 from ringtap.collectors.processes import rank_in
-from ringtap.completeness import missing_ranks
-from ringtap.errors import UsageError
-from ringtap.records import RecordWriter
-from ringtap.rundir import RunDirectory, TakenError, UnwritableError, write_json
+from ringtap.core import rundir
+from ringtap.core.completeness import missing_ranks
+from ringtap.core.errors import UsageError
+from ringtap.core.records import RecordWriter
+from ringtap.core.rundir import RunDirectory, TakenError, UnwritableError, write_json
 from tests.unit.agent_processes import (
     PLAIN,
     RINGTAP,

@@ -17,8 +17,8 @@ from ringtap.agents.clock import log as clock_account
 from ringtap.agents.clock import service as clock_reference
 from ringtap.agents.clock.service import ClockService, reference_of
 from ringtap.agents.clock.system_clock import Clock, StepWatch, adjtimex, boot_id, file_system
-from ringtap.records import open_records
-from ringtap.rundir import RunDirectory
+from ringtap.core.records import open_records
+from ringtap.core.rundir import RunDirectory
 
 pytestmark = pytest.mark.shares
 

@@ -17,9 +17,9 @@ import pytest
 import ringtap
 from ringtap.agents.hook.ringtap_hook import ddp, steps
 from ringtap.agents.hook.ringtap_hook.settings import Settings
-from ringtap.python_command import RUN_MODULE
-from ringtap.records import open_records, read_json_lines
-from ringtap.rundir import RunDirectory, read_json
+from ringtap.core.python_command import RUN_MODULE
+from ringtap.core.records import open_records, read_json_lines
+from ringtap.core.rundir import RunDirectory, read_json
 from tests.frameworks.ranks import QUICK
 
 pytestmark = pytest.mark.shares

@@ -10,7 +10,7 @@ import ringtap
 from ringtap.agents.hosts import frames
 from ringtap.agents.hosts.frames import ANSWER_BYTES, BEAT_S, CHUNK_BYTES, ORPHAN_S, SILENT_S, Unpacker, pack
 from ringtap.agents.hosts.remote import Channel
-from ringtap.errors import MeasurementError
+from ringtap.core.errors import MeasurementError
 
 pytestmark = pytest.mark.shares
 

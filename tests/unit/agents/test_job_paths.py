@@ -19,8 +19,8 @@ from ringtap.agents.sweep.job_paths import (
 )
 from ringtap.agents.testbed.routing import hops, links_on_path, path_count, path_routes
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.errors import UsageError
-from ringtap.plan import load_plan
+from ringtap.core.errors import UsageError
+from ringtap.core.plan import load_plan
 from ringtap.workload.interleaving import Link, PeriodicJob, Phase
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]

@@ -15,7 +15,7 @@ from ringtap import cli
 from ringtap.agents.node import agent_socket
 from ringtap.agents.testbed import registry
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 
 pytestmark = pytest.mark.shares
 

@@ -16,8 +16,8 @@ from ringtap.agents.testbed.capacity import excess
 from ringtap.agents.testbed.routing import carries_all, hops, routes
 from ringtap.agents.testbed.topology import MAX_HOSTS, TestbedSpec
 from ringtap.cli import main
-from ringtap.errors import UsageError
-from ringtap.plan import plan_from_keys
+from ringtap.core.errors import UsageError
+from ringtap.core.plan import plan_from_keys
 
 pytestmark = pytest.mark.computes
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringtap.agents.hosts.ssh import SshHost, SshHosts
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 
 pytestmark = pytest.mark.computes
 

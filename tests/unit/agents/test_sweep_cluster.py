@@ -20,9 +20,9 @@ from ringtap.agents.sweep.host_facts import free_port, host_facts
 from ringtap.agents.sweep.precheck import check_host
 from ringtap.agents.sweep.preflight import Answer, _torch_problems, ask_hosts, cluster_roles
 from ringtap.agents.sweep.tcp_reachability import TcpPath, _sentences, check_reachability
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.plan import SweepPlan, load_plan
-from ringtap.rundir import read_json
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.plan import SweepPlan, load_plan
+from ringtap.core.rundir import read_json
 from ringtap.trafficgen.plans.plan_file import PlanFile
 from tests.gold.analysis_sweep import edit_info, write_sweep
 

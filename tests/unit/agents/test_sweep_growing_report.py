@@ -13,7 +13,7 @@ import pytest
 
 import ringtap
 from ringtap.agents.sweep.growing_report import GrowingReport
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from tests.gold.analysis_sweep import edit_info, write_sweep
 
 pytestmark = pytest.mark.shares

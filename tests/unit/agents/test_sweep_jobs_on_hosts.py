@@ -10,11 +10,11 @@ from ringtap.agents.sweep.clock_offsets import ClockOffset, _offset, clock_offse
 from ringtap.agents.sweep.disturbances import Rates, Watch
 from ringtap.agents.sweep.preflight import _gpu_problems, _question, _tool_problems, cluster_roles
 from ringtap.agents.sweep.shared_links import SharedLinks
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.plan import SweepPlan, load_plan
-from ringtap.plan_cluster import Cluster, ClusterHost
-from ringtap.rundir import RunDirectory, write_json
-from ringtap.schema import CLOCK_JSON
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.plan import SweepPlan, load_plan
+from ringtap.core.plan_cluster import Cluster, ClusterHost
+from ringtap.core.rundir import RunDirectory, write_json
+from ringtap.core.schema import CLOCK_JSON
 from tests.unit.agents.test_sweep_cluster import answer, nic
 
 pytestmark = pytest.mark.shares

@@ -8,7 +8,7 @@ import pytest
 
 from ringtap.agents.sweep import load_choice
 from ringtap.agents.sweep.load_choice import LoadChoice
-from ringtap.errors import MeasurementError
+from ringtap.core.errors import MeasurementError
 
 pytestmark = pytest.mark.shares
 

@@ -11,8 +11,8 @@ from ringtap.agents.sweep.disturbances import collect_options
 from ringtap.agents.sweep.estimate import resolved
 from ringtap.agents.sweep.job_launch import processes
 from ringtap.agents.sweep.preflight import Answer, _rdma_problems, cluster_roles
-from ringtap.errors import UsageError
-from ringtap.plan import SweepPlan, load_plan
+from ringtap.core.errors import UsageError
+from ringtap.core.plan import SweepPlan, load_plan
 from tests.unit.agents.test_sweep_cluster import PLAN, answer, counter, nic, plan_of
 
 pytestmark = pytest.mark.shares

@@ -14,7 +14,7 @@ import pytest
 from ringtap.analysis.job import node_counters, open_job
 from ringtap.analysis.runs import batches, derived
 from ringtap.cli import main
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from tests.gold.job_run import MS, Truth, write_ddp_job
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]

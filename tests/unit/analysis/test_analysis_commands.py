@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from ringtap.cli import main
-from ringtap.installation import install_command
+from ringtap.core.installation import install_command
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]
 

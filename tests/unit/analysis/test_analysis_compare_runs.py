@@ -15,8 +15,8 @@ from ringtap.analysis.compare.run_comparison import compare_measures, compare_ru
 from ringtap.analysis.compare.text import describe
 from ringtap.analysis.statistics.two_sample import location_p
 from ringtap.cli import main
-from ringtap.errors import UsageError
-from ringtap.rundir import RunDirectory
+from ringtap.core.errors import UsageError
+from ringtap.core.rundir import RunDirectory
 from tests.gold.analysis_sweep import write_sweep
 from tests.gold.job_run import MS, START_NS, Node, Truth, pcap, write_ddp_job
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ringtap.analysis.model.congestion_point import elasticities, find_congestion_point, merge_replicates
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]
 

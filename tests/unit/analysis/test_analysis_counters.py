@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from ringtap.analysis.sweeps.points import CounterLog
-from ringtap.records import Field, RecordWriter
+from ringtap.core.records import Field, RecordWriter
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]
 

@@ -1,7 +1,7 @@
 import pytest
 
 from ringtap.analysis.model.demand import COLLECTIVES, demand
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ringtap.analysis.model.fit import CongestionModel, FitResult, corrected_akaike
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ringtap.analysis.model.fit import CongestionModel
 from ringtap.analysis.model.predict import Predictor, read_fit
 from ringtap.cli import main
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]
 

@@ -22,8 +22,8 @@ from ringtap.analysis.report.loads import order_kinds
 from ringtap.analysis.report.thesis_expectations import check
 from ringtap.analysis.runs.run import SweepRun, read_run
 from ringtap.cli import main
-from ringtap.models import PROFILES
-from ringtap.records import open_records
+from ringtap.core.models import PROFILES
+from ringtap.core.records import open_records
 from tests.gold.analysis_sweep import CURVES, LOADS_GBPS, edit_info, write_sweep
 from tests.gold.job_run import Truth, write_ddp_job
 from tests.unit.browser import CHROMIUM, Browser

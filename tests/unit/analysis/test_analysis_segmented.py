@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ringtap.analysis.model.breakpoint import compared, find_break, scaled
 from ringtap.analysis.model.fit import CongestionModel
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]
 

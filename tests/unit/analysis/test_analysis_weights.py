@@ -5,7 +5,7 @@ import pytest
 
 from ringtap.analysis.model.fit import CongestionModel, weigh
 from ringtap.analysis.model.regression import log_predict, reduced_load, solve_log, solve_many
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]
 

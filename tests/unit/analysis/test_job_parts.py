@@ -19,8 +19,8 @@ from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.job.text import _congestion, describe
 from ringtap.analysis.runs.apportioning import Borders
 from ringtap.analysis.runs.node_logs import NodeLogs
-from ringtap.records import Field, JsonLinesWriter, RecordWriter
-from ringtap.rundir import RunDirectory, write_json
+from ringtap.core.records import Field, JsonLinesWriter, RecordWriter
+from ringtap.core.rundir import RunDirectory, write_json
 from tests.gold.job_run import MS, START_NS, STEP_NAMES, TIMES, Node, Truth, pcap, write_ddp_job
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]

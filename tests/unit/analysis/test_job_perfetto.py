@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 import ringtap
 from ringtap.analysis.job.horovod_timeline import read_timeline
 from ringtap.cli import main
-from ringtap.errors import UsageError
-from ringtap.records import Field, JsonLinesWriter, RecordWriter
-from ringtap.rundir import RunDirectory
-from ringtap.schema import FLOW_STATES
+from ringtap.core.errors import UsageError
+from ringtap.core.records import Field, JsonLinesWriter, RecordWriter
+from ringtap.core.rundir import RunDirectory
+from ringtap.core.schema import FLOW_STATES
 from ringtap.trafficgen.flow_log import SENT_FIELDS, FlowLog
 from tests.gold.job_run import MS, START_NS, TIMES, Node, Truth, pcap, write_ddp_job
 
@@ -306,7 +306,7 @@ def test_runs_that_cannot_be_shown(tmp_path, capsys, monkeypatch):
     command[1] = str(tmp_path / "empty")
     assert main(command) == 2
     assert "holds no iteration and no sample" in capsys.readouterr().err
-    monkeypatch.setattr("ringtap.installation.find_spec", lambda name: None)
+    monkeypatch.setattr("ringtap.core.installation.find_spec", lambda name: None)
     assert main(command) == 2
     assert "a Perfetto trace needs perfetto, not installed here: " in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty"]

@@ -19,8 +19,8 @@ from ringtap.analysis.export import flight_recorder
 from ringtap.analysis.export.flight_recorder import read_flight_recorder
 from ringtap.analysis.export.nccl_inspector import read_nccl_inspector
 from ringtap.cli import main
-from ringtap.errors import UsageError
-from ringtap.rundir import RunDirectory
+from ringtap.core.errors import UsageError
+from ringtap.core.rundir import RunDirectory
 from tests.gold.job_run import MS, START_NS, Node, Truth, write_ddp_job
 
 pytest.importorskip("perfetto")

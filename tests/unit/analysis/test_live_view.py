@@ -24,7 +24,7 @@ from ringtap.analysis.live.poller import Poller
 from ringtap.analysis.live.snapshot import Gpu, Host, Mark, Node, Snapshot, Throughput
 from ringtap.analysis.live.summary import iteration_plot, throughput_plot
 from ringtap.analysis.live.tables import FLOWS, NODES, core_bars, count, gbps, milliseconds
-from ringtap.errors import MeasurementError
+from ringtap.core.errors import MeasurementError
 from tests.unit.live_run import START_NS, RunWriter, second_of_training
 
 pytestmark = pytest.mark.shares

@@ -28,8 +28,8 @@ from ringtap.analysis.live.build_snapshot import SnapshotSource
 from ringtap.analysis.live.page_parts import TableChoice, parts_of
 from ringtap.analysis.live.snapshot import Collector, Nic, Node, Snapshot
 from ringtap.cli import main
-from ringtap.errors import UsageError
-from ringtap.http_address import listen, names_loopback
+from ringtap.core.errors import UsageError
+from ringtap.core.http_address import listen, names_loopback
 from tests.unit.agent_processes import RINGTAP, ended, wait_for
 from tests.unit.browser import CHROMIUM, WAIT_S, Browser
 from tests.unit.live_run import RunWriter, second_of_training

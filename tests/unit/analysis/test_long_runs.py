@@ -20,7 +20,7 @@ from ringtap.analysis.job.run import Job
 from ringtap.analysis.report import page
 from ringtap.analysis.runs import batches, derived
 from ringtap.cli import main
-from ringtap.errors import MeasurementError
+from ringtap.core.errors import MeasurementError
 from tests.gold.job_run import MS, Truth, write_ddp_job
 
 pytestmark = pytest.mark.computes

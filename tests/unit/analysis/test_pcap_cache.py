@@ -9,7 +9,7 @@ import pytest
 from ringtap.analysis.pcap import cache as caches
 from ringtap.analysis.pcap import reader
 from ringtap.analysis.pcap.reader import read_captures
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from tests.unit.capture_makers import A4, B4, classic, frames, spaced, udp
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]

@@ -18,7 +18,7 @@ import pytest
 from ringtap.analysis.pcap import sources
 from ringtap.analysis.pcap.reader import read_captures
 from ringtap.cli import main
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from tests.unit.capture_makers import (
     A4,
     B4,

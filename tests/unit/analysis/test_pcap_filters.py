@@ -12,7 +12,7 @@ from scapy.packet import Raw
 
 from ringtap.analysis.pcap.reader import read_captures
 from ringtap.analysis.pcap.scan_dtypes import is_ip
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from tests.unit.capture_makers import (
     A4,
     A6,

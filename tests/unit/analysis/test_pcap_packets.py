@@ -15,7 +15,7 @@ from ringtap.analysis.pcap import scan
 from ringtap.analysis.pcap.kernels import state as ks
 from ringtap.analysis.pcap.packets import CapturePoint, read_packets
 from ringtap.cli import main
-from ringtap.rundir import RunDirectory, write_json
+from ringtap.core.rundir import RunDirectory, write_json
 from tests.gold.analysis_sweep import write_sweep
 from tests.gold.job_run import MS, START_NS, Node, Truth, write_ddp_job
 from tests.unit.capture_makers import A4, B4, Blocks, Packet, classic, ethernet, udp

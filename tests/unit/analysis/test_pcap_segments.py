@@ -17,7 +17,7 @@ import pytest
 
 from ringtap.analysis.pcap import segments
 from ringtap.analysis.pcap.segments import read_segments
-from ringtap.errors import MeasurementError, UsageError
+from ringtap.core.errors import MeasurementError, UsageError
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]
 

@@ -8,7 +8,7 @@ import pytest
 
 from ringtap.analysis.pcap import traffic as traffic_module
 from ringtap.analysis.pcap.reader import read_captures
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from tests.unit.capture_makers import A4, A6, B4, B6, C4, MS, START_NS, Talk, classic, frames, roce, spaced, udp, usual
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from ringtap.analysis.sweeps.tables import read_table
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 
 pytestmark = pytest.mark.shares
 

@@ -15,9 +15,9 @@ from ringtap.analysis.report.write import write_report
 from ringtap.analysis.runs.run import read_run
 from ringtap.analysis.sweeps.packets import CapturedPoint, captured_points
 from ringtap.analysis.sweeps.points import measure
-from ringtap.models import PROFILES
-from ringtap.records import read_json_lines
-from ringtap.rundir import write_json
+from ringtap.core.models import PROFILES
+from ringtap.core.records import read_json_lines
+from ringtap.core.rundir import write_json
 from tests.gold.analysis_sweep import edit_info, write_sweep
 from tests.unit.capture_makers import Packet, classic
 

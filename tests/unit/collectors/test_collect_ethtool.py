@@ -14,7 +14,7 @@ import pytest
 from ringtap.collectors.base import Context
 from ringtap.collectors.ethtool import EthtoolCollector, field_of, select
 from ringtap.collectors.ethtool_ioctl import Ethtool, offloads
-from ringtap.records import open_records
+from ringtap.core.records import open_records
 
 pytestmark = pytest.mark.shares
 

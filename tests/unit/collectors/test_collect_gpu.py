@@ -17,7 +17,7 @@ import pytest
 
 from ringtap.collectors.base import Context
 from ringtap.collectors.gpu import GpuCollector
-from ringtap.records import Field, open_records
+from ringtap.core.records import Field, open_records
 
 pytestmark = pytest.mark.shares
 

@@ -22,8 +22,8 @@ from ringtap.collectors.slow_iterations import (
     SlowRule,
     parse_rule,
 )
-from ringtap.errors import UsageError
-from ringtap.records import RecordWriter
+from ringtap.core.errors import UsageError
+from ringtap.core.records import RecordWriter
 from tests.unit.live_run import STEPS
 
 pytestmark = pytest.mark.shares

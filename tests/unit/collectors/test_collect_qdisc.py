@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ringtap.collectors.base import Context
 from ringtap.collectors.netlink import HEADER_BYTES, aligned, attributes, message_at
 from ringtap.collectors.qdisc import QdiscCollector, QdiscTable
-from ringtap.records import open_records
+from ringtap.core.records import open_records
 
 pytestmark = pytest.mark.shares
 

@@ -21,7 +21,7 @@ from ringtap.collectors import tcp_info as layout
 from ringtap.collectors.base import Context
 from ringtap.collectors.netlink import HEADER_BYTES, aligned, attributes, message_at
 from ringtap.collectors.sockets import APART, SocketOwners, SocketsCollector, SocketTable
-from ringtap.records import RecordWriter, open_records, read_json_lines
+from ringtap.core.records import RecordWriter, open_records, read_json_lines
 
 pytestmark = pytest.mark.shares
 

@@ -16,9 +16,9 @@ from ringtap.analysis.runs.apportioning import Borders, counter_steps
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.run import map_records
 from ringtap.analysis.sweeps.points import CounterLog
-from ringtap.counter_growth import growth, window_growth
-from ringtap.errors import UsageError
-from ringtap.records import Field, RecordWriter, open_records
+from ringtap.core.counter_growth import growth, window_growth
+from ringtap.core.errors import UsageError
+from ringtap.core.records import Field, RecordWriter, open_records
 
 pytestmark = pytest.mark.computes
 

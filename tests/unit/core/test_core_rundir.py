@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.errors import UsageError
-from ringtap.rundir import RunDirectory, new_name
-from ringtap.schema import SCHEMA
+from ringtap.core.errors import UsageError
+from ringtap.core.rundir import RunDirectory, new_name
+from ringtap.core.schema import SCHEMA
 
 pytestmark = pytest.mark.computes
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from ringtap import python_command, records, schema
 from ringtap.agents.hook.ringtap_hook import agent_start, ddp, files, steps
+from ringtap.core import python_command, records, schema
 
 pytestmark = pytest.mark.computes
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtap.errors import UsageError
-from ringtap.units import (
+from ringtap.core.errors import UsageError
+from ringtap.core.units import (
     counted,
     format_change,
     format_duration,

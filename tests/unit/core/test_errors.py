@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ringtap.cli import main
-from ringtap.errors import UsageError, error_message, exit_words, failure_message, last_line
+from ringtap.core.errors import UsageError, error_message, exit_words, failure_message, last_line
 
 pytestmark = pytest.mark.computes
 

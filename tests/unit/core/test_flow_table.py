@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ringtap.errors import UsageError
-from ringtap.flow_plan import Flow
-from ringtap.flow_table import read_plan
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan import Flow
+from ringtap.core.flow_table import read_plan
 from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
 
 pytestmark = pytest.mark.computes

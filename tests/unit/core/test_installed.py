@@ -17,8 +17,8 @@ import pytest
 import tomllib
 
 import ringtap
-from ringtap import installation
 from ringtap.cli import SUB_VERBS, VERBS, build_parser
+from ringtap.core import installation
 
 pytestmark = [pytest.mark.shares, pytest.mark.together]
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.shares
 
 PARENT = """
 import subprocess, time
-from ringtap.parent_death import die_with_parent
+from ringtap.core.parent_death import die_with_parent
 child = subprocess.Popen(["sleep", "60"], preexec_fn=die_with_parent())
 print(child.pid, flush=True)
 time.sleep(60)
@@ -24,7 +24,7 @@ time.sleep(60)
 # the child prepares only after its parent has ended
 LATE = """
 import os, signal, time
-from ringtap.parent_death import die_with_parent
+from ringtap.core.parent_death import die_with_parent
 parent, prepare = os.getpid(), die_with_parent(signal.SIGTERM)
 signal.signal(signal.SIGTERM, lambda *_: (print("ended", flush=True), os._exit(0)))
 if os.fork():

@@ -11,7 +11,7 @@ import pytest
 
 import ringtap
 from ringtap import cli
-from ringtap.terminal import shown_log
+from ringtap.core.terminal import shown_log
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import ringtap
-from ringtap.python_command import RUN_MODULE, python_command, short_command
-from ringtap.schema import CROSS_COMMAND
+from ringtap.core.python_command import RUN_MODULE, python_command, short_command
+from ringtap.core.schema import CROSS_COMMAND
 from tests.unit.traffic_processes import plan_for
 
 pytestmark = pytest.mark.shares
@@ -150,5 +150,5 @@ def test_only_the_helper_starts_modules_of_ringtap() -> None:
         for path in (ROOT / folder).rglob("*.py"):
             if re.search(r"""["']-m["'],""", path.read_text()):
                 found.add(str(path.relative_to(ROOT)))
-    found.discard("ringtap/python_command.py")
+    found.discard("ringtap/core/python_command.py")
     assert found == allowed

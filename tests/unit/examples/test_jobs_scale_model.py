@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtap import plan_models
-from ringtap.models import PROFILES, ModelProfile
-from ringtap.records import RecordFile, open_records
+from ringtap.core import plan_models
+from ringtap.core.models import PROFILES, ModelProfile
+from ringtap.core.records import RecordFile, open_records
 from tests.frameworks.ranks import QUICK, launch
 
 pytestmark = [pytest.mark.shares, pytest.mark.together]

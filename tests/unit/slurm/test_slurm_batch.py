@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from ringtap.agents.job.exit_cause import SHELL_CAUSE, MemoryKills
-from ringtap.errors import exit_words
-from ringtap.rundir import RunDirectory, write_json
+from ringtap.core.errors import exit_words
+from ringtap.core.rundir import RunDirectory, write_json
 from ringtap.slurm.batch import _end
 from ringtap.slurm.job import read_report
 from ringtap.slurm.paths import SubmitPaths

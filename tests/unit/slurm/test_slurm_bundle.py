@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import ringtap
-from ringtap.errors import MeasurementError, UsageError
+from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.slurm.bundle import MANIFEST, README, check_wheels, own_wheel, requirements, write_bundle
 from ringtap.slurm.sites import load_site
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.plan import load_plan
-from ringtap.python_command import RUN_MODULE
+from ringtap.core.plan import load_plan
+from ringtap.core.python_command import RUN_MODULE
 from ringtap.slurm.arrays import _Request, plan_script
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.request import Environment, Recording, Request, Resources

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtap.cli import main
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.rundir import RunDirectory, write_json
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.rundir import RunDirectory, write_json
 from ringtap.slurm.job import JobReport, read_report
 from ringtap.slurm.job_states import STATES, Answer, ask_slurm
 from ringtap.slurm.paths import SubmitPaths

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.slurm.sites import Site, load_site
 from ringtap.slurm.submit import check_place, clean_environment, file_system, read_only_place
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.flow_plan import Flow
-from ringtap.records import open_records
+from ringtap.core.flow_plan import Flow
+from ringtap.core.records import open_records
 from ringtap.trafficgen.flow_log import SENT_FIELDS, FlowLog
 from ringtap.trafficgen.plans.plan_file import PlanFile
 from ringtap.trafficgen.sender import ipc

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ringtap.flow_plan import Flow
-from ringtap.records import open_records
+from ringtap.core.flow_plan import Flow
+from ringtap.core.records import open_records
 from tests.unit.traffic_processes import MS, by_flow, plan_of, send, serving, traffic
 
 pytestmark = [pytest.mark.shares, pytest.mark.together]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ringtap.cli import main
-from ringtap.errors import UsageError
-from ringtap.flow_plan import Flow
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan import Flow
 from ringtap.trafficgen.plans.common import Frame
 from ringtap.trafficgen.plans.hpcc import FlowListPlan, write_list
 from ringtap.trafficgen.plans.patterns import LongLivedPlan, RingPlan

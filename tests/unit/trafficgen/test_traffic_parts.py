@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.errors import UsageError
-from ringtap.schema import FLOW_HEADER_BYTES
+from ringtap.core.errors import UsageError
+from ringtap.core.schema import FLOW_HEADER_BYTES
 from ringtap.trafficgen.flow_log import RECEIVED_FIELDS, FlowLog
 from ringtap.trafficgen.plans.plan_file import PlanFile
 from ringtap.trafficgen.protocol import FLOW, format_address, parse_address

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from ringtap.cli import main
+from ringtap.core.units import counted
 from ringtap.trafficgen.plans.plan_file import PlanFile
 from ringtap.trafficgen.plans.sizes import WORKLOADS, read_cdf
-from ringtap.units import counted
 
 pytestmark = pytest.mark.computes
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import ringtap
-from ringtap.errors import UsageError
-from ringtap.flow_plan import Flow
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan import Flow
 from ringtap.trafficgen.plans.plan_file import PlanFile
 from ringtap.trafficgen.plans.registry import traffic_kinds
 from ringtap.trafficgen.plans.web_search import PlanSpec

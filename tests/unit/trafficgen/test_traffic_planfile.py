@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ringtap.errors import UsageError
-from ringtap.flow_plan import Flow
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan import Flow
 from ringtap.trafficgen.plans.plan_file import PlanFile, PlanRequirements, write_plan
 from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.trafficgen.plans.sizes import WEB_SEARCH
 from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
 

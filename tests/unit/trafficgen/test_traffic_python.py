@@ -20,8 +20,8 @@ import psutil
 import pytest
 
 import ringtap
-from ringtap.errors import MeasurementError, RingtapWarning, UsageError
-from ringtap.records import open_records
+from ringtap.core.errors import MeasurementError, RingtapWarning, UsageError
+from ringtap.core.records import open_records
 from tests.unit.traffic_processes import closed_port, plan_for, serving, wait_until
 
 pytestmark = pytest.mark.shares
@@ -36,7 +36,7 @@ def refuse_fork(event, arguments):
         os._exit(99)
 sys.addaudithook(refuse_fork)
 import psutil, ringtap
-from ringtap.flow_plan import Flow
+from ringtap.core.flow_plan import Flow
 PLAN = ringtap.Plan("consistent", load="20mbit", duration="500ms", scale=100)
 LONG = ringtap.Plan("long-lived", duration="60s")
 handlers = [signal.getsignal(number) for number in sorted(signal.valid_signals())]

@@ -12,7 +12,7 @@ from scapy.packet import Raw
 
 import ringtap
 from ringtap.analysis.pcap.segments import read_segments
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.trafficgen.plans.plan_file import write_plan
 from ringtap.trafficgen.plans.registry import make_plan
 from tests.unit.capture_makers import (

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ringtap.records import open_records
+from ringtap.core.records import open_records
 from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
 from tests.unit.traffic_processes import (
     COMMAND,

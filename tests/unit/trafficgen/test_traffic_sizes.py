@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.trafficgen.plans.sampling import exponential, normal_share
 from ringtap.trafficgen.plans.sizes import WEB_SEARCH, WORKLOADS, SizeDistribution, parse_sizes
 

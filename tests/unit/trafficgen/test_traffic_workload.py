@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.flow_plan import Flow, Operation
-from ringtap.models import profile_named
+from ringtap.core.flow_plan import Flow, Operation
+from ringtap.core.models import profile_named
 from ringtap.traffic import _Readdressed
 from ringtap.trafficgen.plans.plan_file import PlanFile
 from ringtap.workload.execution_trace import Node, NodeType
@@ -86,7 +86,7 @@ def test_messages_that_cross_are_no_deadlock() -> None:
     assert [one[:3] for one in operations(workload) if one.peer >= 0] == [(0, 1, 5), (1, 0, 5)]
     for trace in workload.traces:
         trace[1].control_deps = [1]
-    from ringtap.errors import UsageError
+    from ringtap.core.errors import UsageError
 
     with pytest.raises(UsageError, match="rank 0 node 1 waits for ever"):
         operations(workload)

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ringtap import json_stream
 from ringtap.cli import main
-from ringtap.errors import UsageError
+from ringtap.core import json_stream
+from ringtap.core.errors import UsageError
 from ringtap.workload import kineto, profile
 from ringtap.workload.execution_trace import Collective, NodeType
 from ringtap.workload.kineto import read_kineto_traces

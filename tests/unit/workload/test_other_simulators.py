@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.errors import UsageError
-from ringtap.flow_plan import FLOW_LIST_COLUMNS
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan import FLOW_LIST_COLUMNS
 from ringtap.trafficgen.plans.common import Frame
 from ringtap.trafficgen.plans.hpcc import FlowListPlan
 from ringtap.workload.astra_sim import write_astra_sim

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.workload.execution_trace import NodeType
 from ringtap.workload.profile import profile_workload, read_profiles
 from ringtap.workload.scaling import Scaling, scale

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringtap.cli import main
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.lowering import Algorithms
 from ringtap.workload.scaling import Scaling, scale

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtap.cli import main
-from ringtap.errors import UsageError
-from ringtap.models import PROFILES
+from ringtap.core.errors import UsageError
+from ringtap.core.models import PROFILES
 from ringtap.workload.collectives import Shape, message_graph
 from ringtap.workload.commands.schedule import read_job, read_link
 from ringtap.workload.interleaving import (

@@ -11,10 +11,10 @@ import pytest
 
 import ringtap
 from ringtap.cli import main
-from ringtap.errors import UsageError
-from ringtap.flow_plan import Flow
-from ringtap.models import PROFILES
-from ringtap.rundir import RunDirectory
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan import Flow
+from ringtap.core.models import PROFILES
+from ringtap.core.rundir import RunDirectory
 from ringtap.trafficgen.plans.plan_file import write_plan
 from ringtap.workload import simulated_loads
 from ringtap.workload.cross_traffic import check_load, read_cross

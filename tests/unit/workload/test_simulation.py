@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.workload import message_graph as graphs
 from ringtap.workload import simulation as simulations
 from ringtap.workload import simulation_kernel

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ringtap.cli import main
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.workload.execution_trace import Node, NodeType, write_trace
 from ringtap.workload.export import goal
 from ringtap.workload.lowering import Algorithms

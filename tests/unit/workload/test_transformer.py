@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.workload.execution_trace import NodeType
 from ringtap.workload.export import goal
 from ringtap.workload.lowering import Algorithms, lower

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtap.cli import main
-from ringtap.errors import UsageError
-from ringtap.models import profile_named
+from ringtap.core.errors import UsageError
+from ringtap.core.models import profile_named
 from ringtap.workload import layer_tensors
 from ringtap.workload.execution_trace import Node, NodeType
 from ringtap.workload.layer_tensors import read_tensors, workload_tensors

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-from ringtap.errors import RingtapError
+from ringtap.core.errors import RingtapError
 
 
 def fill_standard_descriptors() -> None:

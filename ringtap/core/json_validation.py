@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import ringtap
-from ringtap.errors import UsageError
-from ringtap.run_files import MAX_BYTES, open_regular
+from ringtap.core.errors import UsageError
+from ringtap.core.run_files import MAX_BYTES, open_regular
 
 _MAX_DEPTH = 64
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ringtap.errors import UsageError
-from ringtap.models import GRADIENT_BYTES
-from ringtap.plan_cluster import Cluster
-from ringtap.plan_collectives import Collectives
-from ringtap.plan_models import MODEL_NAME, SCALE_MODEL, Model, read_model
-from ringtap.toml_tables import TomlTable
-from ringtap.transports import VARIABLES, contradiction
-from ringtap.units import format_duration, parse_duration_s
+from ringtap.core.errors import UsageError
+from ringtap.core.models import GRADIENT_BYTES
+from ringtap.core.plan_cluster import Cluster
+from ringtap.core.plan_collectives import Collectives
+from ringtap.core.plan_models import MODEL_NAME, SCALE_MODEL, Model, read_model
+from ringtap.core.toml_tables import TomlTable
+from ringtap.core.transports import VARIABLES, contradiction
+from ringtap.core.units import format_duration, parse_duration_s
 
 FREE, CASSINI = "free", "cassini"  # offsets of jobs: not kept, and those with the highest compatibility score
 # and free ones whose shares of a link are unequal, by a rule

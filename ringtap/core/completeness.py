@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import UsageError
-from ringtap.rundir import Status, open_log
+from ringtap.core.errors import UsageError
+from ringtap.core.rundir import Status, open_log
 
 _SHOWN = 4
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?\s*([A-Za-zµμ/]*)\s*", re.IGNORECASE)
 _RATES = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}

@@ -9,8 +9,8 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
-from ringtap.errors import UsageError
-from ringtap.units import counted
+from ringtap.core.errors import UsageError
+from ringtap.core.units import counted
 
 _OTHER_SEPARATORS = {";": "';'", "\t": "tabs"}
 _REMEDY = "write ',' between cells, and a point in decimals (0.1)"

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import ringtap
-from ringtap import json_validation
-from ringtap.errors import UsageError
-from ringtap.run_files import make_folder, open_file, open_regular
+from ringtap.core import json_validation
+from ringtap.core.errors import UsageError
+from ringtap.core.run_files import make_folder, open_file, open_regular
 
 FORMAT = "ringtap-records"
 VERSION = 1

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringtap.models import PROFILES
-from ringtap.plan_cluster import OWN_VARIABLES
-from ringtap.plan_collectives import Collectives
-from ringtap.toml_tables import TomlTable
-from ringtap.transports import VARIABLES, carrier_of, label_problem
-from ringtap.units import parse_duration_s, parse_size_bytes
+from ringtap.core.models import PROFILES
+from ringtap.core.plan_cluster import OWN_VARIABLES
+from ringtap.core.plan_collectives import Collectives
+from ringtap.core.toml_tables import TomlTable
+from ringtap.core.transports import VARIABLES, carrier_of, label_problem
+from ringtap.core.units import parse_duration_s, parse_size_bytes
 
 FRAMEWORKS = ("ddp", "horovod")
 SCALE_MODEL, REAL, COMMAND = "scale-model", "real", "command"  # jobs of a model
@@ -48,7 +48,7 @@ class Model:
         batch: samples of a rank in an iteration; None: not known.
         transport: label of the transport of the training traffic: ``tcp``, ``rdma``, or one that begins with either;
             empty: not given. A plan may have a model once per transport.
-        collective: one of `ringtap.plan_collectives.COLLECTIVES`, which exchanges the gradients; empty: the all-reduce
+        collective: one of `ringtap.core.plan_collectives.COLLECTIVES`, which exchanges the gradients; empty: the all-reduce
             of the job's backend.
         topology: topology of the testbed on which it is measured; empty: the plan has one only.
     """
@@ -89,7 +89,7 @@ def model_label(name: str, transport: str = "", collective: str = "", topology: 
 
 
 def series_name(model: str, kind: str, *variants: str) -> str:
-    """Return the name of a series of a model, with its `ringtap.schema.VARIANTS`."""
+    """Return the name of a series of a model, with its `ringtap.core.schema.VARIANTS`."""
     return "-".join(part for part in (model, kind, *variants) if part)
 
 

@@ -17,7 +17,7 @@ from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
-from ringtap.errors import UsageError, did_you_mean
+from ringtap.core.errors import UsageError, did_you_mean
 
 GRADIENT_BYTES = 4  # per parameter, as 32-bit floats
 

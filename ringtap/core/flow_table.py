@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.errors import UsageError, error_message
-from ringtap.flow_plan import COLUMNS, read_header
-from ringtap.units import counted
+from ringtap.core.errors import UsageError, error_message
+from ringtap.core.flow_plan import COLUMNS, read_header
+from ringtap.core.units import counted
 
 if TYPE_CHECKING:
     import pandas as pd

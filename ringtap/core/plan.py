@@ -10,11 +10,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import UsageError
-from ringtap.installation import shipped_example
-from ringtap.plan_cluster import OPT_IN, Cluster, read_cluster, unknown_host
-from ringtap.plan_collectives import Collectives, check_places, read_collectives
-from ringtap.plan_jobs import (
+from ringtap.core.errors import UsageError
+from ringtap.core.installation import shipped_example
+from ringtap.core.plan_cluster import OPT_IN, Cluster, read_cluster, unknown_host
+from ringtap.core.plan_collectives import Collectives, check_places, read_collectives
+from ringtap.core.plan_jobs import (
     CONGESTION_CONTROL,
     MAX_JOBS,
     MIN_JOBS,
@@ -28,10 +28,10 @@ from ringtap.plan_jobs import (
     read_job,
     read_offsets,
 )
-from ringtap.plan_models import SCALE_MODEL, Model, read_model
-from ringtap.toml_tables import PlanTables, TomlTable
-from ringtap.transports import contradiction, is_rdma
-from ringtap.units import parse_duration_s, parse_rate_bps, parse_size_bytes
+from ringtap.core.plan_models import SCALE_MODEL, Model, read_model
+from ringtap.core.toml_tables import PlanTables, TomlTable
+from ringtap.core.transports import contradiction, is_rdma
+from ringtap.core.units import parse_duration_s, parse_rate_bps, parse_size_bytes
 
 # topologies to which a key of a testbed belongs
 TOPOLOGY_OF = {"per_leaf": "leaf-spine", "spines": "leaf-spine", "oversubscription": "leaf-spine", "sides": "torus"}
@@ -185,8 +185,8 @@ class SweepPlan:
         capture: packets to record; None: none.
         collectives: how the jobs exchange their gradients.
         jobs: jobs that share links, instead of models, kinds of traffic and loads.
-        offsets: how they run together, one point each: a name of `ringtap.plan_jobs`, or the shift of each job in s.
-        begin: shift of each job in s, or `ringtap.plan_jobs.WORST`, at which free jobs are held until the rule begins;
+        offsets: how they run together, one point each: a name of `ringtap.core.plan_jobs`, or the shift of each job in s.
+        begin: shift of each job in s, or `ringtap.core.plan_jobs.WORST`, at which free jobs are held until the rule begins;
             empty: they are not held.
     """
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ringtap.toml_tables import TomlTable
-from ringtap.units import format_rate, parse_rate_bps
+from ringtap.core.toml_tables import TomlTable
+from ringtap.core.units import format_rate, parse_rate_bps
 
 REACHES = ("ssh", "slurm", "local")
 OPT_IN = "i_may_load_these_links"

@@ -11,7 +11,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ringtap.counter_growth import MAX_GAP_SHARE
-from ringtap.ethernet import frame_bytes
-from ringtap.schema import NIC_REC
+from ringtap.core.counter_growth import MAX_GAP_SHARE
+from ringtap.core.ethernet import frame_bytes
+from ringtap.core.schema import NIC_REC
 
 NIC, ETHTOOL, INFINIBAND = "nic", "ethtool", "infiniband"
 _CHECKSUM_BYTES = 4  # of an Ethernet frame, which *_phy counters include

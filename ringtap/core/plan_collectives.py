@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ringtap.errors import did_you_mean
+from ringtap.core.errors import did_you_mean
 
 if TYPE_CHECKING:
-    from ringtap.toml_tables import TomlTable
+    from ringtap.core.toml_tables import TomlTable
 
 PARAMETER_SERVER, IN_NETWORK, HIERARCHICAL = "parameter-server", "in-network", "hierarchical"
 ALL_REDUCE = ("ring", "halving-doubling", "tree", "double-tree", HIERARCHICAL, PARAMETER_SERVER, IN_NETWORK)

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import ringtap
-from ringtap.errors import UsageError, did_you_mean
-from ringtap.json_validation import NewerFormatError, Shape, ShapeError, check, load_json
-from ringtap.records import RecordFile, open_records, read_json_lines
-from ringtap.run_files import make_folder, new_file_beside, read_whole, replace_file
-from ringtap.schema import NIC_REC, NODE, POINT, RUN, RUN_JSON, SCHEMA, columns_of
-from ringtap.secret_masking import mask_words
-from ringtap.terminal import readable
+from ringtap.core.errors import UsageError, did_you_mean
+from ringtap.core.json_validation import NewerFormatError, Shape, ShapeError, check, load_json
+from ringtap.core.records import RecordFile, open_records, read_json_lines
+from ringtap.core.run_files import make_folder, new_file_beside, read_whole, replace_file
+from ringtap.core.schema import NIC_REC, NODE, POINT, RUN, RUN_JSON, SCHEMA, columns_of
+from ringtap.core.secret_masking import mask_words
+from ringtap.core.terminal import readable
 
 ACCESS = {"private": 0o700, "group": 0o750, "all": 0o755}
 _VISIBLE_S = 60.0  # a network file system shows another machine's new file this late at most, by the usual settings

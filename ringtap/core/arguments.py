@@ -8,7 +8,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 
 T = TypeVar("T")
 _NAMES = {"str": "text", "Real": "a number", "DataFrame": "a pandas DataFrame"}

@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from ringtap.json_validation import BPS, COUNT, NAME, NS, PATH, Number, Shape, Text
-from ringtap.records import EACH, INTEGER, NUMBER, Field
-from ringtap.run_files import RUN_JSON as RUN_JSON  # noqa: PLC0414 (its place for others)
+from ringtap.core.json_validation import BPS, COUNT, NAME, NS, PATH, Number, Shape, Text
+from ringtap.core.records import EACH, INTEGER, NUMBER, Field
+from ringtap.core.run_files import RUN_JSON as RUN_JSON  # noqa: PLC0414 (its place for others)
 
 SCHEMA = 1  # version of run directories
 

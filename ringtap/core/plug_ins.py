@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringtap.errors import UsageError, error_message
+from ringtap.core.errors import UsageError, error_message
 
 COLLECTORS, TRAFFIC, SITES = "ringtap.collectors", "ringtap.traffic", "ringtap.sites"
 

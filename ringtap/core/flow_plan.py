@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringtap.errors import UsageError
-from ringtap.json_validation import NewerFormatError
-from ringtap.run_files import open_regular
+from ringtap.core.errors import UsageError
+from ringtap.core.json_validation import NewerFormatError
+from ringtap.core.run_files import open_regular
 
 FORMAT = "ringtap-flow-plan"
 VERSION = 3

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import UsageError
-from ringtap.json_validation import ShapeError
-from ringtap.run_files import open_regular
+from ringtap.core.errors import UsageError
+from ringtap.core.json_validation import ShapeError
+from ringtap.core.run_files import open_regular
 
 MAX_BYTES = 4 << 30  # uncompressed
 _MAX_VALUE, _CHUNK = 16 << 20, 1 << 20  # characters of a value, and of a read

@@ -7,8 +7,8 @@ import ipaddress
 import socket
 from urllib.parse import urlsplit
 
-from ringtap.errors import UsageError
-from ringtap.installation import lacking
+from ringtap.core.errors import UsageError
+from ringtap.core.installation import lacking
 
 METRICS_PATH = "/metrics"
 _LOOPBACK = "127.0.0.1"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Generic, TypeVar
 
-from ringtap.schema import MAX_STEPS_IN_A_ROW, REGULAR_SHARE
+from ringtap.core.schema import MAX_STEPS_IN_A_ROW, REGULAR_SHARE
 
 Step = TypeVar("Step")
 _ROUNDS_KEPT = 20

@@ -1,4 +1,4 @@
-"""Counts what makes the code heavy: modules, lines, lone imports, long functions, options, words, names that occur twice.
+"""Counts what makes the code heavy: modules, lines, lone imports, long functions, options, words, repeated names.
 
 ``make lint`` prints the numbers; ``-v`` names what is counted. The exit code is 1 when there is a circle of imports, a
 class name that occurs twice in one package, or a test file without a marker.
@@ -21,12 +21,11 @@ PACKAGES = ("agents", "analysis", "collectors", "slurm", "trafficgen", "workload
 def modules() -> dict[str, Path]:
     """Product modules by dotted name."""
     found = {}
-    for path in sorted((ROOT / "ringtap").glob("*.py")):
-        found["ringtap" if path.stem == "__init__" else f"ringtap.{path.stem}"] = path
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
+    for folder in ("", "core", *PACKAGES):
+        top = ROOT / "ringtap" / folder
+        for path in sorted(top.rglob("*.py") if folder else top.glob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            found[".".join(("ringtap", *(part for part in parts if part != "__init__")))] = path
+            found[".".join(part for part in parts if part != "__init__")] = path
     return found
 
 

@@ -1,7 +1,7 @@
 """Iterations of the job, from the step records of its ranks as they are written.
 
-An iteration ends when the last rank has ended it; `ringtap.core.iteration_ends` has the rules. The iterations are those of
-the training phase that runs: what came before another optimizer, or another start of the job, is forgotten
+An iteration ends when the last rank has ended it; `ringtap.core.iteration_ends` has the rules. The iterations are those
+of the training phase that runs: what came before another optimizer, or another start of the job, is forgotten
 (docs/reference/iterations.md).
 """
 

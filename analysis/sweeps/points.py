@@ -45,8 +45,8 @@ class Point:
         requested_bps: load requested from the generator; None for a point of a table.
         requested_gbps: the same, full size.
         cross_bps: cross traffic that came through the bottleneck in the window, as frames on the wire
-            (`ringtap.core.ethernet`), or, where no interface carries it alone, the part that the receiver acknowledged, or
-            that of a simulation; None if it was not recorded.
+            (`ringtap.core.ethernet`), or, where no interface carries it alone, the part that the receiver acknowledged,
+            or that of a simulation; None if it was not recorded.
         cross_gbps: the same, full size.
         cross_std_bps: standard deviation of its rate over the bins of 0.1 s of the window; None if it is not known.
         cross_std_gbps: the same, full size.

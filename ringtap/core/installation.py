@@ -66,7 +66,7 @@ def install_command(extra: str = "") -> str:
         requirements = distribution.requires or []
     except importlib.metadata.PackageNotFoundError:
         source, requirements = None, []
-    checkout = Path(__file__).resolve().parents[1]
+    checkout = Path(__file__).resolve().parents[2]
     if source is None and (checkout / "pyproject.toml").is_file():
         source = [_with(str(checkout), extra)]
     return f"{pip()} install {shlex.join(source or _packages(requirements, extra))}"
@@ -99,7 +99,7 @@ def state_folder() -> Path:
 
 def shipped_example(path: str | os.PathLike[str]) -> Path | None:
     """Return the example that ships with ringtap under the name ``examples/NAME``, unless that file exists here."""
-    shipped = Path(__file__).parent / path
+    shipped = Path(__file__).parents[1] / path
     is_shipped = Path(path).parent == Path("examples") and not Path(path).exists() and shipped.is_file()
     return shipped if is_shipped else None
 

@@ -185,9 +185,10 @@ class SweepPlan:
         capture: packets to record; None: none.
         collectives: how the jobs exchange their gradients.
         jobs: jobs that share links, instead of models, kinds of traffic and loads.
-        offsets: how they run together, one point each: a name of `ringtap.core.plan_jobs`, or the shift of each job in s.
-        begin: shift of each job in s, or `ringtap.core.plan_jobs.WORST`, at which free jobs are held until the rule begins;
-            empty: they are not held.
+        offsets: how they run together, one point each: a name of `ringtap.core.plan_jobs`, or the shift of each job in
+            s.
+        begin: shift of each job in s, or `ringtap.core.plan_jobs.WORST`, at which free jobs are held until the rule
+            begins; empty: they are not held.
     """
 
     name: str

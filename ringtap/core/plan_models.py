@@ -48,8 +48,8 @@ class Model:
         batch: samples of a rank in an iteration; None: not known.
         transport: label of the transport of the training traffic: ``tcp``, ``rdma``, or one that begins with either;
             empty: not given. A plan may have a model once per transport.
-        collective: one of `ringtap.core.plan_collectives.COLLECTIVES`, which exchanges the gradients; empty: the all-reduce
-            of the job's backend.
+        collective: one of `ringtap.core.plan_collectives.COLLECTIVES`, which exchanges the gradients; empty: the
+            all-reduce of the job's backend.
         topology: topology of the testbed on which it is measured; empty: the plan has one only.
     """
 

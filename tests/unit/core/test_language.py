@@ -11,7 +11,7 @@ pytestmark = pytest.mark.computes
 ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = ("agents", "analysis", "benchmarks", "collectors", "scripts", "slurm", "trafficgen", "workload")
 SOURCES = sorted(
-    [*(ROOT / "ringtap").glob("*.py"), *(path for name in FOLDERS for path in (ROOT / name).rglob("*.py"))]
+    [*(ROOT / "ringtap").glob("**/*.py"), *(path for name in FOLDERS for path in (ROOT / name).rglob("*.py"))]
 )
 QUESTION = re.compile(r"(What|Whether|How|Where|Which|Why|Who|Whose|When)\b")
 GONE = (

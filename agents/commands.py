@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ringtap.agents.job.run_location import RunLocation
     from ringtap.agents.node.settings import RunSettings
     from ringtap.agents.sweep.conductor import SweepProgress
-    from ringtap.core.plan import SweepPlan
+    from ringtap.core.sweep_plan import SweepPlan
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -215,7 +215,7 @@ def _clean(plan: SweepPlan, as_json: bool) -> int:
 
     from ringtap.agents.hosts.ssh import SshHosts
     from ringtap.agents.sweep.cluster_hosts import reached
-    from ringtap.core.plan_cluster import Cluster
+    from ringtap.core.sweep_plan_cluster import Cluster
     from ringtap.core.units import format_size
 
     if not isinstance(plan.topology, Cluster) or plan.topology.reach != "ssh":
@@ -245,8 +245,8 @@ def _sweep(options: argparse.Namespace) -> int:
     from ringtap.agents.sweep.conductor import check_series, count_points, run_sweep
     from ringtap.agents.sweep.estimate import print_estimate, to_json
     from ringtap.agents.sweep.job_launch import check_collectives
-    from ringtap.core.plan import load_plan
     from ringtap.core.schema import REPORT_HTML
+    from ringtap.core.sweep_plan import load_plan
 
     plan = load_plan(options.plan)
     if options.clean:

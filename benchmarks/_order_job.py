@@ -25,7 +25,7 @@ from ringtap.examples.scale_model import (
     model_layers,
     train_scheduled,
 )
-from ringtap.workload.tensor_scheduler import TensorScheduler
+from ringtap.workload.gradient_scheduler import TensorScheduler
 
 # a message has 16 elements: gloo cuts an all-reduce of two ranks into four segments, and leaves out empty ones
 MESSAGES, MESSAGE_BYTES, COUNTED_ITERATIONS, CREDIT_BYTES = 50, 16 * GRADIENT_BYTES, 2, 1 << 20

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from _checkout import ROOT
 
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.core.errors import RingtapError
 
 _HOSTS = ("S0", "S1")

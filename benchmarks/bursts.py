@@ -20,7 +20,7 @@ import ringtap
 from ringtap.analysis.runs.run import JobRun, read_run
 from ringtap.analysis.sweeps.points import measure
 from ringtap.core.models import profile_named
-from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
+from ringtap.trafficgen.plans.web_search import PlanSpec, WebSearchPlan
 from ringtap.workload.collectives import Shape, message_graph
 from ringtap.workload.models import FORWARD_SHARE, buckets
 from ringtap.workload.simulation import Simulation
@@ -100,7 +100,7 @@ def offered_spread(kind: Any, quiet_budget: Any, load: float, length_s: float) -
     """Standard deviation over mean of the bytes that a plan starts within windows of a length."""
     bps, seconds = load * CAPACITY_BPS / SCALE, 120
     spec = PlanSpec(kind, bps, seconds * 10**9, ("host:1",), 1, SCALE, quiet_budget=quiet_budget)
-    flows = list(FlowPlan(spec).flows())
+    flows = list(WebSearchPlan(spec).flows())
     starts_s = np.array([flow.start_ns for flow in flows]) / 1e9
     windows = np.arange(0, seconds + 1e-9, length_s)
     sizes = np.histogram(starts_s, windows, weights=[float(flow.size_bytes) for flow in flows])[0]
@@ -119,7 +119,7 @@ def simulated(model: str, kind: Any, quiet_budget: Any, load: float, seconds: in
     ring = simulation.place(message_graph("ring", Shape(3, 3 << 20)), [0, 1, 2])
     to_s0 = simulation.place(message_graph("send", Shape(2, 1 << 20)), [3, 0])
     spec = PlanSpec(kind, load * CAPACITY_BPS, seconds * 10**9, ("host:1",), 1, quiet_budget=quiet_budget)
-    for flow in FlowPlan(spec).flows():
+    for flow in WebSearchPlan(spec).flows():
         start = simulation.compute(flow.start_ns / 1e9)
         message = simulation.collective(to_s0, flow.size_bytes)
         simulation.part(message, 0, [start])

@@ -16,8 +16,8 @@ import numpy as np
 import psutil
 from _machine import describe
 
+from ringtap.agents.testbed.launch import RunningTestbed, own_name
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed, own_name
 
 HOPS = (1, 2, 3, 4)
 SEGMENTS = (1, 4, 44)

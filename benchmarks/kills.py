@@ -90,7 +90,7 @@ command = {json.dumps([sys.executable, "-c", MARKS])}
 TESTBED = """
 import sys
 from contextlib import suppress
-from ringtap.agents.testbed.up import testbed
+from ringtap.agents.testbed.launch import testbed
 with testbed("A,B", "100mbit", name=sys.argv[1]) as built, suppress(KeyboardInterrupt):
     print("up", flush=True)
     sys.stdin.read()

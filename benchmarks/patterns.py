@@ -22,8 +22,8 @@ from typing import Any
 
 import _checkout  # noqa: F401 -- first: lets the others import ringtap
 
+from ringtap.agents.testbed.launch import RunningTestbed, own_name
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed, own_name
 
 JOB = Path(__file__).with_name("_pattern_job.py")
 WORKERS, MODELS = (4, 6, 8), ("resnet50", "vgg16")

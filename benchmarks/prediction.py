@@ -29,8 +29,8 @@ import ringtap
 from ringtap.analysis.plots.figure import new_figure, styled
 from ringtap.analysis.plots.style import BLUE, INK, VERMILION
 from ringtap.core.models import profile_named
-from ringtap.core.plan import load_plan
-from ringtap.core.plan_models import Model
+from ringtap.core.sweep_plan import load_plan
+from ringtap.core.sweep_plan_models import Model
 
 SCALE, CAPACITY_BPS = 100, 250e6
 # TCP payload of the bytes that the links' limit counts: frames of 1,514 bytes without preamble and checksum

@@ -24,8 +24,8 @@ from _prediction_job import KINDS
 from _result import write_result
 from prediction import PAYLOAD_SHARE, ringtap_command, run
 
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed
 
 RATE_BPS, COMPUTE_S, PORT = 200_000_000, 0.1, 29_711
 PROFILED, ITERATIONS, WARM_UP = 30, 16, 3

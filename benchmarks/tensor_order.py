@@ -26,7 +26,7 @@ from _result import write_result
 import ringtap
 from ringtap.core.models import GRADIENT_BYTES, profile_named
 from ringtap.examples.scale_model import FORWARD_SHARE, model_layers
-from ringtap.workload.tensor_order import LayerTensor, Network, schedule, schedules
+from ringtap.workload.tensor_order_models import LayerTensor, LogGP, schedule, schedules
 
 JOB = Path(__file__).with_name("_order_job.py")
 SCALE, PORT, BURST_BYTES = 100, 29500, 65_536
@@ -67,9 +67,9 @@ def compared(model: str, found: dict[str, list[list[float]]]) -> dict[str, Any]:
     times_s = {what: [median(each) for each in rounds] for what, rounds in found.items() if what != "sent_bytes"}
     (whole_bytes, *sent_bytes), link_bps = found["sent_bytes"][0], RATES_BPS[model]
     gradient_bytes = sum(each.size_bytes for each in tensors)
-    orders = {method: each.order for method, each in schedules(tensors, Network(link_bps)).items()}
+    orders = {method: each.order for method, each in schedules(tensors, LogGP(link_bps)).items()}
     predicted_s: dict[str, list[float]] = {}
-    networks: dict[str, Network] = {}
+    networks: dict[str, LogGP] = {}
     for number, (method, (piece_bytes, credit_bytes)) in enumerate(SETTINGS.items()):
         messages = sum(-(-each.size_bytes // (piece_bytes or each.size_bytes)) for each in tensors)
         # the costs of a message change with the time: those of a round were measured beside the method
@@ -78,7 +78,7 @@ def compared(model: str, found: dict[str, list[list[float]]]) -> dict[str, Any]:
         for alone_s, overhead_s in costs_s:
             busy_s = min(overhead_s, alone_s) / MESSAGES
             # two ranks send a gradient once
-            networks[method] = Network(
+            networks[method] = LogGP(
                 link_bps * gradient_bytes / whole_bytes, 1.0, alone_s / MESSAGES - busy_s, busy_s,
                 8 * BURST_BYTES / link_bps, max(sent_bytes[number] - whole_bytes, 0.0) / messages,
             )  # fmt: skip
@@ -134,7 +134,7 @@ def main() -> int:
         print("\n".join(lines(models[-1])), flush=True)
     print()
     for row in (row for found in models for row in found["rows"]):
-        network = Network(**row["network"])
+        network = LogGP(**row["network"])
         print(
             f"{row['method']}: in the last round, a message takes {1e3 * (network.overhead_s + network.latency_s):.2f} "
             f"ms beside its bytes, of which it occupies its sender for {1e3 * network.overhead_s:.2f} ms, and adds "

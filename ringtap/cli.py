@@ -21,7 +21,7 @@ from ringtap.core.terminal import discard_output, fill_standard_descriptors, gua
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ringtap.core.flow_plan import Operation
+    from ringtap.core.flow_plan_format import Operation
 
 # heading -> verb -> (module with register(subparsers, name, summary), or empty if the verb has SUB_VERBS; one line for
 # --help); only the module of the called verb is imported

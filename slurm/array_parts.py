@@ -8,9 +8,9 @@ from typing import Any
 
 from ringtap.core.errors import UsageError
 from ringtap.core.json_validation import ShapeError, check
-from ringtap.core.plan_models import series_name
 from ringtap.core.rundir import RunDirectory, read_points
 from ringtap.core.schema import RUN_JSON, VARIANTS
+from ringtap.core.sweep_plan_models import series_name
 from ringtap.slurm.paths import SubmitPaths
 
 

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from ringtap.agents.sweep.estimate import resolved, series_names, sweep_s
 from ringtap.core.errors import UsageError
-from ringtap.core.plan import SweepPlan, load_plan
-from ringtap.core.plan_cluster import Cluster
 from ringtap.core.rundir import RunDirectory, new_name
 from ringtap.core.schema import RUN_JSON
+from ringtap.core.sweep_plan import SweepPlan, load_plan
+from ringtap.core.sweep_plan_cluster import Cluster
 from ringtap.core.terminal import shell_word
 from ringtap.core.units import format_duration
 from ringtap.slurm import script

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ringtap.core.errors import UsageError
-from ringtap.core.flow_plan import flow_list_line
+from ringtap.core.flow_plan_format import flow_list_line
 from ringtap.core.units import counted
 from ringtap.workload.execution_trace import Collective, NodeType
 from ringtap.workload.lowering import Algorithms, LoweredCollective, ended, lowered_collectives

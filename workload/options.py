@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringtap.core.errors import UsageError, did_you_mean
-from ringtap.core.plan import LinkOptions
-from ringtap.core.plan_collectives import ALL_REDUCE
+from ringtap.core.sweep_plan import LinkOptions
+from ringtap.core.sweep_plan_collectives import ALL_REDUCE
 from ringtap.core.units import parse_duration_s, parse_rate_bps, whole_number
 from ringtap.workload.topologies import KINDS, Topology, fat_tree, leaf_spine, parse_sides, ring, star, torus
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ringtap.core.errors import UsageError
-from ringtap.core.flow_plan import Operation
+from ringtap.core.flow_plan_format import Operation
 from ringtap.workload.execution_trace import Node, NodeType
 from ringtap.workload.workload import (
     UNITS,

@@ -154,7 +154,7 @@ _MAX_FORWARDED_BYTES = 1 << 22
 _MAX_DEPTH = 32  # folders below a run
 
 
-class Receiver:
+class FrameWriter:
     """Writer of the frames of all hosts; hosts are not trusted, and each writes only below its own node's folder.
 
     Args:

@@ -10,15 +10,15 @@ from pathlib import Path
 from ringtap.agents.hosts import Hosts
 from ringtap.agents.sweep.cross_traffic import STREAMS, CrossTraffic
 from ringtap.agents.sweep.estimate import bottleneck_s
-from ringtap.agents.sweep.load_series import Series
+from ringtap.agents.sweep.load_series import SeriesMeasurement
 from ringtap.agents.sweep.roles import SweepRoles
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.routing import hops
 from ringtap.agents.testbed.topology import Link, TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.core.errors import failure_message
-from ringtap.core.plan import SweepPlan
-from ringtap.core.plan_models import Model
 from ringtap.core.rundir import RunDirectory
+from ringtap.core.sweep_plan import SweepPlan
+from ringtap.core.sweep_plan_models import Model
 
 _WARM_UP_S = 2.0
 _ALIKE = 0.02  # difference in use that may be chance
@@ -49,7 +49,7 @@ def link_use(
     cross, window_s = CrossTraffic(plan, kind, hosts, network, path), bottleneck_s(plan, model)
     load_bps = max(plan.loads) * plan.capacity_bps
     try:
-        with Series(plan, model, hosts, network, run, cross):
+        with SeriesMeasurement(plan, model, hosts, network, run, cross):
             if load_bps:
                 duration_s = _WARM_UP_S + window_s + 10
                 cross.start_sender(load_bps, "heaviest", duration_s, plan.iperf_streams or STREAMS[-1])

@@ -11,7 +11,7 @@ from ringtap.agents.hosts import Hosts, LocalHosts, TestbedHosts
 from ringtap.agents.hosts.slurm import SlurmHosts, allocated_nodes
 from ringtap.agents.hosts.ssh import SshHost, SshHosts
 from ringtap.core.errors import MeasurementError, UsageError
-from ringtap.core.plan_cluster import Cluster
+from ringtap.core.sweep_plan_cluster import Cluster
 from ringtap.core.units import counted
 
 _ANSWER_S = 10.0

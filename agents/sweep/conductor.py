@@ -28,7 +28,7 @@ from ringtap.agents.sweep.host_facts import nearest_folder, space_problem
 from ringtap.agents.sweep.job_launch import check_collectives
 from ringtap.agents.sweep.link_payload import LinkPayload
 from ringtap.agents.sweep.load_choice import LoadChoice, check_analysis
-from ringtap.agents.sweep.load_series import Series, Step
+from ringtap.agents.sweep.load_series import SeriesMeasurement, Step
 from ringtap.agents.sweep.lock import holder, locked, take_leases
 from ringtap.agents.sweep.packet_capture import check_capture, describe
 from ringtap.agents.sweep.precheck import check_generator, check_host, look_at_idle_links
@@ -36,16 +36,12 @@ from ringtap.agents.sweep.preflight import ask_hosts, cluster_roles, needs_iperf
 from ringtap.agents.sweep.roles import SweepRoles, counter_of, testbed_roles, through
 from ringtap.agents.sweep.shared_links import SharedLinks, pending_steps, sharing_line
 from ringtap.agents.sweep.tcp_reachability import check_reachability
-from ringtap.agents.testbed.capacity import excess
-from ringtap.agents.testbed.up import RunningTestbed, own_name, rate_warnings
+from ringtap.agents.testbed.forwarding_capacity import excess
+from ringtap.agents.testbed.launch import RunningTestbed, own_name, rate_warnings
 from ringtap.core.arguments import check_callback, instance_of, path_of
 from ringtap.core.errors import MeasurementError, UsageError, did_you_mean, failure_message
 from ringtap.core.installation import lacking
 from ringtap.core.json_validation import NAME, Number, Shape, ShapeError, check
-from ringtap.core.plan import SweepPlan, load_plan, plan_from_keys
-from ringtap.core.plan_cluster import Cluster
-from ringtap.core.plan_jobs import FREE, KEY_OF, RULES
-from ringtap.core.plan_models import COMMAND, REAL, SCALE_MODEL, Model, model_label
 from ringtap.core.records import JsonLinesWriter, read_json_lines
 from ringtap.core.rundir import ACCESS, RunDirectory, new_name, read_points
 from ringtap.core.schema import (
@@ -58,6 +54,10 @@ from ringtap.core.schema import (
     SHARED_JSONL,
     VARIANTS,
 )
+from ringtap.core.sweep_plan import SweepPlan, load_plan, plan_from_keys
+from ringtap.core.sweep_plan_cluster import Cluster
+from ringtap.core.sweep_plan_jobs import FREE, KEY_OF, RULES
+from ringtap.core.sweep_plan_models import COMMAND, REAL, SCALE_MODEL, Model, model_label
 from ringtap.core.terminal import shell_word
 from ringtap.core.transports import is_rdma
 from ringtap.core.units import counted, format_rate
@@ -415,7 +415,7 @@ class Conductor:
         hosts.publish(path)
         cross = CrossTraffic(self._plan, pending.kind, hosts, network, path)
         is_known = None if self._choice is None else self._choice.is_known
-        series = Series(
+        series = SeriesMeasurement(
             self._plan, pending.model, hosts, network, run, cross, tolerant=self._force, is_known=is_known, links=links
         )
         points, rejected = JsonLinesWriter(self._points), JsonLinesWriter(self._run.path / REJECTED_JSONL)

@@ -10,8 +10,8 @@ from typing import Any
 from ringtap.agents.hosts import HostProcess, Hosts, understood
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.core.errors import MeasurementError, UsageError, last_line
-from ringtap.core.plan import SweepPlan
 from ringtap.core.python_command import LEAVE_FOLDER_OUT
+from ringtap.core.sweep_plan import SweepPlan
 from ringtap.trafficgen import iperf3
 from ringtap.trafficgen.commands.common import TOKEN_VARIABLE
 from ringtap.trafficgen.plans.plan_file import FlowSource, write_plan

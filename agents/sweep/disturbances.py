@@ -100,7 +100,7 @@ class Disturbance:
     others: tuple[str, ...]
 
 
-class Rates(NamedTuple):
+class PortRates(NamedTuple):
     """Rates of a host's port in a window, in bit/s, as frames on the wire.
 
     Attributes:
@@ -114,7 +114,7 @@ class Rates(NamedTuple):
     acknowledged_bps: float
 
 
-class SocketCounts:
+class ConnectionBytes:
     """Bytes that the sweep's connections of a node have transferred, from its growing ``sockets.rec``.
 
     Args:
@@ -128,9 +128,9 @@ class SocketCounts:
         self._rows = 0
         self._newest: dict[int, _Connection] = {}  # by cookie
         self._window = (0, 0)
-        self._rates: Rates | None = None
+        self._rates: PortRates | None = None
 
-    def rates(self, start_ns: int, end_ns: int, mtu: int) -> Rates:
+    def rates(self, start_ns: int, end_ns: int, mtu: int) -> PortRates:
         """Return the rates of a window; windows must be queried in order of time.
 
         Raises:
@@ -141,7 +141,7 @@ class SocketCounts:
             self._window = (start_ns, end_ns)
         return self._rates
 
-    def _measure(self, start_ns: int, end_ns: int, mtu: int) -> Rates:
+    def _measure(self, start_ns: int, end_ns: int, mtu: int) -> PortRates:
         path = self._folder / SOCKETS_REC
         if not path.is_file():
             raise UsageError(f"the connections of {self._folder.name} were not recorded")
@@ -174,7 +174,7 @@ class SocketCounts:
         }
         widths = {field.name: field.width_bits for field in records.fields}
         received, sent, acknowledged = self._own_bytes(before, [widths[name] for name in _COUNTERS])
-        return Rates(
+        return PortRates(
             {direction: value / seconds for direction, value in bits.items()},
             {"rx": received * 8 / seconds, "tx": sent * 8 / seconds},
             acknowledged * 8 / seconds,
@@ -391,7 +391,7 @@ class Watch:
         total = counters[0]
         self._bottleneck = (total["node"], total["direction"])
         self._sockets = {
-            node: SocketCounts(self._folder(node), port, cross_port) for node, port in network.attachments.items()
+            node: ConnectionBytes(self._folder(node), port, cross_port) for node, port in network.attachments.items()
         }
 
     def _folder(self, node: str) -> Path:
@@ -472,7 +472,7 @@ class Watch:
             return None
         return max(shares)
 
-    def rates(self, node: str, start_ns: int, end_ns: int) -> Rates:
+    def rates(self, node: str, start_ns: int, end_ns: int) -> PortRates:
         """Return the rates of a host's port in a window; windows must be queried in order of time.
 
         Raises:

@@ -9,9 +9,9 @@ from ringtap.core.errors import UsageError
 from ringtap.core.ethernet import HEADER_BYTES
 from ringtap.core.installation import lacking
 from ringtap.core.models import GRADIENT_BYTES, PROFILES
-from ringtap.core.plan import SweepPlan
-from ringtap.core.plan_collectives import IN_NETWORK
-from ringtap.core.plan_models import SCALE_MODEL, Model
+from ringtap.core.sweep_plan import SweepPlan
+from ringtap.core.sweep_plan_collectives import IN_NETWORK
+from ringtap.core.sweep_plan_models import SCALE_MODEL, Model
 
 _ETHERNET_BYTES = 14
 

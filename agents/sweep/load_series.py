@@ -28,7 +28,7 @@ from ringtap.agents.sweep.disturbances import (
     late_share,
     wait_for_samples,
 )
-from ringtap.agents.sweep.job_launch import Process, processes, ranks_of
+from ringtap.agents.sweep.job_launch import RankProcess, processes, ranks_of
 from ringtap.agents.sweep.link_payload import LinkPayload
 from ringtap.agents.sweep.packet_capture import PacketCapture
 from ringtap.agents.sweep.preflight import room_problem
@@ -37,12 +37,12 @@ from ringtap.agents.sweep.tcp_reachability import check_reachability
 from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.core.ethernet import frame_bytes
 from ringtap.core.iteration_ends import IterationEnds
-from ringtap.core.plan import SweepPlan, Testbed, Window
-from ringtap.core.plan_cluster import Cluster
-from ringtap.core.plan_models import Model
 from ringtap.core.run_files import open_regular
 from ringtap.core.rundir import RunDirectory, clock_gap_ns, open_log
 from ringtap.core.schema import ACKNOWLEDGED, AGENT_LOG, MARK_RECORD, MAX_LATE_SHARE, NIC_REC, VARIANTS
+from ringtap.core.sweep_plan import SweepPlan, Testbed, Window
+from ringtap.core.sweep_plan_cluster import Cluster
+from ringtap.core.sweep_plan_models import Model
 from ringtap.core.units import counted, format_rate
 
 _TAIL_BYTES = 65_536
@@ -274,7 +274,7 @@ def stalled_s(ends_ns: Sequence[int], now_ns: int) -> float:
     return since_ns / 1e9 if since_ns > _STALLED_ITERATIONS * longest_ns + _LOG_DELAY_S * 1e9 else 0.0
 
 
-class Series:
+class SeriesMeasurement:
     """Measurement of one model under one kind of cross traffic; a context manager that ends all its processes.
 
     Args:
@@ -316,7 +316,7 @@ class Series:
         self._clock = SteadyClock()
         self._change: Change | None = None  # within the try before of the present step
 
-    def __enter__(self) -> Series:
+    def __enter__(self) -> SeriesMeasurement:
         """Start the recorders, the receiver and the job, and wait for the warm-up iterations.
 
         Raises:
@@ -338,7 +338,7 @@ class Series:
     def _start(self) -> None:
         for host in self._network.recorded:
             if host not in self._workers:
-                self._recorders.append(self._start_agent(Process(host, [], {}, "job.out", "recorder")))
+                self._recorders.append(self._start_agent(RankProcess(host, [], {}, "job.out", "recorder")))
         self._cross.start_receiver()
         self._watch = Watch(self._run.path, self._network, self._plan.capacity_bps, self._cross.port)
         first = self._workers[0]
@@ -347,7 +347,7 @@ class Series:
             self._jobs.append(self._start_agent(process))
         self._wait_for_warm_up()
 
-    def _start_agent(self, process: Process) -> HostProcess:
+    def _start_agent(self, process: RankProcess) -> HostProcess:
         host, command = process.host, process.command
         names = ("steps",) if self._is_testbed else ("sockets", "steps")
         collect = collect_options(self._network, host, *names)

@@ -28,11 +28,11 @@ from ringtap.agents.sweep.disturbances import (
 )
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.core.errors import MeasurementError, UsageError, last_line
-from ringtap.core.plan import SweepPlan
-from ringtap.core.plan_cluster import Cluster
 from ringtap.core.python_command import python_command
 from ringtap.core.rundir import RunDirectory
 from ringtap.core.schema import NIC_REC, REQUIRED_SHARE
+from ringtap.core.sweep_plan import SweepPlan
+from ringtap.core.sweep_plan_cluster import Cluster
 from ringtap.core.units import format_rate
 from ringtap.trafficgen import helper
 from ringtap.trafficgen.calibration import Calibration, calibrated

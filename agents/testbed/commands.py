@@ -9,7 +9,7 @@ from typing import Any
 
 from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.core.options import add_json, add_verbose
-from ringtap.core.plan import LinkOptions
+from ringtap.core.sweep_plan import LinkOptions
 from ringtap.core.units import counted
 from ringtap.workload.topologies import KINDS
 
@@ -70,8 +70,8 @@ def _register_up(verbs: Any) -> None:
 
 
 def _up(options: argparse.Namespace) -> int:
-    from ringtap.agents.testbed.capacity import excess
-    from ringtap.agents.testbed.up import rate_warnings, testbed
+    from ringtap.agents.testbed.forwarding_capacity import excess
+    from ringtap.agents.testbed.launch import rate_warnings, testbed
 
     built = testbed(
         options.hosts,

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ringtap.core.errors import UsageError, did_you_mean
-from ringtap.core.plan import TOPOLOGY_OF, LinkOptions
+from ringtap.core.sweep_plan import TOPOLOGY_OF, LinkOptions
 from ringtap.core.units import format_rate
 from ringtap.workload import topologies
 

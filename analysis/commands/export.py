@@ -103,12 +103,12 @@ def _size_bytes(output: Path) -> int:
 
 
 def _export_trace(options: argparse.Namespace) -> int:
-    from ringtap.analysis.export.flight_recorder import read_flight_recorder
-    from ringtap.analysis.export.kineto import read_kineto
-    from ringtap.analysis.export.nccl_inspector import read_nccl_inspector
     from ringtap.analysis.export.perfetto import write_perfetto
     from ringtap.analysis.job.run import open_job
     from ringtap.analysis.pcap.tables import check_new
+    from ringtap.analysis.process_traces.flight_recorder import read_flight_recorder
+    from ringtap.analysis.process_traces.kineto import read_kineto
+    from ringtap.analysis.process_traces.nccl_inspector import read_nccl_inspector
 
     check_new(options.output, options.force)
     run = open_job(options.run)

@@ -359,7 +359,7 @@ def _exchanges(span: _Span) -> tuple[_Exchanges | None, str, list[str]]:
     """Return the captured payload; else the reason, and sentences about missing parts."""
     if not any(logs.captures for logs in span.job.nodes.values()):
         return None, _NO_PACKETS, []
-    cross = flows.CrossTraffic.of(span.job.nodes)
+    cross = flows.CrossTrafficDestinations.of(span.job.nodes)
     ports = sorted(cross.ports | {port for _, port in cross.ends})
     try:
         streams, warnings = run_streams(span.job, f"not ({' or '.join(f'port {port}' for port in ports)})")

@@ -21,15 +21,15 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.analysis.export.process_trace import ProcessTrace
 from ringtap.analysis.export.tables import check_length
 from ringtap.analysis.export.trace_writer import TraceWriter, TrackSlice
 from ringtap.analysis.job.flows import CLASSES
 from ringtap.analysis.job.iterations import ALL_PHASES, Work, aligned, build, ddp_passes, horovod_collectives
-from ringtap.analysis.job.packets import each_capture
+from ringtap.analysis.job.payload_per_iteration import each_capture
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.summary import read_marks
 from ringtap.analysis.pcap.tables import flow_columns
+from ringtap.analysis.process_traces.process_trace import ProcessTrace
 from ringtap.analysis.runs.apportioning import Integers, Numbers, counter_steps
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.sockets import socket_log

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.analysis.job.node_tables import MEANS
+from ringtap.analysis.job.node_aggregation import MEANS
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.runs.apportioning import plain
 from ringtap.core.arguments import number

@@ -12,7 +12,7 @@ import pandas as pd
 import ringtap
 from ringtap.analysis.job import byte_accounting, flows
 from ringtap.analysis.job.collection_status import NOT_ASKED, status
-from ringtap.analysis.job.node_tables import PARTS
+from ringtap.analysis.job.node_aggregation import PARTS
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.stragglers import links, mean_of_sums, slow_iterations, slowest
 from ringtap.analysis.job.throughput import summarize_epochs, throughput

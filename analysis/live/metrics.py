@@ -24,9 +24,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.exposition import ALLOWUTF8, CONTENT_TYPE_LATEST, generate_latest
 
+from ringtap.analysis.live.bounded_http_server import TEXT, ListeningHttpServer, QuietHandler
 from ringtap.analysis.live.build_snapshot import PORT_DROPS, nic_logs, octets_per_count, port_logs
 from ringtap.analysis.live.flows import Traffic
-from ringtap.analysis.live.http_server import TEXT, ListeningHttpServer, QuietHandler
 from ringtap.analysis.live.iterations import MAX_KEPT, RankSteps, quantile
 from ringtap.analysis.live.recent_counters import RecentWideLog
 from ringtap.analysis.live.run_state import NodeLog, RunFollower, lower_priority

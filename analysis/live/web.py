@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-from ringtap.analysis.live.http_server import TEXT, ListeningHttpServer, QuietHandler
+from ringtap.analysis.live.bounded_http_server import TEXT, ListeningHttpServer, QuietHandler
 from ringtap.analysis.live.page_parts import TableChoice, parts_of
 from ringtap.analysis.live.poller import Poller
 from ringtap.analysis.live.run_state import write_mark

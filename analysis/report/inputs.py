@@ -10,9 +10,9 @@ from typing import Any
 
 from ringtap.analysis.runs.run import SweepRun
 from ringtap.analysis.sweeps.expected_order import ExpectedOrder, expected_orders
-from ringtap.analysis.sweeps.packets import CapturedPoint, captured_points
+from ringtap.analysis.sweeps.packet_rates import CapturedPoint, captured_points
 from ringtap.analysis.sweeps.points import measure
-from ringtap.analysis.sweeps.series_results import Series, analyse
+from ringtap.analysis.sweeps.series_analysis import Series, analyse
 from ringtap.analysis.sweeps.tables import read_table
 from ringtap.core.errors import UsageError
 from ringtap.core.json_validation import ShapeError, whole

@@ -13,7 +13,7 @@ from ringtap.analysis.plots.sharing import NAMES, draw_sharing
 from ringtap.analysis.plots.style import plain
 from ringtap.analysis.report.page import Written, write_folder
 from ringtap.analysis.runs.run import SweepRun
-from ringtap.analysis.sweeps.computation import Computation
+from ringtap.analysis.sweeps.crux_objective import Computation
 from ringtap.analysis.sweeps.sharing import SharedJob, SharedLink, SharingPoint, Slide, sharing_points
 from ringtap.core.errors import UsageError
 from ringtap.core.json_validation import whole

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ringtap.analysis.job.packets import dropped_packets, undecided_warnings
+from ringtap.analysis.job.payload_per_iteration import dropped_packets, undecided_warnings
 from ringtap.analysis.job.run import Job, open_job
 from ringtap.analysis.pcap import read_captures
 from ringtap.analysis.pcap.reader import Progress

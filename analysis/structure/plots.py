@@ -16,7 +16,7 @@ from ringtap.analysis.plots.figure import Drawn, legend, new_figure, styled
 from ringtap.analysis.plots.style import FAINT, INK
 from ringtap.analysis.structure import flow_roles
 from ringtap.analysis.structure.structure import Structure
-from ringtap.analysis.traffic.delivered import Passed, Rates, instantaneous
+from ringtap.analysis.traffic.delivered import InjectionRates, Passed, instantaneous
 from ringtap.analysis.traffic.plots import rates_figure
 from ringtap.core.errors import UsageError
 from ringtap.core.units import format_duration, format_rate, format_size
@@ -102,7 +102,7 @@ def histogram(found: Structure) -> Drawn:
     )
 
 
-def _rates(label: str, payload: np.ndarray, bin_ns: int) -> Rates:
+def _rates(label: str, payload: np.ndarray, bin_ns: int) -> InjectionRates:
     edges = np.arange(len(payload) + 1, dtype=np.int64) * bin_ns
     passed = np.concatenate(([0.0], np.cumsum(payload, dtype=np.float64)))
     return instantaneous(

@@ -13,7 +13,7 @@ import pandas as pd
 
 from ringtap.analysis.plots.style import title_of
 from ringtap.analysis.runs.run import SweepRun
-from ringtap.analysis.sweeps.series_results import Series
+from ringtap.analysis.sweeps.series_analysis import Series
 from ringtap.core.records import read_json_lines
 from ringtap.core.schema import EXPECTED, EXPECTED_JSONL
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ringtap.analysis.sweeps.points import Point, of_one_correlation, times_of
-from ringtap.analysis.sweeps.series_results import Series, Subject, series_of
+from ringtap.analysis.sweeps.series_analysis import Series, Subject, series_of
 from ringtap.core.csv_table import read_csv
 from ringtap.core.errors import UsageError
 from ringtap.core.models import PROFILES

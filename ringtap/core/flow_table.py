@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringtap.core.errors import UsageError, error_message
-from ringtap.core.flow_plan import COLUMNS, read_header
+from ringtap.core.flow_plan_format import COLUMNS, read_header
 from ringtap.core.units import counted
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ Numbers = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Plan:
+class FlowTable:
     """A flow plan; the arrays have one entry per line, in the plan's order: per flow, and per computation.
 
     Attributes:
@@ -90,7 +90,7 @@ class Plan:
         return np.diff(sums[np.searchsorted(self.start_ns, edges_ns)]).astype(np.float64)
 
 
-def read_plan(path: Path) -> Plan:
+def read_plan(path: Path) -> FlowTable:
     """Read a plan file.
 
     Raises:
@@ -118,7 +118,7 @@ def read_plan(path: Path) -> Plan:
         raise UsageError(f"{path} has a line that is not a flow ({why}): write it again") from error
     none = np.empty(0, np.int64)
     joined = {name: np.concatenate([none, *(part[name] for part in parts)]) for name in _NUMBERS}
-    return _checked(Plan(path, header, **joined))
+    return _checked(FlowTable(path, header, **joined))
 
 
 def _numbers(rows: pd.DataFrame, names: dict[str, dict[str, int]]) -> dict[str, Integers]:
@@ -149,7 +149,7 @@ def _wait(text: str) -> tuple[int, int]:
     return int(after), int(delay or 0)
 
 
-def _checked(plan: Plan) -> Plan:
+def _checked(plan: FlowTable) -> FlowTable:
     """Return the plan, if it matches its header."""
     found, stated = (int(plan.is_flow.sum()), plan.bytes), (plan.header["flows"], plan.header["bytes"])
     if found != stated:

@@ -355,7 +355,7 @@ class JsonLinesWriter:
         os.close(self._fd)
 
 
-class Line(NamedTuple):
+class JsonLine(NamedTuple):
     """A line of a JSON Lines file.
 
     Attributes:
@@ -371,7 +371,7 @@ class Line(NamedTuple):
     torn: bool
 
 
-def each_json_line(path: Path, shape: json_validation.Shape = None) -> Iterator[Line]:
+def each_json_line(path: Path, shape: json_validation.Shape = None) -> Iterator[JsonLine]:
     """Yield every line of a JSON Lines file except empty ones; a line of more than 16 MiB comes in pieces.
 
     Raises:
@@ -387,11 +387,11 @@ def each_json_line(path: Path, shape: json_validation.Shape = None) -> Iterator[
                 item = json_validation.parse_json(data)
                 json_validation.check(item, dict if shape is None else shape)
             except json_validation.ShapeError as error:
-                yield Line(number, None, str(error), not data.endswith(b"\n"))
+                yield JsonLine(number, None, str(error), not data.endswith(b"\n"))
             except ValueError:
-                yield Line(number, None, "it is not JSON", not data.endswith(b"\n"))
+                yield JsonLine(number, None, "it is not JSON", not data.endswith(b"\n"))
             else:
-                yield Line(number, item, "", False)
+                yield JsonLine(number, item, "", False)
 
 
 def read_json_lines(path: Path, shape: json_validation.Shape = None) -> tuple[list[dict[str, Any]], int]:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.core.records import RecordFile, open_records
 from tests.frameworks.ranks import QUICK
 

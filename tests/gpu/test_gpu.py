@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import ringtap
-from ringtap.analysis.export.kineto import read_kineto
+from ringtap.analysis.process_traces.kineto import read_kineto
 from ringtap.cli import main
 from ringtap.collectors.base import Context
 from ringtap.collectors.gpu import GpuCollector

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scapy.utils import RawPcapNgReader
 
-from ringtap.analysis.pcap.packets import CapturePoint, read_packets
+from ringtap.analysis.pcap.single_packets import CapturePoint, read_packets
 from tests.unit.capture_makers import Blocks, Packet
 
 pytestmark = pytest.mark.computes

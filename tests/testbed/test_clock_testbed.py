@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ringtap.agents.hosts import TestbedHosts
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.core.rundir import RunDirectory, read_json
 
 pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]

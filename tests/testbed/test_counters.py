@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.core.ethernet import frame_bytes
 from ringtap.core.records import open_records
 from tests.unit.traffic_processes import wait_until

@@ -13,8 +13,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.analysis.model.demand import demand
 from tests.frameworks.ranks import quick
 

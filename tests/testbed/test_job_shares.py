@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from ringtap.agents.testbed.launch import RunningTestbed, own_name
 from ringtap.agents.testbed.topology import JobShare, LinkCount, TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed, own_name
 from ringtap.core.errors import UsageError
 
 pytestmark = [pytest.mark.alone(1), pytest.mark.usefixtures("unchanged_machine")]

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ringtap.agents.testbed import registry
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.core.errors import UsageError
 
 pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
@@ -177,7 +177,7 @@ def test_where_namespaces_are_refused_one_sentence_says_what_to_ask_for() -> Non
 def test_a_killed_maker_takes_its_testbed_along_and_its_record_is_cleared() -> None:
     code = (
         "import subprocess, sys, time\n"
-        "from ringtap.agents.testbed.up import RunningTestbed\n"
+        "from ringtap.agents.testbed.launch import RunningTestbed\n"
         "from ringtap.agents.testbed.topology import TestbedSpec\n"
         "lab = RunningTestbed(TestbedSpec('orphan', ('a', 'b'), 100_000_000), verify=False)\n"
         "enter = [sys.executable, '-m', 'ringtap.agents.testbed.enter', 'orphan', 'a', 'sleep', '1000']\n"

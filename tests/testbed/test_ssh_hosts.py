@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from ringtap.agents.hosts.ssh import SshHost, SshHosts
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.topology import SWITCH, TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.core.rundir import RunDirectory, read_json
 from tests.testbed.sshd import SshServers

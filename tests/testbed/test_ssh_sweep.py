@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import ringtap
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.core.records import open_records, read_json_lines
 from ringtap.trafficgen.calibration import Calibration, save, this_host
 from ringtap.workload.workload import write_workload

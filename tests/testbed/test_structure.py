@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.analysis.model.demand import demand
 
 pytestmark = [pytest.mark.alone(1), pytest.mark.usefixtures("unchanged_machine")]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.analysis.runs.run import SweepRun, read_records, read_run
 from ringtap.analysis.sweeps.sharing import sharing_points
 from tests.testbed.sshd import SshServers

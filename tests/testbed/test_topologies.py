@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import ringtap
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.core.errors import UsageError
 from ringtap.core.rundir import read_points
 from tests.testbed.sweeps import run, status

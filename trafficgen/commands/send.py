@@ -137,8 +137,8 @@ def _printed_settings(settings: SendOptions) -> dict[str, Any]:
 
 
 def _send_options(options: argparse.Namespace) -> SendOptions:
+    from ringtap.trafficgen.outgoing_sockets import Transport, check_transport_options
     from ringtap.trafficgen.sender.options import SendOptions
-    from ringtap.trafficgen.socket_options import Transport, check_transport_options
 
     for option in ("workers", "threads", "max_connections"):
         value = getattr(options, option)

@@ -105,9 +105,9 @@ def _obstacle(has_arguments: bool) -> str:
 
 def _agree(reason: str) -> str:
     """Agree with all ranks; returns the reason against a timeline, empty for none. ``reason`` is rank 0's own."""
-    from . import horovod_rendezvous
+    from . import horovod_rank_agreement
 
-    return horovod_rendezvous.agree(int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"]), reason)
+    return horovod_rank_agreement.agree(int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"]), reason)
 
 
 def _create_timeline(settings: Settings) -> tuple[str, str]:

@@ -217,7 +217,7 @@ def test_each_start_of_a_job_records_into_a_run_of_its_own(
 
 
 def attach(run: Path, node: str, pid: int) -> "subprocess.CompletedProcess[str]":
-    arguments = [sys.executable, "-m", "ringtap.agents.node.attach", str(run), node, str(pid)]
+    arguments = [sys.executable, "-m", "ringtap.agents.node.record_unsupervised", str(run), node, str(pid)]
     return subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=30)
 
 
@@ -229,7 +229,9 @@ def test_attached_processes_are_recorded_until_they_end(tmp_path: Path) -> None:
     with ended(subprocess.Popen(["sleep", "1.5"])) as one, ended(subprocess.Popen(["sleep", "2.5"])) as two:
         began = time.monotonic()
         attaching = [
-            subprocess.Popen([sys.executable, "-m", "ringtap.agents.node.attach", str(run), "there", str(process.pid)])
+            subprocess.Popen(
+                [sys.executable, "-m", "ringtap.agents.node.record_unsupervised", str(run), "there", str(process.pid)]
+            )
             for process in (one, two)
         ]
         assert [process.wait(30) for process in attaching] == [0, 0]

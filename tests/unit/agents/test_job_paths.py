@@ -20,8 +20,8 @@ from ringtap.agents.sweep.job_paths import (
 from ringtap.agents.testbed.routing import hops, links_on_path, path_count, path_routes
 from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.core.errors import UsageError
-from ringtap.core.plan import load_plan
-from ringtap.workload.interleaving import Link, PeriodicJob, Phase
+from ringtap.core.sweep_plan import load_plan
+from ringtap.workload.interleaving import InterleavedLink, PeriodicJob, Phase
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]
 
@@ -109,7 +109,12 @@ def test_flows_of_a_ring_and_the_links_that_jobs_share() -> None:
 
 
 def test_links_that_limit_nothing_are_left_out() -> None:
-    links = [Link("host", 1e8, (0, 1)), Link("back", 1e8, (0, 1)), Link("up", 1.5e8, (0, 1, 2)), Link("x", 2e8, (0, 2))]
+    links = [
+        InterleavedLink("host", 1e8, (0, 1)),
+        InterleavedLink("back", 1e8, (0, 1)),
+        InterleavedLink("up", 1.5e8, (0, 1, 2)),
+        InterleavedLink("x", 2e8, (0, 2)),
+    ]
     assert limiting_links(links) == [links[0], links[2]]
 
 

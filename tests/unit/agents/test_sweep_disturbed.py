@@ -15,7 +15,7 @@ from ringtap.agents.hosts import LocalHosts
 from ringtap.agents.sweep import disturbances
 from ringtap.agents.sweep.cross_traffic import CrossTraffic
 from ringtap.agents.sweep.disturbances import Watch, change_place, counted_bps, late_share, wait_for_samples
-from ringtap.agents.sweep.load_series import Series, StepWatcher
+from ringtap.agents.sweep.load_series import SeriesMeasurement, StepWatcher
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.testbed.topology import Roles
 from ringtap.core.errors import MeasurementError, UsageError
@@ -248,7 +248,7 @@ def test_iterations_that_stay_longer_at_the_same_load_end_the_series(tmp_path: P
     hosts, roles = LocalHosts(["a"]), replace(STAGE, roles=replace(STAGE.roles, workers=("a",)))
     cross = CrossTraffic(plan, "iperf", hosts, roles, run.path)
     for tolerant in (False, True):
-        series = Series(plan, plan.models[0], hosts, roles, run, cross, tolerant=tolerant)
+        series = SeriesMeasurement(plan, plan.models[0], hosts, roles, run, cross, tolerant=tolerant)
         series._watch = Watch(run.path, roles, 10**9, 0)
         ends_ns = series._watcher.iteration_ends_ns()
         (words,) = series._within(ends_ns[0], ends_ns[16])

@@ -23,8 +23,8 @@ from ringtap.agents.sweep.packet_capture import capture_points, check_capture
 from ringtap.agents.sweep.preflight import cluster_roles
 from ringtap.cli import main
 from ringtap.core.errors import UsageError
-from ringtap.core.plan import SweepPlan, load_plan
 from ringtap.core.rundir import RunDirectory
+from ringtap.core.sweep_plan import SweepPlan, load_plan
 from ringtap.doctor import verdict
 from tests.unit.agents.test_sweep_cluster import PLAN as TRUE_PLAN
 from tests.unit.agents.test_sweep_cluster import plain

@@ -18,7 +18,7 @@ from ringtap.analysis import thesis
 from ringtap.analysis.model.fit import CongestionModel
 from ringtap.analysis.plots.job import NAMES as JOB_FIGURES
 from ringtap.analysis.report.inputs import of_sweep
-from ringtap.analysis.report.loads import order_kinds
+from ringtap.analysis.report.load_statistics import order_kinds
 from ringtap.analysis.report.thesis_expectations import check
 from ringtap.analysis.runs.run import SweepRun, read_run
 from ringtap.cli import main

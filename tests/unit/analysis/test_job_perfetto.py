@@ -23,10 +23,10 @@ from tests.gold.job_run import MS, START_NS, TIMES, Node, Truth, pcap, write_ddp
 pytest.importorskip("perfetto")
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
-from ringtap.analysis.export import kineto as kineto_export
 from ringtap.analysis.export import perfetto
-from ringtap.analysis.export.kineto import read_kineto
 from ringtap.analysis.export.trace_writer import TraceWriter, TrackSlice
+from ringtap.analysis.process_traces import kineto as kineto_export
+from ringtap.analysis.process_traces.kineto import read_kineto
 from tests.gold.perfetto_rules import check_trace
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]

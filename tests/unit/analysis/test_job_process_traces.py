@@ -15,9 +15,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ringtap.analysis.export import flight_recorder
-from ringtap.analysis.export.flight_recorder import read_flight_recorder
-from ringtap.analysis.export.nccl_inspector import read_nccl_inspector
+from ringtap.analysis.process_traces import flight_recorder
+from ringtap.analysis.process_traces.flight_recorder import read_flight_recorder
+from ringtap.analysis.process_traces.nccl_inspector import read_nccl_inspector
 from ringtap.cli import main
 from ringtap.core.errors import UsageError
 from ringtap.core.rundir import RunDirectory

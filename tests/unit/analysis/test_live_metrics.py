@@ -28,7 +28,7 @@ from ringtap.analysis.job import iterations
 from ringtap.analysis.live.flows import Owners, SocketTotals
 from ringtap.analysis.live.iterations import DdpTimes
 from ringtap.analysis.live.metrics import MetricsHttpServer, RunMetrics
-from ringtap.analysis.live.recent_counters import Layout
+from ringtap.analysis.live.recent_counters import RecordLayout
 from ringtap.cli import main
 from ringtap.core import http_address
 from ringtap.core.errors import UsageError
@@ -156,8 +156,8 @@ def test_exposed_communication_is_that_of_analyze(rows: list[tuple[int, ...]], c
         assert times.communication_s == pytest.approx(expected["communication_s"].sum(), abs=1e-15)
 
 
-def layout_of(fields: list[Field]) -> Layout:
-    return Layout(RecordFile(Path("a.rec"), tuple(fields), {}, 0, 0, 0, 0))
+def layout_of(fields: list[Field]) -> RecordLayout:
+    return RecordLayout(RecordFile(Path("a.rec"), tuple(fields), {}, 0, 0, 0, 0))
 
 
 @settings(deadline=None, max_examples=60)

@@ -13,7 +13,7 @@ from scapy.utils import RawPcapNgReader
 import ringtap
 from ringtap.analysis.pcap import scan
 from ringtap.analysis.pcap.kernels import state as ks
-from ringtap.analysis.pcap.packets import CapturePoint, read_packets
+from ringtap.analysis.pcap.single_packets import CapturePoint, read_packets
 from ringtap.cli import main
 from ringtap.core.rundir import RunDirectory, write_json
 from tests.gold.analysis_sweep import write_sweep

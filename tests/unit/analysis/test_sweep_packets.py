@@ -13,7 +13,7 @@ import pytest
 from ringtap.analysis.model.demand import demand
 from ringtap.analysis.report.write import write_report
 from ringtap.analysis.runs.run import read_run
-from ringtap.analysis.sweeps.packets import CapturedPoint, captured_points
+from ringtap.analysis.sweeps.packet_rates import CapturedPoint, captured_points
 from ringtap.analysis.sweeps.points import measure
 from ringtap.core.models import PROFILES
 from ringtap.core.records import read_json_lines

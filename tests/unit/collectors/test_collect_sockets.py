@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtap.collectors import closing_sockets
-from ringtap.collectors import tcp_info as layout
+from ringtap.collectors import inet_diag as layout
 from ringtap.collectors.base import Context
 from ringtap.collectors.netlink import HEADER_BYTES, aligned, attributes, message_at
 from ringtap.collectors.sockets import APART, SocketOwners, SocketsCollector, SocketTable

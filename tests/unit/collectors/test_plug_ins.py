@@ -23,7 +23,7 @@ JOB = "import time, ringtap\nfor _ in range(20):\n    time.sleep(0.05)\n    ring
 TRAFFIC = """
 from pathlib import Path
 
-from ringtap.core.flow_plan import Flow
+from ringtap.core.flow_plan_format import Flow
 from ringtap.trafficgen.plans.kind import DURATION, TO, TrafficKind
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtap.agents.sweep.disturbances import Counters
-from ringtap.analysis.job.node_counters import long_growth
+from ringtap.analysis.job.counters_per_iteration import long_growth
 from ringtap.analysis.live.recent_counters import Keyed, RecentWideLog
 from ringtap.analysis.runs.apportioning import Borders, counter_steps
 from ringtap.analysis.runs.node_logs import NodeLogs

@@ -7,9 +7,9 @@ import pytest
 
 from ringtap.agents.sweep.estimate import estimate, resolved
 from ringtap.core.errors import UsageError
-from ringtap.core.plan import SweepPlan, load_plan
-from ringtap.core.plan_cluster import Cluster
-from ringtap.core.plan_jobs import gpus_of, sharing
+from ringtap.core.sweep_plan import SweepPlan, load_plan
+from ringtap.core.sweep_plan_cluster import Cluster
+from ringtap.core.sweep_plan_jobs import gpus_of, sharing
 from tests.unit.core.test_core_plan import plan_file
 
 pytestmark = pytest.mark.computes

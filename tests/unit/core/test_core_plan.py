@@ -7,7 +7,7 @@ import pytest
 from ringtap.agents.sweep.estimate import estimate, layout, room_bytes
 from ringtap.cli import main
 from ringtap.core.errors import UsageError
-from ringtap.core.plan import Capture, load_plan, plan_from_keys
+from ringtap.core.sweep_plan import Capture, load_plan, plan_from_keys
 
 pytestmark = pytest.mark.computes
 

@@ -10,8 +10,8 @@ from ringtap.agents.sweep.estimate import estimate, layout, resolved, series_nam
 from ringtap.agents.sweep.job_launch import check_collectives, processes
 from ringtap.agents.sweep.roles import testbed_roles as roles_of
 from ringtap.core.errors import UsageError
-from ringtap.core.plan import SweepPlan, load_plan
-from ringtap.core.plan_collectives import COLLECTIVES
+from ringtap.core.sweep_plan import SweepPlan, load_plan
+from ringtap.core.sweep_plan_collectives import COLLECTIVES
 from ringtap.slurm.array_parts import planned_series
 
 pytestmark = pytest.mark.computes

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from ringtap.core.errors import UsageError
-from ringtap.core.plan import load_plan, plan_from_keys
+from ringtap.core.sweep_plan import load_plan, plan_from_keys
 
 pytestmark = pytest.mark.computes
 

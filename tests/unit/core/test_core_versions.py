@@ -13,7 +13,7 @@ import pytest
 import ringtap
 from ringtap.cli import main
 from ringtap.core.errors import UsageError
-from ringtap.core.flow_plan import VERSION as PLAN
+from ringtap.core.flow_plan_format import VERSION as PLAN
 from ringtap.core.flow_table import read_plan
 from ringtap.core.records import VERSION as RECORDS
 from ringtap.core.records import Field, RecordWriter, open_records

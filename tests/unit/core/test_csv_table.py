@@ -5,8 +5,8 @@ import pytest
 from ringtap.analysis.sweeps.tables import read_points_csv, read_table
 from ringtap.core.csv_table import read_csv
 from ringtap.core.errors import UsageError
-from ringtap.workload.layer_tensors import read_tensors
 from ringtap.workload.simulator_logs import read_log
+from ringtap.workload.timed_tensors import read_tensors
 
 pytestmark = pytest.mark.computes
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.core.flow_plan import Flow
+from ringtap.core.flow_plan_format import Flow
 from ringtap.core.records import open_records
 from ringtap.trafficgen.plans.plan_file import PlanFile
 from tests.gold.analysis_sweep import write_sweep
@@ -59,7 +59,7 @@ class MineCollector:
 KIND = '''
 """Flows of one size at fixed intervals."""
 
-from ringtap.core.flow_plan import Flow
+from ringtap.core.flow_plan_format import Flow
 from ringtap.trafficgen.plans.kind import DURATION, TO, Option, TrafficKind, duration_ns
 
 

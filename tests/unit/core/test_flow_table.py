@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ringtap.core.errors import UsageError
-from ringtap.core.flow_plan import Flow
+from ringtap.core.flow_plan_format import Flow
 from ringtap.core.flow_table import read_plan
 from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
 

@@ -130,7 +130,7 @@ def test_the_batch_script_runs_ringtap_s_module(folder: Path) -> None:
     script = run(folder, "submit", "--print", "--", "python", "src/train.py")
     line = shlex.split(script.splitlines()[-1])
     done = subprocess.run([*line[1:5], "--help"], cwd=folder, capture_output=True, text=True, check=False)
-    assert "ringtap.slurm.batch" in done.stdout, done.stderr
+    assert "ringtap.slurm.job_steps" in done.stdout, done.stderr
     assert imported(folder) == ""
 
 

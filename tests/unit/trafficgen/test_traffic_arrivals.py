@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.core.flow_plan import Flow
+from ringtap.core.flow_plan_format import Flow
 from ringtap.trafficgen.sender.completion_notices import Announcer, Listener
 from tests.unit.traffic_processes import MS, plan_of, rows, running, serving, traffic
 

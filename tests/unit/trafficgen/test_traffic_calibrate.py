@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.core.flow_plan import Flow
+from ringtap.core.flow_plan_format import Flow
 from ringtap.trafficgen.calibration import CLEARLY, Calibration, save, this_host
 from tests.unit.traffic_processes import MS, plan_of, serving, traffic
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.core.flow_plan import Flow
+from ringtap.core.flow_plan_format import Flow
 from ringtap.core.records import open_records
 from ringtap.trafficgen.flow_log import SENT_FIELDS, FlowLog
+from ringtap.trafficgen.outgoing_sockets import TcpState, Transport
 from ringtap.trafficgen.plans.plan_file import PlanFile
 from ringtap.trafficgen.sender import ipc
 from ringtap.trafficgen.sender.options import SendOptions
 from ringtap.trafficgen.sender.worker import SenderWorker
-from ringtap.trafficgen.socket_options import TcpState, Transport
 from ringtap.trafficgen.statistics import Ending, FlowStatistics
 from tests.unit.traffic_processes import (
     MS,

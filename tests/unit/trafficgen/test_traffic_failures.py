@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ringtap.core.flow_plan import Flow
+from ringtap.core.flow_plan_format import Flow
 from tests.unit.traffic_processes import (
     FULL_DISK,
     MS,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ringtap.core.flow_plan import Flow
+from ringtap.core.flow_plan_format import Flow
 from ringtap.core.records import open_records
 from tests.unit.traffic_processes import MS, by_flow, plan_of, send, serving, traffic
 

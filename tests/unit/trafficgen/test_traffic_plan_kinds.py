@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from ringtap.core.errors import UsageError
-from ringtap.core.flow_plan import Flow
+from ringtap.core.flow_plan_format import Flow
 from ringtap.trafficgen.plans.common import OfferedLoad
 from ringtap.trafficgen.plans.plan_file import FlowSource
 from ringtap.trafficgen.plans.registry import make_plan

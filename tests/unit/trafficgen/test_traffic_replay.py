@@ -12,7 +12,7 @@ import pytest
 
 from ringtap.analysis.pcap.segments import read_segments
 from ringtap.core.errors import MeasurementError, UsageError
-from ringtap.core.flow_plan import Flow
+from ringtap.core.flow_plan_format import Flow
 from ringtap.core.records import Field, RecordWriter
 from ringtap.trafficgen.flow_log import SENT_FIELDS
 from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan

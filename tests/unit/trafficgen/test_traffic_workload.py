@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.core.flow_plan import Flow, Operation
+from ringtap.core.flow_plan_format import Flow, Operation
 from ringtap.core.models import profile_named
 from ringtap.traffic import _Readdressed
 from ringtap.trafficgen.plans.plan_file import PlanFile

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ringtap.agents.sweep.expected_series import expected_series, scaled_buckets
 from ringtap.agents.testbed.topology import Roles, TestbedSpec
 from ringtap.core.models import PROFILES
-from ringtap.core.plan import load_plan
+from ringtap.core.sweep_plan import load_plan
 from ringtap.workload.expected_iteration import ExpectedIteration, expected_iteration
 from ringtap.workload.lowering import Algorithms
 from ringtap.workload.models import bucket_workload, buckets

@@ -12,7 +12,7 @@ import pytest
 import ringtap
 from ringtap.cli import main
 from ringtap.core.errors import UsageError
-from ringtap.core.flow_plan import Flow
+from ringtap.core.flow_plan_format import Flow
 from ringtap.core.models import PROFILES
 from ringtap.core.rundir import RunDirectory
 from ringtap.trafficgen.plans.plan_file import write_plan

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.core.plan import LinkOptions, Testbed
+from ringtap.core.sweep_plan import LinkOptions, Testbed
 from ringtap.workload.options import add_topology, topology
 
 pytestmark = pytest.mark.computes

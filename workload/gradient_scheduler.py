@@ -1,4 +1,4 @@
-"""Scheduler of gradients in a data-parallel job: the orders of `ringtap.workload.tensor_order`, really run.
+"""Scheduler of gradients in a data-parallel job: the orders of `ringtap.workload.tensor_order_models`, really run.
 
 Gradients are all-reduced by a thread of its own, in pieces, by priority, with a limit of the bytes in flight. A layer's
 forward pass waits for its own gradient only, as in P3 (MLSys'19) and ByteScheduler (SOSP'19). All ranks must begin
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from ringtap.core.errors import UsageError
-from ringtap.workload.tensor_order import METHODS
+from ringtap.workload.tensor_order_models import METHODS
 
 _END = -1  # announced after the last piece
 _AHEAD = 16  # announcements for which other ranks have posted receives
@@ -91,7 +91,7 @@ class TensorScheduler:
 
     Args:
         layers: modules in the order of the forward pass; their parameters are on the CPU and of one type each.
-        method: a name of `ringtap.workload.tensor_order.METHODS`. In a chain of layers, TIC and TAC both order
+        method: a name of `ringtap.workload.tensor_order_models.METHODS`. In a chain of layers, TIC and TAC both order
             whole tensors by layer.
         piece_bytes: bytes of a message at most, of P3 and ByteScheduler.
         credit_bytes: bytes in flight, of ByteScheduler; 0: one message at a time.

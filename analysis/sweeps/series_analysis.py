@@ -22,8 +22,8 @@ from ringtap.analysis.statistics.arrays import Array
 from ringtap.analysis.statistics.mean_errors import mean_errors
 from ringtap.analysis.sweeps.points import Point
 from ringtap.core.errors import UsageError
-from ringtap.core.plan_models import model_label
 from ringtap.core.schema import MERGE_SHARE, POINTS_JSONL, SIMULATED, VARIANTS
+from ringtap.core.sweep_plan_models import model_label
 from ringtap.core.units import counted
 
 # Table 3.8 leaves out "very heavy" points; those of its series are at 24.7 of 25 Gbit/s

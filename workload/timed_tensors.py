@@ -11,7 +11,7 @@ from ringtap.core.csv_table import read_csv
 from ringtap.core.errors import UsageError
 from ringtap.core.models import PROFILES, ModelProfile
 from ringtap.workload.execution_trace import Collective, Node, NodeType
-from ringtap.workload.tensor_order import LayerTensor
+from ringtap.workload.tensor_order_models import LayerTensor
 from ringtap.workload.workload import Workload, kind_of, size_of
 
 COLUMNS = ("name", "bytes", "forward_ms", "backward_ms")

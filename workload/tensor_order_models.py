@@ -46,7 +46,7 @@ class LayerTensor(NamedTuple):
     backward_s: float
 
 
-class Network(NamedTuple):
+class LogGP(NamedTuple):
     """Transfers of a worker, with the parameters of LogGP (Alexandrov et al., SPAA 1995).
 
     Attributes:
@@ -70,17 +70,17 @@ class Network(NamedTuple):
         return (size_bytes * self.factor + self.header_bytes) * 8 / self.rate_bps
 
 
-def network_of(workers: int | None, rate_bps: float, latency_s: float, overhead_s: float = 0.0) -> Network:
+def network_of(workers: int | None, rate_bps: float, latency_s: float, overhead_s: float = 0.0) -> LogGP:
     """Return the network of a ring all-reduce, or of parameter servers if the number of workers is None.
 
     A ring sends 2 (N-1)/N of the bytes in 2 (N-1) messages in turn (Patarasuk and Yuan 2009). To and from parameter
     servers, each byte goes once per direction, in 2 messages in turn; a pull goes on behind its push.
     """
     steps, factor = (2, 1.0) if workers is None else (2 * (workers - 1), 2 * (workers - 1) / workers)
-    return Network(rate_bps, factor, steps * latency_s, steps * overhead_s)
+    return LogGP(rate_bps, factor, steps * latency_s, steps * overhead_s)
 
 
-class Operation(NamedTuple):
+class GraphOperation(NamedTuple):
     """Operation of a graph of computations.
 
     Attributes:
@@ -94,12 +94,12 @@ class Operation(NamedTuple):
     after: tuple[int, ...] = ()
 
 
-def forward_pass(tensors: Sequence[LayerTensor]) -> list[Operation]:
+def forward_pass(tensors: Sequence[LayerTensor]) -> list[GraphOperation]:
     """Return the forward pass of layers: each needs its tensor and the layer before it."""
-    return [Operation(each.forward_s, (i,), (i - 1,) if i else ()) for i, each in enumerate(tensors)]
+    return [GraphOperation(each.forward_s, (i,), (i - 1,) if i else ()) for i, each in enumerate(tensors)]
 
 
-def _needed(operations: Sequence[Operation]) -> list[int]:
+def _needed(operations: Sequence[GraphOperation]) -> list[int]:
     """Return the transfers that each operation needs, itself or through others, as bits."""
     found: list[int] = []
     for operation in operations:
@@ -119,7 +119,7 @@ def _numbers(bits: int) -> Iterator[int]:
         bits ^= lowest
 
 
-def tic_order(operations: Sequence[Operation], transfers: int) -> list[int]:
+def tic_order(operations: Sequence[GraphOperation], transfers: int) -> list[int]:
     """Return the order of transfers by the graph alone (TIC of TicTac, MLSys'19).
 
     A transfer comes the earlier, the fewer transfers the first operation behind it needs. The paper leaves out
@@ -136,7 +136,7 @@ def tic_order(operations: Sequence[Operation], transfers: int) -> list[int]:
     return sorted(range(transfers), key=fewest.__getitem__)
 
 
-def tac_order(operations: Sequence[Operation], transfer_s: Sequence[float]) -> list[int]:
+def tac_order(operations: Sequence[GraphOperation], transfer_s: Sequence[float]) -> list[int]:
     """Return the order of transfers by the graph and times (TAC of TicTac, MLSys'19).
 
     Of two transfers, the one that makes computation wait less comes first: a before b if
@@ -193,7 +193,7 @@ def completion_s(
     sizes_bytes: Sequence[int],
     begin_s: Sequence[float],
     order: Sequence[int],
-    network: Network,
+    network: LogGP,
     piece_bytes: int | None = None,
     credit_bytes: int = 0,
     free_s: float = -inf,
@@ -265,7 +265,7 @@ class ScheduledIteration(NamedTuple):
 def schedule(
     tensors: Sequence[LayerTensor],
     order: list[int],
-    network: Network,
+    network: LogGP,
     piece_bytes: int | None = None,
     credit_bytes: int = 0,
 ) -> ScheduledIteration:
@@ -297,7 +297,7 @@ def schedule(
 
 def schedules(
     tensors: Sequence[LayerTensor],
-    network: Network,
+    network: LogGP,
     slice_bytes: int = SLICE_PARAMETERS * GRADIENT_BYTES,
     partition_bytes: int | None = None,
     credit_bytes: int | None = None,
@@ -332,7 +332,7 @@ def schedules(
     }
 
 
-def bound_s(tensors: Sequence[LayerTensor], network: Network) -> float:
+def bound_s(tensors: Sequence[LayerTensor], network: LogGP) -> float:
     """Return a time that no order and no partition can beat: the overlap is as good as the dependencies allow.
 
     The transfers of layers 1 to j begin when the backward pass of layer j ends at the earliest, and when the last one
@@ -349,7 +349,7 @@ def bound_s(tensors: Sequence[LayerTensor], network: Network) -> float:
     return max(sent_s[-1], *ends_s)
 
 
-def bucket_times(tensors: Sequence[LayerTensor], network: Network) -> dict[int, float]:
+def bucket_times(tensors: Sequence[LayerTensor], network: LogGP) -> dict[int, float]:
     """Return the iteration time by the size of DDP's buckets in bytes, the default first.
 
     A bucket is one message, sent in the order of readiness. Only among those of the default is the first one smaller.

@@ -16,7 +16,7 @@ from ringtap.analysis import thesis
 from ringtap.analysis.plots.style import title_of
 from ringtap.analysis.statistics.two_sample import MIN_VALUES, Comparison, compare, correct_together
 from ringtap.analysis.sweeps.points import Point
-from ringtap.analysis.sweeps.series_results import Series
+from ringtap.analysis.sweeps.series_analysis import Series
 from ringtap.core.schema import MERGE_SHARE, VARIANTS
 
 LIGHT_SHARE, HEAVY_SHARE = 0.30, 0.80  # the loads that figures 3-5 and B-1 compare

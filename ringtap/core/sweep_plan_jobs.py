@@ -10,9 +10,9 @@ from typing import Any
 
 from ringtap.core.errors import UsageError
 from ringtap.core.models import GRADIENT_BYTES
-from ringtap.core.plan_cluster import Cluster
-from ringtap.core.plan_collectives import Collectives
-from ringtap.core.plan_models import MODEL_NAME, SCALE_MODEL, Model, read_model
+from ringtap.core.sweep_plan_cluster import Cluster
+from ringtap.core.sweep_plan_collectives import Collectives
+from ringtap.core.sweep_plan_models import MODEL_NAME, SCALE_MODEL, Model, read_model
 from ringtap.core.toml_tables import TomlTable
 from ringtap.core.transports import VARIABLES, contradiction
 from ringtap.core.units import format_duration, parse_duration_s
@@ -29,7 +29,7 @@ MIN_JOBS, MAX_JOBS = 2, 6
 
 
 @dataclass(frozen=True)
-class Job:
+class SharingJob:
     """One of several jobs that share links.
 
     Attributes:
@@ -51,7 +51,7 @@ class Job:
     congestion_control: str = ""
 
 
-def read_job(table: TomlTable, scale: float) -> Job:
+def read_job(table: TomlTable, scale: float) -> SharingJob:
     """Read one of the jobs, with the scale of its plan."""
     name = table.text("name", ...)
     if not re.fullmatch(MODEL_NAME, name):
@@ -65,7 +65,7 @@ def read_job(table: TomlTable, scale: float) -> Job:
     flop = table.number("flop", 0.0, 1.0, 1e30) if table.has("flop") else None
     congestion_control = table.text("congestion_control", "")
     model = read_model(table, scale, Collectives(), "model")
-    return Job(name, model, workers, weight, priority, flop, congestion_control)
+    return SharingJob(name, model, workers, weight, priority, flop, congestion_control)
 
 
 def check_rules(tables: Sequence[TomlTable], offsets: Sequence[str | tuple[float, ...]]) -> None:
@@ -80,19 +80,19 @@ def check_rules(tables: Sequence[TomlTable], offsets: Sequence[str | tuple[float
                 table.fail(key, f'is for jobs that share by it: add "{rule}" to the offsets')
 
 
-def sharing(jobs: Sequence[Job]) -> dict[str, tuple[Job, ...]]:
+def sharing(jobs: Sequence[SharingJob]) -> dict[str, tuple[SharingJob, ...]]:
     """Return the jobs on each host that several jobs share."""
     hosts = dict.fromkeys(host for job in jobs for host in job.workers)
     users = {host: tuple(job for job in jobs if host in job.workers) for host in hosts}
     return {host: found for host, found in users.items() if len(found) > 1}
 
 
-def over_tcp(job: Job) -> Job:
+def over_tcp(job: SharingJob) -> SharingJob:
     """Return a job whose NCCL uses TCP on real hosts, as the counters of their interfaces do not see RDMA."""
     return replace(job, model=replace(job.model, environment=VARIABLES["tcp"] | dict(job.model.environment)))
 
 
-def check_hosts(tables: Sequence[TomlTable], jobs: Sequence[Job], cluster: Cluster) -> None:
+def check_hosts(tables: Sequence[TomlTable], jobs: Sequence[SharingJob], cluster: Cluster) -> None:
     """Check that jobs can run on the hosts of a cluster.
 
     Raises:
@@ -121,7 +121,7 @@ def check_hosts(tables: Sequence[TomlTable], jobs: Sequence[Job], cluster: Clust
                     )
 
 
-def gpus_of(job: Job, cluster: Cluster, host: str) -> tuple[str, ...] | None:
+def gpus_of(job: SharingJob, cluster: Cluster, host: str) -> tuple[str, ...] | None:
     """Return the GPUs that a job sees on a host by the plan; None if it says nothing."""
     machine = cluster.host(host)
     if machine.gpus:
@@ -159,7 +159,7 @@ def read_begin(
 
 
 def check_shifts(
-    sweep: TomlTable, key: str, jobs: Sequence[Job], shifts_s: Sequence[float], capacity_bps: float, scale: float
+    sweep: TomlTable, key: str, jobs: Sequence[SharingJob], shifts_s: Sequence[float], capacity_bps: float, scale: float
 ) -> None:
     """Refuse shifts that are not within an iteration, as far as the plan says how long one is on a testbed.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ringtap.analysis.export.process_trace import END_UNKNOWN, OperationReader, OperationTrace
+from ringtap.analysis.process_traces.process_trace import END_UNKNOWN, OperationReader, OperationTrace
 from ringtap.core.errors import UsageError
 from ringtap.core.json_validation import COUNT, Number, Shape, ShapeError, Text, check
 from ringtap.core.records import each_json_line

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ringtap.analysis.export.process_trace import ProcessTrace
 from ringtap.analysis.export.trace_writer import TrackSlice
+from ringtap.analysis.process_traces.process_trace import ProcessTrace
 from ringtap.analysis.runs.apportioning import Integers
 from ringtap.core.errors import UsageError
 from ringtap.core.json_stream import members

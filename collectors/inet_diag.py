@@ -125,7 +125,7 @@ def one_request(family: int, identity: bytes) -> bytes:
 
 
 @dataclass(frozen=True)
-class Layout:
+class MessageLayout:
     """Positions of the parts of one kind of message; messages with equal heads have equal layouts.
 
     ``unpack`` returns: the head (length, type, flags), family to timer_retransmits, identity, queues, the head of the
@@ -146,7 +146,7 @@ class Layout:
     fill: bytes
 
 
-def learn_layout(data: memoryview, position: int, length: int, apart: int) -> Layout | None:
+def learn_layout(data: memoryview, position: int, length: int, apart: int) -> MessageLayout | None:
     """Return the layout of the message at ``position``; None if it has no tcp_info, as in TIME-WAIT."""
     begin = HEADER_BYTES + _MESSAGE_BYTES
     end = position + length
@@ -163,7 +163,7 @@ def learn_layout(data: memoryview, position: int, length: int, apart: int) -> La
     parts = f"=8s8x4s{IDENTITY_BYTES}s4x{_QUEUES_BYTES}s{start - 4 - begin}x4s{_AGES_START}s{ages}x{kept - _AGES_END}s"
     step, used = aligned(length), start + kept
     apart_layout = struct.Struct(parts + f"{max(0, apart - used)}x")
-    return Layout(
+    return MessageLayout(
         struct.Struct(parts + f"{step - used}x"),
         apart_layout,
         step,

@@ -71,7 +71,7 @@ class ProcessTrace(ABC):
         return is_only if self.rank is None else rank == self.rank
 
 
-class Operation(NamedTuple):
+class TracedOperation(NamedTuple):
     """A collective or point-to-point operation.
 
     Attributes:
@@ -101,7 +101,7 @@ class OperationTrace(ProcessTrace):
 
     pid: int | None
     host: str
-    operations: list[Operation]
+    operations: list[TracedOperation]
 
     @property
     def origin(self) -> str:
@@ -134,7 +134,7 @@ class OperationReader:
 
     def __init__(self, path: Path, tool: str) -> None:
         self._path, self._tool = path, tool
-        self.operations: list[Operation] = []
+        self.operations: list[TracedOperation] = []
         self._pending: list[int] = []
         self._tracks: dict[str, int] = {}
 
@@ -168,7 +168,7 @@ class OperationReader:
         begin_ns, end_ns = span_ns
         if end_ns is None:
             self._pending.append(len(self.operations))
-        self.operations.append(Operation(begin_ns, max(begin_ns, end_ns or 0), text, number, known))
+        self.operations.append(TracedOperation(begin_ns, max(begin_ns, end_ns or 0), text, number, known))
 
     def trace(self, rank: int | None, pid: int | None = None, host: str = "", left_out: str = "") -> OperationTrace:
         """Return the trace of all operations; arguments as for `OperationTrace`."""
@@ -177,7 +177,8 @@ class OperationReader:
             self.operations[number] = self.operations[number]._replace(end_ns=last_ns)
         found = sorted(self.operations, key=lambda one: one.begin_ns)
         begin_ns, end_ns, track = (
-            np.array([one[column] for one in found], np.int64) for column in (0, 1, Operation._fields.index("track"))
+            np.array([one[column] for one in found], np.int64)
+            for column in (0, 1, TracedOperation._fields.index("track"))
         )
         tracks = list(self._tracks)
         return OperationTrace(

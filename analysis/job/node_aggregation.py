@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ringtap.analysis.job import byte_accounting, flows, node_counters
+from ringtap.analysis.job import byte_accounting, counters_per_iteration, flows
 from ringtap.analysis.job.byte_accounting import ByteAccount
-from ringtap.analysis.job.packets import Packets
+from ringtap.analysis.job.payload_per_iteration import Packets
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
-from ringtap.analysis.runs.batches import Frame, Frames
+from ringtap.analysis.runs.batches import BatchTable, Frames
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.core.schema import SOCKETS_REC
 
@@ -68,7 +68,9 @@ class Shared:
         return table[table["iteration"].isin(self.measured)] if len(self.measured) else table
 
 
-def read_tables(nodes: Mapping[str, NodeLogs], ranks: Frame, packets: dict[str, Packets], shared: Shared) -> Frames:
+def read_tables(
+    nodes: Mapping[str, NodeLogs], ranks: BatchTable, packets: dict[str, Packets], shared: Shared
+) -> Frames:
     """Read the counters of some nodes and join them with the iterations and the sockets.
 
     Args:
@@ -85,7 +87,10 @@ def read_tables(nodes: Mapping[str, NodeLogs], ranks: Frame, packets: dict[str, 
     tables, cores, counts, covered = {}, {}, {}, {}
     for name, node in nodes.items():
         own = shared.borders.shifted(node.clock.from_reference(shared.borders.edges_ns))
-        tables[name], cores[name] = node_counters.node_table(node, own), node_counters.rank_cores(node, own)
+        tables[name], cores[name] = (
+            counters_per_iteration.node_table(node, own),
+            counters_per_iteration.rank_cores(node, own),
+        )
         counts[name], covered[name] = byte_accounting.count(node, own), node.covers(SOCKETS_REC, own)
     accounts = byte_accounting.measure(counts, packets, shared.traffic, covered)
     rank_iterations = _rank_iterations(ranks.read().copy(), covered, cores, shared)
@@ -144,11 +149,11 @@ def _node_iterations(tables: Mapping[str, pd.DataFrame], shared: Shared) -> pd.D
         counters.iloc[shared.borders.bin_of].assign(iteration=shared.numbers, node=name)
         for name, counters in tables.items()
     ]
-    names = ["iteration", "node", *node_counters.COLUMNS]
+    names = ["iteration", "node", *counters_per_iteration.COLUMNS]
     table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=names)
     if shared.is_too_short:
         table[[*ALL_SUMS, "infiniband_rx_bytes", "infiniband_wait"]] = np.nan
-    return table[names].astype(dict.fromkeys(node_counters.COLUMNS, "Float64"))
+    return table[names].astype(dict.fromkeys(counters_per_iteration.COLUMNS, "Float64"))
 
 
 def _byte_accounts(found: Sequence[ByteAccount], shared: Shared) -> pd.DataFrame:
@@ -222,7 +227,7 @@ def _means(table: pd.DataFrame, keys: list[str], names: Iterable[str]) -> pd.Dat
 
 def _of_nodes(table: pd.DataFrame, shared: Shared) -> pd.DataFrame:
     """Return means over the iterations after warm-up, and over the whole run sums, ``_sum``, and some extremes."""
-    means = _means(shared.rows(table), ["node"], node_counters.COLUMNS).set_index("node")
+    means = _means(shared.rows(table), ["node"], counters_per_iteration.COLUMNS).set_index("node")
     by = table.groupby("node")
     sums = by[list(SUMS)].sum(min_count=1).add_suffix("_sum")
     extremes = pd.DataFrame({"largest_backlog_bytes": by["queue_backlog_bytes"].max()})

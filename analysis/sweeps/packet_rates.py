@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.analysis.job.flows import CrossTraffic
+from ringtap.analysis.job.flows import CrossTrafficDestinations
 from ringtap.analysis.model.demand import demand
 from ringtap.analysis.pcap import read_captures
 from ringtap.analysis.pcap.traffic import Traffic
@@ -369,7 +369,7 @@ class _PointReading:
         if len(ends) < 2 or any(self._address(one, "training") != self._address(one, "cross") for one in ends):
             return []
         receiver = self._address(self._to, "cross")
-        return sorted(port for address, port in CrossTraffic.of(self._nodes).ends if address == receiver)
+        return sorted(port for address, port in CrossTrafficDestinations.of(self._nodes).ends if address == receiver)
 
     def _training(self, source: str = "", destination: str = "") -> str:
         """Return a filter for the training traffic, from one worker, and to one."""

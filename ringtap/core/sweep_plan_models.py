@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ringtap.core.models import PROFILES
-from ringtap.core.plan_cluster import OWN_VARIABLES
-from ringtap.core.plan_collectives import Collectives
+from ringtap.core.sweep_plan_cluster import OWN_VARIABLES
+from ringtap.core.sweep_plan_collectives import Collectives
 from ringtap.core.toml_tables import TomlTable
 from ringtap.core.transports import VARIABLES, carrier_of, label_problem
 from ringtap.core.units import parse_duration_s, parse_size_bytes
@@ -48,7 +48,7 @@ class Model:
         batch: samples of a rank in an iteration; None: not known.
         transport: label of the transport of the training traffic: ``tcp``, ``rdma``, or one that begins with either;
             empty: not given. A plan may have a model once per transport.
-        collective: one of `ringtap.core.plan_collectives.COLLECTIVES`, which exchanges the gradients; empty: the
+        collective: one of `ringtap.core.sweep_plan_collectives.COLLECTIVES`, which exchanges the gradients; empty: the
             all-reduce of the job's backend.
         topology: topology of the testbed on which it is measured; empty: the plan has one only.
     """

@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ringtap.analysis.export.process_trace import END_UNKNOWN, OperationReader, OperationTrace
+from ringtap.analysis.process_traces.process_trace import END_UNKNOWN, OperationReader, OperationTrace
 from ringtap.core.errors import UsageError
 from ringtap.core.json_stream import members
 from ringtap.core.json_validation import COUNT, NS, Number, Shape, ShapeError, Text, check

@@ -12,14 +12,14 @@ from typing import Any
 
 from ringtap.core.errors import UsageError
 from ringtap.core.installation import shipped_example
-from ringtap.core.plan_cluster import OPT_IN, Cluster, read_cluster, unknown_host
-from ringtap.core.plan_collectives import Collectives, check_places, read_collectives
-from ringtap.core.plan_jobs import (
+from ringtap.core.sweep_plan_cluster import OPT_IN, Cluster, read_cluster, unknown_host
+from ringtap.core.sweep_plan_collectives import Collectives, check_places, read_collectives
+from ringtap.core.sweep_plan_jobs import (
     CONGESTION_CONTROL,
     MAX_JOBS,
     MIN_JOBS,
     RULES,
-    Job,
+    SharingJob,
     check_hosts,
     check_rules,
     check_shifts,
@@ -28,7 +28,7 @@ from ringtap.core.plan_jobs import (
     read_job,
     read_offsets,
 )
-from ringtap.core.plan_models import SCALE_MODEL, Model, read_model
+from ringtap.core.sweep_plan_models import SCALE_MODEL, Model, read_model
 from ringtap.core.toml_tables import PlanTables, TomlTable
 from ringtap.core.transports import contradiction, is_rdma
 from ringtap.core.units import parse_duration_s, parse_rate_bps, parse_size_bytes
@@ -185,10 +185,10 @@ class SweepPlan:
         capture: packets to record; None: none.
         collectives: how the jobs exchange their gradients.
         jobs: jobs that share links, instead of models, kinds of traffic and loads.
-        offsets: how they run together, one point each: a name of `ringtap.core.plan_jobs`, or the shift of each job in
-            s.
-        begin: shift of each job in s, or `ringtap.core.plan_jobs.WORST`, at which free jobs are held until the rule
-            begins; empty: they are not held.
+        offsets: how they run together, one point each: a name of `ringtap.core.sweep_plan_jobs`, or the shift of each
+            job in s.
+        begin: shift of each job in s, or `ringtap.core.sweep_plan_jobs.WORST`, at which free jobs are held until the
+            rule begins; empty: they are not held.
     """
 
     name: str
@@ -206,7 +206,7 @@ class SweepPlan:
     auto: AutoLoads | None = None
     capture: Capture | None = None
     collectives: Collectives = field(default_factory=Collectives)
-    jobs: tuple[Job, ...] = ()
+    jobs: tuple[SharingJob, ...] = ()
     offsets: tuple[str | tuple[float, ...], ...] = ()
     begin: str | tuple[float, ...] = ""
 
@@ -408,7 +408,7 @@ def _plan_of_jobs(file: PlanTables) -> SweepPlan:
     return plan
 
 
-def _cluster_of_jobs(file: PlanTables, tables: Sequence[TomlTable], jobs: Sequence[Job]) -> Cluster:
+def _cluster_of_jobs(file: PlanTables, tables: Sequence[TomlTable], jobs: Sequence[SharingJob]) -> Cluster:
     """Return the hosts that jobs run on, which all are workers."""
     table, hosts = file.one("cluster"), file.each("hosts")
     workers = tuple(dict.fromkeys(host for job in jobs for host in job.workers))
@@ -426,7 +426,7 @@ def _cluster_of_jobs(file: PlanTables, tables: Sequence[TomlTable], jobs: Sequen
     return cluster
 
 
-def _testbed_of_jobs(table: TomlTable, jobs: Sequence[Job]) -> Testbed:
+def _testbed_of_jobs(table: TomlTable, jobs: Sequence[SharingJob]) -> Testbed:
     """Return the testbed of jobs, whose hosts are by default those of the jobs."""
     workers = tuple(dict.fromkeys(host for job in jobs for host in job.workers))
     hosts = table.texts("hosts", list(workers))

@@ -15,8 +15,8 @@ from ringtap.agents.testbed import registry
 from ringtap.agents.testbed.topology import MAX_HOSTS, JobShare, LinkCount, TestbedSpec
 from ringtap.core.arguments import instance_of, number, whole_number
 from ringtap.core.errors import MeasurementError, RingtapError, UsageError, did_you_mean
-from ringtap.core.plan import LinkOptions
 from ringtap.core.python_command import python_command
+from ringtap.core.sweep_plan import LinkOptions
 from ringtap.core.units import format_rate, number_or_text, parse_duration_s, parse_rate_bps, parse_size_bytes
 
 RATE_TOLERANCE = 0.05

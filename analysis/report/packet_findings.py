@@ -16,9 +16,17 @@ from ringtap.analysis import thesis
 from ringtap.analysis.plots.figure import Drawn, line_handle, sheet, styled
 from ringtap.analysis.plots.style import BLUE, FAINT, INK, VERMILION, plain, title_of
 from ringtap.analysis.structure.flow_roles import CROSSING, ONLY, SHARED
-from ringtap.analysis.sweeps.packets import BIN_NS, MAX_DIFFERENCE, CapturedFlow, CapturedPoint
+from ringtap.analysis.sweeps.packet_rates import BIN_NS, MAX_DIFFERENCE, CapturedFlow, CapturedPoint
 from ringtap.analysis.traffic.bursts import burst_windows
-from ringtap.analysis.traffic.delivered import COUNT, WIDTH, Passed, Rates, instantaneous, shown_span_ns, window_ns
+from ringtap.analysis.traffic.delivered import (
+    COUNT,
+    WIDTH,
+    InjectionRates,
+    Passed,
+    instantaneous,
+    shown_span_ns,
+    window_ns,
+)
 from ringtap.analysis.traffic.log import read_sent
 from ringtap.analysis.traffic.plots import draw_rates, draw_trace
 from ringtap.core.flow_table import read_plan
@@ -52,7 +60,7 @@ def _passed(captured: CapturedPoint, flow: CapturedFlow, origin_ns: int, headers
 
 def histogram(points: Sequence[CapturedPoint]) -> Drawn | None:
     """Draw the instantaneous injection rates of cross traffic, one panel per model and load (figure 3-8)."""
-    groups: dict[tuple[str, float], list[Rates]] = {}
+    groups: dict[tuple[str, float], list[InjectionRates]] = {}
     for captured in points:
         flow = captured.flow(CROSSING)
         if flow is not None:

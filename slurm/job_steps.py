@@ -1,6 +1,6 @@
 """Process of a batch script: starts the steps of a submitted job, forwards stop signals, and records the job's end.
 
-The last line of the script runs it: ``exec python -m ringtap.slurm.batch RUN OPTIONS -- COMMAND`` for a command, or
+The last line of the script runs it: ``exec python -m ringtap.slurm.job_steps RUN OPTIONS -- COMMAND`` for a command, or
 with RUN alone for a task of an array, which measures one series of a submitted sweep. ``exec`` makes it the process to
 which Slurm sends SIGUSR1 ahead of the time limit. It always ends with the exit code of the job.
 """
@@ -246,7 +246,7 @@ def main() -> int:
     arguments = sys.argv[1:]
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     command = arguments[cut + 1 :]
-    parser = argparse.ArgumentParser(prog="python -m ringtap.slurm.batch", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m ringtap.slurm.job_steps", allow_abbrev=False)
     parser.add_argument("run", type=Path, metavar="RUN", help="run directory")
     if command:
         parser.add_argument("--collect", required=True, metavar="LIST", help="as of ringtap run")

@@ -44,8 +44,8 @@ class FlowPlan:
     """A flow plan: which flow starts when, where to and how large. The same arguments always give the same flows.
 
     ``FlowPlan("consistent", load="1gbit", duration="10s")`` takes the options of
-    ``ringtap traffic plan --kind consistent`` as keyword arguments, with underscores for dashes, and ``from_``, because Python keeps ``from``. A plan without
-    ``to`` goes where `send` sends it.
+    ``ringtap traffic plan --kind consistent`` as keyword arguments, with underscores for dashes, and
+    ``from_``, because Python keeps ``from``. A plan without ``to`` goes where `send` sends it.
 
     Args:
         kind: kind of traffic: ``consistent``, ``burst``, ``long-lived``, ``on-off``, ``incast``, ``all-to-all``,

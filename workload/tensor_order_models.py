@@ -26,7 +26,6 @@ MAX_MESSAGES = 1_000_000  # of an iteration
 MAX_WORKERS = 1_000_000
 # ByteScheduler's search: partitions in slices of P3, credits in partitions; with the first of both it is P3
 _PARTITIONS, _CREDITS = (1, 4, 16, 64), (0, 2, 4)
-_BUCKET_STEP = 1e-3  # to which share of its size the state of a token bucket is known
 _BUCKETS_MIB = (200, 100, 50, 10, 5, 2, 1)
 
 
@@ -54,20 +53,16 @@ class LogGP(NamedTuple):
         factor: bytes that it sends per byte of a gradient.
         latency_s: time of a message of a gradient beside its transmission, in which other messages can be sent.
         overhead_s: time in which the worker is busy with a message before its transmission, and begins no other.
-        burst_s: time that the link makes up for after it was idle, as a token bucket does: its size / rate.
-        header_bytes: bytes that a message of a gradient adds to it.
     """
 
     rate_bps: float
     factor: float = 1.0
     latency_s: float = 0.0
     overhead_s: float = 0.0
-    burst_s: float = 0.0
-    header_bytes: float = 0.0
 
     def transmission_s(self, size_bytes: float) -> float:
         """Return the time for which a message with a part of a gradient occupies the link."""
-        return (size_bytes * self.factor + self.header_bytes) * 8 / self.rate_bps
+        return size_bytes * self.factor * 8 / self.rate_bps
 
 
 def network_of(workers: int | None, rate_bps: float, latency_s: float, overhead_s: float = 0.0) -> LogGP:
@@ -196,8 +191,7 @@ def completion_s(
     network: LogGP,
     piece_bytes: int | None = None,
     credit_bytes: int = 0,
-    free_s: float = -inf,
-) -> tuple[list[float], float]:
+) -> list[float]:
     """Return the times at which transfers end, sent by priority through one link.
 
     The next message is a piece of the transfer with the highest priority among those that are ready. It is handed to
@@ -211,17 +205,13 @@ def completion_s(
         network: the link.
         piece_bytes: bytes of a message at most; None: each transfer is one message.
         credit_bytes: the credit; 0: one message at a time.
-        free_s: time at which the link has sent all before, as if it did not make up for idle time.
-
-    Returns:
-        The times, and ``free_s`` after these transfers.
     """
     rank = {number: place for place, number in enumerate(order)}
     coming = deque(sorted((number for number in order if sizes_bytes[number]), key=begin_s.__getitem__))
     done_s, left_bytes = list(begin_s), list(sizes_bytes)
     ready: list[tuple[int, int]] = []
     in_flight: deque[tuple[float, int]] = deque()
-    now_s, flying_bytes = 0.0, 0
+    now_s, free_s, flying_bytes = 0.0, 0.0, 0
     while coming or ready:
         while coming and begin_s[coming[0]] <= now_s:
             number = coming.popleft()
@@ -232,8 +222,8 @@ def completion_s(
             number = ready[0][1]
             size_bytes = min(left_bytes[number], piece_bytes or left_bytes[number])
             now_s += network.overhead_s
-            free_s = max(free_s, now_s - network.burst_s) + network.transmission_s(size_bytes)
-            done_s[number] = max(free_s, now_s) + network.latency_s
+            free_s = max(free_s, now_s) + network.transmission_s(size_bytes)
+            done_s[number] = free_s + network.latency_s
             in_flight.append((done_s[number], size_bytes))
             flying_bytes += size_bytes
             left_bytes[number] -= size_bytes
@@ -241,7 +231,7 @@ def completion_s(
                 heappop(ready)
         else:
             now_s = min(in_flight[0][0] if in_flight else inf, begin_s[coming[0]] if coming else inf)
-    return done_s, free_s
+    return done_s
 
 
 class ScheduledIteration(NamedTuple):
@@ -279,19 +269,8 @@ def schedule(
         raise UsageError(
             f"messages of {piece_bytes:,} bytes are more than {MAX_MESSAGES:,} in an iteration: give larger ones"
         )
-    begin_s, rest_s = ready_s(tensors), remaining_s(tensors)
-    # a token bucket begins an iteration as full as the one before has left it: the fullest such state is searched
-    before_s, low_s, high_s = -network.burst_s, -network.burst_s, 0.0
-    while True:
-        done_s, free_s = completion_s(sizes_bytes, begin_s, order, network, piece_bytes, credit_bytes, before_s)
-        total_s = max(map(add, done_s, rest_s))
-        if free_s - total_s > before_s:
-            low_s = before_s
-        elif before_s - low_s <= _BUCKET_STEP * network.burst_s:
-            break
-        else:
-            high_s = before_s
-        before_s = (low_s + high_s) / 2 if high_s - low_s > _BUCKET_STEP * network.burst_s else high_s
+    done_s = completion_s(sizes_bytes, ready_s(tensors), order, network, piece_bytes, credit_bytes)
+    total_s = max(map(add, done_s, remaining_s(tensors)))
     return ScheduledIteration(total_s, order, done_s, piece_bytes, credit_bytes)
 
 
@@ -343,7 +322,7 @@ def bound_s(tensors: Sequence[LayerTensor], network: LogGP) -> float:
     sent_s = list(accumulate(network.transmission_s(each.size_bytes) * (each.size_bytes > 0) for each in tensors))
     beside_s = network.overhead_s + network.latency_s
     ends_s = (
-        begin_s + max(time_s - network.burst_s, 0.0) + beside_s * (time_s > 0) + rest_s
+        begin_s + time_s + beside_s * (time_s > 0) + rest_s
         for begin_s, time_s, rest_s in zip(ready_s(tensors), sent_s, remaining_s(tensors), strict=True)
     )
     return max(sent_s[-1], *ends_s)
@@ -361,7 +340,7 @@ def bucket_times(tensors: Sequence[LayerTensor], network: LogGP) -> dict[int, fl
         first_bytes = FIRST_BUCKET_BYTES if size_bytes == BUCKET_BYTES else size_bytes
         bounds = list(bucket_bounds(sizes_bytes, size_bytes, first_bytes))
         sums = [sum(sizes_bytes[begin:end]) for begin, end in bounds]
-        done_s, _ = completion_s(sums, [begin_s[end - 1] for _, end in bounds], range(len(bounds)), network)
+        done_s = completion_s(sums, [begin_s[end - 1] for _, end in bounds], range(len(bounds)), network)
         times_s = [last_s + rest_s[end - 1] for last_s, (_, end) in zip(done_s, bounds, strict=True)]
         found[size_bytes] = max([begin_s[-1] + rest_s[-1], *times_s])
     return found

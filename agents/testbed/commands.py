@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from ringtap.core.errors import MeasurementError, UsageError
-from ringtap.core.options import add_json, add_verbose
+from ringtap.core.options import add_json
 from ringtap.core.sweep_plan import LinkOptions
 from ringtap.core.units import counted
 from ringtap.workload.topologies import KINDS
@@ -65,7 +65,6 @@ def _register_up(verbs: Any) -> None:
     up.add_argument("--sides", default="", metavar="AxB", help="lengths of the sides, for torus")
     up.add_argument("--delay", default="0s", metavar="TIME", help="delay of each link in each direction (default: 0s)")
     add_json(up)
-    add_verbose(up)
     up.set_defaults(handler=_up)
 
 
@@ -93,8 +92,6 @@ def _up(options: argparse.Namespace) -> int:
         print(f"warning: {too_much}: links may give less than their rate", file=sys.stderr)
     built.stay()
     spec, warnings = built.state.spec, rate_warnings(built.state.links)
-    if options.verbose:
-        print(" ".join(f"{key}={value}" for key, value in spec.to_json().items()), file=sys.stderr)
     if options.json:
         print(json.dumps(_describe(built.state) | {"warnings": warnings}))
     else:

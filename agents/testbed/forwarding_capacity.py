@@ -1,6 +1,7 @@
 """Bound on the traffic that this machine can carry between the nodes of a testbed.
 
-The CPU times are those of `benchmarks/forwarding.py`: each depends on the bytes, and on the pieces that nodes pass on.
+The CPU times are those that iperf3 needs over one to four links (docs/commands/testbed.md): each depends on the bytes,
+and on the pieces that nodes pass on.
 """
 
 from __future__ import annotations

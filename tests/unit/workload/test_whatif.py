@@ -128,21 +128,21 @@ def test_priority_by_layer_is_optimal_among_all_orders_of_pieces(tensors: list[L
 @settings(max_examples=100, deadline=None)
 @given(
     some_layers(8, 1000), st.sampled_from([0.0, 0.5, 3.0]), st.integers(1, 50), st.floats(0.1, 100),
-    st.sampled_from([(0.0, 0.0, 0.0), (0.2, 0.0, 1.0), (0.2, 0.7, 0.0), (0.0, 50.0, 1.0)]),
+    st.sampled_from([0.0, 0.2]),
 )  # fmt: skip
 def test_bound_and_tolerance(
-    tensors: list[LayerTensor], latency_s: float, size: int, rate: float, costs: tuple[float, float, float]
+    tensors: list[LayerTensor], latency_s: float, size: int, rate: float, overhead_s: float
 ) -> None:
-    network = LogGP(8 * rate, 1.5, latency_s, *costs)
+    network = LogGP(8 * rate, 1.5, latency_s, overhead_s)
     found, least_s = schedules(tensors, network, size), bound_s(tensors, network)
     for each in found.values():
         assert each.iteration_s >= least_s * (1 - ROUNDING)
         assert sorted(each.order) == list(range(len(tensors)))
     compute_s = sum(each.forward_s + each.backward_s for each in tensors)
-    sent_s = network._replace(header_bytes=0.0).transmission_s(sum(each.size_bytes for each in tensors))
+    sent_s = network.transmission_s(sum(each.size_bytes for each in tensors))
     assert least_s >= max(compute_s, sent_s)
     assert found["bytescheduler"].iteration_s <= found["p3"].iteration_s
-    if not latency_s + sum(costs):
+    if not latency_s + overhead_s:
         # a slice that has begun holds up a tensor that becomes ready meanwhile, by its own transmission at most
         assert found["p3"].iteration_s <= (least_s + network.transmission_s(size)) * (1 + ROUNDING)
         assert max(found["tic"].iteration_s, found["tac"].iteration_s) <= found["fifo"].iteration_s * (1 + ROUNDING)
@@ -153,44 +153,22 @@ def test_bound_and_tolerance(
 def test_credit_hides_latency_and_delays_preemption() -> None:
     slow = LogGP(8.0, latency_s=2.0)
     # four messages of 1 s, each 2 s under way: one after the other, and with all in flight
-    assert completion_s([4], [0.0], [0], slow, 1)[0] == [12.0]
-    assert completion_s([4], [0.0], [0], slow, 1, 4)[0] == [6.0]
-    assert completion_s([4], [0.0], [0], slow)[0] == [6.0]
+    assert completion_s([4], [0.0], [0], slow, 1) == [12.0]
+    assert completion_s([4], [0.0], [0], slow, 1, 4) == [6.0]
+    assert completion_s([4], [0.0], [0], slow) == [6.0]
     # the second transfer becomes ready at 0.5 s and has priority: after the message under way, or after the credit
-    assert completion_s([4, 1], [0.0, 0.5], [1, 0], UNIT, 1)[0] == [5.0, 2.0]
-    assert completion_s([4, 1], [0.0, 0.5], [1, 0], UNIT, 1, 3)[0] == [5.0, 4.0]
-    assert completion_s([0, 1], [7.0, 0.0], [0, 1], slow)[0] == [7.0, 3.0]  # nothing to send
+    assert completion_s([4, 1], [0.0, 0.5], [1, 0], UNIT, 1) == [5.0, 2.0]
+    assert completion_s([4, 1], [0.0, 0.5], [1, 0], UNIT, 1, 3) == [5.0, 4.0]
+    assert completion_s([0, 1], [7.0, 0.0], [0, 1], slow) == [7.0, 3.0]  # nothing to send
 
 
 def test_overhead_is_not_hidden_by_a_credit() -> None:
     busy = LogGP(8.0, latency_s=2.0, overhead_s=0.5)
     # four messages of 1 s: one at a time each takes 3.5 s; in flight together, only the first overhead shows
-    assert completion_s([4], [0.0], [0], busy, 1)[0] == [14.0]
-    assert completion_s([4], [0.0], [0], busy, 1, 4)[0] == [6.5]
+    assert completion_s([4], [0.0], [0], busy, 1) == [14.0]
+    assert completion_s([4], [0.0], [0], busy, 1, 4) == [6.5]
     # of 0.25 s each: the sender is the bottleneck
-    assert completion_s([4], [0.0], [0], busy._replace(rate_bps=32.0), 1, 4)[0] == [4 * 0.5 + 0.25 + 2.0]
-
-
-def test_each_message_has_headers() -> None:
-    headed = LogGP(8.0, 1.5, header_bytes=0.25)
-    assert completion_s([4], [0.0], [0], headed)[0] == [6.25]
-    assert completion_s([4], [0.0], [0], headed, 1)[0] == [7.0]
-    assert bound_s([LayerTensor("a", 4, 1.0, 2.0), LayerTensor("b", 0, 1.0, 1.0)], headed) == 3.0 + 6.25 + 2.0
-
-
-def test_a_token_bucket_makes_up_for_idle_time() -> None:
-    bucket = LogGP(8.0, latency_s=0.5, burst_s=2.0)
-    # the link has been idle: two of four bytes go at once; and the latency of each message is made up for
-    assert completion_s([4], [0.0], [0], bucket) == ([2.5], 2.0)
-    assert completion_s([4], [0.0], [0], bucket, 1) == ([2.5], 2.0)
-    # it is full again after 4 s, with room for two bytes more
-    assert completion_s([4, 2], [0.0, 4.0], [0, 1], bucket) == ([2.5, 4.5], 4.0)
-    # no bucket gives more than the rate in the long run: backward 1 s, 10 bytes, and little computation after them
-    tensors = [LayerTensor("a", 10, 0.25, 1.0)]
-    assert schedule(tensors, [0], bucket).iteration_s == pytest.approx(1.0 + 10 + 0.5 + 0.25 - 1.75, abs=0.002)
-    assert schedule(tensors, [0], bucket._replace(burst_s=0.0)).iteration_s == 1.0 + 10 + 0.5 + 0.25
-    no_pause = [LayerTensor("a", 10, 0.0, 0.0), LayerTensor("b", 0, 0.1, 0.0)]
-    assert schedule(no_pause, [0, 1], bucket._replace(latency_s=0.0)).iteration_s == pytest.approx(10.0, abs=0.002)
+    assert completion_s([4], [0.0], [0], busy._replace(rate_bps=32.0), 1, 4) == [4 * 0.5 + 0.25 + 2.0]
 
 
 def test_collectives() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.testbed.benchmark_runs import ROOT, benchmark
 
-pytestmark = [pytest.mark.alone(2), pytest.mark.usefixtures("unchanged_machine")]
+pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 NODES, SECONDS = 3, 6
 
 

@@ -2,7 +2,7 @@
 
 Horovod 0.28 reads HOROVOD_TIMELINE in ``init()``. Only rank 0 writes the file, but all ranks must have the variable or
 none: with it, ranks exchange longer bit vectors, and a rank that differs ends the job. So the ranks agree first
-(``horovod_rendezvous.py``). If they cannot, there is no timeline, and ``horovod/settings.json`` gives the reason.
+(``horovod_rank_agreement.py``). If they cannot, there is no timeline, and ``horovod/settings.json`` gives the reason.
 """
 
 from __future__ import annotations

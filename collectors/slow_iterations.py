@@ -120,7 +120,7 @@ class _Process:
             UsageError: it is damaged.
         """
         file = open_records(self._path, STEP_COLUMNS | {"kind": INTEGER})
-        at = {field.name: number for number, field in enumerate(file.fields)}
+        at = file.index
         begun = self._read
         while records := file.tail(self._read, min(file.count, self._read + _BATCH)):
             self._read += len(records)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
-from itertools import islice
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 
-from ringtap.core.counter_growth import growth
+from ringtap.core.counter_log import CounterLog
 from ringtap.core.errors import UsageError
-from ringtap.core.ethernet import frame_bytes
+from ringtap.core.ethernet import ETHERNET_MTU, frame_bytes
 from ringtap.core.iteration_ends import IterationEnds
 from ringtap.core.records import RecordFile
 from ringtap.core.rundir import RunDirectory, clock_gap_ns, open_log
@@ -23,7 +23,6 @@ MIN_ITERATIONS = 10  # from which a profile is made
 WARM_UP_ITERATIONS = 5  # that do not count, if no window is given
 _MAX_ITERATIONS, _MAX_SAMPLES = 10_000, 1_000_000  # the last ones
 _SILENT_SHARE = 0.02  # of the highest rate, below which a job does not communicate
-_ETHERNET_MTU = 1500
 _LOOPBACK = "lo"
 
 
@@ -56,7 +55,7 @@ def recorded_job(path: Path, name: str, window_ns: tuple[int, int] | None = None
     if len(begins_ns) <= MIN_ITERATIONS:
         raise UsageError(f"{path} has {max(len(begins_ns) - 1, 0)} iterations that count: {MIN_ITERATIONS} are needed")
     period_ns = float(np.median(np.diff(begins_ns)))
-    mtu = (run.info.get("bottleneck") or {}).get("mtu") or _ETHERNET_MTU
+    mtu = (run.info.get("bottleneck") or {}).get("mtu") or ETHERNET_MTU
     t_ns, size_bytes = _counted(steps.parent.parent / NIC_REC, int(begins_ns[0]), int(begins_ns[-1]), mtu)
     begins_ns = begins_ns[(begins_ns >= t_ns[0]) & (begins_ns + period_ns <= t_ns[-1])]
     if len(begins_ns) < MIN_ITERATIONS:
@@ -89,7 +88,7 @@ def _begins(steps: RecordFile, gap_ns: int | None) -> Numbers:
 
     If other optimizers take over meanwhile, they are the begins of the longest stretch.
     """
-    place = {field.name: number for number, field in enumerate(steps.fields)}
+    place = steps.index
     pause, kind = place.get("pause_ns"), place.get("kind")
     ends, stretches = IterationEnds[int](), [list[int]()]
     known = ends.stretch
@@ -115,27 +114,20 @@ def _counted(path: Path, start_ns: int, end_ns: int, mtu: int) -> tuple[Numbers,
     """Return the times of samples and the bytes counted until then, of the busiest interface and direction."""
     if not path.is_file():
         raise UsageError(f"{path} does not exist: record the job with the collector nic")
-    log = _opened(path)
-    place = {field.name: number for number, field in enumerate(log.fields)}
-    widths = {field.name: field.width_bits for field in log.fields}
-    sides = [name.removesuffix("_bytes") for name in place if name.endswith(("rx_bytes", "tx_bytes"))]
-    sides = [side for side in sides if side.split(".")[0] != _LOOPBACK and f"{side}_packets" in place]
-    gap_ns = clock_gap_ns(path.parents[1]) or 0  # without a sample there is no time
-    before_ns, after_ns = start_ns - 10**9, end_ns + 2 * 10**9
-    wanted = (row for row in log.walk() if before_ns <= row[1] + gap_ns <= after_ns)
-    rows = deque(wanted, maxlen=_MAX_SAMPLES)
-    if len(rows) < 2 or not sides:
+    log = CounterLog(path)
+    names = log.file.index if log.file else ()
+    sides = [name.removesuffix("_bytes") for name in names if name.endswith(("rx_bytes", "tx_bytes"))]
+    sides = [side for side in sides if side.split(".")[0] != _LOOPBACK and f"{side}_packets" in names]
+    times_ns = log.times_ns(start_ns - 10**9, end_ns + 2 * 10**9)[-_MAX_SAMPLES:]
+    if len(times_ns) < 2 or not sides:
         raise UsageError(f"{path} has no counters of an interface at the time of the iterations")
-    found: tuple[float, list[float]] = (-1.0, [])
-    for side in sides:
-        total, sums = 0.0, [0.0]
-        for before, after in zip(rows, islice(rows, 1, None), strict=False):
-            grown = [
-                growth(before[place[name]], after[place[name]], widths[name])
-                for name in (f"{side}_bytes", f"{side}_packets")
-            ]
-            total += frame_bytes(grown[0] or 0.0, grown[1] or 0.0, mtu)  # after a reset, nothing is known to be counted
-            sums.append(total)
-        if total > found[0]:
-            found = total, sums
-    return np.array([row[1] + gap_ns for row in rows], np.float64), np.array(found[1])
+    sums = [_frame_bytes(log, side, times_ns, mtu) for side in sides]
+    return np.array(times_ns, np.float64), max(sums, key=lambda size_bytes: size_bytes[-1])
+
+
+def _frame_bytes(log: CounterLog, side: str, times_ns: Sequence[int], mtu: int) -> Numbers:
+    """Return the bytes that an interface counted in a direction up to each sample, as frames on the wire."""
+    steps = [log.steps(f"{side}_{what}", times_ns[0], times_ns[-1]) for what in ("bytes", "packets")]
+    # after a reset, nothing is known to be counted
+    sizes = (frame_bytes(size or 0.0, packets or 0.0, mtu) for size, packets in zip(*steps, strict=True))
+    return np.array([0.0, *accumulate(sizes)])

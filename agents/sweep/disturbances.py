@@ -19,12 +19,13 @@ from typing import Any, NamedTuple
 
 from ringtap.agents.hosts import Hosts
 from ringtap.agents.sweep.roles import Attachment, SweepRoles
-from ringtap.core.counter_growth import growth, window_growth
+from ringtap.core.counter_growth import growth
+from ringtap.core.counter_log import CounterLog
 from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.core.ethernet import HEADER_BYTES
-from ringtap.core.link_counters import NIC, SOURCES, columns_of, log_of, source_of
-from ringtap.core.records import RecordFile, read_json_lines
-from ringtap.core.rundir import clock_gap_ns, open_log
+from ringtap.core.link_counters import NIC, SOURCES, log_of
+from ringtap.core.records import read_json_lines
+from ringtap.core.rundir import open_log
 from ringtap.core.schema import AGENT_LOG, LINK_STATE, LINKS_JSONL, NIC_REC, OWNER, OWNERS_JSONL, SOCKETS_REC
 from ringtap.core.units import counted, format_change, format_rate
 
@@ -42,7 +43,6 @@ _CHANGE_ITERATIONS, _CHANGE_SHARE = 5, 0.2
 _SOCKETS_S = 0.1  # sufficient for connections
 RECORDED_S = 0.3  # delay until the last samples of a window are in the logs
 _IPV6_MORE_BYTES = 20
-_SPARE_ROWS = 500
 _SILENT_S = 5.0  # without new samples, after which a host records no more
 # the clock of a host was set if its difference from CLOCK_MONOTONIC changed by more, in the median of some samples
 CLOCK_STEP_S, _CLOCK_SAMPLES = 0.02, 5
@@ -146,36 +146,34 @@ class ConnectionBytes:
         if not path.is_file():
             raise UsageError(f"the connections of {self._folder.name} were not recorded")
         records = open_log(path)
-        columns = {field.name: number for number, field in enumerate(records.fields)}
-        gap_ns = clock_gap_ns(self._folder)
-        if gap_ns is None:
+        log, total = CounterLog(self._folder / NIC_REC), {}
+        if log.file is None:
             raise UsageError(f"the interfaces of {self._folder.name} were not recorded")
         first_ns = last_ns = 0
         before: dict[int, PortBytes] | None = None
         for row in records.tail(self._rows):
-            t_ns = row[columns["mono_ns"]] + gap_ns
+            t_ns = row[records.index["mono_ns"]] + log.gap_ns
             if t_ns > end_ns:
                 break
             if t_ns >= start_ns:
                 first_ns, last_ns = first_ns or t_ns, t_ns
                 if before is None and t_ns > first_ns:
                     before = {cookie: connection.counters for cookie, connection in self._newest.items()}
-            self._update(row, columns)
+            self._update(row, records.index)
             self._rows += 1
         if before is None:
             raise UsageError(
                 f"the connections of {self._folder.name} moved nothing, or were not sampled, in the window"
             )
-        counters, seconds = Counters(self._folder, start_ns), (last_ns - first_ns) / 1e9
-        nics = self._port.nics
-        bits = {
-            direction: 8 * counters.frame_bytes(of_interfaces(nics, direction), mtu, first_ns, last_ns)
-            for direction in ("rx", "tx")
-        }
-        widths = {field.name: field.width_bits for field in records.fields}
-        received, sent, acknowledged = self._own_bytes(before, [widths[name] for name in _COUNTERS])
+        seconds = (last_ns - first_ns) / 1e9
+        for direction in ("rx", "tx"):
+            counters = of_interfaces(self._folder.name, self._port.nics, direction)
+            size_bytes = sum(log.frame_bytes(counter, mtu, first_ns, last_ns)[0] for counter in counters)
+            total[direction] = 8 * size_bytes / seconds
+        widths_bits = [records.column(name).wraps_at_bits for name in _COUNTERS]
+        received, sent, acknowledged = self._own_bytes(before, widths_bits)
         return PortRates(
-            {direction: value / seconds for direction, value in bits.items()},
+            total,
             {"rx": received * 8 / seconds, "tx": sent * 8 / seconds},
             acknowledged * 8 / seconds,
         )
@@ -221,104 +219,33 @@ def _address(family: int, data: bytes) -> str:
     return text.removeprefix("::ffff:") if "." in text else text
 
 
-class Counters:
-    """Counters of a node, interpolated in the newest part of their log.
-
-    Args:
-        folder: the node's folder.
-        start_ns: start of the time of interest, as all times here as if no clock had been set (`clock_gap_ns`).
-        log: the log, in the folder.
-
-    Raises:
-        UsageError: the counters were not recorded.
-    """
-
-    def __init__(self, folder: Path, start_ns: int, log: str = NIC_REC) -> None:
-        path = folder / log
-        if not path.is_file():
-            raise UsageError("its counters were not recorded")
-        records: RecordFile = open_log(path)
-        period_ns = float(records.about["every_s"]) * 1e9
-        gap_ns = clock_gap_ns(folder) or 0  # without a sample there is no time
-        last_ns = records.tail(records.count - 1)[0][1] + gap_ns if records.count > 0 else start_ns
-        newest = int(max(0, last_ns - start_ns) / period_ns * 1.2) + _SPARE_ROWS
-        self._rows = records.tail(max(0, records.count - newest))
-        self._times = [row[1] + gap_ns for row in self._rows]
-        self._columns = {field.name: (number, field.width_bits) for number, field in enumerate(records.fields)}
-
-    def __contains__(self, column: str) -> bool:
-        return column in self._columns
-
-    def grown(self, name: str, start_ns: int, end_ns: int) -> float:
-        """Return the growth of a column between two times.
-
-        Raises:
-            UsageError: the column was not recorded, or its growth is not known.
-        """
-        if name not in self:
-            raise UsageError(f"counter {name} was not recorded")
-        column, width_bits = self._columns[name]
-        found = window_growth(self._times, [row[column] for row in self._rows], start_ns, end_ns, width_bits)
-        if isinstance(found, str):
-            raise UsageError(f"counter {name} {found}")
-        return found
-
-    def clock_step_s(self, start_ns: int, end_ns: int) -> float:
-        """Return by how much the node's clock was set between two times, forward if positive."""
-        rows = self._rows[bisect_left(self._times, start_ns) : bisect_right(self._times, end_ns)]
-        if not rows:
-            return 0.0
-        gaps_ns: list[int] = [row[0] - row[1] for row in rows]
-        return (median(gaps_ns[-_CLOCK_SAMPLES:]) - median(gaps_ns[:_CLOCK_SAMPLES])) / 1e9
-
-    def frame_bytes(self, counters: Sequence[Mapping[str, str]], mtu: int, start_ns: int, end_ns: int) -> float:
-        """Return the bytes of frames on the wire that counters of one log counted between two times.
-
-        Raises:
-            UsageError: a counter was not recorded.
-        """
-        found = 0.0
-        for counter in counters:
-            grown = [self.grown(column, start_ns, end_ns) for column in columns_of(counter)]
-            found += source_of(counter).to_bytes(grown, mtu)
-        return found
-
-    def rate_bps(self, counters: Sequence[Mapping[str, str]], mtu: int, start_ns: int, end_ns: int) -> float:
-        """Return the mean rate that counters counted from the first to the last sample of a window, in bit/s.
-
-        Raises:
-            UsageError: a counter was not recorded.
-        """
-        times = self._times[bisect_left(self._times, start_ns) : bisect_right(self._times, end_ns)]
-        if len(times) < 2:
-            raise UsageError("its counters were not recorded in the window")
-        first_ns, last_ns = times[0], times[-1]
-        return self.frame_bytes(counters, mtu, first_ns, last_ns) * 8e9 / float(last_ns - first_ns)
-
-
-def of_interfaces(nics: Sequence[str], direction: str) -> list[dict[str, str]]:
-    """Return the interface counters of one direction."""
-    return [{"nic": nic, "direction": direction} for nic in nics]
+def of_interfaces(node: str, nics: Sequence[str], direction: str) -> list[dict[str, str]]:
+    """Return the interface counters of one direction at a node."""
+    return [{"node": node, "nic": nic, "direction": direction} for nic in nics]
 
 
 def counted_bps(run: Path, counter: Mapping[str, str], mtu: int, start_ns: int, end_ns: int) -> float:
-    """Return the mean rate of a counter of the bottleneck between two times, in bit/s, as frames on the wire.
+    """Return the mean rate that a counter counted from the first to the last sample of a window, in bit/s.
 
     Args:
         run: job run directory.
         counter: ``node``, ``nic``, ``direction`` and, unless it is an interface counter, ``source``.
         mtu: bytes of an IP packet.
         start_ns: CLOCK_REALTIME.
-        end_ns: likewise, close to the newest sample.
+        end_ns: likewise.
+
+    Returns:
+        The rate as frames on the wire.
 
     Raises:
         UsageError: the node has no samples of that time; the message names it.
     """
-    try:
-        counters = Counters(run / "nodes" / counter["node"], start_ns, log_of(counter))
-        return counters.rate_bps([counter], mtu, start_ns, end_ns)
-    except UsageError as error:
-        raise UsageError(f"host {counter['node']}: {error}") from error
+    log = CounterLog(run / "nodes" / counter["node"] / log_of(counter))
+    times_ns = log.times_ns(start_ns, end_ns)
+    if len(times_ns) < 2:
+        raise UsageError(f"the counters of node {log.node} were not recorded in the window")
+    size_bytes, _ = log.frame_bytes(counter, mtu, times_ns[0], times_ns[-1])
+    return size_bytes * 8e9 / (times_ns[-1] - times_ns[0])
 
 
 class Change(NamedTuple):
@@ -489,19 +416,18 @@ class Watch:
             start_ns: start of the time in which frames with errors, and clocks that are set, count.
         """
         for node, nics in self._network.links.items():
-            log, gap_ns = (
-                read_json_lines(self._folder(node) / LINKS_JSONL, LINK_STATE)[0],
-                clock_gap_ns(self._folder(node)),
-            )
-            if gap_ns is not None:
-                log = [item | {"t_ns": item.get("mono_ns", item["t_ns"] - gap_ns) + gap_ns} for item in log]
+            log = read_json_lines(self._folder(node) / LINKS_JSONL, LINK_STATE)[0]
+            counters = CounterLog(self._folder(node) / NIC_REC)
+            if counters.file is not None:
+                log = [
+                    item | {"t_ns": item["mono_ns"] + counters.gap_ns} if "mono_ns" in item else item for item in log
+                ]
             for nic in nics:
                 yield from _link_words(node, nic, [item for item in log if item["nic"] == nic], since_ns, end_ns)
             try:
-                counters = Counters(self._folder(node), start_ns)
                 for nic in nics:
-                    yield from self._error_words(node, nic, counters, start_ns, end_ns)
-                if abs(step_s := counters.clock_step_s(start_ns, end_ns)) > CLOCK_STEP_S:
+                    yield from self._error_words(nic, counters, start_ns, end_ns)
+                if abs(step_s := _clock_step_s(counters, start_ns, end_ns)) > CLOCK_STEP_S:
                     yield f"the clock of {node} was set by {format_change(step_s)}"
             except UsageError:  # such as a lost host, which is reported elsewhere
                 continue
@@ -527,14 +453,24 @@ class Watch:
                     found.append(other_words(node, direction, rest_bps, self._capacity_bps))
         return found
 
-    def _error_words(self, node: str, nic: str, counters: Counters, start_ns: int, end_ns: int) -> Iterator[str]:
-        if f"{nic}.rx_errors" not in counters:
-            return
+    def _error_words(self, nic: str, counters: CounterLog, start_ns: int, end_ns: int) -> Iterator[str]:
         for direction, verb in (("rx", "received"), ("tx", "sent")):
-            errors = counters.grown(f"{nic}.{direction}_errors", start_ns, end_ns)
-            frames = errors + counters.grown(f"{nic}.{direction}_packets", start_ns, end_ns)
-            if errors > MAX_ERROR_SHARE * frames:
-                yield f"{nic} of {node} {verb} {counted(round(errors), 'frame')} with errors"
+            errors, good = (
+                counters.grown(f"{nic}.{direction}_{what}", start_ns, end_ns) for what in ("errors", "packets")
+            )
+            if isinstance(errors, str) or isinstance(good, str):
+                continue
+            if errors > MAX_ERROR_SHARE * (errors + good):
+                yield f"{nic} of {counters.node} {verb} {counted(round(errors), 'frame')} with errors"
+
+
+def _clock_step_s(log: CounterLog, start_ns: int, end_ns: int) -> float:
+    """Return by how much the node's clock was set between two times, forward if positive."""
+    samples = zip(*log.samples("t_ns", start_ns, end_ns), strict=True)
+    gaps_ns = [shown_ns - t_ns for t_ns, shown_ns in samples if start_ns <= t_ns <= end_ns]
+    if not gaps_ns:
+        return 0.0
+    return (median(gaps_ns[-_CLOCK_SAMPLES:]) - median(gaps_ns[:_CLOCK_SAMPLES])) / 1e9
 
 
 def _link_words(node: str, nic: str, log: list[dict[str, Any]], since_ns: int, end_ns: int) -> Iterator[str]:
@@ -568,7 +504,7 @@ def wait_for_samples(hosts: Hosts, run: Path, end_ns: int) -> None:
     logs, deadline_s = sorted(run.glob(f"nodes/*/{NIC_REC}")), time.monotonic() + _SILENT_S
     while True:
         hosts.gather(run)
-        newest_ns = {log.parents[1].name: _newest_ns(log) for log in logs}
+        newest_ns = {log.parents[1].name: CounterLog(log).newest_ns for log in logs}
         missing = [node for node, last_ns in newest_ns.items() if last_ns < end_ns]
         if not missing:
             return
@@ -579,13 +515,6 @@ def wait_for_samples(hosts: Hosts, run: Path, end_ns: int) -> None:
                 f"See {log}, then resume"
             )
         time.sleep(RECORDED_S)
-
-
-def _newest_ns(log: Path) -> int:
-    records = open_log(log)
-    if not records.count:
-        return 0
-    return int(records.tail(records.count - 1)[0][1]) + (clock_gap_ns(log.parents[1]) or 0)
 
 
 def late_share(log: Path, start_ns: int, end_ns: int) -> float:
@@ -602,16 +531,11 @@ def late_share(log: Path, start_ns: int, end_ns: int) -> float:
     Raises:
         UsageError: the file does not give its sampling period.
     """
-    if not log.exists():  # the file has not arrived from the host yet
+    counters = CounterLog(log)
+    if counters.file is None:  # the file has not arrived from the host yet
         return 1.0
-    records = open_log(log)
-    if not records.about.get("every_s"):
+    if not counters.file.about.get("every_s"):
         raise UsageError(f"{log} cannot be used: it does not say how often it was sampled")
-    period_ns = records.about["every_s"] * 1e9
-    gap_ns = clock_gap_ns(log.parents[1]) or 0  # without a sample there is no time
-    # the newest samples suffice, as the window has just ended
-    newest = int((end_ns - start_ns) / period_ns * 1.2) + 500
-    times = [row[1] + gap_ns for row in records.tail(max(0, records.count - newest))]
-    times = [t_ns for t_ns in times if start_ns <= t_ns <= end_ns]
-    gaps = [after - before for before, after in pairwise(times)]
+    period_ns = counters.file.about["every_s"] * 1e9
+    gaps = [after - before for before, after in pairwise(counters.times_ns(start_ns, end_ns))]
     return sum(gap > _LATE_PERIODS * period_ns for gap in gaps) / len(gaps) if gaps else 1.0

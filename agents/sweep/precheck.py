@@ -19,7 +19,6 @@ from ringtap.agents.sweep.cross_traffic import STREAMS, CrossTraffic
 from ringtap.agents.sweep.disturbances import (
     MAX_OTHER_SHARE,
     RECORDED_S,
-    Counters,
     Watch,
     collect_options,
     counted_bps,
@@ -122,11 +121,9 @@ def look_at_idle_links(plan: SweepPlan, hosts: Hosts, network: SweepRoles, path:
     sentences = []
     for node, port in network.attachments.items():
         try:
-            counters = Counters(run.path / "nodes" / node, start_ns)
             for direction in ("rx", "tx"):
-                bps = counters.rate_bps(
-                    of_interfaces(port.nics, direction), network.bottleneck["mtu"], start_ns, end_ns
-                )
+                counters, mtu = of_interfaces(node, port.nics, direction), network.bottleneck["mtu"]
+                bps = sum(counted_bps(run.path, counter, mtu, start_ns, end_ns) for counter in counters)
                 rates.setdefault(node, {})[f"{direction}_bps"] = round(bps)
                 if bps > MAX_OTHER_SHARE * plan.capacity_bps:
                     sentences.append(other_words(node, direction, bps, plan.capacity_bps))

@@ -16,6 +16,7 @@ from ringtap.analysis.report.overview import overview
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.run import within_window
+from ringtap.analysis.runs.traffic_classes import CLASSES, TRAINING
 from ringtap.analysis.statistics.quantiles import quantile_interval
 from ringtap.analysis.statistics.two_sample import Estimate
 from ringtap.analysis.structure.captures import run_streams
@@ -279,14 +280,14 @@ def _phases(span: _Span) -> Iterator[Measure]:
 
 def _payload(span: _Span) -> Iterator[Measure]:
     traffic = span.job.traffic
-    for kind in flows.CLASSES:
+    for kind in CLASSES:
         title = f"payload of {kind} traffic"
         why = _why_missing(span.job, SOCKETS_REC, "sockets")
         yield span.of_bytes(f"{kind}_bytes", title, traffic.total(f"{kind}_bytes"), why)
     # packets have no sampling, so that their bytes of an iteration are exact
-    captured = span.job.captured.by_class.get(flows.TRAINING)
+    captured = span.job.captured.by_class.get(TRAINING)
     why = "no captured packet is known to be training traffic" if span.job.captured.packets else _NO_PACKETS
-    title = f"payload of {flows.TRAINING} traffic, by packets"
+    title = f"payload of {TRAINING} traffic, by packets"
     yield span.of_bytes("packet_training_bytes", title, captured, why, sampled=False)
 
 
@@ -417,9 +418,7 @@ def _socket_burst(span: _Span) -> Iterator[Measure]:
         if known is None:
             continue
         count, counters = len(known.sockets), logs.wide(NIC_REC)
-        mine = traffic.flows[
-            (traffic.flows["traffic_class"] == flows.TRAINING) & (traffic.flows["source_node"] == node)
-        ]
+        mine = traffic.flows[(traffic.flows["traffic_class"] == TRAINING) & (traffic.flows["source_node"] == node)]
         ends = mine.loc[mine["measured_at"] == "sender", "end"].to_numpy(np.int64) - first
         first += count
         if counters is None or not len(ends):
@@ -462,7 +461,7 @@ def _fan_in(job: Job) -> Iterator[Measure]:
     """Yield the number of hosts that send training traffic to one host at any time."""
     name, title = "fan_in", "hosts that send to one host, by sockets"
     table = job.flows
-    table = table[(table["traffic_class"] == flows.TRAINING) & ~table["local"].astype(bool)]
+    table = table[(table["traffic_class"] == TRAINING) & ~table["local"].astype(bool)]
     if not len(table):
         why = "no training traffic between two hosts was sampled"
         why = why if job.traffic.nodes else _why_missing(job, SOCKETS_REC, "sockets")
@@ -479,7 +478,7 @@ def _matrix(span: _Span, found: _Exchanges | None) -> tuple[pd.DataFrame, str]:
     """Return the training payload between ranks; where sockets do not tell it, the captured one between hosts."""
     job = span.job
     table = job.flows
-    table = table[table["traffic_class"] == flows.TRAINING]
+    table = table[table["traffic_class"] == TRAINING]
     table = table[table[["source_rank", "destination_rank"]].notna().all(axis=1)]
     if not len(table):
         return _matrix_of_hosts(span, found)

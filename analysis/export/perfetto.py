@@ -23,7 +23,6 @@ import pandas as pd
 
 from ringtap.analysis.export.tables import check_length
 from ringtap.analysis.export.trace_writer import TraceWriter, TrackSlice
-from ringtap.analysis.job.flows import CLASSES
 from ringtap.analysis.job.iterations import ALL_PHASES, Work, aligned, build, ddp_passes, horovod_collectives
 from ringtap.analysis.job.payload_per_iteration import each_capture
 from ringtap.analysis.job.run import Job
@@ -33,6 +32,7 @@ from ringtap.analysis.process_traces.process_trace import ProcessTrace
 from ringtap.analysis.runs.apportioning import Integers, Numbers, counter_steps
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.sockets import socket_log
+from ringtap.analysis.runs.traffic_classes import CLASSES
 from ringtap.analysis.traffic.log import FAILED, FINISHED, read_sent
 from ringtap.core.errors import UsageError
 from ringtap.core.installation import lacking
@@ -55,7 +55,6 @@ _OF_SOCKET = ("bytes_acked", "bytes_received", "total_retrans")
 # folders of logs that are not one record per sample of the node
 _NOT_WIDE = {"steps", "sent", "received", "sockets", "qdisc", "clock", "packets"}
 _BPS = "bit/s"
-_OCTETS = re.compile(r"(\d+) octets?")
 _OF_CPU = re.compile(r"cpu\d+\.(busy|iowait|steal)_s")
 # of the hundreds of a driver's statistics
 _OF_ETHTOOL = re.compile(r".*(_phy|pause|ecn|cnp|drop|discard|error|out_of_buffer|retrans).*")
@@ -417,7 +416,6 @@ class _Export:
         if found is None or not len(found[1]):
             return
         file, records = found
-        widths = {item.name: item.width_bits for item in file.fields}
         names, group = file.about.get("interfaces") or {}, self._writer.track(parent, "queues")
         keys = np.stack([np.asarray(records[name]).astype(np.int64) for name in ("interface", "handle")], axis=1)
         for interface, handle in np.unique(keys, axis=0).tolist():
@@ -426,7 +424,7 @@ class _Export:
             title = f"{names.get(str(interface), interface)} {handle >> 16:x}:"
             for name, unit in (("backlog_bytes", "bytes"), ("backlog_packets", "packets")):
                 self._writer.counter(group, f"{title} {name}", unit, times_ns, mine[name])
-            drops = counter_steps(mine["drops"][:-1], mine["drops"][1:], widths["drops"])
+            drops = counter_steps(mine["drops"][:-1], mine["drops"][1:], file.column("drops").wraps_at_bits)
             self._writer.counter(group, f"{title} drops", "packets", times_ns, np.append(0, np.nancumsum(drops)))
 
     def _write_samples(self, logs: NodeLogs, parent: int, name: str) -> None:
@@ -523,8 +521,7 @@ def _held(begin_ns: Integers, end_ns: Integers, values: Numbers) -> tuple[Intege
 
 def _rate(item: Field) -> tuple[str, str, float]:
     """Return the title of a counter's rate, its unit and the factor of its growth per second."""
-    octets = _OCTETS.match(item.unit)
-    if item.unit == "bytes" or octets:
-        return item.name.removesuffix("_bytes"), _BPS, 8.0 * (int(octets[1]) if octets else 1)
+    if item.unit == "bytes" or item.octets > 1:
+        return item.name.removesuffix("_bytes"), _BPS, 8.0 * item.octets
     unit = item.unit.partition(",")[0]
     return item.name, f"{unit}/s" if unit else "1/s", 1.0

@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.analysis.job.flows import CLASSES, CROSS, OTHER, UNCLASSIFIED, CrossTrafficDestinations, SocketTraffic
+from ringtap.analysis.job.flows import UNCLASSIFIED, CrossTrafficDestinations, SocketTraffic
 from ringtap.analysis.job.payload_per_iteration import Packets, own_addresses
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
 from ringtap.analysis.runs.node_logs import NodeLogs, WideLog
+from ringtap.analysis.runs.traffic_classes import CLASSES, CROSS, OTHER
 from ringtap.core.ethernet import HEADER_BYTES
 from ringtap.core.schema import NIC_REC
 

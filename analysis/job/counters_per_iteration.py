@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 import numpy as np
@@ -12,11 +11,11 @@ import pandas as pd
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers, add_up, counter_steps, largest_in, shares
 from ringtap.analysis.runs.node_logs import NodeLogs, WideLog
 from ringtap.analysis.runs.run import Records
+from ringtap.core.link_counters import counts_marks, counts_pauses
 from ringtap.core.records import RecordFile
 from ringtap.core.schema import HOST_REC, NIC_REC, PROCESSES_REC, QDISC_REC
 
 _ROOT = 0xFFFFFFFF  # TC_H_ROOT
-_OCTETS = re.compile(r"(\d+) octets?")
 COLUMNS = {
     "nic_drops": "packets that interfaces dropped, both directions",
     "queue_backlog_bytes": "largest backlog of a queueing discipline seen",
@@ -106,12 +105,11 @@ def long_growth(
         groups: number of groups.
         borders: the bins by the log's clock.
     """
-    width = next((field.width_bits for field in file.fields if field.name == column), 0)
     order = np.argsort(key, kind="stable")
     key, group = key[order], group[order]
     t_ns, values = np.asarray(records["t_ns"], np.int64)[order], np.asarray(records[column])[order]
     follows = (key[1:] == key[:-1]) & (t_ns[1:] > t_ns[:-1]) & (group[1:] >= 0)
-    steps = counter_steps(values[:-1][follows], values[1:][follows], width)
+    steps = counter_steps(values[:-1][follows], values[1:][follows], file.column(column).wraps_at_bits)
     span, bin_of, share = shares(t_ns[:-1][follows], t_ns[1:][follows], borders.edges_ns)
     return add_up(group[1:][follows][span], bin_of, steps[span] * share, groups, borders.bins)
 
@@ -158,14 +156,9 @@ def _ethtool(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
         log = node.wide(name)
         if log is None:
             continue
-        pauses.append(_grown(log, borders, _is_pause))
-        marks.append(_grown(log, borders, lambda column: "ecn_mark" in column))
+        pauses.append(_grown(log, borders, counts_pauses))
+        marks.append(_grown(log, borders, counts_marks))
     return _recorded(pause_frames=_sum(pauses), ecn_marks=_sum(marks))
-
-
-def _is_pause(column: str) -> bool:
-    """Return True if a column counts pause frames, and not their duration or the same frames a second time."""
-    return "pause" in column and not any(word in column for word in ("duration", "transition", "storm", "_ctrl"))
 
 
 def _sum(parts: list[Numbers | None]) -> Numbers | None:
@@ -186,14 +179,8 @@ def _infiniband(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
         log = node.wide(name)
         for what, column in sources.items() if log is not None else ():
             grown = _grown(log, borders, lambda name, column=column: name == column)  # type: ignore[misc,arg-type]
-            parts[what].append(None if log is None or grown is None else grown * _octets(log, column))
+            parts[what].append(None if log is None or grown is None else grown * log.file.column(column).octets)
     return _recorded(**{name: _sum(found) for name, found in parts.items()})
-
-
-def _octets(log: WideLog, column: str) -> int:
-    """Return the octets per count of a data counter: 4 on InfiniBand, 8 on Omni-Path, 1 otherwise."""
-    unit = _OCTETS.match(next((field.unit for field in log.file.fields if field.name == column), ""))
-    return int(unit[1]) if unit else 1
 
 
 def _gpu(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:

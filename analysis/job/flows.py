@@ -18,6 +18,7 @@ from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers, add_u
 from ringtap.analysis.runs.batches import Batches, BatchTable, Frames
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.sockets import BUSY, COUNTERS, Growth, socket_log
+from ringtap.analysis.runs.traffic_classes import CLASSES, OTHER, traffic_rules
 from ringtap.core.json_validation import Number, ShapeError, load_json
 from ringtap.core.schema import CROSS_COMMAND, CROSS_PORTS, OWNER, OWNERS_JSONL, SOCKETS_REC
 
@@ -207,8 +208,6 @@ def read_bytes(
     }
 
 
-TRAINING, CROSS, OTHER = "training", "cross", "other"
-CLASSES = (TRAINING, CROSS, OTHER)
 UNCLASSIFIED = "unclassified"  # captured without socket records, so the owner is not known
 _PORT_DIGITS = re.compile("[0-9]{1,5}")
 _PORT = Number(0, 65535, whole=True)
@@ -442,20 +441,12 @@ def _iperf_ends(path: Path) -> set[tuple[str, int]]:
 
 def _classify(flows: pd.DataFrame, cross: CrossTrafficDestinations) -> tuple[pd.Series[Any], pd.Series[Any]]:
     """Return the class of each flow, and the reason in a few words."""
-    ranks = flows["source_rank"].notna().to_numpy(), flows["destination_rank"].notna().to_numpy()
+    ranks = [flows[f"{side}_rank"].notna().to_numpy() for side in ("source", "destination")]
     commands = [flows[f"{side}_command"] for side in ("source", "destination")]
-    owned = [of.notna().to_numpy() for of in commands]  # only processes of the job are recorded as owners
-    generators = [of.astype("str").str.contains(CROSS_COMMAND, na=False) for of in commands]
+    owned = [of.notna().to_numpy() for of in commands]
+    generators = [of.astype("str").str.contains(CROSS_COMMAND, na=False).to_numpy() for of in commands]
     ports = flows["source_port"].isin(cross.ports) | flows["destination_port"].isin(cross.ports)
-    rules = [
-        (ranks[0] & ranks[1], TRAINING, "rank to rank"),
-        (ranks[0] | ranks[1], TRAINING, "one end is a rank"),
-        (cross.has(flows).to_numpy(), CROSS, "in the run's traffic logs"),
-        ((generators[0] | generators[1]).to_numpy(), CROSS, "sent or received by a traffic generator"),
-        (owned[0] & owned[1], TRAINING, "between processes of the job"),
-        (owned[0] | owned[1], TRAINING, "one end is a process of the job"),
-        (ports.to_numpy(), CROSS, "port of a traffic generator"),
-    ]
+    rules = traffic_rules(ranks, generators, owned, cross.has(flows).to_numpy(), ports.to_numpy())
     conditions = [rule[0] for rule in rules]
     kinds = np.select(conditions, [rule[1] for rule in rules], OTHER)
     why = np.select(conditions, [rule[2] for rule in rules], "neither the job's nor cross traffic")

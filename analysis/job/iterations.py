@@ -14,6 +14,7 @@ import pandas as pd
 
 from ringtap.analysis.runs.apportioning import Integers, Numbers, add_up, shares
 from ringtap.analysis.runs.batches import Batches, BatchTable, Frames
+from ringtap.analysis.runs.ddp_times import MOMENTS, compared_ns, exposed_ns, is_synced
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.phases import find_phases, process_marks
 from ringtap.analysis.runs.run import (
@@ -37,8 +38,7 @@ from ringtap.core.units import counted
 PHASES = ("compute_s", "forward_s", "backward_s", "communication_s", "exposed_s", "overlap_s")
 _COLUMNS = ["process", "place", "forward_start_ns", "ready_ns", *PHASES, "syncs", "synced_bytes"]
 _NUMBERS = [*PHASES, "synced_bytes"]
-_TIMES = ("forward_start_ns", "backward_start_ns", "backward_end_ns", "comm_start_ns", "comm_end_ns")
-_PASS = ("module", *_TIMES, "forward_ns", "backward_ns", "comm_ns", "overlap_ns")
+_PASS = ("module", *MOMENTS, "forward_ns", "backward_ns", "comm_ns", "overlap_ns")
 # A change between CLOCK_REALTIME and CLOCK_MONOTONIC beyond this, and beyond slewing, is a step
 # (docs/reference/clocks.md)
 _STEP_NS, _MAX_SLEW = 1_000_000, 500e-6
@@ -89,7 +89,8 @@ def ddp_passes(run: JobRun, nodes: Mapping[str, NodeLogs], steps: pd.DataFrame) 
         found = logs.records(f"{stem}.ddp.rec")
         if found is not None and len(found[1]):
             table = pd.DataFrame(_passes(int(str(process)), found[1], logs, marks.iloc[rows], {}))
-            tables[int(str(process))] = table.assign(synced=_synced(table))
+            synced = is_synced(table["backward_start_ns"], table["comm_start_ns"], table["comm_end_ns"])
+            tables[int(str(process))] = table.assign(synced=synced)
     return tables
 
 
@@ -158,15 +159,15 @@ def _passes(
     ends_ns = marks["end_ns"].to_numpy(np.int64)
     ahead_ns, unset = _ahead(records, marks)
     # where DDP samples rarely, its log repeats the last sample
-    samples = np.column_stack([table["module"], *(table[name] for name in _TIMES)])
+    samples = np.column_stack([table["module"], *(table[name] for name in MOMENTS)])
     first = np.sort(np.unique(samples, axis=0, return_index=True)[1])
     table = {name: values[first] for name, values in table.items()}
-    for name in _TIMES:
+    for name in MOMENTS:
         if ahead_ns is None:
             table[name] = logs.clock.on_reference(table[name])
         else:
             table[name] = np.where(table[name] == 0, 0, table[name] - ahead_ns[first])
-    seen_ns = np.max([table[name] for name in _TIMES], axis=0)
+    seen_ns = np.max([table[name] for name in MOMENTS], axis=0)
     index = np.searchsorted(ends_ns, seen_ns)
     kept = (seen_ns > 0) & (index < len(ends_ns)) & unset[first]
     table = {name: values[kept] for name, values in table.items()}
@@ -196,16 +197,16 @@ def _ahead(records: Records, marks: pd.DataFrame) -> tuple[Integers | None, npt.
 def _by_iteration(passes: dict[str, npt.NDArray[Any]]) -> pd.DataFrame:
     """Sum DDP's times over the passes of each iteration of each process."""
     table = pd.DataFrame(passes)
-    synced = _synced(table)
-    begin_ns = np.maximum(table["backward_end_ns"], table["comm_start_ns"])
-    known = synced & (table["backward_end_ns"] > 0)
-    exposed = (table["comm_end_ns"] - begin_ns).clip(lower=0).where(known, table["comm_ns"] - table["overlap_ns"])
+    synced = is_synced(*(table[f"{name}_ns"] for name in ("backward_start", "comm_start", "comm_end")))
+    exposed = exposed_ns(
+        synced, *(table[f"{name}_ns"] for name in ("backward_end", "comm_start", "comm_end", "comm", "overlap"))
+    )
     seconds = {
         "forward_s": table["forward_ns"],
         "backward_s": table["backward_ns"],
         "compute_s": table["forward_ns"] + table["backward_ns"],
         "communication_s": table["comm_ns"].where(synced, 0),
-        "exposed_s": exposed.clip(lower=0).where(synced, 0),
+        "exposed_s": exposed,
         "overlap_s": table["overlap_ns"].where(synced, 0),
     }
     synced_bytes = table["bytes"].where(synced, 0.0)
@@ -218,12 +219,6 @@ def _by_iteration(passes: dict[str, npt.NDArray[Any]]) -> pd.DataFrame:
     sums["ready_ns"] = within["backward_end_ns"].max()
     sums["forward_start_ns"] = within["forward_start_ns"].min()
     return sums.reset_index()
-
-
-def _synced(passes: pd.DataFrame) -> pd.Series[bool]:
-    """Return a mask of the passes in which gradients were exchanged."""
-    synced = (passes["comm_start_ns"] > 0) & (passes["comm_end_ns"] >= passes["comm_start_ns"])
-    return synced & (passes["comm_start_ns"] >= passes["backward_start_ns"])  # else times of an earlier pass
 
 
 def _empty() -> pd.DataFrame:
@@ -779,7 +774,7 @@ def _slowest_in(
     # iterations with several ranks
     least, length = block[0], block[1] - block[0]
     by_ready = np.bincount(iteration[~is_ready] - least, minlength=length) == 0
-    at_ns = np.where(by_ready[iteration - least], ready_ns, end_ns)
+    at_ns = compared_ns(by_ready[iteration - least], ready_ns, end_ns)
     order = np.lexsort((rank, at_ns, iteration))
     order = order[np.bincount(iteration - least, minlength=length)[iteration[order] - least] > 1]
     iteration, at_ns, end_ns, rank, node = (values[order] for values in (iteration, at_ns, end_ns, rank, node))

@@ -15,6 +15,7 @@ from ringtap.analysis.job.payload_per_iteration import Packets
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
 from ringtap.analysis.runs.batches import BatchTable, Frames
 from ringtap.analysis.runs.node_logs import NodeLogs
+from ringtap.analysis.runs.traffic_classes import TRAINING
 from ringtap.core.schema import SOCKETS_REC
 
 # counters that are added up over the nodes
@@ -125,7 +126,7 @@ def _rank_iterations(
     for name in ("sent_bytes", "retransmissions", "cpu_cores"):
         table[name] = pd.Series(np.nan, index=table.index, dtype="Float64")
     groups = shared.traffic.groups
-    training = groups[groups["traffic_class"] == flows.TRAINING]
+    training = groups[groups["traffic_class"] == TRAINING]
     training = training[training["source_rank"].isin(table["rank"])]
     flows_of = training.groupby("source_rank").groups  # labels of the groups are their rows
     known = training.index.to_numpy(np.int64)

@@ -22,6 +22,7 @@ from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
 from ringtap.analysis.runs.batches import Batches, BatchTable, digest
 from ringtap.analysis.runs.node_logs import NodeLogs, each_node
 from ringtap.analysis.runs.run import JobRun, SweepRun, map_records, read_run
+from ringtap.analysis.runs.traffic_classes import CLASSES
 from ringtap.core.arguments import instance_of, number, path_of, whole_number
 from ringtap.core.errors import UsageError, did_you_mean
 from ringtap.core.json_validation import whole
@@ -276,9 +277,9 @@ class Job:
         A job that `is_too_short` has only the counts by captures.
         """
         table = self.work.iterations.copy()
-        for kind in flows.CLASSES:
+        for kind in CLASSES:
             table[f"{kind}_bytes"] = self._column(self.traffic.total(f"{kind}_bytes"))
-        for kind in (*flows.CLASSES, flows.UNCLASSIFIED):
+        for kind in (*CLASSES, flows.UNCLASSIFIED):
             table[f"packet_{kind}_bytes"] = self._column(self.captured.by_class.get(kind), sampled=False)
         for name in ("retransmitted_bytes", "retransmissions", "ce_marked"):
             table[name] = self._column(self.traffic.total(name))

@@ -18,6 +18,7 @@ from ringtap.analysis.job.stragglers import links, mean_of_sums, slow_iterations
 from ringtap.analysis.job.throughput import summarize_epochs, throughput
 from ringtap.analysis.runs.apportioning import plain
 from ringtap.analysis.runs.node_logs import NodeLogs
+from ringtap.analysis.runs.traffic_classes import CLASSES, TRAINING
 from ringtap.core.schema import MARK, MARKS_JSONL, PACKETS, PACKETS_JSON, REGULAR_SHARE
 from ringtap.core.units import format_change, format_duration
 
@@ -161,7 +162,7 @@ def _bytes(job: Job) -> dict[str, Any]:
     too_short = job.is_too_short
     has, table = len(job.work.iterations) > 0 and not too_short, job.iterations
     result: dict[str, Any] = {"per": "iteration" if has else "run", "too_short": too_short, "classes": {}}
-    for kind in (*flows.CLASSES, flows.UNCLASSIFIED):
+    for kind in (*CLASSES, flows.UNCLASSIFIED):
         by_sockets, by_packets = _class_means(job, kind, table if has else None)
         is_comparable = job.captured.not_captured.get(kind, 0) <= DISAGREEMENT
         names = f"packet_{kind}_bytes", f"{kind}_bytes"
@@ -191,7 +192,7 @@ def _class_means(job: Job, kind: str, table: pd.DataFrame | None) -> tuple[float
         return mean_of(table, f"{kind}_bytes", job.measured), mean_of(table, f"packet_{kind}_bytes", job.measured)
     flow_table, by_packets = job.traffic.flows, job.captured.by_class.get(kind)
     by_sockets = None
-    if kind in flows.CLASSES and job.traffic.nodes:
+    if kind in CLASSES and job.traffic.nodes:
         by_sockets = float(flow_table.loc[flow_table["traffic_class"] == kind, "payload_bytes"].sum())
     # of a job whose iterations are too few, captured packets are counted only within the iterations
     of_all = by_packets is not None and not len(job.work.iterations)
@@ -376,7 +377,7 @@ def _byte_warnings(data: dict[str, Any]) -> Iterable[str]:
 
 
 def _capture_warnings(job: Job) -> Iterable[str]:
-    share = job.captured.not_captured.get(flows.TRAINING, 0)
+    share = job.captured.not_captured.get(TRAINING, 0)
     if share > DISAGREEMENT:
         has_all = all(found.has_loopback and found.has_network for found in job.captured.packets.values())
         remedy = "" if has_all else " (--interface any captures them all)"

@@ -29,14 +29,11 @@ from ringtap.analysis.live.snapshot import (
 )
 from ringtap.analysis.runs.tail import Document
 from ringtap.core.completeness import failed_job, missing_ranks
+from ringtap.core.link_counters import counts_marks, counts_pauses
 from ringtap.core.schema import RUN, RUN_JSON, SERIES
 
 _STALE_NS = 3 * 10**9
-_OCTETS = re.compile(r"(\d+) octets?")
 _LINK_RATE = re.compile(r"([\d.]+)\s*Gb/sec")
-# ethtool: pause frames of the link and of each priority; packets with a congestion mark
-_PAUSES = re.compile(r"[rt]x_(?:prio\d+_)?pause(?:_ctrl_phy|_frames)?")
-_ECN_MARKS = ("rx_ecn_mark",)
 PORT_DROPS = ("port_xmit_discards", "hw.out_of_buffer")
 _PORT_ERRORS = ("symbol_error", "port_rcv_errors", "link_error_recovery", "link_downed", "hw.packet_seq_err")
 _PORT_PAUSES = ("hw.rp_cnp_handled", "hw.np_cnp_sent")
@@ -55,43 +52,42 @@ _LOSSES = ("lost", "lost_records", "lost_answers", "dropped", "dropped_by_kernel
 def nic_logs(node: NodeLog) -> dict[str, RecentWideLog]:
     """Return the log of each of the node's network interfaces, loopback last."""
     by_nic: dict[str, RecentWideLog] = {}
-    files = sorted((file for (name, _), file in node.wide.items() if name == "nic"), key=lambda file: file.mono_ns)
+    files = sorted((log for (name, _), log in node.wide.items() if name == "nic"), key=lambda log: log.mono_ns)
     newest = files[-1].mono_ns if files else 0
-    for file in files:
-        if file.mono_ns >= newest - _STALE_NS:
-            by_nic |= {name.removesuffix(".tx_bytes"): file for name in file.layout.names if name.endswith(".tx_bytes")}
+    for log in files:
+        if log.mono_ns >= newest - _STALE_NS:
+            by_nic |= {name.removesuffix(".tx_bytes"): log for name in log.file.index if name.endswith(".tx_bytes")}
     return {name: by_nic[name] for name in sorted(by_nic, key=lambda name: (name == "lo", name))}
 
 
 def _nics(node: NodeLog) -> Iterator[Nic]:
-    for name, file in nic_logs(node).items():
-        yield _nic(node, name, file)
+    for name, log in nic_logs(node).items():
+        yield _nic(node, name, log)
     for name, port in port_logs(node).items():
         yield _port(node, name, port)
 
 
-def _nic(node: NodeLog, name: str, file: RecentWideLog) -> Nic:
+def _nic(node: NodeLog, name: str, log: RecentWideLog) -> Nic:
     ethtool = node.wide.get(("ethtool", name))
     pauses = marks = None
     if ethtool is not None:
-        pauses = _sum(ethtool.rate(column) for column in ethtool.layout.names if _PAUSES.fullmatch(column))
-        marks = _sum(ethtool.rate(column) for column in _ECN_MARKS)
+        pauses = sum_known(ethtool.rate(column) for column in ethtool.file.index if counts_pauses(column))
+        marks = sum_known(ethtool.rate(column) for column in ethtool.file.index if counts_marks(column))
     facts = (node.node.item.get("before") or {}).get("nics") or {}
     speed_mbps = (facts.get(name) or {}).get("speed") or 0
     limit_bps = ((node.node.item.get("before") or {}).get("links") or {}).get(name, {}).get("rate_bps")
-    rates = [file.rate(f"{name}.{column}") for column in ("tx_bytes", "rx_bytes", "tx_packets", "rx_packets")]
     drops = [f"{name}.{direction}_drops" for direction in ("tx", "rx")]
     return Nic(
         node.name,
         name,
         "nic",
-        None if rates[0] is None else rates[0] * 8,
-        None if rates[1] is None else rates[1] * 8,
-        rates[2],
-        rates[3],
-        _sum(file.rate(column) for column in drops),
-        _sum(file.total(column) for column in drops),
-        _sum(file.total(f"{name}.{direction}_errors") for direction in ("tx", "rx")),
+        _bits(log, f"{name}.tx_bytes"),
+        _bits(log, f"{name}.rx_bytes"),
+        log.rate(f"{name}.tx_packets"),
+        log.rate(f"{name}.rx_packets"),
+        sum_known(log.rate(column) for column in drops),
+        sum_known(log.total(column) for column in drops),
+        sum_known(log.total(f"{name}.{direction}_errors") for direction in ("tx", "rx")),
         limit_bps or (speed_mbps * 1e6 if speed_mbps > 0 else None),
         pauses,
         marks,
@@ -100,75 +96,66 @@ def _nic(node: NodeLog, name: str, file: RecentWideLog) -> Nic:
 
 def port_logs(node: NodeLog) -> dict[str, RecentWideLog]:
     """Return the log of each port of the node's RDMA devices."""
-    logs = {stem: file for (collector, stem), file in sorted(node.wide.items()) if collector == "infiniband"}
+    logs = {stem: log for (collector, stem), log in sorted(node.wide.items()) if collector == "infiniband"}
     return {
-        f"{log.about.get('device', stem)}:{log.about.get('port', '')}".rstrip(":"): log for stem, log in logs.items()
+        f"{log.file.about.get('device', stem)}:{log.file.about.get('port', '')}".rstrip(":"): log
+        for stem, log in logs.items()
     }
 
 
-def _port(node: NodeLog, name: str, file: RecentWideLog) -> Nic:
+def _port(node: NodeLog, name: str, log: RecentWideLog) -> Nic:
     return Nic(
         node.name,
         name,
         "rdma",
-        _bits(file, "port_xmit_data"),
-        _bits(file, "port_rcv_data"),
-        file.rate("port_xmit_packets"),
-        file.rate("port_rcv_packets"),
-        _sum(file.rate(name) for name in PORT_DROPS),
-        _sum(file.total(name) for name in PORT_DROPS),
-        _sum(file.total(name) for name in _PORT_ERRORS),
-        _speed_bps(file),
-        _sum(file.rate(name) for name in _PORT_PAUSES),
-        _sum(file.rate(name) for name in _PORT_MARKS),
+        _bits(log, "port_xmit_data"),
+        _bits(log, "port_rcv_data"),
+        log.rate("port_xmit_packets"),
+        log.rate("port_rcv_packets"),
+        sum_known(log.rate(name) for name in PORT_DROPS),
+        sum_known(log.total(name) for name in PORT_DROPS),
+        sum_known(log.total(name) for name in _PORT_ERRORS),
+        _speed_bps(log),
+        sum_known(log.rate(name) for name in _PORT_PAUSES),
+        sum_known(log.rate(name) for name in _PORT_MARKS),
     )
 
 
-def octets_per_count(file: RecentWideLog, name: str) -> int:
-    """Return the octets per count of a data counter, which its unit names."""
-    octets = _OCTETS.match(file.layout.units.get(name, ""))
-    return int(octets[1]) if octets else 1
-
-
-def _bits(file: RecentWideLog, name: str) -> float | None:
+def _bits(log: RecentWideLog, name: str) -> float | None:
     """Return a data counter's rate in bit/s."""
-    rate = file.rate(name)
-    return None if rate is None else rate * 8 * octets_per_count(file, name)
+    rate = log.rate(name)
+    return None if rate is None else rate * 8 * log.file.column(name).octets
 
 
-def _speed_bps(file: RecentWideLog) -> float | None:
-    match = _LINK_RATE.match(str(file.about.get("rate") or ""))
+def _speed_bps(log: RecentWideLog) -> float | None:
+    match = _LINK_RATE.match(str(log.file.about.get("rate") or ""))
     return float(match[1]) * 1e9 if match else None
 
 
 def gpus_of(node: NodeLog) -> Iterator[Gpu]:
     """Yield the node's GPUs."""
-    for (collector, stem), file in sorted(node.wide.items()):
+    for (collector, stem), log in sorted(node.wide.items()):
         if collector != "gpu":
             continue
-        share, power_mw = file.value("utilization_pct"), file.value("power_mw")
+        share, power_mw = log.value("utilization_pct"), log.value("power_mw")
         yield Gpu(
             node.name,
-            f"{stem.removeprefix('gpu')} {file.about.get('name', '')}".strip(),
+            f"{stem.removeprefix('gpu')} {log.file.about.get('name', '')}".strip(),
             None if share is None else share / 100,
-            file.value("memory_used_bytes"),
+            log.value("memory_used_bytes"),
             None if power_mw is None else power_mw / 1000,
-            *(_times8(_bytes_per_s(file, f"pcie_{direction}_bytes")) for direction in ("tx", "rx")),
-            *(_times8(file.rate(f"nvlink_{direction}_bytes")) for direction in ("tx", "rx")),
+            *(_pcie_bits(log, f"pcie_{direction}_bytes") for direction in ("tx", "rx")),
+            *(_bits(log, f"nvlink_{direction}_bytes") for direction in ("tx", "rx")),
         )
 
 
-def _bytes_per_s(file: RecentWideLog, counter: str) -> float | None:
-    """Return a counter's rate; older drivers provide a gauge of the rate instead."""
-    rate = file.rate(counter)
-    return file.value(f"{counter}_per_s") if rate is None else rate
+def _pcie_bits(log: RecentWideLog, counter: str) -> float | None:
+    """Return a counter's rate in bit/s; older drivers provide a gauge of the rate instead."""
+    bits, bytes_per_s = _bits(log, counter), log.value(f"{counter}_per_s")
+    return bytes_per_s * 8 if bits is None and bytes_per_s is not None else bits
 
 
-def _times8(octets: float | None) -> float | None:
-    return None if octets is None else octets * 8
-
-
-def _sum(numbers: Iterable[float | None]) -> float | None:
+def sum_known(numbers: Iterable[float | None]) -> float | None:
     """Return the sum of the numbers that are known; None if none is."""
     known = [number for number in numbers if number is not None]
     return sum(known) if known else None
@@ -201,7 +188,7 @@ class SnapshotSource:
         end_ns = newest_ns if ended and newest_ns else now_ns
         live_ns = None if ended else now_ns
         sockets = {node.name: node.keyed["sockets", "sockets"] for node in nodes}
-        known = [len(series.latest) for series in sockets.values() if series.layout is not None]
+        known = [len(series.latest) for series in sockets.values() if series.file is not None]
         iterations = join(follower.ranks)
         nics = tuple(row for node in nodes for row in _nics(node))
         self._note_throughput(nics, live_ns)
@@ -319,7 +306,9 @@ def _ranks(files: list[RankSteps], iterations: IterationStats, now_ns: int | Non
 
 def _queues(node: NodeLog) -> Iterator[Queue]:
     series = node.keyed["qdisc", "qdisc"]
-    names, kinds = series.about.get("interfaces") or {}, series.about.get("kinds") or {}
+    if series.file is None:
+        return
+    names, kinds = series.file.about.get("interfaces") or {}, series.file.about.get("kinds") or {}
     for key in series.latest:
         interface, handle, parent = key
         rate = series.rate(key, "bytes")
@@ -338,26 +327,28 @@ def _queues(node: NodeLog) -> Iterator[Queue]:
 
 
 def _host(node: NodeLog) -> Iterator[Host]:
-    file = node.wide.get(("host", "host"))
-    if file is None:
+    log = node.wide.get(("host", "host"))
+    if log is None:
         return
-    cores = [name for name in file.layout.names if name.startswith("cpu") and name.endswith(".busy_s")]
+    cores = [name for name in log.file.index if name.startswith("cpu") and name.endswith(".busy_s")]
     cores.sort(key=lambda name: int(name[3 : name.index(".")]))
-    total, available = file.value("memory.total_bytes"), file.value("memory.available_bytes")
+    total, available = log.value("memory.total_bytes"), log.value("memory.available_bytes")
     yield Host(
         node.name,
-        tuple(min(1.0, file.rate(name) or 0.0) for name in cores),
+        tuple(min(1.0, log.rate(name) or 0.0) for name in cores),
         1 - available / total if total and available is not None else None,
-        file.rate("tcp.segments_retransmitted"),
-        file.total("tcp.segments_retransmitted"),
+        log.rate("tcp.segments_retransmitted"),
+        log.total("tcp.segments_retransmitted"),
     )
 
 
 def _processes(node: NodeLog) -> Iterator[ProcessState]:
     series = node.keyed["host", "processes"]
-    alive_ns = series.mono_ns - round(max(3.0, 3 * float(series.about.get("every_s") or 0)) * 1e9)
+    if series.file is None:
+        return
+    alive_ns = series.mono_ns - round(max(3.0, 3 * float(series.file.about.get("every_s") or 0)) * 1e9)
     for pid, record in series.latest.items():
-        if series.layout is None or record[series.layout.index["mono_ns"]] < alive_ns:
+        if record[series.file.index["mono_ns"]] < alive_ns:
             continue
         about = node.owners.processes.get(int(pid), {})
         yield ProcessState(
@@ -417,11 +408,11 @@ def _from_logs(node: NodeLog) -> tuple[dict[str, int], dict[str, float], dict[st
     for (name, _), wide in node.wide.items():
         newest[name] = max(newest.get(name, 0), wide.t_ns)
         missed[name] = max(missed.get(name, 0), wide.missed)
-        every[name] = float(wide.about.get("every_s") or 0)
+        every[name] = float(wide.file.about.get("every_s") or 0)
     for (name, _), keyed in node.keyed.items():
-        if keyed.layout is not None:
+        if keyed.file is not None:
             newest[name] = max(newest.get(name, 0), keyed.t_ns)
-            every.setdefault(name, float(keyed.about.get("every_s") or 0))
+            every.setdefault(name, float(keyed.file.about.get("every_s") or 0))
     for steps in node.ranks.values():
         newest["steps"] = max(newest.get("steps", 0), steps.last_end_ns)
     return newest, every, missed

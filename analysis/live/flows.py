@@ -9,15 +9,16 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any, NamedTuple
 
-from ringtap.analysis.live.recent_counters import Keyed, RecordLayout
+from ringtap.analysis.live.recent_counters import Keyed
 from ringtap.analysis.runs.tail import Record
+from ringtap.analysis.runs.traffic_classes import OTHER, traffic_rules
+from ringtap.core.records import RecordFile
 from ringtap.core.schema import CROSS_COMMAND, CROSS_PORTS
-
-Traffic = Literal["training", "cross", "other"]
 
 _IPV6 = 10
 _MAX_OWNERS = 50_000
@@ -48,7 +49,7 @@ class LiveFlow:
         command: its command line.
     """
 
-    traffic: Traffic
+    traffic: str
     source: str
     destination: str
     rate_bps: float
@@ -59,6 +60,16 @@ class LiveFlow:
     queued_bytes: int | None = None
     rank: int | None = None
     command: str = ""
+
+
+class Owner(NamedTuple):
+    """Rank, if it has one, and command line of the process of a socket; None: not known."""
+
+    rank: int | None
+    command: str | None
+
+
+NOBODY = Owner(None, None)
 
 
 class Owners:
@@ -89,23 +100,15 @@ class Owners:
             for key in ended[:-_MAX_ENDED]:
                 del known[key]
 
-    def of(self, inode: int) -> dict[str, Any]:
-        """Return the owner of a socket; empty if it is not known."""
-        owner = self._by_inode.get(inode, {})
-        return owner and owner | {"rank": self.rank_of(owner)}
+    def of(self, inode: int) -> Owner:
+        """Return the owner of a socket."""
+        item = self._by_inode.get(inode)
+        return NOBODY if item is None else Owner(self.rank_of(item), str(item.get("command") or ""))
 
     def rank_of(self, process: Mapping[str, Any]) -> int | None:
         """Return the rank of a process by its process group, else by its environment."""
         rank: int | None = self.step_ranks.get(process.get("pid", 0), process.get("rank"))
         return rank
-
-    def traffic(self, inode: int) -> Traffic | None:
-        """Return the kind of traffic of a socket, by its owner; None if the owner is not known."""
-        owner = self.of(inode)
-        if not owner:
-            return None
-        is_cross = owner.get("rank") is None and CROSS_COMMAND.search(str(owner.get("command") or ""))
-        return "cross" if is_cross else "training"  # only processes of the job are recorded as owners
 
 
 def _put(into: OrderedDict[int, dict[str, Any]], key: Any, item: dict[str, Any]) -> None:
@@ -116,6 +119,19 @@ def _put(into: OrderedDict[int, dict[str, Any]], key: Any, item: dict[str, Any])
             into.popitem(last=False)
 
 
+@lru_cache(_MAX_SOCKETS)
+def _traffic(own: Owner, of_other_end: Owner, is_port: bool) -> str:
+    """Return the kind of traffic of a connection by the owners of its ends and by its ports.
+
+    The run's traffic logs are not followed.
+    """
+    ends = own, of_other_end
+    ranks = [end.rank is not None for end in ends]
+    generators = [CROSS_COMMAND.search(end.command or "") is not None for end in ends]
+    rules = traffic_rules(ranks, generators, [end.command is not None for end in ends], False, is_port)
+    return next((traffic for applies, traffic, _ in rules if applies), OTHER)
+
+
 @dataclass(frozen=True)
 class _Socket:
     """Attributes of a socket that a flow needs."""
@@ -124,8 +140,7 @@ class _Socket:
     key: Any
     local: End
     remote: End
-    inode: int
-    owner: Traffic | None
+    owner: Owner
 
 
 @dataclass
@@ -146,7 +161,7 @@ class SocketCounts:
 class SocketTotals:
     """Totals over a node's sockets, those that are gone included, by kind of traffic.
 
-    The kind is that of the socket's owner on this node, else that of its ports. A socket that opened during the
+    The kind is by the socket's owner on this node, else by its ports. A socket that opened during the
     recording counts from its first byte, another from its first record.
 
     Args:
@@ -162,17 +177,17 @@ class SocketTotals:
         self._begin_ns: int | None = None
         self._first: dict[int, tuple[int, ...]] = {}
         self._latest: dict[int, tuple[tuple[int, ...], int, bool]] = {}
-        self._gone: dict[Traffic, SocketCounts] = {}
+        self._gone: dict[str, SocketCounts] = {}
 
-    def feed(self, layout: RecordLayout, batch: Sequence[Record], is_begun: bool) -> None:
+    def feed(self, file: RecordFile, batch: Sequence[Record], is_begun: bool) -> None:
         """Add records.
 
         Args:
-            layout: columns of the records.
+            file: header of their log.
             batch: the records.
             is_begun: True if earlier records of the log were not read.
         """
-        at = layout.index
+        at = file.index
         mono, cookie, state, inode, sport, dport = (
             at[name] for name in ("mono_ns", "cookie", "state", "inode", "sport", "dport")
         )
@@ -199,13 +214,13 @@ class SocketTotals:
         """The sockets that are there."""
         return {inode for _, inode, _ in self._latest.values()}
 
-    def _count(self, key: int, totals: dict[Traffic, SocketCounts]) -> None:
+    def _count(self, key: int, totals: dict[str, SocketCounts]) -> None:
         counts, inode, is_cross = self._latest[key]
-        traffic = self._owners.traffic(inode) or ("cross" if is_cross else "other")
+        traffic = _traffic(self._owners.of(inode), NOBODY, is_cross)
         grown = [max(0, after - before) for before, after in zip(self._first[key], counts, strict=True)]
         totals.setdefault(traffic, SocketCounts()).add(grown)
 
-    def by_traffic(self) -> dict[Traffic, SocketCounts]:
+    def by_traffic(self) -> dict[str, SocketCounts]:
         """Return the totals of each kind of traffic that was seen."""
         totals = {traffic: dataclasses.replace(counts) for traffic, counts in self._gone.items()}
         for key in self._latest:
@@ -232,8 +247,9 @@ def flows(sockets: Mapping[str, Keyed], owners: Mapping[str, Owners]) -> list[Li
     rows: list[LiveFlow] = []
     for socket in found:
         other_end = by_ends.get((socket.remote, socket.local))
-        traffic = socket.owner or (other_end.owner if other_end else None) or _by_port(socket)
-        details = (traffic, sockets[socket.node], owners[socket.node].of(socket.inode), names)
+        is_port = not {socket.remote[1], socket.local[1]}.isdisjoint(CROSS_PORTS)
+        traffic = _traffic(socket.owner, other_end.owner if other_end else NOBODY, is_port)
+        details = (traffic, sockets[socket.node], names)
         rows += _sent(socket, *details)
         if other_end is None:
             rows += _received(socket, *details)
@@ -241,12 +257,11 @@ def flows(sockets: Mapping[str, Keyed], owners: Mapping[str, Owners]) -> list[Li
 
 
 def _socket(node: str, key: Any, series: Keyed, owners: Owners) -> _Socket:
-    assert series.layout is not None
-    record, at = series.latest[key], series.layout.index
+    assert series.file is not None
+    record, at = series.latest[key], series.file.index
     local = _end(node, record, at["family"], at["source"], at["sport"])
     remote = _end(node, record, at["family"], at["destination"], at["dport"])
-    inode = int(record[at["inode"]])
-    return _Socket(node, key, local, remote, inode, owners.traffic(inode))
+    return _Socket(node, key, local, remote, owners.of(int(record[at["inode"]])))
 
 
 def _end(node: str, record: Record, family: int, address: int, port: int) -> End:
@@ -262,21 +277,14 @@ def _end(node: str, record: Record, family: int, address: int, port: int) -> End
     return text, int.from_bytes(record[port], "big")
 
 
-def _by_port(socket: _Socket) -> Traffic:
-    """Return the kind of traffic by the ports, for connections without a known owner at either end."""
-    return "cross" if {socket.remote[1], socket.local[1]}.intersection(CROSS_PORTS) else "other"
-
-
-def _sent(
-    socket: _Socket, traffic: Traffic, series: Keyed, owner: Mapping[str, Any], names: Mapping[str, str]
-) -> list[LiveFlow]:
+def _sent(socket: _Socket, traffic: str, series: Keyed, names: Mapping[str, str]) -> Iterator[LiveFlow]:
     sent = series.rate(socket.key, "bytes_acked")
     retransmissions = series.rate(socket.key, "total_retrans")
     if sent is None or (sent <= 0 and not retransmissions):
-        return []
+        return
     rtt_us, cwnd = series.value(socket.key, "rtt_us"), series.value(socket.key, "snd_cwnd")
     delivery, queued = series.value(socket.key, "delivery_rate_bytes_per_s"), series.value(socket.key, "notsent_bytes")
-    flow = LiveFlow(
+    yield LiveFlow(
         traffic,
         _named(socket.local, names),
         _named(socket.remote, names),
@@ -286,20 +294,16 @@ def _sent(
         None if cwnd is None else int(cwnd),
         None if delivery is None else delivery * 8,
         None if queued is None else int(queued),
-        owner.get("rank"),
-        str(owner.get("command") or ""),
+        socket.owner.rank,
+        socket.owner.command or "",
     )
-    return [flow]
 
 
-def _received(
-    socket: _Socket, traffic: Traffic, series: Keyed, owner: Mapping[str, Any], names: Mapping[str, str]
-) -> list[LiveFlow]:
+def _received(socket: _Socket, traffic: str, series: Keyed, names: Mapping[str, str]) -> Iterator[LiveFlow]:
     received = series.rate(socket.key, "bytes_received")
-    if not received:
-        return []
-    ends = _named(socket.remote, names), _named(socket.local, names)
-    return [LiveFlow(traffic, *ends, received * 8, rank=owner.get("rank"), command=str(owner.get("command") or ""))]
+    if received:
+        ends = _named(socket.remote, names), _named(socket.local, names)
+        yield LiveFlow(traffic, *ends, received * 8, rank=socket.owner.rank, command=socket.owner.command or "")
 
 
 def _named(end: End, names: Mapping[str, str]) -> str:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import NamedTuple
 
-from ringtap.analysis.live.recent_counters import RecordLayout
+from ringtap.analysis.runs.ddp_times import MOMENTS, compared_ns, exposed_ns, is_synced
 from ringtap.analysis.runs.tail import Record
 from ringtap.core.iteration_ends import IterationEnds
 from ringtap.core.records import RecordFile
@@ -24,7 +27,6 @@ MAX_KEPT = 600
 _KEPT_IN_ALL = 60_000
 _MIN_KEPT = 120
 _RELEASED_AFTER_NS = 60 * 10**9
-_DDP_MOMENTS = ("forward_start_ns", "backward_start_ns", "backward_end_ns", "comm_start_ns", "comm_end_ns")
 _DDP_TIMES = ("forward_ns", "backward_ns", "comm_ns", "overlap_ns")
 
 
@@ -36,7 +38,7 @@ class LiveIteration:
         number: the step's number, from 0.
         end_ns: time at which the last rank ended it, CLOCK_REALTIME of the reference node.
         seconds: time since the end of the iteration before.
-        slowest_rank: the rank that ended it last.
+        slowest_rank: the rank that the others waited for (`ringtap.analysis.runs.ddp_times.compared_ns`).
         lag_s: time from the first rank's end to the last rank's end.
         skipped: True if the optimizer's step was skipped (AMP).
     """
@@ -59,8 +61,8 @@ class IterationStats:
         median_s: median of ``over`` iterations.
         p99_s: 99th percentile of the same.
         over: number of iterations that both are taken over.
-        slowest_rank: the rank that was most often last in them; None with one rank.
-        slowest_share: share of them in which it was last.
+        slowest_rank: the rank that was most often the slowest in them; None with one rank.
+        slowest_share: share of them in which it was.
         ranks: number of ranks whose steps were seen.
         world_size: number of ranks that the job reports; 0 if it reports none.
         restarts: number of earlier starts of the job that runs.
@@ -113,12 +115,12 @@ class RankSteps:
         self.timed_steps, self.timed_s = 0, 0.0
         self.generation = self.restarts = 0
         self.counts = True
-        self.ddp = DdpTimes()
+        self.ddp = DdpTimes(to_reference)
         self._iteration_ends = IterationEnds[tuple[int, int, int]]()
         self._stretch = 0
         self._is_skipped = False  # a step of the iteration that runs was
         self._to_reference = to_reference
-        self.layout = RecordLayout(file)
+        self.file = file
 
     def span_ns(self) -> tuple[int, int]:
         """Return the start of the process and its last step, on the reference clock."""
@@ -132,7 +134,7 @@ class RankSteps:
 
     def feed(self, batch: Iterable[Record]) -> None:
         """Add step records."""
-        at = self.layout.index
+        at = self.file.index
         step, optimizer, end, kind_column = at["step"], at["optimizer"], at["end_ns"], at.get("kind")
         mono = at["end_mono_ns"]
         ends = self._iteration_ends
@@ -166,6 +168,9 @@ class RankSteps:
 class DdpTimes:
     """DDP's own times of the iterations of one process.
 
+    Args:
+        to_reference: converts times as `RankSteps` does.
+
     Attributes:
         last: ``forward_s``, ``backward_s``, ``comm_s`` and ``overlap_s`` of the last iteration; None for times that DDP
             does not know and writes as 0.
@@ -173,35 +178,52 @@ class DdpTimes:
         exposed_s: the same of communication after the last gradient was ready.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, to_reference: Callable[[int, int], int]) -> None:
+        self._to_reference = to_reference
+        self._passes: deque[tuple[int, int]] = deque(maxlen=MAX_KEPT)  # its last moment, and when it was ready
         self.last: dict[str, float | None] = {}
         self.communication_s: float | None = None
         self.exposed_s: float | None = None
         self._sample: tuple[int, ...] = ()
 
-    def feed(self, layout: RecordLayout, batch: Iterable[Record]) -> None:
+    def feed(self, file: RecordFile, batch: Iterable[Record]) -> None:
         """Add records.
 
-        Where DDP samples rarely, its log repeats the last sample. `ringtap.analysis.job.iterations` has the same rule
-        for whole columns; a test compares the two.
+        Where DDP samples rarely, its log repeats the last sample.
         """
-        columns = [layout.index[name] for name in ("module", *_DDP_MOMENTS, *_DDP_TIMES)]
+        columns = [file.index[name] for name in ("module", *MOMENTS, *_DDP_TIMES)]
+        clocks = [file.index[name] for name in ("t_ns", "mono_ns") if name in file.index]
         for record in batch:
             sample = tuple(record[number] for number in columns)
-            if sample[: 1 + len(_DDP_MOMENTS)] == self._sample[: 1 + len(_DDP_MOMENTS)]:
+            if sample[: 1 + len(MOMENTS)] == self._sample[: 1 + len(MOMENTS)]:
                 continue
             self._sample = sample
             _, _, backward_start, backward_end, comm_start, comm_end, _, _, comm, overlap = sample
-            communication = exposed = 0
-            if 0 < comm_start <= comm_end and comm_start >= backward_start:  # else those of an earlier pass
-                communication = comm
-                exposed = comm_end - max(backward_end, comm_start) if backward_end else comm - overlap
-            self.communication_s = (self.communication_s or 0.0) + communication / 1e9
-            self.exposed_s = (self.exposed_s or 0.0) + max(0, exposed) / 1e9
+            synced = is_synced(backward_start, comm_start, comm_end)
+            exposed = exposed_ns(synced, backward_end, comm_start, comm_end, comm, overlap)
+            self.communication_s = (self.communication_s or 0.0) + synced * comm / 1e9
+            self.exposed_s = (self.exposed_s or 0.0) + exposed / 1e9
+            if backward_end and len(clocks) == 2:  # logs of older versions have no times of their records
+                t_ns, mono_ns = (record[number] for number in clocks)
+                ahead_ns = t_ns - self._to_reference(t_ns, mono_ns)
+                self._passes.append((max(sample[1 : 1 + len(MOMENTS)]) - ahead_ns, backward_end - ahead_ns))
         self.last = {
             f"{name.removesuffix('_ns')}_s": time / 1e9 or None
             for name, time in zip(_DDP_TIMES, self._sample[-len(_DDP_TIMES) :], strict=False)
         }
+
+    def ready_ns(self, ends: Sequence[tuple[int, int, bool]]) -> dict[int, int]:
+        """Return when the last gradient of each step was ready, as far as it is known, on the reference clock.
+
+        Args:
+            ends: number and end of each step.
+        """
+        found: dict[int, int] = {}
+        for seen_ns, ready_ns in self._passes:
+            place = bisect_left(ends, seen_ns, key=itemgetter(1))
+            if place < len(ends):
+                found[ends[place][0]] = max(found.get(ends[place][0], 0), ready_ns)
+        return found
 
 
 def choose_worlds(files: list[RankSteps]) -> None:
@@ -277,7 +299,7 @@ def join(files: list[RankSteps], over: int = 100) -> IterationStats:
         history = _iterations([file for file in files if file.generation == newest - 1])
     recent = history[-over:]
     times = sorted(iteration.seconds for iteration in recent)
-    slowest = Counter(iteration.slowest_rank for iteration in recent).most_common(1)
+    slowest = Counter(sorted(iteration.slowest_rank for iteration in recent)).most_common(1)
     several = len({file.rank for file in current}) > 1 and slowest
     return IterationStats(
         history=tuple(history),
@@ -293,23 +315,36 @@ def join(files: list[RankSteps], over: int = 100) -> IterationStats:
     )
 
 
+class _RankEnd(NamedTuple):
+    """End of an iteration at a rank, and when its last gradient was ready; 0: not known."""
+
+    end_ns: int
+    rank: int
+    skipped: bool
+    ready_ns: int
+
+
 def _iterations(files: list[RankSteps]) -> list[LiveIteration]:
     """Return the iterations that every one of these ranks has ended, in order."""
     keep = max(_MIN_KEPT, min(MAX_KEPT, _KEPT_IN_ALL // len(files)))
-    ended: dict[int, list[tuple[int, int, bool]]] = {}
+    ended: dict[int, list[_RankEnd]] = {}
     for file in files:
-        for step, end_ns, skipped in list(file.ends)[-keep:]:
-            ended.setdefault(step, []).append((end_ns, file.rank, skipped))
+        kept = list(file.ends)[-keep:]
+        ready_ns = file.ddp.ready_ns(kept)
+        for step, end_ns, skipped in kept:
+            ended.setdefault(step, []).append(_RankEnd(end_ns, file.rank, skipped, ready_ns.get(step, 0)))
     iterations = []
     previous: tuple[int, int] | None = None
     for step in sorted(ended):
         ends = ended[step]
         if len(ends) < len(files):
             continue
-        end_ns, rank, _ = max(ends)
+        end_ns = max(end.end_ns for end in ends)
         if previous and previous[0] == step - 1:
-            lag_s = (end_ns - min(ends)[0]) / 1e9
-            skipped = any(end[2] for end in ends)
+            by_ready = all(end.ready_ns for end in ends)
+            _, rank = max((compared_ns(by_ready, end.ready_ns, end.end_ns), end.rank) for end in ends)
+            lag_s = (end_ns - min(end.end_ns for end in ends)) / 1e9
+            skipped = any(end.skipped for end in ends)
             iterations.append(LiveIteration(step, end_ns, (end_ns - previous[1]) / 1e9, rank, lag_s, skipped))
         previous = (step, end_ns)
     return iterations

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.exposition import ALLOWUTF8, CONTENT_TYPE_LATEST, generate_latest
 
 from ringtap.analysis.live.bounded_http_server import TEXT, ListeningHttpServer, QuietHandler
-from ringtap.analysis.live.build_snapshot import PORT_DROPS, nic_logs, octets_per_count, port_logs
-from ringtap.analysis.live.flows import Traffic
+from ringtap.analysis.live.build_snapshot import PORT_DROPS, nic_logs, port_logs, sum_known
 from ringtap.analysis.live.iterations import MAX_KEPT, RankSteps, quantile
 from ringtap.analysis.live.recent_counters import RecentWideLog
 from ringtap.analysis.live.run_state import NodeLog, RunFollower, lower_priority
@@ -58,7 +57,7 @@ _NIC_COUNTERS: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("ringtap_nic_receive_bytes", "Bytes received", ("rx_bytes",), ("port_rcv_data",)),
     ("ringtap_nic_drops", "Packets dropped in sending and receiving", ("tx_drops", "rx_drops"), PORT_DROPS),
 )
-_TRAFFIC: dict[Traffic, str] = {"training": "training traffic", "cross": "cross traffic"}
+_TRAFFIC: dict[str, str] = {"training": "training traffic", "cross": "cross traffic"}
 _SOCKET_COUNTERS = (
     ("transmit_bytes", "Payload that sockets of {} sent", "sent_bytes"),
     ("receive_bytes", "Payload that sockets of {} received", "received_bytes"),
@@ -165,10 +164,11 @@ def _add(family: Any, labels: list[str], value: float | None) -> None:
         family.add_metric(labels, value)
 
 
-def _sum(log: RecentWideLog, columns: tuple[str, ...] | list[str]) -> float | None:
+def _sum(log: RecentWideLog, columns: Iterable[str]) -> float | None:
     """Return the sum of the known counters; None if none is known."""
-    known = [value * octets_per_count(log, column) for column in columns if (value := log.value(column)) is not None]
-    return sum(known) if known else None
+    return sum_known(
+        None if (value := log.value(column)) is None else value * log.file.column(column).octets for column in columns
+    )
 
 
 class MetricsHttpServer(ListeningHttpServer):

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from ringtap.analysis.runs.tail import Record
-from ringtap.core.counter_growth import growth
 from ringtap.core.records import RecordFile
 
 # a cookie, a process, or several columns together
@@ -19,46 +18,26 @@ _MAX_KEYS = 10_000
 _BASE_RECORDS = 256
 
 
-class RecordLayout:
-    """Columns of a record file by name."""
-
-    def __init__(self, file: RecordFile) -> None:
-        self.names = tuple(field.name for field in file.fields)
-        self.index = {name: number for number, name in enumerate(self.names)}
-        self.units = {field.name: field.unit for field in file.fields}
-        self._width = {field.name: field.width_bits if field.kind == "counter" else 0 for field in file.fields}
-
-    def grown(self, name: str, before: Record, after: Record) -> float | None:
-        """Return the growth of a counter; None if it was reset."""
-        number = self.index[name]
-        return growth(before[number], after[number], self._width[name])
-
-
 class RecentWideLog:
     """A record file with one record per sample, which holds the values of all sources side by side.
 
     Attributes:
-        about: further fields of the header.
-        layout: its columns.
-        samples: records read so far.
+        file: its header.
         missed: sampling slots without a record among the records read.
         last: the newest record; None before the first.
     """
 
     def __init__(self, file: RecordFile, first: Record | None) -> None:
-        self.about = file.about
-        self.layout = RecordLayout(file)
-        self.samples = 0
+        self.file = file
         self.missed = 0
         self._first = first
         self._every_ns = float(file.about.get("every_s") or 0) * 1e9
-        self._mono = self.layout.index.get("mono_ns", 0)
+        self._mono = self.file.index.get("mono_ns", 0)
         self._recent: deque[Record] = deque(maxlen=_KEPT)
         self.last: Record | None = None
 
     def feed(self, batch: list[Record]) -> None:
         """Add the records of a poll; the last of each poll is kept, and the first of the first poll."""
-        self.samples += len(batch)
         self._count_missed(batch)
         if not self._recent:
             self._recent.append(batch[0])
@@ -79,7 +58,7 @@ class RecentWideLog:
     @property
     def t_ns(self) -> int:
         """CLOCK_REALTIME of the newest record, 0 before the first."""
-        return int(self.last[self.layout.index["t_ns"]]) if self.last else 0
+        return int(self.last[self.file.index["t_ns"]]) if self.last else 0
 
     @property
     def mono_ns(self) -> int:
@@ -88,22 +67,22 @@ class RecentWideLog:
 
     def value(self, name: str) -> float | None:
         """Return the newest value of a column; None if there is none."""
-        number = self.layout.index.get(name)
+        number = self.file.index.get(name)
         return None if number is None or self.last is None else float(self.last[number])
 
     def total(self, name: str) -> float | None:
         """Return the growth of a counter since the file's first record."""
-        if name not in self.layout.index or self.last is None or self._first is None:
+        if name not in self.file.index or self.last is None or self._first is None:
             return None
-        return self.layout.grown(name, self._first, self.last)
+        return self.file.grown(name, self._first, self.last)
 
     def rate(self, name: str) -> float | None:
         """Return a counter's rate per second over about the last second; None before two samples."""
-        if name not in self.layout.index or self.last is None:
+        if name not in self.file.index or self.last is None:
             return None
         before = self._reference()
         seconds = (self.last[self._mono] - before[self._mono]) / 1e9
-        grown = self.layout.grown(name, before, self.last)
+        grown = self.file.grown(name, before, self.last)
         return None if grown is None or seconds <= 0 else grown / seconds
 
     def _reference(self) -> Record:
@@ -129,8 +108,7 @@ class Keyed:
 
     Attributes:
         latest: newest record by key.
-        layout: the columns; None before the first file.
-        about: further fields of the newest file's header.
+        file: header of the newest file; None before the first.
     """
 
     def __init__(
@@ -141,8 +119,7 @@ class Keyed:
         stale_ns: int = 0,
     ) -> None:
         self._key_names, self._gone, self._peak_names, self._stale_ns = key, gone, peaks, stale_ns
-        self.layout: RecordLayout | None = None
-        self.about: dict[str, Any] = {}
+        self.file: RecordFile | None = None
         self.latest: dict[Key, Record] = {}
         self.t_ns = 0
         self.mono_ns = 0
@@ -155,15 +132,13 @@ class Keyed:
 
     def begin(self, file: RecordFile) -> None:
         """Begin a new file; if its columns differ from those of the previous one, known records are dropped."""
-        layout = RecordLayout(file)
-        if self.layout is None or layout.names != self.layout.names:
+        if self.file is None or list(file.index) != list(self.file.index):
             self.latest.clear()
             self._history.clear()
             self._base.clear()
-        self.layout = layout
-        self.about = file.about
-        self._key = [layout.index[name] for name in self._key_names]
-        self._mono, self._t = layout.index["mono_ns"], layout.index["t_ns"]
+        self.file = file
+        self._key = [file.index[name] for name in self._key_names]
+        self._mono, self._t = file.index["mono_ns"], file.index["t_ns"]
         for record in file.tail(0, min(file.count, _BASE_RECORDS)):
             self._base.setdefault(self._key_of(record), record)
 
@@ -172,7 +147,7 @@ class Keyed:
 
     def feed(self, batch: Iterable[Record]) -> None:
         """Add records of the newest file."""
-        assert self.layout is not None
+        assert self.file is not None
         record = None
         for record in batch:
             key = self._key_of(record)
@@ -181,7 +156,7 @@ class Keyed:
             self.latest[key] = record
             self._changed.add(key)
             for name in self._peak_names:
-                value = record[self.layout.index[name]]
+                value = record[self.file.index[name]]
                 self._next_peaks[key, name] = max(value, self._next_peaks.get((key, name), value))
         if record is not None:
             self.t_ns, self.mono_ns = max(self.t_ns, record[self._t]), max(self.mono_ns, record[self._mono])
@@ -191,7 +166,7 @@ class Keyed:
         self._ticks.append(now_mono_ns)
         for key in self._changed:
             record = self.latest[key]
-            if self._gone and self.layout and record[self.layout.index[self._gone[0]]] == self._gone[1]:
+            if self._gone and self.file and record[self.file.index[self._gone[0]]] == self._gone[1]:
                 self._forget(key)
                 continue
             history = self._history[key]
@@ -200,7 +175,7 @@ class Keyed:
                 history.popleft()
         self._changed.clear()
         self._peaks, self._next_peaks = self._next_peaks, {}
-        if self._stale_ns and self.layout:
+        if self._stale_ns and self.file:
             for key in [key for key, last in self.latest.items() if last[self._mono] < now_mono_ns - self._stale_ns]:
                 self._forget(key)
         if len(self.latest) > _MAX_KEYS:
@@ -214,12 +189,12 @@ class Keyed:
 
     def value(self, key: Key, name: str) -> float | None:
         """Return the newest value of a column."""
-        number = self.layout.index.get(name) if self.layout else None
+        number = self.file.index.get(name) if self.file else None
         return None if number is None else float(self.latest[key][number])
 
     def values(self, name: str) -> set[Any]:
         """Return the newest values of a column over all items."""
-        return {record[self.layout.index[name]] for record in self.latest.values()} if self.layout else set()
+        return {record[self.file.index[name]] for record in self.latest.values()} if self.file else set()
 
     def active(self) -> list[Key]:
         """Return the keys that changed within the window of the rates."""
@@ -235,9 +210,9 @@ class Keyed:
 
     def total(self, key: Key, name: str) -> float | None:
         """Return the growth of a counter since the recording began; None for counters that appeared later."""
-        if self.layout is None or name not in self.layout.index or key not in self._base:
+        if self.file is None or name not in self.file.index or key not in self._base:
             return None
-        return self.layout.grown(name, self._base[key], self.latest[key])
+        return self.file.grown(name, self._base[key], self.latest[key])
 
     def peak(self, key: Key, name: str) -> float | None:
         """Return the largest value of a gauge in the last poll's records; the newest value if it did not change."""
@@ -245,7 +220,7 @@ class Keyed:
 
     def rate(self, key: Key, name: str) -> float | None:
         """Return a counter's rate per second over about the node's last second; None if it is too new."""
-        if self.layout is None or name not in self.layout.index or not self._ticks:
+        if self.file is None or name not in self.file.index or not self._ticks:
             return None
         now, since = self._ticks[-1], self._since()
         history = self._history[key]
@@ -253,5 +228,5 @@ class Keyed:
         if before is None:
             since, before = history[0]
         seconds = (now - since) / 1e9
-        grown = self.layout.grown(name, before, self.latest[key])
+        grown = self.file.grown(name, before, self.latest[key])
         return None if grown is None or seconds <= 0.01 else grown / seconds

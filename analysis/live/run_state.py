@@ -12,7 +12,7 @@ from typing import Any
 
 from ringtap.analysis.live.flows import Owners, SocketTotals
 from ringtap.analysis.live.iterations import MAX_KEPT, STEP_FILE, DdpTimes, RankSteps, choose_worlds
-from ringtap.analysis.live.recent_counters import Keyed, RecentWideLog, RecordLayout
+from ringtap.analysis.live.recent_counters import Keyed, RecentWideLog
 from ringtap.analysis.runs.clock import NodeClock, read_clock
 from ringtap.analysis.runs.tail import Document, LinesTail, Record, RecordTail, TextTail, since
 from ringtap.core.errors import UsageError, error_message
@@ -42,6 +42,7 @@ _METERED = ("nic", "infiniband", HOST_REC, "sockets", "steps")
 _LOOK_S = 15.0
 _SHOWN = (*_METERED, "host", "ethtool", "gpu", "packets", "qdisc")
 _MAX_MARKS = 100
+_DDP_REC = ".ddp.rec"
 _NICENESS = 10
 # Reading of a log starts this long before its last record: a queue or an idle socket may not have changed for long, and
 # steps are shown as a history
@@ -123,7 +124,6 @@ class NodeLog:
         self._look_s = 0.0
         self._tails: dict[Path, RecordTail] = {}
         self._opened: dict[Path, RecordFile] = {}
-        self._ddp_layouts: dict[Path, RecordLayout] = {}
         self._ddp: dict[Path, DdpTimes] = {}  # by the path of the step log
 
     @property
@@ -168,7 +168,7 @@ class NodeLog:
             series.commit(self.mono_ns)
         sockets, processes = self.keyed["sockets", "sockets"], self.keyed["host", "processes"]
         inodes = self.totals.inodes if self.totals else sockets.values("inode")
-        self.owners.forget_ended(inodes, processes.latest.keys() if processes.layout else None)
+        self.owners.forget_ended(inodes, processes.latest.keys() if processes.file else None)
 
     def _poll_documents(self) -> None:
         self.node.poll()
@@ -206,8 +206,8 @@ class NodeLog:
         key = (path.parent.name, path.stem)
         name = STEP_FILE.fullmatch(path.name) if key[0] == "steps" else None
         if name and name[3]:
-            self._ddp_layouts[path] = RecordLayout(file)
-        elif name:
+            return
+        if name:
             steps = RankSteps(self.name, int(name[1]), int(name[2]), file, self.to_reference)
             steps.ddp = self._ddp.setdefault(path, steps.ddp)
             self.ranks[path] = steps
@@ -215,7 +215,7 @@ class NodeLog:
             if steps.world_size > 1:
                 self.owners.step_ranks[steps.pid] = steps.rank
             if first:
-                steps.began = _begin_of(file, steps.layout, first)
+                steps.began = _begin_of(file, first)
         elif (series := self._keyed(path)) is not None:
             series.begin(file)
         else:
@@ -230,13 +230,14 @@ class NodeLog:
         key = (path.parent.name, path.stem)
         if path in self.ranks:
             self.ranks[path].feed(batch)
-        elif path in self._ddp_layouts:
+        elif path.name.endswith(_DDP_REC):
             # DDP's first record may precede the first step of the process
-            times = self._ddp.setdefault(path.with_name(path.name.replace(".ddp.rec", ".rec")), DdpTimes())
-            times.feed(self._ddp_layouts[path], batch)
+            step_log = path.with_name(path.name.replace(_DDP_REC, ".rec"))
+            times = self._ddp.setdefault(step_log, DdpTimes(self.to_reference))
+            times.feed(self._opened[path], batch)
         elif (series := self._keyed(path)) is not None:
-            if self.totals and series.layout:
-                self.totals.feed(series.layout, batch, self._tails[path].skipped > 0)
+            if self.totals and series.file:
+                self.totals.feed(series.file, batch, self._tails[path].skipped > 0)
             else:
                 series.feed(batch)
         else:
@@ -253,18 +254,18 @@ def _folders(node: Path) -> list[Path]:
 
 def _begin(path: Path) -> Callable[[RecordFile], int]:
     """Return the function that chooses the first record to read in a file that already has records."""
-    if path.name.endswith(".ddp.rec"):
+    if path.name.endswith(_DDP_REC):
         return lambda file: max(0, file.count - MAX_KEPT)
     column = "end_ns" if path.parent.name == "steps" else "mono_ns"
     return since(_BACK_S.get(path.parent.name, _USUAL_BACK_S), column, MAX_KEPT * 20)
 
 
-def _begin_of(file: RecordFile, layout: RecordLayout, first: Record) -> tuple[int, int]:
+def _begin_of(file: RecordFile, first: Record) -> tuple[int, int]:
     """Return the start of the process that made a step log, or of its first step if the log does not hold it.
 
     It is by CLOCK_REALTIME and by CLOCK_MONOTONIC.
     """
-    start_ns, end_ns, mono_ns = (int(first[layout.index[name]]) for name in ("start_ns", "end_ns", "end_mono_ns"))
+    start_ns, end_ns, mono_ns = (int(first[file.index[name]]) for name in ("start_ns", "end_ns", "end_mono_ns"))
     ago_ns = max(end_ns - start_ns, process_age_ns(file))
     return end_ns - ago_ns, mono_ns - ago_ns
 

@@ -51,7 +51,6 @@ class WideLog:
     def __init__(self, file: RecordFile, records: Records) -> None:
         self.file = file
         self._records = records
-        self._fields = {field.name: field for field in file.fields}
         self.t_ns: Integers = np.maximum.accumulate(np.asarray(records["t_ns"], np.int64))
         self.columns = [field.name for field in file.fields if field.kind not in ("time", "index")]
 
@@ -65,7 +64,7 @@ class WideLog:
     def steps(self, column: str) -> Numbers:
         """Return the growth of a counter from each sample to the next; NaN where it was reset."""
         values = self.values(column)
-        return counter_steps(values[:-1], values[1:], self._fields[column].width_bits)
+        return counter_steps(values[:-1], values[1:], self.file.column(column).wraps_at_bits)
 
     def growth(self, column: str, borders: Borders) -> Numbers:
         """Return the growth of a counter in each bin; NaN for bins in which it is not known."""

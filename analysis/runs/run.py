@@ -18,7 +18,7 @@ from ringtap.analysis.runs.phases import find_phases, process_marks
 from ringtap.core.arguments import path_of
 from ringtap.core.errors import UsageError
 from ringtap.core.json_validation import ShapeError, check, whole
-from ringtap.core.records import RecordFile, each_json_line
+from ringtap.core.records import RecordFile, each_json_line, is_header_torn
 from ringtap.core.run_files import open_regular
 from ringtap.core.rundir import RunDirectory, clock_gap_ns, open_log, process_age_ns, read_points
 from ringtap.core.schema import OPTIMIZER, POINTS_JSONL, RUN_JSON
@@ -31,7 +31,6 @@ _DDP_SUFFIX = ".ddp.rec"
 _STEP_COLUMNS = {"node": "object", "rank": "int64", "pid": "int64", "process": "int64"}
 _STEP_COLUMNS |= dict.fromkeys(("optimizer", "step", "start_ns", "end_ns", "start_mono_ns", "end_mono_ns"), "int64")
 _STEP_COLUMNS |= {"kind": "int64", "backwards": "int64", "pause_ns": "int64", "passes_ns": "int64"}
-_MAX_HEADER_BYTES = 8 << 20
 _SWEEP_PLAN = {"scale": float, "capacity_bps": float, "topology": dict, "models": [{"parameters": int}]}
 Records = npt.NDArray[Any]
 
@@ -49,10 +48,9 @@ def map_records(path: Path) -> tuple[RecordFile | None, Records, int]:
             its name.
     """
     try:
+        if is_header_torn(path):
+            return None, np.empty(0, np.dtype([("t_ns", "<i8")])), 1
         with open_regular(path) as stream:
-            torn_header = not stream.readline(_MAX_HEADER_BYTES).endswith(b"\n")
-            if torn_header:
-                return None, np.empty(0, np.dtype([("t_ns", "<i8")])), 1
             file = open_log(path)
             return file, map_file(file, stream), int(file.torn_bytes > 0)
     except FileNotFoundError:

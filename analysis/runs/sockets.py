@@ -77,9 +77,8 @@ class SocketLog:
     def __init__(
         self, file: RecordFile, records: Records, rounds_ns: Integers | None = None, dump_s: float | None = None
     ) -> None:
-        self._records = records
+        self._file, self._records = file, records
         self._rounds_ns = rounds_ns
-        self._widths = {field.name: field.width_bits for field in file.fields}
         every_s = file.about.get("every_s")
         self.every_s = float(every_s) if isinstance(every_s, int | float) and every_s > 0 else 0.1
         self._period_ns = round(self.every_s * 1e9)
@@ -187,7 +186,7 @@ class SocketLog:
         for name in COUNTERS:
             values = np.asarray(joined[name])
             before = np.where(follows[rows], values[rows - 1], 0).astype(values.dtype)
-            amounts[name] = counter_steps(before, values[rows], self._widths[name])
+            amounts[name] = counter_steps(before, values[rows], self._file.column(name).wraps_at_bits)
         return Growth(end[rows], begin, at_ns, amounts)
 
 

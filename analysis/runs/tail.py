@@ -14,12 +14,11 @@ from typing import Any
 
 from ringtap.core.errors import UsageError
 from ringtap.core.json_validation import Shape, ShapeError, check, load_json, parse_json
-from ringtap.core.records import RecordFile
+from ringtap.core.records import RecordFile, is_header_torn
 from ringtap.core.run_files import open_regular
 from ringtap.core.rundir import open_log
 
 _BATCH_BYTES = 1 << 20
-_MAX_HEADER_BYTES = 8 << 20
 _TEXT_BYTES = 16 << 10
 _TEXT_LINES = 200
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -93,11 +92,7 @@ class RecordTail:
     def _open(self) -> bool:
         """Read the header; return True if it and the first record are complete."""
         try:
-            with open_regular(self.path) as file:
-                line = file.readline(_MAX_HEADER_BYTES)
-            if not line.endswith(b"\n"):
-                if len(line) >= _MAX_HEADER_BYTES:
-                    self.failure = f"{self.path} is not a ringtap record file"
+            if is_header_torn(self.path):
                 return False
             self.file = open_log(self.path)
             if self.file.count < 1:
@@ -116,17 +111,9 @@ def since(seconds: float, column: str, most: int) -> Callable[[RecordFile], int]
     """Return a ``begin`` for `RecordTail`: the last ``seconds`` by a column in ns, but at most ``most`` records."""
 
     def begin(file: RecordFile) -> int:
-        position = [field.name for field in file.fields].index(column)
-
-        def at(number: int) -> int:
-            return int(file.tail(number, number + 1)[0][position])
-
-        low, high = max(0, file.count - most), file.count - 1
-        wanted_ns = at(high) - round(seconds * 1e9)
-        while low < high:  # records are in order of time
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if at(middle) < wanted_ns else (low, middle)
-        return low
+        newest_ns = int(file.tail(file.count - 1)[0][file.index[column]])
+        first = file.first_from(column, newest_ns - round(seconds * 1e9), max(0, file.count - most))
+        return min(first, file.count - 1)
 
     return begin
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from ringtap.analysis.runs.traffic_classes import CROSS, OTHER, TRAINING
 from ringtap.analysis.structure.gradient_evidence import MIN_ITERATION_BYTES, why_not_gradients
 from ringtap.analysis.structure.periodicity import Integers, Periodicity, find_periodicity
 from ringtap.analysis.structure.streams import PayloadStream, Streams
 from ringtap.core.units import counted, format_duration, format_size
-
-TRAINING, CROSS, OTHER = "training", "cross", "other"
 
 # streams with a smaller share of all payload are not examined
 _MIN_SHARE = 0.0005

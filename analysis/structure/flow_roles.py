@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ringtap.analysis.structure.detection import CROSS, Sorted
+from ringtap.analysis.runs.traffic_classes import CROSS
+from ringtap.analysis.structure.detection import Sorted
 from ringtap.analysis.structure.periodicity import Integers
 from ringtap.analysis.structure.streams import PayloadStream, Streams
 

@@ -13,9 +13,10 @@ import pandas as pd
 
 from ringtap.analysis.frames import html_of_text
 from ringtap.analysis.model.demand import demand
+from ringtap.analysis.runs.traffic_classes import CROSS, OTHER, TRAINING
 from ringtap.analysis.structure import patterns
 from ringtap.analysis.structure import topology as shapes
-from ringtap.analysis.structure.detection import CROSS, OTHER, TRAINING, Sorted, Training, sort_out
+from ringtap.analysis.structure.detection import Sorted, Training, sort_out
 from ringtap.analysis.structure.flow_roles import Role, mean_rates, roles_of
 from ringtap.analysis.structure.gradient_evidence import why_doubtful
 from ringtap.analysis.structure.periodicity import Integers, Likeness, is_loud, likeness

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from ringtap.analysis.runs.traffic_classes import CROSS, OTHER
 from ringtap.analysis.structure import patterns
 from ringtap.analysis.structure import topology as shapes
-from ringtap.analysis.structure.detection import CROSS, OTHER
 from ringtap.analysis.structure.structure import Structure, edges_of
 from ringtap.core.terminal import text_table
 from ringtap.core.units import counted, format_duration, format_rate, format_size

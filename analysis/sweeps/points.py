@@ -2,37 +2,49 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from ringtap.analysis.frames import descriptions
 from ringtap.analysis.runs.apportioning import Borders, Integers, counter_steps, growth
-from ringtap.analysis.runs.run import JobRun, SweepRun, map_records, within_window
+from ringtap.analysis.runs.run import JobRun, SweepRun, within_window
 from ringtap.analysis.statistics.arrays import Array
 from ringtap.analysis.statistics.mean_errors import independent_counts
 from ringtap.analysis.statistics.quantiles import QuantileInterval, quantile_interval
-from ringtap.core.counter_growth import edge_error, window_growth
+from ringtap.core.counter_log import CounterLog
 from ringtap.core.errors import UsageError
+from ringtap.core.ethernet import ETHERNET_MTU
 from ringtap.core.link_counters import columns_of, log_of, source_of
 from ringtap.core.models import PROFILES
-from ringtap.core.rundir import clock_gap_ns
 from ringtap.core.schema import ACKNOWLEDGED, LOAD_BIN_NS, SIMULATED
 
-ETHERNET_MTU = 1500
+
+class _Rate:
+    """One of a point's rates as an attribute: ``_bps`` of the testbed, or ``_gbps`` of full size."""
+
+    def __set_name__(self, owner: type[Point], name: str) -> None:
+        self._rate, _, self._unit = name.rpartition("_")
+
+    def __get__(self, point: Point, owner: type[Point]) -> float | None:
+        rate: float | None = getattr(point, self._rate)
+        if rate is None or (self._unit == "gbps") == (point.scale is None):
+            return rate
+        return rate * 1e9 if point.scale is None else rate * (point.scale / 1e9)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Point:
     """One point of a series. Rates ending in ``_bps`` are those of the testbed, ``_gbps`` full-size ones.
+
+    Each rate is stored once: in bit/s of the testbed, whose rates are multiplied by ``scale`` for full size; without a
+    testbed (``scale`` is None) in Gbit/s.
 
     Attributes:
         series: ``<model>-<traffic kind>``, and the transport, collective and topology if they are known.
@@ -88,45 +100,47 @@ class Point:
     transport: str
     collective: str
     topology: str
-    directory: str
-    requested_bps: float | None
-    requested_gbps: float | None
-    cross_bps: float | None
-    cross_gbps: float | None
-    cross_std_bps: float | None
-    cross_std_gbps: float | None
-    iperf_streams: int | None
-    total_bps: float | None
-    total_gbps: float | None
-    utilisation: float | None
-    other_bps: float | None
-    other_gbps: float | None
-    training_bps: float | None
-    training_gbps: float | None
-    counting_error_bps: float | None
-    counting_error_gbps: float | None
-    window_s: float | None
-    iterations: int | None
-    mean_s: float | None
-    median_s: float | None
-    p99_s: float | None
-    p99_low_s: float | None
-    p99_high_s: float | None
-    independent: float | None
-    std_s: float | None
-    min_s: float | None
-    max_s: float | None
-    variation: float | None
-    samples_per_s: float | None
-    ended: str
-    late_share: float | None
-    disturbed: tuple[str, ...]
-    reasons: tuple[str, ...]
+    directory: str = ""
+    requested: float | None = None
+    cross: float | None = None
+    cross_std: float | None = None
+    iperf_streams: int | None = None
+    total: float | None = None
+    utilisation: float | None = None
+    other: float | None = None
+    training: float | None = None
+    counting_error: float | None = None
+    window_s: float | None = None
+    iterations: int | None = None
+    mean_s: float | None = None
+    median_s: float | None = None
+    p99_s: float | None = None
+    p99_low_s: float | None = None
+    p99_high_s: float | None = None
+    independent: float | None = None
+    std_s: float | None = None
+    min_s: float | None = None
+    max_s: float | None = None
+    variation: float | None = None
+    samples_per_s: float | None = None
+    ended: str = ""
+    late_share: float | None = None
+    disturbed: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    scale: float | None
     iteration_s: Array = field(repr=False, compare=False)
+
+    requested_bps, requested_gbps = _Rate(), _Rate()
+    cross_bps, cross_gbps = _Rate(), _Rate()
+    cross_std_bps, cross_std_gbps = _Rate(), _Rate()
+    total_bps, total_gbps = _Rate(), _Rate()
+    other_bps, other_gbps = _Rate(), _Rate()
+    training_bps, training_gbps = _Rate(), _Rate()
+    counting_error_bps, counting_error_gbps = _Rate(), _Rate()
 
     def to_json(self) -> dict[str, Any]:
         """The point's numbers as plain values, without the single iteration times."""
-        item = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "iteration_s"}
+        item = {name: getattr(self, name) for name in _names()}
         return item | {"disturbed": list(self.disturbed), "reasons": list(self.reasons)}
 
 
@@ -181,9 +195,18 @@ def _points_of(
     """Return the points of one job, its number of ranks, and its torn logs."""
     if not sweep.path.is_dir():
         raise UsageError(f"the workers cannot see {sweep.path}: they need the file system that it lies on")
-    logs: dict[tuple[str, str], CounterLog | None] = {}
+    logs: dict[Path, CounterLog] = {}
     job = sweep.job(directory)
     return [_point(sweep, window, logs) for window in windows], job.ranks, job.torn
+
+
+def _names() -> Iterator[str]:
+    """Yield the names of a point's numbers and texts, with both of each rate."""
+    for item in fields(Point):
+        if f"{item.name}_bps" in vars(Point):
+            yield from (f"{item.name}_bps", f"{item.name}_gbps")
+        elif item.name not in ("scale", "iteration_s"):
+            yield item.name
 
 
 COLUMNS = descriptions(Point.__doc__)
@@ -194,103 +217,75 @@ def table(points: Sequence[Point]) -> pd.DataFrame:
     """Return points as a table; missing numbers are ``pd.NA``, and lists of sentences are joined."""
     texts = ("disturbed", "reasons")
     rows = [{**point.to_json(), **{name: "; ".join(getattr(point, name)) for name in texts}} for point in points]
-    columns = [item.name for item in fields(Point) if item.name != "iteration_s"]
+    columns = list(_names())
     result = pd.DataFrame(rows, columns=columns)
-    numbers = [name for name in columns if name.endswith(("_bps", "_gbps", "_s"))] + [
-        "variation",
-        "independent",
-        "utilisation",
-        "late_share",
-    ]
+    kinds = ("_bps", "_gbps", "_s", "variation", "independent", "utilisation", "late_share")
+    numbers = [name for name in columns if name.endswith(kinds)]
     return result.astype(dict.fromkeys(numbers, "Float64") | {"iperf_streams": "Int64"})
 
 
-@dataclass(frozen=True)
-class Times:
-    """Statistics of iteration times; fields as those of `Point`."""
-
-    mean_s: float | None = None
-    median_s: float | None = None
-    p99_s: float | None = None
-    p99_low_s: float | None = None
-    p99_high_s: float | None = None
-    independent: float | None = None
-    std_s: float | None = None
-    min_s: float | None = None
-    max_s: float | None = None
-    variation: float | None = None
-
-
-def times_of(seconds: Array) -> Times:
-    """Compute the statistics of iteration times in order of time, shape (iterations,)."""
+def times_of(seconds: Array) -> dict[str, Any]:
+    """Return the statistics of iteration times in order of time, shape (iterations,), with the names of `Point`."""
     if not len(seconds):
-        return Times()
+        return {}
     mean, std = float(seconds.mean()), float(seconds.std(ddof=1)) if len(seconds) > 1 else None
     tail: QuantileInterval = quantile_interval(seconds, 0.99)
-    return Times(
-        mean_s=mean,
-        median_s=float(np.median(seconds)),
-        p99_s=tail.value,
-        p99_low_s=tail.low,
-        p99_high_s=tail.high,
-        independent=tail.effective_count,
-        std_s=std,
-        min_s=float(seconds.min()),
-        max_s=float(seconds.max()),
-        variation=None if std is None or mean <= 0 else std / mean,
-    )
+    return {
+        "mean_s": mean,
+        "median_s": float(np.median(seconds)),
+        "p99_s": tail.value,
+        "p99_low_s": tail.low,
+        "p99_high_s": tail.high,
+        "independent": tail.effective_count,
+        "std_s": std,
+        "min_s": float(seconds.min()),
+        "max_s": float(seconds.max()),
+        "variation": None if std is None or mean <= 0 else std / mean,
+    }
 
 
-def _point(sweep: SweepRun, window: dict[str, Any], logs: dict[tuple[str, str], CounterLog | None]) -> Point:
+def _point(sweep: SweepRun, window: dict[str, Any], logs: dict[Path, CounterLog]) -> Point:
     start, end = int(window["window_start_ns"]), int(window["window_end_ns"])
     job = sweep.job(window["directory"])
     reasons = []
-    times = job.iterations
-    is_inside = within_window(times["start_ns"].to_numpy(), times["end_ns"].to_numpy(), (start, end))
-    inside = times["iteration_s"].to_numpy(dtype=np.float64)[is_inside]
+    steps = job.iterations
+    is_inside = within_window(steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy(), (start, end))
+    inside = steps["iteration_s"].to_numpy(dtype=np.float64)[is_inside]
     if not len(inside):
         reasons.append("no iteration of all ranks lies within the window")
     bottleneck = job.info.get("bottleneck") or sweep.info.get("bottleneck") or {}
-    errors = []
+    errors: list[float] = []
     mtu = int(bottleneck.get("mtu") or sweep.plan["topology"].get("mtu") or ETHERNET_MTU)
 
-    def rate(name: str) -> float | None:
-        found: float | str
+    def rate(name: str) -> float | str:
         if bottleneck.get(name) in (ACKNOWLEDGED, SIMULATED):
-            known = window.get(f"{name}_bps")
-            found = float(known) if known is not None else window.get("cross_why") or "the sweep did not record it"
-        else:
-            counted = _rate(job, window["directory"], bottleneck.get(name), mtu, (start, end), logs)
-            if not isinstance(counted, str):
-                errors.append(counted[1])
-            found = counted if isinstance(counted, str) else counted[0]
+            recorded = window.get(f"{name}_bps")
+            return window.get("cross_why") or "the sweep did not record it" if recorded is None else float(recorded)
+        counted = _rate(job, bottleneck.get(name), mtu, (start, end), logs)
+        if isinstance(counted, str):
+            return counted
+        errors.append(counted[1])
+        return counted[0]
+
+    def known(what: str, found: float | str) -> float | None:
         if isinstance(found, str):
-            reasons.append(f"{name} traffic: {found}")
+            reasons.append(f"{what}: {found}")
             return None
         return found
 
-    cross, total = rate("cross"), rate("total")
-    cross_std: float | None = None
+    cross, total = (known(f"{name} traffic", rate(name)) for name in ("cross", "total"))
+    cross_std = None
     if cross is not None:
-        found = _cross_std(job, window["directory"], bottleneck["cross"], mtu, (start, end), logs)
-        if isinstance(found, str):
-            reasons.append(f"standard deviation of the cross traffic: {found}")
-        else:
-            cross_std = found
+        found = _cross_std(job, bottleneck["cross"], mtu, (start, end), logs)
+        cross_std = known("standard deviation of the cross traffic", found)
     other = None if window.get("other_bps") is None else float(window["other_bps"])
     if window.get("other_why"):
         reasons.append(f"other traffic: {window['other_why']}")
-    error = max(errors) if errors else None
     training = None if cross is None or total is None else max(total - cross - (other or 0.0), 0.0)
-    full = float(sweep.plan["scale"]) / 1e9
-    times_found, batch = times_of(inside), _batch(sweep, window["model"])
+    times, batch = times_of(inside), _batch(sweep, window["model"])
     if batch is None:
         reasons.append(f"samples/s: the plan has no batch for {window['model']}")
 
-    def gbps(bps: float | None) -> float | None:
-        return None if bps is None else bps * full
-
-    requested = float(window["requested_bps"])
     return Point(
         series=window["series"],
         model=window["model"],
@@ -299,31 +294,25 @@ def _point(sweep: SweepRun, window: dict[str, Any], logs: dict[tuple[str, str], 
         collective=window.get("collective") or "",
         topology=window.get("topology") or "",
         directory=window["directory"],
-        requested_bps=requested,
-        requested_gbps=requested * full,
-        cross_bps=cross,
-        cross_gbps=gbps(cross),
-        cross_std_bps=cross_std,
-        cross_std_gbps=gbps(cross_std),
+        requested=float(window["requested_bps"]),
+        cross=cross,
+        cross_std=cross_std,
         iperf_streams=window.get("iperf_streams"),
-        total_bps=total,
-        total_gbps=gbps(total),
+        total=total,
         utilisation=None if total is None else total / float(sweep.plan["capacity_bps"]),
-        other_bps=other,
-        other_gbps=gbps(other),
-        training_bps=training,
-        training_gbps=gbps(training),
-        counting_error_bps=error,
-        counting_error_gbps=gbps(error),
+        other=other,
+        training=training,
+        counting_error=max(errors, default=None),
         window_s=(end - start) / 1e9,
         iterations=len(inside),
-        samples_per_s=None if batch is None or not times_found.mean_s else job.ranks * batch / times_found.mean_s,
+        samples_per_s=job.ranks * batch / times["mean_s"] if batch is not None and times.get("mean_s") else None,
         ended=window.get("ended") or "",
         late_share=window.get("late_share"),
         disturbed=(*(window.get("cut") or ()), *(window.get("others") or ())),
         reasons=tuple(reasons),
+        scale=float(sweep.plan["scale"]),
         iteration_s=inside,
-        **asdict(times_found),
+        **times,
     )
 
 
@@ -337,12 +326,7 @@ def _batch(sweep: SweepRun, name: str) -> int | None:
 
 
 def _rate(
-    job: JobRun,
-    directory: str,
-    counters: Any,
-    mtu: int,
-    window_ns: tuple[int, int],
-    logs: dict[tuple[str, str], CounterLog | None],
+    job: JobRun, counters: Any, mtu: int, window_ns: tuple[int, int], logs: dict[Path, CounterLog]
 ) -> tuple[float, float] | str:
     """Return the mean rate on the wire in a window by counters and its largest error, or the reason why there is none.
 
@@ -355,32 +339,17 @@ def _rate(
     start_ns, end_ns = window_ns
     if end_ns <= start_ns:
         return "the window has no length"
-    total_bytes = error_bytes = 0.0
-    for counter in counters:
-        node = counter["node"]
-        log = _log_of(job, directory, counter, logs)
-        grown, errors = [], []
-        for column in columns_of(counter):
-            if log is None or column not in log:
-                return f"node {node} has no counter {column}"
-            counted = log.grown(column, start_ns, end_ns)
-            if isinstance(counted, str):
-                return f"counter {column} of node {node} {counted}"
-            grown.append(counted)
-            errors.append(log.edge_error(column, start_ns, end_ns))
-        total_bytes += source_of(counter).to_bytes(grown, mtu)
-        error_bytes += source_of(counter).to_bytes(errors, mtu)
+    try:
+        found = [_log_of(job, counter, logs).frame_bytes(counter, mtu, start_ns, end_ns) for counter in counters]
+    except UsageError as error:
+        return str(error)
+    total_bytes, error_bytes = (sum(part[side] for part in found) for side in (0, 1))
     to_bps = 8e9 / (end_ns - start_ns)
     return total_bytes * to_bps, error_bytes * to_bps
 
 
 def _cross_std(
-    job: JobRun,
-    directory: str,
-    counters: Any,
-    mtu: int,
-    window_ns: tuple[int, int],
-    logs: dict[tuple[str, str], CounterLog | None],
+    job: JobRun, counters: Any, mtu: int, window_ns: tuple[int, int], logs: dict[Path, CounterLog]
 ) -> float | str:
     """Return the standard deviation in bit/s (n - 1) of a known rate over the bins of a window, or why it is unknown.
 
@@ -396,85 +365,27 @@ def _cross_std(
     edges_ns = window_ns[0] + LOAD_BIN_NS * np.arange(count + 1)
     in_bins = np.zeros(count)
     for counter in [counters] if isinstance(counters, dict) else counters:
-        log = _log_of(job, directory, counter, logs)
-        assert log is not None  # the rate is known
-        grown = [log.grown_in_bins(column, edges_ns) for column in columns_of(counter)]
-        known = [each for each in grown if each is not None]
-        if len(known) < len(grown):
+        log = _log_of(job, counter, logs)
+        known = [each for column in columns_of(counter) if (each := _in_bins(log, column, edges_ns)) is not None]
+        if len(known) < len(columns_of(counter)):
             return f"the counters of node {counter['node']} have gaps of more than a bin"
         in_bins += [source_of(counter).to_bytes(each, mtu) for each in zip(*known, strict=True)]
     return float(np.std(in_bins * 8e9 / LOAD_BIN_NS, ddof=1))
 
 
-def _log_of(
-    job: JobRun, directory: str, counter: Mapping[str, str], logs: dict[tuple[str, str], CounterLog | None]
-) -> CounterLog | None:
-    key = directory, f"{counter['node']}/{log_of(counter)}"
-    if key not in logs:
-        logs[key] = _log(job, key[1])
-    return logs[key]
+def _in_bins(log: CounterLog, column: str, edges_ns: Integers) -> Array | None:
+    """Return the growth of a counter in each bin; None if it was reset, or not sampled for longer than a bin."""
+    assert log.file is not None  # its growth is known
+    times_ns, values = map(np.array, log.samples(column, int(edges_ns[0]), int(edges_ns[-1])))
+    steps = counter_steps(values[:-1], values[1:], log.file.column(column).wraps_at_bits)
+    grown = growth(times_ns, steps, Borders(edges_ns, np.arange(len(edges_ns) - 1)))
+    return None if np.isnan(grown).any() or np.diff(times_ns).max() > np.diff(edges_ns).min() else grown
 
 
-def _log(job: JobRun, name: str) -> CounterLog | None:
-    path = job.path / "nodes" / name
-    if not path.is_file():
-        return None
-    log = CounterLog(path)
-    if log.torn:
-        job.torn[str(path.relative_to(job.path))] = log.torn
-    return log
-
-
-class CounterLog:
-    """Memory-mapped record file of counters, whose cost depends only on the windows that are read.
-
-    All times are as if the node's clock had not been set (`ringtap.core.rundir.clock_gap_ns`).
-
-    Attributes:
-        torn: torn last records (0 or 1).
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Map a file into memory.
-
-        Raises:
-            UsageError: not a record file.
-        """
-        file, self._records, self.torn = map_records(path)
-        gap_ns = clock_gap_ns(path.parents[1])
-        if gap_ns is None:
-            gap_ns = int(self._records["t_ns"][0] - self._records["mono_ns"][0]) if len(self._records) else 0
-        self._gap_ns = gap_ns
-        fields = () if file is None else file.fields
-        self._widths = {field.name: field.width_bits for field in fields if field.kind == "counter"}
-
-    def __contains__(self, column: str) -> bool:
-        return len(self._records) > 0 and column in self._widths
-
-    def grown(self, column: str, start_ns: int, end_ns: int) -> float | str:
-        """Return the growth of a counter between two times, or the reason why it is not known."""
-        rows, times_ns = self._rows(start_ns, end_ns)
-        times, values = times_ns.tolist(), rows[column].tolist()
-        return window_growth(times, values, start_ns, end_ns, self._widths[column])
-
-    def edge_error(self, column: str, start_ns: int, end_ns: int) -> float:
-        """Return the largest error of `grown`."""
-        rows, times_ns = self._rows(start_ns, end_ns)
-        times, values = times_ns.tolist(), rows[column].tolist()
-        return edge_error(times, values, start_ns, end_ns, self._widths[column])
-
-    def grown_in_bins(self, column: str, edges_ns: Integers) -> Array | None:
-        """Return the growth of a counter in each bin; None if it was reset, or not sampled for longer than a bin."""
-        rows, times = self._rows(int(edges_ns[0]), int(edges_ns[-1]))
-        values = rows[column]
-        steps = counter_steps(values[:-1], values[1:], self._widths[column])
-        grown = growth(times, steps, Borders(edges_ns, np.arange(len(edges_ns) - 1)))
-        return None if np.isnan(grown).any() or np.diff(times).max() > np.diff(edges_ns).min() else grown
-
-    def _rows(self, start_ns: int, end_ns: int) -> tuple[npt.NDArray[Any], Integers]:
-        """Return the samples of a window, and one before and after it, and their times."""
-        mono_ns, gap_ns = self._records["mono_ns"], self._gap_ns
-        first = max(bisect_right(mono_ns, start_ns - gap_ns) - 1, 0)
-        rows = self._records[first : bisect_left(mono_ns, end_ns - gap_ns, lo=first) + 1]
-        times_ns: Integers = rows["mono_ns"] + np.int64(gap_ns)
-        return rows, times_ns
+def _log_of(job: JobRun, counter: Mapping[str, str], logs: dict[Path, CounterLog]) -> CounterLog:
+    path = job.path / "nodes" / counter["node"] / log_of(counter)
+    if path not in logs:
+        logs[path] = CounterLog(path)
+        if logs[path].torn:
+            job.torn[str(path.relative_to(job.path))] = logs[path].torn
+    return logs[path]

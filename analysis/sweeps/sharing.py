@@ -28,9 +28,10 @@ from ringtap.analysis.runs.run import (
 from ringtap.analysis.statistics.arrays import Array
 from ringtap.analysis.statistics.stretches import mean_error
 from ringtap.analysis.sweeps.crux_objective import LEVEL, Computation, computation, flop_of, with_gain
-from ringtap.analysis.sweeps.points import ETHERNET_MTU, CounterLog
+from ringtap.core.counter_log import CounterLog
 from ringtap.core.errors import UsageError
-from ringtap.core.link_counters import columns_of, log_of, source_of
+from ringtap.core.ethernet import ETHERNET_MTU
+from ringtap.core.link_counters import log_of
 from ringtap.core.records import read_json_lines
 from ringtap.core.schema import ALONE, SHARED, SHARED_JSONL
 from ringtap.core.sweep_plan_jobs import FREE
@@ -414,18 +415,12 @@ def _overlap(spans: Sequence[tuple[Integers, Integers] | None], number: int) -> 
 
 def _rate_bps(job: JobRun, port: dict[str, str], window_ns: tuple[int, int]) -> float | str:
     """Return the mean rate at a port as frames on the wire, or the reason that it is not known."""
-    name = f"{port['node']}/{log_of(port)}"
-    path = job.path / "nodes" / name
-    if not path.is_file():
-        return f"{name} was not recorded"
-    log, grown = CounterLog(path), []
-    for column in columns_of(port):
-        size = log.grown(column, *window_ns) if column in log else "was not recorded"
-        if isinstance(size, str):
-            return f"counter {column} of {port['node']} {size}"
-        grown.append(size)
     mtu = int((job.info.get("bottleneck") or {}).get("mtu") or ETHERNET_MTU)
-    return source_of(port).to_bytes(grown, mtu) * 8e9 / (window_ns[1] - window_ns[0])
+    try:
+        log = CounterLog(job.path / "nodes" / port["node"] / log_of(port))
+        return log.frame_bytes(port, mtu, *window_ns)[0] * 8e9 / (window_ns[1] - window_ns[0])
+    except UsageError as error:
+        return str(error)
 
 
 def _add_phases(tables: Sequence[pd.DataFrame]) -> None:

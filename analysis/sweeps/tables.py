@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -282,7 +282,7 @@ def _by_load(rows: list[_Row]) -> list[Point]:
     for load, seconds in groups.items():
         times = np.array(seconds)
         point = _point(replace(rows[0], load_gbps=load))
-        points.append(replace(point, iterations=len(times), iteration_s=times, **asdict(times_of(times))))
+        points.append(replace(point, iterations=len(times), iteration_s=times, **times_of(times)))
     return of_one_correlation(points)
 
 
@@ -296,39 +296,12 @@ def _point(row: _Row) -> Point:
         transport=transport,
         collective=collective,
         topology=topology,
-        directory="",
-        requested_bps=None,
-        requested_gbps=None,
-        cross_bps=row.load_gbps * 1e9,
-        cross_gbps=row.load_gbps,
-        cross_std_bps=None,
-        cross_std_gbps=None,
-        iperf_streams=None,
-        total_bps=None,
-        total_gbps=None,
-        utilisation=None,
-        other_bps=None,
-        other_gbps=None,
-        training_bps=None,
-        training_gbps=None,
-        counting_error_bps=None,
-        counting_error_gbps=None,
-        window_s=None,
+        cross=row.load_gbps,
         iterations=row.count,
         mean_s=row.seconds,
-        median_s=None,
         p99_s=row.p99_s,
-        p99_low_s=None,
-        p99_high_s=None,
-        independent=None,
         std_s=row.std_s,
-        min_s=None,
-        max_s=None,
         variation=None if row.std_s is None else row.std_s / row.seconds,
-        samples_per_s=None,
-        ended="",
-        late_share=None,
-        disturbed=(),
-        reasons=(),
+        scale=None,
         iteration_s=np.empty(0),
     )

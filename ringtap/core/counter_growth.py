@@ -1,7 +1,7 @@
 """Growth of counters between samples: one rule for wraps, resets and gaps.
 
 - A counter of fewer than 64 bits that fell has wrapped once.
-- A counter of 64 bits, or of no known width, that fell was reset, by a driver for example. Its growth is not known.
+- A counter of 64 bits, of no known width, or that saturates was reset if it fell, and its growth is not known.
 - Between two samples, growth is linear. The growth in a window that begins or ends inside a long gap is not known.
 
 `ringtap.analysis.runs.apportioning.counter_steps` is the same rule for whole columns; a test compares the two.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 # Ethernet 14, IPv4 20, TCP 20 and its time stamps 12
 HEADER_BYTES = 66
+ETHERNET_MTU = 1500
 _IP_HEADER_BYTES = 52
 
 

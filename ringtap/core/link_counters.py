@@ -76,3 +76,13 @@ def columns_of(counter: Mapping[str, str]) -> list[str]:
     """Return the columns of a counter in its log."""
     way = counter["direction"]
     return [name.format(nic=counter["nic"], way=way, verb=_VERB[way]) for name in source_of(counter).columns]
+
+
+def counts_pauses(column: str) -> bool:
+    """Return True if a column of ``ethtool -S`` counts pause frames: not their duration, nor the same frames again."""
+    return "pause" in column and not any(word in column for word in ("duration", "transition", "storm", "_ctrl"))
+
+
+def counts_marks(column: str) -> bool:
+    """Return True if a column of ``ethtool -S`` counts packets with a congestion mark."""
+    return "ecn_mark" in column

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -18,6 +20,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import ringtap
 from ringtap.core import json_validation
+from ringtap.core.counter_growth import growth
 from ringtap.core.errors import UsageError
 from ringtap.core.run_files import make_folder, open_file, open_regular
 
@@ -29,6 +32,7 @@ _BLOCK_BYTES = 1 << 16
 _STRUCT_OF = {"<i8": "q", "<u8": "Q", "<f8": "d", "<i4": "i", "<u4": "I", "<u2": "H", "<u1": "B"}
 # Bytes as the kernel gave them (addresses, ports in network order)
 _STRUCT_OF |= {f"V{size}": f"{size}s" for size in (2, 4, 16)}
+_OCTETS = re.compile(r"(\d+) octets?")
 
 Kind = Literal["time", "index", "counter", "gauge", "saturating"]
 _EVERY = (json_validation.Number(1e-9, 1e9), None)
@@ -76,6 +80,17 @@ class Field:
     unit: str
     kind: Kind
     width_bits: int = 0
+
+    @property
+    def octets(self) -> int:
+        """Octets per count, as the unit says: 4 for data counters of InfiniBand, 8 for Omni-Path; 1 otherwise."""
+        octets = _OCTETS.match(self.unit)
+        return int(octets[1]) if octets else 1
+
+    @property
+    def wraps_at_bits(self) -> int:
+        """Width at which a counter wraps; 0 if it does not: a saturating one stays at its largest value."""
+        return self.width_bits if self.kind == "counter" else 0
 
 
 def append_whole(fd: int, data: bytes, record_bytes: int = 0) -> None:
@@ -259,13 +274,43 @@ class RecordFile:
     def _layout(self) -> str:
         return "<" + "".join(_STRUCT_OF[field.type] for field in self.fields)
 
-    def tail(self, start: int = 0, end: int | None = None) -> list[tuple[Any, ...]]:
-        """Return the records from number ``start`` to before ``end``, or to the last whole one, as tuples."""
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Position of each column in a record, by name."""
+        return {field.name: number for number, field in enumerate(self.fields)}
+
+    def column(self, name: str) -> Field:
+        """Return a column."""
+        return self.fields[self.index[name]]
+
+    def grown(self, name: str, before: Sequence[Any], after: Sequence[Any]) -> float | None:
+        """Return the growth of a counter from one record to a later one; None if it was reset in between."""
+        number = self.index[name]
+        return growth(before[number], after[number], self.fields[number].wraps_at_bits)
+
+    def packed(self, start: int = 0, end: int | None = None) -> bytes:
+        """Return the records from number ``start`` to before ``end``, or to the last whole one, as they lie there."""
         count = (self.count if end is None else end) - start
         with open_regular(self.path) as file:
             file.seek(self.offset + start * self.record_bytes)
-            data = file.read(max(0, count) * self.record_bytes)
-        return list(struct.iter_unpack(self._layout, data))
+            return file.read(max(0, count) * self.record_bytes)
+
+    def tail(self, start: int = 0, end: int | None = None) -> list[tuple[Any, ...]]:
+        """Return the records that `packed` returns, as tuples."""
+        return list(struct.iter_unpack(self._layout, self.packed(start, end)))
+
+    def values(self, name: str, packed: bytes) -> list[Any]:
+        """Return a column of packed records, without unpacking the others."""
+        number = self.index[name]
+        sizes = [struct.calcsize("<" + _STRUCT_OF[field.type]) for field in self.fields]
+        before, after = sum(sizes[:number]), sum(sizes[number + 1 :])
+        layout = f"<{before}x{_STRUCT_OF[self.fields[number].type]}{after}x"
+        return [value for (value,) in struct.iter_unpack(layout, packed)]
+
+    def first_from(self, name: str, value: int, low: int = 0) -> int:
+        """Return the number of the first record from ``low`` on that has at least a value in an ascending column."""
+        number = self.index[name]
+        return bisect_left(range(self.count), value, low, key=lambda place: self.tail(place, place + 1)[0][number])
 
     def walk(self) -> Iterator[tuple[Any, ...]]:
         """Yield every whole record in order, without holding the file in memory."""
@@ -276,6 +321,17 @@ class RecordFile:
                 data = file.read(min(left, _WALK_RECORDS) * self.record_bytes)
                 yield from struct.iter_unpack(self._layout, data)
                 left -= min(left, _WALK_RECORDS)
+
+
+def is_header_torn(path: Path) -> bool:
+    """Return True if a record file ends within its header, which its writer may still be writing.
+
+    Raises:
+        OSError: it cannot be read, or is not a regular file.
+    """
+    with open_regular(path) as file:
+        line = file.readline(_MAX_HEADER_BYTES)
+    return not line.endswith(b"\n") and len(line) < _MAX_HEADER_BYTES
 
 
 def open_records(path: Path, needed: Mapping[str, frozenset[str]] | None = None) -> RecordFile:

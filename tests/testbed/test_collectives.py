@@ -8,7 +8,7 @@ import pytest
 
 import ringtap
 from ringtap.analysis.sweeps.expected_order import expected_orders
-from ringtap.analysis.sweeps.points import CounterLog
+from ringtap.core.counter_log import CounterLog
 from ringtap.core.ethernet import frame_bytes
 from ringtap.core.models import PROFILES
 from ringtap.core.schema import NIC_REC

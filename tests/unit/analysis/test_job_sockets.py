@@ -13,6 +13,7 @@ from ringtap.analysis.runs.apportioning import Borders
 from ringtap.analysis.runs.batches import Batches
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.sockets import socket_log
+from ringtap.analysis.runs.traffic_classes import CLASSES
 from ringtap.core.rundir import RunDirectory, write_json
 from tests.gold.job_run import MS, START_NS, Node, Socket, Truth, write_ddp_job
 
@@ -248,8 +249,8 @@ def test_classes_add_up_to_everything(ends, tmp_path_factory):
         end.append(socket.record(START_NS + 10 * MS))
     node.sockets(begin + end, 0.01, {number: one[0] for number, one in enumerate(ends, start=1)})
     found = measure(tmp_path, ["n0"], [0, 3, 7, 10])
-    assert set(found.flows["traffic_class"]) <= set(flows.CLASSES)
-    parts = [found.total(f"{kind}_bytes") for kind in flows.CLASSES]
+    assert set(found.flows["traffic_class"]) <= set(CLASSES)
+    parts = [found.total(f"{kind}_bytes") for kind in CLASSES]
     expected = sum(one[3] + one[4] for one in ends)
     assert np.sum(parts) == pytest.approx(expected)
     ranked = found.flows["source_rank"].notna() | found.flows["destination_rank"].notna()

@@ -44,7 +44,7 @@ def test_sockets_processes_and_restarted_ranks_that_are_gone_are_not_kept(tmp_pa
         assert len(seen.keyed["host", "processes"].latest) < 250, "those of the last minutes"
         assert len(seen.owners.processes) <= 2 * _MAX_ENDED + 250
         assert len(seen.owners._by_inode) <= 2 * _MAX_ENDED + 1
-        assert seen.owners.of(10_000 + COUNT - 1)["command"] == "curl"
+        assert seen.owners.of(10_000 + COUNT - 1).command == "curl"
         ranks = sorted(follower.ranks, key=lambda steps: steps.generation)
         assert [len(steps.ends) for steps in ranks] == [0, 0, 0, 20, 20]
         assert [steps.timed_steps for steps in ranks] == [19] * 5

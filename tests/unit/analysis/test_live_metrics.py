@@ -28,7 +28,6 @@ from ringtap.analysis.job import iterations
 from ringtap.analysis.live.flows import Owners, SocketTotals
 from ringtap.analysis.live.iterations import DdpTimes
 from ringtap.analysis.live.metrics import MetricsHttpServer, RunMetrics
-from ringtap.analysis.live.recent_counters import RecordLayout
 from ringtap.cli import main
 from ringtap.core import http_address
 from ringtap.core.errors import UsageError
@@ -142,7 +141,7 @@ def test_exposed_communication_is_that_of_analyze(rows: list[tuple[int, ...]], c
     # a repeated sample that is not the last one does not occur in a log
     if len(kept) < len(table):
         return
-    times, layout = DdpTimes(), layout_of(DDP)
+    times, layout = DdpTimes(lambda t_ns, _: t_ns), header_of(DDP)
     for batch in (table[:cut], table[cut:]):
         times.feed(layout, list(batch.itertuples(index=False, name=None)))
     assert (times.exposed_s is None) == (not rows)
@@ -156,8 +155,8 @@ def test_exposed_communication_is_that_of_analyze(rows: list[tuple[int, ...]], c
         assert times.communication_s == pytest.approx(expected["communication_s"].sum(), abs=1e-15)
 
 
-def layout_of(fields: list[Field]) -> RecordLayout:
-    return RecordLayout(RecordFile(Path("a.rec"), tuple(fields), {}, 0, 0, 0, 0))
+def header_of(fields: list[Field]) -> RecordFile:
+    return RecordFile(Path("a.rec"), tuple(fields), {}, 0, 0, 0, 0)
 
 
 @settings(deadline=None, max_examples=60)
@@ -167,7 +166,7 @@ def layout_of(fields: list[Field]) -> RecordLayout:
 )
 def test_sockets_add_up_at_any_pace(events: list[tuple[int, int, bool]], size: int) -> None:
     """Sockets that open and close: each byte after the first sample counts once."""
-    layout, rows, sent, generation = layout_of(SOCKETS), [], {}, 0
+    layout, rows, sent, generation = header_of(SOCKETS), [], {}, 0
     at, expected, first = layout.index, 0, None
     for number, (slot, grown, closes) in enumerate(events):
         cookie = slot + 10 * generation

@@ -1,22 +1,26 @@
 """Snapshots of a run that is being written: rates, flows, iterations, losses, the end; at any pace of looking."""
 
 import dataclasses
+import itertools
 import random
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtap.analysis.job import open_job
+from ringtap.analysis.job.flows import CrossTrafficDestinations, _classify
 from ringtap.analysis.live import recent_counters
 from ringtap.analysis.live.build_snapshot import SnapshotSource
-from ringtap.analysis.live.flows import Owners
+from ringtap.analysis.live.flows import NOBODY, Owner, Owners, _traffic
 from ringtap.analysis.live.plain import line_of
 from ringtap.analysis.live.snapshot import Snapshot
 from ringtap.core.records import Field
 from ringtap.core.rundir import write_json
+from ringtap.core.schema import CROSS_PORTS
 from tests.unit.live_run import DDP, GRADIENTS, START_NS, STEPS, RunWriter, T, nic_fields, second_of_training
 
 pytestmark = pytest.mark.shares
@@ -80,6 +84,27 @@ def test_iterations_are_those_of_all_ranks(tmp_path: Path) -> None:
     assert (stats.last_s, stats.median_s, stats.p99_s) == (0.25, 0.25, 0.25)
 
 
+def test_the_slowest_rank_is_that_of_analyze(tmp_path: Path) -> None:
+    """The others wait for the rank whose last gradient is ready last, although it ends its step first."""
+    with RunWriter(tmp_path / "run", "S0", "S1") as run:
+        watch = Watch(run.path)
+        for step in range(12):
+            for rank, (node, ready, end) in enumerate(zip(run.nodes.values(), (0.8, 0.6), (0.9, 0.95), strict=True)):
+                moments = [node.t(step + at)[0] for at in (0.1, 0.3, ready, 0.5, 0.85)]
+                spans = (200_000_000, 300_000_000, 350_000_000, 300_000_000)
+                if step < 9:
+                    node.records(
+                        f"steps/rank{rank}-{rank}.ddp.rec", [*DDP, *T], (step, 0, *moments, *spans, *node.t(step + end))
+                    )
+                node.step(rank, rank, step, step + end)
+            if step % 5 == 0:
+                watch.at(step + 1)
+        stats = watch.at(12).iterations
+    found = open_job(run.path).iterations["slowest_rank"].tolist()
+    assert [item.slowest_rank for item in stats.history] == found[-11:] == [0] * 8 + [1] * 3
+    assert (stats.slowest_rank, stats.slowest_share) == (0, 8 / 11)
+
+
 @settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 10**6), polls=st.integers(1, 12))
 def test_the_pace_of_looking_changes_nothing_that_is_summed(
@@ -130,7 +155,8 @@ def test_attaching_late_shows_rates_at_once_and_reads_little(tmp_path: Path) -> 
     assert collector.missed == 0
     assert snapshot.iterations.history[-1].number == 2999
     assert len(snapshot.iterations.history) <= 600
-    assert watch.source._follower.nodes["S0"].wide["nic", "nic"].samples < 40
+    read = watch.source._follower.nodes["S0"]
+    assert read._tails[read.path / "nic" / "nic.rec"].skipped > len(rows) - 40
 
 
 def test_a_queue_is_shown_at_its_fullest(tmp_path: Path) -> None:
@@ -258,6 +284,48 @@ def test_flows_are_told_apart_by_their_owners(tmp_path: Path, command: str, pid:
     }
 
 
+@pytest.mark.parametrize("port", [1000, 5201])
+def test_traffic_is_classified_as_in_analyze(port: int) -> None:
+    """Of every pair of owners at the two ends of a connection."""
+    owners = [NOBODY, *map(Owner, (None, None, 1, 1), ("iperf3 --server", "python job.py") * 2)]
+    pairs = list(itertools.product(owners, repeat=2))
+    table = pd.DataFrame({"source_port": port, "destination_port": 2000}, index=range(len(pairs)))
+    for side, ends in zip(("source", "destination"), zip(*pairs, strict=True), strict=True):
+        table[side] = "10.0.0.1"
+        table[f"{side}_rank"] = pd.array([end.rank for end in ends], "Int64")
+        table[f"{side}_command"] = pd.Series([end.command for end in ends], dtype=object)
+    classes, _ = _classify(table, CrossTrafficDestinations(frozenset(), frozenset(CROSS_PORTS)))
+    assert [_traffic(*pair, port in CROSS_PORTS) for pair in pairs] == classes.tolist()
+    assert {"training", "cross"} <= set(classes)
+
+
+@pytest.mark.parametrize(("rank", "expected"), [(None, "cross"), (1, "training")])
+def test_both_ends_decide_as_in_analyze(tmp_path: Path, rank: int | None, expected: str) -> None:
+    """A traffic generator's connection is cross traffic at its other end too, unless that end is a rank."""
+    with RunWriter(tmp_path / "run", "S0") as run:
+        node, watch = run.nodes["S0"], Watch(run.path)
+        node.line("sockets/owners.jsonl", t_ns=0, inode=1, pid=50, rank=None, command="iperf3 --server")
+        node.line("sockets/owners.jsonl", t_ns=0, inode=2, pid=51, rank=rank, command="python job.py")
+        for at in (1, 2):
+            node.socket(at, 1, ("127.0.0.1", 1000, "127.0.0.1", 2000), bytes_acked=at * 10)
+            node.socket(at, 2, ("127.0.0.1", 2000, "127.0.0.1", 1000), bytes_acked=at * 20)
+            snapshot = watch.at(at)
+    assert [flow.traffic for flow in snapshot.flows] == [expected] * 2
+
+
+def test_pause_frames_are_counted_once_and_not_their_duration(tmp_path: Path) -> None:
+    names = ("rx_prio3_pause", "rx_global_pause", "rx_prio3_pause_duration", "rx_pause_ctrl_phy", "rx_ecn_mark")
+    fields = [*T, *(Field(name, "<u8", "frames", "counter", 64) for name in names)]
+    with RunWriter(tmp_path / "run", "S0") as run:
+        node, watch = run.nodes["S0"], Watch(run.path)
+        for at in (1, 2):
+            node.nic(at, eth0=(0, 0))
+            node.records("ethtool/eth0.rec", fields, (*node.t(at), at * 10, at * 20, at * 900, at * 30, at * 5))
+            snapshot = watch.at(at)
+    (nic,) = snapshot.nics
+    assert (nic.pauses_per_s, nic.marks_per_s) == (30, 5)
+
+
 def test_a_connection_without_a_known_owner_is_other_traffic(tmp_path: Path) -> None:
     with RunWriter(tmp_path / "run", "S0") as run:
         node, watch = run.nodes["S0"], Watch(run.path)
@@ -377,7 +445,7 @@ def test_a_rank_given_in_code_is_that_of_its_process_group() -> None:
     owners = Owners()
     owners.add_owner({"inode": 5, "pid": 10, "rank": None, "command": "python train.py"})
     owners.step_ranks[10] = 1
-    assert (owners.of(5)["rank"], owners.traffic(5), owners.of(6)) == (1, "training", {})
+    assert (owners.of(5).rank, _traffic(owners.of(5), NOBODY, False), owners.of(6)) == (1, "training", NOBODY)
 
 
 def test_ranks_are_compared_on_the_reference_nodes_clock(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ringtap.analysis.runs import tail
 from ringtap.analysis.runs.tail import Document, LinesTail, RecordTail, TextTail, since
+from ringtap.core import records
 from ringtap.core.records import Field, RecordWriter, open_records
 from ringtap.core.schema import NODE
 
@@ -122,7 +123,7 @@ def test_an_old_file_is_begun_near_its_end(tmp_path: Path) -> None:
 def test_a_file_that_is_no_record_file_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, words: str
 ) -> None:
-    monkeypatch.setattr(tail, "_MAX_HEADER_BYTES", 2000)
+    monkeypatch.setattr(records, "_MAX_HEADER_BYTES", 2000)
     path = tmp_path / "a.rec"
     path.write_bytes(content)
     follower = RecordTail(path)

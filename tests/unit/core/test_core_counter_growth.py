@@ -1,6 +1,7 @@
 """Growth of counters: every reader has one answer to a wrap, a reset and a gap."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from math import isnan
 from pathlib import Path
 
@@ -9,15 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtap.agents.sweep.disturbances import Counters
 from ringtap.analysis.job.counters_per_iteration import long_growth
 from ringtap.analysis.live.recent_counters import Keyed, RecentWideLog
 from ringtap.analysis.runs.apportioning import Borders, counter_steps
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.run import map_records
-from ringtap.analysis.sweeps.points import CounterLog
 from ringtap.core.counter_growth import growth, window_growth
-from ringtap.core.errors import UsageError
+from ringtap.core.counter_log import CounterLog
 from ringtap.core.records import Field, RecordWriter, open_records
 
 pytestmark = pytest.mark.computes
@@ -54,16 +53,9 @@ def record(folder: Path, values: np.ndarray, width_bits: int, left_out: range = 
     return node
 
 
-def of_points(node: Path) -> float | None:
+def of_windows(node: Path) -> float | None:
     found = CounterLog(node / "nic" / "nic.rec").grown(COLUMN, START_NS, END_NS)
     return None if isinstance(found, str) else found
-
-
-def of_disturbances(node: Path) -> float | None:
-    try:
-        return Counters(node, START_NS).grown("eth0.rx_bytes", START_NS, END_NS)
-    except UsageError:
-        return None
 
 
 def of_iterations(node: Path) -> float | None:
@@ -100,7 +92,7 @@ def of_live_objects(node: Path) -> float | None:
     return log.total(7, COLUMN)
 
 
-READERS = [of_points, of_disturbances, of_iterations, of_objects, of_live_node, of_live_objects]
+READERS = [of_windows, of_iterations, of_objects, of_live_node, of_live_objects]
 
 
 @pytest.mark.parametrize("read", READERS)
@@ -123,8 +115,6 @@ def test_a_window_that_ends_inside_a_gap_has_no_growth(edge_s: float, tmp_path: 
     for start_ns, end_ns in ((START_NS, START_NS + round(edge_s * S)), (START_NS + round(edge_s * S), END_NS)):
         says = CounterLog(node / "nic" / "nic.rec").grown(COLUMN, start_ns, end_ns)
         assert says == "has a gap at an edge of the window"
-        with pytest.raises(UsageError, match="has a gap at an edge of the window"):
-            Counters(node, start_ns).grown("eth0.rx_bytes", start_ns, end_ns)
     # a window that ends at a sample needs no interpolation
     assert CounterLog(node / "nic" / "nic.rec").grown(COLUMN, START_NS, START_NS + 6 * S) == 60_000
 
@@ -179,3 +169,17 @@ def test_windows_that_meet_add_up(gaps_ms: list[int], steps: list[int], start: f
     whole = window_growth(times, values, start_ns, end_ns, 32)
     if not any(isinstance(found, str) for found in (*parts, whole)):
         assert sum(parts) == pytest.approx(whole, rel=1e-9, abs=1e-3)  # of floats
+
+
+def test_a_saturating_counter_that_fell_was_reset(tmp_path: Path) -> None:
+    """It never wraps, whatever its width: it stays at its largest value until somebody clears it."""
+    node = tmp_path / "nodes" / "a"
+    times = [Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time")]
+    writer = RecordWriter(node / "infiniband" / "a.rec", [*times, Field("n", "<u8", "packets", "saturating", 32)], {})
+    writer.append_many([(START_NS + number * S, number * S, value) for number, value in enumerate((5, 9, 2, 4))])
+    writer.close()
+    log = NodeLogs(node).wide("infiniband/a.rec")
+    assert log is not None
+    assert log.steps("n").tolist() == pytest.approx([4, np.nan, 2], nan_ok=True)
+    rows = log.file.tail()
+    assert [log.file.grown("n", *pair) for pair in pairwise(rows)] == [4, None, 2]

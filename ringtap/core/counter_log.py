@@ -1,7 +1,7 @@
 """Reads the counters of a node's logs: their samples around a window, and their growth within it.
 
-The rule of growth is that of `ringtap.core.counter_growth`. The conductor of a sweep reads windows, too, so NumPy is not
-needed; `ringtap.analysis.runs.node_logs` maps whole logs for it.
+The rule of growth is that of `ringtap.core.counter_growth`. The conductor of a sweep reads windows, too, so NumPy is
+not needed; `ringtap.analysis.runs.node_logs` maps whole logs for it.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from ringtap.agents.sweep.expected_series import expected_series, host_names
 from ringtap.agents.sweep.growing_report import GrowingReport, check_packages
 from ringtap.agents.sweep.host_facts import nearest_folder, space_problem
 from ringtap.agents.sweep.job_launch import check_collectives
+from ringtap.agents.sweep.job_windows import remarks
 from ringtap.agents.sweep.link_payload import LinkPayload
 from ringtap.agents.sweep.load_choice import LoadChoice, check_analysis
 from ringtap.agents.sweep.load_series import Series, Step
@@ -422,14 +424,13 @@ class Conductor:
         try:
             progress.tick(f"{name}: starting the job", 0.0)
             with losses_named(hosts), series:
-                for point, keep in series.measure(self._steps(pending), lambda seconds: progress.tick(name, seconds)):
-                    (points if keep else rejected).append(point | {"directory": str(path.relative_to(self._run.path))})
-                    if keep:
+                for point, is_kept in series.measure(self._steps(pending), partial(progress.tick, name)):
+                    record = point | {"directory": str(path.relative_to(self._run.path))}
+                    (points if is_kept else rejected).append(record)
+                    if is_kept:
                         progress.done(_line(self._plan, point), self._expected_s(point, expected_s), point)
-                        for problem in (*point["cut"], *point["others"]):
-                            progress.say(f"warning: {name}: {problem}")
-                    else:
-                        progress.say(f"{name}: measured again: {point['why']}")
+                    for remark in remarks(name, point, is_kept=is_kept):
+                        progress.say(remark)
             check_lost(hosts)
             run.info["status"] = "complete"
         except BaseException as error:

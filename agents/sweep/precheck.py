@@ -206,7 +206,7 @@ def check_generator(plan: SweepPlan, kind: str, hosts: Hosts, network: SweepRole
         reached_bps, judged_by = rates.acknowledged_bps, "acknowledged bytes"
     except UsageError as error:  # no socket diagnostics on that host
         reached_bps, judged_by = total_bps, f"all traffic through the bottleneck: {error}"
-    others = watch.window(start_ns, end_ns, 0.0).others
+    others = watch.others([(watch, network.attachments)], start_ns, end_ns)
     run.finish("complete", f"reached {format_rate(reached_bps)}")
     required = REQUIRED_SHARE * requested_bps / plan.capacity_bps
     share = reached_bps / plan.capacity_bps
@@ -219,5 +219,5 @@ def check_generator(plan: SweepPlan, kind: str, hosts: Hosts, network: SweepRole
         "required_share": round(required, 4),
         "ok": share >= required,
         "judged_by": judged_by,
-        "others": list(others),
+        "others": others,
     }

@@ -94,7 +94,7 @@ class MeasuredJob:
 
 
 class Condition:
-    """What holds while a window is measured; by itself, nothing but that the jobs run.
+    """Condition under which a window is measured; this one demands nothing but that the jobs run.
 
     Attributes:
         is_known: tells from the ends of iterations whether they suffice; None: the plan's minima do.

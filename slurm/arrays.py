@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ringtap.agents.sweep.estimate import resolved, series_names, sweep_s
 from ringtap.errors import UsageError
-from ringtap.plan import SweepPlan, load_plan
+from ringtap.plan import SharingPlan, SweepPlan, load_plan
 from ringtap.plan_cluster import Cluster
 from ringtap.rundir import RunDirectory, new_name
 from ringtap.schema import RUN_JSON
@@ -84,7 +84,7 @@ def submit_plan(
     cluster = plan.topology
     if not isinstance(cluster, Cluster) or cluster.reach != "slurm":
         raise UsageError(f'{file} is not for Slurm: under [cluster] it needs reach = "slurm"')
-    if plan.jobs:
+    if isinstance(plan, SharingPlan):
         raise UsageError(
             f"{file} has [[jobs]], which are no series for the tasks of an array: run ringtap sweep {shell_word(file)} "
             f"in an allocation of {len(cluster.hosts)} nodes (salloc, or a batch script of yours)"

@@ -16,7 +16,7 @@ from ringtap.agents.testbed.routing import hops
 from ringtap.agents.testbed.topology import Link, TestbedSpec
 from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.errors import failure_message
-from ringtap.plan import SweepPlan
+from ringtap.plan import LoadPlan
 from ringtap.plan_models import Model
 from ringtap.rundir import RunDirectory
 
@@ -25,7 +25,7 @@ _ALIKE = 0.02  # difference in use that may be chance
 
 
 def link_use(
-    plan: SweepPlan, model: Model, kind: str, testbed: RunningTestbed, hosts: Hosts, network: SweepRoles, path: Path
+    plan: LoadPlan, model: Model, kind: str, testbed: RunningTestbed, hosts: Hosts, network: SweepRoles, path: Path
 ) -> dict[Link, float]:
     """Measure the use of all links while a job runs under the heaviest cross traffic, if the plan has any.
 
@@ -47,7 +47,7 @@ def link_use(
     run = RunDirectory.create(path, "job", sys.argv, plan.seed, series="bottleneck", **network.clock())
     hosts.publish(path)
     cross, window_s = CrossTraffic(plan, kind, hosts, network, path), bottleneck_s(plan, model)
-    load_bps = max(plan.loads) * plan.capacity_bps
+    load_bps = plan.heaviest_load * plan.capacity_bps
     try:
         with Series(plan, model, hosts, network, run, cross):
             if load_bps:

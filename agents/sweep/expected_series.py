@@ -9,14 +9,14 @@ from ringtap.errors import UsageError
 from ringtap.ethernet import HEADER_BYTES
 from ringtap.installation import lacking
 from ringtap.models import GRADIENT_BYTES, PROFILES
-from ringtap.plan import SweepPlan
+from ringtap.plan import LoadPlan
 from ringtap.plan_collectives import IN_NETWORK
 from ringtap.plan_models import SCALE_MODEL, Model
 
 _ETHERNET_BYTES = 14
 
 
-def expected_series(plan: SweepPlan, model: Model, spec: TestbedSpec, roles: Roles) -> dict[str, Any]:
+def expected_series(plan: LoadPlan, model: Model, spec: TestbedSpec, roles: Roles) -> dict[str, Any]:
     """Return a line of expected.jsonl without the name of its series.
 
     Args:

@@ -12,7 +12,7 @@ from ringtap.agents.sweep.estimate import layout
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.errors import UsageError
 from ringtap.installation import lacking
-from ringtap.plan import SweepPlan
+from ringtap.plan import SharingPlan, SweepPlan
 from ringtap.plan_cluster import Cluster
 from ringtap.plan_collectives import IN_NETWORK, PARAMETER_SERVER
 from ringtap.plan_models import PLACEHOLDERS, REAL, Model
@@ -68,7 +68,7 @@ def check_collectives(plan: SweepPlan) -> None:
     Raises:
         UsageError: they cannot, or software is missing.
     """
-    if not plan.collectives.names:
+    if isinstance(plan, SharingPlan) or not plan.collectives.names:
         return
     if problem := lacking("collective", ("numpy",)):
         raise UsageError(problem)
@@ -85,6 +85,9 @@ def check_collectives(plan: SweepPlan) -> None:
 
 
 def _algorithm(plan: SweepPlan, model: Model, first: str) -> tuple[str, dict[str, int]]:
+    """Return the algorithm of a model's collective and its numbers; nothing if it has none."""
+    if isinstance(plan, SharingPlan) or not model.collective:
+        return "", {}
     return plan.collectives.algorithm(model.collective, len(plan.topology.servers), ranks_of(plan, first))
 
 
@@ -101,7 +104,7 @@ def processes(plan: SweepPlan, model: Model, network: SweepRoles, hosts: Hosts, 
     workers = network.roles.workers
     counts = [ranks_of(plan, host) for host in workers]
     master = {"MASTER_ADDR": network.training[workers[0]], "MASTER_PORT": str(port)}
-    algorithm, numbers = _algorithm(plan, model, workers[0]) if model.collective else ("", {})
+    algorithm, numbers = _algorithm(plan, model, workers[0])
     words = [algorithm, *(f"{name}={value}" for name, value in numbers.items())]
     collective = {VARIABLE: " ".join(words)} if algorithm else {}
     found = []

@@ -20,7 +20,7 @@ from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.sweep.step_watcher import StepWatcher
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.ethernet import frame_bytes
-from ringtap.plan import SweepPlan, Window
+from ringtap.plan import LoadPlan, Window
 from ringtap.plan_models import Model
 from ringtap.rundir import RunDirectory
 from ringtap.schema import ACKNOWLEDGED, VARIANTS
@@ -68,7 +68,7 @@ class Series(Condition):
 
     def __init__(
         self,
-        plan: SweepPlan,
+        plan: LoadPlan,
         model: Model,
         hosts: Hosts,
         network: SweepRoles,

@@ -28,7 +28,7 @@ from ringtap.agents.sweep.disturbances import (
 )
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.errors import MeasurementError, UsageError, last_line
-from ringtap.plan import SweepPlan
+from ringtap.plan import LoadPlan, SharingPlan, SweepPlan
 from ringtap.plan_cluster import Cluster
 from ringtap.python_command import python_command
 from ringtap.rundir import RunDirectory
@@ -61,12 +61,12 @@ def check_host(plan: SweepPlan, force: bool, say: Callable[[str], None], hosts: 
         UsageError: the heaviest load exceeds the calibration, and ``force`` is not set.
         MeasurementError: the host cannot be calibrated.
     """
-    if not set(plan.traffic) & {"consistent", "burst"} or not max(plan.loads):
+    if isinstance(plan, SharingPlan) or not set(plan.traffic) & {"consistent", "burst"} or not plan.heaviest_load:
         return None
     calibration = (
         calibrated(say, helper.calibrate) if hosts is None else _calibration_of(hosts, plan.topology.cross_from, say)
     )
-    most_bps = max(plan.loads) * plan.capacity_bps
+    most_bps = plan.heaviest_load * plan.capacity_bps
     beyond = calibration.exceeded_by(most_bps, most_bps / 8 / (WEB_SEARCH.mean_bytes / plan.scale), False)
     if beyond and not force:
         raise UsageError(f"{beyond}: lower the plan's loads, or measure anyway with --force")
@@ -88,10 +88,10 @@ def _calibration_of(hosts: Hosts, host: str, say: Callable[[str], None]) -> Cali
     return found
 
 
-def most_bps(plan: SweepPlan) -> float:
+def most_bps(plan: LoadPlan) -> float:
     """Return the rate of the generator check in bit/s: a testbed's capacity, or the highest load on real links."""
     if isinstance(plan.topology, Cluster):
-        return max(plan.loads) * plan.capacity_bps
+        return plan.heaviest_load * plan.capacity_bps
     return float(plan.capacity_bps)
 
 
@@ -170,7 +170,7 @@ def _record_window(hosts: Hosts) -> tuple[int, int]:
     return start_ns, end_ns
 
 
-def check_generator(plan: SweepPlan, kind: str, hosts: Hosts, network: SweepRoles, path: Path) -> dict[str, Any]:
+def check_generator(plan: LoadPlan, kind: str, hosts: Hosts, network: SweepRoles, path: Path) -> dict[str, Any]:
     """Send one kind of cross traffic at the highest rate, without a job, and measure the rate that arrives.
 
     The check uses the bytes that the receiver acknowledged, or, if they are not recorded, all traffic at the

@@ -37,7 +37,7 @@ from ringtap.agents.testbed.routing import path_count
 from ringtap.agents.testbed.topology import JobShare
 from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.errors import MeasurementError, UsageError, failure_message
-from ringtap.plan import SweepPlan
+from ringtap.plan import SharingPlan
 from ringtap.plan_jobs import CASSINI, CONGESTION_CONTROL, CRUX, MLTCP, RULES, WORST, Job, sharing
 from ringtap.records import JsonLinesWriter, read_json_lines
 from ringtap.rundir import RunDirectory
@@ -93,7 +93,7 @@ class Grids(NamedTuple):
         return {host: {VARIABLE: f"{begin_ns + clock.offset_ns},{period_ns}{end}"} for host, clock in clocks.items()}
 
 
-def pending_steps(plan: SweepPlan, run: Path) -> list[SharingStep]:
+def pending_steps(plan: SharingPlan, run: Path) -> list[SharingStep]:
     """Return the points that have not been measured yet."""
     done = {point["step"] for point in read_json_lines(run / SHARED_JSONL, SHARED)[0]}
     return [step for step in sharing_steps(plan) if step.number not in done]
@@ -129,7 +129,7 @@ class SharedLinks:
 
     def __init__(
         self,
-        plan: SweepPlan,
+        plan: SharingPlan,
         run: RunDirectory,
         hosts: Hosts,
         network: SweepRoles,

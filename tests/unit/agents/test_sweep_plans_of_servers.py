@@ -14,13 +14,13 @@ from ringtap.agents.hosts import LocalHosts
 from ringtap.agents.hosts.worker import HostWorker, clean
 from ringtap.agents.node import agent_socket
 from ringtap.agents.sweep import roles as sweep_roles
-from ringtap.agents.sweep.conductor import plan_changes
 from ringtap.agents.sweep.estimate import doubts, layout, resolved
 from ringtap.agents.sweep.failure_messages import failure_line, failure_messages
 from ringtap.agents.sweep.host_facts import free_port, job_facts, room_problem
 from ringtap.agents.sweep.job_launch import processes
 from ringtap.agents.sweep.packet_capture import capture_points, check_capture
 from ringtap.agents.sweep.preflight import cluster_roles
+from ringtap.agents.sweep.resumed_plan import plan_changes
 from ringtap.agents.sweep.step_watcher import stalled_s
 from ringtap.cli import main
 from ringtap.doctor import verdict

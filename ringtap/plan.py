@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
@@ -165,7 +164,7 @@ class Capture:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommonPlan(ABC):
+class CommonPlan:
     """Part that every plan of a sweep has: name, sizes, hosts and windows.
 
     Attributes:
@@ -183,20 +182,6 @@ class CommonPlan(ABC):
     capacity_bps: int
     topology: Testbed | Cluster
     window: Window = field(default_factory=Window)
-
-    @property
-    @abstractmethod
-    def every_model(self) -> tuple[Model, ...]:
-        """All models that train."""
-
-    @property
-    def heaviest_load(self) -> float:
-        """The highest cross traffic, as a share of the capacity; 0 for a plan without any."""
-        return 0.0
-
-    @abstractmethod
-    def models_on(self, host: str) -> dict[str, Model]:
-        """Return the models that train on a host, by the label of the model or the name of the job."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON data (docs/reference/run-directory.md); keys of other kinds of plans have nothing."""
@@ -271,6 +256,8 @@ class SharingPlan(CommonPlan):
     jobs: tuple[Job, ...]
     offsets: tuple[str | tuple[float, ...], ...]
     begin: str | tuple[float, ...] = ""
+
+    heaviest_load = 0.0  # without cross traffic
 
     @property
     def every_model(self) -> tuple[Model, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,15 +9,14 @@ from pathlib import Path
 from ringtap.agents.hosts import Hosts
 from ringtap.agents.sweep.cross_traffic import STREAMS, CrossTraffic
 from ringtap.agents.sweep.estimate import bottleneck_s
+from ringtap.agents.sweep.job_launch import job_run
 from ringtap.agents.sweep.load_series import Series
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.testbed.routing import hops
 from ringtap.agents.testbed.topology import Link, TestbedSpec
 from ringtap.agents.testbed.up import RunningTestbed
-from ringtap.errors import failure_message
 from ringtap.plan import LoadPlan
 from ringtap.plan_models import Model
-from ringtap.rundir import RunDirectory
 
 _WARM_UP_S = 2.0
 _ALIKE = 0.02  # difference in use that may be chance
@@ -44,24 +42,19 @@ def link_use(
     Raises:
         MeasurementError: the job, the traffic or the testbed failed.
     """
-    run = RunDirectory.create(path, "job", sys.argv, plan.seed, series="bottleneck", **network.clock())
-    hosts.publish(path)
-    cross, window_s = CrossTraffic(plan, kind, hosts, network, path), bottleneck_s(plan, model)
-    load_bps = plan.heaviest_load * plan.capacity_bps
-    try:
-        with Series(plan, model, hosts, network, run, cross):
-            if load_bps:
-                duration_s = _WARM_UP_S + window_s + 10
-                cross.start_sender(load_bps, "heaviest", duration_s, plan.iperf_streams or STREAMS[-1])
-            time.sleep(_WARM_UP_S)
-            before = testbed.link_counts()
-            time.sleep(window_s)
-            after = testbed.link_counts()
-            cross.check()
-    except BaseException as error:
-        run.finish("failed", failure_message(error))
-        raise
-    run.finish("complete")
+    window_s, load_bps = bottleneck_s(plan, model), plan.heaviest_load * plan.capacity_bps
+    with job_run(hosts, path, plan.seed, series="bottleneck", **network.clock()) as run:
+        cross = CrossTraffic(plan, kind, hosts, network, path)
+        Series(plan, model, hosts, network, run, cross).start()
+        if load_bps:
+            duration_s = _WARM_UP_S + window_s + 10
+            cross.start_sender(load_bps, "heaviest", duration_s, plan.iperf_streams or STREAMS[-1])
+        time.sleep(_WARM_UP_S)
+        before = testbed.link_counts()
+        time.sleep(window_s)
+        after = testbed.link_counts()
+        cross.check()
+        cross.stop_sender()
     return {
         link: (last.size_bytes - first.size_bytes) * 8e9 / (last.begin_ns - first.begin_ns) / link.rate_bps
         for link, first, last in zip(testbed.state.spec.links, before, after, strict=True)

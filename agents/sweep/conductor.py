@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 from ringtap.agents.hosts import Hosts, TestbedHosts
 from ringtap.agents.hosts.ssh import SshHosts
 from ringtap.agents.sweep.bottleneck import busiest, link_use
-from ringtap.agents.sweep.cluster_hosts import LostHostError, check_lost, losses_named, reached
+from ringtap.agents.sweep.cluster_hosts import LostHostError, losses_named, reached
 from ringtap.agents.sweep.cross_traffic import CrossTraffic
 from ringtap.agents.sweep.estimate import estimate, layout, resolved, room_bytes, series_names, step_s, sweep_s
 from ringtap.agents.sweep.expected_series import expected_series, host_names
 from ringtap.agents.sweep.growing_report import GrowingReport, check_packages
 from ringtap.agents.sweep.host_facts import nearest_folder, space_problem
-from ringtap.agents.sweep.job_launch import check_collectives
+from ringtap.agents.sweep.job_launch import check_collectives, job_run
 from ringtap.agents.sweep.job_windows import remarks
 from ringtap.agents.sweep.link_payload import LinkPayload
 from ringtap.agents.sweep.load_choice import LoadChoice, check_analysis
@@ -419,34 +419,26 @@ class Conductor:
         links = self._expected(plan, pending, testbed, network) if testbed and pending.model.collective else None
         path = self._attempt(name)
         facts = network.clock() | {"series": name, "batch": pending.model.batch, "bottleneck": network.bottleneck}
-        run = RunDirectory.create(path, "job", sys.argv, plan.seed, **facts)
-        hosts.publish(path)
-        cross = CrossTraffic(plan, pending.kind, hosts, network, path)
         is_known = None if self._choice is None else self._choice.is_known
-        series = Series(
-            plan, pending.model, hosts, network, run, cross, tolerant=self._force, is_known=is_known, links=links
-        )
-        points, rejected = JsonLinesWriter(self._points), JsonLinesWriter(self._run.path / REJECTED_JSONL)
-        try:
+        with (
+            closing(JsonLinesWriter(self._points)) as points,
+            closing(JsonLinesWriter(self._run.path / REJECTED_JSONL)) as rejected,
+            job_run(hosts, path, plan.seed, **facts) as run,
+            losses_named(hosts),
+        ):
             progress.tick(f"{name}: starting the job", 0.0)
-            with losses_named(hosts), series:
-                for point, is_kept in series.measure(self._steps(plan, pending), partial(progress.tick, name)):
-                    record = point | {"directory": str(path.relative_to(self._run.path))}
-                    (points if is_kept else rejected).append(record)
-                    if is_kept:
-                        progress.done(_line(plan, point), self._expected_s(plan, point, expected_s), point)
-                    for remark in remarks(name, point, is_kept=is_kept):
-                        progress.say(remark)
-            check_lost(hosts)
-            run.info["status"] = "complete"
-        except BaseException as error:
-            why = "interrupted" if isinstance(error, KeyboardInterrupt) else failure_message(error)
-            run.info |= {"status": "partial", "why": why}
-            raise
-        finally:
-            points.close()
-            rejected.close()
-            run.save()
+            cross = CrossTraffic(plan, pending.kind, hosts, network, path)
+            series = Series(
+                plan, pending.model, hosts, network, run, cross, tolerant=self._force, is_known=is_known, links=links
+            )
+            series.start()
+            for point, is_kept in series.measure(self._steps(plan, pending), partial(progress.tick, name)):
+                record = point | {"directory": str(path.relative_to(self._run.path))}
+                (points if is_kept else rejected).append(record)
+                if is_kept:
+                    progress.done(_line(plan, point), self._expected_s(plan, point, expected_s), point)
+                for remark in remarks(name, point, is_kept=is_kept):
+                    progress.say(remark)
 
     def _expected(
         self, plan: LoadPlan, pending: PendingSeries, testbed: RunningTestbed, network: SweepRoles

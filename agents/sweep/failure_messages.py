@@ -9,7 +9,6 @@ from pathlib import Path
 from ringtap.agents.hosts import HostProcess, Hosts
 from ringtap.agents.sweep.preflight import room_problem
 from ringtap.plan import SweepPlan
-from ringtap.plan_cluster import Cluster
 from ringtap.run_files import open_regular
 from ringtap.rundir import RunDirectory
 from ringtap.schema import AGENT_LOG
@@ -68,7 +67,7 @@ def failure_messages(
     silent: list[str] = []
     for host, started in processes.items():
         lost = hosts.lost().get(host)
-        full = "" if lost else _room(plan, hosts, host)
+        full = "" if lost else room_problem(plan, hosts, host)  # which may be why the host wrote no output
         if lost or full:
             found.append((4, host, lost or f"{full}: free some, then resume", None))
             continue
@@ -94,11 +93,6 @@ def failure_messages(
     if silent and not is_known:
         texts.append(f"no output from {', '.join(silent)}")
     return is_known, "; ".join(texts)
-
-
-def _room(plan: SweepPlan, hosts: Hosts, host: str) -> str:
-    """Return a message if the disk of a cluster's host is full, which may be why the host wrote no output."""
-    return room_problem(plan, hosts, host) if isinstance(plan.topology, Cluster) else ""
 
 
 def _tail(path: Path) -> str:

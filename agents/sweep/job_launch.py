@@ -1,22 +1,27 @@
-"""Commands and environment variables of a training job's processes, by host and rank."""
+"""Starts a training job: its run directory, and commands and variables of its processes, by host and rank."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import NamedTuple
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from ringtap.agents.hook.ringtap_hook.collective import VARIABLE
 from ringtap.agents.hosts import Hosts
+from ringtap.agents.sweep.cluster_hosts import check_lost
 from ringtap.agents.sweep.estimate import layout
 from ringtap.agents.sweep.roles import SweepRoles
-from ringtap.errors import UsageError
+from ringtap.errors import UsageError, failure_message
 from ringtap.installation import lacking
 from ringtap.plan import SharingPlan, SweepPlan
 from ringtap.plan_cluster import Cluster
 from ringtap.plan_collectives import IN_NETWORK, PARAMETER_SERVER
 from ringtap.plan_models import PLACEHOLDERS, REAL, Model
 from ringtap.python_command import python_command
+from ringtap.rundir import RunDirectory
 from ringtap.transports import is_rdma
 
 # with sh, as older versions of env(1) cannot change the folder
@@ -39,6 +44,34 @@ class Process(NamedTuple):
     environment: dict[str, str]
     log: str
     name: str
+
+
+@contextmanager
+def job_run(hosts: Hosts, path: Path, seed: int, **facts: Any) -> Iterator[RunDirectory]:
+    """Create a job's run directory, in which hosts record until the end of the block; record how the block ended.
+
+    Args:
+        hosts: the hosts, whose processes all end with the block.
+        path: the run directory.
+        seed: seed of everything random.
+        facts: further facts for its run.json.
+
+    Raises:
+        LostHostError: a host is lost at the end.
+    """
+    run = RunDirectory.create(path, "job", sys.argv, seed, **facts)
+    hosts.publish(path)
+    try:
+        try:
+            yield run
+        finally:
+            hosts.stop_all()
+            hosts.gather(path)
+        check_lost(hosts)
+    except BaseException as error:
+        run.finish("partial", "interrupted" if isinstance(error, KeyboardInterrupt) else failure_message(error))
+        raise
+    run.finish("complete")
 
 
 def ranks_of(plan: SweepPlan, host: str) -> int:

@@ -1,13 +1,12 @@
-"""Measures windows of whole iterations of one or several jobs that run at the same time: start, window, retry, stop."""
+"""Measures windows of whole iterations of one or several jobs that run at the same time: start, window and retry."""
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -67,9 +66,7 @@ class MeasuredJob:
         observed: hosts on which the run records connections.
         recorders: nodes that the run records beside the workers.
         variables: environment variables of its ranks in addition to those of the plan, by host.
-        ranks: its processes, once it has been started.
-        others: recorders on nodes without ranks, likewise.
-        by_host: all of these by host.
+        processes: its ranks and recorders by host, once they have been started.
     """
 
     model: Model
@@ -80,9 +77,7 @@ class MeasuredJob:
     observed: Collection[str]
     recorders: Sequence[str]
     variables: Mapping[str, dict[str, str]] = field(default_factory=dict)
-    ranks: list[HostProcess] = field(default_factory=list)
-    others: list[HostProcess] = field(default_factory=list)
-    by_host: dict[str, list[HostProcess]] = field(default_factory=dict)
+    processes: dict[str, list[HostProcess]] = field(default_factory=dict)
 
     def made(self) -> int:
         """Return the number of iterations that it has made."""
@@ -157,19 +152,10 @@ class JobWindows:
         self.jobs = jobs
         for job, port in zip(jobs, self._free_ports(), strict=True):
             for node in job.recorders:
-                job.others.append(self._start_process(job, Process(node, [], {}, "recorder.out", "recorder")))
+                self._start_process(job, Process(node, [], {}, "recorder.out", "recorder"))
             for process in processes(self._plan, job.model, job.network, self._hosts, port):
-                job.ranks.append(self._start_process(job, process))
+                self._start_process(job, process)
         self.wait_for_iterations(self._plan.window.warmup_iterations + 1)
-
-    def stop(self) -> None:
-        """End the condition, the jobs and the recorders; their logs are complete afterwards."""
-        self._condition.end()
-        for process in (process for job in self.jobs for process in job.ranks):
-            process.ask_to_stop(signal.SIGTERM)
-        self._hosts.stop_all()
-        for job in self.jobs:
-            self._hosts.gather(job.run.path)
 
     def _free_ports(self) -> list[int]:
         """Return the first free port of each job's first worker, before any of the jobs has begun to take its own."""
@@ -179,7 +165,7 @@ class JobWindows:
         free = {place: free_port(self._hosts, *place, count, among) for place in dict.fromkeys(places)}
         return [free[place] + _MASTER_PORTS * number for number, place in enumerate(places)]
 
-    def _start_process(self, job: MeasuredJob, process: Process) -> HostProcess:
+    def _start_process(self, job: MeasuredJob, process: Process) -> None:
         """Start a rank of a job with its recorder, or a recorder alone if there is no command."""
         host, command = process.host, process.command
         sockets = [] if self._is_testbed else ["sockets"]
@@ -189,8 +175,7 @@ class JobWindows:
         log = job.run.node(host) / "log" / process.log
         environment = process.environment | (job.variables.get(host, {}) if command else {})
         started = self._hosts.start(host, process.name, wrapped, log, environment=environment)
-        job.by_host.setdefault(host, []).append(started)
-        return started
+        job.processes.setdefault(host, []).append(started)
 
     def wait_for_iterations(self, count: int) -> None:
         """Wait until each job has made so many more iterations.
@@ -218,7 +203,7 @@ class JobWindows:
         """Check that no host is lost, that the jobs and the recorders run, and that the condition holds."""
         check_lost(self._hosts)
         for job in self.jobs:
-            for process in (*job.ranks, *job.others):
+            for process in chain.from_iterable(job.processes.values()):
                 if (code := process.exit_code()) is not None:
                     advice = "" if code else " (give it a command that runs until it is ended)"
                     raise MeasurementError(
@@ -231,7 +216,7 @@ class JobWindows:
         """Diagnose a failure: return True if a cause is known, and the most telling output of every host."""
         with suppress(MeasurementError):
             self._hosts.gather(job.run.path)
-        is_known, text = failure_messages(self._plan, self._hosts, job.run, job.by_host)
+        is_known, text = failure_messages(self._plan, self._hosts, job.run, job.processes)
         if is_known or self._hosts.lost() or not isinstance(self._plan.topology, Cluster):
             return is_known, text
         with suppress(MeasurementError):  # a firewall may have been set up meanwhile

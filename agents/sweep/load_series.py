@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from types import TracebackType
 from typing import Any
 
 from ringtap.agents.hosts import Hosts
@@ -50,14 +49,14 @@ class Step:
 
 
 class Series(Condition):
-    """Measurement of one model under one kind of cross traffic; a context manager that ends all its processes.
+    """Measurement of one model under one kind of cross traffic.
 
     Args:
         plan: the sweep.
         model: the training job.
         hosts: the hosts on which processes run.
         network: roles and addresses of the hosts.
-        run: the job run directory, new and published.
+        run: its `ringtap.agents.sweep.job_launch.job_run`, with which its processes end.
         cross: the cross traffic.
         tolerant: if True, a window with traffic that is not the sweep's is not measured again.
         is_known: tells from the ends of a window's iterations whether their mean is known well enough; None: the
@@ -88,31 +87,19 @@ class Series(Condition):
         self._streams: dict[float, int] = {}  # of the iperf kind, by load
         self._used_streams: dict[str, Any] = {}  # of the present window, as a part of its record
 
-    def __enter__(self) -> Series:
+    def start(self) -> None:
         """Start the receiver, the recorders and the job, and wait for the warm-up iterations.
 
         Raises:
             MeasurementError: a process ended or did not start in time.
         """
         network = self._network
+        self._cross.start_receiver()
+        self._watch = Watch(self._run.path, network, self._plan.capacity_bps, self._cross.port)
         recorders = [host for host in network.recorded if host not in network.roles.workers]
-        try:
-            self._cross.start_receiver()
-            self._watch = Watch(self._run.path, network, self._plan.capacity_bps, self._cross.port)
-            job = MeasuredJob(
-                self._model, network, self._run, self._watch, self._watcher, network.attachments, recorders
-            )
-            self._windows.start([job])
-        except BaseException:
-            self._windows.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End the job, the traffic and the recorders; their logs are complete afterwards."""
-        self._windows.stop()
+        observed = network.attachments
+        job = MeasuredJob(self._model, network, self._run, self._watch, self._watcher, observed, recorders)
+        self._windows.start([job])
 
     def measure(self, steps: Iterable[Step], tick: Callable[[float], None]) -> Iterator[tuple[dict[str, Any], bool]]:
         """Measure the load steps.
@@ -150,7 +137,7 @@ class Series(Condition):
         self._name = f"{self._step.index:03d}" + (f"-{attempt}" if attempt else "")
         duration_s = window.settle_s + (4 if self._is_captured else 2) * window.max_s
         if self._requested_bps > 0:
-            self._start_cross_traffic(self._requested_bps, self._name, duration_s + (40 if self._is_captured else 10))
+            self._start_cross_traffic(duration_s + (40 if self._is_captured else 10))
         elif self._links:
             self._sample_links(self._links)
 
@@ -226,12 +213,13 @@ class Series(Condition):
             return {"packets_why": why}
         return {"packets_start_ns": span[0], "packets_end_ns": span[1], "packets_why": why}
 
-    def _start_cross_traffic(self, requested_bps: float, name: str, duration_s: float) -> None:
+    def _start_cross_traffic(self, duration_s: float) -> None:
         """Start the sender of a load.
 
         Unless the plan gives the number of streams of the iperf kind, it rises from that of the next lighter load until
         the load is reached, or until more streams bring no more (thesis, section 3.2).
         """
+        requested_bps, name = self._requested_bps, self._name
         if self._cross.kind != "iperf":
             self._cross.start_sender(requested_bps, name, duration_s)
             return

@@ -6,7 +6,6 @@ The thesis asks that the generator alone reach 22 of 25 Gbit/s at the bottleneck
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -26,6 +25,7 @@ from ringtap.agents.sweep.disturbances import (
     of_interfaces,
     other_words,
 )
+from ringtap.agents.sweep.job_launch import job_run
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.errors import MeasurementError, UsageError, last_line
 from ringtap.plan import LoadPlan, SharingPlan, SweepPlan
@@ -110,14 +110,9 @@ def look_at_idle_links(plan: SweepPlan, hosts: Hosts, network: SweepRoles, path:
     Raises:
         MeasurementError: a host is lost, or its recorder records nothing.
     """
-    run = RunDirectory.create(path, "job", sys.argv, plan.seed, series="precheck-idle", **network.clock())
-    hosts.publish(path)
-    try:
+    with job_run(hosts, path, plan.seed, series="precheck-idle", **network.clock()) as run:
         start_recorders(hosts, run, network.attachments, network)
         start_ns, end_ns = _record_window(hosts)
-    finally:
-        hosts.stop_all()
-        hosts.gather(path)
     rates: dict[str, dict[str, int]] = {}
     sentences = []
     for node, port in network.attachments.items():
@@ -180,21 +175,16 @@ def check_generator(plan: LoadPlan, kind: str, hosts: Hosts, network: SweepRoles
         ``{kind, requested_bps, reached_bps, share_of_capacity, required_share, ok, judged_by, total_bps, others}``;
         measured rates count frames on the wire.
     """
-    run = RunDirectory.create(path, "job", sys.argv, plan.seed, series=f"precheck-{kind}", **network.clock())
-    hosts.publish(path)
     cross = CrossTraffic(plan, kind, hosts, network, path)
     requested_bps = most_bps(plan)
     watched = [node for node, port in network.attachments.items() if not port.why]
-    try:
+    with job_run(hosts, path, plan.seed, series=f"precheck-{kind}", **network.clock()) as run:
         start_recorders(hosts, run, (network.timekeeper, network.roles.cross_from, *watched), network)
         cross.start_receiver()
         cross.start_sender(requested_bps, "full", _WARM_UP_S + _WINDOW_S + 10, plan.iperf_streams or STREAMS[-1])
         start_ns, end_ns = _record_window(hosts)
         cross.check()
-    finally:
         cross.stop_sender()
-        hosts.stop_all()
-        hosts.gather(path)
     mtu, counters = network.bottleneck["mtu"], network.bottleneck["total"]
     try:
         total_bps = sum(counted_bps(path, counter, mtu, start_ns, end_ns) for counter in counters)

@@ -81,8 +81,7 @@ def _question(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> dict[str, Any
 
 def room_problem(plan: SweepPlan, hosts: Hosts, host: str) -> str:
     """Return the reason that a host now has no space for more files; empty if it has space or is not queried."""
-    assert isinstance(plan.topology, Cluster)
-    if plan.topology.reach != "ssh":
+    if not isinstance(plan.topology, Cluster) or plan.topology.reach != "ssh":
         return ""
     question = {"room": {"folder": plan.topology.host(host).workdir, "bytes": _ROOM_LEFT_BYTES}}
     with suppress(MeasurementError), understood(host):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from ringtap.errors import UsageError
@@ -20,16 +21,20 @@ _PLAN_SHAPE: Shape = {
     "jobs?": [{"name": NAME, "model": {"name": NAME}}],
     "offsets?": list,
 }
-# keys on which no window depends: each model has its own collective, and packets are recorded after a window
-_FREE = {"name", "window.start_timeout_s", "window.retries", "topology.may_load", "topology.ports", "topology.hosts"}
-_FREE |= {"auto.target_interval_gbps", "auto.target_mean", "auto.budget_s", "collectives.names"}
-_FREE |= {"capture", "capture.loads", "capture.iterations", "capture.max_bytes"}
-_FREE_OF_HOST = {"ssh", "python", "workdir"}
-_FREE_OF_MODEL = {"title"}
+# keys on which no window depends, with all below them; * is a name. Each model has its own collective, and packets are
+# recorded after a window
+_FREE = (
+    *("name", "window.start_timeout_s", "window.retries", "auto", "capture", "collectives.names"),
+    *("topology.may_load", "topology.ports", "topology.hosts"),
+    *("topology.machines.*.ssh", "topology.machines.*.python", "topology.machines.*.workdir"),
+    *("models.*.title", "jobs.*.model.title"),
+)
 # keys of a model with a command that only reports use
-_FREE_OF_COMMAND = {"parameters", "layers", "compute_s", "bucket_bytes", "first_bucket_bytes"}
+_FREE_OF_COMMAND = ("parameters", "layers", "compute_s", "bucket_bytes", "first_bucket_bytes")
 # default values of keys that plans of older runs lack
 _DEFAULTS: tuple[object, ...] = (None, "", 1, "ranks", SCALE_MODEL, COMMAND, [], {}, "star", 2, 0.0)
+
+_Key = tuple[str, ...]
 
 
 class Changes(NamedTuple):
@@ -71,25 +76,27 @@ def plan_changes(
         for key in dict.fromkeys([*old, *new])
         if old.get(key) != new.get(key) and (key in old or new[key] not in _DEFAULTS)
     ]
-    if not points and not shared:
-        return Changes([], changed)
-    old, new = (_flat(_needed(plan, points, shared)) for plan in (before, now))
-    touching = [key for key in changed if key not in _FREE and old.get(key) != new.get(key)]
-    return Changes(touching, [key for key in changed if key not in touching])
+    free = [*(tuple(words.split(".")) for words in _FREE), *_unmeasured(before, now, points, shared)]
+    touching = [key for key in changed if (points or shared) and not any(_is_below(key, place) for place in free)]
+    return Changes([".".join(key) for key in touching], [".".join(key) for key in changed if key not in touching])
 
 
-def _flat(item: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a plan's values by dotted keys; the keys of models, machines and jobs contain their names."""
-    found: dict[str, Any] = {}
+def _is_below(key: _Key, place: _Key) -> bool:
+    return len(key) >= len(place) and all(word in ("*", own) for own, word in zip(key, place, strict=False))
+
+
+def _flat(item: Mapping[str, Any], place: _Key = ()) -> dict[_Key, Any]:
+    """Return a plan's values by the names of tables and keys; models, machines and jobs are tables of their name."""
+    found: dict[_Key, Any] = {}
     for key, value in item.items():
         if isinstance(value, list) and all(isinstance(entry, dict) and "name" in entry for entry in value):
             for entry in value:
                 rest = {name: what for name, what in entry.items() if name != "name"}
-                found |= _flat(rest, f"{prefix}{key}.{_label(entry)}.")
+                found |= _flat(rest, (*place, key, _label(entry)))
         elif isinstance(value, dict) and key != "environment":
-            found |= _flat(value, f"{prefix}{key}.")
+            found |= _flat(value, (*place, key))
         else:
-            found[f"{prefix}{key}"] = value
+            found[(*place, key)] = value
     return found
 
 
@@ -98,54 +105,45 @@ def _label(entry: Mapping[str, Any]) -> str:
     return model_label(*(str(entry.get(key) or "") for key in ("name", *VARIANTS)))
 
 
-def _needed(
-    plan: Mapping[str, Any], points: Sequence[Mapping[str, Any]], shared: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Return a plan without the series, loads, offsets and hosts on which no measured point depends."""
-    kinds = {point["traffic"] for point in points}
+def _unmeasured(
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    points: Sequence[Mapping[str, Any]],
+    shared: Sequence[Mapping[str, Any]],
+) -> Iterator[_Key]:
+    """Yield the places of two plans on which no measured point depends, because of what was measured."""
+    kinds, jobs = {point["traffic"] for point in points}, now.get("jobs") or []
     labels = {_label({**point, "name": point["model"]}) for point in points}
-    measured = [model for model in plan["models"] if _label(model) in labels]
-    steps, loads = [point.get("step") for point in points], plan["loads"]
-    is_known = all(step is not None and step < len(loads) for step in steps)
-    needed = {key: value for key, value in plan.items() if key not in ("burst", "iperf_streams")} | {
-        "loads": [[step, loads[step]] for step in steps] if is_known else loads,
-        "traffic": [kind for kind in plan["traffic"] if kind in kinds],
-        "models": [_needed_of_model(model) for model in measured],
-        **({"burst": plan.get("burst")} if "burst" in kinds else {}),
-    }
-    jobs = plan.get("jobs") or []
+    models: dict[_Key, Any] = {("models", label): one for one in now["models"] if (label := _label(one)) in labels}
+    models |= {("jobs", job["name"], "model"): job["model"] for job in jobs}
+    every = [_label(model) for plan in (before, now) for model in plan["models"]]
+    yield from (("models", label) for label in every if label not in labels)
+    for place, model in models.items():
+        yield from ((*place, key) for key in (_FREE_OF_COMMAND if model.get("command") else ()))
+        yield from () if model.get("job") == REAL else [(*place, "batch")]
+    if not any("{python}" in word for model in models.values() for word in model.get("command") or ()):
+        yield "topology", "machines", "*", "job_python"
+    topologies = before["topology"], now["topology"]
+    names = [(*one["workers"], one["cross_from"], one["cross_to"], *(one.get("servers") or ())) for one in topologies]
+    machines = [machine["name"] for one in topologies for machine in one.get("machines") or ()]
+    yield from (("topology", "machines", name) for name in machines if name not in chain(*names))
+    if "burst" not in kinds:
+        yield ("burst",)
+    if not any(point["traffic"] == "iperf" and point["requested_bps"] for point in points):
+        yield from (("iperf_streams",), ("topology", "most_load_bps"))
+    if all(_load(before, point) is not None and _load(before, point) == _load(now, point) for point in points):
+        yield ("loads",)
+    if kinds <= set(now["traffic"]):
+        yield ("traffic",)
     if shared:
-        offsets = (plan.get("offsets") or [])[: max(0, max(point["step"] for point in shared) + 1 - len(jobs))]
-        unused = {key for rule, key in KEY_OF.items() if rule not in offsets}
-        needed["offsets"] = offsets
-        needed["jobs"] = [
-            {key: value for key, value in job.items() if key not in unused} | {"model": _needed_of_model(job["model"])}
-            for job in jobs
-        ]
-        if not {FREE, *RULES} & {str(offset) for offset in offsets}:
-            needed.pop("begin", None)
-    topology = plan["topology"]
-    roles = {*topology["workers"], topology["cross_from"], topology["cross_to"], *(topology.get("servers") or ())}
-    commands = [model.get("command") or () for model in (*measured, *(job["model"] for job in jobs))]
-    free = _FREE_OF_HOST | (
-        set() if any("{python}" in word for words in commands for word in words) else {"job_python"}
-    )
-    needed["topology"] = topology | {
-        "machines": [
-            {key: value for key, value in machine.items() if key not in free}
-            for machine in topology.get("machines") or ()
-            if machine["name"] in roles
-        ]
-    }
-    if any(point["traffic"] == "iperf" and point["requested_bps"] for point in points):
-        needed["iperf_streams"] = plan.get("iperf_streams")
-    else:
-        needed["topology"].pop("most_load_bps", None)
-    return needed
+        count = max(0, max(point["step"] for point in shared) + 1 - len(jobs))
+        offsets = (before.get("offsets") or [])[:count]
+        yield from [("offsets",)] if (now.get("offsets") or [])[:count] == offsets else ()
+        yield from () if {FREE, *RULES} & {str(offset) for offset in offsets} else [("begin",)]
+        yield from (("jobs", "*", key) for rule, key in KEY_OF.items() if rule not in offsets)
 
 
-def _needed_of_model(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model without the keys on which its windows do not depend."""
-    free = _FREE_OF_MODEL | (_FREE_OF_COMMAND if model.get("command") else set())
-    free |= {"batch"} if model.get("job") != REAL else set()
-    return {key: value for key, value in model.items() if key not in free}
+def _load(plan: Mapping[str, Any], point: Mapping[str, Any]) -> float | None:
+    """Return the load of a point's step, or None if the plan does not have it."""
+    loads, step = plan["loads"], point.get("step")
+    return float(loads[step]) if step is not None and step < len(loads) else None

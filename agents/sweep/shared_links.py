@@ -8,9 +8,9 @@ the points of its job's grid only, which the recording hook enforces by pauses b
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from ringtap.agents.hosts import Hosts
 from ringtap.agents.sweep.clock_offsets import ClockOffset, clock_offsets
 from ringtap.agents.sweep.disturbances import Watch
 from ringtap.agents.sweep.estimate import SharingStep, sharing_steps
-from ringtap.agents.sweep.job_launch import ranks_of
+from ringtap.agents.sweep.job_launch import job_run, ranks_of
 from ringtap.agents.sweep.job_paths import (
     UsedLink,
     crux_paths,
@@ -36,7 +36,7 @@ from ringtap.agents.sweep.step_watcher import StepWatcher
 from ringtap.agents.testbed.routing import path_count
 from ringtap.agents.testbed.topology import JobShare
 from ringtap.agents.testbed.up import RunningTestbed
-from ringtap.errors import MeasurementError, UsageError, failure_message
+from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SharingPlan
 from ringtap.plan_jobs import CASSINI, CONGESTION_CONTROL, CRUX, MLTCP, RULES, WORST, Job, sharing
 from ringtap.records import JsonLinesWriter, read_json_lines
@@ -303,28 +303,21 @@ class SharedLinks:
         plan, shares = self._plan, self._shares(step)
         windows = JobWindows(plan, self._hosts, Condition(), ("steps", "ddp"), tolerant=self._is_tolerant)
         start_ns = windows.clock.now_ns()
-        running = [self._create(step, number, job) for number, job in enumerate(step.jobs)]
-        until = running[0].run.path / _RELEASED if step.is_free else None
-        if grids is not None:
-            for number, one in enumerate(running):
-                one.variables = grids.by_host(number, start_ns, clocks, until)
         try:
-            self._tick(f"{step.label}: starting the jobs", 0.0)
-            # until all jobs run, they share links equally
-            self._share([JobShare(congestion_control=share.congestion_control) for share in shares], step.offset)
-            windows.start(running)
-            facts = {} if until is None else self._release(windows, step, shares, until, grids, start_ns)
-            window = self._window(windows, step.label)
-        except BaseException as error:
-            why = "interrupted" if isinstance(error, KeyboardInterrupt) else failure_message(error)
-            for one in running:
-                one.run.finish("partial", why)
-            raise
+            with ExitStack() as runs:
+                running = [self._create(runs, step, number, job) for number, job in enumerate(step.jobs)]
+                until = running[0].run.path / _RELEASED if step.is_free else None
+                if grids is not None:
+                    for number, one in enumerate(running):
+                        one.variables = grids.by_host(number, start_ns, clocks, until)
+                self._tick(f"{step.label}: starting the jobs", 0.0)
+                # until all jobs run, they share links equally
+                self._share([JobShare(congestion_control=share.congestion_control) for share in shares], step.offset)
+                windows.start(running)
+                facts = {} if until is None else self._release(windows, step, shares, until, grids, start_ns)
+                window = self._window(windows, step.label)
         finally:
-            windows.stop()
             cost = self._share([JobShare()] * len(plan.jobs))
-        for one in running:
-            one.run.finish("complete")
         jobs: list[dict[str, Any]] = []
         for number, (job, one) in enumerate(zip(step.jobs, running, strict=True)):
             jobs.append({"name": job.name, "directory": str(one.run.path.relative_to(self._run.path))})
@@ -435,13 +428,12 @@ class SharedLinks:
         if point["offset"] == MLTCP and links and (phases := mltcp_phases(alone, starts_s, len(predicted[1]))):
             point["jobs"][1]["mltcp_phases"] = phases
 
-    def _create(self, step: SharingStep, number: int, job: Job) -> MeasuredJob:
+    def _create(self, runs: ExitStack, step: SharingStep, number: int, job: Job) -> MeasuredJob:
         """Create the run directory of a job at a point, in which it has a number."""
         path = self._attempt(f"{step.offset}-{job.name}")
         # one reference for all runs of a point, whose times are compared
         facts = self._network.clock() | {"batch": job.model.batch, "bottleneck": self._network.bottleneck}
-        run = RunDirectory.create(path, "job", sys.argv, self._plan.seed, **facts)
-        self._hosts.publish(path)
+        run = runs.enter_context(job_run(self._hosts, path, self._plan.seed, **facts))
         steps = StepWatcher(run, {host: ranks_of(self._plan, host) for host in job.workers})
         watch = Watch(path, self._network, self._plan.capacity_bps, 0, has_one_bottleneck=False)
         model, network = replace(job.model, title=job.name), self._network_of(job)

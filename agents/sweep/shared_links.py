@@ -65,12 +65,14 @@ class Grids(NamedTuple):
         periods_s: period of each job's grid.
         predicted_s: predicted iteration time of each job.
         score: compatibility score of the most contended link.
+        start_ns: time from which they count.
     """
 
     shifts_s: tuple[float, ...]
     periods_s: tuple[float, ...]
     predicted_s: tuple[float, ...]
     score: float
+    start_ns: int = 0
 
     def facts(self, number: int, *, is_held: bool) -> dict[str, float]:
         """Return what shared.jsonl has of a job that was kept, or held until its rule began."""
@@ -79,16 +81,14 @@ class Grids(NamedTuple):
         kept = {"shift_s": self.shifts_s, "period_s": self.periods_s, "predicted_s": self.predicted_s}
         return {name: values[number] for name, values in kept.items()}
 
-    def until_begun_s(self, since_ns: int) -> float:
-        """Return the time until all jobs have just begun an iteration, from a time since the grids began."""
-        late_s = (since_ns / 1e9 - max(self.shifts_s)) % self.periods_s[0]
+    def until_begun_s(self, now_ns: int) -> float:
+        """Return the time until all jobs have just begun an iteration."""
+        late_s = ((now_ns - self.start_ns) / 1e9 - max(self.shifts_s)) % self.periods_s[0]
         return (_BEGUN * self.periods_s[0] - late_s) % self.periods_s[0]
 
-    def by_host(
-        self, number: int, start_ns: int, clocks: Mapping[str, ClockOffset], until: Path | None
-    ) -> dict[str, dict[str, str]]:
+    def by_host(self, number: int, clocks: Mapping[str, ClockOffset], until: Path | None) -> dict[str, dict[str, str]]:
         """Return `VARIABLE` for a job on each host, by the host's own clock, until there is a file."""
-        begin_ns, period_ns = start_ns + round(self.shifts_s[number] * 1e9), round(self.periods_s[number] * 1e9)
+        begin_ns, period_ns = self.start_ns + round(self.shifts_s[number] * 1e9), round(self.periods_s[number] * 1e9)
         end = f",{until}" if until else ""
         return {host: {VARIABLE: f"{begin_ns + clock.offset_ns},{period_ns}{end}"} for host, clock in clocks.items()}
 
@@ -302,20 +302,22 @@ class SharedLinks:
         clocks = {} if grids is None else self._clocks(step, grids)
         plan, shares = self._plan, self._shares(step)
         windows = JobWindows(plan, self._hosts, Condition(), ("steps", "ddp"), tolerant=self._is_tolerant)
-        start_ns = windows.clock.now_ns()
+        grids = grids and grids._replace(start_ns=windows.clock.now_ns())
         try:
             with ExitStack() as runs:
                 running = [self._create(runs, step, number, job) for number, job in enumerate(step.jobs)]
                 until = running[0].run.path / _RELEASED if step.is_free else None
-                if grids is not None:
-                    for number, one in enumerate(running):
-                        one.variables = grids.by_host(number, start_ns, clocks, until)
+                for number, one in enumerate(running):
+                    one.variables = {} if grids is None else grids.by_host(number, clocks, until)
                 self._tick(f"{step.label}: starting the jobs", 0.0)
                 # until all jobs run, they share links equally
                 self._share([JobShare(congestion_control=share.congestion_control) for share in shares], step.offset)
                 windows.start(running)
-                facts = {} if until is None else self._release(windows, step, shares, until, grids, start_ns)
-                window = self._window(windows, step.label)
+                facts = {} if until is None else self._release(windows, step.offset, shares, until, grids)
+                for record, is_kept in windows.measure(partial(self._tick, step.label)):
+                    window = {name: record[name] for name in _OF_WINDOW}
+                    for remark in remarks(step.label, record, is_kept=is_kept):
+                        self._say(remark)
         finally:
             cost = self._share([JobShare()] * len(plan.jobs))
         jobs: list[dict[str, Any]] = []
@@ -336,32 +338,17 @@ class SharedLinks:
         return point
 
     def _release(
-        self,
-        windows: JobWindows,
-        step: SharingStep,
-        shares: Sequence[JobShare],
-        until: Path,
-        grids: Grids | None,
-        start_ns: int,
+        self, windows: JobWindows, offset: str, shares: Sequence[JobShare], until: Path, grids: Grids | None
     ) -> dict[str, Any]:
-        """Release jobs from the grids that hold them since a time, if there are any, and let the rule begin."""
+        """Release jobs from the grids that hold them, if there are any, and let the rule begin."""
         if grids is not None:
             windows.wait_for_iterations(HELD_ITERATIONS)
-            time.sleep(grids.until_begun_s(windows.clock.now_ns() - start_ns))
+            time.sleep(grids.until_begun_s(windows.clock.now_ns()))
         until.touch()
-        self._share(shares, step.offset)
+        self._share(shares, offset)
         rule_ns = windows.clock.now_ns()
         self._check_congestion_controls(shares)
         return {"rule_ns": rule_ns}
-
-    def _window(self, windows: JobWindows, label: str) -> dict[str, Any]:
-        """Measure a window, and say what disturbed it."""
-        kept: dict[str, Any] = {}
-        for record, is_kept in windows.measure(partial(self._tick, label)):
-            for remark in remarks(label, record, is_kept=is_kept):
-                self._say(remark)
-            kept = record
-        return {name: kept[name] for name in _OF_WINDOW}
 
     def _shares(self, step: SharingStep) -> list[JobShare]:
         """Return the share of each job of the plan at a point."""

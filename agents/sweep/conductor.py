@@ -409,11 +409,7 @@ class Conductor:
         return plan.window.settle_s + window_s
 
     def _measure(
-        self,
-        plan: LoadPlan,
-        setup: SweepSetup,
-        pending: PendingSeries,
-        expected_s: dict[tuple[str, float], float],
+        self, plan: LoadPlan, setup: SweepSetup, pending: PendingSeries, expected_s: dict[tuple[str, float], float]
     ) -> None:
         name, (hosts, network, testbed), progress = pending.name, setup, self._reporter
         links = self._expected(plan, pending, testbed, network) if testbed and pending.model.collective else None

@@ -72,7 +72,7 @@ def test_a_window_has_whole_iterations_of_every_job(tmp_path: Path) -> None:
     fast, slow = (job.ends_ns(span) for job in windows.jobs)
     assert span.start_ns in (fast[0], slow[0])
     assert span.end_ns in (fast[-1], slow[-1])
-    assert span.iterations == len(slow) - 1 == 2
+    assert span.iterations == len(slow) - 1 >= WINDOW.min_iterations
     assert len(fast) > len(slow)
     assert (span.end_ns - span.start_ns) / S >= WINDOW.min_s
 

@@ -46,22 +46,18 @@ style:
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 check: say-check lint
-	$(BIN)/python -m pytest -n 2 -m computes
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "computes and not shares"
 
 # Many of the tests that share the machine wait most of the time, so there are five at once for two cores. Of the tests
 # that keep time, two run at once, and one that computes beside them, with what these leave of the processors; without
-# privilege, it would not give way, and takes the place of one of them. What fails runs once more, by itself: most tests
-# run real programs, which a busy machine may hold up. A test that needs this has a defect all the same; please report it.
-# Each of the two parts ends with the times of its ten slowest tests. A test is interrupted after 300 s; if it still does
-# not end, as it waits for a process of its own, its worker ends with a traceback, and another runs the other tests.
+# privilege, it would not give way, and takes the place of one of them. Those that keep time come first, as they are
+# collected, and take longest. Each of the two parts ends with the times of its ten slowest tests. A test is interrupted
+# after 300 s; if it still does not end, as it waits for a process of its own, its worker ends with a traceback, and
+# another runs the other tests.
 test: say-test lint $(VENV)/tests
-	@tests() { \
-		$(BIN)/python -m pytest -n $$1 -m "$$2" --durations=10 --durations-min=1 $(END_HANGING) && return; \
-		echo "Failed once; these tests again, by themselves, until one fails again:"; \
-		$(BIN)/python -m pytest -x -m "$$2" --last-failed --last-failed-no-failures none $(END_HANGING); \
-	}; \
-	tests 5 shares; first=$$?; \
-	tests $$([ "$$(id -u)" = 0 ] && echo 3 || echo 2) "not shares" && exit $$first
+	@tests="$(BIN)/python -m pytest --dist loadgroup --durations=10 --durations-min=1 $(END_HANGING)"; \
+	$$tests -n 5 -m "shares and not alone"; first=$$?; \
+	$$tests -n $$([ "$$(id -u)" = 0 ] && echo 3 || echo 2) --no-loadscope-reorder -m "not shares or alone" && exit $$first
 
 # each test prints what it measured
 test-gpu:

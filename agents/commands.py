@@ -10,17 +10,17 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringtap.errors import UsageError
-from ringtap.options import add_json, add_metrics, add_verbose
-from ringtap.rundir import add_access
-from ringtap.terminal import progress_bar, shell_word, visible
-from ringtap.units import counted, format_duration
+from ringtap.core.errors import UsageError
+from ringtap.core.options import add_json, add_metrics, add_verbose
+from ringtap.core.rundir import add_access
+from ringtap.core.terminal import progress_bar, shell_word, visible
+from ringtap.core.units import counted, format_duration
 
 if TYPE_CHECKING:
     from ringtap.agents.job.run_location import RunLocation
     from ringtap.agents.node.settings import RunSettings
     from ringtap.agents.sweep.conductor import SweepProgress
-    from ringtap.plan import SweepPlan
+    from ringtap.core.sweep_plan import SweepPlan
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -126,7 +126,7 @@ def _register_sweep(parser: argparse.ArgumentParser) -> None:
 
 def _settings(options: argparse.Namespace) -> RunSettings:
     from ringtap.agents.node.settings import check_disk_limit, parse_settings
-    from ringtap.units import parse_size_bytes
+    from ringtap.core.units import parse_size_bytes
 
     snap = options.snap
     if snap is not None:
@@ -146,7 +146,7 @@ def _check_live(live: bool) -> None:
 
     missing = missing_for_view() if live else ""
     if missing:
-        from ringtap.installation import install_command
+        from ringtap.core.installation import install_command
 
         raise UsageError(f"--live needs {missing}, not installed here: {install_command('tui')}")
 
@@ -165,7 +165,7 @@ def _run(options: argparse.Namespace) -> int:
     from ringtap.agents.job.environment import is_first_on_node
     from ringtap.agents.job.run_location import find_location, node_name
     from ringtap.agents.job.supervisor import run_job, run_unrecorded, tell
-    from ringtap.rundir import UnwritableError
+    from ringtap.core.rundir import UnwritableError
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     settings, node = _settings(options), node_name(options.node)
@@ -174,7 +174,7 @@ def _run(options: argparse.Namespace) -> int:
     _check_live(options.live)
     listener = None
     if options.metrics and is_first_on_node(os.environ):
-        from ringtap.http_address import METRICS_PATH, listen_for_metrics, url_of
+        from ringtap.core.http_address import METRICS_PATH, listen_for_metrics, url_of
 
         listener = listen_for_metrics(options.metrics, options.metrics_public)
     try:
@@ -192,7 +192,7 @@ def _run(options: argparse.Namespace) -> int:
 def _capture(options: argparse.Namespace) -> int:
     from ringtap.agents.job.run_location import find_location, node_name
     from ringtap.agents.node.capture import capture, check_pids
-    from ringtap.units import parse_duration_s
+    from ringtap.core.units import parse_duration_s
 
     settings, node = _settings(options), node_name(options.node)
     seconds = parse_duration_s(options.duration) if options.duration else None
@@ -215,8 +215,8 @@ def _clean(plan: SweepPlan, as_json: bool) -> int:
 
     from ringtap.agents.hosts.ssh import SshHosts
     from ringtap.agents.sweep.cluster_hosts import reached
-    from ringtap.plan_cluster import Cluster
-    from ringtap.units import format_size
+    from ringtap.core.sweep_plan_cluster import Cluster
+    from ringtap.core.units import format_size
 
     if not isinstance(plan.topology, Cluster) or plan.topology.reach != "ssh":
         raise UsageError('--clean is for plans with reach = "ssh": other hosts keep nothing of a sweep')
@@ -245,8 +245,8 @@ def _sweep(options: argparse.Namespace) -> int:
     from ringtap.agents.sweep.conductor import check_series, count_points, run_sweep
     from ringtap.agents.sweep.estimate import print_estimate, to_json
     from ringtap.agents.sweep.job_launch import check_collectives
-    from ringtap.plan import load_plan
-    from ringtap.schema import REPORT_HTML
+    from ringtap.core.schema import REPORT_HTML
+    from ringtap.core.sweep_plan import load_plan
 
     plan = load_plan(options.plan)
     if options.clean:
@@ -290,8 +290,8 @@ def _sweep(options: argparse.Namespace) -> int:
 
 def _answer(path: Path) -> str | None:
     """Return the headline of a complete sweep's report; None if the report is not of the whole sweep."""
-    from ringtap.rundir import read_json
-    from ringtap.schema import REPORT_JSON
+    from ringtap.core.rundir import read_json
+    from ringtap.core.schema import REPORT_JSON
 
     try:
         item = read_json(path / REPORT_JSON, {"answer": str, "run": {"status": str}})

@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ringtap
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.installation import cache_folder, install_command
-from ringtap.parent_death import die_with_parent
-from ringtap.units import format_duration
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.installation import cache_folder, install_command
+from ringtap.core.parent_death import die_with_parent
+from ringtap.core.units import format_duration
 
 if TYPE_CHECKING:
     from distributed import Client

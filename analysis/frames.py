@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from ringtap.arguments import instance_of
-from ringtap.errors import UsageError
+from ringtap.core.arguments import instance_of
+from ringtap.core.errors import UsageError
 
 if TYPE_CHECKING:
     import pandas as pd

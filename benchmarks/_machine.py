@@ -1,16 +1,15 @@
-"""Facts about this machine, and the share of its CPU time used by its host and by other programs."""
+"""Describes this machine, and measures the share of its CPU time that its host and other programs take."""
 
 from __future__ import annotations
 
 import os
 import platform
-import resource
-import shutil
-import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 
 def cores() -> list[int]:
@@ -32,47 +31,38 @@ def describe() -> dict[str, Any]:
         "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9, 1),
         "kernel": platform.release(),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "iperf3": _first_line("iperf3"),
         "congestion_control": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
     }
 
 
-def _first_line(program: str) -> str | None:
-    path = shutil.which(program)
-    if path is None:
-        return None
-    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=10)
-    return (done.stdout or done.stderr).partition("\n")[0]
-
-
 @dataclass(frozen=True)
 class CpuTimes:
-    """Clock ticks since boot, of all cores together.
+    """Seconds of CPU time since boot, of all cores together.
 
     Attributes:
-        total: all ticks.
-        used: ticks of all programs, and of the kernel on their behalf.
-        stolen: ticks that a virtual machine's host gave to others.
-        ours_s: user and system time of this process and of those that it has waited for, in seconds.
+        total_s: all time.
+        used_s: time of all programs, and of the kernel on their behalf.
+        stolen_s: time that a virtual machine's host gave to others.
+        ours_s: time of this process and of those that it has waited for.
     """
 
-    total: int
-    used: int
-    stolen: int
+    total_s: float
+    used_s: float
+    stolen_s: float
     ours_s: float
 
     @staticmethod
     def now() -> CpuTimes:
-        """Read the current times from /proc/stat."""
-        columns = [int(word) for word in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
-        ours_s = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        """Read the current times."""
+        times = psutil.cpu_times()
         # Interrupts count as used: the kernel adds their time to that of the interrupted program, including ours
-        return CpuTimes(sum(columns), sum(columns[:3]) + sum(columns[5:7]), columns[7], ours_s)
+        used_s = times.user + times.nice + times.system + times.irq + times.softirq
+        return CpuTimes(used_s + times.idle + times.iowait + times.steal, used_s, times.steal, sum(os.times()[:4]))
 
     def stolen_pct_since(self) -> float:
         """Return the per cent of all cores' time that was stolen since this reading."""
         now = CpuTimes.now()
-        return 100 * (now.stolen - self.stolen) / max(1, now.total - self.total)
+        return 100 * (now.stolen_s - self.stolen_s) / max(0.01, now.total_s - self.total_s)
 
     def others_pct_since(self) -> float:
         """Return the per cent of all cores' time that other programs used since this reading.
@@ -80,8 +70,8 @@ class CpuTimes:
         Other programs are all but this process and its children that have ended.
         """
         now = CpuTimes.now()
-        used = now.used - self.used - (now.ours_s - self.ours_s) * os.sysconf("SC_CLK_TCK")
-        return 100 * max(0.0, used) / max(1, now.total - self.total)
+        used_s = now.used_s - self.used_s - (now.ours_s - self.ours_s)
+        return 100 * max(0.0, used_s) / max(0.01, now.total_s - self.total_s)
 
 
 def congestion_control(option: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Cost of the agent: CPU, memory and disk, beside 100 connections, at several rates."""
+"""Measures the cost of the agent: CPU, memory and disk, beside connections with traffic, at several rates."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _context import Bench
-from _namespaces import Route
+import psutil
+from _bench import Bench
 from _processes import BenchmarkError, Child
+from _ringtap import HOST
 
-from ringtap.records import open_records
+from ringtap.core.records import open_records
 
-SOCKETS = 100
+CONNECTIONS = 50  # each has both its ends here
 TRAFFIC = {"little": 1.0, "much": 0.02}  # seconds between two messages of 1 kB on a connection
 _PROGRAM = str(Path(__file__).resolve().parent / "_overhead_sockets.py")
-_START_S = 20.0
 _SETTLE_S = 1.0  # for the agent's first samples, clock measurement and look-up of socket owners, which it does once
 
 
@@ -45,8 +45,7 @@ class Usage:
 def measure(bench: Bench, every: str, traffic: str, window_s: float) -> None:
     """Take one sample: an agent at one rate beside connections with this traffic."""
     with bench.sample("agent", every=every, traffic=traffic) as figures:
-        route = bench.routes[-1]
-        with _connections(bench, route, traffic) as talker, _capture(bench, route, every, talker.pid) as run:
+        with _connections(bench, traffic) as talker, _capture(bench, every, talker.pid) as run:
             time.sleep(_SETTLE_S)
             before = _usage(run)
             time.sleep(window_s)
@@ -61,41 +60,30 @@ def measure(bench: Bench, every: str, traffic: str, window_s: float) -> None:
 
 
 @contextlib.contextmanager
-def _connections(bench: Bench, route: Route, traffic: str) -> Iterator[Child]:
-    """Start the connections (half as many on loopback, which has both ends); yield the talker, which is recorded."""
-    count = SOCKETS if route.name == "veth" else SOCKETS // 2
-    server = bench.processes.start([sys.executable, _PROGRAM, "serve", route.address], route.receiver)
-    port = _wait_for_line(server)
-    argv = [sys.executable, _PROGRAM, "talk", route.address, port, str(count), str(TRAFFIC[traffic])]
-    talker = bench.processes.start(argv, route.sender)
+def _connections(bench: Bench, traffic: str) -> Iterator[Child]:
+    """Start the connections; yield the talker, which is recorded."""
+    server = bench.processes.start([sys.executable, _PROGRAM, "serve", HOST])
+    _await_line(server)
+    port = server.errors_so_far().split()[0]
+    talker = bench.processes.start([sys.executable, _PROGRAM, "talk", HOST, port, CONNECTIONS, TRAFFIC[traffic]])
     try:
-        _wait_for_line(talker)
+        _await_line(talker)
         yield talker
     finally:
         talker.end(signal.SIGKILL)
         server.end(signal.SIGKILL)
 
 
-def _wait_for_line(child: Child) -> str:
-    """Wait until a program writes its first line to standard error; return the line's first word."""
-    deadline_s = time.monotonic() + _START_S
-    while not child.errors_so_far().endswith("\n"):
-        if child.is_over(0.01) or time.monotonic() > deadline_s:
-            raise BenchmarkError(f"'{child.name}' did not start: {child.end().stderr.strip()[-200:]}")
-    return child.errors_so_far().split()[0]
+def _await_line(child: Child) -> None:
+    child.await_it(lambda: child.errors_so_far().endswith("\n"), "start")
 
 
 @contextlib.contextmanager
-def _capture(bench: Bench, route: Route, every: str, pid: int) -> Iterator[Path]:
+def _capture(bench: Bench, every: str, pid: int) -> Iterator[Path]:
     """Run ``ringtap capture`` with its default collectors; yield the run's directory."""
     run = bench.folder / f"capture-{len(bench.samples.get('agent', []))}-{time.monotonic_ns()}"
-    argv = [sys.executable, "-m", "ringtap.cli", "capture", "--every", every, "--pid", str(pid), "-o", str(run)]
-    child = bench.processes.start([*argv, "--node", "here"], route.sender)
-    log = run / "nodes" / "here" / "sockets" / "sockets.rec"
-    deadline_s = time.monotonic() + _START_S
-    while not log.exists():
-        if child.is_over(0.05) or time.monotonic() > deadline_s:
-            raise BenchmarkError(f"the agent does not record: {child.end(signal.SIGINT).stderr.strip()[-300:]}")
+    child = bench.processes.ringtap("capture", "--every", every, "--pid", pid, "-o", run, "--node", "here")
+    child.await_it((run / "nodes" / "here" / "sockets" / "sockets.rec").exists, "record")
     try:
         yield run
     finally:
@@ -108,16 +96,12 @@ def _usage(run: Path) -> Usage:
     """Read the usage of the processes with the run's directory on their command line: the agent and its parent."""
     cpu_ns: dict[str, int] = {}
     rss_bytes = 0
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            if str(run).encode() not in (folder / "cmdline").read_bytes().split(b"\0"):
-                continue
-            status = (folder / "status").read_text().split("VmRSS:")[1]
-            rss_bytes = max(rss_bytes, int(status.split()[0]) * 1024)
-            for task in (folder / "task").iterdir():
-                cpu_ns[task.name] = int((task / "schedstat").read_text().split()[0])
+    for process in psutil.process_iter(["cmdline"]):
+        with contextlib.suppress(psutil.Error, OSError):
+            if str(run) in (process.info["cmdline"] or ()):
+                rss_bytes = max(rss_bytes, process.memory_info().rss)
+                for task in Path(f"/proc/{process.pid}/task").iterdir():
+                    cpu_ns[task.name] = int((task / "schedstat").read_text().split()[0])
     if not cpu_ns:
         raise BenchmarkError(f"no process records into {run}, or the kernel has no /proc/<pid>/schedstat")
     disk_bytes = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())

@@ -1,17 +1,15 @@
-"""A training job that runs with and without recording, in alternating blocks of iterations.
+"""Runs a training job with and without recording, in alternating blocks of iterations.
 
-``python _overhead_job.py KIND LIMIT_S HALF_WIDTH_PCT SEED`` runs two ranks, each on a core of its own, under ``ringtap
+``python _overhead_job.py KIND LIMIT_S SEED`` runs two ranks, each on a core of its own, under ``ringtap
 run``. Between two blocks it switches the recording: the hook's functions are removed from PyTorch or put back, and in
 the job that communicates the agent is stopped (SIGSTOP) or continued. The two arms of a pair of blocks follow each
-other in random order, so that they see the same machine. The job ends when the 95 % interval of the overhead is narrow
-enough, or when its time is over, and prints the pairs as JSON.
+other in random order, so that they see the same machine. When its time is over, the job prints the pairs as JSON.
 """
 
 from __future__ import annotations
 
 import gc
 import json
-import math
 import os
 import random
 import signal
@@ -25,13 +23,12 @@ from typing import Any
 
 import _checkout  # noqa: F401 -- first: lets the others import ringtap
 import psutil
-from _overhead_pairs import COMPUTE_S, RANKS, added_pct, instruction_counter
+from _overhead_pairs import COMPUTE_S, RANKS
 
 _WARM_UP = 20  # iterations in which DDP rebuilds its buckets, and caches and the allocator fill
 _MIN_PAIRS = 12
-_MIN_S = 15.0  # stopping as soon as an interval is narrow makes it slightly too narrow, more so in short runs
 DDP_SAMPLES_EVERY = 100  # iterations, PyTorch's default
-_FIGURES = ("mean_s", "cpu_s", "instructions")
+_FIGURES = ("mean_s", "cpu_s")
 
 
 @dataclass(frozen=True)
@@ -60,6 +57,7 @@ def _launch() -> int:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     shared = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    shared["GLOO_SOCKET_IFNAME"] = "lo"
     command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]]
     ranks = [
         subprocess.Popen(command, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
@@ -106,16 +104,9 @@ class Recording:
 
 def agent_pid() -> int:
     """Return the pid of the agent: the process with the run's directory on its command line outside our session."""
-    run = os.environ["RINGTAP_RUN"].encode()
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                arguments = (folder / "cmdline").read_bytes().split(b"\0")
-                if run in arguments and os.getsid(int(folder.name)) != os.getsid(0):
-                    found.append(int(folder.name))
-            except OSError:
-                continue
+    run = os.environ["RINGTAP_RUN"]
+    with_run = [one.pid for one in psutil.process_iter(["cmdline"]) if run in (one.info["cmdline"] or ())]
+    found = [pid for pid in with_run if os.getsid(pid) != os.getsid(0)]
     if len(found) != 1:
         raise SystemExit(f"{len(found)} agents found instead of one")
     return found[0]
@@ -164,7 +155,6 @@ class Job:
         self._kind, self._block = kind, _BLOCKS[kind]
         self._agent = psutil.Process(agent_pid()) if self.rank == 0 else None
         self._recording = Recording(self._model, self._agent.pid if self._agent and self._block.stops_agent else 0)
-        self._instructions, self.no_instructions = instruction_counter()
         self.recorded = _WARM_UP
         self.agent_cpu_share = 0.0
 
@@ -173,40 +163,32 @@ class Job:
         self._optimizer.step()
         self._optimizer.zero_grad()
 
-    def _reduce(self, pair: dict[str, dict[str, float]]) -> dict[str, dict[str, float | None]]:
-        """Combine a pair of blocks over the ranks: the mean of times, the sum of CPU times and of instructions."""
+    def _reduce(self, pair: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+        """Combine a pair of blocks over the ranks: the mean of times, the sum of CPU times."""
         import torch
 
         values = torch.tensor([[block[key] for key in _FIGURES] for block in pair.values()], dtype=torch.float64)
         torch.distributed.all_reduce(values)
         values[:, 0] /= RANKS
-        return {
-            arm: {key: None if math.isnan(value) else value for key, value in zip(_FIGURES, row, strict=True)}
-            for arm, row in zip(pair, values.tolist(), strict=True)
-        }
+        return {arm: dict(zip(_FIGURES, row, strict=True)) for arm, row in zip(pair, values.tolist(), strict=True)}
 
-    def _is_continued(self, pairs: list[Any], half_width_pct: float, passed_s: float, limit_s: float) -> bool:
-        """Return True if another pair follows: there are too few, or rank 0 finds the interval too wide."""
+    def _is_continued(self, count: int, passed_s: float, limit_s: float) -> bool:
+        """Return True if another pair follows: there are too few, or rank 0 finds that there is time."""
         import torch
 
-        wanted = torch.zeros(1)
-        if len(pairs) < _MIN_PAIRS:
-            return True
-        if passed_s < limit_s:
-            _, low, high = added_pct(self._kind, pairs)
-            wanted[0] = passed_s < _MIN_S or high - low > 2 * half_width_pct
+        wanted = torch.tensor(float(count < _MIN_PAIRS or passed_s < limit_s))
         torch.distributed.broadcast(wanted, 0)
         return bool(wanted)
 
-    def measure(self, limit_s: float, half_width_pct: float, seed: int) -> list[dict[str, dict[str, float | None]]]:
-        """Run pairs of blocks until the interval is narrow enough or ``limit_s`` have passed."""
+    def measure(self, limit_s: float, seed: int) -> list[dict[str, dict[str, float]]]:
+        """Run pairs of blocks until ``limit_s`` have passed."""
         for _ in range(_WARM_UP):
             self._iterate()
         order = random.Random(seed)
-        pairs: list[dict[str, dict[str, float | None]]] = []
+        pairs: list[dict[str, dict[str, float]]] = []
         begun_s, agent_cpu_s = time.monotonic(), self._agent_cpu_s()
         try:
-            while self._is_continued(pairs, half_width_pct, time.monotonic() - begun_s, limit_s):
+            while self._is_continued(len(pairs), time.monotonic() - begun_s, limit_s):
                 arms = order.sample(["with", "without"], 2)
                 pairs.append(self._reduce({arm: self._run_block(arm == "with") for arm in arms}))
         finally:
@@ -227,26 +209,24 @@ class Job:
         for _ in range(self._block.settle):
             self._iterate()
         gc.disable()
-        before = self._instructions() if self._instructions else math.nan
         cpu_ns, begun_s = time.process_time_ns(), time.perf_counter()
         for _ in range(self._block.count):
             self._iterate()
         wall_s, cpu_ns = time.perf_counter() - begun_s, time.process_time_ns() - cpu_ns
-        after = self._instructions() if self._instructions else math.nan
         gc.enable()
         self._recording.check(on)
         self.recorded += (self._block.settle + self._block.count) * on
-        used = (wall_s, cpu_ns / 1e9, after - before)
+        used = (wall_s, cpu_ns / 1e9)
         return {key: value / self._block.count for key, value in zip(_FIGURES, used, strict=True)}
 
 
-def _train(kind: str, limit_s: float, half_width_pct: float, seed: int) -> None:
+def _train(kind: str, limit_s: float, seed: int) -> None:
     import torch.distributed as dist
 
     job = Job(kind)
-    pairs = job.measure(limit_s, half_width_pct, seed)
+    pairs = job.measure(limit_s, seed)
     if job.rank == 0:
-        results = {"pairs": pairs, "recorded": job.recorded, "no_instructions": job.no_instructions}
+        results: dict[str, Any] = {"pairs": pairs, "recorded": job.recorded}
         # the CPU time of an agent that is stopped half of the time is not its cost
         results["agent_cpu_share"] = None if _BLOCKS[kind].stops_agent else job.agent_cpu_share
         print(json.dumps(results), flush=True)
@@ -259,6 +239,6 @@ if __name__ == "__main__":
     if "RANK" in os.environ:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})
-        _train(sys.argv[1], float(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))
+        _train(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]))
     else:
         sys.exit(_launch())

@@ -1,4 +1,4 @@
-"""Connections with traffic, which the agent records while its cost is measured.
+"""Keeps connections with traffic, which the agent records while its cost is measured.
 
 ``python _overhead_sockets.py serve ADDRESS`` prints its port and echoes data; ``… talk ADDRESS PORT CONNECTIONS
 PERIOD_S`` sends 1 kB on each connection once per period and receives 1 kB, evenly spread. Both run until killed.
@@ -6,7 +6,7 @@ PERIOD_S`` sends 1 kB on each connection once per period and receives 1 kB, even
 
 from __future__ import annotations
 
-import selectors
+import asyncio
 import socket
 import sys
 import time
@@ -14,19 +14,15 @@ import time
 _BYTES = 1000
 
 
-def _serve(address: str) -> None:
-    poll = selectors.DefaultSelector()
-    with socket.create_server((address, 0), backlog=1024) as server:
-        print(server.getsockname()[1], file=sys.stderr, flush=True)
-        poll.register(server, selectors.EVENT_READ)
-        while True:
-            for key, _ in poll.select():
-                if key.fileobj is server:
-                    poll.register(server.accept()[0], selectors.EVENT_READ)
-                    continue
-                connection = key.fileobj
-                assert isinstance(connection, socket.socket)
-                connection.sendall(connection.recv(_BYTES))
+async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(_BYTES):
+        writer.write(data)
+
+
+async def _serve(address: str) -> None:
+    server = await asyncio.start_server(_echo, address, 0, backlog=1024)
+    print(server.sockets[0].getsockname()[1], file=sys.stderr, flush=True)
+    await server.serve_forever()
 
 
 def _talk(address: str, port: int, connections: int, period_s: float) -> None:
@@ -45,6 +41,6 @@ def _talk(address: str, port: int, connections: int, period_s: float) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
-        _serve(sys.argv[2])
+        asyncio.run(_serve(sys.argv[2]))
     else:
         _talk(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))

@@ -1,12 +1,12 @@
-"""Generator of captures, a separate program so that the memory of NumPy does not count as that of a reader.
+"""Generates captures, in a separate program so that the memory of NumPy does not count as that of a reader.
 
-python benchmarks/_pcap_file.py FILE PACKETS [SKIPPED]
+python benchmarks/_pcap_file.py FILE PACKETS
 
 There are 1,000 flows, 950 of TCP and 50 of UDP, each between two of 64 hosts: bursts of 12 packets on average, 55 % of
 them with 1,448 bytes of payload, 15 % with any smaller number, 30 % acknowledgements of the other side. TCP's sequence
 numbers are consistent. The times are those of a link of 10 Gbit/s that is idle a third of the time. The file repeats a
-pattern of up to a million packets, with continuing times and TCP numbers; about SKIPPED packets are left out at
-the beginning. 96 bytes of a packet are kept. The last line contains the number of packets and the bytes on the wire.
+pattern of up to a million packets, with continuing times and TCP numbers. 96 bytes of a packet are kept. The last line
+contains the number of packets and the bytes on the wire.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _UDP_FLOWS = 50
 _START_S = 1_700_000_000
 _FULL, _HEADERS = 1448, 14 + 20 + 32  # TCP with timestamps
 _BURST, _BIT_NS, _BUSY = 12, 0.1, 2 / 3
-_RECORD = 16 + SNAP_BYTES
+_RECORD, _REST = 16 + SNAP_BYTES, SNAP_BYTES - 66  # bytes of a record, and those of it behind the headers
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -128,37 +128,21 @@ def _records(
         "options": (">u4", 0x0101_080A),
         "stamps": (">u8", 1),
     }
-    made = np.zeros((len(flow), _RECORD), np.uint8)
-    view = made.view(
-        np.dtype(
-            {
-                "names": list(head),
-                "formats": [kind for kind, _ in head.values()],
-                "offsets": _offsets(head),
-                "itemsize": _RECORD,
-            }
-        )
-    )[:, 0]
+    made = np.zeros(len(flow), [*((name, kind) for name, (kind, _) in head.items()), ("rest", f"V{_REST}")])
     for name, (_, values) in head.items():
-        view[name] = values
-    return made
-
-
-def _offsets(head: dict[str, tuple[str, Any]]) -> list[int]:
-    sizes = [np.dtype(kind).itemsize for kind, _ in head.values()]
-    return [sum(sizes[:index]) for index in range(len(sizes))]
+        made[name] = values
+    return made.view(np.uint8).reshape(-1, _RECORD)
 
 
 def main() -> None:
     """Run the command line above."""
     path, packets = Path(sys.argv[1]), int(sys.argv[2])
     pattern = Pattern(min(packets, PATTERN_PACKETS))
-    skipped = -(-int(sys.argv[3]) // pattern.packets) if len(sys.argv) > 3 else 0
     turns = -(-packets // pattern.packets)
     with path.open("wb") as file:
         header = np.array([0xA1B23C4D, 2 | 4 << 16, 0, 0, SNAP_BYTES, 1], "<u4")  # in nanoseconds
         file.write(header.tobytes())
-        for turn in range(skipped, skipped + turns):
+        for turn in range(turns):
             pattern.repeated(turn).tofile(file)
     print(json.dumps({"packets": turns * pattern.packets, "bytes": turns * pattern.bytes}))
 

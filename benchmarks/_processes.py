@@ -1,4 +1,4 @@
-"""Processes of the benchmark: pinned or in a namespace, with time limits and resource usage; they end with it."""
+"""Starts the processes of a benchmark: pinned, with time limits and resource usage; they end with it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import psutil
 from _checkout import ROOT
 
-from ringtap.parent_death import die_with_parent
-
-if TYPE_CHECKING:
-    from _namespaces import Namespace
+from ringtap.core.parent_death import die_with_parent
 
 _GRACE_S = 5.0
 
@@ -45,28 +43,19 @@ class Child:
 
     Args:
         argv: the command line.
-        namespace: network namespace to run in; None: the benchmark's.
         cpus: cores to run on; None: the benchmark's.
         environment: variables added to the benchmark's environment.
     """
 
-    def __init__(
-        self,
-        argv: Sequence[str],
-        namespace: Namespace | None,
-        cpus: Iterable[int] | None,
-        environment: Mapping[str, str],
-    ) -> None:
+    def __init__(self, argv: Sequence[str], cpus: Iterable[int] | None, environment: Mapping[str, str]) -> None:
         self.argv = list(argv)
         chosen = None if cpus is None else set(cpus)
         end_with_benchmark = die_with_parent()
 
         def prepare() -> None:
-            if namespace is not None:
-                namespace.join()
             if chosen:
                 os.sched_setaffinity(0, chosen)
-            end_with_benchmark()  # last: entering a user namespace would undo it
+            end_with_benchmark()
 
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self._stdout, self._stderr = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 -- closed by _reap
@@ -84,6 +73,7 @@ class Child:
         except (OSError, subprocess.SubprocessError) as error:
             raise BenchmarkError(f"{self.argv[0]} could not be started: {error}") from error
         self.pid = self._process.pid
+        self.process = psutil.Process(self.pid)
         self._pidfd = os.pidfd_open(self.pid)
         self._ended: Ended | None = None
 
@@ -96,11 +86,23 @@ class Child:
         """Return the text that the process has written to standard error so far."""
         return _text(self._stderr.fileno())
 
-    def children(self) -> list[int]:
-        """Return the pids of its running child processes."""
-        with contextlib.suppress(OSError):
-            return [int(word) for word in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+    def children(self, *, recursive: bool = False) -> list[psutil.Process]:
+        """Return its running child processes, and theirs if ``recursive``."""
+        with contextlib.suppress(psutil.Error):
+            return self.process.children(recursive)
         return []
+
+    def await_it(self, what: Callable[[], bool], name: str, timeout_s: float = 20.0) -> None:
+        """Wait until something is true of the process; end it if it is not in time.
+
+        Raises:
+            BenchmarkError: it is not true in time, or the process has ended; the message has its last line of errors.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while not what():
+            if self.is_over(0.005) or time.monotonic() > deadline_s:
+                lines = self.end().stderr.strip().splitlines()
+                raise BenchmarkError(f"'{self.name}' does not {name}: {lines[-1] if lines else 'no message'}")
 
     def wait(self, timeout_s: float) -> Ended:
         """Wait until the process ends; end it after ``timeout_s``.
@@ -128,16 +130,13 @@ class Child:
     def end(self, number: int = signal.SIGTERM) -> Ended:
         """Send the process a signal to end; after 5 s, kill it and the processes that it started."""
         if self._ended is None and not self.is_over(0):
-            self._send(number)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
             if not self.is_over(_GRACE_S):
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.pid, signal.SIGKILL)
                 self.is_over(None)
         return self._reap()
-
-    def _send(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, number)
 
     def is_over(self, timeout_s: float | None) -> bool:
         """Return True if the process ends within ``timeout_s`` (None: no limit)."""
@@ -185,30 +184,12 @@ class Processes:
             child.end()
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
-    def start(
-        self, argv: Sequence[str], namespace: Namespace | None = None, cpus: Iterable[int] | None = None
-    ) -> Child:
+    def start(self, argv: Iterable[object], cpus: Iterable[int] | None = None) -> Child:
         """Start a process; see `Child`."""
-        child = Child(argv, namespace, cpus, self._environment)
+        child = Child(list(map(str, argv)), cpus, self._environment)
         self._children.append(child)
         return child
 
-
-def wait_until_listening(child: Child, port: int, timeout_s: float = 10.0) -> None:
-    """Wait until some socket of the child's network namespace listens on a port, without connecting to it.
-
-    Raises:
-        BenchmarkError: no socket listens in time, or the child has ended.
-    """
-    deadline_s = time.monotonic() + timeout_s
-    while time.monotonic() < deadline_s:
-        with contextlib.suppress(OSError):
-            for table in ("tcp", "tcp6"):
-                for line in Path(f"/proc/{child.pid}/net/{table}").read_text().splitlines()[1:]:
-                    columns = line.split()
-                    if columns[3] == "0A" and int(columns[1].rpartition(":")[2], 16) == port:
-                        return
-        if child.is_over(0.01):
-            child.result(0)
-            break
-    raise BenchmarkError(f"'{child.name}' does not listen on port {port}")
+    def ringtap(self, *words: object, cpus: Iterable[int] | None = None) -> Child:
+        """Start a command of ringtap."""
+        return self.start([sys.executable, "-m", "ringtap.cli", *words], cpus)

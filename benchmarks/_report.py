@@ -1,18 +1,19 @@
-"""Tables of results, as text for a terminal and as Markdown for the documentation."""
+"""Tables of results from samples, as text for a terminal and as Markdown for the documentation."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Collection, Sequence
+import math
+import statistics
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from _context import Bench
-from _figures import TARGETS, Samples, Target, last_line, load_error_pct, median, ratio, select, unjudged_loads
-from _throughput import RINGTAP
-
 _NONE = "-"
+
+Sample = dict[str, Any]
+Samples = dict[str, list[Sample]]
 
 
 @dataclass(frozen=True)
@@ -24,68 +25,55 @@ class Table:
     rows: list[list[str]]
 
 
-def tables(bench: Bench) -> list[Table]:
-    """Return every table with samples; note the figures that the run cannot judge."""
-    samples, streams = bench.samples, bench.settings.streams[0]
-    figures, unjudged = last_line(samples, streams), unjudged_loads(samples)
-    bench.notes += unjudged
-    unsure = {"load_error_pct_max"} if unjudged and figures["load_error_pct_max"] is None else set()
-    made = [targets_table(TARGETS, figures, unsure)]
-    made += [_throughput(bench, route.name, count) for route in bench.routes for count in (1, *bench.settings.streams)]
-    made += [
-        _load(samples, bench.settings.load_s),
-        _lateness(samples),
-        _rates(samples),
-        _others(samples),
-        _wire(samples),
-    ]
-    return [table for table in made if table.rows]
+@dataclass(frozen=True)
+class Target:
+    """A figure and the limit that it must meet.
+
+    Attributes:
+        key: key of the figure in the last line.
+        figure: description of the figure.
+        limit: text of the limit.
+        is_met: returns True if a value is within the limit.
+    """
+
+    key: str
+    figure: str
+    limit: str
+    is_met: Callable[[float], bool]
 
 
-def write(
-    bench: Bench, machine: dict[str, Any], options: argparse.Namespace, figures: dict[str, Any], made: list[Table]
-) -> None:
-    """Write the samples to the file of -o, the tables to the file of --markdown; print the tables and the figures."""
-    if options.output:
-        raw: dict[str, Any] = {"machine": machine, "settings": vars(bench.settings), "samples": bench.samples}
-        raw |= {"figures": figures, "notes": bench.notes, "failures": bench.failures}
-        options.output.write_text(json.dumps(raw, indent=1) + "\n")
-    if options.markdown:
-        options.markdown.write_text(_as_markdown(machine, bench, made))
-    print(_as_text(machine, bench, made))
-    print()
-    print(json.dumps(figures), flush=True)
+def median(samples: Iterable[Sample], key: str) -> float | None:
+    """Return the median of one figure; None if no sample has it."""
+    values = [float(sample[key]) for sample in samples if sample.get(key) is not None]
+    return statistics.median(values) if values else None
 
 
-def _as_text(machine: dict[str, Any], bench: Bench, made: list[Table]) -> str:
-    parts = [_machine(machine)]
-    for table in made:
-        lines = [[cell.strip("*").replace("`", "") for cell in line] for line in (table.head, *table.rows)]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
-        parts.append("\n".join([table.title, *("  " + "  ".join(line).rstrip() for line in padded)]))
-    return "\n\n".join(parts + _sentences(bench))
+def select(samples: Samples, measure: str, **values: Any) -> list[Sample]:
+    """Return the samples of a measure with the given values."""
+    of_measure = samples.get(measure, [])
+    return [sample for sample in of_measure if all(sample.get(key) == value for key, value in values.items())]
 
 
-def _as_markdown(machine: dict[str, Any], bench: Bench, made: list[Table]) -> str:
-    parts = [_machine(machine)]
-    for table in made:
-        lines = [table.head, ["---"] * len(table.head), *table.rows]
-        parts.append("\n".join([f"{table.title}:", "", *(f"| {' | '.join(line)} |" for line in lines)]))
-    return "\n\n".join(parts + _sentences(bench)) + "\n"
+def paired_ratio(some: Sequence[Sample], others: Sequence[Sample], key: str) -> float | None:
+    """Return the median over rounds of a figure divided by that of other samples of the same round; None: no round."""
+    divisors = {sample["round"]: sample[key] for sample in others}
+    ratios = [sample[key] / divisors[sample["round"]] for sample in some if sample["round"] in divisors]
+    return statistics.median(ratios) if ratios else None
 
 
-def _machine(machine: dict[str, Any]) -> str:
-    return (
-        f"Measured {machine['date']}: {machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, "
-        f"Linux {machine['kernel']}, {machine['python']}, {machine['iperf3'] or 'no iperf3'}, TCP "
-        f"{machine['congestion_control']}. The machine's own host took {machine['stolen_pct']:.1f} % of the cores' "
-        f"time, and other programs took {machine['others_pct']:.1f} %."
-    )
+def rounded(figures: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Return figures of the last line with four digits; None: not measured."""
+    return {
+        key: float(f"{value:.4g}") if value is not None and math.isfinite(value) else None
+        for key, value in figures.items()
+    }
 
 
-def _sentences(bench: Bench) -> list[str]:
-    return ["\n".join(f"- {text}" for text in texts) for texts in (bench.notes, bench.failures) if texts]
+def number(value: float | None) -> str:
+    """Return the text of a number: three significant digits, or whole numbers from 1000 on; a dash for None."""
+    if value is None:
+        return _NONE
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def targets_table(targets: Sequence[Target], values: dict[str, Any], unsure: Collection[str] = ()) -> Table:
@@ -99,106 +87,63 @@ def targets_table(targets: Sequence[Target], values: dict[str, Any], unsure: Col
     return Table("Targets", ["figure", "target", "measured", "met"], rows)
 
 
-def _throughput(bench: Bench, route: str, streams: int) -> Table:
+def medians_table(title: str, samples: Sequence[Sample], cases: Mapping[str, str], figures: Mapping[str, str]) -> Table:
+    """Return a row for each case that was measured, with the medians of its figures.
+
+    Args:
+        title: title of the table.
+        samples: samples of one measure.
+        cases: key of a sample that tells cases apart -> heading.
+        figures: key of a figure -> heading.
+    """
     rows = []
-    for tool in (RINGTAP, *(peer.name for peer in bench.peers)):
-        taken = select(bench.samples, "throughput", route=route, streams=streams, tool=tool)
-        if taken:
-            gbits = sorted(sample["goodput_bps"] / 1e9 for sample in taken)
-            middle = (median(taken, "goodput_bps") or 0) / 1e9
-            relative = _NONE if tool == RINGTAP else number(ratio(bench.samples, route, streams, tool))
-            spread = f"{gbits[0]:.3g} to {gbits[-1]:.3g}"
-            cpu = number(median(taken, "cpu_s_per_gb"))
-            rows.append([tool, f"{middle:.3g}", spread, cpu, relative, str(len(taken)), _stolen(taken)])
-    title = f"Goodput over {route}, {streams} stream{'s' if streams > 1 else ''}, {bench.settings.bulk_s:g} s each"
-    head = ["tool", "Gbit/s", "min to max", "CPU s/GB", "ringtap / tool", "samples", "stolen %"]
-    return Table(title, head, rows)
+    for case in dict.fromkeys(tuple(sample[key] for key in cases) for sample in samples):
+        some = [sample for sample in samples if tuple(sample[key] for key in cases) == case]
+        cells = [value if isinstance(value, str) else f"{value:,}" for value in case]
+        cells += [number(median(some, key)) for key in figures]
+        rows.append([*cells, str(len(some)), f"{median(some, 'stolen_pct') or 0:.1f}"])
+    return Table(title, [*cases.values(), *figures.values(), "samples", "stolen %"], rows)
 
 
-def _load(samples: Samples, length_s: float) -> Table:
-    rows = []
-    cases = {(sample["tool"], sample["kind"], sample["share"]) for sample in samples.get("load", [])}
-    for tool, kind, share in sorted(cases, key=lambda case: (case[0] != RINGTAP, case)):
-        taken = select(samples, "load", tool=tool, kind=kind, share=share)
-        planned, achieved = ((median(taken, key) or 0) / 1e9 for key in ("planned_bps", "achieved_bps"))
-        judged = load_error_pct(samples, tool, kind, share)
-        error = number(judged) if judged is not None else f"{number(median(taken, 'error_pct'))} (cannot judge)"
-        rows.append(
-            [tool, kind, f"{share:.0%}", f"{planned:.4g}", f"{achieved:.4g}", error, str(len(taken)), _stolen(taken)]
-        )
-        rows[-1].append(number(median(taken, "others_pct")))
-    title = f"Achieved and planned load over {length_s:g} s, at shares of the calibrated ceiling"
-    head = ["tool", "kind", "share", "planned Gbit/s", "achieved Gbit/s", "error %", "samples", "stolen %", "others %"]
-    return Table(title, head, rows)
+def write(
+    machine: dict[str, Any],
+    options: argparse.Namespace,
+    figures: dict[str, Any],
+    made: Sequence[Table],
+    samples: Samples,
+    notes: list[str],
+    failures: list[str],
+) -> None:
+    """Write the samples to the file of -o, the tables to the file of --markdown; print the tables and the figures."""
+    made = [table for table in made if table.rows]
+    sentences = ["\n".join(f"- {text}" for text in texts) for texts in (notes, failures) if texts]
+    if options.output:
+        raw = {"machine": machine, "samples": samples, "figures": figures, "notes": notes, "failures": failures}
+        options.output.write_text(json.dumps(raw, indent=1) + "\n")
+    if options.markdown:
+        parts = [_machine(machine), *map(_as_markdown, made), *sentences]
+        options.markdown.write_text("\n\n".join(parts) + "\n")
+    print("\n\n".join([_machine(machine), *map(_as_text, made), *sentences]))
+    print()
+    print(json.dumps(figures), flush=True)
 
 
-def _lateness(samples: Samples) -> Table:
-    rows = []
-    for core in ("idle", "loaded"):
-        taken = select(samples, "lateness", core=core)
-        if taken:
-            late = [number(median(taken, key)) for key in ("p50_us", "p90_us", "p99_us", "max_us", "missed_slots")]
-            rows.append([core, *late, str(len(taken)), _stolen(taken)])
-    title = "Lateness of 1000 small flows per second beside bulk flows, µs"
-    return Table(title, ["launcher's core", "p50", "p90", "p99", "max", "missed slots", "samples", "stolen %"], rows)
+def _as_text(table: Table) -> str:
+    lines = [[cell.strip("*").replace("`", "") for cell in line] for line in (table.head, *table.rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    return "\n".join([table.title, *("  " + "  ".join(line).rstrip() for line in padded)])
 
 
-def _rates(samples: Samples) -> Table:
-    rows = []
-    cases = {(sample["route"], sample["connections"]) for sample in samples.get("flow rate", [])}
-    for route, connections in sorted(cases):
-        taken = select(samples, "flow rate", route=route, connections=connections)
-        cells = [number(median(taken, key)) for key in ("offered_per_s", "flows_per_s", "finished", "planned")]
-        rows.append([route, connections, *cells, str(len(taken)), _stolen(taken)])
-    head = ["route", "connections", "offered/s", "finished/s", "finished", "planned", "samples", "stolen %"]
-    return Table("1 kB flows, one worker", head, rows)
+def _as_markdown(table: Table) -> str:
+    lines = [table.head, ["---"] * len(table.head), *table.rows]
+    return "\n".join([f"{table.title}:", "", *(f"| {' | '.join(line)} |" for line in lines)])
 
 
-def _others(samples: Samples) -> Table:
-    rows = []
-    for sample in samples.get("concurrent flows", []):
-        rows.append([f"flows open at the same time, of {sample['wanted']:,}", f"{sample['open_at_once']:,}"])
-        rows.append(["of them finished", f"{sample['finished']:,}"])
-    for sample in samples.get("million flows", []):
-        for verb in ("write", "read"):
-            action = f"{verb} a plan of {sample['flows']:,} flows ({sample['file_mb']:.0f} MB)"
-            rows.append([action, f"{sample[f'{verb}_s']:.2f} s, {sample[f'{verb}_rss_mb']:.0f} MB of memory"])
-    for sample in samples.get("calibrate", []):
-        rows.append(["calibrated ceiling, loopback", f"{sample['ceiling_bps'] / 1e9:.3g} Gbit/s"])
-    return Table("Other figures", ["figure", "measured"], rows)
-
-
-def _wire(samples: Samples) -> Table:
-    rows = []
-    for share in sorted({sample["share"] for sample in samples.get("wire", [])}):
-        taken = select(samples, "wire", share=share)
-        load = f"{(median(taken, 'load_bps') or 0) / 1e9:.3g}"
-        for part in ("burst", "quiet"):
-            cells = [_percent(median(taken, f"{part}_{key}")) for key in _WIRE]
-            lost = number(median(taken, "lost_packets"))
-            rows.append([f"{share:.0%}", load, part, *cells, lost, str(len(taken)), _stolen(taken)])
-    head = ["share", "Gbit/s", "part", *_WIRE.values(), "not captured", "samples", "stolen %"]
-    return Table("Bytes on the wire (captured on veth) against plan, per 1 ms burst and quiet part", head, rows)
-
-
-_WIRE = {
-    "share_within_5_percent": "share within 5 %, %",
-    "error_median": "error, median %",
-    "error_p95": "error, p95 %",
-    "error_worst": "error, max %",
-}
-
-
-def _percent(share: float | None) -> str:
-    return _NONE if share is None else number(share * 100)
-
-
-def _stolen(taken: list[dict[str, Any]]) -> str:
-    return f"{median(taken, 'stolen_pct') or 0:.1f}"
-
-
-def number(value: float | None) -> str:
-    """Return the text of a number: three significant digits, or whole numbers from 1000 on; a dash for None."""
-    if value is None:
-        return _NONE
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+def _machine(machine: dict[str, Any]) -> str:
+    return (
+        f"Measured {machine['date']}: {machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, "
+        f"Linux {machine['kernel']}, {machine['python']}, TCP {machine['congestion_control']}. "
+        f"The machine's own host took {machine['stolen_pct']:.1f} % of the cores' "
+        f"time, and other programs took {machine['others_pct']:.1f} %."
+    )

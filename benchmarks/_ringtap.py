@@ -1,48 +1,41 @@
-"""ringtap through its command line: receivers, senders, plans and logs."""
+"""Drives ``ringtap traffic`` through its command line: receivers, senders, plans and logs, over loopback."""
 
 from __future__ import annotations
 
 import json
 import socket
-import sys
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _namespaces import Namespace, Route
-from _processes import BenchmarkError, Child, Ended, Processes
+from _processes import BenchmarkError, Ended, Processes
 
-from ringtap.errors import RingtapError
-from ringtap.records import open_records
+from ringtap.core.errors import RingtapError
+from ringtap.core.records import open_records
 
-TRAFFIC = [sys.executable, "-m", "ringtap.cli", "traffic"]
-#: variable for the benchmark's processes: a receiver beyond loopback requires a token
-TOKEN = {"RINGTAP_TOKEN": "benchmark"}
+HOST = "127.0.0.1"
 _SLACK_S = 30.0
 
 
 def free_port() -> int:
-    """Return a port that is free here; the benchmark's namespaces are empty, so it is also free there."""
+    """Return a port that is free."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
 
 
-def traffic(
-    processes: Processes, *arguments: object, namespace: Namespace | None = None, timeout_s: float = 60.0
-) -> Ended:
+def traffic(processes: Processes, *arguments: object, timeout_s: float = 120.0) -> Ended:
     """Run ``ringtap traffic ...`` until it ends successfully.
 
     Raises:
         BenchmarkError: it failed or took too long.
     """
-    return processes.start([*TRAFFIC, *map(str, arguments)], namespace).result(timeout_s)
+    return processes.ringtap("traffic", *arguments).result(timeout_s)
 
 
 class Receiver:
-    """A context manager that runs ``ringtap traffic serve`` on a route's receiving side.
+    """A context manager that runs ``ringtap traffic serve`` on a free port.
 
     Attributes:
         address: ``HOST:PORT``.
@@ -50,21 +43,14 @@ class Receiver:
         cpu_s: user and system time, from its start to its end.
     """
 
-    def __init__(
-        self, processes: Processes, route: Route, port: int, *arguments: object, cpus: Iterable[int] | None = None
-    ) -> None:
-        self.address = f"{route.address}:{port}"
+    def __init__(self, processes: Processes, port: int, *arguments: object, cpus: Iterable[int] | None = None) -> None:
+        self.address = f"{HOST}:{port}"
         self.summary: dict[str, Any] = {}
         self.cpu_s = 0.0
-        argv = [*TRAFFIC, "serve", "--bind", self.address, "--json", *map(str, arguments)]
-        self._child = processes.start(argv, route.receiver, cpus)
+        self._child = processes.ringtap("traffic", "serve", "--bind", self.address, "--json", *arguments, cpus=cpus)
 
     def __enter__(self) -> Receiver:
-        deadline_s = time.monotonic() + 10
-        while f"listening on {self.address}" not in self._child.errors_so_far():
-            if self._child.is_over(0.005) or time.monotonic() > deadline_s:
-                lines = self._child.end().stderr.strip().splitlines()
-                raise BenchmarkError(f"'{self._child.name}' does not listen: {lines[-1] if lines else 'no message'}")
+        self._child.await_it(lambda: f"listening on {self.address}" in self._child.errors_so_far(), "listen")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -93,33 +79,17 @@ class Sent:
     cpu_s: float
 
 
-def start_sending(processes: Processes, route: Route, plan: Path, *arguments: object) -> Child:
-    """Start sending a plan from a route's sending side."""
-    return processes.start([*TRAFFIC, "send", str(plan), "--json", *map(str, arguments)], route.sender)
-
-
-def finish_sending(sending: Child, timeout_s: float) -> Sent:
-    """Wait until the sender ends successfully.
-
-    Raises:
-        BenchmarkError: it failed or took too long.
-    """
-    ended = sending.result(timeout_s + _SLACK_S)
-    return Sent(json.loads(ended.stdout.splitlines()[-1]), ended.cpu_s)
-
-
-def send(processes: Processes, route: Route, plan: Path, *arguments: object, timeout_s: float) -> Sent:
+def send(processes: Processes, plan: Path, *arguments: object, timeout_s: float) -> Sent:
     """Send a plan and wait for the sender's end.
 
     Raises:
         BenchmarkError: it failed or took too long.
     """
-    return finish_sending(start_sending(processes, route, plan, *arguments), timeout_s)
+    ended = processes.ringtap("traffic", "send", plan, "--json", *arguments).result(timeout_s + _SLACK_S)
+    return Sent(json.loads(ended.stdout.splitlines()[-1]), ended.cpu_s)
 
 
-def write_plan(
-    path: Path, destination: str, duration_s: float, flows: Iterable[tuple[int, int]], pacing_bps: int | None = None
-) -> Path:
+def write_plan(path: Path, destination: str, duration_s: float, flows: Iterable[tuple[int, int]]) -> Path:
     """Write a plan file by hand (docs/commands/traffic-plans.md): flows are (start in ns, bytes), in order."""
     lines = []
     total = 0
@@ -127,8 +97,7 @@ def write_plan(
         lines.append(f"{start_ns}\t-\t{destination}\t{size_bytes}\t-\n")
         total += size_bytes
     header = {"format": "ringtap-flow-plan", "version": 2, "kind": "benchmark", "duration_ns": round(duration_s * 1e9)}
-    header |= {"destinations": [destination], "sources": [], "load_counts": "payload"}
-    header |= {"transport": {} if pacing_bps is None else {"pacing_bps": pacing_bps}}
+    header |= {"destinations": [destination], "sources": [], "load_counts": "payload", "transport": {}}
     header |= {"starts": "ns after the sender's launch", "flows": len(lines), "bytes": total}
     path.write_text(json.dumps(header) + "\n" + "".join(lines))
     return path

@@ -31,17 +31,18 @@ from _checkout import ROOT
 from _result import write_result
 
 from ringtap.agents.testbed import registry
-from ringtap.errors import MeasurementError
-from ringtap.records import open_records
-from ringtap.rundir import read_json
-from ringtap.schema import NODE, NODE_JSON, RUN_JSON
-from ringtap.terminal import as_command
+from ringtap.core.errors import MeasurementError
+from ringtap.core.records import open_records
+from ringtap.core.rundir import read_json
+from ringtap.core.schema import NODE, NODE_JSON, RUN_JSON
+from ringtap.core.terminal import as_command
 
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
 SIGNALS = ("KILL", "TERM", "HUP", "INT", "STOP")
 CODE, STEPS, STEP_S = 7, 80, 0.05
 _STOP_S, _END_S, _LEFT_S = 2.0, 240.0, 15.0
 _GAP_S = 1.0  # longest time between the last sample and the end of the job in a recording that is complete
+_BASIC = ("--collect", "nic,steps")
 _TOKEN = "RINGTAP_KILLS"  # environment variable by which processes are found
 
 JOB = f"""
@@ -90,48 +91,10 @@ command = {json.dumps([sys.executable, "-c", MARKS])}
 TESTBED = """
 import sys
 from contextlib import suppress
-from ringtap.agents.testbed.up import testbed
+from ringtap.agents.testbed.launch import testbed
 with testbed("A,B", "100mbit", name=sys.argv[1]) as built, suppress(KeyboardInterrupt):
     print("up", flush=True)
     sys.stdin.read()
-"""
-CONTROLLER = """
-import sys, time
-from pathlib import Path
-from ringtap.agents.hosts.ssh import SshHost, SshHosts
-folder = Path(sys.argv[1])
-hosts = SshHosts([SshHost("far", "far", workdir=str(folder / "disk"))], config=folder / "ssh_config")
-try:
-    process = hosts.start("far", "sleeper", ["sleep", "6"], folder / "sleeper.log")
-    while process.exit_code() is None:
-        time.sleep(0.1)
-except KeyboardInterrupt:
-    sys.exit(130)
-finally:
-    hosts.close()
-"""
-SSHD = """\
-Port {port}
-ListenAddress 127.0.0.1
-HostKey {folder}/key
-AuthorizedKeysFile {folder}/key.pub
-PidFile none
-UsePAM no
-StrictModes no
-PermitRootLogin yes
-SetEnv {name}={token} PYTHONPATH={modules}
-"""
-SSH = """\
-Host far
-  HostName 127.0.0.1
-  Port {port}
-  User root
-  IdentityFile {folder}/key
-  IdentitiesOnly yes
-  IdentityAgent none
-  UserKnownHostsFile /dev/null
-  GlobalKnownHostsFile /dev/null
-  StrictHostKeyChecking no
 """
 
 
@@ -244,23 +207,11 @@ def _wrap(box: Box, *options: str, command: list[str] | None = None) -> dict[str
     }
 
 
-def _run(box: Box) -> dict[str, Callable[[], Any]]:
-    return _wrap(box, "--collect", "nic,steps")
-
-
 def _run_packets(box: Box) -> dict[str, Callable[[], Any]]:
     found = _wrap(box, "--collect", "nic,steps,packets", "--interface", "lo")
     tcpdump = lambda: box.find("-w", name="tcpdump")  # noqa: E731 - others only ask it for its version
     shell = psutil.Process(box.await_it(tcpdump).ppid())
     return found | {"tcpdump": tcpdump, "its shell": lambda: shell}
-
-
-def _run_metrics(box: Box) -> dict[str, Callable[[], Any]]:
-    return _wrap(box, "--collect", "nic,steps", "--metrics", ":0")
-
-
-def _run_live(box: Box) -> dict[str, Callable[[], Any]]:
-    return _wrap(box, "--collect", "nic,steps", "--live")
 
 
 def _run_ranks(box: Box) -> dict[str, Callable[[], Any]]:
@@ -273,7 +224,7 @@ def _run_ranks(box: Box) -> dict[str, Callable[[], Any]]:
 
 
 def _viewer(box: Box, *options: str) -> dict[str, Callable[[], Any]]:
-    found = _wrap(box, "--collect", "nic,steps")
+    found = _wrap(box, *_BASIC)
     viewer = box.start(*RINGTAP, "live", *options, box.run, is_server="--web" in options)
     box.await_it(lambda: any(path.stat().st_size for path in box.folder.glob("1.*")))
     return found | {"viewer": lambda: psutil.Process(viewer.pid)}
@@ -338,28 +289,6 @@ def _sweep(box: Box) -> dict[str, Callable[[], Any]]:
     }
 
 
-def _ssh(box: Box) -> dict[str, Callable[[], Any]]:
-    from _ringtap import free_port
-
-    about = {"folder": box.folder, "port": free_port(), "name": _TOKEN, "token": box.token, "modules": ROOT}
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(box.folder / "key")], check=True)
-    (box.folder / "sshd_config").write_text(SSHD.format(**about))
-    (box.folder / "ssh_config").write_text(SSH.format(**about))
-    Path("/run/sshd").mkdir(exist_ok=True)
-    server = box.start("/usr/sbin/sshd", "-D", "-e", "-f", box.folder / "sshd_config", is_server=True)
-    box.await_it(lambda: "Server listening" in box.errors())
-    controller = box.start(sys.executable, "-c", CONTROLLER, box.folder)
-    box.await_it(lambda: box.find("sleep 6", name="sleep"))
-    worker = lambda: box.find("ringtap.agents.hosts.worker", name="python")  # noqa: E731
-    return {
-        "controller": lambda: psutil.Process(controller.pid),
-        "ssh": lambda: box.find(name="ssh", above=controller.pid),
-        "session of sshd": lambda: psutil.Process(server.pid).children()[0],
-        "host worker": worker,
-        "command": lambda: box.find("sleep 6", name="sleep"),
-    }
-
-
 def _dask(box: Box) -> dict[str, Callable[[], Any]]:
     words = ["run", "-o", str(box.run), "--collect", "nic,steps", "--", sys.executable, "-c", JOB]
     subprocess.run([*RINGTAP, *words, str(box.folder / "result")], capture_output=True, check=False, timeout=_END_S)
@@ -367,20 +296,6 @@ def _dask(box: Box) -> dict[str, Callable[[], Any]]:
     worker = lambda: box.find("multiprocessing", "spawn_main")  # noqa: E731
     box.await_it(lambda: worker() or analysis.poll() is not None)
     return {"analyze": lambda: psutil.Process(analysis.pid), "worker of Dask": worker}
-
-
-def _compile(box: Box) -> dict[str, Callable[[], Any]]:
-    flows = box.start(*RINGTAP, "flows", ROOT / "examples" / "ring.pcap.gz", env={"XDG_CACHE_HOME": str(box.folder)})
-    compiler = lambda: box.find("ringtap.analysis.pcap.kernels.compile")  # noqa: E731
-    box.await_it(compiler)
-    return {"flows": lambda: psutil.Process(flows.pid), "compiler": compiler}
-
-
-def _doctor(box: Box) -> dict[str, Callable[[], Any]]:
-    doctor = box.start(*RINGTAP, "doctor")
-    task = lambda: box.find(above=doctor.pid)  # noqa: E731
-    box.await_it(task)
-    return {"doctor": lambda: psutil.Process(doctor.pid), "check": task}
 
 
 def _check_job(box: Box, target: str, number: str) -> Iterator[str]:
@@ -451,10 +366,12 @@ class Scenario:
 
 
 SCENARIOS = {
-    "run": Scenario(_run, ("supervisor", "agent", "group watch", "job"), True, True),
+    "run": Scenario(lambda box: _wrap(box, *_BASIC), ("supervisor", "agent", "group watch", "job"), True, True),
     "run with packets": Scenario(_run_packets, ("tcpdump", "its shell", "agent"), True, True),
-    "run --metrics": Scenario(_run_metrics, ("metrics server", "supervisor"), True, True),
-    "run --live": Scenario(_run_live, ("view", "supervisor"), True, True),
+    "run --metrics": Scenario(
+        lambda box: _wrap(box, *_BASIC, "--metrics", ":0"), ("metrics server", "supervisor"), True, True
+    ),
+    "run --live": Scenario(lambda box: _wrap(box, *_BASIC, "--live"), ("view", "supervisor"), True, True),
     "torchrun": Scenario(_run_ranks, ("supervisor", "torchrun", "rank"), False, True),
     "live --plain": Scenario(lambda box: _viewer(box, "--plain"), ("viewer",), True, True),
     "live --web": Scenario(lambda box: _viewer(box, "--web", ":0"), ("viewer",), True, True),
@@ -464,10 +381,7 @@ SCENARIOS = {
     "sweep": Scenario(
         _sweep, ("conductor", "host worker", "supervisor", "agent", "rank", "receiver", "sender"), False, True
     ),
-    "ssh": Scenario(_ssh, ("controller", "ssh", "session of sshd", "host worker", "command")),
     "analyze": Scenario(_dask, ("analyze", "worker of Dask"), False, True),
-    "flows, first time": Scenario(_compile, ("flows", "compiler")),
-    "doctor": Scenario(_doctor, ("doctor", "check")),
 }
 
 

@@ -28,7 +28,7 @@ from ringtap.analysis.statistics.arrays import Array
 from ringtap.analysis.statistics.mean_errors import mean_errors, relative_error
 from ringtap.analysis.sweeps.next_load import Aims, Measured, choose
 from ringtap.analysis.sweeps.points import measure
-from ringtap.plan import load_plan
+from ringtap.core.sweep_plan import load_plan
 
 CAPACITY_GBPS, TARGET_GBPS = 25.0, 1.0
 GRID = load_plan("examples/reproduce.toml")

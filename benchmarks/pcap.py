@@ -6,159 +6,183 @@ python benchmarks/pcap.py [--quick | --large] [-o FILE] [--markdown FILE]
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import _checkout  # noqa: F401 -- first: lets the others import ringtap
-from _context import Bench, Settings
-from _guarded import guarded
-from _machine import CpuTimes, cores, describe
-from _pcap_report import last_line, tables
-from _pcap_tools import (
-    DPKT,
-    RINGTAP,
-    SCAPY,
-    TCPDUMP,
-    TSHARK_FIELDS,
-    TSHARK_TABLE,
-    File,
-    make_file,
-    run_loop,
-    run_ringtap,
-    run_tcpdump,
-    run_tshark,
-)
-from _processes import Ended, Processes
-from _report import write
+from _bench import Bench, parser_of, run_benchmark
+from _machine import cores
+from _processes import BenchmarkError, Ended
+from _report import Samples, Table, Target, median, medians_table, paired_ratio, rounded, select, targets_table
 
+RINGTAP, TCPDUMP, TSHARK = "ringtap flows", "tcpdump -w", "tshark -z conv,tcp"
+_GENERATOR = Path(__file__).with_name("_pcap_file.py")
+_MAX_S = 900.0
 _QUICK_LIMIT_S = 50.0
-_CAUTION = 1.2  # a round may take longer than the longest one so far
-_LARGE_PACKETS = 98_000_000  # more than 10 GB
+_PACKETS, _QUICK_PACKETS, _LARGE_PACKETS = 10_000_000, 8_000_000, 98_000_000  # the last is more than 10 GB
+_TSHARK_PACKETS, _QUICK_TSHARK_PACKETS = 500_000, 50_000
+_LARGE_ROUNDS, _TSHARK_ROUNDS = 5, 3
+
+TARGETS = (
+    Target("vs_tcpdump", "packets per second, ringtap / `tcpdump -r FILE -w /dev/null`", "≥ 1", lambda x: x >= 1),
+    Target("vs_tshark", "packets per second, ringtap / `tshark -q -z conv,tcp`", "≥ 100", lambda x: x >= 100),
+    Target("speedup_all_cores", "seconds for one large capture, one core / two", "≥ 1.7", lambda x: x >= 1.7),
+    Target("peak_rss_mb", "peak memory, largest value of the run, MB", "≤ 500", lambda x: x <= 500),
+)
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Packets of the captures: the main one, and the smaller ones for slow readers."""
+class File:
+    """A generated capture: its path, the number of packets, and their bytes on the wire."""
 
-    whole: int
-    tshark: int
-    dpkt: int
-    scapy: int
-
-
-_FULL = Sizes(10_000_000, 500_000, 500_000, 50_000)
-_QUICK = Sizes(8_000_000, 50_000, 100_000, 10_000)
+    path: Path
+    packets: int
+    bytes: int
 
 
 def main() -> int:
     """Measure, print the tables and, last, one JSON object; return 1 if a measure failed."""
     options = _options()
-    before = CpuTimes.now()
-    with tempfile.TemporaryDirectory(prefix="ringtap-benchmark-") as folder, Processes({}) as processes:
-        settings = Settings(options.quick, options.repeats, (), limit_s=_QUICK_LIMIT_S if options.quick else None)
-        bench = Bench(settings, processes, [], [], Path(folder))
-        sizes = _QUICK if options.quick else _FULL
-        if options.large:
-            _large(bench, make_file(bench, "large.pcap", options.packets or _LARGE_PACKETS), cores()[-1:])
-        else:
-            _measure(bench, replace(sizes, whole=options.packets or sizes.whole))
-    machine = describe() | {"stolen_pct": before.stolen_pct_since(), "others_pct": before.others_pct_since()}
-    write(bench, machine, options, last_line(bench.samples), tables(bench.samples))
-    return 1 if bench.failures else 0
+    return run_benchmark(options, measure, last_line, tables, _QUICK_LIMIT_S if options.quick else None)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
-    extent = parser.add_mutually_exclusive_group()
-    extent.add_argument("--quick", action="store_true", help="smaller captures; ends within 60 s")
-    extent.add_argument("--large", action="store_true", help="only a capture of 10 GB, on one core and on all")
-    parser.add_argument(
-        "--repeats", type=int, default=7, help="of the fast readers (default 7; --quick: as time allows)"
-    )
+    parser = parser_of(__doc__, "smaller captures; ends within 60 s")
+    parser.add_argument("--large", action="store_true", help="only a capture of 10 GB, on one core and on all")
+    parser.add_argument("--repeats", type=int, default=7, help="samples (default 7; --quick: as time allows)")
     parser.add_argument("--packets", type=int, metavar="N", help="of a capture (10 million; --quick: 8; --large: 98)")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write every sample as JSON")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown")
     options = parser.parse_args()
     if options.repeats < 1 or (options.packets or 1) < 1:
         parser.error("--repeats and --packets must be 1 or more")
     return options
 
 
-def _measure(bench: Bench, sizes: Sizes) -> None:
-    """Measure the slow readers, then the fast ones in turn, then several cores and, in a full run, a large capture."""
-    one = cores()[-1:]
-    parts = {name: make_file(bench, name, getattr(sizes, name)) for name in ("tshark", "dpkt", "scapy")}
-    single = make_file(bench, "one", 1)
-    run_ringtap(bench, [parts["scapy"]], None)  # compiles the kernels if they are not compiled yet
-    for tool in (TSHARK_TABLE, TSHARK_FIELDS):
-        _slow(bench, tool, parts["tshark"], _beyond_start(bench, tool, parts["tshark"], single, one))
-    for tool in (DPKT, SCAPY):
-        _slow(bench, tool, parts[tool], lambda tool=tool: run_loop(bench, tool, parts[tool], one))
-    whole = make_file(bench, "whole.pcap", sizes.whole)
-    _by_turns(bench, whole, one)
-    other = make_file(bench, "other.pcap", sizes.whole, sizes.whole)
-    for turn in range(1 if bench.settings.quick else 3):
-        _sample(bench, RINGTAP, [whole], "all", turn, lambda: run_ringtap(bench, [whole], None))
-        _sample(bench, RINGTAP, [whole, other], "all", turn, lambda: run_ringtap(bench, [whole, other], None))
-    if bench.settings.quick:
-        _large(bench, whole, one)
-        return
-    for file in (whole, other):
-        file.path.unlink()
-    _large(bench, make_file(bench, "large.pcap", _LARGE_PACKETS), one)
+def measure(bench: Bench) -> None:
+    """Measure tshark on a part, then ringtap and tcpdump in turn, then one core and all on a large capture."""
+    quick, one, packets = bench.options.quick, cores()[-1:], bench.options.packets
+    if not bench.options.large:
+        part = _make_file(bench, "part.pcap", _QUICK_TSHARK_PACKETS if quick else _TSHARK_PACKETS)
+        single = _make_file(bench, "single.pcap", 1)
+        _run_ringtap(bench, part, None)  # compiles the kernels if they are not compiled yet
+        for turn in range(1 if quick else _TSHARK_ROUNDS):
+            with bench.sample("read", tool=TSHARK, cores="one", round=turn, packets=part.packets) as figures:
+                # without its start, which takes as long as many packets
+                figures["seconds"] = _run_tshark(bench, part, one).wall_s - _run_tshark(bench, single, one).wall_s
+                figures["m_packets_per_s"] = part.packets / figures["seconds"] / 1e6
+        whole = _make_file(bench, "whole.pcap", packets or (_QUICK_PACKETS if quick else _PACKETS))
+        runs = {
+            TCPDUMP: partial(_sample, bench, "read", TCPDUMP, "one", whole, lambda: _run_tcpdump(bench, whole, one)),
+            RINGTAP: _reading(bench, "read", whole, "one", one),
+        }
+        bench.rounds(runs, bench.options.repeats, 4.0)  # the later measures take some rounds too
+    large = whole if quick else _make_file(bench, "large.pcap", packets or _LARGE_PACKETS)
+    both = {name: _reading(bench, "large", large, name, cpus) for name, cpus in (("one", one), ("all", None))}
+    bench.rounds(both, 1 if quick else min(bench.options.repeats, _LARGE_ROUNDS))
 
 
-def _large(bench: Bench, large: File, one: list[int]) -> None:
-    """Measure one core and all of them in turn, on one capture."""
-    for turn in range(1 if bench.settings.quick else min(bench.settings.repeats, 5)):
-        runs = {"one": lambda: run_ringtap(bench, [large], one), "all": lambda: run_ringtap(bench, [large], None)}
-        for on in ("one", "all") if turn % 2 else ("all", "one"):
-            _sample(bench, RINGTAP, [large], on, turn, runs[on], "large")
+def _make_file(bench: Bench, name: str, packets: int) -> File:
+    """Generate a capture in the benchmark's folder.
+
+    Raises:
+        BenchmarkError: the disk has no room for it, or it could not be written.
+    """
+    needed = packets * 112  # at most: the header of a record and 96 bytes of the packet
+    free = shutil.disk_usage(bench.folder).free
+    if free < needed * 1.1:
+        raise BenchmarkError(
+            f"{bench.folder.parent} has {free / 1e9:.1f} GB free, and the capture takes up to {needed / 1e9:.1f} GB: "
+            "set TMPDIR to a folder with more"
+        )
+    path = bench.path(name)
+    made = json.loads(bench.processes.start([sys.executable, _GENERATOR, path, packets]).result(_MAX_S).stdout)
+    return File(path, made["packets"], made["bytes"])
 
 
-def _beyond_start(bench: Bench, tool: str, part: File, single: File, cpus: list[int]) -> Callable[[], float]:
-    """Return a measurement of tshark's time without that of its start, which is as long as that of many packets."""
-    return lambda: run_tshark(bench, tool, part, cpus).wall_s - run_tshark(bench, tool, single, cpus).wall_s
+def _reading(bench: Bench, measure: str, file: File, on: str, cpus: Iterable[int] | None) -> Callable[[int], None]:
+    return partial(_sample, bench, measure, RINGTAP, on, file, lambda: _run_ringtap(bench, file, cpus))
 
 
-def _slow(bench: Bench, tool: str, part: File, seconds: Callable[[], float]) -> None:
-    for turn in range(1 if bench.settings.quick else 3):
-        with bench.sample("read", tool=tool, cores="one", files=1, round=turn, packets=part.packets) as figures:
-            figures["seconds"] = seconds()
-            figures["packets_per_s"] = part.packets / figures["seconds"]
-
-
-def _by_turns(bench: Bench, whole: File, one: list[int]) -> None:
-    """Measure ringtap and tcpdump in turn; every second round has the reverse order."""
-    longest_s = 0.0
-    runs: list[tuple[str, Callable[[], Ended]]] = [
-        (RINGTAP, lambda: run_ringtap(bench, [whole], one)),
-        (TCPDUMP, lambda: run_tcpdump(bench, whole, one)),
-    ]
-    for turn in range(bench.settings.repeats):
-        left_s = bench.left_s()
-        if longest_s * _CAUTION * 4 > left_s:  # the later measures take some rounds too
-            bench.notes.append(f"The time of --quick allowed {turn} rounds of the fast readers.")
-            return
-        for tool, run in runs if turn % 2 else runs[::-1]:
-            _sample(bench, tool, [whole], "one", turn, run)
-        longest_s = max(longest_s, left_s - bench.left_s()) if left_s < float("inf") else 0.0
-
-
-def _sample(
-    bench: Bench, tool: str, files: Sequence[File], on: str, turn: int, run: Callable[[], Ended], measure: str = "read"
-) -> None:
-    packets = sum(file.packets for file in files)
-    with bench.sample(measure, tool=tool, cores=on, files=len(files), round=turn, packets=packets) as figures:
+def _sample(bench: Bench, measure: str, tool: str, on: str, file: File, run: Callable[[], Ended], turn: int) -> None:
+    with bench.sample(measure, tool=tool, cores=on, round=turn, packets=file.packets) as figures:
         ended = run()
-        figures["seconds"] = ended.wall_s
-        figures["cpu_s"] = ended.cpu_s
-        figures["packets_per_s"] = packets / ended.wall_s
-        figures["peak_rss_mb"] = ended.peak_rss_bytes / 1e6
+        figures |= {"seconds": ended.wall_s, "cpu_s": ended.cpu_s, "peak_rss_mb": ended.peak_rss_bytes / 1e6}
+        figures["m_packets_per_s"] = file.packets / ended.wall_s / 1e6
+
+
+def _run_ringtap(bench: Bench, file: File, cpus: Iterable[int] | None) -> Ended:
+    """Run ``ringtap flows FILE --json`` without a cache, and check that it finds every packet and every byte.
+
+    Raises:
+        BenchmarkError: it failed, or its counts are not those of the file.
+    """
+    ended = bench.processes.ringtap("flows", file.path, "--no-cache", "--json", cpus=cpus).result(_MAX_S)
+    found = json.loads(ended.stdout)
+    for name in ("packets", "bytes"):
+        expected = getattr(file, name)
+        counted = sum(item[f"{name}_{direction}"] for item in found["conversations"] for direction in ("ab", "ba"))
+        if counted != expected:
+            raise BenchmarkError(f"ringtap flows found {counted} {name}, but the capture has {expected}")
+    return ended
+
+
+def _run_tcpdump(bench: Bench, file: File, cpus: Iterable[int]) -> Ended:
+    """Run ``tcpdump -r FILE -w /dev/null``, which reads and copies packets without decoding them.
+
+    Raises:
+        BenchmarkError: it is not installed, or failed.
+    """
+    return bench.processes.start([_program("tcpdump"), "-r", file.path, "-w", "/dev/null"], cpus).result(_MAX_S)
+
+
+def _run_tshark(bench: Bench, file: File, cpus: Iterable[int]) -> Ended:
+    """Run tshark with its table of conversations.
+
+    Raises:
+        BenchmarkError: it is not installed, or failed.
+    """
+    argv = [_program("tshark"), "-n", "-r", file.path, "-q", "-z", "conv,tcp"]
+    return bench.processes.start(argv, cpus).result(_MAX_S)
+
+
+def _program(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        raise BenchmarkError(f"{name} is not installed here, so there is no ratio to it: apt-get install {name}")
+    return path
+
+
+def last_line(samples: Samples) -> dict[str, float | None]:
+    """Return the figures of the last line; None: not measured."""
+    ours, theirs = (select(samples, "read", tool=tool) for tool in (RINGTAP, TCPDUMP))
+    rate, tshark = (median(select(samples, "read", tool=tool), "m_packets_per_s") for tool in (RINGTAP, TSHARK))
+    one, every = (select(samples, "large", cores=on) for on in ("one", "all"))
+    memory = [sample["peak_rss_mb"] for sample in (*ours, *one, *every)]
+    return rounded(
+        {
+            "packets_per_s": rate and 1e6 * rate,
+            "vs_tcpdump": paired_ratio(ours, theirs, "m_packets_per_s"),
+            "vs_tshark": rate / tshark if rate and tshark else None,
+            "peak_rss_mb": max(memory, default=None),
+            "speedup_all_cores": paired_ratio(one, every, "seconds"),
+        }
+    )
+
+
+def tables(bench: Bench) -> list[Table]:
+    """Return every table."""
+    cases = {"tool": "tool", "cores": "cores", "packets": "packets"}
+    figures = {"m_packets_per_s": "M packets/s", "seconds": "s", "cpu_s": "CPU s", "peak_rss_mb": "peak MB"}
+    return [
+        targets_table(TARGETS, last_line(bench.samples)),
+        medians_table("Readers of captures, cold processes", bench.samples.get("read", []), cases, figures),
+        medians_table("One large capture", bench.samples.get("large", []), cases, figures),
+    ]
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    sys.exit(main())

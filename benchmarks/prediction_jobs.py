@@ -1,4 +1,4 @@
-"""Iteration times of six other jobs, predicted from a profile of two ranks by simulation, against the jobs themselves.
+"""Iteration times of six jobs, predicted from a profile of two ranks by simulation, against the jobs themselves.
 
 python benchmarks/prediction_jobs.py FOLDER [--kinds NAME,...] [--ranks N,...] [--slower N] [-o FILE]
 
@@ -22,16 +22,27 @@ from typing import Any
 import _checkout  # noqa: F401 -- first: lets the others import ringtap
 from _prediction_job import KINDS
 from _result import write_result
-from prediction import PAYLOAD_SHARE, ringtap_command, run
 
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed
 
 RATE_BPS, COMPUTE_S, PORT = 200_000_000, 0.1, 29_711
+# TCP payload of the bytes that the links' limit counts: frames of 1,514 bytes without preamble and checksum
+PAYLOAD_SHARE = 1448 / 1514
 PROFILED, ITERATIONS, WARM_UP = 30, 16, 3
 LIMIT_S = 300
 JOB = Path(__file__).with_name("_prediction_job.py")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+
+
+def run(*words: object) -> str:
+    """Run ringtap, and return what it prints."""
+    command = [sys.executable, "-m", "ringtap", *map(str, words)]
+    environment = os.environ | ENVIRONMENT | {"GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
 
 
 def profiled(kind: str, slower: float, folder: Path) -> Path:
@@ -39,11 +50,10 @@ def profiled(kind: str, slower: float, folder: Path) -> Path:
     workload, recorded = folder / f"{kind}-2", folder / f"{kind}-profile"
     if workload.exists():
         return workload
-    command = [sys.executable, "-m", "ringtap", "run", "--profile", "-o", recorded, "--", sys.executable, "-m"]
-    command += ["torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", 2, JOB, kind]
-    command += ["--compute-s", slower * COMPUTE_S, "--iterations", PROFILED]
-    run(*command, environment=ENVIRONMENT | {"GLOO_SOCKET_IFNAME": "lo"})
-    ringtap_command("workload", "new", "--run", recorded, "-o", workload)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    job = ["--nproc-per-node", 2, JOB, kind, "--compute-s", slower * COMPUTE_S, "--iterations", PROFILED]
+    run("run", "--profile", "-o", recorded, "--", *launcher, *job)
+    run("workload", "new", "--run", recorded, "-o", workload)
     return workload
 
 
@@ -51,9 +61,9 @@ def simulated_s(workload: Path, ranks: int, slower: float, folder: Path) -> floa
     """Return the simulated iteration time of a workload with more ranks."""
     scaled = folder / f"{workload.name}-{ranks}"
     if not scaled.exists():
-        ringtap_command("workload", "scale", workload, "--workers", ranks, "-o", scaled)
+        run("workload", "scale", workload, "--workers", ranks, "-o", scaled)
     rate = f"{round(RATE_BPS / slower * PAYLOAD_SHARE)}bit"
-    found = json.loads(ringtap_command("workload", "simulate", scaled, "--rate", rate, "--json"))
+    found = json.loads(run("workload", "simulate", scaled, "--rate", rate, "--json"))
     return float(found["points"][0]["iteration_s"])
 
 
@@ -62,16 +72,9 @@ def measured_s(kind: str, ranks: int, slower: float, spec: TestbedSpec, folder: 
     times = folder / f"{kind}-{ranks}.json"
     jobs = []
     for rank in range(ranks):
-        command = [
-            sys.executable,
-            "-m",
-            "ringtap.agents.testbed.enter",
-            spec.name,
-            spec.hosts[rank],
-            sys.executable,
-            JOB,
-        ]
-        command += [kind, "--compute-s", slower * COMPUTE_S, "--iterations", ITERATIONS, "--times", times]
+        enter = [sys.executable, "-m", "ringtap.agents.testbed.enter", spec.name, spec.hosts[rank]]
+        command = [*enter, sys.executable, JOB, kind, "--compute-s", slower * COMPUTE_S]
+        command += ["--iterations", ITERATIONS, "--times", times]
         world = {"RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": spec.training_ip(spec.hosts[0]), "MASTER_PORT": PORT}
         more = ENVIRONMENT | {"GLOO_SOCKET_IFNAME": "eth0"} | {name: str(value) for name, value in world.items()}
         jobs.append(subprocess.Popen(list(map(str, command)), env=os.environ | more, stderr=subprocess.DEVNULL))

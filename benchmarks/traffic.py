@@ -1,131 +1,124 @@
-"""Quality of `ringtap traffic` beside installed peers, in one run on one machine (docs/method/benchmarks.md).
+"""Quality of `ringtap traffic` beside iperf3, in one run on one machine (docs/method/benchmarks.md).
 
-python benchmarks/traffic.py [--quick] [--peer NAME=PATH] [-o FILE] [--markdown FILE]
+python benchmarks/traffic.py [--quick] [--only MEASURE] [-o FILE] [--markdown FILE]
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
-from pathlib import Path
+from typing import Any
 
 import _checkout  # noqa: F401 -- first: lets the others import ringtap
-import _flows
-import _lateness
 import _load
-import _plans
-import _wire
-from _context import Bench, Settings
-from _figures import last_line
-from _guarded import guarded
-from _machine import CpuTimes, describe
-from _namespaces import make_routes
-from _peers import find_peers
-from _processes import Processes
-from _report import tables, write
-from _ringtap import TOKEN
-from _throughput import Throughput
+import _small_flows
+import _throughput
+from _bench import Bench, parser_of, run_benchmark
+from _report import Samples, Table, Target, median, medians_table, rounded, select, targets_table
+from _throughput import IPERF3, ZERO_COPY, ratio
 
-MEASURES = ("plans", "throughput", "load", "lateness", "flows", "wire")
-_CAUTION = 1.2  # a round may take longer than the longest one so far
+MEASURES = ("throughput", "load", "lateness", "flows")
 _QUICK_LIMIT_S = 56.0  # the rest of the minute is for the end of the last measure and of the processes
+_OFFERED = {"kept": 40_000, "new": 20_000}  # flows per second, more than can be done
+_QUICK_OFFERED = {"kept": 40_000, "new": 12_000}
+
+TARGETS = (
+    Target("one_stream_vs_iperf3_z", "goodput, 1 stream, ringtap / `iperf3 -Z`", "≥ 0.9", lambda x: x >= 0.9),
+    Target("n_streams_vs_iperf3", "goodput, 4 streams, ringtap / `iperf3 -P 4`", "≥ 1.0", lambda x: x >= 1),
+    Target("load_error_pct_max", "deviation of achieved from planned load, worst case, %", "≤ 1", lambda x: x <= 1),
+    Target("lateness_p50_us", "lateness on an idle core, median, µs", "< 10", lambda x: x < 10),
+    Target("lateness_p99_us", "lateness on an idle core, 99th percentile, µs", "< 100", lambda x: x < 100),
+    Target("kept_flows_per_s", "1 kB flows per second, kept connections", "≥ 20,000", lambda x: x >= 20_000),
+    Target("new_flows_per_s", "1 kB flows per second, one connection per flow", "≥ 5,000", lambda x: x >= 5_000),
+)
 
 
 def main() -> int:
     """Measure, print the tables and, last, one JSON object; return 1 if a measure failed."""
     options = _options()
-    before = CpuTimes.now()
-    peers = find_peers(options.peer)
-    with tempfile.TemporaryDirectory(prefix="ringtap-benchmark-") as folder, _processes_in(folder) as processes:
-        routes, sentence = make_routes(processes)
-        bench = Bench(_settings(options), processes, routes, peers, Path(folder))
-        bench.notes += [sentence] if sentence else []
-        if not any(peer.name == "iperf3" for peer in peers):
-            bench.notes.append("iperf3 is not installed, so the ratios to it are null.")
-        _measure(bench, options.only or list(MEASURES))
-    machine = describe() | {"stolen_pct": before.stolen_pct_since(), "others_pct": before.others_pct_since()}
-    write(bench, machine, options, last_line(bench.samples, bench.settings.streams[0]), tables(bench))
-    return 1 if bench.failures else 0
+    limit_s = _QUICK_LIMIT_S if options.quick else None
+    return run_benchmark(options, measure, last_line, tables, limit_s, own_network=True)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("--quick", action="store_true", help="end within 60 s")
-    parser.add_argument("--repeats", type=int, default=5, help="of every measure (default 5; --quick: as time allows)")
-    parser.add_argument("--streams", type=int, default=4, help="n of the transfers with n streams (default 4)")
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PATH", help="another iperf3 or an iperf 2")
+    parser = parser_of(__doc__, "end within 60 s")
+    parser.add_argument("--repeats", type=int, default=5, help="of every measure (default 5; --quick: 1)")
     parser.add_argument("--only", action="append", choices=MEASURES, help="this measure alone; may be repeated")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write every sample as JSON")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown")
     options = parser.parse_args()
-    if options.repeats < 1 or options.streams < 2:
-        parser.error("--repeats must be 1 or more, --streams 2 or more")
+    if options.repeats < 1:
+        parser.error("--repeats must be 1 or more")
     return options
 
 
-def _settings(options: argparse.Namespace) -> Settings:
-    if not options.quick:
-        return Settings(False, options.repeats, tuple(dict.fromkeys((options.streams, 2))))
-    return Settings(
-        True,
-        options.repeats,
-        (options.streams,),
-        bulk_s=1,
-        load_s=2,
-        lateness_s=1.5,
-        offer_s=1,
-        new_offered=12_000,
-        limit_s=_QUICK_LIMIT_S,
-    )
-
-
-def _processes_in(folder: str) -> Processes:
-    """Return processes with their calibration in the run's folder, so that they neither use nor replace the user's."""
-    return Processes({"XDG_CACHE_HOME": folder} | TOKEN)
-
-
-def _measure(bench: Bench, chosen: list[str]) -> None:
-    """Measure everything once, figures with targets first; then repeat as often as requested or as time allows."""
-    if "plans" in chosen:
-        _plans.measure(bench)
-    if chosen == ["plans"]:
-        return
-    ceiling_bps = _load.calibrate(bench)
-    rounds = [Throughput(bench, route) for route in bench.routes] if "throughput" in chosen else []
-    for throughput in rounds[:1]:
-        throughput.round()
-    for repeat in range(1 if bench.settings.quick else bench.settings.repeats):
+def measure(bench: Bench) -> None:
+    """Measure everything as often as requested; --quick: once, and loads as time allows."""
+    quick, chosen = bench.options.quick, bench.options.only or MEASURES
+    repeats = 1 if quick else bench.options.repeats
+    if "throughput" in chosen:
+        _throughput.measure(bench, 1.0 if quick else 3.0, repeats)
+    ceiling_bps = _load.calibrate(bench) if "load" in chosen else None
+    for repeat in range(repeats):
         if "lateness" in chosen:
-            _lateness.measure(bench, repeat)
+            _small_flows.measure_lateness(bench, 1.5 if quick else 10.0, repeat)
         if "flows" in chosen:
-            _measure_flows(bench, repeat)
-        if "load" in chosen and ceiling_bps:
-            _load.measure(bench, ceiling_bps, repeat)
-        if "wire" in chosen and ceiling_bps and not bench.settings.quick:
-            _wire.measure(bench, ceiling_bps, repeat)
-    if "flows" in chosen:
-        _flows.measure_concurrent(bench)
-    _repeat_throughput(bench, rounds)
+            for connections, offered in (_QUICK_OFFERED if quick else _OFFERED).items():
+                _small_flows.measure_rate(bench, connections, offered, 1.0 if quick else 2.0, repeat)
+        if ceiling_bps:
+            _load.measure(bench, ceiling_bps, 2.0 if quick else 10.0, repeat)
 
 
-def _measure_flows(bench: Bench, repeat: int) -> None:
-    for route in bench.routes[:1] if bench.settings.quick else bench.routes:
-        for connections in ("kept", "new"):
-            _flows.measure_rate(bench, route, connections, repeat)
+def last_line(samples: Samples) -> dict[str, float | None]:
+    """Return the figures with targets; None: not measured, or this run cannot judge it."""
+    idle = select(samples, "lateness", core="idle")
+    rates = {name: median(select(samples, "flow rate", connections=name), "flows_per_s") for name in _OFFERED}
+    values = (
+        ratio(samples, 1, ZERO_COPY),
+        ratio(samples, _throughput.STREAMS, IPERF3),
+        _load.worst_error_pct(samples),
+        median(idle, "p50_us"),
+        median(idle, "p99_us"),
+        *rates.values(),
+    )
+    return rounded({target.key: value for target, value in zip(TARGETS, values, strict=True)})
 
 
-def _repeat_throughput(bench: Bench, rounds: list[Throughput]) -> None:
-    """Repeat the bulk transfers: the other route, then both in turn."""
-    for number in range(1, bench.settings.repeats * len(rounds)):
-        throughput = rounds[number % len(rounds)]
-        if max(each.round_s for each in rounds) * _CAUTION > bench.left_s():
-            bench.notes.append(
-                f"The time of --quick allowed {number} rounds of bulk transfers, of both routes together."
-            )
-            return
-        throughput.round()
+_TABLES: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
+    "throughput": (
+        "Goodput over loopback",
+        {"streams": "streams", "tool": "tool"},
+        {"goodput_gbps": "Gbit/s", "cpu_s_per_gb": "CPU s/GB"},
+    ),
+    "load": (
+        "Achieved and planned load, at shares of the calibrated ceiling",
+        {"kind": "kind", "share": "share"},
+        {"planned_gbps": "planned Gbit/s", "achieved_gbps": "achieved Gbit/s", "error_pct": "error %",
+         "others_pct": "others %"},
+    ),
+    "lateness": (
+        "Lateness of 1000 small flows per second beside bulk flows, µs",
+        {"core": "launcher's core"},
+        {"p50_us": "p50", "p90_us": "p90", "p99_us": "p99", "p100_us": "max", "missed_slots": "missed slots"},
+    ),
+    "flow rate": (
+        "1 kB flows, one worker",
+        {"connections": "connections"},
+        {"offered_per_s": "offered/s", "flows_per_s": "finished/s", "finished": "finished", "planned": "planned"},
+    ),
+    "calibrate": ("Calibrated ceiling of loopback", {}, {"ceiling_gbps": "Gbit/s"}),
+}  # fmt: skip
+
+
+def tables(bench: Bench) -> list[Table]:
+    """Return a table per measure; note the figures that the run cannot judge."""
+    figures: dict[str, Any] = last_line(bench.samples)
+    sentences = _load.unjudged(bench.samples)
+    bench.notes += sentences
+    unsure = {"load_error_pct_max"} if sentences and figures["load_error_pct_max"] is None else set()
+    made = [targets_table(TARGETS, figures, unsure)]
+    for name, (title, cases, of) in _TABLES.items():
+        made.append(medians_table(title, bench.samples.get(name, []), cases, of))
+    return made
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    sys.exit(main())

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
-from ringtap.errors import failure_message
-from ringtap.records import Field, RecordWriter
-from ringtap.schema import TIME_FIELDS
+from ringtap.core.errors import failure_message
+from ringtap.core.records import Field, RecordWriter
+from ringtap.core.schema import TIME_FIELDS
 
 State = Literal["ok", "degraded", "unavailable"]
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import failure_message
-from ringtap.parent_death import die_with_parent
+from ringtap.core.errors import failure_message
+from ringtap.core.parent_death import die_with_parent
 
 # A shell watches the program and gets signal names on its standard input. When that closes (the agent has ended, for
 # any reason), the shell ends the program a second later, after it has received what the kernel still holds. A signal

@@ -13,8 +13,8 @@ import psutil
 
 from ringtap.collectors.base import Check, Context
 from ringtap.collectors.ethtool_ioctl import Ethtool
-from ringtap.records import Field, RecordWriter
-from ringtap.schema import TIME_FIELDS
+from ringtap.core.records import Field, RecordWriter
+from ringtap.core.schema import TIME_FIELDS
 
 # mlx5e queries the firmware under a lock at each request
 _MIN_PERIOD_S = 1.0

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringtap.collectors.base import Check, Context
-from ringtap.installation import install_command
-from ringtap.records import Field, Kind, RecordWriter
-from ringtap.schema import TIME_FIELDS
-from ringtap.units import counted
+from ringtap.core.installation import install_command
+from ringtap.core.records import Field, Kind, RecordWriter
+from ringtap.core.schema import TIME_FIELDS
+from ringtap.core.units import counted
 
 # NVML measures for 20 ms per direction; twice a second leaves the GPU's management processor time for others
 _PERIOD_S = 0.5

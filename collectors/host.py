@@ -16,10 +16,10 @@ import psutil
 
 from ringtap.collectors.base import Check, Context
 from ringtap.collectors.processes import PROC, Process, command_of, rank_of
-from ringtap.errors import failure_message
-from ringtap.records import Field, JsonLinesWriter, RecordWriter
-from ringtap.schema import HOST_REC, PROCESSES_JSONL, PROCESSES_REC, TIME_FIELDS
-from ringtap.units import counted
+from ringtap.core.errors import failure_message
+from ringtap.core.records import Field, JsonLinesWriter, RecordWriter
+from ringtap.core.schema import HOST_REC, PROCESSES_JSONL, PROCESSES_REC, TIME_FIELDS
+from ringtap.core.units import counted
 
 # our name -> protocol (line of the file), the kernel's name, unit, kind
 COUNTERS: dict[str, tuple[str, str, str, str]] = {

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringtap.collectors.base import Check, Context
-from ringtap.errors import failure_message
-from ringtap.records import Field, JsonLinesWriter, RecordWriter
-from ringtap.schema import TIME_FIELDS
+from ringtap.core.errors import failure_message
+from ringtap.core.records import Field, JsonLinesWriter, RecordWriter
+from ringtap.core.schema import TIME_FIELDS
 
 DEVICES = Path("/sys/class/infiniband")
 # file name -> unit; read at every sample

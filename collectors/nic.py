@@ -24,9 +24,9 @@ from ringtap.collectors.netlink import (
     attributes,
     request,
 )
-from ringtap.records import Field, HoldingRecordWriter, JsonLinesWriter
-from ringtap.schema import NIC_REC, TIME_FIELDS
-from ringtap.units import counted
+from ringtap.core.records import Field, HoldingRecordWriter, JsonLinesWriter
+from ringtap.core.schema import NIC_REC, TIME_FIELDS
+from ringtap.core.units import counted
 
 # /proc/net/dev's columns after the name; receive drops include packets missed because a buffer was full
 _COUNTERS = (

@@ -22,8 +22,8 @@ import sys
 import time
 from pathlib import Path
 
-from ringtap.errors import failure_message
-from ringtap.terminal import as_command
+from ringtap.core.errors import failure_message
+from ringtap.core.terminal import as_command
 
 _SO_ATTACH_FILTER = 26
 _RETURN_CONSTANT = 0x06

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.collectors.slow_iterations import SlowIteration
-from ringtap.records import JsonLinesWriter
-from ringtap.schema import PACKET_DISORDER_NS, WINDOWS_JSONL
+from ringtap.core.records import JsonLinesWriter
+from ringtap.core.schema import PACKET_DISORDER_NS, WINDOWS_JSONL
 
 _HEADER_BYTES = 24
 _RECORD = struct.Struct("=IIII")

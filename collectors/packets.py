@@ -22,10 +22,10 @@ from ringtap.collectors.capture_program import END_S, Tool
 from ringtap.collectors.ethtool_ioctl import offloads
 from ringtap.collectors.packet_windows import PacketWindows
 from ringtap.collectors.slow_iterations import SlowIterations, parse_rule
-from ringtap.python_command import python_command
-from ringtap.records import Field, RecordWriter
-from ringtap.rundir import folder_bytes, write_json
-from ringtap.schema import PACKETS_RING, TIME_FIELDS
+from ringtap.core.python_command import python_command
+from ringtap.core.records import Field, RecordWriter
+from ringtap.core.rundir import folder_bytes, write_json
+from ringtap.core.schema import PACKETS_RING, TIME_FIELDS
 
 ROUTES = Path("/proc/net/route")
 ROUTES6 = Path("/proc/net/ipv6_route")

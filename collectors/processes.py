@@ -7,9 +7,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ringtap.python_command import short_command
-from ringtap.secret_masking import mask_words
-from ringtap.terminal import readable
+from ringtap.core.python_command import short_command
+from ringtap.core.secret_masking import mask_words
+from ringtap.core.terminal import readable
 
 # Most specific first, as in the step recorder: a launcher within a Slurm step leaves that step's SLURM_PROCID
 _RANK = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")

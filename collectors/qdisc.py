@@ -24,8 +24,8 @@ from ringtap.collectors.netlink import (
     message_at,
     request,
 )
-from ringtap.records import Field, HoldingRecordWriter
-from ringtap.schema import QDISC_REC, TIME_FIELDS
+from ringtap.core.records import Field, HoldingRecordWriter
+from ringtap.core.schema import QDISC_REC, TIME_FIELDS
 
 _NEW, _GET = 36, 38  # RTM_NEWQDISC, RTM_GETQDISC
 _TC_BYTES = 20  # tcmsg: family and padding, interface, handle, parent, info

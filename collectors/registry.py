@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringtap import plug_ins
-from ringtap.errors import UsageError, did_you_mean
+from ringtap.core import plug_ins
+from ringtap.core.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:  # the job starts before any collector's module is loaded
     from ringtap.collectors.base import Collector

@@ -1,6 +1,6 @@
 """Iterations that take longer than a percentile of those before them, from the step records of a node's processes.
 
-`ringtap.iteration_ends` tells which steps of a process end an iteration. Each process is compared with its own
+`ringtap.core.iteration_ends` tells which steps of a process end an iteration. Each process is compared with its own
 iterations of the training phase that runs.
 """
 
@@ -13,11 +13,11 @@ from bisect import bisect_left, insort
 from pathlib import Path
 from typing import NamedTuple
 
-from ringtap.errors import UsageError
-from ringtap.iteration_ends import IterationEnds
-from ringtap.records import INTEGER, open_records
-from ringtap.schema import MARK_RECORD, STEP_COLUMNS
-from ringtap.units import duration_s
+from ringtap.core.errors import UsageError
+from ringtap.core.iteration_ends import IterationEnds
+from ringtap.core.records import INTEGER, open_records
+from ringtap.core.schema import MARK_RECORD, STEP_COLUMNS
+from ringtap.core.units import duration_s
 
 MIN_ITERATIONS = 100  # fewer have no 99th percentile
 _KEPT = 10_000  # iterations of a process that the percentile is taken over: the newest

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from ringtap.collectors import tcp_info as layout
+from ringtap.collectors import inet_diag as layout
 from ringtap.collectors.base import Check, Context
 from ringtap.collectors.closing_sockets import ClosingSockets
 from ringtap.collectors.netlink import (
@@ -33,9 +33,9 @@ from ringtap.collectors.netlink import (
     request,
 )
 from ringtap.collectors.processes import PROC, command_of, rank_of
-from ringtap.errors import error_message
-from ringtap.records import HoldingRecordWriter, JsonLinesWriter
-from ringtap.schema import OWNERS_JSONL, SOCKETS_REC
+from ringtap.core.errors import error_message
+from ringtap.core.records import HoldingRecordWriter, JsonLinesWriter
+from ringtap.core.schema import OWNERS_JSONL, SOCKETS_REC
 
 _MIN_PAUSE_S = 1.0
 _COST_SHARE = 0.01  # share of one core, at most
@@ -168,7 +168,7 @@ class SocketTable:
 
     def __init__(self, want: Callable[[int], None], asked_most: int, awaits_ends: bool = False) -> None:
         self._awaits_ends = awaits_ends
-        self._end_layouts: dict[bytes, layout.Layout] = {}
+        self._end_layouts: dict[bytes, layout.MessageLayout] = {}
         self._leaving: dict[bytes, bytes] = {}  # vanished, and their ends have not been told yet
         self.ends = 0
         self._want, self._asked_most = want, asked_most
@@ -179,7 +179,7 @@ class SocketTable:
         self._changed: set[bytes] = set()  # since the last dump
         self._since: dict[bytes, tuple[int, int]] = {}  # identity -> time, and bytes carried until then
         self._busy: dict[bytes, tuple[int, float]] = {}  # identity -> end of being busy, and rate
-        self._layouts: dict[bytes, layout.Layout] = {}  # by the first bytes of a message
+        self._layouts: dict[bytes, layout.MessageLayout] = {}  # by the first bytes of a message
         self._parts: list[bytes] = []  # of this sample's records
         self._stamp, self._now_ns = b"", 0
         self.asked: list[bytes] = []
@@ -325,7 +325,7 @@ class SocketTable:
         whole = bytes(data[position : position + size]).ljust(form.step, b"\0")
         return bool(self._keep(form.unpack.iter_unpack(whole), head, form))
 
-    def _keep(self, rows: Iterable[_Row], head: bytes, form: layout.Layout) -> int:
+    def _keep(self, rows: Iterable[_Row], head: bytes, form: layout.MessageLayout) -> int:
         """Make records of the rows that changed; return the number of rows before the first of another layout."""
         known, current, changed = self._known, self._current, self._changed
         parts, stamp = self._parts, self._stamp

@@ -22,7 +22,7 @@ Analyse measurements:
 
 Send traffic and measure:
 
-    Plan       describe cross traffic: which flow starts when, where to and how large
+    FlowPlan   describe cross traffic: which flow starts when, where to and how large
     receiver   receive flows within a block
     send       send the flows of a plan
     run_sweep  measure a sweep: iteration times under each load of cross traffic
@@ -40,12 +40,12 @@ from __future__ import annotations
 
 import sys as _sys
 
-from ringtap.errors import MeasurementError, RingtapError, RingtapWarning, UsageError
+from ringtap.core.errors import MeasurementError, RingtapError, RingtapWarning, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringtap.agents.sweep.conductor import run_sweep
-    from ringtap.agents.testbed.up import testbed
+    from ringtap.agents.testbed.launch import testbed
     from ringtap.analysis.compare.run_comparison import compare_runs
     from ringtap.analysis.frames import utc
     from ringtap.analysis.job.run import Job, open_job
@@ -60,15 +60,15 @@ if TYPE_CHECKING:
     from ringtap.analysis.statistics.two_sample import compare
     from ringtap.analysis.structure.captures import read_structure
     from ringtap.analysis.sweeps.sweep import Sweep, open_run, open_sweep
-    from ringtap.traffic import Plan, receiver, send
+    from ringtap.traffic import FlowPlan, receiver, send
 
 __version__ = "0.2.0"
 __all__ = [
     "CongestionModel",
     "FitResult",
+    "FlowPlan",
     "Job",
     "MeasurementError",
-    "Plan",
     "RingtapError",
     "RingtapWarning",
     "Sweep",
@@ -98,9 +98,9 @@ __all__ = [
 # public name -> its module, imported on first use: agents run without NumPy
 _MODULES = {
     "CongestionModel": "ringtap.analysis.model.fit",
+    "FlowPlan": "ringtap.traffic",
     "FitResult": "ringtap.analysis.model.fit_result",
     "Job": "ringtap.analysis.job.run",
-    "Plan": "ringtap.traffic",
     "Sweep": "ringtap.analysis.sweeps.sweep",
     "Traffic": "ringtap.analysis.pcap.traffic",
     "compare": "ringtap.analysis.statistics.two_sample",
@@ -117,7 +117,7 @@ _MODULES = {
     "receiver": "ringtap.traffic",
     "run_sweep": "ringtap.agents.sweep.conductor",
     "send": "ringtap.traffic",
-    "testbed": "ringtap.agents.testbed.up",
+    "testbed": "ringtap.agents.testbed.launch",
     "utc": "ringtap.analysis.frames",
     "write_report": "ringtap.analysis.report.write",
 }
@@ -141,7 +141,7 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> object:
     """Import a public name on first use."""
     if name not in _MODULES:
-        from ringtap.errors import did_you_mean
+        from ringtap.core.errors import did_you_mean
 
         hint = "" if name.startswith("_") else did_you_mean(name, __all__)
         raise AttributeError(f"module 'ringtap' has no attribute {name!r}" + (f": {hint.strip()}" if hint else ""))
@@ -150,7 +150,7 @@ def __getattr__(name: str) -> object:
     try:
         module = importlib.import_module(_MODULES[name])
     except ImportError as error:
-        from ringtap import installation
+        from ringtap.core import installation
 
         said = installation.missing(error)
         if said is None:

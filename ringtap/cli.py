@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence, Set
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringtap
-from ringtap.errors import RingtapError, RingtapWarning, UsageError, failure_message
-from ringtap.terminal import discard_output, fill_standard_descriptors, guarded, one_line
+from ringtap.core.errors import RingtapError, RingtapWarning, UsageError, failure_message
+from ringtap.core.terminal import discard_output, fill_standard_descriptors, guarded, one_line
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ringtap.flow_plan import Operation
+    from ringtap.core.flow_plan_format import Operation
 
 # heading -> verb -> (module with register(subparsers, name, summary), or empty if the verb has SUB_VERBS; one line for
 # --help); only the module of the called verb is imported
@@ -229,7 +229,7 @@ def _run(argv: Sequence[str] | None) -> int:
         print(f"ringtap: {one_line(str(error))}", file=sys.stderr)
         return error.exit_code
     except ImportError as error:
-        from ringtap.installation import missing
+        from ringtap.core.installation import missing
 
         said = missing(error)
         if said is None:

@@ -20,16 +20,16 @@ from ringtap.agents.job.signals import termination_as_interrupt
 from ringtap.agents.sweep.cluster_hosts import reached
 from ringtap.agents.sweep.estimate import layout
 from ringtap.agents.sweep.lock import lease_problem
-from ringtap.agents.sweep.preflight import Answer, ask_hosts, cluster_roles, needs_iperf3
+from ringtap.agents.sweep.preflight import HostAnswer, ask_hosts, cluster_roles, needs_iperf3
 from ringtap.agents.sweep.tcp_reachability import check_reachability
-from ringtap.agents.testbed.up import RunningTestbed
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.collectors.registry import plug_in_names
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.json_validation import check, parse_json
-from ringtap.options import add_json
-from ringtap.plan import SweepPlan, load_plan
-from ringtap.plan_cluster import Cluster
-from ringtap.terminal import shell_word, unguarded, visible
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.json_validation import check, parse_json
+from ringtap.core.options import add_json
+from ringtap.core.sweep_plan import SweepPlan, load_plan
+from ringtap.core.sweep_plan_cluster import Cluster
+from ringtap.core.terminal import shell_word, unguarded, visible
 
 _HOST_S = 20.0
 _REPORT = {
@@ -87,7 +87,7 @@ def diagnose_plan(path: Path, question: Question, say: Callable[[str], None]) ->
     return {"plan": plan.name, "recordable": not problems, "missing": missing, "problems": problems, "hosts": found}
 
 
-def _connection_problems(plan: SweepPlan, hosts: Hosts, answers: Sequence[Answer]) -> list[str]:
+def _connection_problems(plan: SweepPlan, hosts: Hosts, answers: Sequence[HostAnswer]) -> list[str]:
     """Return the problems of the connections between the hosts."""
     try:
         return check_reachability(cluster_roles(plan, answers), hosts)

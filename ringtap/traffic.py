@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from ringtap.arguments import check_callback, instance_of, path_of
-from ringtap.errors import UsageError, did_you_mean
-from ringtap.flow_plan import BASIC_VERSION, Flow, Operation
-from ringtap.records import RecordFile, open_records
-from ringtap.schema import FLOW_STATES
+from ringtap.core.arguments import check_callback, instance_of, path_of
+from ringtap.core.errors import UsageError, did_you_mean
+from ringtap.core.flow_plan_format import BASIC_VERSION, Flow, Operation
+from ringtap.core.records import RecordFile, open_records
+from ringtap.core.schema import FLOW_STATES
+from ringtap.core.units import counted, duration_s, format_duration, format_rate
 from ringtap.trafficgen.commands.common import TOKEN_VARIABLE
 from ringtap.trafficgen.flow_log import NO_SOURCE
-from ringtap.trafficgen.helper import Answer, Helper, Progress
+from ringtap.trafficgen.helper import Helper, HelperResult, Progress
 from ringtap.trafficgen.plans.kind import FROM, NODE, TO, TrafficKind
 from ringtap.trafficgen.plans.plan_file import FlowSource, PlanFile, write_plan
 from ringtap.trafficgen.plans.registry import make_plan, traffic_kinds
@@ -26,7 +27,6 @@ from ringtap.trafficgen.protocol import LOCAL, format_address, parse_address
 from ringtap.trafficgen.receiver.receiver import ReceiveOptions
 from ringtap.trafficgen.sender.options import SendOptions
 from ringtap.trafficgen.worker_processes import usual_workers
-from ringtap.units import counted, duration_s, format_duration, format_rate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,12 +40,12 @@ _OPTION = re.compile(r"--([a-z][a-z-]*[a-z])")
 _ARGUMENTS = {"token-file": "token"}  # options whose argument has another name
 
 
-class Plan:
+class FlowPlan:
     """A flow plan: which flow starts when, where to and how large. The same arguments always give the same flows.
 
-    ``Plan("consistent", load="1gbit", duration="10s")`` takes the options of ``ringtap traffic plan --kind consistent``
-    as keyword arguments, with underscores for dashes, and ``from_``, because Python keeps ``from``. A plan without
-    ``to`` goes where `send` sends it.
+    ``FlowPlan("consistent", load="1gbit", duration="10s")`` takes the options of
+    ``ringtap traffic plan --kind consistent`` as keyword arguments, with underscores for dashes, and
+    ``from_``, because Python keeps ``from``. A plan without ``to`` goes where `send` sends it.
 
     Args:
         kind: kind of traffic: ``consistent``, ``burst``, ``long-lived``, ``on-off``, ``incast``, ``all-to-all``,
@@ -84,7 +84,7 @@ class Plan:
         self.destinations: list[str] = list(header["destinations"]) if has_receivers else []
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> Plan:
+    def read(cls, path: str | os.PathLike[str]) -> FlowPlan:
         """Read a plan from a file, as `write` and ``ringtap traffic plan`` write it.
 
         Raises:
@@ -108,7 +108,7 @@ class Plan:
             UsageError: the plan has no receivers, the file exists, or it cannot be written.
         """
         if not self.destinations:
-            raise UsageError("the plan names no receiver for its file: give to='HOST:PORT' to Plan")
+            raise UsageError("the plan names no receiver for its file: give to='HOST:PORT' to FlowPlan")
         place = path_of(path, "the file")
         with _python_names():
             write_plan(self._source, place, force)
@@ -150,13 +150,13 @@ class Plan:
         table["size_bytes"] = pd.array([flow.size_bytes or None for flow in rows], dtype="Int64")
         table["after"] = pd.array([flow.after[0][0] if flow.after else None for flow in rows], dtype="Int64")
         table["delay_s"] = pd.array([flow.after[0][1] / 1e9 if flow.after else None for flow in rows], dtype="Float64")
-        return described(table, Plan.to_frame.__doc__)
+        return described(table, FlowPlan.to_frame.__doc__)
 
     def __repr__(self) -> str:
         size = "" if self.size_bytes is None else f", {format_rate(self.size_bytes * 8 / self.duration_s)} of payload"
         to = ", ".join(self.destinations[:3]) + (", ..." if len(self.destinations) > 3 else "")
         length = format_duration(self.duration_s)
-        return f"<Plan {self.kind}: {counted(self.flows, 'flow')} in {length}{size}{f', to {to}' if to else ''}>"
+        return f"<FlowPlan {self.kind}: {counted(self.flows, 'flow')} in {length}{size}{f', to {to}' if to else ''}>"
 
 
 class _Readdressed:
@@ -258,7 +258,7 @@ def _addresses(value: object) -> list[str]:
 
 
 @dataclass
-class Receiver:
+class RunningReceiver:
     """A receiver that `receiver` has started.
 
     Attributes:
@@ -274,7 +274,7 @@ class Receiver:
 @contextmanager
 def receiver(
     bind: str = _FREE_PORT, *, token: str | None = None, log: str | os.PathLike[str] | None = None
-) -> Iterator[Receiver]:
+) -> Iterator[RunningReceiver]:
     """Receive flows and discard their data within the block, as ``ringtap traffic serve`` does.
 
     The receiver is a process of its own, which ends with the block, and with this process.
@@ -293,14 +293,14 @@ def receiver(
     options = ReceiveOptions(bind, _token(token), _path(log), workers=workers, threads=threads)
     with _python_names(), Helper() as helper:
         helper.ask("serve", options)
-        running = Receiver(str(helper.receive()))
+        running = RunningReceiver(str(helper.receive()))
         yield running
         helper.stop()
         running.summary = helper.result()
 
 
 @dataclass(frozen=True, repr=False)
-class Sent:
+class SendResult:
     """The result of `send`.
 
     Attributes:
@@ -365,7 +365,7 @@ class Sent:
         table["state"] = log["state"].map(names).astype("string")
         table["source"] = log["source"].map({NO_SOURCE: None} | dict(enumerate(about["sources"]))).astype("string")
         table["destination"] = log["destination"].map(dict(enumerate(about["destinations"]))).astype("string")
-        return described(table, Sent.to_frame.__doc__)
+        return described(table, SendResult.to_frame.__doc__)
 
     def __repr__(self) -> str:
         states = f"{self.finished} finished, {self.unfinished} unfinished, {self.failed} failed"
@@ -374,7 +374,7 @@ class Sent:
 
 
 def send(
-    plan: Plan | str | os.PathLike[str],
+    plan: FlowPlan | str | os.PathLike[str],
     to: Address | Sequence[Address] | None = None,
     *,
     duration: float | str | None = None,
@@ -382,7 +382,7 @@ def send(
     token: str | None = None,
     log: str | os.PathLike[str] | None = None,
     progress: Callable[[float, float], None] | None = None,
-) -> Sent:
+) -> SendResult:
     """Send the flows of a plan, each at its time, as ``ringtap traffic send`` does; return when all have ended.
 
     The sender is a process of its own, which ends with this call, and with this process.
@@ -405,8 +405,8 @@ def send(
     Warns:
         RingtapWarning: a receiver does not answer, or the plan is more than this host was calibrated for.
     """
-    if not isinstance(plan, Plan):
-        plan = Plan.read(plan)
+    if not isinstance(plan, FlowPlan):
+        plan = FlowPlan.read(plan)
     if connections not in _CONNECTIONS:
         raise UsageError(
             f"connections {connections!r} is unknown: {did_you_mean(connections, _CONNECTIONS)}kept or new"
@@ -425,7 +425,7 @@ def send(
         token = _token(token)
         options = SendOptions(kept, seconds, token, connections=connections, workers=workers, threads=threads)
         helper.ask("send", file, options)
-        while not isinstance(message := helper.receive(), Answer):
+        while not isinstance(message := helper.receive(), HelperResult):
             if progress is not None and isinstance(message, Progress):
                 progress(*message)
         summary = message.result
@@ -433,7 +433,7 @@ def send(
         records = kept.read_bytes()[found.offset : found.offset + found.count * found.record_bytes]
     names = ("flows", "finished", "unfinished", "failed", "first_failure", "duration_s", "offered_bps", "achieved_bps")
     statistics: dict[str, Any] = {name: summary[name] for name in names}
-    return Sent(**statistics, summary=summary, _log=found, _records=records)
+    return SendResult(**statistics, summary=summary, _log=found, _records=records)
 
 
 def _token(token: str | None) -> str:

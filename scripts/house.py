@@ -1,11 +1,14 @@
-"""Facts of the structure: modules, lines, circles of imports, lone imports, class names that occur twice.
+"""Counts what makes the code heavy: modules, lines, lone imports, long functions, options, words, repeated names.
 
-``make lint`` prints them. The exit code is 1 when a circle or a class name that occurs twice in one package is found.
+``make lint`` prints the numbers; ``-v`` names what is counted. The exit code is 1 when there is a circle of imports, a
+class name that occurs twice in one package, or a test file without a marker.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -18,12 +21,11 @@ PACKAGES = ("agents", "analysis", "collectors", "slurm", "trafficgen", "workload
 def modules() -> dict[str, Path]:
     """Product modules by dotted name."""
     found = {}
-    for path in sorted((ROOT / "ringtap").glob("*.py")):
-        found["ringtap" if path.stem == "__init__" else f"ringtap.{path.stem}"] = path
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
+    for folder in ("", "core", *PACKAGES):
+        top = ROOT / "ringtap" / folder
+        for path in sorted(top.rglob("*.py") if folder else top.glob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            found[".".join(("ringtap", *(part for part in parts if part != "__init__")))] = path
+            found[".".join(part for part in parts if part != "__init__")] = path
     return found
 
 
@@ -72,8 +74,41 @@ def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
     return found
 
 
+def functions(tree: ast.AST) -> Iterator[tuple[str, int, int]]:
+    """Names of functions, the lines of their bodies without the docstring, and the number of their parameters."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) and len(node.body) > 1 else node.body
+            given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            parameters = [one for one in given if one.arg not in ("self", "cls")]
+            yield node.name, (body[-1].end_lineno or 0) - body[0].lineno + 1, len(parameters)
+
+
+def commands() -> tuple[int, int]:
+    """The number of commands, and of the arguments that they have together."""
+    from ringtap.cli import build_whole_parser
+
+    def walk(parser: argparse.ArgumentParser) -> Iterator[int]:
+        groups = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
+        if not groups:
+            yield sum(not isinstance(one, argparse._HelpAction) for one in parser._actions)
+        for group in groups:
+            for verb in {id(one): one for one in group.choices.values()}.values():
+                yield from walk(verb)
+
+    numbers = list(walk(build_whole_parser()))
+    return len(numbers), sum(numbers)
+
+
+def without_marker() -> list[str]:
+    """Test files that no make target may find, because no marker says what kind of tests they hold."""
+    kinds = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.(computes|shares|alone)\b", re.MULTILINE)
+    files = (ROOT / "tests").rglob("test_*.py")
+    return sorted(str(path.relative_to(ROOT)) for path in files if not kinds.search(path.read_text(encoding="utf-8")))
+
+
 def main() -> int:
-    """Print the facts."""
+    """Print the numbers."""
     found = modules()
     trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in found.items()}
     importers = defaultdict(set)
@@ -86,20 +121,42 @@ def main() -> int:
     lone = sorted(
         name for name, path in found.items() if len(importers[name]) == 1 and path.stem not in ("__init__", "__main__")
     )
-    classes: dict[str, Counter[str]] = defaultdict(Counter)
+    classes = defaultdict(list)
     for name, tree in trees.items():
-        package = ".".join(name.split(".")[:2])
-        classes[package].update(node.name for node in tree.body if isinstance(node, ast.ClassDef))
-    twice = sorted(f"{package}: {name}" for package in classes for name, count in classes[package].items() if count > 1)
-    rounds = circles(arrows)
-    lines = sum(path.read_text(encoding="utf-8").count("\n") for path in found.values())
-    print(f"{len(found)} modules with {lines} lines, packages included")
-    print(
-        f"{len(lone)} modules are imported by exactly one other" + (": " + ", ".join(lone) if "-v" in sys.argv else "")
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                classes[node.name].append(name)
+    repeated = sorted(f"{name}: {', '.join(places)}" for name, places in classes.items() if len(places) > 1)
+    twice = sorted(
+        f"{package}: {name}"
+        for name, places in classes.items()
+        for package, count in Counter(".".join(place.split(".")[:2]) for place in places).items()
+        if count > 1
     )
-    print(f"{len(rounds)} circles of imports" + "".join(f"\n  {' - '.join(group)}" for group in rounds))
-    print(f"{len(twice)} class names occur twice in one package" + "".join(f"\n  {name}" for name in twice))
-    return 1 if rounds or twice else 0
+    every = [(f"{name}.{function}", *size) for name, tree in trees.items() for function, *size in functions(tree)]
+    long = sorted(f"{name} ({lines})" for name, lines, _ in every if lines > 50)
+    wide = sorted(f"{name} ({parameters})" for name, _, parameters in every if parameters > 10)
+    rounds, unmarked = circles(arrows), without_marker()
+    lines = sum(path.read_text(encoding="utf-8").count("\n") for path in found.values())
+    benchmarks = sum(path.read_text(encoding="utf-8").count("\n") for path in (ROOT / "benchmarks").rglob("*.py"))
+    words = sum(len(path.read_text(encoding="utf-8").split()) for path in (ROOT / "docs").rglob("*.md"))
+    number, arguments = commands()
+    details = "-v" in sys.argv
+
+    def show(text: str, names: list[str], always: bool = False) -> None:
+        print(f"{len(names):6,} {text}", *(names if names and (always or details) else []), sep="\n         ")
+
+    print(f"{lines:6,} lines in {len(found)} modules of the product, packages included; {benchmarks:,} of benchmarks")
+    print(f"{arguments:6,} arguments of {number} commands")
+    print(f"{words:6,} words of documentation")
+    show("modules that exactly one other imports", lone)
+    show("public class names in more than one module", repeated)
+    show(f"of {len(every):,} functions with more than 50 lines", long)
+    show("functions with more than 10 parameters", wide)
+    show("circles of imports", [" - ".join(group) for group in rounds], always=True)
+    show("class names twice in one package", twice, always=True)
+    show("test files without a marker", unmarked, always=True)
+    return 1 if rounds or twice or unmarked else 0
 
 
 if __name__ == "__main__":

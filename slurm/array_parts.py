@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import UsageError
-from ringtap.json_validation import ShapeError, check
-from ringtap.plan_models import series_name
-from ringtap.rundir import RunDirectory, read_points
-from ringtap.schema import RUN_JSON, VARIANTS
+from ringtap.core.errors import UsageError
+from ringtap.core.json_validation import ShapeError, check
+from ringtap.core.rundir import RunDirectory, read_points
+from ringtap.core.schema import RUN_JSON, VARIANTS
+from ringtap.core.sweep_plan_models import series_name
 from ringtap.slurm.paths import SubmitPaths
 
 

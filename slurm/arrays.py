@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringtap.agents.sweep.estimate import resolved, series_names, sweep_s
-from ringtap.errors import UsageError
-from ringtap.plan import SharingPlan, SweepPlan, load_plan
-from ringtap.plan_cluster import Cluster
-from ringtap.rundir import RunDirectory, new_name
-from ringtap.schema import RUN_JSON
+from ringtap.core.errors import UsageError
+from ringtap.core.rundir import RunDirectory, new_name
+from ringtap.core.schema import RUN_JSON
+from ringtap.core.sweep_plan import SharingPlan, SweepPlan, load_plan
+from ringtap.core.sweep_plan_cluster import Cluster
+from ringtap.core.terminal import shell_word
+from ringtap.core.units import format_duration
 from ringtap.slurm import script
 from ringtap.slurm.array_parts import read_parts
 from ringtap.slurm.paths import SubmitPaths
@@ -24,8 +26,6 @@ from ringtap.slurm.request import Environment, Resources, describe_resources, pa
 from ringtap.slurm.sites import Site
 from ringtap.slurm.status import NOT_BEGUN, read_request, sweep_standing
 from ringtap.slurm.submit import check_place, find_sbatch, hand_over
-from ringtap.terminal import shell_word
-from ringtap.units import format_duration
 
 
 class _Request(NamedTuple):

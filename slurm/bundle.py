@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import ringtap
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.installation import install_command
-from ringtap.options import add_json
-from ringtap.parent_death import die_with_parent
-from ringtap.python_command import python_command
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.installation import install_command
+from ringtap.core.options import add_json
+from ringtap.core.parent_death import die_with_parent
+from ringtap.core.python_command import python_command
+from ringtap.core.units import format_size
 from ringtap.slurm.sites import Site, load_site
 from ringtap.trafficgen.commands.bundle import write_archive
-from ringtap.units import format_size
 
 ARCHIVE = "ringtap-traffic.pyz"
 MANIFEST = "MANIFEST"

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.agents.node.node_json import node_items, not_collected
-from ringtap.options import add_json
-from ringtap.run_files import replace_file
-from ringtap.rundir import RunDirectory, Status
-from ringtap.schema import POINTS_JSONL, REJECTED_JSONL
+from ringtap.core.options import add_json
+from ringtap.core.run_files import replace_file
+from ringtap.core.rundir import RunDirectory, Status
+from ringtap.core.schema import POINTS_JSONL, REJECTED_JSONL
+from ringtap.core.terminal import one_line, shell_word
 from ringtap.slurm.array_parts import Part, read_parts
 from ringtap.slurm.status import FINAL, Standing, next_steps, standing, sweep_standing
-from ringtap.terminal import one_line, shell_word
 
 
 def collect(run: RunDirectory) -> tuple[Standing, list[str]]:

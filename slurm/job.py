@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from ringtap.errors import UsageError
-from ringtap.run_files import open_file, read_whole
+from ringtap.core.errors import UsageError
+from ringtap.core.run_files import open_file, read_whole
 from ringtap.slurm.paths import SubmitPaths
 
 

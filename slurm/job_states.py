@@ -6,8 +6,8 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ringtap.errors import MeasurementError, last_line
-from ringtap.parent_death import die_with_parent
+from ringtap.core.errors import MeasurementError, last_line
+from ringtap.core.parent_death import die_with_parent
 
 WAITING, RUNNING, ENDED, UNKNOWN = "waiting", "running", "ended", "unknown"
 # All base states and flags of Slurm 25.11: the job's state for ringtap, and what it means
@@ -47,7 +47,7 @@ _ANSWER_S = 30.0
 
 
 @dataclass(frozen=True)
-class Answer:
+class SlurmJobState:
     """State of a job according to Slurm.
 
     Attributes:
@@ -76,7 +76,7 @@ class Answer:
         return f"Slurm says {self.state}{reason}: {meaning}{place}"
 
 
-def ask_slurm(jobs: Sequence[str], owner: int | None = None) -> dict[str, Answer]:
+def ask_slurm(jobs: Sequence[str], owner: int | None = None) -> dict[str, SlurmJobState]:
     """Query the controller once for the states of jobs, and the accounting for those that it has forgotten.
 
     Args:
@@ -102,14 +102,14 @@ def ask_slurm(jobs: Sequence[str], owner: int | None = None) -> dict[str, Answer
     for line in done.stdout.splitlines():
         job, state, reason, nodes, uid = (*line.split("|"), "", "", "", "")[:5]
         if owner is None or uid in ("", str(owner)):
-            found[job] = Answer(state, "" if reason == "None" else reason, nodes)
+            found[job] = SlurmJobState(state, "" if reason == "None" else reason, nodes)
     forgotten = [job for job in jobs if job not in found]
     if forgotten:
         found |= _ask_accounting(forgotten)
-    return {job: found.get(job, Answer(FORGOTTEN)) for job in jobs}
+    return {job: found.get(job, SlurmJobState(FORGOTTEN)) for job in jobs}
 
 
-def _ask_accounting(jobs: Sequence[str]) -> dict[str, Answer]:
+def _ask_accounting(jobs: Sequence[str]) -> dict[str, SlurmJobState]:
     """Look up jobs that the controller has forgotten in Slurm's accounting, which not every cluster has.
 
     Jobs that live according to it are left out: the controller knows all that do.
@@ -128,5 +128,5 @@ def _ask_accounting(jobs: Sequence[str]) -> dict[str, Answer]:
         return {}
     rows = [line.split("|") for line in done.stdout.splitlines()] if done.returncode == 0 else []
     # "CANCELLED by 1001" has the user in it
-    found = {row[0]: Answer(row[1].partition(" ")[0], "", row[2]) for row in rows if len(row) == 3}
+    found = {row[0]: SlurmJobState(row[1].partition(" ")[0], "", row[2]) for row in rows if len(row) == 3}
     return {job: answer for job, answer in found.items() if answer.kind not in (WAITING, RUNNING)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ringtap.agents.job.exit_cause import CANNOT_RUN, KILLED, POSSIBLE_CAUSE, SHELL_CAUSE
-from ringtap.run_files import open_regular
+from ringtap.core.run_files import open_regular
 from ringtap.slurm.paths import SubmitPaths
 
 _TAIL_BYTES = 1 << 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ringtap.schema import PARTS
+from ringtap.core.schema import PARTS
 
 
 class SubmitPaths:

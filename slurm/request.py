@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.agents.node.settings import RunSettings, parse_settings
-from ringtap.errors import UsageError
-from ringtap.secret_masking import mask_words
+from ringtap.core.errors import UsageError
+from ringtap.core.secret_masking import mask_words
+from ringtap.core.units import counted
 from ringtap.slurm.sites import Nodes, Site
-from ringtap.units import counted
 
 # directives of sbatch that `--drop` accepts
 DIRECTIVES = (

@@ -1,4 +1,4 @@
-"""Batch scripts: directives, modules, the environment, and the line that runs the job (`ringtap.slurm.batch`)."""
+"""Batch scripts: directives, modules, the environment, and the line that runs the job (`ringtap.slurm.job_steps`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import ringtap
-from ringtap.python_command import python_command
+from ringtap.core.python_command import python_command
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.request import Environment, Request, Resources
 from ringtap.slurm.sites import Site
@@ -78,7 +78,7 @@ def batch_script(
         environment: the Python environment.
         site: the site.
         folder: the folder in which the job runs.
-        job: arguments of `ringtap.slurm.batch`.
+        job: arguments of `ringtap.slurm.job_steps`.
         directives: further directives, as after ``#SBATCH --``.
         setup: further lines before the job.
     """
@@ -91,7 +91,7 @@ def batch_script(
         *modules(site, environment),
         *python(site, environment),
         *setup,
-        f"exec {words(python_command(environment.python or 'python', 'ringtap.slurm.batch'))} {words(job)}",
+        f"exec {words(python_command(environment.python or 'python', 'ringtap.slurm.job_steps'))} {words(job)}",
     ]
     return "".join(f"{line}\n" for line in lines)
 

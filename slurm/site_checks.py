@@ -20,11 +20,11 @@ import psutil
 from ringtap.agents.doctor.checks import Task
 from ringtap.agents.doctor.node import gloo_on_loopback, try_to_write
 from ringtap.collectors.base import Check
-from ringtap.parent_death import die_with_parent
+from ringtap.core.parent_death import die_with_parent
+from ringtap.core.units import counted, format_size
 from ringtap.slurm.request import parse_time_s
 from ringtap.slurm.sites import Nodes, Site
 from ringtap.slurm.submit import expand, file_system
-from ringtap.units import counted, format_size
 
 TIMEOUT_S = 90.0  # of all checks together
 _SLOW_S = 40.0  # for modules and environments on a slow file system, and pip's look at a whole wheelhouse

@@ -10,8 +10,8 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from ringtap import plug_ins
-from ringtap.errors import UsageError
+from ringtap.core import plug_ins
+from ringtap.core.errors import UsageError
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -19,12 +19,12 @@ from pathlib import Path
 from types import FrameType
 
 from ringtap.agents.job.signals import GroupWatch
-from ringtap.parent_death import die_with_parent
-from ringtap.python_command import python_command
-from ringtap.schema import NODE_JSON
+from ringtap.core.parent_death import die_with_parent
+from ringtap.core.python_command import python_command
+from ringtap.core.schema import NODE_JSON
+from ringtap.core.terminal import as_command
 from ringtap.slurm.job import announce_step, variable
 from ringtap.slurm.paths import SubmitPaths
-from ringtap.terminal import as_command
 
 _BEGIN_S = 20.0  # longest time until a recording begins
 _DONE_S = 10.0  # longest time until a recording is complete after its process has ended

@@ -16,20 +16,20 @@ from typing import Any
 from ringtap.agents.job.exit_cause import CANNOT_RUN
 from ringtap.agents.node.node_json import node_items
 from ringtap.agents.sweep.lock import LOCK_FILE
-from ringtap.errors import MeasurementError, UsageError, exit_words
-from ringtap.json_validation import COUNT, Shape, Text
-from ringtap.options import add_json
-from ringtap.records import read_json_lines
-from ringtap.run_files import open_regular
-from ringtap.rundir import RunDirectory, Status, read_json, read_points
-from ringtap.schema import POINTS_JSONL, SHARED, SHARED_JSONL
+from ringtap.core.errors import MeasurementError, UsageError, exit_words
+from ringtap.core.json_validation import COUNT, Shape, Text
+from ringtap.core.options import add_json
+from ringtap.core.records import read_json_lines
+from ringtap.core.run_files import open_regular
+from ringtap.core.rundir import RunDirectory, Status, read_json, read_points
+from ringtap.core.schema import POINTS_JSONL, SHARED, SHARED_JSONL
+from ringtap.core.terminal import one_line, shell_word
+from ringtap.core.units import counted
 from ringtap.slurm.array_parts import Part, missing_loads, planned_series, read_parts, whole_plan
 from ringtap.slurm.job import JobReport, read_report
-from ringtap.slurm.job_states import ENDED, FORGOTTEN, RUNNING, UNKNOWN, WAITING, Answer, ask_slurm
+from ringtap.slurm.job_states import ENDED, FORGOTTEN, RUNNING, UNKNOWN, WAITING, SlurmJobState, ask_slurm
 from ringtap.slurm.output import killed_or_not_run
 from ringtap.slurm.paths import SubmitPaths
-from ringtap.terminal import one_line, shell_word
-from ringtap.units import counted
 
 NOT_BEGUN = "submitted; the job has not begun"
 FINAL: tuple[Status, ...] = ("complete", "partial", "failed")
@@ -222,7 +222,7 @@ def _submitted_tasks(paths: SubmitPaths) -> dict[int, str]:
 
 def _job_standings(paths: SubmitPaths, jobs: Sequence[str]) -> tuple[tuple[JobStanding, ...], str]:
     """Return the jobs, and the reason that Slurm could not be asked about them; empty if it was."""
-    answers: Mapping[str, Answer] = {}
+    answers: Mapping[str, SlurmJobState] = {}
     not_asked = ""
     if jobs:
         try:
@@ -232,7 +232,7 @@ def _job_standings(paths: SubmitPaths, jobs: Sequence[str]) -> tuple[tuple[JobSt
     return tuple(_job_standing(paths, read_report(paths, job), answers.get(job)) for job in jobs), not_asked
 
 
-def _job_standing(paths: SubmitPaths, report: JobReport, answer: Answer | None) -> JobStanding:
+def _job_standing(paths: SubmitPaths, report: JobReport, answer: SlurmJobState | None) -> JobStanding:
     """Combine a job's report with Slurm's answer, which has priority, as a requeued job has already reported an end."""
     state = answer.kind if answer else UNKNOWN if report.exit_code is None else ENDED
     end = "" if report.exit_code is None else exit_words(report.exit_code)

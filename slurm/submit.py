@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.agents.node.settings import check_disk_limit
-from ringtap.errors import UsageError
-from ringtap.parent_death import die_with_parent
-from ringtap.rundir import RunDirectory, write_json
-from ringtap.schema import RUN_JSON
+from ringtap.core.errors import UsageError
+from ringtap.core.parent_death import die_with_parent
+from ringtap.core.rundir import RunDirectory, write_json
+from ringtap.core.schema import RUN_JSON
 from ringtap.slurm.bundle import check_wheels
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.request import Request

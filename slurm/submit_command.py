@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringtap.errors import UsageError
-from ringtap.options import add_json
-from ringtap.rundir import add_access
-from ringtap.terminal import shell_word
+from ringtap.core.errors import UsageError
+from ringtap.core.options import add_json
+from ringtap.core.rundir import add_access
+from ringtap.core.terminal import shell_word
 
 if TYPE_CHECKING:
     from ringtap.slurm.request import Environment, Resources
@@ -121,8 +121,8 @@ def _submit(options: argparse.Namespace) -> int:
 
 
 def _resources(options: argparse.Namespace, name: str) -> Resources:
+    from ringtap.core.units import parse_duration_s
     from ringtap.slurm.request import Resources
-    from ringtap.units import parse_duration_s
 
     return Resources(
         nodes=options.nodes,
@@ -156,7 +156,7 @@ def _environment(options: argparse.Namespace) -> Environment:
 
 
 def _submit_command(options: argparse.Namespace, site: Site, resources: Resources, environment: Environment) -> int:
-    from ringtap.rundir import new_name
+    from ringtap.core.rundir import new_name
     from ringtap.slurm.paths import SubmitPaths
     from ringtap.slurm.request import Recording, Request, describe_resources
     from ringtap.slurm.script import command_script, print_script

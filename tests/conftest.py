@@ -12,28 +12,12 @@ from typing import Any
 
 import hypothesis
 import pytest
-from xdist.scheduler import LoadScopeScheduling
 
 # an example may take long on a busy machine
 hypothesis.settings.register_profile("busy", deadline=None)
 hypothesis.settings.load_profile("busy")
-# Tests that compute, and start no job: make check runs these alone. make test runs them beside those that keep time,
-# which mostly wait, and lets them have only what these leave of the processors.
-COMPUTES = re.compile(
-    r"property/|unit/\w+/test_(analysis|core|docs|job|long|pcap|public|structure|sweep_csv|thesis)_"
-    r"|unit/\w+/test_(csv_table|flow_table|lab_topologies|language|link_counters|report_overview|run_files|ssh_words"
-    r"|traffic_(formats|plan|sizes|verify))|unit/workload/"
-)
-# Tests that start processes and keep no time: many may run beside them. What is left, and what is marked alone among
-# these, keeps time, and runs beside one other of its kind at most.
-SHARES = re.compile(
-    r"slurm/|frameworks/|gpu/|horovod/test_(build|job|timeline)"
-    r"|testbed/test_(agent_|benchmark_(pcap|scale)|clock|collect|counters|docs|doctor|job_bytes|lab|live|notebooks|pcap"
-    r"|metrics|ssh_(hosts|sweep)|sweep|topologies|traffic)"
-    r"|unit/\w+/test_(agent_(descriptors|failures|live|ranks|run|signals)|clock_|collect_|completion|doctor|extension"
-    r"|hook_|hosts_|installed|jobs_|lab_state|live_|packaging|plug_ins|python_command|recipes|slurm_|suite"
-    r"|sweep_|traffic_|unrecorded)"
-)
+# what make test gives as -m in its two parts (Makefile)
+SHARES, KEEPS_TIME = "shares and not alone", "not shares or alone"
 # a variable of all processes that tests start; where a test empties the environment, it sets this one again
 TESTED_BY = "TESTED_BY"
 os.environ[TESTED_BY] = str(os.getpid())
@@ -44,46 +28,13 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 HARDWARE = ("an mlx5 NIC", "a GPU")
 
 
-# Tests of these files stay together: what they share takes seconds to set up, or is there once (a lease).
-TOGETHER = re.compile(
-    r"tests/(slurm|horovod/\w+|frameworks|property/test_pcap_fuzz"
-    r"|testbed/test_(collect_\w+|metrics_prometheus|ssh_\w+|sweep)"
-    r"|unit/\w+/test_(analysis|hook_torch|installed|job|packaging|pcap|plug_ins|public|recipes|simulated_runs|slurm_bundle"
-    r"|structure|traffic_(bundle|figures))\w*)"
-)
-
-
-# The tests that keep time run in two rows that take about as long: these, and the others. What shares a sweep is in
-# one of them.
-FIRST_ROW = re.compile(r"tests/(horovod|testbed)/(?!test_(benchmark(?!_bursts)|ssh_sweep|sweep\.))")
-
-
-class Together(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives tests that share something to one worker, and the others one by one to any."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        if self.config.option.markexpr == "not shares" and not COMPUTES.match(nodeid.removeprefix("tests/")):
-            # without privilege, a command for all testbeds ends those of the other row
-            return "first row" if FIRST_ROW.match(nodeid) or os.geteuid() != 0 else "second row"
-        shared = TOGETHER.match(nodeid)
-        return shared[0] if shared else nodeid
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
-    # as they are collected: the rows come first and take longest
-    config.option.loadscopereorder = config.option.markexpr != "not shares"
-    return Together(config, log)
-
-
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Ignore files without tests of the part that runs: each worker reads all others, which takes seconds."""
-    part = config.option.markexpr
-    if part not in ("shares", "not shares") or not collection_path.name.startswith("test_"):
+    wanted = {SHARES: ["shares"], KEEPS_TIME: ["alone", "computes"]}.get(config.option.markexpr)
+    if wanted is None or not collection_path.name.startswith("test_"):
         return None
-    path = collection_path.relative_to(Path(__file__).parent).as_posix()
-    shares = SHARES.match(path) and not COMPUTES.match(path)
-    exception = "mark.alone" if shares else "mark.shares"
-    return (part == ("not shares" if shares else "shares") and exception not in collection_path.read_text()) or None
+    text = collection_path.read_text()
+    return not any(f"pytest.mark.{kind}" in text for kind in wanted) or None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -100,7 +51,7 @@ def pytest_collection() -> Iterator[object]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Run a test that computes beside one that keeps time with what that one leaves of the processors."""
-    workers = hasattr(item.config, "workerinput") and item.config.option.markexpr == "not shares"
+    workers = hasattr(item.config, "workerinput") and item.config.option.markexpr == KEEPS_TIME
     # others may not take their former priority again
     if not workers or os.geteuid() != 0 or not item.get_closest_marker("computes"):
         return (yield)
@@ -113,17 +64,19 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    paths = {item: item.path.relative_to(Path(__file__).parent).as_posix() for item in items}
-    for item, path in paths.items():
-        if COMPUTES.match(path):
-            item.add_marker("computes")
-        elif SHARES.match(path) and not item.get_closest_marker("alone"):
-            item.add_marker("shares")
+    for item in items:
+        alone, together = item.get_closest_marker("alone"), item.get_closest_marker("together")
+        if alone:
+            # without privilege, a command for all testbeds ends those of the other row
+            item.add_marker(pytest.mark.xdist_group(f"row {alone.args[0] if os.geteuid() == 0 else 1}"))
+        elif together:
+            item.add_marker(pytest.mark.xdist_group(together.args[0] if together.args else item.path.stem))
         what = item.get_closest_marker("needs_root")
         if what and os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(reason=f"needs root: only root can {what.args[0]}"))
     # what keeps time takes longest; last where one process runs all: the cluster stands until the end
-    items.sort(key=lambda item: (paths[item].startswith("slurm/"), COMPUTES.match(paths[item]) is not None))
+    slurm = Path(__file__).parent / "slurm"
+    items.sort(key=lambda item: (slurm in item.path.parents, item.get_closest_marker("computes") is not None))
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

@@ -16,10 +16,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.installation import cache_folder
-from ringtap.json_validation import ShapeError, load_json
-from ringtap.terminal import as_command
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.installation import cache_folder
+from ringtap.core.json_validation import ShapeError, load_json
+from ringtap.core.terminal import as_command
+from ringtap.core.units import counted, format_rate
 from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
 from ringtap.trafficgen.plans.registry import make_plan
 from ringtap.trafficgen.receiver.receiver import ReceiveOptions, Receiver
@@ -27,7 +28,6 @@ from ringtap.trafficgen.sender.options import SendOptions
 from ringtap.trafficgen.sender.sender import Sender
 from ringtap.trafficgen.statistics import LogHistogram
 from ringtap.trafficgen.worker_processes import WorkerProcesses
-from ringtap.units import counted, format_rate
 
 VERSION = 1
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.records import Field, RecordWriter
-from ringtap.schema import FLOW_STATES
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.records import Field, RecordWriter
+from ringtap.core.schema import FLOW_STATES
 
 FLUSH_S = 0.1
 

@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringtap.errors import MeasurementError, RingtapError, RingtapWarning, UsageError, exit_words
-from ringtap.terminal import fill_standard_descriptors
+from ringtap.core.errors import MeasurementError, RingtapError, RingtapWarning, UsageError, exit_words
+from ringtap.core.terminal import fill_standard_descriptors
 
 if TYPE_CHECKING:
     from ringtap.trafficgen.calibration import Calibration
@@ -49,7 +49,7 @@ class Failed(NamedTuple):
     exit_code: int
 
 
-class Answer(NamedTuple):
+class HelperResult(NamedTuple):
     """The result of the work."""
 
     result: Any
@@ -116,7 +116,7 @@ class Helper:
             raise self._loss() from error
 
     def receive(self) -> Any:
-        """Return the next message: an address, ``Progress`` or ``Answer``; warn of what it warns of.
+        """Return the next message: an address, ``Progress`` or ``HelperResult``; warn of what it warns of.
 
         Raises:
             UsageError: the work cannot be done as asked.
@@ -145,7 +145,7 @@ class Helper:
             UsageError: the work cannot be done as asked.
             MeasurementError: the work failed, or the process died.
         """
-        while not isinstance(message := self.receive(), Answer):
+        while not isinstance(message := self.receive(), HelperResult):
             pass
         return message.result
 
@@ -214,7 +214,7 @@ def main(number: int, folder: str | None) -> None:
         with suppress(EOFError, OSError, KeyboardInterrupt):  # the parent has ended
             work, arguments = parent.recv()
             try:
-                answer: NamedTuple = Answer(_WORK[work](parent, *arguments))
+                answer: NamedTuple = HelperResult(_WORK[work](parent, *arguments))
             except RingtapError as error:
                 answer = Failed(str(error), error.exit_code)
             parent.send(answer)

@@ -10,8 +10,8 @@ import shutil
 from dataclasses import dataclass
 from typing import Any
 
-from ringtap.errors import UsageError
-from ringtap.json_validation import parse_json
+from ringtap.core.errors import UsageError
+from ringtap.core.json_validation import parse_json
 
 
 @dataclass(frozen=True)

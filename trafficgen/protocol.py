@@ -14,8 +14,8 @@ import os
 import socket
 import struct
 
-from ringtap.errors import UsageError
-from ringtap.schema import TRAFFIC_PORT
+from ringtap.core.errors import UsageError
+from ringtap.core.schema import TRAFFIC_PORT
 
 LOCAL = f"127.0.0.1:{TRAFFIC_PORT}"  # default address of a receiver
 MAGIC = b"ringtap\n"

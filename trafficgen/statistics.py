@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import UsageError
-from ringtap.records import open_records
-from ringtap.schema import FLOW_STATES, LOAD_BIN_NS, MISSED_NS, SIZE_CLASSES_BYTES
+from ringtap.core.errors import UsageError
+from ringtap.core.records import open_records
+from ringtap.core.schema import FLOW_STATES, LOAD_BIN_NS, MISSED_NS, SIZE_CLASSES_BYTES
 from ringtap.trafficgen.flow_log import NO_SOURCE, FlowLog
+from ringtap.trafficgen.outgoing_sockets import TcpState
 from ringtap.trafficgen.sender.ipc import FlowState
-from ringtap.trafficgen.socket_options import TcpState
 
 # Adjacent bins are 1 % apart; that is also the largest error of a quantile
 _STEP = math.log(1.01)

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, wait
 from types import FrameType
 from typing import Any, Protocol
 
-from ringtap.errors import MeasurementError, exit_words
+from ringtap.core.errors import MeasurementError, exit_words
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _END_PATIENCE_S = 5.0

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from ringtap.errors import UsageError
-from ringtap.rundir import write_json
-from ringtap.units import counted
+from ringtap.core.errors import UsageError
+from ringtap.core.rundir import write_json
+from ringtap.core.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType, Value, message_classes, write_trace
 from ringtap.workload.topologies import Dimension, Topology
 from ringtap.workload.workload import (

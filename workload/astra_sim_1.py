@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.workload import Workload, carried_out_as, check_of_all_ranks, length_us, size_of
 

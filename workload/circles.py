@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ringtap.units import format_rate
-from ringtap.workload.interleaving import Circles, Link, Schedule
+from ringtap.core.units import format_rate
+from ringtap.workload.interleaving import Circles, InterleavedLink, Schedule
 from ringtap.workload.timeline import new_figure, save_figure
 
 _POINTS = 1440  # of a circle at least, so that it is round
@@ -50,7 +50,7 @@ def write_circles(circles: Circles, found: Schedule, names: list[str], path: Pat
     save_figure(figure, path)
 
 
-def _draw(axes: Any, circles: Circles, link: Link, shifts: Any, names: list[str]) -> dict[str, Any]:
+def _draw(axes: Any, circles: Circles, link: InterleavedLink, shifts: Any, names: list[str]) -> dict[str, Any]:
     """Draw the jobs of a link, and return what stands for each of them in the legend."""
     slots = circles.slots
     each = -(-_POINTS // slots)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringtap.errors import UsageError, did_you_mean
-from ringtap.units import counted
+from ringtap.core.errors import UsageError, did_you_mean
+from ringtap.core.units import counted
 from ringtap.workload.message_graph import GraphBuilder, Integers, MessageGraph, check_room, divided
 
 NONE = -1

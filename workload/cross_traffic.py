@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ringtap.errors import UsageError
-from ringtap.flow_table import Integers, Numbers, read_plan
-from ringtap.units import format_rate
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_table import Integers, Numbers, read_plan
+from ringtap.core.units import format_rate
 from ringtap.workload.simulated_iterations import SimulatedIterations
 from ringtap.workload.simulation import CrossFlows
 from ringtap.workload.topologies import Topology

@@ -17,8 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ringtap.errors import UsageError
-from ringtap.installation import install_command
+from ringtap.core.errors import UsageError
+from ringtap.core.installation import install_command
 
 SCHEMA_VERSION = "0.0.4"
 Value = bool | int | float | str | list[bool] | list[int] | list[str]

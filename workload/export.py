@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ringtap.errors import UsageError
-from ringtap.flow_plan import flow_list_line
-from ringtap.units import counted
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan_format import flow_list_line
+from ringtap.core.units import counted
 from ringtap.workload.execution_trace import Collective, NodeType
 from ringtap.workload.lowering import Algorithms, LoweredCollective, ended, lowered_collectives
 from ringtap.workload.workload import (

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from ringtap.errors import UsageError
-from ringtap.terminal import as_command
-from ringtap.units import counted, whole_number
+from ringtap.core.errors import UsageError
+from ringtap.core.terminal import as_command
+from ringtap.core.units import counted, whole_number
 from ringtap.workload.execution_trace import Collective
 from ringtap.workload.lowering import Algorithms
 from ringtap.workload.message_graph import MessageGraph

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ringtap.errors import UsageError
-from ringtap.units import counted, format_duration
+from ringtap.core.errors import UsageError
+from ringtap.core.units import counted, format_duration
 from ringtap.workload.lowering import Algorithms, bytes_of
 from ringtap.workload.message_graph import Integers
 from ringtap.workload.simulated_loads import LoadSimulator
@@ -389,7 +389,7 @@ def _meetings(others: Numbers, rate: Numbers, shifts: int) -> Integers:
 
 
 @dataclass(frozen=True)
-class Link:
+class InterleavedLink:
     """A link, its capacity, and the numbers of the jobs that use it in ascending order."""
 
     name: str
@@ -408,7 +408,7 @@ class Schedule:
     """
 
     shifts: tuple[int, ...]
-    links: tuple[Link, ...]
+    links: tuple[InterleavedLink, ...]
     interleavings: tuple[Interleaving, ...]
 
     @property
@@ -422,7 +422,7 @@ class Schedule:
         return sum(found.score_unshifted for found in self.interleavings) / len(self.links)
 
 
-def schedule(circles: Circles, links: Sequence[Link]) -> Schedule:
+def schedule(circles: Circles, links: Sequence[InterleavedLink]) -> Schedule:
     """Return the shifts with the highest score on each link, and one shift for each job that has the same effect.
 
     Raises:
@@ -433,7 +433,7 @@ def schedule(circles: Circles, links: Sequence[Link]) -> Schedule:
     return Schedule(time_shifts(circles, links, found, edges), tuple(links), tuple(found))
 
 
-def worst_shifts(circles: Circles, links: Sequence[Link]) -> tuple[int, ...]:
+def worst_shifts(circles: Circles, links: Sequence[InterleavedLink]) -> tuple[int, ...]:
     """Return shifts with the lowest scores, of several the smallest: job by job, while those before it keep theirs."""
     shifts, rates = [0], circles.rates_bps
 
@@ -460,7 +460,7 @@ class Edge(NamedTuple):
     other: int
 
 
-def affinity_edges(links: Sequence[Link], jobs: int) -> list[Edge]:
+def affinity_edges(links: Sequence[InterleavedLink], jobs: int) -> list[Edge]:
     """Return the edges of the affinity graph, in which a job is at each link that it shares, from the first job on.
 
     Raises:
@@ -492,7 +492,7 @@ def affinity_edges(links: Sequence[Link], jobs: int) -> list[Edge]:
     return edges
 
 
-def _loop(before: dict[int, Edge | None], last: Edge, links: Sequence[Link]) -> str:
+def _loop(before: dict[int, Edge | None], last: Edge, links: Sequence[InterleavedLink]) -> str:
     """Return the names of the loop that an edge closes."""
 
     def way(job: int) -> list[str]:
@@ -507,7 +507,7 @@ def _loop(before: dict[int, Edge | None], last: Edge, links: Sequence[Link]) -> 
 
 
 def time_shifts(
-    circles: Circles, links: Sequence[Link], interleavings: Sequence[Interleaving], edges: Sequence[Edge]
+    circles: Circles, links: Sequence[InterleavedLink], interleavings: Sequence[Interleaving], edges: Sequence[Edge]
 ) -> tuple[int, ...]:
     """Return the shift of each job that gives jobs the same shifts on each link: t_k = (t_j - w(j,l) + w(l,k)) mod T_k.
 
@@ -545,7 +545,7 @@ def place(circles: Circles, capacity_bps: float, count: int) -> Schedule:
         if best is None or key > best[0]:
             best = key, groups
     assert best is not None
-    links = tuple(Link(f"link {number}", capacity_bps, jobs) for number, jobs in enumerate(best[1]))
+    links = tuple(InterleavedLink(f"link {number}", capacity_bps, jobs) for number, jobs in enumerate(best[1]))
     found = tuple(known[link.jobs] for link in links)
     return Schedule(time_shifts(circles, links, found, affinity_edges(links, len(circles.rates_bps))), links, found)
 

@@ -19,13 +19,13 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringtap.errors import UsageError
-from ringtap.json_stream import members
-from ringtap.json_validation import COUNT, Number, Shape, ShapeError, check
-from ringtap.schema import FORMER_CATEGORIES, GPU_CATEGORIES
-from ringtap.units import counted
+from ringtap.core.errors import UsageError
+from ringtap.core.json_stream import members
+from ringtap.core.json_validation import COUNT, Number, Shape, ShapeError, check
+from ringtap.core.schema import FORMER_CATEGORIES, GPU_CATEGORIES
+from ringtap.core.units import counted
 from ringtap.workload.execution_trace import Collective
-from ringtap.workload.profile import CARRIED_OUT_BY_GLOO, Communication, Event, Iteration, RankProfile
+from ringtap.workload.profile import CARRIED_OUT_BY_GLOO, Communication, Event, ProfiledIteration, RankProfile
 
 MAX_EVENTS = 20_000_000
 _MAX_DIMENSIONS = 64  # of a tensor in PyTorch
@@ -414,7 +414,7 @@ def _edges(trace: _Trace, steps_each: int) -> tuple[list[float], int]:
     return [*begins, steps[-1].end], rest
 
 
-def _advice(iterations: Sequence[Iteration], steps_each: int) -> str:
+def _advice(iterations: Sequence[ProfiledIteration], steps_each: int) -> str:
     """Return what to do if iterations are not alike: to name the number of steps after which they repeat."""
     shapes = [(len(one.signatures), sum(event.code == "stepped" for event in one.events)) for one in iterations]
     periods = (period for period in range(2, len(shapes)) if shapes[period:] == shapes[:-period])
@@ -459,7 +459,7 @@ class _Timeline:
         self.end = max([at, *(self.pending[number].end for number in numbers)])
         self.wait(at, self.end, numbers)
 
-    def iteration(self) -> Iteration:
+    def iteration(self) -> ProfiledIteration:
         """Return the iteration; what the host does later than a GPU belongs to the next one."""
         events = [
             Event(self._ns(min(at, self.end)), code, number, number if code == "call" else -1)
@@ -468,7 +468,7 @@ class _Timeline:
         events.sort(key=lambda event: event.at_ns)
         signatures = [call.communication for call in self._calls]
         ends_ns = {number: self._ns(call.end) for number, call in enumerate(self._calls)}
-        return Iteration(0, self._ns(self.end), 0, events, signatures, ends_ns)
+        return ProfiledIteration(0, self._ns(self.end), 0, events, signatures, ends_ns)
 
     def _ns(self, at: float) -> int:
         return round((at - self.begin) * 1000)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 
 Integers = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.int32]  # of messages, endpoints and chunks: with 20 million of them, half the memory counts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ringtap.models import ModelProfile
+from ringtap.core.models import ModelProfile
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.workload import Workload
 

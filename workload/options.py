@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ringtap.errors import UsageError, did_you_mean
-from ringtap.plan import LinkOptions
-from ringtap.plan_collectives import ALL_REDUCE
-from ringtap.units import parse_duration_s, parse_rate_bps, whole_number
+from ringtap.core.errors import UsageError, did_you_mean
+from ringtap.core.sweep_plan import LinkOptions
+from ringtap.core.sweep_plan_collectives import ALL_REDUCE
+from ringtap.core.units import parse_duration_s, parse_rate_bps, whole_number
 from ringtap.workload.topologies import KINDS, Topology, fat_tree, leaf_spine, parse_sides, ring, star, torus
 
 if TYPE_CHECKING:

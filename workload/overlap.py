@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.workload.execution_trace import Node
 from ringtap.workload.lowering import Algorithms
 from ringtap.workload.simulated_iterations import simulate

@@ -17,11 +17,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringtap.errors import UsageError
-from ringtap.json_validation import COUNT, NS, Number, Shape, check, parse_json
-from ringtap.run_files import open_regular
-from ringtap.schema import PROFILE_RANGE, REGULAR_SHARE
-from ringtap.units import counted
+from ringtap.core.errors import UsageError
+from ringtap.core.json_validation import COUNT, NS, Number, Shape, check, parse_json
+from ringtap.core.run_files import open_regular
+from ringtap.core.schema import PROFILE_RANGE, REGULAR_SHARE
+from ringtap.core.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.workload import CARRIED_OUT_AS, GROUP_DESCRIPTIONS, MAX_NODES, SPLITS, Workload, check_workload
 
@@ -110,7 +110,7 @@ class Communication(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Iteration:
+class ProfiledIteration:
     """An iteration as it was recorded.
 
     Attributes:
@@ -206,7 +206,7 @@ class RankProfile:
     ddp_ranks: list[list[int]]
     batch: int | None
     buckets: list[list[list[int]]] = field(default_factory=list)
-    iterations: list[Iteration] = field(default_factory=list)
+    iterations: list[ProfiledIteration] = field(default_factory=list)
     ranges: list[Range] | None = None
     ranges_until_ns: int = 0
     assumptions: list[str] = field(default_factory=list)
@@ -274,7 +274,7 @@ def _read_profile(path: Path, rank: int) -> RankProfile:
     return found
 
 
-def _iteration(item: dict[str, Any]) -> Iteration:
+def _iteration(item: dict[str, Any]) -> ProfiledIteration:
     events = []
     for at_ns, code, *numbers in item["events"]:
         check(at_ns, NS)
@@ -296,7 +296,7 @@ def _iteration(item: dict[str, Any]) -> Iteration:
         )
     events.sort(key=lambda event: event.at_ns)
     clock_ns = abs(item["real_ns"] - item["mono_ns"])
-    return Iteration(item["begin_ns"], item["end_ns"], clock_ns, events, signatures)
+    return ProfiledIteration(item["begin_ns"], item["end_ns"], clock_ns, events, signatures)
 
 
 def _range(item: list[Any]) -> Range:
@@ -466,7 +466,7 @@ class _Division:
     """The division of an iteration into computations and communication."""
 
     def __init__(
-        self, profile: RankProfile, iteration: Iteration, ranges: Sequence[Range], assumptions: set[str]
+        self, profile: RankProfile, iteration: ProfiledIteration, ranges: Sequence[Range], assumptions: set[str]
     ) -> None:
         self._profile, self._iteration, self._assumptions = profile, iteration, assumptions
         self._now_ns = iteration.begin_ns

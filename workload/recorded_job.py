@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ringtap.counter_growth import growth
-from ringtap.errors import UsageError
-from ringtap.ethernet import frame_bytes
-from ringtap.iteration_ends import IterationEnds
-from ringtap.records import RecordFile
-from ringtap.rundir import RunDirectory, clock_gap_ns, open_log
-from ringtap.schema import MARK_RECORD, NIC_REC
+from ringtap.core.counter_growth import growth
+from ringtap.core.errors import UsageError
+from ringtap.core.ethernet import frame_bytes
+from ringtap.core.iteration_ends import IterationEnds
+from ringtap.core.records import RecordFile
+from ringtap.core.rundir import RunDirectory, clock_gap_ns, open_log
+from ringtap.core.schema import MARK_RECORD, NIC_REC
 from ringtap.workload.interleaving import PeriodicJob, Phase
 from ringtap.workload.simulation import Numbers
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ringtap.errors import UsageError
-from ringtap.flow_plan import Operation
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan_format import Operation
 from ringtap.workload.execution_trace import Node, NodeType
 from ringtap.workload.workload import (
     UNITS,

@@ -13,8 +13,8 @@ from dataclasses import replace
 from itertools import count
 from typing import NamedTuple
 
-from ringtap.errors import UsageError
-from ringtap.units import counted
+from ringtap.core.errors import UsageError
+from ringtap.core.units import counted
 from ringtap.workload.execution_trace import Node, NodeType
 from ringtap.workload.workload import GROUP_DESCRIPTIONS, MAX_NODES, SPLITS, Workload, kind_of, peer_of, size_of
 

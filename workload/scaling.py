@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ringtap.errors import UsageError
-from ringtap.units import counted
+from ringtap.core.errors import UsageError
+from ringtap.core.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.replicas import Replicas, copy_replicas, find_replicas, group_of
 from ringtap.workload.workload import SPLITS, WORK, Workload, check_times, is_untimed, kind_of, size_of

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ringtap.errors import UsageError
-from ringtap.units import counted, format_size
+from ringtap.core.errors import UsageError
+from ringtap.core.units import counted, format_size
 from ringtap.workload.collectives import Shape, message_graph, messages_of_one
 from ringtap.workload.execution_trace import Node, NodeType
 from ringtap.workload.lowering import Algorithms, bytes_of

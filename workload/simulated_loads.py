@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ringtap.errors import UsageError
-from ringtap.schema import SIMULATED
+from ringtap.core.errors import UsageError
+from ringtap.core.schema import SIMULATED
 from ringtap.workload.cross_traffic import CrossPlan, check_load, cross_bps
 from ringtap.workload.lowering import Algorithms
 from ringtap.workload.simulated_iterations import SimulatedIterations, simulate

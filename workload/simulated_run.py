@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from ringtap.errors import UsageError
-from ringtap.json_validation import NAME
-from ringtap.models import GRADIENT_BYTES, PROFILES
-from ringtap.records import Field, JsonLinesWriter, RecordWriter
-from ringtap.rundir import RunDirectory
-from ringtap.schema import POINTS_JSONL, SIMULATED, STEP_COLUMNS
+from ringtap.core.errors import UsageError
+from ringtap.core.json_validation import NAME
+from ringtap.core.models import GRADIENT_BYTES, PROFILES
+from ringtap.core.records import Field, JsonLinesWriter, RecordWriter
+from ringtap.core.rundir import RunDirectory
+from ringtap.core.schema import POINTS_JSONL, SIMULATED, STEP_COLUMNS
 from ringtap.workload.execution_trace import Collective, NodeType
 from ringtap.workload.simulated_loads import SimulatedPoint
 from ringtap.workload.workload import Workload, kind_of, size_of

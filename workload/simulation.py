@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.workload import simulation_kernel as kernel
 from ringtap.workload.message_graph import Integers, MessageGraph, starts_of
 from ringtap.workload.topologies import Topology

@@ -16,7 +16,7 @@ from functools import cache
 
 import numpy as np
 
-from ringtap.installation import cache_folder
+from ringtap.core.installation import cache_folder
 
 NONE = -1
 COMPUTE, COLLECTIVE = range(2)

@@ -10,9 +10,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringtap.csv_table import check_cells
-from ringtap.errors import UsageError
-from ringtap.units import counted
+from ringtap.core.csv_table import check_cells
+from ringtap.core.errors import UsageError
+from ringtap.core.units import counted
 
 MAX_LOG_BYTES = 2**30
 _CYCLES_PER_US = 1000  # 1 cycle is 1 ns; tables of ASTRA-sim 1.0 are in us

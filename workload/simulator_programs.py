@@ -11,9 +11,9 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from ringtap.errors import UsageError
-from ringtap.parent_death import die_with_parent
-from ringtap.units import format_duration
+from ringtap.core.errors import UsageError
+from ringtap.core.parent_death import die_with_parent
+from ringtap.core.units import format_duration
 from ringtap.workload.astra_sim import CONFIGURATION, KINDS, write_astra_sim
 from ringtap.workload.export import goal
 from ringtap.workload.lowering import Algorithms, bytes_of, data_bytes

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ringtap.errors import UsageError
-from ringtap.installation import install_command
+from ringtap.core.errors import UsageError
+from ringtap.core.installation import install_command
 from ringtap.workload.execution_trace import NodeType
 from ringtap.workload.simulated_iterations import Span
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ringtap.errors import UsageError
-from ringtap.units import whole_number
+from ringtap.core.errors import UsageError
+from ringtap.core.units import whole_number
 
 KINDS = ("star", "leaf-spine", "fat-tree", "torus", "ring")
 MAX_DIMENSIONS = 6

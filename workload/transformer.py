@@ -15,9 +15,9 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-from ringtap.installation import shipped_example
-from ringtap.toml_tables import PlanTables
-from ringtap.units import parse_duration_s
+from ringtap.core.installation import shipped_example
+from ringtap.core.toml_tables import PlanTables
+from ringtap.core.units import parse_duration_s
 from ringtap.workload.execution_trace import Collective, Node, NodeType, Value
 from ringtap.workload.message_graph import divided
 from ringtap.workload.options import MAX_RANKS_PER_HOST
@@ -30,7 +30,7 @@ SCHEDULES = ("1f1b", "gpipe")
 
 
 @dataclass(frozen=True)
-class Layout:
+class TransformerLayout:
     """A transformer, and how its training is divided among ranks.
 
     Tensor-parallel ranks are neighbours, then come data-parallel ones, then the stages of the pipeline, as in
@@ -169,7 +169,7 @@ class Layout:
         return found + Scaling(gpus_per_node=self.gpus_per_node).assumptions()
 
 
-def read_layout(path: str | PathLike[str]) -> Layout:
+def read_layout(path: str | PathLike[str]) -> TransformerLayout:
     """Read and check a specification in TOML; examples/NAME is one that ships with ringtap.
 
     Raises:
@@ -178,7 +178,7 @@ def read_layout(path: str | PathLike[str]) -> Layout:
     file = PlanTables(shipped_example(path) or Path(path), {"model", "layout", "processor"}, set())
     model, layout, processor = (file.one(name, needed=True) for name in ("model", "layout", "processor"))
     hidden_size = model.integer("hidden_size", ..., 1, 2**20)
-    found = Layout(
+    found = TransformerLayout(
         layers=model.integer("layers", ..., 1, 10_000),
         hidden_size=hidden_size,
         feed_forward_size=model.integer("feed_forward_size", 4 * hidden_size, 1, 2**22),
@@ -226,7 +226,7 @@ def read_layout(path: str | PathLike[str]) -> Layout:
     return found
 
 
-def _nodes_of_pass(layout: Layout) -> int:
+def _nodes_of_pass(layout: TransformerLayout) -> int:
     """Return the most nodes of a pass of a stage, without messages."""
     return 1 if layout.tensor_parallel == 1 else 4 * layout.layers // layout.pipeline_parallel + 1
 
@@ -245,7 +245,7 @@ class _Part(NamedTuple):
     is_reduced: bool
 
 
-def _parts(layout: Layout, stage: int, is_backward: bool) -> list[_Part]:
+def _parts(layout: TransformerLayout, stage: int, is_backward: bool) -> list[_Part]:
     """Return the computations of a pass in order; their whole microseconds add up to the rounded time of the pass."""
     every = list(layout.backward_flop(stage) if is_backward else layout.forward_flop(stage))
     if layout.tensor_parallel == 1:  # nothing is between the layers
@@ -257,7 +257,7 @@ def _parts(layout: Layout, stage: int, is_backward: bool) -> list[_Part]:
     ]
 
 
-def layout_workload(layout: Layout, name: str) -> Workload:
+def layout_workload(layout: TransformerLayout, name: str) -> Workload:
     """Return an iteration of the training of a transformer.
 
     Args:
@@ -299,7 +299,7 @@ class _TraceBuilder:
         rank: the rank.
     """
 
-    def __init__(self, layout: Layout, stage: int, rank: int) -> None:
+    def __init__(self, layout: TransformerLayout, stage: int, rank: int) -> None:
         self._layout, self._stage, self._rank = layout, stage, rank
         self._nodes: list[Node] = []
 

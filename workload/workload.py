@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import UsageError, error_message
-from ringtap.rundir import write_json
-from ringtap.units import counted
+from ringtap.core.errors import UsageError, error_message
+from ringtap.core.rundir import write_json
+from ringtap.core.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType, message_classes, read_trace, write_trace
 
 GROUPS_JSON, WORKLOAD_JSON = "comm_group.json", "workload.json"

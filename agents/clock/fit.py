@@ -47,7 +47,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Fit:
+class ClockFit:
     """A line: offset at time t is ``offset_ns + drift_ppm * 1e-6 * (t - t0_ns)``, within ± ``error_ns``.
 
     Attributes:
@@ -114,7 +114,7 @@ class _Bounds:
         return min(values), max(values)
 
 
-def _fit(members: Sequence[Measurement], bounds: _Bounds, begin_mono_ns: int, end_mono_ns: int) -> Fit:
+def _fit(members: Sequence[Measurement], bounds: _Bounds, begin_mono_ns: int, end_mono_ns: int) -> ClockFit:
     first = members[0]
     low0, high0 = bounds.offset_range(begin_mono_ns)
     low1, high1 = bounds.offset_range(end_mono_ns)
@@ -124,7 +124,7 @@ def _fit(members: Sequence[Measurement], bounds: _Bounds, begin_mono_ns: int, en
     least = min(member.error_ns for member in members)
     error = max((high0 - low0) / 2, (high1 - low1) / 2, least)
     from_ns = first.t_ns + begin_mono_ns - first.mono_ns
-    return Fit(
+    return ClockFit(
         from_ns,
         first.t_ns + end_mono_ns - first.mono_ns,
         begin_mono_ns,
@@ -142,7 +142,7 @@ def segments(
     breaks: Sequence[Break] = (),
     begin_mono_ns: int | None = None,
     end_mono_ns: int | None = None,
-) -> list[Fit]:
+) -> list[ClockFit]:
     """Lines for the times between the measurements, in order.
 
     Args:
@@ -157,7 +157,7 @@ def segments(
     edges = sorted(breaks)
     begins = [begin_mono_ns, *(after for _, after in edges)]
     ends: list[int | None] = [*(before for before, _ in edges), end_mono_ns]
-    found: list[Fit] = []
+    found: list[ClockFit] = []
     for number, (begin, end) in enumerate(zip(begins, ends, strict=True)):
         piece = [item for item in measurements if sum(after <= item.mono_ns for _, after in edges) == number]
         if piece:
@@ -165,7 +165,7 @@ def segments(
     return found
 
 
-def _fit_piece(piece: Sequence[Measurement], begin_mono_ns: int | None, end_mono_ns: int | None) -> list[Fit]:
+def _fit_piece(piece: Sequence[Measurement], begin_mono_ns: int | None, end_mono_ns: int | None) -> list[ClockFit]:
     """Segments of a piece without a step; a segment ends when no line passes through the next interval."""
     runs: list[tuple[list[Measurement], _Bounds]] = []
     for measurement in piece:
@@ -190,7 +190,7 @@ def _fit_piece(piece: Sequence[Measurement], begin_mono_ns: int | None, end_mono
     return fits
 
 
-def overall(parts: Sequence[Fit]) -> Fit:
+def overall(parts: Sequence[ClockFit]) -> ClockFit:
     """One line for the whole run: a least-squares fit to its segments' ends, with an error that covers every segment.
 
     Raises:
@@ -208,7 +208,7 @@ def overall(parts: Sequence[Fit]) -> Fit:
         for part in parts
         for t_ns in (part.from_ns, part.to_ns)
     )
-    return Fit(
+    return ClockFit(
         first.from_ns,
         last.to_ns,
         first.from_mono_ns,

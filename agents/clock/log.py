@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.agents.clock import fit as clock_fit
-from ringtap.agents.clock.fit import Break, Fit, Measurement
+from ringtap.agents.clock.fit import Break, ClockFit, Measurement
 from ringtap.agents.clock.system_clock import Clock, ClockStep, adjtimex, boot_id, file_system
-from ringtap.errors import RingtapError
-from ringtap.records import Field, RecordFile, RecordWriter, cut_torn_record
-from ringtap.rundir import read_json, write_json
-from ringtap.schema import CLOCK, CLOCK_JSON
+from ringtap.core.errors import RingtapError
+from ringtap.core.records import Field, RecordFile, RecordWriter, cut_torn_record
+from ringtap.core.rundir import read_json, write_json
+from ringtap.core.schema import CLOCK, CLOCK_JSON
 
 if TYPE_CHECKING:
     from ringtap.agents.clock.protocol import Ping
@@ -153,7 +153,7 @@ class ClockLog:
             **self.facts,
         }
 
-    def _choose(self, parts: list[Fit], now: dict[str, Any]) -> tuple[str, list[Fit], dict[str, Any]]:
+    def _choose(self, parts: list[ClockFit], now: dict[str, Any]) -> tuple[str, list[ClockFit], dict[str, Any]]:
         """Choose the best estimate of the offset; returns its source, segments and further entries for clock.json."""
         if self._node == self.reference:
             return "this node is the reference", [self._zero_line(0)], {}
@@ -165,12 +165,12 @@ class ClockLog:
         bound_ns = _daemons_bound_ns(now, reference.get("adjtimex") or {})
         return ("time daemons", [self._zero_line(bound_ns)], {}) if bound_ns else ("none", [], {})
 
-    def _zero_line(self, error_ns: int) -> Fit:
+    def _zero_line(self, error_ns: int) -> ClockFit:
         """A line with offset and drift 0, for the time of the run."""
         mono_ns = self._clock.mono_ns()
         end_ns = mono_ns + self._clock.gap_ns()
         begin_ns = end_ns - (mono_ns - self._begin_mono_ns)
-        return Fit(begin_ns, end_ns, self._begin_mono_ns, mono_ns, begin_ns, 0, 0.0, error_ns, 0)
+        return ClockFit(begin_ns, end_ns, self._begin_mono_ns, mono_ns, begin_ns, 0, 0.0, error_ns, 0)
 
     def _reference_item(self) -> dict[str, Any]:
         """The reference node's clock.json; empty if it cannot be read."""

@@ -18,9 +18,9 @@ import psutil
 from ringtap.agents.clock.log import ClockLog
 from ringtap.agents.clock.protocol import LAST, PING, Ping, Responder, pings
 from ringtap.agents.clock.system_clock import Clock, StepWatch, boot_id
-from ringtap.errors import RingtapError, error_message
-from ringtap.rundir import RunDirectory, read_json
-from ringtap.schema import PINGS_REC, SERVER, SERVER_JSON
+from ringtap.core.errors import RingtapError, error_message
+from ringtap.core.rundir import RunDirectory, read_json
+from ringtap.core.schema import PINGS_REC, SERVER, SERVER_JSON
 
 PERIOD_S = 10.0
 _STOP_S = 3.0

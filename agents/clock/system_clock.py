@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import error_message
+from ringtap.core.errors import error_message
 
 STEP_NS = 1_000_000  # slewing moves both clocks alike; a difference above this is a step
 _READ_NS = 50_000  # readings further apart than this were interrupted, and are taken again

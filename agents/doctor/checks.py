@@ -29,10 +29,10 @@ from ringtap.agents.doctor import node as doctor_node
 from ringtap.agents.doctor.node import on_alliance
 from ringtap.collectors.base import Check, Context
 from ringtap.collectors.registry import ORDER, collector_class
-from ringtap.errors import RingtapError
-from ringtap.installation import install_command
-from ringtap.parent_death import die_with_parent
-from ringtap.schema import CROSS_PORTS
+from ringtap.core.errors import RingtapError
+from ringtap.core.installation import install_command
+from ringtap.core.parent_death import die_with_parent
+from ringtap.core.schema import CROSS_PORTS
 
 
 def _missing(packages: tuple[str, ...]) -> list[str]:
@@ -153,7 +153,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """Result of one check.
 
     Attributes:
@@ -222,7 +222,7 @@ def diagnose(question: Question, chosen: Sequence[Task] | None = None) -> dict[s
 
     Returns:
         ``ringtap``, ``host``, ``user``, ``uid``, ``kernel``, ``python``, ``t_ns``, ``duration_s``, ``recordable``
-        (steps and interface counters can be recorded) and ``checks``, a list of `Finding` as plain data.
+        (steps and interface counters can be recorded) and ``checks``, a list of `CheckResult` as plain data.
     """
     began_s = time.monotonic()
     findings = run_apart(tasks(question) if chosen is None else chosen, TIMEOUT_S)
@@ -290,7 +290,7 @@ class _TaskProcess:
                 data = data[os.write(writer, data) :]
         os._exit(0)
 
-    def end(self, late_s: float | None = None) -> list[Finding]:
+    def end(self, late_s: float | None = None) -> list[CheckResult]:
         """Kill the process group of the task and return its findings; it has not answered in so much time if given."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -305,25 +305,25 @@ class _TaskProcess:
             return self._failed(f"the check broke down: {how}")
         if "broken" in answer:
             return self._failed(f"the check broke down: {answer['broken']}")
-        return [Finding(self.task.group, name, **check) for name, check in answer.items()]
+        return [CheckResult(self.task.group, name, **check) for name, check in answer.items()]
 
-    def _failed(self, reason: str) -> list[Finding]:
+    def _failed(self, reason: str) -> list[CheckResult]:
         return broken(self.task, reason)
 
 
-def broken(task: Task, reason: str) -> list[Finding]:
+def broken(task: Task, reason: str) -> list[CheckResult]:
     """Return the findings of a task whose checks gave no result."""
-    return [Finding(task.group, name, "failed", reason, "") for name in task.names]
+    return [CheckResult(task.group, name, "failed", reason, "") for name in task.names]
 
 
 def _one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
-def run_apart(chosen: Sequence[Task], timeout_s: float) -> list[Finding]:
+def run_apart(chosen: Sequence[Task], timeout_s: float) -> list[CheckResult]:
     """Run tasks in parallel, each in its own process, for at most the given number of seconds."""
     running: list[_TaskProcess] = []
-    results: dict[int, list[Finding]] = {}
+    results: dict[int, list[CheckResult]] = {}
     with selectors.DefaultSelector() as selector:
         for number, task in enumerate(chosen):
             try:

@@ -13,9 +13,9 @@ from typing import Any
 from ringtap.agents import hook
 from ringtap.agents.doctor.node import on_alliance
 from ringtap.collectors.base import Check
-from ringtap.errors import failure_message
-from ringtap.parent_death import die_with_parent
-from ringtap.python_command import LEAVE_FOLDER_OUT
+from ringtap.core.errors import failure_message
+from ringtap.core.parent_death import die_with_parent
+from ringtap.core.python_command import LEAVE_FOLDER_OUT
 
 NAMES = ("steps", "ddp", "horovod", "nccl")
 _PROBE_S = 2.0

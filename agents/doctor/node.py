@@ -19,8 +19,8 @@ from ringtap.agents.clock import system_clock
 from ringtap.agents.clock.protocol import open_socket, receive
 from ringtap.agents.job.control_groups import CGROUP_FILE, CGROUP_ROOT, control_groups
 from ringtap.collectors.base import Check
-from ringtap.installation import pip
-from ringtap.units import counted, format_duration, format_size
+from ringtap.core.installation import pip
+from ringtap.core.units import counted, format_duration, format_size
 
 _DAEMONS = ("chronyd", "ntpd", "systemd-timesyn", "ptp4l", "phc2sys", "openntpd")
 _SLOW_CLOCKS = ("hpet", "acpi_pm", "jiffies", "refined-jiffies")

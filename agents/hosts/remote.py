@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import ringtap
 from ringtap.agents.hosts import frames
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.errors import MeasurementError, error_message, exit_words, without_number
-from ringtap.python_command import RUN_MODULE, python_command
+from ringtap.core.errors import MeasurementError, error_message, exit_words, without_number
+from ringtap.core.python_command import RUN_MODULE, python_command
 
 _NOISE_BYTES = 1 << 20  # limit of a login's output, on standard output and on standard error
 _NOISE_CHECK_S = 0.25
@@ -48,7 +48,7 @@ class Call(NamedTuple):
     answer: Future[Answer]
 
 
-class Channel:
+class WorkerConnection:
     """Connection to the worker of a host: being set up, open, or lost.
 
     Args:
@@ -258,7 +258,7 @@ class HostProcess:
             separate file was given for it.
     """
 
-    def __init__(self, name: str, log: Path, channel: Channel, item: Answer) -> None:
+    def __init__(self, name: str, log: Path, channel: WorkerConnection, item: Answer) -> None:
         self.name, self.log = name, log
         self._channel = channel
         self._number, self._exit = channel.request(item)
@@ -335,7 +335,7 @@ class Hosts:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
-        self._channels: dict[str, Channel] = {}
+        self._channels: dict[str, WorkerConnection] = {}
         self._processes: list[HostProcess] = []
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._beats: threading.Thread | None = None
@@ -516,7 +516,7 @@ class Hosts:
         for channel in channels:
             channel.close()
 
-    def channel(self, host: str) -> Channel:
+    def channel(self, host: str) -> WorkerConnection:
         """Return the channel to a host, which is opened on first use.
 
         Raises:
@@ -527,7 +527,7 @@ class Hosts:
                 if self._closed.is_set():
                     raise MeasurementError(f"{host} has been left")
                 patience = (self.connect_s, self.silent_s)
-                self._channels[host] = Channel(host, self.command(host), patience, self.receive, self.explain)
+                self._channels[host] = WorkerConnection(host, self.command(host), patience, self.receive, self.explain)
                 if self._beats is None:
                     self._beats = threading.Thread(target=self._beat, name="hosts", daemon=True)
                     self._beats.start()

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from shutil import which
 
 from ringtap.agents.hosts.remote import WORKER_COMMAND, Hosts
-from ringtap.errors import UsageError
-from ringtap.parent_death import die_with_parent
+from ringtap.core.errors import UsageError
+from ringtap.core.parent_death import die_with_parent
 
 _ASK_S = 5.0
 # variables with options of the job and the user that srun would apply to the step, without SLURM_

@@ -22,11 +22,11 @@ from shutil import which
 import ringtap
 from ringtap.agents.hosts import frames
 from ringtap.agents.hosts.remote import LOST_CODE, WORKER_COMMAND, Answer, Hosts
-from ringtap.agents.hosts.sync import Receiver
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.parent_death import die_with_parent
-from ringtap.rundir import RunDirectory
-from ringtap.schema import RUN_JSON
+from ringtap.agents.hosts.sync import FrameWriter
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.parent_death import die_with_parent
+from ringtap.core.rundir import RunDirectory
+from ringtap.core.schema import RUN_JSON
 
 _SETTINGS_S = 10.0
 _TRY_S = 20.0
@@ -176,7 +176,7 @@ class SshHosts(Hosts):
                 raise UsageError(f"workdir {host.workdir!r} of {host.name} is not an absolute path")
         self._hosts = {host.name: host for host in hosts}
         self._config = ["-F", str(config)] if config else []
-        self._receiver = Receiver(self._forward)
+        self._receiver = FrameWriter(self._forward)
         self._runs: dict[Path, str] = {}  # folder names on the hosts, by run directory here
         self._remote_logs: dict[tuple[str, Path], str] = {}  # paths on the hosts of logs outside run directories
         self._workdirs: dict[str, str] = {}

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ringtap.agents.hosts.frames import CHUNK_BYTES, Frame
-from ringtap.errors import failure_message
+from ringtap.core.errors import failure_message
 
 
 class _Tracked:
@@ -154,7 +154,7 @@ _MAX_FORWARDED_BYTES = 1 << 22
 _MAX_DEPTH = 32  # folders below a run
 
 
-class Receiver:
+class FrameWriter:
     """Writer of the frames of all hosts; hosts are not trusted, and each writes only below its own node's folder.
 
     Args:

@@ -30,9 +30,9 @@ from ringtap.agents.hosts.lease import Lease
 from ringtap.agents.hosts.sync import FolderSync
 from ringtap.agents.node import agent_socket
 from ringtap.agents.node.jobs import descendants
-from ringtap.errors import error_message
-from ringtap.parent_death import die_with_parent
-from ringtap.records import mend_last_line
+from ringtap.core.errors import error_message
+from ringtap.core.parent_death import die_with_parent
+from ringtap.core.records import mend_last_line
 
 _ROUND_S = 0.5
 # passes over the folders take at most a twentieth of a core

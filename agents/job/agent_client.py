@@ -17,10 +17,10 @@ from typing import Any
 from ringtap.agents.node.agent_socket import AgentSocket, Connection
 from ringtap.agents.node.node_json import say
 from ringtap.agents.node.settings import RunSettings
-from ringtap.errors import UsageError, error_message
-from ringtap.rundir import RunDirectory, UnwritableError, read_json, write_json
-from ringtap.schema import NODE, NODE_JSON
-from ringtap.secret_masking import mask_words
+from ringtap.core.errors import UsageError, error_message
+from ringtap.core.rundir import RunDirectory, UnwritableError, read_json, write_json
+from ringtap.core.schema import NODE, NODE_JSON
+from ringtap.core.secret_masking import mask_words
 
 # Exit statuses of the intermediate process; a lower one is an errno
 RECORDED = 200

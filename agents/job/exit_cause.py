@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ringtap.agents.job.control_groups import CGROUP_ROOT, control_groups, read
-from ringtap.terminal import one_line
-from ringtap.units import counted, format_size
+from ringtap.core.terminal import one_line
+from ringtap.core.units import counted, format_size
 
 CANNOT_RUN = (126, 127)  # exit codes of shells, and of ringtap: a command is not executable, or was not found
 KILLED = 128 + signal.SIGKILL

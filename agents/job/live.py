@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Protocol
 
 from ringtap.agents.job.signals import spawn
-from ringtap.parent_death import die_with_parent
-from ringtap.python_command import python_command
-from ringtap.terminal import shell_word
+from ringtap.core.parent_death import die_with_parent
+from ringtap.core.python_command import python_command
+from ringtap.core.terminal import shell_word
 
 _VIEW_END_S = 5.0
 

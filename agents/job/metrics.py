@@ -9,7 +9,7 @@ import socket
 import sys
 from pathlib import Path
 
-from ringtap.python_command import python_command
+from ringtap.core.python_command import python_command
 
 
 class MetricsServer:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from ringtap.agents.job.environment import batch_job, machine, of_this_start, run_key
 from ringtap.agents.node.settings import RunSettings
 from ringtap.collectors.processes import rank_in
-from ringtap.errors import UsageError
-from ringtap.rundir import RunDirectory, TakenError, new_name, shared_name
+from ringtap.core.errors import UsageError
+from ringtap.core.rundir import RunDirectory, TakenError, new_name, shared_name
 
 _MAX_NAME_LENGTH = 200
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from ringtap.terminal import one_line
+from ringtap.core.terminal import one_line
 
 _SI_KERNEL = 0x80
 STOPS = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}

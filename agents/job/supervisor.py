@@ -14,8 +14,8 @@ from ringtap.agents.job.environment import job_environment, local_size
 from ringtap.agents.job.run_location import RunLocation
 from ringtap.agents.node.settings import RunSettings
 from ringtap.collectors.processes import rank_in
-from ringtap.errors import failure_message
-from ringtap.terminal import readable, shell_word
+from ringtap.core.errors import failure_message
+from ringtap.core.terminal import readable, shell_word
 
 if TYPE_CHECKING:
     from socket import socket

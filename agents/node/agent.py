@@ -22,16 +22,16 @@ from ringtap.agents.job.signals import state_of
 from ringtap.agents.node.agent_socket import AgentSocket, Connection
 from ringtap.agents.node.disk_use import DiskUse
 from ringtap.agents.node.facts import FactsChild
-from ringtap.agents.node.jobs import Job, StartedByDaemons, descendants
+from ringtap.agents.node.jobs import JobProcess, StartedByDaemons, descendants
 from ringtap.agents.node.node_json import NodeJson, hook_entry
 from ringtap.agents.node.sampling import Recorders
 from ringtap.agents.node.settings import RunSettings
 from ringtap.agents.node.unrecorded import UnrecordedProcesses, describe
-from ringtap.errors import FILE_LIMIT, error_message
-from ringtap.rundir import RunDirectory
-from ringtap.schema import AGENT_LOG
-from ringtap.secret_masking import mask_words
-from ringtap.units import format_change, format_duration, format_size
+from ringtap.core.errors import FILE_LIMIT, error_message
+from ringtap.core.rundir import RunDirectory
+from ringtap.core.schema import AGENT_LOG
+from ringtap.core.secret_masking import mask_words
+from ringtap.core.units import format_change, format_duration, format_size
 
 _TICK_S = 1.0
 _BUSY_TICK_S = 0.02  # while supervisors wait for the first samples, or the agent may be about to end
@@ -48,7 +48,7 @@ class _Peer:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.job: Job | None = None
+        self.job: JobProcess | None = None
         self.is_creator = False
         self.has_ended = False  # has reported its job's end and waits for the answer
         self.wants_ready = False
@@ -80,7 +80,7 @@ class Agent:
         self._run, self._node, self._settings = run, node, settings
         self._rendezvous, self._listener = rendezvous, listener
         self._peers: list[_Peer] = []
-        self._jobs: list[Job] = []
+        self._jobs: list[JobProcess] = []
         self._reasons: list[str] = []
         self._registered, self._expected = 0, 1
         self._sigterms = 0
@@ -239,7 +239,9 @@ class Agent:
             if isinstance(kept["command"], list):
                 kept["command"] = mask_words([str(word) for word in kept["command"]])
             kept["began_ns"] = kept["began_ns"] or time.time_ns()
-            job = Job(int(entry["pid"]), kept | {"exit_code": None, "ended_ns": None}, bool(item.get("holds", True)))
+            job = JobProcess(
+                int(entry["pid"]), kept | {"exit_code": None, "ended_ns": None}, bool(item.get("holds", True))
+            )
             if item.get("pid") and not item.get("attached"):
                 peer.job = job
             self._jobs.append(job)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ringtap.json_validation import parse_json
+from ringtap.core.json_validation import parse_json
 
 _MAX_LINE_BYTES = 1 << 20  # no command is longer
 

@@ -17,8 +17,8 @@ from ringtap.agents.job.supervisor import FINISH_S, tell_disk_use
 from ringtap.agents.node.jobs import start_time
 from ringtap.agents.node.node_json import conclude
 from ringtap.agents.node.settings import RunSettings
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.terminal import shell_word
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.terminal import shell_word
 
 _POLL_S = 0.02
 _TICK_S = 0.5

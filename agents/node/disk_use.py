@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.agents.node.settings import RunSettings
-from ringtap.json_validation import ShapeError, load_json
-from ringtap.rundir import folder_bytes
-from ringtap.schema import PACKETS, PACKETS_JSON, PACKETS_RING
-from ringtap.units import format_size, parse_duration_s
+from ringtap.core.json_validation import ShapeError, load_json
+from ringtap.core.rundir import folder_bytes
+from ringtap.core.schema import PACKETS, PACKETS_JSON, PACKETS_RING
+from ringtap.core.units import format_size, parse_duration_s
 
 RATE_S = 60.0  # the growth is that of the last minute
 _LOOKS_OVER = 3

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import failure_message
-from ringtap.parent_death import die_with_parent
+from ringtap.core.errors import failure_message
+from ringtap.core.parent_death import die_with_parent
 
 _SYSCTLS = (
     "net/ipv4/tcp_congestion_control",

@@ -18,7 +18,7 @@ _MIN_PAUSE_S = 1.0
 
 
 @dataclass
-class Job:
+class JobProcess:
     """A recorded process.
 
     Attributes:

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.agents.node.unrecorded import UnrecordedProcesses, command_obstacle, describe, inner_runs
-from ringtap.completeness import failed_job, missing_ranks, ranks_of_groups
-from ringtap.errors import error_message, exit_words, system_message
-from ringtap.json_validation import ShapeError
-from ringtap.records import append_whole, mend_last_line
-from ringtap.run_files import make_folder, open_file, read_whole
-from ringtap.rundir import RunDirectory, Status, read_node, write_json
-from ringtap.schema import AGENT_LOG, HOOK_LOADED, NODE_JSON
-from ringtap.terminal import readable
-from ringtap.units import counted
+from ringtap.core.completeness import failed_job, missing_ranks, ranks_of_groups
+from ringtap.core.errors import error_message, exit_words, system_message
+from ringtap.core.json_validation import ShapeError
+from ringtap.core.records import append_whole, mend_last_line
+from ringtap.core.run_files import make_folder, open_file, read_whole
+from ringtap.core.rundir import RunDirectory, Status, read_node, write_json
+from ringtap.core.schema import AGENT_LOG, HOOK_LOADED, NODE_JSON
+from ringtap.core.terminal import readable
+from ringtap.core.units import counted
 
 _RESERVE_BYTES = 1 << 16
 _SYSTEM_ERROR = re.compile(r"\w+: \[Errno (\d+)\] ")

@@ -21,9 +21,9 @@ from ringtap.agents.node.sampling import Entry, Sampler
 from ringtap.collectors.base import Collector, Context
 from ringtap.collectors.packets import PacketsCollector
 from ringtap.collectors.sockets import SocketsCollector
-from ringtap.errors import MeasurementError
-from ringtap.schema import CAPTURED_SOCKETS, SOCKETS_REC
-from ringtap.terminal import as_command
+from ringtap.core.errors import MeasurementError
+from ringtap.core.schema import CAPTURED_SOCKETS, SOCKETS_REC
+from ringtap.core.terminal import as_command
 
 READY = "recording packets"
 _PACKETS_EVERY_S, _SOCKETS_EVERY_S = 1.0, 0.02

@@ -13,9 +13,9 @@ from typing import Any
 from ringtap.agents.node.settings import RunSettings
 from ringtap.collectors.base import Collector, Context
 from ringtap.collectors.registry import ORDER, collector_class
-from ringtap.errors import error_message
-from ringtap.rundir import RunDirectory
-from ringtap.units import parse_duration_s
+from ringtap.core.errors import error_message
+from ringtap.core.rundir import RunDirectory
+from ringtap.core.units import parse_duration_s
 
 
 class Entry:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ringtap.errors import UsageError
-from ringtap.units import format_duration, format_size, parse_duration_s, parse_size_bytes
+from ringtap.core.errors import UsageError
+from ringtap.core.units import format_duration, format_size, parse_duration_s, parse_size_bytes
 
 # Recorded in the job's own processes, by the hook
 JOB_SIDE = ("steps", "ddp", "horovod", "nccl", "profile")

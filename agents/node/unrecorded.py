@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringtap.collectors.processes import PROC, command_of
-from ringtap.run_files import open_file, read_whole
-from ringtap.schema import HOOK_LOADED, INNER_RUNS
-from ringtap.units import counted
+from ringtap.core.run_files import open_file, read_whole
+from ringtap.core.schema import HOOK_LOADED, INNER_RUNS
+from ringtap.core.units import counted
 
 _PYTHON = re.compile(r"(?:python|pypy)([0-9.]*)t?d?")
 _SHORT_OPTIONS = re.compile(r"-[A-Za-z?]\S*")

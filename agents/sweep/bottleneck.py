@@ -10,13 +10,13 @@ from ringtap.agents.hosts import Hosts
 from ringtap.agents.sweep.cross_traffic import STREAMS, CrossTraffic
 from ringtap.agents.sweep.estimate import bottleneck_s
 from ringtap.agents.sweep.job_launch import job_run
-from ringtap.agents.sweep.load_series import Series
+from ringtap.agents.sweep.load_series import SeriesMeasurement
 from ringtap.agents.sweep.roles import SweepRoles
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.routing import hops
 from ringtap.agents.testbed.topology import Link, TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed
-from ringtap.plan import LoadPlan
-from ringtap.plan_models import Model
+from ringtap.core.sweep_plan import LoadPlan
+from ringtap.core.sweep_plan_models import Model
 
 _WARM_UP_S = 2.0
 _ALIKE = 0.02  # difference in use that may be chance
@@ -45,7 +45,7 @@ def link_use(
     window_s, load_bps = bottleneck_s(plan, model), plan.heaviest_load * plan.capacity_bps
     with job_run(hosts, path, plan.seed, series="bottleneck", **network.clock()) as run:
         cross = CrossTraffic(plan, kind, hosts, network, path)
-        Series(plan, model, hosts, network, run, cross).start()
+        SeriesMeasurement(plan, model, hosts, network, run, cross).start()
         if load_bps:
             duration_s = _WARM_UP_S + window_s + 10
             cross.start_sender(load_bps, "heaviest", duration_s, plan.iperf_streams or STREAMS[-1])

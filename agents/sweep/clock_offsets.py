@@ -12,9 +12,9 @@ from ringtap.agents.sweep.cluster_hosts import check_lost
 from ringtap.agents.sweep.job_launch import job_run
 from ringtap.agents.sweep.precheck import start_recorders
 from ringtap.agents.sweep.roles import SweepRoles
-from ringtap.errors import MeasurementError
-from ringtap.rundir import RunDirectory, open_log, read_json
-from ringtap.schema import CLOCK, CLOCK_JSON, PINGS_REC
+from ringtap.core.errors import MeasurementError
+from ringtap.core.rundir import RunDirectory, open_log, read_json
+from ringtap.core.schema import CLOCK, CLOCK_JSON, PINGS_REC
 
 _PINGS_S = 15.0  # over ssh, the files by which hosts find the reference take some seconds
 _ENOUGH_PINGS = 40  # two bursts

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from ringtap.agents.hosts import Hosts, LocalHosts, TestbedHosts
 from ringtap.agents.hosts.slurm import SlurmHosts, allocated_nodes
 from ringtap.agents.hosts.ssh import SshHost, SshHosts
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.plan_cluster import Cluster
-from ringtap.units import counted
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.sweep_plan_cluster import Cluster
+from ringtap.core.units import counted
 
 _ANSWER_S = 10.0
 _AT_ONCE = 8

@@ -30,7 +30,7 @@ from ringtap.agents.sweep.job_launch import check_collectives, job_run
 from ringtap.agents.sweep.job_windows import remarks
 from ringtap.agents.sweep.link_payload import LinkPayload
 from ringtap.agents.sweep.load_choice import LoadChoice, check_analysis
-from ringtap.agents.sweep.load_series import Series, Step
+from ringtap.agents.sweep.load_series import SeriesMeasurement, Step
 from ringtap.agents.sweep.lock import holder, locked, take_leases
 from ringtap.agents.sweep.packet_capture import check_capture, describe
 from ringtap.agents.sweep.precheck import check_generator, check_host, look_at_idle_links
@@ -39,17 +39,14 @@ from ringtap.agents.sweep.resumed_plan import plan_changes
 from ringtap.agents.sweep.roles import SweepRoles, counter_of, testbed_roles, through
 from ringtap.agents.sweep.shared_links import SharedLinks, pending_steps, sharing_line
 from ringtap.agents.sweep.tcp_reachability import check_reachability
-from ringtap.agents.testbed.capacity import excess
-from ringtap.agents.testbed.up import RunningTestbed, own_name, rate_warnings
-from ringtap.arguments import check_callback, instance_of, path_of
-from ringtap.errors import MeasurementError, UsageError, did_you_mean, failure_message
-from ringtap.installation import lacking
-from ringtap.plan import LoadPlan, SharingPlan, SweepPlan, Testbed, load_plan, plan_from_keys
-from ringtap.plan_cluster import Cluster
-from ringtap.plan_models import Model
-from ringtap.records import JsonLinesWriter, read_json_lines
-from ringtap.rundir import ACCESS, RunDirectory, new_name, read_points
-from ringtap.schema import (
+from ringtap.agents.testbed.forwarding_capacity import excess
+from ringtap.agents.testbed.launch import RunningTestbed, own_name, rate_warnings
+from ringtap.core.arguments import check_callback, instance_of, path_of
+from ringtap.core.errors import MeasurementError, UsageError, did_you_mean, failure_message
+from ringtap.core.installation import lacking
+from ringtap.core.records import JsonLinesWriter, read_json_lines
+from ringtap.core.rundir import ACCESS, RunDirectory, new_name, read_points
+from ringtap.core.schema import (
     EXPECTED_JSONL,
     POINTS_JSONL,
     REJECTED_JSONL,
@@ -59,10 +56,13 @@ from ringtap.schema import (
     SHARED_JSONL,
     VARIANTS,
 )
-from ringtap.terminal import shell_word
+from ringtap.core.sweep_plan import LoadPlan, SharingPlan, SweepPlan, Testbed, load_plan, plan_from_keys
+from ringtap.core.sweep_plan_cluster import Cluster
+from ringtap.core.sweep_plan_models import Model
+from ringtap.core.terminal import shell_word
+from ringtap.core.transports import is_rdma
+from ringtap.core.units import counted, format_rate
 from ringtap.trafficgen import iperf3
-from ringtap.transports import is_rdma
-from ringtap.units import counted, format_rate
 
 
 class SweepProgress(NamedTuple):
@@ -424,7 +424,7 @@ class Conductor:
         ):
             progress.tick(f"{name}: starting the job", 0.0)
             cross = CrossTraffic(plan, pending.kind, hosts, network, path)
-            series = Series(
+            series = SeriesMeasurement(
                 plan, pending.model, hosts, network, run, cross, tolerant=self._force, is_known=is_known, links=links
             )
             series.start()

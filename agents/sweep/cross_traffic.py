@@ -9,9 +9,9 @@ from typing import Any
 
 from ringtap.agents.hosts import HostProcess, Hosts, understood
 from ringtap.agents.sweep.roles import SweepRoles
-from ringtap.errors import MeasurementError, UsageError, last_line
-from ringtap.plan import LoadPlan
-from ringtap.python_command import LEAVE_FOLDER_OUT
+from ringtap.core.errors import MeasurementError, UsageError, last_line
+from ringtap.core.python_command import LEAVE_FOLDER_OUT
+from ringtap.core.sweep_plan import LoadPlan
 from ringtap.trafficgen import iperf3
 from ringtap.trafficgen.commands.common import TOKEN_VARIABLE
 from ringtap.trafficgen.plans.plan_file import FlowSource, write_plan

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 
 from ringtap.agents.hosts import Hosts
 from ringtap.agents.sweep.roles import Attachment, SweepRoles
-from ringtap.counter_growth import growth, window_growth
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.ethernet import HEADER_BYTES
-from ringtap.link_counters import NIC, SOURCES, columns_of, log_of, source_of
-from ringtap.records import RecordFile, read_json_lines
-from ringtap.rundir import clock_gap_ns, open_log
-from ringtap.schema import AGENT_LOG, LINK_STATE, LINKS_JSONL, NIC_REC, OWNER, OWNERS_JSONL, SOCKETS_REC
-from ringtap.units import counted, format_change, format_rate
+from ringtap.core.counter_growth import growth, window_growth
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.ethernet import HEADER_BYTES
+from ringtap.core.link_counters import NIC, SOURCES, columns_of, log_of, source_of
+from ringtap.core.records import RecordFile, read_json_lines
+from ringtap.core.rundir import clock_gap_ns, open_log
+from ringtap.core.schema import AGENT_LOG, LINK_STATE, LINKS_JSONL, NIC_REC, OWNER, OWNERS_JSONL, SOCKETS_REC
+from ringtap.core.units import counted, format_change, format_rate
 
 # on links of 250 Mbit/s, ringtap itself caused 0.2 Mbit/s without load; under load, all but 0.5 % was accounted for
 MAX_OTHER_SHARE = 0.03
@@ -82,7 +82,7 @@ class _Connection(NamedTuple):
     counters: PortBytes
 
 
-class Rates(NamedTuple):
+class PortRates(NamedTuple):
     """Rates of a host's port in a window, in bit/s, as frames on the wire.
 
     Attributes:
@@ -96,7 +96,7 @@ class Rates(NamedTuple):
     acknowledged_bps: float
 
 
-class SocketCounts:
+class ConnectionBytes:
     """Bytes that the sweep's connections of a node have transferred, from its growing ``sockets.rec``.
 
     Args:
@@ -110,9 +110,9 @@ class SocketCounts:
         self._rows = 0
         self._newest: dict[int, _Connection] = {}  # by cookie
         self._window = (0, 0)
-        self._rates: Rates | UsageError = UsageError("no window was measured")
+        self._rates: PortRates | UsageError = UsageError("no window was measured")
 
-    def rates(self, start_ns: int, end_ns: int, mtu: int) -> Rates:
+    def rates(self, start_ns: int, end_ns: int, mtu: int) -> PortRates:
         """Return the rates of a window; windows must be queried in order of time.
 
         Raises:
@@ -128,7 +128,7 @@ class SocketCounts:
             raise self._rates
         return self._rates
 
-    def _measure(self, start_ns: int, end_ns: int, mtu: int) -> Rates:
+    def _measure(self, start_ns: int, end_ns: int, mtu: int) -> PortRates:
         path = self._folder / SOCKETS_REC
         if not path.is_file():
             raise UsageError(f"the connections of {self._folder.name} were not recorded")
@@ -161,7 +161,7 @@ class SocketCounts:
         }
         widths = {field.name: field.width_bits for field in records.fields}
         received, sent, acknowledged = self._own_bytes(before, [widths[name] for name in _COUNTERS])
-        return Rates(
+        return PortRates(
             {direction: value / seconds for direction, value in bits.items()},
             {"rx": received * 8 / seconds, "tx": sent * 8 / seconds},
             acknowledged * 8 / seconds,
@@ -378,7 +378,7 @@ class Watch:
         total = counters[0]
         self._bottleneck = (total["node"], total["direction"])
         self._sockets = {
-            node: SocketCounts(self._folder(node), port, cross_port) for node, port in network.attachments.items()
+            node: ConnectionBytes(self._folder(node), port, cross_port) for node, port in network.attachments.items()
         }
 
     def _folder(self, node: str) -> Path:
@@ -447,7 +447,7 @@ class Watch:
             return None
         return max(shares)
 
-    def rates(self, node: str, start_ns: int, end_ns: int) -> Rates:
+    def rates(self, node: str, start_ns: int, end_ns: int) -> PortRates:
         """Return the rates of a host's port in a window; windows must be queried in order of time.
 
         Raises:

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from ringtap.agents.sweep.job_paths import check_sharing
 from ringtap.agents.testbed.topology import Roles, TestbedSpec, thesis_roles
 from ringtap.collectors.packets import SNAP_BYTES
-from ringtap.plan import AUTO, LinkOptions, LoadPlan, SharingPlan, SweepPlan, Testbed
-from ringtap.plan_cluster import Cluster
-from ringtap.plan_jobs import FREE, RULES, Job
-from ringtap.plan_models import SCALE_MODEL, Model, model_label
-from ringtap.schema import ALONE, MERGE_SHARE, MIN_CONGESTION_LOADS, MIN_FIT_LOADS, MIN_RISE
-from ringtap.secret_masking import mask_variables, mask_words
-from ringtap.units import counted, format_duration, format_rate, format_size
+from ringtap.core.schema import ALONE, MERGE_SHARE, MIN_CONGESTION_LOADS, MIN_FIT_LOADS, MIN_RISE
+from ringtap.core.secret_masking import mask_variables, mask_words
+from ringtap.core.sweep_plan import AUTO, LinkOptions, LoadPlan, SharingPlan, SweepPlan, Testbed
+from ringtap.core.sweep_plan_cluster import Cluster
+from ringtap.core.sweep_plan_jobs import FREE, RULES, SharingJob
+from ringtap.core.sweep_plan_models import SCALE_MODEL, Model, model_label
+from ringtap.core.units import counted, format_duration, format_rate, format_size
 
 _MIN_LOADS = {"a fit": MIN_FIT_LOADS, "a congestion point": MIN_CONGESTION_LOADS}
 TESTBED_UP_S = 4.0
@@ -85,7 +85,7 @@ class SharingStep(NamedTuple):
 
     Attributes:
         number: position among the points: first each job alone, then the offsets.
-        offset: its name: `ringtap.schema.ALONE`, a name of `ringtap.plan_jobs`, or the shifts.
+        offset: its name: `ringtap.core.schema.ALONE`, a name of `ringtap.core.sweep_plan_jobs`, or the shifts.
         jobs: the jobs that run.
         shifts_s: shift of each job; None if they are not given.
         repeat: number of earlier points with the same offset.
@@ -93,7 +93,7 @@ class SharingStep(NamedTuple):
 
     number: int
     offset: str
-    jobs: tuple[Job, ...]
+    jobs: tuple[SharingJob, ...]
     shifts_s: tuple[float, ...] | None = None
     repeat: int = 0
 

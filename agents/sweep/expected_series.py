@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from ringtap.agents.testbed.topology import Roles, TestbedSpec
-from ringtap.errors import UsageError
-from ringtap.ethernet import HEADER_BYTES
-from ringtap.installation import lacking
-from ringtap.models import GRADIENT_BYTES, PROFILES
-from ringtap.plan import LoadPlan
-from ringtap.plan_collectives import IN_NETWORK
-from ringtap.plan_models import SCALE_MODEL, Model
+from ringtap.core.errors import UsageError
+from ringtap.core.ethernet import HEADER_BYTES
+from ringtap.core.installation import lacking
+from ringtap.core.models import GRADIENT_BYTES, PROFILES
+from ringtap.core.sweep_plan import LoadPlan
+from ringtap.core.sweep_plan_collectives import IN_NETWORK
+from ringtap.core.sweep_plan_models import SCALE_MODEL, Model
 
 _ETHERNET_BYTES = 14
 

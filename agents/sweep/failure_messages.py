@@ -8,10 +8,10 @@ from pathlib import Path
 
 from ringtap.agents.hosts import HostProcess, Hosts
 from ringtap.agents.sweep.preflight import room_problem
-from ringtap.plan import SweepPlan
-from ringtap.run_files import open_regular
-from ringtap.rundir import RunDirectory
-from ringtap.schema import AGENT_LOG
+from ringtap.core.run_files import open_regular
+from ringtap.core.rundir import RunDirectory
+from ringtap.core.schema import AGENT_LOG
+from ringtap.core.sweep_plan import SweepPlan
 
 _TAIL_BYTES = 65_536
 _MAX_MESSAGE_LENGTH = 300

@@ -12,12 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from ringtap.errors import UsageError, failure_message
-from ringtap.installation import lacking
-from ringtap.parent_death import die_with_parent
-from ringtap.python_command import python_command
-from ringtap.schema import REPORT_HTML
-from ringtap.terminal import shell_word
+from ringtap.core.errors import UsageError, failure_message
+from ringtap.core.installation import lacking
+from ringtap.core.parent_death import die_with_parent
+from ringtap.core.python_command import python_command
+from ringtap.core.schema import REPORT_HTML
+from ringtap.core.terminal import shell_word
 
 _PACKAGES = ("jinja2", "matplotlib", "numpy", "pandas", "scipy")
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -25,7 +25,7 @@ from ringtap.agents.clock.system_clock import boot_id
 from ringtap.agents.hosts.lease import held
 from ringtap.collectors.ethtool import counts_port
 from ringtap.collectors.infiniband import DEVICES, rdma_ports
-from ringtap.units import format_size
+from ringtap.core.units import format_size
 
 MODULES = ("torch", "horovod", "torchvision", "transformers")
 _TRIES = 100

@@ -14,21 +14,21 @@ from ringtap.agents.hosts import Hosts
 from ringtap.agents.sweep.cluster_hosts import check_lost
 from ringtap.agents.sweep.estimate import layout
 from ringtap.agents.sweep.roles import SweepRoles
-from ringtap.errors import UsageError, failure_message
-from ringtap.installation import lacking
-from ringtap.plan import SharingPlan, SweepPlan
-from ringtap.plan_cluster import Cluster
-from ringtap.plan_collectives import IN_NETWORK, PARAMETER_SERVER
-from ringtap.plan_models import PLACEHOLDERS, REAL, Model
-from ringtap.python_command import python_command
-from ringtap.rundir import RunDirectory
-from ringtap.transports import is_rdma
+from ringtap.core.errors import UsageError, failure_message
+from ringtap.core.installation import lacking
+from ringtap.core.python_command import python_command
+from ringtap.core.rundir import RunDirectory
+from ringtap.core.sweep_plan import SharingPlan, SweepPlan
+from ringtap.core.sweep_plan_cluster import Cluster
+from ringtap.core.sweep_plan_collectives import IN_NETWORK, PARAMETER_SERVER
+from ringtap.core.sweep_plan_models import PLACEHOLDERS, REAL, Model
+from ringtap.core.transports import is_rdma
 
 # with sh, as older versions of env(1) cannot change the folder
 _IN_FOLDER = ["sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh"]
 
 
-class Process(NamedTuple):
+class RankProcess(NamedTuple):
     """Process of a job that is to be started.
 
     Attributes:
@@ -124,7 +124,7 @@ def _algorithm(plan: SweepPlan, model: Model, first: str) -> tuple[str, dict[str
     return plan.collectives.algorithm(model.collective, len(plan.topology.servers), ranks_of(plan, first))
 
 
-def processes(plan: SweepPlan, model: Model, network: SweepRoles, hosts: Hosts, port: int) -> list[Process]:
+def processes(plan: SweepPlan, model: Model, network: SweepRoles, hosts: Hosts, port: int) -> list[RankProcess]:
     """Return the processes of a model's job: its ranks, rank 0 first, then its parameter servers or its switch.
 
     Args:
@@ -155,14 +155,14 @@ def processes(plan: SweepPlan, model: Model, network: SweepRoles, hosts: Hosts, 
         environment = _environment(plan, model, network, host) | master | collective
         command = _command(plan, model, values, hosts.python(host))
         if model.launch == "host":
-            found.append(Process(host, command, environment, "job.out", model.title))
+            found.append(RankProcess(host, command, environment, "job.out", model.title))
             continue
         for local in range(counts[number]):
             ranks = {"RANK": sum(counts[:number]) + local, "LOCAL_RANK": local}
             ranks |= {"WORLD_SIZE": sum(counts), "LOCAL_WORLD_SIZE": counts[number]}
             own = {name: str(value) for name, value in ranks.items()}
             log = f"job-{local}.out" if local else "job.out"
-            found.append(Process(host, command, environment | own, log, model.title))
+            found.append(RankProcess(host, command, environment | own, log, model.title))
     places = {IN_NETWORK: (network.aggregator,), PARAMETER_SERVER: network.roles.servers[: numbers.get("shards", 1)]}
     for number, host in enumerate(places.get(algorithm, ())):
         options = {"--collective": algorithm} | {f"--{name}": value for name, value in numbers.items()}
@@ -170,7 +170,7 @@ def processes(plan: SweepPlan, model: Model, network: SweepRoles, hosts: Hosts, 
         command = python_command(hosts.python(host), "ringtap.workload.gradient_exchange")
         command += [str(word) for option in options.items() for word in option]
         environment = _environment(plan, model, network, host) | master
-        found.append(Process(host, command, environment, f"{algorithm}.out", algorithm))
+        found.append(RankProcess(host, command, environment, f"{algorithm}.out", algorithm))
     return found
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ringtap.agents.testbed.routing import links_on_path, path_count
 from ringtap.agents.testbed.topology import Link, TestbedSpec
-from ringtap.errors import UsageError
-from ringtap.plan_jobs import Job
+from ringtap.core.errors import UsageError
+from ringtap.core.sweep_plan_jobs import SharingJob
 
 if TYPE_CHECKING:
     from ringtap.workload import interleaving
@@ -28,7 +28,7 @@ class UsedLink(NamedTuple):
     link: Link
     flows: Mapping[int, int]
 
-    def counter(self, spec: TestbedSpec, jobs: Sequence[Job]) -> dict[str, object]:
+    def counter(self, spec: TestbedSpec, jobs: Sequence[SharingJob]) -> dict[str, object]:
         """Return the counter of the link's bytes as in shared.jsonl: at its switch, of two at the one nearer to hosts.
 
         Args:
@@ -55,7 +55,7 @@ def flows(spec: TestbedSpec, workers: Sequence[str], path: int) -> dict[Link, in
     return dict(found)
 
 
-def used_links(spec: TestbedSpec, jobs: Mapping[int, Job], paths: Sequence[int]) -> list[UsedLink]:
+def used_links(spec: TestbedSpec, jobs: Mapping[int, SharingJob], paths: Sequence[int]) -> list[UsedLink]:
     """Return the links of jobs on their paths that several share, or, if there is none, all links.
 
     Args:
@@ -74,9 +74,9 @@ def used_links(spec: TestbedSpec, jobs: Mapping[int, Job], paths: Sequence[int])
     return sorted(used)
 
 
-def limiting_links(links: Sequence[interleaving.Link]) -> list[interleaving.Link]:
+def limiting_links(links: Sequence[interleaving.InterleavedLink]) -> list[interleaving.InterleavedLink]:
     """Return links without those whose jobs all share another one that is no faster."""
-    slowest: dict[tuple[int, ...], interleaving.Link] = {}
+    slowest: dict[tuple[int, ...], interleaving.InterleavedLink] = {}
     for link in sorted(links, key=lambda link: link.capacity_bps):
         slowest.setdefault(link.jobs, link)
     return [
@@ -88,7 +88,7 @@ def limiting_links(links: Sequence[interleaving.Link]) -> list[interleaving.Link
     ]
 
 
-def check_sharing(spec: TestbedSpec, jobs: Sequence[Job]) -> None:
+def check_sharing(spec: TestbedSpec, jobs: Sequence[SharingJob]) -> None:
     """Check that each job may share a link with another one.
 
     Raises:
@@ -123,7 +123,7 @@ def flow_capacity_bps(spec: TestbedSpec, workers: Sequence[str]) -> float:
 
 
 def crux_paths(
-    spec: TestbedSpec, jobs: Sequence[Job], alone: Sequence[PeriodicJob], intensities: Sequence[float]
+    spec: TestbedSpec, jobs: Sequence[SharingJob], alone: Sequence[PeriodicJob], intensities: Sequence[float]
 ) -> list[int]:
     """Return the path of each job: in the order of GPU intensity, each takes the least congested one.
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ringtap.agents.testbed.topology import JobShare
-from ringtap.plan_jobs import CONGESTION_CONTROL, CRUX, MLTCP, PRIORITIES, WEIGHTS, Job
+from ringtap.core.sweep_plan_jobs import CONGESTION_CONTROL, CRUX, MLTCP, PRIORITIES, WEIGHTS, SharingJob
 from ringtap.workload import bandwidth_sharing
 from ringtap.workload.gpu_intensity import gpu_intensity_flop_per_s, priority_levels
 from ringtap.workload.interleaving import MEASURED_ERROR, PeriodicJob
@@ -14,7 +14,9 @@ from ringtap.workload.interleaving import MEASURED_ERROR, PeriodicJob
 GAP_SHARE = 0.5  # of a job's longest silence in an iteration alone: after this silence, an iteration begins
 
 
-def gpu_intensities(jobs: Sequence[Job], alone: Sequence[PeriodicJob], capacities_bps: Sequence[float]) -> list[float]:
+def gpu_intensities(
+    jobs: Sequence[SharingJob], alone: Sequence[PeriodicJob], capacities_bps: Sequence[float]
+) -> list[float]:
     """Return the GPU intensity of each job, in FLOP/s.
 
     Args:
@@ -29,12 +31,12 @@ def gpu_intensities(jobs: Sequence[Job], alone: Sequence[PeriodicJob], capacitie
 
 
 def shares_of(
-    rule: str, jobs: Sequence[Job], alone: Sequence[PeriodicJob], intensities: Sequence[float]
+    rule: str, jobs: Sequence[SharingJob], alone: Sequence[PeriodicJob], intensities: Sequence[float]
 ) -> list[JobShare]:
     """Return the share of each job by a rule, equal ones if there is no rule.
 
     Args:
-        rule: one of `ringtap.plan_jobs.RULES`, or any other name of an offset.
+        rule: one of `ringtap.core.sweep_plan_jobs.RULES`, or any other name of an offset.
         jobs: the jobs of the plan.
         alone: their communication as recorded alone.
         intensities: their GPU intensities, for `CRUX`.

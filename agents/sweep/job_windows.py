@@ -23,17 +23,17 @@ from ringtap.agents.sweep.disturbances import (
     wait_for_samples,
 )
 from ringtap.agents.sweep.failure_messages import failure_messages
-from ringtap.agents.sweep.job_launch import Process, processes
+from ringtap.agents.sweep.job_launch import RankProcess, processes
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.sweep.step_watcher import StepWatcher, stalled_s
 from ringtap.agents.sweep.tcp_reachability import check_reachability
-from ringtap.errors import MeasurementError
-from ringtap.plan import SweepPlan, Testbed, Window
-from ringtap.plan_cluster import Cluster
-from ringtap.plan_models import Model
-from ringtap.rundir import RunDirectory
-from ringtap.schema import MAX_LATE_SHARE, NIC_REC
-from ringtap.units import counted
+from ringtap.core.errors import MeasurementError
+from ringtap.core.rundir import RunDirectory
+from ringtap.core.schema import MAX_LATE_SHARE, NIC_REC
+from ringtap.core.sweep_plan import SweepPlan, Testbed, Window
+from ringtap.core.sweep_plan_cluster import Cluster
+from ringtap.core.sweep_plan_models import Model
+from ringtap.core.units import counted
 
 _POLL_S = 0.05
 _MASTER_PORTS = 2  # one for torch, and the next one for Horovod
@@ -152,7 +152,7 @@ class JobWindows:
         self.jobs = jobs
         for job, port in zip(jobs, self._free_ports(), strict=True):
             for node in job.recorders:
-                self._start_process(job, Process(node, [], {}, "recorder.out", "recorder"))
+                self._start_process(job, RankProcess(node, [], {}, "recorder.out", "recorder"))
             for process in processes(self._plan, job.model, job.network, self._hosts, port):
                 self._start_process(job, process)
         self.wait_for_iterations(self._plan.window.warmup_iterations + 1)
@@ -165,7 +165,7 @@ class JobWindows:
         free = {place: free_port(self._hosts, *place, count, among) for place in dict.fromkeys(places)}
         return [free[place] + _MASTER_PORTS * number for number, place in enumerate(places)]
 
-    def _start_process(self, job: MeasuredJob, process: Process) -> None:
+    def _start_process(self, job: MeasuredJob, process: RankProcess) -> None:
         """Start a rank of a job with its recorder, or a recorder alone if there is no command."""
         host, command = process.host, process.command
         sockets = [] if self._is_testbed else ["sockets"]

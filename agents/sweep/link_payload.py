@@ -14,8 +14,8 @@ from operator import itemgetter
 from typing import Any
 
 from ringtap.agents.testbed.topology import LinkCount
-from ringtap.counter_growth import growth
-from ringtap.ethernet import HEADER_BYTES
+from ringtap.core.counter_growth import growth
+from ringtap.core.ethernet import HEADER_BYTES
 
 _EVERY_S = 0.005
 _PACKETS_BITS, _BYTES_BITS = 32, 64

@@ -16,9 +16,9 @@ from typing import Any
 
 import psutil
 
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.installation import lacking
-from ringtap.python_command import python_command
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.installation import lacking
+from ringtap.core.python_command import python_command
 
 _LOG = "log/next-load.log"
 _MODULE = "ringtap.analysis.sweeps.next_load"

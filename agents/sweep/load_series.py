@@ -17,13 +17,13 @@ from ringtap.agents.sweep.link_payload import LinkPayload
 from ringtap.agents.sweep.packet_capture import PacketCapture
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.sweep.step_watcher import StepWatcher
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.ethernet import frame_bytes
-from ringtap.plan import LoadPlan, Window
-from ringtap.plan_models import Model
-from ringtap.rundir import RunDirectory
-from ringtap.schema import ACKNOWLEDGED, VARIANTS
-from ringtap.units import format_rate
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.ethernet import frame_bytes
+from ringtap.core.rundir import RunDirectory
+from ringtap.core.schema import ACKNOWLEDGED, VARIANTS
+from ringtap.core.sweep_plan import LoadPlan, Window
+from ringtap.core.sweep_plan_models import Model
+from ringtap.core.units import format_rate
 
 # trials of numbers of iperf streams: the load counts as reached from this share on, and a number that brings less than
 # this share of the capacity more as useless
@@ -48,7 +48,7 @@ class Step:
     load: float
 
 
-class Series(Condition):
+class SeriesMeasurement(Condition):
     """Measurement of one model under one kind of cross traffic.
 
     Args:

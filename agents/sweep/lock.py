@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.agents.hosts import Hosts
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.run_files import open_regular
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.run_files import open_regular
 
 LOCK_FILE = "sweep.lock"
 _ENDING_S = 10.0  # longest time that a host worker needs to end the processes of its sweep

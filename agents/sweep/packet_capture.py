@@ -11,13 +11,13 @@ from typing import Any
 from ringtap.agents.hosts import HostProcess, Hosts, understood
 from ringtap.agents.node.packet_capture import READY
 from ringtap.agents.sweep.roles import SweepRoles
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.json_validation import load_json
-from ringtap.plan import LoadPlan
-from ringtap.plan_cluster import Cluster
-from ringtap.python_command import python_command
-from ringtap.rundir import RunDirectory
-from ringtap.schema import CAPTURED_JSON, PACKETS
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.json_validation import load_json
+from ringtap.core.python_command import python_command
+from ringtap.core.rundir import RunDirectory
+from ringtap.core.schema import CAPTURED_JSON, PACKETS
+from ringtap.core.sweep_plan import LoadPlan
+from ringtap.core.sweep_plan_cluster import Cluster
 
 _MODULE = "ringtap.agents.node.packet_capture"
 _READY_S = 20.0  # Python starts slowly on a busy host

@@ -27,16 +27,16 @@ from ringtap.agents.sweep.disturbances import (
 )
 from ringtap.agents.sweep.job_launch import job_run
 from ringtap.agents.sweep.roles import SweepRoles
-from ringtap.errors import MeasurementError, UsageError, last_line
-from ringtap.plan import LoadPlan, SharingPlan, SweepPlan
-from ringtap.plan_cluster import Cluster
-from ringtap.python_command import python_command
-from ringtap.rundir import RunDirectory
-from ringtap.schema import NIC_REC, REQUIRED_SHARE
+from ringtap.core.errors import MeasurementError, UsageError, last_line
+from ringtap.core.python_command import python_command
+from ringtap.core.rundir import RunDirectory
+from ringtap.core.schema import NIC_REC, REQUIRED_SHARE
+from ringtap.core.sweep_plan import LoadPlan, SharingPlan, SweepPlan
+from ringtap.core.sweep_plan_cluster import Cluster
+from ringtap.core.units import format_rate
 from ringtap.trafficgen import helper
 from ringtap.trafficgen.calibration import Calibration, calibrated
 from ringtap.trafficgen.plans.sizes import WEB_SEARCH
-from ringtap.units import format_rate
 
 _WARM_UP_S = 1.0
 _WINDOW_S = 3.0

@@ -15,18 +15,18 @@ from ringtap.agents.sweep.estimate import room_bytes
 from ringtap.agents.sweep.job_launch import filled, job_python, own_environment
 from ringtap.agents.sweep.roles import Attachment, SweepRoles
 from ringtap.agents.testbed.topology import Roles
-from ringtap.errors import MeasurementError, UsageError, last_line
-from ringtap.link_counters import ETHTOOL, INFINIBAND, source_of
-from ringtap.models import PROFILES
-from ringtap.plan import LoadPlan, SweepPlan
-from ringtap.plan_cluster import Cluster, ClusterHost
-from ringtap.plan_jobs import gpus_of, sharing
-from ringtap.plan_models import PLACEHOLDERS, REAL, SCALE_MODEL, Model
-from ringtap.python_command import LEAVE_FOLDER_OUT, python_command
-from ringtap.schema import ACKNOWLEDGED
-from ringtap.secret_masking import mask_variables, mask_words
-from ringtap.transports import is_rdma
-from ringtap.units import counted
+from ringtap.core.errors import MeasurementError, UsageError, last_line
+from ringtap.core.link_counters import ETHTOOL, INFINIBAND, source_of
+from ringtap.core.models import PROFILES
+from ringtap.core.python_command import LEAVE_FOLDER_OUT, python_command
+from ringtap.core.schema import ACKNOWLEDGED
+from ringtap.core.secret_masking import mask_variables, mask_words
+from ringtap.core.sweep_plan import LoadPlan, SweepPlan
+from ringtap.core.sweep_plan_cluster import Cluster, ClusterHost
+from ringtap.core.sweep_plan_jobs import gpus_of, sharing
+from ringtap.core.sweep_plan_models import PLACEHOLDERS, REAL, SCALE_MODEL, Model
+from ringtap.core.transports import is_rdma
+from ringtap.core.units import counted
 
 # the workers' clocks set the windows, and the receiver's clock selects its counters in them; their difference must be
 # small compared with the settling time
@@ -37,7 +37,7 @@ _ROOM_LEFT_BYTES = 1_000_000  # with less, a host may fail to write its messages
 
 
 @dataclass(frozen=True)
-class Answer:
+class HostAnswer:
     """Answer of a host.
 
     Attributes:
@@ -51,7 +51,7 @@ class Answer:
     problems: tuple[str, ...]
 
 
-def ask_hosts(plan: SweepPlan, hosts: Hosts) -> list[Answer]:
+def ask_hosts(plan: SweepPlan, hosts: Hosts) -> list[HostAnswer]:
     """Query all hosts of a plan's cluster, eight at a time; return the answers in the plan's order."""
     cluster = plan.topology
     assert isinstance(cluster, Cluster)
@@ -91,7 +91,7 @@ def room_problem(plan: SweepPlan, hosts: Hosts, host: str) -> str:
     return ""
 
 
-def _ask_host(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> Answer:
+def _ask_host(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> HostAnswer:
     name = host.name
     try:
         question = json.dumps(_question(plan, host, hosts))
@@ -102,10 +102,10 @@ def _ask_host(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> Answer:
     except MeasurementError as error:
         lost = hosts.lost().get(name)
         reach = plan.topology.reach if isinstance(plan.topology, Cluster) else ""
-        return Answer(name, {}, (f"{name} cannot be used over {reach}: {lost}" if lost else str(error),))
+        return HostAnswer(name, {}, (f"{name} cannot be used over {reach}: {lost}" if lost else str(error),))
     if done.returncode:
         message = last_line(done.stderr)
-        return Answer(name, {}, (f"host {name}: {hosts.python(name)} cannot describe the host: {message}",))
+        return HostAnswer(name, {}, (f"host {name}: {hosts.python(name)} cannot describe the host: {message}",))
     try:
         with understood(name):
             facts = json.loads(done.stdout)
@@ -120,8 +120,8 @@ def _ask_host(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> Answer:
             for model, found in facts["jobs"].items():
                 problems += [f"host {name}, model {model}: {problem}" for problem in found["problems"]]
     except MeasurementError as error:
-        return Answer(name, {}, (str(error),))
-    return Answer(name, facts, tuple(problems))
+        return HostAnswer(name, {}, (str(error),))
+    return HostAnswer(name, facts, tuple(problems))
 
 
 def _apart_s(hosts: Hosts, host: str) -> tuple[float, float]:
@@ -206,7 +206,7 @@ def _gpu_problems(plan: SweepPlan, host: ClusterHost, facts: dict[str, Any]) -> 
     return [f'{why}: set environment = {{ CUDA_VISIBLE_DEVICES = "0" }} in each of [[jobs]], or "" for none']
 
 
-def _torch_problems(answer: Answer, answers: Sequence[Answer], pythons: Mapping[str, str]) -> list[str]:
+def _torch_problems(answer: HostAnswer, answers: Sequence[HostAnswer], pythons: Mapping[str, str]) -> list[str]:
     """Return a sentence for each job whose interpreter has torch on another host but not on this one."""
     found = []
     for model, about in answer.facts.get("jobs", {}).items():
@@ -234,7 +234,7 @@ def _interface_of(address: str, facts: dict[str, Any]) -> str:
     return next((name for name, nic in facts["interfaces"].items() if address in nic["addresses"]), "")
 
 
-def cluster_roles(plan: SweepPlan, answers: Sequence[Answer]) -> SweepRoles:
+def cluster_roles(plan: SweepPlan, answers: Sequence[HostAnswer]) -> SweepRoles:
     """Return the roles of a cluster's hosts from their answers.
 
     Raises:

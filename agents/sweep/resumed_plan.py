@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from ringtap.errors import UsageError
-from ringtap.json_validation import NAME, Number, Shape, ShapeError, check
-from ringtap.plan_jobs import FREE, KEY_OF, RULES
-from ringtap.plan_models import COMMAND, REAL, SCALE_MODEL, model_label
-from ringtap.schema import VARIANTS
+from ringtap.core.errors import UsageError
+from ringtap.core.json_validation import NAME, Number, Shape, ShapeError, check
+from ringtap.core.schema import VARIANTS
+from ringtap.core.sweep_plan_jobs import FREE, KEY_OF, RULES
+from ringtap.core.sweep_plan_models import COMMAND, REAL, SCALE_MODEL, model_label
 
 # required keys of a plan in run.json, which may have been edited by other programs or people
 _PLAN_SHAPE: Shape = {

@@ -17,8 +17,8 @@ from ringtap.agents.testbed.topology import (
     TestbedSpec,
     cross_nic,
 )
-from ringtap.link_counters import NIC, SOURCES
-from ringtap.schema import ACKNOWLEDGED
+from ringtap.core.link_counters import NIC, SOURCES
+from ringtap.core.schema import ACKNOWLEDGED
 
 
 @dataclass(frozen=True)

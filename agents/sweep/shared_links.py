@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringtap.agents.hook.ringtap_hook.grid import VARIABLE
+from ringtap.agents.hook.ringtap_hook.time_shift import VARIABLE
 from ringtap.agents.hosts import Hosts
 from ringtap.agents.sweep.clock_offsets import ClockOffset, clock_offsets
 from ringtap.agents.sweep.disturbances import Watch
@@ -33,19 +33,19 @@ from ringtap.agents.sweep.job_paths import (
 from ringtap.agents.sweep.job_windows import Condition, JobWindows, MeasuredJob, remarks
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.sweep.step_watcher import StepWatcher
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.routing import path_count
 from ringtap.agents.testbed.topology import JobShare
-from ringtap.agents.testbed.up import RunningTestbed
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.plan import SharingPlan
-from ringtap.plan_jobs import CASSINI, CONGESTION_CONTROL, CRUX, MLTCP, RULES, WORST, Job, sharing
-from ringtap.records import JsonLinesWriter, read_json_lines
-from ringtap.rundir import RunDirectory
-from ringtap.schema import ALONE, SHARED, SHARED_JSONL
-from ringtap.units import counted, format_duration
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.records import JsonLinesWriter, read_json_lines
+from ringtap.core.rundir import RunDirectory
+from ringtap.core.schema import ALONE, SHARED, SHARED_JSONL
+from ringtap.core.sweep_plan import SharingPlan
+from ringtap.core.sweep_plan_jobs import CASSINI, CONGESTION_CONTROL, CRUX, MLTCP, RULES, WORST, SharingJob, sharing
+from ringtap.core.units import counted, format_duration
 
 if TYPE_CHECKING:
-    from ringtap.workload.interleaving import Link, PeriodicJob
+    from ringtap.workload.interleaving import InterleavedLink, PeriodicJob
 
 # of the predicted period, so that iterations that last a little longer are not late for ever
 GRID_MARGIN = 0.03
@@ -268,7 +268,7 @@ class SharedLinks:
         periods_s = tuple(period_s * (1 + GRID_MARGIN) for period_s in predicted_s)
         return Grids(shifts_s, periods_s, predicted_s, min(scores, default=1.0))
 
-    def _recorded(self, jobs: Sequence[Job]) -> list[PeriodicJob]:
+    def _recorded(self, jobs: Sequence[SharingJob]) -> list[PeriodicJob]:
         """Return the communication of jobs as recorded alone."""
         from ringtap.workload.recorded_job import recorded_job
 
@@ -281,18 +281,18 @@ class SharedLinks:
             found.append(recorded_job(self._run.path / point["jobs"][0]["directory"], job.name, window_ns))
         return found
 
-    def _links(self, jobs: Sequence[Job]) -> list[Link]:
+    def _links(self, jobs: Sequence[SharingJob]) -> list[InterleavedLink]:
         """Return the links that jobs share, with the capacity that a job has if all have as many flows as the most."""
-        from ringtap.workload.interleaving import Link
+        from ringtap.workload.interleaving import InterleavedLink
 
         if self._testbed is None:
             found = [
-                Link(host, float(self._plan.capacity_bps), tuple(map(jobs.index, users)))
+                InterleavedLink(host, float(self._plan.capacity_bps), tuple(map(jobs.index, users)))
                 for host, users in sharing(jobs).items()
             ]
         else:
             found = [
-                Link(" ".join(one.link.place), one.link.rate_bps / max(one.flows.values()), tuple(one.flows))
+                InterleavedLink(" ".join(one.link.place), one.link.rate_bps / max(one.flows.values()), tuple(one.flows))
                 for one in self._used
                 if len(one.flows) > 1
             ]
@@ -415,7 +415,7 @@ class SharedLinks:
         if point["offset"] == MLTCP and links and (phases := mltcp_phases(alone, starts_s, len(predicted[1]))):
             point["jobs"][1]["mltcp_phases"] = phases
 
-    def _create(self, runs: ExitStack, step: SharingStep, number: int, job: Job) -> MeasuredJob:
+    def _create(self, runs: ExitStack, step: SharingStep, number: int, job: SharingJob) -> MeasuredJob:
         """Create the run directory of a job at a point, in which it has a number."""
         path = self._attempt(f"{step.offset}-{job.name}")
         # one reference for all runs of a point, whose times are compared
@@ -426,7 +426,7 @@ class SharedLinks:
         model, network = replace(job.model, title=job.name), self._network_of(job)
         return MeasuredJob(model, network, run, watch, steps, job.workers, self._recorders(number, job))
 
-    def _network_of(self, job: Job) -> SweepRoles:
+    def _network_of(self, job: SharingJob) -> SweepRoles:
         """Return the roles and addresses of a job, which has addresses of its own on a testbed."""
         own = replace(self._network, roles=replace(self._network.roles, workers=job.workers))
         if self._testbed is None:
@@ -435,7 +435,7 @@ class SharedLinks:
         addresses = {host: spec.job_ip(host, number) for host in job.workers}
         return replace(own, training=addresses, interface=dict.fromkeys(job.workers, spec.job_nic(number)))
 
-    def _recorders(self, number: int, job: Job) -> list[str]:
+    def _recorders(self, number: int, job: SharingJob) -> list[str]:
         """Return the nodes that the run of a job records beside the job's workers.
 
         The first run of a point has the counters of all shared links, each run the host whose clock is the reference.

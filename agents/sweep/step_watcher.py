@@ -8,9 +8,9 @@ from operator import add
 from pathlib import Path
 from typing import Any
 
-from ringtap.iteration_ends import IterationEnds
-from ringtap.rundir import RunDirectory, clock_gap_ns, open_log
-from ringtap.schema import MARK_RECORD
+from ringtap.core.iteration_ends import IterationEnds
+from ringtap.core.rundir import RunDirectory, clock_gap_ns, open_log
+from ringtap.core.schema import MARK_RECORD
 
 # a job has stalled if no iteration ends for so many times the longest one, plus the delay of the logs
 _STALLED_ITERATIONS = 3

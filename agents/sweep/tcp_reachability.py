@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from ringtap.agents.hosts import Hosts, understood
 from ringtap.agents.sweep.roles import SweepRoles
-from ringtap.errors import MeasurementError, last_line
-from ringtap.python_command import python_command
+from ringtap.core.errors import MeasurementError, last_line
+from ringtap.core.python_command import python_command
 
 # enough for full packets, which are lost if the MTUs along the path differ, although handshakes succeed
 _TRIAL_BYTES = 1 << 18

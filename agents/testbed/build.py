@@ -41,7 +41,7 @@ from ringtap.collectors.netlink import (
     attributes,
     request,
 )
-from ringtap.errors import MeasurementError, UsageError, error_message
+from ringtap.core.errors import MeasurementError, UsageError, error_message
 
 _T = TypeVar("_T")
 
@@ -65,7 +65,7 @@ _NETEM_PACKETS = 1_000_000
 _ON_LINK = 4  # the gateway is at the other end of the interface's link, in whatever network
 
 
-class Network(NamedTuple):
+class Subnet(NamedTuple):
     """Addresses of one kind of traffic.
 
     Attributes:
@@ -79,13 +79,13 @@ class Network(NamedTuple):
     nic: Callable[[str], str]
 
 
-TRAINING = Network("10.77.0.0/24", TestbedSpec.training_ip, str)
-CROSS = Network("10.78.0.0/24", TestbedSpec.cross_ip, cross_nic)
+TRAINING = Subnet("10.77.0.0/24", TestbedSpec.training_ip, str)
+CROSS = Subnet("10.78.0.0/24", TestbedSpec.cross_ip, cross_nic)
 
 
-def job_network(spec: TestbedSpec, job: int) -> Network:
+def job_network(spec: TestbedSpec, job: int) -> Subnet:
     """Return the addresses of a job's traffic."""
-    return Network(
+    return Subnet(
         spec.job_network(job), lambda spec, host: spec.job_ip(host, job), functools.partial(spec.job_nic, job)
     )
 
@@ -225,7 +225,7 @@ def set_routes(
     netlink: NetNS | IPRoute,
     node: str,
     routes: Iterable[routing.Route],
-    network: Network,
+    network: Subnet,
     indexes: Mapping[str, int],
     congestion_control: str,
 ) -> None:

@@ -7,10 +7,10 @@ import json
 import sys
 from typing import Any
 
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.options import add_json, add_verbose
-from ringtap.plan import LinkOptions
-from ringtap.units import counted
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.options import add_json
+from ringtap.core.sweep_plan import LinkOptions
+from ringtap.core.units import counted
 from ringtap.workload.topologies import KINDS
 
 
@@ -65,13 +65,12 @@ def _register_up(verbs: Any) -> None:
     up.add_argument("--sides", default="", metavar="AxB", help="lengths of the sides, for torus")
     up.add_argument("--delay", default="0s", metavar="TIME", help="delay of each link in each direction (default: 0s)")
     add_json(up)
-    add_verbose(up)
     up.set_defaults(handler=_up)
 
 
 def _up(options: argparse.Namespace) -> int:
-    from ringtap.agents.testbed.capacity import excess
-    from ringtap.agents.testbed.up import rate_warnings, testbed
+    from ringtap.agents.testbed.forwarding_capacity import excess
+    from ringtap.agents.testbed.launch import rate_warnings, testbed
 
     built = testbed(
         options.hosts,
@@ -93,8 +92,6 @@ def _up(options: argparse.Namespace) -> int:
         print(f"warning: {too_much}: links may give less than their rate", file=sys.stderr)
     built.stay()
     spec, warnings = built.state.spec, rate_warnings(built.state.links)
-    if options.verbose:
-        print(" ".join(f"{key}={value}" for key, value in spec.to_json().items()), file=sys.stderr)
     if options.json:
         print(json.dumps(_describe(built.state) | {"warnings": warnings}))
     else:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from ringtap.agents.job import signals
 from ringtap.agents.testbed import namespaces, registry
-from ringtap.errors import UsageError, failure_message
-from ringtap.parent_death import die_with_parent
-from ringtap.terminal import as_command
+from ringtap.core.errors import UsageError, failure_message
+from ringtap.core.parent_death import die_with_parent
+from ringtap.core.terminal import as_command
 
 
 def _join_namespaces(testbed: registry.TestbedState, host: str) -> None:

@@ -1,6 +1,6 @@
 """Init process of a testbed: the first process of its PID namespace, so its end also ends everything in it.
 
-`ringtap.agents.testbed.up` starts it. It writes a JSON line per stage to standard output and reads commands from
+`ringtap.agents.testbed.launch` starts it. It writes a JSON line per stage to standard output and reads commands from
 standard input: end of file ends the testbed, and ``stay`` makes it outlive the process that started it.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 
 from ringtap.agents.testbed import namespaces
 from ringtap.agents.testbed.topology import JobShare, TestbedSpec
-from ringtap.errors import RingtapError, UsageError, error_message, failure_message
-from ringtap.terminal import fill_standard_descriptors
+from ringtap.core.errors import RingtapError, UsageError, error_message, failure_message
+from ringtap.core.terminal import fill_standard_descriptors
 
 
 def _report(item: dict[str, Any]) -> None:

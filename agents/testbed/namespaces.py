@@ -9,7 +9,7 @@ import ctypes
 import os
 from pathlib import Path
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 
 NEWNS = 0x00020000
 NEWUTS = 0x04000000

@@ -21,9 +21,9 @@ from typing import Any
 
 from ringtap.agents.node import agent_socket
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.json_validation import BPS, Shape, ShapeError, check
-from ringtap.rundir import read_json, write_json
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.json_validation import BPS, Shape, ShapeError, check
+from ringtap.core.rundir import read_json, write_json
 
 _LINKS: Shape = [{"host": str, "direction": str, "asked_bps": BPS, "measured_bps": BPS, "congestion_control": str}]
 _MAX_RECORD_BYTES = 1 << 20  # bytes; the record of 200 hosts has 60 kB

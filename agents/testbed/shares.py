@@ -31,7 +31,7 @@ from ringtap.collectors.netlink import (
     message_at,
     request,
 )
-from ringtap.errors import MeasurementError, error_message
+from ringtap.core.errors import MeasurementError, error_message
 
 TICK_S = 0.015
 LEAST_SHARE = 0.01  # of a link, for the rest, and for jobs whose priority decides

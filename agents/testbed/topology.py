@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ringtap.errors import UsageError, did_you_mean
-from ringtap.plan import TOPOLOGY_OF, LinkOptions
-from ringtap.units import format_rate
+from ringtap.core.errors import UsageError, did_you_mean
+from ringtap.core.sweep_plan import TOPOLOGY_OF, LinkOptions
+from ringtap.core.units import format_rate
 from ringtap.workload import topologies
 
 SWITCH = topologies.SWITCH

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.analysis.dask_workers import add_option, workers
-from ringtap.errors import UsageError
-from ringtap.options import add_json, add_training, training_facts
-from ringtap.terminal import shown_log
+from ringtap.core.errors import UsageError
+from ringtap.core.options import add_json, add_training, training_facts
+from ringtap.core.terminal import shown_log
 
 # a table of more iterations than this is only in the Parquet file
 _MAX_IN_JSON = 20_000

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ringtap.options import add_force, add_json
-from ringtap.terminal import shell_word, shown_log
+from ringtap.core.options import add_force, add_json
+from ringtap.core.terminal import shell_word, shown_log
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:

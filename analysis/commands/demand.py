@@ -7,11 +7,11 @@ import json
 from typing import Any
 
 from ringtap.analysis.model.demand import Demand, demand
-from ringtap.errors import UsageError
-from ringtap.models import PROFILES, ModelProfile, profile_named
-from ringtap.options import add_json
-from ringtap.terminal import text_table
-from ringtap.units import counted, format_duration, format_rate, format_size, parse_duration_s, whole_number
+from ringtap.core.errors import UsageError
+from ringtap.core.models import PROFILES, ModelProfile, profile_named
+from ringtap.core.options import add_json
+from ringtap.core.terminal import text_table
+from ringtap.core.units import counted, format_duration, format_rate, format_size, parse_duration_s, whole_number
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringtap.errors import UsageError, error_message
-from ringtap.options import add_force, add_json
-from ringtap.terminal import shown_log, text_table
-from ringtap.units import counted, format_size
+from ringtap.core.errors import UsageError, error_message
+from ringtap.core.options import add_force, add_json
+from ringtap.core.terminal import shown_log, text_table
+from ringtap.core.units import counted, format_size
 
 if TYPE_CHECKING:
     from ringtap.analysis.export.tables import Export
@@ -103,12 +103,12 @@ def _size_bytes(output: Path) -> int:
 
 
 def _export_trace(options: argparse.Namespace) -> int:
-    from ringtap.analysis.export.flight_recorder import read_flight_recorder
-    from ringtap.analysis.export.kineto import read_kineto
-    from ringtap.analysis.export.nccl_inspector import read_nccl_inspector
     from ringtap.analysis.export.perfetto import write_perfetto
     from ringtap.analysis.job.run import open_job
     from ringtap.analysis.pcap.tables import check_new
+    from ringtap.analysis.process_traces.flight_recorder import read_flight_recorder
+    from ringtap.analysis.process_traces.kineto import read_kineto
+    from ringtap.analysis.process_traces.nccl_inspector import read_nccl_inspector
 
     check_new(options.output, options.force)
     run = open_job(options.run)

@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringtap.errors import UsageError
-from ringtap.installation import shipped_example
-from ringtap.options import add_force, add_json
-from ringtap.terminal import shell_word
-from ringtap.units import counted, parse_rate_bps, whole_number
+from ringtap.core.errors import UsageError
+from ringtap.core.installation import shipped_example
+from ringtap.core.options import add_force, add_json
+from ringtap.core.terminal import shell_word
+from ringtap.core.units import counted, parse_rate_bps, whole_number
 
 if TYPE_CHECKING:
     from ringtap.analysis.sweeps.tables import Points

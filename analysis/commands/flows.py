@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.analysis.dask_workers import add_option, workers
-from ringtap.options import add_force, add_json
-from ringtap.terminal import shell_word, shown_log
-from ringtap.units import format_duration, parse_duration_s
+from ringtap.core.options import add_force, add_json
+from ringtap.core.terminal import shell_word, shown_log
+from ringtap.core.units import format_duration, parse_duration_s
 
 if TYPE_CHECKING:
     from ringtap.analysis.pcap.traffic import Traffic

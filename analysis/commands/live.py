@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ringtap import installation
-from ringtap.errors import UsageError
-from ringtap.http_address import METRICS_PATH, is_address, listen, listen_for_metrics, url_of
-from ringtap.options import add_metrics
-from ringtap.schema import PARTS, RUN_JSON, SERIES
-from ringtap.terminal import one_line, shell_word
+from ringtap.core import installation
+from ringtap.core.errors import UsageError
+from ringtap.core.http_address import METRICS_PATH, is_address, listen, listen_for_metrics, url_of
+from ringtap.core.options import add_metrics
+from ringtap.core.schema import PARTS, RUN_JSON, SERIES
+from ringtap.core.terminal import one_line, shell_word
 
 # ringtap run --live starts the view and the run together; a shared file system may show a new folder late
 _APPEARS_S = 15.0
@@ -131,7 +131,7 @@ def _wait_for(path: Path, seconds: float) -> Path:
     Raises:
         UsageError: no run directory within ``seconds``, one of a newer schema, or a sweep without a series.
     """
-    from ringtap.rundir import RunDirectory
+    from ringtap.core.rundir import RunDirectory
 
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is not a run directory: it is a file")

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.analysis.pcap.kernels.state import MAX_NS
-from ringtap.errors import UsageError
-from ringtap.options import add_force, add_json
-from ringtap.schema import RUN_JSON
-from ringtap.terminal import shell_word, shown_log, text_table
-from ringtap.units import counted, format_duration, format_size, parse_duration_s
+from ringtap.core.errors import UsageError
+from ringtap.core.options import add_force, add_json
+from ringtap.core.schema import RUN_JSON
+from ringtap.core.terminal import shell_word, shown_log, text_table
+from ringtap.core.units import counted, format_duration, format_size, parse_duration_s
 
 if TYPE_CHECKING:
-    from ringtap.analysis.pcap.packets import CapturedPackets, CapturePoint, Slice
     from ringtap.analysis.pcap.reader import Progress
+    from ringtap.analysis.pcap.single_packets import CapturedPackets, CapturePoint, Slice
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -45,8 +45,8 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 @shown_log()
 def _packets(options: argparse.Namespace) -> int:
-    from ringtap.analysis.pcap.packets import check_pcapng
     from ringtap.analysis.pcap.progress import Bar
+    from ringtap.analysis.pcap.single_packets import check_pcapng
 
     check_pcapng(options.output, options.force)
     runs = [path for path in options.paths if (Path(path) / RUN_JSON).is_file()]
@@ -90,8 +90,8 @@ def _of_run(options: argparse.Namespace, progress: Progress) -> Slice:
 
 def _of_captures(options: argparse.Namespace, progress: Progress) -> Slice:
     from ringtap.analysis.pcap.filter import matches
-    from ringtap.analysis.pcap.packets import CapturePoint, Slice, read_packets
     from ringtap.analysis.pcap.reader import check_filter
+    from ringtap.analysis.pcap.single_packets import CapturePoint, Slice, read_packets
     from ringtap.analysis.pcap.sources import expand
     from ringtap.analysis.pcap.text import damage
 
@@ -126,7 +126,7 @@ def _within(points: list[CapturePoint], begin: str | None, end: str | None) -> l
 
 def _first_ns(points: list[CapturePoint]) -> int:
     """Return the time of the earliest packet."""
-    from ringtap.analysis.pcap.packets import read_packets
+    from ringtap.analysis.pcap.single_packets import read_packets
 
     if any(point.path is None for point in points):
         raise UsageError("'-' can be read once, so the time of its first packet is not known: give --from in UTC")

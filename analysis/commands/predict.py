@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringtap.errors import UsageError
-from ringtap.options import add_json
-from ringtap.units import format_duration, parse_rate_bps
+from ringtap.core.errors import UsageError
+from ringtap.core.options import add_json
+from ringtap.core.units import format_duration, parse_rate_bps
 
 if TYPE_CHECKING:
     from ringtap.analysis.model.predict import AllowedLoad, Prediction

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.analysis.dask_workers import add_option, workers
-from ringtap.errors import UsageError
-from ringtap.options import add_json, add_training, training_facts
-from ringtap.schema import RUN_JSON
-from ringtap.terminal import shell_word, shown_log
-from ringtap.units import counted
+from ringtap.core.errors import UsageError
+from ringtap.core.options import add_json, add_training, training_facts
+from ringtap.core.schema import RUN_JSON
+from ringtap.core.terminal import shell_word, shown_log
+from ringtap.core.units import counted
 
 if TYPE_CHECKING:
     from ringtap.analysis.job.run import Job

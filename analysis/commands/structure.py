@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import UsageError
-from ringtap.options import add_force, add_json
-from ringtap.terminal import shell_word, shown_log
-from ringtap.units import parse_duration_s
+from ringtap.core.errors import UsageError
+from ringtap.core.options import add_force, add_json
+from ringtap.core.terminal import shell_word, shown_log
+from ringtap.core.units import parse_duration_s
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:

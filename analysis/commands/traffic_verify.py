@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.options import add_force, add_json
-from ringtap.terminal import shown_log
-from ringtap.units import counted, format_duration, format_rate, format_size, parse_rate_bps
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.options import add_force, add_json
+from ringtap.core.terminal import shown_log
+from ringtap.core.units import counted, format_duration, format_rate, format_size, parse_rate_bps
 
 
 def register(verbs: Any, name: str, summary: str) -> None:

@@ -22,9 +22,9 @@ from ringtap.analysis.structure.captures import run_streams
 from ringtap.analysis.structure.structure import peak_to_mean
 from ringtap.analysis.sweeps.points import ordered_windows
 from ringtap.analysis.sweeps.sweep import Sweep
-from ringtap.errors import UsageError
-from ringtap.schema import NIC_REC, QDISC_REC, SOCKETS_REC
-from ringtap.units import counted, format_duration
+from ringtap.core.errors import UsageError
+from ringtap.core.schema import NIC_REC, QDISC_REC, SOCKETS_REC
+from ringtap.core.units import counted, format_duration
 
 SECONDS, BYTES, RATE, SHARE, NUMBER = "s", "bytes", "bit/s", "share", ""
 MEDIAN = "iteration_median_s"
@@ -359,7 +359,7 @@ def _exchanges(span: _Span) -> tuple[_Exchanges | None, str, list[str]]:
     """Return the captured payload; else the reason, and sentences about missing parts."""
     if not any(logs.captures for logs in span.job.nodes.values()):
         return None, _NO_PACKETS, []
-    cross = flows.CrossTraffic.of(span.job.nodes)
+    cross = flows.CrossTrafficDestinations.of(span.job.nodes)
     ports = sorted(cross.ports | {port for _, port in cross.ends})
     try:
         streams, warnings = run_streams(span.job, f"not ({' or '.join(f'port {port}' for port in ports)})")

@@ -18,9 +18,9 @@ from ringtap.analysis.plots import axes as on_axes
 from ringtap.analysis.plots.figure import Drawn, label, line_handle, new_figure, sheet, styled
 from ringtap.analysis.plots.style import COLOURS
 from ringtap.analysis.report.page import render
-from ringtap.arguments import path_of
-from ringtap.errors import UsageError
-from ringtap.terminal import one_line
+from ringtap.core.arguments import path_of
+from ringtap.core.errors import UsageError
+from ringtap.core.terminal import one_line
 
 _TABLE = "measures.csv"
 _SIZE = (7.2, 2.5)

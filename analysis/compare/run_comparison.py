@@ -46,9 +46,9 @@ from ringtap.analysis.statistics.two_sample import (
 )
 from ringtap.analysis.sweeps.expected_order import ExpectedOrder, expected_orders
 from ringtap.analysis.sweeps.sweep import Sweep, open_run
-from ringtap.errors import UsageError
-from ringtap.terminal import one_line
-from ringtap.units import counted, format_duration, format_rate, format_size
+from ringtap.core.errors import UsageError
+from ringtap.core.terminal import one_line
+from ringtap.core.units import counted, format_duration, format_rate, format_size
 
 SCHEMA = 1
 _NUMBER = {SECONDS: format_duration, BYTES: format_size, RATE: format_rate, SHARE: "{:.1%}".format}

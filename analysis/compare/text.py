@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ringtap.analysis.compare.run_comparison import Row, RunComparison
 from ringtap.analysis.sweeps.expected_order import ExpectedOrder
-from ringtap.terminal import text_table
-from ringtap.units import counted
+from ringtap.core.terminal import text_table
+from ringtap.core.units import counted
 
 NOTE = (
     "Values are means over the iterations after warm-up unless their names say otherwise. Chance means the variation "

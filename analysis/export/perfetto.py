@@ -21,25 +21,25 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.analysis.export.process_trace import ProcessTrace
 from ringtap.analysis.export.tables import check_length
 from ringtap.analysis.export.trace_writer import TraceWriter, TrackSlice
 from ringtap.analysis.job.flows import CLASSES
 from ringtap.analysis.job.iterations import ALL_PHASES, Work, aligned, build, ddp_passes, horovod_collectives
-from ringtap.analysis.job.packets import each_capture
+from ringtap.analysis.job.payload_per_iteration import each_capture
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.summary import read_marks
 from ringtap.analysis.pcap.tables import flow_columns
+from ringtap.analysis.process_traces.process_trace import ProcessTrace
 from ringtap.analysis.runs.apportioning import Integers, Numbers, counter_steps
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.sockets import socket_log
 from ringtap.analysis.traffic.log import FAILED, FINISHED, read_sent
-from ringtap.errors import UsageError
-from ringtap.installation import lacking
-from ringtap.json_validation import check, whole
-from ringtap.records import Field
-from ringtap.schema import HOST_REC, MARK_RECORD, PROCESSES_REC, PROFILE_LINE, PROFILE_RANGE, QDISC_REC
-from ringtap.units import counted, format_size
+from ringtap.core.errors import UsageError
+from ringtap.core.installation import lacking
+from ringtap.core.json_validation import check, whole
+from ringtap.core.records import Field
+from ringtap.core.schema import HOST_REC, MARK_RECORD, PROCESSES_REC, PROFILE_LINE, PROFILE_RANGE, QDISC_REC
+from ringtap.core.units import counted, format_size
 
 # connections of a node with tracks of their own: those that moved most
 MAX_FLOWS = 64

@@ -25,7 +25,7 @@ from ringtap.analysis.runs.batches import TABLES
 from ringtap.analysis.runs.sockets import address_text
 from ringtap.analysis.sweeps.sharing import is_sharing, sharing_points, sharing_tables
 from ringtap.analysis.sweeps.sweep import Sweep
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 
 JOB_TABLES = (
     "phases",

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.analysis.job.flows import CLASSES, CROSS, OTHER, UNCLASSIFIED, CrossTraffic, SocketTraffic
-from ringtap.analysis.job.packets import Packets, own_addresses
+from ringtap.analysis.job.flows import CLASSES, CROSS, OTHER, UNCLASSIFIED, CrossTrafficDestinations, SocketTraffic
+from ringtap.analysis.job.payload_per_iteration import Packets, own_addresses
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
 from ringtap.analysis.runs.node_logs import NodeLogs, WideLog
-from ringtap.ethernet import HEADER_BYTES
-from ringtap.schema import NIC_REC
+from ringtap.core.ethernet import HEADER_BYTES
+from ringtap.core.schema import NIC_REC
 
 LOOPBACK, NETWORK = "loopback", "network"
 _IPV6_MORE_BYTES = 20  # of an IPv6 header, compared with IPv4
@@ -135,7 +135,7 @@ def measure_captured(nodes: Mapping[str, NodeLogs], captured: dict[str, Packets]
     """
     if not captured:
         return Captured({}, {}, captured)
-    by_class = _by_class(captured, traffic, CrossTraffic.of(nodes)) if traffic.bins else {}
+    by_class = _by_class(captured, traffic, CrossTrafficDestinations.of(nodes)) if traffic.bins else {}
     not_captured = _not_captured(captured, traffic)
     for kind, share in not_captured.items():
         if share == 1 and not by_class.get(kind, np.zeros(0)).any():
@@ -213,7 +213,9 @@ def _rows(captured: Packets, node: str, traffic: SocketTraffic, path: str, direc
     return np.flatnonzero(~local & table["source" if direction == "tx" else "destination"].isin(own))
 
 
-def _by_class(captured: Mapping[str, Packets], traffic: SocketTraffic, cross: CrossTraffic) -> dict[str, Numbers]:
+def _by_class(
+    captured: Mapping[str, Packets], traffic: SocketTraffic, cross: CrossTrafficDestinations
+) -> dict[str, Numbers]:
     """Sum the payload of each class of flows; a flow captured on several nodes counts once, if possible as sent."""
     ends = ["source", "source_port", "destination", "destination_port"]
     known = traffic.flows.drop_duplicates(ends, keep="last")[[*ends, "traffic_class", "source_node"]]

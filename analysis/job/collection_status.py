@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from ringtap.analysis.runs.node_logs import NodeLogs
-from ringtap.completeness import failed_job
+from ringtap.core.completeness import failed_job
 
 ORDER = ("steps", "nic", "sockets", "qdisc", "host", "infiniband", "ethtool", "gpu", "packets", "clock")
 COLUMNS = ["node", "collector", "state", "reason", "remedy", "missed_samples"]
@@ -59,7 +59,7 @@ def status(info: Mapping[str, Any], nodes: Mapping[str, NodeLogs], missing: str)
     Args:
         info: run.json.
         nodes: the nodes.
-        missing: the ranks without steps, as `ringtap.completeness.missing_ranks` names them.
+        missing: the ranks without steps, as `ringtap.core.completeness.missing_ranks` names them.
     """
     recorded, why = str(info.get("status", "partial")), str(info.get("why") or "")
     unsaid = ""

@@ -11,9 +11,9 @@ import pandas as pd
 from ringtap.analysis.frames import SINCE_EPOCH
 from ringtap.analysis.runs.apportioning import Borders
 from ringtap.analysis.runs.node_logs import NodeLogs, WideLog
-from ringtap.arguments import instance_of
-from ringtap.errors import UsageError, did_you_mean
-from ringtap.records import RecordFile
+from ringtap.core.arguments import instance_of
+from ringtap.core.errors import UsageError, did_you_mean
+from ringtap.core.records import RecordFile
 
 _STEPS = "steps"  # the logs of the ranks have tables of their own
 

@@ -15,11 +15,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers, add_up, shares
-from ringtap.analysis.runs.batches import Batches, Frame, Frames
+from ringtap.analysis.runs.batches import Batches, BatchTable, Frames
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.sockets import BUSY, COUNTERS, Growth, socket_log
-from ringtap.json_validation import Number, ShapeError, load_json
-from ringtap.schema import CROSS_COMMAND, CROSS_PORTS, OWNER, OWNERS_JSONL, SOCKETS_REC
+from ringtap.core.json_validation import Number, ShapeError, load_json
+from ringtap.core.schema import CROSS_COMMAND, CROSS_PORTS, OWNER, OWNERS_JSONL, SOCKETS_REC
 
 _SOCKET_COLUMNS = [
     *("cookie", "family", "local", "local_port", "remote", "remote_port", "inode", "first_ns", "last_ns", "closed"),
@@ -255,7 +255,7 @@ class SocketTraffic:
     flows: pd.DataFrame
     groups: pd.DataFrame
     bins: int
-    parts: list[tuple[Integers, Frame]]
+    parts: list[tuple[Integers, BatchTable]]
     means: Numbers
     totals: dict[str, Numbers]
     every_s: float | None
@@ -300,7 +300,7 @@ def measure(nodes: Mapping[str, NodeLogs], borders: Borders, measured: Integers,
     found = [part["sockets"].read() for part in batches.each("sockets", read_sockets)]
     ends = _ends([table for table in found if len(table)])
     flows = _directed(ends)
-    flows["traffic_class"], flows["why"] = _classify(flows, CrossTraffic.of(nodes))
+    flows["traffic_class"], flows["why"] = _classify(flows, CrossTrafficDestinations.of(nodes))
     flows["group"] = _group(flows, borders.bins)
     groups = flows.drop_duplicates("group").sort_values("group", ignore_index=True)
     logged = sorted(ends["node"].unique())
@@ -341,7 +341,7 @@ def _running(of_batch: list[list[int]]) -> Iterator[tuple[list[int], int]]:
     return zip(of_batch, accumulate(map(sum, of_batch)), strict=True)
 
 
-def _join_totals(parts: Iterable[Mapping[str, Frame]]) -> dict[str, Numbers]:
+def _join_totals(parts: Iterable[Mapping[str, BatchTable]]) -> dict[str, Numbers]:
     """Add up the totals of the batches; NaN where one of them does not cover the bin."""
     joined: pd.DataFrame | None = None
     for table in (part["totals"].read() for part in parts):
@@ -393,7 +393,7 @@ def _directed(ends: pd.DataFrame) -> pd.DataFrame:
 
 
 @dataclass(frozen=True)
-class CrossTraffic:
+class CrossTrafficDestinations:
     """Destinations of the run's own cross traffic, from its logs.
 
     Attributes:
@@ -405,7 +405,7 @@ class CrossTraffic:
     ports: frozenset[int]
 
     @classmethod
-    def of(cls, nodes: Mapping[str, NodeLogs]) -> CrossTraffic:
+    def of(cls, nodes: Mapping[str, NodeLogs]) -> CrossTrafficDestinations:
         """Read the destinations from the senders' logs and the iperf3 reports of all nodes."""
         ends, ports = set(), set(CROSS_PORTS)
         for node in nodes.values():
@@ -440,7 +440,7 @@ def _iperf_ends(path: Path) -> set[tuple[str, int]]:
     return {(item["remote_host"], item["remote_port"]) for item in connected}
 
 
-def _classify(flows: pd.DataFrame, cross: CrossTraffic) -> tuple[pd.Series[Any], pd.Series[Any]]:
+def _classify(flows: pd.DataFrame, cross: CrossTrafficDestinations) -> tuple[pd.Series[Any], pd.Series[Any]]:
     """Return the class of each flow, and the reason in a few words."""
     ranks = flows["source_rank"].notna().to_numpy(), flows["destination_rank"].notna().to_numpy()
     commands = [flows[f"{side}_command"] for side in ("source", "destination")]

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.errors import UsageError
-from ringtap.json_validation import COUNT, DECODER, Number, Shape, check, whole
-from ringtap.run_files import open_regular
+from ringtap.core.errors import UsageError
+from ringtap.core.json_validation import COUNT, DECODER, Number, Shape, check, whole
+from ringtap.core.run_files import open_regular
 
 _NEGOTIATE = "NEGOTIATE_"
 _START = "start_time_since_epoch_in_micros"

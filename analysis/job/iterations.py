@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from ringtap.analysis.runs.apportioning import Integers, Numbers, add_up, shares
-from ringtap.analysis.runs.batches import Batches, Frame, Frames
+from ringtap.analysis.runs.batches import Batches, BatchTable, Frames
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.phases import find_phases, process_marks
 from ringtap.analysis.runs.run import (
@@ -28,11 +28,11 @@ from ringtap.analysis.runs.run import (
     step_ends,
     with_spans,
 )
-from ringtap.completeness import missing_ranks
-from ringtap.errors import RingtapError, UsageError, error_message
-from ringtap.json_validation import whole
-from ringtap.schema import BUCKETS
-from ringtap.units import counted
+from ringtap.core.completeness import missing_ranks
+from ringtap.core.errors import RingtapError, UsageError, error_message
+from ringtap.core.json_validation import whole
+from ringtap.core.schema import BUCKETS
+from ringtap.core.units import counted
 
 PHASES = ("compute_s", "forward_s", "backward_s", "communication_s", "exposed_s", "overlap_s")
 _COLUMNS = ["process", "place", "forward_start_ns", "ready_ns", *PHASES, "syncs", "synced_bytes"]
@@ -361,7 +361,7 @@ class Work:
     phases: pd.DataFrame
     phase: int
     iterations: pd.DataFrame
-    ranks: list[Frame]
+    ranks: list[BatchTable]
     source: str
     why: str
     gradient_bytes: float | None
@@ -525,7 +525,7 @@ def read_ranks(nodes: Mapping[str, NodeLogs], files: Mapping[int, Path]) -> Fram
 
 
 def _join_phases(
-    run: JobRun, parts: Sequence[Mapping[str, Frame]], members: pd.DataFrame, nodes: Mapping[str, NodeLogs]
+    run: JobRun, parts: Sequence[Mapping[str, BatchTable]], members: pd.DataFrame, nodes: Mapping[str, NodeLogs]
 ) -> Phases:
     """Return the source of computation and communication of all ranks; with DDP, the tables are those of the parts."""
     timed = members[members["gradient_bytes"].notna()]
@@ -555,7 +555,7 @@ def _nothing_timed(settings: Any) -> str:
     return f"only exchanges by DistributedDataParallel and Horovod are timed, and none was recorded{hint}"
 
 
-def _iterations(parts: Sequence[Mapping[str, Frame]], members: pd.DataFrame, batches: Batches) -> pd.DataFrame:
+def _iterations(parts: Sequence[Mapping[str, BatchTable]], members: pd.DataFrame, batches: Batches) -> pd.DataFrame:
     """Return the iterations of all phases of a job (`ringtap.analysis.runs.run.join_iterations`).
 
     A stretch also has the iteration before its first steps if all of its ranks recorded their first forward pass.
@@ -583,7 +583,7 @@ def _join_ends(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
     return ends
 
 
-def _ends_in(marks_of: Sequence[Frame], members_of: Sequence[pd.DataFrame]) -> pd.DataFrame:
+def _ends_in(marks_of: Sequence[BatchTable], members_of: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Return the ends of steps (`ringtap.analysis.runs.run.step_ends`) of the ranks of some batches."""
     return _join_ends(
         step_ends(_assigned(frame.read(_ENDS), members)) for frame, members in zip(marks_of, members_of, strict=True)
@@ -644,8 +644,8 @@ def _was_set(steps: pd.DataFrame) -> bool:
 
 def join_ranks(
     _nodes: Mapping[str, NodeLogs],
-    marks_of: Frame,
-    phases_of: Frame,
+    marks_of: BatchTable,
+    phases_of: BatchTable,
     members: pd.DataFrame,
     horovod: pd.DataFrame | None,
     numbers: pd.DataFrame,
@@ -744,7 +744,11 @@ _SLOWEST |= {"slowest_by_ready": "bool"}
 
 
 def _slowest(
-    ranks: Sequence[Frame], iterations: int, processes: pd.DataFrame, nodes: Mapping[str, NodeLogs], batches: Batches
+    ranks: Sequence[BatchTable],
+    iterations: int,
+    processes: pd.DataFrame,
+    nodes: Mapping[str, NodeLogs],
+    batches: Batches,
 ) -> pd.DataFrame:
     """Find the slowest rank of each iteration, in blocks of iterations."""
     known = processes[["rank", "node"]].copy()
@@ -756,7 +760,7 @@ def _slowest(
 
 
 def _slowest_in(
-    ranks: Sequence[Frame], processes: pd.DataFrame, worst_error_ns: Any, block: tuple[int, int]
+    ranks: Sequence[BatchTable], processes: pd.DataFrame, worst_error_ns: Any, block: tuple[int, int]
 ) -> pd.DataFrame:
     """Find the slowest rank of each iteration: the last with all gradients ready or, if not known, to end its step.
 

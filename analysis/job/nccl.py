@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ringtap.run_files import open_regular
+from ringtap.core.run_files import open_regular
 
 # host:pid:tid [device] NCCL INFO text; a warning names its source first; newer releases begin with a time
 _LINE = re.compile(

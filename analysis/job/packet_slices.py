@@ -11,16 +11,16 @@ import numpy as np
 
 import ringtap
 from ringtap.analysis.job.iterations import check_iteration
-from ringtap.analysis.job.packets import interface_in, lost_packets, undecided_warnings
+from ringtap.analysis.job.payload_per_iteration import interface_in, lost_packets, undecided_warnings
 from ringtap.analysis.pcap.filter import matches
 from ringtap.analysis.pcap.kernels.state import MAX_NS
-from ringtap.analysis.pcap.packets import CapturedPackets, CapturePoint, Integers, Slice, read_packets
 from ringtap.analysis.pcap.reader import Progress, check_filter, scan_packets
+from ringtap.analysis.pcap.single_packets import CapturedPackets, CapturePoint, Integers, Slice, read_packets
 from ringtap.analysis.pcap.text import damage
 from ringtap.analysis.runs.node_logs import NodeLogs
-from ringtap.errors import UsageError
-from ringtap.schema import PACKETS
-from ringtap.units import counted, format_duration
+from ringtap.core.errors import UsageError
+from ringtap.core.schema import PACKETS
+from ringtap.core.units import counted, format_duration
 
 if TYPE_CHECKING:
     from ringtap.analysis.job.run import Job

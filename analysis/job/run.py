@@ -14,22 +14,22 @@ import numpy as np
 import pandas as pd
 
 from ringtap.analysis.frames import described, described_table, html_of_text
-from ringtap.analysis.job import byte_accounting, flows, iterations, node_counters
-from ringtap.analysis.job.node_tables import ALL_SUMS, Shared, join_rank_sums, join_sums, read_tables
-from ringtap.analysis.job.packets import Packets, read_packets
+from ringtap.analysis.job import byte_accounting, counters_per_iteration, flows, iterations
+from ringtap.analysis.job.node_aggregation import ALL_SUMS, Shared, join_rank_sums, join_sums, read_tables
+from ringtap.analysis.job.payload_per_iteration import Packets, read_packets
 from ringtap.analysis.job.throughput import NAMES, Given, Printed, read_output
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
-from ringtap.analysis.runs.batches import Batches, Frame, digest
+from ringtap.analysis.runs.batches import Batches, BatchTable, digest
 from ringtap.analysis.runs.node_logs import NodeLogs, each_node
 from ringtap.analysis.runs.run import JobRun, SweepRun, map_records, read_run
-from ringtap.arguments import instance_of, number, path_of, whole_number
-from ringtap.errors import UsageError, did_you_mean
-from ringtap.json_validation import whole
-from ringtap.units import counted
+from ringtap.core.arguments import instance_of, number, path_of, whole_number
+from ringtap.core.errors import UsageError, did_you_mean
+from ringtap.core.json_validation import whole
+from ringtap.core.units import counted
 
 if TYPE_CHECKING:
-    from ringtap.analysis.pcap.packets import CapturedPackets
     from ringtap.analysis.pcap.reader import Progress
+    from ringtap.analysis.pcap.single_packets import CapturedPackets
 
 # largest uncertain share of a mean over the iterations; above it, means are not reported
 _MAX_UNCERTAIN = 0.25
@@ -136,8 +136,8 @@ class Job:
         return byte_accounting.measure_captured(self.nodes, self.packets_of, self.traffic)
 
     @cached_property
-    def parts(self) -> list[dict[str, Frame]]:
-        """Tables of each batch of nodes (`ringtap.analysis.job.node_tables.read_tables`)."""
+    def parts(self) -> list[dict[str, BatchTable]]:
+        """Tables of each batch of nodes (`ringtap.analysis.job.node_aggregation.read_tables`)."""
         shared = Shared(
             self.borders,
             self.work.iterations["iteration_s"].to_numpy(np.float64),
@@ -176,7 +176,7 @@ class Job:
         """Yield a table of `ringtap.analysis.runs.batches.TABLES` batch by batch, each by its own order of rows."""
         for part in self.parts:
             table = part[name].read()
-            table.attrs["columns"] = node_counters.COLUMNS if name == "node_iterations" else {}
+            table.attrs["columns"] = counters_per_iteration.COLUMNS if name == "node_iterations" else {}
             yield described(table, getattr(Job, name).__doc__)
 
     def _whole(self, name: str) -> pd.DataFrame:
@@ -429,7 +429,7 @@ class Job:
             - ``iteration``: number of the iteration; -1 for a run without iterations
             - ``node``: name of the node
 
-        The others are those of `ringtap.analysis.job.node_counters.COLUMNS`, with their meaning.
+        The others are those of `ringtap.analysis.job.counters_per_iteration.COLUMNS`, with their meaning.
         """
         return self._whole("node_iterations")
 

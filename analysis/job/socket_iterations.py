@@ -11,8 +11,8 @@ from ringtap.analysis.job.flows import MAX_CELLS
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers, add_up, shares
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.sockets import UNKNOWN_US, SocketLog, socket_log
-from ringtap.errors import UsageError
-from ringtap.schema import SOCKETS_REC
+from ringtap.core.errors import UsageError
+from ringtap.core.schema import SOCKETS_REC
 
 # column -> counter of a sender's socket
 _OF_SENDER = {"retransmitted_bytes": "bytes_retrans", "retransmissions": "total_retrans", "ce_marked": "delivered_ce"}

@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.analysis.job.node_tables import MEANS
+from ringtap.analysis.job.node_aggregation import MEANS
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.runs.apportioning import plain
-from ringtap.arguments import number
-from ringtap.errors import UsageError
-from ringtap.units import counted
+from ringtap.core.arguments import number
+from ringtap.core.errors import UsageError
+from ringtap.core.units import counted
 
 OF_NODE = {"node_other_cores": "cpu_other_cores", "node_queue_drops": "queue_drops", "gpu_utilization_pct": ""}
 COLUMNS = ["rank", "node", "iterations", *MEANS, "slowest", "slowest_share", "slowest_by_s", *OF_NODE, "clock_error_s"]

@@ -12,14 +12,14 @@ import pandas as pd
 import ringtap
 from ringtap.analysis.job import byte_accounting, flows
 from ringtap.analysis.job.collection_status import NOT_ASKED, status
-from ringtap.analysis.job.node_tables import PARTS
+from ringtap.analysis.job.node_aggregation import PARTS
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.stragglers import links, mean_of_sums, slow_iterations, slowest
 from ringtap.analysis.job.throughput import summarize_epochs, throughput
 from ringtap.analysis.runs.apportioning import plain
 from ringtap.analysis.runs.node_logs import NodeLogs
-from ringtap.schema import MARK, MARKS_JSONL, PACKETS, PACKETS_JSON, REGULAR_SHARE
-from ringtap.units import format_change, format_duration
+from ringtap.core.schema import MARK, MARKS_JSONL, PACKETS, PACKETS_JSON, REGULAR_SHARE
+from ringtap.core.units import format_change, format_duration
 
 SCHEMA = 1
 # largest difference between two byte counts without a warning

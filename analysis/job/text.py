@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringtap.analysis.job.stragglers import SLOWER
-from ringtap.terminal import one_line, text_table
-from ringtap.units import counted, format_duration, format_rate, format_size
+from ringtap.core.terminal import one_line, text_table
+from ringtap.core.units import counted, format_duration, format_rate, format_size
 
 # interfaces with fewer bytes are not listed
 _FEW_BYTES = 1000

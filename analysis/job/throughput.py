@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import UsageError
-from ringtap.run_files import open_regular
-from ringtap.schema import JOB_OUTPUTS
-from ringtap.units import counted
+from ringtap.core.errors import UsageError
+from ringtap.core.run_files import open_regular
+from ringtap.core.schema import JOB_OUTPUTS
+from ringtap.core.units import counted
 
 # field -> names by which jobs print it, in any case; a space also stands for "_"
 NAMES = {

@@ -24,8 +24,8 @@ from ringtap.analysis.live.poller import Poller
 from ringtap.analysis.live.run_state import write_mark
 from ringtap.analysis.live.snapshot import Snapshot
 from ringtap.analysis.live.tables import DIM, Page
-from ringtap.errors import UsageError
-from ringtap.terminal import masked
+from ringtap.core.errors import UsageError
+from ringtap.core.terminal import masked
 
 _POLL_S = 0.2
 _MESSAGE_S = 6.0

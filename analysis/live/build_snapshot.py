@@ -14,22 +14,22 @@ from ringtap.analysis.live.iterations import IterationStats, RankSteps, join
 from ringtap.analysis.live.recent_counters import RecentWideLog
 from ringtap.analysis.live.run_state import NodeLog, RunFollower
 from ringtap.analysis.live.snapshot import (
-    Collector,
+    CollectorState,
     Gpu,
     Health,
     Host,
     Mark,
     Nic,
-    Node,
-    Process,
+    NodeState,
+    ProcessState,
     Queue,
     Rank,
     Snapshot,
     Throughput,
 )
 from ringtap.analysis.runs.tail import Document
-from ringtap.completeness import failed_job, missing_ranks
-from ringtap.schema import RUN, RUN_JSON, SERIES
+from ringtap.core.completeness import failed_job, missing_ranks
+from ringtap.core.schema import RUN, RUN_JSON, SERIES
 
 _STALE_NS = 3 * 10**9
 _OCTETS = re.compile(r"(\d+) octets?")
@@ -280,13 +280,13 @@ def _output(nodes: list[NodeLog]) -> tuple[str, ...]:
     return tuple(f"{node.name}: {line}" for node in with_output for line in node.output.lines[-share:])
 
 
-def _node(node: NodeLog, now_ns: int | None) -> Node:
+def _node(node: NodeLog, now_ns: int | None) -> NodeState:
     measurements = node.clock.item.get("measurements") or [{}]
     fit: dict[str, Any] = node.clock.item.get("fit") or measurements[-1]
     offset, error = fit.get("offset_ns"), fit.get("error_ns")
     item = node.node.item
     status = "complete" if node.done else "running"
-    return Node(
+    return NodeState(
         node.name,
         str(item.get("status") or status),
         str(item.get("why") or ""),
@@ -353,14 +353,14 @@ def _host(node: NodeLog) -> Iterator[Host]:
     )
 
 
-def _processes(node: NodeLog) -> Iterator[Process]:
+def _processes(node: NodeLog) -> Iterator[ProcessState]:
     series = node.keyed["host", "processes"]
     alive_ns = series.mono_ns - round(max(3.0, 3 * float(series.about.get("every_s") or 0)) * 1e9)
     for pid, record in series.latest.items():
         if series.layout is None or record[series.layout.index["mono_ns"]] < alive_ns:
             continue
         about = node.owners.processes.get(int(pid), {})
-        yield Process(
+        yield ProcessState(
             node.name,
             int(pid),
             node.owners.rank_of(about),
@@ -371,7 +371,7 @@ def _processes(node: NodeLog) -> Iterator[Process]:
         )
 
 
-def _collectors(node: NodeLog, now_ns: int | None) -> Iterator[Collector]:
+def _collectors(node: NodeLog, now_ns: int | None) -> Iterator[CollectorState]:
     """Yield the state of each collector, by node.json and its logs."""
     entries: dict[str, dict[str, Any]] = node.node.item.get("collectors") or {}
     newest, every, missed = _from_logs(node)
@@ -389,7 +389,7 @@ def _collectors(node: NodeLog, now_ns: int | None) -> Iterator[Collector]:
         health = _health(state, age_s, every_s)
         # Where only changes are written, silence is not a fault.
         health = "good" if health == "warning" and name in ("sockets", "steps", "qdisc") and state in _GOOD else health
-        yield Collector(
+        yield CollectorState(
             node.name,
             name,
             state,

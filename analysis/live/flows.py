@@ -13,9 +13,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ringtap.analysis.live.recent_counters import Keyed, Layout
+from ringtap.analysis.live.recent_counters import Keyed, RecordLayout
 from ringtap.analysis.runs.tail import Record
-from ringtap.schema import CROSS_COMMAND, CROSS_PORTS
+from ringtap.core.schema import CROSS_COMMAND, CROSS_PORTS
 
 Traffic = Literal["training", "cross", "other"]
 
@@ -31,7 +31,7 @@ End = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Flow:
+class LiveFlow:
     """One direction of a TCP connection over about the last second.
 
     Attributes:
@@ -164,7 +164,7 @@ class SocketTotals:
         self._latest: dict[int, tuple[tuple[int, ...], int, bool]] = {}
         self._gone: dict[Traffic, SocketCounts] = {}
 
-    def feed(self, layout: Layout, batch: Sequence[Record], is_begun: bool) -> None:
+    def feed(self, layout: RecordLayout, batch: Sequence[Record], is_begun: bool) -> None:
         """Add records.
 
         Args:
@@ -213,7 +213,7 @@ class SocketTotals:
         return totals
 
 
-def flows(sockets: Mapping[str, Keyed], owners: Mapping[str, Owners]) -> list[Flow]:
+def flows(sockets: Mapping[str, Keyed], owners: Mapping[str, Owners]) -> list[LiveFlow]:
     """Return the flows that moved within the last second, the fastest first.
 
     Args:
@@ -229,7 +229,7 @@ def flows(sockets: Mapping[str, Keyed], owners: Mapping[str, Owners]) -> list[Fl
             node_of.setdefault(socket.local[0], node)
     by_ends = {(socket.local, socket.remote): socket for socket in found}
     names = node_of if len(sockets) > 1 else {}
-    rows: list[Flow] = []
+    rows: list[LiveFlow] = []
     for socket in found:
         other_end = by_ends.get((socket.remote, socket.local))
         traffic = socket.owner or (other_end.owner if other_end else None) or _by_port(socket)
@@ -269,14 +269,14 @@ def _by_port(socket: _Socket) -> Traffic:
 
 def _sent(
     socket: _Socket, traffic: Traffic, series: Keyed, owner: Mapping[str, Any], names: Mapping[str, str]
-) -> list[Flow]:
+) -> list[LiveFlow]:
     sent = series.rate(socket.key, "bytes_acked")
     retransmissions = series.rate(socket.key, "total_retrans")
     if sent is None or (sent <= 0 and not retransmissions):
         return []
     rtt_us, cwnd = series.value(socket.key, "rtt_us"), series.value(socket.key, "snd_cwnd")
     delivery, queued = series.value(socket.key, "delivery_rate_bytes_per_s"), series.value(socket.key, "notsent_bytes")
-    flow = Flow(
+    flow = LiveFlow(
         traffic,
         _named(socket.local, names),
         _named(socket.remote, names),
@@ -294,12 +294,12 @@ def _sent(
 
 def _received(
     socket: _Socket, traffic: Traffic, series: Keyed, owner: Mapping[str, Any], names: Mapping[str, str]
-) -> list[Flow]:
+) -> list[LiveFlow]:
     received = series.rate(socket.key, "bytes_received")
     if not received:
         return []
     ends = _named(socket.remote, names), _named(socket.local, names)
-    return [Flow(traffic, *ends, received * 8, rank=owner.get("rank"), command=str(owner.get("command") or ""))]
+    return [LiveFlow(traffic, *ends, received * 8, rank=owner.get("rank"), command=str(owner.get("command") or ""))]
 
 
 def _named(end: End, names: Mapping[str, str]) -> str:

@@ -1,7 +1,7 @@
 """Iterations of the job, from the step records of its ranks as they are written.
 
-An iteration ends when the last rank has ended it; `ringtap.iteration_ends` has the rules. The iterations are those of
-the training phase that runs: what came before another optimizer, or another start of the job, is forgotten
+An iteration ends when the last rank has ended it; `ringtap.core.iteration_ends` has the rules. The iterations are those
+of the training phase that runs: what came before another optimizer, or another start of the job, is forgotten
 (docs/reference/iterations.md).
 """
 
@@ -13,11 +13,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ringtap.analysis.live.recent_counters import Layout
+from ringtap.analysis.live.recent_counters import RecordLayout
 from ringtap.analysis.runs.tail import Record
-from ringtap.iteration_ends import IterationEnds
-from ringtap.records import RecordFile
-from ringtap.schema import MARK_RECORD, SKIPPED_RECORD
+from ringtap.core.iteration_ends import IterationEnds
+from ringtap.core.records import RecordFile
+from ringtap.core.schema import MARK_RECORD, SKIPPED_RECORD
 
 STEP_FILE = re.compile(r"rank(\d+)-(\d+)(?:-\d+)?(\.ddp)?\.rec")
 MAX_KEPT = 600
@@ -29,7 +29,7 @@ _DDP_TIMES = ("forward_ns", "backward_ns", "comm_ns", "overlap_ns")
 
 
 @dataclass(frozen=True)
-class Iteration:
+class LiveIteration:
     """One iteration.
 
     Attributes:
@@ -66,7 +66,7 @@ class IterationStats:
         restarts: number of earlier starts of the job that runs.
     """
 
-    history: tuple[Iteration, ...] = ()
+    history: tuple[LiveIteration, ...] = ()
     last_s: float | None = None
     median_s: float | None = None
     p99_s: float | None = None
@@ -118,7 +118,7 @@ class RankSteps:
         self._stretch = 0
         self._is_skipped = False  # a step of the iteration that runs was
         self._to_reference = to_reference
-        self.layout = Layout(file)
+        self.layout = RecordLayout(file)
 
     def span_ns(self) -> tuple[int, int]:
         """Return the start of the process and its last step, on the reference clock."""
@@ -179,7 +179,7 @@ class DdpTimes:
         self.exposed_s: float | None = None
         self._sample: tuple[int, ...] = ()
 
-    def feed(self, layout: Layout, batch: Iterable[Record]) -> None:
+    def feed(self, layout: RecordLayout, batch: Iterable[Record]) -> None:
         """Add records.
 
         Where DDP samples rarely, its log repeats the last sample. `ringtap.analysis.job.iterations` has the same rule
@@ -293,7 +293,7 @@ def join(files: list[RankSteps], over: int = 100) -> IterationStats:
     )
 
 
-def _iterations(files: list[RankSteps]) -> list[Iteration]:
+def _iterations(files: list[RankSteps]) -> list[LiveIteration]:
     """Return the iterations that every one of these ranks has ended, in order."""
     keep = max(_MIN_KEPT, min(MAX_KEPT, _KEPT_IN_ALL // len(files)))
     ended: dict[int, list[tuple[int, int, bool]]] = {}
@@ -310,7 +310,7 @@ def _iterations(files: list[RankSteps]) -> list[Iteration]:
         if previous and previous[0] == step - 1:
             lag_s = (end_ns - min(ends)[0]) / 1e9
             skipped = any(end[2] for end in ends)
-            iterations.append(Iteration(step, end_ns, (end_ns - previous[1]) / 1e9, rank, lag_s, skipped))
+            iterations.append(LiveIteration(step, end_ns, (end_ns - previous[1]) / 1e9, rank, lag_s, skipped))
         previous = (step, end_ns)
     return iterations
 

@@ -24,16 +24,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.exposition import ALLOWUTF8, CONTENT_TYPE_LATEST, generate_latest
 
+from ringtap.analysis.live.bounded_http_server import TEXT, ListeningHttpServer, QuietHandler
 from ringtap.analysis.live.build_snapshot import PORT_DROPS, nic_logs, octets_per_count, port_logs
 from ringtap.analysis.live.flows import Traffic
-from ringtap.analysis.live.http_server import TEXT, ListeningHttpServer, QuietHandler
 from ringtap.analysis.live.iterations import MAX_KEPT, RankSteps, quantile
 from ringtap.analysis.live.recent_counters import RecentWideLog
 from ringtap.analysis.live.run_state import NodeLog, RunFollower, lower_priority
 from ringtap.analysis.runs.tail import Document
-from ringtap.errors import error_message
-from ringtap.http_address import METRICS_PATH
-from ringtap.schema import RUN, RUN_JSON
+from ringtap.core.errors import error_message
+from ringtap.core.http_address import METRICS_PATH
+from ringtap.core.schema import RUN, RUN_JSON
 
 QUANTILES = (0.5, 0.99)
 _MAX_NICS = 64

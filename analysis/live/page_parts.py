@@ -13,7 +13,7 @@ from rich.text import Text
 from ringtap.analysis.live import summary, tables
 from ringtap.analysis.live.snapshot import Snapshot
 from ringtap.analysis.live.tables import Page
-from ringtap.terminal import masked, shell_word
+from ringtap.core.terminal import masked, shell_word
 
 MAX_ROWS = 200
 _MAX_WARNINGS = 20

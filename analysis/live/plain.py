@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from ringtap.analysis.live.snapshot import Snapshot
-from ringtap.terminal import one_line, shell_word
+from ringtap.core.terminal import one_line, shell_word
 
 
 def line_of(snapshot: Snapshot) -> str:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from ringtap.analysis.live.snapshot import Snapshot
-from ringtap.errors import RingtapError
+from ringtap.core.errors import RingtapError
 
 EVERY_S = 1.0
 

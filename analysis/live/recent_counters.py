@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ringtap.analysis.runs.tail import Record
-from ringtap.counter_growth import growth
-from ringtap.records import RecordFile
+from ringtap.core.counter_growth import growth
+from ringtap.core.records import RecordFile
 
 # a cookie, a process, or several columns together
 Key = Any
@@ -19,7 +19,7 @@ _MAX_KEYS = 10_000
 _BASE_RECORDS = 256
 
 
-class Layout:
+class RecordLayout:
     """Columns of a record file by name."""
 
     def __init__(self, file: RecordFile) -> None:
@@ -47,7 +47,7 @@ class RecentWideLog:
 
     def __init__(self, file: RecordFile, first: Record | None) -> None:
         self.about = file.about
-        self.layout = Layout(file)
+        self.layout = RecordLayout(file)
         self.samples = 0
         self.missed = 0
         self._first = first
@@ -141,7 +141,7 @@ class Keyed:
         stale_ns: int = 0,
     ) -> None:
         self._key_names, self._gone, self._peak_names, self._stale_ns = key, gone, peaks, stale_ns
-        self.layout: Layout | None = None
+        self.layout: RecordLayout | None = None
         self.about: dict[str, Any] = {}
         self.latest: dict[Key, Record] = {}
         self.t_ns = 0
@@ -155,7 +155,7 @@ class Keyed:
 
     def begin(self, file: RecordFile) -> None:
         """Begin a new file; if its columns differ from those of the previous one, known records are dropped."""
-        layout = Layout(file)
+        layout = RecordLayout(file)
         if self.layout is None or layout.names != self.layout.names:
             self.latest.clear()
             self._history.clear()

@@ -12,14 +12,14 @@ from typing import Any
 
 from ringtap.analysis.live.flows import Owners, SocketTotals
 from ringtap.analysis.live.iterations import MAX_KEPT, STEP_FILE, DdpTimes, RankSteps, choose_worlds
-from ringtap.analysis.live.recent_counters import Keyed, Layout, RecentWideLog
+from ringtap.analysis.live.recent_counters import Keyed, RecentWideLog, RecordLayout
 from ringtap.analysis.runs.clock import NodeClock, read_clock
 from ringtap.analysis.runs.tail import Document, LinesTail, Record, RecordTail, TextTail, since
-from ringtap.errors import UsageError, error_message
-from ringtap.json_validation import ShapeError
-from ringtap.records import JsonLinesWriter, RecordFile
-from ringtap.rundir import process_age_ns
-from ringtap.schema import (
+from ringtap.core.errors import UsageError, error_message
+from ringtap.core.json_validation import ShapeError
+from ringtap.core.records import JsonLinesWriter, RecordFile
+from ringtap.core.rundir import process_age_ns
+from ringtap.core.schema import (
     CLOCK,
     CLOCK_JSON,
     HOST_REC,
@@ -123,7 +123,7 @@ class NodeLog:
         self._look_s = 0.0
         self._tails: dict[Path, RecordTail] = {}
         self._opened: dict[Path, RecordFile] = {}
-        self._ddp_layouts: dict[Path, Layout] = {}
+        self._ddp_layouts: dict[Path, RecordLayout] = {}
         self._ddp: dict[Path, DdpTimes] = {}  # by the path of the step log
 
     @property
@@ -206,7 +206,7 @@ class NodeLog:
         key = (path.parent.name, path.stem)
         name = STEP_FILE.fullmatch(path.name) if key[0] == "steps" else None
         if name and name[3]:
-            self._ddp_layouts[path] = Layout(file)
+            self._ddp_layouts[path] = RecordLayout(file)
         elif name:
             steps = RankSteps(self.name, int(name[1]), int(name[2]), file, self.to_reference)
             steps.ddp = self._ddp.setdefault(path, steps.ddp)
@@ -259,7 +259,7 @@ def _begin(path: Path) -> Callable[[RecordFile], int]:
     return since(_BACK_S.get(path.parent.name, _USUAL_BACK_S), column, MAX_KEPT * 20)
 
 
-def _begin_of(file: RecordFile, layout: Layout, first: Record) -> tuple[int, int]:
+def _begin_of(file: RecordFile, layout: RecordLayout, first: Record) -> tuple[int, int]:
     """Return the start of the process that made a step log, or of its first step if the log does not hold it.
 
     It is by CLOCK_REALTIME and by CLOCK_MONOTONIC.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ringtap.analysis.live.flows import Flow
+from ringtap.analysis.live.flows import LiveFlow
 from ringtap.analysis.live.iterations import IterationStats
 
 Health = Literal["good", "warning", "bad"]
@@ -104,7 +104,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Process:
+class ProcessState:
     """A process of the job; ``cpu_share`` is 1 for one core in full."""
 
     node: str
@@ -132,7 +132,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Collector:
+class CollectorState:
     """A collector's state and its losses.
 
     Attributes:
@@ -156,7 +156,7 @@ class Collector:
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeState:
     """A node of the run.
 
     Attributes:
@@ -221,15 +221,15 @@ class Snapshot:
     elapsed_s: float = 0.0
     sockets: int | None = None
     iterations: IterationStats = field(default_factory=IterationStats)
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[NodeState, ...] = ()
     ranks: tuple[Rank, ...] = ()
-    flows: tuple[Flow, ...] = ()
+    flows: tuple[LiveFlow, ...] = ()
     nics: tuple[Nic, ...] = ()
     queues: tuple[Queue, ...] = ()
     hosts: tuple[Host, ...] = ()
-    processes: tuple[Process, ...] = ()
+    processes: tuple[ProcessState, ...] = ()
     gpus: tuple[Gpu, ...] = ()
-    collectors: tuple[Collector, ...] = ()
+    collectors: tuple[CollectorState, ...] = ()
     marks: tuple[Mark, ...] = ()
     output: tuple[str, ...] = ()
     throughput: tuple[Throughput, ...] = ()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rich.text import Text
 
-from ringtap.analysis.live.iterations import Iteration
-from ringtap.analysis.live.snapshot import Collector, Snapshot
+from ringtap.analysis.live.iterations import LiveIteration
+from ringtap.analysis.live.snapshot import CollectorState, Snapshot
 from ringtap.analysis.live.tables import BAD, DIM, FAILED, HEADER, WARNING, count, gbps
-from ringtap.units import counted, format_duration, format_rate, format_size
+from ringtap.core.units import counted, format_duration, format_rate, format_size
 
 _SILENT_S = 5.0
 _SLOW = 1.5
@@ -25,7 +25,7 @@ def iteration_plot(run: Snapshot, width: int) -> tuple[Text, list[float]]:
     shown = run.iterations.history[-max(1, width - LABEL_WIDTH) :]
     marks = [mark.t_ns for mark in run.marks]
 
-    def symbol(item: Iteration) -> tuple[str, str]:
+    def symbol(item: LiveIteration) -> tuple[str, str]:
         if any(0 <= item.end_ns - t_ns < item.seconds * 1e9 for t_ns in marks):
             return "▾", "bold magenta"
         if item.skipped:
@@ -117,9 +117,9 @@ def _disk(run: Snapshot, node: str) -> str:
     return f"disk {format_size(size)}, {format_size(growth)}/h" if nodes else ""
 
 
-def collector_states(collectors: Sequence[Collector]) -> list[Text]:
+def collector_states(collectors: Sequence[CollectorState]) -> list[Text]:
     """Return each collector's state in a word or two, and the reason of the first failure."""
-    by_name: dict[str, list[Collector]] = {}
+    by_name: dict[str, list[CollectorState]] = {}
     for item in collectors:
         by_name.setdefault(item.name, []).append(item)
     lines = [Text("  ").join([Text("State", HEADER), *(_state(*pair) for pair in by_name.items())])] if by_name else []
@@ -127,7 +127,7 @@ def collector_states(collectors: Sequence[Collector]) -> list[Text]:
     return lines + ([Text(f"{trouble.name} on {trouble.node}: {trouble.reason}", BAD)] if trouble else [])
 
 
-def _state(name: str, items: Sequence[Collector]) -> Text:
+def _state(name: str, items: Sequence[CollectorState]) -> Text:
     """Return a collector's state on all nodes in a few words; the worst node counts."""
     worst = next((item for health in ("bad", "warning") for item in items if item.health == health), items[0])
     missed, lost = sum(item.missed or 0 for item in items), sum(item.lost or 0 for item in items)

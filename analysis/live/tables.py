@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
-from ringtap.analysis.live.snapshot import Host, Nic, Node, Snapshot
-from ringtap.units import format_duration, format_size
+from ringtap.analysis.live.snapshot import Host, Nic, NodeState, Snapshot
+from ringtap.core.units import format_duration, format_size
 
 WARNING, BAD, DIM, HEADER = "yellow", "red", "dim", "bold"
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -204,7 +204,7 @@ def _nic_style(nic: Nic, _run: Snapshot) -> str:
 
 
 class _NodeRow(NamedTuple):
-    node: Node
+    node: NodeState
     host: Host
 
 

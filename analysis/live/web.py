@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-from ringtap.analysis.live.http_server import TEXT, ListeningHttpServer, QuietHandler
+from ringtap.analysis.live.bounded_http_server import TEXT, ListeningHttpServer, QuietHandler
 from ringtap.analysis.live.page_parts import TableChoice, parts_of
 from ringtap.analysis.live.poller import Poller
 from ringtap.analysis.live.run_state import write_mark
 from ringtap.analysis.live.snapshot import Snapshot
-from ringtap.errors import UsageError, error_message
-from ringtap.http_address import url_of
-from ringtap.installation import state_folder
+from ringtap.core.errors import UsageError, error_message
+from ringtap.core.http_address import url_of
+from ringtap.core.installation import state_folder
 
 _STATIC = Path(__file__).parent / "static"
 _FILES = {"/": "live.html", "/live.css": "live.css", "/live.js": "live.js"}

@@ -22,8 +22,8 @@ from ringtap.analysis.model.fit import FitResult, corrected_akaike
 from ringtap.analysis.model.residuals import RESIDUAL_FLOOR
 from ringtap.analysis.statistics.arrays import Array, Values, as_gbps, as_points, as_samples
 from ringtap.analysis.statistics.mean_errors import mean_errors
-from ringtap.schema import MERGE_SHARE
-from ringtap.units import rate_gbps
+from ringtap.core.schema import MERGE_SHARE
+from ringtap.core.units import rate_gbps
 
 MIN_LOADS = 5
 LEVEL = 0.95

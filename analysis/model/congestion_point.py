@@ -14,8 +14,8 @@ from scipy import optimize
 
 from ringtap.analysis.statistics.arrays import Array, Values, as_points, as_samples
 from ringtap.analysis.statistics.autocorrelation import block_means
-from ringtap.schema import MERGE_SHARE, MIN_CONGESTION_LOADS, MIN_RISE
-from ringtap.units import rate_gbps
+from ringtap.core.schema import MERGE_SHARE, MIN_CONGESTION_LOADS, MIN_RISE
+from ringtap.core.units import rate_gbps
 
 CURVED_SHARE = 2 / 3  # the curved region begins at this share of the way from the lightest loads' elasticity to 1
 LEVEL = 0.95
@@ -23,7 +23,7 @@ MIN_ELASTICITY = 0.5  # at the heaviest loads; below it, congestion was not reac
 
 
 @dataclass(frozen=True)
-class Line:
+class StraightLine:
     """A straight line t = intercept + slope * BW, and the points that it was fitted to.
 
     Attributes:
@@ -66,8 +66,8 @@ class CongestionPoint:
     iteration_s: float
     data_mb: float
     capacity_gbps: float
-    flat: Line
-    tangent: Line
+    flat: StraightLine
+    tangent: StraightLine
     meeting_gbps: float
     meeting_s: float
     chosen: int
@@ -79,7 +79,7 @@ class CongestionPoint:
     def to_json(self) -> dict[str, Any]:
         """The point and its construction as plain values."""
 
-        def line(item: Line) -> dict[str, Any]:
+        def line(item: StraightLine) -> dict[str, Any]:
             used = [{"bandwidth_gbps": self.loads_gbps[i], "iteration_s": self.times_s[i]} for i in item.points]
             return {"intercept_s": item.intercept_s, "slope_s_per_gbps": item.slope_s_per_gbps, "points": used}
 
@@ -240,9 +240,9 @@ def _first_curved(load: Array, time: Array, capacity_gbps: float) -> int | str:
     return min(max(int(curved[0]) + 1 if len(curved) else len(load), 2), len(load) - 2)
 
 
-def _line_through(load: Array, time: Array, points: range) -> Line:
+def _line_through(load: Array, time: Array, points: range) -> StraightLine:
     intercept, slope = np.polynomial.polynomial.polyfit(load[points], time[points], 1)
-    return Line(float(intercept), float(slope), tuple(points))
+    return StraightLine(float(intercept), float(slope), tuple(points))
 
 
 def _construct(load: Array, time: Array, capacity_gbps: float, first: int) -> CongestionResult:

@@ -19,8 +19,8 @@ from ringtap.analysis.model.fit import CongestionModel
 from ringtap.analysis.model.fit_result import LEVEL, FitResult
 from ringtap.analysis.model.regression import reduced_load
 from ringtap.analysis.statistics.arrays import Array, Values, as_points, as_seconds
-from ringtap.errors import UsageError
-from ringtap.units import rate_gbps
+from ringtap.core.errors import UsageError
+from ringtap.core.units import rate_gbps
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(40)
 _DERIVED = 1e-4  # relative step of the numerical derivatives

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ringtap.arguments import whole_number
-from ringtap.errors import UsageError, did_you_mean
-from ringtap.models import GRADIENT_BYTES, profile_named
-from ringtap.units import counted, duration_s
+from ringtap.core.arguments import whole_number
+from ringtap.core.errors import UsageError, did_you_mean
+from ringtap.core.models import GRADIENT_BYTES, profile_named
+from ringtap.core.units import counted, duration_s
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ from ringtap.analysis.model.regression import (
 )
 from ringtap.analysis.model.residuals import RESIDUAL_FLOOR, Noise, from_errors, scatter_between
 from ringtap.analysis.statistics.arrays import Array, Values, as_points, as_seconds
-from ringtap.arguments import number
-from ringtap.errors import UsageError
-from ringtap.schema import MIN_FIT_LOADS
-from ringtap.units import counted, rate_gbps
+from ringtap.core.arguments import number
+from ringtap.core.errors import UsageError
+from ringtap.core.schema import MIN_FIT_LOADS
+from ringtap.core.units import counted, rate_gbps
 
 __all__ = ["CongestionModel", "FitResult", "corrected_akaike"]
 

@@ -14,7 +14,7 @@ from ringtap.analysis.frames import described
 from ringtap.analysis.model.predict import Predictor
 from ringtap.analysis.model.regression import jacobian
 from ringtap.analysis.statistics.arrays import Array
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 
 if TYPE_CHECKING:
     from ringtap.analysis.model.fit_result import FitResult

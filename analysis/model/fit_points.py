@@ -10,7 +10,7 @@ from ringtap.analysis.model.congestion_point import CongestionResult, find_conge
 from ringtap.analysis.model.fit import CongestionModel
 from ringtap.analysis.model.fit_result import FitResult
 from ringtap.analysis.sweeps.tables import Points
-from ringtap.units import format_duration
+from ringtap.core.units import format_duration
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ import numpy as np
 from ringtap.analysis.frames import described, html_of_text
 from ringtap.analysis.model.bootstrap import Interval
 from ringtap.analysis.statistics.arrays import Array, Values, as_gbps
-from ringtap.arguments import instance_of, path_of
-from ringtap.errors import UsageError, did_you_mean
-from ringtap.json_validation import ShapeError, load_json
-from ringtap.units import counted
+from ringtap.core.arguments import instance_of, path_of
+from ringtap.core.errors import UsageError, did_you_mean
+from ringtap.core.json_validation import ShapeError, load_json
+from ringtap.core.units import counted
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,9 +13,9 @@ from scipy import optimize, special
 
 from ringtap.analysis.model.fit_result import LEVEL, BandKind, FitResult
 from ringtap.analysis.model.regression import Array, Solution, jacobian, log_predict
-from ringtap.arguments import number
-from ringtap.errors import UsageError
-from ringtap.json_validation import ShapeError, load_json
+from ringtap.core.arguments import number
+from ringtap.core.errors import UsageError
+from ringtap.core.json_validation import ShapeError, load_json
 
 Ends = tuple[float, float]
 _STEPS = 2000  # steps of the grid in ln(C/(C-BW)) for the search of intervals' ends

@@ -22,8 +22,8 @@ import numpy as np
 import ringtap
 from ringtap.analysis.pcap.scan import Scanned
 from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION, QUEUE_PAIR
-from ringtap.installation import cache_folder
-from ringtap.run_files import open_regular, refuse_links
+from ringtap.core.installation import cache_folder
+from ringtap.core.run_files import open_regular, refuse_links
 
 _FORMAT = 1
 _MAGIC = b"RTFLOWS\x01"

@@ -32,8 +32,8 @@ from ringtap.analysis.pcap.scan_dtypes import (
     TARGET_PORT_CUT,
     is_ip,
 )
-from ringtap.arguments import instance_of
-from ringtap.errors import UsageError
+from ringtap.core.arguments import instance_of
+from ringtap.core.errors import UsageError
 
 Mask = npt.NDArray[np.bool_]
 

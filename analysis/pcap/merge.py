@@ -13,8 +13,8 @@ import numpy.typing as npt
 from ringtap.analysis.pcap.scan import Cells, Scanned
 from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION, PACKET, QUEUE_PAIR
 from ringtap.analysis.pcap.traffic import Traffic
-from ringtap.errors import UsageError
-from ringtap.units import counted
+from ringtap.core.errors import UsageError
+from ringtap.core.units import counted
 
 _TOGETHER = 1 << 20  # cells processed together
 _Mask = npt.NDArray[np.bool_]

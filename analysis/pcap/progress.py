@@ -6,7 +6,7 @@ import time
 from types import TracebackType
 from typing import Any
 
-from ringtap.terminal import progress_bar
+from ringtap.core.terminal import progress_bar
 
 _PATIENCE_S = 0.5  # a shorter read needs no bar, and the bar's library takes long to load
 

@@ -25,9 +25,9 @@ from ringtap.analysis.pcap.scan import Scan, Scanned
 from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION
 from ringtap.analysis.pcap.sources import CaptureStream, expand
 from ringtap.analysis.pcap.traffic import Traffic
-from ringtap.arguments import paths_of
-from ringtap.errors import MeasurementError, RingtapWarning, UsageError
-from ringtap.units import counted, duration_s
+from ringtap.core.arguments import paths_of
+from ringtap.core.errors import MeasurementError, RingtapWarning, UsageError
+from ringtap.core.units import counted, duration_s
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes read and the total; None if the total is not known."""

@@ -29,7 +29,7 @@ from ringtap.analysis.pcap.formats import (
 from ringtap.analysis.pcap.kernels import compile
 from ringtap.analysis.pcap.kernels import state as ks
 from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION, PACKET, PICK, QUEUE_PAIR
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 
 MAX_CONVERSATIONS = 2**18
 """Conversations distinguished in one capture, at most; packets of further ones are summed in one row of family 0."""

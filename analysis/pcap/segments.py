@@ -11,7 +11,7 @@ from ringtap.analysis.pcap.reader import scan_packets
 from ringtap.analysis.pcap.scan import MAX_CONVERSATIONS
 from ringtap.analysis.pcap.scan_dtypes import PLAIN
 from ringtap.analysis.pcap.tables import flow_columns
-from ringtap.errors import MeasurementError, UsageError
+from ringtap.core.errors import MeasurementError, UsageError
 
 _TCP = 6
 _BATCH = 1 << 16  # packets processed together

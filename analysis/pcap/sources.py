@@ -22,10 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringtap.errors import UsageError
-from ringtap.installation import install_command, shipped_example
-from ringtap.run_files import refuse_links
-from ringtap.units import counted
+from ringtap.core.errors import UsageError
+from ringtap.core.installation import install_command, shipped_example
+from ringtap.core.run_files import refuse_links
+from ringtap.core.units import counted
 
 BLOCK_BYTES = 1 << 20
 """Size that fits the second-level cache of current servers, so that a block is read from memory once."""

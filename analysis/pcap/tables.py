@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ringtap.analysis.pcap.scan_dtypes import ARP, ARP_CUT, NO_ADDRESSES, NOT_IP, RARP, RARP_CUT, ROCE
-from ringtap.errors import UsageError
-from ringtap.installation import install_command
+from ringtap.core.errors import UsageError
+from ringtap.core.installation import install_command
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Any]

@@ -13,8 +13,8 @@ from ringtap.analysis.pcap import tables
 from ringtap.analysis.pcap.duplicates import has_copies
 from ringtap.analysis.pcap.scan import MAX_CONVERSATIONS
 from ringtap.analysis.pcap.traffic import Traffic, endpoint, no_conversations
-from ringtap.terminal import text_table
-from ringtap.units import format_duration, format_rate, format_size
+from ringtap.core.terminal import text_table
+from ringtap.core.units import format_duration, format_rate, format_size
 
 _SHOWN = 10
 _DAY_S, _MINUTE_S = 86_400.0, 60.0

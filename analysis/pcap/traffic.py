@@ -17,13 +17,13 @@ from ringtap.analysis.frames import as_time_ns, descriptions, documented
 from ringtap.analysis.pcap import tables
 from ringtap.analysis.pcap.scan import Scanned
 from ringtap.analysis.pcap.scan_dtypes import is_ip
-from ringtap.errors import UsageError, did_you_mean
-from ringtap.units import counted, duration_s, format_duration
+from ringtap.core.errors import UsageError, did_you_mean
+from ringtap.core.units import counted, duration_s, format_duration
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ringtap.analysis.pcap.packets import CapturedPackets
+    from ringtap.analysis.pcap.single_packets import CapturedPackets
 
 Integers = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
@@ -347,7 +347,7 @@ class Traffic:
         Raises:
             UsageError: no such conversation, no packet of it in this time, or captures that cannot be read again.
         """
-        from ringtap.analysis.pcap.packets import CapturePoint, minus, of_conversation, read_packets
+        from ringtap.analysis.pcap.single_packets import CapturePoint, minus, of_conversation, read_packets
 
         rows, reach_ns = self.scanned.conversations, round(duration_s(within, "a time span") * 1e9)
         if not (hasattr(conversation, "__index__") and 0 <= conversation < len(rows)):

@@ -25,8 +25,8 @@ from ringtap.analysis.job.iterations import check_iteration
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.plots.style import BLUE, COLOURS, FAINT, GREEN, INK, LIGHT, PURPLE, RC, VERMILION, plain
 from ringtap.analysis.statistics.arrays import Array, Values, sample
-from ringtap.arguments import instance_of
-from ringtap.errors import UsageError
+from ringtap.core.arguments import instance_of
+from ringtap.core.errors import UsageError
 
 if TYPE_CHECKING:
     from ringtap.analysis.model.fit_result import BandKind, FitResult

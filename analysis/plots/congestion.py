@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from ringtap.analysis.plots.figure import Drawn, Sheet, label, line_handle, sheet
 from ringtap.analysis.plots.style import FAINT, INK, Look, looks
 from ringtap.analysis.plots.sweep_axes import Setting, load_axis, name_of, tooltip
-from ringtap.analysis.sweeps.series_results import Series
+from ringtap.analysis.sweeps.series_analysis import Series
 
 _DASHES = (0, (4, 2))
 _BAND = 0.13

@@ -38,7 +38,7 @@ from ringtap.analysis.plots.sweep_axes import (
     tooltip,
 )
 from ringtap.analysis.plots.variants import by_model, has_many_variants, row_of
-from ringtap.analysis.sweeps.series_results import Series
+from ringtap.analysis.sweeps.series_analysis import Series
 
 _MAX_IN_ONE_PANEL = 4
 _SHARES_ABOVE = (0, 0.4, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)

@@ -12,7 +12,7 @@ import pandas as pd
 from ringtap.analysis.plots.figure import Drawn, finite, label, line_handle, sheet, styled
 from ringtap.analysis.plots.style import COLOURS, FAINT, INK
 from ringtap.analysis.sweeps.sharing import FLUID, MEASURED, MLTCP_EQUATION, SharingPoint
-from ringtap.schema import ALONE
+from ringtap.core.schema import ALONE
 
 NAMES = ("sharing-times", "sharing-phases", "sharing-by-phase", "sharing-slides")
 _SIZE = (6.4, 2.6)

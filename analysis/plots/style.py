@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ringtap.schema import SIMULATED
+from ringtap.core.schema import SIMULATED
 
 # Okabe and Ito's colours, which can be distinguished with any colour vision
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#AA4499"

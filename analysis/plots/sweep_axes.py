@@ -15,8 +15,8 @@ from ringtap.analysis.plots.axes import Transform, plain_ticks
 from ringtap.analysis.plots.figure import Sheet, finite, line_handle
 from ringtap.analysis.plots.style import Look, title_of
 from ringtap.analysis.sweeps.points import Point
-from ringtap.analysis.sweeps.series_results import Series
-from ringtap.units import counted
+from ringtap.analysis.sweeps.series_analysis import Series
+from ringtap.core.units import counted
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from ringtap.analysis.plots.figure import Drawn, Sheet, label, line_handle, shee
 from ringtap.analysis.plots.style import FAINT, INK, Look, look_of_transport, looks, title_of, transport_looks
 from ringtap.analysis.plots.sweep_axes import Setting, name_of, tooltip
 from ringtap.analysis.plots.variants import has_many_variants
-from ringtap.analysis.report.loads import HEAVY_SHARE, LIGHT_SHARE, Tails, nearest_point
+from ringtap.analysis.report.load_statistics import HEAVY_SHARE, LIGHT_SHARE, Tails, nearest_point
 from ringtap.analysis.sweeps.points import Point
-from ringtap.analysis.sweeps.series_results import Series
-from ringtap.units import counted
+from ringtap.analysis.sweeps.series_analysis import Series
+from ringtap.core.units import counted
 
 _STEPS = 200  # a distribution of more iterations is drawn with this many steps, and as many in its longest 2 %
 _BAR = "with its 95 % interval as a bar; a bar up to the longest iteration has no upper end."

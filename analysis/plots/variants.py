@@ -8,7 +8,7 @@ from ringtap.analysis.plots.figure import Drawn, label, line_handle, sheet
 from ringtap.analysis.plots.style import COLOURS, INK, title_of
 from ringtap.analysis.plots.sweep_axes import Setting, points_table, tooltip
 from ringtap.analysis.sweeps.points import Point
-from ringtap.analysis.sweeps.series_results import Series
+from ringtap.analysis.sweeps.series_analysis import Series
 
 MAX_SIDE_BY_SIDE = 4  # variants of a model that figures with a line each show
 _ROW = 0.27  # inches

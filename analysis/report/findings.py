@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from ringtap.analysis import thesis
 from ringtap.analysis.plots.style import title_of
-from ringtap.analysis.report.loads import HEAVY_SHARE, LEVEL, Pair, Tails
-from ringtap.analysis.report.thesis_expectations import LATE_SAMPLES, Check
+from ringtap.analysis.report.load_statistics import HEAVY_SHARE, LEVEL, Pair, Tails
+from ringtap.analysis.report.thesis_expectations import LATE_SAMPLES, Expectation
 from ringtap.analysis.statistics.stretches import MIN_STRETCHED
 from ringtap.analysis.statistics.two_sample import Estimate
-from ringtap.analysis.sweeps.series_results import Series
-from ringtap.units import counted
+from ringtap.analysis.sweeps.series_analysis import Series
+from ringtap.core.units import counted
 
 FIRM_HALF_WIDTH = 0.10  # of the value: a wider interval leaves the first digit open
 FIRM_R2_LOG = 0.97
@@ -37,7 +37,7 @@ class Finding:
 
 
 def findings(
-    series: Sequence[Series], found: Sequence[Tails], pairs: Sequence[Pair], checks: Sequence[Check]
+    series: Sequence[Series], found: Sequence[Tails], pairs: Sequence[Pair], checks: Sequence[Expectation]
 ) -> list[Finding]:
     """Return the statements of a report, the firm ones first; both groups are in order of importance."""
     measured = [one for one in series if one.used]
@@ -232,7 +232,7 @@ def _tail_bounds(series: Sequence[Series]) -> list[Finding]:
     return [Finding(text, False, "an upper bound needs about 300 independent iterations")]
 
 
-def _late_samples(checks: Sequence[Check]) -> list[Finding]:
+def _late_samples(checks: Sequence[Expectation]) -> list[Finding]:
     late = [one.subject for one in checks if one.expected == LATE_SAMPLES and one.ok is False]
     if not late:
         return []

@@ -10,14 +10,14 @@ from typing import Any
 
 from ringtap.analysis.runs.run import SweepRun
 from ringtap.analysis.sweeps.expected_order import ExpectedOrder, expected_orders
-from ringtap.analysis.sweeps.packets import CapturedPoint, captured_points
+from ringtap.analysis.sweeps.packet_rates import CapturedPoint, captured_points
 from ringtap.analysis.sweeps.points import measure
-from ringtap.analysis.sweeps.series_results import Series, analyse
+from ringtap.analysis.sweeps.series_analysis import Series, analyse
 from ringtap.analysis.sweeps.tables import read_table
-from ringtap.errors import UsageError
-from ringtap.json_validation import ShapeError, whole
-from ringtap.rundir import read_node, read_points
-from ringtap.schema import REJECTED_JSONL
+from ringtap.core.errors import UsageError
+from ringtap.core.json_validation import ShapeError, whole
+from ringtap.core.rundir import read_node, read_points
+from ringtap.core.schema import REJECTED_JSONL
 
 _SETTINGS = ("net.ipv4.tcp_congestion_control", "net.ipv4.tcp_ecn", "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem")
 _LOOPBACK = "lo"

@@ -12,8 +12,8 @@ from ringtap.analysis.plots.job import NAMES, draw_job
 from ringtap.analysis.plots.style import plain
 from ringtap.analysis.report.page import Written, write_folder
 from ringtap.analysis.runs.apportioning import plain as plain_value
-from ringtap.json_validation import whole
-from ringtap.terminal import one_line
+from ringtap.core.json_validation import whole
+from ringtap.core.terminal import one_line
 
 _TABLE = "iterations.csv"
 _MAX_FLOWS = 25

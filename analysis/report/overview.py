@@ -8,11 +8,11 @@ from typing import Any
 from ringtap.analysis.model.breakpoint import LEVEL, compared
 from ringtap.analysis.plots.style import title_of
 from ringtap.analysis.report.findings import name_in_text
-from ringtap.analysis.report.loads import HEAVY_SHARE, slowdown
-from ringtap.analysis.sweeps.series_results import Series
-from ringtap.plan_models import model_label
-from ringtap.schema import VARIANTS
-from ringtap.units import counted
+from ringtap.analysis.report.load_statistics import HEAVY_SHARE, slowdown
+from ringtap.analysis.sweeps.series_analysis import Series
+from ringtap.core.schema import VARIANTS
+from ringtap.core.sweep_plan_models import model_label
+from ringtap.core.units import counted
 
 MIDDLE_SHARE = 0.50
 SHARES = (MIDDLE_SHARE, HEAVY_SHARE)  # of capacity: the loads whose slowdown is given

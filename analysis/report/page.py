@@ -13,15 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import jinja2
 import pandas as pd
 
 from ringtap.analysis.plots.figure import Drawn
 from ringtap.analysis.plots.style import FAINT, INK, title_of
-from ringtap.errors import UsageError
-from ringtap.run_files import make_folder
-from ringtap.units import format_rate, format_size
+from ringtap.core.errors import UsageError
+from ringtap.core.run_files import make_folder
+from ringtap.core.units import format_rate, format_size
 
 # colour in a figure -> CSS variable of the page, which has other values in dark mode
 _COLOURS = {
@@ -38,13 +39,12 @@ _COLOURS = {
     "#000000": "black",
 }
 _POINTS_PER_REM = 6.9  # of the largest size at which a figure is shown, for labels not to be huge
-_BEFORE_SVG = re.compile(r"^.*?<svg[^>]*>", re.DOTALL)
-_METADATA = re.compile(r"<metadata>.*?</metadata>\s*|<defs>\s*<style.*?</style>\s*</defs>\s*", re.DOTALL)
-_VIEW_BOX = re.compile(r'viewBox="([-0-9. ]+)"')
-_ID = re.compile(r'\bid="([^"]*)"')
-_REFERENCE = re.compile(r'(url\(|xlink:href=")#')
-_ATTRIBUTE_COLOUR = re.compile(r"(fill|stroke): (#[0-9a-f]{6})")
-_UNUSED_ID = re.compile(r' id="(?!f\d+-(?:marks-|m[0-9a-f]{8,}|p[0-9a-f]{8,}|C\d))[^"]*"')
+_SVG, _LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
+# ids that something refers to: marks, shapes of markers, clip paths and shapes of collections
+_USED_ID = re.compile(r"marks-|[mp][0-9a-f]{8,}|C\d")
+
+ElementTree.register_namespace("", _SVG[1:-1])
+ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
 
 
 @dataclass(frozen=True)
@@ -77,49 +77,61 @@ def data_uri(content: bytes, kind: str) -> str:
 
 
 def _page_figure(number: int, drawn: Drawn, folder: Path) -> PageFigure:
-    text = (folder / f"{drawn.name}.svg").read_text(encoding="utf-8")
-    view_box = _VIEW_BOX.search(text)
-    if view_box is None:
-        raise ValueError(f"{drawn.name}.svg has no viewBox")
-    body = _METADATA.sub("", _BEFORE_SVG.sub("", text, count=1)).replace("</svg>", "").strip()
-    body = _with_titles(body, drawn.marks)
-    # ids are unique within one file; a page has several
-    body = _ID.sub(rf'id="f{number}-\1"', body)
-    body = _UNUSED_ID.sub("", _REFERENCE.sub(rf"\1#f{number}-", body))
-    body = _ATTRIBUTE_COLOUR.sub(_variable, body)
-    svg = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" class="figure" role="img" '
-        f'style="max-width:{float(view_box[1].split()[2]) / _POINTS_PER_REM:.4g}rem" '
-        f'viewBox="{view_box[1]}" aria-label="{html.escape(drawn.caption)}">\n<g id="f{number}-all">{body}</g>\n</svg>'
-    )
+    root = ElementTree.parse(folder / f"{drawn.name}.svg").getroot()
+    view_box = root.attrib["viewBox"]
+    for unneeded in (root.find(f"{_SVG}metadata"), root.find(f"{_SVG}defs[{_SVG}style]")):
+        if unneeded is not None:
+            root.remove(unneeded)
+    _add_titles(root, drawn.marks)
+    for element in root.iter():
+        _adapt(element, f"f{number}-")
+    width_rem = float(view_box.split()[2]) / _POINTS_PER_REM
+    shown = {"class": "figure", "role": "img", "style": f"max-width:{width_rem:.4g}rem", "viewBox": view_box}
+    svg = ElementTree.Element(f"{_SVG}svg", shown | {"aria-label": drawn.caption})
+    ElementTree.SubElement(svg, f"{_SVG}g", {"id": f"f{number}-all"}).extend(root)
     parts = "\n".join(
         f'<svg class="figure part" role="img" aria-label="{part} of {len(drawn.boxes)}: {html.escape(drawn.caption)}" '
         f'viewBox="{" ".join(f"{value:g}" for value in box)}"><use href="#f{number}-all"/></svg>'
         for part, box in enumerate(drawn.boxes, 1)
     )
     csv = data_uri((folder / f"{drawn.name}.csv").read_bytes(), "text/csv")
-    return PageFigure(drawn.name, drawn.caption, svg, csv, parts)
+    return PageFigure(drawn.name, drawn.caption, ElementTree.tostring(svg, encoding="unicode"), csv, parts)
 
 
-def _variable(found: re.Match[str]) -> str:
-    name = _COLOURS.get(found[2])
-    return found[0] if name is None else f"{found[1]}: var(--{name}, {found[2]})"
+def _adapt(element: ElementTree.Element, prefix: str) -> None:
+    """Give an element ids that are unique within the page, which has several figures, and the page's colours."""
+    attributes = element.attrib
+    if not _USED_ID.match(attributes.get("id", "")):
+        attributes.pop("id", None)
+    for name, value in attributes.items():
+        if name == "id":
+            attributes[name] = prefix + value
+        elif name == _LINK:
+            attributes[name] = value.replace("#", f"#{prefix}", 1)
+        elif name == "style":
+            declarations = (one.replace("url(#", f"url(#{prefix}") for one in value.split("; "))
+            attributes[name] = "; ".join(map(_with_variable, declarations))
+        else:
+            attributes[name] = value.replace("url(#", f"url(#{prefix}")
 
 
-def _with_titles(body: str, marks: dict[str, list[str]]) -> str:
+def _with_variable(declaration: str) -> str:
+    name, _, value = declaration.partition(": ")
+    if name not in ("fill", "stroke") or value not in _COLOURS:
+        return declaration
+    return f"{name}: var(--{_COLOURS[value]}, {value})"
+
+
+def _add_titles(root: ElementTree.Element, marks: Mapping[str, Sequence[str]]) -> None:
     """Give each mark its text as an SVG title, which browsers show as a tooltip without a script."""
     for name, texts in marks.items():
-        start = body.index(f'<g id="{name}">')
-        # the shape of the mark, unless an earlier one has it, then a group with one use of the shape for each point
-        uses = body.index("<g clip-path", start)
-        end = body.index("</g>", uses)
-        parts = body[uses:end].split("/>")
-        if len(parts) != len(texts) + 1:
-            raise ValueError(f"{name} has {len(parts) - 1} marks for {len(texts)} texts")
-        titles = [f"><title>{html.escape(text)}</title></use>" for text in texts]
-        filled = "".join(part + title for part, title in zip(parts, [*titles, ""], strict=True))
-        body = body[:uses] + filled + body[end:]
-    return body
+        # a marker of two colours is drawn twice: the first time is below
+        drawn = root.find(f".//{_SVG}g[@id='{name}']/{_SVG}g[@clip-path]")
+        uses = [] if drawn is None else drawn.findall(f"{_SVG}use")
+        if len(uses) != len(texts):
+            raise ValueError(f"{name} has {len(uses)} marks for {len(texts)} texts")
+        for use, text in zip(uses, texts, strict=True):
+            ElementTree.SubElement(use, f"{_SVG}title").text = text
 
 
 _MAX_EMBEDDED_BYTES = 4_000_000

@@ -13,13 +13,13 @@ from ringtap.analysis.plots.sharing import NAMES, draw_sharing
 from ringtap.analysis.plots.style import plain
 from ringtap.analysis.report.page import Written, write_folder
 from ringtap.analysis.runs.run import SweepRun
-from ringtap.analysis.sweeps.computation import Computation
+from ringtap.analysis.sweeps.crux_objective import Computation
 from ringtap.analysis.sweeps.sharing import SharedJob, SharedLink, SharingPoint, Slide, sharing_points
-from ringtap.errors import UsageError
-from ringtap.json_validation import whole
-from ringtap.schema import ALONE, MAX_LATE_SHARE
-from ringtap.terminal import one_line, text_table
-from ringtap.units import format_rate
+from ringtap.core.errors import UsageError
+from ringtap.core.json_validation import whole
+from ringtap.core.schema import ALONE, MAX_LATE_SHARE
+from ringtap.core.terminal import one_line, text_table
+from ringtap.core.units import format_rate
 
 _TABLE = "points.csv"
 # use of a link from which on it is full, and share of the time from which on pauses are long

@@ -25,16 +25,16 @@ from ringtap.analysis.plots.style import plain, title_of
 from ringtap.analysis.plots.sweep_axes import Setting
 from ringtap.analysis.plots.tails import distributions, spread_and_growth, transports
 from ringtap.analysis.plots.variants import variant_times
-from ringtap.analysis.report import packets
+from ringtap.analysis.report import packet_findings
 from ringtap.analysis.report.findings import findings, name_in_text, paragraph
 from ringtap.analysis.report.inputs import ReportInputs
-from ringtap.analysis.report.loads import Tails, compare_kinds, mean_interval, order_kinds, tails
+from ringtap.analysis.report.load_statistics import Tails, compare_kinds, mean_interval, order_kinds, tails
 from ringtap.analysis.report.overview import overview, sentence
 from ringtap.analysis.report.page import Written, write_folder
 from ringtap.analysis.report.thesis_expectations import check
 from ringtap.analysis.sweeps import points
-from ringtap.analysis.sweeps.series_results import Series
-from ringtap.units import counted, format_rate
+from ringtap.analysis.sweeps.series_analysis import Series
+from ringtap.core.units import counted, format_rate
 
 REPORT_SCHEMA = 2
 _TABLE = "points.csv"
@@ -62,7 +62,7 @@ def collect(measured: ReportInputs, found: Sequence[Tails]) -> dict[str, Any]:
 
     Args:
         measured: the series and the facts of their measurement.
-        found: result of `ringtap.analysis.report.loads.tails` for each.
+        found: result of `ringtap.analysis.report.load_statistics.tails` for each.
     """
     info, plan, series = measured.info, measured.plan, measured.series
     checks, pairs = check(info, series), compare_kinds(series)
@@ -89,7 +89,7 @@ def collect(measured: ReportInputs, found: Sequence[Tails]) -> dict[str, Any]:
     data["links"] = [_link(link) for link in (info.get("lab") or {}).get("links") or []]
     data["precheck"] = list(info.get("precheck") or [])
     data["series"] = [_series(one, tail) for one, tail in zip(series, found, strict=True)]
-    data["packets"] = packets.collect(measured.captured)
+    data["packets"] = packet_findings.collect(measured.captured)
     data["comparisons"] = [pair.to_json() for pair in pairs]
     data["kind_order"] = [asdict(item) for item in order_kinds(series)]
     data["checks"] = [asdict(item) for item in checks]
@@ -223,7 +223,7 @@ def draw(series: Sequence[Series], found: Sequence[Tails], setting: Setting, fol
 
     Args:
         series: the series, all of one capacity.
-        found: result of `ringtap.analysis.report.loads.tails` for each.
+        found: result of `ringtap.analysis.report.load_statistics.tails` for each.
         setting: capacity and scale.
         folder: target folder for the PNG, SVG and CSV files.
 
@@ -257,10 +257,10 @@ def write_sweep_report(measured: ReportInputs, folder: Path | None = None) -> Wr
     setting = Setting(measured.capacity_gbps, measured.scale)
 
     def draw_all(path: Path) -> list[Drawn]:
-        return draw(measured.series, found, setting, path) + packets.draw(measured.captured, path)
+        return draw(measured.series, found, setting, path) + packet_findings.draw(measured.captured, path)
 
     table = points.table([point for one in measured.series for point in one.points])
-    names = (*FIGURES, *packets.FIGURES)
+    names = (*FIGURES, *packet_findings.FIGURES)
     paths = write_folder(folder, "report.html.j2", data, draw_all, table, _TABLE, names)
     return Written(_summary(data), paths, folder / "report.json")
 

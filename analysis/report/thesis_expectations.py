@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringtap.analysis import thesis
-from ringtap.analysis.sweeps.series_results import Series
-from ringtap.schema import MAX_LATE_SHARE, REQUIRED_SHARE
-from ringtap.units import counted
+from ringtap.analysis.sweeps.series_analysis import Series
+from ringtap.core.schema import MAX_LATE_SHARE, REQUIRED_SHARE
+from ringtap.core.units import counted
 
 NO_LOAD_TOLERANCE = 0.10
 FALL_TOLERANCE = 0.05  # of the mean: a smaller fall between neighbouring loads is noise
@@ -21,7 +21,7 @@ SPREAD_FROM_SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class Check:
+class Expectation:
     """One expectation and its result.
 
     Attributes:
@@ -37,7 +37,7 @@ class Check:
     ok: bool | None
 
 
-def check(info: dict[str, Any], series: Iterable[Series]) -> list[Check]:
+def check(info: dict[str, Any], series: Iterable[Series]) -> list[Expectation]:
     """Compare series with the expectations; ``info`` is their sweep's run.json, empty for a table."""
     checks = [_precheck(item) for item in info.get("precheck") or []]
     every = list(series)
@@ -48,25 +48,25 @@ def check(info: dict[str, Any], series: Iterable[Series]) -> list[Check]:
     return checks + [check for one in every if one.traffic == "burst" for check in _burst_spread(one, every)]
 
 
-def _precheck(item: dict[str, Any]) -> Check:
+def _precheck(item: dict[str, Any]) -> Expectation:
     subject, share = f"{item.get('kind', '?')} traffic", item.get("share_of_capacity")
     required = float(item.get("required_share", REQUIRED_SHARE))  # depends on the plan's heaviest load
     expected = f"the generator alone reaches {required:.0%} of capacity"
     if not isinstance(share, int | float):
-        return Check(subject, expected, "its rate was not recorded", None)
-    return Check(subject, expected, f"it reached {share:.1%}", share >= required)
+        return Expectation(subject, expected, "its rate was not recorded", None)
+    return Expectation(subject, expected, f"it reached {share:.1%}", share >= required)
 
 
-def _late_samples(series: Series) -> list[Check]:
+def _late_samples(series: Series) -> list[Expectation]:
     late = [point.late_share for point in series.points if point.late_share is not None]
     if not late:
         return []
     over = sum(share > MAX_LATE_SHARE for share in late)
     found = f"{over} of {counted(len(late), 'window')} have more" if over else "no window has more"
-    return [Check(series.name, LATE_SAMPLES, f"{found}; the worst has {max(late):.1%}", not over)]
+    return [Expectation(series.name, LATE_SAMPLES, f"{found}; the worst has {max(late):.1%}", not over)]
 
 
-def _disturbances(series: Series) -> list[Check]:
+def _disturbances(series: Series) -> list[Expectation]:
     disturbed = [point.disturbed for point in series.points if point.disturbed]
     known = any(point.other_bps is not None for point in series.points)
     if not known and not disturbed:
@@ -76,55 +76,55 @@ def _disturbances(series: Series) -> list[Check]:
         if disturbed
         else "they were and did"
     )
-    return [Check(series.name, "the links were up and carried only the sweep's traffic", found, not disturbed)]
+    return [Expectation(series.name, "the links were up and carried only the sweep's traffic", found, not disturbed)]
 
 
-def _no_load(series: Series) -> list[Check]:
+def _no_load(series: Series) -> list[Expectation]:
     published, where = thesis.no_load(series.model, series.transport)
     if published is None or series.collective:  # the thesis has the backend's own
         return []
     expected = f"iteration time without cross traffic within 10 % of {published:g} s ({where})"
     if series.no_load_s is None:
-        return [Check(series.name, expected, "no point without cross traffic was measured", None)]
+        return [Expectation(series.name, expected, "no point without cross traffic was measured", None)]
     off = series.no_load_s / published - 1
-    return [Check(series.name, expected, f"{series.no_load_s:.3f} s, {off:+.1%}", abs(off) <= NO_LOAD_TOLERANCE)]
+    return [Expectation(series.name, expected, f"{series.no_load_s:.3f} s, {off:+.1%}", abs(off) <= NO_LOAD_TOLERANCE)]
 
 
-def _growth(series: Series) -> Check:
+def _growth(series: Series) -> Expectation:
     expected = "the mean iteration time rises with the load"
     loads, times = series.loads_gbps, series.times_s
     if len(times) < 2:
-        return Check(series.name, expected, "fewer than two points were measured", None)
+        return Expectation(series.name, expected, "fewer than two points were measured", None)
     falls = [
         f"{times[i - 1]:.3f} s at {loads[i - 1]:.1f} Gbit/s but {times[i]:.3f} s at {loads[i]:.1f} Gbit/s"
         for i in range(1, len(times))
         if times[i] < (1 - FALL_TOLERANCE) * times[i - 1]
     ]
-    return Check(series.name, expected, "; ".join(falls) or "it does", not falls)
+    return Expectation(series.name, expected, "; ".join(falls) or "it does", not falls)
 
 
-def _volume(series: Series) -> Check:
+def _volume(series: Series) -> Expectation:
     low, high = VOLUME_OVER_DEMAND
     expected = f"data volume of the congestion point from {low:g} to {high:g} times the demand"
     point = series.congestion.point
     if point is None:
-        return Check(series.name, expected, f"there is no congestion point: {series.congestion.reason}", None)
+        return Expectation(series.name, expected, f"there is no congestion point: {series.congestion.reason}", None)
     ratio = point.data_mb * 1e6 / series.demand.worker_bytes
     found = f"{point.data_mb:.1f} MB, {ratio:.2f} times {series.demand.worker_bytes / 1e6:.1f} MB"
-    return Check(series.name, expected, found, low <= ratio <= high)
+    return Expectation(series.name, expected, found, low <= ratio <= high)
 
 
-def _vgg_fit(series: Series) -> list[Check]:
+def _vgg_fit(series: Series) -> list[Expectation]:
     if (series.model, series.traffic) != ("vgg16", "consistent"):
         return []
     expected = f"R² of ln t at least {VGG_R2_LOG:g} with n = 1/2 (equation 3.5)"
     half = next((fit for fit in series.fit.candidates if fit.n == 0.5 and not fit.free), None) if series.fit else None
     if half is None or half.r2_log is None:
-        return [Check(series.name, expected, series.fit_reason or "R² is undefined", None)]
-    return [Check(series.name, expected, f"{half.r2_log:.4f}", half.r2_log >= VGG_R2_LOG)]
+        return [Expectation(series.name, expected, series.fit_reason or "R² is undefined", None)]
+    return [Expectation(series.name, expected, f"{half.r2_log:.4f}", half.r2_log >= VGG_R2_LOG)]
 
 
-def _burst_spread(burst: Series, every: list[Series]) -> list[Check]:
+def _burst_spread(burst: Series, every: list[Series]) -> list[Expectation]:
     """Check that times spread more under burst traffic; in the thesis, 39.3 % of the mean against 7.8 %."""
     consistent = next((one for one in every if one.key == (burst.model, "consistent", burst.variant)), None)
     if consistent is None:
@@ -133,12 +133,12 @@ def _burst_spread(burst: Series, every: list[Series]) -> list[Check]:
     spreads = [_spreads(one, SPREAD_FROM_SHARE * one.capacity_gbps) for one in (burst, consistent)]
     shared = sorted(spreads[0].keys() & spreads[1].keys())
     if not shared:
-        return [Check(burst.name, expected, "both were not measured at such a load", None)]
+        return [Expectation(burst.name, expected, "both were not measured at such a load", None)]
     of_burst, of_consistent = (sum(each[load] for load in shared) / len(shared) for each in spreads)
     found = (
         f"standard deviation {of_burst:.1%} and {of_consistent:.1%} of the mean, over {counted(len(shared), 'load')}"
     )
-    return [Check(burst.name, expected, found, of_burst > of_consistent)]
+    return [Expectation(burst.name, expected, found, of_burst > of_consistent)]
 
 
 def _spreads(series: Series, least_gbps: float) -> dict[float, float]:
@@ -152,8 +152,8 @@ def _spreads(series: Series, least_gbps: float) -> dict[float, float]:
     return spreads
 
 
-def _chosen_fit(series: Series) -> Check:
+def _chosen_fit(series: Series) -> Expectation:
     expected = f"R² of the chosen fit at least {CHOSEN_R2:g}"
     if series.fit is None or series.fit.r2 is None:
-        return Check(series.name, expected, series.fit_reason or "R² is undefined", None)
-    return Check(series.name, expected, f"{series.fit.r2:.4f} with {series.fit.name}", series.fit.r2 >= CHOSEN_R2)
+        return Expectation(series.name, expected, series.fit_reason or "R² is undefined", None)
+    return Expectation(series.name, expected, f"{series.fit.r2:.4f} with {series.fit.name}", series.fit.r2 >= CHOSEN_R2)

@@ -15,10 +15,10 @@ from ringtap.analysis.report.sweep_page import write_sweep_report
 from ringtap.analysis.runs.derived import stored
 from ringtap.analysis.sweeps.sharing import is_sharing
 from ringtap.analysis.sweeps.sweep import Sweep, open_run
-from ringtap.arguments import path_of
-from ringtap.errors import UsageError
-from ringtap.schema import RUN_JSON
-from ringtap.units import rate_gbps
+from ringtap.core.arguments import path_of
+from ringtap.core.errors import UsageError
+from ringtap.core.schema import RUN_JSON
+from ringtap.core.units import rate_gbps
 
 CAPACITY = "25gbit"
 

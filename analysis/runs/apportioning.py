@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.counter_growth import MAX_WIDTH_BITS
-from ringtap.errors import UsageError
+from ringtap.core.counter_growth import MAX_WIDTH_BITS
+from ringtap.core.errors import UsageError
 
 Numbers = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -85,7 +85,7 @@ def add_up(group: Integers, bin_of: Integers, amounts: Numbers, groups: int, bin
 
 
 def counter_steps(before: npt.NDArray[Any], after: npt.NDArray[Any], width_bits: int) -> Numbers:
-    """Return the growth of counters by the rule of `ringtap.counter_growth.growth`; NaN where a counter was reset.
+    """Return the growth of counters by the rule of `ringtap.core.counter_growth.growth`; NaN where a counter was reset.
 
     Args:
         before: values of the earlier samples.

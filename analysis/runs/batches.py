@@ -25,11 +25,11 @@ import pandas as pd
 import ringtap
 from ringtap.analysis.runs.fingerprints import fingerprint
 from ringtap.analysis.runs.node_logs import NodeLogs
-from ringtap.errors import UsageError
-from ringtap.installation import install_command
-from ringtap.json_validation import ShapeError, load_json, whole
-from ringtap.run_files import make_folder, new_file_beside, open_regular, refuse_links, replace_file
-from ringtap.rundir import write_json
+from ringtap.core.errors import UsageError
+from ringtap.core.installation import install_command
+from ringtap.core.json_validation import ShapeError, load_json, whole
+from ringtap.core.run_files import make_folder, new_file_beside, open_regular, refuse_links, replace_file
+from ringtap.core.rundir import write_json
 
 # rows of a batch (nodes times iterations): an analysis needs about 2 kB for each
 _BATCH_ROWS = 200_000
@@ -74,7 +74,7 @@ def is_long(rows: Mapping[str, int]) -> bool:
 
 
 @dataclass(frozen=True)
-class Frame:
+class BatchTable:
     """A table of one batch, in memory or in a file.
 
     Attributes:
@@ -140,7 +140,7 @@ class Batches:
 
     def each(
         self, step: str, read: Callable[..., Frames], *columns: Iterable[Any], shared: tuple[Any, ...] = ()
-    ) -> Iterator[dict[str, Frame]]:
+    ) -> Iterator[dict[str, BatchTable]]:
         """Read every batch and yield its frames, in order; problems are added to the nodes' logs.
 
         Args:
@@ -153,7 +153,7 @@ class Batches:
             # logs that are open already save a short run a tenth of its time
             nodes = {name: self._nodes[name] for name in self.names[0]}
             frames = read(nodes, *(next(iter(column)) for column in columns), *shared)
-            yield {name: Frame(held=table) for name, table in frames.items()}
+            yield {name: BatchTable(held=table) for name, table in frames.items()}
             return
         paths = [[self._nodes[name].path for name in names] for names in self.names]
         numbers = range(len(paths))
@@ -235,13 +235,13 @@ def _make(
     number: int,
     paths: list[Path],
     *arguments: Any,
-) -> tuple[dict[str, Frame], list[Problem]]:
+) -> tuple[dict[str, BatchTable], list[Problem]]:
     for path in paths:
         if not path.is_dir():
             raise UsageError(f"{path} is not there for the workers: they need the file system that it lies on")
     if folder is None:
         frames, problems = _frames(read, paths, (*arguments, *shared.read()))
-        return {name: Frame(held=table) for name, table in frames.items()}, problems
+        return {name: BatchTable(held=table) for name, table in frames.items()}, problems
     key = {"schema": SCHEMA, "ringtap": ringtap.__version__, "arguments": digest(*arguments, shared.key)}
     key |= {"inputs": {path.name: fingerprint(path) for path in paths}}
     record = folder / PARTS / f"{step}-{number:05d}.json"
@@ -251,7 +251,7 @@ def _make(
         known = {whole(path.name) for path in paths}
         is_whole = all(_size(folder / name) == size for name, size in found["bytes"].items())
         if found["key"] == key and is_whole and known.issuperset(name for name, _, _ in problems):
-            return {name: Frame(path=folder / path) for name, path in found["frames"].items()}, problems
+            return {name: BatchTable(path=folder / path) for name, path in found["frames"].items()}, problems
     except (OSError, ShapeError, LookupError, TypeError, ValueError, AttributeError):
         pass
     frames, problems = _frames(read, paths, (*arguments, *shared.read()))
@@ -270,7 +270,7 @@ def _make(
         write_json(record, {"key": key, "frames": places, "bytes": sizes, "problems": problems})
     except OSError as error:
         raise _unwritable(folder, error) from error
-    return {name: Frame(path=folder / place) for name, place in places.items()}, problems
+    return {name: BatchTable(path=folder / place) for name, place in places.items()}, problems
 
 
 def _unwritable(folder: Path, error: OSError) -> UsageError:

@@ -15,8 +15,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringtap.json_validation import ShapeError, load_json
-from ringtap.schema import CLOCK, CLOCK_JSON
+from ringtap.core.json_validation import ShapeError, load_json
+from ringtap.core.schema import CLOCK, CLOCK_JSON
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Integers = npt.NDArray[np.int64]
 
 
-class ClockStep(NamedTuple):
+class RecordedClockStep(NamedTuple):
     """Step of CLOCK_REALTIME by ``step_ns`` (forward if positive) between two times of CLOCK_MONOTONIC.
 
     The clock showed ``t_ns`` at ``mono_ns``, the later of the two.
@@ -60,7 +60,7 @@ class NodeClock:
     lines: tuple[ClockLine, ...] = (ClockLine(0, 0, 0.0, 0.0),)
     error_ns: float | None = None
     reference: str = ""
-    steps: tuple[ClockStep, ...] = ()
+    steps: tuple[RecordedClockStep, ...] = ()
 
     def unstepped(self, t_ns: Integers, mono_ns: Integers | None = None) -> Integers:
         """Convert times that this clock showed to times without its steps; 0 (not known) stays 0.
@@ -132,7 +132,9 @@ class NodeClock:
         return t_ns + self._offset_ns(estimate)
 
 
-def _after_by_order(t_ns: Integers, after_last: npt.NDArray[np.bool_], step: ClockStep) -> npt.NDArray[np.bool_]:
+def _after_by_order(
+    t_ns: Integers, after_last: npt.NDArray[np.bool_], step: RecordedClockStep
+) -> npt.NDArray[np.bool_]:
     """Mark the times, in the order in which a clock showed them, that are later than a step.
 
     A step forward leaves a gap; times after its middle are later. After a step back, the clock shows some times twice.
@@ -176,13 +178,13 @@ def read_clock(path: Path) -> NodeClock:
     return NodeClock(tuple(lines), max(errors) if errors else None, reference, steps)
 
 
-def steps_of(items: Any) -> tuple[ClockStep, ...]:
+def steps_of(items: Any) -> tuple[RecordedClockStep, ...]:
     """Return the complete entries of the list of steps in clock.json (``steps``) or node.json (``clock_steps``)."""
-    found = [item for item in items or [] if all(name in item for name in ClockStep._fields)]
-    return tuple(sorted(ClockStep(*(item[name] for name in ClockStep._fields)) for item in found))
+    found = [item for item in items or [] if all(name in item for name in RecordedClockStep._fields)]
+    return tuple(sorted(RecordedClockStep(*(item[name] for name in RecordedClockStep._fields)) for item in found))
 
 
-def _reference_steps(path: Path, reference: str) -> tuple[ClockStep, ...]:
+def _reference_steps(path: Path, reference: str) -> tuple[RecordedClockStep, ...]:
     """Return the steps of the reference clock; none if its clock.json is missing or damaged."""
     try:
         item = load_json(path.parents[2] / reference / CLOCK_JSON, CLOCK)
@@ -197,7 +199,9 @@ def _middle(part: dict[str, Any]) -> int:
     return (first + int(part.get("to_mono_ns") or first)) // 2
 
 
-def _lines(clock: NodeClock, parts: list[dict[str, Any]], reference_steps: tuple[ClockStep, ...]) -> list[ClockLine]:
+def _lines(
+    clock: NodeClock, parts: list[dict[str, Any]], reference_steps: tuple[RecordedClockStep, ...]
+) -> list[ClockLine]:
     """Convert segments to offset lines between clocks without steps.
 
     The offset between two such clocks has no jumps: after a step of the reference, the next segment's offset continues

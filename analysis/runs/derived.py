@@ -19,10 +19,10 @@ from ringtap.analysis.job.run import Job, after_warm_up
 from ringtap.analysis.job.throughput import Given
 from ringtap.analysis.runs import batches
 from ringtap.analysis.runs.fingerprints import file_fingerprint, fingerprint
-from ringtap.errors import UsageError
-from ringtap.json_validation import ShapeError, load_json
-from ringtap.run_files import make_folder, open_regular, refuse_links
-from ringtap.rundir import write_json
+from ringtap.core.errors import UsageError
+from ringtap.core.json_validation import ShapeError, load_json
+from ringtap.core.run_files import make_folder, open_regular, refuse_links
+from ringtap.core.rundir import write_json
 
 SCHEMA = 9
 TABLES = ("phases", "iterations", "rank_iterations", "ranks", "flows", "byte_accounts", "node_iterations", "collectors")

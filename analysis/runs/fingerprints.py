@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ringtap.run_files import open_regular
-from ringtap.schema import JOB_OUTPUTS
+from ringtap.core.run_files import open_regular
+from ringtap.core.schema import JOB_OUTPUTS
 
 _NOT_SOURCES = ("derived", "report")
 _SAMPLE_BYTES = 1 << 16

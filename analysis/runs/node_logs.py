@@ -15,11 +15,11 @@ import numpy.typing as npt
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers, counter_steps, growth, mean_in
 from ringtap.analysis.runs.clock import NodeClock, read_clock, steps_of
 from ringtap.analysis.runs.run import Records, map_records
-from ringtap.errors import RingtapError, RingtapWarning, UsageError
-from ringtap.json_validation import Shape, load_json, whole
-from ringtap.records import RecordFile, each_json_line
-from ringtap.run_files import open_regular
-from ringtap.schema import (
+from ringtap.core.errors import RingtapError, RingtapWarning, UsageError
+from ringtap.core.json_validation import Shape, load_json, whole
+from ringtap.core.records import RecordFile, each_json_line
+from ringtap.core.run_files import open_regular
+from ringtap.core.schema import (
     CLOCK_JSON,
     HOST_REC,
     NIC_REC,

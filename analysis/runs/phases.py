@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.schema import MARK_RECORD, MAX_STEPS_IN_A_ROW, REGULAR_SHARE, SKIPPED_RECORD
-from ringtap.units import counted
+from ringtap.core.schema import MARK_RECORD, MAX_STEPS_IN_A_ROW, REGULAR_SHARE, SKIPPED_RECORD
+from ringtap.core.units import counted
 
 # `mode` of a stretch: what ends its iterations
 EACH, ROUND, MOST, MARKED = "step", "round", "most frequent optimizer", "mark"

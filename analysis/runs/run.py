@@ -15,14 +15,14 @@ import numpy.typing as npt
 import pandas as pd
 
 from ringtap.analysis.runs.phases import find_phases, process_marks
-from ringtap.arguments import path_of
-from ringtap.errors import UsageError
-from ringtap.json_validation import ShapeError, check, whole
-from ringtap.records import RecordFile, each_json_line
-from ringtap.run_files import open_regular
-from ringtap.rundir import RunDirectory, clock_gap_ns, open_log, process_age_ns, read_points
-from ringtap.schema import OPTIMIZER, POINTS_JSONL, RUN_JSON
-from ringtap.units import counted
+from ringtap.core.arguments import path_of
+from ringtap.core.errors import UsageError
+from ringtap.core.json_validation import ShapeError, check, whole
+from ringtap.core.records import RecordFile, each_json_line
+from ringtap.core.run_files import open_regular
+from ringtap.core.rundir import RunDirectory, clock_gap_ns, open_log, process_age_ns, read_points
+from ringtap.core.schema import OPTIMIZER, POINTS_JSONL, RUN_JSON
+from ringtap.core.units import counted
 
 # a restarted process with the same pid (in a new process namespace) has a number at the end
 _STEP_FILE = re.compile(r"rank([0-9]{1,9})-([0-9]{1,9})(?:-[0-9]+)?\.rec")

@@ -15,8 +15,8 @@ import pandas as pd
 from ringtap.analysis.runs.apportioning import Integers, Numbers, counter_steps
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.run import Records
-from ringtap.records import RecordFile
-from ringtap.schema import NIC_REC, SOCKETS_REC
+from ringtap.core.records import RecordFile
+from ringtap.core.schema import NIC_REC, SOCKETS_REC
 
 # records read at a time, to bound memory on long runs
 CHUNK_RECORDS = 1 << 20

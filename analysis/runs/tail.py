@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import UsageError
-from ringtap.json_validation import Shape, ShapeError, check, load_json, parse_json
-from ringtap.records import RecordFile
-from ringtap.run_files import open_regular
-from ringtap.rundir import open_log
+from ringtap.core.errors import UsageError
+from ringtap.core.json_validation import Shape, ShapeError, check, load_json, parse_json
+from ringtap.core.records import RecordFile
+from ringtap.core.run_files import open_regular
+from ringtap.core.rundir import open_log
 
 _BATCH_BYTES = 1 << 20
 _MAX_HEADER_BYTES = 8 << 20

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.errors import UsageError
-from ringtap.units import counted, parse_duration_s, parse_rate_bps
+from ringtap.core.errors import UsageError
+from ringtap.core.units import counted, parse_duration_s, parse_rate_bps
 
 Array = npt.NDArray[np.float64]
 Values = npt.ArrayLike

@@ -12,8 +12,8 @@ from scipy import special
 
 from ringtap.analysis.statistics.arrays import Array, Values, sample
 from ringtap.analysis.statistics.autocorrelation import effective_count
-from ringtap.errors import UsageError
-from ringtap.units import counted
+from ringtap.core.errors import UsageError
+from ringtap.core.units import counted
 
 _ROUNDED = 1 + 1e-9  # probabilities that differ by a smaller factor are the same
 

@@ -20,8 +20,8 @@ from ringtap.analysis.statistics.arrays import Array, Values, sample
 from ringtap.analysis.statistics.autocorrelation import effective_count
 from ringtap.analysis.statistics.quantiles import quantile_intervals
 from ringtap.analysis.statistics.stretches import MANY_VALUES, MIN_P, MIN_STRETCHED, median_difference, rank_difference
-from ringtap.errors import UsageError
-from ringtap.units import counted
+from ringtap.core.errors import UsageError
+from ringtap.core.units import counted
 
 MIN_VALUES = 5
 TAIL_SHARE = 0.05  # the longest iterations of both samples together: those of the tail test

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ringtap.analysis.job.packets import dropped_packets, undecided_warnings
+from ringtap.analysis.job.payload_per_iteration import dropped_packets, undecided_warnings
 from ringtap.analysis.job.run import Job, open_job
 from ringtap.analysis.pcap import read_captures
 from ringtap.analysis.pcap.reader import Progress
@@ -22,9 +22,9 @@ from ringtap.analysis.structure.periodicity import Integers
 from ringtap.analysis.structure.streams import Streams, Vantage, streams_of
 from ringtap.analysis.structure.structure import Structure, find_structure
 from ringtap.analysis.structure.validation import check_against_steps
-from ringtap.arguments import instance_of, paths_of
-from ringtap.errors import UsageError
-from ringtap.units import counted, format_duration
+from ringtap.core.arguments import instance_of, paths_of
+from ringtap.core.errors import UsageError
+from ringtap.core.units import counted, format_duration
 
 _LOCAL = re.compile(r"(127\.|::1$|0\.0\.0\.0$|::$|fe80:)")
 

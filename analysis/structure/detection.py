@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ringtap.analysis.structure.gradient_evidence import MIN_ITERATION_BYTES, why_not_gradients
 from ringtap.analysis.structure.periodicity import Integers, Periodicity, find_periodicity
 from ringtap.analysis.structure.streams import PayloadStream, Streams
-from ringtap.units import counted, format_duration, format_size
+from ringtap.core.units import counted, format_duration, format_size
 
 TRAINING, CROSS, OTHER = "training", "cross", "other"
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from ipaddress import ip_address
 
 from ringtap.analysis.structure.streams import PayloadStream
-from ringtap.units import format_size
+from ringtap.core.units import format_size
 
 MIN_ITERATION_BYTES = 14_600
 """Payload that a worker sends per iteration, at least: the ten segments of 1,460 bytes that a new connection may send

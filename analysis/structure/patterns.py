@@ -45,7 +45,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Fit:
+class Placement:
     """Hosts placed in a form.
 
     Attributes:
@@ -157,13 +157,13 @@ def sharded(workers: int, servers: int) -> Form:
     return Form(SHARDED, matrix, evidence, servers)
 
 
-def best_fits(observed: Matrix) -> list[Fit]:
+def best_fits(observed: Matrix) -> list[Placement]:
     """Return the fits of forms to the bytes between hosts, shape (hosts, hosts), the closest one first."""
     fits = [fit for form in forms(len(observed)) if (fit := fit_of(observed, form)) is not None]
     return sorted(fits, key=lambda fit: fit.error)
 
 
-def fit_of(observed: Matrix, form: Form) -> Fit | None:
+def fit_of(observed: Matrix, form: Form) -> Placement | None:
     """Place hosts in a form, such that the bytes between all of them fit; None if there is no such order."""
     wanted = form.matrix
     given = observed * (wanted.sum() / observed.sum())
@@ -175,7 +175,7 @@ def fit_of(observed: Matrix, form: Form) -> Fit | None:
         return None
     mine = given[np.ix_(order, order)]
     used = wanted > 0
-    return Fit(form, tuple(order), float(np.abs(mine[used] / wanted[used] - 1).max()))
+    return Placement(form, tuple(order), float(np.abs(mine[used] / wanted[used] - 1).max()))
 
 
 def _near(given: Matrix, wanted: Matrix) -> bool:

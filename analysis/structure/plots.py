@@ -16,10 +16,10 @@ from ringtap.analysis.plots.figure import Drawn, legend, new_figure, styled
 from ringtap.analysis.plots.style import FAINT, INK
 from ringtap.analysis.structure import flow_roles
 from ringtap.analysis.structure.structure import Structure
-from ringtap.analysis.traffic.delivered import Passed, Rates, instantaneous
+from ringtap.analysis.traffic.delivered import InjectionRates, Passed, instantaneous
 from ringtap.analysis.traffic.plots import rates_figure
-from ringtap.errors import UsageError
-from ringtap.units import format_duration, format_rate, format_size
+from ringtap.core.errors import UsageError
+from ringtap.core.units import format_duration, format_rate, format_size
 
 _COLOURS: Mapping[str, str] = {flow_roles.ONLY: "#0072B2", flow_roles.SHARED: "#D55E00", flow_roles.CROSSING: "#8a8a8a"}
 _HOSTS = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#E69F00", "#56B4E9", "#000000", "#999933")
@@ -102,7 +102,7 @@ def histogram(found: Structure) -> Drawn:
     )
 
 
-def _rates(label: str, payload: np.ndarray, bin_ns: int) -> Rates:
+def _rates(label: str, payload: np.ndarray, bin_ns: int) -> InjectionRates:
     edges = np.arange(len(payload) + 1, dtype=np.int64) * bin_ns
     passed = np.concatenate(([0.0], np.cumsum(payload, dtype=np.float64)))
     return instantaneous(

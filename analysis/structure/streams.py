@@ -17,8 +17,8 @@ import pandas as pd
 
 from ringtap.analysis.pcap import tables
 from ringtap.analysis.pcap.traffic import MAX_TRAINING_BINS, Traffic, bins_remedy
-from ringtap.errors import UsageError
-from ringtap.units import counted, format_duration
+from ringtap.core.errors import UsageError
+from ringtap.core.units import counted, format_duration
 
 Integers = npt.NDArray[np.int64]
 

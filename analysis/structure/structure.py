@@ -20,11 +20,11 @@ from ringtap.analysis.structure.flow_roles import Role, mean_rates, roles_of
 from ringtap.analysis.structure.gradient_evidence import why_doubtful
 from ringtap.analysis.structure.periodicity import Integers, Likeness, is_loud, likeness
 from ringtap.analysis.structure.streams import PayloadStream, Streams
-from ringtap.analysis.structure.topology import Topology, shape_of
+from ringtap.analysis.structure.topology import ExchangeTopology, shape_of
 from ringtap.analysis.structure.validation import StepCheck
-from ringtap.errors import MeasurementError
-from ringtap.models import GRADIENT_BYTES
-from ringtap.units import counted
+from ringtap.core.errors import MeasurementError
+from ringtap.core.models import GRADIENT_BYTES
+from ringtap.core.units import counted
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -55,7 +55,7 @@ class Structure:
     iterations: pd.DataFrame
     alike: Likeness
     period: Period
-    shape: Topology
+    shape: ExchangeTopology
     volume: Volume
     roles: tuple[Role, ...]
     roles_missing: str
@@ -307,7 +307,7 @@ def only_host(training: Training) -> str | None:
     return None if len(others - captured) <= 1 else centre
 
 
-def worker_bytes(shape: Topology, edges: Mapping[tuple[str, str], float]) -> float:
+def worker_bytes(shape: ExchangeTopology, edges: Mapping[tuple[str, str], float]) -> float:
     """Return the bytes that a worker sends per iteration: the mean over the workers whose packets were captured."""
     sent: dict[str, float] = {}
     for (source, _), volume in edges.items():
@@ -358,7 +358,7 @@ class Volume:
         return vars(self).copy()
 
 
-def volume_of(shape: Topology, worker_bytes: float) -> Volume:
+def volume_of(shape: ExchangeTopology, worker_bytes: float) -> Volume:
     """Infer the size of the model from the bytes of an iteration.
 
     Args:

@@ -9,8 +9,8 @@ from ringtap.analysis.structure import patterns
 from ringtap.analysis.structure import topology as shapes
 from ringtap.analysis.structure.detection import CROSS, OTHER
 from ringtap.analysis.structure.structure import Structure, edges_of
-from ringtap.terminal import text_table
-from ringtap.units import counted, format_duration, format_rate, format_size
+from ringtap.core.terminal import text_table
+from ringtap.core.units import counted, format_duration, format_rate, format_size
 
 _MAX_ROWS = 12
 _COLLECTIVES = {

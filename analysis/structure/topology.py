@@ -17,7 +17,7 @@ from ringtap.analysis.structure.patterns import (
     TOLERANCE,
     TREE,
     TWO_WAY_RING,
-    Fit,
+    Placement,
     best_fits,
 )
 
@@ -29,7 +29,7 @@ Edges = Mapping[tuple[str, str], float]
 
 
 @dataclass(frozen=True)
-class Topology:
+class ExchangeTopology:
     """Topology of an exchange.
 
     Attributes:
@@ -61,7 +61,7 @@ class Topology:
     unseen: str = ""
 
 
-def shape_of(edges: Edges, only_host: str | None = None, leading: Collection[tuple[str, str]] = ()) -> Topology:
+def shape_of(edges: Edges, only_host: str | None = None, leading: Collection[tuple[str, str]] = ()) -> ExchangeTopology:
     """Determine the topology of some exchanges.
 
     Args:
@@ -71,7 +71,7 @@ def shape_of(edges: Edges, only_host: str | None = None, leading: Collection[tup
     """
     hosts = tuple(sorted({host for pair in edges for host in pair}))
     if len(hosts) == 1:
-        return Topology(
+        return ExchangeTopology(
             ONE_HOST, hosts, whole=False, unseen="all ranks share one address, so who sends to whom is not observable"
         )
     if only_host is not None:
@@ -87,10 +87,10 @@ def shape_of(edges: Edges, only_host: str | None = None, leading: Collection[tup
     mutual = all((b, a) in edges for a, b in edges)
     if mutual and len(links) == len(hosts) - 1 and _connected(links, hosts):
         return _acyclic(edges, hosts, leading)
-    return Topology(IRREGULAR, hosts)
+    return ExchangeTopology(IRREGULAR, hosts)
 
 
-def _fitted(fit: Fit, hosts: tuple[str, ...], leading: Collection[tuple[str, str]]) -> Topology | None:
+def _fitted(fit: Placement, hosts: tuple[str, ...], leading: Collection[tuple[str, str]]) -> ExchangeTopology | None:
     """Return the topology of hosts placed in a form; None if the times contradict it."""
     form = fit.form
     order = tuple(hosts[number] for number in fit.order)
@@ -105,7 +105,7 @@ def _fitted(fit: Fit, hosts: tuple[str, ...], leading: Collection[tuple[str, str
             if len(servers) == len(workers):
                 unseen = "the halves look the same, so which one has the servers is not observable"
     sent = form.matrix[form.servers :].sum() / len(workers)
-    return Topology(
+    return ExchangeTopology(
         form.name, (*servers, *workers), servers, None, form.group, True, len(workers), float(sent), form.evidence,
         fit.error, unseen,
     )  # fmt: skip
@@ -125,22 +125,22 @@ def _all_lead(senders: Iterable[str], receivers: Collection[str], leading: Colle
     return all((sender, receiver) in leading for sender in senders for receiver in receivers)
 
 
-def _acyclic(edges: Edges, hosts: tuple[str, ...], leading: Collection[tuple[str, str]]) -> Topology:
+def _acyclic(edges: Edges, hosts: tuple[str, ...], leading: Collection[tuple[str, str]]) -> ExchangeTopology:
     """Return the topology of hosts with one link fewer than there are hosts: a star, a tree or a pipeline."""
     peers = {host: sorted(b for a, b in edges if a == host) for host in hosts}
     if (stages := _stages(peers, leading)) is not None:
         evidence = "each stage sends to the next one, and later as often back, in a chain"
-        return Topology(PIPELINE, stages, workers=len(hosts), evidence=evidence)
+        return ExchangeTopology(PIPELINE, stages, workers=len(hosts), evidence=evidence)
     mean = sum(edges.values()) / len(edges)
     error = max(abs(volume / mean - 1) for volume in edges.values())
     if error > TOLERANCE:
-        return Topology(IRREGULAR, hosts)
+        return ExchangeTopology(IRREGULAR, hosts)
     hub = max(hosts, key=lambda host: len(peers[host]))
     if len(peers[hub]) == len(hosts) - 1:
         others = tuple(peers[hub])
         unseen = f"a tree of {hub} and two leaves looks the same" if len(hosts) == 3 else ""
         evidence = "each worker sends all gradients to one host and gets as many bytes back"
-        return Topology(
+        return ExchangeTopology(
             STAR, (hub, *others), (hub,), workers=len(others), sent_per_byte=1.0, evidence=evidence, error=error,
             unseen=unseen,
         )  # fmt: skip
@@ -149,7 +149,7 @@ def _acyclic(edges: Edges, hosts: tuple[str, ...], leading: Collection[tuple[str
     known = len(tops) == 1 and all(len(above) == 1 for host, above in upward.items() if host != tops[0])
     root = tops[0] if known else None
     chain = all(len(each) < 3 for each in peers.values()) and not known
-    return Topology(
+    return ExchangeTopology(
         TREE, hosts if root is None else (root, *(host for host in hosts if host != root)), root=root,
         workers=len(hosts), sent_per_byte=2 * (len(hosts) - 1) / len(hosts),
         evidence="all gradients pass each link of a tree in both directions", error=error,
@@ -179,7 +179,7 @@ def _connected(links: Iterable[frozenset[str]], hosts: tuple[str, ...]) -> bool:
     return reached == set(hosts)
 
 
-def _from_one_host(edges: Edges, host: str) -> Topology:
+def _from_one_host(edges: Edges, host: str) -> ExchangeTopology:
     """Determine the topology as far as the packets of one host show it."""
     sends = sorted(b for a, b in edges if a == host)
     receives = sorted(a for a, b in edges if b == host)
@@ -188,25 +188,25 @@ def _from_one_host(edges: Edges, host: str) -> Topology:
     if not sends or not receives:
         side = f"sends to {_and(sends)}" if sends else f"receives from {_and(receives)}"
         text = f"{elsewhere}, and of these one direction: {host} {side}; the rest of the pattern is not observable"
-        return Topology(ONE_DIRECTION, hosts, whole=False, unseen=text)
+        return ExchangeTopology(ONE_DIRECTION, hosts, whole=False, unseen=text)
     if len(sends) == 1 == len(receives) and sends != receives:
         before, after = receives[0], sends[0]
         text = (
             f"{elsewhere}: {before} sends to {host} and {host} to {after}, as in a ring of three or more; how many "
             "hosts lie between the neighbours, and in what order, is not observable"
         )
-        return Topology(RING_MEMBER, (before, host, after), whole=False, unseen=text)
+        return ExchangeTopology(RING_MEMBER, (before, host, after), whole=False, unseen=text)
     if sends == receives and len(sends) == 1:
         text = (
             f"{elsewhere}: it exchanges with {sends[0]} alone. A pair, a worker of a parameter server, a leaf of a "
             "tree and an end of a pipeline look the same from here"
         )
-        return Topology(ONE_PEER, hosts, whole=False, unseen=text)
+        return ExchangeTopology(ONE_PEER, hosts, whole=False, unseen=text)
     text = (
         f"{elsewhere}: it exchanges with {_and(hosts[1:])}. The middle of a star, an inner node of a tree, all to all"
         f"{' and a ring in both directions' if len(hosts) == 3 else ''} look the same from here"
     )
-    return Topology(SEVERAL_PEERS, hosts, whole=False, unseen=text)
+    return ExchangeTopology(SEVERAL_PEERS, hosts, whole=False, unseen=text)
 
 
 def _and(names: Iterable[str]) -> str:

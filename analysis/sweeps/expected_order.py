@@ -13,9 +13,9 @@ import pandas as pd
 
 from ringtap.analysis.plots.style import title_of
 from ringtap.analysis.runs.run import SweepRun
-from ringtap.analysis.sweeps.series_results import Series
-from ringtap.records import read_json_lines
-from ringtap.schema import EXPECTED, EXPECTED_JSONL
+from ringtap.analysis.sweeps.series_analysis import Series
+from ringtap.core.records import read_json_lines
+from ringtap.core.schema import EXPECTED, EXPECTED_JSONL
 
 _FEWEST = 3  # series of a model whose order is compared
 _SAME_S = 1e-6  # times are told apart by more than this

@@ -23,9 +23,9 @@ from ringtap.analysis.runs.run import SweepRun, read_run
 from ringtap.analysis.statistics.arrays import Array
 from ringtap.analysis.statistics.mean_errors import mean_errors, relative_error
 from ringtap.analysis.sweeps.points import measure
-from ringtap.errors import RingtapError, UsageError
-from ringtap.rundir import read_points
-from ringtap.schema import MERGE_SHARE, REJECTED_JSONL
+from ringtap.core.errors import RingtapError, UsageError
+from ringtap.core.rundir import read_points
+from ringtap.core.schema import MERGE_SHARE, REJECTED_JSONL
 
 LOADS_WITHOUT_POINT = 10  # different loads after which a series without a congestion point gets no more
 _STEP = 0.01  # of the capacity: candidate loads

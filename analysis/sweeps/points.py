@@ -20,12 +20,12 @@ from ringtap.analysis.runs.run import JobRun, SweepRun, map_records, within_wind
 from ringtap.analysis.statistics.arrays import Array
 from ringtap.analysis.statistics.mean_errors import independent_counts
 from ringtap.analysis.statistics.quantiles import QuantileInterval, quantile_interval
-from ringtap.counter_growth import edge_error, window_growth
-from ringtap.errors import UsageError
-from ringtap.link_counters import columns_of, log_of, source_of
-from ringtap.models import PROFILES
-from ringtap.rundir import clock_gap_ns
-from ringtap.schema import ACKNOWLEDGED, LOAD_BIN_NS, SIMULATED
+from ringtap.core.counter_growth import edge_error, window_growth
+from ringtap.core.errors import UsageError
+from ringtap.core.link_counters import columns_of, log_of, source_of
+from ringtap.core.models import PROFILES
+from ringtap.core.rundir import clock_gap_ns
+from ringtap.core.schema import ACKNOWLEDGED, LOAD_BIN_NS, SIMULATED
 
 ETHERNET_MTU = 1500
 
@@ -45,8 +45,8 @@ class Point:
         requested_bps: load requested from the generator; None for a point of a table.
         requested_gbps: the same, full size.
         cross_bps: cross traffic that came through the bottleneck in the window, as frames on the wire
-            (`ringtap.ethernet`), or, where no interface carries it alone, the part that the receiver acknowledged, or
-            that of a simulation; None if it was not recorded.
+            (`ringtap.core.ethernet`), or, where no interface carries it alone, the part that the receiver acknowledged,
+            or that of a simulation; None if it was not recorded.
         cross_gbps: the same, full size.
         cross_std_bps: standard deviation of its rate over the bins of 0.1 s of the window; None if it is not known.
         cross_std_gbps: the same, full size.
@@ -384,7 +384,7 @@ def _cross_std(
 ) -> float | str:
     """Return the standard deviation in bit/s (n - 1) of a known rate over the bins of a window, or why it is unknown.
 
-    The bins are those of `ringtap.schema.LOAD_BIN_NS`; the rest at the end of the window does not count.
+    The bins are those of `ringtap.core.schema.LOAD_BIN_NS`; the rest at the end of the window does not count.
     """
     if counters == ACKNOWLEDGED:
         return "the sweep recorded only the mean of what the receiver acknowledged"
@@ -428,7 +428,7 @@ def _log(job: JobRun, name: str) -> CounterLog | None:
 class CounterLog:
     """Memory-mapped record file of counters, whose cost depends only on the windows that are read.
 
-    All times are as if the node's clock had not been set (`ringtap.rundir.clock_gap_ns`).
+    All times are as if the node's clock had not been set (`ringtap.core.rundir.clock_gap_ns`).
 
     Attributes:
         torn: torn last records (0 or 1).

@@ -27,13 +27,13 @@ from ringtap.analysis.runs.run import (
 )
 from ringtap.analysis.statistics.arrays import Array
 from ringtap.analysis.statistics.stretches import mean_error
-from ringtap.analysis.sweeps.computation import LEVEL, Computation, computation, flop_of, with_gain
+from ringtap.analysis.sweeps.crux_objective import LEVEL, Computation, computation, flop_of, with_gain
 from ringtap.analysis.sweeps.points import ETHERNET_MTU, CounterLog
-from ringtap.errors import UsageError
-from ringtap.link_counters import columns_of, log_of, source_of
-from ringtap.plan_jobs import FREE
-from ringtap.records import read_json_lines
-from ringtap.schema import ALONE, SHARED, SHARED_JSONL
+from ringtap.core.errors import UsageError
+from ringtap.core.link_counters import columns_of, log_of, source_of
+from ringtap.core.records import read_json_lines
+from ringtap.core.schema import ALONE, SHARED, SHARED_JSONL
+from ringtap.core.sweep_plan_jobs import FREE
 
 MEASURED, FLUID, MLTCP_EQUATION = "measured", "fluid model", "MLTCP's equation"
 MIN_SLIDE = 9  # phases from which a slide has an end

@@ -16,14 +16,14 @@ from ringtap.analysis.frames import described_table
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.runs.run import JobRun, SweepRun, read_run
 from ringtap.analysis.sweeps import points
-from ringtap.analysis.sweeps.series_results import Series, analyse
-from ringtap.arguments import instance_of
-from ringtap.errors import UsageError, did_you_mean
-from ringtap.units import counted
+from ringtap.analysis.sweeps.series_analysis import Series, analyse
+from ringtap.core.arguments import instance_of
+from ringtap.core.errors import UsageError, did_you_mean
+from ringtap.core.units import counted
 
 if TYPE_CHECKING:
-    from ringtap.analysis.pcap.packets import CapturedPackets, Slice
     from ringtap.analysis.pcap.reader import Progress
+    from ringtap.analysis.pcap.single_packets import CapturedPackets, Slice
 
 
 class Sweep:

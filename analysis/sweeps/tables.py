@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from ringtap.analysis.sweeps.points import Point, of_one_correlation, times_of
-from ringtap.analysis.sweeps.series_results import Series, Subject, series_of
-from ringtap.csv_table import read_csv
-from ringtap.errors import UsageError
-from ringtap.models import PROFILES
-from ringtap.schema import VARIANTS
+from ringtap.analysis.sweeps.series_analysis import Series, Subject, series_of
+from ringtap.core.csv_table import read_csv
+from ringtap.core.errors import UsageError
+from ringtap.core.models import PROFILES
+from ringtap.core.schema import VARIANTS
 
 COLUMNS = ("bandwidth_gbps", "iteration_s")
 DEVIATION, COUNT = "std_s", "count"
@@ -136,7 +136,7 @@ def read_rows(path: Path, needed: tuple[str, ...]) -> tuple[list[str], list[Poin
     """Return the columns of a CSV file, which include those needed, and its non-empty lines below the header.
 
     Raises:
-        UsageError: as in `ringtap.csv_table.read_csv`.
+        UsageError: as in `ringtap.core.csv_table.read_csv`.
     """
     header, lines = read_csv(path, needed)
     return header, [PointRow(dict(zip(header, cells, strict=False)), path, line) for line, cells in lines]

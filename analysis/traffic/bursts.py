@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.flow_table import Integers, Plan
+from ringtap.core.flow_table import FlowTable, Integers
 
 Flags = npt.NDArray[np.bool_]
 _MAX_WINDOWS = 10**7
@@ -26,7 +26,7 @@ class Windows:
     burst: Flags
 
 
-def burst_windows(plan: Plan) -> Windows | None:
+def burst_windows(plan: FlowTable) -> Windows | None:
     """Return the windows of a burst plan's bursts and quiet parts (Algorithm 2); None for a plan without bursts.
 
     Each period begins with a burst. A last period that is cut short by the plan's end is scaled down in proportion.

@@ -14,12 +14,12 @@ from ringtap.analysis.pcap.reader import scan_packets
 from ringtap.analysis.pcap.tables import flow_columns, rows_of
 from ringtap.analysis.runs.run import read_records
 from ringtap.analysis.traffic.bursts import Windows
-from ringtap.analysis.traffic.log import Sent
-from ringtap.errors import UsageError
-from ringtap.ethernet import HEADER_BYTES
-from ringtap.flow_table import Integers, Numbers, Plan
-from ringtap.schema import FLOW_HEADER_BYTES
-from ringtap.units import counted
+from ringtap.analysis.traffic.log import SenderLogs
+from ringtap.core.errors import UsageError
+from ringtap.core.ethernet import HEADER_BYTES
+from ringtap.core.flow_table import FlowTable, Integers, Numbers
+from ringtap.core.schema import FLOW_HEADER_BYTES
+from ringtap.core.units import counted
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Passed:
         return float(np.median(np.diff(self.at_ns))) if self.source == "nic" and len(self.at_ns) > 1 else 0.0
 
 
-def from_log(sent: Sent) -> Passed:
+def from_log(sent: SenderLogs) -> Passed:
     """Return the payload of a sender's log, with each flow's bytes spread evenly from its first byte to its finish.
 
     The bytes of an unfinished flow are spread to the end of the log.
@@ -185,7 +185,7 @@ _BINS = 80
 
 
 @dataclass(frozen=True)
-class Rates:
+class InjectionRates:
     """Instantaneous injection rates of one transmission.
 
     Attributes:
@@ -201,13 +201,13 @@ class Rates:
     values_bps: Numbers
 
 
-def window_ns(plan: Plan, windows: Windows | None, passed: Passed) -> float:
+def window_ns(plan: FlowTable, windows: Windows | None, passed: Passed) -> float:
     """Return the width of the moving average: a burst's length, or 1 ms; more if that contains under 18 readings."""
     burst = float(windows.edges_ns[1] - windows.edges_ns[0]) if windows is not None else 0.0
     return min(max(burst or _WINDOW_NS, WIDTH * passed.sample_ns), float(plan.duration_ns))
 
 
-def shown_span_ns(plan: Plan, windows: Windows | None, window: float) -> tuple[int, int]:
+def shown_span_ns(plan: FlowTable, windows: Windows | None, window: float) -> tuple[int, int]:
     """Return the part of the plan that the figures show: some periods, or 60 ms or more, around its middle."""
     if windows is not None:
         period = int(plan.header["burst_period_ns"])
@@ -228,20 +228,20 @@ def moving_average(passed: Passed, span_ns: tuple[int, int], window: float) -> t
     return (edges[WIDTH:] + edges[:-WIDTH]) / 2, (totals[WIDTH:] - totals[:-WIDTH]) * 8e9 / window
 
 
-def instantaneous(label: str, passed: Passed, duration_ns: int, window: float) -> Rates:
+def instantaneous(label: str, passed: Passed, duration_ns: int, window: float) -> InjectionRates:
     """Return the rates at 60,000 instants, spread evenly over a transmission so that their mean is its load."""
     begins = np.linspace(0, max(duration_ns - window, 0), COUNT)
     rates = (passed.until(begins + window) - passed.until(begins)) * 8e9 / window
-    return Rates(label, passed.source, window, np.maximum(rates, 0))
+    return InjectionRates(label, passed.source, window, np.maximum(rates, 0))
 
 
-def histogram_edges(samples: list[Rates]) -> Numbers:
+def histogram_edges(samples: list[InjectionRates]) -> Numbers:
     """Return the edges of 80 common bins, from 0 to the greatest 99th percentile of the samples' rates above 0."""
     busy = [rates.values_bps[rates.values_bps > 0] for rates in samples]
     top = max((float(np.quantile(values, 0.99)) for values in busy if len(values)), default=1.0)
     return np.linspace(0, top, _BINS + 1)
 
 
-def counts(samples: Rates, edges_bps: Numbers) -> Integers:
+def counts(samples: InjectionRates, edges_bps: Numbers) -> Integers:
     """Count the samples in each bin, without rates of 0 or above the last edge."""
     return np.histogram(samples.values_bps[samples.values_bps > 0], edges_bps)[0].astype(np.int64)

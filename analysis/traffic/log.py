@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from ringtap.analysis.runs.run import map_file
 from ringtap.analysis.traffic.bursts import Flags
-from ringtap.errors import UsageError
-from ringtap.flow_table import Integers, Numbers
-from ringtap.records import INTEGER, RecordFile, open_records
-from ringtap.run_files import open_regular
-from ringtap.schema import FLOW_STATES
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_table import Integers, Numbers
+from ringtap.core.records import INTEGER, RecordFile, open_records
+from ringtap.core.run_files import open_regular
+from ringtap.core.schema import FLOW_STATES
 
 FINISHED, UNFINISHED, FAILED = (FLOW_STATES[name] for name in ("finished", "unfinished", "failed"))
 _NEVER = -(2**62)
@@ -26,7 +26,7 @@ _READ = {*_COLUMNS, "destination"}
 
 
 @dataclass(frozen=True)
-class Sent:
+class SenderLogs:
     """Logs of senders; the arrays have one entry per record, in no particular order.
 
     Times count from the launch of the record's own sender; the time of an event that never happened is below -10^18.
@@ -103,7 +103,7 @@ def _happened(times_ns: Integers) -> Flags:
     return times_ns > -(10**18)
 
 
-def read_sent(paths: Sequence[Path]) -> Sent:
+def read_sent(paths: Sequence[Path]) -> SenderLogs:
     """Read the logs of one or several senders.
 
     Raises:
@@ -123,7 +123,7 @@ def read_sent(paths: Sequence[Path]) -> Sent:
             raise UsageError(f"{file.path} is damaged: it names destination {int(records['destination'].max())}")
         parts["destination"].append(indexes[records["destination"].astype(np.int64)])
     arrays = {name: values[0] if len(values) == 1 else np.concatenate(values) for name, values in parts.items()}
-    return Sent(
+    return SenderLogs(
         paths=list(paths),
         about=[file.about for file in files],
         origin_ns=min(origins),

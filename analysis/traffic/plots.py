@@ -15,15 +15,23 @@ from matplotlib.ticker import FuncFormatter
 from ringtap.analysis.plots.figure import Drawn, legend, new_figure, styled
 from ringtap.analysis.plots.style import FAINT
 from ringtap.analysis.traffic.bursts import Flags, Windows
-from ringtap.analysis.traffic.delivered import COUNT, WIDTH, Passed, Rates, counts, histogram_edges, moving_average
-from ringtap.flow_table import Integers, Plan
-from ringtap.units import format_duration, format_rate, format_size
+from ringtap.analysis.traffic.delivered import (
+    COUNT,
+    WIDTH,
+    InjectionRates,
+    Passed,
+    counts,
+    histogram_edges,
+    moving_average,
+)
+from ringtap.core.flow_table import FlowTable, Integers
+from ringtap.core.units import format_duration, format_rate, format_size
 
 _FLOW, _BURST, _PLAN = "#0072B2", "#E69F00", "#D55E00"
 SOURCES = {"capture": "captured", "nic": "counted by the interface", "log": "by the sender's log"}
 
 
-def plan_figure(plan: Plan, windows: Windows | None, span_ns: tuple[int, int]) -> Drawn:
+def plan_figure(plan: FlowTable, windows: Windows | None, span_ns: tuple[int, int]) -> Drawn:
     """Draw size against start for a part of the plan's flows, with shaded bursts (figure B-4)."""
     first, last = np.searchsorted(plan.start_ns, span_ns)
     starts, sizes = plan.start_ns[first:last], plan.size_bytes[first:last]
@@ -49,7 +57,7 @@ def plan_figure(plan: Plan, windows: Windows | None, span_ns: tuple[int, int]) -
 
 
 def trace_figure(
-    plan: Plan, windows: Windows | None, passed: Passed, span_ns: tuple[int, int], window_ns: float
+    plan: FlowTable, windows: Windows | None, passed: Passed, span_ns: tuple[int, int], window_ns: float
 ) -> Drawn:
     """Draw the measured payload rate, a moving average of 18 samples, against the plan (figure B-5)."""
     mean_bps = float(passed.until(np.array([plan.duration_ns]))[0]) * 8e9 / plan.duration_ns
@@ -69,7 +77,7 @@ def trace_figure(
 
 def draw_trace(
     axes: Axes,
-    plan: Plan,
+    plan: FlowTable,
     windows: Windows | None,
     passed: Passed,
     span_ns: tuple[int, int],
@@ -98,7 +106,7 @@ def draw_trace(
     return [*handles, *_shade_handle(windows)], numbers, unit
 
 
-def rates_figure(samples: list[Rates]) -> Drawn:
+def rates_figure(samples: list[InjectionRates]) -> Drawn:
     """Draw histograms of instantaneous injection rates, relative to the highest peak, with their means (figure 3-8)."""
     with styled():
         figure = new_figure(7.0, 3.9)
@@ -115,7 +123,7 @@ def rates_figure(samples: list[Rates]) -> Drawn:
     return Drawn("rates", caption, figure, numbers)
 
 
-def draw_rates(axes: Axes, samples: list[Rates]) -> tuple[list[Artist], pd.DataFrame, str]:
+def draw_rates(axes: Axes, samples: list[InjectionRates]) -> tuple[list[Artist], pd.DataFrame, str]:
     """Draw histograms of rates into a panel; return the legend's handles, the numbers and the unit."""
     edges = histogram_edges(samples)
     tables = [counts(rates, edges) for rates in samples]
@@ -180,18 +188,18 @@ def _rgb(colour: str) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def _name(plan: Plan) -> str:
+def _name(plan: FlowTable) -> str:
     return f"Flow plan {plan.path.name} ({plan.kind}, {format_rate(plan.load_bps)} of payload on average)"
 
 
-def _burst_words(plan: Plan, windows: Windows | None) -> str:
+def _burst_words(plan: FlowTable, windows: Windows | None) -> str:
     if windows is None:
         return ""
     length, period = (format_duration(plan.header[f"burst_{name}_ns"] / 1e9) for name in ("length", "period"))
     return f"; bursts of {length} every {period} are shaded"
 
 
-def _part(plan: Plan, span_ns: tuple[int, int]) -> str:
+def _part(plan: FlowTable, span_ns: tuple[int, int]) -> str:
     if span_ns == (0, plan.duration_ns):
         return "The whole plan is shown."
     shown, whole = (format_duration(value / 1e9) for value in (span_ns[1] - span_ns[0], plan.duration_ns))

@@ -15,8 +15,8 @@ import pandas as pd
 from ringtap.analysis.plots.figure import Drawn
 from ringtap.analysis.traffic.bursts import Flags, Windows, burst_windows
 from ringtap.analysis.traffic.delivered import (
+    InjectionRates,
     Passed,
-    Rates,
     from_capture,
     from_log,
     from_nic,
@@ -24,19 +24,19 @@ from ringtap.analysis.traffic.delivered import (
     shown_span_ns,
     window_ns,
 )
-from ringtap.analysis.traffic.log import FAILED, FINISHED, UNFINISHED, Sent, read_sent
+from ringtap.analysis.traffic.log import FAILED, FINISHED, UNFINISHED, SenderLogs, read_sent
 from ringtap.analysis.traffic.plots import plan_figure, rates_figure, trace_figure
-from ringtap.errors import UsageError
-from ringtap.flow_table import Integers, Numbers, Plan, read_plan
-from ringtap.records import FORMAT as RECORDS
-from ringtap.schema import LOAD_BIN_NS, MISSED_NS, SIZE_CLASSES_BYTES
-from ringtap.units import counted
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_table import FlowTable, Integers, Numbers, read_plan
+from ringtap.core.records import FORMAT as RECORDS
+from ringtap.core.schema import LOAD_BIN_NS, MISSED_NS, SIZE_CLASSES_BYTES
+from ringtap.core.units import counted
 
 NEAR_SHARE = 0.05  # largest relative error of a window that counts as near its plan
 START_SLACK_NS = 1000  # conversion between clocks may move a logged start this far from the planned one
 
 
-def tally(plan: Plan, sent: Sent) -> tuple[dict[str, Any], list[str]]:
+def tally(plan: FlowTable, sent: SenderLogs) -> tuple[dict[str, Any], list[str]]:
     """Count flows and bytes planned, sent and received; return the counts and a sentence per kind of deviation."""
     planned, lines = int(plan.is_flow.sum()), len(plan.start_ns)
     known = (sent.flow >= 0) & (sent.flow < lines)
@@ -65,24 +65,24 @@ def tally(plan: Plan, sent: Sent) -> tuple[dict[str, Any], list[str]]:
     return {"flows": flows, "bytes": total, "retransmits": int(sent.retransmits.sum())}, deviations
 
 
-def _other_bytes(sent: Sent) -> Flags:
+def _other_bytes(sent: SenderLogs) -> Flags:
     return np.asarray((sent.state == FINISHED) & (sent.sent_bytes != sent.size_bytes) & (sent.size_bytes > 0))
 
 
-def _other_destination(plan: Plan, sent: Sent, known: Flags) -> Flags:
+def _other_destination(plan: FlowTable, sent: SenderLogs, known: Flags) -> Flags:
     indexes = {name: index for index, name in enumerate(plan.destinations)}
     index_in_plan = np.array([indexes.get(name, -1) for name in sent.destinations] or [-1], np.int64)
     return np.asarray(index_in_plan[sent.destination[known]] != plan.destination[sent.flow[known]])
 
 
-def _other_due_time(plan: Plan, sent: Sent, known: Flags) -> Flags:
+def _other_due_time(plan: FlowTable, sent: SenderLogs, known: Flags) -> Flags:
     """Return a mask of the flows due at another time than planned; dependent flows may be due later, not earlier."""
     number = sent.flow[known]
     late = sent.intended_start_ns[known] - plan.start_ns[number]
     return np.asarray((late < -START_SLACK_NS) | ((late > START_SLACK_NS) & (plan.after[number] < 0)))
 
 
-def load(plan: Plan, sent: Sent, log: Passed, wire: Passed | None) -> tuple[dict[str, Any], pd.DataFrame]:
+def load(plan: FlowTable, sent: SenderLogs, log: Passed, wire: Passed | None) -> tuple[dict[str, Any], pd.DataFrame]:
     """Return the offered and achieved load, as a whole and in bins of 100 ms."""
     edges = np.append(np.arange(0, plan.duration_ns, LOAD_BIN_NS, dtype=np.int64), plan.duration_ns)
     widths_s = np.diff(edges) / 1e9
@@ -112,7 +112,7 @@ def load(plan: Plan, sent: Sent, log: Passed, wire: Passed | None) -> tuple[dict
     return {"whole": whole, "bins_100ms": bins}, table
 
 
-def _due(plan: Plan, sent: Sent) -> Integers:
+def _due(plan: FlowTable, sent: SenderLogs) -> Integers:
     """Return each flow's due time: the logged one if any, since some flows wait for others, else the planned one."""
     due = plan.start_ns.copy()
     known = (sent.flow >= 0) & (sent.flow < len(due)) & (sent.intended_start_ns >= 0)
@@ -131,7 +131,7 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def lateness(sent: Sent) -> dict[str, Any]:
+def lateness(sent: SenderLogs) -> dict[str, Any]:
     """Summarize the lateness of the flows' launches, in microseconds, and count the missed slots."""
     late = sent.lateness_ns[sent.started] / 1e3
     if not len(late):
@@ -142,7 +142,7 @@ def lateness(sent: Sent) -> dict[str, Any]:
     return {"launched": len(late), **named, "max_us": float(late.max()), "missed_slots": missed}
 
 
-def completion(sent: Sent, line_rate_bps: float | None, baseline: Sent | None) -> pd.DataFrame:
+def completion(sent: SenderLogs, line_rate_bps: float | None, baseline: SenderLogs | None) -> pd.DataFrame:
     """Return completion times, slowdowns and congestion impact factors, for all finished flows and per size class."""
     times, sizes = sent.completion_s()
     alone = None if baseline is None else baseline.completion_s()
@@ -177,7 +177,7 @@ def _summary(name: str, values: Numbers, unit: str) -> dict[str, float | None]:
     return dict(zip(keys, (float(values.mean()), *map(float, np.quantile(values, [0.5, 0.99]))), strict=True))
 
 
-def bursts(plan: Plan, windows: Windows, wire: Passed) -> tuple[dict[str, Any], pd.DataFrame]:
+def bursts(plan: FlowTable, windows: Windows, wire: Passed) -> tuple[dict[str, Any], pd.DataFrame]:
     """Compare the payload on the wire in each burst and each quiet part with the plan."""
     edges = windows.edges_ns
     planned, passed = plan.planned_bytes(edges), wire.between(edges)
@@ -195,7 +195,7 @@ def bursts(plan: Plan, windows: Windows, wire: Passed) -> tuple[dict[str, Any], 
     return {part: _window_errors(error[windows.burst == (part == "burst")]) for part in ("burst", "quiet")}, table
 
 
-def clock_offset_us(sent: Sent, wire: Passed) -> float | None:
+def clock_offset_us(sent: SenderLogs, wire: Passed) -> float | None:
     """Return the median time in µs from a flow's logged first byte to the captured packet nearest in time."""
     first = sent.first_byte_ns[sent.moved]
     if wire.source != "capture" or not len(first):
@@ -266,7 +266,7 @@ class Verified:
     data: dict[str, Any]
     tables: dict[str, pd.DataFrame]
     deviations: list[str]
-    plan: Plan
+    plan: FlowTable
     windows: Windows | None
     passed: Passed
     compared: tuple[str, Passed, int] | None
@@ -313,7 +313,7 @@ def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
     ]
 
 
-def _wire(asked: Asked, plan: Plan, sent: Sent) -> Passed | None:
+def _wire(asked: Asked, plan: FlowTable, sent: SenderLogs) -> Passed | None:
     if asked.capture is not None:
         headers = sent.first_byte_ns[sent.moved]
         return from_capture(asked.capture, plan.destinations, plan.sources, sent.origin_ns, headers)
@@ -322,7 +322,9 @@ def _wire(asked: Asked, plan: Plan, sent: Sent) -> Passed | None:
     return None
 
 
-def _notes(plan: Plan, sent: Sent, baseline: Sent | None, wire: Passed | None, offset_us: float | None) -> list[str]:
+def _notes(
+    plan: FlowTable, sent: SenderLogs, baseline: SenderLogs | None, wire: Passed | None, offset_us: float | None
+) -> list[str]:
     notes = list(wire.notes) if wire is not None else []
     if offset_us is not None and abs(offset_us) > _OFFSET_US:
         notes.append(
@@ -340,7 +342,7 @@ def _notes(plan: Plan, sent: Sent, baseline: Sent | None, wire: Passed | None, o
     return notes
 
 
-def _compared(path: Path, plan: Plan) -> tuple[str, Passed, int]:
+def _compared(path: Path, plan: FlowTable) -> tuple[str, Passed, int]:
     """Return label, payload delivered and duration of the second transmission in the histogram."""
     try:
         with path.open("rb") as file:
@@ -362,7 +364,7 @@ def figures(found: Verified) -> list[Drawn]:
     plan, passed = found.plan, found.passed
     window = window_ns(plan, found.windows, passed)
     span = shown_span_ns(plan, found.windows, window)
-    samples: list[Rates] = [instantaneous(f"{plan.kind} ({plan.path.name})", passed, plan.duration_ns, window)]
+    samples: list[InjectionRates] = [instantaneous(f"{plan.kind} ({plan.path.name})", passed, plan.duration_ns, window)]
     if found.compared is not None:
         label, other, duration = found.compared
         samples.append(instantaneous(label, other, duration, window))

@@ -12,6 +12,8 @@ import pytest
 from ringtap.analysis.compare.run_comparison import compare_runs
 from tests.frameworks.ranks import launch, quick
 
+pytestmark = [pytest.mark.shares, pytest.mark.together("frameworks")]
+
 SCALE_MODEL = Path(__file__).resolve().parents[2] / "examples" / "scale_model.py"
 PARAMETERS, ITERATIONS = 300_000, 30
 

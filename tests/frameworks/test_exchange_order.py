@@ -13,6 +13,8 @@ from ringtap.workload.execution_trace import Collective
 from ringtap.workload.lowering import Algorithms
 from ringtap.workload.message_graph import MessageGraph
 
+pytestmark = [pytest.mark.shares, pytest.mark.together("frameworks")]
+
 if TYPE_CHECKING:
     import torch
 

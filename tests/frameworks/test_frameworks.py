@@ -19,8 +19,10 @@ from typing import Any
 
 import pytest
 
-from ringtap.records import RecordFile, open_records, read_json_lines
+from ringtap.core.records import RecordFile, open_records, read_json_lines
 from tests.frameworks.ranks import QUICK, WarmInterpreter, launch, warm_interpreter
+
+pytestmark = [pytest.mark.shares, pytest.mark.together("frameworks")]
 
 JOBS = Path(__file__).resolve().parent / "jobs"
 ROOT = Path(__file__).resolve().parents[2]

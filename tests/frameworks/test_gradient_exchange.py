@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.terminal import as_command
+from ringtap.core.terminal import as_command
 from tests.frameworks.ranks import WarmInterpreter, quick, variables
+
+pytestmark = [pytest.mark.shares, pytest.mark.together("frameworks")]
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = Path(__file__).parent / "jobs" / "exchanged.py"
@@ -52,7 +54,7 @@ def test_training_is_that_of_an_all_reduce(tmp_path: Path, warm: WarmInterpreter
 def test_an_algorithm_that_does_not_go_with_the_workers_is_named(algorithm: str, says: str) -> None:
     from torch.distributed import HashStore
 
-    from ringtap.errors import UsageError
+    from ringtap.core.errors import UsageError
     from ringtap.workload.gradient_exchange import GradientExchange
     from ringtap.workload.lowering import Algorithms
 

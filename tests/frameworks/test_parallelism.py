@@ -11,6 +11,8 @@ import pytest
 
 from tests.frameworks.ranks import WarmInterpreter, free_port
 
+pytestmark = [pytest.mark.shares, pytest.mark.together("frameworks")]
+
 SMALL = ["--layers", "2", "--width", "24", "--batch", "8", "--microbatches", "2", "--iterations", "10"]
 MISFITS: list[tuple[list[str], int, str]] = [
     (["--kind", "fsdp", "--batch", "9"], 2, "--batch: 9 cannot be cut into 2 equal parts"),

@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.lowering import Algorithms, lower
 from ringtap.workload.profile import RankProfile, profile_workload, read_profiles
 from ringtap.workload.scaling import Scaling, scale
 from ringtap.workload.workload import Workload, carried_out_as, kind_of, peer_of, read_workload, size_of
 from tests.frameworks.ranks import WarmInterpreter, launch, quick
+
+pytestmark = [pytest.mark.shares, pytest.mark.together("frameworks")]
 
 JOB = Path(__file__).resolve().parent / "jobs" / "profiled.py"
 RINGTAP = [sys.executable, "-m", "ringtap"]
@@ -213,7 +215,7 @@ def test_uneven_all_to_alls_have_the_bytes_to_each_rank(tmp_path: Path, warm: Wa
         assert splits == [[32 * row for row in rows]]
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 def test_a_trace_of_the_profiler_of_pytorch_gives_the_same_workload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

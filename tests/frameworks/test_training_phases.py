@@ -17,6 +17,8 @@ from ringtap.analysis.job import open_job
 from ringtap.analysis.job.run import Job
 from tests.frameworks.ranks import QUICK
 
+pytestmark = [pytest.mark.shares, pytest.mark.together("frameworks")]
+
 JOB = Path(__file__).resolve().parent / "jobs" / "phases.py"
 TORCHRUN = "torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node"
 # A job notes an end some lines after the step that ringtap records, and on a busy machine another program may run in

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed
-from ringtap.records import RecordFile, open_records
+from ringtap.core.records import RecordFile, open_records
 from tests.frameworks.ranks import QUICK
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.together("frameworks"), pytest.mark.usefixtures("unchanged_machine")]
 SCRIPT = Path(__file__).resolve().parent / "jobs" / "plain_ddp.py"
 HOSTS = ("S0", "S1")
 PORT = "29517"

@@ -7,8 +7,8 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ringtap.records import Field, JsonLinesWriter, RecordWriter
-from ringtap.rundir import RunDirectory, write_json
+from ringtap.core.records import Field, JsonLinesWriter, RecordWriter
+from ringtap.core.rundir import RunDirectory, write_json
 
 START_NS = 1_700_000_000_000_000_000
 MS = 1_000_000
@@ -210,7 +210,7 @@ def moved_share(t_ms: float, truth: Truth) -> float:
 def _write_network(node: Node, nodes: list[Node], rank: int, truth: Truth) -> None:
     """Sockets and interface counters of a node: a ring, cross traffic between the first two nodes, a little else."""
     count = len(nodes)
-    address = [f"10.0.0.{number + 1}" for number in range(count)]
+    address = [f"10.0.{number // 250}.{number % 250 + 1}" for number in range(count)]
     onward, back = (rank + 1) % count, (rank - 1) % count
     ring_out = Socket(1, (address[rank], 40_000 + rank), (address[onward], 50_000 + onward))
     ring_in = Socket(2, (address[rank], 50_000 + rank), (address[back], 40_000 + back))

@@ -9,9 +9,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ringtap.plan import load_plan
-from ringtap.records import Field, JsonLinesWriter, RecordWriter
-from ringtap.rundir import RunDirectory
+from ringtap.core.records import Field, JsonLinesWriter, RecordWriter
+from ringtap.core.rundir import RunDirectory
+from ringtap.core.sweep_plan import load_plan
 from tests.gold.job_run import DDP_NAMES, START_NS, STEP_NAMES, TIMES
 
 MS = 1_000_000

@@ -17,13 +17,15 @@ from typing import Any
 import pytest
 
 import ringtap
-from ringtap.analysis.export.kineto import read_kineto
+from ringtap.analysis.process_traces.kineto import read_kineto
 from ringtap.cli import main
 from ringtap.collectors.base import Context
 from ringtap.collectors.gpu import GpuCollector
-from ringtap.records import open_records
+from ringtap.core.records import open_records
 from tests.frameworks.ranks import launch
 from tests.gpu.conftest import HERE, JOB, ROOT, Recorded, run_ranks
+
+pytestmark = pytest.mark.shares
 
 Record = Callable[..., Recorded]
 # The clocks of host and device are compared at begin and end, within the 20 us or so that an event and the wait for it

@@ -11,6 +11,8 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = [pytest.mark.shares, pytest.mark.together]
+
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "build_horovod.py"
 
 

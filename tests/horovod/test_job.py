@@ -13,16 +13,16 @@ import pytest
 
 from ringtap import open_job
 from ringtap.analysis.job.horovod_timeline import load_timeline
+from ringtap.core.models import PROFILES
+from ringtap.core.records import open_records
 from ringtap.examples.horovod_rank import rank_environment
-from ringtap.models import PROFILES
-from ringtap.records import open_records
 from ringtap.workload.execution_trace import NodeType
 from ringtap.workload.profile import profile_workload, read_profiles
 from ringtap.workload.workload import size_of
 from tests.frameworks.ranks import QUICK, RANKS, quick
 from tests.horovod.conftest import needs_horovod
 
-pytestmark = needs_horovod
+pytestmark = [pytest.mark.shares, pytest.mark.together, needs_horovod]
 
 JOB = Path(__file__).with_name("job.py")
 ROOT = JOB.parents[2]

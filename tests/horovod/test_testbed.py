@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from ringtap.analysis.model.demand import demand
-from ringtap.records import open_records
+from ringtap.core.records import open_records
 from tests.frameworks.ranks import quick
 from tests.horovod.conftest import needs_horovod
 
-pytestmark = needs_horovod
+pytestmark = [pytest.mark.alone(1), needs_horovod]
 
 PARAMETERS = 276_715
 PLAN = f"""\

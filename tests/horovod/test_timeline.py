@@ -8,7 +8,9 @@ import pandas as pd
 import pytest
 
 from ringtap.analysis.job.horovod_timeline import load_timeline, read_timeline
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
+
+pytestmark = [pytest.mark.shares, pytest.mark.together]
 
 GOLD = Path(__file__).resolve().parents[1] / "gold"
 ALL = ["cached", "uncached", "fused", "killed"]

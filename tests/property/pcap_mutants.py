@@ -26,7 +26,7 @@ import numpy as np
 
 from ringtap.analysis.pcap.scan import Scan, Scanned
 from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from tests.unit.analysis.test_pcap_tshark import KINDS
 from tests.unit.capture_makers import START_NS, Blocks, Packet, classic, ethernet, frames, usual
 

@@ -45,9 +45,9 @@ from ringtap.analysis.live.run_state import write_mark
 from ringtap.analysis.live.summary import collector_states, headline, iteration_plot, job_line, throughput_plot
 from ringtap.analysis.live.tables import TABLES
 from ringtap.cli import main
-from ringtap.errors import RingtapError
-from ringtap.records import Field, RecordWriter
-from ringtap.rundir import RunDirectory, write_json
+from ringtap.core.errors import RingtapError
+from ringtap.core.records import Field, RecordWriter
+from ringtap.core.rundir import RunDirectory, write_json
 from ringtap.slurm.paths import SubmitPaths
 from tests.gold.analysis_sweep import write_sweep
 from tests.gold.job_run import MS, START_NS, Truth, write_ddp_job

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from ringtap.analysis.model.congestion_point import find_congestion_point
 from ringtap.analysis.model.demand import COLLECTIVES, demand
 from ringtap.analysis.model.fit import CongestionModel
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
+
+pytestmark = pytest.mark.computes
 
 # Loads as shares of capacity, times within the range that anyone will measure
 points = st.lists(

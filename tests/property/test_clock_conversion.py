@@ -1,10 +1,13 @@
 """Conversion of times to the reference clock: a moment, as in the live view, and columns, as in the analysis."""
 
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ringtap.analysis.runs.clock import ClockLine, ClockStep, NodeClock
+from ringtap.analysis.runs.clock import ClockLine, NodeClock, RecordedClockStep
+
+pytestmark = pytest.mark.computes
 
 SECOND = 10**9
 START_NS = 1_700_000_000 * SECOND
@@ -19,7 +22,7 @@ def clocks(draw: st.DrawFn) -> NodeClock:
         lines.append(ClockLine(START_NS + from_ns, START_NS, float(offset_ns), drift_ppm))
     for mono_ns in sorted(draw(st.sets(seconds, max_size=3))):
         step_ns = draw(st.integers(-100, 100).filter(bool)) * SECOND
-        steps.append(ClockStep(mono_ns - SECOND, mono_ns, START_NS + mono_ns + step_ns, step_ns))
+        steps.append(RecordedClockStep(mono_ns - SECOND, mono_ns, START_NS + mono_ns + step_ns, step_ns))
     return NodeClock(tuple(lines), steps=tuple(steps))
 
 
@@ -27,7 +30,7 @@ def clocks(draw: st.DrawFn) -> NodeClock:
 TWO_STEPS = NodeClock(
     (ClockLine(START_NS, START_NS, 0.0, 0.0),),
     steps=tuple(
-        ClockStep((at - 1) * SECOND, at * SECOND, START_NS + (at + moved) * SECOND, moved * SECOND)
+        RecordedClockStep((at - 1) * SECOND, at * SECOND, START_NS + (at + moved) * SECOND, moved * SECOND)
         for at, moved in ((52, 4), (53, 1))
     ),
 )

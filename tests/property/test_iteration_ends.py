@@ -2,12 +2,15 @@
 
 import numpy as np
 import pandas as pd
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtap.analysis.runs.phases import MOST, find_stretches, process_marks
-from ringtap.iteration_ends import IterationEnds
-from ringtap.schema import MARK_RECORD, MAX_STEPS_IN_A_ROW
+from ringtap.core.iteration_ends import IterationEnds
+from ringtap.core.schema import MARK_RECORD, MAX_STEPS_IN_A_ROW
+
+pytestmark = pytest.mark.computes
 
 # steps of each optimizer in a round, and the number of rounds
 eras = st.lists(

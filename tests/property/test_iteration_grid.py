@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtap.agents.hook.ringtap_hook.grid import Grid
+from ringtap.agents.hook.ringtap_hook.time_shift import Grid
+
+pytestmark = pytest.mark.computes
 
 TIMES = st.integers(0, 2**61)
 

@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +12,8 @@ from ringtap.workload.export import goal
 from ringtap.workload.lowering import Algorithms, lower
 from ringtap.workload.simulator_programs import longest_chain_ns
 from ringtap.workload.workload import Workload, check_workload, peer_of
+
+pytestmark = pytest.mark.computes
 
 KINDS = [kind for kind in Collective if kind != Collective.REDUCE_SCATTER_BLOCK]
 ALL_REDUCE = ["ring", "halving-doubling", "tree", "double-tree", "parameter-server", "in-network"]

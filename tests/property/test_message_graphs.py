@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.workload.collectives import ALGORITHMS, NONE, Shape, message_graph, two_trees
 from ringtap.workload.message_graph import MessageGraph
+
+pytestmark = pytest.mark.computes
 
 ALL_REDUCE = ("ring", "halving-doubling", "tree", "double-tree", "hierarchical", "parameter-server", "in-network")
 

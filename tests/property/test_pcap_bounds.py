@@ -22,6 +22,8 @@ import zstandard
 from ringtap.analysis.pcap.scan import MAX_CONVERSATIONS
 from tests.unit.capture_makers import Packet, classic, frames, gzipped, udp, usual, zstandarded
 
+pytestmark = pytest.mark.computes
+
 TIMES = int(os.environ.get("RINGTAP_BOUNDS", "1"))
 BOMB_BYTES = TIMES * 10**9
 FLOWS = TIMES * 10**6

@@ -20,6 +20,8 @@ from tests.property.pcap_mutants import LINKS, Guarded, Mutants, check, same, sc
 from tests.unit.analysis.test_pcap_tshark import KINDS
 from tests.unit.capture_makers import Blocks, Packet, classic
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = int(os.environ.get("RINGTAP_FUZZ_MUTANTS", "10000"))
 SEED = int(os.environ.get("RINGTAP_FUZZ_SEED", "1"))

@@ -6,12 +6,15 @@ import tempfile
 from pathlib import Path
 
 import dpkt
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scapy.utils import RawPcapNgReader
 
-from ringtap.analysis.pcap.packets import CapturePoint, read_packets
+from ringtap.analysis.pcap.single_packets import CapturePoint, read_packets
 from tests.unit.capture_makers import Blocks, Packet
+
+pytestmark = pytest.mark.computes
 
 TEXT = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=40)
 BODY = st.binary(max_size=90)

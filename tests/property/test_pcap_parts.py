@@ -18,9 +18,11 @@ from ringtap.analysis.pcap import parts
 from ringtap.analysis.pcap.reader import feed
 from ringtap.analysis.pcap.scan import Scan, Scanned
 from ringtap.analysis.pcap.sources import CaptureStream
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from tests.unit.analysis.test_pcap_tshark import KINDS
 from tests.unit.capture_makers import MS, START_NS, Packet, classic, modern
+
+pytestmark = pytest.mark.computes
 
 FIN, SYN, RST, PSH, ACK = 1, 2, 4, 8, 16
 PLAIN = {name: data for name, make in KINDS.items() if (data := make())[:2] not in (b"\x1f\x8b", b"\x28\xb5")}

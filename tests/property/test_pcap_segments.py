@@ -5,11 +5,14 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtap.analysis.pcap.segments import read_segments
-from ringtap.errors import MeasurementError, UsageError
+from ringtap.core.errors import MeasurementError, UsageError
+
+pytestmark = pytest.mark.computes
 
 GOLD = (Path(__file__).resolve().parents[1] / "gold" / "loopback.pcap").read_bytes()
 

@@ -14,6 +14,8 @@ from ringtap.workload.simulated_iterations import critical_path, simulate
 from ringtap.workload.topologies import star
 from ringtap.workload.workload import Workload, check_workload
 
+pytestmark = pytest.mark.computes
+
 KINDS = [Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL]
 
 

@@ -15,6 +15,8 @@ import pytest
 
 from tests.property.rundir_mutants import MANY
 
+pytestmark = pytest.mark.computes
+
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = int(os.environ.get("RINGTAP_FUZZ_RUNS", "32"))
 SEED = int(os.environ.get("RINGTAP_FUZZ_SEED", "1"))

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -10,7 +11,9 @@ from ringtap.analysis.model.breakpoint import find_break
 from ringtap.analysis.model.fit import CongestionModel
 from ringtap.analysis.model.predict import Predictor
 from ringtap.analysis.statistics.quantiles import quantile_interval
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
+
+pytestmark = pytest.mark.computes
 
 points = st.lists(st.tuples(st.floats(0, 24.999999), st.floats(1e-9, 1e9)), min_size=4, max_size=12)
 

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from ringtap.trafficgen import protocol
 from ringtap.trafficgen.protocol import FLOW, HELLO, MAGIC, NOTICE
 
+pytestmark = pytest.mark.computes
+
 WELCOME = NOTICE.pack(protocol.HELLO_NUMBER, protocol.WELCOME)
 
 

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,8 @@ from ringtap.trafficgen.plans.sizes import (
     read_cdf,
     write_cdf,
 )
+
+pytestmark = pytest.mark.computes
 
 SAMPLE = 20_000
 # Five standard errors: chance exceeds them once in 1.7 million, and only fixed examples are tried

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.records import read_json_lines
+from ringtap.core.records import read_json_lines
 from tests.slurm.cluster import PATH, ROOT, SlurmCluster
 from tests.slurm.there import ODD, RINGTAP, status, until
 
@@ -22,7 +22,7 @@ HOST = '[[hosts]]\nname = "{}"\ninterface = "eth0"\n'
 JOBS = '[sweep]\ncapacity = "1gbit"\n[cluster]\nreach = "slurm"\n'
 JOBS += "".join((HOST.format("S0"), HOST.format("S1"), JOB.format("a"), JOB.format("b")))
 COMMANDS = re.findall(r"^ringtap .*$", PAGE, re.MULTILINE)
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.together("Slurm"), pytest.mark.usefixtures("unchanged_machine")]
 
 
 @pytest.fixture

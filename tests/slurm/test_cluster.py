@@ -11,7 +11,7 @@ import pytest
 from tests.slurm.cluster import ROOT, USERS, SlurmCluster
 
 ACCOUNT = "--account=def-x"
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.together("Slurm"), pytest.mark.usefixtures("unchanged_machine")]
 
 
 def test_nodes_are_machines_of_their_own(cluster: SlurmCluster, tmp_path: Path) -> None:

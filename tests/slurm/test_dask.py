@@ -12,7 +12,7 @@ from tests.slurm.cluster import SlurmCluster
 from tests.slurm.there import ODD, RINGTAP
 from tests.unit import capture_makers as makers
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.together("Slurm"), pytest.mark.usefixtures("unchanged_machine")]
 JOB = {"CORES": "1", "MEMORY": "1GB", "WALLTIME": "00:05:00", "ACCOUNT": "def-alice"}
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.records import open_records
+from ringtap.core.records import open_records
 from tests.slurm.cluster import SlurmCluster
 from tests.slurm.there import ODD, ringtap, said, status, steps, until
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.together("Slurm"), pytest.mark.usefixtures("unchanged_machine")]
 TRAINING = ["python", "-m", "ringtap.examples.scale_model", "--parameters=100000", "--layers=2", "--compute-s=0.05"]
 SIZE = ["--mem=1500M", "--account=def-x", "--time=10"]
 RECORDED = ["--collect=nic,steps", "--every=50ms"]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.slurm.cluster import ROOT, SlurmCluster
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.together("Slurm"), pytest.mark.usefixtures("unchanged_machine")]
 RINGTAP = (sys.executable, "-m", "ringtap.cli")
 # of four ports, each job's rank 0 takes two, although none has taken its own when the next one is asked for
 PLAN = """\

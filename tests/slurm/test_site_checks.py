@@ -5,7 +5,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.slurm.cluster import SlurmCluster
+
+pytestmark = [pytest.mark.shares, pytest.mark.together("Slurm")]
 
 _DOCTOR = (sys.executable, "-m", "ringtap.cli", "doctor", "--json", "--site")
 _PROFILE = """\

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.records import open_records
-from ringtap.rundir import read_json
+from ringtap.core.records import open_records
+from ringtap.core.rundir import read_json
 from tests.slurm.cluster import SlurmCluster
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.together("Slurm"), pytest.mark.usefixtures("unchanged_machine")]
 ACCOUNT = "--account=def-x"
 # as batch scripts ask for nodes: their own shape must not get in the steps' way
 SHAPE = ["--ntasks-per-node=2", "--cpus-per-task=2", "--mem-per-cpu=200"]
@@ -20,8 +20,8 @@ WORK = """\
 import json, signal, sys, time
 from pathlib import Path
 from ringtap.agents.hosts.slurm import SlurmHosts, allocated_nodes
-from ringtap.errors import UsageError
-from ringtap.rundir import RunDirectory
+from ringtap.core.errors import UsageError
+from ringtap.core.rundir import RunDirectory
 
 folder = Path(sys.argv[1]) / "a run's \\"folder\\"\\nof two lines"
 said = {"nodes": allocated_nodes()}

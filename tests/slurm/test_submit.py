@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ringtap.models import profile_named
+from ringtap.core.models import profile_named
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.workload.lowering import Algorithms, lower
 from ringtap.workload.models import model_workload
@@ -18,7 +18,7 @@ from ringtap.workload.scaling import Scaling, scale
 from ringtap.workload.workload import write_workload
 from tests.slurm.cluster import SlurmCluster
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.together("Slurm"), pytest.mark.usefixtures("unchanged_machine")]
 RINGTAP = (sys.executable, "-m", "ringtap.cli")
 WEIRD = 'it\'s "my" run\n$HOME `id` %j 50% \\n é'
 NAME = 'it\'s "my" job #1 $x \\n é %j'

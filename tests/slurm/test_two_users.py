@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.records import open_records, read_json_lines
+from ringtap.core.records import open_records, read_json_lines
 from tests.slurm import cluster_keeper
 from tests.slurm.cluster import USERS, SlurmCluster
 from tests.slurm.there import ringtap, said, status, steps, until
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.together("Slurm"), pytest.mark.usefixtures("unchanged_machine")]
 TRAINING = ["python", "-m", "ringtap.examples.scale_model", "--parameters=100000", "--layers=2", "--compute-s=0.05"]
 SIZE = ["--nodes=2", "--mem=1500M", "--account=def-x", "--time=10", "--sbatch=nodelist=n[0-1]"]
 RECORDED = ["--collect=nic,sockets,steps", "--every=50ms"]

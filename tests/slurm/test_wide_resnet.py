@@ -13,7 +13,7 @@ from ringtap.analysis.model.demand import demand
 from ringtap.slurm.paths import SubmitPaths
 from tests.slurm.cluster import ROOT, SlurmCluster
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.together("Slurm"), pytest.mark.usefixtures("unchanged_machine")]
 RINGTAP = (sys.executable, "-m", "ringtap.cli")
 TRAINING = ("--epochs", "4", "--images", "1024", "--batch", "32", "--depth", "10", "--width", "1")
 TRAINING += ("--target-accuracy", "0.15", "--patience", "2")

@@ -25,7 +25,7 @@ from ringtap.collectors.base import Context
 from ringtap.collectors.nic import NicCollector
 from ringtap.collectors.qdisc import QdiscCollector
 from ringtap.collectors.sockets import SocketsCollector
-from ringtap.parent_death import die_with_parent
+from ringtap.core.parent_death import die_with_parent
 
 V4, V6 = ("10.80.0.1", "10.80.0.2"), ("fd80::1", "fd80::2")
 PORT = 7000

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.records import open_records
+from ringtap.core.records import open_records
 from tests.unit.agent_processes import RINGTAP, ROOT, gone, node_item, run_item
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 
 JOB = """
 import ringtap, time

@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ringtap.records import open_records
+from ringtap.core.records import open_records
 from tests.unit.agent_processes import ROOT, agents_of, ended, gone, rows_of, wait_for, wrapped
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 KILLS, AT_ONCE, MAX_DELAY_S = 100, 4, 1.2
 
 # Gradient descent on y = 3x + 1, a mark an iteration, every loss printed to the last digit

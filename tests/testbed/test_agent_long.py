@@ -11,9 +11,11 @@ import pytest
 
 import ringtap
 from ringtap.analysis.pcap.reader import scan_packets
-from ringtap.errors import RingtapWarning, UsageError
-from ringtap.records import open_records
+from ringtap.core.errors import RingtapWarning, UsageError
+from ringtap.core.records import open_records
 from tests.unit.agent_processes import RINGTAP, node_item, python, run_item, running, wait_for
+
+pytestmark = pytest.mark.shares
 
 needs_root = pytest.mark.needs_root("capture packets here")
 SLOW_S = {130: 0.4, 133: 0.6, 170: 0.8}

@@ -9,7 +9,7 @@ import pytest
 
 from tests.testbed.benchmark_runs import interrupt, quick
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.alone(2), pytest.mark.usefixtures("unchanged_machine")]
 KEYS = {
     "iteration_overhead_pct",
     "iteration_overhead_ci_pct",
@@ -18,13 +18,12 @@ KEYS = {
     "agent_cpu_pct_1khz",
     "agent_rss_mb",
     "disk_mb_per_hour",
-    "hook_import_ms",
 }
 
 
 def test_quick_measures_everything_in_its_time(tmp_path: Path) -> None:
     """A quarter of its usual time: what it finds is not judged here, only that it says how sure it is."""
-    figures, results, tables = quick("overhead", tmp_path, "--limit-s", "30", "--imports", "1")
+    figures, results, tables = quick("overhead", tmp_path, "--limit-s", "30")
     assert set(figures) == KEYS
     low, high = figures["iteration_overhead_ci_pct"]
     assert low <= figures["iteration_overhead_pct"] <= high
@@ -43,7 +42,7 @@ def test_quick_measures_everything_in_its_time(tmp_path: Path) -> None:
     for sample in agents:  # an agent that does not look, or not often, would be cheap
         assert sample["connections"] == 100
         assert sample["samples_per_s"] > {"100ms": 8, "10ms": 60, "1ms": 300}[sample["every"]]
-    assert "| 100 Hz |" in tables
+    assert "| 10ms |" in tables
     jobs = results["samples"]["job"]
     assert [job["kind"] for job in jobs] == ["computes", "communicates"]
     for job in jobs:
@@ -51,8 +50,6 @@ def test_quick_measures_everything_in_its_time(tmp_path: Path) -> None:
         assert all(block["cpu_s"] > 0 for pair in job["pairs"] for block in pair.values())
         assert (job["agent_cpu_share"] is None) == (job["kind"] == "communicates")
         assert job["agent_cpu_share"] is None or 0 < job["agent_cpu_share"] < 1
-    wide = [note for note in results["notes"] if note.startswith("This run cannot tell the overhead")]
-    assert bool(wide) == (high - low > 1.0) or len(wide) < len(jobs)
 
 
 def test_intervals_of_paired_blocks_hold_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:

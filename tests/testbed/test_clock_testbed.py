@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from ringtap.agents.hosts import TestbedHosts
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed
-from ringtap.rundir import RunDirectory, read_json
+from ringtap.core.rundir import RunDirectory, read_json
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 # the queue holds 32 ms of the link's rate
 SPEC = {"hosts": ("S0", "S1", "S2"), "rate_bps": 100_000_000, "queue_bytes": 400_000}
 KEEPER = (
     "import json, signal, sys\n"
     "from pathlib import Path\n"
     "from ringtap.agents.clock.service import ClockService\n"
-    "from ringtap.rundir import RunDirectory\n"
+    "from ringtap.core.rundir import RunDirectory\n"
     "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
     "keeper = ClockService(RunDirectory.open(Path(sys.argv[1])), sys.argv[2], 'S0', period_s=0.5)\n"
     "keeper.start()\n"

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from ringtap.records import open_records, read_json_lines
+from ringtap.core.records import open_records, read_json_lines
 from tests.testbed.collect_network import BYTES, MOVED, PORT, QUIET_S
+
+pytestmark = [pytest.mark.shares, pytest.mark.together]
 
 ROOT = Path(__file__).resolve().parents[2]
 

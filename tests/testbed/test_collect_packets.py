@@ -21,9 +21,9 @@ from ringtap.analysis.pcap.segments import read_segments
 from ringtap.collectors import capture_program
 from ringtap.collectors.base import Context
 from ringtap.collectors.packets import PacketsCollector
-from ringtap.records import open_records
+from ringtap.core.records import open_records
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.together, pytest.mark.usefixtures("unchanged_machine")]
 needs_root = pytest.mark.needs_root("capture packets here")
 TOOLS = pytest.mark.parametrize("tool", ["tcpdump", "ring"])
 # what an ordinary user lacks; CAP_SETFCAP stays, which root needs to map itself into a user namespace

@@ -9,14 +9,14 @@ import pytest
 import ringtap
 from ringtap.analysis.sweeps.expected_order import expected_orders
 from ringtap.analysis.sweeps.points import CounterLog
-from ringtap.ethernet import frame_bytes
-from ringtap.models import PROFILES
-from ringtap.schema import NIC_REC
+from ringtap.core.ethernet import frame_bytes
+from ringtap.core.models import PROFILES
+from ringtap.core.schema import NIC_REC
 from ringtap.workload.execution_trace import Collective
 from ringtap.workload.lowering import Algorithms
 from tests.testbed.sweeps import run, status
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 WORKERS = ("S0", "S1")
 QUIET_NS = 30_000_000  # after an iteration's end: the next forward pass, 67 ms, sends nothing
 PLAN = """\

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed
-from ringtap.ethernet import frame_bytes
-from ringtap.records import open_records
+from ringtap.core.ethernet import frame_bytes
+from ringtap.core.records import open_records
 from tests.unit.traffic_processes import wait_until
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
 
 

@@ -11,12 +11,12 @@ import pytest
 import tomllib
 
 from ringtap.agents.testbed.registry import state_folder
-from ringtap.plan import load_plan
+from ringtap.core.sweep_plan import load_plan
 from ringtap.workload.transformer import read_layout
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 
 
 def name(page: Path) -> str:
@@ -45,7 +45,7 @@ def shown(page: Path) -> pytest.ParameterSet:
     """A page whose commands are run."""
     alone = any("ringtap testbed" in block for block in blocks(page, "sh"))
     captures = any("tcpdump" in block for block in blocks(page, "sh"))
-    marks = [pytest.mark.alone] * alone + [pytest.mark.needs_root("capture packets here")] * captures
+    marks = [pytest.mark.alone(1)] * alone + [pytest.mark.needs_root("capture packets here")] * captures
     return pytest.param(page, id=name(page), marks=marks)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from ringtap.agents.testbed import registry
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 COMMAND = [sys.executable, "-m", "ringtap.cli", "doctor", "--plan"]
 PLAN = Path(__file__).resolve().parents[2] / "examples" / "demo.toml"
 

@@ -13,12 +13,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.analysis.model.demand import demand
 from tests.frameworks.ranks import quick
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
 SCALE_MODEL = str(Path(__file__).resolve().parents[2] / "examples" / "scale_model.py")
 # what a job moved until all connections were asked for is spread over 0.3 s: half an iteration or two of so many
@@ -58,7 +58,7 @@ def check_sides(data: dict[str, Any], nodes: set[str], path: str) -> None:
     assert abs(moved["difference"]) < 0.02, moved
 
 
-@pytest.mark.alone
+@pytest.mark.alone(1)
 @pytest.mark.needs_root("capture packets of lo")
 def test_two_ranks_over_loopback(tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -117,7 +117,7 @@ def fields(path: Path, *only: str) -> list[list[str]]:
     return [line.split("|") for line in done.stdout.splitlines()]
 
 
-@pytest.mark.alone
+@pytest.mark.alone(1)
 def test_three_ranks_on_three_hosts_under_cross_traffic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGTAP_TOKEN", "t")  # a receiver beyond loopback asks for one
     run = tmp_path / "run"

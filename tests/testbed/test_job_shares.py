@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from ringtap.agents.testbed.launch import RunningTestbed, own_name
 from ringtap.agents.testbed.topology import JobShare, LinkCount, TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed, own_name
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.alone(1), pytest.mark.usefixtures("unchanged_machine")]
 # at this rate, the buffer of a socket lasts while its process waits for a CPU
 RATE_BPS, SECONDS, STARTS_S = 20_000_000, 2.0, 2.0
 BOTH = {0: [0, 1], 3: [0, 1]}  # up from S0 and down to S1

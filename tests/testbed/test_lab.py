@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from ringtap.agents.testbed import registry
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
 HOSTS = ("S0", "S1", "S2", "S3")
 # what an ordinary user lacks; CAP_SETFCAP stays, which root needs to map itself into a user namespace
@@ -38,7 +38,7 @@ def spec(name: str, **changes: object) -> TestbedSpec:
     return TestbedSpec(**settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.alone
+@pytest.mark.alone(1)
 def test_every_link_gives_its_rate_in_both_directions() -> None:
     """Within 5 %: a token bucket loses what it may not keep while a busy machine does not serve its timer."""
     with RunningTestbed(spec("rates")) as lab:
@@ -177,7 +177,7 @@ def test_where_namespaces_are_refused_one_sentence_says_what_to_ask_for() -> Non
 def test_a_killed_maker_takes_its_testbed_along_and_its_record_is_cleared() -> None:
     code = (
         "import subprocess, sys, time\n"
-        "from ringtap.agents.testbed.up import RunningTestbed\n"
+        "from ringtap.agents.testbed.launch import RunningTestbed\n"
         "from ringtap.agents.testbed.topology import TestbedSpec\n"
         "lab = RunningTestbed(TestbedSpec('orphan', ('a', 'b'), 100_000_000), verify=False)\n"
         "enter = [sys.executable, '-m', 'ringtap.agents.testbed.enter', 'orphan', 'a', 'sleep', '1000']\n"
@@ -231,7 +231,7 @@ def test_a_host_that_cannot_be_reached_is_named() -> None:
         assert cut.returncode == 0
         code = (
             "from ringtap.agents.testbed import build\nfrom ringtap.agents.testbed.topology import TestbedSpec\n"
-            "from ringtap.errors import MeasurementError\n"
+            "from ringtap.core.errors import MeasurementError\n"
             "try:\n    build.measure_links(TestbedSpec('cut', ('S0', 'S1', 'S2', 'S3'), 100_000_000))\n"
             "except MeasurementError as error:\n    print(error)\n"
         )

@@ -19,12 +19,12 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.records import open_records
+from ringtap.core.records import open_records
 
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 40.0
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 
 
 class Terminal:
@@ -255,7 +255,7 @@ def test_the_end_of_a_run_is_shown_and_the_view_stays(capture: tuple[subprocess.
         assert f"Next: ringtap analyze {run}" in view.text().replace("\n", "").replace("  ", "")
 
 
-@pytest.mark.alone
+@pytest.mark.alone(1)
 def test_plain_lines_come_a_second_apart_and_end_with_the_run(capture: tuple[subprocess.Popen[str], Path]) -> None:
     process, run = capture
     command = [*RINGTAP, "live", "--plain", str(run)]

@@ -16,10 +16,14 @@ from typing import Any
 import pytest
 import yaml
 
-from ringtap.records import open_records
+from ringtap.core.records import open_records
 from tests.unit.agent_processes import RINGTAP, ended, wait_for
 
-pytestmark = pytest.mark.skipif(not shutil.which("prometheus"), reason="needs Prometheus")
+pytestmark = [
+    pytest.mark.shares,
+    pytest.mark.together,
+    pytest.mark.skipif(not shutil.which("prometheus"), reason="needs Prometheus"),
+]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 COUNT = 120

@@ -11,7 +11,7 @@ import pytest
 
 import ringtap
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -42,7 +42,7 @@ def committed(name: str) -> Any:
     return nbformat.read(ROOT / "examples" / f"{name}.ipynb", as_version=4)
 
 
-@pytest.mark.parametrize("name", ["job", "capture", pytest.param("sweep", marks=pytest.mark.alone)])
+@pytest.mark.parametrize("name", ["job", "capture", pytest.param("sweep", marks=pytest.mark.alone(1))])
 def test_a_notebook_shows_what_its_file_shows(name: str, script: ModuleType, tmp_path: Path) -> None:
     file, now = committed(name), script.run(name, tmp_path)
     nbformat.validate(file)

@@ -14,7 +14,7 @@ import pytest
 from tests.unit.analysis.test_pcap_tshark import by_ringtap, tshark
 from tests.unit.capture_makers import udp, vlan
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 ROOT = Path(__file__).resolve().parents[2]
 # two network namespaces with a veth pair between; they end with the last process in them
 PAIR = """

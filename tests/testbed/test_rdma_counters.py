@@ -19,6 +19,8 @@ import pytest
 
 import ringtap
 
+pytestmark = pytest.mark.alone(1)
+
 GOLD = Path(__file__).parents[1] / "gold"
 JOB = """\
 import os, ringtap, time

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 import ringtap
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.topology import SWITCH
-from ringtap.agents.testbed.up import RunningTestbed
-from ringtap.records import read_json_lines
+from ringtap.core.records import read_json_lines
 from tests.testbed.sshd import SshServers
 from tests.testbed.sweeps import one_sentence, status, wait_for
 from tests.testbed.test_ssh_sweep import MARKS, SPEC, Desk
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.alone(1), pytest.mark.usefixtures("unchanged_machine")]
 QUICK = {'compute = "50ms"\nlayers = 8': f"command = {json.dumps(MARKS)}"}
 SHORT = {"loads = [0, 0.7]": "loads = [0]", 'min_time = "2500ms"': 'min_time = "500ms"'}
 # on a busy machine, each of the faults takes a second to begin

@@ -15,12 +15,14 @@ import psutil
 import pytest
 
 from ringtap.agents.hosts.ssh import SshHost, SshHosts
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.topology import SWITCH, TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.rundir import RunDirectory, read_json
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.rundir import RunDirectory, read_json
 from tests.testbed.sshd import SshServers
 from tests.unit.agent_processes import running
+
+pytestmark = [pytest.mark.shares, pytest.mark.together]
 
 # in the place of 12 s without a word, to have the answer sooner
 SILENT_S = 5.0
@@ -282,7 +284,7 @@ def test_a_working_folder_of_somebody_else_is_refused(servers: SshServers, tmp_p
         hosts.close()
 
 
-@pytest.mark.alone
+@pytest.mark.alone(1)
 @pytest.mark.parametrize("how", ["killed", "link"])
 def test_a_host_lost_in_mid_run_is_named_and_the_others_go_on(
     how: str, hosts: SshHosts, run: RunDirectory, servers: SshServers

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 import ringtap
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed
-from ringtap.records import open_records, read_json_lines
+from ringtap.core.records import open_records, read_json_lines
 from ringtap.trafficgen.calibration import Calibration, save, this_host
 from ringtap.workload.workload import write_workload
 from tests.testbed import sweeps
 from tests.testbed.sshd import SshServers
 from tests.testbed.sweeps import SMALL, WORKERS, one_sentence, small_messages, status, wait_for
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.together, pytest.mark.usefixtures("unchanged_machine")]
 NAMES = ("S0", "S1", "S2", "S3")
 SPEC = TestbedSpec(name=f"sshs{os.getpid() % 10**6}", hosts=("desk", *NAMES), rate_bps=250_000_000)
 # the cluster of the example, with the names and addresses of these servers
@@ -114,7 +114,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
         yield Desk(folder, servers)
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 def test_the_same_result_as_on_the_testbed_although_a_host_was_lost(desk: Desk, testbed_sweep: Path) -> None:
     plan, out = desk.plan("small"), desk.folder / "by ssh"
     host_lost_while_measuring(desk, plan, out)
@@ -138,7 +138,7 @@ def test_the_same_result_as_on_the_testbed_although_a_host_was_lost(desk: Desk, 
     assert not list(desk.folder.glob("disk of S?/*")), "nothing stays on the hosts, nor on the one that was lost"
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 @pytest.mark.parametrize("kind", ["iperf", "consistent"])
 def test_configuration_a_by_one_interface_of_each_server(desk: Desk, kind: str) -> None:
     # S0 trains and sends cross traffic to S3, which trains too; no interface carries cross traffic alone
@@ -221,7 +221,7 @@ def host_lost_while_measuring(desk: Desk, plan: Path, out: Path) -> None:
     desk.servers.start("S3")
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 def test_cross_traffic_ends_when_its_controller_is_killed(desk: Desk) -> None:
     out = desk.folder / "killed"
     second = SPEC.cross_ip("S2") + "3"  # another address of the same interface, with a label as of old
@@ -508,7 +508,7 @@ def removed_folders(desk: Desk, plan: Path) -> set[str]:
     return {one["host"] for one in found["removed"] if not one["path"].endswith(".lock")}
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 def test_the_doctor_asks_every_host(desk: Desk) -> None:
     late = desk.folder / "late python"
     late.write_text(

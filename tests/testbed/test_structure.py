@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.analysis.model.demand import demand
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.alone(1), pytest.mark.usefixtures("unchanged_machine")]
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
 SCALE_MODEL = str(Path(__file__).resolve().parents[2] / "examples" / "scale_model.py")
 PARAMETERS = 276_715  # VGG-16 over 500
@@ -138,11 +138,15 @@ def test_a_ring_of_three_under_cross_traffic(
     assert data["classes"]["cross"] > data["classes"]["other"]
 
 
-def test_a_double_tree_of_a_real_job_is_named_from_its_packets(tmp_path: Path) -> None:
-    script = Path(__file__).resolve().parents[2] / "benchmarks" / "patterns.py"
-    words = ["--workers", "3", "--models", "resnet50", "--patterns", "double-tree"]
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path), *words], capture_output=True, text=True, check=False, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("1 of 1 right\n"), done.stdout
+def test_a_double_tree_of_a_real_job_is_named_from_its_packets(processes: Processes, tmp_path: Path) -> None:
+    workers = ("S2", "S0", "S1")
+    dumps = {host: tmp_path / f"{host}.pcap" for host in workers}
+    for host, path in dumps.items():
+        processes.start(host, "tcpdump", "-i", "eth0", "-s", "96", "-U", "-w", str(path))
+    job = [sys.executable, str(Path(__file__).with_name("double_tree_job.py"))]
+    world = {"WORLD_SIZE": "3", "MASTER_ADDR": SPEC.training_ip(workers[0]), "MASTER_PORT": "29512"}
+    world |= {"GLOO_SOCKET_IFNAME": "eth0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
+    processes.finish([processes.start(host, *job, **world, RANK=str(rank)) for rank, host in enumerate(workers)])
+    shape = structure(*map(str, dumps.values()))["shape"]
+    assert (shape["name"], shape["whole"]) == ("double binary tree", True)
+    assert sorted(shape["hosts"]) == sorted(map(SPEC.training_ip, workers))

@@ -12,10 +12,10 @@ import pytest
 
 import ringtap
 from ringtap.agents.testbed import registry
-from ringtap.records import open_records, read_json_lines
+from ringtap.core.records import open_records, read_json_lines
 from tests.testbed.sweeps import SMALL, WORKERS, one_sentence, run, start, status, wait_for
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.together("sweeps"), pytest.mark.usefixtures("unchanged_machine")]
 # a job of iterations alone: it starts in no time
 MARKS = [sys.executable, "-c", "import ringtap, time\nwhile True: time.sleep(0.05); ringtap.step()"]
 QUICK = f"""\
@@ -88,7 +88,7 @@ if "send" in sys.orig_argv:
 """
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 def test_a_window_does_not_begin_before_a_sender_that_starts_slowly(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW_START)
     text = QUICK.replace("[0, 0.5, 0.5]", "[0, 0.5]").replace("burst", "consistent")
@@ -100,7 +100,7 @@ def test_a_window_does_not_begin_before_a_sender_that_starts_slowly(tmp_path: Pa
     assert loaded["cross_bps"] == pytest.approx(loaded["requested_bps"], rel=0.2)
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 def test_from_a_plan_to_a_report(testbed_sweep: Path) -> None:
     assert status(testbed_sweep) == ("complete", "")
     found, torn = read_json_lines(testbed_sweep / "points.jsonl")
@@ -215,7 +215,7 @@ def test_a_machine_by_itself_without_cross_traffic(tmp_path: Path) -> None:
     assert "precheck" not in info
 
 
-@pytest.mark.alone  # the report is written with the time that nothing else wants
+@pytest.mark.alone(2)  # the report is written with the time that nothing else wants
 def test_the_report_grows_with_the_sweep_and_never_ends_it(tmp_path: Path) -> None:
     def plan_of(count: int) -> Path:
         return write_plan(tmp_path, QUICK.replace("loads = [0, 0.5, 0.5]", f"loads = {[0] * count}"))
@@ -325,7 +325,7 @@ def test_a_missing_tool_is_named_before_anything_starts(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 def test_iperf_takes_the_streams_that_a_load_needs(tmp_path: Path) -> None:
     text = SMALL.format(capacity="25gbit").replace("loads = [0, 0.7]", 'loads = [0, 0.2, 0.85]\niperf_streams = "auto"')
     done = run("sweep", write_plan(tmp_path, text), "-o", tmp_path / "out")

@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ringtap.records import read_json_lines
+from ringtap.core.records import read_json_lines
 from tests.testbed.sweeps import one_sentence, run, start, status, wait_for
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.together("sweeps"), pytest.mark.usefixtures("unchanged_machine")]
 RANK = str(Path(__file__).with_name("sharing_rank.py"))
 # a job without torch, which starts in no time; cross traffic takes of the link on which it sends
 PLAN = f"""\

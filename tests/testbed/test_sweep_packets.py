@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.records import read_json_lines
+from ringtap.core.records import read_json_lines
 from tests.testbed.sweeps import SMALL, run
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.together("sweeps"), pytest.mark.usefixtures("unchanged_machine")]
 CAPTURED = SMALL.format(capacity="25gbit").replace("loads = [0, 0.7]", "loads = [0, 0.6]\ncapture = [0.6]")
 CAPTURED = CAPTURED.replace('["iperf"]', '["consistent"]').replace('"small"\nscale', '"captured"\nscale')
 # sockets are sampled every 20 ms, later on a busy machine: what a sample at either end misses is 1 % of 40 iterations
@@ -20,7 +20,7 @@ CAPTURED = CAPTURED.replace('["iperf"]', '["consistent"]').replace('"small"\nsca
 CAPTURED += "\n[capture]\niterations = 40\n"
 
 
-@pytest.mark.alone
+@pytest.mark.alone(1)
 def test_packets_are_recorded_after_the_window_and_agree_with_other_counts(tmp_path: Path) -> None:
     plan, out = tmp_path / "plan.toml", tmp_path / "run"
     plan.write_text(CAPTURED)

@@ -13,11 +13,11 @@ import pytest
 
 import ringtap
 from ringtap.agents.testbed import registry
-from ringtap.errors import RingtapError
+from ringtap.core.errors import RingtapError
 from tests.testbed.sweeps import run
 from tests.testbed.test_sweep import MARKS, points, status
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.together("sweeps"), pytest.mark.usefixtures("unchanged_machine")]
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "recipes.md"
 KEYS = {
     "name": "quick",

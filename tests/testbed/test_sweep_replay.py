@@ -9,7 +9,7 @@ import ringtap
 from ringtap.workload.workload import write_workload
 from tests.testbed.sweeps import SMALL, WORKERS, run, small_messages
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.together("sweeps"), pytest.mark.usefixtures("unchanged_machine")]
 REPLAY = """
 [[models]]
 name = "replay"
@@ -19,7 +19,7 @@ command = ["env", "RINGTAP_TOKEN=test", "{{python}}", "-m", "ringtap", "traffic"
 """
 
 
-@pytest.mark.alone
+@pytest.mark.alone(1)
 def test_a_replay_takes_as_long_as_the_job(tmp_path: Path) -> None:
     write_workload(small_messages(), tmp_path / "w")
     nodes = [word for host in WORKERS for word in ("--node", f"{host}:5101")]

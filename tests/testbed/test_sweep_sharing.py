@@ -7,10 +7,10 @@ import pytest
 
 from ringtap.analysis.runs.run import SweepRun, read_run
 from ringtap.analysis.sweeps.sharing import FLUID, MEASURED, MLTCP_EQUATION, sharing_points
-from ringtap.rundir import open_log
+from ringtap.core.rundir import open_log
 from tests.testbed.sweeps import run
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.together("sweeps"), pytest.mark.usefixtures("unchanged_machine")]
 PLAN = """\
 [sweep]
 name = "sharing"

@@ -11,14 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.analysis.runs.run import SweepRun, read_records, read_run
 from ringtap.analysis.sweeps.sharing import sharing_points
 from tests.testbed.sshd import SshServers
 from tests.testbed.sweeps import run
 
 pytestmark = [
+    pytest.mark.shares,
+    pytest.mark.together("sweeps"),
     pytest.mark.usefixtures("unchanged_machine"),
     pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build clocks that differ"),
 ]
@@ -116,7 +118,7 @@ def grid_ns(node: Path, period_ns: int) -> float:
     return (origin_ns + statistics.median((ends_ns - origin_ns + half_ns) % period_ns - half_ns)) % period_ns
 
 
-@pytest.mark.alone
+@pytest.mark.alone(1)
 def test_jobs_are_kept_at_a_shift_by_clocks_that_differ(servers: SshServers, tmp_path: Path) -> None:
     script, out = Path(__file__).with_name("sharing_rank.py"), tmp_path / "run"
     hosts = [HOST.format(name=name, address=SPEC.training_ip(name), folder=tmp_path) for name in AHEAD_NS]

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 import ringtap
+from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.agents.testbed.up import RunningTestbed
-from ringtap.errors import UsageError
-from ringtap.rundir import read_points
+from ringtap.core.errors import UsageError
+from ringtap.core.rundir import read_points
 from tests.testbed.sweeps import run, status
 from tests.testbed.test_lab import RINGTAP, UNPRIVILEGED
 
-pytestmark = pytest.mark.usefixtures("unchanged_machine")
+pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 
 # connects hosts over both networks, within the testbed's namespaces
 REACH = """
@@ -54,7 +54,7 @@ def reach(testbed: RunningTestbed, pairs: list[tuple[str, str]], size: int = 1) 
     return int(done.stdout)
 
 
-@pytest.mark.alone
+@pytest.mark.alone(1)
 def test_every_link_of_leaves_and_spines_gives_its_rate() -> None:
     """Within 5 %, as on a star: a token bucket loses what it may not keep while a machine does not serve its timer."""
     leaves = spec("leaves", 4, "leaf-spine", per_leaf=2, spines=2, oversubscription=2.0)

@@ -9,7 +9,7 @@ import pytest
 import ringtap
 from tests.testbed.sweeps import run, status
 
-pytestmark = [pytest.mark.usefixtures("unchanged_machine"), pytest.mark.alone]
+pytestmark = [pytest.mark.alone(1), pytest.mark.usefixtures("unchanged_machine")]
 # the scale model with a limit of TCP's send buffer in its host's network namespace
 JOB = """\
 import os, sys

@@ -5,8 +5,8 @@ import ipaddress
 import json
 from pathlib import Path
 
-from ringtap.records import Field, JsonLinesWriter, RecordWriter
-from ringtap.rundir import RunDirectory, write_json
+from ringtap.core.records import Field, JsonLinesWriter, RecordWriter
+from ringtap.core.rundir import RunDirectory, write_json
 
 T = [Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time")]
 STEPS = [Field("step", "<i8", "", "index"), Field("optimizer", "<i8", "", "index")]

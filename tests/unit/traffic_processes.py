@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from ringtap.flow_plan import FORMAT, VERSION, Flow
-from ringtap.records import open_records
+from ringtap.core.flow_plan_format import FORMAT, VERSION, Flow
+from ringtap.core.records import open_records
 from ringtap.trafficgen.plans.plan_file import write_plan
 from ringtap.trafficgen.plans.registry import make_plan
-from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
+from ringtap.trafficgen.plans.web_search import PlanSpec, WebSearchPlan
 
 MS = 1_000_000
 COMMAND = [sys.executable, "-m", "ringtap.cli", "traffic"]
@@ -32,7 +32,7 @@ TIME_WAIT = 6  # in /proc/net/tcp
 # ``ringtap traffic``, with a log's file turned into /dev/full once its header stands
 FULL_DISK = """
 import os, sys
-from ringtap.records import RecordWriter
+from ringtap.core.records import RecordWriter
 made = RecordWriter.__init__
 def full(self, *arguments):
     made(self, *arguments)
@@ -86,7 +86,9 @@ def serving(*arguments: object, command: Sequence[str] = COMMAND) -> Iterator[Se
 
 def plan_for(folder: Path, *addresses: str, load_bps: float = 20e6, seconds: float = 0.5, scale: float = 100) -> Path:
     path = folder / "flows.plan"
-    write_plan(FlowPlan(PlanSpec("consistent", load_bps, int(seconds * 1e9), addresses, 1, scale)), path, force=True)
+    write_plan(
+        WebSearchPlan(PlanSpec("consistent", load_bps, int(seconds * 1e9), addresses, 1, scale)), path, force=True
+    )
     return path
 
 

@@ -11,27 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import ringtap
-from ringtap.errors import UsageError
-from ringtap.options import add_force
-from ringtap.terminal import shell_word
-from ringtap.units import format_size
+from ringtap.core.errors import UsageError
+from ringtap.core.options import add_force
+from ringtap.core.terminal import shell_word
+from ringtap.core.units import format_size
 
-# Modules that trafficgen imports; they need only the standard library
-_CORE_MODULES = (
-    "flow_plan",
-    "options",
-    "schema",
-    "__init__",
-    "cli",
-    "errors",
-    "installation",
-    "units",
-    "records",
-    "json_validation",
-    "run_files",
-    "terminal",
-    "plug_ins",
-)
 _MAIN = """\
 import sys
 
@@ -83,12 +67,11 @@ def write_archive(path: Path) -> None:
 def _copy_modules(folder: Path) -> None:
     """Copy the modules and a ``__main__.py`` into ``folder``."""
     package = Path(ringtap.__file__).parent
-    package_copy = folder / "ringtap"
-    (package_copy / "trafficgen").mkdir(parents=True)
-    for name in _CORE_MODULES:
-        shutil.copyfile(package / f"{name}.py", package_copy / f"{name}.py")
-    for module in sorted((package / "trafficgen").rglob("*.py")):
-        copy = package_copy / module.relative_to(package)
-        copy.parent.mkdir(exist_ok=True)
+    modules = [package / "__init__.py", package / "cli.py"]
+    for name in ("core", "trafficgen"):
+        modules += sorted((package / name).rglob("*.py"))
+    for module in modules:
+        copy = folder / "ringtap" / module.relative_to(package)
+        copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(module, copy)
     (folder / "__main__.py").write_text(_MAIN)

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ringtap.options import add_json
-from ringtap.units import format_duration, format_rate
+from ringtap.core.options import add_json
+from ringtap.core.units import format_duration, format_rate
 
 
 def register(verbs: Any, name: str, summary: str) -> None:

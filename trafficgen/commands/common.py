@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
+from ringtap.core.units import format_duration
 from ringtap.trafficgen.worker_processes import usual_workers
-from ringtap.units import format_duration
 
 TOKEN_VARIABLE = "RINGTAP_TOKEN"
 _MAX_TOKEN_LENGTH = 4096

@@ -8,14 +8,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringtap.errors import UsageError
-from ringtap.options import add_force, add_json, add_verbose
-from ringtap.terminal import shell_word
-from ringtap.trafficgen.commands.common import print_settings
+from ringtap.core.errors import UsageError
+from ringtap.core.options import add_force, add_json
+from ringtap.core.terminal import shell_word
+from ringtap.core.units import counted, format_duration, format_rate, format_size
 from ringtap.trafficgen.plans.kind import SHARED, TO, TRANSPORT, TrafficKind
 from ringtap.trafficgen.plans.registry import make_plan, size_points, traffic_kinds
 from ringtap.trafficgen.protocol import LOCAL
-from ringtap.units import counted, format_duration, format_rate, format_size
 
 if TYPE_CHECKING:
     from ringtap.trafficgen.plans.plan_file import FlowSource
@@ -38,7 +37,6 @@ def register(verbs: Any, name: str, summary: str) -> None:
     add_force(parser)
     add("--summary", action="store_true", help="print what the plan contains; -o and --to may be left out")
     add_json(parser)
-    add_verbose(parser)
     parser.set_defaults(handler=_plan)
 
 
@@ -55,8 +53,6 @@ def _plan(options: argparse.Namespace) -> int:
             raise UsageError("a plan needs a destination: give --to HOST:PORT")
         given["to"] = [LOCAL]
     plan = make_plan(options.kind, given, options.read_segments, options.read_operations)
-    if options.verbose:
-        print_settings(plan.header)
     stream = sys.stderr if options.json else sys.stdout
     if unread := plan.header.get("unread_lines"):
         print(

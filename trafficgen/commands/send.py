@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.options import add_json, add_verbose
-from ringtap.terminal import unguarded
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.options import add_json, add_verbose
+from ringtap.core.terminal import unguarded
+from ringtap.core.units import counted, format_rate, format_size, parse_duration_s, parse_rate_bps, parse_size_bytes
 from ringtap.trafficgen.commands.common import (
     add_token,
     add_worker_options,
@@ -23,7 +24,6 @@ from ringtap.trafficgen.commands.common import (
     seconds_words,
 )
 from ringtap.trafficgen.protocol import parse_address
-from ringtap.units import counted, format_rate, format_size, parse_duration_s, parse_rate_bps, parse_size_bytes
 
 if TYPE_CHECKING:
     from ringtap.trafficgen.plans.plan_file import PlanFile
@@ -137,8 +137,8 @@ def _printed_settings(settings: SendOptions) -> dict[str, Any]:
 
 
 def _send_options(options: argparse.Namespace) -> SendOptions:
+    from ringtap.trafficgen.outgoing_sockets import Transport, check_transport_options
     from ringtap.trafficgen.sender.options import SendOptions
-    from ringtap.trafficgen.socket_options import Transport, check_transport_options
 
     for option in ("workers", "threads", "max_connections"):
         value = getattr(options, option)

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ringtap.options import add_json, add_verbose
-from ringtap.trafficgen.commands.common import add_token, add_worker_options, at_least, print_settings, read_token
+from ringtap.core.options import add_json
+from ringtap.core.units import counted, format_size, parse_duration_s
+from ringtap.trafficgen.commands.common import add_token, add_worker_options, at_least, read_token
 from ringtap.trafficgen.protocol import LOCAL
-from ringtap.units import counted, format_size, parse_duration_s
 
 
 def register(verbs: Any, name: str, summary: str) -> None:
@@ -26,7 +26,6 @@ def register(verbs: Any, name: str, summary: str) -> None:
     add("--arrivals", type=Path, metavar="SOCKET", help="for completion notices to a sender on this host")
     add_worker_options(parser)
     add_json(parser)
-    add_verbose(parser)
     parser.set_defaults(handler=_serve)
 
 
@@ -46,8 +45,6 @@ def _serve(options: argparse.Namespace) -> int:
     for option in ("max_connections", "workers", "threads"):
         at_least(f"--{option.replace('_', '-')}", getattr(options, option), 1)
     at_least("--idle", settings.idle_s, 1)
-    if options.verbose:
-        print_settings(vars(settings) | {"token": "set" if settings.token else "empty"})
     summary = Receiver(settings).run()
     if options.json:
         print(json.dumps(summary))

@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Any, Literal
 
 import ringtap
-from ringtap.errors import UsageError
-from ringtap.flow_plan import BASIC_VERSION, FORMAT, MAX_INT64
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan_format import BASIC_VERSION, FORMAT, MAX_INT64
 from ringtap.trafficgen.protocol import parse_address
 
 NS = 1_000_000_000
@@ -80,7 +80,7 @@ class OfferedLoad:
 
 
 @dataclass(frozen=True)
-class Frame:
+class PlanOutline:
     """The contents of a plan of any kind, apart from its flows.
 
     Attributes:

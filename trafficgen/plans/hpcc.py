@@ -13,13 +13,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import UsageError
-from ringtap.flow_plan import FLOW_LIST_COLUMNS, MAX_INT64, Flow, flow_list_line
-from ringtap.trafficgen.plans.common import NS, Frame
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan_format import FLOW_LIST_COLUMNS, MAX_INT64, Flow, flow_list_line
+from ringtap.core.units import counted
+from ringtap.trafficgen.plans.common import NS, PlanOutline
 from ringtap.trafficgen.plans.kind import DURATION, NODE, Option, TrafficKind
 from ringtap.trafficgen.plans.plan_file import FlowSource
 from ringtap.trafficgen.protocol import parse_address
-from ringtap.units import counted
 
 _UNLISTABLE = ("long-lived", "ring", "workload")
 _MS = 1_000_000
@@ -42,7 +42,7 @@ class FlowListPlan:
         UsageError: the list cannot be read or a line is wrong (the message names it).
     """
 
-    def __init__(self, path: Path, frame: Frame, nodes: Sequence[str]) -> None:
+    def __init__(self, path: Path, frame: PlanOutline, nodes: Sequence[str]) -> None:
         self._path, self._nodes = path, list(nodes)
         self._hosts = [parse_address(node)[0] for node in nodes]
         self._duration_ns = frame.duration_ns or MAX_INT64

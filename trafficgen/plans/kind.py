@@ -8,9 +8,9 @@ from numbers import Real
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from ringtap.errors import UsageError, did_you_mean
-from ringtap.trafficgen.plans.common import Frame, OfferedLoad
-from ringtap.units import parse_duration_s, parse_rate_bps, parse_size_bytes
+from ringtap.core.errors import UsageError, did_you_mean
+from ringtap.core.units import parse_duration_s, parse_rate_bps, parse_size_bytes
+from ringtap.trafficgen.plans.common import OfferedLoad, PlanOutline
 
 if TYPE_CHECKING:
     from ringtap.trafficgen.plans.plan_file import FlowSource
@@ -98,7 +98,7 @@ class TrafficKind:
     """
 
     name: str
-    make: Callable[[dict[str, Any], Frame], FlowSource]
+    make: Callable[[dict[str, Any], PlanOutline], FlowSource]
     needs: tuple[Option, ...] = ()
     takes: tuple[Option, ...] = ()
     finds_receivers: bool = False

@@ -10,9 +10,10 @@ from fractions import Fraction
 from itertools import chain
 from typing import Any
 
-from ringtap.errors import UsageError
-from ringtap.flow_plan import MAX_INT64, Flow
-from ringtap.trafficgen.plans.common import Frame, OfferedLoad
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan_format import MAX_INT64, Flow
+from ringtap.core.units import parse_size_bytes
+from ringtap.trafficgen.plans.common import OfferedLoad, PlanOutline
 from ringtap.trafficgen.plans.kind import (
     DURATION,
     FROM,
@@ -31,7 +32,6 @@ from ringtap.trafficgen.plans.kind import (
 from ringtap.trafficgen.plans.kind import duration_ns as read_ns
 from ringtap.trafficgen.plans.sampling import again, exponentials, shares_of, stream
 from ringtap.trafficgen.protocol import parse_address
-from ringtap.units import parse_size_bytes
 
 _MAX_PAIRS = 100_000
 
@@ -57,7 +57,7 @@ class RoundsPlan:
     def __init__(
         self,
         kind: str,
-        frame: Frame,
+        frame: PlanOutline,
         pairs: Sequence[tuple[str, str]],
         period_ns: int,
         demand: int | OfferedLoad,
@@ -127,7 +127,9 @@ class RingPlan:
         UsageError: the requested plan is inconsistent.
     """
 
-    def __init__(self, frame: Frame, nodes: Sequence[str], size_bytes: int, compute_ns: int, iterations: int) -> None:
+    def __init__(
+        self, frame: PlanOutline, nodes: Sequence[str], size_bytes: int, compute_ns: int, iterations: int
+    ) -> None:
         frame.check()
         count = len(nodes)
         if count < 2:
@@ -186,7 +188,7 @@ class LongLivedPlan:
         UsageError: the requested plan is inconsistent.
     """
 
-    def __init__(self, frame: Frame, count: int, load: OfferedLoad | None = None) -> None:
+    def __init__(self, frame: PlanOutline, count: int, load: OfferedLoad | None = None) -> None:
         frame.check()
         if not 1 <= count <= _MAX_FLOWS:
             raise UsageError(f"--flows {count} is not usable: it must be from 1 to {_MAX_FLOWS}")
@@ -222,7 +224,7 @@ class OnOffPlan:
         UsageError: the requested plan is inconsistent or cannot be made exact.
     """
 
-    def __init__(self, frame: Frame, load: OfferedLoad, on_ns: int, off_ns: int) -> None:
+    def __init__(self, frame: PlanOutline, load: OfferedLoad, on_ns: int, off_ns: int) -> None:
         frame.check()
         if on_ns < 1 or off_ns < 1:
             raise UsageError("--on and --off must be above 0")
@@ -255,7 +257,7 @@ class OnOffPlan:
             yield Flow(start_ns, by[int(draw_from() * len(by))], to[int(draw_to() * len(to))], size_bytes)
 
 
-def paced(frame: Frame, load: OfferedLoad, factor: Fraction) -> tuple[Frame, OfferedLoad, dict[str, Any]]:
+def paced(frame: PlanOutline, load: OfferedLoad, factor: Fraction) -> tuple[PlanOutline, OfferedLoad, dict[str, Any]]:
     """Return the frame with each flow paced to ``factor`` of the load, the load with its IP version, and header keys.
 
     Raises:
@@ -283,15 +285,15 @@ _LONG_LIVED_FLOWS, _INCAST_FLOWS = 1, 8
 _ON_NS = _OFF_NS = _PERIOD_NS = 10_000_000
 
 
-def _long_lived(given: dict[str, Any], frame: Frame) -> LongLivedPlan:
+def _long_lived(given: dict[str, Any], frame: PlanOutline) -> LongLivedPlan:
     return LongLivedPlan(frame, given.get("flows", _LONG_LIVED_FLOWS), offered_load(given))
 
 
-def _on_off(given: dict[str, Any], frame: Frame) -> OnOffPlan:
+def _on_off(given: dict[str, Any], frame: PlanOutline) -> OnOffPlan:
     return OnOffPlan(frame, needed_load(given), given.get("on", _ON_NS), given.get("off", _OFF_NS))
 
 
-def _incast(given: dict[str, Any], frame: Frame) -> RoundsPlan:
+def _incast(given: dict[str, Any], frame: PlanOutline) -> RoundsPlan:
     if len(frame.destinations) != 1:
         raise UsageError("incast goes to one destination: give --to once")
     if "flows" in given and "from" in given:
@@ -301,7 +303,7 @@ def _incast(given: dict[str, Any], frame: Frame) -> RoundsPlan:
     return RoundsPlan("incast", frame, pairs, given.get("period", _PERIOD_NS), _demand(given), {})
 
 
-def _all_to_all(given: dict[str, Any], frame: Frame) -> RoundsPlan:
+def _all_to_all(given: dict[str, Any], frame: PlanOutline) -> RoundsPlan:
     nodes, hosts = given["node"], [parse_address(node)[0] for node in given["node"]]
     count = len(nodes)
     if count < 2:
@@ -325,7 +327,7 @@ def _bounded(count: int) -> int:
     return count
 
 
-def _ring(given: dict[str, Any], frame: Frame) -> RingPlan:
+def _ring(given: dict[str, Any], frame: PlanOutline) -> RingPlan:
     return RingPlan(frame, given["node"], given["bytes"], given.get("compute", 0), given["iterations"])
 
 

@@ -1,4 +1,4 @@
-"""Flow plan files, read and written as streams (`ringtap.flow_plan` has the format)."""
+"""Flow plan files, read and written as streams (`ringtap.core.flow_plan_format` has the format)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any, Protocol
 
-from ringtap.errors import UsageError, error_message
-from ringtap.flow_plan import COLUMNS, MAX_HEADER_BYTES, MAX_INT64, Flow, read_header
-from ringtap.schema import LOAD_BIN_NS
+from ringtap.core.errors import UsageError, error_message
+from ringtap.core.flow_plan_format import COLUMNS, MAX_HEADER_BYTES, MAX_INT64, Flow, read_header
+from ringtap.core.schema import LOAD_BIN_NS
+from ringtap.core.units import counted
+from ringtap.trafficgen.outgoing_sockets import transport_problem
 from ringtap.trafficgen.protocol import MAX_FLOW_BYTES, parse_address
-from ringtap.trafficgen.socket_options import transport_problem
-from ringtap.units import counted
 
 _WINDOW_NS = 1_000_000
 _NS = 1_000_000_000

@@ -7,17 +7,17 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from ringtap import plug_ins
-from ringtap.errors import RingtapWarning, UsageError
-from ringtap.trafficgen.plans.common import Frame
+from ringtap.core import plug_ins
+from ringtap.core.errors import RingtapWarning, UsageError
+from ringtap.trafficgen.outgoing_sockets import check_transport_options
+from ringtap.trafficgen.plans.common import PlanOutline
 from ringtap.trafficgen.plans.kind import TRANSPORT, TrafficKind
 from ringtap.trafficgen.plans.plan_file import FlowSource
 from ringtap.trafficgen.plans.replay import ReadSegments
 from ringtap.trafficgen.plans.sizes import SizeDistribution, empirical_points
-from ringtap.trafficgen.plans.web_search import FlowPlan
+from ringtap.trafficgen.plans.web_search import WebSearchPlan
 from ringtap.trafficgen.plans.workload import ReadOperations
 from ringtap.trafficgen.protocol import parse_address
-from ringtap.trafficgen.socket_options import check_transport_options
 
 # (module, its TrafficKind), in the order of --help
 _KINDS = (
@@ -75,7 +75,7 @@ def make_plan(
     if "node" in given:
         destinations = given["node"]
         sources = list(dict.fromkeys(parse_address(node)[0] for node in destinations))
-    frame = Frame(given.get("duration", 0), destinations, sources, given.get("seed", 1), _transport(given))
+    frame = PlanOutline(given.get("duration", 0), destinations, sources, given.get("seed", 1), _transport(given))
     return traffic_kinds()[kind].make(
         given | {"read_segments": read_segments, "read_operations": read_operations}, frame
     )  # fmt: skip
@@ -83,7 +83,7 @@ def make_plan(
 
 def size_points(plan: FlowSource, given: dict[str, Any]) -> Sequence[tuple[float, float]]:
     """Return points of the CDF of a plan's sizes: of their distribution if they have one, else of themselves."""
-    if isinstance(plan, FlowPlan):
+    if isinstance(plan, WebSearchPlan):
         sizes = plan.spec.sizes.scaled(1 / given.get("scale", 1.0))
         if isinstance(sizes, SizeDistribution):
             return sizes.points

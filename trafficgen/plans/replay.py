@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import UsageError
-from ringtap.flow_plan import MAX_INT64, Flow
-from ringtap.records import open_records
-from ringtap.trafficgen.plans.common import Frame
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan_format import MAX_INT64, Flow
+from ringtap.core.records import open_records
+from ringtap.trafficgen.plans.common import PlanOutline
 from ringtap.trafficgen.plans.kind import DURATION, FROM, SCALE, TO, Option, TrafficKind, duration_ns
 
 _MS = 1_000_000
@@ -77,7 +77,7 @@ class ReplayPlan:
         UsageError: no flow was observed in the requested time, or a plan cannot contain the addresses.
     """
 
-    def __init__(self, kind: str, seen: SeenFlows, frame: Frame, scale: float, about: dict[str, Any]) -> None:
+    def __init__(self, kind: str, seen: SeenFlows, frame: PlanOutline, scale: float, about: dict[str, Any]) -> None:
         if not 0 < scale <= 1e6:
             raise UsageError(f"scale {scale} is not usable: it must be above 0 and at most 1,000,000")
         self._to = list(frame.destinations) or list(seen.destinations)
@@ -200,7 +200,7 @@ class _OpenFlows:
 _GAP_NS = 100 * _MS
 
 
-def _replay(given: dict[str, Any], frame: Frame) -> ReplayPlan:
+def _replay(given: dict[str, Any], frame: PlanOutline) -> ReplayPlan:
     path = given["replay"]
     if path.suffix == ".rec":
         if "gap" in given:

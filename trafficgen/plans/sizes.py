@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Protocol
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
+from ringtap.core.units import parse_size_bytes
 from ringtap.trafficgen.plans.sampling import Draw
-from ringtap.units import parse_size_bytes
 
 _MAX_BYTES = 10**15
 _MIN_SHARE = 2.0**-54  # half the step of random(), for inverse CDFs without a smallest value

@@ -16,9 +16,9 @@ from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
-from ringtap.errors import UsageError, did_you_mean
-from ringtap.flow_plan import Flow
-from ringtap.trafficgen.plans.common import MAX_FLOWS, Frame, OfferedLoad, check_lists
+from ringtap.core.errors import UsageError, did_you_mean
+from ringtap.core.flow_plan_format import Flow
+from ringtap.trafficgen.plans.common import MAX_FLOWS, OfferedLoad, PlanOutline, check_lists
 from ringtap.trafficgen.plans.kind import (
     DURATION,
     FROM,
@@ -100,7 +100,7 @@ class _Interval:
     burst: bool
 
 
-class FlowPlan:
+class WebSearchPlan:
     """A plan of web-like traffic that can be iterated repeatedly; its flows are not kept in memory.
 
     Attributes:
@@ -113,7 +113,7 @@ class FlowPlan:
 
     def __init__(self, spec: PlanSpec) -> None:
         self.spec = spec
-        self._frame = Frame(spec.duration_ns, spec.destinations, spec.sources, spec.seed, spec.transport)
+        self._frame = PlanOutline(spec.duration_ns, spec.destinations, spec.sources, spec.seed, spec.transport)
         self._load = OfferedLoad(spec.load_bps, spec.load_counts, spec.mtu)
         _check(spec, self._frame, self._load)
         self._load = OfferedLoad(spec.load_bps, spec.load_counts, spec.mtu, self._frame.ipv6())
@@ -215,7 +215,7 @@ class FlowPlan:
         return total / math.fsum(draw() for _ in range(flows))
 
 
-def _check(spec: PlanSpec, frame: Frame, load: OfferedLoad) -> None:
+def _check(spec: PlanSpec, frame: PlanOutline, load: OfferedLoad) -> None:
     load.check()
     frame.check()
     if not 0 < spec.scale <= 1e6:
@@ -233,9 +233,9 @@ def _check(spec: PlanSpec, frame: Frame, load: OfferedLoad) -> None:
         )
 
 
-def _make(kind: Literal["consistent", "burst"], given: dict[str, Any], frame: Frame) -> FlowPlan:
+def _make(kind: Literal["consistent", "burst"], given: dict[str, Any], frame: PlanOutline) -> WebSearchPlan:
     load = needed_load(given)
-    return FlowPlan(
+    return WebSearchPlan(
         PlanSpec(
             kind=kind,
             load_bps=load.bps,

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import UsageError
-from ringtap.flow_plan import VERSION, Flow, Operation
-from ringtap.trafficgen.plans.common import NS, Frame
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan_format import VERSION, Flow, Operation
+from ringtap.core.units import counted
+from ringtap.trafficgen.plans.common import NS, PlanOutline
 from ringtap.trafficgen.plans.kind import DURATION, FROM, ITERATIONS, NODE, TrafficKind
 from ringtap.trafficgen.protocol import parse_address
-from ringtap.units import counted
 
 ReadOperations = Callable[[Path], Sequence[Operation]]
 """Reader of a workload without collectives: the operations of an iteration, each after those that it waits for."""
@@ -38,7 +38,7 @@ class WorkloadPlan:
         UsageError: the ranks are not as many as the destinations, or a plan cannot contain so much.
     """
 
-    def __init__(self, frame: Frame, operations: Sequence[Operation], iterations: int, workload: str) -> None:
+    def __init__(self, frame: PlanOutline, operations: Sequence[Operation], iterations: int, workload: str) -> None:
         ranks = 1 + max((max(one.rank, one.peer) for one in operations), default=-1)
         if ranks != len(frame.destinations):
             raise UsageError(
@@ -75,7 +75,7 @@ class WorkloadPlan:
                 yield Flow(0, self._hosts[rank], self._nodes[peer] if peer >= 0 else "", size_bytes, earlier)
 
 
-def _workload(given: dict[str, Any], frame: Frame) -> WorkloadPlan:
+def _workload(given: dict[str, Any], frame: PlanOutline) -> WorkloadPlan:
     if len(given["from"]) > 1:
         raise UsageError("--from names the workload's directory once")
     path = Path(given["from"][0])

@@ -9,7 +9,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from ringtap.schema import FLOW_STATES
+from ringtap.core.schema import FLOW_STATES
 from ringtap.trafficgen import protocol
 
 if TYPE_CHECKING:

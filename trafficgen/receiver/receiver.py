@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import MeasurementError, UsageError
+from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.trafficgen import protocol
 from ringtap.trafficgen.flow_log import RECEIVED_FIELDS, FlowLog
 from ringtap.trafficgen.receiver.worker import MAX_PENDING_HELLOS, AcceptedConnection, ReceiverCounts, ReceiverWorker

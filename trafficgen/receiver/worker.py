@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
-from ringtap.errors import MeasurementError, UsageError
+from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.trafficgen.flow_log import FLUSH_S, RECEIVED_FIELDS, FlowLog
 from ringtap.trafficgen.receiver.connection import ReceiverConnection
 from ringtap.trafficgen.sender.completion_notices import Announcer

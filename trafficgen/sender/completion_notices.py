@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 
 _NOTICE = struct.Struct("=Qq")  # number of the flow, CLOCK_MONOTONIC of its completion
 _QUEUE_FULL = (errno.EAGAIN, errno.ENOBUFS)

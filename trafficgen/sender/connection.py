@@ -10,10 +10,10 @@ import time
 from typing import TYPE_CHECKING
 
 from ringtap.trafficgen import protocol
+from ringtap.trafficgen.outgoing_sockets import TcpState, tcp_state, unacked_bytes
 from ringtap.trafficgen.sender import ipc
 from ringtap.trafficgen.sender.ipc import FlowState
 from ringtap.trafficgen.sender.options import PAYLOAD, PAYLOAD_BYTES
-from ringtap.trafficgen.socket_options import TcpState, tcp_state, unacked_bytes
 from ringtap.trafficgen.statistics import Ending
 
 if TYPE_CHECKING:

@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import ringtap
-from ringtap.errors import RingtapError, UsageError
-from ringtap.flow_plan import Flow
+from ringtap.core.errors import RingtapError, UsageError
+from ringtap.core.flow_plan_format import Flow
 from ringtap.trafficgen import protocol
 from ringtap.trafficgen.flow_log import SENT_FIELDS, FlowLog
+from ringtap.trafficgen.outgoing_sockets import TcpState, in_force
 from ringtap.trafficgen.plans.plan_file import PlanFile, PlanRequirements
 from ringtap.trafficgen.sender import ipc
 from ringtap.trafficgen.sender.completion_notices import Listener
 from ringtap.trafficgen.sender.ipc import FlowState
 from ringtap.trafficgen.sender.options import FIRST_BYTES, PAYLOAD, SendOptions
-from ringtap.trafficgen.sender.pool import Link, Route, Waiting, WorkerHandle
-from ringtap.trafficgen.socket_options import TcpState, in_force
+from ringtap.trafficgen.sender.pool import ConnectionPool, PooledConnection, Waiting, WorkerHandle
 from ringtap.trafficgen.statistics import Ending, FlowStatistics
 
 NEVER = 2**63 - 1
@@ -47,7 +47,7 @@ class _Waiting:
         self.flow, self.due_ns, self.left = flow, due_ns, 0
 
 
-class Schedule:
+class FlowQueue:
     """A plan as a queue ordered by time; times are CLOCK_MONOTONIC.
 
     Args:
@@ -253,8 +253,8 @@ class Launcher:
 
     def __init__(
         self,
-        schedule: Schedule,
-        routes: dict[tuple[str, str], Route],
+        schedule: FlowQueue,
+        routes: dict[tuple[str, str], ConnectionPool],
         workers: Sequence[WorkerHandle],
         options: SendOptions,
         control: Connection,
@@ -384,7 +384,7 @@ class Launcher:
             if without_pause % _HANDLE_EVERY == 0:
                 self._handle_messages(0)
 
-    def _launch(self, route: Route, flow: Waiting) -> None:
+    def _launch(self, route: ConnectionPool, flow: Waiting) -> None:
         while (link := route.take()) is not None:
             if self._start(link, flow):
                 self._outcome.due(flow.size_bytes, flow.due_ns)
@@ -396,7 +396,7 @@ class Launcher:
         route.open_more()
         self._handle_messages(0)
 
-    def _start(self, link: Link, flow: Waiting) -> bool:
+    def _start(self, link: PooledConnection, flow: Waiting) -> bool:
         """Start a flow on a connection; return False if the connection turns out to be broken."""
         number, size_bytes, due_ns = flow
         channel = link.worker.channel
@@ -460,7 +460,7 @@ class Launcher:
             self._finished(worker.links[place], first, second)
         elif what == ipc.SOCKET:
             route = self._by_index[first]
-            link = Link(route, worker, place, worker.channel.files.popleft(), self._new)
+            link = PooledConnection(route, worker, place, worker.channel.files.popleft(), self._new)
             worker.links[place] = link
             route.joined()
             if not self._new:  # with new connections, nothing has been sent yet
@@ -473,7 +473,7 @@ class Launcher:
         elif what == ipc.REFUSED:
             self._refused(self._by_index[place], first)
 
-    def _finished(self, link: Link, number: int, finish_ns: int) -> None:
+    def _finished(self, link: PooledConnection, number: int, finish_ns: int) -> None:
         link.busy = False
         self._busy -= 1
         link.route.heard_ns = finish_ns
@@ -484,7 +484,7 @@ class Launcher:
         else:
             self._idle(link)
 
-    def _idle(self, link: Link) -> None:
+    def _idle(self, link: PooledConnection) -> None:
         route = link.route
         if not route.waiting:
             route.give(link)
@@ -492,7 +492,7 @@ class Launcher:
             route.waiting.popleft()
             self._waiting -= 1
 
-    def _lost(self, link: Link, why: int) -> None:
+    def _lost(self, link: PooledConnection, why: int) -> None:
         link.route.why = why
         sent = link.sent if link.busy else -1
         self._drop(link, sent)
@@ -500,7 +500,7 @@ class Launcher:
             self._busy -= 1
         link.route.open_more(spares=False)  # avoid endless reopening to a receiver that breaks every connection
 
-    def _drop(self, link: Link, sent: int) -> None:
+    def _drop(self, link: PooledConnection, sent: int) -> None:
         """Close the launcher's copy of a connection and tell its sender worker to close it."""
         link.route.left(link)
         del link.worker.links[link.slot]
@@ -508,7 +508,7 @@ class Launcher:
         link.worker.channel.put(ipc.GONE, link.slot, sent)
         link.worker.channel.flush()
 
-    def _refused(self, route: Route, why: int) -> None:
+    def _refused(self, route: ConnectionPool, why: int) -> None:
         route.refused(why)
         if len(route.waiting) > route.pending:
             self._waiting -= 1
@@ -542,7 +542,7 @@ class Launcher:
         except RingtapError as error:
             self._error = self._error or str(error)
 
-    def _give_up(self, route: Route, flow: Waiting, state: str) -> None:
+    def _give_up(self, route: ConnectionPool, flow: Waiting, state: str) -> None:
         if state == "failed" and not self._outcome.first_failure:
             self._outcome.first_failure = f"{route.name}: {protocol.failure_words(route.why)}"
         never_started = FlowState(flow.number, flow.size_bytes, flow.due_ns, 0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ringtap.trafficgen.socket_options import Transport
+from ringtap.trafficgen.outgoing_sockets import Transport
 
 # The payload is random, so that no link or tunnel can compress it; a send call gets at most this much
 PAYLOAD_BYTES = 1 << 19

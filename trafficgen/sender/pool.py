@@ -35,10 +35,10 @@ class WorkerHandle:
     def __init__(self, channel: Channel, slots: SharedSlots) -> None:
         self.channel = channel
         self.slots = slots
-        self.links: dict[int, Link] = {}
+        self.links: dict[int, PooledConnection] = {}
 
 
-class Link:
+class PooledConnection:
     """A connection, or in ``new`` mode a socket that is not yet connected.
 
     Attributes:
@@ -49,14 +49,14 @@ class Link:
 
     __slots__ = ("busy", "file", "once", "route", "sent", "slot", "sock", "worker")
 
-    def __init__(self, route: Route, worker: WorkerHandle, slot: int, file: int, once: bool) -> None:
+    def __init__(self, route: ConnectionPool, worker: WorkerHandle, slot: int, file: int, once: bool) -> None:
         self.route, self.worker, self.slot, self.file, self.once = route, worker, slot, file, once
         self.sock = socket.socket(fileno=file)
         self.busy = False
         self.sent = 0
 
 
-class Route:
+class ConnectionPool:
     """A connection pool: all connections from one source to one destination.
 
     Args:
@@ -93,7 +93,7 @@ class Route:
         self.joined_any = False
         self.pending = 0
         self._workers = workers
-        self._idle: list[list[Link]] = [[] for _ in workers]
+        self._idle: list[list[PooledConnection]] = [[] for _ in workers]
         self._worker_index = {id(worker): at for at, worker in enumerate(workers)}
         self._turn = index
         self._opened_by = index
@@ -102,7 +102,7 @@ class Route:
         self._most = most
         self._new = new
 
-    def take(self) -> Link | None:
+    def take(self) -> PooledConnection | None:
         """Take the most recently used idle connection of the next sender worker that has one; None if there is none."""
         for _ in self._idle:
             self._turn = (self._turn + 1) % len(self._idle)
@@ -111,7 +111,7 @@ class Route:
                 return self._idle[self._turn].pop()
         return None
 
-    def give(self, link: Link) -> None:
+    def give(self, link: PooledConnection) -> None:
         """Add an idle connection."""
         self._idle_count += 1
         self._idle[self._worker_index[id(link.worker)]].append(link)
@@ -127,7 +127,7 @@ class Route:
         self.pending -= 1
         self.why = why
 
-    def left(self, link: Link) -> None:
+    def left(self, link: PooledConnection) -> None:
         """Remove a connection that is gone."""
         self._count -= 1
         if not link.busy:

@@ -18,18 +18,18 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from ringtap.errors import MeasurementError, UsageError
+from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.trafficgen import protocol
 from ringtap.trafficgen.flow_log import SENT_FIELDS, FlowLog
+from ringtap.trafficgen.outgoing_sockets import Transport, outgoing_socket
 from ringtap.trafficgen.plans.plan_file import PlanFile
 from ringtap.trafficgen.sender import ipc
 from ringtap.trafficgen.sender.completion_notices import Listener
 from ringtap.trafficgen.sender.ipc import Channel, SharedSlots
-from ringtap.trafficgen.sender.launcher import Done, Go, Launcher, Ready, Schedule
+from ringtap.trafficgen.sender.launcher import Done, FlowQueue, Go, Launcher, Ready
 from ringtap.trafficgen.sender.options import SendOptions
-from ringtap.trafficgen.sender.pool import Route, WorkerHandle
+from ringtap.trafficgen.sender.pool import ConnectionPool, WorkerHandle
 from ringtap.trafficgen.sender.worker import Destination, Report, SenderWorker
-from ringtap.trafficgen.socket_options import Transport, outgoing_socket
 from ringtap.trafficgen.statistics import FlowStatistics
 from ringtap.trafficgen.worker_processes import WorkerProcesses, raise_file_limit
 
@@ -263,10 +263,10 @@ def _run_launcher(setup: SendPlan, links: Sequence[WorkerLink], arrivals: Listen
     new = setup.options.connections == "new"
     for index, (pair, endpoints) in enumerate(zip(setup.pairs, setup.places, strict=True)):
         _, _, address, name, source, destination = endpoints
-        route = Route(index, source, destination, name, workers, setup.most[index], new)
+        route = ConnectionPool(index, source, destination, name, workers, setup.most[index], new)
         route.address = address
         routes[pair] = route
-    schedule = Schedule(setup.plan, setup.needs, setup.options.only_source)
+    schedule = FlowQueue(setup.plan, setup.needs, setup.options.only_source)
     outcome = FlowStatistics(setup.options.line_rate_bps)
     ahead = dict(zip(setup.pairs, setup.ahead, strict=True))
     Launcher(schedule, routes, workers, setup.options, control, outcome, ahead, arrivals).run()

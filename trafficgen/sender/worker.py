@@ -16,14 +16,14 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
-from ringtap.errors import MeasurementError, UsageError
+from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.trafficgen import protocol
 from ringtap.trafficgen.flow_log import FLUSH_S, SENT_FIELDS, FlowLog
+from ringtap.trafficgen.outgoing_sockets import Transport, outgoing_socket
 from ringtap.trafficgen.sender import ipc
 from ringtap.trafficgen.sender.connection import SenderConnection
 from ringtap.trafficgen.sender.ipc import Channel, SharedSlots
 from ringtap.trafficgen.sender.options import PAYLOAD, SendOptions
-from ringtap.trafficgen.socket_options import Transport, outgoing_socket
 from ringtap.trafficgen.statistics import FlowStatistics
 
 _MAX_EVENTS = 256

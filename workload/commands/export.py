@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringtap.errors import UsageError
-from ringtap.options import add_force, add_json
-from ringtap.units import whole_number
+from ringtap.core.errors import UsageError
+from ringtap.core.options import add_force, add_json
+from ringtap.core.units import whole_number
 from ringtap.workload.options import (
     add_algorithms,
     add_ranks_per_host,

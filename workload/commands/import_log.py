@@ -8,8 +8,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ringtap.options import add_json
-from ringtap.terminal import text_table
+from ringtap.core.options import add_json
+from ringtap.core.terminal import text_table
 from ringtap.workload.options import (
     add_algorithms,
     add_ranks_per_host,

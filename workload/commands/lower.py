@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import UsageError
-from ringtap.options import add_json
-from ringtap.terminal import text_table
-from ringtap.units import counted, format_size, parse_size_bytes, whole_number
+from ringtap.core.errors import UsageError
+from ringtap.core.options import add_json
+from ringtap.core.terminal import text_table
+from ringtap.core.units import counted, format_size, parse_size_bytes, whole_number
 from ringtap.workload.options import (
     add_algorithms,
     add_ranks_per_host,

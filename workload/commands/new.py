@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringtap.errors import UsageError
-from ringtap.models import PROFILES, profile_named
-from ringtap.options import add_json
-from ringtap.units import counted, format_size, parse_duration_s, whole_number
+from ringtap.core.errors import UsageError
+from ringtap.core.models import PROFILES, profile_named
+from ringtap.core.options import add_json
+from ringtap.core.units import counted, format_size, parse_duration_s, whole_number
 
 if TYPE_CHECKING:
     from ringtap.workload.workload import Workload

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import UsageError
-from ringtap.options import add_json
-from ringtap.units import counted, whole_number
+from ringtap.core.errors import UsageError
+from ringtap.core.options import add_json
+from ringtap.core.units import counted, whole_number
 from ringtap.workload.options import ranks_per_host
 from ringtap.workload.scaling import Scaling, scale, with_times
 from ringtap.workload.workload import read_workload, summary, write_workload

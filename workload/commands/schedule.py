@@ -8,16 +8,16 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringtap.errors import UsageError
-from ringtap.options import add_force, add_json
-from ringtap.schema import RUN_JSON
-from ringtap.terminal import text_table
-from ringtap.units import counted, format_rate, parse_duration_s, parse_rate_bps, whole_number
+from ringtap.core.errors import UsageError
+from ringtap.core.options import add_force, add_json
+from ringtap.core.schema import RUN_JSON
+from ringtap.core.terminal import text_table
+from ringtap.core.units import counted, format_rate, parse_duration_s, parse_rate_bps, whole_number
 from ringtap.workload.options import add_algorithms, add_ranks_per_host, algorithms, ranks_per_host
 
 if TYPE_CHECKING:
     from ringtap.workload.bandwidth_sharing import Share
-    from ringtap.workload.interleaving import Circles, Link, PeriodicJob, Schedule
+    from ringtap.workload.interleaving import Circles, InterleavedLink, PeriodicJob, Schedule
 
 MAX_JOBS, MAX_LINKS = 6, 16
 MAX_PHASES = 1000
@@ -103,13 +103,13 @@ def _rate_bps(text: str) -> float:
     return rate_bps
 
 
-def read_link(text: str, jobs: int) -> Link:
+def read_link(text: str, jobs: int) -> InterleavedLink:
     """Return the link of NAME=RATE:JOB,JOB and so on.
 
     Raises:
         UsageError: it is not understood, or names a job that does not exist.
     """
-    from ringtap.workload.interleaving import Link
+    from ringtap.workload.interleaving import InterleavedLink
 
     name, _, rest = text.partition("=")
     capacity, _, numbers = rest.partition(":")
@@ -121,17 +121,17 @@ def read_link(text: str, jobs: int) -> Link:
         raise UsageError(f"--link {name} has job {unknown}, but there are jobs 0 to {jobs - 1}")
     if len(set(found)) < len(found):
         raise UsageError(f"--link {name} names a job twice")
-    return Link(name, _rate_bps(capacity), tuple(found))
+    return InterleavedLink(name, _rate_bps(capacity), tuple(found))
 
 
-def _links(options: argparse.Namespace, jobs: int) -> list[Link]:
+def _links(options: argparse.Namespace, jobs: int) -> list[InterleavedLink]:
     """Return the links of the command line; with --links, the one whose capacity they have."""
-    from ringtap.workload.interleaving import Link
+    from ringtap.workload.interleaving import InterleavedLink
 
     if options.capacity is not None and options.shared:
         raise UsageError("--capacity is for one link of all jobs, --link for links of some: give one of them")
     if options.capacity is not None:
-        return [Link("link", _rate_bps(options.capacity), tuple(range(jobs)))]
+        return [InterleavedLink("link", _rate_bps(options.capacity), tuple(range(jobs)))]
     if options.links is not None or not options.shared:
         raise UsageError("the capacity of the link is missing: add --capacity 25gbit")
     links = [read_link(text, jobs) for text in options.shared]
@@ -146,7 +146,7 @@ def _links(options: argparse.Namespace, jobs: int) -> list[Link]:
     return links
 
 
-def _jobs(options: argparse.Namespace, links: list[Link]) -> list[PeriodicJob]:
+def _jobs(options: argparse.Namespace, links: list[InterleavedLink]) -> list[PeriodicJob]:
     """Return the jobs: those of workloads, simulated at the lowest capacity of their links, or recorded, come first."""
     found = []
     if options.workloads:

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ringtap.options import add_force, add_json
-from ringtap.terminal import text_table
-from ringtap.units import counted, format_size
+from ringtap.core.options import add_force, add_json
+from ringtap.core.terminal import text_table
+from ringtap.core.units import counted, format_size
 from ringtap.workload.options import (
     add_algorithms,
     add_ranks_per_host,
@@ -40,7 +40,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from ringtap.errors import UsageError
+    from ringtap.core.errors import UsageError
     from ringtap.workload.execution_trace import NodeType
     from ringtap.workload.simulated_iterations import critical_path, simulate
     from ringtap.workload.timeline import write_timeline

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringtap.errors import UsageError
-from ringtap.options import add_json
-from ringtap.terminal import shell_word, text_table
-from ringtap.units import counted, parse_duration_s, whole_number
+from ringtap.core.errors import UsageError
+from ringtap.core.options import add_json
+from ringtap.core.terminal import shell_word, text_table
+from ringtap.core.units import counted, parse_duration_s, whole_number
 from ringtap.workload.options import (
     add_algorithms,
     add_ranks_per_host,

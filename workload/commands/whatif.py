@@ -8,27 +8,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import UsageError, did_you_mean
-from ringtap.models import GRADIENT_BYTES
-from ringtap.options import add_json
-from ringtap.terminal import text_table
-from ringtap.units import counted, format_size, parse_duration_s, parse_rate_bps, parse_size_bytes, whole_number
-from ringtap.workload.layer_tensors import COLUMNS, UnknownLayersError, read_tensors, workload_tensors
+from ringtap.core.errors import UsageError, did_you_mean
+from ringtap.core.models import GRADIENT_BYTES
+from ringtap.core.options import add_json
+from ringtap.core.terminal import text_table
+from ringtap.core.units import counted, format_size, parse_duration_s, parse_rate_bps, parse_size_bytes, whole_number
 from ringtap.workload.models import BUCKET_BYTES
 from ringtap.workload.options import ranks_per_host, read_loads
-from ringtap.workload.tensor_order import (
+from ringtap.workload.tensor_order_models import (
     COLLECTIVES,
     MAX_WORKERS,
     METHODS,
     SLICE_PARAMETERS,
     LayerTensor,
-    Network,
+    LogGP,
     ScheduledIteration,
     bound_s,
     bucket_times,
     network_of,
     schedules,
 )
+from ringtap.workload.timed_tensors import COLUMNS, UnknownLayersError, read_tensors, workload_tensors
 
 _TITLES = {"fifo": "FIFO", "tic": "TIC", "tac": "TAC", "p3": "P3", "bytescheduler": "ByteScheduler"}
 _OF_ORDERS = ("overhead", "slice", "partition", "credit", "collective")  # options that say nothing of overlap
@@ -174,7 +174,7 @@ def _given(options: argparse.Namespace) -> tuple[list[LayerTensor], int | None]:
 
 
 def _point(
-    load: float, network: Network, found: dict[str, ScheduledIteration], tensors: Sequence[LayerTensor]
+    load: float, network: LogGP, found: dict[str, ScheduledIteration], tensors: Sequence[LayerTensor]
 ) -> dict[str, Any]:
     times_s = {f"{method}_s": each.iteration_s for method, each in found.items()}
     # the sums of many messages are rounded more often than the bound

@@ -55,7 +55,7 @@ def header(fields: list[tuple[str, str, str]], about: dict[str, Any]) -> bytes:
     """The first line of a record file of 64-bit integers.
 
     Args:
-        fields: name, unit and kind of each column, as in ringtap.records.
+        fields: name, unit and kind of each column, as in ringtap.core.records.
         about: further entries of the header.
     """
     import json

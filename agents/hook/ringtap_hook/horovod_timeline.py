@@ -2,7 +2,7 @@
 
 Horovod 0.28 reads HOROVOD_TIMELINE in ``init()``. Only rank 0 writes the file, but all ranks must have the variable or
 none: with it, ranks exchange longer bit vectors, and a rank that differs ends the job. So the ranks agree first
-(``horovod_rendezvous.py``). If they cannot, there is no timeline, and ``horovod/settings.json`` gives the reason.
+(``horovod_rank_agreement.py``). If they cannot, there is no timeline, and ``horovod/settings.json`` gives the reason.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ def _obstacle(has_arguments: bool) -> str:
 
 def _agree(reason: str) -> str:
     """Agree with all ranks; returns the reason against a timeline, empty for none. ``reason`` is rank 0's own."""
-    from . import horovod_rendezvous
+    from . import horovod_rank_agreement
 
-    return horovod_rendezvous.agree(int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"]), reason)
+    return horovod_rank_agreement.agree(int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"]), reason)
 
 
 def _create_timeline(settings: Settings) -> tuple[str, str]:

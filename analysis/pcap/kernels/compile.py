@@ -18,10 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.installation import cache_folder, install_command
-from ringtap.parent_death import die_with_parent
-from ringtap.python_command import python_command
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.installation import cache_folder, install_command
+from ringtap.core.parent_death import die_with_parent
+from ringtap.core.python_command import python_command
 
 Entry = Callable[[int, int, int], int]
 _NAMES = ("walk", "walk_blocks", "resume", "resume_blocks", "finish", "total", "join")

@@ -7,8 +7,12 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from ringtap.agents.node.jobs import StartedByDaemons, descendants
-from ringtap.schema import OWNERS_JSONL
+from ringtap.core.schema import OWNERS_JSONL
+
+pytestmark = pytest.mark.shares
 
 # sends to itself until a file is there, in a process of its own whose parent has ended
 STRAY = """

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.records import open_records
+from ringtap.core.records import open_records
 from tests.gold.analysis_sweep import write_sweep
 from tests.gold.job_run import Truth, write_ddp_job
 from tests.unit.agent_processes import PLAIN, RINGTAP, ROOT, gone, node_item, rows_of, run_item, wait_for
 from tests.unit.agents.test_hook_start import fake_torch
+
+pytestmark = pytest.mark.shares
 
 CLOSED = [closed for count in range(4) for closed in combinations((0, 1, 2), count)]
 CLOSINGS = ("<&-", ">&-", "2>&-")
@@ -87,7 +89,7 @@ def test_a_capture_and_an_attached_process_with_closed_descriptors(tmp_path: Pat
     assert run_item(run)["status"] == "complete", run_item(run)["why"]
     assert rows_of(run)
     with subprocess.Popen(["sleep", "60"]) as watched:
-        attach = [sys.executable, "-m", "ringtap.agents.node.attach", str(run), "there", str(watched.pid)]
+        attach = [sys.executable, "-m", "ringtap.agents.node.record_unsupervised", str(run), "there", str(watched.pid)]
         done = shell(closed, attach)
         assert (done.returncode, done.stderr) == (0, "")
         log = run / "nodes" / "there" / "nic" / "nic.rec"

@@ -22,8 +22,8 @@ from ringtap.agents.job.agent_client import AgentClient
 from ringtap.agents.node import agent, agent_socket
 from ringtap.agents.node.agent_socket import Connection
 from ringtap.agents.node.settings import RunSettings
-from ringtap.records import open_records
-from ringtap.rundir import RunDirectory
+from ringtap.core.records import open_records
+from ringtap.core.rundir import RunDirectory
 from tests.unit.agent_processes import (
     PLAIN,
     RINGTAP,
@@ -41,6 +41,8 @@ from tests.unit.agent_processes import (
     wrapped,
 )
 from tests.unit.agents.test_hook_start import fake_torch
+
+pytestmark = pytest.mark.shares
 
 JOB = "import time; print('up', flush=True); time.sleep(1.5); print('result 42')"
 
@@ -538,7 +540,7 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
 """
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build a clock that steps")
 def test_a_clock_that_is_set_back_an_hour(tmp_path: Path) -> None:
     """Every process of the run sees CLOCK_REALTIME stepped; CLOCK_MONOTONIC goes on."""

@@ -10,6 +10,8 @@ import pytest
 from tests.unit.agent_processes import RINGTAP, agent_of, gone, node_item, run_item
 from tests.unit.agents.test_agent_signals import Terminal
 
+pytestmark = pytest.mark.shares
+
 JOB = "import sys, time; print('words', sys.stdin.read() == '', flush=True); time.sleep({seconds}); exit(3)"
 
 

@@ -13,17 +13,17 @@ from typing import Any
 import psutil
 import pytest
 
-from ringtap import rundir
 from ringtap.agents.job.environment import local_size, machine, of_this_start, run_key
 from ringtap.agents.job.run_location import find_location
 from ringtap.agents.node import agent_socket
 from ringtap.agents.node.node_json import conclude
 from ringtap.agents.node.settings import RunSettings, parse_settings
 from ringtap.collectors.processes import rank_in
-from ringtap.completeness import missing_ranks
-from ringtap.errors import UsageError
-from ringtap.records import RecordWriter
-from ringtap.rundir import RunDirectory, TakenError, UnwritableError, write_json
+from ringtap.core import rundir
+from ringtap.core.completeness import missing_ranks
+from ringtap.core.errors import UsageError
+from ringtap.core.records import RecordWriter
+from ringtap.core.rundir import RunDirectory, TakenError, UnwritableError, write_json
 from tests.unit.agent_processes import (
     PLAIN,
     RINGTAP,
@@ -42,6 +42,8 @@ from tests.unit.agent_processes import (
     wrapped,
 )
 from tests.unit.live_run import STEPS
+
+pytestmark = pytest.mark.shares
 
 SLURM = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "4"}
 
@@ -215,7 +217,7 @@ def test_each_start_of_a_job_records_into_a_run_of_its_own(
 
 
 def attach(run: Path, node: str, pid: int) -> "subprocess.CompletedProcess[str]":
-    arguments = [sys.executable, "-m", "ringtap.agents.node.attach", str(run), node, str(pid)]
+    arguments = [sys.executable, "-m", "ringtap.agents.node.record_unsupervised", str(run), node, str(pid)]
     return subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=30)
 
 
@@ -227,7 +229,9 @@ def test_attached_processes_are_recorded_until_they_end(tmp_path: Path) -> None:
     with ended(subprocess.Popen(["sleep", "1.5"])) as one, ended(subprocess.Popen(["sleep", "2.5"])) as two:
         began = time.monotonic()
         attaching = [
-            subprocess.Popen([sys.executable, "-m", "ringtap.agents.node.attach", str(run), "there", str(process.pid)])
+            subprocess.Popen(
+                [sys.executable, "-m", "ringtap.agents.node.record_unsupervised", str(run), "there", str(process.pid)]
+            )
             for process in (one, two)
         ]
         assert [process.wait(30) for process in attaching] == [0, 0]

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.records import open_records
+from ringtap.core.records import open_records
+
+pytestmark = pytest.mark.shares
 
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
 ROOT = Path(__file__).resolve().parents[3]

@@ -14,8 +14,10 @@ from ringtap.agents.node.sampling import Entry, Recorders, Sampler
 from ringtap.agents.node.settings import RunSettings, parse_settings
 from ringtap.collectors.base import Check, Context
 from ringtap.collectors.registry import DEFAULT, ORDER
-from ringtap.errors import UsageError
-from ringtap.rundir import RunDirectory
+from ringtap.core.errors import UsageError
+from ringtap.core.rundir import RunDirectory
+
+pytestmark = pytest.mark.alone(2)
 
 
 class Metronome:

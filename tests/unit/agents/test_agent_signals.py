@@ -28,6 +28,8 @@ from tests.unit.agent_processes import (
     wrapped,
 )
 
+pytestmark = pytest.mark.shares
+
 # Says every signal that comes, and ends on the line "end"
 LISTENER = """
 import signal, sys

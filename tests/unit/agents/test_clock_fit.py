@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.agents.clock.fit import MAX_DRIFT_PPM, Fit, Measurement, clip, overall, segments
+from ringtap.agents.clock.fit import MAX_DRIFT_PPM, ClockFit, Measurement, clip, overall, segments
+
+pytestmark = pytest.mark.shares
 
 T0_NS = 1_700_000_000_000_000_000
 MONO_NS = 5_000_000_000
@@ -164,7 +166,7 @@ def test_beyond_a_single_measurement_the_error_grows_as_fast_as_a_clock_can_drif
 
 
 def test_a_line_is_read_at_any_time() -> None:
-    fit = Fit(0, 10**9, 0, 10**9, 500, 100, 10.0, 5, 2)
+    fit = ClockFit(0, 10**9, 0, 10**9, 500, 100, 10.0, 5, 2)
     assert fit.at(500) == 100
     assert fit.at(500 + 10**9) == pytest.approx(10_100)
 

@@ -17,8 +17,10 @@ from ringtap.agents.clock import log as clock_account
 from ringtap.agents.clock import service as clock_reference
 from ringtap.agents.clock.service import ClockService, reference_of
 from ringtap.agents.clock.system_clock import Clock, StepWatch, adjtimex, boot_id, file_system
-from ringtap.records import open_records
-from ringtap.rundir import RunDirectory
+from ringtap.core.records import open_records
+from ringtap.core.rundir import RunDirectory
+
+pytestmark = pytest.mark.shares
 
 
 class Skewed(Clock):
@@ -119,7 +121,7 @@ def test_a_known_offset_and_drift_are_found_within_the_error(
     assert fit["to_ns"] - fit["from_ns"] >= item["measurements"][-1]["t_ns"] - item["measurements"][0]["t_ns"]
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 @pytest.mark.usefixtures("two_kernels")
 def test_a_step_of_this_nodes_clock_is_recorded_and_parts_the_segments(run: RunDirectory) -> None:
     clock = Skewed(1_000_000)
@@ -142,7 +144,7 @@ def test_a_step_of_this_nodes_clock_is_recorded_and_parts_the_segments(run: RunD
     assert item["fit"]["error_ns"] > 50_000_000, "one line for all of it is that far off"
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 @pytest.mark.usefixtures("two_kernels")
 def test_a_step_of_the_references_clock_parts_the_segments_when_it_was(run: RunDirectory) -> None:
     reference = Skewed()
@@ -217,7 +219,7 @@ def test_the_reference_waits_a_moment_for_the_last_pings_of_the_others(run: RunD
     assert account(run, "b")["measurements"][-1]["phase"] == "after"
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 @pytest.mark.usefixtures("two_kernels")
 def test_a_reference_that_ends_early_leaves_what_was_measured(run: RunDirectory) -> None:
     with keeping(run, "b") as b, keeping(run, "a") as a:  # b was first, so b is the reference
@@ -330,7 +332,7 @@ def test_the_first_that_asks_is_the_reference(run: RunDirectory) -> None:
     assert reference_of(run, "a") == "named"
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 def test_slewing_is_no_step_and_setting_is() -> None:
     clock = Skewed(0, 400.0)
     watch = StepWatch(clock)
@@ -363,7 +365,7 @@ def test_kinds_of_file_systems(tmp_path: Path) -> None:
         file_system(tmp_path / "missing")
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 @pytest.mark.usefixtures("two_kernels")
 def test_it_costs_next_to_nothing(run: RunDirectory) -> None:
     """Both keepers of a pair together, pinging ten times as often as by default."""

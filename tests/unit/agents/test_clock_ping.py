@@ -25,6 +25,8 @@ from ringtap.agents.clock.protocol import (
 )
 from ringtap.agents.clock.system_clock import Clock
 
+pytestmark = pytest.mark.shares
+
 TOKEN = bytes(range(16))
 CLIENT = b"12345678"
 
@@ -118,7 +120,7 @@ def test_one_changed_byte_is_noticed(place: int, change: int) -> None:
     assert unpack(bytes(data), TOKEN) is None
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 def test_a_flood_of_strangers_does_not_take_the_processor() -> None:
     with responder() as served, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         began_s = time.monotonic()

@@ -27,8 +27,10 @@ from ringtap.agents.doctor import node as doctor_node
 from ringtap.agents.doctor.checks import Question, Task, diagnose, run_apart, tasks
 from ringtap.collectors import registry
 from ringtap.collectors.base import Check
-from ringtap.errors import UsageError
-from ringtap.installation import pip
+from ringtap.core.errors import UsageError
+from ringtap.core.installation import pip
+
+pytestmark = pytest.mark.shares
 
 SITE = str(Path(psutil.__file__).parents[1])
 HOOK = Path(str(hook.__file__)).parent

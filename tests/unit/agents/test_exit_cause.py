@@ -6,6 +6,8 @@ import pytest
 
 from ringtap.agents.job.exit_cause import ExitCause, MemoryKills
 
+pytestmark = pytest.mark.shares
+
 
 class Kernel:
     """Files of the kernel about control groups and memory."""

@@ -17,10 +17,12 @@ import pytest
 import ringtap
 from ringtap.agents.hook.ringtap_hook import ddp, steps
 from ringtap.agents.hook.ringtap_hook.settings import Settings
-from ringtap.python_command import RUN_MODULE
-from ringtap.records import open_records, read_json_lines
-from ringtap.rundir import RunDirectory, read_json
+from ringtap.core.python_command import RUN_MODULE
+from ringtap.core.records import open_records, read_json_lines
+from ringtap.core.rundir import RunDirectory, read_json
 from tests.frameworks.ranks import QUICK
+
+pytestmark = pytest.mark.shares
 
 HOOK = Path(__file__).resolve().parents[3] / "agents" / "hook"
 HOST = os.uname().nodename
@@ -338,7 +340,10 @@ def test_an_agent_is_started_once_on_a_node_without_supervisor(tmp_path: Path) -
     assert words[:2] == ["no", "child"]
     said = wait_for(tmp_path / "said", "end\n")
     assert said.count("arguments:") == 1, "the child of a process that has an agent asks for none"
-    assert f"arguments: -c {RUN_MODULE} ringtap.agents.node.attach {tmp_path / 'run'} {HOST} {words[2]}\n" in said
+    assert (
+        f"arguments: -c {RUN_MODULE} ringtap.agents.node.record_unsupervised {tmp_path / 'run'} {HOST} {words[2]}\n"
+        in said
+    )
     assert "here: /\n" in said
     assert "RINGTAP" not in said.replace(str(tmp_path), "")
     assert f"PYTHONPATH={extra}\n" in said

@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
-from ringtap.records import Field, RecordFile, open_records
+from ringtap.core.records import Field, RecordFile, open_records
+
+pytestmark = pytest.mark.shares
 
 HOOK = Path(__file__).resolve().parents[3] / "agents" / "hook"
 

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.records import open_records
+from ringtap.core.records import open_records
 from tests.frameworks.ranks import QUICK
+
+pytestmark = [pytest.mark.shares, pytest.mark.together]
 
 HOOK = Path(__file__).resolve().parents[3] / "agents" / "hook"
 

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 import ringtap
 from ringtap.agents.hosts import frames
 from ringtap.agents.hosts.frames import ANSWER_BYTES, BEAT_S, CHUNK_BYTES, ORPHAN_S, SILENT_S, Unpacker, pack
-from ringtap.agents.hosts.remote import Channel
-from ringtap.errors import MeasurementError
+from ringtap.agents.hosts.remote import WorkerConnection
+from ringtap.core.errors import MeasurementError
+
+pytestmark = pytest.mark.shares
 
 # what os.fsdecode makes of any file name
 NAMES = st.binary(max_size=20).map(lambda name: name.decode(errors="surrogateescape"))
@@ -83,7 +85,7 @@ def test_a_host_that_answers_what_it_should_not_is_lost(said: bytes, tmp_path: P
         raise AssertionError("nothing is to be written")
 
     command = ["sh", "-c", 'cat "$1"; exec sleep 60', "sh", str(tmp_path / "said")]
-    channel = Channel("S1", command, (20.0, 20.0), sink, explain)
+    channel = WorkerConnection("S1", command, (20.0, 20.0), sink, explain)
     try:
         call = channel.request({"op": "start"})
         with pytest.raises(MeasurementError, match=f"^S1 is lost: {frames.NOISE}$"):
@@ -96,7 +98,7 @@ def test_a_host_that_answers_what_it_should_not_is_lost(said: bytes, tmp_path: P
 def test_a_host_that_says_no_facts_is_lost(line: bytes, tmp_path: Path) -> None:
     (tmp_path / "said").write_bytes(frames.MARKER + line + b"\n")
     command = ["sh", "-c", 'cat "$1"; exec sleep 60', "sh", str(tmp_path / "said")]
-    channel = Channel("S1", command, (20.0, 20.0), lambda *_: None, lambda _host, _said, why, _code: why)
+    channel = WorkerConnection("S1", command, (20.0, 20.0), lambda *_: None, lambda _host, _said, why, _code: why)
     try:
         with pytest.raises(MeasurementError, match=f"^S1 is lost: {frames.NOISE}$"):
             channel.request({"op": "start"}).answer.result(20)

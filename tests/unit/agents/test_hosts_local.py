@@ -19,7 +19,9 @@ import ringtap
 from ringtap.agents.hosts import frames, worker
 from ringtap.agents.hosts.remote import WORKER_COMMAND, LocalHosts
 from ringtap.agents.node import agent_socket
-from ringtap.errors import MeasurementError
+from ringtap.core.errors import MeasurementError
+
+pytestmark = pytest.mark.shares
 
 
 @pytest.fixture

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ringtap.agents.hosts.frames import CHUNK_BYTES
-from ringtap.agents.hosts.sync import FolderSync, Receiver
+from ringtap.agents.hosts.sync import FolderSync, FrameWriter
+
+pytestmark = pytest.mark.shares
 
 LOGS = ["host/a.rec", "host/weird 'name'\n", "host/deep/er/b.rec", os.fsdecode(b"host/\xff\xfe")]
 ITEMS = ["host/clock.json", "host/deep/x.json"]
@@ -30,7 +32,7 @@ class Mirroring(RuleBasedStateMachine):
         self.there, self.here = base / "there", base / "here"
         (self.there / "nodes").mkdir(parents=True)
         self.here.mkdir()
-        self.mirror, self.receiver = FolderSync(), Receiver(nobody)
+        self.mirror, self.receiver = FolderSync(), FrameWriter(nobody)
         self.mirror.add_folder("run", str(self.there))
         self.receiver.expect("run", self.here)
         self.round = self.mirror.round()
@@ -135,7 +137,7 @@ CHUNK = {"key": "run", "name": "nodes/S1/x", "at": 0, "new": True, "whole": True
     ],
 )
 def test_a_host_writes_nowhere_but_in_its_own_folder(name: str, tmp_path: Path) -> None:
-    receiver = Receiver(nobody)
+    receiver = FrameWriter(nobody)
     receiver.expect("run", tmp_path / "run", "S2")
     receiver.take("S1", CHUNK | {"name": name}, b"x")
     assert "is not a file of S1's part of a run" in receiver.failures["S1"]
@@ -144,7 +146,7 @@ def test_a_host_writes_nowhere_but_in_its_own_folder(name: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("key", ["words", "run", "no such key"])
 def test_a_host_writes_no_file_that_another_hosts_words_go_to(key: str, tmp_path: Path) -> None:
-    receiver = Receiver(nobody)
+    receiver = FrameWriter(nobody)
     receiver.expect("run", tmp_path / "run")
     receiver.expect("words", tmp_path / "words", owner="S2")
     receiver.take("S1", {"key": key, "name": "", "at": 0}, b"forged")
@@ -163,7 +165,7 @@ def test_a_host_writes_no_file_that_another_hosts_words_go_to(key: str, tmp_path
     ],
 )
 def test_a_chunk_that_no_file_has_is_refused_and_takes_no_room(fields: dict[str, object], tmp_path: Path) -> None:
-    receiver = Receiver(nobody)
+    receiver = FrameWriter(nobody)
     receiver.expect("run", tmp_path / "run")
     (tmp_path / "run/nodes/S1").mkdir(parents=True)
     receiver.take("S1", CHUNK | fields, b"x")
@@ -172,7 +174,7 @@ def test_a_chunk_that_no_file_has_is_refused_and_takes_no_room(fields: dict[str,
 
 
 def test_a_clock_of_many_megabytes_is_not_sent_to_every_other_host(tmp_path: Path) -> None:
-    receiver = Receiver(nobody)
+    receiver = FrameWriter(nobody)
     receiver.expect("run", tmp_path, "S1")
     item = CHUNK | {"name": "nodes/S1/clock/server.json"}
     for at in range(0, 5 << 20, CHUNK_BYTES):
@@ -182,7 +184,7 @@ def test_a_clock_of_many_megabytes_is_not_sent_to_every_other_host(tmp_path: Pat
 
 def test_clocks_are_passed_on_to_those_that_look_at_them(tmp_path: Path) -> None:
     passed: list[tuple[str, bytes, str, str | None]] = []
-    receiver = Receiver(lambda _key, name, content, host, target: passed.append((name, content, host, target)))
+    receiver = FrameWriter(lambda _key, name, content, host, target: passed.append((name, content, host, target)))
     receiver.expect("run", tmp_path, "S0")
 
     def write(host: str, name: str, **flags: object) -> None:
@@ -202,7 +204,7 @@ def test_clocks_are_passed_on_to_those_that_look_at_them(tmp_path: Path) -> None
 
 
 def test_a_disk_that_is_full_here_is_told_and_the_rest_of_the_host_is_left_alone(tmp_path: Path) -> None:
-    receiver = Receiver(nobody)
+    receiver = FrameWriter(nobody)
     receiver.expect("run", tmp_path / "file")
     (tmp_path / "file").write_text("in the way")
     item = {"key": "run", "name": "nodes/S1/x", "at": 0, "mode": 0o644, "new": True, "whole": True}

@@ -19,9 +19,11 @@ from ringtap.agents.sweep.job_paths import (
 )
 from ringtap.agents.testbed.routing import hops, links_on_path, path_count, path_routes
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.errors import UsageError
-from ringtap.plan import load_plan
-from ringtap.workload.interleaving import Link, PeriodicJob, Phase
+from ringtap.core.errors import UsageError
+from ringtap.core.sweep_plan import load_plan
+from ringtap.workload.interleaving import InterleavedLink, PeriodicJob, Phase
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 RATE_BPS = 100_000_000
 
@@ -107,7 +109,12 @@ def test_flows_of_a_ring_and_the_links_that_jobs_share() -> None:
 
 
 def test_links_that_limit_nothing_are_left_out() -> None:
-    links = [Link("host", 1e8, (0, 1)), Link("back", 1e8, (0, 1)), Link("up", 1.5e8, (0, 1, 2)), Link("x", 2e8, (0, 2))]
+    links = [
+        InterleavedLink("host", 1e8, (0, 1)),
+        InterleavedLink("back", 1e8, (0, 1)),
+        InterleavedLink("up", 1.5e8, (0, 1, 2)),
+        InterleavedLink("x", 2e8, (0, 2)),
+    ]
     assert limiting_links(links) == [links[0], links[2]]
 
 

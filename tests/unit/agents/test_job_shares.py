@@ -17,9 +17,11 @@ from ringtap.agents.sweep.job_shares import (
 )
 from ringtap.agents.testbed.shares import LEAST_SHARE, JobProgress, class_rates_bps
 from ringtap.agents.testbed.topology import JobShare, TestbedSpec
-from ringtap.errors import UsageError
-from ringtap.plan import load_plan
+from ringtap.core.errors import UsageError
+from ringtap.core.sweep_plan import load_plan
 from ringtap.workload.interleaving import PeriodicJob, Phase
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 MS, CAPACITY_BPS = 10**6, 250e6
 

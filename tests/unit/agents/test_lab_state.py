@@ -15,7 +15,9 @@ from ringtap import cli
 from ringtap.agents.node import agent_socket
 from ringtap.agents.testbed import registry
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
+
+pytestmark = pytest.mark.shares
 
 SPEC = TestbedSpec("bad", ("a", "b"), 100_000_000)
 RECORD = {"spec": SPEC.to_json(), "pid": 2**22 + 1, "start_ticks": 1, "owner_pid": 0, "links": []}

@@ -13,12 +13,14 @@ from ringtap.agents.sweep.conductor import run_sweep
 from ringtap.agents.sweep.estimate import layout, resolved
 from ringtap.agents.sweep.resumed_plan import plan_changes
 from ringtap.agents.sweep.roles import testbed_roles as roles_of
-from ringtap.agents.testbed.capacity import excess
+from ringtap.agents.testbed.forwarding_capacity import excess
 from ringtap.agents.testbed.routing import carries_all, hops, routes
 from ringtap.agents.testbed.topology import MAX_HOSTS, TestbedSpec
 from ringtap.cli import main
-from ringtap.errors import UsageError
-from ringtap.plan import plan_from_keys
+from ringtap.core.errors import UsageError
+from ringtap.core.sweep_plan import plan_from_keys
+
+pytestmark = pytest.mark.computes
 
 
 def spec(hosts: int, topology: str = "star", **options: Any) -> TestbedSpec:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from ringtap.agents.hosts.ssh import SshHost, SshHosts
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
+
+pytestmark = pytest.mark.computes
 
 
 @pytest.mark.skipif(not shutil.which("ssh"), reason="ssh is not installed")

@@ -18,13 +18,15 @@ from ringtap.agents.sweep.cross_traffic import CrossTraffic
 from ringtap.agents.sweep.cross_traffic import free_port as cross_free_port
 from ringtap.agents.sweep.host_facts import free_port, host_facts
 from ringtap.agents.sweep.precheck import check_host
-from ringtap.agents.sweep.preflight import Answer, _torch_problems, ask_hosts, cluster_roles
+from ringtap.agents.sweep.preflight import HostAnswer, _torch_problems, ask_hosts, cluster_roles
 from ringtap.agents.sweep.tcp_reachability import TcpPath, _sentences, check_reachability
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.plan import SweepPlan, load_plan
-from ringtap.rundir import read_json
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.rundir import read_json
+from ringtap.core.sweep_plan import SweepPlan, load_plan
 from ringtap.trafficgen.plans.plan_file import PlanFile
 from tests.gold.analysis_sweep import edit_info, write_sweep
+
+pytestmark = pytest.mark.shares
 
 PLAN = """\
 [sweep]
@@ -64,16 +66,16 @@ def nic(*addresses: str, below: tuple[str, ...] = (), mtu: int = 9000) -> dict[s
     return {"addresses": list(addresses), "below": list(below), "mtu": mtu}
 
 
-def answer(name: str, boot: str = "one", **nics: dict[str, Any]) -> Answer:
+def answer(name: str, boot: str = "one", **nics: dict[str, Any]) -> HostAnswer:
     facts = {"boot_id": boot, "iperf3": "/usr/bin/iperf3", "modules": ["torch"], "interfaces": nics}
-    return Answer(name, facts, ())
+    return HostAnswer(name, facts, ())
 
 
 def counter(node: str, name: str, direction: str) -> dict[str, str]:
     return {"node": node, "nic": name, "direction": direction}
 
 
-def plain(boots: tuple[str, str, str] = ("one", "one", "one")) -> list[Answer]:
+def plain(boots: tuple[str, str, str] = ("one", "one", "one")) -> list[HostAnswer]:
     hosts = zip("abc", ("10.0.0.1", "10.0.0.2", "10.0.0.3"), boots, strict=True)
     return [answer(name, boot, ens1=nic(address)) for name, address, boot in hosts]
 
@@ -131,7 +133,7 @@ def test_two_that_train_by_one_interface_count_what_the_receiver_acknowledges(tm
 
 
 def test_every_problem_of_every_host_is_said(tmp_path: Path) -> None:
-    answers = [Answer("a", {}, ("a is ill",)), Answer("b", {}, ()), Answer("c", {}, ("c is dead",))]
+    answers = [HostAnswer("a", {}, ("a is ill",)), HostAnswer("b", {}, ()), HostAnswer("c", {}, ("c is dead",))]
     with pytest.raises(UsageError, match="a is ill; c is dead"):
         cluster_roles(plan_of(tmp_path), answers)
 
@@ -321,7 +323,7 @@ def test_connections_that_fail_alike_are_told_together_and_the_remedy_once(tmp_p
 
 def test_a_host_whose_interpreter_lacks_what_another_host_has_is_named(tmp_path: Path) -> None:
     jobs = {name: {"jobs": {"own": {"problems": [], "torch": name == "a"}}} for name in "ab"}
-    answers = [Answer(name, facts, ()) for name, facts in jobs.items()]
+    answers = [HostAnswer(name, facts, ()) for name, facts in jobs.items()]
     pythons = {"a": "/conda/python", "b": "/usr/bin/python3"}
     assert _torch_problems(answers[0], answers, pythons) == []
     assert _torch_problems(answers[1], answers, pythons) == [

@@ -18,11 +18,13 @@ from ringtap.agents.sweep.job_windows import Condition, JobWindows, MeasuredJob,
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.sweep.step_watcher import StepWatcher
 from ringtap.agents.testbed.topology import Roles
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.records import Field, JsonLinesWriter, RecordWriter
-from ringtap.rundir import RunDirectory
-from ringtap.units import format_change
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.records import Field, JsonLinesWriter, RecordWriter
+from ringtap.core.rundir import RunDirectory
+from ringtap.core.units import format_change
 from tests.unit.agents.test_sweep_cluster import plan_of
+
+pytestmark = pytest.mark.shares
 
 S = 1_000_000_000
 STAGE = SweepRoles(

@@ -13,8 +13,10 @@ import pytest
 
 import ringtap
 from ringtap.agents.sweep.growing_report import GrowingReport
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from tests.gold.analysis_sweep import edit_info, write_sweep
+
+pytestmark = pytest.mark.shares
 
 Reporters = Callable[[], list[psutil.Process]]
 
@@ -40,7 +42,7 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 def test_the_page_grows_whole_and_the_latest_points_win(tmp_path: Path, reporters: Reporters) -> None:
     run, said = tmp_path / "a run", list[str]()
     lines = write_running(run)

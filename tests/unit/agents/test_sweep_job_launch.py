@@ -8,8 +8,10 @@ import pytest
 
 from ringtap.agents.hosts import LocalHosts
 from ringtap.agents.sweep.job_launch import job_run
-from ringtap.errors import MeasurementError
-from ringtap.rundir import RunDirectory
+from ringtap.core.errors import MeasurementError
+from ringtap.core.rundir import RunDirectory
+
+pytestmark = pytest.mark.shares
 
 
 @pytest.mark.parametrize(

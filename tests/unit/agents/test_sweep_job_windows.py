@@ -15,10 +15,12 @@ from ringtap.agents.sweep.job_windows import Condition, JobWindows, MeasuredJob,
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.sweep.step_watcher import StepWatcher
 from ringtap.agents.testbed.topology import Roles
-from ringtap.errors import MeasurementError
-from ringtap.plan import SweepPlan, Window
-from ringtap.rundir import RunDirectory
+from ringtap.core.errors import MeasurementError
+from ringtap.core.rundir import RunDirectory
+from ringtap.core.sweep_plan import SweepPlan, Window
 from tests.unit.agents.test_sweep_cluster import plan_of
+
+pytestmark = pytest.mark.shares
 
 S = 1_000_000_000
 WINDOW = Window(settle_s=0.1, min_s=0.2, min_iterations=2, max_s=0.5, retries=2, start_timeout_s=0.2)

@@ -7,15 +7,17 @@ import pytest
 
 from ringtap.agents.hosts import LocalHosts
 from ringtap.agents.sweep.clock_offsets import ClockOffset, _offset, clock_offsets
-from ringtap.agents.sweep.disturbances import Rates, Watch
+from ringtap.agents.sweep.disturbances import PortRates, Watch
 from ringtap.agents.sweep.preflight import _gpu_problems, _question, _tool_problems, cluster_roles
 from ringtap.agents.sweep.shared_links import SharedLinks
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.plan import SweepPlan, load_plan
-from ringtap.plan_cluster import Cluster, ClusterHost
-from ringtap.rundir import RunDirectory, write_json
-from ringtap.schema import CLOCK_JSON
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.rundir import RunDirectory, write_json
+from ringtap.core.schema import CLOCK_JSON
+from ringtap.core.sweep_plan import SweepPlan, load_plan
+from ringtap.core.sweep_plan_cluster import Cluster, ClusterHost
 from tests.unit.agents.test_sweep_cluster import answer, nic
+
+pytestmark = pytest.mark.shares
 
 HOSTS = "".join(f'[[hosts]]\nname = "{name}"\ntraining = "10.0.0.{n}"\n' for n, name in enumerate("xyz", 1))
 PLAN = f"""\
@@ -122,10 +124,10 @@ class Counted(Watch):
         super().__init__(tmp_path, cluster_roles(plan, answers()), plan.capacity_bps, 0)
         self._own, self._total = own, total
 
-    def rates(self, node: str, start_ns: int, end_ns: int) -> Rates:
+    def rates(self, node: str, start_ns: int, end_ns: int) -> PortRates:
         if node not in self._own:
             raise UsageError(f"the connections of {node} were not recorded")
-        return Rates({"rx": self._total[node], "tx": 0.0}, {"rx": self._own[node], "tx": 0.0}, 0.0)
+        return PortRates({"rx": self._total[node], "tx": 0.0}, {"rx": self._own[node], "tx": 0.0}, 0.0)
 
 
 def test_other_traffic_is_what_is_of_none_of_the_jobs(tmp_path: Path) -> None:

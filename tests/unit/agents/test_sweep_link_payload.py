@@ -7,6 +7,8 @@ import pytest
 from ringtap.agents.sweep.link_payload import LinkPayload
 from ringtap.agents.testbed.topology import LinkCount
 
+pytestmark = pytest.mark.shares
+
 MS = 1_000_000
 PERIOD, PAUSE, FRAME, HEADER = 100 * MS, 30 * MS, 1514, 66
 ENDS = [(number * PERIOD - MS, number * PERIOD) for number in range(1, 30)]

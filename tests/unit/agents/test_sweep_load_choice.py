@@ -8,7 +8,9 @@ import pytest
 
 from ringtap.agents.sweep import load_choice
 from ringtap.agents.sweep.load_choice import LoadChoice
-from ringtap.errors import MeasurementError
+from ringtap.core.errors import MeasurementError
+
+pytestmark = pytest.mark.shares
 
 ENDS_NS = [step * 10**8 for step in range(20)]
 

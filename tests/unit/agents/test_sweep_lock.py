@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from ringtap.agents.sweep.lock import LOCK_FILE, holder, lease_problem, locked
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
+
+pytestmark = pytest.mark.shares
 
 HOLD = """
 import sys, time

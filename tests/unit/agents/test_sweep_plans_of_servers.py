@@ -23,12 +23,14 @@ from ringtap.agents.sweep.preflight import cluster_roles
 from ringtap.agents.sweep.resumed_plan import plan_changes
 from ringtap.agents.sweep.step_watcher import stalled_s
 from ringtap.cli import main
+from ringtap.core.errors import UsageError
+from ringtap.core.rundir import RunDirectory
+from ringtap.core.sweep_plan import SweepPlan, load_plan
 from ringtap.doctor import verdict
-from ringtap.errors import UsageError
-from ringtap.plan import SweepPlan, load_plan
-from ringtap.rundir import RunDirectory
 from tests.unit.agents.test_sweep_cluster import PLAN as TRUE_PLAN
 from tests.unit.agents.test_sweep_cluster import plain
+
+pytestmark = pytest.mark.shares
 
 PLAN = TRUE_PLAN.replace('["true"]', '["train"]')
 

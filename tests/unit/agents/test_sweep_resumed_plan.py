@@ -6,7 +6,9 @@ import pytest
 
 from ringtap.agents.sweep.estimate import resolved
 from ringtap.agents.sweep.resumed_plan import plan_changes
-from ringtap.plan import LoadPlan, SharingPlan, load_plan
+from ringtap.core.sweep_plan import LoadPlan, SharingPlan, load_plan
+
+pytestmark = pytest.mark.computes
 
 JOBS = [
     {"name": "a", "model": "vgg16", "workers": ["S0", "S1"]},

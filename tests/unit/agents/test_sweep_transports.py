@@ -9,11 +9,13 @@ from ringtap.agents.hosts import LocalHosts
 from ringtap.agents.sweep.disturbances import collect_options
 from ringtap.agents.sweep.estimate import resolved
 from ringtap.agents.sweep.job_launch import processes
-from ringtap.agents.sweep.preflight import Answer, _rdma_problems, cluster_roles
+from ringtap.agents.sweep.preflight import HostAnswer, _rdma_problems, cluster_roles
 from ringtap.agents.sweep.resumed_plan import plan_changes
-from ringtap.errors import UsageError
-from ringtap.plan import SweepPlan, load_plan
+from ringtap.core.errors import UsageError
+from ringtap.core.sweep_plan import SweepPlan, load_plan
 from tests.unit.agents.test_sweep_cluster import PLAN, answer, counter, nic, plan_of
+
+pytestmark = pytest.mark.shares
 
 WINDOW = '[window]\nmin_time = "25s"\nmax_time = "60s"\n'
 RDMA = WINDOW + PLAN.replace('command = ["true"]', 'command = ["true"]\ntransport = "rdma"')
@@ -29,7 +31,7 @@ def infiniband(address: str) -> dict[str, Any]:
     return nic(address, mtu=4092) | {"phy": False, "rdma": port}
 
 
-def answers(kind: Any) -> list[Answer]:
+def answers(kind: Any) -> list[HostAnswer]:
     return [answer(name, ens1=kind(address)) for name, address in zip("abc", addresses(), strict=True)]
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from ringtap import schema
 from ringtap.agents.hook.ringtap_hook import settings
 from ringtap.agents.node.unrecorded import (
     UnrecordedProcesses,
@@ -15,8 +14,11 @@ from ringtap.agents.node.unrecorded import (
     environment_obstacle,
     version_obstacle,
 )
+from ringtap.core import schema
 from tests.unit.agent_processes import ROOT, ended, node_item, run_item, wrapped
 from tests.unit.agents.test_hook_start import fake_torch
+
+pytestmark = pytest.mark.shares
 
 HOOK, RUN = "/opt/hook", "/runs/one"
 

@@ -11,11 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ringtap.analysis.job import node_counters, open_job
+from ringtap.analysis.job import counters_per_iteration, open_job
 from ringtap.analysis.runs import batches, derived
 from ringtap.cli import main
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from tests.gold.job_run import MS, Truth, write_ddp_job
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 TRUTH = Truth(iterations=12, compute_ms=(100, 130, 90), offsets_ns=(0, 5 * MS, -3 * MS))
 
@@ -71,7 +73,7 @@ def test_batches_find_what_one_piece_finds(run: Path, tmp_path: Path, request: p
 def test_an_interrupted_analysis_goes_on(
     run: Path, tmp_path: Path, long: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, read, seen = tmp_path / "out", node_counters.node_table, []
+    folder, read, seen = tmp_path / "out", counters_per_iteration.node_table, []
 
     def interrupted(node, borders):
         if node.name == "n2" and len(seen) < 3:
@@ -80,7 +82,7 @@ def test_an_interrupted_analysis_goes_on(
         seen.append(node.name)
         return read(node, borders)
 
-    monkeypatch.setattr(node_counters, "node_table", interrupted)
+    monkeypatch.setattr(counters_per_iteration, "node_table", interrupted)
     with pytest.raises(KeyboardInterrupt):
         open_job(run, derived=folder).summary()
     assert seen == ["n0", "n1", "n2"]

@@ -9,6 +9,8 @@ from scipy import optimize
 
 from ringtap.analysis.model.fit import CongestionModel
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 NORRIS = Path(__file__).parents[2] / "gold" / "nist_norris.csv"
 # MGH10, y = b1*exp(b2/(x + b3)), "higher level of difficulty": equation 3.7 with n = 1 and C - BW = x + b3
 MGH10_X = np.arange(50.0, 126, 5)

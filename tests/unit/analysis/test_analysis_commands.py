@@ -5,7 +5,9 @@ import sys
 import pytest
 
 from ringtap.cli import main
-from ringtap.installation import install_command
+from ringtap.core.installation import install_command
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 VGG = "bandwidth_gbps,iteration_s\n0,0.365\n6.3,0.447\n10.3,0.533\n14.7,0.733\n17.6,1.003\n20.9,1.837\n"
 

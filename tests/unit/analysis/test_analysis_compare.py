@@ -17,7 +17,9 @@ from ringtap.analysis.statistics.two_sample import (
     holm,
     location_p,
 )
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 
 def drawn(seed, mean, spread, count):

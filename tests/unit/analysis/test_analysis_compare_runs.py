@@ -15,10 +15,12 @@ from ringtap.analysis.compare.run_comparison import compare_measures, compare_ru
 from ringtap.analysis.compare.text import describe
 from ringtap.analysis.statistics.two_sample import location_p
 from ringtap.cli import main
-from ringtap.errors import UsageError
-from ringtap.rundir import RunDirectory
+from ringtap.core.errors import UsageError
+from ringtap.core.rundir import RunDirectory
 from tests.gold.analysis_sweep import write_sweep
 from tests.gold.job_run import MS, START_NS, Node, Truth, pcap, write_ddp_job
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 SMALL = Truth()
 LARGE = Truth(iteration_ms=300, compute_ms=(100, 130), network_ms=60, gradient_bytes=8_000_000)

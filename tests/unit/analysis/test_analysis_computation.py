@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtap.analysis.sweeps.computation import Computation, computation, flop_of, with_gain
+from ringtap.analysis.sweeps.crux_objective import Computation, computation, flop_of, with_gain
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 
 def table(begin_s: float, times_s: list[float]) -> pd.DataFrame:

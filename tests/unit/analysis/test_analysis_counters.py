@@ -2,7 +2,9 @@ import numpy as np
 import pytest
 
 from ringtap.analysis.sweeps.points import CounterLog
-from ringtap.records import Field, RecordWriter
+from ringtap.core.records import Field, RecordWriter
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 START_NS = 1_700_000_000_000_000_000
 SECOND = 10**9

@@ -11,11 +11,13 @@ from ringtap.analysis.job import open_job
 from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.live.build_snapshot import SnapshotSource
 from ringtap.cli import main
-from ringtap.errors import UsageError
-from ringtap.records import Field, RecordWriter, open_records
-from ringtap.rundir import RunDirectory, open_log, read_points
+from ringtap.core.errors import UsageError
+from ringtap.core.records import Field, RecordWriter, open_records
+from ringtap.core.rundir import RunDirectory, open_log, read_points
 from tests.gold.analysis_sweep import edit_info, write_sweep
 from tests.gold.job_run import Truth, write_ddp_job
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 DEEP = "[" * 100_000
 

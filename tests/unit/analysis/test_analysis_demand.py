@@ -1,7 +1,9 @@
 import pytest
 
 from ringtap.analysis.model.demand import COLLECTIVES, demand
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 # Table 3.1 (N = 4) and the demand column of Tables 3.4 and 3.6 (N = 3), in MB
 PUBLISHED = [

@@ -11,6 +11,8 @@ from ringtap.analysis.sweeps.expected_order import ExpectedOrder, expected_order
 from ringtap.cli import main
 from tests.gold.analysis_sweep import write_sweep
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 KINDS = ("burst", "consistent", "iperf")  # of vgg16: 0.376, 0.379 and 0.370 s alone
 LINKS = [
     {"link": "S0 up", "payload_bytes": 1_000_000, "header_bytes": 1000, "critical_s": 0.1},

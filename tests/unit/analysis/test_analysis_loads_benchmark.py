@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 BENCHMARK = Path(__file__).resolve().parents[3] / "benchmarks" / "loads.py"
 
 

@@ -21,6 +21,8 @@ from ringtap.analysis.sweeps.next_load import Aims, Choice, Measured, choose
 from ringtap.analysis.sweeps.sweep import open_sweep
 from tests.gold.analysis_sweep import edit_info, write_sweep
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 FIRST = (0.0, 0.35, 0.57, 0.72, 0.82, 0.88)
 AIMS = Aims(
     capacity_gbps=25, first=FIRST, interval_gbps=1, mean=0.05, budget_s=1200, settle_s=3, min_s=4, min_iterations=10,

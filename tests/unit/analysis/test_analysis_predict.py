@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from ringtap.analysis.model.fit import CongestionModel
 from ringtap.analysis.model.predict import Predictor, read_fit
 from ringtap.cli import main
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 LOADS = np.array([0.0, 3, 6, 9, 12, 14, 16, 18, 19, 20, 21, 22])
 SLOPES = {0.5: 1.4, 0.7: 0.9, 1.0: 0.4}  # B / C^n of large models in the thesis

@@ -6,7 +6,9 @@ from scipy import stats
 
 from ringtap.analysis.statistics.autocorrelation import block_means, correlation_time, effective_count
 from ringtap.analysis.statistics.quantiles import quantile_interval
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 
 def wandering(count, rho, seed):

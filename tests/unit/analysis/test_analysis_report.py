@@ -18,15 +18,17 @@ from ringtap.analysis import thesis
 from ringtap.analysis.model.fit import CongestionModel
 from ringtap.analysis.plots.job import NAMES as JOB_FIGURES
 from ringtap.analysis.report.inputs import of_sweep
-from ringtap.analysis.report.loads import order_kinds
+from ringtap.analysis.report.load_statistics import order_kinds
 from ringtap.analysis.report.thesis_expectations import check
 from ringtap.analysis.runs.run import SweepRun, read_run
 from ringtap.cli import main
-from ringtap.models import PROFILES
-from ringtap.records import open_records
+from ringtap.core.models import PROFILES
+from ringtap.core.records import open_records
 from tests.gold.analysis_sweep import CURVES, LOADS_GBPS, edit_info, write_sweep
 from tests.gold.job_run import Truth, write_ddp_job
 from tests.unit.browser import CHROMIUM, Browser
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 PAIRS = [("vgg16", "consistent"), ("vgg16", "burst"), ("resnet50", "consistent")]
 

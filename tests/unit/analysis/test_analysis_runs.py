@@ -7,11 +7,13 @@ import ringtap
 from ringtap.analysis.runs.run import JobRun, read_records, read_run
 from ringtap.analysis.sweeps.points import measure
 from ringtap.analysis.sweeps.sweep import Sweep
-from ringtap.errors import UsageError
-from ringtap.records import RecordWriter, open_records
-from ringtap.rundir import RunDirectory
+from ringtap.core.errors import UsageError
+from ringtap.core.records import RecordWriter, open_records
+from ringtap.core.rundir import RunDirectory
 from tests.gold.analysis_sweep import START_NS, STEP_FIELDS, counter_fields, edit_info, write_job, write_sweep
 from tests.gold.job_run import Node, Socket
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 
 @pytest.fixture(scope="module")

@@ -35,10 +35,12 @@ from ringtap.analysis.report.inputs import of_sweep
 from ringtap.analysis.runs import derived
 from ringtap.analysis.runs.run import SweepRun, read_run
 from ringtap.cli import main
-from ringtap.errors import MeasurementError, UsageError
+from ringtap.core.errors import MeasurementError, UsageError
 from tests.gold.analysis_sweep import write_sweep
 from tests.gold.job_run import MS, START_NS, Truth, write_ddp_job
 from tests.unit import capture_makers as makers
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 ROOT = Path(__file__).resolve().parents[3]
 

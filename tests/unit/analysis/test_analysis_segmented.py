@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from ringtap.analysis.model.breakpoint import compared, find_break, scaled
 from ringtap.analysis.model.fit import CongestionModel
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 LOADS = np.array([0.0, 4, 8, 11, 13, 15, 17, 18, 19, 20, 21, 22])
 

@@ -14,11 +14,13 @@ from ringtap.analysis.report.sharing_page import collect
 from ringtap.analysis.runs.run import SweepRun, read_run
 from ringtap.analysis.sweeps.sharing import FLUID, MEASURED, jain, sharing_points, slide_of
 from ringtap.cli import main
-from ringtap.errors import UsageError
-from ringtap.records import RecordWriter
-from ringtap.rundir import open_log
+from ringtap.core.errors import UsageError
+from ringtap.core.records import RecordWriter
+from ringtap.core.rundir import open_log
 from ringtap.workload.recorded_job import recorded_job
 from tests.gold.shared_jobs import CAPACITY_BPS, MS, RATE_BPS, sharing
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 
 def read(path: Path) -> SweepRun:

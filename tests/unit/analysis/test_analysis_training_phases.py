@@ -14,9 +14,11 @@ from ringtap.analysis.job.text import describe
 from ringtap.analysis.live.run_state import RunFollower
 from ringtap.analysis.runs.phases import EACH, MARKED, MOST, ROUND, find_stretches, find_worlds
 from ringtap.cli import main
-from ringtap.records import Field, JsonLinesWriter, RecordWriter, open_records
-from ringtap.rundir import RunDirectory
-from ringtap.schema import MARK_RECORD
+from ringtap.core.records import Field, JsonLinesWriter, RecordWriter, open_records
+from ringtap.core.rundir import RunDirectory
+from ringtap.core.schema import MARK_RECORD
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 MS = 1_000_000
 START_NS = 1_700_000_000_000_000_000

@@ -5,7 +5,9 @@ import pytest
 
 from ringtap.analysis.model.fit import CongestionModel, weigh
 from ringtap.analysis.model.regression import log_predict, reduced_load, solve_log, solve_many
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 LOADS = np.array([0.0, 3, 6, 9, 12, 14, 16, 18, 19, 20, 21, 22])
 ERRORS = np.linspace(0.01, 0.15, len(LOADS))  # of ln t: the spread grows with the load

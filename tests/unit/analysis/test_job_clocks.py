@@ -14,8 +14,10 @@ from ringtap.analysis.job import open_job
 from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.job.text import describe
 from ringtap.analysis.runs.run import read_run
-from ringtap.rundir import read_json, write_json
+from ringtap.core.rundir import read_json, write_json
 from tests.unit.agent_processes import ROOT, ended, python, wrapped
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 SHIM = """
 #define _GNU_SOURCE

@@ -12,8 +12,10 @@ from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.job.text import describe
 from ringtap.analysis.runs import derived
 from ringtap.cli import main
-from ringtap.rundir import RunDirectory, write_json
+from ringtap.core.rundir import RunDirectory, write_json
 from tests.gold.job_run import MS, START_NS, Node, Truth, write_ddp_job
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 
 @pytest.fixture

@@ -10,18 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.analysis.job import byte_accounting, iterations, node_counters, open_job
+from ringtap.analysis.job import byte_accounting, counters_per_iteration, iterations, open_job
 from ringtap.analysis.job.flows import SocketTraffic
 from ringtap.analysis.job.horovod_timeline import read_timeline
 from ringtap.analysis.job.nccl import read_nccl
-from ringtap.analysis.job.packets import Packets, read_packets
+from ringtap.analysis.job.payload_per_iteration import Packets, read_packets
 from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.job.text import _congestion, describe
 from ringtap.analysis.runs.apportioning import Borders
 from ringtap.analysis.runs.node_logs import NodeLogs
-from ringtap.records import Field, JsonLinesWriter, RecordWriter
-from ringtap.rundir import RunDirectory, write_json
+from ringtap.core.records import Field, JsonLinesWriter, RecordWriter
+from ringtap.core.rundir import RunDirectory, write_json
 from tests.gold.job_run import MS, START_NS, STEP_NAMES, TIMES, Node, Truth, pcap, write_ddp_job
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 GOLD = Path(__file__).resolve().parents[2] / "gold"
 
@@ -43,7 +45,7 @@ def long_log(node, relative, fields, rows):
 
 
 def table(node, *edges_ms):
-    return node_counters.node_table(NodeLogs(node.path), borders(*edges_ms))
+    return counters_per_iteration.node_table(NodeLogs(node.path), borders(*edges_ms))
 
 
 @pytest.mark.parametrize(("unit", "octets"), [("4 octets", 4), ("8 octets", 8)], ids=["InfiniBand", "Omni-Path"])
@@ -88,7 +90,7 @@ def test_processors_of_the_job_and_of_others(node):
     assert found["cpu_job_cores"].tolist() == pytest.approx([1.0, 1.0])
     assert found["cpu_other_cores"].tolist() == pytest.approx([1.5, 1.5])
     assert found["memory_available_bytes"].tolist() == [4e9, 4e9 - 100]
-    cores = node_counters.rank_cores(NodeLogs(node.path), borders(0, 100, 200))
+    cores = counters_per_iteration.rank_cores(NodeLogs(node.path), borders(0, 100, 200))
     assert list(cores) == [3]
     assert cores[3].tolist() == pytest.approx([0.5, 0.5])
 

@@ -13,21 +13,23 @@ from hypothesis import strategies as st
 import ringtap
 from ringtap.analysis.job.horovod_timeline import read_timeline
 from ringtap.cli import main
-from ringtap.errors import UsageError
-from ringtap.records import Field, JsonLinesWriter, RecordWriter
-from ringtap.rundir import RunDirectory
-from ringtap.schema import FLOW_STATES
+from ringtap.core.errors import UsageError
+from ringtap.core.records import Field, JsonLinesWriter, RecordWriter
+from ringtap.core.rundir import RunDirectory
+from ringtap.core.schema import FLOW_STATES
 from ringtap.trafficgen.flow_log import SENT_FIELDS, FlowLog
 from tests.gold.job_run import MS, START_NS, TIMES, Node, Truth, pcap, write_ddp_job
 
 pytest.importorskip("perfetto")
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
-from ringtap.analysis.export import kineto as kineto_export
 from ringtap.analysis.export import perfetto
-from ringtap.analysis.export.kineto import read_kineto
 from ringtap.analysis.export.trace_writer import TraceWriter, TrackSlice
+from ringtap.analysis.process_traces import kineto as kineto_export
+from ringtap.analysis.process_traces.kineto import read_kineto
 from tests.gold.perfetto_rules import check_trace
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 ROOT = Path(__file__).resolve().parents[3]
 JOB_NS = START_NS + 50 * MS  # begin of the first iteration of `write_ddp_job`, by the reference clock
@@ -304,7 +306,7 @@ def test_runs_that_cannot_be_shown(tmp_path, capsys, monkeypatch):
     command[1] = str(tmp_path / "empty")
     assert main(command) == 2
     assert "holds no iteration and no sample" in capsys.readouterr().err
-    monkeypatch.setattr("ringtap.installation.find_spec", lambda name: None)
+    monkeypatch.setattr("ringtap.core.installation.find_spec", lambda name: None)
     assert main(command) == 2
     assert "a Perfetto trace needs perfetto, not installed here: " in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty"]

@@ -13,12 +13,14 @@ from ringtap.analysis.live.run_state import RunFollower
 from ringtap.analysis.plots.axes import timeline
 from ringtap.analysis.runs.derived import read_summary
 from ringtap.cli import main
-from ringtap.errors import UsageError
-from ringtap.records import open_records
-from ringtap.rundir import RunDirectory, write_json
-from ringtap.units import format_change
+from ringtap.core.errors import UsageError
+from ringtap.core.records import open_records
+from ringtap.core.rundir import RunDirectory, write_json
+from ringtap.core.units import format_change
 from tests.gold.analysis_sweep import write_sweep
 from tests.gold.job_run import MS, START_NS, Node, Truth, write_ddp_job
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 
 @pytest.fixture(scope="module")

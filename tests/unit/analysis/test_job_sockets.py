@@ -13,8 +13,10 @@ from ringtap.analysis.runs.apportioning import Borders
 from ringtap.analysis.runs.batches import Batches
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.sockets import socket_log
-from ringtap.rundir import RunDirectory, write_json
+from ringtap.core.rundir import RunDirectory, write_json
 from tests.gold.job_run import MS, START_NS, Node, Socket, Truth, write_ddp_job
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 
 def new_node(tmp_path, name="n0"):
@@ -267,7 +269,7 @@ def test_many_flows_are_kept_by_kind_with_the_same_sums(tmp_path, monkeypatch):
 
 
 def test_cross_traffic_is_known_by_its_logs_and_by_who_sends_it(tmp_path):
-    from ringtap.records import Field, RecordWriter
+    from ringtap.core.records import Field, RecordWriter
 
     node = new_node(tmp_path)
     about = {"source": "sender", "destinations": ["10.0.0.9:7777", "host-without-address:8888"]}

@@ -14,6 +14,8 @@ from ringtap.analysis.runs.apportioning import (
     shares,
 )
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 T0 = 1_700_000_000_000_000_000
 
 

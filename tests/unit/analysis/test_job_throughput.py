@@ -14,6 +14,8 @@ from ringtap.cli import main
 from tests.gold.analysis_sweep import edit_info, write_sweep
 from tests.gold.job_run import Truth, write_ddp_job
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 # the Wide-ResNet job of the third biweekly update, as its log was wrapped
 STUDENT = """\
 Epoch = 1: Cumulative Time = 81.000, Epoch Time = 81.000, Images/sec =

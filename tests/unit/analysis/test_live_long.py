@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from ringtap.agents.clock.fit import Measurement, segments
 from ringtap.agents.clock.log import _MOST_MEASUREMENTS, _thinned
 from ringtap.agents.node import disk_use
@@ -11,6 +13,8 @@ from ringtap.analysis.live.plain import line_of
 from ringtap.analysis.live.run_state import RunFollower
 from ringtap.analysis.live.summary import job_line
 from tests.unit.live_run import START_NS, RunWriter, second_of_training
+
+pytestmark = pytest.mark.shares
 
 COUNT = 5000
 

@@ -22,19 +22,21 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import ringtap
-from ringtap import http_address
 from ringtap.agents.hook.ringtap_hook import settings as hook_settings
 from ringtap.agents.job import environment
 from ringtap.analysis.job import iterations
 from ringtap.analysis.live.flows import Owners, SocketTotals
 from ringtap.analysis.live.iterations import DdpTimes
 from ringtap.analysis.live.metrics import MetricsHttpServer, RunMetrics
-from ringtap.analysis.live.recent_counters import Layout
+from ringtap.analysis.live.recent_counters import RecordLayout
 from ringtap.cli import main
-from ringtap.errors import UsageError
-from ringtap.records import Field, RecordFile
+from ringtap.core import http_address
+from ringtap.core.errors import UsageError
+from ringtap.core.records import Field, RecordFile
 from tests.unit.agent_processes import RINGTAP, ended, gone, run_item, wait_for
 from tests.unit.live_run import DDP, GRADIENTS, SOCKETS, RunWriter, T, second_of_training
+
+pytestmark = pytest.mark.shares
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 # marks of ringtap.step(); then it lives until the test has looked
@@ -154,8 +156,8 @@ def test_exposed_communication_is_that_of_analyze(rows: list[tuple[int, ...]], c
         assert times.communication_s == pytest.approx(expected["communication_s"].sum(), abs=1e-15)
 
 
-def layout_of(fields: list[Field]) -> Layout:
-    return Layout(RecordFile(Path("a.rec"), tuple(fields), {}, 0, 0, 0, 0))
+def layout_of(fields: list[Field]) -> RecordLayout:
+    return RecordLayout(RecordFile(Path("a.rec"), tuple(fields), {}, 0, 0, 0, 0))
 
 
 @settings(deadline=None, max_examples=60)
@@ -232,7 +234,7 @@ def test_addresses() -> None:
 def test_a_missing_package_is_said_before_the_job(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ringtap.installation.find_spec", lambda _: None)
+    monkeypatch.setattr("ringtap.core.installation.find_spec", lambda _: None)
     assert main(["run", "--metrics", ":0", "--", "touch", str(tmp_path / "began")]) == 2
     assert re.search(r"--metrics needs prometheus_client, not installed here: .*\[metrics\]", capsys.readouterr().err)
     assert not list(tmp_path.iterdir())
@@ -357,7 +359,7 @@ def test_live_serves_all_nodes_until_the_run_ends(tmp_path: Path) -> None:
 def test_nothing_is_imported_when_off() -> None:
     code = (
         "import sys, ringtap.agents.commands, ringtap.agents.job.supervisor; "
-        "sys.exit(any(name in sys.modules for name in ('prometheus_client', 'ringtap.http_address', 'ringtap.agents.job.metrics')))"  # noqa: E501
+        "sys.exit(any(name in sys.modules for name in ('prometheus_client', 'ringtap.core.http_address', 'ringtap.agents.job.metrics')))"  # noqa: E501
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

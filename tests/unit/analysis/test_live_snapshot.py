@@ -15,9 +15,11 @@ from ringtap.analysis.live.build_snapshot import SnapshotSource
 from ringtap.analysis.live.flows import Owners
 from ringtap.analysis.live.plain import line_of
 from ringtap.analysis.live.snapshot import Snapshot
-from ringtap.records import Field
-from ringtap.rundir import write_json
+from ringtap.core.records import Field
+from ringtap.core.rundir import write_json
 from tests.unit.live_run import DDP, GRADIENTS, START_NS, STEPS, RunWriter, T, nic_fields, second_of_training
+
+pytestmark = pytest.mark.shares
 
 
 class Watch:

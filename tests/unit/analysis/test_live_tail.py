@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from ringtap.analysis.runs import tail
 from ringtap.analysis.runs.tail import Document, LinesTail, RecordTail, TextTail, since
-from ringtap.records import Field, RecordWriter, open_records
-from ringtap.schema import NODE
+from ringtap.core.records import Field, RecordWriter, open_records
+from ringtap.core.schema import NODE
+
+pytestmark = pytest.mark.shares
 
 FIELDS = (Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time"), Field("n", "<u4", "", "counter"))
 

@@ -18,14 +18,16 @@ from textual.widgets import Footer, Input, TabbedContent, Tabs
 
 from ringtap.analysis.live.app import Bars, Lines, LiveApp, RunTable
 from ringtap.analysis.live.build_snapshot import SnapshotSource
-from ringtap.analysis.live.flows import Flow
-from ringtap.analysis.live.iterations import Iteration
+from ringtap.analysis.live.flows import LiveFlow
+from ringtap.analysis.live.iterations import LiveIteration
 from ringtap.analysis.live.poller import Poller
-from ringtap.analysis.live.snapshot import Gpu, Host, Mark, Node, Snapshot, Throughput
+from ringtap.analysis.live.snapshot import Gpu, Host, Mark, NodeState, Snapshot, Throughput
 from ringtap.analysis.live.summary import iteration_plot, throughput_plot
 from ringtap.analysis.live.tables import FLOWS, NODES, core_bars, count, gbps, milliseconds
-from ringtap.errors import MeasurementError
+from ringtap.core.errors import MeasurementError
 from tests.unit.live_run import START_NS, RunWriter, second_of_training
+
+pytestmark = pytest.mark.shares
 
 Test = Callable[..., Coroutine[Any, Any, None]]
 
@@ -290,7 +292,7 @@ async def test_leaving(snapshot: Snapshot, tmp_path: Path, key: str) -> None:
 
 @in_a_loop
 async def test_pages_turn_and_scroll_and_help_shows(snapshot: Snapshot, tmp_path: Path) -> None:
-    flows = tuple(Flow("other", f"10.0.0.{number}:1", "10.1.0.0:2", 1e9 - number) for number in range(100))
+    flows = tuple(LiveFlow("other", f"10.0.0.{number}:1", "10.1.0.0:2", 1e9 - number) for number in range(100))
     stage = Stage(dataclasses.replace(snapshot, flows=flows), tmp_path)
     async with stage.app.run_test(size=(80, 24)) as pilot:
         await stage.press(pilot, "tab")
@@ -404,7 +406,7 @@ def test_only_what_differs_is_drawn_again(snapshot: Snapshot, tmp_path: Path, mo
 
 @in_a_loop
 async def test_of_thousands_of_rows_the_table_holds_those_in_sight(snapshot: Snapshot, tmp_path: Path) -> None:
-    flows = tuple(Flow("other", f"10.0.{number}.0:1", "10.1.0.0:2", 1e9 - number) for number in range(5000))
+    flows = tuple(LiveFlow("other", f"10.0.{number}.0:1", "10.1.0.0:2", 1e9 - number) for number in range(5000))
     stage = Stage(dataclasses.replace(snapshot, flows=flows), tmp_path)
     async with stage.app.run_test(size=(80, 24)) as pilot:
         await stage.press(pilot, "2", "end")
@@ -442,7 +444,7 @@ async def test_the_first_page_says_why_a_collector_failed(snapshot: Snapshot, tm
 
 
 def _with_iterations(snapshot: Snapshot, *seconds: float, **first: bool) -> Snapshot:
-    history = [Iteration(number, number * 10**12, value, 0, 0.0) for number, value in enumerate(seconds, 1)]
+    history = [LiveIteration(number, number * 10**12, value, 0, 0.0) for number, value in enumerate(seconds, 1)]
     history[0] = dataclasses.replace(history[0], **first)
     stats = dataclasses.replace(snapshot.iterations, history=tuple(history), median_s=1.0)
     return dataclasses.replace(snapshot, iterations=stats, marks=(Mark(2 * 10**12 - 1, ""),))
@@ -469,7 +471,7 @@ def test_core_bars_of_many_cores_share_their_blocks() -> None:
 
 
 def test_nodes_are_sorted_by_their_busiest_core() -> None:
-    nodes = tuple(Node(name, "running", "", False, None, None, None) for name in "abc")
+    nodes = tuple(NodeState(name, "running", "", False, None, None, None) for name in "abc")
     hosts = tuple(Host(name, cores, None, None, None) for name, cores in (("a", (0.5, 0.5)), ("b", (0.1, 0.9))))
     run = Snapshot(0, "run", nodes=nodes, hosts=hosts)
     cores = [column.title for column in NODES.columns].index("cores")
@@ -494,14 +496,14 @@ def test_numbers_are_short() -> None:
     assert [count(value) for value in (0, 0.25, 9, 950, 12_345, 2.5e9)] == ["0", "0.2", "9", "950", "12.3k", "2500M"]
     assert [milliseconds(value) for value in (0.00025, 0.0123, 3.0)] == ["0.25", "12.3", "3000"]
     retransmissions = FLOWS.columns[4]
-    assert [retransmissions.text(Flow("other", "", "", 1.0, value)) for value in (None, 0)] == ["-", "0"]
+    assert [retransmissions.text(LiveFlow("other", "", "", 1.0, value)) for value in (None, 0)] == ["-", "0"]
 
 
 @in_a_loop
 async def test_texts_of_others_are_shown_as_they_are_and_do_not_steer(snapshot: Snapshot, tmp_path: Path) -> None:
     nasty = "[bold]/[/] [red \x1b[2J\u202e"
     shown = "[bold]/[/] [red \ufffd[2J\ufffd"
-    flow = Flow("training", "S0:1", "S1:2", 1e9, command=nasty)
+    flow = LiveFlow("training", "S0:1", "S1:2", 1e9, command=nasty)
     first, *others = snapshot.collectors
     failed = dataclasses.replace(first, state="failed", health="bad", reason=nasty)
     run = dataclasses.replace(

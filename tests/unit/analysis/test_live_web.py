@@ -26,13 +26,15 @@ from ringtap.analysis.commands import live as live_command
 from ringtap.analysis.live import page_parts, web
 from ringtap.analysis.live.build_snapshot import SnapshotSource
 from ringtap.analysis.live.page_parts import TableChoice, parts_of
-from ringtap.analysis.live.snapshot import Collector, Nic, Node, Snapshot
+from ringtap.analysis.live.snapshot import CollectorState, Nic, NodeState, Snapshot
 from ringtap.cli import main
-from ringtap.errors import UsageError
-from ringtap.http_address import listen, names_loopback
+from ringtap.core.errors import UsageError
+from ringtap.core.http_address import listen, names_loopback
 from tests.unit.agent_processes import RINGTAP, ended, wait_for
 from tests.unit.browser import CHROMIUM, WAIT_S, Browser
 from tests.unit.live_run import RunWriter, second_of_training
+
+pytestmark = pytest.mark.shares
 
 TOKEN = "t" * 32
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[2J\u202e"
@@ -99,8 +101,8 @@ def test_one_node_is_shown_with_the_warnings_of_all(snapshot: Snapshot) -> None:
 
 def test_warnings_stay_the_same_while_they_last(snapshot: Snapshot) -> None:
     def warnings(age_s: float, lost: int) -> list[str]:
-        node = Node("S0", "partial", "disk full", False, age_s, None, None)
-        collectors = Collector("nic", "nic", "failed", "no memory", 0.1, 0, lost, None, 0, "bad")
+        node = NodeState("S0", "partial", "disk full", False, age_s, None, None)
+        collectors = CollectorState("nic", "nic", "failed", "no memory", 0.1, 0, lost, None, 0, "bad")
         run = replace(snapshot, nodes=(node,) * 30, collectors=(replace(collectors, node="S0"),))
         found: list[str] = parts_of(run, TableChoice())["warnings"]
         return found

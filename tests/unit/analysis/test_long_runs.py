@@ -20,8 +20,10 @@ from ringtap.analysis.job.run import Job
 from ringtap.analysis.report import page
 from ringtap.analysis.runs import batches, derived
 from ringtap.cli import main
-from ringtap.errors import MeasurementError
+from ringtap.core.errors import MeasurementError
 from tests.gold.job_run import MS, Truth, write_ddp_job
+
+pytestmark = pytest.mark.computes
 
 TRUTH = Truth(iterations=12, compute_ms=(100, 130, 90), offsets_ns=(0, 5 * MS, -3 * MS))
 
@@ -120,15 +122,15 @@ def test_a_killed_analysis_goes_on(run: Path, tmp_path: Path) -> None:
     """The tables that were complete when it was killed are not made again."""
     program = (
         "import os, signal\n"
-        "from ringtap.analysis.job import node_counters, open_job\n"
+        "from ringtap.analysis.job import counters_per_iteration, open_job\n"
         "from ringtap.analysis.runs import batches\n"
         "batches._BATCH_NODES, batches._MEMORY_ROWS = 1, 0\n"
-        "read = node_counters.node_table\n"
+        "read = counters_per_iteration.node_table\n"
         "def table(node, borders):\n"
         "    if node.name == 'n2':\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return read(node, borders)\n"
-        "node_counters.node_table = table\n"
+        "counters_per_iteration.node_table = table\n"
         f"open_job({str(run)!r}, derived={str(tmp_path / 'out')!r}).summary()\n"
     )
     done = subprocess.run([sys.executable, "-c", program], check=False, timeout=120)

@@ -9,8 +9,10 @@ import pytest
 from ringtap.analysis.pcap import cache as caches
 from ringtap.analysis.pcap import reader
 from ringtap.analysis.pcap.reader import read_captures
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from tests.unit.capture_makers import A4, B4, classic, frames, spaced, udp
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 BIG = [udp(A4, B4, (9, 9 + number % 3), 8_000) for number in range(150)]
 

@@ -18,7 +18,7 @@ import pytest
 from ringtap.analysis.pcap import sources
 from ringtap.analysis.pcap.reader import read_captures
 from ringtap.cli import main
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from tests.unit.capture_makers import (
     A4,
     B4,
@@ -35,6 +35,8 @@ from tests.unit.capture_makers import (
     udp,
     usual,
 )
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 LOOPBACK = Path(__file__).parents[2] / "gold" / "loopback.pcap"
 FIRST = (

@@ -17,6 +17,8 @@ from ringtap.analysis.pcap.duplicates import has_copies
 from ringtap.analysis.pcap.scan_dtypes import CONVERSATION
 from tests.unit.capture_makers import A4, A6, B4, B6, MS, SLL2, Packet, Talk, classic, cooked2, frames
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 COLUMNS = ["packets_ab", "packets_ba", "bytes_ab", "bytes_ba", "payload_ab", "payload_ba", "retransmitted_bytes_ab"]
 
 

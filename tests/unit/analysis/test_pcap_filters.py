@@ -12,7 +12,7 @@ from scapy.packet import Raw
 
 from ringtap.analysis.pcap.reader import read_captures
 from ringtap.analysis.pcap.scan_dtypes import is_ip
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from tests.unit.capture_makers import (
     A4,
     A6,
@@ -29,6 +29,8 @@ from tests.unit.capture_makers import (
     usual,
     vxlan,
 )
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 PACKETS = [*usual(), *spaced([udp(C4, B4, (port, 5001), port % 1000) for port in (1, 40001, 65535)], 3_000)]
 for _number in (0, 2, 47, 50, 51, 103, 112):

@@ -6,7 +6,7 @@ import pytest
 from ringtap.analysis.pcap.merge import merge
 from ringtap.analysis.pcap.reader import scan_packets
 from ringtap.analysis.pcap.scan import Scan, Scanned
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from tests.unit.capture_makers import (
     A4,
     B4,
@@ -21,6 +21,8 @@ from tests.unit.capture_makers import (
     spaced,
     usual,
 )
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 SUMMED = ("packets", "bytes", "payload", "data_packets", "data_bytes", "first_ns", "last_ns")
 

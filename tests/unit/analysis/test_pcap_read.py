@@ -11,8 +11,10 @@ from ringtap.analysis.pcap import align, read_captures
 from ringtap.analysis.pcap import parts as cutting
 from ringtap.analysis.pcap import reader as reading
 from ringtap.analysis.pcap.reader import scan_packets
-from ringtap.errors import MeasurementError, RingtapWarning, UsageError
+from ringtap.core.errors import MeasurementError, RingtapWarning, UsageError
 from tests.unit.capture_makers import A4, B4, C4, MS, START_NS, classic, frames, roce, spaced, udp, usual
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 PACKETS = [(number * 700_000, udp(*ends, (9, 9), number)) for number in range(60) for ends in ((A4, B4), (B4, A4))]
 

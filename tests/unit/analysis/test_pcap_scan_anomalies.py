@@ -43,6 +43,8 @@ from tests.unit.capture_makers import (
     vxlan,
 )
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 
 def scan(data: bytes, **options) -> Scanned:
     made = Scan(**options)

@@ -11,8 +11,10 @@ import pytest
 
 from ringtap.analysis.pcap.kernels import compile
 from ringtap.analysis.pcap.scan import Scan
-from ringtap.errors import MeasurementError
+from ringtap.core.errors import MeasurementError
 from tests.unit.capture_makers import classic, frames, usual
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 DATA = classic(frames(usual()))
 

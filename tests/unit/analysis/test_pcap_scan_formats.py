@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtap.analysis.pcap.scan import Scan, Scanned
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from tests.unit import capture_makers as make
 from tests.unit.capture_makers import Blocks, classic, frames, modern, usual
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 
 def scan(data: bytes, block: int = 4096, **options) -> Scanned:

@@ -6,6 +6,8 @@ import pytest
 from ringtap.analysis.pcap.scan import Scan
 from tests.unit.capture_makers import A4, A6, B4, B6, MS, US, Talk, classic, frames
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 
 def row(*talks: Talk):
     packets = sorted((one for talk in talks for one in talk.packets), key=lambda one: one[0])

@@ -27,6 +27,8 @@ from tests.unit.capture_makers import (
     vxlan,
 )
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 
 def of(*packets: bytes, cut: int = 10**6, wrap=ethernet, link: int = 1) -> Scanned:
     made = Scan()

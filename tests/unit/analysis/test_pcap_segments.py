@@ -17,7 +17,9 @@ import pytest
 
 from ringtap.analysis.pcap import segments
 from ringtap.analysis.pcap.segments import read_segments
-from ringtap.errors import MeasurementError, UsageError
+from ringtap.core.errors import MeasurementError, UsageError
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 GOLD = Path(__file__).resolve().parents[2] / "gold" / "loopback.pcap"
 MAC = bytes(12)

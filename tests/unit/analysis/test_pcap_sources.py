@@ -20,8 +20,10 @@ from hypothesis import strategies as st
 from ringtap.analysis.pcap.reader import read_captures
 from ringtap.analysis.pcap.sources import BLOCK_BYTES, CaptureStream, expand
 from ringtap.cli import main
-from ringtap.errors import RingtapWarning, UsageError
+from ringtap.core.errors import RingtapWarning, UsageError
 from tests.unit.capture_makers import classic, frames, usual
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 CAPTURE = classic(frames(usual()))
 # nothing compresses it to a single block

@@ -8,8 +8,10 @@ import pytest
 
 from ringtap.analysis.pcap import traffic as traffic_module
 from ringtap.analysis.pcap.reader import read_captures
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from tests.unit.capture_makers import A4, A6, B4, B6, C4, MS, START_NS, Talk, classic, frames, roce, spaced, udp, usual
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 # flow -> (source, destination, ports); two directions of the first conversation
 FLOWS = [(A4, B4, (7, 5001)), (B4, A4, (5001, 7)), (A4, C4, (8, 5001)), (C4, B4, (9, 5001)), (A6, B6, (7, 7))]

@@ -72,6 +72,8 @@ from tests.unit.capture_makers import (
     zstandarded,
 )
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 Ways = dict[tuple[str, int], tuple[int, int]]
 Conversations = dict[tuple[str, frozenset[tuple[str, int]]], Ways]
 _LINE = re.compile(r"(\S+) +<-> (\S+) +(\d+) (\d+) (bytes|kB|MB) +(\d+) (\d+) (bytes|kB|MB) ")

@@ -12,6 +12,8 @@ import pytest
 from tests.unit.analysis.test_pcap_tshark import Flows, flows, tshark  # noqa: F401 -- flows is a fixture
 from tests.unit.capture_makers import A4, A6, B4, B6, MS, US, Talk, Timed, classic, frames
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 SIZE = 1000
 FLAGS = ("retransmission", "fast_retransmission", "spurious_retransmission", "out_of_order", "zero_window")
 _COLUMNS = (

@@ -11,7 +11,9 @@ import pytest
 from scapy import utils as scapy_utils
 
 import ringtap
-from ringtap.analysis.pcap.packets import CapturePoint, read_packets
+from ringtap.analysis.pcap.single_packets import CapturePoint, read_packets
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 EXAMPLE = Path("examples/ring.pcap.gz")
 

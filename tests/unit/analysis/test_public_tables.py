@@ -11,6 +11,8 @@ from ringtap.analysis.frames import as_time_ns, unit_of
 from tests.gold.analysis_sweep import write_sweep
 from tests.gold.job_run import MS, START_NS, Truth, write_ddp_job
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 JOB_TABLES = (
     *("iterations", "rank_iterations", "flows", "socket_iterations", "byte_accounts", "node_iterations", "ranks"),
     "collectors",

@@ -10,6 +10,8 @@ import pytest
 import ringtap
 from tests.gold.analysis_sweep import write_sweep
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "examples"
 WRONG = {

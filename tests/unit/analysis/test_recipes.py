@@ -24,6 +24,8 @@ from tests.gold.analysis_sweep import write_sweep
 from tests.gold.job_run import MS, Truth, write_ddp_job
 from tests.unit.capture_makers import classic, frames, usual
 
+pytestmark = [pytest.mark.shares, pytest.mark.together]
+
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "reference" / "recipes.md"
 GALLERY = ROOT / "docs" / "reference" / "gallery.md"

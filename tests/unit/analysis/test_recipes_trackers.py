@@ -13,6 +13,8 @@ import ringtap
 from ringtap.cli import main
 from tests.gold.job_run import Truth, write_ddp_job
 
+pytestmark = [pytest.mark.shares, pytest.mark.together]
+
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "commands" / "export.md"
 ITERATIONS = 4

@@ -4,6 +4,8 @@ import pytest
 from ringtap.analysis.report.inputs import of_table
 from ringtap.analysis.report.overview import overview, sentence
 
+pytestmark = pytest.mark.computes
+
 LOADS = (0.0, 3.75, 7.5, 10.0, 12.5, 15.0, 17.5, 20.0, 21.5)
 HEAD = "model,traffic,bandwidth_gbps,iteration_s,count,std_s"
 

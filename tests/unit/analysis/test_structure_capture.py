@@ -15,8 +15,10 @@ from ringtap.analysis.pcap import read_captures
 from ringtap.analysis.structure import read_structure
 from ringtap.analysis.structure.streams import Vantage, streams_of
 from ringtap.analysis.structure.structure import Structure, find_structure
-from ringtap.errors import MeasurementError, UsageError
+from ringtap.core.errors import MeasurementError, UsageError
 from tests.unit.structure_makers import Job, make, together
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 ROOT = Path(__file__).resolve().parents[3]
 RING = ROOT / "examples" / "ring.pcap.gz"

@@ -10,8 +10,10 @@ from ringtap.analysis.structure.gradient_evidence import is_for_many
 from ringtap.analysis.structure.streams import PayloadStream
 from ringtap.analysis.structure.structure import find_structure, volume_of
 from ringtap.analysis.structure.topology import shape_of
-from ringtap.errors import MeasurementError
+from ringtap.core.errors import MeasurementError
 from tests.unit.structure_makers import Job, make, ring, to_stream, together
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 PAIR = {("10.0.0.1", "10.0.0.2"): 800_000, ("10.0.0.2", "10.0.0.1"): 800_000}
 

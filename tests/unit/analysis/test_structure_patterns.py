@@ -12,10 +12,12 @@ from ringtap.analysis.structure.detection import Member, Training
 from ringtap.analysis.structure.periodicity import Periodicity
 from ringtap.analysis.structure.structure import Structure, find_structure, only_host
 from ringtap.analysis.structure.text import describe
-from ringtap.analysis.structure.topology import Topology, shape_of
+from ringtap.analysis.structure.topology import ExchangeTopology, shape_of
 from ringtap.workload.collectives import Shape, message_graph
 from ringtap.workload.message_graph import MessageGraph
 from tests.unit.structure_makers import to_stream, together, web_search
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 SIZE = 240_240
 # divisible by the chunks of every pattern of up to 16 hosts
@@ -257,5 +259,5 @@ def test_two_servers_with_two_workers_need_times() -> None:
     }
     assert shape_of(edges).name == "ring in both directions"
     first = {("w1", "s1"), ("w1", "s2"), ("w2", "s1"), ("w2", "s2")}
-    shape: Topology = shape_of(edges, leading=first)
+    shape: ExchangeTopology = shape_of(edges, leading=first)
     assert (shape.name, shape.servers) == ("sharded parameter server", ("s1", "s2"))

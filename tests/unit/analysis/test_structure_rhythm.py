@@ -12,8 +12,10 @@ from ringtap.analysis.structure.detection import sort_out
 from ringtap.analysis.structure.periodicity import find_periodicity, silences_of
 from ringtap.analysis.structure.streams import PayloadStream
 from ringtap.analysis.structure.structure import Structure, bursts_of, find_structure, iterations_of, peak_to_mean
-from ringtap.errors import MeasurementError
+from ringtap.core.errors import MeasurementError
 from tests.unit.structure_makers import START_NS, Job, Made, limited, make, ring, to_stream, together, web_search
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 JOB = Job(ring(3, 160_000))
 

@@ -9,6 +9,8 @@ from ringtap.analysis.pcap import read_captures
 from ringtap.analysis.structure import read_structure
 from tests.unit.capture_makers import A4, B4, C4, classic, frames, roce
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 RING = ((A4, B4), (B4, C4), (C4, A4))
 FIRST, MIDDLE, LAST = 0x06, 0x07, 0x08  # RDMA WRITE of a reliable connection
 RETH_BYTES, SEGMENT_BYTES = 16, 1024

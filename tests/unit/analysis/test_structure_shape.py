@@ -10,6 +10,8 @@ from ringtap.analysis.model.demand import demand
 from ringtap.analysis.structure.structure import volume_of
 from ringtap.analysis.structure.topology import shape_of
 
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
 NAMES = [f"h{number}" for number in range(8)]
 
 

@@ -7,8 +7,10 @@ import pytest
 
 from ringtap.analysis.job import open_job
 from ringtap.analysis.structure.validation import check_against_steps
-from ringtap.rundir import RunDirectory
+from ringtap.core.rundir import RunDirectory
 from tests.gold.job_run import MS, START_NS, Node
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 ITERATIONS, COMPUTE_MS, COMMUNICATION_MS, SLOW_MS = 10, 60, 40, 300
 

@@ -2,7 +2,9 @@ import numpy as np
 import pytest
 
 from ringtap.analysis.sweeps.tables import read_table
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
+
+pytestmark = pytest.mark.shares
 
 HEAD = "model,traffic,bandwidth_gbps,iteration_s\n"
 LOADS = (0.0, 5.0, 10.0, 15.0, 18.0, 20.0, 22.0)

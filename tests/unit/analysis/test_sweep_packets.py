@@ -13,13 +13,15 @@ import pytest
 from ringtap.analysis.model.demand import demand
 from ringtap.analysis.report.write import write_report
 from ringtap.analysis.runs.run import read_run
-from ringtap.analysis.sweeps.packets import CapturedPoint, captured_points
+from ringtap.analysis.sweeps.packet_rates import CapturedPoint, captured_points
 from ringtap.analysis.sweeps.points import measure
-from ringtap.models import PROFILES
-from ringtap.records import read_json_lines
-from ringtap.rundir import write_json
+from ringtap.core.models import PROFILES
+from ringtap.core.records import read_json_lines
+from ringtap.core.rundir import write_json
 from tests.gold.analysis_sweep import edit_info, write_sweep
 from tests.unit.capture_makers import Packet, classic
+
+pytestmark = pytest.mark.shares
 
 ADDRESSES = {
     host: (f"10.77.0.{number}", f"10.78.0.{number}") for number, host in enumerate(("S0", "S1", "S2", "S3"), 1)

@@ -16,8 +16,10 @@ from ringtap.analysis import thesis
 from ringtap.analysis.model.congestion_point import data_volume_mb
 from ringtap.analysis.model.demand import demand
 from ringtap.analysis.model.fit import CongestionModel
-from ringtap.analysis.sweeps.series_results import mean_difference, spare
-from ringtap.models import PROFILES
+from ringtap.analysis.sweeps.series_analysis import mean_difference, spare
+from ringtap.core.models import PROFILES
+
+pytestmark = pytest.mark.computes
 
 CAPACITY = 25.0
 TABLES = pd.read_csv(Path(__file__).parents[2] / "gold" / "thesis_tables.csv", dtype=str, keep_default_na=False)

@@ -14,7 +14,9 @@ import pytest
 from ringtap.collectors.base import Context
 from ringtap.collectors.ethtool import EthtoolCollector, field_of, select
 from ringtap.collectors.ethtool_ioctl import Ethtool, offloads
-from ringtap.records import open_records
+from ringtap.core.records import open_records
+
+pytestmark = pytest.mark.shares
 
 GOLD = Path(__file__).parents[2] / "gold" / "ethtool-mlx5e.txt"
 MLX5E = {

@@ -17,7 +17,9 @@ import pytest
 
 from ringtap.collectors.base import Context
 from ringtap.collectors.gpu import GpuCollector
-from ringtap.records import Field, open_records
+from ringtap.core.records import Field, open_records
+
+pytestmark = pytest.mark.shares
 
 GOLD = Path(__file__).parents[2] / "gold" / "nvml-h100.json"
 MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal")

@@ -13,7 +13,9 @@ import pytest
 from ringtap.collectors.base import Context
 from ringtap.collectors.host import COUNTERS, HostCollector, read_counters
 from ringtap.collectors.processes import Process, command_of, rank_of
-from ringtap.records import open_records, read_json_lines
+from ringtap.core.records import open_records, read_json_lines
+
+pytestmark = pytest.mark.shares
 
 SNMP = """Ip: Forwarding DefaultTTL
 Ip: 1 64

@@ -15,7 +15,9 @@ import pytest
 
 from ringtap.collectors.base import Context
 from ringtap.collectors.infiniband import InfinibandCollector
-from ringtap.records import Field, RecordFile, open_records, read_json_lines
+from ringtap.core.records import Field, RecordFile, open_records, read_json_lines
+
+pytestmark = pytest.mark.shares
 
 GOLD = Path(__file__).parents[2] / "gold"
 

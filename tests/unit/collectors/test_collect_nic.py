@@ -8,7 +8,9 @@ import pytest
 
 from ringtap.collectors.base import Context
 from ringtap.collectors.nic import NicCollector
-from ringtap.records import open_records
+from ringtap.core.records import open_records
+
+pytestmark = pytest.mark.shares
 
 HEADING = (
     "Inter-|   Receive                                                |  Transmit\n"
@@ -109,7 +111,7 @@ CUT = """
 import subprocess, sys, time
 from pathlib import Path
 from ringtap.collectors.nic import LinkWatch
-from ringtap.records import read_json_lines
+from ringtap.core.records import read_json_lines
 
 def ip(words):
     subprocess.run(["ip", "link", *words.split()], check=True)

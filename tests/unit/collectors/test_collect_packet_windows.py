@@ -22,9 +22,11 @@ from ringtap.collectors.slow_iterations import (
     SlowRule,
     parse_rule,
 )
-from ringtap.errors import UsageError
-from ringtap.records import RecordWriter
+from ringtap.core.errors import UsageError
+from ringtap.core.records import RecordWriter
 from tests.unit.live_run import STEPS
+
+pytestmark = pytest.mark.shares
 
 MS = 1_000_000
 BEGIN_NS = 1_800_000_000 * 10**9

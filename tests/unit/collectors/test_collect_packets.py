@@ -15,6 +15,8 @@ from ringtap.collectors.base import Context
 from ringtap.collectors.capture_program import Counts, Tool
 from ringtap.collectors.packets import PacketsCollector
 
+pytestmark = pytest.mark.shares
+
 WANTED = {"interface": "eth0", "snap_bytes": 128, "buffer_bytes": 64 << 20, "file_bytes": 0, "filter": ""}
 
 

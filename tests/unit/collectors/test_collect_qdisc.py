@@ -6,13 +6,16 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtap.collectors.base import Context
 from ringtap.collectors.netlink import HEADER_BYTES, aligned, attributes, message_at
 from ringtap.collectors.qdisc import QdiscCollector, QdiscTable
-from ringtap.records import open_records
+from ringtap.core.records import open_records
+
+pytestmark = pytest.mark.shares
 
 GOLD = Path(__file__).resolve().parents[2] / "gold"
 DUMP = (GOLD / "qdisc-6.18.bin").read_bytes()

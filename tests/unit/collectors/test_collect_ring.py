@@ -11,6 +11,8 @@ import pytest
 
 from ringtap.collectors import packet_ring
 
+pytestmark = pytest.mark.shares
+
 
 def kept(code: bytes, packet: bytes) -> int | None:
     """Bytes of a datagram that a socket with this filter receives; None: it does not come."""

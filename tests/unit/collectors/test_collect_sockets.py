@@ -17,11 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtap.collectors import closing_sockets
-from ringtap.collectors import tcp_info as layout
+from ringtap.collectors import inet_diag as layout
 from ringtap.collectors.base import Context
 from ringtap.collectors.netlink import HEADER_BYTES, aligned, attributes, message_at
 from ringtap.collectors.sockets import APART, SocketOwners, SocketsCollector, SocketTable
-from ringtap.records import RecordWriter, open_records, read_json_lines
+from ringtap.core.records import RecordWriter, open_records, read_json_lines
+
+pytestmark = pytest.mark.shares
 
 GOLD = Path(__file__).resolve().parents[2] / "gold"
 DUMP = (GOLD / "sock_diag-6.18.bin").read_bytes()

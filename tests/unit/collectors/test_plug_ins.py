@@ -12,7 +12,9 @@ import pytest
 import ringtap
 from ringtap.collectors.base import Context, SampledCollector
 from ringtap.collectors.registry import collector_class
-from ringtap.records import open_records
+from ringtap.core.records import open_records
+
+pytestmark = [pytest.mark.shares, pytest.mark.together]
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "reference" / "plug-ins.md").read_text()
@@ -21,7 +23,7 @@ JOB = "import time, ringtap\nfor _ in range(20):\n    time.sleep(0.05)\n    ring
 TRAFFIC = """
 from pathlib import Path
 
-from ringtap.flow_plan import Flow
+from ringtap.core.flow_plan_format import Flow
 from ringtap.trafficgen.plans.kind import DURATION, TO, TrafficKind
 
 

@@ -11,6 +11,8 @@ import pytest
 from ringtap.cli import SUB_VERBS, VERBS, main
 from ringtap.completion import SHELLS
 
+pytestmark = pytest.mark.shares
+
 pytest.importorskip("shtab")
 
 

@@ -10,15 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtap.agents.sweep.disturbances import Counters
-from ringtap.analysis.job.node_counters import long_growth
+from ringtap.analysis.job.counters_per_iteration import long_growth
 from ringtap.analysis.live.recent_counters import Keyed, RecentWideLog
 from ringtap.analysis.runs.apportioning import Borders, counter_steps
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.run import map_records
 from ringtap.analysis.sweeps.points import CounterLog
-from ringtap.counter_growth import growth, window_growth
-from ringtap.errors import UsageError
-from ringtap.records import Field, RecordWriter, open_records
+from ringtap.core.counter_growth import growth, window_growth
+from ringtap.core.errors import UsageError
+from ringtap.core.records import Field, RecordWriter, open_records
+
+pytestmark = pytest.mark.computes
 
 START_NS = 1_700_000_000_000_000_000
 S = 10**9

@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 from ringtap.agents.sweep.estimate import estimate, resolved
-from ringtap.errors import UsageError
-from ringtap.plan import SweepPlan, load_plan
-from ringtap.plan_cluster import Cluster
-from ringtap.plan_jobs import gpus_of, sharing
+from ringtap.core.errors import UsageError
+from ringtap.core.sweep_plan import SweepPlan, load_plan
+from ringtap.core.sweep_plan_cluster import Cluster
+from ringtap.core.sweep_plan_jobs import gpus_of, sharing
 from tests.unit.core.test_core_plan import plan_file
+
+pytestmark = pytest.mark.computes
 
 PLAN = """\
 [sweep]

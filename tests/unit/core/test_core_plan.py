@@ -6,8 +6,10 @@ import pytest
 
 from ringtap.agents.sweep.estimate import estimate, layout, room_bytes
 from ringtap.cli import main
-from ringtap.errors import UsageError
-from ringtap.plan import Capture, load_plan, plan_from_keys
+from ringtap.core.errors import UsageError
+from ringtap.core.sweep_plan import Capture, load_plan, plan_from_keys
+
+pytestmark = pytest.mark.computes
 
 GOOD = """\
 [sweep]

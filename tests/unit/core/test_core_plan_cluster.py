@@ -6,9 +6,11 @@ import pytest
 
 from ringtap.agents.sweep.cluster_hosts import nodes_of
 from ringtap.agents.sweep.estimate import estimate, resolved
-from ringtap.errors import UsageError
-from ringtap.plan import load_plan
-from ringtap.plan_cluster import Cluster
+from ringtap.core.errors import UsageError
+from ringtap.core.sweep_plan import load_plan
+from ringtap.core.sweep_plan_cluster import Cluster
+
+pytestmark = pytest.mark.computes
 
 GOOD = """\
 [sweep]

@@ -9,10 +9,12 @@ from ringtap.agents.sweep.estimate import estimate, layout, resolved, series_nam
 from ringtap.agents.sweep.job_launch import check_collectives, processes
 from ringtap.agents.sweep.resumed_plan import plan_changes
 from ringtap.agents.sweep.roles import testbed_roles as roles_of
-from ringtap.errors import UsageError
-from ringtap.plan import SweepPlan, load_plan
-from ringtap.plan_collectives import COLLECTIVES
+from ringtap.core.errors import UsageError
+from ringtap.core.sweep_plan import SweepPlan, load_plan
+from ringtap.core.sweep_plan_collectives import COLLECTIVES
 from ringtap.slurm.array_parts import planned_series
+
+pytestmark = pytest.mark.computes
 
 
 def plan_of(collective: Any, servers: list[str] | None = None, **tables: Any) -> SweepPlan:

@@ -6,8 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ringtap.errors import UsageError
-from ringtap.plan import load_plan, plan_from_keys
+from ringtap.core.errors import UsageError
+from ringtap.core.sweep_plan import load_plan, plan_from_keys
+
+pytestmark = pytest.mark.computes
 
 TOML = """\
 [sweep]

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtap.errors import UsageError
-from ringtap.records import Field, JsonLinesWriter, RecordWriter, cut_torn_record, open_records, read_json_lines
+from ringtap.core.errors import UsageError
+from ringtap.core.records import Field, JsonLinesWriter, RecordWriter, cut_torn_record, open_records, read_json_lines
+
+pytestmark = pytest.mark.computes
 
 FIELDS = (
     Field("t_ns", "<i8", "ns", "time"),
@@ -67,7 +69,7 @@ def test_a_killed_writer_loses_no_record(tmp_path: Path) -> None:
     path = tmp_path / "a.rec"
     code = (
         "import sys, time, pathlib\n"
-        "from ringtap.records import Field, RecordWriter\n"
+        "from ringtap.core.records import Field, RecordWriter\n"
         "writer = RecordWriter(pathlib.Path(sys.argv[1]), [Field('n', '<i8', '', 'index')], {})\n"
         "for n in range(1000):\n    writer.append(n)\n"
         "print('written', flush=True)\ntime.sleep(60)\n"
@@ -147,7 +149,7 @@ def test_an_appending_writer_ends_or_cuts_a_torn_last_line_first(
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from ringtap.records import Field, JsonLinesWriter, RecordWriter
+from ringtap.core.records import Field, JsonLinesWriter, RecordWriter
 fields = [Field("a", "<i8", "", "index"), Field("b", "<i8", "", "index"), Field("c", "<i8", "", "index")]
 records = RecordWriter(Path("log.rec"), fields, {})
 lines = JsonLinesWriter(Path("log.jsonl"))

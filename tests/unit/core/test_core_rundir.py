@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.errors import UsageError
-from ringtap.rundir import RunDirectory, new_name
-from ringtap.schema import SCHEMA
+from ringtap.core.errors import UsageError
+from ringtap.core.rundir import RunDirectory, new_name
+from ringtap.core.schema import SCHEMA
+
+pytestmark = pytest.mark.computes
 
 
 def test_names_are_dated_and_unique() -> None:

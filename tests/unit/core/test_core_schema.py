@@ -2,8 +2,12 @@
 
 import json
 
-from ringtap import python_command, records, schema
+import pytest
+
 from ringtap.agents.hook.ringtap_hook import agent_start, ddp, files, steps
+from ringtap.core import python_command, records, schema
+
+pytestmark = pytest.mark.computes
 
 
 def test_the_hook_writes_the_record_format_of_this_version() -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from ringtap.agents.sweep.estimate import resolved
-from ringtap.plan import load_plan
-from ringtap.secret_masking import is_secret, mask_text, mask_variables, mask_words
+from ringtap.core.secret_masking import is_secret, mask_text, mask_variables, mask_words
+from ringtap.core.sweep_plan import load_plan
+
+pytestmark = pytest.mark.computes
 
 SECRETS = [
     *("--token", "--hf-token", "--hf_token", "-token", "--authToken", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"),

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ringtap.errors import UsageError
-from ringtap.json_validation import COUNT, NAME, NS, Number, ShapeError, check, load_json, parse_json
-from ringtap.records import each_json_line, read_json_lines
+from ringtap.core.errors import UsageError
+from ringtap.core.json_validation import COUNT, NAME, NS, Number, ShapeError, check, load_json, parse_json
+from ringtap.core.records import each_json_line, read_json_lines
+
+pytestmark = pytest.mark.computes
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)

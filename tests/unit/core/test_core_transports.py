@@ -8,9 +8,11 @@ import pytest
 
 from ringtap.agents.sweep.estimate import estimate, series_names
 from ringtap.cli import main
-from ringtap.errors import UsageError
-from ringtap.plan import SweepPlan, load_plan
-from ringtap.transports import VARIABLES, carrier_of, is_rdma, label_problem
+from ringtap.core.errors import UsageError
+from ringtap.core.sweep_plan import SweepPlan, load_plan
+from ringtap.core.transports import VARIABLES, carrier_of, is_rdma, label_problem
+
+pytestmark = pytest.mark.computes
 
 CLUSTER: dict[str, Any] = {
     "cluster": {"reach": "ssh", "workers": ["a", "b"]},

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtap.errors import UsageError
-from ringtap.units import (
+from ringtap.core.errors import UsageError
+from ringtap.core.units import (
     counted,
     format_change,
     format_duration,
@@ -16,6 +16,8 @@ from ringtap.units import (
     parse_rate_bps,
     parse_size_bytes,
 )
+
+pytestmark = pytest.mark.computes
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,16 @@ import pytest
 
 import ringtap
 from ringtap.cli import main
-from ringtap.errors import UsageError
-from ringtap.flow_plan import VERSION as PLAN
-from ringtap.flow_table import read_plan
-from ringtap.records import VERSION as RECORDS
-from ringtap.records import Field, RecordWriter, open_records
-from ringtap.rundir import SCHEMA, RunDirectory, write_json
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan_format import VERSION as PLAN
+from ringtap.core.flow_table import read_plan
+from ringtap.core.records import VERSION as RECORDS
+from ringtap.core.records import Field, RecordWriter, open_records
+from ringtap.core.rundir import SCHEMA, RunDirectory, write_json
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.trafficgen.plans.plan_file import PlanFile
+
+pytestmark = pytest.mark.computes
 
 GOLD = Path(__file__).resolve().parents[2] / "gold" / "v0.1"
 PLANS = {

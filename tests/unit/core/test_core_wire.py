@@ -1,9 +1,12 @@
 """Interface counters against what a wire carries."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtap.ethernet import HEADER_BYTES, frame_bytes
+from ringtap.core.ethernet import HEADER_BYTES, frame_bytes
+
+pytestmark = pytest.mark.computes
 
 MSS = 1448
 

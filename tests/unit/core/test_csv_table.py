@@ -3,10 +3,12 @@
 import pytest
 
 from ringtap.analysis.sweeps.tables import read_points_csv, read_table
-from ringtap.csv_table import read_csv
-from ringtap.errors import UsageError
-from ringtap.workload.layer_tensors import read_tensors
+from ringtap.core.csv_table import read_csv
+from ringtap.core.errors import UsageError
 from ringtap.workload.simulator_logs import read_log
+from ringtap.workload.timed_tensors import read_tensors
+
+pytestmark = pytest.mark.computes
 
 HEAD = "bandwidth_gbps,iteration_s\n"
 REMEDY = r"write ',' between cells, and a point in decimals \(0\.1\)"

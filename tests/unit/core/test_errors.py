@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from ringtap.cli import main
-from ringtap.errors import UsageError, error_message, exit_words, failure_message, last_line
+from ringtap.core.errors import UsageError, error_message, exit_words, failure_message, last_line
+
+pytestmark = pytest.mark.computes
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = ("agents", "analysis", "collectors", "slurm", "trafficgen", "workload", "ringtap")

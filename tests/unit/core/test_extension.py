@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.flow_plan import Flow
-from ringtap.records import open_records
+from ringtap.core.flow_plan_format import Flow
+from ringtap.core.records import open_records
 from ringtap.trafficgen.plans.plan_file import PlanFile
 from tests.gold.analysis_sweep import write_sweep
+
+pytestmark = pytest.mark.shares
 
 ROOT = Path(__file__).resolve().parents[3]
 COLLECTOR = '''
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.collectors.base import Check, Context
-from ringtap.records import Field, RecordWriter
+from ringtap.core.records import Field, RecordWriter
 
 _TIMES = [Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time")]
 
@@ -57,7 +59,7 @@ class MineCollector:
 KIND = '''
 """Flows of one size at fixed intervals."""
 
-from ringtap.flow_plan import Flow
+from ringtap.core.flow_plan_format import Flow
 from ringtap.trafficgen.plans.kind import DURATION, TO, Option, TrafficKind, duration_ns
 
 
@@ -191,7 +193,7 @@ def test_a_figure_is_a_file_an_import_and_a_line(copy: Copy) -> None:
 
 def test_a_model_is_a_line(copy: Copy) -> None:
     copy.register(
-        "ringtap/models.py",
+        "ringtap/core/models.py",
         "    for profile in (",
         '        ModelProfile("mine", "Mine", lambda: [TensorShape("weight", (1000, 1000), 1_000_000)], 0.1),',
     )

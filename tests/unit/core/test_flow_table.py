@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ringtap.errors import UsageError
-from ringtap.flow_plan import Flow
-from ringtap.flow_table import read_plan
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan_format import Flow
+from ringtap.core.flow_table import read_plan
 from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
+
+pytestmark = pytest.mark.computes
 
 SOURCES, DESTINATIONS = ["10.0.0.2", "10.0.0.3"], ["10.0.0.1:5001", "10.0.0.3:5001"]
 

@@ -17,8 +17,10 @@ import pytest
 import tomllib
 
 import ringtap
-from ringtap import installation
 from ringtap.cli import SUB_VERBS, VERBS, build_parser
+from ringtap.core import installation
+
+pytestmark = [pytest.mark.shares, pytest.mark.together]
 
 ROOT = Path(__file__).resolve().parents[3]
 # what needs the analysis, with arguments that reach the place where it does

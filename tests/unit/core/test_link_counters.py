@@ -15,14 +15,16 @@ from ringtap.agents.sweep.disturbances import counted_bps
 from ringtap.collectors.base import Context
 from ringtap.collectors.ethtool import EthtoolCollector, counts_port
 from ringtap.collectors.infiniband import RdmaPort, rdma_ports
-from ringtap.counter_growth import edge_error, window_growth
-from ringtap.errors import UsageError
-from ringtap.json_validation import ShapeError, check
-from ringtap.link_counters import columns_of, log_of, source_of
-from ringtap.schema import RUN
+from ringtap.core.counter_growth import edge_error, window_growth
+from ringtap.core.errors import UsageError
+from ringtap.core.json_validation import ShapeError, check
+from ringtap.core.link_counters import columns_of, log_of, source_of
+from ringtap.core.schema import RUN
 from tests.gold.analysis_sweep import START_NS, edit_info, write_sweep
 from tests.unit.collectors.test_collect_ethtool import MLX5E, Recorded
 from tests.unit.collectors.test_collect_infiniband import tree
+
+pytestmark = pytest.mark.computes
 
 NIC = "enp65s0f1np1"
 PORT = {"node": "S0", "nic": NIC, "direction": "rx", "source": "ethtool"}

@@ -12,8 +12,10 @@ import pytest
 
 from ringtap import demand
 from ringtap.cli import main
-from ringtap.errors import UsageError
-from ringtap.models import PROFILES, profile_named
+from ringtap.core.errors import UsageError
+from ringtap.core.models import PROFILES, profile_named
+
+pytestmark = pytest.mark.computes
 
 # scripts/prepare.sh installs it there
 TORCHVISION = str(Path(sys.prefix) / "torchvision")

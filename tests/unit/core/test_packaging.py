@@ -10,43 +10,25 @@ import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import tomllib
 
 import ringtap
 from ringtap.cli import main
-from ringtap.installation import cache_folder
-from ringtap.records import open_records
+from ringtap.core.installation import cache_folder
+from ringtap.core.records import open_records
 from tests.gold.analysis_sweep import write_sweep
 from tests.unit.core.test_installed import HELP, check_helps, every_verb
+
+pytestmark = [pytest.mark.shares, pytest.mark.together]
 
 ROOT = Path(__file__).resolve().parents[3]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 # away from the checkout, which PYTHONPATH may name
 CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-
-
-def packages() -> dict[str, str]:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    assert sorted(settings["package-dir"]) == sorted(settings["packages"])
-    return dict(settings["package-dir"])
-
-
-def test_the_list_of_packages_is_what_the_folders_hold() -> None:
-    """Folders stand at the top, so setuptools cannot find them by itself and the list is kept by hand."""
-    rooms = {Path(folder).parts[0] for folder in packages().values()}
-    found = {str(path.parent.relative_to(ROOT)) for room in rooms for path in (ROOT / room).rglob("__init__.py")}
-    links = {str(path.relative_to(ROOT)) for path in (ROOT / "ringtap").iterdir() if path.is_symlink()}
-    found = {folder for folder in found if not any(folder == link or folder.startswith(link + "/") for link in links)}
-    assert found == set(packages().values())
-
-
-def test_the_links_lead_to_the_rooms() -> None:
-    for name, folder in packages().items():
-        assert (ROOT / name.replace(".", "/")).resolve() == (ROOT / folder).resolve()
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +47,17 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([*PIP, "wheel", *options, str(folder / made.strip().splitlines()[-1])], env=CLEAN, check=True)
     (found,) = folder.glob("*.whl")
     return found
+
+
+def test_the_wheel_holds_every_module(wheel: Path) -> None:
+    """Folders stand at the top, and setuptools finds them by the links in ringtap/."""
+    here = [path for path in (ROOT / "ringtap").rglob("*.py") if path.parent == path.parent.resolve()]
+    for link in (path for path in (ROOT / "ringtap").iterdir() if path.is_symlink()):
+        here += [link / path.relative_to(link.resolve()) for path in link.resolve().rglob("*.py")]
+    assert len(here) > 400
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if name.endswith(".py")}
+    assert held == {str(path.relative_to(ROOT)) for path in here}
 
 
 def installed(wheel: Path, folder: Path, beside: Path) -> Path:

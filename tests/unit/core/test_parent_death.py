@@ -12,9 +12,11 @@ import pytest
 
 import ringtap
 
+pytestmark = pytest.mark.shares
+
 PARENT = """
 import subprocess, time
-from ringtap.parent_death import die_with_parent
+from ringtap.core.parent_death import die_with_parent
 child = subprocess.Popen(["sleep", "60"], preexec_fn=die_with_parent())
 print(child.pid, flush=True)
 time.sleep(60)
@@ -22,7 +24,7 @@ time.sleep(60)
 # the child prepares only after its parent has ended
 LATE = """
 import os, signal, time
-from ringtap.parent_death import die_with_parent
+from ringtap.core.parent_death import die_with_parent
 parent, prepare = os.getpid(), die_with_parent(signal.SIGTERM)
 signal.signal(signal.SIGTERM, lambda *_: (print("ended", flush=True), os._exit(0)))
 if os.fork():
@@ -49,11 +51,11 @@ OTHERWISE = {
     "agents/job/supervisor.py run_job": "the job, which goes on",
     "agents/sweep/load_choice.py LoadChoice.__enter__": "its standard input ends",
     "agents/testbed/init_process.py main": "its standard input ends, unless the testbed stays",
-    "agents/testbed/up.py RunningTestbed._start": "its standard input ends, unless the testbed stays",
+    "agents/testbed/launch.py RunningTestbed._start": "its standard input ends, unless the testbed stays",
     "analysis/dask_workers.py _local": "Dask ends its workers",
     "collectors/capture_program.py Tool.start": "its standard input ends",
-    "slurm/batch.py run_command": "Slurm ends the steps of a batch script",
-    "slurm/batch.py main": "collects what was measured, and ends",
+    "slurm/job_steps.py run_command": "Slurm ends the steps of a batch script",
+    "slurm/job_steps.py main": "collects what was measured, and ends",
     "slurm/job.py signal_step": "scancel, which ends the job's step",
     "slurm/srun_tasks.py keep": "copies results, and ends",
     "trafficgen/helper.py Helper.__enter__": "its pipe ends",

@@ -11,7 +11,9 @@ import pytest
 
 import ringtap
 from ringtap import cli
-from ringtap.terminal import shown_log
+from ringtap.core.terminal import shown_log
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 ROOT = Path(__file__).resolve().parents[3]
 USER = """

@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 import ringtap
-from ringtap.python_command import RUN_MODULE, python_command, short_command
-from ringtap.schema import CROSS_COMMAND
+from ringtap.core.python_command import RUN_MODULE, python_command, short_command
+from ringtap.core.schema import CROSS_COMMAND
 from tests.unit.traffic_processes import plan_for
+
+pytestmark = pytest.mark.shares
 
 ROOT = Path(ringtap.__file__).parent.parent
 RING = ROOT / "examples" / "ring.pcap.gz"
@@ -128,7 +130,7 @@ def test_the_batch_script_runs_ringtap_s_module(folder: Path) -> None:
     script = run(folder, "submit", "--print", "--", "python", "src/train.py")
     line = shlex.split(script.splitlines()[-1])
     done = subprocess.run([*line[1:5], "--help"], cwd=folder, capture_output=True, text=True, check=False)
-    assert "ringtap.slurm.batch" in done.stdout, done.stderr
+    assert "ringtap.slurm.job_steps" in done.stdout, done.stderr
     assert imported(folder) == ""
 
 
@@ -148,5 +150,5 @@ def test_only_the_helper_starts_modules_of_ringtap() -> None:
         for path in (ROOT / folder).rglob("*.py"):
             if re.search(r"""["']-m["'],""", path.read_text()):
                 found.add(str(path.relative_to(ROOT)))
-    found.discard("ringtap/python_command.py")
+    found.discard("ringtap/core/python_command.py")
     assert found == allowed

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from ringtap import run_files
 from ringtap.analysis.job import open_job
 from ringtap.analysis.live.run_state import write_mark
 from ringtap.cli import main
-from ringtap.errors import RingtapWarning, UsageError
-from ringtap.rundir import RunDirectory
+from ringtap.core import run_files
+from ringtap.core.errors import RingtapWarning, UsageError
+from ringtap.core.rundir import RunDirectory
 from tests.gold.analysis_sweep import edit_info, write_sweep
 from tests.gold.job_run import Truth, write_ddp_job
+
+pytestmark = pytest.mark.computes
 
 SOMEBODY = 12345
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a link of another user")

@@ -16,6 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+pytestmark = pytest.mark.computes
+
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "SECURITY.md").read_text()
 LICENCES = (ROOT / "docs" / "project" / "dependencies.md").read_text().partition("## Licences")[2]

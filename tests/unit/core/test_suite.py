@@ -10,6 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from scripts.house import without_marker
+from tests.conftest import KEEPS_TIME, SHARES
+
+pytestmark = pytest.mark.shares
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -23,7 +28,7 @@ def test_names_of_tests_depend_on_neither_hashes_nor_the_time_and_each_is_in_one
     processes = [collect("1")]
     # some formats hold whole seconds
     time.sleep(1.1)
-    processes += [collect("2", "shares"), collect("2", "not shares")]
+    processes += [collect("2", part) for part in (SHARES, KEEPS_TIME)]
     texts = [process.communicate(timeout=250)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
     whole, *parts = (text.splitlines()[:-2] for text in texts)
@@ -31,6 +36,12 @@ def test_names_of_tests_depend_on_neither_hashes_nor_the_time_and_each_is_in_one
     for part in map(set, parts):
         assert [name for name in whole if name in part] in parts
     assert sorted([*parts[0], *parts[1]]) == sorted(whole)
+    makefile = (ROOT / "Makefile").read_text()
+    assert all(f'-m "{part}"' in makefile for part in (SHARES, KEEPS_TIME))
+
+
+def test_each_file_says_what_kind_of_tests_it_holds() -> None:
+    assert without_marker() == []
 
 
 SKIPS = {

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.shares, pytest.mark.together]
+
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 # the names of the process's threads when the job has returned
 RUN = """

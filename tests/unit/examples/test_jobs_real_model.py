@@ -14,8 +14,10 @@ import pytest
 
 from ringtap import open_job
 from ringtap.cli import main
-from ringtap.models import PROFILES
+from ringtap.core.models import PROFILES
 from tests.frameworks.ranks import QUICK, launch
+
+pytestmark = [pytest.mark.shares, pytest.mark.together]
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "examples" / "real_model.py"

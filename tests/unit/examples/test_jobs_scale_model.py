@@ -18,10 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtap import plan_models
-from ringtap.models import PROFILES, ModelProfile
-from ringtap.records import RecordFile, open_records
+from ringtap.core import sweep_plan_models
+from ringtap.core.models import PROFILES, ModelProfile
+from ringtap.core.records import RecordFile, open_records
 from tests.frameworks.ranks import QUICK, launch
+
+pytestmark = [pytest.mark.shares, pytest.mark.together]
 
 ROOT = Path(__file__).resolve().parents[3]
 HOOK = ROOT / "agents" / "hook"
@@ -93,7 +95,7 @@ def test_scaled_sizes_keep_their_sums(sizes: list[int], scale: float) -> None:
         assert -0.5 <= given_so_far - total / scale <= place + 1
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 def test_a_layer_is_ready_when_its_share_of_the_pass_is_over() -> None:
     model = scale_model.build_model(scale_model.equal_layers(103, 4), compute_s=0.24)
     ready_s: dict[int, float] = {}
@@ -116,7 +118,7 @@ def test_a_layer_is_ready_when_its_share_of_the_pass_is_over() -> None:
     assert all(bool(layer.weights[0].grad.abs().sum() > 0) for layer in model)
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 def test_lateness_of_a_layer_does_not_add_up() -> None:
     pace = scale_model.Pace(0.1, [1 / 50] * 50)
     start_s = time.monotonic()
@@ -147,7 +149,7 @@ def test_gradients_differ_between_ranks_and_repeat() -> None:
     assert not torch.equal(one, other)
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 def test_layers_take_their_shares_of_the_passes() -> None:
     shapes = [scale_model.LayerShape((3, 2), 0.25, 0.5), scale_model.LayerShape((4,), 0.75, 0.5)]
     model = scale_model.build_model(shapes, compute_s=0.3)
@@ -197,7 +199,7 @@ def test_buckets_are_those_of_a_job_that_asks_for_no_size_unless_it_does() -> No
     assert sizes("--model", "vgg16", "--scale", "10") == (2_621_440, 104_858)
     assert sizes("--bucket-bytes", "5000") == (5000, 5000)
     assert sizes("--bucket-bytes", "5000", "--first-bucket-bytes", "70") == (5000, 70)
-    assert (plan_models.BUCKET_BYTES, plan_models.FIRST_BUCKET_BYTES) == (
+    assert (sweep_plan_models.BUCKET_BYTES, sweep_plan_models.FIRST_BUCKET_BYTES) == (
         scale_model.DEFAULT_BUCKET_BYTES,
         scale_model.DEFAULT_FIRST_BUCKET_BYTES,
     )

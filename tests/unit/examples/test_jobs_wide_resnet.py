@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.records import open_records
+from ringtap.core.records import open_records
 from tests.frameworks.ranks import QUICK, launch
+
+pytestmark = [pytest.mark.shares, pytest.mark.together]
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "examples" / "wide_resnet.py"

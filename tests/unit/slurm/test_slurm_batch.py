@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 
 from ringtap.agents.job.exit_cause import SHELL_CAUSE, MemoryKills
-from ringtap.errors import exit_words
-from ringtap.rundir import RunDirectory, write_json
-from ringtap.slurm.batch import _end
+from ringtap.core.errors import exit_words
+from ringtap.core.rundir import RunDirectory, write_json
 from ringtap.slurm.job import read_report
+from ringtap.slurm.job_steps import _end
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.srun_tasks import keep, matching, tasks_by_node
+
+pytestmark = pytest.mark.shares
 
 NODE = os.uname().nodename
 # the tasks of a step are a process group; their ids are kept under the step's number
@@ -85,7 +87,7 @@ class Batch:
     def begin(self, *words: str, command: tuple[str, ...] = (), **variables: str) -> None:
         """Start the batch script's last line."""
         recorded = ["--collect=nic", "--every=100ms", "--grace=1"] if command else []
-        line = [sys.executable, "-m", "ringtap.slurm.batch", str(self.paths.run), *recorded, *words]
+        line = [sys.executable, "-m", "ringtap.slurm.job_steps", str(self.paths.run), *recorded, *words]
         self.process = subprocess.Popen(
             [*line, *(["--", *command] if command else [])],
             cwd=self.folder,
@@ -341,7 +343,7 @@ def test_a_task_of_an_array_measures_a_series_that_there_is(batch: Batch) -> Non
 CANCELLED = """\
 import signal, sys, time
 from pathlib import Path
-from ringtap.slurm.batch import Stops
+from ringtap.slurm.job_steps import Stops
 from ringtap.slurm.paths import SubmitPaths
 stops = Stops(SubmitPaths(Path(sys.argv[1])))
 stops.on_cancel(lambda: print("passed on", flush=True))

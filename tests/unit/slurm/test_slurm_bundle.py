@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 import ringtap
-from ringtap.errors import MeasurementError, UsageError
+from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.slurm.bundle import MANIFEST, README, check_wheels, own_wheel, requirements, write_bundle
 from ringtap.slurm.sites import load_site
+
+pytestmark = [pytest.mark.shares, pytest.mark.together]
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 # no index, no folder of wheels that whoever runs the tests may have set up

@@ -9,10 +9,12 @@ import pytest
 
 from ringtap.analysis.runs.run import SweepRun, read_run
 from ringtap.cli import main
-from ringtap.records import read_json_lines
-from ringtap.rundir import RunDirectory, write_json
+from ringtap.core.records import read_json_lines
+from ringtap.core.rundir import RunDirectory, write_json
 from ringtap.slurm.collect import collect
 from ringtap.slurm.paths import SubmitPaths
+
+pytestmark = pytest.mark.shares
 
 LOADS = [0.0, 0.5]
 BOTTLENECK = {"cross": [{"node": "S0", "nic": "eth0", "direction": "rx"}], "total": [], "mtu": 1500}

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.slurm.request import Resources, check_resources, parse_time_s
 from ringtap.slurm.sites import load_site
+
+pytestmark = pytest.mark.shares
 
 WHOLE = Resources(time="3:00:00", account="def-x")
 

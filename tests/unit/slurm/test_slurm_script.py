@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.plan import load_plan
-from ringtap.python_command import RUN_MODULE
+from ringtap.core.python_command import RUN_MODULE
+from ringtap.core.sweep_plan import load_plan
 from ringtap.slurm.arrays import _Request, plan_script
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.request import Environment, Recording, Request, Resources
 from ringtap.slurm.script import command_script, header, modules, words
 from ringtap.slurm.sites import load_site, site_names
+
+pytestmark = pytest.mark.shares
 
 GENERIC = load_site("generic", {})
 WHOLE = Resources(
@@ -146,13 +148,13 @@ def test_an_environment_is_made_only_where_one_is_wanted() -> None:
     assert "pip" not in text
     last = "/runs/a --collect=default --every=100ms --grace=60 -- python train.py"
     assert text.endswith(
-        f"\nexport PATH=/v/bin:\"$PATH\"\nexec /v/bin/python -c '{RUN_MODULE}' ringtap.slurm.batch {last}\n"
+        f"\nexport PATH=/v/bin:\"$PATH\"\nexec /v/bin/python -c '{RUN_MODULE}' ringtap.slurm.job_steps {last}\n"
     )
     text = script(replace(ASKED, environment=Environment(None, (), Path("/r.txt"), Path("/wheels"))), site="rorqual")
     assert " virtualenv --no-download " in text
     wanted = "--no-index ringtap --find-links /wheels --requirement /r.txt"
     assert f" pip install --quiet --disable-pip-version-check {wanted} || exit\n" in text
-    assert f"\nexec python -c '{RUN_MODULE}' ringtap.slurm.batch " in text
+    assert f"\nexec python -c '{RUN_MODULE}' ringtap.slurm.job_steps " in text
 
 
 def test_only_what_is_asked_to_be_recorded_is_in_the_script(scripts: dict[str, dict[str, str]]) -> None:

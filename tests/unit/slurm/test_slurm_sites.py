@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.slurm.request import parse_time_s
 from ringtap.slurm.sites import Site, load_site, site_names
+
+pytestmark = pytest.mark.shares
 
 ALLIANCE = ("fir", "killarney", "narval", "nibi", "rorqual", "tamia", "trillium", "vulcan")
 

@@ -11,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtap.cli import main
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.rundir import RunDirectory, write_json
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.rundir import RunDirectory, write_json
 from ringtap.slurm.job import JobReport, read_report
-from ringtap.slurm.job_states import STATES, Answer, ask_slurm
+from ringtap.slurm.job_states import STATES, SlurmJobState, ask_slurm
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.status import NOT_BEGUN, SeriesStanding, Standing, lines, standing
+
+pytestmark = pytest.mark.shares
 
 Squeue = Callable[[str, int], Path]
 
@@ -92,10 +94,10 @@ def test_slurm_is_asked_for_all_jobs_at_once(squeue: Squeue) -> None:
     asked = squeue("7_0|RUNNING|None|n[0-2]\n7_1|PENDING|JobArrayTaskLimit|\n9|COMPLETED|None|n1", 0)
     found = ask_slurm(["7_0", "7_1", "8", "9"])
     assert found == {
-        "7_0": Answer("RUNNING", "", "n[0-2]"),
-        "7_1": Answer("PENDING", "JobArrayTaskLimit"),
-        "8": Answer("FORGOTTEN"),
-        "9": Answer("COMPLETED", "", "n1"),
+        "7_0": SlurmJobState("RUNNING", "", "n[0-2]"),
+        "7_1": SlurmJobState("PENDING", "JobArrayTaskLimit"),
+        "8": SlurmJobState("FORGOTTEN"),
+        "9": SlurmJobState("COMPLETED", "", "n1"),
     }
     (question,) = asked.read_text().splitlines()
     assert "--jobs=7,8,9" in question
@@ -103,7 +105,7 @@ def test_slurm_is_asked_for_all_jobs_at_once(squeue: Squeue) -> None:
 
 def test_jobs_that_slurm_has_forgotten_are_no_error(squeue: Squeue) -> None:
     squeue("slurm_load_jobs error: Invalid job id specified", 1)
-    assert ask_slurm(["7"]) == {"7": Answer("FORGOTTEN")}
+    assert ask_slurm(["7"]) == {"7": SlurmJobState("FORGOTTEN")}
 
 
 def test_jobs_that_the_controller_has_forgotten_are_in_the_accounts(squeue: Squeue, tmp_path: Path) -> None:
@@ -113,11 +115,11 @@ def test_jobs_that_the_controller_has_forgotten_are_in_the_accounts(squeue: Sque
     (tmp_path / "bin" / "sacct").write_text(f"#!/bin/sh\nprintf '{recorded}'\n")
     (tmp_path / "bin" / "sacct").chmod(0o755)
     assert ask_slurm(["1", "3", "4_1", "5", "9"]) == {
-        "1": Answer("COMPLETED", "", "n0"),
-        "3": Answer("CANCELLED", "", "n0"),
-        "4_1": Answer("TIMEOUT", "", "n[0-1]"),
-        "5": Answer("FORGOTTEN"),
-        "9": Answer("RUNNING", "", "n3"),
+        "1": SlurmJobState("COMPLETED", "", "n0"),
+        "3": SlurmJobState("CANCELLED", "", "n0"),
+        "4_1": SlurmJobState("TIMEOUT", "", "n[0-1]"),
+        "5": SlurmJobState("FORGOTTEN"),
+        "9": SlurmJobState("RUNNING", "", "n3"),
     }
 
 
@@ -132,14 +134,17 @@ def test_a_controller_that_is_down_is_an_error(squeue: Squeue, monkeypatch: pyte
 
 def test_a_job_of_another_user_is_another_job(squeue: Squeue) -> None:
     squeue(f"7|RUNNING|None|n0|{os.getuid() + 1}\n8|RUNNING|None|n0|{os.getuid()}", 0)
-    assert ask_slurm(["7", "8"], os.getuid()) == {"7": Answer("FORGOTTEN"), "8": Answer("RUNNING", "", "n0")}
+    assert ask_slurm(["7", "8"], os.getuid()) == {
+        "7": SlurmJobState("FORGOTTEN"),
+        "8": SlurmJobState("RUNNING", "", "n0"),
+    }
 
 
 def test_accounts_in_which_a_forgotten_job_still_runs_are_not_believed(squeue: Squeue, tmp_path: Path) -> None:
     squeue("slurm_load_jobs error: Invalid job id specified", 1)
     (tmp_path / "bin" / "sacct").write_text("#!/bin/sh\nprintf '7|RUNNING|n0\\n8|OUT_OF_MEMORY|n0\\n'\n")
     (tmp_path / "bin" / "sacct").chmod(0o755)
-    assert ask_slurm(["7", "8"]) == {"7": Answer("FORGOTTEN"), "8": Answer("OUT_OF_MEMORY", "", "n0")}
+    assert ask_slurm(["7", "8"]) == {"7": SlurmJobState("FORGOTTEN"), "8": SlurmJobState("OUT_OF_MEMORY", "", "n0")}
 
 
 @pytest.mark.parametrize("state", [*STATES, "A_NEW_ONE"])

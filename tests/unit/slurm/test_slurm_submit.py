@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.slurm.sites import Site, load_site
 from ringtap.slurm.submit import check_place, clean_environment, file_system, read_only_place
+
+pytestmark = pytest.mark.shares
 
 GENERIC, TRILLIUM = load_site("generic", {}), load_site("trillium", {})
 

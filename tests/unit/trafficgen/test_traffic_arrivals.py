@@ -6,9 +6,13 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from ringtap.flow_plan import Flow
+import pytest
+
+from ringtap.core.flow_plan_format import Flow
 from ringtap.trafficgen.sender.completion_notices import Announcer, Listener
 from tests.unit.traffic_processes import MS, plan_of, rows, running, serving, traffic
+
+pytestmark = pytest.mark.shares
 
 HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 

@@ -12,6 +12,8 @@ import pytest
 
 from tests.unit.traffic_processes import rows, serving, traffic
 
+pytestmark = [pytest.mark.shares, pytest.mark.together]
+
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.flow_plan import Flow
+from ringtap.core.flow_plan_format import Flow
 from ringtap.trafficgen.calibration import CLEARLY, Calibration, save, this_host
 from tests.unit.traffic_processes import MS, plan_of, serving, traffic
+
+pytestmark = pytest.mark.shares
 
 TINY = Calibration(this_host(), 1.0, "sendfile", 1e6, {"sendfile": 1e6}, 1e9, 1e9, 30_000, *(1.0,) * 6)
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 def test_calibrate_measures_this_host_and_keeps_it(tmp_path: Path) -> None:
     began = time.monotonic()
     done = traffic("calibrate", "--json", env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)}, timeout_s=60)

@@ -11,6 +11,8 @@ import pytest
 
 from ringtap.cli import main
 
+pytestmark = pytest.mark.shares
+
 PLAN = ["traffic", "plan", "--kind", "consistent", "--load", "10gbit", "--duration", "2s", "--seed", "1"]
 
 
@@ -39,8 +41,7 @@ def test_plan_writes_once_and_says_what_to_type_next(tmp_path: Path, capsys: pyt
     assert main(command) == 2
     assert path.read_bytes() == before
     assert "--force" in capsys.readouterr().err
-    assert main([*command, "--force", "-v"]) == 0
-    assert "load_bps=10000000000" in capsys.readouterr().err
+    assert main([*command, "--force"]) == 0
     assert path.read_bytes() == before
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.flow_plan import Flow
-from ringtap.records import open_records
+from ringtap.core.flow_plan_format import Flow
+from ringtap.core.records import open_records
 from ringtap.trafficgen.flow_log import SENT_FIELDS, FlowLog
+from ringtap.trafficgen.outgoing_sockets import TcpState, Transport
 from ringtap.trafficgen.plans.plan_file import PlanFile
 from ringtap.trafficgen.sender import ipc
 from ringtap.trafficgen.sender.options import SendOptions
 from ringtap.trafficgen.sender.worker import SenderWorker
-from ringtap.trafficgen.socket_options import TcpState, Transport
 from ringtap.trafficgen.statistics import Ending, FlowStatistics
 from tests.unit.traffic_processes import (
     MS,
@@ -37,6 +37,8 @@ from tests.unit.traffic_processes import (
     wait_for_log,
     wait_until,
 )
+
+pytestmark = pytest.mark.shares
 
 CREWS = [(1, 1), (2, 1), (3, 1), (1, 2)]
 
@@ -221,7 +223,7 @@ def test_waiting_flows_of_several_hosts_are_refused(tmp_path: Path) -> None:
     assert "wait for flows of other sources" in complaint
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 @pytest.mark.parametrize(("mode", "workers", "cut"), [("kept", 1, False), ("new", 2, False), ("kept", 2, True)])
 def test_endless_flows_end_with_the_plan(mode: str, workers: int, cut: bool, tmp_path: Path) -> None:
     with serving("--log", tmp_path / "r.rec") as serve:
@@ -271,7 +273,7 @@ def test_the_launcher_keeps_to_its_processor(tmp_path: Path) -> None:
     assert "--launcher-cpu 100000" in complaint
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 def test_two_senders_with_one_launch_time_have_one_origin(tmp_path: Path) -> None:
     with serving("--log", tmp_path / "r.rec") as serve:
         plan = plan_for(tmp_path, serve.address, seconds=0.2)

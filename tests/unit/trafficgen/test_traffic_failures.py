@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ringtap.flow_plan import Flow
+from ringtap.core.flow_plan_format import Flow
 from tests.unit.traffic_processes import (
     FULL_DISK,
     MS,
@@ -30,6 +30,8 @@ from tests.unit.traffic_processes import (
     wait_for_log,
     wait_until,
 )
+
+pytestmark = pytest.mark.shares
 
 # A parent's death is noticed by a closing pipe, at once; the rest of the 2 s is for a busy host
 SOON_S = 2.0

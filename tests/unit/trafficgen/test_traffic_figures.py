@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from ringtap.flow_plan import Flow
-from ringtap.records import open_records
+from ringtap.core.flow_plan_format import Flow
+from ringtap.core.records import open_records
 from tests.unit.traffic_processes import MS, by_flow, plan_of, send, serving, traffic
+
+pytestmark = [pytest.mark.shares, pytest.mark.together]
 
 LINE_BPS = 10e9
 # Of every size class; the largest are sent last, so that the small ones have some peace

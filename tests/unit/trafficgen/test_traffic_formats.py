@@ -8,17 +8,19 @@ from pathlib import Path
 import pytest
 
 from ringtap.cli import main
-from ringtap.errors import UsageError
-from ringtap.flow_plan import Flow
-from ringtap.trafficgen.plans.common import Frame
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan_format import Flow
+from ringtap.trafficgen.plans.common import PlanOutline
 from ringtap.trafficgen.plans.hpcc import FlowListPlan, write_list
 from ringtap.trafficgen.plans.patterns import LongLivedPlan, RingPlan
 from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
 from ringtap.trafficgen.plans.sizes import WORKLOADS, parse_sizes, read_cdf, write_cdf
-from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
+from ringtap.trafficgen.plans.web_search import PlanSpec, WebSearchPlan
+
+pytestmark = pytest.mark.computes
 
 NODES = ["10.0.0.1:5001", "10.0.0.2:5002", "[fd00::3]:5003"]
-FRAME = Frame(0, NODES, ["10.0.0.1", "10.0.0.2", "fd00::3"])
+FRAME = PlanOutline(0, NODES, ["10.0.0.1", "10.0.0.2", "fd00::3"])
 LIST = "3\n0 1 3 100 1000 2.000000001\n2 0 3 100 1 2.5\n1 2 3 100 7 3\n"
 
 
@@ -127,10 +129,10 @@ def test_what_follows_the_flows_of_a_list_is_not_read(tmp_path: Path, capsys: py
 
 
 def test_a_duration_cuts_a_flow_list(tmp_path: Path) -> None:
-    frame = Frame(2_500_000_000, NODES, FRAME.sources)
+    frame = PlanOutline(2_500_000_000, NODES, FRAME.sources)
     assert FlowListPlan(flow_list(tmp_path, LIST), frame, NODES).header["flows"] == 1
     with pytest.raises(UsageError, match="no flow that starts"):
-        FlowListPlan(flow_list(tmp_path, LIST), Frame(1, NODES, FRAME.sources), NODES)
+        FlowListPlan(flow_list(tmp_path, LIST), PlanOutline(1, NODES, FRAME.sources), NODES)
 
 
 @pytest.mark.parametrize(
@@ -194,23 +196,23 @@ def test_a_plan_of_nodes_is_the_same_after_a_list_and_back(tmp_path: Path) -> No
 
 
 def test_other_plans_number_sources_before_destinations(tmp_path: Path) -> None:
-    plan = FlowPlan(PlanSpec("consistent", 1e8, 10**9, ("a:1", "b:2"), sources=("s", "t")))
+    plan = WebSearchPlan(PlanSpec("consistent", 1e8, 10**9, ("a:1", "b:2"), sources=("s", "t")))
     assert write_list(plan, tmp_path / "out.txt") == {"s": 0, "t": 1, "a:1": 2, "b:2": 3}
     nodes = ["s:9", "t:9", "a:1", "b:2"]
-    again = FlowListPlan(tmp_path / "out.txt", Frame(0, nodes, ["s", "t", "a", "b"]), nodes)
+    again = FlowListPlan(tmp_path / "out.txt", PlanOutline(0, nodes, ["s", "t", "a", "b"]), nodes)
     assert list(again.flows()) == list(plan.flows())
     starts = [line.split()[5] for line in (tmp_path / "out.txt").read_text().splitlines()[1:]]
     assert all(float(low) <= float(high) for low, high in pairwise(starts))
 
 
 def test_what_a_list_cannot_hold_is_refused(tmp_path: Path) -> None:
-    ring = RingPlan(Frame(10**9, ["a:1", "b:1"], ["a", "b"]), ["a:1", "b:1"], 10, 0, 1)
+    ring = RingPlan(PlanOutline(10**9, ["a:1", "b:1"], ["a", "b"]), ["a:1", "b:1"], 10, 0, 1)
     with pytest.raises(UsageError, match="kind ring"):
         write_list(ring, tmp_path / "out.txt")
     with pytest.raises(UsageError, match="kind long-lived"):
-        write_list(LongLivedPlan(Frame(10**9, ["a:1"]), 1), tmp_path / "out.txt")
+        write_list(LongLivedPlan(PlanOutline(10**9, ["a:1"]), 1), tmp_path / "out.txt")
     same = ["a:1", "a:2"]
-    plan = FlowListPlan(flow_list(tmp_path, "1\n0 1 3 100 5 0\n"), Frame(0, same, ["a"]), same)
+    plan = FlowListPlan(flow_list(tmp_path, "1\n0 1 3 100 5 0\n"), PlanOutline(0, same, ["a"]), same)
     with pytest.raises(UsageError, match="share an address"):
         write_list(plan, tmp_path / "out.txt")
     assert not (tmp_path / "out.txt").exists()

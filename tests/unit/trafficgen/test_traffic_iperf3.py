@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.trafficgen.iperf3 import client_argv, find_iperf3, parse_report, server_argv
+
+pytestmark = pytest.mark.shares
 
 GOLD = Path(__file__).parents[2] / "gold"
 

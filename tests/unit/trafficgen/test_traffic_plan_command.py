@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from ringtap.cli import main
+from ringtap.core.units import counted
 from ringtap.trafficgen.plans.plan_file import PlanFile
 from ringtap.trafficgen.plans.sizes import WORKLOADS, read_cdf
-from ringtap.units import counted
+
+pytestmark = pytest.mark.computes
 
 NODES = "--node 10.0.0.1:5001 --node 10.0.0.2:5001 --node 10.0.0.3:5001"
 LINK = "--load 205mbit --duration 1003500us --to 127.0.0.1:5711 --to h:1 --seed 7"

@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 
 import ringtap
-from ringtap.errors import UsageError
-from ringtap.flow_plan import Flow
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan_format import Flow
 from ringtap.trafficgen.plans.plan_file import PlanFile
 from ringtap.trafficgen.plans.registry import traffic_kinds
 from ringtap.trafficgen.plans.web_search import PlanSpec
 from tests.unit.traffic_processes import MS, plan_of, traffic
+
+pytestmark = pytest.mark.computes
 
 NODES = ["10.0.0.1:5001", "10.0.0.2:5001", "10.0.0.3:5001"]
 LOAD = {"load": "1gbit", "duration": "100ms"}
@@ -28,7 +30,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plan_holds_the_flows_of_the_command(kind: str, tmp_path: Path) -> None:
     options = KINDS[kind] | ({} if "node" in KINDS[kind] else {"to": "127.0.0.1:5001"})
-    ringtap.Plan(kind, **options).write(tmp_path / "python.plan")
+    ringtap.FlowPlan(kind, **options).write(tmp_path / "python.plan")
     words: list[object] = []
     for key, value in options.items():
         for one in value if isinstance(value, list) else [value]:
@@ -40,23 +42,23 @@ def test_a_plan_holds_the_flows_of_the_command(kind: str, tmp_path: Path) -> Non
 
 def test_lists_and_replays_come_from_files(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("1\n0 1 3 5001 1000 0.5\n")
-    listed = ringtap.Plan("list", list=tmp_path / "list.txt", node=NODES[:2])
+    listed = ringtap.FlowPlan("list", list=tmp_path / "list.txt", node=NODES[:2])
     assert (listed.flows, listed.size_bytes, listed.destinations) == (1, 1000, NODES[:2])
     pytest.importorskip("numba")
     shipped = Path(__file__).resolve().parents[3] / "examples" / "ring.pcap.gz"
-    assert ringtap.Plan("replay", replay=str(shipped), to="127.0.0.1:5001").flows > 10
+    assert ringtap.FlowPlan("replay", replay=str(shipped), to="127.0.0.1:5001").flows > 10
 
 
 def test_numbers_and_texts_are_alike() -> None:
-    texts = ringtap.Plan("consistent", load="20mbit", duration="500ms", scale="100", seed="2")
-    numbers = ringtap.Plan("consistent", load=20e6, duration=0.5, scale=100, seed=2)
+    texts = ringtap.FlowPlan("consistent", load="20mbit", duration="500ms", scale="100", seed="2")
+    numbers = ringtap.FlowPlan("consistent", load=20e6, duration=0.5, scale=100, seed=2)
     assert texts.to_frame().equals(numbers.to_frame())
     assert repr(texts) == f"<Plan consistent: {texts.flows} flows in 500 ms, 20 Mbit/s of payload>"
     assert (texts.kind, texts.duration_s, texts.size_bytes, texts.destinations) == ("consistent", 0.5, 1_250_000, [])
 
 
 def test_the_table_has_a_row_per_flow_and_units() -> None:
-    table = ringtap.Plan("ring", **KINDS["ring"]).to_frame()
+    table = ringtap.FlowPlan("ring", **KINDS["ring"]).to_frame()
     assert list(table) == ["flow", "start_s", "source", "destination", "size_bytes", "after", "delay_s"]
     assert table["flow"].tolist() == list(range(2 * 4 * 3))
     assert table["source"].unique().tolist() == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
@@ -68,13 +70,13 @@ def test_the_table_has_a_row_per_flow_and_units() -> None:
 
 
 def test_receivers_are_the_second_argument_too() -> None:
-    given = ringtap.Plan("consistent", "127.0.0.1:5001", **LOAD)
+    given = ringtap.FlowPlan("consistent", "127.0.0.1:5001", **LOAD)
     assert given.destinations == ["127.0.0.1:5001"]
-    assert given.to_frame().equals(ringtap.Plan("consistent", to="127.0.0.1:5001", **LOAD).to_frame())
+    assert given.to_frame().equals(ringtap.FlowPlan("consistent", to="127.0.0.1:5001", **LOAD).to_frame())
 
 
 def test_what_is_unknown_is_na_and_never_0() -> None:
-    plan = ringtap.Plan("long-lived", duration=1, flows=2)
+    plan = ringtap.FlowPlan("long-lived", duration=1, flows=2)
     assert plan.size_bytes is None
     table = plan.to_frame()
     assert table[["source", "destination", "size_bytes", "after", "delay_s"]].isna().all(axis=None)
@@ -82,10 +84,10 @@ def test_what_is_unknown_is_na_and_never_0() -> None:
 
 
 def test_a_plan_is_written_and_read(tmp_path: Path) -> None:
-    plan = ringtap.Plan("consistent", **LOAD, to=("127.0.0.1", 5001), from_="127.0.0.1")
+    plan = ringtap.FlowPlan("consistent", **LOAD, to=("127.0.0.1", 5001), from_="127.0.0.1")
     path = plan.write(str(tmp_path / "x.plan"))
     assert path == tmp_path / "x.plan"
-    read = ringtap.Plan.read(str(path))
+    read = ringtap.FlowPlan.read(str(path))
     assert read.to_frame().equals(plan.to_frame())
     assert repr(read) == repr(plan)
     assert repr(read).endswith(", to 127.0.0.1:5001>")
@@ -97,7 +99,7 @@ def test_a_plan_is_written_and_read(tmp_path: Path) -> None:
 
 
 def test_a_plan_without_receivers_goes_where_it_is_sent() -> None:
-    plan = ringtap.Plan("consistent", **LOAD)
+    plan = ringtap.FlowPlan("consistent", **LOAD)
     assert {flow.destination for flow in plan.sent_to(["a:1", "b:2"]).flows()} == {"a:1", "b:2"}
     with pytest.raises(UsageError, match="names no receiver: give to="):
         plan.sent_to([])
@@ -107,7 +109,7 @@ def test_a_plan_without_receivers_goes_where_it_is_sent() -> None:
 
 def test_the_receivers_of_a_file_are_replaced_one_by_one(tmp_path: Path) -> None:
     flows = [Flow(0, "", "a:1", 10), Flow(1, "", "b:2", 20)]
-    plan = ringtap.Plan.read(plan_of(tmp_path / "x.plan", flows, MS))
+    plan = ringtap.FlowPlan.read(plan_of(tmp_path / "x.plan", flows, MS))
     assert plan.sent_to([]).header["destinations"] == ["a:1", "b:2"]
     assert [flow.destination for flow in plan.sent_to(["c:3", "d:4"]).flows()] == ["c:3", "d:4"]
     with pytest.raises(UsageError, match=r"x\.plan has 2 receivers and to= 1: name as many"):
@@ -143,16 +145,16 @@ def test_the_receivers_of_a_file_are_replaced_one_by_one(tmp_path: Path) -> None
 )
 def test_a_wrong_call_is_one_sentence(kind: str, options: dict[str, object], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence) as caught:
-        ringtap.Plan(kind, **options)
+        ringtap.FlowPlan(kind, **options)
     assert "--" not in str(caught.value)
 
 
 def test_a_wrong_file_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
-        ringtap.Plan.read(tmp_path / "missing.plan")
+        ringtap.FlowPlan.read(tmp_path / "missing.plan")
     (tmp_path / "x.plan").write_text("no plan\n")
     with pytest.raises(UsageError, match="is not a flow plan"):
-        ringtap.Plan.read(tmp_path / "x.plan")
+        ringtap.FlowPlan.read(tmp_path / "x.plan")
 
 
 def test_a_wrong_specification_is_one_sentence() -> None:
@@ -163,4 +165,4 @@ def test_a_wrong_specification_is_one_sentence() -> None:
 
 
 def test_the_docstring_names_every_kind() -> None:
-    assert all(f"``{kind}``" in (ringtap.Plan.__doc__ or "") for kind in traffic_kinds())
+    assert all(f"``{kind}``" in (ringtap.FlowPlan.__doc__ or "") for kind in traffic_kinds())

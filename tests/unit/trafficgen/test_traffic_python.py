@@ -20,9 +20,11 @@ import psutil
 import pytest
 
 import ringtap
-from ringtap.errors import MeasurementError, RingtapWarning, UsageError
-from ringtap.records import open_records
+from ringtap.core.errors import MeasurementError, RingtapWarning, UsageError
+from ringtap.core.records import open_records
 from tests.unit.traffic_processes import closed_port, plan_for, serving, wait_until
+
+pytestmark = pytest.mark.shares
 
 BYTES = 1_250_000  # of PLAN: 20 Mbit/s for 0.5 s
 # whatever forks in this process ends it; Python 3.12 and later warn of that beside threads
@@ -34,9 +36,9 @@ def refuse_fork(event, arguments):
         os._exit(99)
 sys.addaudithook(refuse_fork)
 import psutil, ringtap
-from ringtap.flow_plan import Flow
-PLAN = ringtap.Plan("consistent", load="20mbit", duration="500ms", scale=100)
-LONG = ringtap.Plan("long-lived", duration="60s")
+from ringtap.core.flow_plan_format import Flow
+PLAN = ringtap.FlowPlan("consistent", load="20mbit", duration="500ms", scale=100)
+LONG = ringtap.FlowPlan("long-lived", duration="60s")
 handlers = [signal.getsignal(number) for number in sorted(signal.valid_signals())]
 threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 def left():
@@ -125,8 +127,8 @@ def open_files() -> set[tuple[str, str]]:
     return found
 
 
-def small() -> ringtap.Plan:
-    return ringtap.Plan("consistent", load="20mbit", duration=0.5, scale=100)
+def small() -> ringtap.FlowPlan:
+    return ringtap.FlowPlan("consistent", load="20mbit", duration=0.5, scale=100)
 
 
 def helpers() -> list[psutil.Process]:
@@ -186,7 +188,7 @@ def test_the_table_of_a_result_joins_the_plan_s() -> None:
 @pytest.mark.usefixtures("nothing_left")
 def test_what_has_not_happened_is_na(tmp_path: Path) -> None:
     with ringtap.receiver() as receiver:
-        plan = ringtap.Plan("long-lived", duration="60s", flows=2)
+        plan = ringtap.FlowPlan("long-lived", duration="60s", flows=2)
         result = ringtap.send(plan, to=receiver.address, duration="300ms")
     assert result.duration_s == pytest.approx(0.3, abs=0.1)
     assert result.summary["stopped_by"] == "duration"
@@ -216,7 +218,9 @@ def test_a_file_is_sent_to_the_receiver_of_the_command(tmp_path: Path) -> None:
     with serving() as serve:
         path = plan_for(tmp_path, serve.address)
         assert (
-            ringtap.send(path).finished == ringtap.send(str(path), duration=5).finished == ringtap.Plan.read(path).flows
+            ringtap.send(path).finished
+            == ringtap.send(str(path), duration=5).finished
+            == ringtap.FlowPlan.read(path).flows
         )
 
 
@@ -248,7 +252,7 @@ def test_an_exception_in_the_block_ends_the_receiver() -> None:
 def test_an_exception_of_the_callback_ends_the_sender() -> None:
     began_s = time.monotonic()
     with ringtap.receiver() as receiver, pytest.raises(ZeroDivisionError):
-        ringtap.send(ringtap.Plan("long-lived", duration="60s"), to=receiver.address, progress=lambda *_: 1 / 0)
+        ringtap.send(ringtap.FlowPlan("long-lived", duration="60s"), to=receiver.address, progress=lambda *_: 1 / 0)
     assert time.monotonic() - began_s < 20
 
 
@@ -266,7 +270,7 @@ def test_a_process_that_is_killed_is_one_sentence() -> None:
                     process.kill()
 
         with pytest.raises(MeasurementError, match="ended unexpectedly with SIGKILL"):
-            ringtap.send(ringtap.Plan("long-lived", duration="60s"), to=receiver.address, progress=kill)
+            ringtap.send(ringtap.FlowPlan("long-lived", duration="60s"), to=receiver.address, progress=kill)
 
 
 INTERRUPTED = {

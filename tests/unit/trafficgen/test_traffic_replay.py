@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from ringtap.analysis.pcap.segments import read_segments
-from ringtap.errors import MeasurementError, UsageError
-from ringtap.flow_plan import Flow
-from ringtap.records import Field, RecordWriter
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.flow_plan_format import Flow
+from ringtap.core.records import Field, RecordWriter
 from ringtap.trafficgen.flow_log import SENT_FIELDS
 from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
 from ringtap.trafficgen.plans.registry import make_plan
+
+pytestmark = pytest.mark.shares
 
 MS = 1_000_000
 ORIGIN_NS = 1_700_000_000 * 10**9

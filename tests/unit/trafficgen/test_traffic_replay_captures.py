@@ -12,7 +12,7 @@ from scapy.packet import Raw
 
 import ringtap
 from ringtap.analysis.pcap.segments import read_segments
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.trafficgen.plans.plan_file import write_plan
 from ringtap.trafficgen.plans.registry import make_plan
 from tests.unit.capture_makers import (
@@ -44,6 +44,8 @@ from tests.unit.capture_makers import (
     vlan,
     vxlan,
 )
+
+pytestmark = pytest.mark.shares
 
 GOLD = Path(__file__).resolve().parents[2] / "gold" / "replay.json"
 TO = ["10.9.0.1:5001", "10.9.0.2:5002", "[fd00::9]:5003"]

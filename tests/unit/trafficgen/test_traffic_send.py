@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from ringtap.records import open_records
-from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
+from ringtap.core.records import open_records
+from ringtap.trafficgen.plans.web_search import PlanSpec, WebSearchPlan
 from tests.unit.traffic_processes import (
     COMMAND,
     FULL_DISK,
@@ -31,13 +31,15 @@ from tests.unit.traffic_processes import (
     wait_for_log,
 )
 
+pytestmark = pytest.mark.shares
+
 
 def test_every_byte_of_the_plan_arrives_and_both_logs_say_so(tmp_path: Path) -> None:
     with serving("--log", tmp_path / "r.rec") as serve:
         plan = plan_for(tmp_path, serve.address)
         summary, _ = send(plan, "--log", tmp_path / "s.rec")
         received = serve.end()
-    flows = list(FlowPlan(PlanSpec("consistent", 20e6, 500 * MS, (serve.address,), 1, 100)).flows())
+    flows = list(WebSearchPlan(PlanSpec("consistent", 20e6, 500 * MS, (serve.address,), 1, 100)).flows())
     assert summary["flows"] == summary["finished"] == received["flows"] == len(flows)
     assert summary["bytes"] == summary["acked_bytes"] == received["bytes"] == 1_250_000
     assert summary["offered_bps"] == pytest.approx(20e6)
@@ -88,7 +90,7 @@ def test_duration_stops_the_launches(tmp_path: Path) -> None:
     assert 0 < summary["flows"] == summary["finished"] < 200
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 def test_a_named_launch_time_is_kept(tmp_path: Path) -> None:
     with serving() as serve:
         plan = plan_for(tmp_path, serve.address, seconds=0.1)
@@ -114,7 +116,7 @@ def test_a_signal_ends_it_with_a_whole_log_and_a_summary(number: signal.Signals,
     assert summary["flows"] > 10
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 def test_after_sigkill_all_but_the_last_second_reads_back(tmp_path: Path) -> None:
     with serving() as serve, running(plan_for(tmp_path, serve.address, seconds=20), tmp_path / "s.rec") as process:
         wait_for_log(tmp_path / "s.rec")
@@ -124,7 +126,7 @@ def test_after_sigkill_all_but_the_last_second_reads_back(tmp_path: Path) -> Non
         process.wait(10)
     logged = {row["flow"] for row in rows(tmp_path / "s.rec")}
     about = open_records(tmp_path / "s.rec").about
-    flows = FlowPlan(PlanSpec("consistent", 20e6, 20_000 * MS, (serve.address,), 1, 100)).flows()
+    flows = WebSearchPlan(PlanSpec("consistent", 20e6, 20_000 * MS, (serve.address,), 1, 100)).flows()
     old = {number for number, flow in enumerate(flows) if about["origin_ns"] + flow.start_ns < killed_ns - 1e9}
     assert len(old) > 20
     assert old <= logged
@@ -152,7 +154,7 @@ def test_a_receiver_that_stops_midway_logs_the_unfinished_flow(tmp_path: Path) -
     assert 0 < sent["acked_bytes"] <= sent["sent_bytes"] < size
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 def test_nothing_listening_is_one_sentence_and_soon(tmp_path: Path) -> None:
     began = time.monotonic()
     _, complaint = send(plan_for(tmp_path, closed_port()), expect=1)

@@ -15,6 +15,8 @@ from ringtap.trafficgen.protocol import FLOW, NOTICE
 from ringtap.trafficgen.receiver import worker
 from tests.unit.traffic_processes import Serve, children, plan_for, serving, traffic, wait_until
 
+pytestmark = pytest.mark.shares
+
 HELLO = protocol.hello("", 5)
 WELCOME = NOTICE.pack(protocol.HELLO_NUMBER, protocol.WELCOME)
 
@@ -54,7 +56,7 @@ def test_connections_beyond_the_limit_are_told_so() -> None:
     assert (counts["connections"], counts["refused"], counts["malformed"]) == (4, 2, 0)
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 @pytest.mark.parametrize("said", [b"", HELLO[:30]])
 @pytest.mark.parametrize("silent", [50, 700])
 def test_silent_strangers_never_keep_a_sender_out(silent: int, said: bytes) -> None:
@@ -91,7 +93,7 @@ def is_closed(connection: socket.socket) -> bool:
         return False
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 def test_a_sender_that_opens_thousands_before_its_first_word_is_no_stranger() -> None:
     """A busy sender connects faster than it writes: all of them are younger than a second, and all are welcome."""
     with serving("--workers", 1, "--threads", 1) as serve:
@@ -109,7 +111,7 @@ def flow_is_taken(connection: socket.socket) -> bool:
     return NOTICE.unpack(connection.recv(NOTICE.size, socket.MSG_WAITALL))[0] == 1
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 def test_a_hello_that_waits_to_be_read_is_not_taken_for_silence() -> None:
     """Of 600 that knock at once, while the receiver is stopped, all are welcome: there are 512 places for strangers."""
     with serving("--workers", 1, "--threads", 1) as serve:
@@ -129,7 +131,7 @@ def test_an_unknown_peer_has_seconds_for_its_first_word() -> None:
     assert worker._HELLO_PATIENCE_S <= 10
 
 
-@pytest.mark.alone
+@pytest.mark.alone(2)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_silence_ends_a_connection(threads: int) -> None:
     """--idle 1s is looked after once a second, so it takes from 1 to 2 s, and a busy host some more."""

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.trafficgen.plans.sampling import exponential, normal_share
 from ringtap.trafficgen.plans.sizes import WEB_SEARCH, WORKLOADS, SizeDistribution, parse_sizes
+
+pytestmark = pytest.mark.computes
 
 
 def test_the_mean_is_the_published_one() -> None:

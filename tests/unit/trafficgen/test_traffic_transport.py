@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.records import open_records
+from ringtap.core.records import open_records
 from tests.unit.traffic_processes import MS, by_flow, plan_for, plan_of_kind, send, serving, traffic
+
+pytestmark = pytest.mark.shares
 
 ASKED = {"congestion_control": "reno", "dscp": 10, "send_buffer": 100_000, "pacing": 80_000_000}
 

@@ -16,11 +16,13 @@ import pytest
 
 from ringtap.analysis.traffic.bursts import burst_windows
 from ringtap.cli import main
-from ringtap.flow_table import read_plan
-from ringtap.records import Field, RecordWriter
-from ringtap.schema import FLOW_STATES
+from ringtap.core.flow_table import read_plan
+from ringtap.core.records import Field, RecordWriter
+from ringtap.core.schema import FLOW_STATES
 from ringtap.trafficgen.commands.bundle import write_archive
 from ringtap.trafficgen.flow_log import NO_SOURCE, SENT_FIELDS
+
+pytestmark = pytest.mark.computes
 
 MS, ORIGIN_NS = 1_000_000, 1_700_000_000_000_000_000
 TO = "127.0.0.1:5001"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.flow_plan import Flow, Operation
-from ringtap.models import profile_named
+from ringtap.core.flow_plan_format import Flow, Operation
+from ringtap.core.models import profile_named
 from ringtap.traffic import _Readdressed
 from ringtap.trafficgen.plans.plan_file import PlanFile
 from ringtap.workload.execution_trace import Node, NodeType
@@ -24,6 +24,8 @@ from ringtap.workload.simulated_iterations import simulate
 from ringtap.workload.topologies import star
 from ringtap.workload.workload import Workload, check_workload, write_workload
 from tests.unit.traffic_processes import closed_port, plan_of, send, serving, traffic
+
+pytestmark = pytest.mark.shares
 
 MS = 1_000_000
 RANKS = 3
@@ -84,7 +86,7 @@ def test_messages_that_cross_are_no_deadlock() -> None:
     assert [one[:3] for one in operations(workload) if one.peer >= 0] == [(0, 1, 5), (1, 0, 5)]
     for trace in workload.traces:
         trace[1].control_deps = [1]
-    from ringtap.errors import UsageError
+    from ringtap.core.errors import UsageError
 
     with pytest.raises(UsageError, match="rank 0 node 1 waits for ever"):
         operations(workload)

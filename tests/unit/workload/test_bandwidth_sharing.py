@@ -28,6 +28,8 @@ from ringtap.workload.gpu_intensity import (
 )
 from ringtap.workload.interleaving import PeriodicJob, Phase
 
+pytestmark = pytest.mark.computes
+
 CAPACITY = 50e9
 MS = 10**6
 

@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 
 from ringtap.agents.sweep.expected_series import expected_series, scaled_buckets
 from ringtap.agents.testbed.topology import Roles, TestbedSpec
-from ringtap.models import PROFILES
-from ringtap.plan import load_plan
+from ringtap.core.models import PROFILES
+from ringtap.core.sweep_plan import load_plan
 from ringtap.workload.expected_iteration import ExpectedIteration, expected_iteration
 from ringtap.workload.lowering import Algorithms
 from ringtap.workload.models import bucket_workload, buckets
 from ringtap.workload.topologies import Topology, fat_tree, leaf_spine, ring, star, with_host_at
+
+pytestmark = pytest.mark.computes
 
 RATE_BPS = 8e6  # a byte per microsecond
 SWITCHES = {"star": "switch", "leaf-spine": "spine0", "fat-tree": "core0"}

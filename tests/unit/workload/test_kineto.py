@@ -15,15 +15,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ringtap import json_stream
 from ringtap.cli import main
-from ringtap.errors import UsageError
+from ringtap.core import json_stream
+from ringtap.core.errors import UsageError
 from ringtap.workload import kineto, profile
 from ringtap.workload.execution_trace import Collective, NodeType
 from ringtap.workload.kineto import read_kineto_traces
 from ringtap.workload.profile import profile_workload
 from ringtap.workload.scaling import Scaling, scale
 from ringtap.workload.workload import Workload, carried_out_as, kind_of, peer_of, read_workload, size_of
+
+pytestmark = pytest.mark.computes
 
 START = 4_756_021_649_552.75  # us, as of a host that runs for weeks
 MAIN, BACKWARD = 100, 101

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.errors import UsageError
-from ringtap.flow_plan import FLOW_LIST_COLUMNS
-from ringtap.trafficgen.plans.common import Frame
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan_format import FLOW_LIST_COLUMNS
+from ringtap.trafficgen.plans.common import PlanOutline
 from ringtap.trafficgen.plans.hpcc import FlowListPlan
 from ringtap.workload.astra_sim import write_astra_sim
 from ringtap.workload.astra_sim_1 import workload_file
@@ -31,6 +31,8 @@ from ringtap.workload.simulator_logs import read_log
 from ringtap.workload.simulator_programs import longest_chain_ns, run_simulator
 from ringtap.workload.topologies import Topology, fat_tree, leaf_spine, ring, star, torus
 from ringtap.workload.workload import Workload, check_workload, messages_of, read_workload, size_of
+
+pytestmark = pytest.mark.computes
 
 COMP, SEND, RECV, COLL = NodeType.COMP, NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL
 
@@ -245,7 +247,7 @@ def test_flow_lists_read_back_as_plans(ranks: int, size_bytes: int, all_reduce: 
     with TemporaryDirectory() as folder:
         path = Path(folder) / "flows"
         path.write_text("".join(f"{line}\n" for line in lines))
-        flows = list(FlowListPlan(path, Frame(0, nodes, [node.split(":")[0] for node in nodes]), nodes).flows())
+        flows = list(FlowListPlan(path, PlanOutline(0, nodes, [node.split(":")[0] for node in nodes]), nodes).flows())
     graph = algorithms.graph(kind, ranks, size_bytes)
     sent = [sum(flow.size_bytes for flow in flows if flow.source == node.split(":")[0]) for node in nodes]
     assert sent[: graph.endpoints] == graph.sent_bytes.tolist()

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.workload.execution_trace import NodeType
 from ringtap.workload.profile import profile_workload, read_profiles
 from ringtap.workload.scaling import Scaling, scale
 from ringtap.workload.workload import Workload, size_of
+
+pytestmark = pytest.mark.computes
 
 MS = 1_000_000
 START = 1_795_000_000_000_000_000

@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 from ringtap.cli import main
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.lowering import Algorithms
 from ringtap.workload.scaling import Scaling, scale
 from ringtap.workload.simulated_iterations import simulate
 from ringtap.workload.topologies import star
-from ringtap.workload.transformer import Layout, layout_workload
+from ringtap.workload.transformer import TransformerLayout, layout_workload
 from ringtap.workload.workload import Workload, check_workload, read_workload, size_of, write_workload
+
+pytestmark = pytest.mark.computes
 
 COMP, SEND, RECV, COLL = NodeType.COMP, NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL
 MB = 1_000_000  # at 1 Gbit/s: 8 ms
@@ -204,7 +206,7 @@ def test_replicas_that_differ_are_refused() -> None:
 @pytest.mark.parametrize(("tensor", "stages"), [(2, 1), (1, 2), (2, 2)])
 def test_scaled_layouts_take_as_long_as_larger_ones(tensor: int, stages: int) -> None:
     """A layout writes the groups and messages of more replicas by itself."""
-    layout = Layout(
+    layout = TransformerLayout(
         layers=4, hidden_size=64, feed_forward_size=256, attention_heads=4, vocabulary_size=512, sequence_length=32,
         tensor_parallel=tensor, pipeline_parallel=stages, data_parallel=2, micro_batch_size=1, micro_batches=3,
         schedule="1f1b", activation_bytes=2, gradient_bytes=4, recompute=True, flop_per_s=1e10, utilisation=0.5,

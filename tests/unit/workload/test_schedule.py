@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtap.cli import main
-from ringtap.errors import UsageError
-from ringtap.models import PROFILES
+from ringtap.core.errors import UsageError
+from ringtap.core.models import PROFILES
 from ringtap.workload.collectives import Shape, message_graph
 from ringtap.workload.commands.schedule import read_job, read_link
 from ringtap.workload.interleaving import (
     MAX_SLOTS,
     Circles,
-    Link,
+    InterleavedLink,
     PeriodicJob,
     Phase,
     affinity_edges,
@@ -41,6 +41,8 @@ from ringtap.workload.simulated_iterations import simulate
 from ringtap.workload.simulation import Simulation
 from ringtap.workload.topologies import star
 from ringtap.workload.workload import Workload, check_workload, write_workload
+
+pytestmark = pytest.mark.computes
 
 FULL = 50e9
 
@@ -86,7 +88,7 @@ def test_two_jobs_as_brute_force(one: list[float], other: list[float]) -> None:
     assert found.shifts == (0, next(shift for shift, each in enumerate(scores) if each > max(scores) - 1e-9))
     circles = Circles(1.0, (np.array(one), np.array(other)), (0.0, 0.0))
     worst = next(shift for shift, each in enumerate(scores) if each < min(scores) + 1e-9)
-    assert worst_shifts(circles, [Link("link", 40.0, (0, 1))]) == (0, worst)
+    assert worst_shifts(circles, [InterleavedLink("link", 40.0, (0, 1))]) == (0, worst)
 
 
 @settings(max_examples=30, deadline=None)
@@ -128,10 +130,10 @@ def test_periods_without_a_common_multiple_are_quantised() -> None:
         draw_circles([job(1, (0, 1)), job(3_600_000, (0, 1))])
 
 
-def two_links() -> tuple[Circles, list[Link]]:
+def two_links() -> tuple[Circles, list[InterleavedLink]]:
     """Jobs 0 and 1 on link a, 1 and 2 on link b, each half of the time, with periods of 4, 4 and 8 slots."""
     circles = draw_circles([job(40, (0, 20)), job(40, (0, 20)), job(80, (0, 20))])
-    return circles, [Link("a", FULL, (0, 1)), Link("b", FULL, (1, 2))]
+    return circles, [InterleavedLink("a", FULL, (0, 1)), InterleavedLink("b", FULL, (1, 2))]
 
 
 def test_shifts_along_the_affinity_graph() -> None:
@@ -144,7 +146,7 @@ def test_shifts_along_the_affinity_graph() -> None:
     edges = affinity_edges(links, 3)
     assert edges == [(0, 0, 1), (1, 1, 2)]
     assert worst_shifts(circles, links) == (0, 0, 0), "all at once on both"
-    backward = [Link("b", FULL, (1, 2)), Link("a", FULL, (0, 1))]
+    backward = [InterleavedLink("b", FULL, (1, 2)), InterleavedLink("a", FULL, (0, 1))]
     assert schedule(circles, backward).shifts == found.shifts
     assert time_shifts(circles, links, found.interleavings, edges) == found.shifts
 
@@ -152,7 +154,11 @@ def test_shifts_along_the_affinity_graph() -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.lists(st.sampled_from([0.0, 40.0]), min_size=2, max_size=6), min_size=4, max_size=4))
 def test_shifts_of_a_graph_keep_the_score_of_each_link(rates: list[list[float]]) -> None:
-    links = [Link("a", 40.0, (0, 2)), Link("b", 40.0, (1, 2, 3)), Link("c", 40.0, (1,))]
+    links = [
+        InterleavedLink("a", 40.0, (0, 2)),
+        InterleavedLink("b", 40.0, (1, 2, 3)),
+        InterleavedLink("c", 40.0, (1,)),
+    ]
     found = schedule(Circles(1.0, tuple(map(np.array, rates)), (0.0,) * 4), links)
     for link, each in zip(links, found.interleavings, strict=True):
         shifts = tuple(found.shifts[number] for number in link.jobs)
@@ -169,7 +175,7 @@ def test_shifts_of_a_graph_keep_the_score_of_each_link(rates: list[list[float]])
 )
 def test_loops_are_named(links: list[tuple[str, tuple[int, ...]]], loop: str) -> None:
     with pytest.raises(UsageError, match="the affinity graph has the loop") as caught:
-        affinity_edges([Link(name, FULL, jobs) for name, jobs in links], 3)
+        affinity_edges([InterleavedLink(name, FULL, jobs) for name, jobs in links], 3)
     assert loop in str(caught.value)
 
 

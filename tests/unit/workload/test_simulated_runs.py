@@ -11,10 +11,10 @@ import pytest
 
 import ringtap
 from ringtap.cli import main
-from ringtap.errors import UsageError
-from ringtap.flow_plan import Flow
-from ringtap.models import PROFILES
-from ringtap.rundir import RunDirectory
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan_format import Flow
+from ringtap.core.models import PROFILES
+from ringtap.core.rundir import RunDirectory
 from ringtap.trafficgen.plans.plan_file import write_plan
 from ringtap.workload import simulated_loads
 from ringtap.workload.cross_traffic import check_load, read_cross
@@ -24,6 +24,8 @@ from ringtap.workload.simulated_run import parameters_of
 from ringtap.workload.topologies import star
 from ringtap.workload.workload import Workload, read_workload, write_workload
 from tests.gold.analysis_sweep import write_sweep
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
 
 VGG = PROFILES["vgg16"]
 

@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.workload import message_graph as graphs
 from ringtap.workload import simulation as simulations
 from ringtap.workload import simulation_kernel
 from ringtap.workload.collectives import Shape, message_graph, uneven_all_to_all
 from ringtap.workload.simulation import CrossFlows, Simulation
 from ringtap.workload.topologies import Topology, fat_tree, leaf_spine, ring, star, torus
+
+pytestmark = pytest.mark.computes
 
 RATE_BPS = 8e9  # a GB/s
 MB = 10**6

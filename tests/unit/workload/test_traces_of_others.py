@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ringtap.cli import main
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.workload.execution_trace import Node, NodeType, write_trace
 from ringtap.workload.export import goal
 from ringtap.workload.lowering import Algorithms
@@ -19,6 +19,8 @@ from ringtap.workload.scaling import Scaling, scale, with_times
 from ringtap.workload.simulated_iterations import SimulatedIterations, critical_path, simulate
 from ringtap.workload.topologies import star
 from ringtap.workload.workload import Workload, read_workload
+
+pytestmark = pytest.mark.computes
 
 COMP, SEND, RECV, COLL = NodeType.COMP, NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL
 REDUCE = {"comm_type": 0, "comm_size": 1_000_000}  # on two ranks at 1 Gbit/s: 8 ms

@@ -11,18 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.errors import UsageError
+from ringtap.core.errors import UsageError
 from ringtap.workload.execution_trace import NodeType
 from ringtap.workload.export import goal
 from ringtap.workload.lowering import Algorithms, lower
 from ringtap.workload.scaling import Scaling, scale
 from ringtap.workload.simulated_iterations import SimulatedIterations, simulate
 from ringtap.workload.topologies import star
-from ringtap.workload.transformer import SCHEDULES, Layout, layout_workload, read_layout
+from ringtap.workload.transformer import SCHEDULES, TransformerLayout, layout_workload, read_layout
 from ringtap.workload.workload import Workload, check_workload, peer_of, read_workload, size_of, write_workload
 
+pytestmark = pytest.mark.computes
+
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "layout-gpt3.toml"
-GPT3 = Layout(
+GPT3 = TransformerLayout(
     layers=96, hidden_size=12288, feed_forward_size=49152, attention_heads=96, vocabulary_size=51200,
     sequence_length=2048, tensor_parallel=8, pipeline_parallel=8, data_parallel=1, micro_batch_size=1, micro_batches=16,
     schedule="1f1b", activation_bytes=2, gradient_bytes=4, recompute=True, flop_per_s=312e12, utilisation=0.5,
@@ -31,12 +33,12 @@ GPT3 = Layout(
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> Layout:
+def layouts(draw: st.DrawFn) -> TransformerLayout:
     """Layouts whose layers and heads are divisible, with times from microseconds to minutes."""
     t, p, d = draw(st.sampled_from([1, 2, 3])), draw(st.integers(1, 4)), draw(st.integers(1, 3))
     heads = t * draw(st.integers(1, 3))
     hidden_size = heads * draw(st.integers(1, 40))
-    return Layout(
+    return TransformerLayout(
         layers=p * draw(st.integers(1, 3)), hidden_size=hidden_size, feed_forward_size=t * draw(st.integers(1, 500)),
         attention_heads=heads, vocabulary_size=draw(st.integers(1, 2000)), sequence_length=draw(st.integers(1, 99)),
         tensor_parallel=t, pipeline_parallel=p, data_parallel=d, micro_batch_size=draw(st.integers(1, 5)),
@@ -47,7 +49,7 @@ def layouts(draw: st.DrawFn) -> Layout:
     )  # fmt: skip
 
 
-def with_usual_feed_forward(layout: Layout) -> Layout:
+def with_usual_feed_forward(layout: TransformerLayout) -> TransformerLayout:
     return replace(layout, feed_forward_size=4 * layout.hidden_size)
 
 
@@ -83,7 +85,7 @@ def test_the_published_training_time_of_gpt3() -> None:
 
 @given(layouts())
 @settings(max_examples=200, deadline=None)
-def test_parameters_and_flop_are_those_of_the_equations(drawn: Layout) -> None:
+def test_parameters_and_flop_are_those_of_the_equations(drawn: TransformerLayout) -> None:
     layout = with_usual_feed_forward(drawn)
     la, h, v, s = layout.layers, layout.hidden_size, layout.vocabulary_size, layout.sequence_length
     assert layout.parameters == 12 * la * h * h + 13 * la * h + (v + s) * h
@@ -95,7 +97,7 @@ def test_parameters_and_flop_are_those_of_the_equations(drawn: Layout) -> None:
 
 @given(layouts())
 @settings(max_examples=60, deadline=None)
-def test_ranks_send_the_bytes_of_the_formulas(layout: Layout) -> None:
+def test_ranks_send_the_bytes_of_the_formulas(layout: TransformerLayout) -> None:
     made = layout_workload(layout, "drawn")
     check_workload(made)
     t, p, d = layout.tensor_parallel, layout.pipeline_parallel, layout.data_parallel
@@ -128,7 +130,7 @@ def pass_us(workload: Workload, rank: int, name: str) -> int:
 
 @given(layouts())
 @settings(max_examples=100, deadline=None)
-def test_without_communication_a_pipeline_takes_its_passes_and_the_slowest_stage(drawn: Layout) -> None:
+def test_without_communication_a_pipeline_takes_its_passes_and_the_slowest_stage(drawn: TransformerLayout) -> None:
     """The last stage has the logits and may be slower; the rate of the pipeline is that of the slowest stage."""
     layout = replace(drawn, optimizer_s=0.0)
     made = layout_workload(layout, "drawn")
@@ -145,7 +147,7 @@ def test_without_communication_a_pipeline_takes_its_passes_and_the_slowest_stage
 
 @given(layouts())
 @settings(max_examples=60, deadline=None)
-def test_equal_stages_have_the_published_bubble(drawn: Layout) -> None:
+def test_equal_stages_have_the_published_bubble(drawn: TransformerLayout) -> None:
     """(m + p - 1) (t_f + t_b): m (t_f + t_b) and the bubble's share (p - 1) / m of it.
 
     A layer takes 2000 whole microseconds, and the logits, 1 / (12 h + 2 s) of it, less than half a microsecond.
@@ -164,7 +166,7 @@ def test_equal_stages_have_the_published_bubble(drawn: Layout) -> None:
         assert max(in_flight(layout, stage) for stage in range(p)) <= p
 
 
-def in_flight(layout: Layout, stage: int) -> int:
+def in_flight(layout: TransformerLayout, stage: int) -> int:
     """The most micro-batches of which a stage keeps activations."""
     kept, most = 0, 0
     for is_backward, _ in layout.order(stage):
@@ -175,7 +177,7 @@ def in_flight(layout: Layout, stage: int) -> int:
 
 @given(layouts(), st.sampled_from(["ring", "tree", "double-tree", "in-network"]))
 @settings(max_examples=40, deadline=None)
-def test_layouts_end_on_slow_networks_also_as_messages(layout: Layout, all_reduce: str) -> None:
+def test_layouts_end_on_slow_networks_also_as_messages(layout: TransformerLayout, all_reduce: str) -> None:
     made, algorithms = layout_workload(layout, "drawn"), Algorithms(all_reduce)
     check_workload(made)
     network = star(made.ranks + 1, 1e8)

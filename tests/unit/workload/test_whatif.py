@@ -12,20 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtap.cli import main
-from ringtap.errors import UsageError
-from ringtap.models import profile_named
-from ringtap.workload import layer_tensors
+from ringtap.core.errors import UsageError
+from ringtap.core.models import profile_named
+from ringtap.workload import timed_tensors
 from ringtap.workload.execution_trace import Node, NodeType
-from ringtap.workload.layer_tensors import read_tensors, workload_tensors
 from ringtap.workload.lowering import Algorithms
 from ringtap.workload.models import BUCKET_BYTES, model_workload
 from ringtap.workload.scaling import Scaling, scale
 from ringtap.workload.simulated_iterations import simulate
-from ringtap.workload.tensor_order import (
+from ringtap.workload.tensor_order_models import (
     METHODS,
+    GraphOperation,
     LayerTensor,
-    Network,
-    Operation,
+    LogGP,
     bound_s,
     bucket_times,
     completion_s,
@@ -37,10 +36,13 @@ from ringtap.workload.tensor_order import (
     tac_order,
     tic_order,
 )
+from ringtap.workload.timed_tensors import read_tensors, workload_tensors
 from ringtap.workload.topologies import star
 from ringtap.workload.workload import Workload, write_workload
 
-UNIT = Network(8.0)  # a byte per second
+pytestmark = pytest.mark.computes
+
+UNIT = LogGP(8.0)  # a byte per second
 HEADER = "name,bytes,forward_ms,backward_ms\n"
 TABLE = HEADER + "conv1,4000000,10,20\nconv2,8000000,10,20\nfc,100000000,5,10\n"
 ROUNDING = 1e-9
@@ -70,7 +72,12 @@ def in_turn_s(tensors: list[LayerTensor], order: tuple[int, ...], size_bytes: in
 def test_the_example_of_the_lecture() -> None:
     # one computation needs A alone, one more needs B, another one C; the last one needs D and all before it
     a, b, c, d = range(4)
-    graph = [Operation(1, (a,)), Operation(3, (b,), (0,)), Operation(3, (c,), (0,)), Operation(1, (d,), (1, 2))]
+    graph = [
+        GraphOperation(1, (a,)),
+        GraphOperation(3, (b,), (0,)),
+        GraphOperation(3, (c,), (0,)),
+        GraphOperation(1, (d,), (1, 2)),
+    ]
     assert tic_order(graph, 4) == [a, b, c, d]
     assert tac_order(graph, [1, 2, 1, 1]) == [a, c, b, d]
     assert tac_order(graph, [1, 1, 2, 1]) == [a, b, c, d]
@@ -80,7 +87,7 @@ def test_the_example_of_the_lecture() -> None:
 
 
 def test_transfers_that_nothing_needs_come_last() -> None:
-    graph = [Operation(1, ()), Operation(1, (2,), (0,)), Operation(1, (0,), (1,))]
+    graph = [GraphOperation(1, ()), GraphOperation(1, (2,), (0,)), GraphOperation(1, (0,), (1,))]
     assert tic_order(graph, 3) == tac_order(graph, [1, 1, 1]) == [2, 0, 1]
 
 
@@ -121,21 +128,21 @@ def test_priority_by_layer_is_optimal_among_all_orders_of_pieces(tensors: list[L
 @settings(max_examples=100, deadline=None)
 @given(
     some_layers(8, 1000), st.sampled_from([0.0, 0.5, 3.0]), st.integers(1, 50), st.floats(0.1, 100),
-    st.sampled_from([(0.0, 0.0, 0.0), (0.2, 0.0, 1.0), (0.2, 0.7, 0.0), (0.0, 50.0, 1.0)]),
+    st.sampled_from([0.0, 0.2]),
 )  # fmt: skip
 def test_bound_and_tolerance(
-    tensors: list[LayerTensor], latency_s: float, size: int, rate: float, costs: tuple[float, float, float]
+    tensors: list[LayerTensor], latency_s: float, size: int, rate: float, overhead_s: float
 ) -> None:
-    network = Network(8 * rate, 1.5, latency_s, *costs)
+    network = LogGP(8 * rate, 1.5, latency_s, overhead_s)
     found, least_s = schedules(tensors, network, size), bound_s(tensors, network)
     for each in found.values():
         assert each.iteration_s >= least_s * (1 - ROUNDING)
         assert sorted(each.order) == list(range(len(tensors)))
     compute_s = sum(each.forward_s + each.backward_s for each in tensors)
-    sent_s = network._replace(header_bytes=0.0).transmission_s(sum(each.size_bytes for each in tensors))
+    sent_s = network.transmission_s(sum(each.size_bytes for each in tensors))
     assert least_s >= max(compute_s, sent_s)
     assert found["bytescheduler"].iteration_s <= found["p3"].iteration_s
-    if not latency_s + sum(costs):
+    if not latency_s + overhead_s:
         # a slice that has begun holds up a tensor that becomes ready meanwhile, by its own transmission at most
         assert found["p3"].iteration_s <= (least_s + network.transmission_s(size)) * (1 + ROUNDING)
         assert max(found["tic"].iteration_s, found["tac"].iteration_s) <= found["fifo"].iteration_s * (1 + ROUNDING)
@@ -144,61 +151,39 @@ def test_bound_and_tolerance(
 
 
 def test_credit_hides_latency_and_delays_preemption() -> None:
-    slow = Network(8.0, latency_s=2.0)
+    slow = LogGP(8.0, latency_s=2.0)
     # four messages of 1 s, each 2 s under way: one after the other, and with all in flight
-    assert completion_s([4], [0.0], [0], slow, 1)[0] == [12.0]
-    assert completion_s([4], [0.0], [0], slow, 1, 4)[0] == [6.0]
-    assert completion_s([4], [0.0], [0], slow)[0] == [6.0]
+    assert completion_s([4], [0.0], [0], slow, 1) == [12.0]
+    assert completion_s([4], [0.0], [0], slow, 1, 4) == [6.0]
+    assert completion_s([4], [0.0], [0], slow) == [6.0]
     # the second transfer becomes ready at 0.5 s and has priority: after the message under way, or after the credit
-    assert completion_s([4, 1], [0.0, 0.5], [1, 0], UNIT, 1)[0] == [5.0, 2.0]
-    assert completion_s([4, 1], [0.0, 0.5], [1, 0], UNIT, 1, 3)[0] == [5.0, 4.0]
-    assert completion_s([0, 1], [7.0, 0.0], [0, 1], slow)[0] == [7.0, 3.0]  # nothing to send
+    assert completion_s([4, 1], [0.0, 0.5], [1, 0], UNIT, 1) == [5.0, 2.0]
+    assert completion_s([4, 1], [0.0, 0.5], [1, 0], UNIT, 1, 3) == [5.0, 4.0]
+    assert completion_s([0, 1], [7.0, 0.0], [0, 1], slow) == [7.0, 3.0]  # nothing to send
 
 
 def test_overhead_is_not_hidden_by_a_credit() -> None:
-    busy = Network(8.0, latency_s=2.0, overhead_s=0.5)
+    busy = LogGP(8.0, latency_s=2.0, overhead_s=0.5)
     # four messages of 1 s: one at a time each takes 3.5 s; in flight together, only the first overhead shows
-    assert completion_s([4], [0.0], [0], busy, 1)[0] == [14.0]
-    assert completion_s([4], [0.0], [0], busy, 1, 4)[0] == [6.5]
+    assert completion_s([4], [0.0], [0], busy, 1) == [14.0]
+    assert completion_s([4], [0.0], [0], busy, 1, 4) == [6.5]
     # of 0.25 s each: the sender is the bottleneck
-    assert completion_s([4], [0.0], [0], busy._replace(rate_bps=32.0), 1, 4)[0] == [4 * 0.5 + 0.25 + 2.0]
-
-
-def test_each_message_has_headers() -> None:
-    headed = Network(8.0, 1.5, header_bytes=0.25)
-    assert completion_s([4], [0.0], [0], headed)[0] == [6.25]
-    assert completion_s([4], [0.0], [0], headed, 1)[0] == [7.0]
-    assert bound_s([LayerTensor("a", 4, 1.0, 2.0), LayerTensor("b", 0, 1.0, 1.0)], headed) == 3.0 + 6.25 + 2.0
-
-
-def test_a_token_bucket_makes_up_for_idle_time() -> None:
-    bucket = Network(8.0, latency_s=0.5, burst_s=2.0)
-    # the link has been idle: two of four bytes go at once; and the latency of each message is made up for
-    assert completion_s([4], [0.0], [0], bucket) == ([2.5], 2.0)
-    assert completion_s([4], [0.0], [0], bucket, 1) == ([2.5], 2.0)
-    # it is full again after 4 s, with room for two bytes more
-    assert completion_s([4, 2], [0.0, 4.0], [0, 1], bucket) == ([2.5, 4.5], 4.0)
-    # no bucket gives more than the rate in the long run: backward 1 s, 10 bytes, and little computation after them
-    tensors = [LayerTensor("a", 10, 0.25, 1.0)]
-    assert schedule(tensors, [0], bucket).iteration_s == pytest.approx(1.0 + 10 + 0.5 + 0.25 - 1.75, abs=0.002)
-    assert schedule(tensors, [0], bucket._replace(burst_s=0.0)).iteration_s == 1.0 + 10 + 0.5 + 0.25
-    no_pause = [LayerTensor("a", 10, 0.0, 0.0), LayerTensor("b", 0, 0.1, 0.0)]
-    assert schedule(no_pause, [0, 1], bucket._replace(latency_s=0.0)).iteration_s == pytest.approx(10.0, abs=0.002)
+    assert completion_s([4], [0.0], [0], busy._replace(rate_bps=32.0), 1, 4) == [4 * 0.5 + 0.25 + 2.0]
 
 
 def test_collectives() -> None:
-    assert network_of(None, 1e9, 1e-6) == Network(1e9, 1.0, 2e-6)
-    assert network_of(4, 1e9, 1e-6, 2e-6) == pytest.approx(Network(1e9, 1.5, 6e-6, 12e-6))
+    assert network_of(None, 1e9, 1e-6) == LogGP(1e9, 1.0, 2e-6)
+    assert network_of(4, 1e9, 1e-6, 2e-6) == pytest.approx(LogGP(1e9, 1.5, 6e-6, 12e-6))
 
 
 def test_buckets_trade_messages_for_waiting() -> None:
     tensors = [LayerTensor(f"t{i}", 2**20, 1e-3, 2e-3) for i in range(50)]
     # nothing in a bucket of 50 MiB goes before all gradients are ready: 0.1 s, then 50 MiB, then the forward pass
-    times = bucket_times(tensors, Network(8 * 2**20 * 1000))
+    times = bucket_times(tensors, LogGP(8 * 2**20 * 1000))
     assert times[50 * 2**20] == times[200 * 2**20] == pytest.approx(0.1 + 0.05 + 0.05)
     assert times[2**20] == pytest.approx(0.1 + 0.001 + 0.05)
-    assert times[2**20] == schedules(tensors, Network(8 * 2**20 * 1000))["fifo"].iteration_s
-    late = bucket_times(tensors, Network(8 * 2**20 * 1000, latency_s=0.01))
+    assert times[2**20] == schedules(tensors, LogGP(8 * 2**20 * 1000))["fifo"].iteration_s
+    late = bucket_times(tensors, LogGP(8 * 2**20 * 1000, latency_s=0.01))
     assert late[10 * 2**20] < late[2**20]
     # the default has a first bucket of 1 MiB: 49 MiB are left for two more
     assert late[25 * 2**20] == pytest.approx(0.1 + 0.024 + 0.01 + 0.05)
@@ -376,7 +361,7 @@ def test_a_workload_from_the_command_line(tmp_path: Path, capsys: pytest.Capture
         (f"{HEADER}a,1,1,1\na,1,1,1\n".encode(), "has two tensors 'a'"),
         (f"{HEADER}a,1,0,0\n".encode(), "no layer takes time"),
         (HEADER.encode() + b"".join(b"%d,1,1,1\n" % i for i in range(1001)), "has 1,001 tensors, more than 1,000"),
-        (b"x" * (layer_tensors.MAX_FILE_BYTES + 1), "has more than 1,048,576 bytes"),
+        (b"x" * (timed_tensors.MAX_FILE_BYTES + 1), "has more than 1,048,576 bytes"),
         (b'name,"' + b"x" * 200_000, "line 1 is not CSV"),
         (b"\x89PNG\r\n\xff\xfe", "is not UTF-8 text"),
         (None, "cannot be read"),

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.plan import LinkOptions, Testbed
+from ringtap.core.sweep_plan import LinkOptions, Testbed
 from ringtap.workload.options import add_topology, topology
+
+pytestmark = pytest.mark.computes
 
 
 def workload(*arguments: object, cwd: Path, code: int = 0, **environment: str) -> str:

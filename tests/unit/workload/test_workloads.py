@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.errors import UsageError
-from ringtap.models import PROFILES, profile_named
+from ringtap.core.errors import UsageError
+from ringtap.core.models import PROFILES, profile_named
 from ringtap.workload import astra_sim_1
 from ringtap.workload.astra_sim import write_astra_sim
 from ringtap.workload.execution_trace import Collective, Node, NodeType, message_classes, read_trace, write_trace
@@ -36,6 +36,8 @@ from ringtap.workload.workload import (
     summary,
     write_workload,
 )
+
+pytestmark = pytest.mark.computes
 
 COMP, SEND, RECV, COLL = NodeType.COMP, NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL
 

@@ -1,0 +1,364 @@
+"""Results of each series of a sweep: demand, congestion point, fits, and the bandwidth that training left unused.
+
+All numbers are in full-size units: Gbit/s and MB.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringtap.analysis.model.breakpoint import BreakResult, find_break
+from ringtap.analysis.model.congestion_point import CongestionResult, find_congestion_point
+from ringtap.analysis.model.curve_point import CurveResult, find_curve_point
+from ringtap.analysis.model.demand import Demand, demand
+from ringtap.analysis.model.fit import CongestionModel, FitResult
+from ringtap.analysis.runs.run import SweepRun
+from ringtap.analysis.statistics.arrays import Array
+from ringtap.analysis.statistics.mean_errors import mean_errors
+from ringtap.analysis.sweeps.points import Point
+from ringtap.core.errors import UsageError
+from ringtap.core.schema import MERGE_SHARE, POINTS_JSONL, SIMULATED, VARIANTS
+from ringtap.core.sweep_plan_models import model_label
+from ringtap.core.units import counted
+
+# Table 3.8 leaves out "very heavy" points; those of its series are at 24.7 of 25 Gbit/s
+HEAVIEST_SHARE = 0.95
+NO_LOAD_SHARE = 0.02  # of capacity: measured cross traffic below it counts as none
+
+
+@dataclass(frozen=True)
+class Spare:
+    """Bandwidth that training could not use at one point (thesis, Tables 3.3, 3.5 and 3.7).
+
+    Attributes:
+        bandwidth_gbps: cross traffic.
+        iteration_s: mean iteration time.
+        ideal_gbps: demand over time, the bandwidth that an ideal job needs for this time.
+        experimental_gbps: C - BW, the bandwidth that cross traffic left.
+        difference_gbps: experimental minus ideal.
+        difference_share: difference over experimental.
+    """
+
+    bandwidth_gbps: float
+    iteration_s: float
+    ideal_gbps: float
+    experimental_gbps: float
+    difference_gbps: float
+    difference_share: float
+
+
+@dataclass(frozen=True, repr=False)
+class Series:
+    """A model under one kind of cross traffic.
+
+    Attributes:
+        name: ``<model>-<traffic kind>``, and the transport, collective and topology if they are known.
+        model: name of the model in the plan.
+        title: name of the model in reports.
+        traffic: traffic kind.
+        transport: transport of the training traffic; empty if it was not recorded.
+        collective: collective that exchanged the gradients; empty: that of the job's own backend.
+        topology: topology of the testbed; empty: the sweep has one only.
+        capacity_gbps: full-size capacity C of the bottleneck.
+        points: its points, by load.
+        used: the points with both a load and a time, by measured load; fits and congestion points use them.
+        demand: data per iteration (equation 3.1).
+        no_load_s: mean time over the points without cross traffic; None if there are none.
+        required_gbps: demand over that time.
+        measured_mb: training traffic per iteration that left the bottleneck port without cross traffic, as whole frames
+            and acknowledgements; None if it was not counted.
+        congestion: congestion point by the thesis's construction, or the reason why there is none.
+        segments: the break of two segments with its interval, or the reason why there is none; the points are
+            weighted as for ``curve``, and their scatter gives the interval, so it includes how well two segments
+            describe them.
+        curve: congestion point on the fitted curve with its interval, or the reason why there is none; the points are
+            weighted by the standard errors of their means, if their iterations are known.
+        fit: fit with the exponent of least AICc; None if there are too few points.
+        fit_reason: the reason why there is no fit, else empty.
+        most_congested: the point with the most cross traffic.
+        mean_difference_gbps: mean difference over the saturated points (Table 3.8).
+        mean_difference_reason: the reason why there is none, else empty.
+        saturated: number of points in that mean.
+        is_auto: True if the sweep chose its loads for the congestion point on the fitted curve.
+    """
+
+    name: str
+    model: str
+    title: str
+    traffic: str
+    transport: str
+    collective: str
+    topology: str
+    capacity_gbps: float
+    points: tuple[Point, ...]
+    used: tuple[Point, ...]
+    demand: Demand
+    no_load_s: float | None
+    required_gbps: float | None
+    measured_mb: float | None
+    congestion: CongestionResult
+    segments: BreakResult
+    curve: CurveResult
+    fit: FitResult | None
+    fit_reason: str
+    most_congested: Spare | None
+    mean_difference_gbps: float | None
+    mean_difference_reason: str
+    saturated: int
+    is_auto: bool
+
+    def __repr__(self) -> str:
+        found = self.fit_reason if self.fit is None else f"R² {self.fit.r2:.4f} with {self.fit.name}"
+        return f"<Series {self.name}: {counted(len(self.points), 'point')}; {found}>"
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Model, traffic kind and variant."""
+        return self.model, self.traffic, self.variant
+
+    @property
+    def variant(self) -> str:
+        """Transport, collective and topology: ``tcp``, ``ring`` or ``tcp, ring``; empty if none is known."""
+        return ", ".join(part for part in (getattr(self, name) for name in VARIANTS) if part)
+
+    @property
+    def over(self) -> str:
+        """The variant within a sentence, after a blank: over tcp by ring."""
+        return model_label("", *(getattr(self, name) for name in VARIANTS))
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The columns of tables that identify it."""
+        return {"model": self.title, "traffic": self.traffic} | {name: getattr(self, name) for name in VARIANTS}
+
+    @property
+    def is_simulated(self) -> bool:
+        """True if its iterations are simulated."""
+        return self.traffic == SIMULATED or self.traffic.startswith(f"{SIMULATED}-")
+
+    @property
+    def has_cross_traffic(self) -> bool:
+        """True if cross traffic was requested or measured at one of its points."""
+        loads = (point.requested_gbps or point.cross_gbps or 0.0 for point in self.points)
+        return any(load >= NO_LOAD_SHARE * self.capacity_gbps for load in loads)
+
+    @property
+    def alone(self) -> list[Point]:
+        """The used points without cross traffic, as measured."""
+        return [point for point in self.used if (point.cross_gbps or 0.0) < NO_LOAD_SHARE * self.capacity_gbps]
+
+    @property
+    def loads_gbps(self) -> list[float]:
+        """Measured cross traffic of the used points."""
+        return [point.cross_gbps for point in self.used if point.cross_gbps is not None]
+
+    @property
+    def times_s(self) -> list[float]:
+        """Mean iteration times of the used points."""
+        return [point.mean_s for point in self.used if point.mean_s is not None]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all numbers of the series as plain values."""
+        item: dict[str, Any] = {"series": self.name, "model": self.model, "title": self.title, "traffic": self.traffic}
+        item["has_cross_traffic"] = self.has_cross_traffic
+        item |= {name: getattr(self, name) for name in VARIANTS}
+        item["points"] = [point.to_json() for point in self.points]
+        item["demand_mb"] = self.demand.worker_bytes / 1e6
+        item |= {"workers": self.demand.workers, "parameters": self.demand.parameters}
+        item |= {"no_load_s": self.no_load_s, "required_gbps": self.required_gbps, "measured_mb": self.measured_mb}
+        point = self.congestion.point
+        item["congestion_point"] = None if point is None else point.to_json()
+        item["congestion_reason"] = self.congestion.reason
+        item["congestion_over_demand"] = None if point is None else point.data_mb / item["demand_mb"]
+        break_point = self.segments.point
+        item |= {"break": None if break_point is None else break_point.to_json(), "break_reason": self.segments.reason}
+        curve_point = self.curve.point
+        item |= {"curve_point": None if curve_point is None else curve_point.to_json()}
+        item |= {"curve_point_reason": self.curve.reason}
+        item |= {"fit": None if self.fit is None else self.fit.to_json(), "fit_reason": self.fit_reason}
+        item["most_congested"] = None if self.most_congested is None else vars(self.most_congested).copy()
+        item["mean_difference_gbps"] = self.mean_difference_gbps
+        item |= {"mean_difference_reason": self.mean_difference_reason, "saturated_points": self.saturated}
+        return item
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Model, workers and capacity that a series was measured with.
+
+    Attributes:
+        title: name of the model in reports.
+        parameters: its parameters, 32 bit each.
+        workers: workers of the ring.
+        capacity_gbps: full-size capacity of the bottleneck.
+        is_auto: True if the sweep chose its loads for the congestion point on the fitted curve.
+    """
+
+    title: str
+    parameters: int
+    workers: int
+    capacity_gbps: float
+    is_auto: bool = False
+
+
+def analyse(sweep: SweepRun, points: Sequence[Point], max_load: float | str | None = None) -> list[Series]:
+    """Analyse each series of a sweep, whose points are as from `ringtap.analysis.sweeps.points.measure`.
+
+    Args:
+        sweep: the sweep.
+        points: its points.
+        max_load: fits use only points at loads up to this one, in Gbit/s or as text; None: all.
+
+    Raises:
+        UsageError: the directory is not as docs/reference/run-directory.md describes.
+    """
+    capacity_gbps = float(sweep.plan["capacity_bps"]) * float(sweep.plan["scale"]) / 1e9
+    found = []
+    for name in sweep.series:
+        of_series = [point for point in points if point.series == name]
+        label = model_label(of_series[0].model, *(getattr(of_series[0], name) for name in VARIANTS))
+        models = {
+            model_label(item["name"], *(item.get(name) or "" for name in VARIANTS)): item
+            for item in sweep.plan["models"]
+        }
+        model = models.get(label)
+        if model is None:
+            path = sweep.path / POINTS_JSONL
+            raise UsageError(f"{path} has model {label!r}, which is not in the plan")
+        title, count = str(model.get("title", model["name"])), _workers(sweep, of_series)
+        found.append(
+            series_of(
+                of_series,
+                Subject(title, int(model["parameters"]), count, capacity_gbps, bool(sweep.plan.get("auto"))),
+                max_load,
+            )
+        )
+    return found
+
+
+def spare(load_gbps: float, iteration_s: float, demand_bytes: float, capacity_gbps: float) -> Spare:
+    """Return the ideal and the experimental bandwidth at one point, and their difference."""
+    ideal, experimental = demand_bytes * 8 / iteration_s / 1e9, capacity_gbps - load_gbps
+    difference = experimental - ideal
+    return Spare(load_gbps, iteration_s, ideal, experimental, difference, difference / experimental)
+
+
+def mean_difference(
+    loads_gbps: Sequence[float], times_s: Sequence[float], demand_bytes: float, capacity_gbps: float, from_gbps: float
+) -> tuple[float | None, int]:
+    """Return the mean difference in Gbit/s over the saturated points, and their number.
+
+    The saturated points are those from the congestion point's load ``from_gbps`` up to 95 % of capacity. Table 3.8
+    leaves out very heavy loads, too.
+    """
+    differences = [
+        spare(load, seconds, demand_bytes, capacity_gbps).difference_gbps
+        for load, seconds in zip(loads_gbps, times_s, strict=True)
+        if from_gbps <= load <= HEAVIEST_SHARE * capacity_gbps
+    ]
+    return (statistics.fmean(differences), len(differences)) if differences else (None, 0)
+
+
+def series_of(points: Sequence[Point], subject: Subject, max_load: float | str | None = None) -> Series:
+    """Analyse the points of one series; the fit uses those up to ``max_load``.
+
+    Raises:
+        UsageError: workers or parameters are invalid.
+    """
+    capacity = subject.capacity_gbps
+    needed = demand(subject.parameters, subject.workers)
+    used = sorted(
+        (point.cross_gbps, point.mean_s, number)
+        for number, point in enumerate(points)
+        if point.cross_gbps is not None and point.mean_s is not None and point.cross_gbps < capacity
+    )
+    loads, times = [load for load, _, _ in used], [seconds for _, seconds, _ in used]
+    alone = [points[number] for load, _, number in used if load < NO_LOAD_SHARE * capacity]
+    no_load = _mean([point.mean_s for point in alone])
+    measured = _mean(
+        [point.training_gbps * point.mean_s * 125 for point in alone if point.training_gbps and point.mean_s]
+    )
+    fit, fit_reason = _fit(loads, times, capacity, max_load)
+    congestion = find_congestion_point(loads, times, capacity, samples=0)
+    difference, saturated = None, 0
+    if congestion.point is not None:
+        # the congestion point is an average of replicates, some of which are a little lighter
+        start = congestion.point.bandwidth_gbps - MERGE_SHARE * capacity
+        difference, saturated = mean_difference(loads, times, needed.worker_bytes, capacity, start)
+    first = points[0]
+    return Series(
+        name=first.series,
+        model=first.model,
+        title=subject.title,
+        traffic=first.traffic,
+        transport=first.transport,
+        collective=first.collective,
+        topology=first.topology,
+        capacity_gbps=capacity,
+        points=tuple(points),
+        used=tuple(points[number] for _, _, number in used),
+        demand=needed,
+        no_load_s=no_load,
+        required_gbps=None if no_load is None else needed.required_bps(no_load) / 1e9,
+        measured_mb=measured,
+        congestion=congestion,
+        segments=_segments([points[number] for _, _, number in used], capacity),
+        curve=_curve([points[number] for _, _, number in used], capacity),
+        fit=fit,
+        fit_reason=fit_reason,
+        most_congested=spare(loads[-1], times[-1], needed.worker_bytes, capacity) if used else None,
+        mean_difference_gbps=difference,
+        mean_difference_reason="" if saturated else congestion.reason or "no point lies past the congestion point",
+        saturated=saturated,
+        is_auto=subject.is_auto,
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _measured(used: Sequence[Point]) -> tuple[Array, Array, list[Array] | None]:
+    """Return loads, mean times and, if they are known of every point, the iterations behind these."""
+    loads, means = (np.array([getattr(point, name) for point in used]) for name in ("cross_gbps", "mean_s"))
+    known = all(len(point.iteration_s) for point in used)
+    return loads, means, [point.iteration_s for point in used] if known else None
+
+
+def _segments(used: Sequence[Point], capacity: float) -> BreakResult:
+    if not used:
+        return BreakResult(None, "no point was measured")
+    loads, means, iterations_s = _measured(used)
+    return find_break(loads, means, capacity, iterations_s)
+
+
+def _curve(used: Sequence[Point], capacity: float) -> CurveResult:
+    if not used:
+        return CurveResult(None, "no point was measured")
+    loads, means, iterations_s = _measured(used)
+    spread_s = None if iterations_s is None else mean_errors(loads, capacity, iterations_s) * means
+    return find_curve_point(loads, means, capacity, spread_s)
+
+
+def _workers(sweep: SweepRun, points: list[Point]) -> int:
+    """Return the number of workers of a series: those in the plan, or the ranks that recorded steps."""
+    named = len(sweep.plan["topology"].get("workers") or [])
+    ranks = max(sweep.job(directory).ranks for directory in {point.directory for point in points})
+    if named + ranks == 0:
+        raise UsageError(f"{sweep.path / 'run.json'} names no workers and no rank of {points[0].series} left steps")
+    return named or ranks
+
+
+def _fit(
+    loads: list[float], times: list[float], capacity: float, max_load: float | str | None
+) -> tuple[FitResult | None, str]:
+    try:
+        return CongestionModel(capacity).fit(loads, times, max_load=max_load), ""
+    except UsageError as error:
+        return None, str(error)

@@ -1,0 +1,1 @@
+"""Holds what all parts share: errors, units, plans, records, counters, the run directory and its schema."""

@@ -1,0 +1,164 @@
+"""Parsing and formatting of rates, sizes and durations.
+
+Rates are bits per second (``250mbit``, ``25gbit``), sizes bytes (``1MB`` is 10^6, ``1MiB`` 2^20), durations
+seconds (``370ms``). Decimal prefixes throughout, as the thesis reports them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+
+from ringtap.core.errors import UsageError
+
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?\s*([A-Za-zµμ/]*)\s*", re.IGNORECASE)
+_RATES = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
+_SIZES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_DURATIONS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_RATE_UNITS = (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3))
+_SIZE_UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+_DURATION_UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
+
+
+def _parse(text: str, units: dict[str, int] | dict[str, float], what: str, example: str) -> float:
+    match = _NUMBER.fullmatch(text)
+    unit = match.group(3).lower() if match else ""
+    if match is None or unit not in units:
+        near = difflib.get_close_matches(unit, units, 1)
+        hint = f"did you mean {match.group(1)}{near[0]}? " if match and near else ""
+        raise UsageError(f"{what} {text!r} is not understood: {hint}write a number and a unit, for example {example}")
+    value = float(match.group(1) + (match.group(2) or "")) * units[unit]
+    if not math.isfinite(value):
+        raise UsageError(f"{what} {text!r} is too large")
+    return value
+
+
+def parse_rate_bps(text: str) -> int:
+    """Parse a rate such as ``250mbit``, ``25gbit`` or ``25gbit/s`` into bits per second.
+
+    Raises:
+        UsageError: the text is not a number with a rate unit.
+    """
+    return round(_parse(text.lower().replace("bit/s", "bit").replace("bps", "bit"), _RATES, "rate", "250mbit"))
+
+
+def parse_size_bytes(text: str) -> int:
+    """Parse a size such as ``400kB`` (decimal) or ``1MiB`` (binary) into bytes.
+
+    Raises:
+        UsageError: the text is not a number with a size unit.
+    """
+    return round(_parse(text, _SIZES, "size", "400kB"))
+
+
+def parse_duration_s(text: str) -> float:
+    """Parse a duration such as ``370ms``, ``15s`` or ``3min`` into seconds.
+
+    Raises:
+        UsageError: the text is not a number with a time unit.
+    """
+    return _parse(text, _DURATIONS, "duration", "370ms")
+
+
+def rate_gbps(rate: float | str) -> float:
+    """Return a rate in Gbit/s, given as a number of Gbit/s or as text with its unit such as ``25gbit``.
+
+    Raises:
+        UsageError: it is not a positive rate.
+    """
+    gbps = parse_rate_bps(rate) / 1e9 if isinstance(rate, str) else _number(rate, "a rate in Gbit/s")
+    if not (math.isfinite(gbps) and gbps > 0):
+        raise UsageError(f"{rate if isinstance(rate, str) else f'{rate:g} Gbit/s'} is not a positive rate")
+    return gbps
+
+
+def duration_s(duration: float | str, name: str = "a duration") -> float:
+    """Return a duration in seconds, given as a number of seconds or as text with its unit such as ``370ms``.
+
+    Raises:
+        UsageError: it is not a positive time; the message names it.
+    """
+    seconds = parse_duration_s(duration) if isinstance(duration, str) else _number(duration, f"{name} in seconds")
+    if not (math.isfinite(seconds) and seconds > 0):
+        shown = duration if isinstance(duration, str) else f"{duration:g} s"
+        raise UsageError(f"{name} of {shown} is not a positive time")
+    return seconds
+
+
+def number_or_text(value: float | str, parse: Callable[[str], int], name: str) -> int:
+    """Return a rate in bit/s or a size in bytes, given as a number of them or as text with its unit.
+
+    Raises:
+        UsageError: it is neither a finite number nor such a text; the message names it.
+    """
+    if isinstance(value, str):
+        return parse(value)
+    number = _number(value, name)
+    if not math.isfinite(number):
+        raise UsageError(f"{name} {value!r} is not a finite number")
+    return round(number)
+
+
+def _number(value: object, what: str) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise UsageError(f"{what} must be a number or text with a unit, not {value!r}") from None
+
+
+def _scaled(value: float, units: tuple[tuple[str, float], ...], digits: int) -> str | None:
+    """Write a number in the largest of these units that leaves 1 or more before the point, as rounded."""
+    for unit, size in units:
+        if abs(value) >= size * (1 - 0.5 * 10**-digits):
+            return f"{value / size:.{digits}g} {unit}"
+    return None
+
+
+def format_rate(bps: float) -> str:
+    """Write bits per second with the prefix that leaves 1 to 999 before the point."""
+    return _scaled(bps, _RATE_UNITS, 4) or f"{bps:.4g} bit/s"
+
+
+def format_size(size_bytes: float) -> str:
+    """Write bytes with a decimal prefix."""
+    return _scaled(size_bytes, _SIZE_UNITS, 4) or f"{size_bytes:.0f} B"
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Write a number with its noun in the form that it asks for: ``1 flow``, ``2,000 flows``."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def format_duration(seconds: float) -> str:
+    """Write seconds as ``8 min 05 s``, ``12.3 s``, ``4.1 ms`` or ``2.5 µs``."""
+    if seconds >= 3600:
+        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
+    if seconds >= 60:
+        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+    if seconds == 0:
+        return "0 s"
+    return _scaled(seconds, _DURATION_UNITS, 3) or f"{seconds / 1e-9:.3g} ns"
+
+
+def format_change(seconds: float) -> str:
+    """Write a difference in seconds with its sign: ``+1 h 00 min``, ``-3 s``."""
+    size = abs(seconds)
+    return f"{'-' if seconds < 0 else '+'}{format_duration(size if size < 60 else round(size))}"
+
+
+def whole_number(text: str, option: str) -> int:
+    """Parse the whole number of an option; ``_`` and ``,`` may group its digits.
+
+    Raises:
+        UsageError: it is not a whole number below 10^18; the message names the option.
+    """
+    try:
+        number = Decimal(text.replace("_", "").replace(",", ""))
+    except InvalidOperation:
+        number = Decimal("nan")
+    if not number.is_finite() or abs(number) >= 10**18 or number != int(number):
+        raise UsageError(f"{option} {text!r} is not a whole number below 10^18")
+    return int(number)

@@ -15,7 +15,7 @@ from ringtap.agents.sweep.estimate import resolved, series_names, sweep_s
 from ringtap.core.errors import UsageError
 from ringtap.core.rundir import RunDirectory, new_name
 from ringtap.core.schema import RUN_JSON
-from ringtap.core.sweep_plan import SweepPlan, load_plan
+from ringtap.core.sweep_plan import SharingPlan, SweepPlan, load_plan
 from ringtap.core.sweep_plan_cluster import Cluster
 from ringtap.core.terminal import shell_word
 from ringtap.core.units import format_duration
@@ -84,7 +84,7 @@ def submit_plan(
     cluster = plan.topology
     if not isinstance(cluster, Cluster) or cluster.reach != "slurm":
         raise UsageError(f'{file} is not for Slurm: under [cluster] it needs reach = "slurm"')
-    if plan.jobs:
+    if isinstance(plan, SharingPlan):
         raise UsageError(
             f"{file} has [[jobs]], which are no series for the tasks of an array: run ringtap sweep {shell_word(file)} "
             f"in an allocation of {len(cluster.hosts)} nodes (salloc, or a batch script of yours)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,14 +9,13 @@ from pathlib import Path
 from ringtap.agents.hosts import Hosts
 from ringtap.agents.sweep.cross_traffic import STREAMS, CrossTraffic
 from ringtap.agents.sweep.estimate import bottleneck_s
+from ringtap.agents.sweep.job_launch import job_run
 from ringtap.agents.sweep.load_series import SeriesMeasurement
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.routing import hops
 from ringtap.agents.testbed.topology import Link, TestbedSpec
-from ringtap.core.errors import failure_message
-from ringtap.core.rundir import RunDirectory
-from ringtap.core.sweep_plan import SweepPlan
+from ringtap.core.sweep_plan import LoadPlan
 from ringtap.core.sweep_plan_models import Model
 
 _WARM_UP_S = 2.0
@@ -25,7 +23,7 @@ _ALIKE = 0.02  # difference in use that may be chance
 
 
 def link_use(
-    plan: SweepPlan, model: Model, kind: str, testbed: RunningTestbed, hosts: Hosts, network: SweepRoles, path: Path
+    plan: LoadPlan, model: Model, kind: str, testbed: RunningTestbed, hosts: Hosts, network: SweepRoles, path: Path
 ) -> dict[Link, float]:
     """Measure the use of all links while a job runs under the heaviest cross traffic, if the plan has any.
 
@@ -44,24 +42,19 @@ def link_use(
     Raises:
         MeasurementError: the job, the traffic or the testbed failed.
     """
-    run = RunDirectory.create(path, "job", sys.argv, plan.seed, series="bottleneck", **network.clock())
-    hosts.publish(path)
-    cross, window_s = CrossTraffic(plan, kind, hosts, network, path), bottleneck_s(plan, model)
-    load_bps = max(plan.loads) * plan.capacity_bps
-    try:
-        with SeriesMeasurement(plan, model, hosts, network, run, cross):
-            if load_bps:
-                duration_s = _WARM_UP_S + window_s + 10
-                cross.start_sender(load_bps, "heaviest", duration_s, plan.iperf_streams or STREAMS[-1])
-            time.sleep(_WARM_UP_S)
-            before = testbed.link_counts()
-            time.sleep(window_s)
-            after = testbed.link_counts()
-            cross.check()
-    except BaseException as error:
-        run.finish("failed", failure_message(error))
-        raise
-    run.finish("complete")
+    window_s, load_bps = bottleneck_s(plan, model), plan.heaviest_load * plan.capacity_bps
+    with job_run(hosts, path, plan.seed, series="bottleneck", **network.clock()) as run:
+        cross = CrossTraffic(plan, kind, hosts, network, path)
+        SeriesMeasurement(plan, model, hosts, network, run, cross).start()
+        if load_bps:
+            duration_s = _WARM_UP_S + window_s + 10
+            cross.start_sender(load_bps, "heaviest", duration_s, plan.iperf_streams or STREAMS[-1])
+        time.sleep(_WARM_UP_S)
+        before = testbed.link_counts()
+        time.sleep(window_s)
+        after = testbed.link_counts()
+        cross.check()
+        cross.stop_sender()
     return {
         link: (last.size_bytes - first.size_bytes) * 8e9 / (last.begin_ns - first.begin_ns) / link.rate_bps
         for link, first, last in zip(testbed.state.spec.links, before, after, strict=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import NamedTuple
 
 from ringtap.agents.hosts import Hosts
 from ringtap.agents.sweep.cluster_hosts import check_lost
+from ringtap.agents.sweep.job_launch import job_run
 from ringtap.agents.sweep.precheck import start_recorders
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.core.errors import MeasurementError
@@ -52,18 +52,12 @@ def clock_offsets(hosts: Hosts, network: SweepRoles, nodes: Sequence[str], path:
         return dict.fromkeys(nodes, ClockOffset(0, 0))
     reference = network.roles.workers[0]
     others = [node for node in nodes if node != reference]
-    run = RunDirectory.create(path, "job", sys.argv, 0, series="clocks", **network.clock())
-    hosts.publish(path)
-    try:
+    with job_run(hosts, path, 0, series="clocks", **network.clock()) as run:
         start_recorders(hosts, run, (reference, *others), network)
         deadline_s = time.monotonic() + _PINGS_S
         while min(_pings(run, node) for node in others) < _ENOUGH_PINGS and time.monotonic() < deadline_s:
             check_lost(hosts)
             time.sleep(_POLL_S)
-    finally:
-        hosts.stop_all()
-        hosts.gather(path)
-    run.finish("complete")
     return dict.fromkeys(nodes, ClockOffset(0, 0)) | {node: _offset(run, node) for node in others}
 
 

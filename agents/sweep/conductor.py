@@ -9,9 +9,10 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,13 +20,14 @@ from typing import Any, NamedTuple
 from ringtap.agents.hosts import Hosts, TestbedHosts
 from ringtap.agents.hosts.ssh import SshHosts
 from ringtap.agents.sweep.bottleneck import busiest, link_use
-from ringtap.agents.sweep.cluster_hosts import LostHostError, check_lost, losses_named, reached
+from ringtap.agents.sweep.cluster_hosts import LostHostError, losses_named, reached
 from ringtap.agents.sweep.cross_traffic import CrossTraffic
 from ringtap.agents.sweep.estimate import estimate, layout, resolved, room_bytes, series_names, step_s, sweep_s
 from ringtap.agents.sweep.expected_series import expected_series, host_names
 from ringtap.agents.sweep.growing_report import GrowingReport, check_packages
 from ringtap.agents.sweep.host_facts import nearest_folder, space_problem
-from ringtap.agents.sweep.job_launch import check_collectives
+from ringtap.agents.sweep.job_launch import check_collectives, job_run
+from ringtap.agents.sweep.job_windows import remarks
 from ringtap.agents.sweep.link_payload import LinkPayload
 from ringtap.agents.sweep.load_choice import LoadChoice, check_analysis
 from ringtap.agents.sweep.load_series import SeriesMeasurement, Step
@@ -33,6 +35,7 @@ from ringtap.agents.sweep.lock import holder, locked, take_leases
 from ringtap.agents.sweep.packet_capture import check_capture, describe
 from ringtap.agents.sweep.precheck import check_generator, check_host, look_at_idle_links
 from ringtap.agents.sweep.preflight import ask_hosts, cluster_roles, needs_iperf3, real_libraries
+from ringtap.agents.sweep.resumed_plan import plan_changes
 from ringtap.agents.sweep.roles import SweepRoles, counter_of, testbed_roles, through
 from ringtap.agents.sweep.shared_links import SharedLinks, pending_steps, sharing_line
 from ringtap.agents.sweep.tcp_reachability import check_reachability
@@ -41,7 +44,6 @@ from ringtap.agents.testbed.launch import RunningTestbed, own_name, rate_warning
 from ringtap.core.arguments import check_callback, instance_of, path_of
 from ringtap.core.errors import MeasurementError, UsageError, did_you_mean, failure_message
 from ringtap.core.installation import lacking
-from ringtap.core.json_validation import NAME, Number, Shape, ShapeError, check
 from ringtap.core.records import JsonLinesWriter, read_json_lines
 from ringtap.core.rundir import ACCESS, RunDirectory, new_name, read_points
 from ringtap.core.schema import (
@@ -54,10 +56,9 @@ from ringtap.core.schema import (
     SHARED_JSONL,
     VARIANTS,
 )
-from ringtap.core.sweep_plan import SweepPlan, load_plan, plan_from_keys
+from ringtap.core.sweep_plan import LoadPlan, SharingPlan, SweepPlan, Testbed, load_plan, plan_from_keys
 from ringtap.core.sweep_plan_cluster import Cluster
-from ringtap.core.sweep_plan_jobs import FREE, KEY_OF, RULES
-from ringtap.core.sweep_plan_models import COMMAND, REAL, SCALE_MODEL, Model, model_label
+from ringtap.core.sweep_plan_models import Model
 from ringtap.core.terminal import shell_word
 from ringtap.core.transports import is_rdma
 from ringtap.core.units import counted, format_rate
@@ -167,191 +168,57 @@ class PendingSeries(NamedTuple):
 
 
 class Conductor:
-    """Measurement of a sweep plan into a run directory.
+    """Measurement of plans of sweeps into a run directory.
 
     Args:
-        plan: the sweep.
         run: the sweep's run directory.
         setup: the hosts and roles of the plan's cluster; None: build the plan's testbed.
         reporter: receives what happens.
-        only: the only series to measure; empty: all.
         force: measure even if other traffic uses the links.
         choice: chooses further loads; None: the plan has all.
     """
 
     def __init__(
         self,
-        plan: SweepPlan,
         run: RunDirectory,
         setup: SweepSetup | None,
         reporter: _Reporter,
-        only: str = "",
         *,
         force: bool = False,
         choice: LoadChoice | None = None,
     ) -> None:
-        self._plan, self._run, self._setup, self._only, self._force = plan, run, setup, only, force
-        self._choice = choice
-        self._reporter = reporter
+        self._run, self._setup, self._reporter, self._force, self._choice = run, setup, reporter, force, choice
         self._points = run.path / POINTS_JSONL
 
-    def _pending(self) -> list[PendingSeries]:
-        """Return the series that have points to measure."""
-        done = {(item["series"], item.get("step")) for item in read_points(self._points)[0]}
-        found = []
-        for model in self._plan.models:
-            for kind in self._plan.traffic:
-                steps = [Step(index, load) for index, load in enumerate(self._plan.loads)]
-                if self._plan.random_order:
-                    variants = " ".join(getattr(model, name) for name in VARIANTS)
-                    random.Random(f"{self._plan.seed} {model.name} {kind} {variants}".rstrip()).shuffle(steps)
-                series = PendingSeries(model, kind, steps)
-                left = [step for step in steps if (series.name, step.index) not in done]
-                if self._only not in ("", series.name):
-                    continue
-                if left or (self._choice and self._choice.next_load(series.name)[0] is not None):
-                    found.append(series._replace(steps=left))
-        return found
-
-    def _next_step(self, choice: LoadChoice, series: PendingSeries) -> Step | None:
-        """Choose the next load of a series, and keep the choice in run.json; None if the series is complete."""
-        load, known, stop = choice.next_load(series.name)
-        chosen = self._run.info.setdefault("chosen_loads", {})
-        chosen[series.name] = {"load": load, "known": known, "stop": stop}
-        self._run.save()
-        if known:
-            full_gbps = self._plan.capacity_bps * self._plan.scale / 1e9
-            after = stop if load is None else f"next: {load * full_gbps:.1f} Gbit/s"
-            self._reporter.say(f"{series.name}: {known}; {after}")
-        elif stop:
-            self._reporter.say(f"{series.name}: {stop}")
-        if load is None:
-            return None
-        measured = [item["step"] for item in read_points(self._points)[0] if item["series"] == series.name]
-        return Step(max(measured, default=-1) + 1, load)
-
-    def _steps(self, series: PendingSeries) -> Iterator[Step]:
-        """Yield the steps of a series; each that is chosen depends on the points before it."""
-        if self._choice is None:
-            yield from series.steps
-            return
-        while (step := self._next_step(self._choice, series)) is not None:
-            yield step
-
-    def run(self) -> None:
-        """Measure all points that have not been measured yet.
-
-        Raises:
-            MeasurementError: the testbed, a generator, a job or a host failed.
-        """
-        if self._plan.jobs:
-            self._run_jobs()
-            return
-        pending = self._pending()
-        if not pending:
-            return
-        expected_s = {(point["series"], point["load"]): point["duration_s"] for point in estimate(self._plan)}
-        if self._plan.auto is None:
-            total_s = sum(expected_s[series.name, step.load] for series in pending for step in series.steps)
-        else:
-            total_s = sum(sweep_s(self._plan, series.name) for series in pending)
-        self._reporter.begin(total_s)
-        for part in self._plan.parts():
-            if on_part := [series for series in pending if series.model in part.models]:
-                self._plan = part
-                self._run_series(on_part, expected_s)
-
-    def _run_series(self, pending: list[PendingSeries], expected_s: dict[tuple[str, float], float]) -> None:
-        """Measure series on one testbed or cluster."""
-        context: AbstractContextManager[SweepSetup] = (
-            nullcontext(self._setup) if self._setup else self._testbed(pending[0])
-        )
-        with context as setup, losses_named(setup.hosts):
-            self._run.info["bottleneck"] = setup.network.bottleneck
-            if topology := pending[0].model.topology:
-                self._run.info.setdefault("bottlenecks", {})[topology] = setup.network.bottleneck
-            if self._plan.capture:
-                for warning in check_capture(self._plan, setup.hosts, setup.network):
-                    self._reporter.say(f"warning: {warning}")
-                self._run.info["capture"] = describe(setup.network)
-            self._run.save()
-            if self._setup:
-                self._check_idle_links(setup)
-            if max(self._plan.loads) > 0:
-                for kind in dict.fromkeys(series.kind for series in pending):
-                    self._precheck(setup, kind, pending[0].model.topology)
-            for series in pending:
-                self._measure(setup, series, expected_s)
-
-    def _run_jobs(self) -> None:
-        """Measure the points of jobs that share links."""
-        if not (pending := pending_steps(self._plan, self._run.path)):
-            return
-        expected_s = step_s(self._plan)
-        self._reporter.begin(expected_s * len(pending))
-        context: AbstractContextManager[SweepSetup] = nullcontext(self._setup) if self._setup else self._testbed(None)
-        with context as setup, losses_named(setup.hosts):
-            self._run.save()
-            if self._setup:
-                self._check_idle_links(setup)
-            say, tick = self._reporter.say, self._reporter.tick
-            sharing = SharedLinks(self._plan, self._run, *setup, self._attempt, say, tick, tolerant=self._force)
-            for point in sharing.measure(pending):
-                self._reporter.done(sharing_line(self._run.path, point), expected_s, point)
-
     @contextmanager
-    def _testbed(self, first: PendingSeries | None) -> Iterator[SweepSetup]:
-        """Build the testbed; the first series finds its bottleneck, unless it is a star."""
-        spec, roles = layout(self._plan)
+    def _ready(self, plan: SweepPlan, topology: str = "") -> Iterator[SweepSetup]:
+        """Give the hosts of a plan's cluster, or of its testbed, of a topology, which is built."""
+        if self._setup:
+            yield self._setup
+            return
+        spec, roles = layout(plan)
         spec = replace(spec, name=own_name("sw"))
         with RunningTestbed(spec) as testbed:
             links = testbed.state.links
             self._run.info["lab"] = {"spec": spec.to_json(), "links": links}
             least, most = (pick(link["measured_bps"] for link in links) / 1e6 for pick in (min, max))
-            of = f" of a {spec.topology}" if first and first.model.topology else ""
+            of = f" of a {topology}" if topology else ""
             directions = counted(len(links), "link direction")
             self._reporter.say(f"Testbed up: {directions}{of}: {least:.1f} to {most:.1f} Mbit/s")
             for warning in rate_warnings(links):
                 self._reporter.say(f"warning: {warning} (is this machine busy?)")
             with closing(TestbedHosts(spec)) as hosts:
-                setup = SweepSetup(hosts, testbed_roles(spec, roles, shutil.which("iperf3") or ""), testbed)
-                yield setup if first is None or spec.topology == "star" else self._at_bottleneck(setup, testbed, first)
+                yield SweepSetup(hosts, testbed_roles(spec, roles, shutil.which("iperf3") or ""), testbed)
 
-    def _at_bottleneck(self, setup: SweepSetup, testbed: RunningTestbed, first: PendingSeries) -> SweepSetup:
-        """Return the setup with the busiest link as the bottleneck: that of run.json, or the one that is found now."""
-        hosts, network, _ = setup
-        spec, capacity_bps = testbed.state.spec, self._plan.capacity_bps
-        measured = self._run.info.get("bottleneck") or {}
-        if topology := first.model.topology:
-            measured = (self._run.info.get("bottlenecks") or {}).get(topology) or {}
-        known = list(measured.get("total") or ())
-        found = [link for link in spec.links if counter_of(link) in known]
-        if not found:
-            path = self._attempt("bottleneck")
-            use = link_use(self._plan, first.model, first.kind, testbed, hosts, network, path)
-            found = [busiest(use, spec, network.roles.cross_from)]
-            (host, direction), rate_bps = found[0].place, found[0].rate_bps
-            self._reporter.say(f"Bottleneck: {host} {direction}, {use[found[0]]:.0%} of {format_rate(rate_bps)} used")
-            if rate_bps > 1.01 * capacity_bps:
-                self._reporter.say(
-                    f"warning: the bottleneck is faster than the plan's capacity of {format_rate(capacity_bps)}, to "
-                    "which loads and fits refer"
-                )
-        network = through(network, spec, found)
-        if not network.bottleneck["carries_all"] and max(self._plan.loads):
-            self._reporter.say(
-                "warning: some of the cross traffic has another way than the bottleneck, and its measured rate is that "
-                "of all of it"
-            )
-        return setup._replace(network=network)
-
-    def _check_idle_links(self, setup: SweepSetup) -> None:
-        """Check that no other traffic uses the links, and keep the result in run.json.
+    def _check_idle_links(self, plan: SweepPlan, setup: SweepSetup) -> None:
+        """Check that no other traffic uses the links of a cluster, and keep the result in run.json.
 
         Raises:
             MeasurementError: other traffic uses the links, and ``force`` is not set.
         """
-        idle = look_at_idle_links(self._plan, setup.hosts, setup.network, self._attempt("precheck-idle"))
+        if isinstance(plan.topology, Testbed):
+            return
+        idle = look_at_idle_links(plan, setup.hosts, setup.network, self._attempt("precheck-idle"))
         self._run.info["idle"] = idle
         self._run.save()
         if not idle["words"]:
@@ -364,10 +231,152 @@ class Conductor:
             )
         self._reporter.say(f"warning: others use the links: {text}")
 
-    def _precheck(self, setup: SweepSetup, kind: str, topology: str) -> None:
+    def _attempt(self, name: str) -> Path:
+        """Return a folder below series/ that no earlier attempt has used."""
+        number = 1
+        while (path := self._run.path / SERIES / f"{name}-{number}").exists():
+            number += 1
+        return path
+
+    def share_links(self, plan: SharingPlan) -> None:
+        """Measure all points of jobs that share links that have not been measured yet.
+
+        Raises:
+            MeasurementError: the testbed, a job or a host failed.
+        """
+        if not (pending := pending_steps(plan, self._run.path)):
+            return
+        expected_s = step_s(plan)
+        self._reporter.begin(expected_s * len(pending))
+        with self._ready(plan) as setup, losses_named(setup.hosts):
+            self._run.save()
+            self._check_idle_links(plan, setup)
+            say, tick = self._reporter.say, self._reporter.tick
+            sharing = SharedLinks(plan, self._run, *setup, self._attempt, say, tick, tolerant=self._force)
+            for point in sharing.measure(pending):
+                self._reporter.done(sharing_line(self._run.path, point), expected_s, point)
+
+    def _pending(self, plan: LoadPlan, only: str) -> list[PendingSeries]:
+        """Return the series that have points to measure; only the one of a name unless this is empty."""
+        done = {(item["series"], item.get("step")) for item in read_points(self._points)[0]}
+        found = []
+        for model in plan.models:
+            for kind in plan.traffic:
+                steps = [Step(index, load) for index, load in enumerate(plan.loads)]
+                if plan.random_order:
+                    variants = " ".join(getattr(model, name) for name in VARIANTS)
+                    random.Random(f"{plan.seed} {model.name} {kind} {variants}".rstrip()).shuffle(steps)
+                series = PendingSeries(model, kind, steps)
+                left = [step for step in steps if (series.name, step.index) not in done]
+                if only not in ("", series.name):
+                    continue
+                if left or (self._choice and self._choice.next_load(series.name)[0] is not None):
+                    found.append(series._replace(steps=left))
+        return found
+
+    def _next_step(self, plan: LoadPlan, choice: LoadChoice, series: PendingSeries) -> Step | None:
+        """Choose the next load of a series, and keep the choice in run.json; None if the series is complete."""
+        load, known, stop = choice.next_load(series.name)
+        chosen = self._run.info.setdefault("chosen_loads", {})
+        chosen[series.name] = {"load": load, "known": known, "stop": stop}
+        self._run.save()
+        if known:
+            full_gbps = plan.capacity_bps * plan.scale / 1e9
+            after = stop if load is None else f"next: {load * full_gbps:.1f} Gbit/s"
+            self._reporter.say(f"{series.name}: {known}; {after}")
+        elif stop:
+            self._reporter.say(f"{series.name}: {stop}")
+        if load is None:
+            return None
+        measured = [item["step"] for item in read_points(self._points)[0] if item["series"] == series.name]
+        return Step(max(measured, default=-1) + 1, load)
+
+    def _steps(self, plan: LoadPlan, series: PendingSeries) -> Iterator[Step]:
+        """Yield the steps of a series; each that is chosen depends on the points before it."""
+        if self._choice is None:
+            yield from series.steps
+            return
+        while (step := self._next_step(plan, self._choice, series)) is not None:
+            yield step
+
+    def step_loads(self, plan: LoadPlan, only: str) -> None:
+        """Measure all points of series, or only those of one by its name, that have not been measured yet.
+
+        Raises:
+            MeasurementError: the testbed, a generator, a job or a host failed.
+        """
+        pending = self._pending(plan, only)
+        if not pending:
+            return
+        expected_s = {(point["series"], point["load"]): point["duration_s"] for point in estimate(plan)}
+        if plan.auto is None:
+            total_s = sum(expected_s[series.name, step.load] for series in pending for step in series.steps)
+        else:
+            total_s = sum(sweep_s(plan, series.name) for series in pending)
+        self._reporter.begin(total_s)
+        for part in plan.parts():
+            if on_part := [series for series in pending if series.model in part.models]:
+                self._run_series(part, on_part, expected_s)
+
+    def _run_series(
+        self, plan: LoadPlan, pending: list[PendingSeries], expected_s: dict[tuple[str, float], float]
+    ) -> None:
+        """Measure series on one testbed or cluster, which the part of the plan describes."""
+        topology = pending[0].model.topology
+        with self._ready(plan, topology) as ready, losses_named(ready.hosts):
+            setup = self._at_bottleneck(plan, ready, pending[0])
+            self._run.info["bottleneck"] = setup.network.bottleneck
+            if topology:
+                self._run.info.setdefault("bottlenecks", {})[topology] = setup.network.bottleneck
+            if plan.capture:
+                for warning in check_capture(plan, setup.hosts, setup.network):
+                    self._reporter.say(f"warning: {warning}")
+                self._run.info["capture"] = describe(setup.network)
+            self._run.save()
+            self._check_idle_links(plan, setup)
+            if plan.heaviest_load > 0:
+                for kind in dict.fromkeys(series.kind for series in pending):
+                    self._precheck(plan, setup, kind, topology)
+            for series in pending:
+                self._measure(plan, setup, series, expected_s)
+
+    def _at_bottleneck(self, plan: LoadPlan, setup: SweepSetup, first: PendingSeries) -> SweepSetup:
+        """Return the setup with the busiest link of a testbed, unless it is a star, as the bottleneck.
+
+        It is that of run.json, or the one that is found now.
+        """
+        hosts, network, testbed = setup
+        if testbed is None or (spec := testbed.state.spec).topology == "star":
+            return setup
+        capacity_bps = plan.capacity_bps
+        measured = self._run.info.get("bottleneck") or {}
+        if topology := first.model.topology:
+            measured = (self._run.info.get("bottlenecks") or {}).get(topology) or {}
+        known = list(measured.get("total") or ())
+        found = [link for link in spec.links if counter_of(link) in known]
+        if not found:
+            path = self._attempt("bottleneck")
+            use = link_use(plan, first.model, first.kind, testbed, hosts, network, path)
+            found = [busiest(use, spec, network.roles.cross_from)]
+            (host, direction), rate_bps = found[0].place, found[0].rate_bps
+            self._reporter.say(f"Bottleneck: {host} {direction}, {use[found[0]]:.0%} of {format_rate(rate_bps)} used")
+            if rate_bps > 1.01 * capacity_bps:
+                self._reporter.say(
+                    f"warning: the bottleneck is faster than the plan's capacity of {format_rate(capacity_bps)}, to "
+                    "which loads and fits refer"
+                )
+        network = through(network, spec, found)
+        if not network.bottleneck["carries_all"] and plan.heaviest_load:
+            self._reporter.say(
+                "warning: some of the cross traffic has another way than the bottleneck, and its measured rate is that "
+                "of all of it"
+            )
+        return setup._replace(network=network)
+
+    def _precheck(self, plan: LoadPlan, setup: SweepSetup, kind: str, topology: str) -> None:
         """Check that a generator alone can load the bottleneck, and keep the result in run.json."""
         for _ in range(PRECHECK_TRIES):
-            result = check_generator(self._plan, kind, setup.hosts, setup.network, self._attempt(f"precheck-{kind}"))
+            result = check_generator(plan, kind, setup.hosts, setup.network, self._attempt(f"precheck-{kind}"))
             if result["ok"] and (self._force or not result["others"]):
                 break
         result |= {"topology": topology} if topology else {}
@@ -392,59 +401,47 @@ class Conductor:
                 f"others use the links: {traffic}: measure when they are idle, or anyway with --force"
             )
 
-    def _attempt(self, name: str) -> Path:
-        """Return a folder below series/ that no earlier attempt has used."""
-        number = 1
-        while (path := self._run.path / SERIES / f"{name}-{number}").exists():
-            number += 1
-        return path
-
-    def _expected_s(self, point: dict[str, Any], expected_s: dict[tuple[str, float], float]) -> float:
+    def _expected_s(self, plan: LoadPlan, point: dict[str, Any], expected_s: dict[tuple[str, float], float]) -> float:
         """Return the expected duration of a point, or its measured time if its load was chosen."""
-        if self._plan.auto is None:
-            return expected_s[point["series"], self._plan.loads[point["step"]]]
+        if plan.auto is None:
+            return expected_s[point["series"], plan.loads[point["step"]]]
         window_s: float = (point["window_end_ns"] - point["window_start_ns"]) / 1e9
-        return self._plan.window.settle_s + window_s
+        return plan.window.settle_s + window_s
 
-    def _measure(self, setup: SweepSetup, pending: PendingSeries, expected_s: dict[tuple[str, float], float]) -> None:
+    def _measure(
+        self, plan: LoadPlan, setup: SweepSetup, pending: PendingSeries, expected_s: dict[tuple[str, float], float]
+    ) -> None:
         name, (hosts, network, testbed), progress = pending.name, setup, self._reporter
-        links = self._expected(pending, testbed, network) if testbed and pending.model.collective else None
+        links = self._expected(plan, pending, testbed, network) if testbed and pending.model.collective else None
         path = self._attempt(name)
         facts = network.clock() | {"series": name, "batch": pending.model.batch, "bottleneck": network.bottleneck}
-        run = RunDirectory.create(path, "job", sys.argv, self._plan.seed, **facts)
-        hosts.publish(path)
-        cross = CrossTraffic(self._plan, pending.kind, hosts, network, path)
         is_known = None if self._choice is None else self._choice.is_known
-        series = SeriesMeasurement(
-            self._plan, pending.model, hosts, network, run, cross, tolerant=self._force, is_known=is_known, links=links
-        )
-        points, rejected = JsonLinesWriter(self._points), JsonLinesWriter(self._run.path / REJECTED_JSONL)
-        try:
+        with (
+            closing(JsonLinesWriter(self._points)) as points,
+            closing(JsonLinesWriter(self._run.path / REJECTED_JSONL)) as rejected,
+            job_run(hosts, path, plan.seed, **facts) as run,
+            losses_named(hosts),
+        ):
             progress.tick(f"{name}: starting the job", 0.0)
-            with losses_named(hosts), series:
-                for point, keep in series.measure(self._steps(pending), lambda seconds: progress.tick(name, seconds)):
-                    (points if keep else rejected).append(point | {"directory": str(path.relative_to(self._run.path))})
-                    if keep:
-                        progress.done(_line(self._plan, point), self._expected_s(point, expected_s), point)
-                        for problem in (*point["cut"], *point["others"]):
-                            progress.say(f"warning: {name}: {problem}")
-                    else:
-                        progress.say(f"{name}: measured again: {point['why']}")
-            check_lost(hosts)
-            run.info["status"] = "complete"
-        except BaseException as error:
-            why = "interrupted" if isinstance(error, KeyboardInterrupt) else failure_message(error)
-            run.info |= {"status": "partial", "why": why}
-            raise
-        finally:
-            points.close()
-            rejected.close()
-            run.save()
+            cross = CrossTraffic(plan, pending.kind, hosts, network, path)
+            series = SeriesMeasurement(
+                plan, pending.model, hosts, network, run, cross, tolerant=self._force, is_known=is_known, links=links
+            )
+            series.start()
+            for point, is_kept in series.measure(self._steps(plan, pending), partial(progress.tick, name)):
+                record = point | {"directory": str(path.relative_to(self._run.path))}
+                (points if is_kept else rejected).append(record)
+                if is_kept:
+                    progress.done(_line(plan, point), self._expected_s(plan, point, expected_s), point)
+                for remark in remarks(name, point, is_kept=is_kept):
+                    progress.say(remark)
 
-    def _expected(self, pending: PendingSeries, testbed: RunningTestbed, network: SweepRoles) -> LinkPayload | None:
+    def _expected(
+        self, plan: LoadPlan, pending: PendingSeries, testbed: RunningTestbed, network: SweepRoles
+    ) -> LinkPayload | None:
         """Record the iteration of a series as its message graphs have it; return what counts the same on the links."""
         spec = testbed.state.spec
-        found = expected_series(self._plan, pending.model, spec, network.roles)
+        found = expected_series(plan, pending.model, spec, network.roles)
         with closing(JsonLinesWriter(self._run.path / EXPECTED_JSONL)) as lines:
             lines.append({"series": pending.name} | found)
         if "links" not in found:
@@ -466,20 +463,11 @@ def _open(plan: SweepPlan, path: Path, resume: bool, access: str, say: Callable[
         return RunDirectory.create(path, "sweep", sys.argv, plan.seed, access=access, plan=resolved(plan))
     run = RunDirectory.open(path)
     before, now = run.info.get("plan") or {}, resolved(plan)
-    changes = plan_changes(before, now, read_points(path / POINTS_JSONL)[0])
-    touching = changes.touching
-    if shared := read_json_lines(path / SHARED_JSONL, SHARED)[0]:
-        measured = max(point["step"] for point in shared) + 1 - len(plan.jobs)
-        known = (before.get("offsets") or [])[: max(measured, 0)]
-        free = _FREE | ({"offsets"} if now["offsets"][: len(known)] == known else set())
-        free |= {"begin"} if not {FREE, *RULES} & set(map(str, known)) else set()
-        unused = [key for rule, key in KEY_OF.items() if rule not in known]
-        free |= {f"jobs.{job['name']}.{key}" for job in now["jobs"] for key in unused}
-        changed = (*changes.touching, *changes.free)
-        touching = [key for key in changed if key not in free and key.rpartition(".")[2] not in _FREE_OF_HOST]
-    if touching:
+    points, shared = read_points(path / POINTS_JSONL)[0], read_json_lines(path / SHARED_JSONL, SHARED)[0]
+    changes = plan_changes(before, now, points, shared)
+    if changes.touching:
         raise UsageError(
-            f"{path} has points that were measured with another plan (different: {', '.join(touching)}): "
+            f"{path} has points that were measured with another plan (different: {', '.join(changes.touching)}): "
             "use a new folder"
         )
     if changes.free:
@@ -550,9 +538,9 @@ def _check_machine(plan: SweepPlan, force: bool, say: Callable[[str], None]) -> 
     Raises:
         UsageError: software is missing, the testbed is not valid, or it is too fast and ``force`` is not set.
     """
-    for part in plan.parts():
+    for part in [plan] if isinstance(plan, SharingPlan) else plan.parts():
         spec, roles = layout(part)
-        if too_much := excess(spec, len({*roles.workers, *([roles.cross_from] if max(plan.loads) else [])})):
+        if too_much := excess(spec, len({*roles.workers, *([roles.cross_from] if plan.heaviest_load else [])})):
             if not force:
                 raise UsageError(
                     f"{too_much}: take a larger scale or fewer workers, or measure all the same with --force"
@@ -567,6 +555,30 @@ def _check_machine(plan: SweepPlan, force: bool, say: Callable[[str], None]) -> 
         )
     if problem := lacking('job = "real"', real_libraries(plan.every_model)):
         raise UsageError(problem)
+
+
+def _check_software(plan: SweepPlan, *, report: bool) -> None:
+    """Check that this interpreter has the packages that the conductor needs for a plan, and for a report.
+
+    Raises:
+        UsageError: one is missing, or the plan's workers cannot have its collectives.
+    """
+    check_collectives(plan)
+    if isinstance(plan, SharingPlan):
+        if problem := lacking("[[jobs]]", ("numpy",)):
+            raise UsageError(problem)
+    elif plan.auto:
+        check_analysis()
+    if report:
+        check_packages()
+
+
+def _not_collected(plan: SweepPlan) -> list[dict[str, str]]:
+    """Return what a sweep does not record, and why, for run.json."""
+    missing = _NOT_COLLECTED | ({} if isinstance(plan.topology, Cluster) else _NOT_ON_A_TESTBED)
+    recorded = {"packets"} if isinstance(plan, LoadPlan) and plan.capture else set()
+    recorded |= {"RDMA"} if any(is_rdma(model.transport) for model in plan.every_model) else set()
+    return [{"what": what, "why": why} for what, why in missing.items() if what not in recorded]
 
 
 def check_series(plan: SweepPlan, only: str) -> None:
@@ -622,16 +634,11 @@ def run_sweep(
     check_callback(progress)
     plan = _plan(plan, keys)
     check_series(plan, instance_of(series, str, "the series"))
-    check_collectives(plan)
-    if plan.jobs and (problem := lacking("[[jobs]]", ("numpy",))):
-        raise UsageError(problem)
+    auto = plan.auto if isinstance(plan, LoadPlan) else None
+    _check_software(plan, report=instance_of(report, bool, "report"))
     path = path_of(output, "the output") if output is not None else Path("runs") / new_name(plan.name)
     _check_space(plan, path)
-    if instance_of(report, bool, "report"):
-        check_packages()
-    if plan.auto:
-        check_analysis()
-    setup, missing, reporter = None, _NOT_COLLECTED, _Reporter(progress)
+    setup, reporter = None, _Reporter(progress)
     say = reporter.say
     with ExitStack() as stack:
         me = holder(path, sweep_s(plan, series))
@@ -644,30 +651,28 @@ def run_sweep(
             if resume and isinstance(hosts, SshHosts):
                 hosts.clean(path)
             setup = SweepSetup(hosts, _checked_roles(plan, hosts))
-            if plan.capture:
+            if isinstance(plan, LoadPlan) and plan.capture:
                 check_capture(plan, hosts, setup.network)  # before there is a run directory
             say(f"{counted(len(hosts.names), 'host')} by {plan.topology.reach}: {', '.join(hosts.names)}")
         else:
             _check_machine(plan, force, say)
-            missing = _NOT_COLLECTED | _NOT_ON_A_TESTBED
         calibration = check_host(plan, force, say, setup.hosts if setup else None)
         run = _open(plan, path, resume, access, say)
         if not resumes:
             stack.enter_context(locked(path, me, say))
-        recorded = {"packets"} if plan.capture else set()
-        recorded |= {"RDMA"} if any(is_rdma(model.transport) for model in plan.models) else set()
-        run.info["not_collected"] = [
-            {"what": what, "why": why} for what, why in missing.items() if what not in recorded
-        ]
-        run.info |= {"calibration": calibration, "report": report}
+        run.info |= {"not_collected": _not_collected(plan), "calibration": calibration, "report": report}
         run.save()
         scale = f"links of {format_rate(plan.capacity_bps)}, 1:{plan.scale:g}"
         say(f"{plan.name}: {scale}, seed {plan.seed}, into {path}")
         if report:
             reporter.page = stack.enter_context(GrowingReport(path, say))
         with _kept(run, say), ExitStack() as asked:
-            choice = asked.enter_context(LoadChoice(path, plan.auto.target_mean)) if plan.auto else None
-            Conductor(plan, run, setup, reporter, series, force=force, choice=choice).run()
+            choice = asked.enter_context(LoadChoice(path, auto.target_mean)) if auto else None
+            conductor = Conductor(run, setup, reporter, force=force, choice=choice)
+            if isinstance(plan, SharingPlan):
+                conductor.share_links(plan)
+            else:
+                conductor.step_loads(plan, series)
     return path
 
 
@@ -679,127 +684,3 @@ def _plan(plan: object, keys: Mapping[str, Any]) -> SweepPlan:
     if keys:
         raise UsageError(f"{', '.join(f'{key}=' for key in keys)} cannot change a whole plan: put it into the plan")
     return plan if isinstance(plan, SweepPlan) else load_plan(plan)  # type: ignore[arg-type]
-
-
-# required keys of a plan in run.json, which may have been edited by other programs or people
-_PLAN_SHAPE: Shape = {
-    "loads": [Number(0, 1e3)],
-    "traffic": [NAME],
-    "models": [{"name": NAME}],
-    "topology": {"workers": [str], "cross_from": str, "cross_to": str, "machines?": [{"name": str}]},
-}
-# keys on which no window depends
-_FREE = {"name", "window.start_timeout_s", "window.retries", "topology.may_load", "topology.ports", "topology.hosts"}
-_FREE |= {"auto.target_interval_gbps", "auto.target_mean", "auto.budget_s"}
-_FREE |= {"collectives.names"}  # each model has its own
-_FREE |= {"capture", "capture.loads", "capture.iterations", "capture.max_bytes"}  # packets are recorded after a window
-_FREE_OF_HOST = {"ssh", "python", "workdir"}
-# keys of a model with a command that only reports use
-_FREE_OF_COMMAND = {"parameters", "layers", "compute_s", "bucket_bytes", "first_bucket_bytes"}
-# default values of keys that plans of older runs lack
-_DEFAULTS: tuple[object, ...] = (None, "", 1, "ranks", SCALE_MODEL, COMMAND, [], {}, "star", 2, 0.0)
-
-
-class Changes(NamedTuple):
-    """Changed keys of a plan.
-
-    Attributes:
-        touching: keys on which the points measured so far depend.
-        free: the other keys.
-    """
-
-    touching: list[str]
-    free: list[str]
-
-
-def plan_changes(before: Mapping[str, Any], now: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> Changes:
-    """Compare two plans in the form of `ringtap.agents.sweep.estimate.resolved`.
-
-    Args:
-        before: the plan of run.json.
-        now: the plan of the resumed sweep.
-        points: the points measured so far.
-
-    Raises:
-        UsageError: ``before`` is not a plan.
-    """
-    try:
-        check(before, _PLAN_SHAPE)
-    except ShapeError as error:
-        raise UsageError(f"run.json does not say what was measured ({error}): use a new folder") from error
-    old, new = _flat(before), _flat(now)
-    changed = [
-        key
-        for key in dict.fromkeys([*old, *new])
-        if old.get(key) != new.get(key) and (key in old or new[key] not in _DEFAULTS)
-    ]
-    touching = [key for key in changed if points and _touches(key, before, now, points)]
-    return Changes(touching, [key for key in changed if key not in touching])
-
-
-def _flat(item: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a plan's values by dotted keys; the keys of models and machines contain their names."""
-    found: dict[str, Any] = {}
-    for key, value in item.items():
-        if isinstance(value, list) and all(isinstance(entry, dict) and "name" in entry for entry in value):
-            for entry in value:
-                rest = {name: what for name, what in entry.items() if name != "name"}
-                found |= _flat(rest, f"{prefix}{key}.{_label(entry)}.")
-        elif isinstance(value, dict) and key != "environment":
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
-
-
-def _label(entry: Mapping[str, Any]) -> str:
-    """Return the text that identifies a model or a machine of a plan."""
-    return model_label(*(str(entry.get(key) or "") for key in ("name", *VARIANTS)))
-
-
-def _touches(key: str, before: Mapping[str, Any], now: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if measured points depend on a changed key."""
-    kinds = {point["traffic"] for point in points}
-    loaded_by_iperf = any(point["traffic"] == "iperf" and point["requested_bps"] for point in points)
-    known = dict.fromkeys(_FREE, False) | {
-        "loads": any(_load(before, point) is None or _load(before, point) != _load(now, point) for point in points),
-        "traffic": not kinds <= set(now["traffic"]),
-        "iperf_streams": loaded_by_iperf,
-        "topology.most_load_bps": loaded_by_iperf,
-    }
-    if key in known:
-        return known[key]
-    if key.startswith("burst."):
-        return "burst" in kinds
-    if key.startswith("models."):
-        return _touches_model(key, now, points)
-    return not key.startswith("topology.machines.") or _touches_machine(key, before, now, points)
-
-
-def _load(plan: Mapping[str, Any], point: Mapping[str, Any]) -> float | None:
-    """Return the load of a point's step, or None if the plan does not have it."""
-    loads, step = plan["loads"], point.get("step")
-    return float(loads[step]) if step is not None and step < len(loads) else None
-
-
-def _touches_model(key: str, now: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> bool:
-    label, _, what = key.removeprefix("models.").rpartition(".")
-    if all(_label({**point, "name": point["model"]}) != label for point in points):
-        return False
-    model: Mapping[str, Any] = next((entry for entry in now["models"] if _label(entry) == label), {})
-    if what == "batch" and model.get("job") != REAL:
-        return False
-    return bool(what != "title" and not (model.get("command") and what in _FREE_OF_COMMAND)) or not model
-
-
-def _touches_machine(
-    key: str, before: Mapping[str, Any], now: Mapping[str, Any], points: Sequence[Mapping[str, Any]]
-) -> bool:
-    name, _, what = key.removeprefix("topology.machines.").rpartition(".")
-    roles = [role for plan in (before, now) for role in (*plan["topology"]["workers"], plan["topology"]["cross_from"])]
-    roles += [plan["topology"]["cross_to"] for plan in (before, now)]
-    if name not in roles or what in _FREE_OF_HOST:
-        return False
-    measured = {point["model"] for point in points}
-    commands = [model.get("command") or () for model in now["models"] if model["name"] in measured]
-    return what != "job_python" or any("{python}" in word for command in commands for word in command)

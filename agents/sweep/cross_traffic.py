@@ -11,7 +11,7 @@ from ringtap.agents.hosts import HostProcess, Hosts, understood
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.core.errors import MeasurementError, UsageError, last_line
 from ringtap.core.python_command import LEAVE_FOLDER_OUT
-from ringtap.core.sweep_plan import SweepPlan
+from ringtap.core.sweep_plan import LoadPlan
 from ringtap.trafficgen import iperf3
 from ringtap.trafficgen.commands.common import TOKEN_VARIABLE
 from ringtap.trafficgen.plans.plan_file import FlowSource, write_plan
@@ -41,7 +41,7 @@ class CrossTraffic:
         port: TCP port on which the receiver listens; 0 before `start_receiver`.
     """
 
-    def __init__(self, plan: SweepPlan, kind: str, hosts: Hosts, network: SweepRoles, run: Path) -> None:
+    def __init__(self, plan: LoadPlan, kind: str, hosts: Hosts, network: SweepRoles, run: Path) -> None:
         self._plan, self.kind, self._hosts, self._network = plan, kind, hosts, network
         self._from, self._to = network.roles.cross_from, network.roles.cross_to
         self._sent = run / "nodes" / self._from / "sent"
@@ -59,7 +59,7 @@ class CrossTraffic:
         Raises:
             MeasurementError: the receiver does not listen in time.
         """
-        if not max(self._plan.loads):
+        if not self._plan.heaviest_load:
             return
         address = self._network.cross[self._to]
         self.port = free_port(self._hosts, self._to, address, ports=self._network.ports)

@@ -11,7 +11,6 @@ import socket
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
@@ -83,23 +82,6 @@ class _Connection(NamedTuple):
     counters: PortBytes
 
 
-@dataclass(frozen=True)
-class Disturbance:
-    """Disturbances of a window.
-
-    Attributes:
-        other_bps: other traffic at the bottleneck, in bit/s, as frames on the wire; None if it is not known.
-        other_why: reason that it is not known; empty if it is known, or if there cannot be other traffic.
-        links: events of the links, one sentence each.
-        others: hosts and directions with much other traffic, one sentence each.
-    """
-
-    other_bps: float | None
-    other_why: str
-    links: tuple[str, ...]
-    others: tuple[str, ...]
-
-
 class PortRates(NamedTuple):
     """Rates of a host's port in a window, in bit/s, as frames on the wire.
 
@@ -128,7 +110,7 @@ class ConnectionBytes:
         self._rows = 0
         self._newest: dict[int, _Connection] = {}  # by cookie
         self._window = (0, 0)
-        self._rates: PortRates | None = None
+        self._rates: PortRates | UsageError = UsageError("no window was measured")
 
     def rates(self, start_ns: int, end_ns: int, mtu: int) -> PortRates:
         """Return the rates of a window; windows must be queried in order of time.
@@ -136,9 +118,14 @@ class ConnectionBytes:
         Raises:
             UsageError: they were not recorded.
         """
-        if self._window != (start_ns, end_ns) or self._rates is None:
-            self._rates = self._measure(start_ns, end_ns, mtu)
+        if self._window != (start_ns, end_ns):
             self._window = (start_ns, end_ns)
+            try:
+                self._rates = self._measure(start_ns, end_ns, mtu)
+            except UsageError as error:
+                self._rates = error
+        if isinstance(self._rates, UsageError):
+            raise self._rates
         return self._rates
 
     def _measure(self, start_ns: int, end_ns: int, mtu: int) -> PortRates:
@@ -324,34 +311,22 @@ class Watch:
     def _folder(self, node: str) -> Path:
         return self._run / "nodes" / node
 
-    def window(self, start_ns: int, end_ns: int, settle_s: float) -> Disturbance:
-        """Return the disturbances of a window; windows must be queried in order of time.
+    def other_bps(self, start_ns: int, end_ns: int) -> tuple[float | None, str]:
+        """Return the other traffic at the bottleneck in a window; windows must be queried in order of time.
 
-        Args:
-            start_ns: start of the window (CLOCK_REALTIME).
-            end_ns: its end.
-            settle_s: seconds before the window in which the loss of a link also counts.
+        Returns:
+            Its rate in bit/s, as frames on the wire; or None, and the reason that it is not known, which is empty if
+            there cannot be other traffic.
         """
-        links = tuple(self.links(start_ns - round(settle_s * 1e9), end_ns, start_ns))
-        others: list[str] = []
-        other_bps = None
-        at_bottleneck = self._network.attachments.get(self._bottleneck[0])  # None for a testbed's switch
-        other_why = at_bottleneck.why if at_bottleneck else ""
-        for node, port in self._network.attachments.items():
-            if port.why:
-                continue
-            try:
-                rates = self.rates(node, start_ns, end_ns)
-            except UsageError as error:
-                other_why = str(error) if node == self._bottleneck[0] else other_why
-                continue
-            for direction, total_bps in rates.total.items():
-                rest_bps = max(0.0, total_bps - rates.own[direction])
-                if (node, direction) == self._bottleneck:
-                    other_bps = rest_bps
-                if rest_bps > MAX_OTHER_SHARE * self._capacity_bps:
-                    others.append(other_words(node, direction, rest_bps, self._capacity_bps))
-        return Disturbance(other_bps, other_why, links, tuple(others))
+        node, direction = self._bottleneck
+        port = self._network.attachments.get(node)  # None for a testbed's switch
+        if port is None or port.why:
+            return None, port.why if port else ""
+        try:
+            rates = self.rates(node, start_ns, end_ns)
+        except UsageError as error:
+            return None, str(error)
+        return max(0.0, rates.total[direction] - rates.own[direction]), ""
 
     def stall(self, ends_ns: Sequence[int]) -> list[str]:
         """Return a sentence about the longest iteration of a window, if it stalled for another reason than congestion.
@@ -432,11 +407,11 @@ class Watch:
             except UsageError:  # such as a lost host, which is reported elsewhere
                 continue
 
-    def others_beside(self, jobs: Sequence[tuple[Watch, Collection[str]]], start_ns: int, end_ns: int) -> list[str]:
-        """Return a sentence for each host and direction with much traffic that is of none of several jobs.
+    def others(self, jobs: Sequence[tuple[Watch, Collection[str]]], start_ns: int, end_ns: int) -> list[str]:
+        """Return a sentence for each host and direction with much traffic that is not the sweep's.
 
         Args:
-            jobs: the watch of each job's run, and the hosts of its ranks.
+            jobs: the watch of each job's run, and the hosts whose connections this run has recorded.
             start_ns: start of the window (CLOCK_REALTIME).
             end_ns: its end.
         """

@@ -12,7 +12,7 @@ from ringtap.agents.testbed.topology import Roles, TestbedSpec, thesis_roles
 from ringtap.collectors.packets import SNAP_BYTES
 from ringtap.core.schema import ALONE, MERGE_SHARE, MIN_CONGESTION_LOADS, MIN_FIT_LOADS, MIN_RISE
 from ringtap.core.secret_masking import mask_variables, mask_words
-from ringtap.core.sweep_plan import AUTO, LinkOptions, SweepPlan, Testbed
+from ringtap.core.sweep_plan import AUTO, LinkOptions, LoadPlan, SharingPlan, SweepPlan, Testbed
 from ringtap.core.sweep_plan_cluster import Cluster
 from ringtap.core.sweep_plan_jobs import FREE, RULES, SharingJob
 from ringtap.core.sweep_plan_models import SCALE_MODEL, Model, model_label
@@ -39,8 +39,8 @@ def layout(plan: SweepPlan) -> tuple[TestbedSpec, Roles]:
     Raises:
         UsageError: a name or size is not valid for a testbed.
     """
-    plan = plan.parts()[0]
-    testbed = plan.topology
+    jobs = plan.jobs if isinstance(plan, SharingPlan) else ()
+    testbed = (plan if isinstance(plan, SharingPlan) else plan.parts()[0]).topology
     assert not isinstance(testbed, Cluster)
     if testbed.configuration == "custom":
         hosts, roles = testbed.hosts, Roles("custom", testbed.workers, testbed.cross_from, testbed.cross_to)
@@ -55,11 +55,11 @@ def layout(plan: SweepPlan) -> tuple[TestbedSpec, Roles]:
         name="sweep",
         hosts=hosts,
         rate_bps=round(faster * plan.capacity_bps),
-        jobs=len(plan.jobs),
+        jobs=len(jobs),
         **{field.name: getattr(testbed, field.name) for field in fields(LinkOptions)},
     )
-    if plan.jobs:
-        check_sharing(spec, plan.jobs)
+    if jobs:
+        check_sharing(spec, jobs)
     return spec, roles
 
 
@@ -108,8 +108,8 @@ class SharingStep(NamedTuple):
         return self.offset in (FREE, *RULES)
 
 
-def sharing_steps(plan: SweepPlan) -> list[SharingStep]:
-    """Return the points of a plan with jobs; none for other plans."""
+def sharing_steps(plan: SharingPlan) -> list[SharingStep]:
+    """Return the points of a plan with jobs."""
     steps = [SharingStep(number, ALONE, (job,)) for number, job in enumerate(plan.jobs)]
     for place, offset in enumerate(plan.offsets):
         shifts_s = None if isinstance(offset, str) else offset
@@ -118,7 +118,7 @@ def sharing_steps(plan: SweepPlan) -> list[SharingStep]:
     return steps
 
 
-def step_s(plan: SweepPlan) -> float:
+def step_s(plan: SharingPlan) -> float:
     """Estimate the duration of a point of a plan with jobs, in seconds."""
     window, longest_s = plan.window, max(iteration_s(plan, job.model, 0.0) for job in plan.jobs)
     measured_s = min(window.max_s, max(window.min_s, window.min_iterations * longest_s))
@@ -139,7 +139,9 @@ def iteration_s(plan: SweepPlan, model: Model, load: float) -> float:
 
 def series_names(plan: SweepPlan) -> list[str]:
     """Return the names of a sweep's series, in the order in which they are measured."""
-    return [model.series(kind) for model in plan.models for kind in plan.traffic]
+    return (
+        [] if isinstance(plan, SharingPlan) else [model.series(kind) for model in plan.models for kind in plan.traffic]
+    )
 
 
 def estimate(plan: SweepPlan, only: str = "") -> list[dict[str, Any]]:
@@ -154,13 +156,15 @@ def estimate(plan: SweepPlan, only: str = "") -> list[dict[str, Any]]:
         each series includes the start of its job, the first point of the sweep also the set-up and the checks of the
         generators. If jobs share links, each point starts them. ``packets_bytes`` is for all nodes together.
     """
-    if len(parts := plan.parts()) > 1:  # each has a testbed of its own
-        return [point for part in parts for point in estimate(part, only)]
     window = plan.window
     points: list[dict[str, Any]] = []
-    for step in sharing_steps(plan):
-        item = {"series": step.label, "load": 0.0, "requested_bps": 0, "packets_bytes": 0}
-        points.append(item | {"duration_s": round(step_s(plan) + (0.0 if points else TESTBED_UP_S), 1)})
+    if isinstance(plan, SharingPlan):
+        for step in sharing_steps(plan):
+            item = {"series": step.label, "load": 0.0, "requested_bps": 0, "packets_bytes": 0}
+            points.append(item | {"duration_s": round(step_s(plan) + (0.0 if points else TESTBED_UP_S), 1)})
+        return points
+    if len(parts := plan.parts()) > 1:  # each has a testbed of its own
+        return [point for part in parts for point in estimate(part, only)]
     for model in plan.models:
         for kind in plan.traffic:
             if only not in ("", model.series(kind)):
@@ -181,12 +185,12 @@ def estimate(plan: SweepPlan, only: str = "") -> list[dict[str, Any]]:
     return points
 
 
-def bottleneck_s(plan: SweepPlan, model: Model) -> float:
+def bottleneck_s(plan: LoadPlan, model: Model) -> float:
     """Return the seconds of several iterations under the heaviest load, in which the busiest link shows."""
-    return min(plan.window.max_s, max(_BOTTLENECK_S, 3 * iteration_s(plan, model, max(plan.loads))))
+    return min(plan.window.max_s, max(_BOTTLENECK_S, 3 * iteration_s(plan, model, plan.heaviest_load)))
 
 
-def _measured_s(plan: SweepPlan, model: Model, load: float) -> float:
+def _measured_s(plan: LoadPlan, model: Model, load: float) -> float:
     """Estimate the measured time of a point with its settling, in seconds."""
     window = plan.window
     enough_s = max(window.min_s, window.min_iterations * iteration_s(plan, model, load))
@@ -201,10 +205,11 @@ def sweep_s(plan: SweepPlan, only: str = "") -> float:
         only: one of its series; empty: all.
     """
     seconds: float = sum(point["duration_s"] for point in estimate(plan, only))
-    for model in plan.models if plan.auto else ():
-        first_s = sum(_measured_s(plan, model, load) for load in plan.loads)
-        kinds = sum(only in ("", model.series(kind)) for kind in plan.traffic)
-        seconds += kinds * max(plan.auto.budget_s - first_s, 0.0) if plan.auto else 0.0
+    if isinstance(plan, LoadPlan) and plan.auto:
+        for model in plan.models:
+            first_s = sum(_measured_s(plan, model, load) for load in plan.loads)
+            kinds = sum(only in ("", model.series(kind)) for kind in plan.traffic)
+            seconds += kinds * max(plan.auto.budget_s - first_s, 0.0)
     return round(seconds, 1)
 
 
@@ -213,7 +218,7 @@ def to_json(plan: SweepPlan, only: str = "") -> dict[str, Any]:
     points = estimate(plan, only)
     item = {"points": points, "duration_s": sweep_s(plan, only), "warnings": doubts(plan)}
     item |= {"transports": transports(plan), "packets_bytes": sum(point["packets_bytes"] for point in points)}
-    if plan.auto is None:
+    if isinstance(plan, SharingPlan) or plan.auto is None:
         return item
     return item | {
         "mode": AUTO,
@@ -224,13 +229,13 @@ def to_json(plan: SweepPlan, only: str = "") -> dict[str, Any]:
     }
 
 
-def _capture_s(plan: SweepPlan, model: Model, load: float) -> float:
+def _capture_s(plan: LoadPlan, model: Model, load: float) -> float:
     """Estimate the time that the recording of packets takes at a load, in seconds."""
     assert plan.capture is not None
     return CAPTURE_START_S + min(plan.window.max_s, plan.capture.iterations * iteration_s(plan, model, load))
 
 
-def _capture_bytes(plan: SweepPlan, model: Model, load: float) -> int:
+def _capture_bytes(plan: LoadPlan, model: Model, load: float) -> int:
     """Estimate the bytes that a node records at a load, if both directions of its link are full of whole packets."""
     assert plan.capture is not None
     mtu = plan.topology.mtu if isinstance(plan.topology, Testbed) else _USUAL_MTU
@@ -246,7 +251,7 @@ def room_bytes(plan: SweepPlan) -> int:
 
 def doubts(plan: SweepPlan) -> list[str]:
     """List the parts that a report of the sweep will lack according to the plan, one sentence each."""
-    if plan.jobs:
+    if isinstance(plan, SharingPlan):
         return []
     loads = sorted(plan.loads)
     # loads that hardly differ count as one, as in reports
@@ -287,7 +292,7 @@ def print_estimate(plan: SweepPlan, only: str = "") -> None:
         )
     if captured := [point["packets_bytes"] for point in points if point["packets_bytes"]]:
         print(f"packets after {counted(len(captured), 'point')}: about {format_size(sum(captured))} at most")
-    if plan.auto is None:
+    if isinstance(plan, SharingPlan) or plan.auto is None:
         total_s = sum(point["duration_s"] for point in points)
         print(f"{counted(len(points), 'point')}, scale 1:{plan.scale:g}, about {format_duration(total_s)}")
     else:

@@ -9,14 +9,14 @@ from ringtap.core.errors import UsageError
 from ringtap.core.ethernet import HEADER_BYTES
 from ringtap.core.installation import lacking
 from ringtap.core.models import GRADIENT_BYTES, PROFILES
-from ringtap.core.sweep_plan import SweepPlan
+from ringtap.core.sweep_plan import LoadPlan
 from ringtap.core.sweep_plan_collectives import IN_NETWORK
 from ringtap.core.sweep_plan_models import SCALE_MODEL, Model
 
 _ETHERNET_BYTES = 14
 
 
-def expected_series(plan: SweepPlan, model: Model, spec: TestbedSpec, roles: Roles) -> dict[str, Any]:
+def expected_series(plan: LoadPlan, model: Model, spec: TestbedSpec, roles: Roles) -> dict[str, Any]:
     """Return a line of expected.jsonl without the name of its series.
 
     Args:

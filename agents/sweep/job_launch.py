@@ -1,19 +1,24 @@
-"""Commands and environment variables of a training job's processes, by host and rank."""
+"""Starts a training job: its run directory, and commands and variables of its processes, by host and rank."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import NamedTuple
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from ringtap.agents.hook.ringtap_hook.collective import VARIABLE
 from ringtap.agents.hosts import Hosts
+from ringtap.agents.sweep.cluster_hosts import check_lost
 from ringtap.agents.sweep.estimate import layout
 from ringtap.agents.sweep.roles import SweepRoles
-from ringtap.core.errors import UsageError
+from ringtap.core.errors import UsageError, failure_message
 from ringtap.core.installation import lacking
 from ringtap.core.python_command import python_command
-from ringtap.core.sweep_plan import SweepPlan
+from ringtap.core.rundir import RunDirectory
+from ringtap.core.sweep_plan import SharingPlan, SweepPlan
 from ringtap.core.sweep_plan_cluster import Cluster
 from ringtap.core.sweep_plan_collectives import IN_NETWORK, PARAMETER_SERVER
 from ringtap.core.sweep_plan_models import PLACEHOLDERS, REAL, Model
@@ -39,6 +44,34 @@ class RankProcess(NamedTuple):
     environment: dict[str, str]
     log: str
     name: str
+
+
+@contextmanager
+def job_run(hosts: Hosts, path: Path, seed: int, **facts: Any) -> Iterator[RunDirectory]:
+    """Create a job's run directory, in which hosts record until the end of the block; record how the block ended.
+
+    Args:
+        hosts: the hosts, whose processes all end with the block.
+        path: the run directory.
+        seed: seed of everything random.
+        facts: further facts for its run.json.
+
+    Raises:
+        LostHostError: a host is lost at the end.
+    """
+    run = RunDirectory.create(path, "job", sys.argv, seed, **facts)
+    hosts.publish(path)
+    try:
+        try:
+            yield run
+        finally:
+            hosts.stop_all()
+            hosts.gather(path)
+        check_lost(hosts)
+    except BaseException as error:
+        run.finish("partial", "interrupted" if isinstance(error, KeyboardInterrupt) else failure_message(error))
+        raise
+    run.finish("complete")
 
 
 def ranks_of(plan: SweepPlan, host: str) -> int:
@@ -68,7 +101,7 @@ def check_collectives(plan: SweepPlan) -> None:
     Raises:
         UsageError: they cannot, or software is missing.
     """
-    if not plan.collectives.names:
+    if isinstance(plan, SharingPlan) or not plan.collectives.names:
         return
     if problem := lacking("collective", ("numpy",)):
         raise UsageError(problem)
@@ -85,6 +118,9 @@ def check_collectives(plan: SweepPlan) -> None:
 
 
 def _algorithm(plan: SweepPlan, model: Model, first: str) -> tuple[str, dict[str, int]]:
+    """Return the algorithm of a model's collective and its numbers; nothing if it has none."""
+    if isinstance(plan, SharingPlan) or not model.collective:
+        return "", {}
     return plan.collectives.algorithm(model.collective, len(plan.topology.servers), ranks_of(plan, first))
 
 
@@ -101,7 +137,7 @@ def processes(plan: SweepPlan, model: Model, network: SweepRoles, hosts: Hosts, 
     workers = network.roles.workers
     counts = [ranks_of(plan, host) for host in workers]
     master = {"MASTER_ADDR": network.training[workers[0]], "MASTER_PORT": str(port)}
-    algorithm, numbers = _algorithm(plan, model, workers[0]) if model.collective else ("", {})
+    algorithm, numbers = _algorithm(plan, model, workers[0])
     words = [algorithm, *(f"{name}={value}" for name, value in numbers.items())]
     collective = {VARIABLE: " ".join(words)} if algorithm else {}
     found = []

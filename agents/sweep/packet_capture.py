@@ -16,7 +16,7 @@ from ringtap.core.json_validation import load_json
 from ringtap.core.python_command import python_command
 from ringtap.core.rundir import RunDirectory
 from ringtap.core.schema import CAPTURED_JSON, PACKETS
-from ringtap.core.sweep_plan import SweepPlan
+from ringtap.core.sweep_plan import LoadPlan
 from ringtap.core.sweep_plan_cluster import Cluster
 
 _MODULE = "ringtap.agents.node.packet_capture"
@@ -50,7 +50,7 @@ def describe(network: SweepRoles) -> dict[str, Any]:
     return {"interfaces": {node: list(nics) for node, nics in capture_points(network).items()}, "hosts": hosts}
 
 
-def _options(plan: SweepPlan, network: SweepRoles, node: str) -> dict[str, Any]:
+def _options(plan: LoadPlan, network: SweepRoles, node: str) -> dict[str, Any]:
     assert plan.capture is not None
     options: dict[str, Any] = {"interfaces": capture_points(network)[node], "most_bytes": str(plan.capture.max_bytes)}
     if isinstance(plan.topology, Cluster):  # the interfaces may carry packets of others, which concern nobody here
@@ -60,7 +60,7 @@ def _options(plan: SweepPlan, network: SweepRoles, node: str) -> dict[str, Any]:
     return options
 
 
-def check_capture(plan: SweepPlan, hosts: Hosts, network: SweepRoles) -> list[str]:
+def check_capture(plan: LoadPlan, hosts: Hosts, network: SweepRoles) -> list[str]:
     """Check that packets can be recorded at every capture point; return warnings.
 
     Raises:
@@ -94,7 +94,7 @@ class PacketCapture:
         part: name of the load step, which begins the files' names.
     """
 
-    def __init__(self, plan: SweepPlan, hosts: Hosts, network: SweepRoles, run: RunDirectory, part: str) -> None:
+    def __init__(self, plan: LoadPlan, hosts: Hosts, network: SweepRoles, run: RunDirectory, part: str) -> None:
         self._plan, self._hosts, self._network, self._run, self._part = plan, hosts, network, run, part
         self._processes: dict[str, HostProcess] = {}
 

@@ -6,7 +6,6 @@ The thesis asks that the generator alone reach 22 of 25 Gbit/s at the bottleneck
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -25,12 +24,13 @@ from ringtap.agents.sweep.disturbances import (
     of_interfaces,
     other_words,
 )
+from ringtap.agents.sweep.job_launch import job_run
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.core.errors import MeasurementError, UsageError, last_line
 from ringtap.core.python_command import python_command
 from ringtap.core.rundir import RunDirectory
 from ringtap.core.schema import NIC_REC, REQUIRED_SHARE
-from ringtap.core.sweep_plan import SweepPlan
+from ringtap.core.sweep_plan import LoadPlan, SharingPlan, SweepPlan
 from ringtap.core.sweep_plan_cluster import Cluster
 from ringtap.core.units import format_rate
 from ringtap.trafficgen import helper
@@ -60,12 +60,12 @@ def check_host(plan: SweepPlan, force: bool, say: Callable[[str], None], hosts: 
         UsageError: the heaviest load exceeds the calibration, and ``force`` is not set.
         MeasurementError: the host cannot be calibrated.
     """
-    if not set(plan.traffic) & {"consistent", "burst"} or not max(plan.loads):
+    if isinstance(plan, SharingPlan) or not set(plan.traffic) & {"consistent", "burst"} or not plan.heaviest_load:
         return None
     calibration = (
         calibrated(say, helper.calibrate) if hosts is None else _calibration_of(hosts, plan.topology.cross_from, say)
     )
-    most_bps = max(plan.loads) * plan.capacity_bps
+    most_bps = plan.heaviest_load * plan.capacity_bps
     beyond = calibration.exceeded_by(most_bps, most_bps / 8 / (WEB_SEARCH.mean_bytes / plan.scale), False)
     if beyond and not force:
         raise UsageError(f"{beyond}: lower the plan's loads, or measure anyway with --force")
@@ -87,10 +87,10 @@ def _calibration_of(hosts: Hosts, host: str, say: Callable[[str], None]) -> Cali
     return found
 
 
-def most_bps(plan: SweepPlan) -> float:
+def most_bps(plan: LoadPlan) -> float:
     """Return the rate of the generator check in bit/s: a testbed's capacity, or the highest load on real links."""
     if isinstance(plan.topology, Cluster):
-        return max(plan.loads) * plan.capacity_bps
+        return plan.heaviest_load * plan.capacity_bps
     return float(plan.capacity_bps)
 
 
@@ -109,14 +109,9 @@ def look_at_idle_links(plan: SweepPlan, hosts: Hosts, network: SweepRoles, path:
     Raises:
         MeasurementError: a host is lost, or its recorder records nothing.
     """
-    run = RunDirectory.create(path, "job", sys.argv, plan.seed, series="precheck-idle", **network.clock())
-    hosts.publish(path)
-    try:
+    with job_run(hosts, path, plan.seed, series="precheck-idle", **network.clock()) as run:
         start_recorders(hosts, run, network.attachments, network)
         start_ns, end_ns = _record_window(hosts)
-    finally:
-        hosts.stop_all()
-        hosts.gather(path)
     rates: dict[str, dict[str, int]] = {}
     sentences = []
     for node, port in network.attachments.items():
@@ -167,7 +162,7 @@ def _record_window(hosts: Hosts) -> tuple[int, int]:
     return start_ns, end_ns
 
 
-def check_generator(plan: SweepPlan, kind: str, hosts: Hosts, network: SweepRoles, path: Path) -> dict[str, Any]:
+def check_generator(plan: LoadPlan, kind: str, hosts: Hosts, network: SweepRoles, path: Path) -> dict[str, Any]:
     """Send one kind of cross traffic at the highest rate, without a job, and measure the rate that arrives.
 
     The check uses the bytes that the receiver acknowledged, or, if they are not recorded, all traffic at the
@@ -177,21 +172,16 @@ def check_generator(plan: SweepPlan, kind: str, hosts: Hosts, network: SweepRole
         ``{kind, requested_bps, reached_bps, share_of_capacity, required_share, ok, judged_by, total_bps, others}``;
         measured rates count frames on the wire.
     """
-    run = RunDirectory.create(path, "job", sys.argv, plan.seed, series=f"precheck-{kind}", **network.clock())
-    hosts.publish(path)
     cross = CrossTraffic(plan, kind, hosts, network, path)
     requested_bps = most_bps(plan)
     watched = [node for node, port in network.attachments.items() if not port.why]
-    try:
+    with job_run(hosts, path, plan.seed, series=f"precheck-{kind}", **network.clock()) as run:
         start_recorders(hosts, run, (network.timekeeper, network.roles.cross_from, *watched), network)
         cross.start_receiver()
         cross.start_sender(requested_bps, "full", _WARM_UP_S + _WINDOW_S + 10, plan.iperf_streams or STREAMS[-1])
         start_ns, end_ns = _record_window(hosts)
         cross.check()
-    finally:
         cross.stop_sender()
-        hosts.stop_all()
-        hosts.gather(path)
     mtu, counters = network.bottleneck["mtu"], network.bottleneck["total"]
     try:
         total_bps = sum(counted_bps(path, counter, mtu, start_ns, end_ns) for counter in counters)
@@ -203,7 +193,7 @@ def check_generator(plan: SweepPlan, kind: str, hosts: Hosts, network: SweepRole
         reached_bps, judged_by = rates.acknowledged_bps, "acknowledged bytes"
     except UsageError as error:  # no socket diagnostics on that host
         reached_bps, judged_by = total_bps, f"all traffic through the bottleneck: {error}"
-    others = watch.window(start_ns, end_ns, 0.0).others
+    others = watch.others([(watch, network.attachments)], start_ns, end_ns)
     run.finish("complete", f"reached {format_rate(reached_bps)}")
     required = REQUIRED_SHARE * requested_bps / plan.capacity_bps
     share = reached_bps / plan.capacity_bps
@@ -216,5 +206,5 @@ def check_generator(plan: SweepPlan, kind: str, hosts: Hosts, network: SweepRole
         "required_share": round(required, 4),
         "ok": share >= required,
         "judged_by": judged_by,
-        "others": list(others),
+        "others": others,
     }

@@ -21,7 +21,7 @@ from ringtap.core.models import PROFILES
 from ringtap.core.python_command import LEAVE_FOLDER_OUT, python_command
 from ringtap.core.schema import ACKNOWLEDGED
 from ringtap.core.secret_masking import mask_variables, mask_words
-from ringtap.core.sweep_plan import SweepPlan
+from ringtap.core.sweep_plan import LoadPlan, SweepPlan
 from ringtap.core.sweep_plan_cluster import Cluster, ClusterHost
 from ringtap.core.sweep_plan_jobs import gpus_of, sharing
 from ringtap.core.sweep_plan_models import PLACEHOLDERS, REAL, SCALE_MODEL, Model
@@ -81,8 +81,7 @@ def _question(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> dict[str, Any
 
 def room_problem(plan: SweepPlan, hosts: Hosts, host: str) -> str:
     """Return the reason that a host now has no space for more files; empty if it has space or is not queried."""
-    assert isinstance(plan.topology, Cluster)
-    if plan.topology.reach != "ssh":
+    if not isinstance(plan.topology, Cluster) or plan.topology.reach != "ssh":
         return ""
     question = {"room": {"folder": plan.topology.host(host).workdir, "bytes": _ROOM_LEFT_BYTES}}
     with suppress(MeasurementError), understood(host):
@@ -174,13 +173,18 @@ def _tool_problems(plan: SweepPlan, name: str, facts: dict[str, Any]) -> list[st
         for library in real_libraries(models)
         if library not in facts["modules"]
     ]
-    if name in cluster.servers and plan.collectives.names and "torch" not in facts["modules"]:
+    if (
+        name in cluster.servers
+        and isinstance(plan, LoadPlan)
+        and plan.collectives.names
+        and "torch" not in facts["modules"]
+    ):
         found.append(f"host {name} has no torch for its parameter server: install ringtap[demo,workload] there")
     return found
 
 
 def _rdma_problems(plan: SweepPlan, host: ClusterHost, facts: dict[str, Any]) -> list[str]:
-    model = next((model for model in plan.models if is_rdma(model.transport)), None)
+    model = next((model for model in plan.every_model if is_rdma(model.transport)), None)
     nic = host.interface or _interface_of(host.training, facts)
     if model is None or host.name not in plan.topology.workers or not nic or _rdma_port(nic, facts):
         return []
@@ -191,6 +195,8 @@ def _rdma_problems(plan: SweepPlan, host: ClusterHost, facts: dict[str, Any]) ->
 def _gpu_problems(plan: SweepPlan, host: ClusterHost, facts: dict[str, Any]) -> list[str]:
     """Return a sentence if jobs on a host may take the same GPUs, which would slow each other without any network."""
     assert isinstance(plan.topology, Cluster)
+    if isinstance(plan, LoadPlan):
+        return []
     users = [job for job in sharing(plan.jobs).get(host.name, ()) if job.model.job != SCALE_MODEL]
     open_jobs = [job.name for job in users if gpus_of(job, plan.topology, host.name) is None]
     if len(users) < 2 or not open_jobs or not facts["gpus"]:
@@ -221,7 +227,7 @@ def real_libraries(models: Iterable[Model]) -> list[str]:
 
 def needs_iperf3(plan: SweepPlan) -> bool:
     """Return True if a plan sends with iperf3."""
-    return "iperf" in plan.traffic and max(plan.loads) > 0
+    return isinstance(plan, LoadPlan) and "iperf" in plan.traffic and plan.heaviest_load > 0
 
 
 def _interface_of(address: str, facts: dict[str, Any]) -> str:
@@ -243,7 +249,7 @@ def cluster_roles(plan: SweepPlan, answers: Sequence[HostAnswer]) -> SweepRoles:
     ports = {host.name: _port(host, facts[host.name]) for host in cluster.hosts}
     roles = Roles("custom", cluster.workers, cluster.cross_from, cluster.cross_to, cluster.servers)
     counters = _counters(roles, ports, facts)
-    if any(is_rdma(model.transport) for model in plan.models):
+    if any(is_rdma(model.transport) for model in plan.every_model):
         counters = _seeing_rdma(plan, counters, facts)
     used = {name: nics for name in ports if (nics := _used_nics(name, roles, ports[name]))}
     total = counters["total"][0]

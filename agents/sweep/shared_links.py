@@ -8,23 +8,20 @@ the points of its job's grid only, which the recording hook enforces by pauses b
 
 from __future__ import annotations
 
-import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringtap.agents.clock.system_clock import SteadyClock
 from ringtap.agents.hook.ringtap_hook.time_shift import VARIABLE
-from ringtap.agents.hosts import HostProcess, Hosts
+from ringtap.agents.hosts import Hosts
 from ringtap.agents.sweep.clock_offsets import ClockOffset, clock_offsets
-from ringtap.agents.sweep.cluster_hosts import check_alive, check_lost
-from ringtap.agents.sweep.cross_traffic import free_port
-from ringtap.agents.sweep.disturbances import RECORDED_S, Watch, collect_options, late_share, wait_for_samples
+from ringtap.agents.sweep.disturbances import Watch
 from ringtap.agents.sweep.estimate import SharingStep, sharing_steps
-from ringtap.agents.sweep.job_launch import processes, ranks_of
+from ringtap.agents.sweep.job_launch import job_run, ranks_of
 from ringtap.agents.sweep.job_paths import (
     UsedLink,
     crux_paths,
@@ -33,16 +30,17 @@ from ringtap.agents.sweep.job_paths import (
     random_paths,
     used_links,
 )
-from ringtap.agents.sweep.load_series import StepWatcher, words_of_hosts
+from ringtap.agents.sweep.job_windows import Condition, JobWindows, MeasuredJob, remarks
 from ringtap.agents.sweep.roles import SweepRoles
+from ringtap.agents.sweep.step_watcher import StepWatcher
 from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.routing import path_count
 from ringtap.agents.testbed.topology import JobShare
-from ringtap.core.errors import MeasurementError, UsageError, failure_message
+from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.core.records import JsonLinesWriter, read_json_lines
 from ringtap.core.rundir import RunDirectory
-from ringtap.core.schema import ALONE, MAX_LATE_SHARE, NIC_REC, SHARED, SHARED_JSONL
-from ringtap.core.sweep_plan import SweepPlan
+from ringtap.core.schema import ALONE, SHARED, SHARED_JSONL
+from ringtap.core.sweep_plan import SharingPlan
 from ringtap.core.sweep_plan_jobs import CASSINI, CONGESTION_CONTROL, CRUX, MLTCP, RULES, WORST, SharingJob, sharing
 from ringtap.core.units import counted, format_duration
 
@@ -53,26 +51,10 @@ if TYPE_CHECKING:
 GRID_MARGIN = 0.03
 # of this margin, so that two hosts whose clocks are wrong in opposite directions use it up at most
 _MAX_CLOCK_ERROR = 0.5
-_MASTER_PORTS = 2
 HELD_ITERATIONS = 5  # at the shifts from which jobs slide, before they are released
 _BEGUN = 0.1  # of a period: after the grid's point, and mostly before a job communicates
 _RELEASED = "released"  # file in the run directory of the first job, which ends the grids of all
-_POLL_S = 0.05
-
-
-class _RunningJob(NamedTuple):
-    """A job at a point: its run directory, the readers of its steps and of disturbances, and its processes by host."""
-
-    job: SharingJob
-    run: RunDirectory
-    watcher: StepWatcher
-    watch: Watch
-    processes: list[HostProcess]
-    by_host: dict[str, list[HostProcess]]
-
-    def made(self) -> int:
-        """Return the number of iterations that it has made."""
-        return len(self.watcher.iteration_ends_ns())
+_OF_WINDOW = ("window_start_ns", "window_end_ns", "late_share", "cut", "others")
 
 
 class Grids(NamedTuple):
@@ -83,12 +65,14 @@ class Grids(NamedTuple):
         periods_s: period of each job's grid.
         predicted_s: predicted iteration time of each job.
         score: compatibility score of the most contended link.
+        start_ns: time from which they count.
     """
 
     shifts_s: tuple[float, ...]
     periods_s: tuple[float, ...]
     predicted_s: tuple[float, ...]
     score: float
+    start_ns: int = 0
 
     def facts(self, number: int, *, is_held: bool) -> dict[str, float]:
         """Return what shared.jsonl has of a job that was kept, or held until its rule began."""
@@ -97,21 +81,19 @@ class Grids(NamedTuple):
         kept = {"shift_s": self.shifts_s, "period_s": self.periods_s, "predicted_s": self.predicted_s}
         return {name: values[number] for name, values in kept.items()}
 
-    def until_begun_s(self, since_ns: int) -> float:
-        """Return the time until all jobs have just begun an iteration, from a time since the grids began."""
-        late_s = (since_ns / 1e9 - max(self.shifts_s)) % self.periods_s[0]
+    def until_begun_s(self, now_ns: int) -> float:
+        """Return the time until all jobs have just begun an iteration."""
+        late_s = ((now_ns - self.start_ns) / 1e9 - max(self.shifts_s)) % self.periods_s[0]
         return (_BEGUN * self.periods_s[0] - late_s) % self.periods_s[0]
 
-    def by_host(
-        self, number: int, start_ns: int, clocks: Mapping[str, ClockOffset], until: Path | None
-    ) -> dict[str, str]:
-        """Return the value of `VARIABLE` for a job on each host, by the host's own clock, until there is a file."""
-        begin_ns, period_ns = start_ns + round(self.shifts_s[number] * 1e9), round(self.periods_s[number] * 1e9)
+    def by_host(self, number: int, clocks: Mapping[str, ClockOffset], until: Path | None) -> dict[str, dict[str, str]]:
+        """Return `VARIABLE` for a job on each host, by the host's own clock, until there is a file."""
+        begin_ns, period_ns = self.start_ns + round(self.shifts_s[number] * 1e9), round(self.periods_s[number] * 1e9)
         end = f",{until}" if until else ""
-        return {host: f"{begin_ns + clock.offset_ns},{period_ns}{end}" for host, clock in clocks.items()}
+        return {host: {VARIABLE: f"{begin_ns + clock.offset_ns},{period_ns}{end}"} for host, clock in clocks.items()}
 
 
-def pending_steps(plan: SweepPlan, run: Path) -> list[SharingStep]:
+def pending_steps(plan: SharingPlan, run: Path) -> list[SharingStep]:
     """Return the points that have not been measured yet."""
     done = {point["step"] for point in read_json_lines(run / SHARED_JSONL, SHARED)[0]}
     return [step for step in sharing_steps(plan) if step.number not in done]
@@ -147,7 +129,7 @@ class SharedLinks:
 
     def __init__(
         self,
-        plan: SweepPlan,
+        plan: SharingPlan,
         run: RunDirectory,
         hosts: Hosts,
         network: SweepRoles,
@@ -170,7 +152,7 @@ class SharedLinks:
             for host in sharing(plan.jobs)
             for direction in ("rx", "tx")
         ]
-        self._network, self._clock = network, SteadyClock()
+        self._network = network
         self._set_ports()
 
     def measure(self, steps: Sequence[SharingStep]) -> Iterator[dict[str, Any]]:
@@ -317,50 +299,35 @@ class SharedLinks:
         return limiting_links(found)
 
     def _measure(self, step: SharingStep, grids: Grids | None) -> dict[str, Any]:
-        label = step.label
         clocks = {} if grids is None else self._clocks(step, grids)
-        self._clock = SteadyClock()
-        start_ns = self._clock.now_ns()
-        facts: dict[str, Any] = {}
-        shares = self._shares(step)
-        running = [self._create(step, job) for job in step.jobs]
-        until = running[0].run.path / _RELEASED if step.is_free else None
+        plan, shares = self._plan, self._shares(step)
+        windows = JobWindows(plan, self._hosts, Condition(), ("steps", "ddp"), tolerant=self._is_tolerant)
+        grids = grids and grids._replace(start_ns=windows.clock.now_ns())
         try:
-            self._tick(f"{label}: starting the jobs", 0.0)
-            # until all jobs run, they share links equally
-            self._share([JobShare(congestion_control=share.congestion_control) for share in shares], step.offset)
-            ports = self._free_ports(running)
-            for number in range(len(running)):
-                grid = {} if grids is None else grids.by_host(number, start_ns, clocks, until)
-                self._start_job(number, running[number], ports[number], grid)
-            self._wait_for_iterations(running, [self._plan.window.warmup_iterations + 1] * len(running))
-            if until:
-                if grids is not None:
-                    self._wait_for_iterations(running, [one.made() + HELD_ITERATIONS for one in running])
-                    time.sleep(grids.until_begun_s(self._clock.now_ns() - start_ns))
-                until.touch()
-                self._share(shares, step.offset)
-                facts["rule_ns"] = self._clock.now_ns()
-                self._check_congestion_controls(shares)
-            window = self._undisturbed(label, running)
-        except BaseException as error:
-            why = "interrupted" if isinstance(error, KeyboardInterrupt) else failure_message(error)
-            for one in running:
-                one.run.finish("partial", why)
-            raise
+            with ExitStack() as runs:
+                running = [self._create(runs, step, number, job) for number, job in enumerate(step.jobs)]
+                until = running[0].run.path / _RELEASED if step.is_free else None
+                for number, one in enumerate(running):
+                    one.variables = {} if grids is None else grids.by_host(number, clocks, until)
+                self._tick(f"{step.label}: starting the jobs", 0.0)
+                # until all jobs run, they share links equally
+                self._share([JobShare(congestion_control=share.congestion_control) for share in shares], step.offset)
+                windows.start(running)
+                facts = {} if until is None else self._release(windows, step.offset, shares, until, grids)
+                for record, is_kept in windows.measure(partial(self._tick, step.label)):
+                    window = {name: record[name] for name in _OF_WINDOW}
+                    for remark in remarks(step.label, record, is_kept=is_kept):
+                        self._say(remark)
         finally:
-            self._stop(running)
-            cost = self._share([JobShare()] * len(self._plan.jobs))
-        for one in running:
-            one.run.finish("complete")
+            cost = self._share([JobShare()] * len(plan.jobs))
         jobs: list[dict[str, Any]] = []
-        for number, one in enumerate(running):
-            jobs.append({"name": one.job.name, "directory": str(one.run.path.relative_to(self._run.path))})
+        for number, (job, one) in enumerate(zip(step.jobs, running, strict=True)):
+            jobs.append({"name": job.name, "directory": str(one.run.path.relative_to(self._run.path))})
             jobs[-1] |= {} if grids is None else grids.facts(number, is_held=step.is_free)
             if step.offset in RULES:
                 jobs[-1]["share"] = shares[number]._asdict()
             if self._testbed and path_count(self._testbed.state.spec) > 1:
-                jobs[-1]["path"] = self._paths[self._plan.jobs.index(one.job)]
+                jobs[-1]["path"] = self._paths[plan.jobs.index(job)]
         facts |= {} if grids is None or step.is_free else {"score": grids.score}
         if clocks and not self._network.one_clock:
             facts["clocks"] = {host: offset._asdict() for host, offset in clocks.items()}
@@ -369,6 +336,19 @@ class SharedLinks:
         if "rule_ns" in facts:
             self._predict(point, running, shares)
         return point
+
+    def _release(
+        self, windows: JobWindows, offset: str, shares: Sequence[JobShare], until: Path, grids: Grids | None
+    ) -> dict[str, Any]:
+        """Release jobs from the grids that hold them, if there are any, and let the rule begin."""
+        if grids is not None:
+            windows.wait_for_iterations(HELD_ITERATIONS)
+            time.sleep(grids.until_begun_s(windows.clock.now_ns()))
+        until.touch()
+        self._share(shares, offset)
+        rule_ns = windows.clock.now_ns()
+        self._check_congestion_controls(shares)
+        return {"rule_ns": rule_ns}
 
     def _shares(self, step: SharingStep) -> list[JobShare]:
         """Return the share of each job of the plan at a point."""
@@ -407,7 +387,7 @@ class SharedLinks:
                     f"{share.congestion_control}: does the job choose one itself?"
                 )
 
-    def _predict(self, point: dict[str, Any], running: Sequence[_RunningJob], shares: Sequence[JobShare]) -> None:
+    def _predict(self, point: dict[str, Any], running: Sequence[MeasuredJob], shares: Sequence[JobShare]) -> None:
         """Add to a free point what the fluid model predicts of it from the begin of its rule on, or why it does not."""
         if not self._network.one_clock:
             point["predicted_why"] = (
@@ -421,7 +401,7 @@ class SharedLinks:
 
         rule_ns, alone = point["rule_ns"], self._recorded(self._plan.jobs)
         window_s = [(point[f"window_{side}_ns"] - rule_ns) / 1e9 for side in ("start", "end")]
-        before = [[ns for ns in one.watcher.iteration_begins_ns() if ns <= rule_ns] for one in running]
+        before = [[ns for ns in one.steps.iteration_begins_ns() if ns <= rule_ns] for one in running]
         starts_s = [(begins_ns[-1] - rule_ns) / 1e9 for begins_ns in before]
         links = [(link.capacity_bps, link.jobs) for link in self._links(self._plan.jobs)]
         predicted = predicted_begins_s(alone, shares, starts_s, links, window_s[1])
@@ -435,16 +415,16 @@ class SharedLinks:
         if point["offset"] == MLTCP and links and (phases := mltcp_phases(alone, starts_s, len(predicted[1]))):
             point["jobs"][1]["mltcp_phases"] = phases
 
-    def _create(self, step: SharingStep, job: SharingJob) -> _RunningJob:
-        """Create the run directory of a job at a point."""
+    def _create(self, runs: ExitStack, step: SharingStep, number: int, job: SharingJob) -> MeasuredJob:
+        """Create the run directory of a job at a point, in which it has a number."""
         path = self._attempt(f"{step.offset}-{job.name}")
         # one reference for all runs of a point, whose times are compared
         facts = self._network.clock() | {"batch": job.model.batch, "bottleneck": self._network.bottleneck}
-        run = RunDirectory.create(path, "job", sys.argv, self._plan.seed, **facts)
-        self._hosts.publish(path)
-        ranks = {host: ranks_of(self._plan, host) for host in job.workers}
+        run = runs.enter_context(job_run(self._hosts, path, self._plan.seed, **facts))
+        steps = StepWatcher(run, {host: ranks_of(self._plan, host) for host in job.workers})
         watch = Watch(path, self._network, self._plan.capacity_bps, 0, has_one_bottleneck=False)
-        return _RunningJob(job, run, StepWatcher(run, ranks), watch, [], {})
+        model, network = replace(job.model, title=job.name), self._network_of(job)
+        return MeasuredJob(model, network, run, watch, steps, job.workers, self._recorders(number, job))
 
     def _network_of(self, job: SharingJob) -> SweepRoles:
         """Return the roles and addresses of a job, which has addresses of its own on a testbed."""
@@ -454,21 +434,6 @@ class SharedLinks:
         spec, number = self._testbed.state.spec, self._plan.jobs.index(job)
         addresses = {host: spec.job_ip(host, number) for host in job.workers}
         return replace(own, training=addresses, interface=dict.fromkeys(job.workers, spec.job_nic(number)))
-
-    def _free_ports(self, running: Sequence[_RunningJob]) -> list[int]:
-        """Return the first free port of each job's first worker, before any of the jobs has begun to take its own."""
-        firsts = [(one.job.workers[0], self._network_of(one.job).training[one.job.workers[0]]) for one in running]
-        count, among = _MASTER_PORTS * len(running), self._network.ports
-        free = {first: free_port(self._hosts, *first, count, among) for first in dict.fromkeys(firsts)}
-        return [free[first] + _MASTER_PORTS * number for number, first in enumerate(firsts)]
-
-    def _start_job(self, number: int, one: _RunningJob, port: int, grid: Mapping[str, str]) -> None:
-        """Start the recorders and the ranks of a job, kept to the grid of their host if there is one."""
-        for node in self._recorders(number, one.job):
-            self._start_on(one, node, ["capture"], [], {}, "recorder.out")
-        for process in processes(self._plan, one.job.model, self._network_of(one.job), self._hosts, port):
-            environment = process.environment | ({VARIABLE: grid[process.host]} if grid else {})
-            self._start_on(one, process.host, ["run"], process.command, environment, process.log)
 
     def _recorders(self, number: int, job: SharingJob) -> list[str]:
         """Return the nodes that the run of a job records beside the job's workers.
@@ -497,109 +462,3 @@ class SharedLinks:
                 'offsets = ["free"]'
             )
         return found
-
-    def _start_on(
-        self, one: _RunningJob, host: str, verb: list[str], command: list[str], environment: dict[str, str], file: str
-    ) -> None:
-        """Start a recorder on a host, with a rank of the job if there is a command."""
-        sockets = [] if self._testbed else ["sockets"]
-        record = collect_options(self._network, host, *sockets, *(["steps", "ddp"] if command else []))
-        record += ["--join", self._hosts.path(host, one.run.path), "--node", host]
-        wrapped = [*self._hosts.ringtap(host), *verb, *record, *(["--", *command] if command else [])]
-        log = one.run.node(host) / "log" / file
-        name = one.job.name if command else "recorder"
-        process = self._hosts.start(host, name, wrapped, log, environment=environment)
-        one.processes.append(process)
-        one.by_host.setdefault(host, []).append(process)
-
-    def _wait_for_iterations(self, running: Sequence[_RunningJob], least: Sequence[int]) -> None:
-        """Wait until each job has made a number of iterations since it began."""
-        window = self._plan.window
-        deadline_s = time.monotonic() + window.start_timeout_s
-        while slow := [one for one, count in zip(running, least, strict=True) if one.made() < count]:
-            self._check(running)
-            if time.monotonic() > deadline_s:
-                raise MeasurementError(
-                    f"{slow[0].job.name} made {counted(slow[0].made(), 'iteration')} in {window.start_timeout_s:g} s, "
-                    f"too few to warm up: {self._reason(slow[0])}"
-                )
-            time.sleep(_POLL_S)
-
-    def _check(self, running: Sequence[_RunningJob]) -> None:
-        """Check that no host is lost, and that all jobs and recorders run."""
-        check_lost(self._hosts)
-        for one in running:
-            for process in one.processes:
-                if (code := process.exit_code()) == 0:
-                    raise UsageError(
-                        f"{process.name} ended before its point did: give it a command that runs until "
-                        f"it is ended, or see {one.run.path}"
-                    )
-                if code is not None:
-                    raise MeasurementError(
-                        f"{process.name} ended with exit code {code} before its point did: {self._reason(one)}"
-                    )
-
-    def _reason(self, one: _RunningJob) -> str:
-        self._hosts.gather(one.run.path)
-        return words_of_hosts(self._plan, self._hosts, one.run, one.by_host)[1]
-
-    def _undisturbed(self, label: str, running: Sequence[_RunningJob]) -> dict[str, Any]:
-        """Measure windows until nothing disturbed one, or up to the plan's retries; return the best one."""
-        tries: list[dict[str, Any]] = []
-        while len(tries) <= self._plan.window.retries:
-            start_ns, end_ns = self._window(label, running)
-            time.sleep(RECORDED_S)
-            check_alive(self._hosts)
-            for one in running:
-                wait_for_samples(self._hosts, one.run.path, end_ns)
-            late = late_share(running[0].run.node(self._network.timekeeper) / NIC_REC, start_ns, end_ns)
-            found = {"window_start_ns": start_ns, "window_end_ns": end_ns, "late_share": round(late, 4)}
-            since_ns = start_ns - round(self._plan.window.settle_s * 1e9)
-            cut = [word for one in running for word in one.watch.links(since_ns, end_ns, start_ns)]
-            for one in running:  # the first job's run has the counters of the links
-                ends_ns = [end for end in one.watcher.iteration_ends_ns() if start_ns <= end <= end_ns]
-                cut += [f"{one.job.name}: {words}" for words in running[0].watch.stall(ends_ns)]
-            jobs = [(one.watch, one.job.workers) for one in running]
-            others = running[0].watch.others_beside(jobs, start_ns, end_ns)
-            tries.append(found | {"cut": list(dict.fromkeys(cut)), "others": others})
-            why = [*tries[-1]["cut"], *([] if self._is_tolerant else others)]
-            why += [f"{late:.1%} of the samples came late"] if late > MAX_LATE_SHARE else []
-            if not why:
-                break
-            self._say(f"{label}: {'; '.join(why)}")
-        return min(tries, key=lambda item: (len(item["cut"]), len(item["others"]), float(item["late_share"])))
-
-    def _window(self, label: str, running: Sequence[_RunningJob]) -> tuple[int, int]:
-        """Wait for a window with whole iterations of all jobs; return its start and end.
-
-        Both are in ns, as if no clock had been set since the point began.
-        """
-        window, begin_s = self._plan.window, time.monotonic()
-        settled_ns = self._clock.now_ns() + round(window.settle_s * 1e9)
-        while True:
-            time.sleep(_POLL_S)
-            self._tick(label, time.monotonic() - begin_s)
-            self._check(running)
-            ends = [[end for end in one.watcher.iteration_ends_ns() if end >= settled_ns] for one in running]
-            fewest = min(map(len, ends))
-            spent_s = (self._clock.now_ns() - settled_ns) / 1e9
-            if fewest > 1:
-                start_ns, end_ns = max(each[0] for each in ends), min(each[-1] for each in ends)
-                enough = (end_ns - start_ns) / 1e9 >= window.min_s and fewest > window.min_iterations
-                if start_ns < end_ns and (enough or spent_s >= window.max_s):
-                    return start_ns, end_ns
-            if spent_s >= 2 * window.max_s:
-                slow = running[min(range(len(ends)), key=lambda number: len(ends[number]))]
-                raise UsageError(
-                    f"{label}: the jobs had no window in common in {spent_s:.0f} s: {slow.job.name} made "
-                    f"{counted(fewest, 'iteration')}: raise window.max_time, or see {slow.run.path}"
-                )
-
-    def _stop(self, running: Sequence[_RunningJob]) -> None:
-        for one in running:
-            for process in one.processes:
-                process.ask_to_stop(signal.SIGTERM)
-        self._hosts.stop_all()
-        for one in running:
-            self._hosts.gather(one.run.path)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ringtap.core.errors import UsageError
 from ringtap.core.installation import shipped_example
@@ -163,15 +163,36 @@ class Capture:
     max_bytes: int = 1_000_000_000
 
 
-@dataclass(frozen=True)
-class SweepPlan:
-    """A sweep: models x traffic kinds x loads, on a testbed or a cluster.
+@dataclass(frozen=True, kw_only=True)
+class CommonPlan:
+    """Part that every plan of a sweep has: name, sizes, hosts and windows.
 
     Attributes:
         name: slug of the sweep.
         seed: seed of everything random.
         scale: factor by which jobs, flows and links are smaller than full size.
         capacity_bps: rate of the links as built.
+        topology: the testbed to build, the first one if there are several, or the cluster to use.
+        window: conditions under which a point counts as measured.
+    """
+
+    name: str
+    seed: int
+    scale: float
+    capacity_bps: int
+    topology: Testbed | Cluster
+    window: Window = field(default_factory=Window)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as JSON data (docs/reference/run-directory.md); keys of other kinds of plans have nothing."""
+        return _NOTHING | asdict(self) | {"topology": self.topology.to_json()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadPlan(CommonPlan):
+    """A sweep of models x traffic kinds x loads.
+
+    Attributes:
         loads: requested cross traffic as shares of the capacity; 0 is the point without it. Repeats are replicates. If
             the sweep chooses its loads, these are those of the first pass, and the last one is the heaviest.
         random_order: True if each series takes its loads in random order.
@@ -179,48 +200,36 @@ class SweepPlan:
         traffic: kinds of cross traffic.
         iperf_streams: parallel streams of the iperf kind; None: each load takes as many as it needs.
         burst: shape of the burst kind.
-        topology: the testbed to build, the first one if there are several, or the cluster to use.
-        window: conditions under which a point counts as measured.
         auto: aims by which the sweep chooses further loads; None: the loads are all there are.
         capture: packets to record; None: none.
         collectives: how the jobs exchange their gradients.
-        jobs: jobs that share links, instead of models, kinds of traffic and loads.
-        offsets: how they run together, one point each: a name of `ringtap.core.sweep_plan_jobs`, or the shift of each
-            job in s.
-        begin: shift of each job in s, or `ringtap.core.sweep_plan_jobs.WORST`, at which free jobs are held until the
-            rule begins; empty: they are not held.
     """
 
-    name: str
-    seed: int
-    scale: float
-    capacity_bps: int
     loads: tuple[float, ...]
     random_order: bool
     models: tuple[Model, ...]
     traffic: tuple[str, ...]
     iperf_streams: int | None
-    topology: Testbed | Cluster
-    window: Window = field(default_factory=Window)
     burst: Burst = field(default_factory=Burst)
     auto: AutoLoads | None = None
     capture: Capture | None = None
     collectives: Collectives = field(default_factory=Collectives)
-    jobs: tuple[SharingJob, ...] = ()
-    offsets: tuple[str | tuple[float, ...], ...] = ()
-    begin: str | tuple[float, ...] = ""
 
     @property
     def every_model(self) -> tuple[Model, ...]:
-        """The models, and those of the jobs."""
-        return (*self.models, *(job.model for job in self.jobs))
+        """The models."""
+        return self.models
+
+    @property
+    def heaviest_load(self) -> float:
+        """The highest of the loads."""
+        return max(self.loads)
 
     def models_on(self, host: str) -> dict[str, Model]:
-        """Return the models that train on a host, by the label of the model or the name of the job."""
-        labelled = {model.label: model for model in self.models} if host in self.topology.workers else {}
-        return labelled | {job.name: job.model for job in self.jobs if host in job.workers}
+        """Return the models, by label, if the host is a worker."""
+        return {model.label: model for model in self.models} if host in self.topology.workers else {}
 
-    def parts(self) -> list[SweepPlan]:
+    def parts(self) -> list[LoadPlan]:
         """Return a plan per topology, with its models; the keys of other topologies have their defaults."""
         topologies = list(dict.fromkeys(model.topology for model in self.models))
         if isinstance(self.topology, Cluster) or not any(topologies):
@@ -232,11 +241,41 @@ class SweepPlan:
             found.append(replace(self, models=models, topology=replace(self.topology, topology=name, **foreign)))
         return found
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan as JSON data (docs/reference/run-directory.md)."""
-        return asdict(self) | {"topology": self.topology.to_json()}
+
+@dataclass(frozen=True, kw_only=True)
+class SharingPlan(CommonPlan):
+    """A sweep of jobs that share links.
+
+    Attributes:
+        jobs: the jobs.
+        offsets: how they run together, one point each: a name of `ringtap.core.sweep_plan_jobs`, or the shift of each
+            job in s.
+        begin: shift of each job in s, or `ringtap.core.sweep_plan_jobs.WORST`, at which free jobs are held until the
+            rule begins; empty: they are not held.
+    """
+
+    jobs: tuple[SharingJob, ...]
+    offsets: tuple[str | tuple[float, ...], ...]
+    begin: str | tuple[float, ...] = ""
+
+    heaviest_load = 0.0  # without cross traffic
+
+    @property
+    def every_model(self) -> tuple[Model, ...]:
+        """The models of the jobs."""
+        return tuple(job.model for job in self.jobs)
+
+    def models_on(self, host: str) -> dict[str, Model]:
+        """Return the models of the jobs on a host, by the names of the jobs."""
+        return {job.name: job.model for job in self.jobs if host in job.workers}
 
 
+SweepPlan: TypeAlias = LoadPlan | SharingPlan
+
+# keys of each kind of plan, which readers of run.json find in all of them
+_NOTHING: dict[str, Any] = {"loads": (0.0,), "random_order": False, "models": (), "traffic": (), "iperf_streams": None}
+_NOTHING |= {"burst": asdict(Burst()), "auto": None, "capture": None, "collectives": asdict(Collectives())}
+_NOTHING |= {"jobs": (), "offsets": (), "begin": ""}
 _PLAIN = Testbed("B")
 _SINGLE, _REPEATED = {"sweep", "testbed", "cluster", "window", "burst", "capture"}, {"models", "hosts", "jobs"}
 
@@ -312,7 +351,7 @@ def load_plan(source: str | PathLike[str] | Mapping[str, Any]) -> SweepPlan:
         sweep.fail("budget", f"= {auto.budget_s:g} s is too short for the first pass of {len(loads)} loads")
     # within a burst the load is higher, up to the capacity
     peak = min(max(loads) * (burst.height if "burst" in traffic else 1.0), 1.0)
-    plan = SweepPlan(
+    plan = LoadPlan(
         name=sweep.text("name", "sweep"),
         seed=sweep.integer("seed", 1, 0, 2**31),
         scale=scale,
@@ -347,7 +386,7 @@ def load_plan(source: str | PathLike[str] | Mapping[str, Any]) -> SweepPlan:
     return plan
 
 
-def _plan_of_jobs(file: PlanTables) -> SweepPlan:
+def _plan_of_jobs(file: PlanTables) -> SharingPlan:
     """Read a plan of jobs that share links."""
     is_real = file.has("cluster")
     for name in ("models", "burst", "capture", "testbed" if is_real else "hosts"):
@@ -387,16 +426,11 @@ def _plan_of_jobs(file: PlanTables) -> SweepPlan:
         for key, shifts_s in [*(("offsets", each) for each in offsets), ("begin", begin)]:
             if isinstance(shifts_s, tuple):
                 check_shifts(sweep, key, jobs, shifts_s, full_bps / scale, scale)
-    plan = SweepPlan(
+    plan = SharingPlan(
         name=sweep.text("name", "sweep"),
         seed=sweep.integer("seed", 1, 0, 2**31),
         scale=scale,
         capacity_bps=round(full_bps if is_real else full_bps / scale),  # a real link is not scaled
-        loads=(0.0,),
-        random_order=False,
-        models=(),
-        traffic=(),
-        iperf_streams=None,
         topology=topology,
         window=_window(file.one("window"), is_auto=False),
         jobs=jobs,
@@ -477,7 +511,7 @@ def _check_job_python(file: PlanTables, plan: SweepPlan) -> None:
                 )
 
 
-def _check_transports(file: PlanTables, plan: SweepPlan) -> None:
+def _check_transports(file: PlanTables, plan: LoadPlan) -> None:
     """Refuse transports that a job would not use."""
     cluster = plan.topology if isinstance(plan.topology, Cluster) else None
     hosts = {name: cluster.host(name).environment for name in cluster.workers} if cluster else {"": {}}

@@ -456,7 +456,7 @@ def test_a_plan_corrected_where_nothing_was_measured_goes_on(desk: Desk) -> None
     out = desk.folder / "corrected"
     done = desk.run("sweep", plan, "-o", out)
     assert done.returncode == 1, done.stderr
-    assert re.search(r"mine on S\d ended with exit code 3 before its series did", one_sentence(done.stderr))
+    assert re.search(r"mine on S\d ended with exit code 3 before its measurement did", one_sentence(done.stderr))
     assert len(read_json_lines(out / "points.jsonl")[0]) == 1
     standing = desk.run("status", out)
     assert standing.returncode == 0, standing.stderr

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtap.agents.sweep.bottleneck import busiest
-from ringtap.agents.sweep.conductor import plan_changes, run_sweep
+from ringtap.agents.sweep.conductor import run_sweep
 from ringtap.agents.sweep.estimate import layout, resolved
+from ringtap.agents.sweep.resumed_plan import plan_changes
 from ringtap.agents.sweep.roles import testbed_roles as roles_of
 from ringtap.agents.testbed.forwarding_capacity import excess
 from ringtap.agents.testbed.routing import carries_all, hops, routes

@@ -13,10 +13,10 @@ import pytest
 
 from ringtap.agents.hosts import LocalHosts
 from ringtap.agents.sweep import disturbances
-from ringtap.agents.sweep.cross_traffic import CrossTraffic
 from ringtap.agents.sweep.disturbances import Watch, change_place, counted_bps, late_share, wait_for_samples
-from ringtap.agents.sweep.load_series import SeriesMeasurement, StepWatcher
+from ringtap.agents.sweep.job_windows import Condition, JobWindows, MeasuredJob, Span
 from ringtap.agents.sweep.roles import SweepRoles
+from ringtap.agents.sweep.step_watcher import StepWatcher
 from ringtap.agents.testbed.topology import Roles
 from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.core.records import Field, JsonLinesWriter, RecordWriter
@@ -61,9 +61,10 @@ def test_a_cut_link_disturbs_the_window_that_it_touches(
     for seconds, carrier, changes in states:
         log.append({"t_ns": round(seconds * S), "nic": "eth0", "carrier": carrier, "carrier_changes": changes})
     log.close()
-    found = Watch(tmp_path, STAGE, 10**9, 0).window(10 * S, 20 * S, 2.0)
-    assert list(found.links) == words
-    assert (found.other_bps, found.others) == (None, ())
+    watch = Watch(tmp_path, STAGE, 10**9, 0)
+    assert list(watch.links(8 * S, 20 * S, 10 * S)) == words
+    assert watch.other_bps(10 * S, 20 * S) == (None, "")
+    assert watch.others([(watch, STAGE.attachments)], 10 * S, 20 * S) == []
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_a_link_state_of_another_shape_is_refused_in_a_sentence(line: dict[str, 
     log.append(line)
     log.close()
     with pytest.raises(UsageError, match=r"links\.jsonl line 2 cannot be used: "):
-        Watch(tmp_path, STAGE, 10**9, 0).window(10 * S, 20 * S, 2.0)
+        list(Watch(tmp_path, STAGE, 10**9, 0).links(8 * S, 20 * S, 10 * S))
 
 
 FIELDS = [
@@ -161,7 +162,7 @@ def test_a_clock_that_is_set_moves_no_times_and_disturbs_its_window_only(step_s:
     words = f"the clock of a was set by {format_change(step_s)}"
     for since_s, until_s, expected in ((2, 12, []), (10, 20, [words]), (20, 30, [])):
         window_ns = gap_ns + since_s * S, gap_ns + until_s * S
-        assert list(watch.window(*window_ns, 2.0).links) == expected
+        assert list(watch.links(window_ns[0] - 2 * S, window_ns[1], window_ns[0])) == expected
         assert late_share(run.path / "nodes" / "a" / "nic" / "nic.rec", *window_ns) == 0
         counter = {"node": "a", "nic": "eth0", "direction": "rx"}
         assert counted_bps(run.path, counter, 1500, *window_ns) == pytest.approx(100e6, rel=0.01)
@@ -244,21 +245,23 @@ def test_iterations_that_stay_longer_at_the_same_load_end_the_series(tmp_path: P
     for number, end_ns in enumerate(ends_of([*HALVED, *[0.35] * 20])):
         steps.append(number, 0, *(end_ns,) * 4, 0, 0)
     steps.close()
-    plan = plan_of(tmp_path)
-    hosts, roles = LocalHosts(["a"]), replace(STAGE, roles=replace(STAGE.roles, workers=("a",)))
-    cross = CrossTraffic(plan, "iperf", hosts, roles, run.path)
+    plan, roles = plan_of(tmp_path), replace(STAGE, roles=replace(STAGE.roles, workers=("a",)))
     for tolerant in (False, True):
-        series = SeriesMeasurement(plan, plan.models[0], hosts, roles, run, cross, tolerant=tolerant)
-        series._watch = Watch(run.path, roles, 10**9, 0)
-        ends_ns = series._watcher.iteration_ends_ns()
-        (words,) = series._within(ends_ns[0], ends_ns[16])
+        windows, steps = JobWindows(plan, LocalHosts(["a"]), Condition(), tolerant=tolerant), StepWatcher(run, {"a": 1})
+        job = MeasuredJob(plan.models[0], roles, run, Watch(run.path, roles, 10**9, 0), steps, ["a"], [])
+        windows.jobs = [job]
+        ends_ns = steps.iteration_ends_ns()
+        (words,) = windows._within(Span(ends_ns[0], ends_ns[16], 16))
         assert words.startswith("iterations changed from 0.2 to 0.35 s")
+        after = Span(ends_ns[17], ends_ns[-1], len(ends_ns) - 18)
         if tolerant:
-            (again,) = series._within(ends_ns[17], ends_ns[-1])
+            (again,) = windows._within(after)
             assert again.endswith(", and still take 0.35 s: a link or a host has become slower")
         else:
             with pytest.raises(MeasurementError, match=r"at the same load, iterations .*: see to it, then resume$"):
-                series._within(ends_ns[17], ends_ns[-1])
+                windows._within(after)
+        windows.jobs = [job, job]
+        assert windows._within(Span(ends_ns[0], ends_ns[16], 16)) == [], "several jobs change each other's iterations"
 
 
 def test_a_host_whose_agent_was_killed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,6 +136,6 @@ def test_other_traffic_is_what_is_of_none_of_the_jobs(tmp_path: Path) -> None:
     first = Counted(tmp_path, plan, {"x": 190e6, "y": 250e6}, total)
     second = Counted(tmp_path, plan, {"y": 240e6}, total)
     jobs = [(first, ("x", "y")), (second, ("y", "z"))]
-    assert first.others_beside(jobs, 0, 1) == [], "of 1 Gbit/s; z was not recorded"
-    alone = first.others_beside(jobs[:1], 0, 1)
+    assert first.others(jobs, 0, 1) == [], "of 1 Gbit/s; z was not recorded"
+    alone = first.others(jobs[:1], 0, 1)
     assert alone == ["y took in 250 Mbit/s of other traffic (25% of the capacity)"]

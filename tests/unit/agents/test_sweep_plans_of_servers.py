@@ -14,13 +14,14 @@ from ringtap.agents.hosts import LocalHosts
 from ringtap.agents.hosts.worker import HostWorker, clean
 from ringtap.agents.node import agent_socket
 from ringtap.agents.sweep import roles as sweep_roles
-from ringtap.agents.sweep.conductor import plan_changes
 from ringtap.agents.sweep.estimate import doubts, layout, resolved
+from ringtap.agents.sweep.failure_messages import failure_line, failure_messages
 from ringtap.agents.sweep.host_facts import free_port, job_facts, room_problem
 from ringtap.agents.sweep.job_launch import processes
-from ringtap.agents.sweep.load_series import stalled_s, telling_line, words_of_hosts
 from ringtap.agents.sweep.packet_capture import capture_points, check_capture
 from ringtap.agents.sweep.preflight import cluster_roles
+from ringtap.agents.sweep.resumed_plan import plan_changes
+from ringtap.agents.sweep.step_watcher import stalled_s
 from ringtap.cli import main
 from ringtap.core.errors import UsageError
 from ringtap.core.rundir import RunDirectory
@@ -164,7 +165,7 @@ def test_a_known_cause_is_told_once_and_without_what_it_led_to(tmp_path: Path) -
 
     def words(**said: str) -> tuple[bool, str]:
         processes = {name: [Ended(tmp_path / name, text)] for name, text in said.items()}
-        return words_of_hosts(plan_of(tmp_path), hosts, run, processes)
+        return failure_messages(plan_of(tmp_path), hosts, run, processes)
 
     gone, missing = "RuntimeError: Connection closed by peer", "ModuleNotFoundError: No module named 'torch'"
     try:
@@ -228,7 +229,7 @@ def test_ports_are_those_of_the_plan(tmp_path: Path) -> None:
     ],
 )
 def test_the_line_that_says_most_is_found(text: str, found: tuple[int, str]) -> None:
-    assert telling_line(text) == found
+    assert failure_line(text) == found
 
 
 S = 1_000_000_000

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from ringtap.agents.hosts import LocalHosts
-from ringtap.agents.sweep.conductor import plan_changes
 from ringtap.agents.sweep.disturbances import collect_options
 from ringtap.agents.sweep.estimate import resolved
 from ringtap.agents.sweep.job_launch import processes
 from ringtap.agents.sweep.preflight import HostAnswer, _rdma_problems, cluster_roles
+from ringtap.agents.sweep.resumed_plan import plan_changes
 from ringtap.core.errors import UsageError
 from ringtap.core.sweep_plan import SweepPlan, load_plan
 from tests.unit.agents.test_sweep_cluster import PLAN, answer, counter, nic, plan_of

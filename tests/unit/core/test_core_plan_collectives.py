@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from ringtap.agents.hosts import LocalHosts
-from ringtap.agents.sweep.conductor import plan_changes
 from ringtap.agents.sweep.estimate import estimate, layout, resolved, series_names
 from ringtap.agents.sweep.job_launch import check_collectives, processes
+from ringtap.agents.sweep.resumed_plan import plan_changes
 from ringtap.agents.sweep.roles import testbed_roles as roles_of
 from ringtap.core.errors import UsageError
 from ringtap.core.sweep_plan import SweepPlan, load_plan

@@ -2,11 +2,13 @@
 
 python benchmarks/loads.py [--quick] [-o FILE]        simulated series whose truth is known (docs/method/auto-loads.md)
 python benchmarks/loads.py --measure FOLDER           both kinds of sweep on the testbed, three seeds, 100 minutes
+python benchmarks/loads.py --coverage [--quick]       how often the interval of a fixed grid holds the true point
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import statistics
 import sys
@@ -20,12 +22,14 @@ from typing import Any
 import _checkout  # noqa: F401 -- first: lets the others import ringtap
 import numpy as np
 from _result import write_result
+from scipy import signal
 
 import ringtap
+from ringtap.analysis.model.congestion_point import CURVED_SHARE
 from ringtap.analysis.model.curve_point import CurvePoint, find_curve_point, place
 from ringtap.analysis.runs.run import read_run
 from ringtap.analysis.statistics.arrays import Array
-from ringtap.analysis.statistics.mean_errors import mean_errors, relative_error
+from ringtap.analysis.statistics.mean_errors import relative_error
 from ringtap.analysis.sweeps.next_load import Aims, Measured, choose
 from ringtap.analysis.sweeps.points import measure
 from ringtap.core.sweep_plan import load_plan
@@ -119,8 +123,7 @@ def curve_point(windows: Sequence[Measured]) -> CurvePoint | None:
     """Find the congestion point, as a sweep does."""
     loads = [min(one.load_gbps, 0.99 * CAPACITY_GBPS) for one in windows]
     means = np.array([one.iteration_s.mean() for one in windows])
-    errors = mean_errors(loads, CAPACITY_GBPS, [one.iteration_s for one in windows])
-    return find_curve_point(loads, means, CAPACITY_GBPS, errors * means).point
+    return find_curve_point(loads, means, CAPACITY_GBPS, [one.iteration_s for one in windows]).point
 
 
 def reached(windows: Sequence[Measured], every: int = 1) -> Reached | None:
@@ -256,7 +259,7 @@ def summary(
     truth = TRUTHS[model].point_gbps
     ratios = [auto.seconds / fixed.seconds for fixed, auto in both]
 
-    def covered(found: Sequence[Reached | None]) -> float:
+    def held(found: Sequence[Reached | None]) -> float:
         return statistics.fmean(one.point.low_gbps <= truth <= one.point.high_gbps for one in found if one)
 
     return {
@@ -270,12 +273,94 @@ def summary(
         "auto_s_median": round(statistics.median(auto.seconds for _, auto in both), 1),
         "stopped_grid_s_median": round(statistics.median(one.seconds for one in stopped if one), 1),
         "true_gbps": round(truth, 2),
-        "coverage_grid": round(covered([fixed for fixed, _ in pairs]), 3),
-        "coverage_auto": round(covered([auto for _, auto in pairs]), 3),
+        "coverage_grid": round(held([fixed for fixed, _ in pairs]), 3),
+        "coverage_auto": round(held([auto for _, auto in pairs]), 3),
         "within_grid_interval": round(statistics.fmean(holds(fixed.point, auto.point) for fixed, auto in both), 3),
     }
 
 
+KINDS, NOISES, COUNTS = ("smooth", "broken"), ("even", "uneven"), (6, 11)
+ITERATIONS, EVEN_SPREAD, HELD_OUT = 30, 0.1, 20_000
+
+
+def true_point_gbps(log_time: Callable[[Array], Array]) -> float:
+    """Return the point of the thesis's construction on a dense grid of a true curve, given as ln t at u, or NaN."""
+    share = np.linspace(0, 0.97, 20_001)
+    u = -np.log1p(-share)
+    elasticity, times = np.diff(log_time(u)) / np.diff(u), np.exp(log_time(u))
+    start = int(np.argmax(elasticity >= elasticity[0] + CURVED_SHARE * (1 - elasticity[0])))
+    if not start:
+        return math.nan
+    slope, level = np.polyfit(share[: start + 1], times[: start + 1], 1)
+    tangent = (times[start + 1] - times[start]) / (share[start + 1] - share[start])
+    return float(CAPACITY_GBPS * (times[start] - tangent * share[start] - level) / (slope - tangent))
+
+
+def drawn(kind: str, draw: np.random.Generator) -> Callable[[Array], Array]:
+    """Return a curve of equation 3.7 or two lines of ln t, whose point lies within the loads, as ln t at u."""
+    while True:
+        if kind == "smooth":
+            n = math.exp(draw.uniform(math.log(0.5), math.log(2)))
+            log_time = partial(_smooth, draw.uniform(0.02, 0.7) / n, n)
+        else:
+            at = -math.log1p(-draw.uniform(8, 19) / CAPACITY_GBPS)
+            log_time = partial(_broken, draw.uniform(0, 0.3), draw.uniform(0.85, 1), at)
+        if 8 <= true_point_gbps(log_time) <= 20:
+            return log_time
+
+
+def _smooth(b: float, n: float, u: Array) -> Array:
+    result: Array = b * np.expm1(n * u)
+    return result
+
+
+def _broken(first: float, last: float, at: float, u: Array) -> Array:
+    result: Array = first * u + (last - first) * np.maximum(u - at, 0.0)
+    return result
+
+
+def covered(kind: str, noise: str, count: int, is_weighted: bool, seed: int) -> tuple[bool | None, float]:
+    """Simulate a series; return whether the interval holds the true point, and its half-width; None: no point."""
+    draw = np.random.default_rng([seed, KINDS.index(kind), NOISES.index(noise), count])
+    log_time = drawn(kind, draw)
+    grid = np.array(SPREAD_GBPS[:: 10 // (count - 1)])
+    load = np.minimum(grid * (1 + LOAD_ERROR * draw.normal(size=count)), 0.97 * CAPACITY_GBPS)
+    spread = np.full(count, EVEN_SPREAD)
+    if noise == "uneven":
+        spread = np.interp(load, SPREAD_GBPS, TRUTHS["resnet50"].spread)
+    width = np.sqrt(np.log1p(spread**2))[:, None]
+    noises = draw.normal(size=(count, ITERATIONS + 50)) * math.sqrt(1 - CORRELATION**2)
+    places = signal.lfilter([1.0], [1.0, -CORRELATION], noises)[:, 50:]
+    windows = np.exp(log_time(-np.log1p(-load / CAPACITY_GBPS))[:, None] + width * places - width**2 / 2)
+    known = list(windows) if is_weighted else None
+    point = find_curve_point(load, windows.mean(axis=1), CAPACITY_GBPS, iterations_s=known).point
+    if point is None:
+        return None, math.nan
+    return point.low_gbps <= true_point_gbps(log_time) <= point.high_gbps, point.half_width_gbps
+
+
+def coverage(is_quick: bool, workers: ProcessPoolExecutor) -> list[list[str]]:
+    """Return the rows of a table: how often a point was given, and how often its interval held the true one."""
+    found, seeds = [], range(HELD_OUT, HELD_OUT + (10 if is_quick else 300))
+    for is_weighted, count in itertools.product((True, False), COUNTS):
+        errors, every = "from iterations" if is_weighted else "not known", []
+        for kind, noise in itertools.product(KINDS, NOISES):
+            one = partial(covered, kind, noise, count, is_weighted)
+            series = list(workers.map(one, seeds, chunksize=10))
+            every += series
+            found.append([errors, str(count), kind, noise, *_shares(series)])
+        found.append([errors, str(count), "all", "all", *_shares(every)])
+    return found
+
+
+def _shares(series: Sequence[tuple[bool | None, float]]) -> list[str]:
+    known = [one for one in series if one[0] is not None]
+    held = sum(bool(one) for one, _ in known) / max(len(known), 1)
+    half = statistics.median(half for _, half in known) if known else math.nan
+    return [f"{len(known) / len(series):.0%}", f"{held:.1%}", f"{half:.1f}"]
+
+
+COVERAGE_HEAD = ["errors", "loads", "truth", "noise", "given", "held the truth", "half-width, Gbit/s"]
 HEAD = ["series", "seed"]
 HEAD += [f"{kind} {what}" for kind in ("grid", "auto") for what in ("s", "windows", "point, Gbit/s")]
 HEAD += ["ratio of seconds", "within the grid's interval"]
@@ -287,7 +372,12 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer seeds, or a few short windows")
     parser.add_argument("--measure", type=Path, metavar="FOLDER", help="measure on the testbed; resumes what is there")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write the JSON object to a file")
+    parser.add_argument("--coverage", action="store_true", help="coverage of the interval on fixed loads")
     options = parser.parse_args()
+    if options.coverage:
+        with ProcessPoolExecutor(2) as workers:
+            print_table(COVERAGE_HEAD, coverage(options.quick, workers), {}, options.output)
+        return 0
     found: dict[str, Any] = {"target_gbps": TARGET_GBPS, "summaries": []}
     table: list[list[str]] = []
     with ProcessPoolExecutor(2) as workers:
@@ -307,11 +397,15 @@ def main() -> int:
             table += rows(model, pairs)
             if options.quick and options.measure is not None:
                 break
-    for row in [HEAD, ["---"] * len(HEAD), *table]:
-        print(f"| {' | '.join(row)} |")
-    found["rows"] = [dict(zip(HEAD, row, strict=True)) for row in table]
-    write_result(found, options.output)
+    print_table(HEAD, table, found, options.output)
     return 0
+
+
+def print_table(head: list[str], table: list[list[str]], found: dict[str, Any], output: Path | None) -> None:
+    """Print a table and the JSON object with its rows."""
+    for row in [head, ["---"] * len(head), *table]:
+        print(f"| {' | '.join(row)} |")
+    write_result(found | {"rows": [dict(zip(head, row, strict=True)) for row in table]}, output)
 
 
 if __name__ == "__main__":

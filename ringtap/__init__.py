@@ -13,8 +13,8 @@ Read runs and captures:
 Analyse measurements:
 
     CongestionModel        fit t = A·exp(B/(C−BW)^n); the result is a FitResult
-    find_congestion_point  find the load at which congestion begins, as the thesis does
-    find_break             find it as the break of two lines, with an interval
+    find_curve_point       find the load at which congestion begins on the fitted curve, with an interval
+    find_congestion_point  find it among the measured loads, as the thesis does
     compare                compare two samples of iteration times
     demand                 calculate the bytes that an iteration sends
     plot                   draw all of these on your own axes
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from ringtap.analysis.compare.run_comparison import compare_runs
     from ringtap.analysis.frames import utc
     from ringtap.analysis.job.run import Job, open_job
-    from ringtap.analysis.model.breakpoint import find_break
     from ringtap.analysis.model.congestion_point import find_congestion_point
+    from ringtap.analysis.model.curve_point import find_curve_point
     from ringtap.analysis.model.demand import demand
     from ringtap.analysis.model.fit import CongestionModel, FitResult
     from ringtap.analysis.pcap.reader import read_captures
@@ -78,8 +78,8 @@ __all__ = [
     "compare",
     "compare_runs",
     "demand",
-    "find_break",
     "find_congestion_point",
+    "find_curve_point",
     "open_job",
     "open_run",
     "open_sweep",
@@ -106,8 +106,8 @@ _MODULES = {
     "compare": "ringtap.analysis.statistics.two_sample",
     "compare_runs": "ringtap.analysis.compare.run_comparison",
     "demand": "ringtap.analysis.model.demand",
-    "find_break": "ringtap.analysis.model.breakpoint",
     "find_congestion_point": "ringtap.analysis.model.congestion_point",
+    "find_curve_point": "ringtap.analysis.model.curve_point",
     "open_job": "ringtap.analysis.job.run",
     "open_run": "ringtap.analysis.sweeps.sweep",
     "open_sweep": "ringtap.analysis.sweeps.sweep",

@@ -70,7 +70,7 @@ def congestion(series: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield the table of congestion points."""
     yield from head(
         "Congestion points (Tables 3.2, 3.4, 3.6)", "series", "BW*, Gbit/s", "t*, s", "volume, MB", "× demand",
-        "break of two segments, Gbit/s (95 %)", "thesis: BW*, t*", "thesis: volume, MB", "thesis: × demand",
+        "on the fitted curve, Gbit/s (95 %)", "thesis: BW*, t*", "thesis: volume, MB", "thesis: × demand",
     )  # fmt: skip
     for one in series:
         point, there = one["congestion_point"], one["thesis"]["congestion"]
@@ -78,9 +78,9 @@ def congestion(series: Sequence[dict[str, Any]]) -> Iterator[str]:
             num(point["bandwidth_gbps"], ".1f"), num(point["iteration_s"], ".3f"), num(point["data_mb"], ".0f"),
             num(one["congestion_over_demand"], ".2f"),
         ]  # fmt: skip
-        place = one["break"]
+        place = one["curve_point"]
         here.append("none" if place is None else
-                    f"{place['bandwidth_gbps']:.1f} ({interval(place['bandwidth_gbps_interval'], '.1f')})")  # fmt: skip
+                    f"{place['bandwidth_gbps']:.1f} ({place['low_gbps']:.1f} to {place['high_gbps']:.1f})")  # fmt: skip
         if there is None:
             yield row(name(one), *here, "–", "–", "–")
             continue

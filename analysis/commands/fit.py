@@ -70,7 +70,7 @@ def _of_sweep(path: Path, options: argparse.Namespace) -> tuple[float, Points]:
         names = ", ".join(sweep.names) or "none yet"
         raise UsageError(f"{path} has {counted(len(sweep), 'series', 'series')}: name one with --series ({names})")
     series = sweep[options.series or sweep.names[0]]
-    return series.capacity_gbps, Points(series.loads_gbps, series.times_s, None)
+    return series.capacity_gbps, Points(series.loads_gbps, series.times_s, None, series.iterations_s)
 
 
 def _fit(options: argparse.Namespace) -> int:

@@ -184,7 +184,7 @@ class CongestionModel:
         least = (MIN_POINTS_FREE, MIN_LOADS_FREE) if self.n == "free" else (MIN_POINTS, MIN_FIT_LOADS)
         limit_gbps = None if max_load is None else rate_gbps(max_load)
         load, time = as_points(bandwidth_gbps, iteration_s, self.capacity_gbps)
-        error = None if spread_s is None else _relative(spread_s, time)
+        error = None if spread_s is None else relative_errors(spread_s, time)
         if limit_gbps is not None:
             kept = load <= limit_gbps
             load, time, error = load[kept], time[kept], error if error is None else error[kept]
@@ -296,8 +296,12 @@ def _check_number(load: Array, capacity: float, points: int, loads: int, limit_g
         )
 
 
-def _relative(spread: Values, time: Array) -> Array:
-    """Standard errors of ln t from those of t (delta method)."""
+def relative_errors(spread: Values, time: Array) -> Array:
+    """Standard errors of ln t from those of t (delta method).
+
+    Raises:
+        UsageError: not one for each time, or a value is not finite or is negative.
+    """
     seconds = as_seconds(spread, "standard errors")
     if seconds.shape != time.shape:
         raise UsageError(f"{seconds.size} spreads for {time.size} times: give one for each")

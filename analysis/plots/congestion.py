@@ -30,8 +30,8 @@ def congestion_points(series: Sequence[Series], setting: Setting) -> Drawn | Non
             "congestion point", color=INK, marker="o", linestyle="none", markersize=11, markerfacecolor="none"
         ),
     ]  # fmt: skip
-    if any(one.segments.point is not None for one in found):
-        labels.append(line_handle("95 % interval of the break", color=INK, linewidth=7, alpha=_BAND))
+    if any(one.curve.point is not None for one in found):
+        labels.append(line_handle("95 % interval on the fitted curve", color=INK, linewidth=7, alpha=_BAND))
     many = len(found) > 4
     on = sheet(len(found), 3 if many else 2, (2.75, 2.2) if many else (3.4, 2.7), labels)
     for axes, one in zip(on.panels, found, strict=True):
@@ -39,7 +39,7 @@ def congestion_points(series: Sequence[Series], setting: Setting) -> Drawn | Non
     caption = (
         "How each congestion point was found: a line through the flat region, the tangent to the first points of the "
         "curved region, their meeting, and the measured point whose load is nearest to it. Shaded is the 95 % interval "
-        "of the break of two segments, another estimate of the same load."
+        "of the point on the fitted curve, which need not be a measured load."
     )
     return on.drawn("congestion-points", caption, _table(found))
 
@@ -63,9 +63,10 @@ def _construction(on: Sheet, axes: Axes, series: Series, look: Look, setting: Se
         ends = np.array([0.0, setting.capacity_gbps])
         axes.plot(ends, [line.at(float(end)) for end in ends], color=INK, linestyle=_DASHES, linewidth=1, zorder=1)
     axes.plot([point.meeting_gbps], [point.meeting_s], "x", color=INK, markersize=6, zorder=4)
-    if series.segments.point is not None:
-        load = series.segments.point.bandwidth_gbps
-        axes.axvspan(load.low, load.high, color=INK, alpha=_BAND, linewidth=0, zorder=0)
+    if series.curve.point is not None:
+        axes.axvspan(
+            series.curve.point.low_gbps, series.curve.point.high_gbps, color=INK, alpha=_BAND, linewidth=0, zorder=0
+        )
     at = (point.bandwidth_gbps, point.iteration_s)
     axes.plot([at[0], at[0], -1], [0, at[1], at[1]], color=FAINT, linewidth=0.8, zorder=1)
     text = f"{at[0]:.1f} Gbit/s, {at[1]:.3f} s\n{point.data_mb:.0f} MB"

@@ -1,4 +1,7 @@
-"""Findings of a sweep as sentences, each with its certainty."""
+"""Writes the sentences about a sweep: the answer, a line for each series, and the findings with their certainty.
+
+The rows are those of `ringtap.analysis.report.overview`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ringtap.analysis import thesis
 from ringtap.analysis.plots.style import title_of
@@ -14,11 +18,15 @@ from ringtap.analysis.report.thesis_expectations import LATE_SAMPLES, Expectatio
 from ringtap.analysis.statistics.stretches import MIN_STRETCHED
 from ringtap.analysis.statistics.two_sample import Estimate
 from ringtap.analysis.sweeps.series_analysis import Series
+from ringtap.core.schema import VARIANTS
+from ringtap.core.sweep_plan_models import model_label
 from ringtap.core.units import counted
 
 FIRM_HALF_WIDTH = 0.10  # of the value: a wider interval leaves the first digit open
 FIRM_R2_LOG = 0.97
 _MAX_NAMES = 4
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -36,8 +44,49 @@ class Finding:
     why: str
 
 
+def answer(rows: Sequence[Row], is_running: bool = False) -> str:
+    """Return how much iterations slow down at about 80 % load, and the load where congestion begins.
+
+    Without any cross traffic, it is the time of an iteration. While a sweep is running, it says first that both are
+    still to come.
+    """
+    measured = [row for row in rows if row["points"]]
+    if is_running and all(row["slowdowns"][-1]["slowdown"] is row["congestion"]["share"] is None for row in measured):
+        points = counted(sum(row["points"] for row in measured), "point")
+        return f"{points} so far: the slowdown at {HEAVY_SHARE * 100:.0f} % load and the congestion point need more."
+    if not measured:
+        return "No point was measured."
+    if not any(row["has_cross_traffic"] for row in measured):
+        return _alone(measured)
+    return f"{_slowdowns(measured)}; {_congestions(measured)}."
+
+
+def series_lines(series: Sequence[Series], capacity: str, checks: Sequence[Expectation]) -> list[str]:
+    """Return the results as lines: the sweep, each series, the expectations."""
+    points = sum(len(one.points) for one in series)
+    iterations = sum(point.iterations or 0 for one in series for point in one.points)
+    kinds = [title_of(kind) for kind in dict.fromkeys(one.traffic for one in series if one.has_cross_traffic)]
+    models = list(dict.fromkeys(one.title for one in series))
+    if not points:
+        return ["No point was measured."]
+    amount = counted(points, "point") + (f", {counted(iterations, 'iteration')}" if iterations else "")
+    under = f"under {_listed(kinds)} cross traffic" if kinds else "without cross traffic"
+    lines = [f"{_listed(models)} {under}, capacity {capacity}: {amount}."]
+    lines += [_series_line(one) for one in series]
+    judged = [item for item in checks if item.ok is not None]
+    failed = sum(not item.ok for item in judged)
+    open_ones = len(checks) - len(judged)
+    verdict = "all hold" if not failed else f"{failed} {'does' if failed == 1 else 'do'} not hold"
+    rest = f"; {open_ones} could not be judged" if open_ones else ""
+    return [*lines, f"Of {counted(len(judged), 'expectation')} taken from the thesis, {verdict}{rest}."]
+
+
 def findings(
-    series: Sequence[Series], found: Sequence[Tails], pairs: Sequence[Pair], checks: Sequence[Expectation]
+    series: Sequence[Series],
+    rows: Sequence[Row],
+    found: Sequence[Tails],
+    pairs: Sequence[Pair],
+    checks: Sequence[Expectation],
 ) -> list[Finding]:
     """Return the statements of a report, the firm ones first; both groups are in order of importance."""
     measured = [one for one in series if one.used]
@@ -46,9 +95,9 @@ def findings(
     tails = [tail for one, tail in zip(series, found, strict=True) if one.used]
     statements = [
         *_simulated(measured),
-        *_growth(measured, tails),
+        *_growth([row for row in rows if row["points"]], tails),
         *_kinds(pairs),
-        *_congestion(measured),
+        *_congestion([row for row in rows if row["points"]], measured),
         *_curve(measured),
     ]
     statements += _utilisation(measured)
@@ -79,29 +128,19 @@ def _simulated(series: Sequence[Series]) -> list[Finding]:
     return [Finding(text, True, "the run says so; intervals of these numbers hold only how simulated iterations vary")]
 
 
-def _growth(series: Sequence[Series], tails: Sequence[Tails]) -> list[Finding]:
-    known = [(one, tail, tail.growth) for one, tail in zip(series, tails, strict=True) if tail.growth is not None]
+def _growth(rows: Sequence[Row], tails: Sequence[Tails]) -> list[Finding]:
+    known = [
+        (tail.growth, _narrow(tail.growth_interval, tail.growth), row["name"])
+        for row, tail in zip(rows, tails, strict=True)
+        if tail.growth is not None
+    ]
     if not known:
         return []
-    least, most = min(known, key=lambda item: item[2]), max(known, key=lambda item: item[2])
-    text = (
-        f"With cross traffic at about {100 * HEAVY_SHARE:.0f} % of the capacity an iteration takes "
-        f"{_times(*least[1:])} as long as alone for {name_in_text(least[0])}"
-    )
-    if len(known) > 1:
-        text += f", and {_times(*most[1:])} for {name_in_text(most[0])}"
-    named = [least, most]
-    wide = [name_in_text(one) for one, tail, growth in known if not _narrow(tail.growth_interval, growth)]
-    firm = all(_narrow(tail.growth_interval, growth) for _, tail, growth in named)
+    wide = [name for _, is_narrow, name in known if not is_narrow]
     reason = f"the {100 * LEVEL:.0f} % interval of each ratio of means lies within {100 * FIRM_HALF_WIDTH:.0f} % of it"
     if wide:
         reason += f", but for {_listed(wide)}, whose iterations are too few or too uneven"
-    return [Finding(f"{text}.", firm, reason)]
-
-
-def _times(tail: Tails, growth: float) -> str:
-    bounds = "" if tail.growth_interval is None else " ({:.3g} to {:.3g})".format(*tail.growth_interval)
-    return f"{growth:.3g} times{bounds}"
+    return [Finding(f"{_slowdowns(rows)}.", min(known)[1] and max(known)[1], reason)]
 
 
 def _narrow(interval: tuple[float, float] | None, value: float) -> bool:
@@ -150,30 +189,26 @@ def _ratio(estimate: Estimate) -> str:
     return f"{estimate.value:.3g} times" + (f" ({estimate.low:.3g} to {estimate.high:.3g})" if bounded else "")
 
 
-def _congestion(series: Sequence[Series]) -> list[Finding]:
-    found = [(one, one.congestion.point) for one in series if one.congestion.point is not None]
+def _congestion(rows: Sequence[Row], series: Sequence[Series]) -> list[Finding]:
+    found = [(one, one.curve.point) for one in series if one.curve.point is not None]
     if not found:
         return []
-    loads = sorted(point.bandwidth_gbps for _, point in found)
     over = sorted(point.data_mb * 1e6 / one.demand.worker_bytes for one, point in found)
-    which = "in every series" if len(found) == len(series) else f"in {len(found)} of {len(series)} series"
+    begins = _congestions(rows)
     text = (
-        f"Congestion begins {which} at {_range(loads, '.1f')} Gbit/s of cross traffic, which leaves room for "
-        f"{_range(over, '.2f')} times the data that training needs."
+        f"{begins[0].upper()}{begins[1:]}, which leaves room for {_range(over, '.2f')} times the data that training "
+        "needs."
     )
-    narrow = inside = 0
-    for one, point in found:
-        break_point = one.segments.point
-        if break_point is not None:
-            low, high = break_point.bandwidth_gbps.low, break_point.bandwidth_gbps.high
-            narrow += (high - low) / 2 <= FIRM_HALF_WIDTH * one.capacity_gbps
-            inside += low <= point.bandwidth_gbps <= high
+    narrow = sum(point.half_width_gbps <= FIRM_HALF_WIDTH * point.capacity_gbps for _, point in found)
+    inside = sum(
+        one.congestion.point is not None and point.low_gbps <= one.congestion.point.bandwidth_gbps <= point.high_gbps
+        for one, point in found
+    )
     reason = (
-        f"the point of the thesis's construction lies in the {100 * LEVEL:.0f} % interval of the break of two segments "
-        f"in {inside} of {counted(len(found), 'series', 'series')}, and this interval is at most "
-        f"± {100 * FIRM_HALF_WIDTH:.0f} % of the capacity in {narrow}"
+        f"the {100 * LEVEL:.0f} % interval is at most ± {100 * FIRM_HALF_WIDTH:.0f} % of the capacity in {narrow} of "
+        f"{counted(len(found), 'series', 'series')}, and holds the point of the thesis's construction in {inside}"
     )
-    return [Finding(text, inside == narrow == len(found), reason)]
+    return [Finding(text, narrow == len(found), reason)]
 
 
 def _curve(series: Sequence[Series]) -> list[Finding]:
@@ -250,3 +285,97 @@ def _listed(names: Sequence[str]) -> str:
     if len(names) > _MAX_NAMES:
         shown.append(f"{len(names) - _MAX_NAMES} more")
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _series_line(series: Series) -> str:
+    parts = []
+    if series.no_load_s is not None:
+        takes = f"takes {series.required_gbps:.2f} Gbit/s"  # by equation 3.1
+        takes = f"which {takes}" if series.collective in ("", "ring") else f"which with a ring {takes}"
+        parts.append(f"{series.no_load_s:.3f} s per iteration alone, {takes}")
+    if series.has_cross_traffic:
+        parts.append(series.curve.clause)
+        parts.append(_constructed(series))
+    worst = series.most_congested
+    if worst is not None and series.no_load_s is not None and len(series.used) > 1:
+        times = worst.iteration_s / series.no_load_s
+        parts.append(f"{times:.1f} times as long at {worst.bandwidth_gbps:.2f} Gbit/s")
+    return f"{name_in_text(series)}: {'; '.join(parts) or 'no point was measured'}."
+
+
+def _constructed(series: Series) -> str:
+    point = series.congestion.point
+    if point is None:
+        return f"the thesis's construction finds no point: {series.congestion.reason}"
+    ratio = point.data_mb * 1e6 / series.demand.worker_bytes
+    at = f"{point.bandwidth_gbps:.1f} Gbit/s and {point.iteration_s:.3f} s"
+    return f"by the thesis's construction from {at} on ({point.data_mb:.0f} MB, {ratio:.2f} times the demand)"
+
+
+def _alone(rows: Sequence[Row]) -> str:
+    least, most = (pick(rows, key=lambda row: row["no_load_s"]) for pick in (min, max))
+    if least is most:
+        return f"An iteration of {least['name']} takes {least['no_load_s']:.3f} s without cross traffic."
+    ends = [f"{row['no_load_s']:.3f} s ({row['name']})" for row in (least, most)]
+    return f"Without cross traffic an iteration takes {' to '.join(ends)}."
+
+
+def _one_slowdown(row: Row) -> str:
+    heavy, iterations = row["slowdowns"][-1], f"iterations of {row['title']}"
+    over = model_label("", *(row[name] for name in VARIANTS))
+    kind = f"cross traffic ({title_of(row['traffic'])})"
+    if heavy["slowdown"] is None:
+        about = f"{heavy['share'] * 100:.0f} % load"
+        return f"The slowdown of {row['title']}{over} under {kind} at {about} is not known, because {heavy['why']}"
+    at, by = f"at {_percent(heavy['load_share'])} load", _percent(abs(heavy["slowdown"]))
+    interval = heavy["interval"]
+    if interval is not None and interval[0] <= 0 <= interval[1]:
+        measured = f"{_percent(heavy['slowdown'])}, {_between(interval)}"
+        return f"C{kind[1:]} does not measurably slow {iterations}{over} {at} ({measured})"
+    return f"C{kind[1:]} {'slows' if heavy['slowdown'] >= 0 else 'shortens'} {iterations}{over} by {by} {at}"
+
+
+def _slowdowns(rows: Sequence[Row]) -> str:
+    if len(rows) == 1:
+        return _one_slowdown(rows[0])
+    known = [row for row in rows if row["slowdowns"][-1]["slowdown"] is not None]
+    about = f"{HEAVY_SHARE * 100:.0f} % load"
+    if not known:
+        return f"The slowdown at {about} is not known, because {rows[0]['slowdowns'][-1]['why']}"
+    least, most = (pick(known, key=_heavy) for pick in (min, max))
+    ends = [f"{_percent(_heavy(row))} ({row['name']})" for row in (least, most)]
+    by = f"by {' to '.join(ends)}" if len(known) > 1 else f"of {most['name']} by {_percent(_heavy(most))}"
+    verb = "slows" if _heavy(least) >= 0 else "changes"
+    some = "" if len(known) == len(rows) else f"; for {len(rows) - len(known)} of {len(rows)} series this is not known"
+    return f"Cross traffic at about {about} {verb} iterations {by}{some}"
+
+
+def _congestions(rows: Sequence[Row]) -> str:
+    if len(rows) == 1:
+        return str(rows[0]["congestion"]["text"])
+    shares = sorted(row["congestion"]["share"] for row in rows if row["congestion"]["share"] is not None)
+    if not shares:
+        reasons = _listed(list(dict.fromkeys(row["congestion"]["why"] for row in rows)))
+        return f"no congestion point is known in any of {counted(len(rows), 'series', 'series')}: {reasons}"
+    low, high = _whole(shares[0]), _whole(shares[-1])
+    where = f"{low} %" if low == high else f"{low} to {high} %"
+    which = "" if len(shares) == len(rows) else f" in {len(shares)} of {len(rows)} series"
+    return f"congestion begins at {where} of the capacity{which}"
+
+
+def _heavy(row: Row) -> float:
+    return float(row["slowdowns"][-1]["slowdown"])
+
+
+def _percent(share: float) -> str:
+    return f"{_whole(share)} %"
+
+
+def _between(interval: Sequence[float]) -> str:
+    return f"{LEVEL * 100:.0f} % interval {_whole(interval[0])} to {_whole(interval[1])} %"
+
+
+def _whole(share: float) -> str:
+    """Per cent without decimals; below 1 %, with one decimal."""
+    percent = share * 100
+    return f"{round(percent, 0 if abs(percent) >= 1 else 1) + 0.0:g}".replace("-", "−")

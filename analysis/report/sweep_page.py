@@ -21,15 +21,15 @@ from ringtap.analysis.plots.load import (
     traffic_kinds,
     transport_times,
 )
-from ringtap.analysis.plots.style import plain, title_of
+from ringtap.analysis.plots.style import plain
 from ringtap.analysis.plots.sweep_axes import Setting
 from ringtap.analysis.plots.tails import distributions, spread_and_growth, transports
 from ringtap.analysis.plots.variants import variant_times
 from ringtap.analysis.report import packet_findings
-from ringtap.analysis.report.findings import findings, name_in_text, paragraph
+from ringtap.analysis.report.findings import answer, findings, paragraph, series_lines
 from ringtap.analysis.report.inputs import ReportInputs
 from ringtap.analysis.report.load_statistics import Tails, compare_kinds, mean_interval, order_kinds, tails
-from ringtap.analysis.report.overview import overview, sentence
+from ringtap.analysis.report.overview import overview
 from ringtap.analysis.report.page import Written, write_folder
 from ringtap.analysis.report.thesis_expectations import check
 from ringtap.analysis.sweeps import points
@@ -66,7 +66,8 @@ def collect(measured: ReportInputs, found: Sequence[Tails]) -> dict[str, Any]:
     """
     info, plan, series = measured.info, measured.plan, measured.series
     checks, pairs = check(info, series), compare_kinds(series)
-    statements = findings(series, found, pairs, checks)
+    rows = overview(series)
+    statements = findings(series, rows, found, pairs, checks)
     data: dict[str, Any] = {"schema": REPORT_SCHEMA, "ringtap": ringtap.__version__}
     data["run"] = {
         "name": measured.name,
@@ -98,12 +99,12 @@ def collect(measured: ReportInputs, found: Sequence[Tails]) -> dict[str, Any]:
     data["rejected"] = measured.rejected
     data["findings"] = [asdict(item) for item in statements]
     data["paragraph"] = paragraph(statements)
-    data["headline"] = headline(data, series)
-    data["overview"] = overview(series)
+    data["headline"] = series_lines(series, _capacity(data["scale"]), checks)
+    data["overview"] = rows
     data["orders"] = [order.to_json() for order in measured.orders]
     answers = [line for order in measured.orders for line in order.sentences]
     if not answers or any(one.has_cross_traffic for one in series):
-        answers.append(sentence(data["overview"], data["run"]["reload"] is not None))
+        answers.append(answer(rows, data["run"]["reload"] is not None))
     data["answer"] = " ".join(answers)
     return data
 
@@ -113,6 +114,13 @@ def _series(series: Series, tails: Tails) -> dict[str, Any]:
     for shown, point in zip(item["points"], series.points, strict=True):
         shown["mean_interval_s"] = mean_interval(point)
     return item
+
+
+def _capacity(scale: dict[str, float]) -> str:
+    text = f"{scale['full_size_gbps']:g} Gbit/s"
+    if scale["factor"] == 1:
+        return text
+    return f"{text} (links of {format_rate(scale['testbed_bps'])}, 1:{scale['factor']:g})"
 
 
 def _reload() -> dict[str, float]:
@@ -168,54 +176,6 @@ def published(series: Series) -> dict[str, Any]:
     item["spread_low"] = thesis.SPREAD_LOW if series.traffic in thesis.SPREAD_HIGH else None
     item["spread_high"] = thesis.SPREAD_HIGH.get(series.traffic)
     return item
-
-
-def headline(data: dict[str, Any], series: Sequence[Series]) -> list[str]:
-    """Return the results as sentences: the sweep, each series, the expectations."""
-    points = sum(len(one.points) for one in series)
-    iterations = sum(point.iterations or 0 for one in series for point in one.points)
-    kinds = [title_of(kind) for kind in dict.fromkeys(one.traffic for one in series if one.has_cross_traffic)]
-    models = list(dict.fromkeys(one.title for one in series))
-    if not points:
-        return ["No point was measured."]
-    scale = data["scale"]
-    capacity = f"{scale['full_size_gbps']:g} Gbit/s"
-    if scale["factor"] != 1:
-        capacity += f" (links of {format_rate(scale['testbed_bps'])}, 1:{scale['factor']:g})"
-    amount = counted(points, "point") + (f", {counted(iterations, 'iteration')}" if iterations else "")
-    under = f"under {_and(kinds)} cross traffic" if kinds else "without cross traffic"
-    lines = [f"{_and(models)} {under}, capacity {capacity}: {amount}."]
-    lines += [_series_line(one) for one in series]
-    judged = [item for item in data["checks"] if item["ok"] is not None]
-    failed = sum(not item["ok"] for item in judged)
-    open_ones = len(data["checks"]) - len(judged)
-    verdict = "all hold" if not failed else f"{failed} {'does' if failed == 1 else 'do'} not hold"
-    rest = f"; {open_ones} could not be judged" if open_ones else ""
-    return [*lines, f"Of {counted(len(judged), 'expectation')} taken from the thesis, {verdict}{rest}."]
-
-
-def _and(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _series_line(series: Series) -> str:
-    parts = []
-    if series.no_load_s is not None:
-        takes = f"takes {series.required_gbps:.2f} Gbit/s"  # by equation 3.1
-        takes = f"which {takes}" if series.collective in ("", "ring") else f"which with a ring {takes}"
-        parts.append(f"{series.no_load_s:.3f} s per iteration alone, {takes}")
-    point = series.congestion.point
-    if point is not None:
-        ratio = point.data_mb * 1e6 / series.demand.worker_bytes
-        at = f"{point.bandwidth_gbps:.1f} Gbit/s and {point.iteration_s:.3f} s"
-        parts.append(f"congested from {at} on ({point.data_mb:.0f} MB, {ratio:.2f} times the demand)")
-    elif series.has_cross_traffic:
-        parts.append(f"no congestion point: {series.congestion.reason}")
-    worst = series.most_congested
-    if worst is not None and series.no_load_s is not None and len(series.used) > 1:
-        times = worst.iteration_s / series.no_load_s
-        parts.append(f"{times:.1f} times as long at {worst.bandwidth_gbps:.2f} Gbit/s")
-    return f"{name_in_text(series)}: {'; '.join(parts) or 'no point was measured'}."
 
 
 def draw(series: Sequence[Series], found: Sequence[Tails], setting: Setting, folder: Path) -> list[Drawn]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ringtap.analysis.model.curve_point import find_curve_point, gradient
-from ringtap.analysis.model.fit_result import FitResult
+from ringtap.analysis.model.fit import CongestionModel, FitResult
 from ringtap.analysis.model.regression import jacobian
 from ringtap.analysis.runs.run import SweepRun, read_run
 from ringtap.analysis.statistics.arrays import Array
@@ -137,13 +137,15 @@ class _State:
         self._count = np.array([len(one.iteration_s) for one in measured])
         self._spent_s = np.array([one.spent_s for one in measured])
         self._error = mean_errors(self._load, capacity, [one.iteration_s for one in measured])
-        self._found = find_curve_point(self._load, self._mean, capacity, self._error * self._mean)
+        spread_s = self._error * self._mean
+        self._found = find_curve_point(self._load, self._mean, capacity, spread_s=spread_s)
+        self._fit = _fit(self._load, self._mean, capacity, spread_s)
 
     def is_wide(self) -> bool:
         """Return True if more loads are needed for the congestion point, or may show one."""
         point = self._found.point
         if point is None:
-            return len(np.unique(self._asked)) < LOADS_WITHOUT_POINT
+            return self._found.is_open or len(np.unique(self._asked)) < LOADS_WITHOUT_POINT
         return point.half_width_gbps > self._aims.interval_gbps
 
     def has_none(self) -> bool:
@@ -165,7 +167,7 @@ class _State:
         """Return what is known of the congestion point, and which means are uncertain."""
         point = self._found.point
         if point is None:
-            text = f"no congestion point: {self._found.reason}"
+            text = self._found.clause
         else:
             text = f"congestion point {point.bandwidth_gbps:.1f} ± {point.half_width_gbps:.1f} Gbit/s"
         if loads := [f"{load * self._aims.capacity_gbps:.1f}" for load in self.uncertain()]:
@@ -190,7 +192,7 @@ class _State:
         needed = np.maximum((spread / aims.mean) ** 2, aims.min_iterations)
         window_s = np.clip(needed * time, aims.min_s, aims.max_s)
         seconds = aims.settle_s + window_s
-        fit = self._found.fit
+        fit = self._fit
         if fit is None or fit.terms.b <= 0:
             gain = np.abs(load[:, None] - self._load).min(axis=1)
         else:
@@ -207,11 +209,19 @@ class _State:
         along = new @ inverse
         total = variance + (along * new).sum(axis=1)
         targets = [jacobian(np.linspace(0.0, self._load.max(), _CURVE_LOADS), *terms, free=True)]
-        if self._found.point is not None:
-            targets.append(gradient(fit.terms.b, fit.n, free=True)[None])
+        slopes = gradient(fit.terms.b, fit.n, free=True)
+        if np.isfinite(slopes).all() and slopes.any():  # the fitted curve itself has a point
+            targets.append(slopes[None])
         gains = [((along @ one.T) ** 2).sum(axis=1) / np.sum((one @ inverse) * one) for one in targets]
         result: Array = np.sum(gains, axis=0) / total
         return result
+
+
+def _fit(load: Array, mean: Array, capacity: float, spread_s: Array) -> FitResult | None:
+    try:
+        return CongestionModel(capacity).fit(load, mean, spread_s=spread_s, bootstrap=0)
+    except UsageError:
+        return None
 
 
 def _averaged(at: Array, values: Array) -> tuple[Array, Array]:

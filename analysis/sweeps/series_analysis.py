@@ -10,16 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from ringtap.analysis.model.breakpoint import BreakResult, find_break
 from ringtap.analysis.model.congestion_point import CongestionResult, find_congestion_point
 from ringtap.analysis.model.curve_point import CurveResult, find_curve_point
 from ringtap.analysis.model.demand import Demand, demand
 from ringtap.analysis.model.fit import CongestionModel, FitResult
 from ringtap.analysis.runs.run import SweepRun
 from ringtap.analysis.statistics.arrays import Array
-from ringtap.analysis.statistics.mean_errors import mean_errors
 from ringtap.analysis.sweeps.points import Point
 from ringtap.core.errors import UsageError
 from ringtap.core.schema import MERGE_SHARE, POINTS_JSONL, SIMULATED, VARIANTS
@@ -73,9 +69,6 @@ class Series:
         measured_mb: training traffic per iteration that left the bottleneck port without cross traffic, as whole frames
             and acknowledgements; None if it was not counted.
         congestion: congestion point by the thesis's construction, or the reason why there is none.
-        segments: the break of two segments with its interval, or the reason why there is none; the points are
-            weighted as for ``curve``, and their scatter gives the interval, so it includes how well two segments
-            describe them.
         curve: congestion point on the fitted curve with its interval, or the reason why there is none; the points are
             weighted by the standard errors of their means, if their iterations are known.
         fit: fit with the exponent of least AICc; None if there are too few points.
@@ -84,7 +77,6 @@ class Series:
         mean_difference_gbps: mean difference over the saturated points (Table 3.8).
         mean_difference_reason: the reason why there is none, else empty.
         saturated: number of points in that mean.
-        is_auto: True if the sweep chose its loads for the congestion point on the fitted curve.
     """
 
     name: str
@@ -102,7 +94,6 @@ class Series:
     required_gbps: float | None
     measured_mb: float | None
     congestion: CongestionResult
-    segments: BreakResult
     curve: CurveResult
     fit: FitResult | None
     fit_reason: str
@@ -110,7 +101,6 @@ class Series:
     mean_difference_gbps: float | None
     mean_difference_reason: str
     saturated: int
-    is_auto: bool
 
     def __repr__(self) -> str:
         found = self.fit_reason if self.fit is None else f"R² {self.fit.r2:.4f} with {self.fit.name}"
@@ -162,6 +152,11 @@ class Series:
         """Mean iteration times of the used points."""
         return [point.mean_s for point in self.used if point.mean_s is not None]
 
+    @property
+    def iterations_s(self) -> list[Array] | None:
+        """The iteration times behind each time; None if those of a point are not known."""
+        return _iterations(self.used)
+
     def to_json(self) -> dict[str, Any]:
         """Return all numbers of the series as plain values."""
         item: dict[str, Any] = {"series": self.name, "model": self.model, "title": self.title, "traffic": self.traffic}
@@ -175,8 +170,6 @@ class Series:
         item["congestion_point"] = None if point is None else point.to_json()
         item["congestion_reason"] = self.congestion.reason
         item["congestion_over_demand"] = None if point is None else point.data_mb / item["demand_mb"]
-        break_point = self.segments.point
-        item |= {"break": None if break_point is None else break_point.to_json(), "break_reason": self.segments.reason}
         curve_point = self.curve.point
         item |= {"curve_point": None if curve_point is None else curve_point.to_json()}
         item |= {"curve_point_reason": self.curve.reason}
@@ -196,14 +189,12 @@ class Subject:
         parameters: its parameters, 32 bit each.
         workers: workers of the ring.
         capacity_gbps: full-size capacity of the bottleneck.
-        is_auto: True if the sweep chose its loads for the congestion point on the fitted curve.
     """
 
     title: str
     parameters: int
     workers: int
     capacity_gbps: float
-    is_auto: bool = False
 
 
 def analyse(sweep: SweepRun, points: Sequence[Point], max_load: float | str | None = None) -> list[Series]:
@@ -231,13 +222,7 @@ def analyse(sweep: SweepRun, points: Sequence[Point], max_load: float | str | No
             path = sweep.path / POINTS_JSONL
             raise UsageError(f"{path} has model {label!r}, which is not in the plan")
         title, count = str(model.get("title", model["name"])), _workers(sweep, of_series)
-        found.append(
-            series_of(
-                of_series,
-                Subject(title, int(model["parameters"]), count, capacity_gbps, bool(sweep.plan.get("auto"))),
-                max_load,
-            )
-        )
+        found.append(series_of(of_series, Subject(title, int(model["parameters"]), count, capacity_gbps), max_load))
     return found
 
 
@@ -307,15 +292,15 @@ def series_of(points: Sequence[Point], subject: Subject, max_load: float | str |
         required_gbps=None if no_load is None else needed.required_bps(no_load) / 1e9,
         measured_mb=measured,
         congestion=congestion,
-        segments=_segments([points[number] for _, _, number in used], capacity),
-        curve=_curve([points[number] for _, _, number in used], capacity),
+        curve=find_curve_point(
+            loads, times, capacity, iterations_s=_iterations([points[number] for _, _, number in used])
+        ),
         fit=fit,
         fit_reason=fit_reason,
         most_congested=spare(loads[-1], times[-1], needed.worker_bytes, capacity) if used else None,
         mean_difference_gbps=difference,
         mean_difference_reason="" if saturated else congestion.reason or "no point lies past the congestion point",
         saturated=saturated,
-        is_auto=subject.is_auto,
     )
 
 
@@ -324,26 +309,9 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def _measured(used: Sequence[Point]) -> tuple[Array, Array, list[Array] | None]:
-    """Return loads, mean times and, if they are known of every point, the iterations behind these."""
-    loads, means = (np.array([getattr(point, name) for point in used]) for name in ("cross_gbps", "mean_s"))
-    known = all(len(point.iteration_s) for point in used)
-    return loads, means, [point.iteration_s for point in used] if known else None
-
-
-def _segments(used: Sequence[Point], capacity: float) -> BreakResult:
-    if not used:
-        return BreakResult(None, "no point was measured")
-    loads, means, iterations_s = _measured(used)
-    return find_break(loads, means, capacity, iterations_s)
-
-
-def _curve(used: Sequence[Point], capacity: float) -> CurveResult:
-    if not used:
-        return CurveResult(None, "no point was measured")
-    loads, means, iterations_s = _measured(used)
-    spread_s = None if iterations_s is None else mean_errors(loads, capacity, iterations_s) * means
-    return find_curve_point(loads, means, capacity, spread_s)
+def _iterations(used: Sequence[Point]) -> list[Array] | None:
+    found = [point.iteration_s for point in used]
+    return found if all(map(len, found)) else None
 
 
 def _workers(sweep: SweepRun, points: list[Point]) -> int:

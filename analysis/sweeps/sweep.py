@@ -180,13 +180,13 @@ def read_point(
 
 def _row(series: Series) -> dict[str, object]:
     """Return the row of a series in a notebook."""
-    begins = None if series.segments.point is None else series.segments.point.bandwidth_gbps
+    begins = series.curve.point
     return {
         "series": series.name,
         "points": len(series.points),
         "no load, s": series.no_load_s,
-        "congestion begins, Gbit/s": None if begins is None else begins.value,
-        "95 % interval": "" if begins is None else f"{begins.low:.3g} to {begins.high:.3g}",
+        "congestion begins, Gbit/s": None if begins is None else begins.bandwidth_gbps,
+        "95 % interval": "" if begins is None else f"{begins.low_gbps:.3g} to {begins.high_gbps:.3g}",
         "fit": series.fit_reason if series.fit is None else series.fit.name,
         "R²": None if series.fit is None else series.fit.r2,
     }

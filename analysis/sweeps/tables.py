@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from ringtap.analysis.statistics.arrays import Array
 from ringtap.analysis.sweeps.points import Point, of_one_correlation, times_of
 from ringtap.analysis.sweeps.series_analysis import Series, Subject, series_of
 from ringtap.core.csv_table import read_csv
@@ -28,11 +29,22 @@ class Points:
         bandwidth_gbps: cross traffic.
         iteration_s: mean iteration time.
         error_s: standard error of each mean; None if no column of errors was requested.
+        iterations_s: iteration times behind each mean, in order of time; None if they are not known.
     """
 
     bandwidth_gbps: list[float]
     iteration_s: list[float]
     error_s: list[float] | None
+    iterations_s: list[Array] | None = None
+
+    def at(self, kept: Sequence[int]) -> Points:
+        """Return some of the points."""
+        return Points(
+            [self.bandwidth_gbps[number] for number in kept],
+            [self.iteration_s[number] for number in kept],
+            None if self.error_s is None else [self.error_s[number] for number in kept],
+            None if self.iterations_s is None else [self.iterations_s[number] for number in kept],
+        )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ringtap.analysis.model.breakpoint import find_break
+from ringtap.analysis.model.curve_point import find_curve_point
 from ringtap.analysis.model.fit import CongestionModel
 from ringtap.analysis.model.predict import Predictor
 from ringtap.analysis.statistics.quantiles import quantile_interval
@@ -55,13 +55,13 @@ def test_fits_of_every_kind_and_their_predictions(pairs, n, robust, error):
 
 @settings(max_examples=80, deadline=None)
 @given(points)
-def test_breaks(pairs):
+def test_curve_points(pairs):
     loads, times = np.array(pairs).T
-    found = find_break(loads, times, 25)
+    found = find_curve_point(loads, times, 25)
     assert (found.point is None) == bool(found.reason)
     if found.point:
         json.dumps(found.point.to_json(), allow_nan=False)
-        assert np.all(np.isfinite(found.point.at(loads)))
+        assert 0 <= found.point.low_gbps <= found.point.bandwidth_gbps <= found.point.high_gbps <= 25
 
 
 @settings(max_examples=100, deadline=None)

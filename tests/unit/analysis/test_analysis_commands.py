@@ -71,7 +71,7 @@ def test_fit_in_words_and_as_json(capsys, points):
     assert main(["fit", str(points), "--capacity", "25gbit"]) == 0
     text = capsys.readouterr().out
     assert "* n = 1/2" in text
-    assert "Congestion point  14.7 Gbit/s, 733 ms" in text
+    assert "Thesis's construction  14.7 Gbit/s, 733 ms" in text
     assert main(["fit", str(points), "--capacity", "25gbit", "--n", "0.5", "--json"]) == 0
     item = json.loads(capsys.readouterr().out)
     assert {"A", "B", "n", "C_gbps", "r2", "r2_log", "aicc", "stderr", "warnings"} <= item.keys()
@@ -86,24 +86,25 @@ def test_fit_of_a_range_names_it(capsys, points):
     text = capsys.readouterr().out
     assert text.startswith("The times at loads up to 17 Gbit/s fit n = 1/2 ")
     assert "4 points up to 17 Gbit/s" in text
-    assert "Congestion point  14.7 Gbit/s" in text, "of all points"
+    assert "Thesis's construction  14.7 Gbit/s" in text, "of all points"
 
 
-def test_fit_shows_its_intervals_and_the_break(capsys, points):
+def test_fit_shows_its_intervals_and_the_congestion_point(capsys, points):
     assert main(["fit", str(points)]) == 0
     text = capsys.readouterr().out
-    low, high = re.search(r"Break of two lines  12.29 \((\S+) to (\S+)\)", text).groups()
-    interval = f"95 % interval {float(low) * 4:.0f} to {float(high) * 4:.0f} %"
-    assert text.startswith(
-        f"The times fit n = 1/2 (R² 0.994); congestion begins at 12.29 Gbit/s, 49 % of the capacity ({interval}).\n\n"
-    )
+    at, low, high = re.search(r"Congestion point  (\S+) Gbit/s \((\S+) to (\S+)\), ", text).groups()
+    begins = re.match(
+        r"The times fit n = 1/2 \(R² 0.994\); congestion begins at (\S+) Gbit/s, (\d+) % of the capacity "
+        r"\(95 % interval (\d+) to (\d+) %\)\.\n\n",
+        text,
+    ).groups()
+    assert float(begins[0]) == pytest.approx(float(at), abs=0.051)
+    assert [int(share) for share in begins[1:]] == pytest.approx([4 * float(one) for one in (at, low, high)], abs=0.55)
     assert "95 % by bootstrap  A 0.1" in text
-    assert "Break of two lines  12.29 (" in text
     assert main(["fit", str(points), "--json"]) == 0
     item = json.loads(capsys.readouterr().out)
     assert item["intervals"]["A"][0] < item["A"] < item["intervals"]["A"][1]
-    low, high = item["break"]["bandwidth_gbps_interval"]
-    assert low < item["break"]["bandwidth_gbps"] < high
+    assert item["curve_point"]["low_gbps"] < item["curve_point"]["bandwidth_gbps"] < item["curve_point"]["high_gbps"]
     assert main(["fit", str(points), "--bootstrap", "0", "--json"]) == 0
     assert "intervals" not in json.loads(capsys.readouterr().out)
 
@@ -152,13 +153,15 @@ def test_fit_without_a_congestion_point_says_why(capsys, tmp_path):
     assert any("does not rise" in text for text in item["warnings"])
     assert main(["fit", str(path)]) == 0
     text = capsys.readouterr().out
-    assert "No congestion point" in text
-    assert "; no congestion point was found, because the iteration time does not rise" in text.splitlines()[0]
+    assert "No congestion point: fewer than 5 different loads cannot place it" in text
+    assert "No point by the thesis's construction: the iteration time does not rise" in text
+    unknown = "; it is not known where congestion begins, because fewer than 5 different loads cannot place it."
+    assert text.splitlines()[0].endswith(unknown)
     path.write_text("bandwidth_gbps,iteration_s\n0,1\n5,1\n15,1.5\n20,3\n")
     assert main(["fit", str(path), "--bootstrap", "0"]) == 0
     first, _, *rest = capsys.readouterr().out.splitlines()
-    assert first.endswith(" % of the capacity (without an interval).")
-    assert any(line.startswith("Congestion point") for line in rest)
+    assert first.endswith(unknown), "the measured point of the construction is no stand-in"
+    assert any(line.startswith("Thesis's construction  ") for line in rest)
 
 
 @pytest.mark.parametrize(

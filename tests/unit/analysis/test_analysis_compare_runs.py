@@ -268,9 +268,7 @@ def test_a_sweep_is_compared_as_its_series(tmp_path, capsys):
     for series in sweep:
         times = np.concatenate([point.iteration_s for point in series.alone])
         assert rows[MEDIAN][series.name] == pytest.approx(float(np.median(times)))
-        expected = series.segments.point or series.congestion.point
-        load = expected.bandwidth_gbps
-        assert rows["congestion_share"][series.name] == pytest.approx(getattr(load, "value", load) / 25)
+        assert rows["congestion_share"][series.name] == pytest.approx(series.curve.point.bandwidth_gbps / 25)
         assert rows["fit_n"][series.name] == series.fit.n
     assert data["answer"][0].startswith("resnet50-consistent has the shortest iteration without cross traffic: ")
     assert rows["slowdown:0.8"]["vgg16-consistent"] > rows["slowdown:0.8"]["resnet50-consistent"]

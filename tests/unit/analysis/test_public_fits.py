@@ -27,11 +27,10 @@ def fit() -> ringtap.FitResult:
 def test_a_capacity_is_a_number_or_text_and_points_are_columns(fit):
     table = pd.DataFrame({"load": LOADS, "s": times(0.5, 0.02, 1)}).astype("Float64")
     assert ringtap.CongestionModel(25).fit(table["load"], table["s"]) == fit
-    by_text, by_number = (ringtap.find_break(table["load"], table["s"], capacity) for capacity in ("25gbit", 25))
+    by_text, by_number = (ringtap.find_curve_point(table["load"], table["s"], capacity) for capacity in ("25gbit", 25))
     assert by_text == by_number
     assert by_text.point is not None
-    low, high = by_text.point.bandwidth_gbps.low, by_text.point.bandwidth_gbps.high
-    assert low < by_text.point.bandwidth_gbps.value < high
+    assert by_text.point.low_gbps < by_text.point.bandwidth_gbps < by_text.point.high_gbps
     found = ringtap.find_congestion_point(table["load"], table["s"], "25gbit")
     assert found == ringtap.find_congestion_point(LOADS.tolist(), times(0.5, 0.02, 1).tolist(), 25.0)
 
@@ -50,14 +49,14 @@ def test_loads_and_times_are_numbers_or_texts_with_units(fit, column):
         for spread in (errors_s, [f"{error!r}s" for error in errors_s.tolist()])
     ]
     assert pytest.approx(by_errors[1].A) == by_errors[0].A
-    assert ringtap.find_break(loads, seconds, 25).point is not None
+    assert ringtap.find_curve_point(loads, seconds, 25).point is not None
     assert ringtap.find_congestion_point(loads, seconds, 25).point is not None
 
 
-@pytest.mark.parametrize("find", [ringtap.find_break, ringtap.find_congestion_point])
+@pytest.mark.parametrize("find", [ringtap.find_curve_point, ringtap.find_congestion_point])
 def test_the_iterations_of_each_point_are_a_list_or_a_column(find):
-    means = times(0.5, 0.02, 1)
-    behind = [mean * np.linspace(0.98, 1.02, 9) for mean in means]
+    means = times(0.9, 0.02, 1)
+    behind = [mean * np.tile([0.98, 1.02, 0.99, 1.01], 5) for mean in means]
     table = pd.DataFrame({"load": LOADS, "s": means, "iterations": behind}, index=range(100, 100 + len(LOADS)))
     found = find(table["load"], table["s"], 25, table["iterations"])
     assert found.point is not None
@@ -74,7 +73,7 @@ def test_the_iterations_of_each_point_are_a_list_or_a_column(find):
         (lambda: ringtap.CongestionModel(25, "fre"), "exponent 'fre' is unknown"),
         (lambda: ringtap.CongestionModel().fit(["a"] * 4, [1] * 4), "rate 'a' is not understood"),
         (lambda: ringtap.CongestionModel().fit(pd.Series([0, 1, 2, pd.NA]), [1] * 4), "must be finite numbers"),
-        (lambda: ringtap.find_break([0, 1], [1, 2], "fast"), "rate 'fast' is not understood"),
+        (lambda: ringtap.find_curve_point([0, 1], [1, 2], "fast"), "rate 'fast' is not understood"),
         (lambda: ringtap.find_congestion_point([[0]], [[1]], 25), "two lists of one length"),
         (lambda: ringtap.demand(10**6, 4, "rign"), "did you mean 'ring'"),
         (lambda: ringtap.demand(1.5, 4), "parameters must be a whole number"),

@@ -72,13 +72,13 @@ WRONG = {
     "ringtap.CongestionModel('25gbit', n='x')": "exponent 'x' is unknown",
     "ringtap.CongestionModel('25gbit', n=[1])": "the exponent is [1], not a number",
     "ringtap.CongestionModel('25gbit').fit(None, None)": "two lists of one length",
-    "ringtap.find_break([1, 2], [1, 2], '25gbti')": "did you mean 25gbit",
-    "ringtap.find_break([1, 2], [1, 2], 25, 5)": "the iterations are 5, not a list",
-    "ringtap.find_break([1, 2], [1, 2], 25, [[1, 2]])": "1 lists of iterations for 2 points",
+    "ringtap.find_curve_point([1, 2], [1, 2], '25gbti')": "did you mean 25gbit",
+    "ringtap.find_curve_point([1, 2], [1, 2], 25, 5)": "the iterations are 5, not a list",
+    "ringtap.find_curve_point([1, 2], [1, 2], 25, [[1, 2]])": "1 lists of iterations for 2 points",
     "ringtap.find_congestion_point([1, 2, 3, 4], [1, 2, 3, 'x'], 25)": "duration 'x' is not understood",
     "ringtap.find_congestion_point([1, 2], [1, 2], 25, [[1, 2]])": "1 lists of iterations for 2 points",
-    "ringtap.find_break([1, 2], [1], 25)": "two lists of one length",
-    "ringtap.find_break([1, 30], [1, 1], 25)": "a load of 30 Gbit/s is not below the capacity of 25 Gbit/s",
+    "ringtap.find_curve_point([1, 2], [1], 25)": "two lists of one length",
+    "ringtap.find_curve_point([1, 30], [1, 1], 25)": "a load of 30 Gbit/s is not below the capacity of 25 Gbit/s",
     "ringtap.find_congestion_point([1, 30], [1, 1], 25)": "a load of 30 Gbit/s is not below the capacity of 25 Gbit/s",
     "ringtap.find_congestion_point([1, -1], [1, 1], 25)": "loads must not be negative",
     "fit.band('x')": "rate 'x' is not understood",
@@ -159,10 +159,10 @@ def test_a_wrong_call_is_one_sentence(call, names, monkeypatch):
 
 
 def test_what_has_no_answer_says_why(names):
-    assert ringtap.find_break([], [], 25).point is ringtap.find_congestion_point([], [], 25).point is None
-    few = ringtap.find_break([1, 2], [1, 2], "25gbit"), ringtap.find_congestion_point([1, 2], [1, 2], "25gbit")
+    assert ringtap.find_curve_point([], [], 25).point is ringtap.find_congestion_point([], [], 25).point is None
+    few = ringtap.find_curve_point([1, 2], [1, 2], "25gbit"), ringtap.find_congestion_point([1, 2], [1, 2], "25gbit")
     assert [found.point for found in few] == [None, None]
-    assert repr(few[0]) == "<BreakResult: fewer than 5 different loads cannot place a break>"
+    assert repr(few[0]) == "<CurveResult: fewer than 5 different loads cannot place it>"
     assert repr(few[1]).startswith("<CongestionResult: the construction needs 4 loads, but has 2")
 
 

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
+from ringtap.analysis.report.findings import answer
 from ringtap.analysis.report.inputs import of_table
-from ringtap.analysis.report.overview import overview, sentence
+from ringtap.analysis.report.overview import overview
 
 pytestmark = pytest.mark.computes
 
@@ -30,24 +31,24 @@ def bent(load, at=15.0, base=0.2):
 def test_clear_congestion_of_one_series(tmp_path):
     (row,) = rows = rows_of(tmp_path, {("resnet50", "iperf"): bent})
     begins, (middle, heavy) = row["congestion"], row["slowdowns"]
-    assert begins["method"] == "break"
     assert begins["share"] == pytest.approx(0.6, abs=0.03)
     assert begins["interval_share"][0] <= begins["share"] <= begins["interval_share"][1]
     assert middle["slowdown"] == pytest.approx(0, abs=0.01)
     assert heavy["slowdown"] == pytest.approx(1, abs=0.02)
     assert heavy["interval"][0] < heavy["slowdown"] < heavy["interval"][1]
     low, high = (round(100 * end) for end in begins["interval_share"])
-    assert sentence(rows) == (
+    assert answer(rows) == (
         f"Cross traffic (iperf) slows iterations of ResNet-50 by {100 * heavy['slowdown']:.0f} % at 80 % load; "
-        f"congestion begins at {100 * begins['share']:.0f} % (95 % interval {low} to {high} %)."
+        f"congestion begins at {begins['bandwidth_gbps']:.3g} Gbit/s, {100 * begins['share']:.0f} % of the capacity "
+        f"(95 % interval {low} to {high} %)."
     )
 
 
 def test_no_congestion_is_said_with_its_reason(tmp_path):
     (row,) = rows = rows_of(tmp_path, {("resnet50", "iperf"): lambda load: 0.2 + 0.0001 * np.sin(9 * load)})
     assert row["congestion"]["share"] is None
-    assert row["congestion"]["why"].startswith("the iteration time does not rise")
-    said = sentence(rows)
+    assert row["congestion"]["why"] == "the iteration time does not measurably grow with the load"
+    said = answer(rows)
     assert "Cross traffic (iperf) does not measurably slow iterations of ResNet-50 at 80 % load" in said
     assert f"no congestion point was found, because {row['congestion']['why']}." in said
 
@@ -55,13 +56,13 @@ def test_no_congestion_is_said_with_its_reason(tmp_path):
 def test_several_series_give_a_range(tmp_path):
     curves = {("resnet50", "iperf"): bent, ("vgg16", "iperf"): lambda load: bent(load, 11.0, 0.4)}
     rows = rows_of(tmp_path, curves)
-    said = sentence(rows)
+    said = answer(rows)
     small, large = sorted(round(100 * row["slowdowns"][-1]["slowdown"]) for row in rows)
     assert f"by {small} % (ResNet-50 under iperf) to {large} % (VGG-16 under iperf)" in said
     first, last = sorted(round(100 * row["congestion"]["share"]) for row in rows)
     assert said.endswith(f"; congestion begins at {first} to {last} % of the capacity.")
     curves["bert-large", "iperf"] = lambda load: 0.6 + 0.0001 * np.sin(9 * load)
-    assert sentence(rows_of(tmp_path, curves)).endswith(" of the capacity in 2 of 3 series.")
+    assert answer(rows_of(tmp_path, curves)).endswith(" of the capacity in 2 of 3 series.")
 
 
 def test_a_series_without_fit_or_heavy_load_says_why(tmp_path):
@@ -69,7 +70,7 @@ def test_a_series_without_fit_or_heavy_load_says_why(tmp_path):
     assert "A" not in row["fit"]
     assert row["fit"]["why"]
     assert [item["slowdown"] for item in row["slowdowns"]] == [None, None]
-    assert sentence(rows).startswith(
+    assert answer(rows).startswith(
         "The slowdown of ResNet-50 under cross traffic (iperf) at 80 % load is not known, because no point of several "
     )
 
@@ -78,10 +79,10 @@ def test_without_cross_traffic_the_headline_is_the_time_of_an_iteration(tmp_path
     curves = {("resnet50", "iperf"): bent, ("vgg16", "iperf"): lambda load: bent(load, 11.0, 0.4)}
     rows = rows_of(tmp_path, curves, loads=(0.0,))
     assert [row["has_cross_traffic"] for row in rows] == [False, False]
-    assert sentence(rows) == ("Without cross traffic an iteration takes 0.200 s (ResNet-50) to 0.400 s (VGG-16).")
+    assert answer(rows) == ("Without cross traffic an iteration takes 0.200 s (ResNet-50) to 0.400 s (VGG-16).")
     del curves["vgg16", "iperf"]
     rows = rows_of(tmp_path, curves, loads=(0.0,))
-    assert sentence(rows) == "An iteration of ResNet-50 takes 0.200 s without cross traffic."
+    assert answer(rows) == "An iteration of ResNet-50 takes 0.200 s without cross traffic."
     rows = rows_of(tmp_path, curves, loads=(0.0, 7.5))
     assert rows[0]["has_cross_traffic"]
 
@@ -92,13 +93,19 @@ def test_a_series_without_a_point_alone_knows_no_slowdown(tmp_path):
     assert {item["why"] for item in row["slowdowns"]} == {"no point without cross traffic was measured"}
 
 
-def test_without_a_break_the_construction_stands_without_an_interval(tmp_path):
+def test_a_point_that_is_not_known_is_never_another_number(tmp_path):
     (row,) = rows = rows_of(tmp_path, {("resnet50", "iperf"): lambda load: bent(load, 12.5)}, (0.0, 5.0, 15.0, 20.0))
-    assert row["congestion"]["method"] == "construction"
-    assert row["congestion"]["interval_share"] is None
-    assert row["congestion"]["why"] == "no interval: fewer than 5 different loads cannot place a break"
-    assert sentence(rows).endswith(" % (without an interval).")
+    assert (
+        row["congestion"]["share"] is row["congestion"]["bandwidth_gbps"] is row["congestion"]["interval_share"] is None
+    )
+    assert row["congestion"]["why"] == "fewer than 5 different loads cannot place it"
+    assert answer(rows).endswith(
+        "; it is not known where congestion begins, because fewer than 5 different loads cannot place it."
+    )
+    assert answer([*rows, *rows]).endswith(
+        "; no congestion point is known in any of 2 series: fewer than 5 different loads cannot place it."
+    )
 
 
 def test_nothing_measured_is_said():
-    assert sentence([]) == "No point was measured."
+    assert answer([]) == "No point was measured."

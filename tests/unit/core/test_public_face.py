@@ -29,9 +29,9 @@ load: float = fit.load_for(1.5).load_gbps
 differs: bool = fit.compare(ringtap.FitResult.from_json("fit.json")).differs
 ringtap.plot.cdf(job, label="job")
 ringtap.plot.fit(fit)
-found = ringtap.find_break([1, 2], [3, 4], 25)
+found = ringtap.find_curve_point([1, 2], [3, 4], 25)
 if found.point is not None:
-    low: float = found.point.bandwidth_gbps.low
+    low: float = found.point.low_gbps
 for series in ringtap.open_sweep("runs/sweep"):
     name: str = series.name
 run = ringtap.open_run("runs/sweep")

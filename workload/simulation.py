@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,22 +133,21 @@ class Simulation:
         Raises:
             UsageError: too much happens at a time.
         """
-        arrays = self._static()
-        arrays |= self._running(arrays["pair_start"])
-        counters, clock = np.zeros(kernel.COUNTERS, np.int64), np.zeros(1)
-        ready = np.flatnonzero(arrays["node_waits"] == 0)
-        arrays["ready"][: len(ready)] = ready
-        counters[kernel.READY], counters[kernel.SPARE_FLOWS] = len(ready), len(arrays["free"])
+        state = self._state()
+        ready = np.flatnonzero(state.nodes.waits == 0)
+        state.queue.ready[: len(ready)] = ready
+        counters = state.queue.counters
+        counters[kernel.READY], counters[kernel.SPARE_FLOWS] = len(ready), len(state.flows.free)
         if (first := np.flatnonzero(self._cross.after < 0)[:1]).size:
-            arrays["times"][0], arrays["codes"][0] = self._cross.begin_s[first[0]], kernel.cross_code(first[0])
+            state.queue.times[0], state.queue.codes[0] = self._cross.begin_s[first[0]], kernel.cross_code(first[0])
             counters[kernel.EVENTS] = 1
         advance = _loop_for(self._work())
         with np.errstate(all="ignore"):  # as in machine code
-            while needs := advance(*arrays.values(), counters, clock):
-                _grow(arrays, needs, counters)
+            while needs := advance(*state):
+                state = _grown(state, needs)
         return Simulated(
-            arrays["begin_s"], arrays["end_s"], arrays["link_bytes"], int(counters[kernel.MESSAGES]),
-            arrays["cross_begin_s"], arrays["cross_end_s"],
+            state.nodes.begin_s, state.nodes.end_s, state.routes.link_bytes, int(counters[kernel.MESSAGES]),
+            state.cross.begin_s, state.cross.end_s,
         )  # fmt: skip
 
     def _work(self) -> float:
@@ -160,161 +158,230 @@ class Simulation:
         at_once = sum(int((waits[placed] == 0).sum()) ** 2 for placed, _ in self._instances)
         return len(self._nodes) + messages + at_once / 4 + 10 * len(self._cross.begin_s)
 
-    def _static(self) -> dict[str, Any]:
+    def _state(self) -> kernel.State:
+        """Return the state before anything has happened."""
+        pairs: dict[tuple[int, int], int] = {}
+        graphs, cross = self._placed(pairs), self._crossing(pairs)
+        paths = [self.topology.path(a, b) if a != b else () for a, b in pairs]
+        routes = kernel.RouteArrays(
+            pair_start=starts_of(np.array([len(path) for path in paths], np.int64)),
+            pair_links=np.array([link for path in paths for link in path], np.int64),
+            pair_s=np.full(len(paths), float(self._latency_s)),
+            link_rate=self._rate,
+            link_bytes=np.zeros(len(self._rate)),
+        )
+        instances = kernel.InstanceArrays(
+            graph=np.array([graph for graph, _ in self._instances], np.int64),
+            size_bytes=np.array([size for _, size in self._instances], float),
+            slot=np.full(len(self._instances), kernel.NONE),
+        )
+        hops = max((len(path) for path in paths), default=0)
+        return kernel.State(
+            self._ranks(), self._computing(), instances, graphs, cross, routes, self._slots(), _flows(hops),
+            self._links(), self._queue(),
+        )  # fmt: skip
+
+    def _ranks(self) -> kernel.NodeArrays:
         count = len(self._nodes)
-        columns = list(zip(*self._nodes, strict=True)) or [(), (), (), ()]
+        kinds, seconds, instances, locals_ = list(zip(*self._nodes, strict=True)) or [(), (), (), ()]
         waits = np.array([len(each) for each in self._before], np.int64)
         befores = np.concatenate([*self._before, np.empty(0, np.int64)])
-        next_start, next_nodes = _grouped(befores, np.repeat(np.arange(count), waits), count)
-        found: dict[str, Any] = {"node_kind": np.array(columns[0], np.int64), "node_s": np.array(columns[1], float)}
-        found |= {"node_instance": np.array(columns[2], np.int64), "node_local": np.array(columns[3], np.int64)}
-        found |= {"node_waits": waits, "next_start": next_start, "next_nodes": next_nodes}
-        found |= {"begin_s": np.full(count, -1.0), "end_s": np.full(count, -1.0)} | self._computing()
-        found |= {"instance_graph": np.array([graph for graph, _ in self._instances], np.int64)}
-        found |= {"instance_bytes": np.array([size for _, size in self._instances], float)}
-        found |= {"slot_of": np.full(len(self._instances), kernel.NONE)}
-        return found | self._placed()
+        next_start, following = _grouped(befores, np.repeat(np.arange(count), waits), count)
+        return kernel.NodeArrays(
+            kind=np.array(kinds, np.int64),
+            seconds=np.array(seconds, float),
+            instance=np.array(instances, np.int64),
+            local=np.array(locals_, np.int64),
+            waits=waits,
+            next_start=next_start,
+            next=following,
+            begin_s=np.full(count, -1.0),
+            end_s=np.full(count, -1.0),
+        )
 
-    def _computing(self) -> dict[str, Any]:
-        """Return the arrays of units: the nodes of each one in their order, and room for those that wait for it."""
+    def _computing(self) -> kernel.UnitArrays:
+        """Return the units: the nodes of each one in their order, and room for those that wait for it."""
         unit = np.array([unit for unit, _ in self._units], np.int64)
         order = np.array([order for _, order in self._units], np.uint64)
         units, place = int(unit.max(initial=kernel.NONE)) + 1, np.full(len(unit), kernel.NONE)
         nodes = np.lexsort((order, unit))[np.count_nonzero(unit == kernel.NONE) :]
         place[nodes] = np.arange(len(nodes))
-        found: dict[str, Any] = {"node_unit": unit, "node_place": place, "unit_nodes": nodes}
-        found |= {"unit_start": starts_of(np.bincount(unit[nodes], minlength=units))}
-        found |= {"unit_waiting": np.zeros(len(nodes), np.int64), "unit_count": np.zeros(units, np.int64)}
-        return found | {
-            "unit_runs": np.zeros(units, np.bool_), "is_called": np.zeros(units, np.bool_),
-            "called": np.zeros(units, np.int64),
-        }  # fmt: skip
+        return kernel.UnitArrays(
+            of_node=unit,
+            place=place,
+            nodes=nodes,
+            start=starts_of(np.bincount(unit[nodes], minlength=units)),
+            waiting=np.zeros(len(nodes), np.int64),
+            waiting_count=np.zeros(units, np.int64),
+            runs=np.zeros(units, np.bool_),
+            is_called=np.zeros(units, np.bool_),
+            called=np.zeros(units, np.int64),
+        )
 
-    def _placed(self) -> dict[str, Any]:
+    def _placed(self, pairs: dict[tuple[int, int], int]) -> kernel.GraphArrays:
+        """Return the message graphs, and add their pairs of hosts."""
         parts = defaultdict[str, list[Any]](lambda: [np.empty(0, np.int32)])
-        pairs: dict[tuple[int, int], int] = {}
         sizes, free, workers, endpoints = [0], [], [], [0]
         for graph, hosts in self._graphs:
             count = len(graph)
-            keys, which = np.unique(
-                hosts[graph.source] * self.topology.hosts + hosts[graph.destination], return_inverse=True
-            )
-            numbers = [pairs.setdefault(divmod(int(key), self.topology.hosts), len(pairs)) for key in keys]
+            numbers = self._numbered(pairs, hosts[graph.source], hosts[graph.destination])
             # a message needs both of its ends to take part: data are sent when the receiver is ready for them
             waits = np.diff(graph.after_start) + (graph.source < graph.workers) + (graph.destination < graph.workers)
             reply_start, reply = _grouped(graph.after, np.repeat(np.arange(count), np.diff(graph.after_start)), count)
             ends_of, numbers_of = np.concatenate([graph.source, graph.destination]), np.tile(np.arange(count), 2)
             local_starts, by_local = _grouped(ends_of, numbers_of, graph.endpoints)
-            parts["message_share"].append(graph.size_bytes / max(int(graph.chunk_bytes.sum()), 1))
+            parts["share"].append(graph.size_bytes / max(int(graph.chunk_bytes.sum()), 1))
             for name, values in (
-                ("message_pair", np.array(numbers)[which.ravel()]), ("message_from", graph.source),
-                ("message_to", graph.destination), ("message_waits", waits), ("reply", reply),
-                ("replies", np.diff(reply_start)), ("by_local", by_local), ("ends", np.diff(local_starts)),
+                ("pair", numbers), ("source", graph.source), ("destination", graph.destination), ("waits", waits),
+                ("reply", reply), ("replies", np.diff(reply_start)), ("by_local", by_local),
+                ("ends", np.diff(local_starts)),
             ):  # fmt: skip
                 parts[name].append(values.astype(np.int32))
             sizes.append(sizes[-1] + count)
             endpoints.append(endpoints[-1] + graph.endpoints)
             free.append(int((waits == 0).sum()))
             workers.append(graph.workers)
-        cross = self._crossing(pairs)
         joined = defaultdict[str, Any](lambda: np.empty(0, np.int32))
         for name in list(parts):
             joined[name] = np.concatenate(parts.pop(name))
-        paths = [self.topology.path(a, b) if a != b else () for a, b in pairs]
-        found: dict[str, Any] = {"graph_start": np.array(sizes), "graph_free": np.array(free, np.int64)}
-        found |= {"graph_workers": np.array(workers, np.int64), "local_start": np.array(endpoints)}
-        found |= {"message_share": joined["message_share"].astype(np.float64)}
-        found |= {f"message_{name}": joined[f"message_{name}"] for name in ("pair", "from", "to", "waits")}
-        found |= {"reply_start": starts_of(joined["replies"]), "reply": joined["reply"]}
-        found |= {"by_local_start": starts_of(joined["ends"]), "by_local": joined["by_local"]}
-        found |= {"local_messages": joined["ends"]} | cross
-        found |= {"pair_start": starts_of(np.array([len(path) for path in paths], np.int64))}
-        found |= {"pair_links": np.array([link for path in paths for link in path], np.int64)}
-        found |= {"pair_s": np.full(len(paths), float(self._latency_s)), "link_rate": self._rate}
-        return found | {"link_bytes": np.zeros(len(self._rate))}
+        return kernel.GraphArrays(
+            start=np.array(sizes),
+            free=np.array(free, np.int64),
+            workers=np.array(workers, np.int64),
+            local_start=np.array(endpoints),
+            share=joined["share"].astype(np.float64),
+            pair=joined["pair"],
+            source=joined["source"],
+            destination=joined["destination"],
+            waits=joined["waits"],
+            reply_start=starts_of(joined["replies"]),
+            reply=joined["reply"],
+            by_local_start=starts_of(joined["ends"]),
+            by_local=joined["by_local"],
+            local_messages=joined["ends"],
+        )
 
-    def _crossing(self, pairs: dict[tuple[int, int], int]) -> dict[str, Any]:
-        """Return the arrays of cross traffic, and add its pairs of hosts."""
+    def _crossing(self, pairs: dict[tuple[int, int], int]) -> kernel.CrossArrays:
+        """Return the flows of cross traffic, and add their pairs of hosts."""
         cross, count = self._cross, len(self._cross.begin_s)
-        keys, which = np.unique(cross.source * self.topology.hosts + cross.destination, return_inverse=True)
-        numbers = [pairs.setdefault(divmod(int(key), self.topology.hosts), len(pairs)) for key in keys]
         alone, waiting = np.flatnonzero(cross.after < 0), np.flatnonzero(cross.after >= 0)
         following = np.full(count, kernel.NONE)
         following[alone[:-1]] = alone[1:]
         start, order = _grouped(cross.after[waiting], waiting, count)
-        found: dict[str, Any] = {"cross_pair": np.array(numbers, np.int64)[which.ravel()]}
-        found |= {"cross_bytes": cross.size_bytes}
-        found |= {"cross_begin_s": cross.begin_s.copy(), "cross_next": following, "cross_end_s": np.full(count, -1.0)}
-        # what waits for a flow has its last byte after the latency
-        return found | {"waiting_start": start, "waiting": order, "waiting_s": cross.delay_s[order] + self._latency_s}
+        return kernel.CrossArrays(
+            pair=self._numbered(pairs, cross.source, cross.destination),
+            size_bytes=cross.size_bytes,
+            begin_s=cross.begin_s.copy(),
+            next=following,
+            end_s=np.full(count, -1.0),
+            waiting_start=start,
+            waiting=order,
+            # what waits for a flow has its last byte after the latency
+            waiting_s=cross.delay_s[order] + self._latency_s,
+        )
 
-    def _running(self, pair_start: Integers) -> dict[str, Any]:
-        slots, flows, links, length = 4, 256, len(self._rate), 1024
+    def _numbered(self, pairs: dict[tuple[int, int], int], source: Integers, destination: Integers) -> Integers:
+        """Return the number of each pair of hosts; new pairs are added."""
+        keys, which = np.unique(source * self.topology.hosts + destination, return_inverse=True)
+        numbers = [pairs.setdefault(divmod(int(key), self.topology.hosts), len(pairs)) for key in keys]
+        found: Integers = np.array(numbers, np.int64)[which.ravel()]
+        return found
+
+    def _slots(self) -> kernel.SlotArrays:
+        slots = 4
         messages = max([len(graph) for graph, _ in self._graphs], default=1) or 1
         locals_ = max([graph.endpoints for graph, _ in self._graphs], default=1)
-        bits = int(max(np.diff(pair_start).max(initial=1) - 1, 0)).bit_length()
-        found: dict[str, Any] = {
-            "remaining": np.zeros((slots, messages), np.int32),
-            "local_left": np.zeros((slots, locals_), np.int64),
-            "local_node": np.full((slots, locals_), kernel.NONE),
-            "slot_instance": np.full(slots, kernel.NONE),
-            "slot_open": np.zeros(slots, np.int64),
-        }
-        found |= {name: np.zeros(flows) for name in ("left", "rate", "since")}
-        found |= {
-            name: np.zeros(flows, np.int64) for name in ("version", "owner", "place", "via", "flow_mark", "part_flows")
-        }
-        found |= {"free": np.arange(flows - 1, -1, -1)}
-        found |= {name: np.full(flows << bits, kernel.NONE) for name in ("after", "before")}
-        found |= {"hop_bits": bits, "head": np.full(links, kernel.NONE)}
-        found |= {"on_link": np.zeros(links, np.int64), "link_mark": np.zeros(links, np.int64)}
-        found |= {"is_dirty": np.zeros(links, np.bool_), "dirty": np.zeros(links, np.int64)}
-        found |= {
-            "part_links": np.zeros(links, np.int64),
-            "capacity": np.zeros(links),
-            "sharing": np.zeros(links, np.int64),
-        }
-        found |= {"times": np.zeros(length), "codes": np.zeros(length, np.int64)}
-        found |= {"ready": np.zeros(max(len(self._nodes), 1), np.int64)}
-        lists = ("starts_slot", "starts_message", "arrived_slot", "arrived_message")
-        return found | {name: np.zeros(length, np.int64) for name in lists}
+        return kernel.SlotArrays(
+            remaining=np.zeros((slots, messages), np.int32),
+            local_left=np.zeros((slots, locals_), np.int64),
+            local_node=np.full((slots, locals_), kernel.NONE),
+            instance=np.full(slots, kernel.NONE),
+            open=np.zeros(slots, np.int64),
+        )
+
+    def _links(self) -> kernel.LinkArrays:
+        links = len(self._rate)
+        return kernel.LinkArrays(
+            head=np.full(links, kernel.NONE),
+            flows=np.zeros(links, np.int64),
+            mark=np.zeros(links, np.int64),
+            is_dirty=np.zeros(links, np.bool_),
+            dirty=np.zeros(links, np.int64),
+            part=np.zeros(links, np.int64),
+            capacity=np.zeros(links),
+            sharing=np.zeros(links, np.int64),
+        )
+
+    def _queue(self) -> kernel.EventArrays:
+        length = 1024
+        return kernel.EventArrays(
+            times=np.zeros(length),
+            codes=np.zeros(length, np.int64),
+            ready=np.zeros(max(len(self._nodes), 1), np.int64),
+            starts_slot=np.zeros(length, np.int64),
+            starts_message=np.zeros(length, np.int64),
+            arrived_slot=np.zeros(length, np.int64),
+            arrived_message=np.zeros(length, np.int64),
+            counters=np.zeros(kernel.COUNTERS, np.int64),
+            clock=np.zeros(1),
+        )
 
 
-def _loop_for(work: float) -> Callable[..., int]:
+def _flows(hops: int) -> kernel.FlowArrays:
+    """Return room for flows over at most some hops."""
+    flows, bits = 256, max(hops - 1, 0).bit_length()
+    left, rate, since = np.zeros((3, flows))
+    version, owner, place, via, mark, part = np.zeros((6, flows), np.int64)
+    after, before = np.full((2, flows << bits), kernel.NONE)
+    return kernel.FlowArrays(
+        left, rate, since, version, owner, place, via, mark, part,
+        free=np.arange(flows - 1, -1, -1), after=after, before=before, hop_bits=bits,
+    )  # fmt: skip
+
+
+def _loop_for(work: float) -> kernel.Loop:
     """Return the event loop: in Python until all work of this process takes longer than to load machine code."""
     global _work
     _work += work
     return kernel.advance if _work <= MAX_INTERPRETED else kernel.compiled()
 
 
-def _grow(arrays: dict[str, Any], needs: int, counters: Integers) -> None:
-    """Double the arrays that are full.
+# what is full -> its group, and the arrays of it that grow
+_GROWING = {
+    kernel.EVENTS: ("queue", ("times", "codes")),
+    kernel.STARTS: ("queue", ("starts_slot", "starts_message")),
+    kernel.ARRIVED: ("queue", ("arrived_slot", "arrived_message")),
+    kernel.SLOTS: ("slots", ("remaining", "local_left", "local_node", "instance", "open")),
+    kernel.SPARE_FLOWS: (
+        "flows",
+        ("left", "rate", "since", "version", "owner", "place", "via", "mark", "part", "after", "before"),
+    ),
+}
+
+
+def _grown(state: kernel.State, needs: int) -> kernel.State:
+    """Return a state whose full arrays have twice the length.
 
     Raises:
         UsageError: they do not fit into memory.
     """
-    names = {
-        kernel.EVENTS: ("times", "codes"),
-        kernel.STARTS: ("starts_slot", "starts_message"),
-        kernel.ARRIVED: ("arrived_slot", "arrived_message"),
-        kernel.SLOTS: ("remaining", "local_left", "local_node", "slot_instance", "slot_open"),
-        kernel.SPARE_FLOWS: (
-            "left", "rate", "since", "version", "owner", "place", "via", "flow_mark", "part_flows", "after", "before",
-        ),
-    }[needs]  # fmt: skip
-    if sum(arrays[name].nbytes for name in names) > MAX_BYTES:
-        what, length = ("collectives", "slot_instance") if needs == kernel.SLOTS else ("messages", "left")
+    group, names = _GROWING[needs]
+    full = getattr(state, group)
+    if sum(getattr(full, name).nbytes for name in names) > MAX_BYTES:
+        what, length = ("collectives", state.slots.instance) if group == "slots" else ("messages", state.flows.left)
         raise UsageError(
-            f"more than {len(arrays[length]):,} {what} are under way at once, for which there is no room: simulate a "
+            f"more than {len(length):,} {what} are under way at once, for which there is no room: simulate a "
             "lower load or fewer ranks"
         )
     if needs == kernel.SPARE_FLOWS:
-        flows = len(arrays["left"])
-        arrays["free"] = np.concatenate([np.arange(2 * flows - 1, flows - 1, -1), np.empty(flows, np.int64)])
-        counters[kernel.SPARE_FLOWS] = flows
+        flows = len(full.left)
+        full = full._replace(free=np.concatenate([np.arange(2 * flows - 1, flows - 1, -1), np.empty(flows, np.int64)]))
+        state.queue.counters[kernel.SPARE_FLOWS] = flows
     for name in names:
-        empty = kernel.NONE if name == "slot_instance" else 0
-        arrays[name] = np.concatenate([arrays[name], np.full_like(arrays[name], empty)])
+        array = getattr(full, name)
+        empty = kernel.NONE if name == "instance" else 0
+        full = full._replace(**{name: np.concatenate([array, np.full_like(array, empty)])})
+    return state._replace(**{group: full})
 
 
 def _grouped(keys: npt.NDArray[Any], values: Integers, groups: int) -> tuple[Integers, Integers]:

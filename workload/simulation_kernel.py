@@ -13,8 +13,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ringtap.core.installation import cache_folder
 
@@ -31,7 +33,167 @@ _SECOND = (1 << _SECOND_BITS) - 1
 _FIRST = (1 << 28) - 1
 
 
-def _push(times, codes, count, when, code):
+Integers = npt.NDArray[np.int64]
+Shorts = npt.NDArray[np.int32]
+Numbers = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+
+class NodeArrays(NamedTuple):
+    """Computations and parts in collectives; all arrays but `next` have a value per node."""
+
+    kind: Integers  # COMPUTE or COLLECTIVE
+    seconds: Numbers
+    instance: Integers
+    local: Integers  # endpoint of the rank in the message graph
+    waits: Integers  # number of nodes that it still waits for
+    next_start: Integers  # place in `next` of those that wait for it
+    next: Integers
+    begin_s: Numbers
+    end_s: Numbers
+
+
+class UnitArrays(NamedTuple):
+    """Units that compute one node at a time."""
+
+    of_node: Integers
+    place: Integers  # of a node in `nodes`
+    nodes: Integers
+    start: Integers  # place of each unit's first node in `nodes`, and of its heap in `waiting`
+    waiting: Integers  # heaps of places of nodes that wait for the unit
+    waiting_count: Integers
+    runs: Flags
+    is_called: Flags  # whether it is among `called`
+    called: Integers  # those that may have to begin a node
+
+
+class InstanceArrays(NamedTuple):
+    """Collectives; each one runs a message graph."""
+
+    graph: Integers
+    size_bytes: Numbers
+    slot: Integers  # NONE: it does not run
+
+
+class GraphArrays(NamedTuple):
+    """Placed message graphs, one after the other."""
+
+    start: Integers  # number of each graph's first message
+    free: Integers  # number of messages that nobody has to begin
+    workers: Integers
+    local_start: Integers  # number of each graph's first endpoint
+    share: Numbers  # of a message in the bytes of the collective
+    pair: Shorts
+    source: Shorts
+    destination: Shorts
+    waits: Shorts  # number of messages and ranks that it waits for
+    reply_start: Integers  # place in `reply` of the messages that wait for it
+    reply: Shorts
+    by_local_start: Integers  # place in `by_local` of the messages of an endpoint
+    by_local: Shorts
+    local_messages: Shorts  # number of messages of an endpoint
+
+
+class CrossArrays(NamedTuple):
+    """Flows of cross traffic."""
+
+    pair: Integers
+    size_bytes: Numbers
+    begin_s: Numbers
+    next: Integers  # the next one that begins by itself
+    end_s: Numbers
+    waiting_start: Integers  # place in `waiting` of those that wait for it
+    waiting: Integers
+    waiting_s: Numbers
+
+
+class RouteArrays(NamedTuple):
+    """Pairs of hosts, and links."""
+
+    pair_start: Integers  # place in `pair_links` of its links
+    pair_links: Integers
+    pair_s: Numbers  # latency
+    link_rate: Numbers
+    link_bytes: Numbers
+
+
+class SlotArrays(NamedTuple):
+    """Instances that run; arrays of two dimensions have a row per slot."""
+
+    remaining: Shorts  # number of messages and ranks that each message still waits for
+    local_left: Integers  # of each endpoint, messages that have not arrived, and its node if that has not begun
+    local_node: Integers
+    instance: Integers  # NONE: the slot is free
+    open: Integers  # number of messages that have not arrived, and of ranks that have not begun
+
+
+class FlowArrays(NamedTuple):
+    """Flows under way, and for each hop of them an entry in the list of a link."""
+
+    left: Numbers  # bytes at the time `since`
+    rate: Numbers
+    since: Numbers
+    version: Integers  # counts changes of the rate
+    owner: Integers  # slot; NONE: cross traffic
+    place: Integers  # message, or flow of cross traffic
+    via: Integers  # pair of hosts
+    mark: Integers
+    part: Integers  # those whose rates are calculated together
+    free: Integers
+    after: Integers
+    before: Integers
+    hop_bits: int  # bits for the hop in the number of an entry
+
+
+class LinkArrays(NamedTuple):
+    """Links in use."""
+
+    head: Integers  # first entry of a hop; NONE: no flow
+    flows: Integers  # number of them
+    mark: Integers
+    is_dirty: Flags  # whether it is among `dirty`
+    dirty: Integers  # those on which a flow began or ended
+    part: Integers  # those whose rates are calculated together
+    capacity: Numbers  # what is left while rates are calculated
+    sharing: Integers  # number of flows without a new rate
+
+
+class EventArrays(NamedTuple):
+    """The heap of events, lists of what happens at this instant, and counters."""
+
+    times: Numbers
+    codes: Integers
+    ready: Integers
+    starts_slot: Integers
+    starts_message: Integers
+    arrived_slot: Integers
+    arrived_message: Integers
+    counters: Integers
+    clock: Numbers  # the present time
+
+
+class State(NamedTuple):
+    """A simulation that is under way: the arguments of `advance`."""
+
+    nodes: NodeArrays
+    units: UnitArrays
+    instances: InstanceArrays
+    graphs: GraphArrays
+    cross: CrossArrays
+    routes: RouteArrays
+    slots: SlotArrays
+    flows: FlowArrays
+    links: LinkArrays
+    queue: EventArrays
+
+
+Loop = Callable[
+    [NodeArrays, UnitArrays, InstanceArrays, GraphArrays, CrossArrays, RouteArrays, SlotArrays, FlowArrays, LinkArrays,
+     EventArrays], int,
+]  # fmt: skip
+
+
+def _push(times: Numbers, codes: Integers, count: int, when: float, code: np.int64) -> int:
     """Add an event to a heap with room for it; return the number of events."""
     place = count
     while place > 0:
@@ -46,7 +208,7 @@ def _push(times, codes, count, when, code):
     return count + 1
 
 
-def _pop(times, codes, count):
+def _pop(times: Numbers, codes: Integers, count: int) -> int:
     """Remove the first event, which the caller has read; return the number of events."""
     count -= 1
     when, code = times[count], codes[count]
@@ -67,7 +229,7 @@ def _pop(times, codes, count):
     return count
 
 
-def _wait(waiting, count, place):
+def _wait(waiting: Integers, count: int, place: int) -> None:
     """Add a place to a heap with room for it."""
     at = count
     while at > 0 and waiting[(at - 1) >> 1] > place:
@@ -76,9 +238,10 @@ def _wait(waiting, count, place):
     waiting[at] = place
 
 
-def _first(waiting, count):
+def _first(waiting: Integers, count: int) -> int:
     """Remove the lowest place of a heap, and return it."""
-    first, place, at = waiting[0], waiting[count - 1], 0
+    first: int = waiting[0]
+    place, at = waiting[count - 1], 0
     while True:
         below = 2 * at + 1
         if below + 1 < count and waiting[below + 1] < waiting[below]:
@@ -91,7 +254,7 @@ def _first(waiting, count):
     return first
 
 
-def _code(kind, first, second):
+def _code(kind: int, first: int, second: int) -> np.int64:
     return (np.int64(kind) << 60) | (np.int64(first) << _SECOND_BITS) | np.int64(second)
 
 
@@ -101,38 +264,46 @@ def cross_code(flow: int) -> int:
 
 
 def advance(
-    # nodes: what each rank does
-    node_kind, node_s, node_instance, node_local, node_waits, next_start, next_nodes, begin_s, end_s,
-    # units: what computes, one node at a time; places of the nodes that wait for it, and units that may have to begin
-    node_unit, node_place, unit_nodes, unit_start, unit_waiting, unit_count, unit_runs, is_called, called,
-    # instances of collectives, and placed message graphs, one after the other
-    instance_graph, instance_bytes, slot_of, graph_start, graph_free, graph_workers, local_start,
-    message_share, message_pair, message_from, message_to, message_waits,
-    reply_start, reply, by_local_start, by_local, local_messages,
-    # flows of cross traffic: what each one is, the next one that begins by itself, and those that wait for it
-    cross_pair, cross_bytes, cross_begin_s, cross_next, cross_end_s, waiting_start, waiting, waiting_s,
-    # pairs of hosts, and links
-    pair_start, pair_links, pair_s, link_rate, link_bytes,
-    # running instances
-    remaining, local_left, local_node, slot_instance, slot_open,
-    # flows, and for each hop of them an entry in the list of a link
-    left, rate, since, version, owner, place, via, flow_mark, part_flows, free, after, before, hop_bits,
-    # links in use
-    head, on_link, link_mark, is_dirty, dirty, part_links, capacity, sharing,
-    # the heap of events, and lists of what happens at this instant
-    times, codes, ready, starts_slot, starts_message, arrived_slot, arrived_message,
-    # counters, and the present time
-    counters, clock,
-):  # fmt: skip
+    nodes: NodeArrays, units: UnitArrays, instances: InstanceArrays, graphs: GraphArrays, cross: CrossArrays,
+    routes: RouteArrays, slots: SlotArrays, flows: FlowArrays, links: LinkArrays, queue: EventArrays,
+) -> int:  # fmt: skip
     """Handle events until all have happened, or until an array is full; return 0 or the array that has to grow.
 
-    The arrays are arguments, and none is replaced in here, because numba counts references to arrays that are.
+    Each array is taken from its group once, and none is replaced in here, because numba counts references to arrays.
     """
+    node_kind, node_s, node_instance, node_local = nodes.kind, nodes.seconds, nodes.instance, nodes.local
+    node_waits, next_start, next_nodes = nodes.waits, nodes.next_start, nodes.next
+    begin_s, end_s = nodes.begin_s, nodes.end_s
+    node_unit, node_place, unit_nodes, unit_start = units.of_node, units.place, units.nodes, units.start
+    unit_waiting, unit_count, unit_runs = units.waiting, units.waiting_count, units.runs
+    is_called, called = units.is_called, units.called
+    instance_graph, instance_bytes, slot_of = instances.graph, instances.size_bytes, instances.slot
+    graph_start, graph_free, graph_workers, local_start = graphs.start, graphs.free, graphs.workers, graphs.local_start
+    message_share, message_pair = graphs.share, graphs.pair
+    message_from, message_to, message_waits = graphs.source, graphs.destination, graphs.waits
+    reply_start, reply, local_messages = graphs.reply_start, graphs.reply, graphs.local_messages
+    by_local_start, by_local = graphs.by_local_start, graphs.by_local
+    cross_pair, cross_bytes, cross_next = cross.pair, cross.size_bytes, cross.next
+    cross_begin_s, cross_end_s = cross.begin_s, cross.end_s
+    waiting_start, waiting, waiting_s = cross.waiting_start, cross.waiting, cross.waiting_s
+    pair_start, pair_links, pair_s = routes.pair_start, routes.pair_links, routes.pair_s
+    link_rate, link_bytes = routes.link_rate, routes.link_bytes
+    remaining, local_left, local_node = slots.remaining, slots.local_left, slots.local_node
+    slot_instance, slot_open = slots.instance, slots.open
+    left, rate, since, version = flows.left, flows.rate, flows.since, flows.version
+    owner, place, via, flow_mark = flows.owner, flows.place, flows.via, flows.mark
+    part_flows, free, after, before, hop_bits = flows.part, flows.free, flows.after, flows.before, flows.hop_bits
+    head, on_link, link_mark, is_dirty, dirty = links.head, links.flows, links.mark, links.is_dirty, links.dirty
+    part_links, capacity, sharing = links.part, links.capacity, links.sharing
+    times, codes, ready = queue.times, queue.codes, queue.ready
+    starts_slot, starts_message = queue.starts_slot, queue.starts_message
+    arrived_slot, arrived_message = queue.arrived_slot, queue.arrived_message
+    counters, clock = queue.counters, queue.clock
     events, spare, ready_count = counters[EVENTS], counters[SPARE_FLOWS], counters[READY]
     starts, arrived, dirty_count = counters[STARTS], counters[ARRIVED], counters[DIRTY]
     mark, messages, phase, calls = counters[MARK], counters[MESSAGES], counters[PHASE], counters[CALLED]
     now, needs = clock[0], DONE
-    slots = len(slot_instance)
+    slot_count = len(slot_instance)
     while needs == DONE:
         # everything that follows at this instant
         while phase == 0 and (ready_count or starts or arrived):
@@ -145,7 +316,7 @@ def advance(
                     more = by_local_start[source + 1] - by_local_start[source]
                     if slot_of[instance] == NONE:
                         more += graph_free[graph]
-                        if counters[RUNNING] == slots:
+                        if counters[RUNNING] == slot_count:
                             needs = SLOTS
                             break
                     if starts + more > len(starts_slot):
@@ -171,7 +342,7 @@ def advance(
                 first, first_local = graph_start[graph], local_start[graph]
                 slot = slot_of[instance]
                 if slot == NONE:
-                    for each in range(slots):
+                    for each in range(slot_count):
                         if slot_instance[each] == NONE:
                             slot = each
                             break
@@ -469,18 +640,19 @@ def advance(
 
 
 @cache
-def compiled() -> Callable[..., int]:
-    """Return `advance` as machine code, which numba keeps in ringtap's cache folder if it can be used."""
+def compiled() -> Loop:
+    """Return `advance` as machine code, which numba keeps in ringtap's cache folder if that is the user's own."""
     import numba
 
-    folder, can_keep = cache_folder() / "numba", True
+    folder = cache_folder() / "numba"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        can_keep = folder.stat().st_uid == os.geteuid() and os.access(folder, os.W_OK)
     except OSError:
         can_keep = False
     numba.config.CACHE_DIR = str(folder)
-    compile_ = numba.njit(cache=can_keep and os.access(folder, os.W_OK), error_model="numpy")
+    options = {"error_model": "numpy", "no_cfunc_wrapper": True}
     for helper in (_push, _pop, _wait, _first, _code):  # machine code calls nothing else
-        globals()[helper.__name__] = compile_(helper)
-    found: Callable[..., int] = compile_(advance)
+        globals()[helper.__name__] = numba.njit(no_cpython_wrapper=True, **options)(helper)
+    found: Loop = numba.njit(cache=can_keep, **options)(advance)
     return found

@@ -151,7 +151,7 @@ class Scan:
         self._entries = compile.entries()
         self.bin_ns = bin_ns
         self._arena = Arena(bin_ns, cells, packets, conversations, pick, segments, without_copies)
-        self._walk, self._resume = self._entries["walk"], self._entries["resume"]
+        self._walk, self._resume = self._entries.walk, self._entries.resume
         self._started = self._searching = self._big_endian = False
         self._torn = b""  # start of a record that is not complete yet
         self._wanted = PCAP_HEADER_BYTES  # number of bytes that it needs
@@ -195,7 +195,7 @@ class Scan:
             arena.state[ks.IS_END] = 1
             self._torn = self._process(np.frombuffer(self._torn, np.uint8))
         self.close_cells()
-        self._entries["total"](arena.address, arena.cells.begin, arena.word(ks.CELLS_AT))
+        self._entries.total(arena.address, arena.cells.begin, arena.word(ks.CELLS_AT))
         counts = dict(zip(ks.COUNTS, arena.state[ks.COUNTED :].tolist(), strict=False))
         left = len(self._torn)
         counts["torn_bytes"] = self._skipped if self._to_skip else 0 if self._searching else left
@@ -237,7 +237,7 @@ class Scan:
         """Close the open cells of all flows."""
         flow = 0
         while True:
-            flow = self._entries["finish"](self._arena.address, flow, 0)
+            flow = self._entries.finish(self._arena.address, flow, 0)
             self._make_room()
             if flow >= 2 * self._arena.word(ks.ROWS):
                 break
@@ -299,7 +299,7 @@ class Scan:
             return False
         self._dropped |= part._dropped
         self._make_room(other.word(ks.CELLS_AT) - other.cells.begin)
-        self._entries["join"](arena.address, other.address, other.joined_flows.ctypes.data)
+        self._entries.join(arena.address, other.address, other.joined_flows.ctypes.data)
         return True
 
     def _skip(self, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
@@ -353,7 +353,7 @@ class Scan:
         """Empty the buffers of cells and packets if they are full, or if that many cells do not fit."""
         arena = self._arena
         if arena.is_full(ks.CELLS_AT, cells_bytes):
-            self._entries["total"](arena.address, arena.cells.begin, arena.word(ks.CELLS_AT))
+            self._entries.total(arena.address, arena.cells.begin, arena.word(ks.CELLS_AT))
         arena.make_room(cells_bytes)
 
     def _read_file_header(self, head: bytes) -> int:
@@ -364,7 +364,7 @@ class Scan:
         self._started = True
         self._arena.state[ks.MAX_KEPT] = _USUAL_MAX_KEPT
         if header is None:
-            self._walk, self._resume = self._entries["walk_blocks"], self._entries["resume_blocks"]
+            self._walk, self._resume = self._entries.walk_blocks, self._entries.resume_blocks
             return 0
         self._big_endian, interface = header
         self._arena.state[ks.SWAPPED] = int(self._big_endian)

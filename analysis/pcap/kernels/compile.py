@@ -1,8 +1,8 @@
 """Machine code of the kernels: compiled once, kept in the user's cache folder, loaded without the compiler.
 
-numba compiles the kernels to LLVM code, and llvmlite compiles that to an object file. A later process only links the
-object file and calls it. It does not import numba: the import alone takes as long as scanning millions of packets. The
-compiler runs in its own process, so that its memory is freed when it is done.
+numba makes a C callback of each entry point, and llvmlite compiles the callbacks' LLVM code to an object file. A later
+process only links the object file and calls it. It does not import numba: the import alone takes as long as scanning
+millions of packets. The compiler runs in its own process, so that its memory is freed when it is done.
 """
 
 from __future__ import annotations
@@ -11,30 +11,40 @@ import ctypes
 import hashlib
 import importlib.util
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.core.installation import cache_folder, install_command
 from ringtap.core.parent_death import die_with_parent
 from ringtap.core.python_command import python_command
+from ringtap.core.run_files import open_regular
 
 Entry = Callable[[int, int, int], int]
-_NAMES = ("walk", "walk_blocks", "resume", "resume_blocks", "finish", "total", "join")
-# numba's convention: pointers to the result and to an exception, the arguments; returns a status
-_SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_int64,) * 3)
+_SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int64, *(ctypes.c_int64,) * 3)
 
 
-_linked: dict[str, Entry] = {}
+class Entries(NamedTuple):
+    """The entry points, described in `walk`. They release the interpreter's lock while they run."""
+
+    walk: Entry
+    walk_blocks: Entry
+    resume: Entry
+    resume_blocks: Entry
+    finish: Entry
+    total: Entry
+    join: Entry
+
+
+_linked: Entries | None = None
 _alive: list[Any] = []  # owners of the machine code
 
 
-def entries(say: Callable[[str], None] | None = None) -> dict[str, Entry]:
-    """Return the compiled entry points by name; they release the interpreter's lock while they run.
+def entries(say: Callable[[str], None] | None = None) -> Entries:
+    """Return the compiled entry points.
 
     Args:
         say: called with one line of text if the kernels have to be compiled first.
@@ -43,7 +53,8 @@ def entries(say: Callable[[str], None] | None = None) -> dict[str, Entry]:
         UsageError: numba is not installed, or the machine is big-endian.
         MeasurementError: the kernels could not be compiled.
     """
-    if not _linked:
+    global _linked
+    if _linked is None:
         if sys.byteorder != "little":
             raise UsageError("captures are read on little-endian machines only: copy the files to one")
         try:
@@ -52,16 +63,13 @@ def entries(say: Callable[[str], None] | None = None) -> dict[str, Entry]:
             raise UsageError(f"reading captures needs numba: {install_command('report')}") from error
         binding.initialize_native_target()
         binding.initialize_native_asmprinter()
-        _linked.update(_link(binding, _object_code(binding, say)))
+        _linked = _link(binding, _object_code(binding, say))
     return _linked
 
 
 def _object_code(binding: Any, say: Callable[[str], None] | None) -> bytes:
     path = cache_folder() / f"kernels-{_key(binding)}.o"
-    try:
-        code = _unsealed(path.read_bytes())
-    except OSError:
-        code = b""
+    code = _stored(path)
     if not code:
         import subprocess
 
@@ -110,6 +118,15 @@ def _unsealed(stored: bytes) -> bytes:
     return code if hashlib.sha256(code).digest() == stored[:32] else b""
 
 
+def _stored(path: Path) -> bytes:
+    """Return the code that this user or root has stored; empty if there is none."""
+    try:
+        with open_regular(path) as file:
+            return _unsealed(file.read()) if os.fstat(file.fileno()).st_uid in (os.geteuid(), 0) else b""
+    except OSError:
+        return b""
+
+
 def _store(path: Path, sealed: bytes) -> None:
     """Store the code atomically, as two processes may do so; failure to write the cache is not an error."""
     try:
@@ -128,39 +145,53 @@ def _machine(binding: Any) -> Any:
     return target.create_target_machine(binding.get_host_cpu_name(), features, opt=3, reloc="pic")
 
 
-def _compile(binding: Any) -> bytes:
-    """Return the object file with all entry points."""
-    from numba import njit, types
+def _kernels() -> Entries:
+    """Return the entry points in Python, before they are compiled."""
+    os.environ["NUMBA_OPT"] = "0"  # numba would optimize each kernel again in each one that calls it
+    from ringtap.analysis.pcap.kernels.walk import finish, join, resume, resume_blocks, total, walk, walk_blocks
 
-    from ringtap.analysis.pcap.kernels.walk import ENTRIES
+    return Entries(walk, walk_blocks, resume, resume_blocks, finish, total, join)
+
+
+def _compile(binding: Any, kernels: dict[str, Entry]) -> bytes:
+    """Return the object file with some entry points."""
+    from numba import cfunc, types
 
     whole = binding.parse_assembly("")
-    for function in ENTRIES:
-        made = njit((types.int64,) * 3, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
-        (text,) = made.inspect_llvm().values()
-        # replace the mangled name of module and function by one that can be looked up
-        text = re.sub(rf"@_ZN\w*?7kernels4walk\d+{function.__name__}B\w+\(", f"@ringtap_{function.__name__}(", text)
-        whole.link_in(binding.parse_assembly(text))
-    return bytes(_machine(binding).emit_object(whole))
+    for name, kernel in kernels.items():
+        made = cfunc(types.int64(*(types.int64,) * 3), error_model="numpy")(kernel)
+        module = binding.parse_assembly(made.inspect_llvm())
+        module.get_function(made.native_name).name = _symbol(name)
+        whole.link_in(module)
+    entries = {_symbol(name) for name in kernels}
+    for function in whole.functions:
+        if not function.is_declaration and function.name not in entries:
+            function.linkage = "internal"
+    machine = _machine(binding)
+    _optimize(binding, machine, whole)
+    missing = [one.name for one in whole.functions if one.is_declaration and not one.name.startswith("llvm.")]
+    if missing:
+        raise RuntimeError(f"the machine code calls {', '.join(missing)}, which no later process has")
+    return bytes(machine.emit_object(whole))
 
 
-def _link(binding: Any, code: bytes) -> dict[str, Entry]:
+def _optimize(binding: Any, machine: Any, whole: Any) -> None:
+    """Optimize all functions, and remove numba's code for exceptions, which kernels do not raise."""
+    builder = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options())
+    for _ in range(2):  # only then no function seems to return the status of an exception any more
+        builder.getModulePassManager().run(whole, builder)
+
+
+def _link(binding: Any, code: bytes) -> Entries:
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine(binding))
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _alive.append(engine)
-    return {name: _entry(engine.get_function_address(f"ringtap_{name}")) for name in _NAMES}
+    return Entries(*(_SIGNATURE(engine.get_function_address(_symbol(name))) for name in Entries._fields))
 
 
-def _entry(address: int) -> Entry:
-    call = _SIGNATURE(address)
-
-    def entry(a: int, b: int, c: int) -> int:
-        result, exception = ctypes.c_int64(), ctypes.c_void_p()
-        call(ctypes.addressof(result), ctypes.addressof(exception), a, b, c)
-        return result.value
-
-    return entry
+def _symbol(name: str) -> str:
+    return f"ringtap_{name}"
 
 
 if __name__ == "__main__":
@@ -168,4 +199,4 @@ if __name__ == "__main__":
 
     native.initialize_native_target()
     native.initialize_native_asmprinter()
-    sys.stdout.buffer.write(_sealed(_compile(native)))
+    sys.stdout.buffer.write(_sealed(_compile(native, _kernels()._asdict())))

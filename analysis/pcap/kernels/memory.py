@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from llvmlite import ir
 from numba import njit, types
-from numba.core.extending import intrinsic
+from numba.extending import intrinsic
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _WORD = ir.IntType(64)

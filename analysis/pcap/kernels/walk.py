@@ -287,6 +287,3 @@ def join(state: int, part: int, flows: int) -> int:
     replay(state, get(part, SEGMENTS_BEGIN), get(part, SEGMENTS_AT), flows)
     join_sums(state, part, shift)
     return 0
-
-
-ENTRIES = (walk, walk_blocks, resume, resume_blocks, finish, total, join)

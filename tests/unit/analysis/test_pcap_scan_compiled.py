@@ -33,7 +33,7 @@ def code():
 def fresh(tmp_path, monkeypatch):
     """A cache folder that is empty, and kernels that are not loaded."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(compile, "_linked", {})
+    monkeypatch.setattr(compile, "_linked", None)
     return tmp_path / "ringtap"
 
 
@@ -68,7 +68,7 @@ def test_compiled_once_and_said_once(code, fresh, monkeypatch):
     assert len(told) == 1
     assert "once" in told[0]
     assert len(list(fresh.iterdir())) == 1
-    monkeypatch.setattr(compile, "_linked", {})
+    monkeypatch.setattr(compile, "_linked", None)
     monkeypatch.setattr(subprocess, "run", None)
     compile.entries(told.append)
     assert len(told) == 1
@@ -87,11 +87,39 @@ def test_a_damaged_cache_is_made_anew(code, fresh, monkeypatch):
     assert scan().counts["packets"] == len(usual())
 
 
+@pytest.mark.needs_root("give a file away")
+def test_anothers_cache_is_not_run(code, fresh, monkeypatch):
+    from llvmlite import binding
+
+    path = fresh / f"kernels-{compile._key(binding)}.o"
+    fresh.mkdir()
+    path.write_bytes(compile._sealed(code[0]))
+    os.chown(path, 12345, 12345)
+    told: list[str] = []
+    made(code, monkeypatch)
+    compile.entries(told.append)
+    assert len(told) == 1
+    assert path.stat().st_uid == os.geteuid()
+
+
 def test_a_cache_that_cannot_be_written_is_done_without(code, fresh, monkeypatch):
     fresh.parent.mkdir(exist_ok=True)
     fresh.write_text("a file where the folder should be")
     made(code, monkeypatch)
     assert scan().counts["packets"] == len(usual())
+
+
+def test_code_that_needs_more_than_later_processes_have_is_refused():
+    """Linking it would end the process."""
+    program = (
+        "from llvmlite import binding\nfrom ringtap.analysis.pcap.kernels import compile\n"
+        "def fails(state, a, b):\n    if a:\n        raise ValueError\n    return b\n"
+        "binding.initialize_native_target()\nbinding.initialize_native_asmprinter()\n"
+        "compile._compile(binding, {'fails': fails})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "RuntimeError: the machine code calls" in done.stderr
+    assert "numba_gil_ensure" in done.stderr
 
 
 def test_a_compiler_that_fails_says_why(fresh, monkeypatch):

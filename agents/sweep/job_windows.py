@@ -39,7 +39,7 @@ _POLL_S = 0.05
 _MASTER_PORTS = 2  # one for torch, and the next one for Horovod
 
 
-class Span(NamedTuple):
+class WindowSpan(NamedTuple):
     """Window with whole iterations of all jobs.
 
     Attributes:
@@ -83,7 +83,7 @@ class MeasuredJob:
         """Return the number of iterations that it has made."""
         return len(self.steps.iteration_ends_ns())
 
-    def ends_ns(self, span: Span) -> list[int]:
+    def ends_ns(self, span: WindowSpan) -> list[int]:
         """Return the ends of its iterations in a window."""
         return [end for end in self.steps.iteration_ends_ns() if span.start_ns <= end <= span.end_ns]
 
@@ -291,7 +291,7 @@ class JobWindows:
         condition.examine(record)
         return record
 
-    def _within(self, span: Span) -> list[str]:
+    def _within(self, span: WindowSpan) -> list[str]:
         """Return sentences about iterations of a window that stalled or changed.
 
         Several jobs explain changes of each other's iterations, so that only those of a lone job count.
@@ -321,7 +321,7 @@ class JobWindows:
         window: Window,
         tick: Callable[[float], None],
         is_known: Callable[[Sequence[int]], bool] | None = None,
-    ) -> Span:
+    ) -> WindowSpan:
         """Wait for a window of whole iterations of all jobs.
 
         It begins where each job has ended an iteration after the settling time, and ends at the last one seen of the
@@ -351,7 +351,7 @@ class JobWindows:
                 enough = (end_ns - start_ns) / 1e9 >= window.min_s and fewest >= window.min_iterations
                 late = spent_s >= window.max_s and fewest > 0 and not any(stalled_s(each, now_ns) for each in ends)
                 if late or (enough and (is_known is None or is_known(within[0]))):
-                    return Span(start_ns, end_ns, fewest)
+                    return WindowSpan(start_ns, end_ns, fewest)
             if spent_s >= 2 * window.max_s:
                 raise self._no_window(spent_s, ends, now_ns, settled_ns)
 

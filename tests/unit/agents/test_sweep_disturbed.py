@@ -14,7 +14,7 @@ import pytest
 from ringtap.agents.hosts import LocalHosts
 from ringtap.agents.sweep import disturbances
 from ringtap.agents.sweep.disturbances import Watch, change_place, counted_bps, late_share, wait_for_samples
-from ringtap.agents.sweep.job_windows import Condition, JobWindows, MeasuredJob, Span
+from ringtap.agents.sweep.job_windows import Condition, JobWindows, MeasuredJob, WindowSpan
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.sweep.step_watcher import StepWatcher
 from ringtap.agents.testbed.topology import Roles
@@ -251,9 +251,9 @@ def test_iterations_that_stay_longer_at_the_same_load_end_the_series(tmp_path: P
         job = MeasuredJob(plan.models[0], roles, run, Watch(run.path, roles, 10**9, 0), steps, ["a"], [])
         windows.jobs = [job]
         ends_ns = steps.iteration_ends_ns()
-        (words,) = windows._within(Span(ends_ns[0], ends_ns[16], 16))
+        (words,) = windows._within(WindowSpan(ends_ns[0], ends_ns[16], 16))
         assert words.startswith("iterations changed from 0.2 to 0.35 s")
-        after = Span(ends_ns[17], ends_ns[-1], len(ends_ns) - 18)
+        after = WindowSpan(ends_ns[17], ends_ns[-1], len(ends_ns) - 18)
         if tolerant:
             (again,) = windows._within(after)
             assert again.endswith(", and still take 0.35 s: a link or a host has become slower")
@@ -261,7 +261,9 @@ def test_iterations_that_stay_longer_at_the_same_load_end_the_series(tmp_path: P
             with pytest.raises(MeasurementError, match=r"at the same load, iterations .*: see to it, then resume$"):
                 windows._within(after)
         windows.jobs = [job, job]
-        assert windows._within(Span(ends_ns[0], ends_ns[16], 16)) == [], "several jobs change each other's iterations"
+        assert windows._within(WindowSpan(ends_ns[0], ends_ns[16], 16)) == [], (
+            "several jobs change each other's iterations"
+        )
 
 
 def test_a_host_whose_agent_was_killed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

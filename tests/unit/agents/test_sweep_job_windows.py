@@ -11,7 +11,7 @@ import pytest
 from ringtap.agents.hosts import LocalHosts
 from ringtap.agents.sweep import step_watcher
 from ringtap.agents.sweep.disturbances import Watch
-from ringtap.agents.sweep.job_windows import Condition, JobWindows, MeasuredJob, Span, remarks
+from ringtap.agents.sweep.job_windows import Condition, JobWindows, MeasuredJob, WindowSpan, remarks
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.sweep.step_watcher import StepWatcher
 from ringtap.agents.testbed.topology import Roles
@@ -170,6 +170,6 @@ def test_a_window_waits_until_the_mean_is_known(tmp_path: Path) -> None:
         return len(asked) > 2
 
     span = windows_of(tmp_path, Condition(), fast=every(0.03)).window(WINDOW, no_tick, is_known)
-    assert isinstance(span, Span)
+    assert isinstance(span, WindowSpan)
     assert len(asked) == 3
     assert asked[0] > WINDOW.min_iterations

@@ -63,6 +63,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         os.sched_setscheduler(0, before, os.sched_param(0))
 
 
+# before xdist reads the groups
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         alone, together = item.get_closest_marker("alone"), item.get_closest_marker("together")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import cache
+from types import FunctionType
 from typing import NamedTuple
 
 import numpy as np
@@ -652,7 +653,12 @@ def compiled() -> Loop:
         can_keep = False
     numba.config.CACHE_DIR = str(folder)
     options = {"error_model": "numpy", "no_cfunc_wrapper": True}
+    names = dict(globals())  # Python may still run the functions of this module
+
+    def copy(function: Callable[..., object]) -> FunctionType:
+        return FunctionType(function.__code__, names, function.__name__)
+
     for helper in (_push, _pop, _wait, _first, _code):  # machine code calls nothing else
-        globals()[helper.__name__] = numba.njit(no_cpython_wrapper=True, **options)(helper)
-    found: Loop = numba.njit(cache=can_keep, **options)(advance)
+        names[helper.__name__] = numba.njit(no_cpython_wrapper=True, **options)(copy(helper))
+    found: Loop = numba.njit(cache=can_keep, **options)(copy(advance))
     return found

@@ -31,7 +31,6 @@ MIN_LOADS = 5
 WIDE_SHARE = 0.5  # of the range of measured loads: points that leave more open do not place the point
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 _MOST_U = 30.0  # of the curved region: no load that can be measured is nearer to the capacity
-_DERIVED = 1e-4  # relative step of the numerical derivatives
 _BETWEEN = (0.0, 0.003, 0.01, 0.03, 0.1)  # scatter of ln t between windows, beyond the errors of their means
 _GROWTH = (0.0, 0.6, 1.2)  # exponent with which the scatter grows in C/(C-BW), if the errors are not known
 _RATIO = 3.0  # by which each further scatter is less likely beforehand than the one before
@@ -88,11 +87,13 @@ class CurveResult:
         point: the point, or None.
         reason: one sentence if ``point`` is None, else empty.
         is_open: True if there may be a point, but these points are too few or too uncertain to place it.
+        curves: the curves that the points allow; None if there are too few points.
     """
 
     point: CurvePoint | None
     reason: str = ""
     is_open: bool = False
+    curves: CurveFamily | None = None
 
     @property
     def clause(self) -> str:
@@ -146,21 +147,23 @@ def find_curve_point(
     order = np.lexsort((time, load))
     load, time, error = load[order], time[order], None if error is None else error[order]
     u, ends = (-np.log1p(-one / capacity) for one in (load, distinct[[0, 1, -2, -1]]))
-    curves = _CurveFamily(u, ends, np.log(time), error)
+    curves = CurveFamily(u, ends, np.log(time), error)
     low, middle, high = (capacity * share for share in curves.quantiles((1 - LEVEL) / 2, 0.5, (1 + LEVEL) / 2))
-    if middle > load[-1]:
-        if curves.falling > (1 - LEVEL) / 2:
-            return CurveResult(None, "the iteration time does not measurably grow with the load")
-        return CurveResult(None, "the curve bends beyond the heaviest load: no congestion was reached")
-    if middle <= 0:
+    point, reason, is_open = None, "", False
+    if middle > load[-1] and curves.falling > (1 - LEVEL) / 2:
+        reason = "the iteration time does not measurably grow with the load"
+    elif middle > load[-1]:
+        reason = "the curve bends beyond the heaviest load: no congestion was reached"
+    elif middle <= 0:
         reason = "the time grows as fast as the bandwidth shrinks from no load on: there is no flat region"
-        return CurveResult(None, reason)
-    if high - low > WIDE_SHARE * (load[-1] - load[0]):
+    elif high - low > WIDE_SHARE * (load[-1] - load[0]):
         reason = f"the points leave open where it lies: from {low:.3g} to {high:.3g} Gbit/s (95 %)"
-        return CurveResult(None, reason, is_open=True)
-    at_s = curves.time_s(middle / capacity)
-    volume_mb = data_volume_mb(middle, at_s, capacity)
-    return CurveResult(CurvePoint(middle, low, high, at_s, volume_mb, error is not None, capacity))
+        is_open = True
+    else:
+        at_s = curves.time_s(middle / capacity)
+        volume_mb = data_volume_mb(middle, at_s, capacity)
+        point = CurvePoint(middle, low, high, at_s, volume_mb, error is not None, capacity)
+    return CurveResult(point, reason, is_open, curves)
 
 
 @dataclass(frozen=True)
@@ -208,7 +211,7 @@ class _Kind:
     log_time: Callable[[Array], Array]
 
 
-class _CurveFamily:
+class CurveFamily:
     """The curves that the points allow, smooth ones of equation 3.7 and bent ones, with their weights.
 
     Attributes:
@@ -245,6 +248,11 @@ class _CurveFamily:
         u = np.array(-math.log1p(-share))
         log_times = np.concatenate([kind.log_time(u) for kind in self._kinds])
         return math.exp(self._mean + float(self._weight_of @ log_times))
+
+    @property
+    def variance(self) -> float:
+        """Variance of the congestion point, as a share of the capacity."""
+        return float(self._weight_of @ (self._share - self._weight_of @ self._share) ** 2)
 
     def _smooth(self) -> _Kind:
         def columns(log_n: Array, u: Array) -> Array:
@@ -379,14 +387,3 @@ def _meeting(log_time: Callable[[Array], Array], start: Array, elasticity: Array
     steep = end * elasticity / (1 - share)
     result: Array = (middle - slope * share / 2 - end + steep * share) / (steep - slope)
     return result
-
-
-def gradient(b: float, n: float, free: bool) -> Array:
-    """Derivatives of `place` by log_t0, b and, if it is free, n; shape (parameters,)."""
-
-    def along(step_b: float, step_n: float) -> float:
-        return float(place(b * (1 + step_b), n * (1 + step_n)) - place(b * (1 - step_b), n * (1 - step_n)))
-
-    with np.errstate(invalid="ignore"):
-        by_b, by_n = along(_DERIVED, 0.0) / (2 * _DERIVED * b), along(0.0, _DERIVED) / (2 * _DERIVED * n)
-    return np.array([0.0, by_b, by_n] if free else [0.0, by_b])

@@ -16,9 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ringtap.analysis.model.curve_point import find_curve_point, gradient
-from ringtap.analysis.model.fit import CongestionModel, FitResult
-from ringtap.analysis.model.regression import jacobian
+from ringtap.analysis.model.curve_point import CurveFamily, find_curve_point
 from ringtap.analysis.runs.run import SweepRun, read_run
 from ringtap.analysis.statistics.arrays import Array
 from ringtap.analysis.statistics.mean_errors import mean_errors, relative_error
@@ -28,8 +26,7 @@ from ringtap.core.rundir import read_points
 from ringtap.core.schema import MERGE_SHARE, REJECTED_JSONL
 
 LOADS_WITHOUT_POINT = 10  # different loads after which a series without a congestion point gets no more
-_STEP = 0.01  # of the capacity: candidate loads
-_CURVE_LOADS = 40
+_STEP = 0.02  # of the capacity: candidate loads
 _MOST_LOAD = 0.99  # of the capacity: a load measured beyond it counts as this one, as the curve ends at the capacity
 
 
@@ -96,9 +93,9 @@ def choose(measured: Sequence[Measured], aims: Aims, lost_s: float = 0.0) -> Cho
     """Choose the next load of a series from the windows measured so far; the same windows give the same load.
 
     While the congestion point's interval is wide, the candidate counts whose window reduces most, for each second, the
-    variance of the point plus the mean variance of the curve, both relative to what they are. Locally optimal designs
-    are chosen so, one point after the other (Atkinson, Donev and Tobias, Optimum Experimental Designs, with SAS, 2007,
-    chapters 10 and 17). Then, the means that are still uncertain are measured longer, the cheapest first.
+    variance of the point, if the window shows what the curves expect. Locally optimal designs are chosen so, one point
+    after the other (Atkinson, Donev and Tobias, Optimum Experimental Designs, with SAS, 2007, chapters 10 and 17).
+    Then, the means that are still uncertain are measured longer, the cheapest first.
 
     Args:
         measured: the windows that count.
@@ -139,7 +136,6 @@ class _State:
         self._error = mean_errors(self._load, capacity, [one.iteration_s for one in measured])
         spread_s = self._error * self._mean
         self._found = find_curve_point(self._load, self._mean, capacity, spread_s=spread_s)
-        self._fit = _fit(self._load, self._mean, capacity, spread_s)
 
     def is_wide(self) -> bool:
         """Return True if more loads are needed for the congestion point, or may show one."""
@@ -192,36 +188,24 @@ class _State:
         needed = np.maximum((spread / aims.mean) ** 2, aims.min_iterations)
         window_s = np.clip(needed * time, aims.min_s, aims.max_s)
         seconds = aims.settle_s + window_s
-        fit = self._fit
-        if fit is None or fit.terms.b <= 0:
+        curves = self._found.curves
+        if curves is None:
             gain = np.abs(load[:, None] - self._load).min(axis=1)
         else:
-            gain = self._gain(fit, load, spread**2 * time / window_s + (fit.between or 0.0) ** 2)
+            errors = spread * np.sqrt(time / window_s)
+            left = [self._left(curves, *one) for one in zip(load.tolist(), errors.tolist(), strict=True)]
+            gain = np.maximum(1 - np.array(left), 0.0)
         best = int((gain / seconds).argmax())
         return float(candidates[best]), float(seconds[best])
 
-    def _gain(self, fit: FitResult, load: Array, variance: Array) -> Array:
-        """Return the relative reduction of both variances by one window at each load, with the variance of its mean."""
-        terms = fit.C_gbps, fit.terms.b, fit.n
-        rows = jacobian(self._load, *terms, free=True) / np.hypot(self._error, fit.between or 0.0)[:, None]
-        inverse = np.linalg.pinv(rows.T @ rows)
-        new = jacobian(load, *terms, free=True)
-        along = new @ inverse
-        total = variance + (along * new).sum(axis=1)
-        targets = [jacobian(np.linspace(0.0, self._load.max(), _CURVE_LOADS), *terms, free=True)]
-        slopes = gradient(fit.terms.b, fit.n, free=True)
-        if np.isfinite(slopes).all() and slopes.any():  # the fitted curve itself has a point
-            targets.append(slopes[None])
-        gains = [((along @ one.T) ** 2).sum(axis=1) / np.sum((one @ inverse) * one) for one in targets]
-        result: Array = np.sum(gains, axis=0) / total
-        return result
-
-
-def _fit(load: Array, mean: Array, capacity: float, spread_s: Array) -> FitResult | None:
-    try:
-        return CongestionModel(capacity).fit(load, mean, spread_s=spread_s, bootstrap=0)
-    except UsageError:
-        return None
+    def _left(self, curves: CurveFamily, load_gbps: float, error: float) -> float:
+        """Return which share of the point's variance is left if a window at a load shows what the curves expect."""
+        expected_s = curves.time_s(load_gbps / self._aims.capacity_gbps)
+        times = np.append(self._mean, expected_s)
+        spread_s = np.append(self._error, error) * times
+        more = find_curve_point(np.append(self._load, load_gbps), times, self._aims.capacity_gbps, spread_s=spread_s)
+        assert more.curves is not None
+        return more.curves.variance / curves.variance
 
 
 def _averaged(at: Array, values: Array) -> tuple[Array, Array]:

@@ -20,7 +20,7 @@ def test_quick_compares_both_kinds_of_sweep(tmp_path: Path) -> None:
     assert found == json.loads(done.stdout.splitlines()[-1])
     assert [one["model"] for one in found["summaries"]] == ["resnet50", "vgg16"]
     for one in found["summaries"]:
-        assert one["reached_by_grid"] == one["reached_by_auto"] == one["seeds"] == 4
-        # of 100 seeds, the medians are 0.37, and 1 sweep in 5 to 3 needs more than half
+        assert one["reached_by_grid"] == one["reached_by_auto"] == one["seeds"] == 2
+        # of 4 seeds, the medians are 0.43 and 0.44
         assert one["ratio_median"] < 0.75
-    assert len(found["rows"]) == 6
+    assert len(found["rows"]) == 4

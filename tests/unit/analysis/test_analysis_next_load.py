@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import signal, special
 
 from ringtap.analysis.model.congestion_point import CURVED_SHARE
-from ringtap.analysis.model.curve_point import find_curve_point, gradient, place
+from ringtap.analysis.model.curve_point import find_curve_point, place
 from ringtap.analysis.report.overview import overview
 from ringtap.analysis.statistics.mean_errors import independent_counts, mean_errors, relative_error
 from ringtap.analysis.sweeps.next_load import Aims, Choice, Measured, choose
@@ -101,12 +101,24 @@ def test_there_is_no_curve_point_and_the_reason_says_why(times: np.ndarray, why:
     assert few.is_open
 
 
-def test_derivatives_of_the_point_agree_with_differences() -> None:
-    for b, n in ((0.6, 0.5), (1.1, 0.5), (0.1, 1.6), (5.0, 0.15)):
-        slopes = gradient(b, n, free=True)
-        by_b = (place(b * 1.01, n) - place(b * 0.99, n)) / (0.02 * b)
-        by_n = (place(b, n * 1.01) - place(b, n * 0.99)) / (0.02 * n)
-        assert slopes[1:] == pytest.approx([by_b, by_n], rel=1e-2), "steps of a per cent: errors of its square"
+@pytest.mark.parametrize("at", [0.08, 0.4, 0.88])
+def test_a_window_is_expected_to_narrow_the_point_as_windows_do(at: float) -> None:
+    loads, expected, real = np.array(FIRST) * 25, 0.0, 0.0
+    for seed in range(12):
+        draw = np.random.default_rng(seed)
+        times = np.array([true_s(load) * math.exp(0.02 * draw.normal()) for load in loads])
+        curves = find_curve_point(loads, times, 25, spread_s=0.02 * times).curves
+        assert curves is not None
+        for time in (curves.time_s(at), *(true_s(25 * at) * math.exp(0.02 * draw.normal()) for _ in range(3))):
+            more = np.append(times, time)
+            after = find_curve_point(np.append(loads, 25 * at), more, 25, spread_s=0.02 * more).curves
+            assert after is not None
+            if time == curves.time_s(at):
+                expected += after.variance / curves.variance / 12
+            else:
+                real += after.variance / curves.variance / 36
+    # 0.53, 0.90 and 0.91 against 0.57, 0.89 and 1.03: what a window shows is not what was expected
+    assert expected == pytest.approx(real, abs=0.15)
 
 
 def test_few_iterations_that_agree_by_chance_are_not_believed() -> None:
@@ -155,7 +167,7 @@ def test_the_first_pass_comes_first_and_then_loads_that_narrow_the_point() -> No
 
 def test_it_stops_at_the_target_and_names_what_it_knows() -> None:
     windows, stop = loads_of(AIMS, 0.02)
-    assert (len(windows), stop) == (8, "the targets are reached")
+    assert (len(windows), stop) == (7, "the targets are reached")
     known = choose(windows, AIMS).known
     assert known.startswith("congestion point ")
     assert "±" in known

@@ -170,8 +170,8 @@ def _unguarded_writes(tree: ast.Module) -> Iterator[str]:
     "words",
     [
         ["agents.testbed.enter", HOSTILE, "a", "true"],
-        ["agents.node.attach", HOSTILE, "n0", "1"],
-        ["slurm.batch", "run", HOSTILE],
+        ["agents.node.record_unsupervised", HOSTILE, "n0", "1"],
+        ["slurm.job_steps", "run", HOSTILE],
         pytest.param(
             ["collectors.packet_ring", "--interface", "lo", "--write", HOSTILE + "/x/y"],
             marks=pytest.mark.needs_root("capture packets of lo"),

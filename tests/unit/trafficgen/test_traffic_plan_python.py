@@ -53,7 +53,7 @@ def test_numbers_and_texts_are_alike() -> None:
     texts = ringtap.FlowPlan("consistent", load="20mbit", duration="500ms", scale="100", seed="2")
     numbers = ringtap.FlowPlan("consistent", load=20e6, duration=0.5, scale=100, seed=2)
     assert texts.to_frame().equals(numbers.to_frame())
-    assert repr(texts) == f"<Plan consistent: {texts.flows} flows in 500 ms, 20 Mbit/s of payload>"
+    assert repr(texts) == f"<FlowPlan consistent: {texts.flows} flows in 500 ms, 20 Mbit/s of payload>"
     assert (texts.kind, texts.duration_s, texts.size_bytes, texts.destinations) == ("consistent", 0.5, 1_250_000, [])
 
 

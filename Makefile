@@ -46,7 +46,7 @@ style:
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 check: say-check lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "computes and not shares"
+	$(BIN)/python -m pytest -n 2 -m "computes and not shares"
 
 # Many of the tests that share the machine wait most of the time, so there are five at once for two cores. Of the tests
 # that keep time, two run at once, and one that computes beside them, with what these leave of the processors; without
@@ -55,9 +55,9 @@ check: say-check lint
 # after 300 s; if it still does not end, as it waits for a process of its own, its worker ends with a traceback, and
 # another runs the other tests.
 test: say-test lint $(VENV)/tests
-	@tests="$(BIN)/python -m pytest --dist loadgroup --durations=10 --durations-min=1 $(END_HANGING)"; \
+	@tests="$(BIN)/python -m pytest --durations=10 --durations-min=1 $(END_HANGING)"; \
 	$$tests -n 5 -m "shares and not alone"; first=$$?; \
-	$$tests -n $$([ "$$(id -u)" = 0 ] && echo 3 || echo 2) --no-loadscope-reorder -m "not shares or alone" && exit $$first
+	$$tests -n $$([ "$$(id -u)" = 0 ] && echo 3 || echo 2) -m "not shares or alone" && exit $$first
 
 # each test prints what it measured
 test-gpu:

@@ -1,10 +1,12 @@
 """What all tests share: a machine must look the same after a test as before it, and with CI=true nothing is skipped."""
 
 import gc
+import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 # an example may take long on a busy machine
 hypothesis.settings.register_profile("busy", deadline=None)
@@ -63,22 +66,57 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         os.sched_setscheduler(0, before, os.sched_param(0))
 
 
-# before xdist reads the groups
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def groups_file(controller: int) -> Path:
+    """The file in which a worker tells its controller which tests stay together."""
+    return Path(tempfile.gettempdir(), f"ringtap-tests-{controller}.json")
+
+
+class Together(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives tests of a group to one worker, one after the other, and the others one by one to any.
+
+    This is xdist's loadgroup, which writes the group into a test's name, where pytest 9.2 ignores it.
+    """
+
+    def schedule(self) -> None:
+        if self.collection is None:
+            file = groups_file(os.getpid())
+            self.groups = json.loads(file.read_text())
+            file.unlink()
+        super().schedule()
+
+    def _split_scope(self, nodeid: str) -> str:
+        group: str = self.groups.get(nodeid, nodeid)
+        return group
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
+    # as they are collected: the rows come first and take longest
+    config.option.loadscopereorder = config.option.markexpr != KEEPS_TIME
+    return Together(config, log)
+
+
+def group_of(item: pytest.Item) -> str | None:
+    alone, together = item.get_closest_marker("alone"), item.get_closest_marker("together")
+    if alone:
+        # without privilege, a command for all testbeds ends those of the other row
+        return f"row {alone.args[0] if os.geteuid() == 0 else 1}"
+    if together:
+        return together.args[0] if together.args else item.path.stem
+    return None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        alone, together = item.get_closest_marker("alone"), item.get_closest_marker("together")
-        if alone:
-            # without privilege, a command for all testbeds ends those of the other row
-            item.add_marker(pytest.mark.xdist_group(f"row {alone.args[0] if os.geteuid() == 0 else 1}"))
-        elif together:
-            item.add_marker(pytest.mark.xdist_group(together.args[0] if together.args else item.path.stem))
         what = item.get_closest_marker("needs_root")
         if what and os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(reason=f"needs root: only root can {what.args[0]}"))
     # what keeps time takes longest; last where one process runs all: the cluster stands until the end
     slurm = Path(__file__).parent / "slurm"
     items.sort(key=lambda item: (slurm in item.path.parents, item.get_closest_marker("computes") is not None))
+    if getattr(config, "workerinput", {}).get("workerid") == "gw0":
+        groups = {item.nodeid: group for item in items if (group := group_of(item)) is not None}
+        groups_file(os.getppid()).write_text(json.dumps(groups))
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

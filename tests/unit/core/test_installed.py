@@ -125,7 +125,7 @@ def test_live_says_that_plain_text_needs_nothing(least: Path, tmp_path: Path) ->
 
 
 WITHOUT_PACKAGES = ("MeasurementError", "RingtapError", "RingtapWarning", "UsageError", "__version__")
-WITHOUT_PACKAGES += ("Plan", "demand", "receiver", "run_sweep", "send", "step", "testbed", "utc")
+WITHOUT_PACKAGES += ("FlowPlan", "demand", "receiver", "run_sweep", "send", "step", "testbed", "utc")
 
 
 @pytest.mark.parametrize("name", [name for name in ringtap.__all__ if name not in WITHOUT_PACKAGES])

@@ -41,7 +41,7 @@ STARTS |= {"ProcessPoolExecutor", "LocalCluster", "context.Process"}
 # Functions that start a process, and what ends it with its parent, if not die_with_parent
 OTHERWISE = {
     "agents/hook/ringtap_hook/agent_start.py _start": "the shell ends at once; the agent ends with the job",
-    "agents/hosts/remote.py Channel.__init__": "its standard input ends",
+    "agents/hosts/remote.py WorkerConnection.__init__": "its standard input ends",
     "agents/job/agent_client.py start_agent": "forks the agent and ends",
     "agents/job/agent_client.py _fork_agent": "the agent ends with the job, also after the supervisor",
     "agents/job/metrics.py MetricsServer.__init__": "looks at its parent",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -93,7 +93,7 @@ class CurveResult:
     point: CurvePoint | None
     reason: str = ""
     is_open: bool = False
-    curves: CurveFamily | None = None
+    curves: CurveFamily | None = field(default=None, compare=False)
 
     @property
     def clause(self) -> str:

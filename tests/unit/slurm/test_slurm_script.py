@@ -93,7 +93,7 @@ def test_a_script_is_short_and_has_no_logic_of_its_own(scripts: dict[str, dict[s
             text
         )
         assert [line for line in lines if "ringtap.slurm" in line] == lines[-1:]
-        assert re.match(r"exec \S*python -c '.*' ringtap\.slurm\.batch ", lines[-1])
+        assert re.match(r"exec \S*python -c '.*' ringtap\.slurm\.job_steps ", lines[-1])
 
 
 def test_shellcheck_has_nothing_to_say(scripts: dict[str, dict[str, str]], tmp_path: Path) -> None:

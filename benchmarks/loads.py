@@ -383,7 +383,7 @@ def main() -> int:
     with ProcessPoolExecutor(2) as workers:
         for model, truth in TRUTHS.items():
             if options.measure is None:
-                seeds = range(1, 3 if options.quick else 101)
+                seeds = range(1, 3 if options.quick else 21)
                 pairs = list(workers.map(partial(simulate, truth), seeds))
                 stopped = list(workers.map(partial(simulate_grid, truth, every=1), seeds))
                 found["summaries"].append(summary(model, pairs, stopped))

@@ -12,28 +12,18 @@ from ringtap.agents.hosts import LocalHosts
 from ringtap.agents.sweep import step_watcher
 from ringtap.agents.sweep.disturbances import Watch
 from ringtap.agents.sweep.job_windows import Condition, JobWindows, MeasuredJob, WindowSpan, remarks
-from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.sweep.step_watcher import StepWatcher
-from ringtap.agents.testbed.topology import Roles
 from ringtap.core.errors import MeasurementError
 from ringtap.core.rundir import RunDirectory
 from ringtap.core.sweep_plan import SweepPlan, Window
 from tests.unit.agents.test_sweep_cluster import plan_of
+from tests.unit.agents.test_sweep_disturbed import STAGE
 
 pytestmark = pytest.mark.shares
 
 S = 1_000_000_000
 WINDOW = Window(settle_s=0.1, min_s=0.2, min_iterations=2, max_s=0.5, retries=2, start_timeout_s=0.2)
-NETWORK = SweepRoles(
-    roles=Roles("custom", ("a",), "", ""),
-    recorded=("a",),
-    training={},
-    cross={},
-    interface={},
-    bottleneck={"total": [{"node": "a", "nic": "eth0", "direction": "rx"}], "cross": [], "mtu": 1500},
-    one_clock=True,
-    iperf3={},
-)
+NETWORK = replace(STAGE, links={})
 
 
 class Made(StepWatcher):

@@ -10,16 +10,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 from _checkout import ROOT
 
 from ringtap.core.parent_death import die_with_parent
 
 _GRACE_S = 5.0
+_INTERRUPTIONS = {signal.SIGINT, signal.SIGTERM}
 
 
 class BenchmarkError(Exception):
@@ -53,6 +53,7 @@ class Child:
         end_with_benchmark = die_with_parent()
 
         def prepare() -> None:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTIONS)
             if chosen:
                 os.sched_setaffinity(0, chosen)
             end_with_benchmark()
@@ -73,7 +74,6 @@ class Child:
         except (OSError, subprocess.SubprocessError) as error:
             raise BenchmarkError(f"{self.argv[0]} could not be started: {error}") from error
         self.pid = self._process.pid
-        self.process = psutil.Process(self.pid)
         self._pidfd = os.pidfd_open(self.pid)
         self._ended: Ended | None = None
 
@@ -86,12 +86,6 @@ class Child:
         """Return the text that the process has written to standard error so far."""
         return _text(self._stderr.fileno())
 
-    def children(self, *, recursive: bool = False) -> list[psutil.Process]:
-        """Return its running child processes, and theirs if ``recursive``."""
-        with contextlib.suppress(psutil.Error):
-            return self.process.children(recursive)
-        return []
-
     def await_it(self, what: Callable[[], bool], name: str, timeout_s: float = 20.0) -> None:
         """Wait until something is true of the process; end it if it is not in time.
 
@@ -101,8 +95,7 @@ class Child:
         deadline_s = time.monotonic() + timeout_s
         while not what():
             if self.is_over(0.005) or time.monotonic() > deadline_s:
-                lines = self.end().stderr.strip().splitlines()
-                raise BenchmarkError(f"'{self.name}' does not {name}: {lines[-1] if lines else 'no message'}")
+                raise BenchmarkError(f"'{self.name}' does not {name}: {_last_words(self.end())}")
 
     def wait(self, timeout_s: float) -> Ended:
         """Wait until the process ends; end it after ``timeout_s``.
@@ -123,8 +116,7 @@ class Child:
         """
         ended = self.wait(timeout_s)
         if ended.code != 0:
-            lines = (ended.stderr.strip() or ended.stdout.strip()).splitlines()
-            raise BenchmarkError(f"'{self.name}' ended with {ended.code}: {lines[-1] if lines else 'no message'}")
+            raise BenchmarkError(f"'{self.name}' ended with {ended.code}: {_last_words(ended)}")
         return ended
 
     def end(self, number: int = signal.SIGTERM) -> Ended:
@@ -135,7 +127,6 @@ class Child:
             if not self.is_over(_GRACE_S):
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.pid, signal.SIGKILL)
-                self.is_over(None)
         return self._reap()
 
     def is_over(self, timeout_s: float | None) -> bool:
@@ -155,13 +146,25 @@ class Child:
             stdout, stderr = _text(self._stdout.fileno()), _text(self._stderr.fileno())
             self._stdout.close()
             self._stderr.close()
-            cpu_s = usage.ru_utime + usage.ru_stime
-            self._ended = Ended(code, stdout, stderr, cpu_s, usage.ru_maxrss * 1024, wall_s)
+            self._ended = Ended(code, stdout, stderr, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, wall_s)
         return self._ended
+
+
+def _last_words(ended: Ended) -> str:
+    return (ended.stderr.strip() or ended.stdout.strip() or "no message").splitlines()[-1]
 
 
 def _text(fd: int) -> str:
     return os.pread(fd, 2**26, 0).decode(errors="replace")
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTIONS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 class Processes:
@@ -179,15 +182,15 @@ class Processes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # a second Ctrl-C waits
-        for child in reversed(self._children):
-            child.end()
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        with _uninterrupted():
+            for child in reversed(self._children):
+                child.end()
 
     def start(self, argv: Iterable[object], cpus: Iterable[int] | None = None) -> Child:
         """Start a process; see `Child`."""
-        child = Child(list(map(str, argv)), cpus, self._environment)
-        self._children.append(child)
+        with _uninterrupted():
+            child = Child(list(map(str, argv)), cpus, self._environment)
+            self._children.append(child)
         return child
 
     def ringtap(self, *words: object, cpus: Iterable[int] | None = None) -> Child:

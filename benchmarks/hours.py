@@ -117,11 +117,9 @@ def _watched(child: Child) -> dict[str, float]:
     """
     peak_bytes = 0
     while not child.is_over(_LOOK_S):
-        sizes = []
-        for process in (child.process, *child.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):  # it may just have ended
-                sizes.append(process.memory_full_info().pss)
-        peak_bytes = max(peak_bytes, sum(sizes))
+        with contextlib.suppress(psutil.Error):  # one may just have ended
+            family = [top := psutil.Process(child.pid), *top.children(recursive=True)]
+            peak_bytes = max(peak_bytes, sum(process.memory_full_info().pss for process in family))
     ended = child.result(_MAX_S)
     return {"seconds": ended.wall_s, "cpu_s": ended.cpu_s, "peak_mb": peak_bytes / 1e6}
 

@@ -15,8 +15,9 @@ pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 JOB = """
 import ringtap, time
 from pathlib import Path
-for number in range(150):
-    if number == 50 and {greedy}:
+log, after = Path("run/nodes/here/log/agent.log"), 0
+for number in range(3000):
+    if number == 200 and {greedy}:
         with open("ballast", "wb", buffering=0) as file:
             try:
                 while file.write(bytes(4096)):
@@ -25,9 +26,13 @@ for number in range(150):
                 pass
     ringtap.step()
     time.sleep(0.01)
+    after += "nic collector stopped" in log.read_text()
+    if after == 20:
+        break
 print("result 42")
 """
-OWN_MOUNTS = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+# in a network of its own, as interfaces of other tests make the records longer
+OWN_MOUNTS = ["unshare", "--mount", "--net", *([] if os.geteuid() == 0 else ["--map-root-user"])]
 
 
 def on_small_disk(tmp_path: Path, size: str, job: str, *options: str) -> "subprocess.CompletedProcess[str]":

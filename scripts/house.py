@@ -1,7 +1,8 @@
 """Counts what makes the code heavy: modules, lines, lone imports, long functions, options, words, repeated names.
 
 ``make lint`` prints the numbers; ``-v`` names what is counted. The exit code is 1 when there is a circle of imports, a
-class name that occurs twice in one package, or a test file without a marker.
+class name that occurs twice in one package, a test file without a marker, or a unit test that is not in the folder of
+its package under the name of a module there.
 """
 
 from __future__ import annotations
@@ -107,6 +108,19 @@ def without_marker() -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in files if not kinds.search(path.read_text(encoding="utf-8")))
 
 
+def misplaced(found: dict[str, Path]) -> list[str]:
+    """Unit tests outside the folder of a package, or whose names do not begin with that of a module there."""
+    unit, lost = ROOT / "tests" / "unit", []
+    for path in sorted(unit.rglob("test_*.py")):
+        folder = path.relative_to(unit).parts[:-1]
+        package = ".".join(("ringtap", *folder))
+        names = {name.removeprefix(package + ".").partition(".")[0] for name in found if name.startswith(package + ".")}
+        begins = any(f"{path.stem}_".startswith(f"test_{name}_") for name in names | set(folder[-1:]))
+        if folder[:1] not in (("project",), ("examples",)) and not (names and begins):
+            lost.append(str(path.relative_to(ROOT)))
+    return lost
+
+
 def main() -> int:
     """Print the numbers."""
     found = modules()
@@ -136,7 +150,7 @@ def main() -> int:
     every = [(f"{name}.{function}", *size) for name, tree in trees.items() for function, *size in functions(tree)]
     long = sorted(f"{name} ({lines})" for name, lines, _ in every if lines > 50)
     wide = sorted(f"{name} ({parameters})" for name, _, parameters in every if parameters > 10)
-    rounds, unmarked = circles(arrows), without_marker()
+    rounds, unmarked, lost = circles(arrows), without_marker(), misplaced(found)
     lines = sum(path.read_text(encoding="utf-8").count("\n") for path in found.values())
     benchmarks = sum(path.read_text(encoding="utf-8").count("\n") for path in (ROOT / "benchmarks").rglob("*.py"))
     words = sum(len(path.read_text(encoding="utf-8").split()) for path in (ROOT / "docs").rglob("*.md"))
@@ -156,7 +170,8 @@ def main() -> int:
     show("circles of imports", [" - ".join(group) for group in rounds], always=True)
     show("class names twice in one package", twice, always=True)
     show("test files without a marker", unmarked, always=True)
-    return 1 if rounds or twice or unmarked else 0
+    show("unit tests that are not where their module is", lost, always=True)
+    return 1 if rounds or twice or unmarked or lost else 0
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ import numpy as np
 from ringtap.analysis.pcap.scan import Scan, Scanned
 from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION
 from ringtap.core.errors import UsageError
-from tests.unit.analysis.test_pcap_tshark import KINDS
+from tests.unit.analysis.pcap.test_scan_beside_tshark import KINDS
 from tests.unit.capture_makers import START_NS, Blocks, Packet, classic, ethernet, frames, usual
 
 MAX_S = 20  # for one mutant, which takes less than a thousandth of that where nothing hangs

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.property.pcap_mutants import LINKS, Guarded, Mutants, check, same, scan
-from tests.unit.analysis.test_pcap_tshark import KINDS
+from tests.unit.analysis.pcap.test_scan_beside_tshark import KINDS
 from tests.unit.capture_makers import Blocks, Packet, classic
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]

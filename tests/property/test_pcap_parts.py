@@ -19,7 +19,7 @@ from ringtap.analysis.pcap.reader import feed
 from ringtap.analysis.pcap.scan import Scan, Scanned
 from ringtap.analysis.pcap.sources import CaptureStream
 from ringtap.core.errors import UsageError
-from tests.unit.analysis.test_pcap_tshark import KINDS
+from tests.unit.analysis.pcap.test_scan_beside_tshark import KINDS
 from tests.unit.capture_makers import MS, START_NS, Packet, classic, modern
 
 pytestmark = pytest.mark.computes

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.analysis.test_pcap_tshark import by_ringtap, tshark
+from tests.unit.analysis.pcap.test_scan_beside_tshark import by_ringtap, tshark
 from tests.unit.capture_makers import udp, vlan
 
 pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]

@@ -21,8 +21,8 @@ from ringtap.core.json_validation import ShapeError, check
 from ringtap.core.link_counters import columns_of, log_of, source_of
 from ringtap.core.schema import RUN
 from tests.gold.analysis_sweep import START_NS, edit_info, write_sweep
-from tests.unit.collectors.test_collect_ethtool import MLX5E, Recorded
-from tests.unit.collectors.test_collect_infiniband import tree
+from tests.unit.collectors.test_ethtool import MLX5E, Recorded
+from tests.unit.collectors.test_infiniband import tree
 
 pytestmark = pytest.mark.computes
 

@@ -252,13 +252,12 @@ def points(series: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield "Rates in Gbit/s, full size; times in seconds."
     for one in series:
         yield from head(
-            name(one), "asked", "measured", "mean", "median", "p99", "spread, %", "iterations", level=3,
+            name(one), "measured", "mean", "median", "p99", "spread, %", "iterations", level=3,
         )  # fmt: skip
         for point in one["points"]:
             yield row(
-                num(point["requested_gbps"], ".2f"), num(point["cross_gbps"], ".2f"), num(point["mean_s"], ".4f"),
-                num(point["median_s"], ".4f"), num(point["p99_s"], ".4f"), percent(point["variation"], ".1f"),
-                num(point["iterations"], "d"),
+                num(point["cross_gbps"], ".2f"), num(point["mean_s"], ".4f"), num(point["median_s"], ".4f"),
+                num(point["p99_s"], ".4f"), percent(point["variation"], ".1f"), num(point["iterations"], "d"),
             )  # fmt: skip
 
 

@@ -49,7 +49,6 @@ def tables(reports: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield from fits(series)
     yield from published_fits(series)
     yield from most_congested(series)
-    yield from quantiles(series)
     yield from spread_and_growth(series)
     yield from kind_order([item for data in reports for item in data["kind_order"]])
     yield from compared([pair for data in reports for pair in data["comparisons"]])
@@ -59,11 +58,10 @@ def tables(reports: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def no_load(series: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield the table of times without cross traffic."""
-    yield from head("Times without cross traffic (Table 3.1)", "series", "here, s", "thesis, s", "off")
+    yield from head("Times without cross traffic (Table 3.1)", "series", "here, s", "thesis, s")
     for one in series:
         here, there = one["no_load_s"], one["thesis"]["no_load_s"]
-        off = None if here is None or there is None else here / there - 1
-        yield row(name(one), num(here, ".3f"), num(there, ".2f"), share(off, "+.1f"))
+        yield row(name(one), num(here, ".3f"), num(there, ".2f"))
 
 
 def congestion(series: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -165,32 +163,18 @@ def most_congested(series: Sequence[dict[str, Any]]) -> Iterator[str]:
         )  # fmt: skip
 
 
-def quantiles(series: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield the table of distributions at the light and the heavy load."""
-    wanted = ("p10", "p50", "p90", "p99")
-    yield from head(
-        "Distributions at about 30 and 80 % load (figures 3-5, B-1), s", "series",
-        *(f"{load} %, {q}" for load in (30, 80) for q in wanted),
-    )  # fmt: skip
-    for one in series:
-        known = [(one["tails"][load] or {}).get("quantiles_s", {}) for load in ("light", "heavy")]
-        yield row(name(one), *(num(values.get(q), ".4f") for values in known for q in wanted))
-
-
 def spread_and_growth(series: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield the table of spread at a light and a heavy load, p99 over mean, and growth."""
     yield from head(
-        "Spread and growth (sections 3.3 and 3.4)", "series", "spread at about 30 %, %", "thesis, low load, %",
-        "spread at about 80 %, %", "thesis, high load, %", "p99 over mean, all points", "growth at about 80 %",
-        "95 % interval", "thesis",
+        "Spread and growth (sections 3.3 and 3.4)", "series", "spread at about 30 %, %",
+        "spread at about 80 %, %", "p99 over mean, all points", "growth at about 80 %", "95 % interval",
     )  # fmt: skip
     for one in series:
-        tails, there = one["tails"], one["thesis"]
+        tails = one["tails"]
         light, heavy = ((tails[load] or {}).get("spread") for load in ("light", "heavy"))
         yield row(
-            name(one), percent(light, ".1f"), percent(there["spread_low"], ".2f"), percent(heavy, ".1f"),
-            percent(there["spread_high"], ".1f"), num(tails["p99_over_mean"], ".2f"), num(tails["growth"], ".1f"),
-            interval(tails["growth_interval"], ".2f"), num(there["growth"], ".0f"),
+            name(one), percent(light, ".1f"), percent(heavy, ".1f"), num(tails["p99_over_mean"], ".2f"),
+            num(tails["growth"], ".1f"), interval(tails["growth_interval"], ".2f"),
         )  # fmt: skip
 
 
@@ -231,16 +215,15 @@ def packets(items: Sequence[dict[str, Any]]) -> Iterator[str]:
         return
     yield from head(
         "Packets at a light and a heavy load (Table 3.11, figures 3-10, 3-11)", "series", "DL only, Gbit/s",
-        "DL shared, Gbit/s", "oversupply, %", "thesis: DL only, shared", "training backs off by, %",
+        "DL shared, Gbit/s", "oversupply, %", "training backs off by, %",
         "cross traffic backs off by, %", "bytes agree within, %",
     )  # fmt: skip
     for item in items:
-        there, counted = item["thesis"], item["bytes"]
+        counted = item["bytes"]
         backs_off = [item[f"{who}_backoff"] for who in ("training", "cross")]
         yield row(
             item["label"], num(item["alone_gbps"], ".2f"), num(item["shared_gbps"], ".2f"),
             percent(item["oversupply"], ".0f"),
-            "–" if there is None else f"{there['alone_gbps']:.2f}, {there['shared_gbps']:.2f}",
             *(percent(None if ratio is None else ratio["value"], ".0f") for ratio in backs_off),
             percent(None if counted is None else counted["largest_difference"], ".2f"),
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Print the tables of docs/notes/reproduction-tables.md and reproduction-points.md, in Markdown, from the data of reports.
+"""Print the tables of docs/notes/reproduction-tables.md and reproduction-points.md from the data of reports.
 
 python scripts/reproduction.py runs/reproduce/report/report.json runs/reproduce-a/report/report.json > tables.md
 """

@@ -1,6 +1,6 @@
 """Loads chosen by the measurement against the fixed grid of examples/reproduce.toml: seconds to the same interval.
 
-python benchmarks/loads.py [--quick] [-o FILE]        simulated series whose truth is known (docs/method/auto-loads.md)
+python benchmarks/loads.py [--quick] [-o FILE]        simulated series whose truth is known (docs/notes/auto-loads.md)
 python benchmarks/loads.py --measure FOLDER           both kinds of sweep on the testbed, three seeds, 100 minutes
 python benchmarks/loads.py --coverage [--quick]       how often the interval of a fixed grid holds the true point
 """
@@ -69,7 +69,7 @@ class Truth:
         return -CAPACITY_GBPS * math.expm1(-place(self.b / CAPACITY_GBPS**self.n, self.n))
 
 
-# the thesis's exponents; spreads under consistent traffic as in docs/method/reproduction-points.md, up to 40 %
+# the thesis's exponents; spreads under consistent traffic as in docs/notes/reproduction-points.md, up to 40 %
 TRUTHS = {
     "resnet50": Truth(
         "ResNet-50", 0.077, 2.933, 0.5, (0.01, 0.019, 0.037, 0.07, 0.095, 0.11, 0.16, 0.266, 0.35, 0.4, 0.4)

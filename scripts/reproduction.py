@@ -1,4 +1,4 @@
-"""Print the tables of docs/method/reproduction.md and reproduction-points.md, in Markdown, from the data of reports.
+"""Print the tables of docs/notes/reproduction-tables.md and reproduction-points.md from the data of reports.
 
 python scripts/reproduction.py runs/reproduce/report/report.json runs/reproduce-a/report/report.json > tables.md
 """
@@ -49,7 +49,6 @@ def tables(reports: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield from fits(series)
     yield from published_fits(series)
     yield from most_congested(series)
-    yield from quantiles(series)
     yield from spread_and_growth(series)
     yield from kind_order([item for data in reports for item in data["kind_order"]])
     yield from compared([pair for data in reports for pair in data["comparisons"]])
@@ -59,11 +58,10 @@ def tables(reports: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def no_load(series: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield the table of times without cross traffic."""
-    yield from head("Times without cross traffic (Table 3.1)", "series", "here, s", "thesis, s", "off")
+    yield from head("Times without cross traffic (Table 3.1)", "series", "here, s", "thesis, s")
     for one in series:
         here, there = one["no_load_s"], one["thesis"]["no_load_s"]
-        off = None if here is None or there is None else here / there - 1
-        yield row(name(one), num(here, ".3f"), num(there, ".2f"), share(off, "+.1f"))
+        yield row(name(one), num(here, ".3f"), num(there, ".2f"))
 
 
 def congestion(series: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -94,27 +92,24 @@ def congestion(series: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def fits(series: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield the tables of fits of equation 3.7 for every exponent, and of the chosen fits' intervals."""
+    """Yield the table of fits of equation 3.7: R² for every exponent, and the parameters of the chosen one."""
+    exponents = ("n = 1/2", "n = 1", "n = 2", "n free")
     yield from head(
-        "Fits of t = A·exp(B/(C−BW)ⁿ), in log space", "series", "n", "A", "B", "R² log", "R²", "AICc", "",
+        "Fits of t = A·exp(B/(C−BW)ⁿ), in log space", "series", "R² log, n = 1/2", "n = 1", "n = 2", "free n",
+        "chosen n", "A", "B",
     )  # fmt: skip
     for one in series:
-        if one["fit"] is None:
-            yield row(name(one), "–", "–", "–", "–", "–", "–", one["fit_reason"])
+        fit = one["fit"]
+        if fit is None:
+            yield row(name(one), *["–"] * len(exponents), one["fit_reason"], "–", "–")
             continue
-        for fit in one["fit"]["candidates"]:
-            n = f"{fit['n']:.2f}" + (" (free)" if fit["model"] == "n free" else "")
-            chosen = "chosen" if fit["model"] == one["fit"]["model"] else ""
-            yield row(
-                name(one), n, num(fit["A"], ".4g"), num(fit["B"], ".4g"), num(fit["r2_log"], ".4f"),
-                num(fit["r2"], ".4f"), num(fit["aicc"], ".1f"), chosen,
-            )  # fmt: skip
-    known = [(one, one["fit"].get("intervals")) for one in series if one["fit"]]
-    if any(ends for _, ends in known):
-        yield from head("The chosen fits' 95 % intervals, by bootstrap", "series", "model", "A", "B", "n")
-        for one, ends in known:
-            shown = [interval((ends or {}).get(key), ".4g") for key in ("A", "B", "n")]
-            yield row(name(one), one["fit"]["model"], *shown)
+        candidates = {candidate["model"]: candidate for candidate in fit["candidates"]}
+        chosen, ends = candidates[fit["model"]], fit.get("intervals") or {}
+        n = with_interval(chosen["n"], ends.get("n"), ".2f") if fit["model"] == "n free" else fit["model"].split()[-1]
+        yield row(
+            name(one), *(num((candidates.get(model) or {}).get("r2_log"), ".4f") for model in exponents), n,
+            *(with_interval(chosen[key], ends.get(key), ".4g") for key in ("A", "B")),
+        )  # fmt: skip
 
 
 def published_fits(series: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -168,48 +163,24 @@ def most_congested(series: Sequence[dict[str, Any]]) -> Iterator[str]:
         )  # fmt: skip
 
 
-def quantiles(series: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield the tables of distributions at the light and the heavy load."""
-    wanted = ("p10", "p50", "p90", "p99")
-    for load, title in (("light", "30 %"), ("heavy", "80 %")):
-        yield from head(
-            f"Distributions at about {title} load (figures 3-5, B-1), s", "series", "BW, Gbit/s", "iterations", *wanted,
-            "p99's 95 % interval",
-        )  # fmt: skip
-        for one in series:
-            at = one["tails"][load]
-            if at is None:
-                yield row(name(one), "–", "–", *["–"] * len(wanted), "no point near it")
-                continue
-            yield row(
-                name(one), num(at["bandwidth_gbps"], ".1f"), num(at["iterations"], "d"),
-                *(num(at["quantiles_s"].get(q), ".4f") for q in wanted),
-                interval([at["p99_low_s"], at["p99_high_s"]], ".4f"),
-            )  # fmt: skip
-
-
 def spread_and_growth(series: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield the table of spread at a light and a heavy load, p99 over mean, and growth."""
     yield from head(
-        "Spread and growth (sections 3.3 and 3.4)", "series", "spread at about 30 %", "thesis, low load",
-        "spread at about 80 %", "thesis, high load", "p99 over mean, all points", "growth at about 80 %",
-        "95 % interval", "thesis",
+        "Spread and growth (sections 3.3 and 3.4)", "series", "spread at about 30 %, %",
+        "spread at about 80 %, %", "p99 over mean, all points", "growth at about 80 %", "95 % interval",
     )  # fmt: skip
     for one in series:
-        tails, there = one["tails"], one["thesis"]
+        tails = one["tails"]
         light, heavy = ((tails[load] or {}).get("spread") for load in ("light", "heavy"))
         yield row(
-            name(one), share(light, ".1f"), share(there["spread_low"], ".2f"), share(heavy, ".1f"),
-            share(there["spread_high"], ".1f"), num(tails["p99_over_mean"], ".2f"), num(tails["growth"], ".1f"),
-            interval(tails["growth_interval"], ".2f"), num(there["growth"], ".0f"),
+            name(one), percent(light, ".1f"), percent(heavy, ".1f"), num(tails["p99_over_mean"], ".2f"),
+            num(tails["growth"], ".1f"), interval(tails["growth_interval"], ".2f"),
         )  # fmt: skip
 
 
 def kind_order(items: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield the table of kinds of traffic in order of how much they slow a model at the same load."""
-    yield from head(
-        "Order of the kinds of traffic at the same load (section 3.4.2), s", "model", "load", "here", "thesis"
-    )
+    yield from head("Order of the kinds of traffic at the same load (section 3.4.2), s", "model", "load", "order")
     for item in items:
         here = ""
         for number, kind in enumerate(item["kinds"]):
@@ -218,24 +189,24 @@ def kind_order(items: Sequence[dict[str, Any]]) -> Iterator[str]:
                 continue
             here += "" if not number else " < " if item["firm"][number - 1] else " ≲ "
             here += f"{kind['traffic']} {kind['mean_s']:.3f} ({interval(kind['interval_s'], '.3f')})"
-        yield row(item["title"], share(item["share"], ".0f"), here, " < ".join(item["thesis"]) or "–")
+        yield row(item["title"], share(item["share"], ".0f"), here)
 
 
 def compared(pairs: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield the table that compares kinds of traffic."""
+    """Yield the table that compares kinds of traffic: a row for each model and load, a column for each two kinds."""
     if not pairs:
         return
+    names = list(dict.fromkeys(tuple(pair["names"]) for pair in pairs))
     yield from head(
-        "Kinds of traffic compared", "model", "load", "second against first", "median ratio", "p99 ratio",
-        "second is longer", "least corrected p",
-    )  # fmt: skip
+        "Kinds of traffic compared", "model", "load", *(f"{second} against {first}" for first, second in names)
+    )
+    found: dict[tuple[str, float], dict[tuple[str, ...], str]] = {}
     for pair in pairs:
-        first, second = pair["names"]
-        yield row(
-            pair["title"], share(pair["share"], ".0f"), f"{second} against {first}", estimate(pair["median_ratio"]),
-            estimate(pair["p99_ratio"]), share(pair["superiority"]["value"], ".0f"),
-            num(min((test["p_holm"] for test in pair["tests"] if test["p_holm"] is not None), default=None), ".2g"),
-        )  # fmt: skip
+        p = min((test["p_holm"] for test in pair["tests"] if test["p_holm"] is not None), default=None)
+        values = (estimate(pair["median_ratio"]), num(pair["p99_ratio"]["value"], ".2f"), num(p, ".2g"))
+        found.setdefault((pair["title"], pair["share"]), {})[tuple(pair["names"])] = "; ".join(values)
+    for (title, load), cells in found.items():
+        yield row(title, share(load, ".0f"), *(cells.get(each, "–") for each in names))
 
 
 def packets(items: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -243,46 +214,33 @@ def packets(items: Sequence[dict[str, Any]]) -> Iterator[str]:
     if not items:
         return
     yield from head(
-        "Packets at a light and a heavy load (Table 3.11, figures 3-10, 3-11)", "series", "asked", "DL only, Gbit/s",
-        "DL shared, Gbit/s", "oversupply", "thesis: DL only, shared", "training backs off by",
-        "cross traffic backs off by", "bytes agree within", "dropped",
+        "Packets at a light and a heavy load (Table 3.11, figures 3-10, 3-11)", "series", "DL only, Gbit/s",
+        "DL shared, Gbit/s", "oversupply, %", "training backs off by, %",
+        "cross traffic backs off by, %", "bytes agree within, %",
     )  # fmt: skip
     for item in items:
-        there, counted = item["thesis"], item["bytes"]
+        counted = item["bytes"]
         backs_off = [item[f"{who}_backoff"] for who in ("training", "cross")]
         yield row(
-            item["label"], share(item["load"], ".0f"), num(item["alone_gbps"], ".2f"), num(item["shared_gbps"], ".2f"),
-            share(item["oversupply"], ".0f"),
-            "–" if there is None else f"{there['alone_gbps']:.2f}, {there['shared_gbps']:.2f}",
-            *(share(None if ratio is None else ratio["value"], ".0f") for ratio in backs_off),
-            share(None if counted is None else counted["largest_difference"], ".2f"),
-            num(item["dropped_packets"], "d"),
+            item["label"], num(item["alone_gbps"], ".2f"), num(item["shared_gbps"], ".2f"),
+            percent(item["oversupply"], ".0f"),
+            *(percent(None if ratio is None else ratio["value"], ".0f") for ratio in backs_off),
+            percent(None if counted is None else counted["largest_difference"], ".2f"),
         )  # fmt: skip
 
 
 def points(series: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield a table of every point for each series."""
     yield from ("", "## Every point", "")
-    yield "Rates in Gbit/s, full size; times in seconds; *late* is the share of late samples ([method.md](method.md))."
+    yield "Rates in Gbit/s, full size; times in seconds."
     for one in series:
         yield from head(
-            name(one),
-            "asked",
-            "measured",
-            "mean",
-            "median",
-            "p99",
-            "spread",
-            "iterations",
-            "window, s",
-            "late",
-            level=3,
-        )
+            name(one), "measured", "mean", "median", "p99", "spread, %", "iterations", level=3,
+        )  # fmt: skip
         for point in one["points"]:
             yield row(
-                num(point["requested_gbps"], ".2f"), num(point["cross_gbps"], ".2f"), num(point["mean_s"], ".4f"),
-                num(point["median_s"], ".4f"), num(point["p99_s"], ".4f"), share(point["variation"], ".1f"),
-                num(point["iterations"], "d"), num(point["window_s"], ".1f"), share(point["late_share"], ".1f"),
+                num(point["cross_gbps"], ".2f"), num(point["mean_s"], ".4f"), num(point["median_s"], ".4f"),
+                num(point["p99_s"], ".4f"), percent(point["variation"], ".1f"), num(point["iterations"], "d"),
             )  # fmt: skip
 
 
@@ -308,7 +266,12 @@ def num(value: float | None, form: str) -> str:
 
 def share(value: float | None, form: str) -> str:
     """Return a share in per cent as text, or a dash for None."""
-    return "–" if value is None else f"{100 * value:{form}} %"
+    return "–" if value is None else f"{percent(value, form)} %"
+
+
+def percent(value: float | None, form: str) -> str:
+    """Return a share as a number of per cent without its sign, or a dash for None."""
+    return "–" if value is None else f"{100 * value:{form}}"
 
 
 def interval(ends: Sequence[float | None] | None, form: str) -> str:
@@ -317,6 +280,11 @@ def interval(ends: Sequence[float | None] | None, form: str) -> str:
     if low is None or high is None:
         return "–" if low is high else f"at least {low:{form}}" if high is None else f"at most {high:{form}}"
     return f"{low:{form}} to {high:{form}}"
+
+
+def with_interval(value: float, ends: Sequence[float | None] | None, form: str) -> str:
+    """Return a value with its interval, where there is one, as text."""
+    return f"{value:{form}}" + (f" ({interval(ends, form)})" if ends else "")
 
 
 def estimate(item: dict[str, Any]) -> str:

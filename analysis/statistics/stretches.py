@@ -1,8 +1,8 @@
 """Differences and means of short series of correlated values, from the scatter of a few stretches of each.
 
-docs/method/method.md, "Few iterations", has the reason and the error rates. Few values do not show how strongly
-neighbours are correlated. Medians and means of long stretches are nearly independent of each other, however strong it
-is.
+docs/method/method.md, "Few iterations", has the reason, docs/notes/error-rates.md the error rates. Few values do not
+show how strongly neighbours are correlated. Medians and means of long stretches are nearly independent of each other,
+however strong it is.
 """
 
 from __future__ import annotations

@@ -308,7 +308,7 @@ SIZE_CLASSES_BYTES = (100_000, 10_000_000, None)
 
 # points of a sweep: limits that the sweep applies and that the report or the fit repeats
 REQUIRED_SHARE = 0.88  # of the requested rate, which the generator alone must reach
-# quiet windows had at most 2.1 % of late samples, windows with visibly wrong times 4 to 17 % (docs/method/method.md)
+# quiet windows had at most 2.1 % of late samples, windows with visibly wrong times 4 to 17 % (docs/method/points.md)
 MAX_LATE_SHARE = 0.03
 MERGE_SHARE = 0.01  # loads closer than this share of capacity are one point
 MIN_FIT_LOADS, MIN_CONGESTION_LOADS = 3, 4  # numbers of different loads

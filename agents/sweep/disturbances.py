@@ -37,7 +37,7 @@ STALL_ITERATIONS, STALL_S, STALL_LOAD = 5, 1.5, 0.9
 # Iterations changed within a window if those after a moment are longer than those before it in this share of all pairs,
 # by this ratio of the medians, while the bottleneck carried less; each part has so many iterations, and such a share.
 # More load carries more, too. Among 400 series of 15 to 100 correlated iterations, times alone changed so in up to 26 %
-CHANGE_PAIRS, _CHANGE_LONGER, CHANGE_CARRIED = 0.98, 0.25, 0.9
+CHANGE_PAIRS, _CHANGE_LONGER, CHANGE_CARRIED = 0.98, 0.1, 0.9
 _CHANGE_ITERATIONS, _CHANGE_SHARE = 5, 0.2
 _SOCKETS_S = 0.1  # sufficient for connections
 RECORDED_S = 0.3  # delay until the last samples of a window are in the logs

@@ -456,7 +456,7 @@ def test_an_execution_trace_adds_shapes(tmp_path: Path) -> None:
         made(path, execution_traces=(shapes, shapes))
 
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "commands" / "workload.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "commands" / "workload-new.md"
 
 
 def test_the_commands_from_8_gpus_to_64(

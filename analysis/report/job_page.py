@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.text import Table, answer, missing, parts_table, sections
-from ringtap.analysis.plots.job import NAMES, draw_job
+from ringtap.analysis.plots.job import FIGURES
 from ringtap.analysis.plots.style import plain
 from ringtap.analysis.report.page import Written, write_folder
 from ringtap.analysis.runs.apportioning import plain as plain_value
@@ -51,7 +52,9 @@ def write_job_report(job: Job, summary: dict[str, Any], folder: Path | None = No
         "missing": missing(summary),
         "job_name": whole(job.path.name),
     }
-    paths = write_folder(folder, "job.html.j2", data, lambda path: draw_job(job, path), job.iterations, _TABLE, NAMES)
+    has_some = len(job.iterations) > 0
+    figures = {name: partial(maker, job) if has_some else lambda: None for name, maker in FIGURES.items()}
+    paths = write_folder(folder, "job.html.j2", data, figures, job.iterations, _TABLE)
     text = "\n".join(map(plain, [*data["headline"], *_lines(data, ""), *_lines(data, "Time")]))
     return Written(text, paths, folder / "report.json")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from ringtap.analysis import thesis
-from ringtap.analysis.plots.figure import Drawn, line_handle, sheet, styled
+from ringtap.analysis.plots.figure import Drawn, line_handle, sheet
 from ringtap.analysis.plots.style import BLUE, FAINT, INK, VERMILION, plain, title_of
 from ringtap.analysis.structure.flow_roles import CROSSING, ONLY, SHARED
 from ringtap.analysis.sweeps.packet_rates import BIN_NS, MAX_DIFFERENCE, CapturedFlow, CapturedPoint
@@ -163,15 +162,6 @@ def _trace(axes: Axes, captured: CapturedPoint) -> pd.DataFrame:
 Maker = Callable[[Sequence[CapturedPoint]], Drawn | None]
 # file name -> function that draws the figure, in the order of the report
 FIGURES: dict[str, Maker] = {"packets-histogram": histogram, "packets-flows": flows, "packets-trace": traces}
-
-
-def draw(points: Sequence[CapturedPoint], folder: Path) -> list[Drawn]:
-    """Draw every figure that the points allow, and write its files into a folder."""
-    with styled():
-        drawn = [figure for maker in FIGURES.values() if (figure := maker(points))]
-        for figure in drawn:
-            figure.write(folder)
-    return drawn
 
 
 def collect(points: Sequence[CapturedPoint]) -> list[dict[str, Any]]:

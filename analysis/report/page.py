@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 import jinja2
 import pandas as pd
 
-from ringtap.analysis.plots.figure import Drawn
+from ringtap.analysis.plots.figure import Drawn, draw
 from ringtap.analysis.plots.style import FAINT, INK, title_of
 from ringtap.core.errors import UsageError
 from ringtap.core.run_files import make_folder
@@ -193,10 +193,9 @@ def write_folder(
     folder: Path,
     template: str,
     data: Mapping[str, Any],
-    draw: Callable[[Path], Sequence[Drawn]],
+    figures: Mapping[str, Callable[[], Drawn | None]],
     numbers: pd.DataFrame,
     table: str,
-    figures: Sequence[str],
 ) -> list[Path]:
     """Write a page with its numbers and figures into a folder; an older report there is replaced file by file.
 
@@ -204,10 +203,9 @@ def write_folder(
         folder: target folder, created if missing.
         template: name of the page's template.
         data: numbers of the page, also those of report.json.
-        draw: writes the figures into a folder.
+        figures: functions that draw the figures, by file name and in order; one returns None without data for it.
         numbers: the table.
         table: its file name.
-        figures: names of all figures that a report of this kind may have, in order.
 
     Returns:
         The files, as in `Written`.
@@ -220,28 +218,18 @@ def write_folder(
         with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as name:
             new = Path(name)
             (new / "figures").mkdir()
-            drawn = draw(new / "figures")
+            drawn = draw(figures.values(), new / "figures")
             numbers.to_csv(new / table, index=False)
             (new / "report.json").write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
             page = render(template, data, drawn, new, table)
             (new / "report.html").write_text(page, encoding="utf-8", errors="replace")
-            return _publish(new, folder, table, figures)
+            return _publish(new, folder, table, list(figures))
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
 
 
 def _publish(new: Path, folder: Path, table: str, figures: Sequence[str]) -> list[Path]:
-    """Move the new files into place; remove figures that this report no longer has.
-
-    Args:
-        new: temporary folder with the page, report.json, the table and ``figures/``.
-        folder: target folder.
-        table: name of the table.
-        figures: names of all figures that a report of this kind may have, in order.
-
-    Returns:
-        The files, as in `Written`.
-    """
+    """Move the new files into place; remove figures that this report no longer has."""
     make_folder(folder / "figures")
     names = ["report.html", "report.json", table]
     names += [f"figures/{path.name}" for name in figures for path in sorted((new / "figures").glob(f"{name}.*"))]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 import ringtap
-from ringtap.analysis.plots.sharing import NAMES, draw_sharing
+from ringtap.analysis.plots.sharing import FIGURES
 from ringtap.analysis.plots.style import plain
 from ringtap.analysis.report.page import Written, write_folder
 from ringtap.analysis.runs.run import SweepRun
@@ -52,8 +53,8 @@ def write_sharing_report(run: SweepRun, folder: Path | None = None) -> Written:
         for point in points
         for job in point.jobs
     ]
-    table = pd.DataFrame(rows)
-    paths = write_folder(folder, "sharing.html.j2", data, lambda path: draw_sharing(points, path), table, _TABLE, NAMES)
+    figures = {name: partial(maker, points) for name, maker in FIGURES.items()}
+    paths = write_folder(folder, "sharing.html.j2", data, figures, pd.DataFrame(rows), _TABLE)
     lines = [*data["headline"], *text_table([data["heads"], *data["rows"]], left=2)]
     for name, left in _LEFT.items():
         if found := data[name]:

@@ -6,13 +6,14 @@ import datetime
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ringtap
 from ringtap.analysis import thesis
 from ringtap.analysis.plots.congestion import congestion_points
-from ringtap.analysis.plots.figure import Drawn, styled
+from ringtap.analysis.plots.figure import Drawn
 from ringtap.analysis.plots.load import (
     iteration_times,
     rescaled_times,
@@ -178,29 +179,6 @@ def published(series: Series) -> dict[str, Any]:
     return item
 
 
-def draw(series: Sequence[Series], found: Sequence[Tails], setting: Setting, folder: Path) -> list[Drawn]:
-    """Draw every figure that the series allow, and write its files into a folder.
-
-    Args:
-        series: the series, all of one capacity.
-        found: result of `ringtap.analysis.report.load_statistics.tails` for each.
-        setting: capacity and scale.
-        folder: target folder for the PNG, SVG and CSV files.
-
-    Returns:
-        The figures drawn, in the order of `FIGURES`.
-    """
-    measured = [(one, tail) for one, tail in zip(series, found, strict=True) if one.used]
-    if not measured:
-        return []
-    with styled():
-        usable, of_usable = [one for one, _ in measured], [tail for _, tail in measured]
-        drawn = [figure for maker in FIGURES.values() if (figure := maker(usable, of_usable, setting))]
-        for figure in drawn:
-            figure.write(folder)
-    return drawn
-
-
 def write_sweep_report(measured: ReportInputs, folder: Path | None = None) -> Written:
     """Write the report of a sweep or of a table into a folder; an older report there is replaced file by file.
 
@@ -214,14 +192,12 @@ def write_sweep_report(measured: ReportInputs, folder: Path | None = None) -> Wr
     folder = folder or measured.folder
     found = [tails(one) for one in measured.series]
     data = collect(measured, found)
-    setting = Setting(measured.capacity_gbps, measured.scale)
-
-    def draw_all(path: Path) -> list[Drawn]:
-        return draw(measured.series, found, setting, path) + packet_findings.draw(measured.captured, path)
-
+    used = [(one, tail) for one, tail in zip(measured.series, found, strict=True) if one.used]
+    shown = [one for one, _ in used], [tail for _, tail in used], Setting(measured.capacity_gbps, measured.scale)
+    figures = {name: partial(maker, *shown) for name, maker in FIGURES.items()}
+    figures |= {name: partial(maker, measured.captured) for name, maker in packet_findings.FIGURES.items()}
     table = points.table([point for one in measured.series for point in one.points])
-    names = (*FIGURES, *packet_findings.FIGURES)
-    paths = write_folder(folder, "report.html.j2", data, draw_all, table, _TABLE, names)
+    paths = write_folder(folder, "report.html.j2", data, figures, table, _TABLE)
     return Written(_summary(data), paths, folder / "report.json")
 
 

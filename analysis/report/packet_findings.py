@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ringtap.analysis import thesis
 from ringtap.analysis.plots.figure import Drawn, line_handle, sheet
-from ringtap.analysis.plots.style import BLUE, FAINT, INK, VERMILION, plain, title_of
+from ringtap.analysis.plots.style import BLUE, FAINT, INK, VERMILION, joined, plain, title_of
 from ringtap.analysis.structure.flow_roles import CROSSING, ONLY, SHARED
 from ringtap.analysis.sweeps.packet_rates import BIN_NS, MAX_DIFFERENCE, CapturedFlow, CapturedPoint
 from ringtap.analysis.traffic.bursts import burst_windows
@@ -41,20 +41,18 @@ _NEAR_LOAD = 0.05  # largest distance of a published load from the point's, as a
 
 
 def _model(captured: CapturedPoint) -> str:
-    return plain(
-        ", ".join(part for part in (captured.title, *(getattr(captured.point, name) for name in VARIANTS)) if part)
-    )
+    return plain(joined(captured.title, *(getattr(captured.point, name) for name in VARIANTS)))
 
 
 def _name(captured: CapturedPoint) -> str:
     return f"{_model(captured)}, {title_of(captured.point.traffic)}, {captured.load * 100:.0f} %"
 
 
-def _passed(captured: CapturedPoint, flow: CapturedFlow, origin_ns: int, headers_at_ns: Any) -> Passed:
+def _passed(captured: CapturedPoint, flow: CapturedFlow, origin_ns: int) -> Passed:
     """Return the captured payload of a flow at full size, against the time since ``origin_ns``."""
     edges = captured.start_ns - origin_ns + np.arange(len(flow.payload) + 1, dtype=np.int64) * BIN_NS
     total = np.concatenate(([0.0], np.cumsum(flow.payload, dtype=np.float64))) * captured.scale
-    return Passed("capture", edges, total, False, headers_at_ns)
+    return Passed("capture", edges, total, False, np.empty(0, np.int64))
 
 
 def histogram(points: Sequence[CapturedPoint]) -> Drawn | None:
@@ -63,8 +61,7 @@ def histogram(points: Sequence[CapturedPoint]) -> Drawn | None:
     for captured in points:
         flow = captured.flow(CROSSING)
         if flow is not None:
-            passed = _passed(captured, flow, captured.start_ns, np.empty(0, np.int64))
-            length_ns = len(flow.payload) * BIN_NS
+            passed, length_ns = _passed(captured, flow, captured.start_ns), len(flow.payload) * BIN_NS
             rates = instantaneous(title_of(captured.point.traffic), passed, length_ns, _INSTANT_NS)
             groups.setdefault((_model(captured), captured.load), []).append(rates)
     if not groups:
@@ -144,7 +141,7 @@ def _trace(axes: Axes, captured: CapturedPoint) -> pd.DataFrame:
     plan = read_plan(path)
     plan = replace(plan, size_bytes=np.rint(plan.size_bytes * captured.scale).astype(np.int64))
     windows, sent = burst_windows(plan), read_sent([path.with_suffix(".rec")])
-    passed = _passed(captured, flow, sent.origin_ns, np.empty(0, np.int64))
+    passed = _passed(captured, flow, sent.origin_ns)
     window = window_ns(plan, windows, passed)
     begin, end = shown_span_ns(plan, windows, window)
     # the same length in the middle of the captured time, from the begin of a period on

@@ -226,6 +226,14 @@ def analyse(sweep: SweepRun, points: Sequence[Point], max_load: float | str | No
     return found
 
 
+def grouped(series: Sequence[Series], *names: str) -> list[list[Series]]:
+    """Return the series that have the same values of some attributes, in order of appearance."""
+    groups: dict[tuple[str, ...], list[Series]] = {}
+    for one in series:
+        groups.setdefault(tuple(getattr(one, name) for name in names), []).append(one)
+    return list(groups.values())
+
+
 def spare(load_gbps: float, iteration_s: float, demand_bytes: float, capacity_gbps: float) -> Spare:
     """Return the ideal and the experimental bandwidth at one point, and their difference."""
     ideal, experimental = demand_bytes * 8 / iteration_s / 1e9, capacity_gbps - load_gbps

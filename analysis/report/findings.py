@@ -330,7 +330,8 @@ def _one_slowdown(row: Row) -> str:
     at, by = f"at {_percent(heavy['load_share'])} load", _percent(abs(heavy["slowdown"]))
     interval = heavy["interval"]
     if interval is not None and interval[0] <= 0 <= interval[1]:
-        measured = f"{_percent(heavy['slowdown'])}, {_between(interval)}"
+        low, high = map(_whole, interval)
+        measured = f"{_percent(heavy['slowdown'])}, {LEVEL * 100:.0f} % interval {low} to {high} %"
         return f"C{kind[1:]} does not measurably slow {iterations}{over} {at} ({measured})"
     return f"C{kind[1:]} {'slows' if heavy['slowdown'] >= 0 else 'shortens'} {iterations}{over} by {by} {at}"
 
@@ -369,10 +370,6 @@ def _heavy(row: Row) -> float:
 
 def _percent(share: float) -> str:
     return f"{_whole(share)} %"
-
-
-def _between(interval: Sequence[float]) -> str:
-    return f"{LEVEL * 100:.0f} % interval {_whole(interval[0])} to {_whole(interval[1])} %"
 
 
 def _whole(share: float) -> str:

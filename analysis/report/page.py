@@ -165,8 +165,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"num": _number, "pct": _percent, "change": _change, "ms": _milliseconds}
-    environment.filters |= {"rate": _rate, "size": _size, "kind": title_of}
+    environment.filters |= _FILTERS
     return environment
 
 
@@ -243,28 +242,22 @@ def _publish(new: Path, folder: Path, table: str, figures: Sequence[str]) -> lis
     return [folder / name for name in names]
 
 
-def _number(value: float | None, digits: int = 2) -> str:
-    return "–" if value is None else f"{value:,.{digits}f}"
+def _or_dash(show: Callable[..., str]) -> Callable[..., str]:
+    """Return a filter that shows a number, or a dash for one that is not known."""
+    return lambda value, *options: "–" if value is None else show(value, *options)
 
 
-def _percent(value: float | None, digits: int = 0) -> str:
-    return "–" if value is None else f"{value * 100:.{digits}f} %"
-
-
-def _change(value: float | None) -> str:
-    if value is None:
-        return "–"
+def _change(value: float) -> str:
     percent = round(value * 100)
     return f"{percent:+d} %".replace("-", "−") if percent else "0 %"
 
 
-def _milliseconds(seconds: float | None) -> str:
-    return _number(None if seconds is None else seconds * 1e3)
-
-
-def _rate(bps: float | None) -> str:
-    return "–" if bps is None else format_rate(bps)
-
-
-def _size(count: float | None) -> str:
-    return "–" if count is None else format_size(count)
+_FILTERS: dict[str, Callable[..., str]] = {
+    "num": _or_dash(lambda value, digits=2: f"{value:,.{digits}f}"),
+    "pct": _or_dash(lambda value, digits=0: f"{value * 100:.{digits}f} %"),
+    "change": _or_dash(_change),
+    "ms": _or_dash(lambda seconds: f"{seconds * 1e3:,.2f}"),
+    "rate": _or_dash(format_rate),
+    "size": _or_dash(format_size),
+    "kind": title_of,
+}

@@ -70,12 +70,14 @@ def collect(measured: ReportInputs, found: Sequence[Tails]) -> dict[str, Any]:
     rows = overview(series)
     statements = findings(series, rows, found, pairs, checks)
     data: dict[str, Any] = {"schema": REPORT_SCHEMA, "ringtap": ringtap.__version__}
+    # how often the page of a sweep that runs loads itself anew, and until when (in ms since 1970)
+    reload = {"every_s": RELOAD_EVERY_S, "until_ms": round((time.time() + RELOAD_FOR_S) * 1e3)}
     data["run"] = {
         "name": measured.name,
         "source": measured.source,
         "table": None if "rows" not in info else {key: info[key] for key in ("rows", "by_iteration")},
         "status": info.get("status", "running"),
-        "reload": _reload() if info.get("status") == "running" and info.get("report") else None,
+        "reload": reload if info.get("status") == "running" and info.get("report") else None,
         "why": info.get("why", ""),
         "created_utc": _utc(info.get("created_ns")),
         "measured_with": info.get("ringtap", ""),
@@ -122,11 +124,6 @@ def _capacity(scale: dict[str, float]) -> str:
     if scale["factor"] == 1:
         return text
     return f"{text} (links of {format_rate(scale['testbed_bps'])}, 1:{scale['factor']:g})"
-
-
-def _reload() -> dict[str, float]:
-    """Return how often the page of a sweep that runs loads itself anew, and until when (in ms since 1970)."""
-    return {"every_s": RELOAD_EVERY_S, "until_ms": round((time.time() + RELOAD_FOR_S) * 1e3)}
 
 
 def _utc(created_ns: Any) -> str:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
@@ -185,7 +184,8 @@ def matrix_figure(found: Structure) -> Drawn:
     axes.grid(False)
     shown = np.where(values > 0, values, np.nan)
     image = axes.imshow(shown, cmap="Blues", vmin=0, vmax=float(values.max()) * 1.3)
-    _matrix_text(axes, values)
+    for row, column in zip(*np.nonzero(values), strict=True) if len(values) <= 12 else ():
+        axes.text(column, row, f"{values[row, column]:.3g}", ha="center", va="center", color=INK, fontsize=8)
     axes.set_xticks(range(len(table)), list(table.columns), rotation=30, ha="right")
     axes.set_yticks(range(len(table)), list(table.index))
     axes.set_xlabel("receiver")
@@ -196,13 +196,6 @@ def matrix_figure(found: Structure) -> Drawn:
         "of a ring are in its order. Empty cells: nothing was sent, or it was not captured."
     )
     return Drawn("matrix", caption, figure, table.rename_axis("sender").reset_index())
-
-
-def _matrix_text(axes: Axes, values: np.ndarray) -> None:
-    if len(values) > 12:
-        return
-    for row, column in zip(*np.nonzero(values), strict=True):
-        axes.text(column, row, f"{values[row, column]:.3g}", ha="center", va="center", color=INK, fontsize=8)
 
 
 def bursts_figure(found: Structure) -> Drawn:

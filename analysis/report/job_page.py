@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.text import Table, answer, missing, parts_table, sections
 from ringtap.analysis.plots.job import FIGURES
@@ -47,8 +49,8 @@ def write_job_report(job: Job, summary: dict[str, Any], folder: Path | None = No
             _section(title, [parts, *items] if title == "Time" and parts else items)
             for title, items in sections(summary)
         ],
-        "ranks": _ranks(job),
-        "flows": _flows(job),
+        "ranks": _rows(job.ranks, _RANK_COLUMNS),
+        "flows": {"count": len(job.flows), "rows": _rows(job.flows.head(_MAX_FLOWS), _FLOW_COLUMNS)},
         "missing": missing(summary),
         "job_name": whole(job.path.name),
     }
@@ -75,19 +77,8 @@ def _lines(data: dict[str, Any], title: str) -> list[str]:
     return [item for one in data["sections"] if one["title"] == title for item in one["items"] if isinstance(item, str)]
 
 
-def _ranks(job: Job) -> list[dict[str, Any]]:
-    table = job.ranks
-    columns = [table[name].tolist() for name in _RANK_COLUMNS]
+def _rows(table: pd.DataFrame, columns: Sequence[str]) -> list[dict[str, Any]]:
     return [
-        {name: plain_value(value) for name, value in zip(_RANK_COLUMNS, row, strict=True)}
-        for row in zip(*columns, strict=True)
+        {name: plain_value(value) for name, value in zip(columns, row, strict=True)}
+        for row in table[list(columns)].itertuples(index=False, name=None)
     ]
-
-
-def _flows(job: Job) -> dict[str, Any]:
-    table = job.flows
-    rows = [
-        {name: plain_value(value) for name, value in zip(_FLOW_COLUMNS, row, strict=True)}
-        for row in table.loc[: _MAX_FLOWS - 1, list(_FLOW_COLUMNS)].itertuples(index=False, name=None)
-    ]
-    return {"count": len(table), "rows": rows}

@@ -20,7 +20,7 @@ from ringtap.analysis.statistics.two_sample import Estimate
 from ringtap.analysis.sweeps.series_analysis import Series
 from ringtap.core.schema import VARIANTS
 from ringtap.core.sweep_plan_models import model_label
-from ringtap.core.units import counted
+from ringtap.core.units import counted, listed
 
 FIRM_HALF_WIDTH = 0.10  # of the value: a wider interval leaves the first digit open
 FIRM_R2_LOG = 0.97
@@ -284,7 +284,7 @@ def _listed(names: Sequence[str]) -> str:
     shown = list(names[:_MAX_NAMES])
     if len(names) > _MAX_NAMES:
         shown.append(f"{len(names) - _MAX_NAMES} more")
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+    return listed(shown)
 
 
 def _series_line(series: Series) -> str:

@@ -66,17 +66,13 @@ class PageFigure:
     parts: str
 
 
-def page_figures(drawn: Sequence[Drawn], folder: Path) -> list[PageFigure]:
-    """Read the files of figures from a folder, in the form that the page embeds."""
-    return [_page_figure(number, one, folder) for number, one in enumerate(drawn)]
-
-
 def data_uri(content: bytes, kind: str) -> str:
     """Return content as a data URI."""
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def _page_figure(number: int, drawn: Drawn, folder: Path) -> PageFigure:
+    """Read the files of a figure, in the form that the page embeds."""
     root = ElementTree.parse(folder / f"{drawn.name}.svg").getroot()
     view_box = root.attrib["viewBox"]
     for unneeded in (root.find(f"{_SVG}metadata"), root.find(f"{_SVG}defs[{_SVG}style]")):
@@ -179,7 +175,7 @@ def render(template: str, data: Mapping[str, Any], drawn: Sequence[Drawn], folde
         folder: folder of report.json and of the table.
         table: name of the table to download; a large one stays beside the page.
     """
-    images = {one.name: one for one in page_figures(drawn, folder / "figures")}
+    images = {one.name: _page_figure(number, one, folder / "figures") for number, one in enumerate(drawn)}
     is_small = (folder / table).stat().st_size <= _MAX_EMBEDDED_BYTES
     downloads = {
         "table": data_uri((folder / table).read_bytes(), "text/csv") if is_small else table,

@@ -20,7 +20,7 @@ from ringtap.core.errors import UsageError
 from ringtap.core.json_validation import whole
 from ringtap.core.schema import ALONE, MAX_LATE_SHARE
 from ringtap.core.terminal import one_line, text_table
-from ringtap.core.units import format_rate
+from ringtap.core.units import format_rate, listed
 
 _TABLE = "points.csv"
 # use of a link from which on it is full, and share of the time from which on pauses are long
@@ -107,8 +107,7 @@ def headline(points: Sequence[SharingPoint]) -> list[str]:
     if not judged:
         return ["The jobs were measured together, but not each alone, so that slowdowns are not known."]
     best, worst = (pick(judged, key=_slowdown) for pick in (min, max))
-    *first, last = (job.name for job in best.jobs)
-    names = f"{', '.join(first)} and {last}"
+    names = listed(job.name for job in best.jobs)
     lines = [f"{names} share a link best at {best.label}: {_slowdown(best):.2f} times their iteration times alone."]
     if worst is not best:
         gain = 1 - best.mean_s / worst.mean_s

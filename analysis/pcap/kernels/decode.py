@@ -7,6 +7,7 @@ for an Ethernet frame, negative for an IP packet, 0 if there is none.
 
 from __future__ import annotations
 
+from ringtap.analysis.pcap import scan_dtypes as dtypes
 from ringtap.analysis.pcap.kernels import state as ks
 from ringtap.analysis.pcap.kernels.cells import account
 from ringtap.analysis.pcap.kernels.flow import add, count, flow_of, flow_of4, flow_of6, get, put, rest_of
@@ -24,18 +25,6 @@ from ringtap.analysis.pcap.kernels.memory import (
 )
 from ringtap.analysis.pcap.kernels.roce import extended_bytes, roce
 from ringtap.analysis.pcap.kernels.tcp import tcp
-from ringtap.analysis.pcap.scan_dtypes import (
-    ARP,
-    ARP_CUT,
-    NO_ADDRESSES,
-    NO_PORTS,
-    NOT_IP,
-    PORTS_CUT,
-    RARP,
-    RARP_CUT,
-    ROCE,
-    TARGET_PORT_CUT,
-)
 
 _IPV4, _IPV6, _MPLS, _MPLS_MULTICAST = 0x0800, 0x86DD, 0x8847, 0x8848
 _ARP, _RARP, _PPPOE = 0x0806, 0x8035, 0x8864
@@ -150,7 +139,7 @@ def _udp_payload(state: int, header: int, kept: int, size: int) -> tuple[int, in
     if swapped16(header + 2) == _ROCE_PORT:
         inside = _roce_payload(state, header + 8, kept - 8, size - 8)
         if inside >= 0:
-            return ROCE, inside
+            return dtypes.ROCE, inside
     return 0, size - 8
 
 
@@ -278,7 +267,7 @@ def _transport(
             flow = _flow(
                 state,
                 addresses,
-                rest_of(0, protocol, NO_PORTS if protocol in (_TCP, _UDP) else 0, layer, family),
+                rest_of(0, protocol, dtypes.NO_PORTS if protocol in (_TCP, _UDP) else 0, layer, family),
                 family,
                 time_ns,
             )
@@ -290,9 +279,9 @@ def _transport(
         if seen < 4 or size < 8:
             count(state, ks.N_CUT if size >= 8 else ks.N_MALFORMED)
             payload = whole = 0
-            kind = NO_PORTS if size < 8 else PORTS_CUT
-            if kind == PORTS_CUT and seen >= 2:
-                kind, ports = TARGET_PORT_CUT, load16(header)
+            kind = dtypes.NO_PORTS if size < 8 else dtypes.PORTS_CUT
+            if kind == dtypes.PORTS_CUT and seen >= 2:
+                kind, ports = dtypes.TARGET_PORT_CUT, load16(header)
         elif protocol == _TCP:
             ports = load32(header)
             payload = _tcp_payload(state, header, seen, size)
@@ -313,7 +302,7 @@ def _transport(
         tcp(state, flow, work, header, seen, payload, family, time_ns)
     elif payload:
         add(work + ks.D_SEGMENTS, 1)
-    if kind == ROCE:
+    if kind == dtypes.ROCE:
         roce(state, header + 8, kept - offset - 8, length, payload, addresses, family, time_ns)
     return inner
 
@@ -432,17 +421,17 @@ def _ipv6(state: int, at: int, offset: int, kept: int, length: int, time_ns: int
 def _not_ip(state: int, at: int, offset: int, kept: int, length: int, time_ns: int, ethertype: int, layer: int) -> None:
     """Count a non-IP frame: ARP by its protocol addresses (RFC 826), all others in one row, for filters on them."""
     count(state, ks.N_NOT_IP)
-    arp, kind = at + offset, ARP if ethertype == _ARP else RARP if ethertype == _RARP else NOT_IP
+    arp, kind = at + offset, dtypes.ARP if ethertype == _ARP else dtypes.RARP if ethertype == _RARP else dtypes.NOT_IP
     none, target = state + 8 * ks.ZEROS, at + offset + 24
-    if kind != NOT_IP and kept < offset + 28:
-        kind, target = ARP_CUT if kind == ARP else RARP_CUT, none
+    if kind != dtypes.NOT_IP and kept < offset + 28:
+        kind, target = dtypes.ARP_CUT if kind == dtypes.ARP else dtypes.RARP_CUT, none
         if kept < length:
             count(state, ks.N_CUT)
-    if kind != NOT_IP and kept >= offset + 18 and load32(arp + 2) == _FOR_IPV4:
+    if kind != dtypes.NOT_IP and kept >= offset + 18 and load32(arp + 2) == _FOR_IPV4:
         addresses = load32(arp + 14) | load32(target) << 32
         flow = flow_of(state, addresses, rest_of(0, 0, kind, layer, 4), arp + 14, target, time_ns)
     else:
-        flow = flow_of6(state, none, rest_of(0, 0, kind, layer, NO_ADDRESSES), time_ns)
+        flow = flow_of6(state, none, rest_of(0, 0, kind, layer, dtypes.NO_ADDRESSES), time_ns)
     account(state, flow, length, 0, time_ns)
 
 

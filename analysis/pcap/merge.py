@@ -140,20 +140,7 @@ def _only(scanned: Scanned, flows: _Mask, pairs: _Mask) -> Scanned:
 _Rows = npt.NDArray[Any]
 _KIND = ("protocol", "kind", "layer", "family")
 # summed fields of a conversation, by direction
-_SUMS = (
-    "packets",
-    "bytes",
-    "payload",
-    "data_packets",
-    "data_bytes",
-    "segments",
-    "retransmitted_bytes",
-    "out_of_order_bytes",
-    "zero_windows",
-    "resets",
-    "rtt_count",
-    "rtt_sum_ns",
-)
+_SUMS = [name for name in CONVERSATION.names or () if CONVERSATION[name].shape and name not in _NONE]
 _QUEUE_PAIR_KEY = ("family", "queue_pair", "source", "destination")
 _QUEUE_PAIR_SUMS = ("packets", "bytes", "payload", "acknowledgements", "naks", "cnps", "psn_gaps", "psn_repeats")
 

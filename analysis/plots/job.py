@@ -117,11 +117,11 @@ def _ranks(job: Job) -> Drawn | None:
     if len(numbers) > MAX_RANKS:
         order = numbers.sort_values("compute_s", ascending=False)
         shown = pd.concat((order.head(MAX_RANKS // 2), order.tail(MAX_RANKS // 2)))
-    kinds = [("compute", BLUE), ("compute that hides communication", GREEN), ("exposed communication", VERMILION)]
+    parts = {"exposed_s": ("exposed communication", VERMILION)}
     # with Horovod, the optimizer step includes the exposed communication, and the rest is not known
-    parts = ["exposed_s"] if numbers["unattributed_s"].isna().all() else ["exposed_s", "optimizer_s", "unattributed_s"]
-    kinds += [("optimizer step", PURPLE), ("not attributed", LIGHT)][: len(parts) - 1]
-    colours = dict(zip(parts, (VERMILION, PURPLE, LIGHT), strict=False))
+    if numbers["unattributed_s"].notna().any():
+        parts |= {"optimizer_s": ("optimizer step", PURPLE), "unattributed_s": ("not attributed", LIGHT)}
+    kinds = (("compute", BLUE), ("compute that hides communication", GREEN), *parts.values())
     handles = [Patch(color=colour, label=text) for text, colour in kinds]
     on = sheet(1, 1, (_SIZE[0], 0.5 + 0.22 * len(shown)), handles, label_columns=3, left=1.9)
     (axes,) = on.panels
@@ -131,9 +131,9 @@ def _ranks(job: Job) -> Drawn | None:
     hidden = np.minimum(overlap, compute)
     axes.barh(rows, hidden, left=compute - hidden, color=GREEN, height=0.3)
     left = compute
-    for name in parts:
+    for name, (_, colour) in parts.items():
         length = shown[name].fillna(0).to_numpy() * 1e3
-        axes.barh(rows, length, left=left, color=colours[name], height=0.7)
+        axes.barh(rows, length, left=left, color=colour, height=0.7)
         left = left + length
     axes.set_yticks(rows, [label(f"rank {row.rank} on {row.node}")[:26] for row in shown.itertuples()])
     axes.invert_yaxis()

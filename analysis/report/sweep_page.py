@@ -27,10 +27,9 @@ from ringtap.analysis.plots.sweep_axes import Setting
 from ringtap.analysis.plots.tails import distributions, spread_and_growth, transports
 from ringtap.analysis.plots.variants import variant_times
 from ringtap.analysis.report import packet_findings
-from ringtap.analysis.report.findings import answer, findings, paragraph, series_lines
+from ringtap.analysis.report.findings import answer, findings, overview, paragraph, series_lines
 from ringtap.analysis.report.inputs import ReportInputs
 from ringtap.analysis.report.load_statistics import Tails, compare_kinds, mean_interval, order_kinds, tails
-from ringtap.analysis.report.overview import overview
 from ringtap.analysis.report.page import Written, write_folder
 from ringtap.analysis.report.thesis_expectations import check
 from ringtap.analysis.sweeps import points

@@ -204,10 +204,8 @@ def analyse(sweep: SweepRun, points: Sequence[Point], max_load: float | str | No
         if model is None:
             path = sweep.path / POINTS_JSONL
             raise UsageError(f"{path} has model {label!r}, which is not in the plan")
-        title, needed = (
-            str(model.get("title", model["name"])),
-            demand(int(model["parameters"]), _workers(sweep, of_series)),
-        )
+        title = str(model.get("title", model["name"]))
+        needed = demand(int(model["parameters"]), _workers(sweep, of_series))
         found.append(series_of(of_series, title, needed, capacity_gbps, max_load))
     return found
 

@@ -226,13 +226,17 @@ def _row(row: PointRow, capacity_gbps: float) -> _Row:
             raise UsageError(f"{row.where}: {name} is missing")
     model, title = _known_model(row.text("model"))
     traffic = row.text("traffic").lower() if row.text("traffic").lower() in _KNOWN_TRAFFIC else row.text("traffic")
-    key = {"model": model, "traffic": traffic} | {name: row.text(name) for name in VARIANTS}
+    transport, collective, topology = map(row.text, VARIANTS)
     load_gbps, mean_s = row.load_gbps(capacity_gbps), row.time_s()
     parameters, workers, batch = row.whole("parameters", 1), row.whole("workers", 2), row.whole("batch", 1)
     count, std_s = row.whole("count", 1), row.optional("std_s")
     point = Point(
-        **key,
-        series="-".join(filter(None, key.values())),
+        series="-".join(filter(None, (model, traffic, transport, collective, topology))),
+        model=model,
+        traffic=traffic,
+        transport=transport,
+        collective=collective,
+        topology=topology,
         cross=load_gbps,
         iterations=count,
         mean_s=mean_s,

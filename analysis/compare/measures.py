@@ -12,7 +12,7 @@ import pandas as pd
 
 from ringtap.analysis.job import byte_accounting, flows
 from ringtap.analysis.job.run import Job
-from ringtap.analysis.report.overview import overview
+from ringtap.analysis.report.findings import overview
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.run import within_window

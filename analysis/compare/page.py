@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from ringtap.analysis.compare.run_comparison import RunComparison
 from ringtap.analysis.compare.text import NOTE, cells, heads
 from ringtap.analysis.pcap.tables import check_new
 from ringtap.analysis.plots import axes as on_axes
-from ringtap.analysis.plots.figure import Drawn, label, line_handle, new_figure, sheet, styled
+from ringtap.analysis.plots.figure import Drawn, draw, label, line_handle, new_figure, sheet
 from ringtap.analysis.plots.style import COLOURS
 from ringtap.analysis.report.page import render
 from ringtap.core.arguments import path_of
@@ -46,7 +47,7 @@ def write_page(found: RunComparison, path: str | os.PathLike[str], force: bool =
         with tempfile.TemporaryDirectory(prefix=".new-", dir=page.parent) as name:
             folder = Path(name)
             (folder / "figures").mkdir()
-            drawn = _figures(found, folder / "figures")
+            drawn = draw([partial(_times, found), partial(_matrices, found)], folder / "figures")
             found.table.to_csv(folder / _TABLE, index=False)
             (folder / "report.json").write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
             text = render("compare.html.j2", data, drawn, folder, _TABLE)
@@ -55,14 +56,6 @@ def write_page(found: RunComparison, path: str | os.PathLike[str], force: bool =
     except OSError as error:
         raise UsageError(f"{page} cannot be written: {error.strerror}") from error
     return page
-
-
-def _figures(found: RunComparison, folder: Path) -> list[Drawn]:
-    with styled():
-        drawn = [figure for figure in (_times(found), _matrices(found)) if figure is not None]
-        for figure in drawn:
-            figure.write(folder)
-    return drawn
 
 
 def _times(found: RunComparison) -> Drawn | None:

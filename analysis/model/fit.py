@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from ringtap.analysis.model.bootstrap import parameter_intervals
 from ringtap.analysis.model.fit_result import LEVEL, FitResult, Terms
 from ringtap.analysis.model.outliers import DECISIVE_LEVERAGE, MOST_SHARE, find_outliers
 from ringtap.analysis.model.outliers import LEVEL as OUTLIER_LEVEL
@@ -21,6 +20,7 @@ from ringtap.analysis.model.regression import (
     Solution,
     jacobian,
     log_predict,
+    parameter_intervals,
     reduced_load,
     solve_linear,
     solve_log,

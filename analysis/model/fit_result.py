@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from ringtap.analysis.frames import described, html_of_text
-from ringtap.analysis.model.bootstrap import Interval
+from ringtap.analysis.model.regression import Interval
 from ringtap.analysis.statistics.arrays import Array, Values, as_gbps
 from ringtap.core.arguments import instance_of, path_of
 from ringtap.core.errors import UsageError, did_you_mean

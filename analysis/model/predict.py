@@ -12,12 +12,11 @@ import numpy as np
 from scipy import optimize, special
 
 from ringtap.analysis.model.fit_result import LEVEL, BandKind, FitResult
-from ringtap.analysis.model.regression import Array, Solution, jacobian, log_predict
+from ringtap.analysis.model.regression import Array, Interval, Solution, exp, jacobian, log_predict
 from ringtap.core.arguments import number
 from ringtap.core.errors import UsageError
 from ringtap.core.json_validation import ShapeError, load_json
 
-Ends = tuple[float, float]
 _STEPS = 2000  # steps of the grid in ln(C/(C-BW)) for the search of intervals' ends
 _NEAREST = 20.0  # upper end of this grid: all but 2e-9 of the capacity
 
@@ -38,8 +37,8 @@ class Prediction:
 
     load_gbps: float
     iteration_s: float
-    curve_s: Ends | None
-    point_s: Ends | None
+    curve_s: Interval | None
+    point_s: Interval | None
     slowdown: float
     level: float
     warnings: tuple[str, ...]
@@ -97,7 +96,7 @@ class Predictor:
     """
 
     capacity_gbps: float
-    measured_gbps: Ends
+    measured_gbps: Interval
     chosen: _Model
     models: tuple[_Model, ...]
 
@@ -147,10 +146,10 @@ class Predictor:
             point = _around(log_time, reach * math.hypot(float(error[0]), self.chosen.scatter))
         return Prediction(
             load_gbps=load_gbps,
-            iteration_s=_exp(log_time),
+            iteration_s=exp(log_time),
             curve_s=curve,
             point_s=point,
-            slowdown=_exp(log_time - self.chosen.solution.log_t0),
+            slowdown=exp(log_time - self.chosen.solution.log_t0),
             level=LEVEL,
             warnings=(*self._outside(load_gbps), *self._unsure()),
         )
@@ -200,9 +199,7 @@ class Predictor:
             warnings.append(
                 "the upper end of the load is missing: no load below the capacity is certain to cause that slowdown"
             )
-        return AllowedLoad(
-            slowdown, load, low, high, _exp(model.solution.log_t0 + log_slowdown), LEVEL, tuple(warnings)
-        )
+        return AllowedLoad(slowdown, load, low, high, exp(model.solution.log_t0 + log_slowdown), LEVEL, tuple(warnings))
 
     def _ends(self, log_slowdown: float) -> tuple[float | None, float | None]:
         """Return the loads from which a slowdown is possible, and from which it is certain."""
@@ -315,10 +312,5 @@ def _growth_gradient(model: _Model, load: Array, capacity: float) -> Array:
     return _gradient(model, load, capacity) - _gradient(model, np.zeros(1), capacity)
 
 
-def _exp(value: float) -> float:
-    # a time beyond the floating point range is clipped, because JSON has no infinity
-    return math.exp(min(max(value, -700.0), 700.0))
-
-
-def _around(centre: float, reach: float) -> Ends:
-    return _exp(centre - reach), _exp(centre + reach)
+def _around(centre: float, reach: float) -> Interval:
+    return exp(centre - reach), exp(centre + reach)

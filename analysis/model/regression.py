@@ -1,7 +1,7 @@
 """Least squares for ln t = ln t0 + b*((C/(C-BW))^n - 1), the general model (equation 3.7) in a well-conditioned form.
 
 t0 is the time at no load; A = t0*exp(-b) and B = b*C^n. The dimensionless load keeps the numbers near one, whatever the
-unit of bandwidth. One call can solve many sets of times at the same loads, as a bootstrap needs.
+unit of bandwidth. One call can solve many sets of times at the same loads, as the bootstrap of the intervals needs.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize, special
 
-from ringtap.analysis.model.residuals import Noise
+from ringtap.analysis.model.residuals import RESIDUAL_FLOOR, Noise
 
 Array = npt.NDArray[np.float64]
 Exponent = float | Literal["free"]
+Interval = tuple[float, float]
 
 FREE_BOUNDS = (0.1, 4.0)
 EXPONENT_GRID = np.geomspace(*FREE_BOUNDS, 60)
 _MAX_EXPONENT = 300.0
+_MIN_SCATTER = 0.05  # of the points' own scatter: lower bound of the scatter of a resampled set
 
 
 @dataclass(frozen=True)
@@ -195,3 +197,59 @@ def solve_linear(
     usable = bool(np.all(np.isfinite(covariance)))
     n = float(found[2]) if free else start.n
     return Solution(float(found[0]) + math.log(scale), float(found[1]), n, covariance if usable else None)
+
+
+def parameter_intervals(
+    load: Array, log_time: Array, capacity: float, n: Exponent, noise: Noise, solution: Solution,
+    samples: int, seed: int, level: float,
+) -> dict[str, Interval]:  # fmt: skip
+    """Return intervals of A, B and n from resampled residuals, each resampled set scaled by its own scatter.
+
+    Residuals of ln t, scaled by their weights and widened for leverage, are drawn with replacement and added to the
+    fitted curve. The distance of each resampled solution from the fit is divided by the scatter of its own residuals
+    (bootstrap-t: Davison and Hinkley, Bootstrap Methods and their Application, 1997, sections 5.2.1 and 6.2.3). The
+    distances are those of ln A, ln B and ln n, or of B itself if its sign is in doubt. Loads and weights are fixed.
+
+    Returns:
+        Lower and upper ends by name; both ends of n are n if it was given.
+    """
+    free = isinstance(n, str)
+    points, parameters = len(load), 3 if free else 2
+    fitted = log_predict(solution, load, capacity)
+    root = np.sqrt(noise.weight)
+    columns = jacobian(load, capacity, solution.b, solution.n, free) * root[:, None]
+    leverage = np.minimum((np.linalg.qr(columns)[0] ** 2).sum(axis=1), 0.99)
+    residual = (log_time - fitted) * root / np.sqrt(1 - leverage)
+    residual -= residual.mean()
+    own = float(np.sqrt(noise.cost(log_time - fitted) / (points - parameters)))
+    drawn = np.random.default_rng(seed).integers(0, points, (samples, points))
+    resampled = fitted + residual[drawn] / root
+    log_t0, b, exponents = solve_many(load, resampled, capacity, n, noise)
+    residuals = resampled - log_t0[:, None] - b[:, None] * reduced_load(load, capacity, exponents[:, None])
+    scatter = np.sqrt(noise.cost(residuals) / (points - parameters))
+    # points on the curve have no scatter to divide by
+    ratio = np.maximum(scatter / own, _MIN_SCATTER) if own > RESIDUAL_FLOOR else np.ones(samples)
+    certain = bool(np.all(b > 0) and solution.b > 0)
+    tails = np.array([1 - (1 - level) / 2, (1 - level) / 2])
+
+    def ends(estimate: float, values: Array) -> Interval:
+        low, high = estimate - np.quantile((values - estimate) / ratio, tails)
+        return float(low), float(high)
+
+    scale = exponents * math.log(capacity)
+    log_a = ends(solution.log_t0 - solution.b, log_t0 - b)
+    if certain:
+        log_b = ends(math.log(solution.b) + solution.n * math.log(capacity), np.log(b) + scale)
+        bounds_b = exp(log_b[0]), exp(log_b[1])
+    else:
+        bounds_b = ends(solution.b * capacity**solution.n, b * np.exp(scale))
+    bounds_n = (solution.n, solution.n)
+    if free:
+        low, high = map(exp, ends(math.log(solution.n), np.log(exponents)))
+        bounds_n = (max(low, FREE_BOUNDS[0]), min(high, FREE_BOUNDS[1]))
+    return {"A": (exp(log_a[0]), exp(log_a[1])), "B": bounds_b, "n": bounds_n}
+
+
+def exp(value: float) -> float:
+    """Return the exponential; beyond the floating point range it is clipped, because JSON has no infinity."""
+    return math.exp(min(max(value, -700.0), 700.0))

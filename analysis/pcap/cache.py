@@ -7,6 +7,7 @@ of bins and one version of the reader; any other file is ignored and written ane
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -122,22 +123,16 @@ class Pending:
     def __init__(self, path: Path, about: os.stat_result, bin_ns: int) -> None:
         self._path, self._about = path, about
         self._key = _key(path, about, bin_ns)
-        self._target, self._name = self._open()
-        self.cells: BinaryIO | None = self._file
-
-    def _open(self) -> tuple[Path | None, Path | None]:
-        for target in places(self._path):
-            try:
-                refuse_links(target)
-                if target.parent != self._path.parent:
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                handle, name = tempfile.mkstemp(dir=target.parent, prefix=".ringtap-")
-            except OSError:
-                continue
-            self._file: BinaryIO | None = os.fdopen(handle, "w+b")
-            return target, Path(name)
-        self._file = None
-        return None, None
+        self.cells: BinaryIO | None = None
+        self._name: Path | None = None
+        for self._target in places(path):
+            with contextlib.suppress(OSError):
+                refuse_links(self._target)
+                if self._target.parent != path.parent:
+                    self._target.parent.mkdir(parents=True, exist_ok=True)
+                handle, name = tempfile.mkstemp(dir=self._target.parent, prefix=".ringtap-")
+                self.cells, self._name = os.fdopen(handle, "w+b"), Path(name)
+                break
 
     def keep(self, scanned: Scanned) -> Scanned:
         """Write the rest and move the cache to its path, if the capture has not changed.
@@ -145,16 +140,16 @@ class Pending:
         Returns:
             The same scan, its cells mapped from the cache file if it was written.
         """
-        if self._file is None or self._target is None or self._name is None:
+        if self.cells is None or self._name is None:
             return scanned
         try:
             now = self._path.stat()
             if _key(self._path, now, scanned.bin_ns) != self._key:
                 return scanned
-            self._write(scanned)
-            os.fchmod(self._file.fileno(), now.st_mode & 0o666)
-            self._file.flush()
-            cells = np.memmap(self._file, CELL, "r", shape=len(scanned.cells)) if len(scanned.cells) else scanned.cells
+            self._write(self.cells, scanned)
+            os.fchmod(self.cells.fileno(), now.st_mode & 0o666)
+            self.cells.flush()
+            cells = np.memmap(self.cells, CELL, "r", shape=len(scanned.cells)) if len(scanned.cells) else scanned.cells
             self._name.replace(self._target)
         except OSError:
             return scanned
@@ -163,24 +158,23 @@ class Pending:
             _drop_orphans(self._target)
         return replace(scanned, cells=cells)
 
-    def _write(self, scanned: Scanned) -> None:
-        assert self._file is not None
+    def _write(self, file: BinaryIO, scanned: Scanned) -> None:
         if not isinstance(scanned.cells, np.memmap):  # else the file holds them already
-            self._file.write(np.asarray(scanned.cells).data)
+            file.write(np.asarray(scanned.cells).data)
         names = ("counts", "start_ns", "bin_ns", "first_ns", "last_ns", "interfaces")
         item = {"key": self._key} | {name: getattr(scanned, name) for name in names}
         parts = (scanned.conversations.tobytes(), scanned.queue_pairs.tobytes(), json.dumps(item).encode())
         check = 0
         for part in parts:
-            self._file.write(part)
+            file.write(part)
             check = zlib.crc32(part, check)
         rows = (len(scanned.cells), len(scanned.conversations), len(scanned.queue_pairs))
-        self._file.write(_TRAILER.pack(*rows, len(parts[2]), check, _MAGIC))
+        file.write(_TRAILER.pack(*rows, len(parts[2]), check, _MAGIC))
 
     def close(self) -> None:
         """Remove the file unless it was kept."""
-        if self._file is not None:
-            self._file.close()
+        if self.cells is not None:
+            self.cells.close()
         if self._name is not None:
             self._name.unlink(missing_ok=True)
             self._name = None

@@ -20,18 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyparsing as pp
 
-from ringtap.analysis.pcap.scan_dtypes import (
-    ARP,
-    ARP_CUT,
-    NO_ADDRESSES,
-    NO_PORTS,
-    PORTS_CUT,
-    RARP,
-    RARP_CUT,
-    ROCE,
-    TARGET_PORT_CUT,
-    is_ip,
-)
+from ringtap.analysis.pcap import scan_dtypes as dtypes
 from ringtap.core.arguments import instance_of
 from ringtap.core.errors import UsageError
 
@@ -44,7 +33,7 @@ _PROTOCOLS = {**_WITH_PORTS, "icmp": 1, "icmp6": 58, "sctp": 132}
 _PROTOCOLS |= {"igmp": 2, "esp": 50, "ah": 51, "pim": 103, "vrrp": 112, "carp": 112}
 _OF_ONE_FAMILY = {"icmp": 4, "igmp": 4, "vrrp": 4, "carp": 4, "icmp6": 6}
 _FAMILIES = {"ip": 4, "ip6": 6}
-_ADDRESSED = {"arp": (ARP, ARP_CUT), "rarp": (RARP, RARP_CUT)}
+_ADDRESSED = {"arp": (dtypes.ARP, dtypes.ARP_CUT), "rarp": (dtypes.RARP, dtypes.RARP_CUT)}
 _NAMES = (*_PROTOCOLS, *_FAMILIES, *_ADDRESSED, "roce")
 _TYPES = ("host", "net", "port", "portrange", "proto")
 _SIDES = ("src", "dst")
@@ -95,7 +84,7 @@ class Flows:
     @property
     def is_ip(self) -> Mask:
         """Mask of the flows whose packets are IP."""
-        return is_ip(self.kind)
+        return dtypes.is_ip(self.kind)
 
 
 @dataclass(frozen=True)
@@ -265,7 +254,7 @@ class _Primitives:
         """Test for a protocol."""
         flows = self.flows
         if name == "roce":
-            return _Verdict.of(flows.kind == ROCE)
+            return _Verdict.of(flows.kind == dtypes.ROCE)
         if name in _FAMILIES or name in _ADDRESSED:
             return _Verdict.of(self._named(name))
         found = (flows.protocol == _PROTOCOLS[name]) & flows.is_ip
@@ -320,9 +309,9 @@ class _Primitives:
         first, last = sorted((self._port(low, head), self._port(high or low, head)))
         numbers = (head.name,) if head.name else tuple(_WITH_PORTS)
         flows = self.flows
-        carries = np.isin(flows.protocol, [_WITH_PORTS[name] for name in numbers]) & (flows.kind != NO_PORTS)
-        both_cut = carries & (flows.kind == PORTS_CUT)
-        cut = (both_cut, both_cut | (carries & (flows.kind == TARGET_PORT_CUT)))
+        carries = np.isin(flows.protocol, [_WITH_PORTS[name] for name in numbers]) & (flows.kind != dtypes.NO_PORTS)
+        both_cut = carries & (flows.kind == dtypes.PORTS_CUT)
+        cut = (both_cut, both_cut | (carries & (flows.kind == dtypes.TARGET_PORT_CUT)))
         return self._on(head.side, (flows.ports >= first) & (flows.ports <= last) & carries, cut)
 
     def _port(self, token: str, head: _Head) -> int:
@@ -347,8 +336,8 @@ class _Primitives:
             want = [np.uint64(part) for part in (value >> 64, value & (2**64 - 1))]
             ends = self.flows.ends
             same = ((ends[..., 0] & bits[0]) == want[0]) & ((ends[..., 1] & bits[1]) == want[1])
-            target = np.isin(self.flows.kind, (ARP_CUT, RARP_CUT)) & (family == 4)
-            cut = (target & (self.flows.family == NO_ADDRESSES), target)
+            target = np.isin(self.flows.kind, (dtypes.ARP_CUT, dtypes.RARP_CUT)) & (family == 4)
+            cut = (target & (self.flows.family == dtypes.NO_ADDRESSES), target)
             found |= self._on(head.side, same & (self.flows.family == family), cut)
         return found if head.name is None else _Verdict.of(self._named(head.name)) & found
 

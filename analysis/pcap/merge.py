@@ -40,12 +40,7 @@ def align(traffics: Sequence[Traffic], offsets_ns: Sequence[int]) -> Traffic:
     Raises:
         UsageError: there are no captures, not one offset per capture, or the widths of the bins differ.
     """
-    if not traffics or len(traffics) != len(offsets_ns):
-        raise UsageError(
-            f"{counted(len(offsets_ns), 'clock offset')} for {counted(len(traffics), 'capture')}: give one for each"
-        )
-    if len({traffic.bin_ns for traffic in traffics}) > 1:
-        raise UsageError("the captures have bins of different widths: read them with the same bin_s")
+    _check_together([traffic.scanned for traffic in traffics], offsets_ns)
     kept = _best_flows(traffics)
     pairs = _best_queue_pairs([traffic.scanned for traffic in traffics])
     parts = [_only(traffic.scanned, mine, own) for traffic, mine, own in zip(traffics, kept, pairs, strict=True)]
@@ -53,6 +48,20 @@ def align(traffics: Sequence[Traffic], offsets_ns: Sequence[int]) -> Traffic:
     leads = [lead + offset for traffic, offset in zip(traffics, offsets_ns, strict=True) for lead in traffic.leads_ns]
     left_out = [text for traffic in traffics for text in traffic.left_out]
     return Traffic(merge(parts, list(offsets_ns)), files, leads_ns=leads, left_out=left_out)
+
+
+def _check_together(parts: Sequence[Scanned], offsets_ns: Sequence[int]) -> None:
+    check_offsets(offsets_ns, len(parts))
+    if len({part.bin_ns for part in parts}) > 1:
+        raise UsageError("the captures have bins of different widths: read them with the same bin_s")
+
+
+def check_offsets(offsets_ns: Sequence[int], captures: int) -> None:
+    """Check that there is a clock offset for each capture, and any capture; else raise UsageError."""
+    if not captures or len(offsets_ns) != captures:
+        raise UsageError(
+            f"{counted(len(offsets_ns), 'clock offset')} for {counted(captures, 'capture')}: give one for each"
+        )
 
 
 def _best_flows(traffics: Sequence[Traffic]) -> list[_Mask]:
@@ -131,20 +140,7 @@ def _only(scanned: Scanned, flows: _Mask, pairs: _Mask) -> Scanned:
 _Rows = npt.NDArray[Any]
 _KIND = ("protocol", "kind", "layer", "family")
 # summed fields of a conversation, by direction
-_SUMS = (
-    "packets",
-    "bytes",
-    "payload",
-    "data_packets",
-    "data_bytes",
-    "segments",
-    "retransmitted_bytes",
-    "out_of_order_bytes",
-    "zero_windows",
-    "resets",
-    "rtt_count",
-    "rtt_sum_ns",
-)
+_SUMS = [name for name in CONVERSATION.names or () if CONVERSATION[name].shape and name not in _NONE]
 _QUEUE_PAIR_KEY = ("family", "queue_pair", "source", "destination")
 _QUEUE_PAIR_SUMS = ("packets", "bytes", "payload", "acknowledgements", "naks", "cnps", "psn_gaps", "psn_repeats")
 
@@ -168,12 +164,7 @@ def merge(parts: Sequence[Scanned], offsets_ns: Sequence[int] | None = None) -> 
         UsageError: there are no parts, not one offset per part, or their bins have different widths.
     """
     leads_ns = [0] * len(parts) if offsets_ns is None else list(offsets_ns)
-    if not parts or len(leads_ns) != len(parts):
-        raise UsageError(
-            f"{counted(len(leads_ns), 'clock offset')} for {counted(len(parts), 'capture')}: give one for each"
-        )
-    if len({part.bin_ns for part in parts}) > 1:
-        raise UsageError("the captures have bins of different widths: read them with the same one")
+    _check_together(parts, leads_ns)
     bin_ns = parts[0].bin_ns
     timed = [(part, offset) for part, offset in zip(parts, leads_ns, strict=True) if part.last_ns >= 0]
     first_ns = min((part.first_ns - offset for part, offset in timed), default=-1)

@@ -20,6 +20,7 @@ import numpy as np
 from ringtap.analysis.pcap import cache as caches
 from ringtap.analysis.pcap.duplicates import has_copies
 from ringtap.analysis.pcap.kernels import compile
+from ringtap.analysis.pcap.merge import check_offsets, merge
 from ringtap.analysis.pcap.parts import feed_parts
 from ringtap.analysis.pcap.scan import Scan, Scanned
 from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION
@@ -27,7 +28,7 @@ from ringtap.analysis.pcap.sources import CaptureStream, expand
 from ringtap.analysis.pcap.traffic import Traffic
 from ringtap.core.arguments import paths_of
 from ringtap.core.errors import MeasurementError, RingtapWarning, UsageError
-from ringtap.core.units import counted, duration_s
+from ringtap.core.units import duration_s
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes read and the total; None if the total is not known."""
@@ -78,19 +79,14 @@ def read_captures(
     if not 1_000 <= bin_ns <= 3_600_000_000_000:
         raise UsageError(f"bins of {bin_ns / 1e9:g} s are not possible: 1 µs to 1 h")
     files, left_out = expand(words)
-    if offsets_ns is not None and len(offsets_ns) != len(files):
-        raise UsageError(
-            f"{counted(len(offsets_ns), 'clock offset')} for {counted(len(files), 'capture')}: give one for each"
-        )
+    if offsets_ns is not None:
+        check_offsets(offsets_ns, len(files))
     parts = _Reading(files, bin_ns, cache, workers).run(progress or _no_progress)
     names = ["standard input" if path is None else str(path) for path in files]
     leads_ns = [0] * len(parts) if offsets_ns is None else list(offsets_ns)
     order = sorted(range(len(parts)), key=lambda number: parts[number].first_ns - leads_ns[number])
-    if len(parts) == 1 and offsets_ns is None:
-        whole = parts[0]
-    else:
-        from ringtap.analysis.pcap.merge import merge
-
+    whole = parts[0]
+    if len(parts) > 1 or offsets_ns is not None:
         whole = merge([parts[number] for number in order], [leads_ns[number] for number in order])
     if not whole.counts["packets"]:
         held = f"{names[0]} holds" if len(names) == 1 else f"the {len(names)} captures hold"

@@ -15,17 +15,7 @@ from typing import Any, BinaryIO, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.analysis.pcap.formats import (
-    PCAP_HEADER_BYTES,
-    SECTION_HEADER,
-    STATISTICS_BLOCK,
-    Interface,
-    dropped_packets,
-    interface_block,
-    pcap_header,
-    section_header,
-    words_of,
-)
+from ringtap.analysis.pcap import formats
 from ringtap.analysis.pcap.kernels import compile
 from ringtap.analysis.pcap.kernels import state as ks
 from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION, PACKET, PICK, QUEUE_PAIR
@@ -154,10 +144,10 @@ class Scan:
         self._walk, self._resume = self._entries.walk, self._entries.resume
         self._started = self._searching = self._big_endian = False
         self._torn = b""  # start of a record that is not complete yet
-        self._wanted = PCAP_HEADER_BYTES  # number of bytes that it needs
+        self._wanted = formats.PCAP_HEADER_BYTES  # number of bytes that it needs
         self._to_skip = self._skipped = 0  # bytes of a block to skip, and bytes skipped
         self._corrupt_records = self._corrupt_bytes = 0
-        self._section: list[Interface] = []
+        self._section: list[formats.Interface] = []
         self._described: list[dict[str, Any]] = []
         self._dropped: dict[tuple[int, int], int] = {}  # by the first interface of the section, and its own number
 
@@ -311,9 +301,9 @@ class Scan:
     def _process(self, data: npt.NDArray[np.uint8]) -> bytes:
         """Process bytes that begin with a record, or with the file; return the incomplete tail."""
         if not self._started:
-            if len(data) < PCAP_HEADER_BYTES:
+            if len(data) < formats.PCAP_HEADER_BYTES:
                 return data.tobytes()
-            data = data[self._read_file_header(data[:PCAP_HEADER_BYTES].tobytes()) :]
+            data = data[self._read_file_header(data[: formats.PCAP_HEADER_BYTES].tobytes()) :]
         used, size, address = 0, len(data), data.ctypes.data
         arena, state = self._arena, self._arena.state
         while True:
@@ -358,8 +348,8 @@ class Scan:
 
     def _read_file_header(self, head: bytes) -> int:
         """Detect the format from the first bytes; return the length of the file header."""
-        header = pcap_header(head)
-        if header is None and (head[:4] != SECTION_HEADER or section_header(head[:12]) is None):
+        header = formats.pcap_header(head)
+        if header is None and (head[:4] != formats.SECTION_HEADER or formats.section_header(head[:12]) is None):
             raise UsageError("is not a capture: pcap and pcapng files are read")
         self._started = True
         self._arena.state[ks.MAX_KEPT] = _USUAL_MAX_KEPT
@@ -369,7 +359,7 @@ class Scan:
         self._big_endian, interface = header
         self._arena.state[ks.SWAPPED] = int(self._big_endian)
         self._add_interface(interface)
-        return PCAP_HEADER_BYTES
+        return formats.PCAP_HEADER_BYTES
 
     def _read_block(self, data: npt.NDArray[np.uint8]) -> int:
         """Read a block of pcapng: a section header, an interface or its statistics.
@@ -377,8 +367,8 @@ class Scan:
         Returns:
             Its length; 0 if it is incomplete, -1 if it is damaged.
         """
-        if data[:4].tobytes() == SECTION_HEADER:
-            header = section_header(data[:12].tobytes())
+        if data[:4].tobytes() == formats.SECTION_HEADER:
+            header = formats.section_header(data[:12].tobytes())
             if header is None:
                 return -1
             if header[1] <= len(data):
@@ -391,11 +381,11 @@ class Scan:
         else:
             order: Literal["big", "little"] = "big" if self._big_endian else "little"
             kind, total = (int.from_bytes(data[at : at + 4].tobytes(), order) for at in (0, 4))
-            if total <= len(data) and kind == STATISTICS_BLOCK:
-                if (dropped := dropped_packets(data[:total].tobytes(), self._big_endian)) is not None:
+            if total <= len(data) and kind == formats.STATISTICS_BLOCK:
+                if (dropped := formats.dropped_packets(data[:total].tobytes(), self._big_endian)) is not None:
                     self._dropped[self._arena.word(ks.PICK_INTERFACES), dropped[0]] = dropped[1]
             elif total <= len(data):
-                interface = interface_block(data[:total].tobytes(), self._big_endian)
+                interface = formats.interface_block(data[:total].tobytes(), self._big_endian)
                 if interface is None:
                     return -1
                 self._add_interface(interface)
@@ -404,7 +394,7 @@ class Scan:
             return 0
         return total
 
-    def _add_interface(self, interface: Interface) -> None:
+    def _add_interface(self, interface: formats.Interface) -> None:
         if len(self._section) < ks.MAX_INTERFACES:
             self._arena.set_interfaces([interface], len(self._section))
             self._section.append(interface)
@@ -415,27 +405,17 @@ class Scan:
 
 
 class Arena:
-    """State and tables of one scan.
-
-    Args:
-        bin_ns: width of a bin.
-        cells: file for the cells that exceed the buffer in memory; a temporary one if None.
-        packets: True to keep a row per packet too.
-        conversations: number of conversations to distinguish; None for `MAX_CONVERSATIONS`.
-        pick: packets whose bytes are kept; None: those of no packet.
-        segments: number of TCP segments to write down; 0: they are followed at once.
-        without_copies: True to remember recent packets, of which copies are left out.
-    """
+    """State and tables of one scan, by the arguments of `Scan`."""
 
     def __init__(
         self,
         bin_ns: int,
         cells: BinaryIO | None,
         packets: bool,
-        conversations: int | None = None,
-        pick: Pick | None = None,
-        segments: int = 0,
-        without_copies: bool = False,
+        conversations: int | None,
+        pick: Pick | None,
+        segments: int,
+        without_copies: bool,
     ) -> None:
         limit = MAX_CONVERSATIONS if conversations is None else conversations
         most = limit + 1  # plus the row of the others
@@ -549,7 +529,7 @@ class Arena:
         mine = accepted[picks["flow"]]
         for word, rows, kept in (
             (ks.PICKS_AT, picks, picks[mine]),
-            (ks.BODIES_AT, bodies, bodies[np.repeat(mine, words_of(picks["kept"]))]),
+            (ks.BODIES_AT, bodies, bodies[np.repeat(mine, formats.words_of(picks["kept"]))]),
         ):
             rows[: len(kept)] = kept
             self.state[word] -= (len(rows) - len(kept)) * rows.itemsize
@@ -560,7 +540,7 @@ class Arena:
         self._drop_rejected()
         return {word: spill.rows(self.word(word)) for word, (spill, _) in self._spills.items()}
 
-    def set_interfaces(self, interfaces: Sequence[Interface], known: int = 0) -> None:
+    def set_interfaces(self, interfaces: Sequence[formats.Interface], known: int = 0) -> None:
         """Pass the interfaces of the section to the kernels, behind those that they know."""
         self.state[ks.INTERFACE_COUNT] = known + len(interfaces)
         for row, interface in zip(self._interfaces[known:], interfaces, strict=False):

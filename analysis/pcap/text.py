@@ -275,10 +275,6 @@ def _matrix(traffic: Traffic, asked: bool) -> list[str]:
         return ["", f"The matrix of {len(hosts):,} hosts is in --json only"]
     senders, receivers = (sorted({pair[side] for pair in pairs}) for side in (0, 1))
     head = [("payload from \\ to", *receivers)]
-    cells = [(host, *(_cell(pairs, host, other) for other in receivers)) for host in senders]
+    shown = {pair: format_size(amount) for pair, amount in pairs.items()}
+    cells = [(host, *(shown.get((host, other), "-") for other in receivers)) for host in senders]
     return ["", *text_table(head + cells, 1)]
-
-
-def _cell(pairs: Mapping[tuple[str, str], int], source: str, destination: str) -> str:
-    amount = pairs.get((source, destination))
-    return "-" if amount is None else format_size(amount)

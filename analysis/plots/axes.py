@@ -72,27 +72,19 @@ def style() -> Iterator[None]:
         mpl.interactive(interactive)  # the first figure of a notebook turns it on, for those that follow
 
 
-def _new_axes(height_in: float = PAPER_HEIGHT_IN) -> Axes:
-    import matplotlib.pyplot as plt
-
-    _, axes = plt.subplots(figsize=(PAPER_WIDTH_IN, height_in), layout="constrained")
-    return axes
-
-
 @contextmanager
 def _on(ax: Axes | None, height_in: float = PAPER_HEIGHT_IN) -> Iterator[Axes]:
     """Draw on the axes; without any on those of a new figure, in ringtap's style."""
     if ax is None:
+        import matplotlib.pyplot as plt
+
         with style():
-            yield _new_axes(height_in)
+            _, axes = plt.subplots(figsize=(PAPER_WIDTH_IN, height_in), layout="constrained")
+            yield axes
     elif isinstance(ax, Axes):
         yield ax
     else:
         raise UsageError(f"ax must be Matplotlib axes, as plt.subplots() returns them, not {type(ax).__name__}")
-
-
-def _legend_below(axes: Axes, columns: int) -> None:
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=columns)
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
@@ -113,7 +105,8 @@ def iteration_times(job: Job, ax: Axes | None = None, **line: Any) -> list[Artis
     """
     instance_of(job, Job, "the job", "the result of open_job")
     table = job.iterations
-    _some(table, job)
+    if not len(table):
+        raise UsageError(f"{job.path} has no iterations to draw")
     with _on(ax) as axes:
         grouped = grouped_iterations(table, list(PARTS))
         unit, factor = time_unit(float(grouped["longest_s"].max()))
@@ -134,11 +127,6 @@ def iteration_times(job: Job, ax: Axes | None = None, **line: Any) -> list[Artis
         if ax is None:
             axes.legend()
         return drawn
-
-
-def _some(table: pd.DataFrame, job: Job) -> None:
-    if not len(table):
-        raise UsageError(f"{job.path} has no iterations to draw")
 
 
 def group_size(count: int) -> int:
@@ -338,11 +326,8 @@ def rates(table: pd.DataFrame, ax: Axes | None = None, most: int = 5, **line: An
         at_s = (wide.index.to_numpy(np.int64) - int(wide.index[0])) / 1e9
         drawn: list[Artist] = []
         for number, key in enumerate(order[:most]):
-            own: dict[str, Any] = {
-                "color": COLOURS[number % len(COLOURS)],
-                "label": _rate_name(table, keys, key),
-                "linewidth": 1.0,
-            }
+            own: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "label": _rate_name(table, keys, key)}
+            own |= {"linewidth": 1.0}
             drawn += axes.plot(at_s, wide[key].to_numpy(np.float64) / size, **own | line)
         if len(order) > most:
             rest = wide[order[most:]].sum(axis=1).to_numpy(np.float64) / size
@@ -352,7 +337,7 @@ def rates(table: pd.DataFrame, ax: Axes | None = None, most: int = 5, **line: An
         axes.set_xlabel("time in s")
         axes.set_ylabel(unit)
         if len(order) > 1:
-            _legend_below(axes, 1)
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22))
         return drawn
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,6 +68,15 @@ def styled() -> Iterator[None]:
         # characters that the font lacks are boxes in the PNG and text in the SVG
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from font", category=UserWarning)
         yield
+
+
+def draw(makers: Iterable[Callable[[], Drawn | None]], folder: Path) -> list[Drawn]:
+    """Draw figures and write their files into a folder; return those for which there are data."""
+    with styled():
+        drawn = [figure for maker in makers if (figure := maker()) is not None]
+        for figure in drawn:
+            figure.write(folder)
+    return drawn
 
 
 def new_figure(width: float, height: float) -> Figure:

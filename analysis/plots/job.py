@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -13,10 +13,9 @@ from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.stragglers import slow_places
 from ringtap.analysis.plots import axes as on_axes
 from ringtap.analysis.plots.axes import MAX_RANKS, PARTS, group_size, grouped_iterations, time_unit
-from ringtap.analysis.plots.figure import Drawn, label, line_handle, new_figure, sheet, styled
+from ringtap.analysis.plots.figure import Drawn, label, line_handle, new_figure, sheet
 from ringtap.analysis.plots.style import BLUE, GREEN, INK, LIGHT, PURPLE, VERMILION
 
-NAMES = ("job-iterations", "job-times", "job-ranks", "job-rates", "job-pairs")
 # losses of the network in an iteration: column -> text, marker, colour
 _LOSSES = {
     "retransmissions": ("retransmitted segments", "o", PURPLE),
@@ -27,26 +26,6 @@ _MAX_MARKS = 100
 _MAX_QUANTILES = 2000  # in the table of the distribution
 _MAX_PAIRS = 64
 _SIZE = (7.2, 2.5)
-
-
-def draw_job(job: Job, folder: Path) -> list[Drawn]:
-    """Draw every figure that a run allows, and write its files into a folder.
-
-    Args:
-        job: the run.
-        folder: target folder for the PNG, SVG and CSV files.
-
-    Returns:
-        The figures drawn, in the order of `NAMES`.
-    """
-    if not len(job.iterations):
-        return []
-    makers = (_iterations, _times, _ranks, _rates, _pairs)
-    with styled():
-        drawn = [figure for maker in makers if (figure := maker(job)) is not None]
-        for figure in drawn:
-            figure.write(folder)
-    return drawn
 
 
 def _iterations(job: Job) -> Drawn:
@@ -84,7 +63,7 @@ def _iterations(job: Job) -> Drawn:
         panel.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     on.panels[-1].set_xlabel("iteration")
     return on.drawn(
-        NAMES[0], _iterations_caption(job, unit, len(table) < len(job.iterations), len(slow), list(lost)), table
+        "job-iterations", _iterations_caption(job, unit, len(table) < len(job.iterations), len(slow), list(lost)), table
     )
 
 
@@ -122,7 +101,8 @@ def _times(job: Job) -> Drawn:
     on.mark(axes, [value for value, _, _ in marks], [at for _, at, _ in marks], texts, marker="o", color=VERMILION)
     rows = np.unique(np.linspace(0, len(seconds) - 1, min(len(seconds), _MAX_QUANTILES)).round().astype(np.int64))
     numbers = pd.DataFrame({"iteration_s": seconds[rows], "share": share[rows]})
-    return on.drawn(NAMES[1], "Distribution of the iteration times without warm-up; marked: median and p99.", numbers)
+    caption = "Distribution of the iteration times without warm-up; marked: median and p99."
+    return on.drawn("job-times", caption, numbers)
 
 
 def _ranks(job: Job) -> Drawn | None:
@@ -137,11 +117,11 @@ def _ranks(job: Job) -> Drawn | None:
     if len(numbers) > MAX_RANKS:
         order = numbers.sort_values("compute_s", ascending=False)
         shown = pd.concat((order.head(MAX_RANKS // 2), order.tail(MAX_RANKS // 2)))
-    kinds = [("compute", BLUE), ("compute that hides communication", GREEN), ("exposed communication", VERMILION)]
+    parts = {"exposed_s": ("exposed communication", VERMILION)}
     # with Horovod, the optimizer step includes the exposed communication, and the rest is not known
-    parts = ["exposed_s"] if numbers["unattributed_s"].isna().all() else ["exposed_s", "optimizer_s", "unattributed_s"]
-    kinds += [("optimizer step", PURPLE), ("not attributed", LIGHT)][: len(parts) - 1]
-    colours = dict(zip(parts, (VERMILION, PURPLE, LIGHT), strict=False))
+    if numbers["unattributed_s"].notna().any():
+        parts |= {"optimizer_s": ("optimizer step", PURPLE), "unattributed_s": ("not attributed", LIGHT)}
+    kinds = (("compute", BLUE), ("compute that hides communication", GREEN), *parts.values())
     handles = [Patch(color=colour, label=text) for text, colour in kinds]
     on = sheet(1, 1, (_SIZE[0], 0.5 + 0.22 * len(shown)), handles, label_columns=3, left=1.9)
     (axes,) = on.panels
@@ -151,9 +131,9 @@ def _ranks(job: Job) -> Drawn | None:
     hidden = np.minimum(overlap, compute)
     axes.barh(rows, hidden, left=compute - hidden, color=GREEN, height=0.3)
     left = compute
-    for name in parts:
+    for name, (_, colour) in parts.items():
         length = shown[name].fillna(0).to_numpy() * 1e3
-        axes.barh(rows, length, left=left, color=colours[name], height=0.7)
+        axes.barh(rows, length, left=left, color=colour, height=0.7)
         left = left + length
     axes.set_yticks(rows, [label(f"rank {row.rank} on {row.node}")[:26] for row in shown.itertuples()])
     axes.invert_yaxis()
@@ -166,7 +146,7 @@ def _ranks(job: Job) -> Drawn | None:
     else:
         caption += ". The bars are shorter than the iterations: the rest was not timed"
     caption += "."
-    return on.drawn(NAMES[2], caption, numbers)
+    return on.drawn("job-ranks", caption, numbers)
 
 
 def _rates(job: Job) -> Drawn | None:
@@ -187,7 +167,7 @@ def _rates(job: Job) -> Drawn | None:
     axes.set_xlabel("iteration")
     axes.set_ylabel("MB per iteration")
     return on.drawn(
-        NAMES[3], "Payload that the recorded nodes sent in each iteration, from their socket logs.", grouped
+        "job-rates", "Payload that the recorded nodes sent in each iteration, from their socket logs.", grouped
     )
 
 
@@ -199,4 +179,14 @@ def _pairs(job: Job) -> Drawn | None:
     figure = new_figure(4.6, 3.2)
     on_axes.matrix(matrix, figure.add_subplot())
     numbers = matrix.reset_index().melt("source_rank", value_name="payload_bytes").query("payload_bytes > 0")
-    return Drawn(NAMES[4], "Payload between ranks over the whole recording, in MB.", figure, numbers)
+    return Drawn("job-pairs", "Payload between ranks over the whole recording, in MB.", figure, numbers)
+
+
+# file name -> function that draws the figure of a run with iterations, in the order of the report
+FIGURES: dict[str, Callable[[Job], Drawn | None]] = {
+    "job-iterations": _iterations,
+    "job-times": _times,
+    "job-ranks": _ranks,
+    "job-rates": _rates,
+    "job-pairs": _pairs,
+}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -20,6 +20,7 @@ from ringtap.analysis.plots.style import (
     INK,
     Key,
     Look,
+    joined,
     look_of_transport,
     looks,
     title_of,
@@ -37,8 +38,8 @@ from ringtap.analysis.plots.sweep_axes import (
     time_range,
     tooltip,
 )
-from ringtap.analysis.plots.variants import by_model, has_many_variants, row_of
-from ringtap.analysis.sweeps.series_analysis import Series
+from ringtap.analysis.plots.variants import has_many_variants, row_of
+from ringtap.analysis.sweeps.series_analysis import Series, grouped
 
 _MAX_IN_ONE_PANEL = 4
 _SHARES_ABOVE = (0, 0.4, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
@@ -67,7 +68,9 @@ def iteration_times(series: Sequence[Series], setting: Setting) -> Drawn | None:
 
 def _has_variants_alone(series: Sequence[Series]) -> bool:
     """Return True if each model has many variants, and no point is under cross traffic."""
-    return all(map(has_many_variants, by_model(series))) and all(len(one.alone) == len(one.used) for one in series)
+    return all(map(has_many_variants, grouped(series, "model", "traffic"))) and all(
+        len(one.alone) == len(one.used) for one in series
+    )
 
 
 def throughput(series: Sequence[Series], setting: Setting) -> Drawn | None:
@@ -75,12 +78,11 @@ def throughput(series: Sequence[Series], setting: Setting) -> Drawn | None:
     known = [one for one in series if any(point.samples_per_s is not None for point in one.used)]
     if not known or _has_variants_alone(known):
         return None
-    if any(map(has_many_variants, by_model(known))):
+    if any(map(has_many_variants, grouped(known, "model", "traffic"))):
         on, groups, look = _panels_by_topology(known, 0.0)
     else:
-        look, models = looks([one.key for one in series]), list(dict.fromkeys(one.model for one in known))
-        on = sheet(len(models), 2, (3.9, 3.1), _kind_handles(known, look))
-        groups = [[one for one in known if one.model == model] for model in models]
+        look, groups = looks([one.key for one in series]), grouped(known, "model")
+        on = sheet(len(groups), 2, (3.9, 3.1), _kind_handles(known, look))
         for axes, group in zip(on.panels, groups, strict=True):
             axes.set_title(label(group[0].title), loc="left")
     for axes, group in zip(on.panels, groups, strict=True):
@@ -138,10 +140,10 @@ def rescaled_times(series: Sequence[Series], setting: Setting) -> Drawn | None:
 
 def traffic_kinds(series: Sequence[Series], setting: Setting) -> Drawn | None:
     """Draw the traffic kinds of each model side by side, with fits and their R² (figures 3-7 and B-3)."""
-    groups = _groups(series, lambda one: (one.model, one.variant))
+    groups = [group for group in grouped(series, "model", "variant") if len(group) > 1]
     look = looks([one.key for one in series])
     labels = _kind_handles([one for group in groups for one in group], look)
-    titles = [_joined(group[0].title, group[0].variant) for group in groups]
+    titles = [joined(group[0].title, group[0].variant) for group in groups]
     names = [[title_of(one.traffic) for one in group] for group in groups]
     caption = (
         "The kinds of cross traffic side by side for each model, with the chosen fits and their R². Grey is the "
@@ -152,31 +154,20 @@ def traffic_kinds(series: Sequence[Series], setting: Setting) -> Drawn | None:
 
 def transport_times(series: Sequence[Series], setting: Setting) -> Drawn | None:
     """Draw the transports and collectives of each model side by side, with fits and their R² (figures 3-6 and B-3)."""
-    groups = _groups(series, lambda one: (one.model, one.traffic))
-    groups = [group for group in groups if not has_many_variants(group)]
+    groups = [group for group in grouped(series, "model", "traffic") if len(group) > 1 and not has_many_variants(group)]
     drawn = [one for group in groups for one in group]
     look = transport_looks([one.key for one in drawn])
     shown = {one.over.strip(): look[one.key] for one in drawn}
     labels = [
         handle(look_of_transport(INK, each.transport), name or "transport not noted") for name, each in shown.items()
     ]
-    titles = [_joined(group[0].title, title_of(group[0].traffic)) for group in groups]
+    titles = [joined(group[0].title, title_of(group[0].traffic)) for group in groups]
     names = [[one.variant or "not noted" for one in group] for group in groups]
     caption = (
         "The transports and collectives side by side for each model and kind of cross traffic, with the chosen fits "
         " and their R². Grey is the thesis's fit over the same transport, if it gives one, and otherwise its fit."
     )
     return _side_by_side("transport-times", caption, groups, titles, names, look, labels, setting)
-
-
-def _groups(series: Sequence[Series], key: Callable[[Series], tuple[str, str]]) -> list[list[Series]]:
-    """Return the series with the same key, for each key of several series."""
-    keys = dict.fromkeys(map(key, series))
-    return [group for each in keys if len(group := [one for one in series if key(one) == each]) > 1]
-
-
-def _joined(*parts: str) -> str:
-    return ", ".join(part for part in parts if part)
 
 
 def _side_by_side(
@@ -272,28 +263,25 @@ def _panels(series: Sequence[Series], above: float) -> tuple[Sheet, list[list[Se
     if len(series) <= _MAX_IN_ONE_PANEL:
         labels = [handle(look[one.key], name_of(one)) for one in series]
         return sheet(1, 1, (6.4, 3.9), labels, 2, above), [list(series)], look
-    if any(map(has_many_variants, by_model(series))):
+    if any(map(has_many_variants, grouped(series, "model", "traffic"))):
         return _panels_by_topology(series, above)
-    kinds = list(dict.fromkeys(one.traffic for one in series))
+    kinds = grouped(series, "traffic")
     by_title = {(one.title, one.variant): look[one.key] for one in series}
     labels = [
-        line_handle(
-            ", ".join(part for part in names if part), linewidth=2.4,
-            **shown.marks | {"marker": "o" if shown.transport else ""},
-        )
+        line_handle(joined(*names), linewidth=2.4, **shown.marks | {"marker": "o" if shown.transport else ""})
         for names, shown in by_title.items()
-    ]  # fmt: skip
+    ]
     on = sheet(len(kinds), 2, (3.9, 3.2), labels, 2, above)
-    for axes, kind in zip(on.panels, kinds, strict=True):
-        axes.set_title(label(f"{title_of(kind)} cross traffic"), loc="left")
-    return on, [[one for one in series if one.traffic == kind] for kind in kinds], look
+    for axes, group in zip(on.panels, kinds, strict=True):
+        axes.set_title(label(f"{title_of(group[0].traffic)} cross traffic"), loc="left")
+    return on, kinds, look
 
 
 def _panels_by_topology(series: Sequence[Series], above: float) -> tuple[Sheet, list[list[Series]], dict[Key, Look]]:
     names = list(dict.fromkeys(map(row_of, series)))
     shown = {name: look_of_transport(COLOURS[number % len(COLOURS)], number) for number, name in enumerate(names)}
     has_kinds = len({one.traffic for one in series}) > 1
-    titles = [_joined(one.title, title_of(one.traffic) if has_kinds else "", one.topology) for one in series]
+    titles = [joined(one.title, title_of(one.traffic) if has_kinds else "", one.topology) for one in series]
     panels = list(dict.fromkeys(titles))
     on = sheet(len(panels), 2, (3.4, 2.7), [handle(one, name) for name, one in shown.items()], 3, above)
     for axes, title in zip(on.panels, panels, strict=True):
@@ -327,8 +315,7 @@ def _spaced(marks: list[tuple[float, str]], least: float) -> list[tuple[float, s
 def _kind_handles(series: Sequence[Series], look: dict[Key, Look]) -> list[Line2D]:
     kinds = {(title_of(one.traffic), one.variant): look[one.key] for one in series}
     return [
-        handle(Look(INK, shown.marker, shown.line, shown.transport), ", ".join(part for part in names if part))
-        for names, shown in kinds.items()
+        handle(Look(INK, shown.marker, shown.line, shown.transport), joined(*names)) for names, shown in kinds.items()
     ]
 
 

@@ -2,47 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ringtap.analysis.plots.figure import Drawn, finite, label, line_handle, sheet, styled
+from ringtap.analysis.plots.figure import Drawn, finite, label, line_handle, sheet
 from ringtap.analysis.plots.style import COLOURS, FAINT, INK
 from ringtap.analysis.sweeps.sharing import FLUID, MEASURED, MLTCP_EQUATION, SharingPoint
 from ringtap.core.schema import ALONE
 
-NAMES = ("sharing-times", "sharing-phases", "sharing-by-phase", "sharing-slides")
 _SIZE = (6.4, 2.6)
 _PANEL = (2.9, 1.7)
 _JUMP = 0.12  # of a phase, from one iteration to the next, across which no line is drawn
 _MAX_LABELS = 14  # of points on the horizontal axis
 
 
-def draw_sharing(points: Sequence[SharingPoint], folder: Path) -> list[Drawn]:
-    """Draw every figure that the points allow, and write its files into a folder.
-
-    Args:
-        points: the points.
-        folder: target folder for the PNG, SVG and CSV files.
-
-    Returns:
-        The figures drawn, in the order of `NAMES`.
-    """
-    if not points:
-        return []
-    together = [point for point in points if point.offset != ALONE]
-    with styled():
-        drawn = [_times(points)]
-        if together:
-            drawn += [_phases(together), _by_phase(together)]
-        if sliding := [point for point in together if point.slides]:
-            drawn.append(_slides(sliding))
-        for figure in drawn:
-            figure.write(folder)
-    return drawn
+def _together(points: Sequence[SharingPoint]) -> list[SharingPoint]:
+    return [point for point in points if point.offset != ALONE]
 
 
 def _names(points: Sequence[SharingPoint]) -> list[str]:
@@ -78,11 +56,14 @@ def _times(points: Sequence[SharingPoint]) -> Drawn:
     if len(points) <= _MAX_LABELS:
         axes.set_xticks(range(len(points)), [label(point.label) for point in points])
     caption = "Mean iteration time of each job with its 95 % interval, alone and together at each offset"
-    return on.drawn(NAMES[0], f"{caption}; black: predicted from the jobs alone.", pd.DataFrame(rows))
+    return on.drawn("sharing-times", f"{caption}; black: predicted from the jobs alone.", pd.DataFrame(rows))
 
 
-def _phases(points: Sequence[SharingPoint]) -> Drawn:
+def _phases(points: Sequence[SharingPoint]) -> Drawn | None:
     """Draw the phase of each job against its iterations, one panel per point."""
+    points = _together(points)
+    if not points:
+        return None
     names = _names(points)
     colours = dict(zip(names, COLOURS, strict=False))
     handles = [line_handle(name, marker=".", linestyle="none", color=colours[name]) for name in names[1:]]
@@ -98,11 +79,14 @@ def _phases(points: Sequence[SharingPoint]) -> Drawn:
         axes.set_xlabel("iteration")
     caption = f"Begin of each iteration within an iteration of {label(names[0])}, as a share of it"
     numbers = pd.concat([point.phases.assign(point=point.label) for point in points], ignore_index=True)
-    return on.drawn(NAMES[1], f"{caption}: phases that slide, or are kept.", numbers)
+    return on.drawn("sharing-phases", f"{caption}: phases that slide, or are kept.", numbers)
 
 
-def _by_phase(points: Sequence[SharingPoint]) -> Drawn:
+def _by_phase(points: Sequence[SharingPoint]) -> Drawn | None:
     """Draw the iteration time, without the pause, against the phase."""
+    points = _together(points)
+    if not points:
+        return None
     colours = dict(zip(dict.fromkeys(point.label for point in points), COLOURS * 4, strict=False))
     handles = [line_handle(name, marker=".", linestyle="none", color=colour) for name, colour in colours.items()]
     on = sheet(1, 1, _SIZE, handles, label_columns=4)
@@ -123,11 +107,14 @@ def _by_phase(points: Sequence[SharingPoint]) -> Drawn:
     axes.set_xlabel("phase")
     axes.set_ylabel("time without pause, s")
     caption = "Time of each iteration without its pause, by the phase at which it began; lines: alone"
-    return on.drawn(NAMES[2], f"{caption}.", pd.concat(parts, ignore_index=True))
+    return on.drawn("sharing-by-phase", f"{caption}.", pd.concat(parts, ignore_index=True))
 
 
-def _slides(points: Sequence[SharingPoint]) -> Drawn:
+def _slides(points: Sequence[SharingPoint]) -> Drawn | None:
     """Draw the phases from the begin of a point's rule on, measured and predicted, one panel per point and job."""
+    points = [point for point in _together(points) if point.slides]
+    if not points:
+        return None
     names = _names(points)
     styles: dict[str, dict[str, Any]] = {
         MEASURED: {"color": COLOURS[0], "marker": ".", "markersize": 4, "linestyle": "none", "zorder": 3},
@@ -152,4 +139,13 @@ def _slides(points: Sequence[SharingPoint]) -> Drawn:
         axes.set_ylabel(f"phase of {label(job)} to {label(names[0])}")
         axes.set_xlabel("iteration since the rule began")
     caption = "Phase from the time at which a rule gives jobs their shares; free: from when all jobs ran"
-    return on.drawn(NAMES[3], f"{caption}.", pd.concat(parts, ignore_index=True))
+    return on.drawn("sharing-slides", f"{caption}.", pd.concat(parts, ignore_index=True))
+
+
+# file name -> function that draws the figure, in the order of the report
+FIGURES: dict[str, Callable[[Sequence[SharingPoint]], Drawn | None]] = {
+    "sharing-times": _times,
+    "sharing-phases": _phases,
+    "sharing-by-phase": _by_phase,
+    "sharing-slides": _slides,
+}

@@ -123,6 +123,11 @@ def title_of(kind: str) -> str:
     return TITLES.get(kind, kind.replace(f"{SIMULATED}-", f"{SIMULATED} "))
 
 
+def joined(*parts: str) -> str:
+    """Return the parts of a name that are not empty, with commas between them."""
+    return ", ".join(part for part in parts if part)
+
+
 def plain(text: str) -> str:
     """Return text of unknown origin as one line, with the characters that XML forbids replaced."""
     return " ".join(_FORBIDDEN.sub("\ufffd", str(text)).split())

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from ringtap.analysis.plots.axes import Transform, plain_ticks
 from ringtap.analysis.plots.figure import Sheet, finite, line_handle
-from ringtap.analysis.plots.style import Look, title_of
+from ringtap.analysis.plots.style import Look, joined, title_of
 from ringtap.analysis.sweeps.points import Point
 from ringtap.analysis.sweeps.series_analysis import Series
 from ringtap.core.units import counted
@@ -44,7 +44,7 @@ def identity(load: Any) -> Any:
 
 def name_of(series: Series) -> str:
     """Model, traffic kind and variants as figures name them."""
-    return ", ".join(part for part in (series.title, title_of(series.traffic), series.variant) if part)
+    return joined(series.title, title_of(series.traffic), series.variant)
 
 
 def log_times(axes: Axes, low: float, high: float) -> None:

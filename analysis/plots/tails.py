@@ -13,12 +13,12 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from ringtap.analysis import thesis
 from ringtap.analysis.plots.axes import plain_ticks
 from ringtap.analysis.plots.figure import Drawn, Sheet, label, line_handle, sheet
-from ringtap.analysis.plots.style import FAINT, INK, Look, look_of_transport, looks, title_of, transport_looks
-from ringtap.analysis.plots.sweep_axes import Setting, name_of, tooltip
+from ringtap.analysis.plots.style import FAINT, INK, Look, joined, look_of_transport, looks, title_of, transport_looks
+from ringtap.analysis.plots.sweep_axes import Setting, handle, name_of, tooltip
 from ringtap.analysis.plots.variants import has_many_variants
 from ringtap.analysis.report.load_statistics import HEAVY_SHARE, LIGHT_SHARE, Tails, nearest_point
 from ringtap.analysis.sweeps.points import Point
-from ringtap.analysis.sweeps.series_analysis import Series
+from ringtap.analysis.sweeps.series_analysis import Series, grouped
 from ringtap.core.units import counted
 
 _STEPS = 200  # a distribution of more iterations is drawn with this many steps, and as many in its longest 2 %
@@ -31,11 +31,9 @@ def distributions(series: Sequence[Series], setting: Setting) -> Drawn | None:
         "Distribution of the single iteration times at a light and at a heavy load, traffic kinds side by side. Marked "
         f"are the median and the 99th percentile, {_BAR}"
     )
-    keys = dict.fromkeys((one.model, one.variant) for one in series)
-    rows = [[one for one in series if (one.model, one.variant) == key] for key in keys]
-    look = looks([one.key for one in series])
-    shown = {title_of(one.traffic): Look(INK, *_marker_and_line(look[one.key])) for one in series}
-    titles = [_joined(row[0].title, row[0].variant) for row in rows]
+    rows, look = grouped(series, "model", "variant"), looks([one.key for one in series])
+    shown = {title_of(one.traffic): Look(INK, look[one.key].marker, look[one.key].line) for one in series}
+    titles = [joined(row[0].title, row[0].variant) for row in rows]
     return _grid("distributions", caption, rows, titles, look, shown, setting)
 
 
@@ -45,24 +43,13 @@ def transports(series: Sequence[Series], setting: Setting) -> Drawn | None:
         "Distribution of the single iteration times at a light and at a heavy load, transports and collectives "
         f"side by side. Marked are the median and the 99th percentile, {_BAR}"
     )
-    keys = dict.fromkeys((one.model, one.traffic) for one in series)
-    rows = [[one for one in series if (one.model, one.traffic) == key] for key in keys]
+    rows = grouped(series, "model", "traffic")
     rows = [row for row in rows if len({one.variant for one in row}) > 1 and not has_many_variants(row)]
-    if not rows:
-        return None
     look = transport_looks([one.key for row in rows for one in row])
     names = dict.fromkeys(one.variant for row in rows for one in row)
     shown = {name or "not noted": look_of_transport(INK, number) for number, name in enumerate(names)}
-    titles = [_joined(row[0].title, title_of(row[0].traffic)) for row in rows]
+    titles = [joined(row[0].title, title_of(row[0].traffic)) for row in rows]
     return _grid("transports", caption, rows, titles, look, shown, setting)
-
-
-def _marker_and_line(look: Look) -> tuple[str, Any]:
-    return look.marker, look.line
-
-
-def _joined(title: str, detail: str) -> str:
-    return f"{title}, {detail}" if detail else title
 
 
 def _grid(
@@ -83,7 +70,7 @@ def _grid(
     shares = [share for share in (LIGHT_SHARE, HEAVY_SHARE) if any(found[n, share] for n in range(len(rows)))]
     if not shares:
         return None
-    labels = [line_handle(text, linestyle=each.line, linewidth=1.3, **each.marks) for text, each in shown.items()]
+    labels = [handle(each, text) for text, each in shown.items()]
     panels = [(number, share) for number in range(len(rows)) for share in shares if found[number, share]]
     on = sheet(len(panels), 2, (3.9, 2.3), labels)
     parts = []
@@ -160,8 +147,9 @@ def spread_and_growth(series: Sequence[Series], found: Sequence[Tails], setting:
         _spread_row(on, on.panels[0], number, one, tail, look[one.key])
         _growth_row(on, on.panels[1], number, one, tail, look[one.key])
     _spread_axis(on.panels[0], [tail for _, tail in kept])
-    _rows(on.panels[0], [_short(one) for one, _ in kept])
-    _rows(on.panels[1], [_short(one) for one, _ in kept])
+    for axes in on.panels:
+        axes.set_ylim(len(kept) - 0.4, -0.6)
+        axes.set_yticks(range(len(kept)), [label(_short(one)) for one, _ in kept], fontsize=8)
     on.panels[0].set_title("spread of iteration times", loc="left")
     on.panels[0].set_xlabel("standard deviation over mean, in %")
     on.panels[1].set_title(f"growth at {100 * HEAVY_SHARE:.0f} % load", loc="left")
@@ -178,13 +166,8 @@ def spread_and_growth(series: Sequence[Series], found: Sequence[Tails], setting:
 
 
 def _short(series: Series) -> str:
-    text = ", ".join(part for part in (series.title, series.traffic, series.variant) if part)
+    text = joined(series.title, series.traffic, series.variant)
     return text if len(text) <= 24 else text[:23] + "…"
-
-
-def _rows(axes: Axes, names: Sequence[str]) -> None:
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set_yticks(range(len(names)), [label(name) for name in names], fontsize=8)
 
 
 def _spread_axis(axes: Axes, found: Sequence[Tails]) -> None:
@@ -239,9 +222,7 @@ def _table(kept: Sequence[tuple[Series, Tails]]) -> pd.DataFrame:
         low, high = tail.growth_interval or (None, None)
         row: dict[str, Any] = {**one.labels}
         for name, loaded in (("light", tail.light), ("heavy", tail.heavy)):
-            row[f"{name}_bandwidth_gbps"] = None if loaded is None else loaded.bandwidth_gbps
-            row[f"{name}_mean_s"] = None if loaded is None else loaded.mean_s
-            row[f"{name}_p99_s"] = None if loaded is None else loaded.p99_s
-            row[f"{name}_spread"] = None if loaded is None else loaded.spread
+            for key in ("bandwidth_gbps", "mean_s", "p99_s", "spread"):
+                row[f"{name}_{key}"] = getattr(loaded, key, None)
         rows.append(row | {"growth": tail.growth, "growth_low": low, "growth_high": high})
     return pd.DataFrame(rows)

@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ringtap.analysis.plots.figure import Drawn, label, line_handle, sheet
-from ringtap.analysis.plots.style import COLOURS, INK, title_of
+from ringtap.analysis.plots.style import COLOURS, INK, joined, title_of
 from ringtap.analysis.plots.sweep_axes import Setting, points_table, tooltip
 from ringtap.analysis.sweeps.points import Point
-from ringtap.analysis.sweeps.series_analysis import Series
+from ringtap.analysis.sweeps.series_analysis import Series, grouped
 
 MAX_SIDE_BY_SIDE = 4  # variants of a model that figures with a line each show
 _ROW = 0.27  # inches
-
-
-def by_model(series: Sequence[Series]) -> list[list[Series]]:
-    """Return the series of each model under each kind of traffic."""
-    keys = dict.fromkeys((one.model, one.traffic) for one in series)
-    return [[one for one in series if (one.model, one.traffic) == key] for key in keys]
 
 
 def has_many_variants(group: Sequence[Series]) -> bool:
@@ -27,7 +21,7 @@ def has_many_variants(group: Sequence[Series]) -> bool:
 
 def variant_times(series: Sequence[Series], setting: Setting) -> Drawn | None:
     """Draw the mean iteration times of many variants at the lightest and the heaviest load; None if there are few."""
-    groups = [group for group in by_model(series) if has_many_variants(group)]
+    groups = [group for group in grouped(series, "model", "traffic") if has_many_variants(group)]
     if not groups:
         return None
     drawn = [one for group in groups for one in group]
@@ -38,14 +32,11 @@ def variant_times(series: Sequence[Series], setting: Setting) -> Drawn | None:
         for name, colour in colours.items()
     ]
     heavy = max(point.cross_gbps or 0.0 for one in drawn for point in one.used)
-    labels += (
-        []
-        if not heavy
-        else [
+    if heavy:
+        labels += [
             line_handle("lightest load", color=INK, marker="o", linestyle="none"),
             line_handle(f"heaviest load, {heavy:.3g} Gbit/s", color=INK, marker="o", mfc="white", linestyle="none"),
         ]
-    )
     rows = max(len({row_of(one) for one in group}) for group in groups)
     left = 0.3 + 0.075 * max(len(row_of(one)) for one in drawn)
     on = sheet(len(groups), 1, (4.2, _ROW * rows + 0.2), labels, left=left)
@@ -78,7 +69,7 @@ def variant_times(series: Sequence[Series], setting: Setting) -> Drawn | None:
 
 def row_of(series: Series) -> str:
     """Return the name of a variant without its topology."""
-    return ", ".join(part for part in (series.transport, series.collective) if part) or "as the job does"
+    return joined(series.transport, series.collective) or "as the job does"
 
 
 def _least_s(group: Sequence[Series], row: str) -> float:

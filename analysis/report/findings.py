@@ -1,7 +1,4 @@
-"""Writes the sentences about a sweep: the answer, a line for each series, and the findings with their certainty.
-
-The rows are those of `ringtap.analysis.report.overview`.
-"""
+"""Writes the overview of a sweep, a row of numbers per series, and sentences: the answer, lines, and findings."""
 
 from __future__ import annotations
 
@@ -13,18 +10,20 @@ from typing import Any
 
 from ringtap.analysis import thesis
 from ringtap.analysis.plots.style import title_of
-from ringtap.analysis.report.load_statistics import HEAVY_SHARE, LEVEL, Pair, Tails
+from ringtap.analysis.report.load_statistics import HEAVY_SHARE, LEVEL, Pair, Tails, slowdown
 from ringtap.analysis.report.thesis_expectations import LATE_SAMPLES, Expectation
 from ringtap.analysis.statistics.stretches import MIN_STRETCHED
 from ringtap.analysis.statistics.two_sample import Estimate
 from ringtap.analysis.sweeps.series_analysis import Series
 from ringtap.core.schema import VARIANTS
 from ringtap.core.sweep_plan_models import model_label
-from ringtap.core.units import counted
+from ringtap.core.units import counted, listed
 
 FIRM_HALF_WIDTH = 0.10  # of the value: a wider interval leaves the first digit open
 FIRM_R2_LOG = 0.97
 _MAX_NAMES = 4
+MIDDLE_SHARE = 0.50
+SHARES = (MIDDLE_SHARE, HEAVY_SHARE)  # of capacity: the loads whose slowdown is given
 
 Row = dict[str, Any]
 
@@ -42,6 +41,67 @@ class Finding:
     text: str
     firm: bool
     why: str
+
+
+def overview(series: Sequence[Series]) -> list[Row]:
+    """Return the row of each series as plain values: no-load time, congestion point, slowdowns, fit and caveats.
+
+    A slowdown is the mean iteration time over that without cross traffic, minus 1. An unknown number is None, and its
+    ``why`` has the reason. A caveat names the number that it limits (``about``) and has a sentence (``text``).
+    """
+    return [_row_of(one) for one in series]
+
+
+def _row_of(series: Series) -> Row:
+    row: Row = {"series": series.name, "name": name_in_text(series), "title": series.title, "traffic": series.traffic}
+    row |= {
+        **{name: getattr(series, name) for name in VARIANTS},
+        "has_cross_traffic": series.has_cross_traffic,
+        "points": len(series.used),
+        "no_load_s": series.no_load_s,
+    }
+    row["slowdowns"] = [_slowdown_row(series, share) for share in SHARES]
+    row["congestion"], caveats = _congestion_row(series)
+    fit = series.fit
+    row["fit"] = {"why": series.fit_reason}
+    if fit is not None:
+        numbers = {"A": fit.A, "B": fit.B, "n": fit.n, "model": fit.name, "r2": fit.r2, "range": fit.range}
+        row["fit"] = numbers | {"points": len(fit.iteration_s), "why": ""}
+        caveats += [("fit", text) for text in fit.warnings]
+    row["caveats"] = [{"about": about, "text": text} for about, text in caveats]
+    return row
+
+
+def _slowdown_row(series: Series, share: float) -> Row:
+    found = slowdown(series, share)
+    low_high = None if found.interval is None else [end - 1 for end in found.interval]
+    load = found.bandwidth_gbps
+    return {
+        "share": share,
+        "load_share": None if load is None else load / series.capacity_gbps,
+        "slowdown": None if found.ratio is None else found.ratio - 1,
+        "interval": low_high,
+        "why": found.reason,
+    }
+
+
+def _congestion_row(series: Series) -> tuple[Row, list[tuple[str, str]]]:
+    """The point on the fitted curve; caveats tell where the thesis's construction disagrees."""
+    found, construction = series.curve, series.congestion
+    point = found.point
+    row: Row = {"bandwidth_gbps": None, "share": None, "interval_share": None}
+    row |= {"text": found.clause, "why": found.reason}
+    if point is None:
+        return row, []
+    row |= {"bandwidth_gbps": point.bandwidth_gbps, "share": point.bandwidth_gbps / series.capacity_gbps}
+    row["interval_share"] = list(point.interval_share)
+    if construction.point is None:
+        return row, [("congestion", f"the thesis's construction finds no point: {construction.reason}")]
+    at = construction.point.bandwidth_gbps
+    if point.low_gbps <= at <= point.high_gbps:
+        return row, []
+    measured = f"{at:.1f} Gbit/s ({at / series.capacity_gbps:.0%} of the capacity)"
+    return row, [("congestion", f"the thesis's construction takes the measured point at {measured} instead")]
 
 
 def answer(rows: Sequence[Row], is_running: bool = False) -> str:
@@ -284,7 +344,7 @@ def _listed(names: Sequence[str]) -> str:
     shown = list(names[:_MAX_NAMES])
     if len(names) > _MAX_NAMES:
         shown.append(f"{len(names) - _MAX_NAMES} more")
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+    return listed(shown)
 
 
 def _series_line(series: Series) -> str:
@@ -330,7 +390,8 @@ def _one_slowdown(row: Row) -> str:
     at, by = f"at {_percent(heavy['load_share'])} load", _percent(abs(heavy["slowdown"]))
     interval = heavy["interval"]
     if interval is not None and interval[0] <= 0 <= interval[1]:
-        measured = f"{_percent(heavy['slowdown'])}, {_between(interval)}"
+        low, high = map(_whole, interval)
+        measured = f"{_percent(heavy['slowdown'])}, {LEVEL * 100:.0f} % interval {low} to {high} %"
         return f"C{kind[1:]} does not measurably slow {iterations}{over} {at} ({measured})"
     return f"C{kind[1:]} {'slows' if heavy['slowdown'] >= 0 else 'shortens'} {iterations}{over} by {by} {at}"
 
@@ -369,10 +430,6 @@ def _heavy(row: Row) -> float:
 
 def _percent(share: float) -> str:
     return f"{_whole(share)} %"
-
-
-def _between(interval: Sequence[float]) -> str:
-    return f"{LEVEL * 100:.0f} % interval {_whole(interval[0])} to {_whole(interval[1])} %"
 
 
 def _whole(share: float) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.text import Table, answer, missing, parts_table, sections
-from ringtap.analysis.plots.job import NAMES, draw_job
+from ringtap.analysis.plots.job import FIGURES
 from ringtap.analysis.plots.style import plain
 from ringtap.analysis.report.page import Written, write_folder
 from ringtap.analysis.runs.apportioning import plain as plain_value
@@ -46,12 +49,14 @@ def write_job_report(job: Job, summary: dict[str, Any], folder: Path | None = No
             _section(title, [parts, *items] if title == "Time" and parts else items)
             for title, items in sections(summary)
         ],
-        "ranks": _ranks(job),
-        "flows": _flows(job),
+        "ranks": _rows(job.ranks, _RANK_COLUMNS),
+        "flows": {"count": len(job.flows), "rows": _rows(job.flows.head(_MAX_FLOWS), _FLOW_COLUMNS)},
         "missing": missing(summary),
         "job_name": whole(job.path.name),
     }
-    paths = write_folder(folder, "job.html.j2", data, lambda path: draw_job(job, path), job.iterations, _TABLE, NAMES)
+    has_some = len(job.iterations) > 0
+    figures = {name: partial(maker, job) if has_some else lambda: None for name, maker in FIGURES.items()}
+    paths = write_folder(folder, "job.html.j2", data, figures, job.iterations, _TABLE)
     text = "\n".join(map(plain, [*data["headline"], *_lines(data, ""), *_lines(data, "Time")]))
     return Written(text, paths, folder / "report.json")
 
@@ -72,19 +77,8 @@ def _lines(data: dict[str, Any], title: str) -> list[str]:
     return [item for one in data["sections"] if one["title"] == title for item in one["items"] if isinstance(item, str)]
 
 
-def _ranks(job: Job) -> list[dict[str, Any]]:
-    table = job.ranks
-    columns = [table[name].tolist() for name in _RANK_COLUMNS]
+def _rows(table: pd.DataFrame, columns: Sequence[str]) -> list[dict[str, Any]]:
     return [
-        {name: plain_value(value) for name, value in zip(_RANK_COLUMNS, row, strict=True)}
-        for row in zip(*columns, strict=True)
+        {name: plain_value(value) for name, value in zip(columns, row, strict=True)}
+        for row in table[list(columns)].itertuples(index=False, name=None)
     ]
-
-
-def _flows(job: Job) -> dict[str, Any]:
-    table = job.flows
-    rows = [
-        {name: plain_value(value) for name, value in zip(_FLOW_COLUMNS, row, strict=True)}
-        for row in table.loc[: _MAX_FLOWS - 1, list(_FLOW_COLUMNS)].itertuples(index=False, name=None)
-    ]
-    return {"count": len(table), "rows": rows}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,10 +13,10 @@ import numpy as np
 from scipy import special
 
 from ringtap.analysis import thesis
-from ringtap.analysis.plots.style import title_of
+from ringtap.analysis.plots.style import joined, title_of
 from ringtap.analysis.statistics.two_sample import MIN_VALUES, Comparison, compare, correct_together
 from ringtap.analysis.sweeps.points import Point
-from ringtap.analysis.sweeps.series_analysis import Series
+from ringtap.analysis.sweeps.series_analysis import Series, grouped
 from ringtap.core.schema import MERGE_SHARE, VARIANTS
 
 LIGHT_SHARE, HEAVY_SHARE = 0.30, 0.80  # the loads that figures 3-5 and B-1 compare
@@ -235,10 +235,7 @@ def compare_kinds(series: Sequence[Series]) -> list[Pair]:
                 if pair is not None:
                     found.append(pair)
     corrected = correct_together([pair.result for pair in found])
-    return [
-        Pair(pair.title, pair.by, pair.share, pair.series, pair.bandwidth_gbps, result)
-        for pair, result in zip(found, corrected, strict=True)
-    ]
+    return [replace(pair, result=result) for pair, result in zip(found, corrected, strict=True)]
 
 
 def _differences(one: Series, other: Series) -> list[str]:
@@ -303,10 +300,8 @@ class KindOrder:
 
 def order_kinds(series: Sequence[Series]) -> list[KindOrder]:
     """Put the kinds of traffic of each model in order at 60 % and 80 % load; models under one kind are left out."""
-    groups: dict[tuple[str, str], list[Series]] = {}
-    for one in series:
-        groups.setdefault((one.model, one.variant), []).append(one)
-    return [_order(group, share) for group in groups.values() if len(group) > 1 for share in ORDER_SHARES]
+    groups = [group for group in grouped(series, "model", "variant") if len(group) > 1]
+    return [_order(group, share) for group in groups for share in ORDER_SHARES]
 
 
 def _order(series: Sequence[Series], share: float) -> KindOrder:
@@ -322,7 +317,7 @@ def _order(series: Sequence[Series], share: float) -> KindOrder:
     names, first = {kind.traffic for kind in kinds}, series[0]
     published = thesis.KINDS_BY_SLOWDOWN if first.model in thesis.NO_LOAD_S else ()
     return KindOrder(
-        title=", ".join(part for part in (first.title, first.variant) if part),
+        title=joined(first.title, first.variant),
         share=share,
         kinds=tuple(kinds),
         firm=tuple(firm),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from ringtap.analysis import thesis
-from ringtap.analysis.plots.figure import Drawn, line_handle, sheet, styled
-from ringtap.analysis.plots.style import BLUE, FAINT, INK, VERMILION, plain, title_of
-from ringtap.analysis.structure.flow_roles import CROSSING, ONLY, SHARED
-from ringtap.analysis.sweeps.packet_rates import BIN_NS, MAX_DIFFERENCE, CapturedFlow, CapturedPoint
+from ringtap.analysis.plots.figure import Drawn, line_handle, sheet
+from ringtap.analysis.plots.style import INK, joined, plain, title_of
+from ringtap.analysis.structure.flow_roles import CROSSING
+from ringtap.analysis.structure.plots import ROLE_COLOURS
+from ringtap.analysis.sweeps.packet_rates import BIN_NS, MAX_DIFFERENCE, CapturedPoint
 from ringtap.analysis.traffic.bursts import burst_windows
 from ringtap.analysis.traffic.delivered import (
     COUNT,
@@ -33,7 +33,6 @@ from ringtap.core.flow_table import read_plan
 from ringtap.core.schema import VARIANTS
 from ringtap.core.units import format_duration, format_size
 
-_COLOURS = {ONLY: BLUE, SHARED: VERMILION, CROSSING: FAINT}
 _PANEL = (4.4, 2.5)
 _LEGEND: dict[str, Any] = {"fontsize": 6.5, "frameon": True, "framealpha": 0.85, "edgecolor": "none"}
 _SHOWN_ITERATIONS = 3
@@ -42,20 +41,11 @@ _NEAR_LOAD = 0.05  # largest distance of a published load from the point's, as a
 
 
 def _model(captured: CapturedPoint) -> str:
-    return plain(
-        ", ".join(part for part in (captured.title, *(getattr(captured.point, name) for name in VARIANTS)) if part)
-    )
+    return plain(joined(captured.title, *(getattr(captured.point, name) for name in VARIANTS)))
 
 
 def _name(captured: CapturedPoint) -> str:
     return f"{_model(captured)}, {title_of(captured.point.traffic)}, {captured.load * 100:.0f} %"
-
-
-def _passed(captured: CapturedPoint, flow: CapturedFlow, origin_ns: int, headers_at_ns: Any) -> Passed:
-    """Return the captured payload of a flow at full size, against the time since ``origin_ns``."""
-    edges = captured.start_ns - origin_ns + np.arange(len(flow.payload) + 1, dtype=np.int64) * BIN_NS
-    total = np.concatenate(([0.0], np.cumsum(flow.payload, dtype=np.float64))) * captured.scale
-    return Passed("capture", edges, total, False, headers_at_ns)
 
 
 def histogram(points: Sequence[CapturedPoint]) -> Drawn | None:
@@ -64,9 +54,8 @@ def histogram(points: Sequence[CapturedPoint]) -> Drawn | None:
     for captured in points:
         flow = captured.flow(CROSSING)
         if flow is not None:
-            passed = _passed(captured, flow, captured.start_ns, np.empty(0, np.int64))
-            length_ns = len(flow.payload) * BIN_NS
-            rates = instantaneous(title_of(captured.point.traffic), passed, length_ns, _INSTANT_NS)
+            passed = Passed.of_bins(flow.payload, BIN_NS, scale=captured.scale)
+            rates = instantaneous(title_of(captured.point.traffic), passed, int(passed.at_ns[-1]), _INSTANT_NS)
             groups.setdefault((_model(captured), captured.load), []).append(rates)
     if not groups:
         return None
@@ -93,7 +82,7 @@ def flows(points: Sequence[CapturedPoint]) -> Drawn | None:
     if not shown:
         return None
     look: dict[str, Any] = {"color": INK, "linestyle": (0, (4, 2)), "linewidth": 0.9}
-    labels = [line_handle(role, color=colour) for role, colour in _COLOURS.items()]
+    labels = [line_handle(role, color=colour) for role, colour in ROLE_COLOURS.items()]
     on = sheet(len(shown), 2, _PANEL, [*labels, line_handle("an iteration ends", **look)], 4)
     tables = []
     for axes, captured in zip(on.panels, shown, strict=True):
@@ -105,7 +94,9 @@ def flows(points: Sequence[CapturedPoint]) -> Drawn | None:
         table = pd.DataFrame({"series": captured.point.series, "load": captured.load, "time_ms": at_ms})
         for flow in captured.flows:
             gbps = captured.smoothed_bps(flow)[begin:end] * captured.scale / 1e9
-            axes.plot(at_ms, gbps, color=_COLOURS[flow.role], linewidth=0.8, zorder=2 if flow.role == CROSSING else 3)
+            axes.plot(
+                at_ms, gbps, color=ROLE_COLOURS[flow.role], linewidth=0.8, zorder=2 if flow.role == CROSSING else 3
+            )
             table[f"{flow.role}: rate_gbps"] = gbps
         for at_ns in ends_ns:
             axes.axvline((at_ns - ends_ns[0]) / 1e6, zorder=4, **look)
@@ -145,7 +136,7 @@ def _trace(axes: Axes, captured: CapturedPoint) -> pd.DataFrame:
     plan = read_plan(path)
     plan = replace(plan, size_bytes=np.rint(plan.size_bytes * captured.scale).astype(np.int64))
     windows, sent = burst_windows(plan), read_sent([path.with_suffix(".rec")])
-    passed = _passed(captured, flow, sent.origin_ns, np.empty(0, np.int64))
+    passed = Passed.of_bins(flow.payload, BIN_NS, captured.start_ns - sent.origin_ns, captured.scale)
     window = window_ns(plan, windows, passed)
     begin, end = shown_span_ns(plan, windows, window)
     # the same length in the middle of the captured time, from the begin of a period on
@@ -163,15 +154,6 @@ def _trace(axes: Axes, captured: CapturedPoint) -> pd.DataFrame:
 Maker = Callable[[Sequence[CapturedPoint]], Drawn | None]
 # file name -> function that draws the figure, in the order of the report
 FIGURES: dict[str, Maker] = {"packets-histogram": histogram, "packets-flows": flows, "packets-trace": traces}
-
-
-def draw(points: Sequence[CapturedPoint], folder: Path) -> list[Drawn]:
-    """Draw every figure that the points allow, and write its files into a folder."""
-    with styled():
-        drawn = [figure for maker in FIGURES.values() if (figure := maker(points))]
-        for figure in drawn:
-            figure.write(folder)
-    return drawn
 
 
 def collect(points: Sequence[CapturedPoint]) -> list[dict[str, Any]]:

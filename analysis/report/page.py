@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 import jinja2
 import pandas as pd
 
-from ringtap.analysis.plots.figure import Drawn
+from ringtap.analysis.plots.figure import Drawn, draw
 from ringtap.analysis.plots.style import FAINT, INK, title_of
 from ringtap.core.errors import UsageError
 from ringtap.core.run_files import make_folder
@@ -66,17 +66,13 @@ class PageFigure:
     parts: str
 
 
-def page_figures(drawn: Sequence[Drawn], folder: Path) -> list[PageFigure]:
-    """Read the files of figures from a folder, in the form that the page embeds."""
-    return [_page_figure(number, one, folder) for number, one in enumerate(drawn)]
-
-
 def data_uri(content: bytes, kind: str) -> str:
     """Return content as a data URI."""
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def _page_figure(number: int, drawn: Drawn, folder: Path) -> PageFigure:
+    """Read the files of a figure, in the form that the page embeds."""
     root = ElementTree.parse(folder / f"{drawn.name}.svg").getroot()
     view_box = root.attrib["viewBox"]
     for unneeded in (root.find(f"{_SVG}metadata"), root.find(f"{_SVG}defs[{_SVG}style]")):
@@ -165,8 +161,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"num": _number, "pct": _percent, "change": _change, "ms": _milliseconds}
-    environment.filters |= {"rate": _rate, "size": _size, "kind": title_of}
+    environment.filters |= _FILTERS
     return environment
 
 
@@ -180,7 +175,7 @@ def render(template: str, data: Mapping[str, Any], drawn: Sequence[Drawn], folde
         folder: folder of report.json and of the table.
         table: name of the table to download; a large one stays beside the page.
     """
-    images = {one.name: one for one in page_figures(drawn, folder / "figures")}
+    images = {one.name: _page_figure(number, one, folder / "figures") for number, one in enumerate(drawn)}
     is_small = (folder / table).stat().st_size <= _MAX_EMBEDDED_BYTES
     downloads = {
         "table": data_uri((folder / table).read_bytes(), "text/csv") if is_small else table,
@@ -193,10 +188,9 @@ def write_folder(
     folder: Path,
     template: str,
     data: Mapping[str, Any],
-    draw: Callable[[Path], Sequence[Drawn]],
+    figures: Mapping[str, Callable[[], Drawn | None]],
     numbers: pd.DataFrame,
     table: str,
-    figures: Sequence[str],
 ) -> list[Path]:
     """Write a page with its numbers and figures into a folder; an older report there is replaced file by file.
 
@@ -204,10 +198,9 @@ def write_folder(
         folder: target folder, created if missing.
         template: name of the page's template.
         data: numbers of the page, also those of report.json.
-        draw: writes the figures into a folder.
+        figures: functions that draw the figures, by file name and in order; one returns None without data for it.
         numbers: the table.
         table: its file name.
-        figures: names of all figures that a report of this kind may have, in order.
 
     Returns:
         The files, as in `Written`.
@@ -220,28 +213,18 @@ def write_folder(
         with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as name:
             new = Path(name)
             (new / "figures").mkdir()
-            drawn = draw(new / "figures")
+            drawn = draw(figures.values(), new / "figures")
             numbers.to_csv(new / table, index=False)
             (new / "report.json").write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
             page = render(template, data, drawn, new, table)
             (new / "report.html").write_text(page, encoding="utf-8", errors="replace")
-            return _publish(new, folder, table, figures)
+            return _publish(new, folder, table, list(figures))
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
 
 
 def _publish(new: Path, folder: Path, table: str, figures: Sequence[str]) -> list[Path]:
-    """Move the new files into place; remove figures that this report no longer has.
-
-    Args:
-        new: temporary folder with the page, report.json, the table and ``figures/``.
-        folder: target folder.
-        table: name of the table.
-        figures: names of all figures that a report of this kind may have, in order.
-
-    Returns:
-        The files, as in `Written`.
-    """
+    """Move the new files into place; remove figures that this report no longer has."""
     make_folder(folder / "figures")
     names = ["report.html", "report.json", table]
     names += [f"figures/{path.name}" for name in figures for path in sorted((new / "figures").glob(f"{name}.*"))]
@@ -255,28 +238,22 @@ def _publish(new: Path, folder: Path, table: str, figures: Sequence[str]) -> lis
     return [folder / name for name in names]
 
 
-def _number(value: float | None, digits: int = 2) -> str:
-    return "–" if value is None else f"{value:,.{digits}f}"
+def _or_dash(show: Callable[..., str]) -> Callable[..., str]:
+    """Return a filter that shows a number, or a dash for one that is not known."""
+    return lambda value, *options: "–" if value is None else show(value, *options)
 
 
-def _percent(value: float | None, digits: int = 0) -> str:
-    return "–" if value is None else f"{value * 100:.{digits}f} %"
-
-
-def _change(value: float | None) -> str:
-    if value is None:
-        return "–"
+def _change(value: float) -> str:
     percent = round(value * 100)
     return f"{percent:+d} %".replace("-", "−") if percent else "0 %"
 
 
-def _milliseconds(seconds: float | None) -> str:
-    return _number(None if seconds is None else seconds * 1e3)
-
-
-def _rate(bps: float | None) -> str:
-    return "–" if bps is None else format_rate(bps)
-
-
-def _size(count: float | None) -> str:
-    return "–" if count is None else format_size(count)
+_FILTERS: dict[str, Callable[..., str]] = {
+    "num": _or_dash(lambda value, digits=2: f"{value:,.{digits}f}"),
+    "pct": _or_dash(lambda value, digits=0: f"{value * 100:.{digits}f} %"),
+    "change": _or_dash(_change),
+    "ms": _or_dash(lambda seconds: f"{seconds * 1e3:,.2f}"),
+    "rate": _or_dash(format_rate),
+    "size": _or_dash(format_size),
+    "kind": title_of,
+}

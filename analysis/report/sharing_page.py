@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 import ringtap
-from ringtap.analysis.plots.sharing import NAMES, draw_sharing
+from ringtap.analysis.plots.sharing import FIGURES
 from ringtap.analysis.plots.style import plain
 from ringtap.analysis.report.page import Written, write_folder
 from ringtap.analysis.runs.run import SweepRun
@@ -19,7 +20,7 @@ from ringtap.core.errors import UsageError
 from ringtap.core.json_validation import whole
 from ringtap.core.schema import ALONE, MAX_LATE_SHARE
 from ringtap.core.terminal import one_line, text_table
-from ringtap.core.units import format_rate
+from ringtap.core.units import format_rate, listed
 
 _TABLE = "points.csv"
 # use of a link from which on it is full, and share of the time from which on pauses are long
@@ -52,8 +53,8 @@ def write_sharing_report(run: SweepRun, folder: Path | None = None) -> Written:
         for point in points
         for job in point.jobs
     ]
-    table = pd.DataFrame(rows)
-    paths = write_folder(folder, "sharing.html.j2", data, lambda path: draw_sharing(points, path), table, _TABLE, NAMES)
+    figures = {name: partial(maker, points) for name, maker in FIGURES.items()}
+    paths = write_folder(folder, "sharing.html.j2", data, figures, pd.DataFrame(rows), _TABLE)
     lines = [*data["headline"], *text_table([data["heads"], *data["rows"]], left=2)]
     for name, left in _LEFT.items():
         if found := data[name]:
@@ -106,8 +107,7 @@ def headline(points: Sequence[SharingPoint]) -> list[str]:
     if not judged:
         return ["The jobs were measured together, but not each alone, so that slowdowns are not known."]
     best, worst = (pick(judged, key=_slowdown) for pick in (min, max))
-    *first, last = (job.name for job in best.jobs)
-    names = f"{', '.join(first)} and {last}"
+    names = listed(job.name for job in best.jobs)
     lines = [f"{names} share a link best at {best.label}: {_slowdown(best):.2f} times their iteration times alone."]
     if worst is not best:
         gain = 1 - best.mean_s / worst.mean_s
@@ -151,11 +151,10 @@ _HEADS += ["rate", "fairness", "link used"]
 def _row(point: SharingPoint, job: SharedJob) -> list[str]:
     """Return the row of a job at a point; a dash stands for a number that is not known."""
     half = "" if job.mean_high_s is None else f" ± {job.mean_high_s - job.mean_s:.3f}"
-    cells = [point.label, job.name, str(job.iterations), f"{job.mean_s:.3f}{half}", _number(job.pause_s, 3)]
-    cells += [_number(job.slowdown, 2), _number(job.predicted_s, 3), _number(job.phase, 2)]
-    cells += [_number(job.phase_kept, 2), _share(job.overlap)]
-    cells += ["–" if job.rate_bps is None else format_rate(job.rate_bps), _number(point.fairness, 3)]
-    return [*cells, _share(point.utilisation)]
+    cells = [point.label, job.name, str(job.iterations), f"{job.mean_s:.3f}{half}", f"{job.pause_s:.3f}"]
+    cells += [_shown(job.slowdown, ".2f"), _shown(job.predicted_s, ".3f"), _shown(job.phase, ".2f")]
+    cells += [_shown(job.phase_kept, ".2f"), _shown(job.overlap, ".0%"), _rate(job.rate_bps)]
+    return [*cells, _shown(point.fairness, ".3f"), _shown(point.utilisation, ".0%")]
 
 
 _SLIDE_HEADS = ["point", "shares", "job", "by", "first phase", "last phase", "settled after"]
@@ -163,10 +162,8 @@ _SLIDE_HEADS = ["point", "shares", "job", "by", "first phase", "last phase", "se
 
 def _slide_row(point: SharingPoint, slide: Slide) -> list[str]:
     """Return the row of a slide; a dash stands for a phase that does not settle."""
-    shares = ", ".join(filter(None, (_share_text(job) for job in point.jobs)))
-    after = "–" if slide.settled_after is None else str(slide.settled_after)
     phases = [f"{phase:.2f}" for phase in (slide.phases[0], slide.last_phase)]
-    return [point.label, shares or "equal", slide.job, slide.source, *phases, after]
+    return [point.label, _shares(point), slide.job, slide.source, *phases, _shown(slide.settled_after, "d")]
 
 
 _COMPUTATION_HEADS = ["point", "shares", "paths", "FLOP/s", "predicted", "against free", "predicted against free"]
@@ -174,21 +171,16 @@ _COMPUTATION_HEADS = ["point", "shares", "paths", "FLOP/s", "predicted", "agains
 
 def _computation_row(point: SharingPoint, found: Computation) -> list[str]:
     """Return the row of the computation of all jobs at a point."""
-    shares = ", ".join(filter(None, (_share_text(job) for job in point.jobs)))
     paths = ", ".join(f"{job.name} {job.path}" for job in point.jobs if job.path is not None)
     half = "" if found.high_flop_per_s is None else f" ± {found.high_flop_per_s - found.flop_per_s:.1e}"
-    predicted = "–" if found.predicted_flop_per_s is None else f"{found.predicted_flop_per_s:.4g}"
-    cells = [point.label, shares or "equal", paths or "–", f"{found.flop_per_s:.4g}{half}", predicted]
-    return [*cells, _gain(found), "–" if found.predicted_gain is None else f"{found.predicted_gain:+.1%}"]
+    cells = [point.label, _shares(point), paths or "–", f"{found.flop_per_s:.4g}{half}"]
+    return [*cells, _shown(found.predicted_flop_per_s, ".4g"), _gain(found), _shown(found.predicted_gain, "+.1%")]
 
 
 def _gain(found: Computation) -> str:
     """Return the gain over equal shares with its interval."""
-    if found.gain is None:
-        return "–"
-    if found.gain_low is None or found.gain_high is None:
-        return f"{found.gain:+.1%}"
-    return f"{found.gain:+.1%} [{found.gain_low:+.1%}, {found.gain_high:+.1%}]"
+    bounded = found.gain_low is not None and found.gain_high is not None
+    return _shown(found.gain, "+.1%") + (f" [{found.gain_low:+.1%}, {found.gain_high:+.1%}]" if bounded else "")
 
 
 _LINK_HEADS = ["point", "link", "jobs", "rate", "used"]
@@ -196,8 +188,7 @@ _LINK_HEADS = ["point", "link", "jobs", "rate", "used"]
 
 def _link_row(point: SharingPoint, link: SharedLink) -> list[str]:
     """Return the row of a link at a point."""
-    rate = "–" if link.rate_bps is None else format_rate(link.rate_bps)
-    return [point.label, link.link, ", ".join(link.jobs), rate, _share(link.utilisation)]
+    return [point.label, link.link, ", ".join(link.jobs), _rate(link.rate_bps), _shown(link.utilisation, ".0%")]
 
 
 _LEFT = {"computations": 3, "links": 3, "slides": 4}  # columns of text in further tables
@@ -213,6 +204,10 @@ def _share_text(job: SharedJob) -> str:
     return f"{job.name} {', '.join(parts)}" if parts else ""
 
 
+def _shares(point: SharingPoint) -> str:
+    return ", ".join(filter(None, map(_share_text, point.jobs))) or "equal"
+
+
 def notes(points: Sequence[SharingPoint]) -> list[str]:
     """Return the facts of the threads that changed shares, one sentence each."""
     return [
@@ -223,12 +218,12 @@ def notes(points: Sequence[SharingPoint]) -> list[str]:
     ]
 
 
-def _number(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
+def _shown(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
 
 
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0%}"
+def _rate(bps: float | None) -> str:
+    return "–" if bps is None else format_rate(bps)
 
 
 def warnings(points: Sequence[SharingPoint]) -> list[str]:

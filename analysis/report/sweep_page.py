@@ -6,13 +6,14 @@ import datetime
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ringtap
 from ringtap.analysis import thesis
 from ringtap.analysis.plots.congestion import congestion_points
-from ringtap.analysis.plots.figure import Drawn, styled
+from ringtap.analysis.plots.figure import Drawn
 from ringtap.analysis.plots.load import (
     iteration_times,
     rescaled_times,
@@ -26,10 +27,9 @@ from ringtap.analysis.plots.sweep_axes import Setting
 from ringtap.analysis.plots.tails import distributions, spread_and_growth, transports
 from ringtap.analysis.plots.variants import variant_times
 from ringtap.analysis.report import packet_findings
-from ringtap.analysis.report.findings import answer, findings, paragraph, series_lines
+from ringtap.analysis.report.findings import answer, findings, overview, paragraph, series_lines
 from ringtap.analysis.report.inputs import ReportInputs
 from ringtap.analysis.report.load_statistics import Tails, compare_kinds, mean_interval, order_kinds, tails
-from ringtap.analysis.report.overview import overview
 from ringtap.analysis.report.page import Written, write_folder
 from ringtap.analysis.report.thesis_expectations import check
 from ringtap.analysis.sweeps import points
@@ -69,12 +69,14 @@ def collect(measured: ReportInputs, found: Sequence[Tails]) -> dict[str, Any]:
     rows = overview(series)
     statements = findings(series, rows, found, pairs, checks)
     data: dict[str, Any] = {"schema": REPORT_SCHEMA, "ringtap": ringtap.__version__}
+    # how often the page of a sweep that runs loads itself anew, and until when (in ms since 1970)
+    reload = {"every_s": RELOAD_EVERY_S, "until_ms": round((time.time() + RELOAD_FOR_S) * 1e3)}
     data["run"] = {
         "name": measured.name,
         "source": measured.source,
         "table": None if "rows" not in info else {key: info[key] for key in ("rows", "by_iteration")},
         "status": info.get("status", "running"),
-        "reload": _reload() if info.get("status") == "running" and info.get("report") else None,
+        "reload": reload if info.get("status") == "running" and info.get("report") else None,
         "why": info.get("why", ""),
         "created_utc": _utc(info.get("created_ns")),
         "measured_with": info.get("ringtap", ""),
@@ -121,11 +123,6 @@ def _capacity(scale: dict[str, float]) -> str:
     if scale["factor"] == 1:
         return text
     return f"{text} (links of {format_rate(scale['testbed_bps'])}, 1:{scale['factor']:g})"
-
-
-def _reload() -> dict[str, float]:
-    """Return how often the page of a sweep that runs loads itself anew, and until when (in ms since 1970)."""
-    return {"every_s": RELOAD_EVERY_S, "until_ms": round((time.time() + RELOAD_FOR_S) * 1e3)}
 
 
 def _utc(created_ns: Any) -> str:
@@ -178,29 +175,6 @@ def published(series: Series) -> dict[str, Any]:
     return item
 
 
-def draw(series: Sequence[Series], found: Sequence[Tails], setting: Setting, folder: Path) -> list[Drawn]:
-    """Draw every figure that the series allow, and write its files into a folder.
-
-    Args:
-        series: the series, all of one capacity.
-        found: result of `ringtap.analysis.report.load_statistics.tails` for each.
-        setting: capacity and scale.
-        folder: target folder for the PNG, SVG and CSV files.
-
-    Returns:
-        The figures drawn, in the order of `FIGURES`.
-    """
-    measured = [(one, tail) for one, tail in zip(series, found, strict=True) if one.used]
-    if not measured:
-        return []
-    with styled():
-        usable, of_usable = [one for one, _ in measured], [tail for _, tail in measured]
-        drawn = [figure for maker in FIGURES.values() if (figure := maker(usable, of_usable, setting))]
-        for figure in drawn:
-            figure.write(folder)
-    return drawn
-
-
 def write_sweep_report(measured: ReportInputs, folder: Path | None = None) -> Written:
     """Write the report of a sweep or of a table into a folder; an older report there is replaced file by file.
 
@@ -214,14 +188,12 @@ def write_sweep_report(measured: ReportInputs, folder: Path | None = None) -> Wr
     folder = folder or measured.folder
     found = [tails(one) for one in measured.series]
     data = collect(measured, found)
-    setting = Setting(measured.capacity_gbps, measured.scale)
-
-    def draw_all(path: Path) -> list[Drawn]:
-        return draw(measured.series, found, setting, path) + packet_findings.draw(measured.captured, path)
-
+    used = [(one, tail) for one, tail in zip(measured.series, found, strict=True) if one.used]
+    shown = [one for one, _ in used], [tail for _, tail in used], Setting(measured.capacity_gbps, measured.scale)
+    figures = {name: partial(maker, *shown) for name, maker in FIGURES.items()}
+    figures |= {name: partial(maker, measured.captured) for name, maker in packet_findings.FIGURES.items()}
     table = points.table([point for one in measured.series for point in one.points])
-    names = (*FIGURES, *packet_findings.FIGURES)
-    paths = write_folder(folder, "report.html.j2", data, draw_all, table, _TABLE, names)
+    paths = write_folder(folder, "report.html.j2", data, figures, table, _TABLE)
     return Written(_summary(data), paths, folder / "report.json")
 
 

@@ -15,7 +15,6 @@ from ringtap.analysis.job.run import Job, open_job
 from ringtap.analysis.pcap import read_captures
 from ringtap.analysis.pcap.reader import Progress
 from ringtap.analysis.pcap.text import notes as notes_of
-from ringtap.analysis.pcap.traffic import Traffic
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.sockets import socket_log
 from ringtap.analysis.structure.periodicity import Integers
@@ -117,7 +116,12 @@ def _vantages(
     errors: list[UsageError] = []
     for point in points:
         try:
-            traffic = _timed(read_captures(point.files, bin_s=bin_s, cache=cache, progress=progress))
+            traffic = read_captures(point.files, bin_s=bin_s, cache=cache, progress=progress)
+            if not traffic.bins:
+                raise UsageError(
+                    f"{', '.join(traffic.files)}: no packet has a time, so there are no iterations to find: "
+                    "capture again in a format that keeps times, as tcpdump does"
+                )
         except UsageError as error:
             if not skips:
                 raise
@@ -171,16 +175,6 @@ def _checked_hosts(hosts: Mapping[str, str | Sequence[str]]) -> dict[str, list[s
             except ValueError:
                 raise UsageError(f"host {name}: {address!r} is not an IP address") from None
     return found
-
-
-def _timed(traffic: Traffic) -> Traffic:
-    """Return the traffic; raise UsageError if its packets have no times."""
-    if not traffic.bins:
-        raise UsageError(
-            f"{', '.join(traffic.files)}: no packet has a time, so there are no iterations to find: "
-            "capture again in a format that keeps times, as tcpdump does"
-        )
-    return traffic
 
 
 def _capture_points(job: Job) -> list[_CapturePoint]:

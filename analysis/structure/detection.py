@@ -208,7 +208,7 @@ def _with_members(
     """Build a job, and add the streams that share its iterations to those whose bytes per iteration are known."""
     largest = max(volumes.values())
     major = [stream for stream, volume in volumes.items() if volume >= MAJOR_SHARE * largest]
-    hosts = {host for stream in major for host in (stream.source, stream.destination)}
+    hosts = {host for stream in major for host in stream.ends}
     # if the other direction has no clear periodicity, its host may not be known yet
     complete = _exchanges(major)
     one_way = not any(stream.answered for stream in volumes)
@@ -347,7 +347,7 @@ def _between_pauses(
         return None
     if not all(_together(training.rhythm.between_pauses.starts, each.starts) for each in shorter.values()):
         return None
-    hosts = {host for stream in shorter for host in (stream.source, stream.destination)}
+    hosts = {host for stream in shorter for host in stream.ends}
     payload = streams.dense([one for one in streams.streams if {one.source, one.destination} <= hosts])
     passed = np.concatenate(([0], np.cumsum(payload)))
     starts = training.starts[1:]
@@ -421,8 +421,7 @@ def _kinds(
     between: dict[tuple[str, str], int] = {}
     for stream in streams.streams:
         if stream not in members:
-            pair = (stream.source, stream.destination)
-            between[pair] = between.get(pair, 0) + stream.total
+            between[stream.ends] = between.get(stream.ends, 0) + stream.total
     result = []
     for stream in streams.streams:
         if stream in members:
@@ -430,7 +429,7 @@ def _kinds(
             how = "the same bytes in every iteration" if member.major else "in step with the iterations, but little"
             result.append((TRAINING, how))
         else:
-            much = between[stream.source, stream.destination] >= _CROSS_SHARE * streams.total
+            much = between[stream.ends] >= _CROSS_SHARE * streams.total
             kind = CROSS if much else OTHER
             result.append((kind, describe(stream, rhythms.get(stream), streams)))
     return tuple(result)

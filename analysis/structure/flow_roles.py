@@ -10,7 +10,7 @@ import pandas as pd
 from ringtap.analysis.runs.traffic_classes import CROSS
 from ringtap.analysis.structure.detection import Sorted
 from ringtap.analysis.structure.periodicity import Integers
-from ringtap.analysis.structure.streams import PayloadStream, Streams
+from ringtap.analysis.structure.streams import PayloadStream, Streams, between_hosts
 
 ONLY, SHARED, CROSSING = "training only", "training beside cross traffic", "cross traffic"
 
@@ -40,14 +40,10 @@ def roles_of(streams: Streams, found: Sorted) -> tuple[tuple[Role, ...], str]:
     """
     if found.training is None:
         return (), found.why
-    pairs: dict[tuple[str, str], list[PayloadStream]] = {}
-    for member in found.training.major:
-        pairs.setdefault((member.stream.source, member.stream.destination), []).append(member.stream)
+    pairs = between_hosts(member.stream for member in found.training.major)
     training = sorted(pairs, key=lambda pair: (-sum(one.total for one in pairs[pair]), pair))
-    crossing: dict[tuple[str, str], list[PayloadStream]] = {}
-    for stream, (kind, _) in zip(streams.streams, found.kinds, strict=True):
-        if kind == CROSS:
-            crossing.setdefault((stream.source, stream.destination), []).append(stream)
+    kinds = zip(streams.streams, found.kinds, strict=True)
+    crossing = between_hosts(stream for stream, (kind, _) in kinds if kind == CROSS)
     if not crossing:
         only = training[0]
         return (Role(ONLY, *only, tuple(pairs[only])),), "there is no cross traffic in these captures"

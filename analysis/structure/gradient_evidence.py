@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from ipaddress import ip_address
+from typing import TypeVar
 
 from ringtap.analysis.structure.streams import PayloadStream
 from ringtap.core.units import format_size
@@ -24,6 +25,7 @@ BALANCED = 0.5
 collectives they are equal, except that ZeRO's broadcasts of unequal shards were seen to differ by a third."""
 
 Volumes = Iterable[tuple[PayloadStream, float]]
+Key = TypeVar("Key", str, tuple[str, str])
 
 
 def why_not_gradients(volumes: Volumes) -> str:
@@ -36,7 +38,7 @@ def why_not_gradients(volumes: Volumes) -> str:
     group = next((stream for stream, _ in every if is_for_many(stream.destination)), None)
     if group is not None:
         return f"it goes to {group.destination}, the address of many hosts, and gradients go from one host to one other"
-    most = max(_sums((stream.source, volume) for stream, volume in every).values())
+    most = max(sums((stream.source, volume) for stream, volume in every).values())
     if most < MIN_ITERATION_BYTES:
         return (
             f"a host sends {format_size(most)} each time, as polls and heartbeats do, and less than "
@@ -55,8 +57,8 @@ def why_doubtful(volumes: Volumes) -> str:
         volumes: as for `why_not_gradients`.
     """
     every = list(volumes)
-    sent = _sums((_end(stream, 0), volume) for stream, volume in every)
-    received = _sums((_end(stream, 1), volume) for stream, volume in every)
+    sent = sums((_end(stream, 0), volume) for stream, volume in every)
+    received = sums((_end(stream, 1), volume) for stream, volume in every)
     if any(_are_alike([sent[end], received[end]]) for end in sent.keys() & received.keys()):
         return ""
     if all(stream.source == stream.destination for stream, _ in every) and _are_alike(list(sent.values())):
@@ -86,8 +88,9 @@ def _are_alike(volumes: list[float]) -> bool:
     return len(volumes) > 1 and max(volumes) <= (1 + BALANCED) * min(volumes)
 
 
-def _sums(amounts: Iterable[tuple[str, float]]) -> dict[str, float]:
-    found: dict[str, float] = {}
+def sums(amounts: Iterable[tuple[Key, float]]) -> dict[Key, float]:
+    """Add up amounts by key."""
+    found: dict[Key, float] = {}
     for name, amount in amounts:
         found[name] = found.get(name, 0.0) + amount
     return found

@@ -7,7 +7,7 @@ and a service are combined into one stream.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -88,6 +88,11 @@ class PayloadStream:
         return int(self.payload.sum())
 
     @property
+    def ends(self) -> tuple[str, str]:
+        """Sending and receiving host."""
+        return self.source, self.destination
+
+    @property
     def name(self) -> str:
         """Name of the stream in texts."""
         return f"{self.source} > {self.destination} {self.protocol} {self.ports}"
@@ -122,6 +127,14 @@ class Streams:
         for stream in members:
             result[stream.bins] += stream.payload
         return result
+
+
+def between_hosts(streams: Iterable[PayloadStream]) -> dict[tuple[str, str], list[PayloadStream]]:
+    """Return streams by sending and receiving host."""
+    pairs: dict[tuple[str, str], list[PayloadStream]] = {}
+    for stream in streams:
+        pairs.setdefault(stream.ends, []).append(stream)
+    return pairs
 
 
 def streams_of(vantages: Sequence[Vantage], names: dict[str, str] | None = None) -> Streams:

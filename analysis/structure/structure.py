@@ -18,9 +18,9 @@ from ringtap.analysis.structure import patterns
 from ringtap.analysis.structure import topology as shapes
 from ringtap.analysis.structure.detection import Sorted, Training, sort_out
 from ringtap.analysis.structure.flow_roles import Role, mean_rates, roles_of
-from ringtap.analysis.structure.gradient_evidence import why_doubtful
+from ringtap.analysis.structure.gradient_evidence import sums, why_doubtful
 from ringtap.analysis.structure.periodicity import Integers, Likeness, is_loud, likeness
-from ringtap.analysis.structure.streams import PayloadStream, Streams
+from ringtap.analysis.structure.streams import Streams, between_hosts
 from ringtap.analysis.structure.topology import ExchangeTopology, shape_of
 from ringtap.analysis.structure.validation import StepCheck
 from ringtap.core.errors import MeasurementError
@@ -122,17 +122,11 @@ class Structure:
         rows = []
         for stream, (kind, why) in zip(self.streams.streams, self.sorted.kinds, strict=True):
             member = members.get(stream)
-            row: dict[str, Any] = {
-                "traffic_class": kind,
-                "why": why,
-                "protocol": stream.protocol,
-                "source": stream.source,
-            }
-            row |= {"destination": stream.destination, "ports": stream.ports, "flows": stream.flows}
+            row: dict[str, Any] = {"traffic_class": kind, "why": why}
+            row |= {name: getattr(stream, name) for name in ("protocol", "source", "destination", "ports", "flows")}
             row |= {"payload_bytes": stream.total, "retransmitted_bytes": stream.retransmitted_bytes}
             row["bytes_per_iteration"] = None if member is None else member.volume
-            row["seen_by"] = ",".join(sorted(stream.seen_by))
-            rows.append(row)
+            rows.append(row | {"seen_by": ",".join(sorted(stream.seen_by))})
         return pd.DataFrame(rows).astype({"bytes_per_iteration": "Float64"})
 
     def to_json(self) -> dict[str, Any]:
@@ -141,7 +135,7 @@ class Structure:
         training_retransmitted = sum(member.stream.retransmitted_bytes for member in self.training.members)
         item: dict[str, Any] = {"places": list(streams.places), "start_ns": streams.start_ns}
         item |= {"bin_s": streams.bin_ns / 1e9, "seconds": streams.bins * streams.bin_ns / 1e9}
-        item["period"] = self.period.to_json()
+        item["period"] = vars(self.period) | {"reasons": list(self.period.reasons)}
         item["boundaries_ns"] = self.boundaries_ns.tolist()
         item["iterations"] = {
             "communication_s": float(mine["communication_s"].median()),
@@ -149,7 +143,7 @@ class Structure:
             "bytes": float(mine["bytes"].median()),
         }
         item["shape"] = vars(self.shape) | {"hosts": list(self.shape.hosts), "servers": list(self.shape.servers)}
-        item["volume"] = self.volume.to_json() | {"retransmitted_bytes": training_retransmitted}
+        item["volume"] = vars(self.volume) | {"retransmitted_bytes": training_retransmitted}
         item["bytes_per_iteration"] = [
             {"source": a, "destination": b, "bytes": volume} for (a, b), volume in edges_of(self.training).items()
         ]
@@ -171,7 +165,7 @@ class Structure:
         ]
         item |= {"warnings": list(self.warnings), "notes": list(self.notes)}
         item["other_exchanges"] = list(self.sorted.rivals)
-        item["steps"] = None if self.steps is None else self.steps.to_json()
+        item["steps"] = None if self.steps is None else vars(self.steps).copy()
         return item
 
     def _bursts_json(self) -> list[dict[str, Any]]:
@@ -228,11 +222,7 @@ def find_structure(streams: Streams) -> Structure:
 
 def edges_of(training: Training) -> dict[tuple[str, str], float]:
     """Return the gradient bytes per iteration by (sender, receiver), as sums of the streams' medians."""
-    edges: dict[tuple[str, str], float] = {}
-    for member in training.major:
-        pair = (member.stream.source, member.stream.destination)
-        edges[pair] = edges.get(pair, 0.0) + member.volume
-    return dict(sorted(edges.items()))
+    return dict(sorted(sums((member.stream.ends, member.volume) for member in training.major).items()))
 
 
 def leading_of(training: Training) -> set[tuple[str, str]]:
@@ -241,20 +231,20 @@ def leading_of(training: Training) -> set[tuple[str, str]]:
     Two directions are compared by the mean time of their bytes within an iteration.
     """
     starts, count = training.starts, len(training.starts) - 1
-    sums: dict[tuple[str, str], tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]] = {}
+    passed: dict[tuple[str, str], tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]] = {}
     for member in training.major:
         stream = member.stream
         number = np.searchsorted(starts, stream.bins, side="right") - 1
         inside = (number >= 0) & (number < count)
         number, payload = number[inside], stream.payload[inside]
         after = stream.bins[inside] - starts[number]
-        size, moment = sums.get((stream.source, stream.destination), (np.zeros(count), np.zeros(count)))
+        size, moment = passed.get(stream.ends, (np.zeros(count), np.zeros(count)))
         size, moment = size + np.bincount(number, payload, count), moment + np.bincount(number, payload * after, count)
-        sums[stream.source, stream.destination] = size, moment
+        passed[stream.ends] = size, moment
     found = set()
-    for (source, destination), (size, moment) in sums.items():
-        if (destination, source) in sums:
-            other_size, other_moment = sums[destination, source]
+    for (source, destination), (size, moment) in passed.items():
+        if (destination, source) in passed:
+            other_size, other_moment = passed[destination, source]
             both = (size > 0) & (other_size > 0)
             earlier = moment[both] / size[both] < other_moment[both] / other_size[both]
             if both.any() and earlier.mean() >= _MOST:
@@ -264,9 +254,7 @@ def leading_of(training: Training) -> set[tuple[str, str]]:
 
 def both_ways(streams: Streams, training: Training) -> float:
     """Return the share of the bytes that pass between two hosts while others pass the other way, in the same bin."""
-    pairs: dict[tuple[str, str], list[PayloadStream]] = {}
-    for member in training.major:
-        pairs.setdefault((member.stream.source, member.stream.destination), []).append(member.stream)
+    pairs = between_hosts(member.stream for member in training.major)
     at_once = total = 0
     for (source, destination), one in pairs.items():
         payload = streams.dense(one)
@@ -293,7 +281,7 @@ def only_host(training: Training) -> str | None:
     places: dict[str, set[frozenset[str]]] = {}
     for member in training.major:
         for place in member.stream.seen_by:
-            places.setdefault(place, set()).add(frozenset((member.stream.source, member.stream.destination)))
+            places.setdefault(place, set()).add(frozenset(member.stream.ends))
     owners = [set[str](set.intersection(*(set(link) for link in links))) for links in places.values()]
     common = set.intersection(*owners)
     if not common or not all(owners):
@@ -310,9 +298,7 @@ def only_host(training: Training) -> str | None:
 
 def worker_bytes(shape: ExchangeTopology, edges: Mapping[tuple[str, str], float]) -> float:
     """Return the bytes that a worker sends per iteration: the mean over the workers whose packets were captured."""
-    sent: dict[str, float] = {}
-    for (source, _), volume in edges.items():
-        sent[source] = sent.get(source, 0.0) + volume
+    sent = sums((source, volume) for (source, _), volume in edges.items())
     if not shape.whole and len(shape.hosts) > 1:
         # only the packets of one host are complete
         centre = max(sent, key=lambda host: sum(1 for pair in edges if host in pair))
@@ -353,10 +339,6 @@ class Volume:
     sharded_least: int | None = None
     sharded_most: int | None = None
     several_least: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the volume as plain values."""
-        return vars(self).copy()
 
 
 def volume_of(shape: ExchangeTopology, worker_bytes: float) -> Volume:
@@ -551,10 +533,6 @@ class Period:
     autocorrelation: float | None
     autocorrelation_s: float | None
     reasons: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the period as plain values."""
-        return vars(self) | {"reasons": list(self.reasons)}
 
 
 def period_of(training: Training, iterations: pd.DataFrame, alike: Likeness, bin_ns: int) -> Period:

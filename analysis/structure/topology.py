@@ -20,6 +20,7 @@ from ringtap.analysis.structure.patterns import (
     Placement,
     best_fits,
 )
+from ringtap.core.units import listed
 
 IRREGULAR = "irregular"
 RING_MEMBER, ONE_PEER, SEVERAL_PEERS, ONE_HOST = "member of a ring", "one peer", "several peers", "one host"
@@ -186,7 +187,7 @@ def _from_one_host(edges: Edges, host: str) -> ExchangeTopology:
     hosts = (host, *sorted({*sends, *receives} - {host}))
     elsewhere = f"only packets of {host} were captured"
     if not sends or not receives:
-        side = f"sends to {_and(sends)}" if sends else f"receives from {_and(receives)}"
+        side = f"sends to {listed(sends)}" if sends else f"receives from {listed(receives)}"
         text = f"{elsewhere}, and of these one direction: {host} {side}; the rest of the pattern is not observable"
         return ExchangeTopology(ONE_DIRECTION, hosts, whole=False, unseen=text)
     if len(sends) == 1 == len(receives) and sends != receives:
@@ -203,12 +204,7 @@ def _from_one_host(edges: Edges, host: str) -> ExchangeTopology:
         )
         return ExchangeTopology(ONE_PEER, hosts, whole=False, unseen=text)
     text = (
-        f"{elsewhere}: it exchanges with {_and(hosts[1:])}. The middle of a star, an inner node of a tree, all to all"
+        f"{elsewhere}: it exchanges with {listed(hosts[1:])}. The middle of a star, an inner node of a tree, all to all"
         f"{' and a ring in both directions' if len(hosts) == 3 else ''} look the same from here"
     )
     return ExchangeTopology(SEVERAL_PEERS, hosts, whole=False, unseen=text)
-
-
-def _and(names: Iterable[str]) -> str:
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last

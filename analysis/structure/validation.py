@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,10 +42,6 @@ class StepCheck:
     boundary_median_s: float | None
     boundary_p95_s: float | None
     clock_error_s: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the errors as plain values."""
-        return vars(self).copy()
 
 
 def check_against_steps(job: Job, boundaries_ns: Integers) -> StepCheck | None:

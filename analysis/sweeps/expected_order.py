@@ -13,7 +13,7 @@ import pandas as pd
 
 from ringtap.analysis.plots.style import title_of
 from ringtap.analysis.runs.run import SweepRun
-from ringtap.analysis.sweeps.series_analysis import Series
+from ringtap.analysis.sweeps.series_analysis import Series, grouped
 from ringtap.core.records import read_json_lines
 from ringtap.core.schema import EXPECTED, EXPECTED_JSONL
 
@@ -118,8 +118,7 @@ def expected_orders(run: SweepRun, series: Sequence[Series]) -> list[ExpectedOrd
     counted = {window["series"]: window for window in run.windows if not window["requested_bps"]}
     hosts = set((run.plan["topology"].get("hosts")) or ())
     orders = []
-    for model in dict.fromkeys(one.model for one in series):
-        group = [one for one in series if one.model == model]
+    for group in grouped(series, "model"):
         if any("links" in known.get(one.name, ()) for one in group):
             orders.append(_order(group, known, counted, hosts))
     return orders

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -406,7 +406,7 @@ class _PointReading:
         shared = [pair for pair in order if pair[side] == end]
         alone = [pair for pair in order if not {self._from, self._to} & set(pair)]
         roles = [(ONLY, alone), (SHARED, shared)]
-        found = [CapturedFlow(**(vars(pairs[some[0]]) | {"role": role})) for role, some in roles if some]
+        found = [replace(pairs[some[0]], role=role) for role, some in roles if some]
         cross = self._flow(captures, CROSSING, self._from, self._to, self._cross()) if self._cross() else None
         return (*found, cross) if cross else tuple(found)
 

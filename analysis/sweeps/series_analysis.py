@@ -180,23 +180,6 @@ class Series:
         return item
 
 
-@dataclass(frozen=True)
-class Subject:
-    """Model, workers and capacity that a series was measured with.
-
-    Attributes:
-        title: name of the model in reports.
-        parameters: its parameters, 32 bit each.
-        workers: workers of the ring.
-        capacity_gbps: full-size capacity of the bottleneck.
-    """
-
-    title: str
-    parameters: int
-    workers: int
-    capacity_gbps: float
-
-
 def analyse(sweep: SweepRun, points: Sequence[Point], max_load: float | str | None = None) -> list[Series]:
     """Analyse each series of a sweep, whose points are as from `ringtap.analysis.sweeps.points.measure`.
 
@@ -221,9 +204,18 @@ def analyse(sweep: SweepRun, points: Sequence[Point], max_load: float | str | No
         if model is None:
             path = sweep.path / POINTS_JSONL
             raise UsageError(f"{path} has model {label!r}, which is not in the plan")
-        title, count = str(model.get("title", model["name"])), _workers(sweep, of_series)
-        found.append(series_of(of_series, Subject(title, int(model["parameters"]), count, capacity_gbps), max_load))
+        title = str(model.get("title", model["name"]))
+        needed = demand(int(model["parameters"]), _workers(sweep, of_series))
+        found.append(series_of(of_series, title, needed, capacity_gbps, max_load))
     return found
+
+
+def grouped(series: Sequence[Series], *names: str) -> list[list[Series]]:
+    """Return the series that have the same values of some attributes, in order of appearance."""
+    groups: dict[tuple[str, ...], list[Series]] = {}
+    for one in series:
+        groups.setdefault(tuple(getattr(one, name) for name in names), []).append(one)
+    return list(groups.values())
 
 
 def spare(load_gbps: float, iteration_s: float, demand_bytes: float, capacity_gbps: float) -> Spare:
@@ -249,14 +241,18 @@ def mean_difference(
     return (statistics.fmean(differences), len(differences)) if differences else (None, 0)
 
 
-def series_of(points: Sequence[Point], subject: Subject, max_load: float | str | None = None) -> Series:
-    """Analyse the points of one series; the fit uses those up to ``max_load``.
+def series_of(
+    points: Sequence[Point], title: str, needed: Demand, capacity: float, max_load: float | str | None
+) -> Series:
+    """Analyse the points of one series.
 
-    Raises:
-        UsageError: workers or parameters are invalid.
+    Args:
+        points: the points.
+        title: name of the model in reports.
+        needed: data per iteration.
+        capacity: full-size capacity of the bottleneck in Gbit/s.
+        max_load: as for `analyse`.
     """
-    capacity = subject.capacity_gbps
-    needed = demand(subject.parameters, subject.workers)
     used = sorted(
         (point.cross_gbps, point.mean_s, number)
         for number, point in enumerate(points)
@@ -279,7 +275,7 @@ def series_of(points: Sequence[Point], subject: Subject, max_load: float | str |
     return Series(
         name=first.series,
         model=first.model,
-        title=subject.title,
+        title=title,
         traffic=first.traffic,
         transport=first.transport,
         collective=first.collective,

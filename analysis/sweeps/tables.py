@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ringtap.analysis.model.demand import demand
 from ringtap.analysis.statistics.arrays import Array
 from ringtap.analysis.sweeps.points import Point, of_one_correlation, times_of
-from ringtap.analysis.sweeps.series_analysis import Series, Subject, series_of
+from ringtap.analysis.sweeps.series_analysis import Series, series_of
 from ringtap.core.csv_table import read_csv
 from ringtap.core.errors import UsageError
 from ringtap.core.models import PROFILES
@@ -157,6 +158,7 @@ def read_rows(path: Path, needed: tuple[str, ...]) -> tuple[list[str], list[Poin
 NEEDED = ("model", "traffic", "bandwidth_gbps", "iteration_s")
 OF_A_POINT = ("count", "std_s", "p99_s")
 OPTIONAL = (*VARIANTS, "parameters", "workers", "batch")
+_KEY = ("model", "traffic", *VARIANTS)
 _KNOWN_TRAFFIC = ("iperf", "consistent", "burst")
 
 
@@ -179,17 +181,14 @@ class SweepTable:
 
 @dataclass(frozen=True)
 class _Row:
+    """A row as a point that has only its numbers, and what a series has in common."""
+
     line: int
-    key: tuple[str, ...]
+    point: Point
     title: str
-    load_gbps: float
-    seconds: float
     parameters: int | None
     workers: int | None
     batch: int | None
-    count: int | None
-    std_s: float | None
-    p99_s: float | None
 
 
 def read_table(
@@ -212,9 +211,9 @@ def read_table(
     rows = [_row(line, capacity_gbps) for line in lines]
     groups: dict[tuple[str, ...], list[_Row]] = {}
     for row in rows:
-        groups.setdefault(row.key, []).append(row)
+        groups.setdefault(tuple(getattr(row.point, name) for name in _KEY), []).append(row)
     per_point = any(name in header for name in OF_A_POINT)
-    repeated = any(len({row.load_gbps for row in group}) < len(group) for group in groups.values())
+    repeated = any(len({row.point.cross_gbps for row in group}) < len(group) for group in groups.values())
     by_iteration = repeated and not per_point
     series = [_series(path, group, by_iteration, capacity_gbps, workers, max_load) for group in groups.values()]
     ignored = tuple(name for name in header if name and name not in (*NEEDED, *OF_A_POINT, *OPTIONAL))
@@ -227,19 +226,27 @@ def _row(row: PointRow, capacity_gbps: float) -> _Row:
             raise UsageError(f"{row.where}: {name} is missing")
     model, title = _known_model(row.text("model"))
     traffic = row.text("traffic").lower() if row.text("traffic").lower() in _KNOWN_TRAFFIC else row.text("traffic")
-    return _Row(
-        line=row.line,
-        key=(model, traffic, *map(row.text, VARIANTS)),
-        title=title,
-        load_gbps=row.load_gbps(capacity_gbps),
-        seconds=row.time_s(),
-        parameters=row.whole("parameters", 1),
-        workers=row.whole("workers", 2),
-        batch=row.whole("batch", 1),
-        count=row.whole("count", 1),
-        std_s=row.optional("std_s"),
+    transport, collective, topology = map(row.text, VARIANTS)
+    load_gbps, mean_s = row.load_gbps(capacity_gbps), row.time_s()
+    parameters, workers, batch = row.whole("parameters", 1), row.whole("workers", 2), row.whole("batch", 1)
+    count, std_s = row.whole("count", 1), row.optional("std_s")
+    point = Point(
+        series="-".join(filter(None, (model, traffic, transport, collective, topology))),
+        model=model,
+        traffic=traffic,
+        transport=transport,
+        collective=collective,
+        topology=topology,
+        cross=load_gbps,
+        iterations=count,
+        mean_s=mean_s,
         p99_s=row.optional("p99_s"),
+        std_s=std_s,
+        variation=None if std_s is None else std_s / mean_s,
+        scale=None,
+        iteration_s=np.empty(0),
     )
+    return _Row(row.line, point, title, parameters, workers, batch)
 
 
 def _known_model(text: str) -> tuple[str, str]:
@@ -259,7 +266,7 @@ def _series(
     max_load: float | str | None,
 ) -> Series:  # fmt: skip
     first = rows[0]
-    model = first.key[0]
+    model = first.point.model
     known = PROFILES.get(model)
     parameters = _common(path, rows, "parameters", lambda row: row.parameters) or (known.parameters if known else None)
     if parameters is None:
@@ -268,12 +275,12 @@ def _series(
     ring = _common(path, rows, "workers", lambda row: row.workers) or workers
     if ring is None:
         raise UsageError(f"{path} does not say how many workers trained: give --workers N, or add a column workers")
-    points = _by_load(rows) if by_iteration else [_point(row) for row in rows]
+    points = _by_load(rows) if by_iteration else [row.point for row in rows]
     if batch := _common(path, rows, "batch", lambda row: row.batch):
         rates = [ring * batch / point.mean_s if point.mean_s else None for point in points]
         points = [replace(point, samples_per_s=rate) for point, rate in zip(points, rates, strict=True)]
     points.sort(key=lambda point: point.cross_gbps or 0.0)
-    return series_of(points, Subject(first.title, parameters, ring, capacity_gbps), max_load)
+    return series_of(points, first.title, demand(parameters, ring), capacity_gbps, max_load)
 
 
 def _common(path: Path, rows: list[_Row], column: str, value: Callable[[_Row], int | None]) -> int | None:
@@ -287,33 +294,11 @@ def _common(path: Path, rows: list[_Row], column: str, value: Callable[[_Row], i
 
 
 def _by_load(rows: list[_Row]) -> list[Point]:
-    groups: dict[float, list[float]] = {}
+    groups: dict[float | None, list[float | None]] = {}
     for row in rows:
-        groups.setdefault(row.load_gbps, []).append(row.seconds)
+        groups.setdefault(row.point.cross_gbps, []).append(row.point.mean_s)
     points = []
     for load, seconds in groups.items():
-        times = np.array(seconds)
-        point = _point(replace(rows[0], load_gbps=load))
-        points.append(replace(point, iterations=len(times), iteration_s=times, **times_of(times)))
+        times = np.array(seconds, np.float64)
+        points.append(replace(rows[0].point, cross=load, iterations=len(times), iteration_s=times, **times_of(times)))
     return of_one_correlation(points)
-
-
-def _point(row: _Row) -> Point:
-    """Return a point with only the numbers of a row."""
-    model, traffic, transport, collective, topology = row.key
-    return Point(
-        series="-".join(part for part in row.key if part),
-        model=model,
-        traffic=traffic,
-        transport=transport,
-        collective=collective,
-        topology=topology,
-        cross=row.load_gbps,
-        iterations=row.count,
-        mean_s=row.seconds,
-        p99_s=row.p99_s,
-        std_s=row.std_s,
-        variation=None if row.std_s is None else row.std_s / row.seconds,
-        scale=None,
-        iteration_s=np.empty(0),
-    )

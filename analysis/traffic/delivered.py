@@ -42,6 +42,13 @@ class Passed:
     headers_at_ns: Integers
     notes: tuple[str, ...] = ()
 
+    @classmethod
+    def of_bins(cls, payload: np.ndarray, bin_ns: int, begin_ns: int = 0, scale: float = 1.0) -> Passed:
+        """Return captured payload, shape (bins,), times a scale, whose first bin begins at a time."""
+        edges = begin_ns + np.arange(len(payload) + 1, dtype=np.int64) * bin_ns
+        total = np.concatenate(([0.0], np.cumsum(payload, dtype=np.float64))) * scale
+        return cls("capture", edges, total, False, np.empty(0, np.int64))
+
     def until(self, when_ns: Integers | Numbers) -> Numbers:
         """Return the payload bytes delivered up to each of the times, without flow headers."""
         if not len(self.at_ns):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import Decimal, InvalidOperation
 
 from ringtap.core.errors import UsageError
@@ -130,6 +130,12 @@ def format_size(size_bytes: float) -> str:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Write a number with its noun in the form that it asks for: ``1 flow``, ``2,000 flows``."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names in a sentence: ``a``, ``a and b`` or ``a, b and c``."""
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def format_duration(seconds: float) -> str:

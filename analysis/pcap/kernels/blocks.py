@@ -2,36 +2,9 @@
 
 from __future__ import annotations
 
+from ringtap.analysis.pcap.kernels import state as ks
 from ringtap.analysis.pcap.kernels.flow import add, count, get, put
 from ringtap.analysis.pcap.kernels.memory import inlined, kernel, load16, load32, load64, swapped16, swapped32
-from ringtap.analysis.pcap.kernels.state import (
-    CORRUPT,
-    DIVIDED,
-    I_BY,
-    I_MOST,
-    I_OFFSET_NS,
-    I_SCALE,
-    I_SNAP,
-    INTERFACE_BYTES,
-    INTERFACE_COUNT,
-    INTERFACES,
-    IS_END,
-    MAX_BLOCK_BYTES,
-    MAX_FRAME_BYTES,
-    MAX_KEPT,
-    MORE,
-    N_DROPPED,
-    N_MALFORMED,
-    N_NO_INTERFACE,
-    N_NO_TIME,
-    N_UNKNOWN_BLOCKS,
-    NEEDED,
-    NO_TIME,
-    PASS_OVER,
-    POWER_OF_TWO,
-    SECTION,
-    SWAPPED,
-)
 
 _SECTION_HEADER, _INTERFACE, _PACKET, _SIMPLE, _STATISTICS, _ENHANCED = 0x0A0D0D0A, 1, 2, 3, 5, 6
 _PACKETS_DROPPED = 4  # an option of an enhanced packet
@@ -41,7 +14,7 @@ _MAX_SECONDS = 2**32
 
 @inlined
 def _word(state: int, at: int) -> int:
-    return swapped32(at) if get(state, SWAPPED) else load32(at)
+    return swapped32(at) if get(state, ks.SWAPPED) else load32(at)
 
 
 @inlined
@@ -56,37 +29,37 @@ def block_stops(state: int, block: int, size: int) -> int:
     Blocks of unknown type are counted here.
     """
     if load32(block) == _SECTION_HEADER:
-        return SECTION
+        return ks.SECTION
     kind, total = _word(state, block), _word(state, block + 4)
     is_known = _is_packet(kind) or kind in (_INTERFACE, _STATISTICS)
-    unsound = total & 3 or total < 12 or kind == 0 or (is_known and total > MAX_BLOCK_BYTES)
+    unsound = total & 3 or total < 12 or kind == 0 or (is_known and total > ks.MAX_BLOCK_BYTES)
     if unsound or (size >= total and _word(state, block + total - 4) != total):
-        return CORRUPT
+        return ks.CORRUPT
     if kind in (_INTERFACE, _STATISTICS):
-        return SECTION
+        return ks.SECTION
     if not is_known:
-        count(state, N_UNKNOWN_BLOCKS)
+        count(state, ks.N_UNKNOWN_BLOCKS)
         if size < total:
-            put(state, NEEDED, total - size)
-            return PASS_OVER
-    return MORE
+            put(state, ks.NEEDED, total - size)
+            return ks.PASS_OVER
+    return ks.MORE
 
 
 @inlined
 def _time_ns(interface: int, high: int, low: int) -> int:
-    scale, by, offset = load64(interface + I_SCALE), load64(interface + I_BY), load64(interface + I_OFFSET_NS)
+    scale, by, offset = load64(interface + ks.I_SCALE), load64(interface + ks.I_BY), load64(interface + ks.I_OFFSET_NS)
     ticks = high << 32 | low
     half = high << 31 | low >> 1  # the ticks may take all 64 bits; half of them has a sign bit of 0
-    if scale == DIVIDED:
+    if scale == ks.DIVIDED:
         return half // (by >> 1) + offset
-    if scale == POWER_OF_TWO:
+    if scale == ks.POWER_OF_TWO:
         whole, part = half >> (by - 1), ticks & ((1 << by) - 1)
         if whole > _MAX_SECONDS:
             return -1  # out of range
         if by > 30:  # 30 bits are enough for nanoseconds
             part, by = part >> (by - 30), 30
         return whole * 1_000_000_000 + (part * 1_000_000_000 >> by) + offset
-    if ticks < 0 or ticks > load64(interface + I_MOST):
+    if ticks < 0 or ticks > load64(interface + ks.I_MOST):
         return -1
     return ticks * by + offset
 
@@ -95,13 +68,13 @@ def _time_ns(interface: int, high: int, low: int) -> int:
 def _add_dropped(state: int, at: int, end: int) -> None:
     """Count the packets that were dropped before one, by its options, which lie between two addresses."""
     while at + 4 <= end:
-        swapped = get(state, SWAPPED)
+        swapped = get(state, ks.SWAPPED)
         code, size = (swapped16(at), swapped16(at + 2)) if swapped else (load16(at), load16(at + 2))
         if code == 0:
             return
         if code == _PACKETS_DROPPED and size == 8 and at + 12 <= end:
             low, high = (8, 4) if swapped else (4, 8)
-            add(state + 8 * N_DROPPED, _word(state, at + low) | (_word(state, at + high) & 0xFFFF) << 32)
+            add(state + 8 * ks.N_DROPPED, _word(state, at + low) | (_word(state, at + high) & 0xFFFF) << 32)
         at += 4 + (size + 3 & -4)
 
 
@@ -113,31 +86,31 @@ def packet_of_block(state: int, block: int, total: int) -> tuple[int, int, int, 
         return 0, 0, 0, 0, 0
     header = 28 if kind != _SIMPLE else 12
     if total < header + 4:
-        count(state, N_MALFORMED)
+        count(state, ks.N_MALFORMED)
         return 0, 0, 0, 0, 0
     number = 0
     if kind == _ENHANCED:
         number = _word(state, block + 8)
     elif kind == _PACKET:
-        number = swapped16(block + 8) if get(state, SWAPPED) else load16(block + 8)
-    if number >= get(state, INTERFACE_COUNT):
-        count(state, N_NO_INTERFACE)
+        number = swapped16(block + 8) if get(state, ks.SWAPPED) else load16(block + 8)
+    if number >= get(state, ks.INTERFACE_COUNT):
+        count(state, ks.N_NO_INTERFACE)
         return 0, 0, 0, 0, 0
-    interface = get(state, INTERFACES) + number * INTERFACE_BYTES
+    interface = get(state, ks.INTERFACES) + number * ks.INTERFACE_BYTES
     if kind == _SIMPLE:
-        length, time_ns = _word(state, block + 8), NO_TIME
-        snap = load64(interface + I_SNAP)
+        length, time_ns = _word(state, block + 8), ks.NO_TIME
+        snap = load64(interface + ks.I_SNAP)
         kept = min(length, total - header - 4)
         if snap:
             kept = min(kept, snap)
-        count(state, N_NO_TIME)
+        count(state, ks.N_NO_TIME)
     else:
         kept, length = _word(state, block + 20), _word(state, block + 24)
         time_ns = _time_ns(interface, _word(state, block + 12), _word(state, block + 16))
         if time_ns < 0:
-            time_ns = NO_TIME - 1  # counted as an impossible time
-    if kept > total - header - 4 or kept > get(state, MAX_KEPT) or length > MAX_FRAME_BYTES:
-        count(state, N_MALFORMED)
+            time_ns = ks.NO_TIME - 1  # counted as an impossible time
+    if kept > total - header - 4 or kept > get(state, ks.MAX_KEPT) or length > ks.MAX_FRAME_BYTES:
+        count(state, ks.N_MALFORMED)
         return 0, 0, 0, 0, 0
     if kind == _ENHANCED and total > header + 4 + (kept + 3 & -4):
         _add_dropped(state, block + header + (kept + 3 & -4), block + total - 4)
@@ -149,11 +122,11 @@ def is_block(state: int, block: int, size: int) -> int:
     """Return 1 if two valid blocks in a row begin at an address, else -1; 0 if NEEDED bytes are required to decide."""
     place, known = 0, 1
     for _ in range(2):
-        if place and place == size and get(state, IS_END):
+        if place and place == size and get(state, ks.IS_END):
             break
         if place + 12 > size:
             known = 0 if place else -1
-            put(state, NEEDED, place + 12)
+            put(state, ks.NEEDED, place + 12)
             break
         kind, total = _word(state, block + place), _word(state, block + place + 4)
         if kind == _SECTION_HEADER and place:
@@ -163,7 +136,7 @@ def is_block(state: int, block: int, size: int) -> int:
             break
         if place + total > size:
             known = 0
-            put(state, NEEDED, place + total)
+            put(state, ks.NEEDED, place + total)
             break
         if _word(state, block + place + total - 4) != total:
             known = -1

@@ -5,41 +5,9 @@ Conversations are summed up from the cells, not packet by packet, so that each p
 
 from __future__ import annotations
 
+from ringtap.analysis.pcap.kernels import state as ks
 from ringtap.analysis.pcap.kernels.flow import add, count, get, put, row_of, work_of
 from ringtap.analysis.pcap.kernels.memory import inlined, kernel, load16, load32, load64, store16, store32, store64
-from ringtap.analysis.pcap.kernels.state import (
-    BASE_BIN,
-    BIN,
-    BIN_END_NS,
-    BIN_NS,
-    BIN_START_NS,
-    CELLS_AT,
-    CELLS_END,
-    D_BIN,
-    D_BYTES,
-    D_DATA_BYTES,
-    D_DATA_PACKETS,
-    D_LAST_NS,
-    D_PACKETS,
-    D_PAYLOAD,
-    D_SEGMENTS,
-    FIRST_NS,
-    FULL_CELL_BYTES,
-    FULL_CELL_PACKETS,
-    JUMP_NS,
-    LAST_NS,
-    MAX_NS,
-    MIN_BIN,
-    N_BAD_TIME,
-    N_JUMPS,
-    NO_BIN,
-    NO_TIME,
-    PACKETS_AT,
-    PICKED,
-    ROOM,
-    ROWS,
-    UNKNOWN_BIN,
-)
 from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION, PACKET, PICK, offsets
 
 _CELL, _PACKET = CELL.itemsize, PACKET.itemsize
@@ -57,24 +25,24 @@ def in_bin(state: int, time_ns: int) -> int:
     Returns:
         The time; NO_TIME if it is missing or impossible, and then the bin of the previous packet stays current.
     """
-    width, latest = get(state, BIN_NS), get(state, LAST_NS)
-    if time_ns < 0 or time_ns >= MAX_NS:
-        if time_ns != NO_TIME:
-            count(state, N_BAD_TIME)
+    width, latest = get(state, ks.BIN_NS), get(state, ks.LAST_NS)
+    if time_ns < 0 or time_ns >= ks.MAX_NS:
+        if time_ns != ks.NO_TIME:
+            count(state, ks.N_BAD_TIME)
         if latest < 0:
-            put(state, BIN, UNKNOWN_BIN)
-        return NO_TIME
+            put(state, ks.BIN, ks.UNKNOWN_BIN)
+        return ks.NO_TIME
     number = time_ns // width
     if latest < 0:
-        put(state, BASE_BIN, number)
-        put(state, FIRST_NS, time_ns)
-    elif abs(number * width - get(state, BIN_START_NS)) > JUMP_NS:
-        count(state, N_JUMPS)
-    put(state, BIN_START_NS, number * width)
-    put(state, BIN_END_NS, number * width + width)
-    number -= get(state, BASE_BIN)
-    put(state, BIN, number)
-    put(state, MIN_BIN, min(number, get(state, MIN_BIN)))
+        put(state, ks.BASE_BIN, number)
+        put(state, ks.FIRST_NS, time_ns)
+    elif abs(number * width - get(state, ks.BIN_START_NS)) > ks.JUMP_NS:
+        count(state, ks.N_JUMPS)
+    put(state, ks.BIN_START_NS, number * width)
+    put(state, ks.BIN_END_NS, number * width + width)
+    number -= get(state, ks.BASE_BIN)
+    put(state, ks.BIN, number)
+    put(state, ks.MIN_BIN, min(number, get(state, ks.MIN_BIN)))
     return time_ns
 
 
@@ -82,17 +50,17 @@ def in_bin(state: int, time_ns: int) -> int:
 def _went_back(state: int, flow: int, time_ns: int) -> None:
     """Record the time of a packet that is earlier than a previous one; without a time, it counts at the latest time."""
     if time_ns < 0:
-        time_ns = get(state, LAST_NS)
+        time_ns = get(state, ks.LAST_NS)
     row, work = row_of(state, flow), work_of(state, flow)
     store64(row + _FIRST_NS, min(load64(row + _FIRST_NS), time_ns))
-    store64(work + D_LAST_NS, max(load64(work + D_LAST_NS), time_ns))
+    store64(work + ks.D_LAST_NS, max(load64(work + ks.D_LAST_NS), time_ns))
 
 
 @kernel
 def _write_packet(state: int, flow: int, length: int, payload: int, time_ns: int) -> None:
-    packet = get(state, PACKETS_AT)
-    put(state, PACKETS_AT, packet + _PACKET)
-    store64(packet, time_ns if time_ns >= 0 else get(state, LAST_NS))
+    packet = get(state, ks.PACKETS_AT)
+    put(state, ks.PACKETS_AT, packet + _PACKET)
+    store64(packet, time_ns if time_ns >= 0 else get(state, ks.LAST_NS))
     for number, value in enumerate((flow, length, payload)):
         store32(packet + 8 + 4 * number, value)
 
@@ -109,13 +77,13 @@ def _note_flow(row: int, flow: int, payload: int) -> None:
 def close_cell(state: int, flow: int) -> None:
     """Write the open cell of a flow, if it has one."""
     work = work_of(state, flow)
-    number = load64(work + D_BIN)
-    if number == NO_BIN:
+    number = load64(work + ks.D_BIN)
+    if number == ks.NO_BIN:
         return
-    packets, data_packets = load64(work + D_PACKETS), load64(work + D_DATA_PACKETS)
-    size, data_bytes, payload = load64(work + D_BYTES), load64(work + D_DATA_BYTES), load64(work + D_PAYLOAD)
-    cell = get(state, CELLS_AT)
-    put(state, CELLS_AT, cell + _CELL)
+    packets, data_packets = load64(work + ks.D_PACKETS), load64(work + ks.D_DATA_PACKETS)
+    size, data_bytes, payload = load64(work + ks.D_BYTES), load64(work + ks.D_DATA_BYTES), load64(work + ks.D_PAYLOAD)
+    cell = get(state, ks.CELLS_AT)
+    put(state, ks.CELLS_AT, cell + _CELL)
     store64(cell, number)
     store32(cell + 8, flow)
     store16(cell + 12, packets)
@@ -123,7 +91,7 @@ def close_cell(state: int, flow: int) -> None:
     store32(cell + 16, size)
     store32(cell + 20, data_bytes)
     store32(cell + 24, payload)
-    store64(work + D_BIN, NO_BIN)
+    store64(work + ks.D_BIN, ks.NO_BIN)
 
 
 @inlined
@@ -134,34 +102,34 @@ def account(state: int, flow: int, length: int, payload: int, time_ns: int) -> i
         The address of the flow's work area.
     """
     work = work_of(state, flow)
-    number = get(state, BIN)
+    number = get(state, ks.BIN)
     data = 1 if payload > 0 else 0
-    if load64(work + D_BIN) == number:
-        packets = load64(work + D_PACKETS) + 1
-        size = load64(work + D_BYTES) + length
-        store64(work + D_PACKETS, packets)
-        store64(work + D_BYTES, size)
-        add(work + D_DATA_PACKETS, data)
-        add(work + D_DATA_BYTES, length * data)
-        add(work + D_PAYLOAD, payload)
-        if packets == FULL_CELL_PACKETS or size >= FULL_CELL_BYTES:
+    if load64(work + ks.D_BIN) == number:
+        packets = load64(work + ks.D_PACKETS) + 1
+        size = load64(work + ks.D_BYTES) + length
+        store64(work + ks.D_PACKETS, packets)
+        store64(work + ks.D_BYTES, size)
+        add(work + ks.D_DATA_PACKETS, data)
+        add(work + ks.D_DATA_BYTES, length * data)
+        add(work + ks.D_PAYLOAD, payload)
+        if packets == ks.FULL_CELL_PACKETS or size >= ks.FULL_CELL_BYTES:
             close_cell(state, flow)
     else:
         close_cell(state, flow)
-        store64(work + D_BIN, number)
-        store64(work + D_PACKETS, 1)
-        store64(work + D_BYTES, length)
-        store64(work + D_DATA_PACKETS, data)
-        store64(work + D_DATA_BYTES, length * data)
-        store64(work + D_PAYLOAD, payload)
-    if time_ns >= get(state, LAST_NS):
-        store64(work + D_LAST_NS, time_ns)
+        store64(work + ks.D_BIN, number)
+        store64(work + ks.D_PACKETS, 1)
+        store64(work + ks.D_BYTES, length)
+        store64(work + ks.D_DATA_PACKETS, data)
+        store64(work + ks.D_DATA_BYTES, length * data)
+        store64(work + ks.D_PAYLOAD, payload)
+    if time_ns >= get(state, ks.LAST_NS):
+        store64(work + ks.D_LAST_NS, time_ns)
     else:
         _went_back(state, flow, time_ns)
-    if get(state, PACKETS_AT):
+    if get(state, ks.PACKETS_AT):
         _write_packet(state, flow, length, payload, time_ns)
-    if get(state, PICKED):
-        _note_flow(get(state, PICKED), flow, payload)
+    if get(state, ks.PICKED):
+        _note_flow(get(state, ks.PICKED), flow, payload)
     return work
 
 
@@ -172,15 +140,15 @@ def close_all(state: int, first: int) -> int:
     Returns:
         The flow to continue with; twice the number of rows when done.
     """
-    flows = get(state, ROWS) * 2
+    flows = get(state, ks.ROWS) * 2
     for flow in range(first, flows):
-        if get(state, CELLS_AT) + ROOM * _CELL > get(state, CELLS_END):
+        if get(state, ks.CELLS_AT) + ks.ROOM * _CELL > get(state, ks.CELLS_END):
             return flow
         close_cell(state, flow)
         work = work_of(state, flow)
         row = row_of(state, flow)
-        store64(row + _SEGMENTS + (flow & 1) * 8, load64(work + D_SEGMENTS))
-        store64(row + _LAST_NS, max(load64(row + _LAST_NS), load64(work + D_LAST_NS)))
+        store64(row + _SEGMENTS + (flow & 1) * 8, load64(work + ks.D_SEGMENTS))
+        store64(row + _LAST_NS, max(load64(row + _LAST_NS), load64(work + ks.D_LAST_NS)))
     return flows
 
 

@@ -7,12 +7,12 @@ millions of packets. The compiler runs in its own process, so that its memory is
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import importlib.util
 import os
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.core.installation import cache_folder, install_command
 from ringtap.core.parent_death import die_with_parent
 from ringtap.core.python_command import python_command
-from ringtap.core.run_files import open_regular
+from ringtap.core.run_files import open_regular, replace_file
 
 Entry = Callable[[int, int, int], int]
 _SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int64, *(ctypes.c_int64,) * 3)
@@ -129,14 +129,9 @@ def _stored(path: Path) -> bytes:
 
 def _store(path: Path, sealed: bytes) -> None:
     """Store the code atomically, as two processes may do so; failure to write the cache is not an error."""
-    try:
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(sealed)
-        Path(name).replace(path)
-    except OSError:
-        return
+        replace_file(path, sealed)
 
 
 def _machine(binding: Any) -> Any:

@@ -7,6 +7,8 @@ for an Ethernet frame, negative for an IP packet, 0 if there is none.
 
 from __future__ import annotations
 
+from ringtap.analysis.pcap import scan_dtypes as dtypes
+from ringtap.analysis.pcap.kernels import state as ks
 from ringtap.analysis.pcap.kernels.cells import account
 from ringtap.analysis.pcap.kernels.flow import add, count, flow_of, flow_of4, flow_of6, get, put, rest_of
 from ringtap.analysis.pcap.kernels.memory import (
@@ -22,54 +24,7 @@ from ringtap.analysis.pcap.kernels.memory import (
     times,
 )
 from ringtap.analysis.pcap.kernels.roce import extended_bytes, roce
-from ringtap.analysis.pcap.kernels.state import (
-    COPY_NS,
-    D_FIRST_TAG,
-    D_SEGMENTS,
-    D_TAG,
-    F_ADDRESSES,
-    F_FLOW,
-    F_ID,
-    F_NS,
-    FRAGMENT_LIFE_NS,
-    FRAGMENT_SHIFT,
-    FRAGMENT_SLOTS,
-    FRAGMENTS,
-    INNER_TAG,
-    N_COPIES,
-    N_CUT,
-    N_FIRST_MISSING,
-    N_FRAGMENTS,
-    N_LINK,
-    N_MALFORMED,
-    N_NETWORKS,
-    N_NOT_IP,
-    N_ZERO_LENGTH,
-    P_KEY,
-    P_NS,
-    RECENT,
-    RECENT_SHIFT,
-    RECENT_SLOTS,
-    RECENT_WAYS,
-    SEGMENTS_AT,
-    TAG,
-    UNIDENTIFIED_COPY_NS,
-    UNTAGGED,
-    ZEROS,
-)
 from ringtap.analysis.pcap.kernels.tcp import tcp
-from ringtap.analysis.pcap.scan_dtypes import (
-    ARP,
-    ARP_CUT,
-    NO_ADDRESSES,
-    NO_PORTS,
-    NOT_IP,
-    PORTS_CUT,
-    RARP,
-    RARP_CUT,
-    ROCE,
-    TARGET_PORT_CUT,
-)
 
 _IPV4, _IPV6, _MPLS, _MPLS_MULTICAST = 0x0800, 0x86DD, 0x8847, 0x8848
 _ARP, _RARP, _PPPOE = 0x0806, 0x8035, 0x8864
@@ -103,28 +58,28 @@ def _between(addresses: int, family: int) -> int:
 
 @kernel
 def _slot(state: int, addresses: int, identity: int) -> int:
-    return get(state, FRAGMENTS) + ((_mixed(addresses, identity) & (FRAGMENT_SLOTS - 1)) << FRAGMENT_SHIFT)
+    return get(state, ks.FRAGMENTS) + ((_mixed(addresses, identity) & (ks.FRAGMENT_SLOTS - 1)) << ks.FRAGMENT_SHIFT)
 
 
 @kernel
 def _remember_first(state: int, addresses: int, identity: int, flow: int, time_ns: int) -> None:
     """Store the flow of a first fragment."""
     slot = _slot(state, addresses, identity)
-    store64(slot + F_ADDRESSES, addresses)
-    store64(slot + F_ID, identity)
-    store64(slot + F_FLOW, flow + 1)
-    store64(slot + F_NS, time_ns)
+    store64(slot + ks.F_ADDRESSES, addresses)
+    store64(slot + ks.F_ID, identity)
+    store64(slot + ks.F_FLOW, flow + 1)
+    store64(slot + ks.F_NS, time_ns)
 
 
 @kernel
 def _flow_of_first(state: int, addresses: int, identity: int, time_ns: int) -> int:
     """Return the flow of a later fragment; -1 if the first one was not seen, or is too old."""
     slot = _slot(state, addresses, identity)
-    if load64(slot + F_ADDRESSES) != addresses or load64(slot + F_ID) != identity:
+    if load64(slot + ks.F_ADDRESSES) != addresses or load64(slot + ks.F_ID) != identity:
         return -1
-    since = load64(slot + F_NS)
+    since = load64(slot + ks.F_NS)
     is_known = time_ns >= 0 and since >= 0
-    return -1 if is_known and abs(time_ns - since) > FRAGMENT_LIFE_NS else load64(slot + F_FLOW) - 1
+    return -1 if is_known and abs(time_ns - since) > ks.FRAGMENT_LIFE_NS else load64(slot + ks.F_FLOW) - 1
 
 
 @inlined
@@ -133,12 +88,12 @@ def _tcp4(state: int, at: int, kept: int, length: int, total: int, time_ns: int)
     header_bytes = (load8(at + 46) >> 4) * 4
     payload = total - 20 - header_bytes
     if header_bytes < 20 or payload < 0:
-        count(state, N_MALFORMED)
+        count(state, ks.N_MALFORMED)
         payload = 0
     rest = rest_of(load32(at + 34), _TCP, 0, 0, 4)
     flow = flow_of4(state, at + 26, rest, time_ns)
     work = account(state, flow, length, payload, time_ns)
-    store64(work + D_TAG, UNTAGGED)
+    store64(work + ks.D_TAG, ks.UNTAGGED)
     tcp(state, flow, work, at + 34, kept - 34, payload, 4, time_ns)
 
 
@@ -153,14 +108,14 @@ def _flow(state: int, addresses: int, rest: int, family: int, time_ns: int) -> i
 def _tcp_payload(state: int, header: int, kept: int, size: int) -> int:
     """Return the bytes after the TCP header; -1 if its length is invalid or was cut off. Anomalies are counted."""
     if kept < 13:
-        count(state, N_CUT)
+        count(state, ks.N_CUT)
         return -1
     header_bytes = (load8(header + 12) >> 4) * 4
     if header_bytes < 20 or header_bytes > size:
-        count(state, N_MALFORMED)
+        count(state, ks.N_MALFORMED)
         return -1
     if kept < 20:
-        count(state, N_CUT)
+        count(state, ks.N_CUT)
     return size - header_bytes
 
 
@@ -169,7 +124,7 @@ def _roce_payload(state: int, header: int, kept: int, size: int) -> int:
     """Return the bytes after the base and extended headers, without pad and ICRC; negative if this is not RoCEv2."""
     if kept < _BTH_BYTES:
         if size >= _BTH_BYTES + _ICRC_BYTES:
-            count(state, N_CUT)
+            count(state, ks.N_CUT)
         return -1
     extended = extended_bytes(load8(header))
     flags = load8(header + 1)
@@ -184,7 +139,7 @@ def _udp_payload(state: int, header: int, kept: int, size: int) -> tuple[int, in
     if swapped16(header + 2) == _ROCE_PORT:
         inside = _roce_payload(state, header + 8, kept - 8, size - 8)
         if inside >= 0:
-            return ROCE, inside
+            return dtypes.ROCE, inside
     return 0, size - 8
 
 
@@ -229,7 +184,7 @@ def _inside_udp(state: int, header: int, offset: int, kept: int) -> int:
         options = (load8(header + 8) & 63) * 4
         inner = _inside(header - offset, offset + 16 + options, kept, swapped16(header + 10))
     if inner:
-        put(state, INNER_TAG, UNTAGGED << 24 | swapped32(header + 12) >> 8)  # the network identifier
+        put(state, ks.INNER_TAG, ks.UNTAGGED << 24 | swapped32(header + 12) >> 8)  # the network identifier
     return inner
 
 
@@ -259,13 +214,13 @@ def _inside_ip(header: int, offset: int, kept: int, protocol: int) -> int:
 @inlined
 def _keep_network(state: int, work: int) -> None:
     """Count changes of VLAN or VNI, which are not part of a conversation's key."""
-    tag, before = get(state, TAG), load64(work + D_TAG)
+    tag, before = get(state, ks.TAG), load64(work + ks.D_TAG)
     if tag != before:
         if before:
-            count(state, N_NETWORKS)
-        elif get(state, SEGMENTS_AT):
-            store64(work + D_FIRST_TAG, tag)
-        store64(work + D_TAG, tag)
+            count(state, ks.N_NETWORKS)
+        elif get(state, ks.SEGMENTS_AT):
+            store64(work + ks.D_FIRST_TAG, tag)
+        store64(work + ks.D_TAG, tag)
 
 
 @kernel
@@ -308,25 +263,25 @@ def _transport(
     if not first:
         flow = _flow_of_first(state, key, identity, time_ns)
         if flow < 0:
-            count(state, N_FIRST_MISSING)
+            count(state, ks.N_FIRST_MISSING)
             flow = _flow(
                 state,
                 addresses,
-                rest_of(0, protocol, NO_PORTS if protocol in (_TCP, _UDP) else 0, layer, family),
+                rest_of(0, protocol, dtypes.NO_PORTS if protocol in (_TCP, _UDP) else 0, layer, family),
                 family,
                 time_ns,
             )
-        add(account(state, flow, length, size, time_ns) + D_SEGMENTS, 1 if size else 0)
+        add(account(state, flow, length, size, time_ns) + ks.D_SEGMENTS, 1 if size else 0)
         return 0
     header, seen = at + offset, kept - offset
     kind, ports, payload, inner, whole = 0, 0, size, 0, 1
     if protocol in (_TCP, _UDP):
         if seen < 4 or size < 8:
-            count(state, N_CUT if size >= 8 else N_MALFORMED)
+            count(state, ks.N_CUT if size >= 8 else ks.N_MALFORMED)
             payload = whole = 0
-            kind = NO_PORTS if size < 8 else PORTS_CUT
-            if kind == PORTS_CUT and seen >= 2:
-                kind, ports = TARGET_PORT_CUT, load16(header)
+            kind = dtypes.NO_PORTS if size < 8 else dtypes.PORTS_CUT
+            if kind == dtypes.PORTS_CUT and seen >= 2:
+                kind, ports = dtypes.TARGET_PORT_CUT, load16(header)
         elif protocol == _TCP:
             ports = load32(header)
             payload = _tcp_payload(state, header, seen, size)
@@ -346,8 +301,8 @@ def _transport(
     if protocol == _TCP and whole and identity < 0:
         tcp(state, flow, work, header, seen, payload, family, time_ns)
     elif payload:
-        add(work + D_SEGMENTS, 1)
-    if kind == ROCE:
+        add(work + ks.D_SEGMENTS, 1)
+    if kind == dtypes.ROCE:
         roce(state, header + 8, kept - offset - 8, length, payload, addresses, family, time_ns)
     return inner
 
@@ -370,21 +325,21 @@ def _is_copy(state: int, ip: int, kept: int, header_bytes: int, identity: int, f
     while place <= end:
         key = _mixed(key, load64(ip + place))
         place += 8
-    first = get(state, RECENT) + ((key & (RECENT_SLOTS - RECENT_WAYS)) << RECENT_SHIFT)
-    most_ns = COPY_NS if identity else UNIDENTIFIED_COPY_NS
+    first = get(state, ks.RECENT) + ((key & (ks.RECENT_SLOTS - ks.RECENT_WAYS)) << ks.RECENT_SHIFT)
+    most_ns = ks.COPY_NS if identity else ks.UNIDENTIFIED_COPY_NS
     oldest = first
-    for way in range(RECENT_WAYS):
-        slot = first + (way << RECENT_SHIFT)
-        if load64(slot + P_KEY) == key:
-            if abs(time_ns - load64(slot + P_NS)) <= most_ns:
-                count(state, N_COPIES)
+    for way in range(ks.RECENT_WAYS):
+        slot = first + (way << ks.RECENT_SHIFT)
+        if load64(slot + ks.P_KEY) == key:
+            if abs(time_ns - load64(slot + ks.P_NS)) <= most_ns:
+                count(state, ks.N_COPIES)
                 return True
             oldest = slot
             break
-        if load64(slot + P_NS) < load64(oldest + P_NS):
+        if load64(slot + ks.P_NS) < load64(oldest + ks.P_NS):
             oldest = slot
-    store64(oldest + P_KEY, key)
-    store64(oldest + P_NS, time_ns)
+    store64(oldest + ks.P_KEY, key)
+    store64(oldest + ks.P_NS, time_ns)
     return False
 
 
@@ -392,26 +347,26 @@ def _is_copy(state: int, ip: int, kept: int, header_bytes: int, identity: int, f
 def _ipv4(state: int, at: int, offset: int, kept: int, length: int, time_ns: int, layer: int) -> int:
     """Decode an IPv4 packet (RFC 791)."""
     if kept < offset + 20:
-        count(state, N_CUT)
+        count(state, ks.N_CUT)
         return 0
     ip = at + offset
     header, total = (load8(ip) & 15) * 4, swapped16(ip + 2)
     if total == 0:
-        count(state, N_ZERO_LENGTH)
+        count(state, ks.N_ZERO_LENGTH)
         total = length - offset
     if load8(ip) >> 4 != 4 or header < 20 or total < header:
-        count(state, N_MALFORMED)
+        count(state, ks.N_MALFORMED)
         return 0
     if total > length - offset:
-        count(state, N_MALFORMED)
+        count(state, ks.N_MALFORMED)
         total = max(length - offset, header)
     protocol, fragment = load8(ip + 9), swapped16(ip + 6) & 0x3FFF
     identity = -1
     if fragment:
-        count(state, N_FRAGMENTS)
+        count(state, ks.N_FRAGMENTS)
         identity = swapped16(ip + 4) | protocol << 32
     first = 0 if fragment & 0x1FFF else 1
-    if get(state, RECENT) and not layer:
+    if get(state, ks.RECENT) and not layer:
         unique = swapped16(ip + 4)
         if _is_copy(state, ip, kept - offset, header, unique << 8 | protocol if unique else 0, 4, time_ns):
             return 0
@@ -424,30 +379,30 @@ def _ipv4(state: int, at: int, offset: int, kept: int, length: int, time_ns: int
 def _ipv6(state: int, at: int, offset: int, kept: int, length: int, time_ns: int, layer: int) -> int:
     """Decode an IPv6 packet (RFC 8200) with its extension headers."""
     if kept < offset + 40:
-        count(state, N_CUT)
+        count(state, ks.N_CUT)
         return 0
     ip, place = at + offset, offset + 40
     size, protocol = swapped16(ip + 4), load8(ip + 6)
     if load8(ip) >> 4 != 6:
-        count(state, N_MALFORMED)
+        count(state, ks.N_MALFORMED)
         return 0
     if size == 0 and length > place:
-        count(state, N_ZERO_LENGTH)  # a jumbogram, or segmentation offload
+        count(state, ks.N_ZERO_LENGTH)  # a jumbogram, or segmentation offload
         size = length - place
     if size > length - place:
-        count(state, N_MALFORMED)
+        count(state, ks.N_MALFORMED)
         size = max(length - place, 0)
     end, identity, first = place + size, -1, 1
     while first and protocol in (_HOP_BY_HOP, 43, _FRAGMENT, _AUTHENTICATION, 60, 135, 139, 140):
         if kept < place + 8:
-            count(state, N_CUT)
+            count(state, ks.N_CUT)
             break
         header = at + place
         following, units = load8(header), load8(header + 1)
         if protocol == _FRAGMENT:
             fragment = swapped16(header + 2)
             if fragment & 0xFFF9:  # not an atomic fragment (RFC 6946)
-                count(state, N_FRAGMENTS)
+                count(state, ks.N_FRAGMENTS)
                 identity = swapped32(header + 4) | following << 32
                 first = 0 if fragment & 0xFFF8 else 1
             place += 8
@@ -455,9 +410,9 @@ def _ipv6(state: int, at: int, offset: int, kept: int, length: int, time_ns: int
             place += (units + 2) * 4 if protocol == _AUTHENTICATION else (units + 1) * 8
         protocol = following
     if place > end:
-        count(state, N_MALFORMED)
+        count(state, ks.N_MALFORMED)
     size = max(end - place, 0)
-    if get(state, RECENT) and not layer and _is_copy(state, ip, kept - offset, 40, 0, 6, time_ns):
+    if get(state, ks.RECENT) and not layer and _is_copy(state, ip, kept - offset, 40, 0, 6, time_ns):
         return 0
     return _transport(state, at, place, kept, length, time_ns, ip + 8, protocol, size, identity, first, layer, 6)
 
@@ -465,18 +420,18 @@ def _ipv6(state: int, at: int, offset: int, kept: int, length: int, time_ns: int
 @kernel
 def _not_ip(state: int, at: int, offset: int, kept: int, length: int, time_ns: int, ethertype: int, layer: int) -> None:
     """Count a non-IP frame: ARP by its protocol addresses (RFC 826), all others in one row, for filters on them."""
-    count(state, N_NOT_IP)
-    arp, kind = at + offset, ARP if ethertype == _ARP else RARP if ethertype == _RARP else NOT_IP
-    none, target = state + 8 * ZEROS, at + offset + 24
-    if kind != NOT_IP and kept < offset + 28:
-        kind, target = ARP_CUT if kind == ARP else RARP_CUT, none
+    count(state, ks.N_NOT_IP)
+    arp, kind = at + offset, dtypes.ARP if ethertype == _ARP else dtypes.RARP if ethertype == _RARP else dtypes.NOT_IP
+    none, target = state + 8 * ks.ZEROS, at + offset + 24
+    if kind != dtypes.NOT_IP and kept < offset + 28:
+        kind, target = dtypes.ARP_CUT if kind == dtypes.ARP else dtypes.RARP_CUT, none
         if kept < length:
-            count(state, N_CUT)
-    if kind != NOT_IP and kept >= offset + 18 and load32(arp + 2) == _FOR_IPV4:
+            count(state, ks.N_CUT)
+    if kind != dtypes.NOT_IP and kept >= offset + 18 and load32(arp + 2) == _FOR_IPV4:
         addresses = load32(arp + 14) | load32(target) << 32
         flow = flow_of(state, addresses, rest_of(0, 0, kind, layer, 4), arp + 14, target, time_ns)
     else:
-        flow = flow_of6(state, none, rest_of(0, 0, kind, layer, NO_ADDRESSES), time_ns)
+        flow = flow_of6(state, none, rest_of(0, 0, kind, layer, dtypes.NO_ADDRESSES), time_ns)
     account(state, flow, length, 0, time_ns)
 
 
@@ -507,16 +462,16 @@ def _network(state: int, at: int, offset: int, kept: int, length: int, time_ns: 
     """Decode the packet behind an ethertype and any number of tags."""
     while ethertype in (0x8100, 0x88A8, 0x9100, 0x9200):
         if kept < offset + 4:
-            count(state, N_CUT)
+            count(state, ks.N_CUT)
             return 0
-        put(state, TAG, (get(state, TAG) << 12 | swapped16(at + offset) & 0xFFF) & _TAG_MASK)
+        put(state, ks.TAG, (get(state, ks.TAG) << 12 | swapped16(at + offset) & 0xFFF) & _TAG_MASK)
         ethertype, offset = swapped16(at + offset + 2), offset + 4
     if ethertype in (_MPLS, _MPLS_MULTICAST):
         bottom = 0
         while not bottom and kept > offset + 4:
             bottom, offset = load8(at + offset + 2) & 1, offset + 4
         if not bottom:
-            count(state, N_CUT)
+            count(state, ks.N_CUT)
             return 0
         ethertype, offset = _behind_labels(at, offset, kept, length)
     if ethertype == _PPPOE and kept >= offset + 8:
@@ -554,10 +509,10 @@ def _link(state: int, at: int, kept: int, length: int, time_ns: int, link: int) 
     elif link in (12, 14, 101, 228, 229):  # raw IP
         header, place = 0, -1
     else:
-        count(state, N_LINK)
+        count(state, ks.N_LINK)
         return 0
     if kept <= header:
-        count(state, N_CUT)
+        count(state, ks.N_CUT)
         return 0
     if place >= 0:
         ethertype = swapped16(at + place)
@@ -568,11 +523,11 @@ def _link(state: int, at: int, kept: int, length: int, time_ns: int, link: int) 
 
 @kernel
 def _any(state: int, at: int, kept: int, length: int, time_ns: int, link: int) -> None:
-    put(state, TAG, UNTAGGED)
-    put(state, INNER_TAG, UNTAGGED)
+    put(state, ks.TAG, ks.UNTAGGED)
+    put(state, ks.INNER_TAG, ks.UNTAGGED)
     inner = _link(state, at, kept, length, time_ns, link)
     if inner:
-        put(state, TAG, get(state, INNER_TAG))
+        put(state, ks.TAG, get(state, ks.INNER_TAG))
         place = inner + 14 if inner > 0 else -inner
         ethertype = swapped16(at + inner + 12) if inner > 0 else _by_version(load8(at + place))
         _network(state, at, place, kept, length, time_ns, ethertype, 1)
@@ -597,7 +552,7 @@ def decode(state: int, at: int, kept: int, length: int, time_ns: int, link: int)
         and load32(at + 12) & 0xFFFFFF == 0x450008
         and load16(at + 20) & 0xFF3F == 0
         and load8(at + 23) == 6
-        and get(state, RECENT) == 0
+        and get(state, ks.RECENT) == 0
     ):
         total = swapped16(at + 16)
         if 40 <= total <= length - 14:

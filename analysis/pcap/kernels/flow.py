@@ -7,6 +7,7 @@ so that no capture can be crafted whose flows all fall on one slot.
 
 from __future__ import annotations
 
+from ringtap.analysis.pcap.kernels import state as ks
 from ringtap.analysis.pcap.kernels.memory import (
     inlined,
     kernel,
@@ -17,28 +18,6 @@ from ringtap.analysis.pcap.kernels.memory import (
     store32,
     store64,
     times,
-)
-from ringtap.analysis.pcap.kernels.state import (
-    CONVERSATIONS,
-    D_BIN,
-    D_LAST_NS,
-    D_NEXT,
-    D_SYN,
-    D_TIMED,
-    DIRECTION_BYTES,
-    DIRECTIONS,
-    K_FLOW,
-    K_REST,
-    LAST_NS,
-    MAX_ROWS,
-    N_OVER_LIMIT,
-    NO_BIN,
-    ROWS,
-    SECRETS,
-    SLOT_MASK,
-    SLOT_SHIFT,
-    SLOTS,
-    SLOTS_A_ROW,
 )
 from ringtap.analysis.pcap.scan_dtypes import CONVERSATION, offsets
 
@@ -76,7 +55,7 @@ def add(address: int, value: int) -> None:
 
 @inlined
 def _secret(state: int, half: int, number: int) -> int:
-    return ((half & _LOW) + get(state, SECRETS + number)) & _LOW
+    return ((half & _LOW) + get(state, ks.SECRETS + number)) & _LOW
 
 
 @inlined
@@ -121,20 +100,20 @@ def same16(a: int, b: int) -> bool:
 @inlined
 def row_of(state: int, flow: int) -> int:
     """Return the address of a flow's conversation."""
-    return get(state, CONVERSATIONS) + (flow >> 1) * _ROW
+    return get(state, ks.CONVERSATIONS) + (flow >> 1) * _ROW
 
 
 @inlined
 def _find(state: int, addresses: int, rest: int, source: int, destination: int) -> int:
     """Return the address of the slot that holds a key, or of the free slot for it."""
-    slots, mask = get(state, SLOTS), get(state, SLOT_MASK)
+    slots, mask = get(state, ks.SLOTS), get(state, ks.SLOT_MASK)
     index = spread(state, addresses, rest) & mask
     while True:
-        slot = slots + (index << SLOT_SHIFT)
-        flow = load64(slot + K_FLOW)
+        slot = slots + (index << ks.SLOT_SHIFT)
+        flow = load64(slot + ks.K_FLOW)
         if flow == 0:
             return slot
-        if load64(slot) == addresses and load64(slot + K_REST) == rest:
+        if load64(slot) == addresses and load64(slot + ks.K_REST) == rest:
             if (rest >> 56) == 4:
                 return slot
             row = row_of(state, flow - 1)
@@ -150,8 +129,8 @@ def _find(state: int, addresses: int, rest: int, source: int, destination: int) 
 @inlined
 def _write_slot(slot: int, addresses: int, rest: int, flow: int) -> None:
     store64(slot, addresses)
-    store64(slot + K_REST, rest)
-    store64(slot + K_FLOW, flow + 1)
+    store64(slot + ks.K_REST, rest)
+    store64(slot + ks.K_FLOW, flow + 1)
 
 
 @inlined
@@ -168,12 +147,12 @@ def key_of(state: int, row: int) -> tuple[int, int]:
 @kernel
 def _grow(state: int) -> None:
     """Quadruple the slots, and insert one direction of each conversation again."""
-    slots, mask = get(state, SLOTS), get(state, SLOT_MASK)
+    slots, mask = get(state, ks.SLOTS), get(state, ks.SLOT_MASK)
     for index in range(mask + 1):
-        store64(slots + (index << SLOT_SHIFT) + K_FLOW, 0)
-    put(state, SLOT_MASK, mask * 4 + 3)
-    for number in range(get(state, ROWS)):
-        row = get(state, CONVERSATIONS) + number * _ROW
+        store64(slots + (index << ks.SLOT_SHIFT) + ks.K_FLOW, 0)
+    put(state, ks.SLOT_MASK, mask * 4 + 3)
+    for number in range(get(state, ks.ROWS)):
+        row = get(state, ks.CONVERSATIONS) + number * _ROW
         if load8(row + 3) == 0:
             continue
         addresses, rest = key_of(state, row)
@@ -184,16 +163,16 @@ def _grow(state: int) -> None:
 @kernel
 def _new_conversation(state: int, rest: int, source: int, destination: int, time_ns: int) -> int:
     """Add a row and return its first flow; beyond the limit return -1 minus the first flow of the shared row."""
-    number = get(state, ROWS)
-    if number >= get(state, MAX_ROWS):
-        count(state, N_OVER_LIMIT)
-        if number > get(state, MAX_ROWS):
-            return -1 - 2 * get(state, MAX_ROWS)
+    number = get(state, ks.ROWS)
+    if number >= get(state, ks.MAX_ROWS):
+        count(state, ks.N_OVER_LIMIT)
+        if number > get(state, ks.MAX_ROWS):
+            return -1 - 2 * get(state, ks.MAX_ROWS)
         rest = 255 << 32
-    elif number * SLOTS_A_ROW > get(state, SLOT_MASK):
+    elif number * ks.SLOTS_A_ROW > get(state, ks.SLOT_MASK):
         _grow(state)
-    put(state, ROWS, number + 1)
-    row = get(state, CONVERSATIONS) + number * _ROW
+    put(state, ks.ROWS, number + 1)
+    row = get(state, ks.CONVERSATIONS) + number * _ROW
     for part in range(4):
         store8(row + part, rest >> (32 + 8 * part))
     store16(row + _A_PORT, (rest & 0xFF) << 8 | (rest >> 8) & 0xFF)
@@ -208,14 +187,14 @@ def _new_conversation(state: int, rest: int, source: int, destination: int, time
     for offset in (_RTT_MIN, _RTT_MIN + 8, _HANDSHAKE):
         store64(row + offset, -1)
     if time_ns < 0:
-        time_ns = get(state, LAST_NS)
+        time_ns = get(state, ks.LAST_NS)
     store64(row + _FIRST_NS, time_ns)
     store64(row + _LAST_NS, time_ns)
     for direction in range(2):
-        work = get(state, DIRECTIONS) + (number * 2 + direction) * DIRECTION_BYTES
-        store64(work + D_BIN, NO_BIN)
-        store64(work + D_LAST_NS, NO_BIN)
-        for offset in (D_NEXT, D_TIMED, D_SYN):
+        work = get(state, ks.DIRECTIONS) + (number * 2 + direction) * ks.DIRECTION_BYTES
+        store64(work + ks.D_BIN, ks.NO_BIN)
+        store64(work + ks.D_LAST_NS, ks.NO_BIN)
+        for offset in (ks.D_NEXT, ks.D_TIMED, ks.D_SYN):
             store64(work + offset, -1)
     return number * 2 if rest >> 56 else -1 - number * 2
 
@@ -225,7 +204,7 @@ def _new_flow(state: int, addresses: int, rest: int, source: int, destination: i
     """Return the flow of a key that has no slot: the reverse of a known flow, or one of a new conversation."""
     swapped4 = (addresses << 32) | ((addresses >> 32) & 0xFFFFFFFF)
     back = swapped4 if (rest >> 56) == 4 else key6(state, destination, source)
-    reverse = load64(_find(state, back, _ports_reversed(rest), destination, source) + K_FLOW)
+    reverse = load64(_find(state, back, _ports_reversed(rest), destination, source) + ks.K_FLOW)
     if reverse:
         flow = (reverse - 1) ^ 1
     else:
@@ -239,7 +218,7 @@ def _new_flow(state: int, addresses: int, rest: int, source: int, destination: i
 @inlined
 def flow_of(state: int, addresses: int, rest: int, source: int, destination: int, time_ns: int) -> int:
     """Return the flow of a packet; a new one if its key was not seen before."""
-    flow = load64(_find(state, addresses, rest, source, destination) + K_FLOW)
+    flow = load64(_find(state, addresses, rest, source, destination) + ks.K_FLOW)
     if flow:
         return flow - 1
     return _new_flow(state, addresses, rest, source, destination, time_ns)
@@ -260,4 +239,4 @@ def flow_of6(state: int, at: int, rest: int, time_ns: int) -> int:
 @inlined
 def work_of(state: int, flow: int) -> int:
     """Return the address of a flow's work area."""
-    return get(state, DIRECTIONS) + flow * DIRECTION_BYTES
+    return get(state, ks.DIRECTIONS) + flow * ks.DIRECTION_BYTES

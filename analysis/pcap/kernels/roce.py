@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
+from ringtap.analysis.pcap.kernels import state as ks
 from ringtap.analysis.pcap.kernels.flow import add, count, get, key6, put, same16, spread
 from ringtap.analysis.pcap.kernels.memory import kernel, load8, load32, load64, store8, store32, store64, swapped32
-from ringtap.analysis.pcap.kernels.state import (
-    LAST_NS,
-    MAX_QUEUE_PAIRS,
-    N_QUEUE_PAIRS,
-    Q_NEXT,
-    Q_RESPONSE,
-    QUEUE_PAIR_ROWS,
-    QUEUE_PAIR_SLOT_COUNT,
-    QUEUE_PAIR_SLOTS,
-    QUEUE_PAIR_WORK,
-    QUEUE_PAIR_WORK_BYTES,
-    QUEUE_PAIRS,
-)
 from ringtap.analysis.pcap.scan_dtypes import QUEUE_PAIR, offsets
 
 _ROW = QUEUE_PAIR.itemsize
@@ -76,11 +64,11 @@ def _queue_pair(state: int, queue_pair: int, addresses: int, family: int, time_n
     """Return the row number of a queue pair, which is added if it is new; -1 if there are too many."""
     size = 4 if family == 4 else 16
     key = load64(addresses) if family == 4 else key6(state, addresses, addresses + 16)
-    index = spread(state, key, queue_pair) & (QUEUE_PAIR_SLOT_COUNT - 1)
+    index = spread(state, key, queue_pair) & (ks.QUEUE_PAIR_SLOT_COUNT - 1)
     while True:
-        slot = get(state, QUEUE_PAIR_SLOTS) + 4 * index
+        slot = get(state, ks.QUEUE_PAIR_SLOTS) + 4 * index
         number = load32(slot) - 1
-        row = get(state, QUEUE_PAIRS) + number * _ROW
+        row = get(state, ks.QUEUE_PAIRS) + number * _ROW
         if number < 0:
             break
         if load32(row + _QUEUE_PAIR) == queue_pair and load8(row) == family:
@@ -89,13 +77,13 @@ def _queue_pair(state: int, queue_pair: int, addresses: int, family: int, time_n
                     return number
             elif same16(row + _SOURCE, addresses) and same16(row + _DESTINATION, addresses + 16):
                 return number
-        index = (index + 1) & (QUEUE_PAIR_SLOT_COUNT - 1)
-    number = get(state, QUEUE_PAIR_ROWS)
-    if number == MAX_QUEUE_PAIRS:
+        index = (index + 1) & (ks.QUEUE_PAIR_SLOT_COUNT - 1)
+    number = get(state, ks.QUEUE_PAIR_ROWS)
+    if number == ks.MAX_QUEUE_PAIRS:
         return -1
-    put(state, QUEUE_PAIR_ROWS, number + 1)
+    put(state, ks.QUEUE_PAIR_ROWS, number + 1)
     store32(slot, number + 1)
-    row = get(state, QUEUE_PAIRS) + number * _ROW
+    row = get(state, ks.QUEUE_PAIRS) + number * _ROW
     store8(row, family)
     store32(row + _QUEUE_PAIR, queue_pair)
     for part in range(size):
@@ -103,9 +91,9 @@ def _queue_pair(state: int, queue_pair: int, addresses: int, family: int, time_n
         store8(row + _DESTINATION + part, load8(addresses + size + part))
     store64(row + _FIRST_NS, time_ns)
     store64(row + _LAST_NS, time_ns)
-    work = get(state, QUEUE_PAIR_WORK) + number * QUEUE_PAIR_WORK_BYTES
-    store64(work + Q_NEXT, -1)
-    store64(work + Q_RESPONSE, -1)
+    work = get(state, ks.QUEUE_PAIR_WORK) + number * ks.QUEUE_PAIR_WORK_BYTES
+    store64(work + ks.Q_NEXT, -1)
+    store64(work + ks.Q_RESPONSE, -1)
     return number
 
 
@@ -116,7 +104,7 @@ def _order(row: int, work: int, operation: int, number: int) -> None:
     A read uses as many numbers as its response has packets; the request does not say how many.
     """
     response = _READ_FIRST <= operation <= _READ_ONLY
-    place = work + (Q_RESPONSE if response else Q_NEXT)
+    place = work + (ks.Q_RESPONSE if response else ks.Q_NEXT)
     expected = load64(place)
     begins = response and operation in (_READ_FIRST, _READ_ONLY)
     if expected >= 0 and not begins:
@@ -145,12 +133,12 @@ def roce(
         time_ns: time of capture.
     """
     if time_ns < 0:
-        time_ns = get(state, LAST_NS)
+        time_ns = get(state, ks.LAST_NS)
     number = _queue_pair(state, swapped32(header + 4) & 0xFFFFFF, addresses, family, time_ns)
     if number < 0:
-        count(state, N_QUEUE_PAIRS)
+        count(state, ks.N_QUEUE_PAIRS)
         return
-    row = get(state, QUEUE_PAIRS) + number * _ROW
+    row = get(state, ks.QUEUE_PAIRS) + number * _ROW
     add(row + _PACKETS, 1)
     add(row + _BYTES, length)
     add(row + _PAYLOAD, payload)
@@ -165,5 +153,5 @@ def roce(
         refused = kept > place and (load8(header + place) >> 5 & 3) in (1, 3)
         add(row + (_NAKS if refused else _ACKNOWLEDGEMENTS), 1)
     elif service != _DATAGRAM:
-        work = get(state, QUEUE_PAIR_WORK) + number * QUEUE_PAIR_WORK_BYTES
+        work = get(state, ks.QUEUE_PAIR_WORK) + number * ks.QUEUE_PAIR_WORK_BYTES
         _order(row, work, operation, swapped32(header + 8) & _PSN_MASK)

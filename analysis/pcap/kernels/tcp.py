@@ -13,6 +13,7 @@ before or ends at the highest byte.
 
 from __future__ import annotations
 
+from ringtap.analysis.pcap.kernels import state as ks
 from ringtap.analysis.pcap.kernels.flow import add, count, get, put, row_of, work_of
 from ringtap.analysis.pcap.kernels.memory import (
     inlined,
@@ -24,48 +25,6 @@ from ringtap.analysis.pcap.kernels.memory import (
     store64,
     swapped16,
     swapped32,
-)
-from ringtap.analysis.pcap.kernels.state import (
-    D_HOLES,
-    D_NEXT,
-    D_RUN,
-    D_RUN_END,
-    D_RUN_KEY,
-    D_RUN_LAST,
-    D_RUN_LIMIT,
-    D_SEGMENT_BYTES,
-    D_SEGMENTS,
-    D_SYN,
-    D_SYN_NS,
-    D_TIMED,
-    D_TIMED_NS,
-    HOLE_BYTES,
-    HOLE_FROM,
-    HOLE_NS,
-    HOLE_TO,
-    HOLES,
-    MAX_HOLES,
-    MAX_ROWS,
-    N_MALFORMED,
-    R_NEXT,
-    R_NS,
-    R_PAYLOAD,
-    RUN_BYTES,
-    RUNS_AT,
-    S_ACKNOWLEDGED,
-    S_CLOSED,
-    S_END,
-    S_FAMILY,
-    S_FLAGS,
-    S_FLOW,
-    S_HEADER,
-    S_MORE,
-    S_NEXT,
-    S_NS,
-    S_PAYLOAD,
-    S_SEQUENCE,
-    SEGMENT_BYTES,
-    SEGMENTS_AT,
 )
 from ringtap.analysis.pcap.scan_dtypes import CONVERSATION, offsets
 
@@ -94,42 +53,42 @@ def _signed(value: int) -> int:
 
 @inlined
 def _set_hole(hole: int, begin: int, end: int, time_ns: int) -> None:
-    store64(hole + HOLE_FROM, begin)
-    store64(hole + HOLE_TO, end)
-    store64(hole + HOLE_NS, time_ns)
+    store64(hole + ks.HOLE_FROM, begin)
+    store64(hole + ks.HOLE_TO, end)
+    store64(hole + ks.HOLE_NS, time_ns)
 
 
 @inlined
 def _holes_of(state: int, flow: int) -> int:
-    return get(state, HOLES) + flow * (HOLE_BYTES * MAX_HOLES)
+    return get(state, ks.HOLES) + flow * (ks.HOLE_BYTES * ks.MAX_HOLES)
 
 
 @kernel
 def _add_hole(state: int, flow: int, work: int, begin: int, end: int, time_ns: int) -> None:
     """Store a hole; the oldest is dropped if there are too many."""
-    holes, number = _holes_of(state, flow), load64(work + D_HOLES)
-    if number == MAX_HOLES:
+    holes, number = _holes_of(state, flow), load64(work + ks.D_HOLES)
+    if number == ks.MAX_HOLES:
         number -= 1
         for moved in range(number):
-            after = holes + (moved + 1) * HOLE_BYTES
-            _set_hole(after - HOLE_BYTES, load64(after), load64(after + HOLE_TO), load64(after + HOLE_NS))
-    _set_hole(holes + number * HOLE_BYTES, begin, end, time_ns)
-    store64(work + D_HOLES, number + 1)
+            after = holes + (moved + 1) * ks.HOLE_BYTES
+            _set_hole(after - ks.HOLE_BYTES, load64(after), load64(after + ks.HOLE_TO), load64(after + ks.HOLE_NS))
+    _set_hole(holes + number * ks.HOLE_BYTES, begin, end, time_ns)
+    store64(work + ks.D_HOLES, number + 1)
 
 
 @kernel
 def _fill(state: int, flow: int, work: int, sequence: int, payload: int, time_ns: int) -> int:
     """Remove the bytes of a segment from the holes; return how many of them are merely out of order."""
-    holes, number = _holes_of(state, flow), load64(work + D_HOLES)
+    holes, number = _holes_of(state, flow), load64(work + ks.D_HOLES)
     limit = load64(row_of(state, flow) + _HANDSHAKE)
     if limit <= 0:
         limit = _MAX_OUT_OF_ORDER_NS
     in_time = 0
     index = 0
     while index < number:
-        hole = holes + index * HOLE_BYTES
-        left, since = load64(hole), load64(hole + HOLE_NS)
-        begin, end = _signed(left - sequence), _signed(load64(hole + HOLE_TO) - sequence)
+        hole = holes + index * ks.HOLE_BYTES
+        left, since = load64(hole), load64(hole + ks.HOLE_NS)
+        begin, end = _signed(left - sequence), _signed(load64(hole + ks.HOLE_TO) - sequence)
         first, last = max(begin, 0), min(end, payload)
         if first >= last:
             index += 1
@@ -138,8 +97,8 @@ def _fill(state: int, flow: int, work: int, sequence: int, payload: int, time_ns
             in_time += last - first
         if first > begin and last < end:  # in the middle: the part after it becomes a hole of its own
             _set_hole(hole, left, (sequence + first) & 0xFFFFFFFF, since)
-            if number < MAX_HOLES:
-                tail = holes + number * HOLE_BYTES
+            if number < ks.MAX_HOLES:
+                tail = holes + number * ks.HOLE_BYTES
                 _set_hole(tail, (sequence + last) & 0xFFFFFFFF, (sequence + end) & 0xFFFFFFFF, since)
                 number += 1
             index += 1
@@ -151,24 +110,24 @@ def _fill(state: int, flow: int, work: int, sequence: int, payload: int, time_ns
             index += 1
         else:
             number -= 1
-            final = holes + number * HOLE_BYTES
-            _set_hole(hole, load64(final), load64(final + HOLE_TO), load64(final + HOLE_NS))
-    store64(work + D_HOLES, number)
+            final = holes + number * ks.HOLE_BYTES
+            _set_hole(hole, load64(final), load64(final + ks.HOLE_TO), load64(final + ks.HOLE_NS))
+    store64(work + ks.D_HOLES, number)
     return in_time
 
 
 @kernel
 def _not_in_order(state: int, flow: int, work: int, sequence: int, payload: int, end: int, time_ns: int) -> None:
-    following = load64(work + D_NEXT)
+    following = load64(work + ks.D_NEXT)
     ahead = _signed(sequence - following)
     if abs(ahead) >= _MAX_JUMP:
-        store64(work + D_HOLES, 0)
-        store64(work + D_TIMED, -1)
-        store64(work + D_NEXT, end)
+        store64(work + ks.D_HOLES, 0)
+        store64(work + ks.D_TIMED, -1)
+        store64(work + ks.D_NEXT, end)
         return
     if ahead > 0:
         _add_hole(state, flow, work, following, sequence, time_ns)
-        store64(work + D_NEXT, end)
+        store64(work + ks.D_NEXT, end)
         return
     if payload <= 1 and ahead == -1:
         return  # keep-alive
@@ -178,32 +137,32 @@ def _not_in_order(state: int, flow: int, work: int, sequence: int, payload: int,
         row = row_of(state, flow) + (flow & 1) * 8
         add(row + _RETRANSMITTED, payload - min(new, payload) - filled)
         add(row + _OUT_OF_ORDER, filled)
-        store64(work + D_TIMED, -1)
+        store64(work + ks.D_TIMED, -1)
     if new:
-        store64(work + D_NEXT, end)
+        store64(work + ks.D_NEXT, end)
 
 
 @kernel
 def _pass_over(state: int, flow: int, work: int, until: int, time_ns: int) -> None:
     """Add a hole for bytes sent but not captured: an acknowledgement or a packet without payload lies beyond them."""
-    following = load64(work + D_NEXT)
+    following = load64(work + ks.D_NEXT)
     ahead = _signed(until - following)
     if 0 < ahead < _MAX_JUMP:
         _add_hole(state, flow, work, following, until, time_ns)
-        store64(work + D_NEXT, until)
+        store64(work + ks.D_NEXT, until)
 
 
 @inlined
 def _sequence(state: int, flow: int, work: int, sequence: int, payload: int, extra: int, time_ns: int) -> None:
     """Advance over new bytes; distinguish holes, retransmissions and out-of-order bytes."""
-    following, end = load64(work + D_NEXT), (sequence + payload + extra) & 0xFFFFFFFF
+    following, end = load64(work + ks.D_NEXT), (sequence + payload + extra) & 0xFFFFFFFF
     if sequence == following:
-        store64(work + D_NEXT, end)
-        if payload and load64(work + D_TIMED) < 0:
-            store64(work + D_TIMED, end)
-            store64(work + D_TIMED_NS, time_ns)
+        store64(work + ks.D_NEXT, end)
+        if payload and load64(work + ks.D_TIMED) < 0:
+            store64(work + ks.D_TIMED, end)
+            store64(work + ks.D_TIMED_NS, time_ns)
     elif following < 0:
-        store64(work + D_NEXT, end)
+        store64(work + ks.D_NEXT, end)
     else:
         _not_in_order(state, flow, work, sequence, payload, end, time_ns)
 
@@ -223,7 +182,7 @@ def _segment_size(state: int, header: int, kept: int) -> int:
             return 0
         size = load8(header + at + 1)
         if size < 2:
-            count(state, N_MALFORMED)
+            count(state, ks.N_MALFORMED)
             return 0
         if kind == 2 and size == 4 and at + 4 <= end:
             return swapped16(header + at + 2)
@@ -234,9 +193,9 @@ def _segment_size(state: int, header: int, kept: int) -> int:
 @kernel
 def _begin_anew(side: int) -> None:
     """Reset the sequence state of a side, which is from an earlier connection."""
-    store64(side + D_NEXT, -1)
-    store64(side + D_TIMED, -1)
-    store64(side + D_HOLES, 0)
+    store64(side + ks.D_NEXT, -1)
+    store64(side + ks.D_TIMED, -1)
+    store64(side + ks.D_HOLES, 0)
 
 
 @kernel
@@ -247,38 +206,38 @@ def _opening_or_reset(
         add(row_of(state, flow) + _RESETS + (flow & 1) * 8, 1)
         return
     other = work ^ 128
-    if load64(work + D_SYN) == sequence:
+    if load64(work + ks.D_SYN) == sequence:
         # retransmitted: it is not known which copy was answered
-        store64(work + D_SYN_NS, 0)
-        store64(other + D_SYN_NS, 0)
+        store64(work + ks.D_SYN_NS, 0)
+        store64(other + ks.D_SYN_NS, 0)
         return
     # a new connection, even between the ports of an old one
     since = max(time_ns, 1) if time_ns >= 0 else 0
     if not flags & _ACK:
-        store64(other + D_SYN, -1)
+        store64(other + ks.D_SYN, -1)
         for side in (work, other):
             _begin_anew(side)
-            store64(side + D_SYN_NS, 0)
-            store64(side + D_SEGMENT_BYTES, 0)
+            store64(side + ks.D_SYN_NS, 0)
+            store64(side + ks.D_SEGMENT_BYTES, 0)
     else:
         _begin_anew(work)
-        opening = load64(other + D_SYN)
+        opening = load64(other + ks.D_SYN)
         if opening < 0 or not 0 <= _signed(acknowledged - opening - 1) <= _MAX_SYN_BYTES:
             _begin_anew(other)  # the SYN that it answers was not captured
             since = 0
-    store64(work + D_SYN, sequence)
-    store64(work + D_SYN_NS, since)
+    store64(work + ks.D_SYN, sequence)
+    store64(work + ks.D_SYN_NS, since)
     for side in (work, other):
-        agreed = load64(side + D_SEGMENT_BYTES)
+        agreed = load64(side + ks.D_SEGMENT_BYTES)
         if size and (agreed == 0 or size < agreed):
-            store64(side + D_SEGMENT_BYTES, size)
+            store64(side + ks.D_SEGMENT_BYTES, size)
 
 
 @kernel
 def _round_trip(state: int, flow: int, work: int, time_ns: int) -> None:
     """Record the round trip of a flow's timed segment, which was just acknowledged."""
-    store64(work + D_TIMED, -1)
-    since = load64(work + D_TIMED_NS)
+    store64(work + ks.D_TIMED, -1)
+    since = load64(work + ks.D_TIMED_NS)
     took = time_ns - since
     if since < 0 or took < 0 or took > _MAX_RTT_NS:
         return
@@ -293,21 +252,21 @@ def _round_trip(state: int, flow: int, work: int, time_ns: int) -> None:
 @kernel
 def _handshake(state: int, flow: int, work: int, other: int, acknowledged: int, time_ns: int) -> None:
     """Record the round trip of the handshake: the opener acknowledges the answer to its SYN."""
-    row, since = row_of(state, flow), load64(work + D_SYN_NS)
-    if since > load64(other + D_SYN_NS):
+    row, since = row_of(state, flow), load64(work + ks.D_SYN_NS)
+    if since > load64(other + ks.D_SYN_NS):
         return  # this is the answering side
-    if not 0 <= _signed(acknowledged - load64(other + D_SYN) - 1) < _MAX_JUMP:
+    if not 0 <= _signed(acknowledged - load64(other + ks.D_SYN) - 1) < _MAX_JUMP:
         return  # the acknowledgement is of an earlier connection
     if load64(row + _HANDSHAKE) < 0 and 0 <= time_ns - since <= _MAX_RTT_NS:
         store64(row + _HANDSHAKE, time_ns - since)
-    store64(work + D_SYN_NS, 0)
-    store64(other + D_SYN_NS, 0)
+    store64(work + ks.D_SYN_NS, 0)
+    store64(other + ks.D_SYN_NS, 0)
 
 
 @inlined
 def _room(work: int, header_bytes: int, family: int) -> int:
     """Return the largest payload of one segment on the wire."""
-    size = load64(work + D_SEGMENT_BYTES)
+    size = load64(work + ks.D_SEGMENT_BYTES)
     return (size if size else (1460 if family == 4 else 1440)) - (header_bytes - 20)
 
 
@@ -329,27 +288,27 @@ def _follow(
     if flags & (_SYN | _RST):
         _opening_or_reset(state, flow, work, flags, sequence, acknowledged, size, time_ns)
         if flags & _RST:
-            add(work + D_SEGMENTS, 1 if payload else 0)
+            add(work + ks.D_SEGMENTS, 1 if payload else 0)
             return
     other = work ^ 128
     if flags & _ACK:
-        timed = load64(other + D_TIMED)
+        timed = load64(other + ks.D_TIMED)
         if timed >= 0 and _signed(acknowledged - timed) >= 0:
             _round_trip(state, flow ^ 1, other, time_ns)
-        following = load64(other + D_NEXT)
+        following = load64(other + ks.D_NEXT)
         if following >= 0 and _signed(acknowledged - following) > 0:
             _pass_over(state, flow ^ 1, other, acknowledged, time_ns)
-        if load64(work + D_SYN_NS) and load64(other + D_SYN_NS) and not flags & _SYN:
+        if load64(work + ks.D_SYN_NS) and load64(other + ks.D_SYN_NS) and not flags & _SYN:
             _handshake(state, flow, work, other, acknowledged, time_ns)
     if closed and not flags & (_SYN | _FIN):
         add(row_of(state, flow) + _ZERO_WINDOWS + (flow & 1) * 8, 1)
     if payload:
         room = _room(work, header_bytes, family)
-        add(work + D_SEGMENTS, 1 if payload <= room or room <= 0 else (payload + room - 1) // room)
+        add(work + ks.D_SEGMENTS, 1 if payload <= room or room <= 0 else (payload + room - 1) // room)
     elif not flags & (_SYN | _FIN):
-        following = load64(work + D_NEXT)
+        following = load64(work + ks.D_NEXT)
         if following < 0:
-            store64(work + D_NEXT, sequence)
+            store64(work + ks.D_NEXT, sequence)
         elif sequence != following:
             _pass_over(state, flow, work, sequence, time_ns)
         return
@@ -375,40 +334,44 @@ def _write_segment(
     end = (sequence + payload) & 0xFFFFFFFF
     key = acknowledged | (flags & ~_PSH) << 32 | header_bytes << 40 | closed << 48
     # one branch, because the processor could not predict several
-    is_next = (sequence == load64(work + D_RUN_END)) & (key == load64(work + D_RUN_KEY))
-    if is_next & (payload > 0) & (payload <= load64(work + D_RUN_LIMIT)):
-        at, before, head = get(state, RUNS_AT) - RUN_BYTES, load64(work + D_RUN_LAST), load64(work + D_RUN)
-        put(state, RUNS_AT, at)
-        store64(work + D_RUN_LAST, at + R_NEXT)
-        store32(before, abs(at + R_NEXT - before))
-        store64(at + R_NS, time_ns)
-        store64(at + R_PAYLOAD, payload)
-        store32(head + S_MORE, load32(head + S_MORE) + 1)
-        store32(head + S_END, end)
+    is_next = (sequence == load64(work + ks.D_RUN_END)) & (key == load64(work + ks.D_RUN_KEY))
+    if is_next & (payload > 0) & (payload <= load64(work + ks.D_RUN_LIMIT)):
+        at, before, head = get(state, ks.RUNS_AT) - ks.RUN_BYTES, load64(work + ks.D_RUN_LAST), load64(work + ks.D_RUN)
+        put(state, ks.RUNS_AT, at)
+        store64(work + ks.D_RUN_LAST, at + ks.R_NEXT)
+        store32(before, abs(at + ks.R_NEXT - before))
+        store64(at + ks.R_NS, time_ns)
+        store64(at + ks.R_PAYLOAD, payload)
+        store32(head + ks.S_MORE, load32(head + ks.S_MORE) + 1)
+        store32(head + ks.S_END, end)
     else:
-        at, is_usual = get(state, SEGMENTS_AT), (flags & ~_PSH == _ACK) & (closed == 0)
-        put(state, SEGMENTS_AT, at + SEGMENT_BYTES)
-        store64(work + D_RUN_LAST, at + S_NEXT)
-        store64(work + D_RUN, at)
-        store64(work + D_RUN_KEY, key)
-        store64(work + D_RUN_LIMIT, payload * is_usual)
-        store64(at + S_FLOW, flow | payload << 32)
-        store64(at + S_SEQUENCE, sequence | acknowledged << 32)
-        store64(at + S_NS, time_ns)
-        store64(at + S_NEXT, size)
-        store64(at + S_END, end | flags << 32 | header_bytes << 40 | family << 48 | closed << 56)
-    store64(work + D_RUN_END, end)
-    store64((work ^ 128) + D_RUN_LIMIT, 0)
+        at, is_usual = get(state, ks.SEGMENTS_AT), (flags & ~_PSH == _ACK) & (closed == 0)
+        put(state, ks.SEGMENTS_AT, at + ks.SEGMENT_BYTES)
+        store64(work + ks.D_RUN_LAST, at + ks.S_NEXT)
+        store64(work + ks.D_RUN, at)
+        store64(work + ks.D_RUN_KEY, key)
+        store64(work + ks.D_RUN_LIMIT, payload * is_usual)
+        store64(at + ks.S_FLOW, flow | payload << 32)
+        store64(at + ks.S_SEQUENCE, sequence | acknowledged << 32)
+        store64(at + ks.S_NS, time_ns)
+        store64(at + ks.S_NEXT, size)
+        store64(at + ks.S_END, end | flags << 32 | header_bytes << 40 | family << 48 | closed << 56)
+    store64(work + ks.D_RUN_END, end)
+    store64((work ^ 128) + ks.D_RUN_LIMIT, 0)
 
 
 @kernel
 def _follow_run(state: int, flow: int, work: int, head: int) -> None:
     """Follow the segments of a run one by one."""
-    acknowledged, header_bytes, family = load32(head + S_ACKNOWLEDGED), load8(head + S_HEADER), load8(head + S_FAMILY)
-    sequence, at = load32(head + S_SEQUENCE) + load32(head + S_PAYLOAD), head + S_NEXT
+    acknowledged, header_bytes, family = (
+        load32(head + ks.S_ACKNOWLEDGED),
+        load8(head + ks.S_HEADER),
+        load8(head + ks.S_FAMILY),
+    )
+    sequence, at = load32(head + ks.S_SEQUENCE) + load32(head + ks.S_PAYLOAD), head + ks.S_NEXT
     at += load32(at)
-    for _ in range(load32(head + S_MORE)):
-        payload, time_ns = load32(at + R_PAYLOAD - R_NEXT), load64(at + R_NS - R_NEXT)
+    for _ in range(load32(head + ks.S_MORE)):
+        payload, time_ns = load32(at + ks.R_PAYLOAD - ks.R_NEXT), load64(at + ks.R_NS - ks.R_NEXT)
         sequence &= 0xFFFFFFFF
         _follow(state, flow, work, _ACK, sequence, acknowledged, payload, header_bytes, family, 0, 0, time_ns)
         sequence += payload
@@ -425,20 +388,29 @@ def replay(state: int, begin: int, end: int, flows: int) -> None:
         end: address after the last one.
         flows: address of the flow, here, of each conversation's first direction there.
     """
-    for at in range(begin, end, SEGMENT_BYTES):
-        number, more = load32(at + S_FLOW), load32(at + S_MORE)
+    for at in range(begin, end, ks.SEGMENT_BYTES):
+        number, more = load32(at + ks.S_FLOW), load32(at + ks.S_MORE)
         flow = load64(flows + (number >> 1) * 8) ^ (number & 1)
         work = work_of(state, flow)
-        flags, closed, size, time_ns = load8(at + S_FLAGS), load8(at + S_CLOSED), load32(at + S_NEXT), load64(at + S_NS)
-        sequence, acknowledged, payload = load32(at + S_SEQUENCE), load32(at + S_ACKNOWLEDGED), load32(at + S_PAYLOAD)
-        header_bytes, family = load8(at + S_HEADER), load8(at + S_FAMILY)
+        flags, closed, size, time_ns = (
+            load8(at + ks.S_FLAGS),
+            load8(at + ks.S_CLOSED),
+            load32(at + ks.S_NEXT),
+            load64(at + ks.S_NS),
+        )
+        sequence, acknowledged, payload = (
+            load32(at + ks.S_SEQUENCE),
+            load32(at + ks.S_ACKNOWLEDGED),
+            load32(at + ks.S_PAYLOAD),
+        )
+        header_bytes, family = load8(at + ks.S_HEADER), load8(at + ks.S_FAMILY)
         _follow(state, flow, work, flags, sequence, acknowledged, payload, header_bytes, family, closed, size, time_ns)
-        following, room = load64(work + D_NEXT), _room(work, header_bytes, family)
+        following, room = load64(work + ks.D_NEXT), _room(work, header_bytes, family)
         is_next = following == (sequence + payload) & 0xFFFFFFFF
         # then each segment of the run would only advance the sequence number
-        is_plain = is_next & (load64(work + D_TIMED) >= 0) & ((payload <= room) | (room <= 0))
-        store64(work + D_NEXT, load32(at + S_END) if is_plain else following)
-        add(work + D_SEGMENTS, more if is_plain else 0)
+        is_plain = is_next & (load64(work + ks.D_TIMED) >= 0) & ((payload <= room) | (room <= 0))
+        store64(work + ks.D_NEXT, load32(at + ks.S_END) if is_plain else following)
+        add(work + ks.D_SEGMENTS, more if is_plain else 0)
         if more and not is_plain:
             _follow_run(state, flow, work, at)
 
@@ -457,14 +429,14 @@ def tcp(state: int, flow: int, work: int, header: int, kept: int, payload: int, 
         family: 4 or 6.
         time_ns: time of capture.
     """
-    if flow >= 2 * get(state, MAX_ROWS):  # in the shared row, single connections cannot be followed
-        add(work + D_SEGMENTS, 1 if payload else 0)
+    if flow >= 2 * get(state, ks.MAX_ROWS):  # in the shared row, single connections cannot be followed
+        add(work + ks.D_SEGMENTS, 1 if payload else 0)
         return
     flags, header_bytes = load8(header + 13), (load8(header + 12) >> 4) * 4
     sequence, acknowledged = swapped32(header + 4), swapped32(header + 8)
     closed = 1 if swapped16(header + 14) == 0 else 0
     size = _segment_size(state, header, kept) if flags & (_SYN | _RST) == _SYN else 0
-    if get(state, SEGMENTS_AT):
+    if get(state, ks.SEGMENTS_AT):
         _write_segment(
             state, flow, work, flags, sequence, acknowledged, payload, header_bytes, family, closed, size, time_ns
         )

@@ -5,6 +5,7 @@ Each takes the address of the state and two numbers, and returns a number.
 
 from __future__ import annotations
 
+from ringtap.analysis.pcap.kernels import state as ks
 from ringtap.analysis.pcap.kernels.blocks import block_stops, is_block, packet_of_block
 from ringtap.analysis.pcap.kernels.cells import add_cells, close_all, in_bin
 from ringtap.analysis.pcap.kernels.decode import decode
@@ -21,78 +22,37 @@ from ringtap.analysis.pcap.kernels.memory import (
     store64,
     swapped32,
 )
-from ringtap.analysis.pcap.kernels.state import (
-    BIN_END_NS,
-    BIN_START_NS,
-    BODIES_AT,
-    BODIES_END,
-    CELLS_AT,
-    CELLS_BEGIN,
-    CELLS_END,
-    CORRUPT,
-    FIRST_NS,
-    FULL,
-    I_BY,
-    I_LINK,
-    INTERFACE_BYTES,
-    INTERFACES,
-    IS_END,
-    LAST_NS,
-    MAX_BLOCK_BYTES,
-    MAX_FRAME_BYTES,
-    MAX_KEPT,
-    MORE,
-    N_BACKWARDS,
-    N_BYTES,
-    N_PACKETS,
-    N_SET_BACK,
-    NEEDED,
-    PACKETS_AT,
-    PACKETS_END,
-    PICK_FROM_NS,
-    PICK_INTERFACES,
-    PICK_TO_NS,
-    PICKED,
-    PICKS_AT,
-    PICKS_END,
-    ROOM,
-    SEGMENTS_AT,
-    SEGMENTS_BEGIN,
-    SET_BACK_NS,
-    STOPPED,
-    SWAPPED,
-)
 from ringtap.analysis.pcap.kernels.tcp import replay
 from ringtap.analysis.pcap.scan_dtypes import CELL, PACKET, PICK, offsets
 
-_CELLS_ROOM, _PACKETS_ROOM, _PICK = ROOM * CELL.itemsize, ROOM * PACKET.itemsize, PICK.itemsize
+_CELLS_ROOM, _PACKETS_ROOM, _PICK = ks.ROOM * CELL.itemsize, ks.ROOM * PACKET.itemsize, PICK.itemsize
 _NUMBER, _INTERFACE, _KEPT, _LENGTH, _FLOW = offsets(PICK, "number", "interface", "kept", "length", "flow")
 
 
 @inlined
 def _is_full(state: int, most: int) -> bool:
     """True if a buffer may not hold what the next packet adds, of which at most ``most`` bytes were captured."""
-    if get(state, CELLS_AT) + _CELLS_ROOM > get(state, CELLS_END):
+    if get(state, ks.CELLS_AT) + _CELLS_ROOM > get(state, ks.CELLS_END):
         return True
-    if get(state, PICKS_AT) != 0:
-        if get(state, PICKS_AT) + _PICK > get(state, PICKS_END):
+    if get(state, ks.PICKS_AT) != 0:
+        if get(state, ks.PICKS_AT) + _PICK > get(state, ks.PICKS_END):
             return True
-        return get(state, BODIES_AT) + min(most, MAX_BLOCK_BYTES) + 4 > get(state, BODIES_END)
-    return get(state, PACKETS_AT) != 0 and get(state, PACKETS_AT) + _PACKETS_ROOM > get(state, PACKETS_END)
+        return get(state, ks.BODIES_AT) + min(most, ks.MAX_BLOCK_BYTES) + 4 > get(state, ks.BODIES_END)
+    return get(state, ks.PACKETS_AT) != 0 and get(state, ks.PACKETS_AT) + _PACKETS_ROOM > get(state, ks.PACKETS_END)
 
 
 @kernel
 def _is_picked(state: int, at: int, kept: int, length: int, time_ns: int, interface: int) -> bool:
     """Copy a packet, if its time is within those that are picked."""
-    if time_ns < get(state, PICK_FROM_NS) or time_ns >= get(state, PICK_TO_NS):
+    if time_ns < get(state, ks.PICK_FROM_NS) or time_ns >= get(state, ks.PICK_TO_NS):
         return False
-    row, body = get(state, PICKS_AT), get(state, BODIES_AT)
-    put(state, PICKED, row)
-    put(state, PICKS_AT, row + _PICK)
-    put(state, BODIES_AT, body + ((kept + 3) & -4))
+    row, body = get(state, ks.PICKS_AT), get(state, ks.BODIES_AT)
+    put(state, ks.PICKED, row)
+    put(state, ks.PICKS_AT, row + _PICK)
+    put(state, ks.BODIES_AT, body + ((kept + 3) & -4))
     store64(row, time_ns)
-    store32(row + _NUMBER, get(state, N_PACKETS))
-    store32(row + _INTERFACE, get(state, PICK_INTERFACES) + interface)
+    store32(row + _NUMBER, get(state, ks.N_PACKETS))
+    store32(row + _INTERFACE, get(state, ks.PICK_INTERFACES) + interface)
     store32(row + _KEPT, kept)
     store32(row + _LENGTH, length)
     for offset in range(_FLOW, _PICK, 4):
@@ -109,20 +69,20 @@ def _is_picked(state: int, at: int, kept: int, length: int, time_ns: int, interf
 
 @inlined
 def _packet(state: int, at: int, kept: int, length: int, time_ns: int, interface: int, link: int) -> None:
-    add(state + 8 * N_PACKETS, 1)
-    add(state + 8 * N_BYTES, length)
-    if time_ns < get(state, BIN_START_NS) or time_ns >= get(state, BIN_END_NS):
+    add(state + 8 * ks.N_PACKETS, 1)
+    add(state + 8 * ks.N_BYTES, length)
+    if time_ns < get(state, ks.BIN_START_NS) or time_ns >= get(state, ks.BIN_END_NS):
         time_ns = in_bin(state, time_ns)
-    if not get(state, PICKS_AT) or _is_picked(state, at, kept, length, time_ns, interface):
+    if not get(state, ks.PICKS_AT) or _is_picked(state, at, kept, length, time_ns, interface):
         decode(state, at, kept, length, time_ns, link)
-    if time_ns < get(state, LAST_NS):
+    if time_ns < get(state, ks.LAST_NS):
         if time_ns >= 0:
-            count(state, N_BACKWARDS)
-            if get(state, LAST_NS) - time_ns > SET_BACK_NS:
-                count(state, N_SET_BACK)
-            put(state, FIRST_NS, min(time_ns, get(state, FIRST_NS)))
+            count(state, ks.N_BACKWARDS)
+            if get(state, ks.LAST_NS) - time_ns > ks.SET_BACK_NS:
+                count(state, ks.N_SET_BACK)
+            put(state, ks.FIRST_NS, min(time_ns, get(state, ks.FIRST_NS)))
     else:
-        put(state, LAST_NS, time_ns)
+        put(state, ks.LAST_NS, time_ns)
 
 
 def walk(state: int, block: int, size: int) -> int:
@@ -136,9 +96,9 @@ def walk(state: int, block: int, size: int) -> int:
     Returns:
         Bytes consumed; STOPPED in the state is the reason for the stop.
     """
-    swapped, most_kept = get(state, SWAPPED), get(state, MAX_KEPT)
-    link, tick_ns = load64(get(state, INTERFACES) + I_LINK), load64(get(state, INTERFACES) + I_BY)
-    at, stopped, needed = 0, MORE, 16
+    swapped, most_kept = get(state, ks.SWAPPED), get(state, ks.MAX_KEPT)
+    link, tick_ns = load64(get(state, ks.INTERFACES) + ks.I_LINK), load64(get(state, ks.INTERFACES) + ks.I_BY)
+    at, stopped, needed = 0, ks.MORE, 16
     while at + 16 <= size:
         record = block + at
         if swapped:
@@ -147,19 +107,19 @@ def walk(state: int, block: int, size: int) -> int:
         else:
             seconds, ticks = load32(record), load32(record + 4)
             kept, length = load32(record + 8), load32(record + 12)
-        if kept > most_kept or length > MAX_FRAME_BYTES:
-            stopped = CORRUPT
+        if kept > most_kept or length > ks.MAX_FRAME_BYTES:
+            stopped = ks.CORRUPT
             break
         if at + 16 + kept > size:
             needed = 16 + kept
             break
         if _is_full(state, kept):
-            stopped = FULL
+            stopped = ks.FULL
             break
         _packet(state, record + 16, kept, length, seconds * 1_000_000_000 + ticks * tick_ns, 0, link)
         at += 16 + kept
-    put(state, STOPPED, stopped)
-    put(state, NEEDED, needed)
+    put(state, ks.STOPPED, stopped)
+    put(state, ks.NEEDED, needed)
     return at
 
 
@@ -171,51 +131,51 @@ def total(state: int, begin: int, end: int) -> int:
 
 @inlined
 def _total(state: int, block: int) -> int:
-    return swapped32(block + 4) if get(state, SWAPPED) else load32(block + 4)
+    return swapped32(block + 4) if get(state, ks.SWAPPED) else load32(block + 4)
 
 
 def walk_blocks(state: int, block: int, size: int) -> int:
     """Count the packets of a part of a pcapng file, which begins with a block; otherwise as `walk`."""
-    at, stopped = 0, MORE
-    put(state, NEEDED, 12)
+    at, stopped = 0, ks.MORE
+    put(state, ks.NEEDED, 12)
     while at + 12 <= size:
         total = _total(state, block + at)
         if _is_full(state, total):
-            stopped = FULL
+            stopped = ks.FULL
             break
         stopped = block_stops(state, block + at, size - at)
-        if stopped != MORE:
+        if stopped != ks.MORE:
             break
         if at + total > size:
-            put(state, NEEDED, total)
+            put(state, ks.NEEDED, total)
             break
         kept, length, time_ns, data, number = packet_of_block(state, block + at, total)
         if data:
-            link = load64(get(state, INTERFACES) + number * INTERFACE_BYTES + I_LINK)
+            link = load64(get(state, ks.INTERFACES) + number * ks.INTERFACE_BYTES + ks.I_LINK)
             _packet(state, data, kept, length, time_ns, number, link)
         at += total
-        put(state, NEEDED, 12)
-    put(state, STOPPED, stopped)
+        put(state, ks.NEEDED, 12)
+    put(state, ks.STOPPED, stopped)
     return at
 
 
 @inlined
 def _kept(state: int, record: int) -> int:
-    return swapped32(record + 8) if get(state, SWAPPED) else load32(record + 8)
+    return swapped32(record + 8) if get(state, ks.SWAPPED) else load32(record + 8)
 
 
 @kernel
 def _is_record(state: int, record: int) -> bool:
-    if get(state, SWAPPED):
+    if get(state, ks.SWAPPED):
         seconds, ticks, length = swapped32(record), swapped32(record + 4), swapped32(record + 12)
     else:
         seconds, ticks, length = load32(record), load32(record + 4), load32(record + 12)
-    kept, tick_ns = _kept(state, record), load64(get(state, INTERFACES) + I_BY)
-    if kept > length or kept > get(state, MAX_KEPT) or length > MAX_FRAME_BYTES or length == 0:
+    kept, tick_ns = _kept(state, record), load64(get(state, ks.INTERFACES) + ks.I_BY)
+    if kept > length or kept > get(state, ks.MAX_KEPT) or length > ks.MAX_FRAME_BYTES or length == 0:
         return False
     if ticks * tick_ns >= 1_000_000_000:
         return False
-    latest = get(state, LAST_NS)
+    latest = get(state, ks.LAST_NS)
     return latest < 0 or abs(seconds - latest // 1_000_000_000) < 86_400
 
 
@@ -236,18 +196,18 @@ def resume(state: int, block: int, size: int) -> int:
                 break
             place += 16 + _kept(state, block + place)
         else:
-            put(state, STOPPED, MORE)
+            put(state, ks.STOPPED, ks.MORE)
             return at
-        if place == size and place > at and get(state, IS_END):
-            put(state, STOPPED, MORE)
+        if place == size and place > at and get(state, ks.IS_END):
+            put(state, ks.STOPPED, ks.MORE)
             return at
-        if place > at and place + 16 > size and not get(state, IS_END):
-            put(state, STOPPED, FULL)
-            put(state, NEEDED, place + 16 - at)
+        if place > at and place + 16 > size and not get(state, ks.IS_END):
+            put(state, ks.STOPPED, ks.FULL)
+            put(state, ks.NEEDED, place + 16 - at)
             return at
         at += 1
-    put(state, STOPPED, FULL)
-    put(state, NEEDED, 16)
+    put(state, ks.STOPPED, ks.FULL)
+    put(state, ks.NEEDED, 16)
     return at
 
 
@@ -257,14 +217,14 @@ def resume_blocks(state: int, block: int, size: int) -> int:
     while at + 12 <= size:
         found = is_block(state, block + at, size - at)
         if found == 1:
-            put(state, STOPPED, MORE)
+            put(state, ks.STOPPED, ks.MORE)
             return at
-        if found == 0 and not get(state, IS_END):
-            put(state, STOPPED, FULL)
+        if found == 0 and not get(state, ks.IS_END):
+            put(state, ks.STOPPED, ks.FULL)
             return at
         at += 1
-    put(state, STOPPED, FULL)
-    put(state, NEEDED, 12)
+    put(state, ks.STOPPED, ks.FULL)
+    put(state, ks.NEEDED, 12)
     return at
 
 
@@ -283,7 +243,7 @@ def join(state: int, part: int, flows: int) -> int:
     """
     shift = bins_between(state, part)
     join_rows(state, part, flows)
-    join_cells(state, get(part, CELLS_BEGIN), get(part, CELLS_AT), flows, shift)
-    replay(state, get(part, SEGMENTS_BEGIN), get(part, SEGMENTS_AT), flows)
+    join_cells(state, get(part, ks.CELLS_BEGIN), get(part, ks.CELLS_AT), flows, shift)
+    replay(state, get(part, ks.SEGMENTS_BEGIN), get(part, ks.SEGMENTS_AT), flows)
     join_sums(state, part, shift)
     return 0

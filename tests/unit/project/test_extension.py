@@ -180,7 +180,7 @@ def test_a_figure_is_a_file_an_import_and_a_line(copy: Copy) -> None:
     copy.add("analysis/plots/mine.py", FIGURE, registry, "FIGURES: dict[str, Maker] = {", '    "mine": mine,')
     copy.register(
         registry,
-        "from ringtap.analysis.plots.figure import Drawn, styled",
+        "from ringtap.analysis.plots.figure import Drawn",
         "from ringtap.analysis.plots.mine import mine",
     )
     write_sweep(copy.folder / "sweep", [("vgg16", "consistent")])

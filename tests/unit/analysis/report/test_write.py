@@ -16,7 +16,7 @@ import pytest
 
 from ringtap.analysis import thesis
 from ringtap.analysis.model.fit import CongestionModel
-from ringtap.analysis.plots.job import NAMES as JOB_FIGURES
+from ringtap.analysis.plots.job import FIGURES as JOB_FIGURES
 from ringtap.analysis.report.inputs import of_sweep
 from ringtap.analysis.report.load_statistics import order_kinds
 from ringtap.analysis.report.thesis_expectations import check

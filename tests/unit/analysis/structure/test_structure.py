@@ -12,7 +12,7 @@ import pytest
 from ringtap import cli
 from ringtap.analysis.model.demand import demand
 from ringtap.analysis.pcap import read_captures
-from ringtap.analysis.structure import read_structure
+from ringtap.analysis.structure.captures import read_structure
 from ringtap.analysis.structure.streams import Vantage, streams_of
 from ringtap.analysis.structure.structure import Structure, find_structure
 from ringtap.core.errors import MeasurementError, UsageError

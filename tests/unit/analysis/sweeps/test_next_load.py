@@ -15,7 +15,7 @@ from scipy import signal, special
 
 from ringtap.analysis.model.congestion_point import CURVED_SHARE
 from ringtap.analysis.model.curve_point import find_curve_point, place
-from ringtap.analysis.report.overview import overview
+from ringtap.analysis.report.findings import overview
 from ringtap.analysis.statistics.mean_errors import independent_counts, mean_errors, relative_error
 from ringtap.analysis.sweeps.next_load import Aims, Choice, Measured, choose
 from ringtap.analysis.sweeps.sweep import open_sweep

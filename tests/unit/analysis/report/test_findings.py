@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
 
-from ringtap.analysis.report.findings import answer
+from ringtap.analysis.report.findings import answer, overview
 from ringtap.analysis.report.inputs import of_table
-from ringtap.analysis.report.overview import overview
 
 pytestmark = pytest.mark.computes
 

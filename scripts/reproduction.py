@@ -122,7 +122,8 @@ def published_fits(series: Sequence[dict[str, Any]]) -> Iterator[str]:
     if not known:
         return
     yield from head(
-        "The thesis's fits beside the points (equation 3.3, Tables 3.9 and 3.10)", "series", "fit", "training over",
+        "The thesis's fits beside the points (equation 3.3, Tables 3.9 and 3.10)", "series", "fit: A, B, n",
+        "training over",
         "off without load", "off, median", f"within {NEAR:.0%} from … to, Gbit/s",
     )  # fmt: skip
     for one, fit in known:
@@ -138,7 +139,7 @@ def published_fits(series: Sequence[dict[str, Any]]) -> Iterator[str]:
             longest = max(longest, run, key=len)
         middle = statistics.median(abs(share_off) for _, share_off in off)
         yield row(
-            name(one), f"{fit['source']}: A = {fit['A']:g}, B = {fit['B']:g}, n = {fit['n']:g}", fit["transport"],
+            name(one), f"{fit['source']}: {fit['A']:g}, {fit['B']:g}, {fit['n']:g}", fit["transport"],
             share(min(off)[1], "+.0f"), share(middle, ".0f"),
             f"{longest[0]:.1f} to {longest[-1]:.1f}" if len(longest) > 1 else "–",
         )  # fmt: skip
@@ -197,12 +198,13 @@ def kind_order(items: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def compared(pairs: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield the table that compares kinds of traffic: a row for each model and load, a column for each two kinds."""
+    """Yield the table that compares kinds of web-search traffic: a row for each model and load."""
+    pairs = [pair for pair in pairs if "iperf" not in pair["names"]]
     if not pairs:
         return
     names = list(dict.fromkeys(tuple(pair["names"]) for pair in pairs))
     yield from head(
-        "Kinds of traffic compared", "model", "load", *(f"{second} against {first}" for first, second in names)
+        "Kinds of web-search traffic compared", "model", "load", *(f"{second} against {first}" for first, second in names)
     )
     found: dict[tuple[str, float], dict[tuple[str, ...], str]] = {}
     for pair in pairs:

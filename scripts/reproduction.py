@@ -204,7 +204,10 @@ def compared(pairs: Sequence[dict[str, Any]]) -> Iterator[str]:
         return
     names = list(dict.fromkeys(tuple(pair["names"]) for pair in pairs))
     yield from head(
-        "Kinds of web-search traffic compared", "model", "load", *(f"{second} against {first}" for first, second in names)
+        "Kinds of web-search traffic compared",
+        "model",
+        "load",
+        *(f"{second} against {first}" for first, second in names),
     )
     found: dict[tuple[str, float], dict[tuple[str, ...], str]] = {}
     for pair in pairs:

@@ -59,9 +59,13 @@ def tables(reports: Sequence[dict[str, Any]]) -> Iterator[str]:
 def no_load(series: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield the table of times without cross traffic."""
     yield from head("Times without cross traffic (Table 3.1)", "series", "here, s", "thesis, s")
+    alike: dict[tuple[str, float | None], list[dict[str, Any]]] = {}
     for one in series:
-        here, there = one["no_load_s"], one["thesis"]["no_load_s"]
-        yield row(name(one), num(here, ".3f"), num(there, ".2f"))
+        model = ", ".join(part for part in (one["title"], one["transport"], one["configuration"]) if part)
+        alike.setdefault((model, one["thesis"]["no_load_s"]), []).append(one)
+    for (model, there), ones in alike.items():
+        kinds = ", ".join(one["traffic"] for one in ones)
+        yield row(f"{model}: {kinds}", ", ".join(num(one["no_load_s"], ".3f") for one in ones), num(there, ".2f"))
 
 
 def congestion(series: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -108,7 +112,7 @@ def fits(series: Sequence[dict[str, Any]]) -> Iterator[str]:
         n = with_interval(chosen["n"], ends.get("n"), ".2f") if fit["model"] == "n free" else fit["model"].split()[-1]
         yield row(
             name(one), *(num((candidates.get(model) or {}).get("r2_log"), ".4f") for model in exponents), n,
-            *(with_interval(chosen[key], ends.get(key), ".4g") for key in ("A", "B")),
+            *(num(chosen[key], ".4g") for key in ("A", "B")),
         )  # fmt: skip
 
 
@@ -118,7 +122,8 @@ def published_fits(series: Sequence[dict[str, Any]]) -> Iterator[str]:
     if not known:
         return
     yield from head(
-        "The thesis's fits beside the points (equation 3.3, Tables 3.9 and 3.10)", "series", "fit", "training over",
+        "The thesis's fits beside the points (equation 3.3, Tables 3.9 and 3.10)", "series", "fit: A, B, n",
+        "training over",
         "off without load", "off, median", f"within {NEAR:.0%} from … to, Gbit/s",
     )  # fmt: skip
     for one, fit in known:
@@ -134,7 +139,7 @@ def published_fits(series: Sequence[dict[str, Any]]) -> Iterator[str]:
             longest = max(longest, run, key=len)
         middle = statistics.median(abs(share_off) for _, share_off in off)
         yield row(
-            name(one), f"{fit['source']}: A = {fit['A']:g}, B = {fit['B']:g}, n = {fit['n']:g}", fit["transport"],
+            name(one), f"{fit['source']}: {fit['A']:g}, {fit['B']:g}, {fit['n']:g}", fit["transport"],
             share(min(off)[1], "+.0f"), share(middle, ".0f"),
             f"{longest[0]:.1f} to {longest[-1]:.1f}" if len(longest) > 1 else "–",
         )  # fmt: skip
@@ -144,7 +149,7 @@ def most_congested(series: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield the table of most congested points and spare bandwidth."""
     yield from head(
         "Most congested point and spare bandwidth (Tables 3.3, 3.5, 3.7, 3.8)", "series", "BW, Gbit/s", "t, s",
-        "ideal D/t", "experimental C−BW", "not used", "thesis: not used", "mean over saturated points, Gbit/s",
+        "experimental C−BW", "not used", "thesis: not used", "mean over saturated points, Gbit/s",
         "thesis",
     )  # fmt: skip
     for one in series:
@@ -156,7 +161,7 @@ def most_congested(series: Sequence[dict[str, Any]]) -> Iterator[str]:
             mean += f" ({one['saturated_points']})"
         yield row(
             name(one), num(worst["bandwidth_gbps"], ".1f"), num(worst["iteration_s"], ".3f"),
-            num(worst["ideal_gbps"], ".2f"), num(worst["experimental_gbps"], ".2f"),
+            num(worst["experimental_gbps"], ".2f"),
             share(worst["difference_share"], ".0f"), share(None if there is None else there["difference_share"], ".0f"),
             mean,
             num(one["thesis"]["mean_difference_gbps"], ".2f"),
@@ -193,12 +198,16 @@ def kind_order(items: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def compared(pairs: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield the table that compares kinds of traffic: a row for each model and load, a column for each two kinds."""
+    """Yield the table that compares kinds of web-search traffic: a row for each model and load."""
+    pairs = [pair for pair in pairs if "iperf" not in pair["names"]]
     if not pairs:
         return
     names = list(dict.fromkeys(tuple(pair["names"]) for pair in pairs))
     yield from head(
-        "Kinds of traffic compared", "model", "load", *(f"{second} against {first}" for first, second in names)
+        "Kinds of web-search traffic compared",
+        "model",
+        "load",
+        *(f"{second} against {first}" for first, second in names),
     )
     found: dict[tuple[str, float], dict[tuple[str, ...], str]] = {}
     for pair in pairs:
@@ -215,7 +224,7 @@ def packets(items: Sequence[dict[str, Any]]) -> Iterator[str]:
         return
     yield from head(
         "Packets at a light and a heavy load (Table 3.11, figures 3-10, 3-11)", "series", "DL only, Gbit/s",
-        "DL shared, Gbit/s", "oversupply, %", "training backs off by, %",
+        "DL shared, Gbit/s", "training backs off by, %",
         "cross traffic backs off by, %", "bytes agree within, %",
     )  # fmt: skip
     for item in items:
@@ -223,7 +232,6 @@ def packets(items: Sequence[dict[str, Any]]) -> Iterator[str]:
         backs_off = [item[f"{who}_backoff"] for who in ("training", "cross")]
         yield row(
             item["label"], num(item["alone_gbps"], ".2f"), num(item["shared_gbps"], ".2f"),
-            percent(item["oversupply"], ".0f"),
             *(percent(None if ratio is None else ratio["value"], ".0f") for ratio in backs_off),
             percent(None if counted is None else counted["largest_difference"], ".2f"),
         )  # fmt: skip
@@ -235,12 +243,12 @@ def points(series: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield "Rates in Gbit/s, full size; times in seconds."
     for one in series:
         yield from head(
-            name(one), "measured", "mean", "median", "p99", "spread, %", "iterations", level=3,
+            name(one), "measured", "mean", "p99", "spread, %", "iterations", level=3,
         )  # fmt: skip
         for point in one["points"]:
             yield row(
-                num(point["cross_gbps"], ".2f"), num(point["mean_s"], ".4f"), num(point["median_s"], ".4f"),
-                num(point["p99_s"], ".4f"), percent(point["variation"], ".1f"), num(point["iterations"], "d"),
+                num(point["cross_gbps"], ".2f"), num(point["mean_s"], ".4f"), num(point["p99_s"], ".4f"),
+                percent(point["variation"], ".1f"), num(point["iterations"], "d"),
             )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.core.errors import failure_message
-from ringtap.core.parent_death import die_with_parent
+from ringtap.core.parent_death import run_helper
 
 # A shell watches the program and gets signal names on its standard input. When that closes (the agent has ended, for
 # any reason), the shell ends the program a second later, after it has received what the kernel still holds. A signal
@@ -217,9 +217,7 @@ def find() -> str:
 
 def _ask(arguments: list[str]) -> tuple[int, str]:
     try:
-        done = subprocess.run(
-            arguments, capture_output=True, text=True, check=False, timeout=_ASK_S, preexec_fn=die_with_parent()
-        )
+        done = run_helper(arguments, _ASK_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         return 1, failure_message(error)
     return done.returncode, (done.stdout + done.stderr).strip()

@@ -14,7 +14,7 @@ from ringtap.agents import hook
 from ringtap.agents.doctor.node import on_alliance
 from ringtap.collectors.base import Check
 from ringtap.core.errors import failure_message
-from ringtap.core.parent_death import die_with_parent
+from ringtap.core.parent_death import run_helper
 from ringtap.core.python_command import LEAVE_FOLDER_OUT
 
 NAMES = ("steps", "ddp", "horovod", "nccl")
@@ -100,16 +100,7 @@ def _ask(program: str, folder: str, timeout_s: float) -> dict[str, Any]:
     # without RINGTAP_RUN, the hook records nothing; no byte code is written beside it
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RINGTAP_")}
     environment |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        [program, "-c", _PROBE],
-        capture_output=True,
-        text=True,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        timeout=timeout_s,
-        preexec_fn=die_with_parent(),
-        check=False,
-    )
+    done = run_helper([program, "-c", _PROBE], timeout_s, env=environment)
     lines = done.stdout.strip().splitlines()
     found = json.loads(lines[-1] if lines else "")
     if not isinstance(found, dict):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ringtap.collectors.kernel_files import text_of
 from ringtap.core.errors import failure_message
 from ringtap.core.parent_death import run_helper
 
@@ -231,10 +232,7 @@ def version(path: str) -> tuple[int, ...]:
 
 def cannot_drop_root() -> bool:
     """True if this is the root of a user namespace with one user, where tcpdump fails to change to any user."""
-    try:
-        return os.geteuid() == 0 and Path("/proc/self/setgroups").read_text().strip() == "deny"
-    except OSError:
-        return False
+    return os.geteuid() == 0 and text_of("/proc/self/setgroups") == "deny"
 
 
 def refusal(path: str, interface: str) -> str:

@@ -20,6 +20,7 @@ from ringtap.collectors import capture_program, packet_ring
 from ringtap.collectors.base import Check, Context
 from ringtap.collectors.capture_program import END_S, Tool
 from ringtap.collectors.ethtool_ioctl import offloads
+from ringtap.collectors.infiniband import DEVICES
 from ringtap.collectors.packet_windows import PacketWindows
 from ringtap.collectors.slow_iterations import SlowIterations, parse_rule
 from ringtap.core.python_command import python_command
@@ -80,10 +81,7 @@ def default_interface() -> str:
 
 def has_rdma() -> bool:
     """True if the node has RDMA devices, whose traffic bypasses the kernel and therefore any capture."""
-    try:
-        return any(Path("/sys/class/infiniband").iterdir())
-    except OSError:
-        return False
+    return any(DEVICES.glob("*"))
 
 
 def facts(name: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from typing import Any
 from ringtap.collectors import inet_diag as layout
 from ringtap.collectors.base import Check, Context
 from ringtap.collectors.closing_sockets import ClosingSockets
+from ringtap.collectors.kernel_files import PROC
 from ringtap.collectors.netlink import (
     DUMP,
     DUMP_INTERRUPTED,
@@ -32,7 +33,7 @@ from ringtap.collectors.netlink import (
     message_at,
     request,
 )
-from ringtap.collectors.processes import PROC, command_of, rank_of
+from ringtap.collectors.processes import command_of, rank_of
 from ringtap.core.errors import error_message
 from ringtap.core.records import HoldingRecordWriter, JsonLinesWriter
 from ringtap.core.schema import OWNERS_JSONL, SOCKETS_REC

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ringtap.collectors.kernel_files import text_of
 from ringtap.core.errors import error_message
 
 STEP_NS = 1_000_000  # slewing moves both clocks alike; a difference above this is a step
@@ -156,10 +157,7 @@ def adjtimex() -> dict[str, Any]:
 
 def boot_id() -> str:
     """The kernel's boot identity; empty if /proc does not show it."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+    return text_of("/proc/sys/kernel/random/boot_id")
 
 
 class _Statfs(ctypes.Structure):

@@ -17,6 +17,7 @@ from typing import Any
 from ringtap.agents.node.agent_socket import AgentSocket, Connection
 from ringtap.agents.node.node_json import say
 from ringtap.agents.node.settings import RunSettings
+from ringtap.collectors.kernel_files import PROC, stat_of
 from ringtap.core.errors import UsageError, error_message
 from ringtap.core.rundir import RunDirectory, UnwritableError, read_json, write_json
 from ringtap.core.schema import NODE, NODE_JSON
@@ -280,9 +281,7 @@ class AgentClient:
 
 def end_session(session: int) -> None:
     """End the remaining processes of a dead agent's session, such as tcpdump."""
-    for path in Path("/proc").iterdir():
-        if not path.name.isdigit():
-            continue
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            if int((path / "stat").read_bytes().rpartition(b")")[2].split()[3]) == session:
-                os.kill(int(path.name), signal.SIGTERM)
+    for pid in [int(path.name) for path in PROC.iterdir() if path.name.isdigit()]:
+        if stat_of(pid)[3:4] == [str(session)]:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGTERM)

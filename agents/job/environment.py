@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from ringtap.collectors.kernel_files import PROC, text_of
+
 _LOCAL_RANK = ("LOCAL_RANK", "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 _LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE")
 
@@ -51,11 +53,9 @@ def of_this_start(run: Path, environment: Mapping[str, str]) -> Path:
     return run.with_name(run.name.removesuffix(suffix) + suffix)
 
 
-def machine(proc: Path = Path("/proc")) -> str:
+def machine(proc: Path = PROC) -> str:
     """Return the identity of this machine among those of its name: the start of its kernel, and the network it sees."""
-    known = []
-    with contextlib.suppress(OSError):
-        known.append((proc / "sys/kernel/random/boot_id").read_text().strip())
+    known = list(filter(None, [text_of(proc / "sys/kernel/random/boot_id")]))
     with contextlib.suppress(OSError):
         known.append(str((proc / "self/ns/net").readlink()))
     return " ".join(known)

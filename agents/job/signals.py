@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from ringtap.collectors.kernel_files import stat_of
 from ringtap.core.terminal import one_line
 
 _SI_KERNEL = 0x80
@@ -230,23 +231,15 @@ def _open_signal_file() -> int:
         return -1
 
 
-def _stat_of(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on; empty if there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
-    except OSError:
-        return []
-
-
 def parent_of(pid: int) -> int:
     """The parent's pid; 0 if there is no such process or no visible parent."""
-    fields = _stat_of(pid)
+    fields = stat_of(pid)
     return int(fields[1]) if len(fields) > 1 else 0
 
 
 def state_of(pid: int) -> str:
     """The letter of a process's state in /proc/PID/stat; empty if there is no such process."""
-    return "".join(_stat_of(pid)[:1])
+    return "".join(stat_of(pid)[:1])
 
 
 def _proc_is_own() -> bool:

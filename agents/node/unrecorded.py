@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ringtap.collectors.processes import PROC, command_of
+from ringtap.collectors.kernel_files import PROC
+from ringtap.collectors.processes import command_of
 from ringtap.core.run_files import open_file, read_whole
 from ringtap.core.schema import HOOK_LOADED, INNER_RUNS
 from ringtap.core.units import counted

@@ -88,6 +88,26 @@ def is_done(kind: int) -> bool:
     return kind == _DONE
 
 
+def take_each(data: memoryview, length: int, take: Callable[[int, memoryview, int, int], None]) -> bool:
+    """Pass on each message of a datagram of a dump; return True if more datagrams follow.
+
+    Args:
+        data: the buffer.
+        length: bytes of the datagram in it.
+        take: called with a message's type, the buffer, and the message's begin and end in it.
+
+    Raises:
+        OSError: the kernel refused the request.
+    """
+    position = 0
+    while True:
+        size, kind, _ = message_at(data, position, length)
+        if not size:
+            return not is_done(kind)
+        take(kind, data, position, position + size)
+        position += aligned(size)
+
+
 class NetlinkSocket:
     """A netlink socket with a single receive buffer.
 
@@ -153,22 +173,12 @@ class NetlinkSocket:
 
         Args:
             message: the request.
-            take: called with a message's type, the buffer, and the message's begin and end in it.
+            take: as for `take_each`.
 
         Raises:
             OSError: as `dump`.
         """
-
-        def take_datagram(data: memoryview, length: int) -> bool:
-            position = 0
-            while True:
-                size, kind, _ = message_at(data, position, length)
-                if not size:
-                    return not is_done(kind)
-                take(kind, data, position, position + size)
-                position += aligned(size)
-
-        self.dump(message, take_datagram)
+        self.dump(message, lambda data, length: take_each(data, length, take))
 
     def drain(self) -> None:
         """Discard received data that has not been read, before the next request."""

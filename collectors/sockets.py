@@ -538,7 +538,7 @@ def _connect() -> tuple[NetlinkSocket, list[bytes]]:
             requests = [request(kind, DUMP, body) for body in layout.dump_requests(compatible)]
             try:
                 for message in requests:
-                    netlink.dump(message, _pass_over)
+                    netlink.dump_each(message, lambda *_: None)
             except OSError:
                 if not compatible:
                     raise
@@ -548,16 +548,6 @@ def _connect() -> tuple[NetlinkSocket, list[bytes]]:
         netlink.close()
         raise
     raise AssertionError  # the loop returns or raises
-
-
-def _pass_over(data: memoryview, length: int) -> bool:
-    """Skip the messages of a datagram; return True if more datagrams follow."""
-    position = 0
-    while True:
-        size, kind, _ = message_at(data, position, length)
-        if not size:
-            return not is_done(kind)
-        position += aligned(size)
 
 
 def _kernel_info_bytes() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import getpass
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,14 @@ _MAX_CHARACTERS = 200
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MIN_FIELDS = 22  # up to the resident pages
+
+
+def user_name() -> str:
+    """Return the name of this process's user; its number if it has none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.geteuid())
 
 
 def rank_in(environment: Mapping[str, str]) -> int | None:

@@ -19,6 +19,7 @@ from ringtap.agents.clock.log import ClockLog
 from ringtap.agents.clock.protocol import LAST, PING, Ping, Responder, pings
 from ringtap.agents.clock.system_clock import Clock, StepWatch, boot_id
 from ringtap.core.errors import RingtapError, error_message
+from ringtap.core.run_files import replace_file
 from ringtap.core.rundir import RunDirectory, read_json
 from ringtap.core.schema import PINGS_REC, SERVER, SERVER_JSON
 
@@ -226,12 +227,8 @@ class ClockServer:
 
     def _write(self, item: dict[str, Any]) -> None:
         """Write server.json, readable by this user only, because its token allows pings."""
-        path = self.log.folder / "server.json"
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "w") as file:
-            file.write(json.dumps(item | {"boot_id": boot_id(), "t_ns": self._clock.real_ns()}, indent=1) + "\n")
-        temporary.replace(path)
+        text = json.dumps(item | {"boot_id": boot_id(), "t_ns": self._clock.real_ns()}, indent=1) + "\n"
+        replace_file(self.log.folder / "server.json", text.encode(), 0o600)
 
     def _wish_ms(self, clients: int) -> int:
         return max(self._period_ms, clients * _MS_PER_CLIENT)

@@ -67,7 +67,7 @@ def local_size(environment: Mapping[str, str]) -> int:
         if environment.get(name, "").isdigit():
             return int(environment[name])
     with contextlib.suppress(ValueError, LookupError):
-        return _slurm_tasks(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))[int(environment["SLURM_NODEID"])]
+        return slurm_tasks(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))[int(environment["SLURM_NODEID"])]
     return 1
 
 
@@ -76,7 +76,7 @@ def is_first_on_node(environment: Mapping[str, str]) -> bool:
     return next((environment[name] for name in _LOCAL_RANK if environment.get(name)), "0") == "0"
 
 
-def _slurm_tasks(text: str) -> list[int]:
+def slurm_tasks(text: str) -> list[int]:
     """Tasks per node from Slurm's ``2(x3),1``; empty if the text cannot be read."""
     counts: list[int] = []
     for word in filter(None, text.split(",")):

@@ -103,19 +103,16 @@ class SignalRelay:
     Attributes:
         ended_by: the last signal that asked the job to end, passed on or sent by the terminal.
         reaped: pids of other children that have ended.
+        watch: tells which signals have reached the command too; None: it is not known.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.ended_by: int | None = None
         self.reaped: set[int] = set()
-        self._watch: GroupWatch | None = None
+        self.watch: GroupWatch | None = None
         self._status: int | None = None
         self._waker = 0
-
-    def ask(self, watch: GroupWatch) -> None:
-        """Set the watch that tells which signals have reached the command too."""
-        self._watch = watch
 
     def wait(self, seconds: float | None = None) -> int | None:
         """Wait for the command's end, for at most so many seconds; returns its wait status, None if it still runs."""
@@ -126,8 +123,8 @@ class SignalRelay:
                 return None
             info = signal.sigwaitinfo(_KNOWN) if left is None else _take(left)
             if info is None:
-                if self._watch:
-                    self._watch.tend()
+                if self.watch:
+                    self.watch.tend()
                 continue
             if info.si_signo == signal.SIGCHLD:
                 self.reap()
@@ -186,10 +183,10 @@ class SignalRelay:
         if number == signal.SIGCONT and info.si_pid == self._waker:
             return
         if info.si_code == _SI_KERNEL:  # signals from a terminal reach the whole process group
-            if self._watch:
-                self._watch.forget(number)
+            if self.watch:
+                self.watch.forget(number)
             return
-        if self._is_of_job(info.si_pid) or (self._watch and self._watch.reached_group(number, info.si_pid)):
+        if self._is_of_job(info.si_pid) or (self.watch and self.watch.reached_group(number, info.si_pid)):
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)

@@ -119,7 +119,7 @@ def _record(
     watch = GroupWatch()
     metrics = None
     try:
-        relay.ask(watch)
+        relay.watch = watch
         client = AgentClient(location.run, location.node, settings)
         client.start(greeting | {"creator": location.created, "expected": local_size(os.environ)})
         view = LiveView(location.run.path) if live else None

@@ -135,7 +135,8 @@ class Tool:
     def _reap(self) -> None:
         """Collect the exit status through the watching shell, after the program has closed its standard error."""
         self.signal("INT")
-        self._close_input()
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()  # type: ignore[union-attr]
         try:
             code = self._process.wait(END_S)
         except subprocess.TimeoutExpired:
@@ -146,10 +147,6 @@ class Tool:
         number = code - 128 if code > 128 else -code
         how = f"signal {signal.Signals(number).name}" if 0 < number < signal.NSIG else f"exit code {code}"
         self.ended = f"{how}: {self._last_words()}" if code else "ended"
-
-    def _close_input(self) -> None:
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()  # type: ignore[union-attr]
 
     def signal(self, word: str) -> None:
         """Send it a signal, by name without SIG; do nothing if it has ended."""

@@ -205,11 +205,6 @@ def _names(folder: Path) -> set[str]:
         return set()
 
 
-def _interface(port: Path) -> str:
-    """Return the network interface of a RoCE or IPoIB port; empty if it has none."""
-    return text_of(port / "gid_attrs/ndevs/0") or next(iter(sorted(_names(port.parents[1] / "device/net"))), "")
-
-
 class RdmaPort(NamedTuple):
     """Port of an RDMA device.
 
@@ -305,6 +300,7 @@ class _Port:
     def about(self) -> dict[str, Any]:
         """Return the header fields of its log."""
         layer = text_of(self.path / "link_layer") or "unknown"
+        interfaces = sorted(_names(self.path.parents[1] / "device/net"))  # of a RoCE or IPoIB port
         return {
             "collector": "infiniband",
             "source": str(self.path),
@@ -315,7 +311,7 @@ class _Port:
             "link_layer": layer,
             "rate": text_of(self.path / "rate"),
             "state": text_of(self.path / "state"),
-            "interface": _interface(self.path),
+            "interface": text_of(self.path / "gid_attrs/ndevs/0") or next(iter(interfaces), ""),
             "firmware": text_of(self.path.parents[1] / "fw_ver"),
             "lifespan_s": self._lifespan_s,
             "hw_every_s": self._hw_every_s,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 ROUTE, SOCK_DIAG = 0, 4
 HEADER_BYTES = 16
-REQUEST, MULTI, ACKNOWLEDGE, DUMP_INTERRUPTED, DUMP = 0x1, 0x2, 0x4, 0x10, 0x300
+REQUEST, ACKNOWLEDGE, DUMP_INTERRUPTED, DUMP = 0x1, 0x4, 0x10, 0x300
 NO_OPERATION = 1
 _ERROR, _DONE, _FIRST_OF_FAMILY = 2, 3, 16
 _TYPE_OF_ATTRIBUTE = 0x3FFF  # without the flags "nested" and "byte order"

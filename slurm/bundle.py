@@ -81,7 +81,7 @@ def write_bundle(python: str, site: Site, folder: Path) -> Bundle:
         _download(requirements(int(match[1])), python, site, gathered)
         from_site = []
         for wheel in sorted(gathered.iterdir()):
-            name = _package(wheel.name)
+            name = re.sub(r"[-_.]+", "-", wheel.name.partition("-")[0]).lower()  # a package's, in its normal form
             if name in site.wheelhouse:
                 from_site.append(name)
             else:
@@ -188,11 +188,6 @@ def _download(wanted: list[str], python: str, site: Site, folder: Path) -> None:
         errors = [line for line in done.stderr.splitlines() if "ERROR" in line or "No module" in line]
         why = errors[-1].removeprefix("ERROR: ") if errors else f"exit code {done.returncode}"
         raise MeasurementError(f"pip cannot get {', '.join(wanted)} for Python {python}: {why}")
-
-
-def _package(wheel: str) -> str:
-    """Return the package name in a wheel's file name, in its normal form."""
-    return re.sub(r"[-_.]+", "-", wheel.partition("-")[0]).lower()
 
 
 def _sha256(path: Path) -> str:

@@ -130,13 +130,9 @@ class ClockService:
             return {"state": "degraded", "reason": self._failure, "remedy": "", **self._summary}
         role = self._role
         reason, remedy = (role.log.reason, role.log.remedy) if role else ("it was not started", "")
-        return {"state": _state(self._summary), "reason": reason, "remedy": remedy, **self._summary}
-
-
-def _state(summary: dict[str, Any]) -> str:
-    """``ok`` with pings or a shared clock, ``degraded`` with time daemons' bounds only, else ``unavailable``."""
-    source = summary.get("source", "none")
-    return {"none": "unavailable", "time daemons": "degraded"}.get(source, "ok")
+        states = {"none": "unavailable", "time daemons": "degraded"}
+        state = states.get(self._summary.get("source", "none"), "ok")
+        return {"state": state, "reason": reason, "remedy": remedy, **self._summary}
 
 
 _CHECK_S = 1.0  # between checks for a step of the clock
@@ -376,7 +372,9 @@ class ClockClient:
         if self._watch_clock():  # this node's clock was set during the burst: its pings mix the times before and after
             answered = []
         before = self.log.measurements[-1].mono_ns if self.log.measurements else None
-        found = self.log.note_burst(phase, _after_steps(answered), lost)
+        # those after the server's clock was last set
+        answered = [ping for ping in answered if ping.steps_seen == answered[-1].steps_seen]
+        found = self.log.note_burst(phase, answered, lost)
         if found is None:
             return
         seen = answered[-1].steps_seen
@@ -420,8 +418,3 @@ class ClockClient:
         except (OSError, KeyError, ValueError):  # the server cannot be reached, or has ended
             pass
         return answered, lost
-
-
-def _after_steps(answered: list[Ping]) -> list[Ping]:
-    """The pings that the clock server answered after its clock was last set."""
-    return [ping for ping in answered if ping.steps_seen == answered[-1].steps_seen]

@@ -258,7 +258,8 @@ class UnrecordedProcesses:
         folder = proc / str(pid)
         try:
             if (owner := folder.stat().st_uid) != os.geteuid():
-                return Missed(pid, name.decode(errors="replace"), user=_user(owner)) if _is_python(name) else None
+                shown = name.decode(errors="replace")
+                return Missed(pid, shown, user=_user(owner)) if _PYTHON.fullmatch(shown) else None
             program = _PYTHON.fullmatch((folder / "exe").readlink().name)
             if not program:
                 return None
@@ -292,10 +293,6 @@ class UnrecordedProcesses:
         if row.missed.obstacle is None and not (proc / str(pid) / "root" / self._hook[1:]).exists():
             why = f"does not see the folder of ringtap's recorder, {self._hook} (a container)"
             row.missed.obstacle = Obstacle(why, "make this folder and the run directory visible in the container")
-
-
-def _is_python(name: bytes) -> bool:
-    return bool(_PYTHON.fullmatch(name.decode(errors="replace")))
 
 
 def _stat(pid: int, proc: Path) -> tuple[bytes, bytes, int, float]:

@@ -16,7 +16,7 @@ from ringtap.agents.sweep.disturbances import collect_options
 from ringtap.agents.sweep.estimate import layout
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.core.errors import UsageError, failure_message
-from ringtap.core.installation import lacking
+from ringtap.core.installation import require
 from ringtap.core.python_command import python_command
 from ringtap.core.rundir import RunDirectory
 from ringtap.core.sweep_plan import SharingPlan, SweepPlan
@@ -121,8 +121,7 @@ def check_collectives(plan: SweepPlan) -> None:
     """
     if isinstance(plan, SharingPlan) or not plan.collectives.names:
         return
-    if problem := lacking("collective", ("numpy",)):
-        raise UsageError(problem)
+    require("collective", ("numpy",))
     from ringtap.workload.collectives import Shape, message_graph
 
     workers = plan.topology.workers if isinstance(plan.topology, Cluster) else layout(plan)[1].workers

@@ -16,26 +16,15 @@ from typing import Any
 
 import psutil
 
-from ringtap.core.errors import MeasurementError, UsageError
-from ringtap.core.installation import lacking
+from ringtap.core.errors import MeasurementError
 from ringtap.core.python_command import python_command
 
 _LOG = "log/next-load.log"
 _MODULE = "ringtap.analysis.sweeps.next_load"
-_PACKAGES = ("numpy", "scipy", "pandas")
+PACKAGES = ("numpy", "scipy", "pandas")
 _LOWEST_PRIORITY = 19
 _ASKED_EVERY_S = 1.0
 _ANSWER_S = 300.0  # an answer takes seconds; at the lowest priority beside other programs, longer
-
-
-def check_analysis() -> None:
-    """Check that this interpreter has the packages that choose loads.
-
-    Raises:
-        UsageError: one is missing.
-    """
-    if problem := lacking('loads = "auto"', _PACKAGES):
-        raise UsageError(problem)
 
 
 class LoadChoice:

@@ -180,14 +180,16 @@ class NetlinkSocket:
         """
         self.dump(message, lambda data, length: take_each(data, length, take))
 
-    def drain(self) -> None:
-        """Discard received data that has not been read, before the next request."""
+    def drain(self) -> bool:
+        """Discard received data that has not been read, as before the next request; return True if there was any."""
+        found = False
         while True:
             try:
                 self._socket.recv_into(self.buffer, 0, socket.MSG_DONTWAIT)
             except OSError as error:
                 if error.errno != errno.ENOBUFS:  # an overrun is reported before what was queued
-                    return
+                    return found
+            found = True
 
     def close(self) -> None:
         """Close the socket."""

@@ -129,17 +129,11 @@ def _resources(options: argparse.Namespace, name: str) -> Resources:
     from ringtap.core.units import parse_duration_s
     from ringtap.slurm.request import Resources
 
+    names = ("nodes", "tasks_per_node", "cpus_per_task", "gpus_per_node", "mem", "time", "account")
+    usual_name = f"ringtap-{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}"
     return Resources(
-        nodes=options.nodes,
-        tasks_per_node=options.tasks_per_node,
-        cpus_per_task=options.cpus_per_task,
-        gpus_per_node=options.gpus_per_node,
-        mem=options.mem,
-        time=options.time,
-        account=options.account,
-        job_name=options.job_name
-        if options.job_name is not None
-        else f"ringtap-{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}",
+        **{name: getattr(options, name) for name in names},
+        job_name=usual_name if options.job_name is None else options.job_name,
         stop_before_s=round(parse_duration_s(options.stop_before)),
         sbatch=tuple(options.sbatch),
         drop=tuple(options.drop),

@@ -60,7 +60,6 @@ class ClockService:
     Args:
         run: the run directory.
         node: this node's name in it.
-        reference: the reference node; empty for the one that `reference_of` finds.
         clock: this node's clocks.
         period_s: seconds between bursts of pings.
         say: writes a line to the agent's log.
@@ -70,13 +69,12 @@ class ClockService:
         self,
         run: RunDirectory,
         node: str,
-        reference: str = "",
         *,
         clock: Clock | None = None,
         period_s: float = PERIOD_S,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._run, self._node, self._reference = run, node, reference
+        self._run, self._node = run, node
         self._clock, self._period_s, self._say = clock or Clock(), period_s, say
         self._role: ClockServer | ClockClient | None = None
         self._thread: threading.Thread | None = None
@@ -87,7 +85,7 @@ class ClockService:
     def start(self) -> None:
         """Start the thread; never raises."""
         try:
-            reference = self._reference or reference_of(self._run, self._node)
+            reference = reference_of(self._run, self._node)
             log = ClockLog(self._run.path, self._node, reference, self._clock)
             if reference == self._node:
                 self._role = ClockServer(self._run.path, self._node, log, self._clock, self._period_s)

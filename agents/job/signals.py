@@ -98,7 +98,7 @@ class SignalRelay:
     """Relay of the signals that reach this process alone to a spawned command, until the command ends.
 
     Args:
-        pid: the command, a child of this process.
+        pid: the command, a child of this process; 0 for none, where other children are to be reaped.
 
     Attributes:
         ended_by: the last signal that asked the job to end, passed on or sent by the terminal.

@@ -210,7 +210,6 @@ def _capture(options: argparse.Namespace) -> int:
 def _clean(plan: SweepPlan, as_json: bool) -> int:
     """Remove ended sweeps' folders from a plan's hosts; returns the exit code, 1 if a host cannot be reached."""
     import json
-    import sys
     from dataclasses import asdict
 
     from ringtap.agents.hosts.ssh import SshHosts

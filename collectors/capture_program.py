@@ -30,12 +30,6 @@ if [ "$last" != INT ] && [ "$last" != KILL ]; then sleep 1.1; kill -s INT $! 2>/
 wait $!
 """
 _COUNT = re.compile(rb"(\d+) packets? (captured|received by filter|dropped by kernel|dropped by interface)")
-_NAMES = {
-    b"captured": "captured",
-    b"received by filter": "received_by_filter",
-    b"dropped by kernel": "dropped_by_kernel",
-    b"dropped by interface": "dropped_by_interface",
-}
 _READY = "listening on "
 _START_S = 5.0
 END_S = 5.0  # time limit for its end
@@ -46,7 +40,10 @@ _WRAP = 2**32
 
 @dataclass
 class Counts:
-    """A capture program's own counts since its start, 64 bit; ``received_by_filter`` includes dropped packets."""
+    """A capture program's own counts since its start, 64 bit; ``received_by_filter`` includes dropped packets.
+
+    They have the names that the program prints.
+    """
 
     captured: int = 0
     received_by_filter: int = 0
@@ -125,7 +122,7 @@ class Tool:
             return None
 
     def _take(self, line: bytes) -> None:
-        words = {_NAMES[name]: int(count) for count, name in _COUNT.findall(line)}
+        words = {name.decode().replace(" ", "_"): int(count) for count, name in _COUNT.findall(line)}
         if words:
             self.counts.update(words)
             self._told += 1

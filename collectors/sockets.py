@@ -531,23 +531,18 @@ def _connect() -> tuple[NetlinkSocket, list[bytes]]:
     Raises:
         OSError: the kernel answers neither kind of request.
     """
-    netlink = NetlinkSocket(SOCK_DIAG)
-    try:
-        for compatible in (True, False):
-            kind = layout.COMPATIBLE if compatible else layout.BY_FAMILY
-            requests = [request(kind, DUMP, body) for body in layout.dump_requests(compatible)]
-            try:
-                for message in requests:
-                    netlink.dump_each(message, lambda *_: None)
-            except OSError:
-                if not compatible:
-                    raise
-            else:
-                return netlink, requests
-    except OSError:
-        netlink.close()
-        raise
-    raise AssertionError  # the loop returns or raises
+    netlink, failures = NetlinkSocket(SOCK_DIAG), []
+    for compatible in (True, False):
+        kind = layout.COMPATIBLE if compatible else layout.BY_FAMILY
+        requests = [request(kind, DUMP, body) for body in layout.dump_requests(compatible)]
+        try:
+            for message in requests:
+                netlink.dump_each(message, lambda *_: None)
+            return netlink, requests
+        except OSError as error:
+            failures.append(error)
+    netlink.close()
+    raise failures[-1]
 
 
 def _kernel_info_bytes() -> int:

@@ -276,7 +276,7 @@ class _TaskProcess:
                 signal.signal(number, signal.SIG_DFL)
             answer = json.dumps({name: asdict(check) for name, check in self.task.work().items()})
         except BaseException as error:
-            answer = json.dumps({"broken": " ".join(f"{type(error).__name__}: {error}".split())[:300]})
+            answer = json.dumps({"broken": _one_line(error)})
         with contextlib.suppress(OSError):
             data = answer.encode()
             while data:
@@ -304,6 +304,10 @@ class _TaskProcess:
 def broken(task: Task, reason: str) -> list[CheckResult]:
     """Return the findings of a task whose checks gave no result."""
     return [CheckResult(task.group, name, "failed", reason, "") for name in task.names]
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def run_apart(chosen: Sequence[Task], timeout_s: float) -> list[CheckResult]:

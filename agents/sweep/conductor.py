@@ -14,6 +14,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -234,10 +235,8 @@ class Conductor:
 
     def _attempt(self, name: str) -> Path:
         """Return a folder below series/ that no earlier attempt has used."""
-        number = 1
-        while (path := self._run.path / SERIES / f"{name}-{number}").exists():
-            number += 1
-        return path
+        paths = (self._run.path / SERIES / f"{name}-{number}" for number in count(1))
+        return next(path for path in paths if not path.exists())
 
     def share_links(self, plan: SharingPlan) -> None:
         """Measure all points of jobs that share links that have not been measured yet.

@@ -72,6 +72,16 @@ def read_whole(path: Path) -> bytes:
     return data
 
 
+def read_tail(path: Path, size_bytes: int) -> str:
+    """Return the end of a file as text, at most so many bytes; empty if it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - size_bytes))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def make_folder(path: Path) -> None:
     """Make a folder with its parents where no link of another user leads to it; it may exist.
 

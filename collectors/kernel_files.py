@@ -38,3 +38,14 @@ def control_groups(file: Path = CGROUP_FILE, root: Path = CGROUP_ROOT) -> list[t
         folder = base / path.lstrip("/")
         found += [(controllers, parent) for parent in (folder, *folder.parents) if parent.is_relative_to(base)]
     return found
+
+
+def memory_groups(file: Path = CGROUP_FILE, root: Path = CGROUP_ROOT) -> list[tuple[Path, str, str]]:
+    """Return the `control_groups` for memory: folder, and the names of its files of events and of the limit in it."""
+    found = []
+    for controllers, folder in control_groups(file, root):
+        if not controllers:
+            found.append((folder, "memory.events", "memory.max"))
+        elif "memory" in controllers.split(","):
+            found.append((folder, "memory.oom_control", "memory.limit_in_bytes"))
+    return found

@@ -8,6 +8,7 @@ import fcntl
 import glob
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -391,9 +392,7 @@ def _series(item: SeriesStanding, above: str) -> str:
 
 def _nodes(found: Standing) -> list[str]:
     """Format the number of nodes by status, and the names of those that are cut off or partial."""
-    count: dict[str, int] = {}
-    for node in found.nodes:
-        count[node.status] = count.get(node.status, 0) + 1
+    count = Counter(node.status for node in found.nodes)
     text = ["  nodes: " + ", ".join(f"{number} {status}" for status, number in count.items())] if count else []
     odd = [node for node in found.nodes if node.status in ("cut off", "partial")]
     for node in odd[:_SHOWN_NODES]:

@@ -18,7 +18,7 @@ import psutil
 from ringtap.agents.clock import system_clock
 from ringtap.agents.clock.protocol import open_socket, receive
 from ringtap.collectors.base import Check
-from ringtap.collectors.kernel_files import CGROUP_FILE, CGROUP_ROOT, control_groups, text_of
+from ringtap.collectors.kernel_files import CGROUP_FILE, CGROUP_ROOT, control_groups, memory_groups, text_of
 from ringtap.core.installation import pip
 from ringtap.core.units import counted, format_duration, format_size
 
@@ -186,13 +186,8 @@ def cpu_share() -> float:
 
 def memory_limit_bytes() -> int:
     """Lowest memory limit of a control group; 0 without a limit."""
-    limits = []
-    for controllers, folder in control_groups(CGROUP_FILE, CGROUP_ROOT):
-        name = "memory.max" if not controllers else "memory.limit_in_bytes" if controllers == "memory" else ""
-        text = text_of(folder / name) if name else ""
-        if text.isdigit() and int(text) < _NO_LIMIT_BYTES:
-            limits.append(int(text))
-    return min(limits, default=0)
+    limits = [text_of(folder / limit) for folder, _, limit in memory_groups(CGROUP_FILE, CGROUP_ROOT)]
+    return min((int(text) for text in limits if text.isdigit() and int(text) < _NO_LIMIT_BYTES), default=0)
 
 
 def limits(_runs: Path) -> Check:

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ringtap.collectors.kernel_files import CGROUP_ROOT, PROC, control_groups, text_of
+from ringtap.collectors.kernel_files import CGROUP_ROOT, PROC, memory_groups, text_of
 from ringtap.core.terminal import one_line
 from ringtap.core.units import counted, format_size
 
@@ -29,7 +29,7 @@ class MemoryKills:
     """
 
     def __init__(self, proc: Path = PROC, cgroups: Path = CGROUP_ROOT) -> None:
-        self._groups = _memory_groups(proc, cgroups)
+        self._groups = memory_groups(proc / "self" / "cgroup", cgroups)
         self._files = [*(folder / events for folder, events, _ in self._groups), proc / "vmstat"]
         self._before = [_oom_kills(file) for file in self._files]
 
@@ -49,17 +49,6 @@ class MemoryKills:
 
 def _processes(count: int) -> str:
     return counted(count, "process", "processes")
-
-
-def _memory_groups(proc: Path, cgroups: Path) -> list[tuple[Path, str, str]]:
-    """Return the control groups for memory of this process, the innermost first: folder, file of events, of limit."""
-    found = []
-    for controllers, folder in control_groups(proc / "self" / "cgroup", cgroups):
-        if not controllers:
-            found.append((folder, "memory.events", "memory.max"))
-        elif "memory" in controllers.split(","):
-            found.append((folder, "memory.oom_control", "memory.limit_in_bytes"))
-    return found
 
 
 def _oom_kills(file: Path) -> int | None:

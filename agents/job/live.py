@@ -34,15 +34,6 @@ def keep_output(node_folder: Path) -> Callable[[], None]:
     return prepare
 
 
-def missing_for_view() -> str:
-    """The packages that the view needs but that are not installed; empty if there are none, or without a terminal."""
-    import importlib.util
-
-    if not (os.isatty(0) and os.isatty(1)):
-        return ""
-    return " and ".join(name for name in ("textual", "rich") if importlib.util.find_spec(name) is None)
-
-
 class LiveView:
     """The live view as a child process; its end does not affect the job or the capture.
 

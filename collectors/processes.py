@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import getpass
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +22,8 @@ _MIN_FIELDS = 22  # up to the resident pages
 
 def user_name() -> str:
     """Return the name of this process's user; its number if it has none."""
+    import getpass  # for which no job waits
+
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -78,7 +78,7 @@ class Agent:
     def __init__(
         self, run: RunDirectory, node: str, settings: RunSettings, rendezvous: AgentSocket, listener: socket.socket
     ) -> None:
-        self._run, self._node, self._settings = run, node, settings
+        self._run, self._settings = run, settings
         self._rendezvous, self._listener = rendezvous, listener
         self._peers: list[_Peer] = []
         self._jobs: list[JobProcess] = []

@@ -79,11 +79,6 @@ def default_interface() -> str:
     return next((name for name, stats in sorted(there.items()) if stats.isup and not _is_loopback(stats)), "")
 
 
-def has_rdma() -> bool:
-    """True if the node has RDMA devices, whose traffic bypasses the kernel and therefore any capture."""
-    return any(DEVICES.glob("*"))
-
-
 def facts(name: str) -> dict[str, Any]:
     """Return MTU and offloads of an interface; with segmentation offloads a captured packet is many on the wire."""
     stats = psutil.net_if_stats().get(name)
@@ -170,7 +165,7 @@ class PacketsCollector:
             if reason:
                 return Check("unavailable", reason, remedy)
         tool = "tcpdump" if path else "a ring in Python (tcpdump is not usable here)"
-        if has_rdma():
+        if any(DEVICES.glob("*")):  # RDMA bypasses the kernel and therefore any capture
             reason = f"{tool} on {self.interface}; RDMA traffic goes past it and is not seen"
             return Check("degraded", reason, "collect 'infiniband' for the RDMA traffic")
         return Check("ok", f"{tool} on {self.interface}")

@@ -181,11 +181,6 @@ def _own_series(run: RunDirectory, name: str, is_open: bool, status: str) -> tup
     return "stopped", str(info.get("why") or "")
 
 
-def is_submitted(found: Standing) -> bool:
-    """Return True if the run was submitted to Slurm."""
-    return SubmitPaths(Path(found.run)).request.is_file()
-
-
 def is_abandoned(run: Path) -> bool:
     """Return True if the sweep of a run directory was killed: no process holds its lock file."""
     try:
@@ -408,7 +403,7 @@ def next_steps(found: Standing) -> list[str]:
     run = shell_word(found.run)
     if found.kind == "job":
         return _next_of_job(found) if found.status in FINAL else []
-    if not is_submitted(found):
+    if not SubmitPaths(Path(found.run)).request.is_file():  # ringtap sweep measures it, and not a job of Slurm
         if found.status in ("partial", "failed"):
             return [f"To measure what is missing: ringtap sweep PLAN.toml -o {run} --resume"]
         return [f"Next: ringtap report {run}"] if found.status == "complete" else []

@@ -73,8 +73,11 @@ print(json.dumps(found))
 
 
 def check(python: str = "", timeout_s: float = _PROBE_S) -> dict[str, Check]:
-    """Query the job's interpreter; return a check for each of `NAMES`."""
-    program = find_python(python)
+    """Query the job's interpreter; return a check for each of `NAMES`.
+
+    It is the given one, else ``python`` or ``python3`` on the PATH, else ringtap's own.
+    """
+    program = next(filter(None, map(shutil.which, [python] if python else ["python", "python3", sys.executable])), None)
     if program is None:
         missing = Check("unavailable", f"there is no {python or 'python'} on the PATH", _python_remedy())
         return dict.fromkeys(NAMES, missing)
@@ -86,13 +89,6 @@ def check(python: str = "", timeout_s: float = _PROBE_S) -> dict[str, Check]:
         failed = Check("unavailable", f"{program} cannot be asked: {reason}", _python_remedy())
         return dict.fromkeys(NAMES, failed)
     return judge(found, folder)
-
-
-def find_python(given: str) -> str | None:
-    """Return a job's interpreter: the given one, else ``python`` or ``python3`` on the PATH, else ringtap's own."""
-    if given:
-        return shutil.which(given)
-    return shutil.which("python") or shutil.which("python3") or sys.executable or None
 
 
 def _ask(program: str, folder: str, timeout_s: float) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from ringtap.core.errors import failure_message
@@ -46,9 +45,7 @@ class GrowingReport:
         self.poll(True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         """Write the report of all that was measured."""
         # after a failure, the caller's function for messages may be what failed
         with nullcontext() if error is None else suppress(Exception):

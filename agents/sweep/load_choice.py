@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -55,9 +54,7 @@ class LoadChoice:
         psutil.Process(self._process.pid).nice(_LOWEST_PRIORITY)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.communicate()
 

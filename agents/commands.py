@@ -142,13 +142,10 @@ def _settings(options: argparse.Namespace) -> RunSettings:
 
 def _check_live(live: bool) -> None:
     """Refuse ``--live`` before anything starts if the view cannot be shown."""
-    from ringtap.agents.job.live import missing_for_view
+    if live and os.isatty(0) and os.isatty(1):  # elsewhere it is shown as plain lines
+        from ringtap.core.installation import require
 
-    missing = missing_for_view() if live else ""
-    if missing:
-        from ringtap.core.installation import install_command
-
-        raise UsageError(f"--live needs {missing}, not installed here: {install_command('tui')}")
+        require("--live", ("textual", "rich"))
 
 
 def _print_location(location: RunLocation, settings: RunSettings, node: str, verbose: bool) -> None:
@@ -210,7 +207,6 @@ def _capture(options: argparse.Namespace) -> int:
 def _clean(plan: SweepPlan, as_json: bool) -> int:
     """Remove ended sweeps' folders from a plan's hosts; returns the exit code, 1 if a host cannot be reached."""
     import json
-    import sys
     from dataclasses import asdict
 
     from ringtap.agents.hosts.ssh import SshHosts

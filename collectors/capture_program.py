@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ringtap.collectors.kernel_files import text_of
 from ringtap.core.errors import failure_message
-from ringtap.core.parent_death import die_with_parent
+from ringtap.core.parent_death import run_helper
 
 # A shell watches the program and gets signal names on its standard input. When that closes (the agent has ended, for
 # any reason), the shell ends the program a second later, after it has received what the kernel still holds. A signal
@@ -29,12 +30,6 @@ if [ "$last" != INT ] && [ "$last" != KILL ]; then sleep 1.1; kill -s INT $! 2>/
 wait $!
 """
 _COUNT = re.compile(rb"(\d+) packets? (captured|received by filter|dropped by kernel|dropped by interface)")
-_NAMES = {
-    b"captured": "captured",
-    b"received by filter": "received_by_filter",
-    b"dropped by kernel": "dropped_by_kernel",
-    b"dropped by interface": "dropped_by_interface",
-}
 _READY = "listening on "
 _START_S = 5.0
 END_S = 5.0  # time limit for its end
@@ -45,7 +40,10 @@ _WRAP = 2**32
 
 @dataclass
 class Counts:
-    """A capture program's own counts since its start, 64 bit; ``received_by_filter`` includes dropped packets."""
+    """A capture program's own counts since its start, 64 bit; ``received_by_filter`` includes dropped packets.
+
+    They have the names that the program prints.
+    """
 
     captured: int = 0
     received_by_filter: int = 0
@@ -124,7 +122,7 @@ class Tool:
             return None
 
     def _take(self, line: bytes) -> None:
-        words = {_NAMES[name]: int(count) for count, name in _COUNT.findall(line)}
+        words = {name.decode().replace(" ", "_"): int(count) for count, name in _COUNT.findall(line)}
         if words:
             self.counts.update(words)
             self._told += 1
@@ -134,7 +132,8 @@ class Tool:
     def _reap(self) -> None:
         """Collect the exit status through the watching shell, after the program has closed its standard error."""
         self.signal("INT")
-        self._close_input()
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()  # type: ignore[union-attr]
         try:
             code = self._process.wait(END_S)
         except subprocess.TimeoutExpired:
@@ -145,10 +144,6 @@ class Tool:
         number = code - 128 if code > 128 else -code
         how = f"signal {signal.Signals(number).name}" if 0 < number < signal.NSIG else f"exit code {code}"
         self.ended = f"{how}: {self._last_words()}" if code else "ended"
-
-    def _close_input(self) -> None:
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()  # type: ignore[union-attr]
 
     def signal(self, word: str) -> None:
         """Send it a signal, by name without SIG; do nothing if it has ended."""
@@ -217,9 +212,7 @@ def find() -> str:
 
 def _ask(arguments: list[str]) -> tuple[int, str]:
     try:
-        done = subprocess.run(
-            arguments, capture_output=True, text=True, check=False, timeout=_ASK_S, preexec_fn=die_with_parent()
-        )
+        done = run_helper(arguments, _ASK_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         return 1, failure_message(error)
     return done.returncode, (done.stdout + done.stderr).strip()
@@ -233,10 +226,7 @@ def version(path: str) -> tuple[int, ...]:
 
 def cannot_drop_root() -> bool:
     """True if this is the root of a user namespace with one user, where tcpdump fails to change to any user."""
-    try:
-        return os.geteuid() == 0 and Path("/proc/self/setgroups").read_text().strip() == "deny"
-    except OSError:
-        return False
+    return os.geteuid() == 0 and text_of("/proc/self/setgroups") == "deny"
 
 
 def refusal(path: str, interface: str) -> str:

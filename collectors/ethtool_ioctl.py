@@ -35,6 +35,10 @@ class Ethtool:
         fcntl.ioctl(self._socket, _SIOCETHTOOL, struct.pack("16sP16x", name, ctypes.addressof(buffer)))
         return request
 
+    def value(self, nic: str, command: int) -> int:
+        """Return the answer to a request of ``struct ethtool_value``, as those for single offloads are."""
+        return int(struct.unpack_from("=I", self._ask(nic, bytearray(struct.pack("=II", command, 0))), 4)[0])
+
     def driver(self, nic: str) -> dict[str, str]:
         """Return the driver, its version, the firmware version and the bus address."""
         answer = self._ask(nic, bytearray(struct.pack("=I192x", _DRIVER)))

@@ -148,7 +148,7 @@ def _handles(nvml: Any) -> Iterator[tuple[str, Any]]:
 
 
 class _Gpu:
-    """A GPU, or a MIG slice of it, and its log ``<name>.rec``."""
+    """A GPU, or a MIG slice of it, and its log ``<name>.rec``; ``readings`` are those that it supports."""
 
     def __init__(self, nvml: Any, name: str, handle: Any) -> None:
         self.name = name
@@ -157,7 +157,7 @@ class _Gpu:
         self.failed_readings = 0
         self.absent: dict[str, str] = {}
         self._values: dict[str, int] = {}
-        self._readings = [reading for reading in _READINGS if self._try(reading)]
+        self.readings = [reading for reading in _READINGS if self._try(reading)]
         self.meter: PcieMeter | None = None
         if "pcie_tx_bytes" in self.absent:
             self._start_meter()
@@ -181,13 +181,8 @@ class _Gpu:
     def fields(self) -> list[Field]:
         """The columns of its log."""
         names = _PCIE_FIELDS if self.meter else ()
-        columns = [Field(name, "<u8", unit, kind, width) for name, unit, kind, width, _ in self._readings]
+        columns = [Field(name, "<u8", unit, kind, width) for name, unit, kind, width, _ in self.readings]
         return [*TIME_FIELDS, *columns, *(Field(name, "<u8", "bytes/s", "gauge") for name in names)]
-
-    @property
-    def supports_something(self) -> bool:
-        """True if there is anything to record."""
-        return bool(self._readings)
 
     def start(self, folder: Path, every_s: float) -> None:
         """Create the log and write the first record."""
@@ -209,16 +204,16 @@ class _Gpu:
         t_ns, mono_ns = time.time_ns(), time.monotonic_ns()
         failed = ""
         failures = 0
-        for reading in self._readings:
+        for reading in self.readings:
             try:
                 self._values[reading.name] = reading.read(self._nvml, self._handle)
             except self._nvml.NVMLError as error:
                 failures += 1
                 failed = _word(error)
         self.failed_readings += failures + (len(_PCIE_FIELDS) if self.meter and self.meter.failure else 0)
-        if failures == len(self._readings):
+        if failures == len(self.readings):
             raise OSError(0, f"{self.name} does not answer: {failed}")
-        values = [self._values[reading.name] for reading in self._readings]
+        values = [self._values[reading.name] for reading in self.readings]
         self._log.append(t_ns, mono_ns, *values, *(self.meter.rates if self.meter else ()))
 
     def close(self) -> None:
@@ -294,7 +289,7 @@ class GpuCollector:
             self._gpus = [_Gpu(nvml, name, handle) for name, handle in _handles(nvml)]
         except nvml.NVMLError as error:
             raise OSError(0, f"the NVIDIA driver does not answer: {_word(error)}") from error
-        self._gpus = [gpu for gpu in self._gpus if gpu.supports_something]
+        self._gpus = [gpu for gpu in self._gpus if gpu.readings]
         for gpu in self._gpus:
             gpu.start(self._folder, self.every_s)
 

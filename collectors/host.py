@@ -15,7 +15,8 @@ from typing import Any, Literal, cast
 import psutil
 
 from ringtap.collectors.base import Check, Context
-from ringtap.collectors.processes import PROC, Process, command_of, rank_of
+from ringtap.collectors.kernel_files import PROC
+from ringtap.collectors.processes import Process, command_of, rank_of
 from ringtap.core.errors import failure_message
 from ringtap.core.records import Field, JsonLinesWriter, RecordWriter
 from ringtap.core.schema import HOST_REC, PROCESSES_JSONL, PROCESSES_REC, TIME_FIELDS

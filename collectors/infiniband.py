@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringtap.collectors.base import Check, Context
+from ringtap.collectors.kernel_files import text_of
 from ringtap.core.errors import failure_message
 from ringtap.core.records import Field, JsonLinesWriter, RecordWriter
 from ringtap.core.schema import TIME_FIELDS
@@ -197,23 +198,11 @@ class _Counter:
             self._fd = -1
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
-
-
 def _names(folder: Path) -> set[str]:
     try:
         return {path.name for path in folder.iterdir()}
     except OSError:
         return set()
-
-
-def _interface(port: Path) -> str:
-    """Return the network interface of a RoCE or IPoIB port; empty if it has none."""
-    return _text(port / "gid_attrs/ndevs/0") or next(iter(sorted(_names(port.parents[1] / "device/net"))), "")
 
 
 class RdmaPort(NamedTuple):
@@ -239,13 +228,13 @@ def rdma_ports(root: Path) -> list[RdmaPort]:
     found = []
     for path in port_paths(root):
         device, counters = path.parents[1], path / "counters"
-        layer, present = _text(path / "link_layer"), _names(counters)
-        values = {name: int(text) for name in TRAFFIC if (text := _text(counters / name)).isdecimal()}
-        interfaces = {_text(one) for one in (path / "gid_attrs/ndevs").glob("*")} - {""} or _names(
+        layer, present = text_of(path / "link_layer"), _names(counters)
+        values = {name: int(text) for name in TRAFFIC if (text := text_of(counters / name)).isdecimal()}
+        interfaces = {text_of(one) for one in (path / "gid_attrs/ndevs").glob("*")} - {""} or _names(
             device / "device/net"
         )
         if len(_names(device / "ports")) > 1:  # the interfaces of all ports of the card
-            numbers = {name: _text(device / "device/net" / name / "dev_port") for name in interfaces}
+            numbers = {name: text_of(device / "device/net" / name / "dev_port") for name in interfaces}
             interfaces = {name for name, number in numbers.items() if number in ("", str(int(path.name) - 1))}
         all_read = {"port_xmit_data", "port_rcv_data"} <= values.keys() and is_wide(present, values)
         counts_all = layer == "InfiniBand" and driver_of(device) != "hfi1" and all_read
@@ -284,11 +273,11 @@ class _Port:
         names, self.absent = wanted_port_counters(self.driver, present)
         self._port = self._open("counters", names)
         self._hw = self._open("hw_counters", wanted_hw_counters(_names(path / "hw_counters")))
-        self._lifespan_s = int(_text(path / "hw_counters/lifespan") or 0) / 1000
+        self._lifespan_s = int(text_of(path / "hw_counters/lifespan") or 0) / 1000
         # drivers other than mlx5 read hundreds of registers for one counter
         self._hw_every_s = self._lifespan_s + _JIFFY_S if self.driver == "mlx5" else max(_RARE_S, self._lifespan_s)
         self.every_s = max(every_s, self._lifespan_s)
-        self.idle = not _text(path / "state").endswith("ACTIVE")
+        self.idle = not text_of(path / "state").endswith("ACTIVE")
         wide = is_wide(present, {name: counter.value for name, counter in self._port.items()})
         self.fields = [*TIME_FIELDS, *(port_field(name, self.driver, wide) for name in self._port)]
         self.fields += [hw_field(name) for name in self._hw]
@@ -310,7 +299,8 @@ class _Port:
 
     def about(self) -> dict[str, Any]:
         """Return the header fields of its log."""
-        layer = _text(self.path / "link_layer") or "unknown"
+        layer = text_of(self.path / "link_layer") or "unknown"
+        interfaces = sorted(_names(self.path.parents[1] / "device/net"))  # of a RoCE or IPoIB port
         return {
             "collector": "infiniband",
             "source": str(self.path),
@@ -319,10 +309,10 @@ class _Port:
             "port": int(self.path.name),
             "driver": self.driver,
             "link_layer": layer,
-            "rate": _text(self.path / "rate"),
-            "state": _text(self.path / "state"),
-            "interface": _interface(self.path),
-            "firmware": _text(self.path.parents[1] / "fw_ver"),
+            "rate": text_of(self.path / "rate"),
+            "state": text_of(self.path / "state"),
+            "interface": text_of(self.path / "gid_attrs/ndevs/0") or next(iter(interfaces), ""),
+            "firmware": text_of(self.path.parents[1] / "fw_ver"),
             "lifespan_s": self._lifespan_s,
             "hw_every_s": self._hw_every_s,
             "errors_every_s": _RARE_S,
@@ -354,7 +344,7 @@ class _Port:
         repeated = self._read_hw(now_s, moved, last)
         if rare:
             self._rare_due = now_s + _RARE_S
-            self.idle = not _text(self.path / "state").endswith("ACTIVE")
+            self.idle = not text_of(self.path / "state").endswith("ACTIVE")
         if len(self.missing) == len(self._port) + len(self._hw):  # the device is gone: leave a gap, not a flat line
             return
         self.repeats += repeated

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 ROUTE, SOCK_DIAG = 0, 4
 HEADER_BYTES = 16
-REQUEST, MULTI, ACKNOWLEDGE, DUMP_INTERRUPTED, DUMP = 0x1, 0x2, 0x4, 0x10, 0x300
+REQUEST, ACKNOWLEDGE, DUMP_INTERRUPTED, DUMP = 0x1, 0x4, 0x10, 0x300
 NO_OPERATION = 1
 _ERROR, _DONE, _FIRST_OF_FAMILY = 2, 3, 16
 _TYPE_OF_ATTRIBUTE = 0x3FFF  # without the flags "nested" and "byte order"
@@ -88,6 +88,26 @@ def is_done(kind: int) -> bool:
     return kind == _DONE
 
 
+def take_each(data: memoryview, length: int, take: Callable[[int, memoryview, int, int], None]) -> bool:
+    """Pass on each message of a datagram of a dump; return True if more datagrams follow.
+
+    Args:
+        data: the buffer.
+        length: bytes of the datagram in it.
+        take: called with a message's type, the buffer, and the message's begin and end in it.
+
+    Raises:
+        OSError: the kernel refused the request.
+    """
+    position = 0
+    while True:
+        size, kind, _ = message_at(data, position, length)
+        if not size:
+            return not is_done(kind)
+        take(kind, data, position, position + size)
+        position += aligned(size)
+
+
 class NetlinkSocket:
     """A netlink socket with a single receive buffer.
 
@@ -153,31 +173,23 @@ class NetlinkSocket:
 
         Args:
             message: the request.
-            take: called with a message's type, the buffer, and the message's begin and end in it.
+            take: as for `take_each`.
 
         Raises:
             OSError: as `dump`.
         """
+        self.dump(message, lambda data, length: take_each(data, length, take))
 
-        def take_datagram(data: memoryview, length: int) -> bool:
-            position = 0
-            while True:
-                size, kind, _ = message_at(data, position, length)
-                if not size:
-                    return not is_done(kind)
-                take(kind, data, position, position + size)
-                position += aligned(size)
-
-        self.dump(message, take_datagram)
-
-    def drain(self) -> None:
-        """Discard received data that has not been read, before the next request."""
+    def drain(self) -> bool:
+        """Discard received data that has not been read, as before the next request; return True if there was any."""
+        found = False
         while True:
             try:
                 self._socket.recv_into(self.buffer, 0, socket.MSG_DONTWAIT)
             except OSError as error:
                 if error.errno != errno.ENOBUFS:  # an overrun is reported before what was queued
-                    return
+                    return found
+            found = True
 
     def close(self) -> None:
         """Close the socket."""

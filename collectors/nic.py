@@ -7,7 +7,6 @@ One read takes 5 µs for two interfaces (seven files of /sys: 8 µs per interfac
 from __future__ import annotations
 
 import os
-import socket
 import struct
 import sys
 import time
@@ -70,14 +69,16 @@ class LinkWatch:
     def __init__(self, path: Path) -> None:
         self._known: dict[str, dict[str, Any]] = {}
         self._netlink = NetlinkSocket(ROUTE)
-        self._news = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, ROUTE)
         try:
-            self._news.setblocking(False)
-            self._news.bind((0, _LINK_GROUP))
-            found = self._look()
+            self._news = NetlinkSocket(ROUTE)
+            try:
+                self._news.join(_LINK_GROUP)
+                found = self._look()
+            except OSError:
+                self._news.close()
+                raise
         except OSError:
             self._netlink.close()
-            self._news.close()
             raise
         self._log = JsonLinesWriter(path)
         self._write(found)
@@ -88,14 +89,7 @@ class LinkWatch:
         if mono_ns < self._look_ns:
             return
         self._look_ns = mono_ns + _LOOK_EVERY_NS
-        try:
-            while self._news.recv(1):  # one byte of each message; the rest of it is dropped
-                self._has_news = True
-        except BlockingIOError:
-            pass
-        except OSError:  # more notifications than the buffer holds
-            self._has_news = True
-        if self._has_news:
+        if self._news.drain() or self._has_news:
             self._has_news = False
             try:
                 self._write(self._look())

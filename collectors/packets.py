@@ -20,6 +20,7 @@ from ringtap.collectors import capture_program, packet_ring
 from ringtap.collectors.base import Check, Context
 from ringtap.collectors.capture_program import END_S, Tool
 from ringtap.collectors.ethtool_ioctl import offloads
+from ringtap.collectors.infiniband import DEVICES
 from ringtap.collectors.packet_windows import PacketWindows
 from ringtap.collectors.slow_iterations import SlowIterations, parse_rule
 from ringtap.core.python_command import python_command
@@ -76,14 +77,6 @@ def default_interface() -> str:
     if route in there:
         return route
     return next((name for name, stats in sorted(there.items()) if stats.isup and not _is_loopback(stats)), "")
-
-
-def has_rdma() -> bool:
-    """True if the node has RDMA devices, whose traffic bypasses the kernel and therefore any capture."""
-    try:
-        return any(Path("/sys/class/infiniband").iterdir())
-    except OSError:
-        return False
 
 
 def facts(name: str) -> dict[str, Any]:
@@ -172,7 +165,7 @@ class PacketsCollector:
             if reason:
                 return Check("unavailable", reason, remedy)
         tool = "tcpdump" if path else "a ring in Python (tcpdump is not usable here)"
-        if has_rdma():
+        if any(DEVICES.glob("*")):  # RDMA bypasses the kernel and therefore any capture
             reason = f"{tool} on {self.interface}; RDMA traffic goes past it and is not seen"
             return Check("degraded", reason, "collect 'infiniband' for the RDMA traffic")
         return Check("ok", f"{tool} on {self.interface}")

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from ringtap.collectors.kernel_files import PROC
 from ringtap.core.python_command import short_command
 from ringtap.core.secret_masking import mask_words
 from ringtap.core.terminal import readable
@@ -17,7 +18,16 @@ _MAX_CHARACTERS = 200
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MIN_FIELDS = 22  # up to the resident pages
-PROC = Path("/proc")
+
+
+def user_name() -> str:
+    """Return the name of this process's user; its number if it has none."""
+    import getpass  # for which no job waits
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.geteuid())
 
 
 def rank_in(environment: Mapping[str, str]) -> int | None:

@@ -13,23 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringtap.collectors.base import Check, Context
-from ringtap.collectors.netlink import (
-    DUMP,
-    HEADER_BYTES,
-    ROUTE,
-    NetlinkSocket,
-    aligned,
-    attributes,
-    is_done,
-    message_at,
-    request,
-)
+from ringtap.collectors.netlink import DUMP, HEADER_BYTES, ROUTE, NetlinkSocket, attributes, request, take_each
 from ringtap.core.records import Field, HoldingRecordWriter
 from ringtap.core.schema import QDISC_REC, TIME_FIELDS
 
 _NEW, _GET = 36, 38  # RTM_NEWQDISC, RTM_GETQDISC
 _TC_BYTES = 20  # tcmsg: family and padding, interface, handle, parent, info
-_KIND, _STATS2, _BASIC, _QUEUE = 1, 7, 1, 3
+DUMP_DISCIPLINES = request(_GET, DUMP, bytes(_TC_BYTES))
+_KIND, _STATS2, BASIC, _QUEUE = 1, 7, 1, 3
 _BASIC_BYTES, _QUEUE_BYTES = 12, 20  # bytes u64, packets u32; five u32
 _KEY = slice(HEADER_BYTES + 4, HEADER_BYTES + 16)  # interface, handle, parent
 _STAMP = struct.Struct("<qq")
@@ -50,6 +41,19 @@ _FIELDS = (
     Field("requeues", "<u4", "packets", "counter", 32),
     Field("overlimits", "<u4", "events", "counter", 32),
 )
+
+
+def kind_and_statistics(data: memoryview, begin: int, end: int) -> tuple[str, dict[int, int]]:
+    """Return the kind in a message about a discipline or class, and the places of its statistics, such as `BASIC`."""
+    name, places = "", dict[int, int]()
+    for kind, start, size in attributes(data, begin + HEADER_BYTES + _TC_BYTES, end):
+        if kind == _KIND:
+            name = bytes(data[start : start + size]).rstrip(b"\0").decode(errors="replace")
+        elif kind == _STATS2:
+            for inner, place, room in attributes(data, start, start + size):
+                if room >= {BASIC: _BASIC_BYTES, _QUEUE: _QUEUE_BYTES}.get(inner, 0):
+                    places[inner] = place
+    return name, places
 
 
 @dataclass(frozen=True)
@@ -106,17 +110,13 @@ class QdiscTable:
         Raises:
             OSError: the kernel refused the request.
         """
-        position = 0
-        while True:
-            size, kind, _ = message_at(data, position, length)
-            if not size:
-                return not is_done(kind)
-            if kind == _NEW and size >= HEADER_BYTES + _TC_BYTES:
-                self._keep(bytes(data[position : position + size]))
-            position += aligned(size)
+        return take_each(data, length, self._keep)
 
-    def _keep(self, message: bytes) -> None:
+    def _keep(self, kind: int, data: memoryview, begin: int, end: int) -> None:
         """Make a record of a message if its statistics differ from the last ones."""
+        if kind != _NEW or end - begin < HEADER_BYTES + _TC_BYTES:
+            return
+        message = bytes(data[begin:end])
         key = message[_KEY]
         layout = self._layouts.get(key)
         if layout is None or layout.head != message[:8]:
@@ -132,21 +132,14 @@ class QdiscTable:
 
     def _learn(self, key: bytes, message: bytes) -> _Layout | None:
         """Find the statistics of one discipline, and store its kind; return None if it has no statistics."""
-        data = memoryview(message)
-        found: dict[int, int] = {}
-        for kind, start, size in attributes(data, HEADER_BYTES + _TC_BYTES, len(data)):
-            if kind == _KIND:
-                index, handle = struct.unpack_from("=II", key)
-                name = message[start : start + size].rstrip(b"\0").decode(errors="replace")
-                # a root comes before the children that share its handle, 0
-                self.kinds.setdefault(f"{index}:{handle}", name)
-            elif kind == _STATS2:
-                for inner, place, room in attributes(data, start, start + size):
-                    if room >= {_BASIC: _BASIC_BYTES, _QUEUE: _QUEUE_BYTES}.get(inner, 0):
-                        found[inner] = place
-        if _BASIC not in found or _QUEUE not in found:
+        name, places = kind_and_statistics(memoryview(message), 0, len(message))
+        if name:
+            index, handle = struct.unpack_from("=II", key)
+            # a root comes before the children that share its handle, 0
+            self.kinds.setdefault(f"{index}:{handle}", name)
+        if BASIC not in places or _QUEUE not in places:
             return None
-        self._layouts[key] = layout = _Layout(message[:8], found[_BASIC], found[_QUEUE])
+        self._layouts[key] = layout = _Layout(message[:8], places[BASIC], places[_QUEUE])
         return layout
 
 
@@ -163,7 +156,6 @@ class QdiscCollector:
         self._due_ns = 0
         self._failures = 0
         self._facts: dict[str, Any] = {"samples": 0, "lost_answers": 0}
-        self._dump_request = request(_GET, DUMP, bytes(_TC_BYTES))
 
     def check(self) -> Check:
         """Check that the kernel answers, and which disciplines there are."""
@@ -177,7 +169,7 @@ class QdiscCollector:
             )
         try:
             table = QdiscTable()
-            netlink.dump(self._dump_request, table.take)
+            netlink.dump(DUMP_DISCIPLINES, table.take)
         except OSError as error:
             return Check(
                 "unavailable",
@@ -232,7 +224,7 @@ class QdiscCollector:
         self._table.begin(time.time_ns(), now_ns)
         self._facts["samples"] += 1
         try:
-            self._netlink.dump(self._dump_request, self._table.take)
+            self._netlink.dump(DUMP_DISCIPLINES, self._table.take)
             self._table.end()
             self._failures = 0
             pause_ns = (time.thread_time_ns() - begun_ns) * _COST

@@ -22,6 +22,7 @@ from typing import Any
 from ringtap.collectors import inet_diag as layout
 from ringtap.collectors.base import Check, Context
 from ringtap.collectors.closing_sockets import ClosingSockets
+from ringtap.collectors.kernel_files import PROC
 from ringtap.collectors.netlink import (
     DUMP,
     DUMP_INTERRUPTED,
@@ -32,7 +33,7 @@ from ringtap.collectors.netlink import (
     message_at,
     request,
 )
-from ringtap.collectors.processes import PROC, command_of, rank_of
+from ringtap.collectors.processes import command_of, rank_of
 from ringtap.core.errors import error_message
 from ringtap.core.records import HoldingRecordWriter, JsonLinesWriter
 from ringtap.core.schema import OWNERS_JSONL, SOCKETS_REC
@@ -530,33 +531,18 @@ def _connect() -> tuple[NetlinkSocket, list[bytes]]:
     Raises:
         OSError: the kernel answers neither kind of request.
     """
-    netlink = NetlinkSocket(SOCK_DIAG)
-    try:
-        for compatible in (True, False):
-            kind = layout.COMPATIBLE if compatible else layout.BY_FAMILY
-            requests = [request(kind, DUMP, body) for body in layout.dump_requests(compatible)]
-            try:
-                for message in requests:
-                    netlink.dump(message, _pass_over)
-            except OSError:
-                if not compatible:
-                    raise
-            else:
-                return netlink, requests
-    except OSError:
-        netlink.close()
-        raise
-    raise AssertionError  # the loop returns or raises
-
-
-def _pass_over(data: memoryview, length: int) -> bool:
-    """Skip the messages of a datagram; return True if more datagrams follow."""
-    position = 0
-    while True:
-        size, kind, _ = message_at(data, position, length)
-        if not size:
-            return not is_done(kind)
-        position += aligned(size)
+    netlink, failures = NetlinkSocket(SOCK_DIAG), []
+    for compatible in (True, False):
+        kind = layout.COMPATIBLE if compatible else layout.BY_FAMILY
+        requests = [request(kind, DUMP, body) for body in layout.dump_requests(compatible)]
+        try:
+            for message in requests:
+                netlink.dump_each(message, lambda *_: None)
+            return netlink, requests
+        except OSError as error:
+            failures.append(error)
+    netlink.close()
+    raise failures[-1]
 
 
 def _kernel_info_bytes() -> int:

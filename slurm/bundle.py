@@ -21,7 +21,7 @@ import ringtap
 from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.core.installation import install_command
 from ringtap.core.options import add_json
-from ringtap.core.parent_death import die_with_parent
+from ringtap.core.parent_death import run_helper
 from ringtap.core.python_command import python_command
 from ringtap.core.units import format_size
 from ringtap.slurm.sites import Site, load_site
@@ -81,7 +81,7 @@ def write_bundle(python: str, site: Site, folder: Path) -> Bundle:
         _download(requirements(int(match[1])), python, site, gathered)
         from_site = []
         for wheel in sorted(gathered.iterdir()):
-            name = _package(wheel.name)
+            name = re.sub(r"[-_.]+", "-", wheel.name.partition("-")[0]).lower()  # a package's, in its normal form
             if name in site.wheelhouse:
                 from_site.append(name)
             else:
@@ -179,15 +179,7 @@ def _download(wanted: list[str], python: str, site: Site, folder: Path) -> None:
     command = python_command(sys.executable, "pip", "download", "--quiet", "--disable-pip-version-check")
     command += ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *platforms]
     try:
-        done = subprocess.run(
-            [*command, f"--dest={folder}", *wanted],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_PIP_TIMEOUT_S,
-            preexec_fn=die_with_parent(),
-            check=False,
-        )
+        done = run_helper([*command, f"--dest={folder}", *wanted], _PIP_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         raise MeasurementError(
             f"pip did not end within {_PIP_TIMEOUT_S:.0f} s: can it reach a package index?"
@@ -196,11 +188,6 @@ def _download(wanted: list[str], python: str, site: Site, folder: Path) -> None:
         errors = [line for line in done.stderr.splitlines() if "ERROR" in line or "No module" in line]
         why = errors[-1].removeprefix("ERROR: ") if errors else f"exit code {done.returncode}"
         raise MeasurementError(f"pip cannot get {', '.join(wanted)} for Python {python}: {why}")
-
-
-def _package(wheel: str) -> str:
-    """Return the package name in a wheel's file name, in its normal form."""
-    return re.sub(r"[-_.]+", "-", wheel.partition("-")[0]).lower()
 
 
 def _sha256(path: Path) -> str:

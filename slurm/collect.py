@@ -66,11 +66,12 @@ def merge(run: RunDirectory, parts: Sequence[Part]) -> list[str]:
     taken = [part for part in measured if part.info.get("bottleneck") == bottleneck]
     _write_lines(run.path / POINTS_JSONL, (_relocated(part, item) for part in taken for item in part.points))
     _write_lines(run.path / REJECTED_JSONL, (_relocated(part, item) for part in taken for item in part.rejected))
+    lacking = [item for part in parts for item in part.info.get("not_collected") or []]
     run.info |= {
         "bottleneck": bottleneck,
         "precheck": _lowest(item for part in taken for item in part.info.get("precheck") or []),
         "calibration": next(filter(None, (part.info.get("calibration") for part in taken)), None),
-        "not_collected": _distinct(item for part in parts for item in part.info.get("not_collected") or []),
+        "not_collected": list({json.dumps(item, sort_keys=True): item for item in lacking}.values()),
     }
     return [
         f"the points of {part.path.name} are left out: its bottleneck was counted at other interfaces than that of "
@@ -103,10 +104,6 @@ def _lowest(prechecks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def _reached(precheck: dict[str, Any]) -> float:
     share = precheck.get("share_of_capacity")
     return -1.0 if share is None else float(share)  # an unrecorded share may be the least
-
-
-def _distinct(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    return list({json.dumps(item, sort_keys=True): item for item in items}.values())
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringtap.core.errors import MeasurementError, last_line
-from ringtap.core.parent_death import die_with_parent
+from ringtap.core.parent_death import run_helper
 
 WAITING, RUNNING, ENDED, UNKNOWN = "waiting", "running", "ended", "unknown"
 # All base states and flags of Slurm 25.11: the job's state for ringtap, and what it means
@@ -89,9 +89,7 @@ def ask_slurm(jobs: Sequence[str], owner: int | None = None) -> dict[str, SlurmJ
     ids = ",".join(dict.fromkeys(job.partition("_")[0] for job in jobs))
     command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={ids}", "--format=%i|%T|%r|%N|%U"]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=_ANSWER_S, preexec_fn=die_with_parent()
-        )
+        done = run_helper(command, _ANSWER_S)
     except OSError as error:
         raise MeasurementError(f"Slurm cannot be asked from here: squeue: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
@@ -116,14 +114,7 @@ def _ask_accounting(jobs: Sequence[str]) -> dict[str, SlurmJobState]:
     """
     command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(jobs)}"]
     try:
-        done = subprocess.run(
-            [*command, "--format=JobID,State,NodeList"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_ANSWER_S,
-            preexec_fn=die_with_parent(),
-        )
+        done = run_helper([*command, "--format=JobID,State,NodeList"], _ANSWER_S)
     except (OSError, subprocess.TimeoutExpired):
         return {}
     rows = [line.split("|") for line in done.stdout.splitlines()] if done.returncode == 0 else []

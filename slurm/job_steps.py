@@ -35,6 +35,7 @@ from ringtap.slurm.job import job_id, note, signal_step, variable
 from ringtap.slurm.output import killed_or_not_run
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.request import Recording
+from ringtap.slurm.submit_command import add_recording
 
 _ANSWER_S = 30.0  # wait for the next recorder's answer; the job then begins without it
 _FINISH_S = 60.0  # for the recorders to finish after the job
@@ -249,12 +250,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m ringtap.slurm.job_steps", allow_abbrev=False)
     parser.add_argument("run", type=Path, metavar="RUN", help="run directory")
     if command:
-        parser.add_argument("--collect", required=True, metavar="LIST", help="as of ringtap run")
-        parser.add_argument("--every", required=True, metavar="TIME", help="as of ringtap run")
-        parser.add_argument("--packets-around-slow", metavar="PERCENTILE:TIME", help="as of ringtap run")
-        parser.add_argument("--disk-limit", metavar="SIZE", help="as of ringtap run")
-        parser.add_argument("--keep", action="append", default=[], metavar="PATTERN", help="as of ringtap submit")
-        parser.add_argument("--horovod", action="store_true", help="as of ringtap submit")
+        add_recording(parser)
         parser.add_argument(
             "--grace", type=float, required=True, metavar="SECONDS", help="from SIGTERM to SIGKILL near the time limit"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ringtap.agents.job.exit_cause import CANNOT_RUN, KILLED, POSSIBLE_CAUSE, SHELL_CAUSE
-from ringtap.core.run_files import open_regular
+from ringtap.core.run_files import read_tail
 from ringtap.slurm.paths import SubmitPaths
 
 _TAIL_BYTES = 1 << 16
@@ -38,11 +38,5 @@ def killed_or_not_run(paths: SubmitPaths, job: str, code: int) -> str:
 
 
 def _quoted(paths: SubmitPaths, job: str, pattern: re.Pattern[str], who: str) -> str:
-    try:
-        with open_regular(paths.output(job)) as file:
-            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return ""
-    found = pattern.findall(text)
+    found = pattern.findall(read_tail(paths.output(job), _TAIL_BYTES))
     return f"{who} says: {found[-1][:_MAX_CHARACTERS]}" if found else ""

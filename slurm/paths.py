@@ -12,39 +12,31 @@ class SubmitPaths:
 
     Args:
         run: the run directory; it is made absolute, and links in it are kept.
+
+    Attributes:
+        run: the run directory.
+        folder: folder of the submission, in which sbatch is called.
+        script: batch script.
+        request: the request and the ids of its jobs (request.json).
+        plan: plan of a sweep, as it was first submitted.
+        states: folder of the jobs' state files.
+        results: folder of the files kept from the nodes' own disks, with one folder per node.
+        parts: folder of the run directories of a plan's series.
     """
 
     def __init__(self, run: Path) -> None:
         self.run = run.absolute()
-
-    @property
-    def folder(self) -> Path:
-        """Folder of the submission, in which sbatch is called."""
-        return self.run / "submit"
-
-    @property
-    def script(self) -> Path:
-        """Batch script."""
-        return self.folder / "job.sh"
-
-    @property
-    def request(self) -> Path:
-        """The request and the ids of its jobs (request.json)."""
-        return self.folder / "request.json"
-
-    @property
-    def plan(self) -> Path:
-        """Plan of a sweep, as it was first submitted."""
-        return self.folder / "plan.toml"
+        self.folder = self.run / "submit"
+        self.script = self.folder / "job.sh"
+        self.request = self.folder / "request.json"
+        self.plan = self.folder / "plan.toml"
+        self.states = self.folder / "state"
+        self.results = self.run / "results"
+        self.parts = self.run / PARTS
 
     def output(self, job: str) -> Path:
         """Output of the script, its steps and Slurm; ``job`` as in `state`."""
         return self.folder / f"slurm-{job}.out"
-
-    @property
-    def states(self) -> Path:
-        """Folder of the jobs' state files."""
-        return self.folder / "state"
 
     def state(self, job: str) -> Path:
         """State file of a job (`ringtap.slurm.job`).
@@ -57,13 +49,3 @@ class SubmitPaths:
     def step(self, job: str, name: str) -> Path:
         """File with the id of one of a job's steps; ``job`` as in `state`."""
         return self.states / f"{job}.{name}"
-
-    @property
-    def results(self) -> Path:
-        """Folder of the files kept from the nodes' own disks, with one folder per node."""
-        return self.run / "results"
-
-    @property
-    def parts(self) -> Path:
-        """Folder of the run directories of a plan's series."""
-        return self.run / PARTS

@@ -20,7 +20,7 @@ import psutil
 from ringtap.agents.doctor.checks import Task
 from ringtap.agents.doctor.node import gloo_on_loopback, try_to_write
 from ringtap.collectors.base import Check
-from ringtap.core.parent_death import die_with_parent
+from ringtap.core.parent_death import run_helper
 from ringtap.core.units import counted, format_size
 from ringtap.slurm.request import parse_time_s
 from ringtap.slurm.sites import Nodes, Site
@@ -49,16 +49,7 @@ def _ask(*command: str, timeout_s: float = _ANSWER_S) -> str:
         _NotKnownError: it is not there, does not end in time, or fails.
     """
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            preexec_fn=die_with_parent(),
-            check=False,
-        )
+        done = run_helper(command, timeout_s)
     except OSError as error:
         raise _NotKnownError(f"{command[0]}: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from ringtap.agents.job.environment import slurm_tasks
 from ringtap.agents.job.signals import GroupWatch
 from ringtap.core.parent_death import die_with_parent
 from ringtap.core.python_command import python_command
@@ -45,18 +46,12 @@ def rank(run: str, arguments: list[str]) -> int:
         "RANK": variable("SLURM_PROCID"),
         "WORLD_SIZE": variable("SLURM_STEP_NUM_TASKS"),
         "LOCAL_RANK": variable("SLURM_LOCALID"),
-        "LOCAL_WORLD_SIZE": tasks_by_node(variable("SLURM_STEP_TASKS_PER_NODE"))[int(variable("SLURM_NODEID"))],
+        "LOCAL_WORLD_SIZE": str(slurm_tasks(variable("SLURM_STEP_TASKS_PER_NODE"))[int(variable("SLURM_NODEID"))]),
     }
     # as python -m ringtap.cli, but without a second interpreter, whose start would delay the job
     sys.argv = ["ringtap", "run", "--join", run, *arguments]
     runpy.run_module("ringtap.cli", run_name="__main__", alter_sys=True)
     return 0
-
-
-def tasks_by_node(text: str) -> list[str]:
-    """Expand Slurm's short form of the number of tasks on each node: ``2(x3),1``."""
-    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
-    return [count for count, nodes in found for _ in range(int(nodes or 1))]
 
 
 def recorder(run: str, arguments: list[str]) -> int:

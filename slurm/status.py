@@ -8,6 +8,7 @@ import fcntl
 import glob
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -178,11 +179,6 @@ def _own_series(run: RunDirectory, name: str, is_open: bool, status: str) -> tup
     if status == "running":
         return ("running" if info.get("status") == "running" else "waiting"), ""
     return "stopped", str(info.get("why") or "")
-
-
-def is_submitted(found: Standing) -> bool:
-    """Return True if the run was submitted to Slurm."""
-    return SubmitPaths(Path(found.run)).request.is_file()
 
 
 def is_abandoned(run: Path) -> bool:
@@ -391,9 +387,7 @@ def _series(item: SeriesStanding, above: str) -> str:
 
 def _nodes(found: Standing) -> list[str]:
     """Format the number of nodes by status, and the names of those that are cut off or partial."""
-    count: dict[str, int] = {}
-    for node in found.nodes:
-        count[node.status] = count.get(node.status, 0) + 1
+    count = Counter(node.status for node in found.nodes)
     text = ["  nodes: " + ", ".join(f"{number} {status}" for status, number in count.items())] if count else []
     odd = [node for node in found.nodes if node.status in ("cut off", "partial")]
     for node in odd[:_SHOWN_NODES]:
@@ -409,7 +403,7 @@ def next_steps(found: Standing) -> list[str]:
     run = shell_word(found.run)
     if found.kind == "job":
         return _next_of_job(found) if found.status in FINAL else []
-    if not is_submitted(found):
+    if not SubmitPaths(Path(found.run)).request.is_file():  # ringtap sweep measures it, and not a job of Slurm
         if found.status in ("partial", "failed"):
             return [f"To measure what is missing: ringtap sweep PLAN.toml -o {run} --resume"]
         return [f"Next: ringtap report {run}"] if found.status == "complete" else []

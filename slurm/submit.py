@@ -14,7 +14,7 @@ from typing import Any
 
 from ringtap.agents.node.settings import check_disk_limit
 from ringtap.core.errors import UsageError
-from ringtap.core.parent_death import die_with_parent
+from ringtap.core.parent_death import run_helper
 from ringtap.core.rundir import RunDirectory, write_json
 from ringtap.core.schema import RUN_JSON
 from ringtap.slurm.bundle import check_wheels
@@ -172,19 +172,9 @@ def hand_over(sbatch: str, paths: SubmitPaths, script: str, request: dict[str, A
         paths.script.chmod(0o600)  # the command may contain secrets
         file.write(script)
     # called in the script's folder, where Slurm then writes the output; the bare name needs no quoting
+    command, environment = [sbatch, "--parsable", paths.script.name], clean_environment(os.environ, script)
     try:
-        done = subprocess.run(
-            [sbatch, "--parsable", paths.script.name],
-            cwd=paths.folder,
-            env=clean_environment(os.environ, script),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_SBATCH_TIMEOUT_S,
-            preexec_fn=die_with_parent(),
-            check=False,
-        )
+        done = run_helper(command, _SBATCH_TIMEOUT_S, cwd=paths.folder, env=environment)
     except subprocess.TimeoutExpired as error:
         raise UsageError(
             f"sbatch did not answer within {_SBATCH_TIMEOUT_S:.0f} s: is Slurm's controller up?"

@@ -40,23 +40,28 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     _add_resources(parser.add_argument_group("what the job gets"))
     _add_environment(parser.add_argument_group("its Python"))
     job = parser.add_argument_group("what is recorded and kept (for a command; a plan determines this itself)")
-    job.add_argument("--collect", default="default", metavar="LIST", help="as of ringtap run (default: default)")
-    job.add_argument("--every", default="100ms", metavar="TIME", help="as of ringtap run (default: 100ms)")
-    job.add_argument(
+    add_recording(job)
+    parser.set_defaults(handler=_submit)
+
+
+def add_recording(group: Any) -> None:
+    """Add the options for what is recorded of a command, and kept."""
+    group.add_argument("--collect", default="default", metavar="LIST", help="as of ringtap run (default: default)")
+    group.add_argument("--every", default="100ms", metavar="TIME", help="as of ringtap run (default: 100ms)")
+    group.add_argument(
         "--packets-around-slow",
         metavar="PERCENTILE:TIME",
         help="as of ringtap run (default: all packets)",
     )
-    job.add_argument("--disk-limit", metavar="SIZE", help="of each node, as of ringtap run (default: none)")
-    job.add_argument(
+    group.add_argument("--disk-limit", metavar="SIZE", help="of each node, as of ringtap run (default: none)")
+    group.add_argument(
         "--keep",
         action="append",
         default=[],
         metavar="PATTERN",
         help="files below $SLURM_TMPDIR to copy to DIR/results/<node> at the end; may be repeated",
     )
-    job.add_argument("--horovod", action="store_true", help="give each rank Horovod's variables (Gloo, no ssh)")
-    parser.set_defaults(handler=_submit)
+    group.add_argument("--horovod", action="store_true", help="give each rank Horovod's variables (Gloo, no ssh)")
 
 
 def _add_resources(group: Any) -> None:
@@ -124,17 +129,11 @@ def _resources(options: argparse.Namespace, name: str) -> Resources:
     from ringtap.core.units import parse_duration_s
     from ringtap.slurm.request import Resources
 
+    names = ("nodes", "tasks_per_node", "cpus_per_task", "gpus_per_node", "mem", "time", "account")
+    usual_name = f"ringtap-{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}"
     return Resources(
-        nodes=options.nodes,
-        tasks_per_node=options.tasks_per_node,
-        cpus_per_task=options.cpus_per_task,
-        gpus_per_node=options.gpus_per_node,
-        mem=options.mem,
-        time=options.time,
-        account=options.account,
-        job_name=options.job_name
-        if options.job_name is not None
-        else f"ringtap-{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}",
+        **{name: getattr(options, name) for name in names},
+        job_name=usual_name if options.job_name is None else options.job_name,
         stop_before_s=round(parse_duration_s(options.stop_before)),
         sbatch=tuple(options.sbatch),
         drop=tuple(options.drop),

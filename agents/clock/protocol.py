@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ringtap.agents.clock.system_clock import STEP_NS, Clock
 
@@ -35,8 +36,7 @@ _REST_S = 0.05
 _PLAUSIBLE_NS = 10_000_000_000
 
 
-@dataclass(frozen=True)
-class Datagram:
+class Datagram(NamedTuple):
     """A datagram of the clock protocol; times are CLOCK_REALTIME in ns of the node that read them.
 
     Attributes:
@@ -62,18 +62,7 @@ class Datagram:
 
     def pack(self, token: bytes) -> bytes:
         """The datagram as bytes, with its digest."""
-        body = _BODY.pack(
-            _MAGIC,
-            _VERSION,
-            self.kind,
-            self.steps_seen,
-            self.client,
-            self.sequence,
-            self.wish,
-            self.sent_ns,
-            self.received_ns,
-            self.answered_ns,
-        )
+        body = _BODY.pack(_MAGIC, _VERSION, *self)
         return body + hashlib.blake2s(body, key=token, digest_size=_DIGEST_BYTES).digest()
 
 

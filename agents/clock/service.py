@@ -19,6 +19,7 @@ from ringtap.agents.clock.log import ClockLog
 from ringtap.agents.clock.protocol import LAST, PING, Ping, Responder, pings
 from ringtap.agents.clock.system_clock import Clock, StepWatch, boot_id
 from ringtap.core.errors import RingtapError, error_message
+from ringtap.core.run_files import replace_file
 from ringtap.core.rundir import RunDirectory, read_json
 from ringtap.core.schema import PINGS_REC, SERVER, SERVER_JSON
 
@@ -59,7 +60,6 @@ class ClockService:
     Args:
         run: the run directory.
         node: this node's name in it.
-        reference: the reference node; empty for the one that `reference_of` finds.
         clock: this node's clocks.
         period_s: seconds between bursts of pings.
         say: writes a line to the agent's log.
@@ -69,13 +69,12 @@ class ClockService:
         self,
         run: RunDirectory,
         node: str,
-        reference: str = "",
         *,
         clock: Clock | None = None,
         period_s: float = PERIOD_S,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._run, self._node, self._reference = run, node, reference
+        self._run, self._node = run, node
         self._clock, self._period_s, self._say = clock or Clock(), period_s, say
         self._role: ClockServer | ClockClient | None = None
         self._thread: threading.Thread | None = None
@@ -86,7 +85,7 @@ class ClockService:
     def start(self) -> None:
         """Start the thread; never raises."""
         try:
-            reference = self._reference or reference_of(self._run, self._node)
+            reference = reference_of(self._run, self._node)
             log = ClockLog(self._run.path, self._node, reference, self._clock)
             if reference == self._node:
                 self._role = ClockServer(self._run.path, self._node, log, self._clock, self._period_s)
@@ -129,13 +128,9 @@ class ClockService:
             return {"state": "degraded", "reason": self._failure, "remedy": "", **self._summary}
         role = self._role
         reason, remedy = (role.log.reason, role.log.remedy) if role else ("it was not started", "")
-        return {"state": _state(self._summary), "reason": reason, "remedy": remedy, **self._summary}
-
-
-def _state(summary: dict[str, Any]) -> str:
-    """``ok`` with pings or a shared clock, ``degraded`` with time daemons' bounds only, else ``unavailable``."""
-    source = summary.get("source", "none")
-    return {"none": "unavailable", "time daemons": "degraded"}.get(source, "ok")
+        states = {"none": "unavailable", "time daemons": "degraded"}
+        state = states.get(self._summary.get("source", "none"), "ok")
+        return {"state": state, "reason": reason, "remedy": remedy, **self._summary}
 
 
 _CHECK_S = 1.0  # between checks for a step of the clock
@@ -226,12 +221,8 @@ class ClockServer:
 
     def _write(self, item: dict[str, Any]) -> None:
         """Write server.json, readable by this user only, because its token allows pings."""
-        path = self.log.folder / "server.json"
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "w") as file:
-            file.write(json.dumps(item | {"boot_id": boot_id(), "t_ns": self._clock.real_ns()}, indent=1) + "\n")
-        temporary.replace(path)
+        text = json.dumps(item | {"boot_id": boot_id(), "t_ns": self._clock.real_ns()}, indent=1) + "\n"
+        replace_file(self.log.folder / "server.json", text.encode(), 0o600)
 
     def _wish_ms(self, clients: int) -> int:
         return max(self._period_ms, clients * _MS_PER_CLIENT)
@@ -379,7 +370,9 @@ class ClockClient:
         if self._watch_clock():  # this node's clock was set during the burst: its pings mix the times before and after
             answered = []
         before = self.log.measurements[-1].mono_ns if self.log.measurements else None
-        found = self.log.note_burst(phase, _after_steps(answered), lost)
+        # those after the server's clock was last set
+        answered = [ping for ping in answered if ping.steps_seen == answered[-1].steps_seen]
+        found = self.log.note_burst(phase, answered, lost)
         if found is None:
             return
         seen = answered[-1].steps_seen
@@ -423,8 +416,3 @@ class ClockClient:
         except (OSError, KeyError, ValueError):  # the server cannot be reached, or has ended
             pass
         return answered, lost
-
-
-def _after_steps(answered: list[Ping]) -> list[Ping]:
-    """The pings that the clock server answered after its clock was last set."""
-    return [ping for ping in answered if ping.steps_seen == answered[-1].steps_seen]

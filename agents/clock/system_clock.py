@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ringtap.collectors.kernel_files import text_of
 from ringtap.core.errors import error_message
 
 STEP_NS = 1_000_000  # slewing moves both clocks alike; a difference above this is a step
@@ -95,10 +96,10 @@ class ClockStep:
 
 
 class StepWatch:
-    """A watch for steps of CLOCK_REALTIME; it takes steps below 1 ms for slewing."""
+    """A watch for steps of CLOCK_REALTIME; it takes steps below ``least_ns`` for slewing."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, least_ns: int = STEP_NS) -> None:
+        self._clock, self._least_ns = clock, least_ns
         self._gap_ns, self._mono_ns = clock.gap_ns(), clock.mono_ns()
 
     def look(self) -> ClockStep | None:
@@ -106,7 +107,7 @@ class StepWatch:
         gap_ns, mono_ns = self._clock.gap_ns(), self._clock.mono_ns()
         step_ns, before_ns = gap_ns - self._gap_ns, self._mono_ns
         self._gap_ns, self._mono_ns = gap_ns, mono_ns
-        if abs(step_ns) < STEP_NS:
+        if abs(step_ns) < self._least_ns:
             return None
         return ClockStep(mono_ns + gap_ns, mono_ns, before_ns, step_ns)
 
@@ -156,10 +157,7 @@ def adjtimex() -> dict[str, Any]:
 
 def boot_id() -> str:
     """The kernel's boot identity; empty if /proc does not show it."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+    return text_of("/proc/sys/kernel/random/boot_id")
 
 
 class _Statfs(ctypes.Structure):

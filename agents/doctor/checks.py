@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import getpass
 import importlib.util
 import json
 import os
@@ -28,6 +27,7 @@ from ringtap.agents.doctor import job_interpreter as doctor_job
 from ringtap.agents.doctor import node as doctor_node
 from ringtap.agents.doctor.node import on_alliance
 from ringtap.collectors.base import Check, Context
+from ringtap.collectors.processes import user_name
 from ringtap.collectors.registry import ORDER, collector_class
 from ringtap.core.errors import RingtapError
 from ringtap.core.installation import install_command
@@ -230,7 +230,7 @@ def diagnose(question: Question, chosen: Sequence[Task] | None = None) -> dict[s
     return {
         "ringtap": ringtap.__version__,
         "host": platform.node(),
-        "user": _user(),
+        "user": user_name(),
         "uid": os.geteuid(),
         "kernel": platform.release(),
         "python": platform.python_version(),
@@ -239,13 +239,6 @@ def diagnose(question: Question, chosen: Sequence[Task] | None = None) -> dict[s
         "recordable": all(states.get(name) in ("ok", "degraded") for name in NEEDED),
         "checks": [asdict(finding) for finding in findings],
     }
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a uid without an entry, in a bare environment
-        return str(os.geteuid())
 
 
 class _TaskProcess:
@@ -297,18 +290,15 @@ class _TaskProcess:
         _, status = os.waitpid(self.pid, 0)
         os.close(self.reader)
         if late_s is not None:
-            return self._failed(f"the check did not answer within {late_s:g} s")
+            return broken(self.task, f"the check did not answer within {late_s:g} s")
         try:
             answer = json.loads(self.answer)
         except ValueError:
             how = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else "no answer"
-            return self._failed(f"the check broke down: {how}")
+            return broken(self.task, f"the check broke down: {how}")
         if "broken" in answer:
-            return self._failed(f"the check broke down: {answer['broken']}")
+            return broken(self.task, f"the check broke down: {answer['broken']}")
         return [CheckResult(self.task.group, name, **check) for name, check in answer.items()]
-
-    def _failed(self, reason: str) -> list[CheckResult]:
-        return broken(self.task, reason)
 
 
 def broken(task: Task, reason: str) -> list[CheckResult]:

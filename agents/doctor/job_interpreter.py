@@ -14,7 +14,7 @@ from ringtap.agents import hook
 from ringtap.agents.doctor.node import on_alliance
 from ringtap.collectors.base import Check
 from ringtap.core.errors import failure_message
-from ringtap.core.parent_death import die_with_parent
+from ringtap.core.parent_death import run_helper
 from ringtap.core.python_command import LEAVE_FOLDER_OUT
 
 NAMES = ("steps", "ddp", "horovod", "nccl")
@@ -73,8 +73,11 @@ print(json.dumps(found))
 
 
 def check(python: str = "", timeout_s: float = _PROBE_S) -> dict[str, Check]:
-    """Query the job's interpreter; return a check for each of `NAMES`."""
-    program = find_python(python)
+    """Query the job's interpreter; return a check for each of `NAMES`.
+
+    It is the given one, else ``python`` or ``python3`` on the PATH, else ringtap's own.
+    """
+    program = next(filter(None, map(shutil.which, [python] if python else ["python", "python3", sys.executable])), None)
     if program is None:
         missing = Check("unavailable", f"there is no {python or 'python'} on the PATH", _python_remedy())
         return dict.fromkeys(NAMES, missing)
@@ -88,28 +91,12 @@ def check(python: str = "", timeout_s: float = _PROBE_S) -> dict[str, Check]:
     return judge(found, folder)
 
 
-def find_python(given: str) -> str | None:
-    """Return a job's interpreter: the given one, else ``python`` or ``python3`` on the PATH, else ringtap's own."""
-    if given:
-        return shutil.which(given)
-    return shutil.which("python") or shutil.which("python3") or sys.executable or None
-
-
 def _ask(program: str, folder: str, timeout_s: float) -> dict[str, Any]:
     paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
     # without RINGTAP_RUN, the hook records nothing; no byte code is written beside it
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RINGTAP_")}
     environment |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        [program, "-c", _PROBE],
-        capture_output=True,
-        text=True,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        timeout=timeout_s,
-        preexec_fn=die_with_parent(),
-        check=False,
-    )
+    done = run_helper([program, "-c", _PROBE], timeout_s, env=environment)
     lines = done.stdout.strip().splitlines()
     found = json.loads(lines[-1] if lines else "")
     if not isinstance(found, dict):

@@ -17,8 +17,8 @@ import psutil
 
 from ringtap.agents.clock import system_clock
 from ringtap.agents.clock.protocol import open_socket, receive
-from ringtap.agents.job.control_groups import CGROUP_FILE, CGROUP_ROOT, control_groups
 from ringtap.collectors.base import Check
+from ringtap.collectors.kernel_files import CGROUP_FILE, CGROUP_ROOT, control_groups, memory_groups, text_of
 from ringtap.core.installation import pip
 from ringtap.core.units import counted, format_duration, format_size
 
@@ -94,7 +94,7 @@ def try_to_write(folder: Path) -> None:
 def clock(_runs: Path) -> Check:
     """Check the kernel's receive timestamps, the synchronisation of the clock, and the clock source."""
     state = system_clock.adjtimex()
-    source = _text("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+    source = text_of("/sys/devices/system/clocksource/clocksource0/current_clocksource")
     issues, remedies = [], []
     if not _kernel_stamps():
         issues.append("the kernel stamps no datagrams, so clock errors are larger")
@@ -174,9 +174,9 @@ def cpu_share() -> float:
     shares = []
     for controllers, folder in control_groups(CGROUP_FILE, CGROUP_ROOT):
         if not controllers:
-            quota = _text(folder / "cpu.max").split()
+            quota = text_of(folder / "cpu.max").split()
         elif "cpu" in controllers.split(","):
-            quota = [_text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")]
+            quota = [text_of(folder / "cpu.cfs_quota_us"), text_of(folder / "cpu.cfs_period_us")]
         else:
             continue
         if len(quota) == 2 and all(re.fullmatch("[0-9]+", word) for word in quota):
@@ -186,13 +186,8 @@ def cpu_share() -> float:
 
 def memory_limit_bytes() -> int:
     """Lowest memory limit of a control group; 0 without a limit."""
-    limits = []
-    for controllers, folder in control_groups(CGROUP_FILE, CGROUP_ROOT):
-        name = "memory.max" if not controllers else "memory.limit_in_bytes" if controllers == "memory" else ""
-        text = _text(folder / name) if name else ""
-        if text.isdigit() and int(text) < _NO_LIMIT_BYTES:
-            limits.append(int(text))
-    return min(limits, default=0)
+    limits = [text_of(folder / limit) for folder, _, limit in memory_groups(CGROUP_FILE, CGROUP_ROOT)]
+    return min((int(text) for text in limits if text.isdigit() and int(text) < _NO_LIMIT_BYTES), default=0)
 
 
 def limits(_runs: Path) -> Check:
@@ -243,12 +238,6 @@ def gloo_on_loopback(environment: Mapping[str, str]) -> str:
         address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
         if ipaddress.ip_address(address.partition("%")[0]).is_loopback:
             return f"{host} resolves to {address}, where Gloo would listen and no other host can connect"
-    return ""
-
-
-def _text(path: str | Path) -> str:
-    with suppress(OSError):
-        return Path(path).read_text().strip()
     return ""
 
 

@@ -23,6 +23,7 @@ from ringtap.agents.hosts import frames
 from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.core.errors import MeasurementError, error_message, exit_words, without_number
 from ringtap.core.python_command import RUN_MODULE, python_command
+from ringtap.core.run_files import read_tail
 
 _NOISE_BYTES = 1 << 20  # limit of a login's output, on standard output and on standard error
 _NOISE_CHECK_S = 0.25
@@ -308,11 +309,7 @@ class HostProcess:
         """
         if self._exit.done() and (loss := self._exit.exception()):
             return str(loss)
-        text = ""
-        with contextlib.suppress(OSError), self.log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-        found = (line.strip() for line in text.strip().splitlines()[-lines:])
+        found = (line.strip() for line in read_tail(self.log, _TAIL_BYTES).strip().splitlines()[-lines:])
         said, code = " | ".join(without_number(line) for line in found if line), self.exit_code()
         if not code or -code in self._sent:
             return said or "no output"

@@ -11,7 +11,7 @@ from shutil import which
 
 from ringtap.agents.hosts.remote import WORKER_COMMAND, Hosts
 from ringtap.core.errors import UsageError
-from ringtap.core.parent_death import die_with_parent
+from ringtap.core.parent_death import run_helper
 
 _ASK_S = 5.0
 # variables with options of the job and the user that srun would apply to the step, without SLURM_
@@ -103,17 +103,9 @@ def _gpus_by_node() -> dict[str, int]:
 def _scontrol(*arguments: str) -> str:
     """Return the standard output of scontrol; empty if it cannot be run or does not end in time."""
     try:
-        done = subprocess.run(
-            ["scontrol", *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_ASK_S,
-            preexec_fn=die_with_parent(),
-        )
+        return run_helper(["scontrol", *arguments], _ASK_S).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout
 
 
 def _without(names: Sequence[str]) -> list[str]:

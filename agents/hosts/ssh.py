@@ -24,7 +24,7 @@ from ringtap.agents.hosts import frames
 from ringtap.agents.hosts.remote import LOST_CODE, WORKER_COMMAND, Answer, Hosts
 from ringtap.agents.hosts.sync import FrameWriter
 from ringtap.core.errors import MeasurementError, UsageError
-from ringtap.core.parent_death import die_with_parent
+from ringtap.core.parent_death import die_with_parent, run_helper
 from ringtap.core.rundir import RunDirectory
 from ringtap.core.schema import RUN_JSON
 
@@ -42,18 +42,10 @@ def jump_hosts(ssh: Sequence[str], destination: str) -> tuple[str, ...]:
         destination: a destination as ssh(1) takes it.
     """
     try:
-        command = [*ssh, "-G", "--", destination]
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            timeout=_SETTINGS_S,
-            preexec_fn=die_with_parent(),
-        )
+        done = run_helper([*ssh, "-G", "--", destination], _SETTINGS_S)
     except (OSError, subprocess.TimeoutExpired):
         return ()
-    settings = dict(line.split(" ", 1) for line in done.stdout.decode(errors="replace").splitlines() if " " in line)
+    settings = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
     hops = settings.get("proxyjump", "none")
     return () if hops == "none" else tuple(hops.split(","))
 

@@ -199,9 +199,9 @@ class FrameWriter:
                 raise ValueError(f"{key[:100]!r} is none of its own")
             path = _inside(root, name, host)
             if name:
-                _write(path, item, data)
+                write_chunk(path, item, data)
             else:
-                _write(path, {"at": self._began_bytes[key] + item["at"]}, data)
+                write_chunk(path, {"at": self._began_bytes[key] + item["at"]}, data)
             if name and item.get("whole"):
                 self._forward_clock(host, key, name, path)
         except (OSError, ValueError) as error:
@@ -257,7 +257,7 @@ def _is_path(name: str) -> bool:
         return False
 
 
-def _write(path: Path, item: dict[str, Any], data: bytes) -> None:
+def write_chunk(path: Path, item: dict[str, Any], data: bytes) -> None:
     """Write a chunk of a file; a new file has a temporary name until it is complete.
 
     Raises:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import getpass
 import json
 import os
 import selectors
@@ -27,9 +26,10 @@ import ringtap
 from ringtap.agents.hosts import frames
 from ringtap.agents.hosts.frames import ANSWER_BYTES, Frame
 from ringtap.agents.hosts.lease import Lease
-from ringtap.agents.hosts.sync import FolderSync
+from ringtap.agents.hosts.sync import FolderSync, write_chunk
 from ringtap.agents.node import agent_socket
 from ringtap.agents.node.jobs import descendants
+from ringtap.collectors.processes import user_name
 from ringtap.core.errors import error_message
 from ringtap.core.parent_death import die_with_parent
 from ringtap.core.records import mend_last_line
@@ -245,18 +245,10 @@ class HostWorker:
 
     def _put(self, item: dict[str, Any], data: bytes) -> None:
         """Write a file that the controller sends; it has a temporary name until it is complete."""
-        path = Path(item["path"])
-        temporary = path.with_name(f".{path.name}.put")
         if item["at"] == 0:
             self._sync.exclude(item["path"])
-            path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-            os.close(os.open(temporary, flags, item["mode"]))
-        with temporary.open("r+b") as file:
-            file.seek(item["at"])
-            file.write(data)
+        write_chunk(Path(item["path"]), item | {"new": True}, data)
         if item["whole"]:
-            temporary.replace(path)
             self._done(item)
 
 
@@ -322,7 +314,7 @@ def _usual_workdir() -> str:
 
     Another user may have taken all local names.
     """
-    names = agent_socket.local_names(f"ringtap-{_user()}")
+    names = agent_socket.local_names(f"ringtap-{user_name()}")
     for path in names:
         try:
             if agent_socket.is_private(path):
@@ -332,13 +324,6 @@ def _usual_workdir() -> str:
     with contextlib.suppress(RuntimeError):  # a user without a home
         return str(Path.home() / f".ringtap-{os.uname().nodename}")
     return str(names[0])
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a user without a name
-        return str(os.geteuid())
 
 
 # columns of /proc/net/tcp: local address, remote address, state

@@ -17,6 +17,7 @@ from typing import Any
 from ringtap.agents.node.agent_socket import AgentSocket, Connection
 from ringtap.agents.node.node_json import say
 from ringtap.agents.node.settings import RunSettings
+from ringtap.collectors.kernel_files import PROC, stat_of
 from ringtap.core.errors import UsageError, error_message
 from ringtap.core.rundir import RunDirectory, UnwritableError, read_json, write_json
 from ringtap.core.schema import NODE, NODE_JSON
@@ -128,16 +129,16 @@ class AgentClient:
             self._rendezvous = AgentSocket(self._run.path, self._node)
             code = start_agent(self._run, self._node, self._settings)
         except (OSError, UnwritableError) as error:
-            self._give_up(f"the agent could not be started: {getattr(error, 'strerror', None) or error}")
+            self.why = f"the agent could not be started: {getattr(error, 'strerror', None) or error}"
             return
         if code == RECORDED:
-            self._give_up(self._recorded_already())
+            self.why = self._recorded_already()
             if greeting.get("pid"):
                 self._lacks = "a job began after the recording had ended: at most its steps are here"
                 self._note({})
         elif code:
             reason = os.strerror(code) if 0 < code < _FAILED else f"status {code}"
-            self._give_up(f"the agent could not be started: {reason}")
+            self.why = f"the agent could not be started: {reason}"
         else:
             self.tick()
 
@@ -162,13 +163,13 @@ class AgentClient:
         try:
             found = self._rendezvous.connect()
         except OSError as error:
-            self._give_up(f"the agent cannot be reached: {error.strerror}")
+            self.why = f"the agent cannot be reached: {error.strerror}"
             return
         if found is None:
             if (why := self._final_item().get("why")) is not None:
-                self._give_up(str(why) or self._recorded_already())
+                self.why = str(why) or self._recorded_already()
             elif time.monotonic() > self._deadline_s:
-                self._give_up("the agent did not come up")
+                self.why = "the agent did not come up"
             return
         stream, self._agent_pid = found
         self._connection = Connection(stream)
@@ -189,9 +190,6 @@ class AgentClient:
     def _recorded_already(self) -> str:
         return f"node {self._node} of {self._run.path} has been recorded already by an agent that has ended"
 
-    def _give_up(self, why: str) -> None:
-        self.why = why
-
     def _report_lost_agent(self) -> None:
         """Log that the agent disconnected without an answer, end its processes, and mark node.json partial.
 
@@ -200,7 +198,7 @@ class AgentClient:
         if item := self._final_item():
             self._answer = {"last": True, "status": item.get("status", "partial"), "why": item.get("why", "")}
             return
-        self._give_up("the agent was killed or crashed; what it had recorded until then is whole")
+        self.why = "the agent was killed or crashed; what it had recorded until then is whole"
         say(self._run.path / "nodes" / self._node, f"supervisor {os.getpid()}: {self.why}")
         if self._session:
             end_session(self._session)
@@ -257,7 +255,7 @@ class AgentClient:
         """
         deadline_s = time.monotonic() + seconds
         if self._rendezvous is None and not self.why:
-            self._give_up("the agent was never started")
+            self.why = "the agent was never started"
         while not self.is_settled and time.monotonic() < deadline_s and not is_impatient():
             time.sleep(0.005)
             self.tick()
@@ -271,7 +269,7 @@ class AgentClient:
             if self.why and (self._connection is not None or self._lacks):
                 self._note(ended)
             elif self.is_up:
-                self._give_up("the agent has not written everything yet; it ends by itself")
+                self.why = "the agent has not written everything yet; it ends by itself"
             return {}
         if self._answer.get("last") and self._pidfd >= 0:
             select.select([self._pidfd], [], [], 2.0)
@@ -280,9 +278,7 @@ class AgentClient:
 
 def end_session(session: int) -> None:
     """End the remaining processes of a dead agent's session, such as tcpdump."""
-    for path in Path("/proc").iterdir():
-        if not path.name.isdigit():
-            continue
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            if int((path / "stat").read_bytes().rpartition(b")")[2].split()[3]) == session:
-                os.kill(int(path.name), signal.SIGTERM)
+    for pid in [int(path.name) for path in PROC.iterdir() if path.name.isdigit()]:
+        if stat_of(pid)[3:4] == [str(session)]:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGTERM)

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from ringtap.collectors.kernel_files import PROC, text_of
+
 _LOCAL_RANK = ("LOCAL_RANK", "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 _LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE")
 
@@ -51,11 +53,9 @@ def of_this_start(run: Path, environment: Mapping[str, str]) -> Path:
     return run.with_name(run.name.removesuffix(suffix) + suffix)
 
 
-def machine(proc: Path = Path("/proc")) -> str:
+def machine(proc: Path = PROC) -> str:
     """Return the identity of this machine among those of its name: the start of its kernel, and the network it sees."""
-    known = []
-    with contextlib.suppress(OSError):
-        known.append((proc / "sys/kernel/random/boot_id").read_text().strip())
+    known = list(filter(None, [text_of(proc / "sys/kernel/random/boot_id")]))
     with contextlib.suppress(OSError):
         known.append(str((proc / "self/ns/net").readlink()))
     return " ".join(known)
@@ -67,7 +67,7 @@ def local_size(environment: Mapping[str, str]) -> int:
         if environment.get(name, "").isdigit():
             return int(environment[name])
     with contextlib.suppress(ValueError, LookupError):
-        return _slurm_tasks(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))[int(environment["SLURM_NODEID"])]
+        return slurm_tasks(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))[int(environment["SLURM_NODEID"])]
     return 1
 
 
@@ -76,7 +76,7 @@ def is_first_on_node(environment: Mapping[str, str]) -> bool:
     return next((environment[name] for name in _LOCAL_RANK if environment.get(name)), "0") == "0"
 
 
-def _slurm_tasks(text: str) -> list[int]:
+def slurm_tasks(text: str) -> list[int]:
     """Tasks per node from Slurm's ``2(x3),1``; empty if the text cannot be read."""
     counts: list[int] = []
     for word in filter(None, text.split(",")):

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ringtap.agents.job.control_groups import CGROUP_ROOT, control_groups, read
+from ringtap.collectors.kernel_files import CGROUP_ROOT, PROC, memory_groups, text_of
 from ringtap.core.terminal import one_line
 from ringtap.core.units import counted, format_size
 
@@ -28,8 +28,8 @@ class MemoryKills:
         cgroups: where it shows the control groups, of version 2 or 1.
     """
 
-    def __init__(self, proc: Path = Path("/proc"), cgroups: Path = CGROUP_ROOT) -> None:
-        self._groups = _memory_groups(proc, cgroups)
+    def __init__(self, proc: Path = PROC, cgroups: Path = CGROUP_ROOT) -> None:
+        self._groups = memory_groups(proc / "self" / "cgroup", cgroups)
         self._files = [*(folder / events for folder, events, _ in self._groups), proc / "vmstat"]
         self._before = [_oom_kills(file) for file in self._files]
 
@@ -39,7 +39,7 @@ class MemoryKills:
         grown = [0 if before is None or now is None else now - before for before, now in pairs]
         for (folder, _, limit), count in zip(self._groups, grown, strict=False):
             if count > 0:
-                text = read(folder / limit).strip()
+                text = text_of(folder / limit)
                 size = f", which may use {format_size(int(text))}," if text.isdigit() and int(text) < 1 << 60 else ""
                 return f"the kernel killed {_processes(count)} of its control group{size} because memory ran out"
         if grown[-1] > 0:
@@ -51,20 +51,9 @@ def _processes(count: int) -> str:
     return counted(count, "process", "processes")
 
 
-def _memory_groups(proc: Path, cgroups: Path) -> list[tuple[Path, str, str]]:
-    """Return the control groups for memory of this process, the innermost first: folder, file of events, of limit."""
-    found = []
-    for controllers, folder in control_groups(proc / "self" / "cgroup", cgroups):
-        if not controllers:
-            found.append((folder, "memory.events", "memory.max"))
-        elif "memory" in controllers.split(","):
-            found.append((folder, "memory.oom_control", "memory.limit_in_bytes"))
-    return found
-
-
 def _oom_kills(file: Path) -> int | None:
     """Return the number of processes that were killed, by one of the kernel's files; None if it does not say so."""
-    lines = [line.split() for line in read(file).splitlines() if line.startswith("oom_kill ")]
+    lines = [line.split() for line in text_of(file).splitlines() if line.startswith("oom_kill ")]
     return int(lines[0][1]) if lines and lines[0][1:] and lines[0][1].isdigit() else None
 
 

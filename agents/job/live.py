@@ -9,20 +9,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
-from ringtap.agents.job.signals import spawn
+from ringtap.agents.job.signals import SignalRelay, spawn
 from ringtap.core.parent_death import die_with_parent
 from ringtap.core.python_command import python_command
 from ringtap.core.terminal import shell_word
 
 _VIEW_END_S = 5.0
-
-
-class _Reaper(Protocol):
-    reaped: set[int]
-
-    def reap(self) -> None: ...
 
 
 def keep_output(node_folder: Path) -> Callable[[], None]:
@@ -39,15 +32,6 @@ def keep_output(node_folder: Path) -> Callable[[], None]:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
     return prepare
-
-
-def missing_for_view() -> str:
-    """The packages that the view needs but that are not installed; empty if there are none, or without a terminal."""
-    import importlib.util
-
-    if not (os.isatty(0) and os.isatty(1)):
-        return ""
-    return " and ".join(name for name in ("textual", "rich") if importlib.util.find_spec(name) is None)
 
 
 class LiveView:
@@ -68,7 +52,7 @@ class LiveView:
         with contextlib.suppress(OSError):
             self._pid = spawn(command, os.environ, prepare=die_with_parent(signal.SIGTERM))
 
-    def look(self, reaper: _Reaper) -> bool:
+    def look(self, reaper: SignalRelay) -> bool:
         """Return True if the view has ended; the first time, tell the user that the recording continues."""
         is_gone = self._is_gone(reaper)
         if is_gone and not self._is_reported:
@@ -79,7 +63,7 @@ class LiveView:
                 print(message, file=sys.stderr, flush=True)
         return is_gone
 
-    def end(self, reaper: _Reaper) -> None:
+    def end(self, reaper: SignalRelay) -> None:
         """Wait for the view's end after the run: on a terminal until the user leaves it, elsewhere for at most 5 s."""
         deadline_s = time.monotonic() + _VIEW_END_S
         while not self._is_gone(reaper):
@@ -91,6 +75,6 @@ class LiveView:
             if signal.sigpending() & {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}:
                 self._has_terminal, deadline_s = False, 0.0
 
-    def _is_gone(self, reaper: _Reaper) -> bool:
+    def _is_gone(self, reaper: SignalRelay) -> bool:
         reaper.reap()
         return not self._pid or self._pid in reaper.reaped

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from ringtap.collectors.kernel_files import stat_of
 from ringtap.core.terminal import one_line
 
 _SI_KERNEL = 0x80
@@ -97,24 +98,21 @@ class SignalRelay:
     """Relay of the signals that reach this process alone to a spawned command, until the command ends.
 
     Args:
-        pid: the command, a child of this process.
+        pid: the command, a child of this process; 0 for none, where other children are to be reaped.
 
     Attributes:
         ended_by: the last signal that asked the job to end, passed on or sent by the terminal.
         reaped: pids of other children that have ended.
+        watch: tells which signals have reached the command too; None: it is not known.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.ended_by: int | None = None
         self.reaped: set[int] = set()
-        self._watch: GroupWatch | None = None
+        self.watch: GroupWatch | None = None
         self._status: int | None = None
         self._waker = 0
-
-    def ask(self, watch: GroupWatch) -> None:
-        """Set the watch that tells which signals have reached the command too."""
-        self._watch = watch
 
     def wait(self, seconds: float | None = None) -> int | None:
         """Wait for the command's end, for at most so many seconds; returns its wait status, None if it still runs."""
@@ -125,8 +123,8 @@ class SignalRelay:
                 return None
             info = signal.sigwaitinfo(_KNOWN) if left is None else _take(left)
             if info is None:
-                if self._watch:
-                    self._watch.tend()
+                if self.watch:
+                    self.watch.tend()
                 continue
             if info.si_signo == signal.SIGCHLD:
                 self.reap()
@@ -185,10 +183,10 @@ class SignalRelay:
         if number == signal.SIGCONT and info.si_pid == self._waker:
             return
         if info.si_code == _SI_KERNEL:  # signals from a terminal reach the whole process group
-            if self._watch:
-                self._watch.forget(number)
+            if self.watch:
+                self.watch.forget(number)
             return
-        if self._is_of_job(info.si_pid) or (self._watch and self._watch.reached_group(number, info.si_pid)):
+        if self._is_of_job(info.si_pid) or (self.watch and self.watch.reached_group(number, info.si_pid)):
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
@@ -230,23 +228,15 @@ def _open_signal_file() -> int:
         return -1
 
 
-def _stat_of(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on; empty if there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
-    except OSError:
-        return []
-
-
 def parent_of(pid: int) -> int:
     """The parent's pid; 0 if there is no such process or no visible parent."""
-    fields = _stat_of(pid)
+    fields = stat_of(pid)
     return int(fields[1]) if len(fields) > 1 else 0
 
 
 def state_of(pid: int) -> str:
     """The letter of a process's state in /proc/PID/stat; empty if there is no such process."""
-    return "".join(_stat_of(pid)[:1])
+    return "".join(stat_of(pid)[:1])
 
 
 def _proc_is_own() -> bool:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.agents.job import signals
@@ -15,6 +16,7 @@ from ringtap.agents.job.run_location import RunLocation
 from ringtap.agents.node.settings import RunSettings
 from ringtap.collectors.processes import rank_in
 from ringtap.core.errors import failure_message
+from ringtap.core.python_command import python_command
 from ringtap.core.terminal import readable, shell_word
 
 if TYPE_CHECKING:
@@ -23,11 +25,46 @@ if TYPE_CHECKING:
     from ringtap.agents.job.agent_client import AgentClient
     from ringtap.agents.job.exit_cause import ExitCause
     from ringtap.agents.job.live import LiveView
-    from ringtap.agents.job.metrics import MetricsServer
 
 _TICK_S = 1.0
 _QUICK_TICK_S = 0.02
 FINISH_S = 15.0
+
+
+class MetricsServer:
+    """The process that serves the metrics of this node; its end does not affect the job or the recording.
+
+    Args:
+        run: the run directory.
+        node: this node's name in it.
+        listener: the listening socket, which the process takes over.
+
+    Attributes:
+        pid: its pid; 0 if it could not be started.
+    """
+
+    def __init__(self, run: Path, node: str, listener: socket) -> None:
+        self.pid = 0
+        with listener:
+            listener.set_inheritable(True)
+            words = [str(run), node, str(listener.fileno()), str(os.getpid())]
+            command = python_command(sys.executable, "ringtap.analysis.live.metrics", *words)
+            # in a process group of its own and deaf to Ctrl-C: no signal to the job must end it before the job
+            with contextlib.suppress(OSError):
+                self.pid = os.posix_spawn(
+                    sys.executable,
+                    command,
+                    os.environ,
+                    setpgroup=0,
+                    setsigmask=(signal.SIGINT,),
+                    setsigdef=(signal.SIGPIPE,),
+                )
+
+    def end(self) -> None:
+        """End it; it holds nothing that could be lost."""
+        if self.pid:
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGTERM)
 
 
 def tell(text: str) -> None:
@@ -117,15 +154,13 @@ def _record(
     from ringtap.agents.job.signals import GroupWatch  # imported now, so that the job does not wait for them
 
     watch = GroupWatch()
-    metrics = None
+    metrics: MetricsServer | None = None
     try:
-        relay.ask(watch)
+        relay.watch = watch
         client = AgentClient(location.run, location.node, settings)
         client.start(greeting | {"creator": location.created, "expected": local_size(os.environ)})
         view = LiveView(location.run.path) if live else None
         if listener:
-            from ringtap.agents.job.metrics import MetricsServer
-
             metrics = MetricsServer(location.run.path, location.node, listener)
         shown = _wait_for_job(relay, client, view, metrics)
         _finish(location, client, relay, view, shown, "profile" in settings.recorders, cause)
@@ -181,7 +216,8 @@ def _finish(
         ended["cause"] = cause
         if has_begun and cause != SHELL_CAUSE:  # otherwise it has been said
             tell(f"ringtap: {job_end(code, None, cause)[1]}")
-    _discard_signals()
+    while signal.sigtimedwait(signals.ENDING, 0):  # came with the job's end: not meant to end the wait for the agent
+        pass
     answer = client.finish(ended, FINISH_S, lambda: bool(signals.ENDING & signal.sigpending()))
     if location.created:
         conclude(location.run, code, relay.ended_by, client.why or answer.get("why", ""), cause)
@@ -198,9 +234,3 @@ def _finish(
         verb = "workload new -o WORKLOAD --run" if is_profiled else "analyze"
         following = f"Next: ringtap {verb} {shell_word(location.label)}" if has_begun else "There is nothing to analyze"
         tell(f"Wrote {location.label}. {following}")
-
-
-def _discard_signals() -> None:
-    """Discard ending signals that came with the job's end: they were not meant to end the wait for the agent."""
-    while signal.sigtimedwait(signals.ENDING, 0):
-        pass

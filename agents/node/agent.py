@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import ringtap
+from ringtap.agents.clock.system_clock import Clock, StepWatch
 from ringtap.agents.job.environment import hook_folder
 from ringtap.agents.job.signals import state_of
 from ringtap.agents.node.agent_socket import AgentSocket, Connection
@@ -77,7 +78,7 @@ class Agent:
     def __init__(
         self, run: RunDirectory, node: str, settings: RunSettings, rendezvous: AgentSocket, listener: socket.socket
     ) -> None:
-        self._run, self._node, self._settings = run, node, settings
+        self._run, self._settings = run, settings
         self._rendezvous, self._listener = rendezvous, listener
         self._peers: list[_Peer] = []
         self._jobs: list[JobProcess] = []
@@ -105,8 +106,7 @@ class Agent:
         item["disk"] = self._disk.facts
         self._disk_is_told = False
         self._disk_due_s = 0.0
-        self._clock_mono_ns = time.monotonic_ns()
-        self._clock_gap_ns = time.time_ns() - self._clock_mono_ns
+        self._clock = StepWatch(Clock(), _CLOCK_STEP_NS)
         self._hook_is_wanted = any(name in settings.recorders for name in ("steps", "ddp"))
         self._began_s = time.monotonic()
         self._unrecorded = UnrecordedProcesses(self._record.folder, run.path, hook_folder())
@@ -264,17 +264,11 @@ class Agent:
             self._reasons.append("the agent was ended by SIGTERM")
 
     def _look_at_clock(self) -> None:
-        """Note a step of CLOCK_REALTIME against CLOCK_MONOTONIC; slewing stays far below the threshold."""
-        before_ns, t_ns, mono_ns = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
-        if mono_ns - before_ns > _CLOCK_STEP_NS // 2:  # the readings were interrupted: look again at the next tick
-            return
-        gap_ns = t_ns - mono_ns
-        if abs(gap_ns - self._clock_gap_ns) > _CLOCK_STEP_NS:
-            step = {"t_ns": t_ns, "step_ns": gap_ns - self._clock_gap_ns}
-            step |= {"mono_ns": mono_ns, "mono_before_ns": self._clock_mono_ns}
-            self._record.item["clock_steps"].append(step)
-            self._record.say(f"CLOCK_REALTIME was set by {format_change(step['step_ns'] / 1e9)}")
-        self._clock_gap_ns, self._clock_mono_ns = gap_ns, mono_ns
+        """Note a step of CLOCK_REALTIME against CLOCK_MONOTONIC."""
+        if step := self._clock.look():
+            names = ("t_ns", "step_ns", "mono_ns", "mono_before_ns")
+            self._record.item["clock_steps"].append({name: getattr(step, name) for name in names})
+            self._record.say(f"CLOCK_REALTIME was set by {format_change(step.step_ns / 1e9)}")
 
     def _look_at_hook(self) -> None:
         """Look for processes of the job that did not load the hook."""
@@ -346,8 +340,9 @@ class Agent:
         if not written:
             why = "; ".join(filter(None, [why, "how it ended could not be written"]))
         self._record.say(f"agent ends: {item['status']} {why}".rstrip())
-        if self._orphaned_run:
-            self._finish_run(why)
+        if self._orphaned_run:  # the supervisor that made the run was killed
+            with contextlib.suppress(OSError):
+                self._run.finish("partial", why)
         for peer in self._peers:
             answer = {"last": True, "status": "partial" if why else "complete", "why": why, "disk": self._disk.facts}
             peer.connection.send(answer)
@@ -369,11 +364,6 @@ class Agent:
         names = sorted(str(Path(name).relative_to(folder)) for name in gone if Path(name).is_relative_to(folder))
         logs = [name for name in names if not Path(name).name.startswith(".")]
         return [f"{', '.join(logs[:3])}{', …' if logs[3:] else ''} deleted while being written"] if logs else []
-
-    def _finish_run(self, why: str) -> None:
-        """Write the end to run.json for the supervisor that made the run and was killed."""
-        with contextlib.suppress(OSError):
-            self._run.finish("partial", why)
 
 
 def _identity(folder: Path) -> tuple[int, int]:

@@ -159,6 +159,28 @@ def remove_stale(folder: Path, age_s: float = 5.0) -> list[Path]:
     return removed
 
 
+def lock_file(path: Path, mode: int) -> int:
+    """Lock a lock file, which is made if missing, and return its descriptor; it is released when this is closed.
+
+    The file is opened again if its holder has just removed it.
+
+    Raises:
+        BlockingIOError: another process holds the lock.
+        OSError: the file cannot be written or locked.
+    """
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(fd), path.stat()):
+                    return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
 class AgentSocket:
     """The lock and socket by which processes of a run find their agent on one node.
 
@@ -181,20 +203,10 @@ class AgentSocket:
         Raises:
             OSError: the lock cannot be made.
         """
-        while True:
-            fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                with contextlib.suppress(FileNotFoundError):
-                    if os.fstat(fd).st_ino == self._lock_path.stat().st_ino:
-                        return fd
-            except BlockingIOError:
-                os.close(fd)
-                return None
-            except OSError:
-                os.close(fd)
-                raise
-            os.close(fd)  # an agent that has just ended removed the file
+        try:
+            return lock_file(self._lock_path, 0o600)
+        except BlockingIOError:
+            return None
 
     def listen(self) -> socket.socket:
         """Make the agent's listening socket; only for the holder of the lock.

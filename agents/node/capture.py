@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 import sys
 import time
@@ -22,18 +20,6 @@ from ringtap.core.terminal import shell_word
 
 _POLL_S = 0.02
 _TICK_S = 0.5
-
-
-class _Children:
-    """The ended children of this process, for the live view."""
-
-    def __init__(self) -> None:
-        self.reaped: set[int] = set()
-
-    def reap(self) -> None:
-        with contextlib.suppress(ChildProcessError):
-            while pid := os.waitpid(-1, os.WNOHANG)[0]:
-                self.reaped.add(pid)
 
 
 def check_pids(pids: list[int]) -> None:
@@ -67,7 +53,7 @@ def capture(
     client = AgentClient(location.run, location.node, settings)
     client.start({"watch": pids, "holds": False, "creator": location.created})
     is_signalled = _wait(lambda: client.is_ready or bool(client.why), client, None)
-    view, children = (LiveView(location.run.path) if live and client.is_up else None), _Children()
+    view, children = (LiveView(location.run.path) if live and client.is_up else None), signals.SignalRelay(0)
     if not is_signalled and client.is_up:
         disk_is_told = False
         started = {pid: start_time(pid) for pid in pids}

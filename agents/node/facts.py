@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
-import fcntl
 import json
 import os
 import platform
 import select
 import signal
-import socket
-import struct
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from ringtap.collectors.ethtool_ioctl import Ethtool
 from ringtap.core.errors import failure_message
 from ringtap.core.parent_death import die_with_parent
 
@@ -33,7 +30,6 @@ _SYSCTLS = (
     "net/core/rmem_max",
     "net/core/wmem_max",
 )
-_SIOCETHTOOL = 0x8946
 # linux/ethtool.h: ETHTOOL_GTXCSUM, GSG, GTSO, GGSO, GGRO
 _OFFLOADS = {"tx_checksum": 0x16, "scatter_gather": 0x18, "tso": 0x1E, "gso": 0x23, "gro": 0x2B}
 TIMEOUT_S = 10.0
@@ -81,13 +77,10 @@ def _driver(nic: str) -> str | None:
 def _offloads(nic: str) -> dict[str, bool]:
     """The state of the offloads that affect packet captures; unknown ones are left out."""
     found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with contextlib.closing(Ethtool()) as ethtool:
         for name, command in _OFFLOADS.items():
-            value = array.array("B", struct.pack("II", command, 0))
-            request = struct.pack("16sP", nic.encode()[:15], value.buffer_info()[0])
             with contextlib.suppress(OSError):
-                fcntl.ioctl(probe.fileno(), _SIOCETHTOOL, request)
-                found[name] = bool(struct.unpack("II", value.tobytes())[1])
+                found[name] = bool(ethtool.value(nic, command))
     return found
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringtap.collectors.processes import PROC
+from ringtap.collectors.kernel_files import PROC, stat_of
 
 _COST_SHARE = 0.002  # of one core, for looking through all processes
 _MIN_PAUSE_S = 1.0
@@ -55,11 +55,8 @@ class JobProcess:
 
 def start_time(pid: int) -> str:
     """Start time of a process, in clock ticks since boot; empty if there is none or it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
+    fields = stat_of(pid)
+    return "" if not fields or fields[0] in "ZX" else fields[19]
 
 
 def descendants(pids: Iterable[int]) -> list[int]:

@@ -15,6 +15,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from ringtap.agents.node.sampling import Entry, Sampler
@@ -29,10 +30,6 @@ READY = "recording packets"
 _PACKETS_EVERY_S, _SOCKETS_EVERY_S = 1.0, 0.02
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def record(collectors: list[Collector]) -> None:
     """Record until SIGTERM or SIGINT; a capture of packets that ends early says so in its JSON file.
 
@@ -42,7 +39,9 @@ def record(collectors: list[Collector]) -> None:
     alarm, waker = os.pipe2(os.O_CLOEXEC)
     for number in (signal.SIGTERM, signal.SIGINT):  # not blocked: the capture programs would inherit that
         signal.signal(number, lambda *_: os.write(waker, b"."))
-    entries = [Entry(collector.name, collector, _say) for collector in collectors]
+    entries = [
+        Entry(collector.name, collector, partial(print, file=sys.stderr, flush=True)) for collector in collectors
+    ]
     samplers = [Sampler(entry.name, [entry]) for entry in entries]
     for sampler in samplers:
         sampler.start()

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ringtap.collectors.processes import PROC, command_of
+from ringtap.collectors.kernel_files import PROC
+from ringtap.collectors.processes import command_of
 from ringtap.core.run_files import open_file, read_whole
 from ringtap.core.schema import HOOK_LOADED, INNER_RUNS
 from ringtap.core.units import counted
@@ -257,7 +258,8 @@ class UnrecordedProcesses:
         folder = proc / str(pid)
         try:
             if (owner := folder.stat().st_uid) != os.geteuid():
-                return Missed(pid, name.decode(errors="replace"), user=_user(owner)) if _is_python(name) else None
+                shown = name.decode(errors="replace")
+                return Missed(pid, shown, user=_user(owner)) if _PYTHON.fullmatch(shown) else None
             program = _PYTHON.fullmatch((folder / "exe").readlink().name)
             if not program:
                 return None
@@ -291,10 +293,6 @@ class UnrecordedProcesses:
         if row.missed.obstacle is None and not (proc / str(pid) / "root" / self._hook[1:]).exists():
             why = f"does not see the folder of ringtap's recorder, {self._hook} (a container)"
             row.missed.obstacle = Obstacle(why, "make this folder and the run directory visible in the container")
-
-
-def _is_python(name: bytes) -> bool:
-    return bool(_PYTHON.fullmatch(name.decode(errors="replace")))
 
 
 def _stat(pid: int, proc: Path) -> tuple[bytes, bytes, int, float]:

@@ -14,22 +14,24 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringtap.agents.hosts import Hosts, TestbedHosts
 from ringtap.agents.hosts.ssh import SshHosts
+from ringtap.agents.sweep import growing_report, load_choice
 from ringtap.agents.sweep.bottleneck import busiest, link_use
 from ringtap.agents.sweep.cluster_hosts import LostHostError, losses_named, reached
 from ringtap.agents.sweep.cross_traffic import CrossTraffic
 from ringtap.agents.sweep.estimate import estimate, layout, resolved, room_bytes, series_names, step_s, sweep_s
 from ringtap.agents.sweep.expected_series import expected_series, host_names
-from ringtap.agents.sweep.growing_report import GrowingReport, check_packages
+from ringtap.agents.sweep.growing_report import GrowingReport
 from ringtap.agents.sweep.host_facts import nearest_folder, space_problem
 from ringtap.agents.sweep.job_launch import check_collectives, job_run
 from ringtap.agents.sweep.job_windows import remarks
 from ringtap.agents.sweep.link_payload import LinkPayload
-from ringtap.agents.sweep.load_choice import LoadChoice, check_analysis
+from ringtap.agents.sweep.load_choice import LoadChoice
 from ringtap.agents.sweep.load_series import SeriesMeasurement, Step
 from ringtap.agents.sweep.lock import holder, locked, take_leases
 from ringtap.agents.sweep.packet_capture import check_capture, describe
@@ -43,7 +45,7 @@ from ringtap.agents.testbed.forwarding_capacity import excess
 from ringtap.agents.testbed.launch import RunningTestbed, own_name, rate_warnings
 from ringtap.core.arguments import check_callback, instance_of, path_of
 from ringtap.core.errors import MeasurementError, UsageError, did_you_mean, failure_message
-from ringtap.core.installation import lacking
+from ringtap.core.installation import require
 from ringtap.core.records import JsonLinesWriter, read_json_lines
 from ringtap.core.rundir import ACCESS, RunDirectory, new_name, read_points
 from ringtap.core.schema import (
@@ -233,10 +235,8 @@ class Conductor:
 
     def _attempt(self, name: str) -> Path:
         """Return a folder below series/ that no earlier attempt has used."""
-        number = 1
-        while (path := self._run.path / SERIES / f"{name}-{number}").exists():
-            number += 1
-        return path
+        paths = (self._run.path / SERIES / f"{name}-{number}" for number in count(1))
+        return next(path for path in paths if not path.exists())
 
     def share_links(self, plan: SharingPlan) -> None:
         """Measure all points of jobs that share links that have not been measured yet.
@@ -553,8 +553,7 @@ def _check_machine(plan: SweepPlan, force: bool, say: Callable[[str], None]) -> 
             f'framework = "horovod" needs Horovod, which {sys.executable} does not have: '
             "build it with python -m ringtap.examples.build_horovod --install"
         )
-    if problem := lacking('job = "real"', real_libraries(plan.every_model)):
-        raise UsageError(problem)
+    require('job = "real"', real_libraries(plan.every_model))
 
 
 def _check_software(plan: SweepPlan, *, report: bool) -> None:
@@ -565,12 +564,11 @@ def _check_software(plan: SweepPlan, *, report: bool) -> None:
     """
     check_collectives(plan)
     if isinstance(plan, SharingPlan):
-        if problem := lacking("[[jobs]]", ("numpy",)):
-            raise UsageError(problem)
+        require("[[jobs]]", ("numpy",))
     elif plan.auto:
-        check_analysis()
+        require('loads = "auto"', load_choice.PACKAGES)
     if report:
-        check_packages()
+        require("--report (report=True)", growing_report.PACKAGES)
 
 
 def _not_collected(plan: SweepPlan) -> list[dict[str, str]]:

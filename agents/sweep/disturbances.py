@@ -22,7 +22,7 @@ from ringtap.core.counter_growth import growth
 from ringtap.core.counter_log import CounterLog
 from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.core.ethernet import HEADER_BYTES
-from ringtap.core.link_counters import NIC, SOURCES, log_of
+from ringtap.core.link_counters import NIC, SOURCES, log_of, nic_counter
 from ringtap.core.records import read_json_lines
 from ringtap.core.rundir import open_log
 from ringtap.core.schema import AGENT_LOG, LINK_STATE, LINKS_JSONL, NIC_REC, OWNER, OWNERS_JSONL, SOCKETS_REC
@@ -208,7 +208,7 @@ def _address(family: int, data: bytes) -> str:
 
 def of_interfaces(node: str, nics: Sequence[str], direction: str) -> list[dict[str, str]]:
     """Return the interface counters of one direction at a node."""
-    return [{"node": node, "nic": nic, "direction": direction} for nic in nics]
+    return [nic_counter(node, nic, direction) for nic in nics]
 
 
 def counted_bps(run: Path, counter: Mapping[str, str], mtu: int, start_ns: int, end_ns: int) -> float:

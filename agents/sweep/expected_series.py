@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from typing import Any
 
 from ringtap.agents.testbed.topology import Roles, TestbedSpec
@@ -75,14 +76,9 @@ def scaled_buckets(model: Model, scale: float) -> list[tuple[int, float]]:
         bounds = bucket_bounds([round(layer_bytes)] * model.layers, model.bucket_bytes, model.first_bucket_bytes)
         every = [(round((end - begin) * layer_bytes), (end - begin) / model.layers) for begin, end in bounds]
     # as the scale model divides its tensors: the sums from the first on
-    edges = [0]
-    for size_bytes, _ in every:
-        edges.append(edges[-1] + size_bytes)
-    elements = [round(edge / GRADIENT_BYTES / scale) for edge in edges]
-    return [
-        (GRADIENT_BYTES * (end - begin), share)
-        for begin, end, (_, share) in zip(elements, elements[1:], every, strict=False)
-    ]
+    edges = accumulate((size_bytes for size_bytes, _ in every), initial=0)
+    elements = pairwise([round(edge / GRADIENT_BYTES / scale) for edge in edges])
+    return [(GRADIENT_BYTES * (end - begin), share) for (begin, end), (_, share) in zip(elements, every, strict=True)]
 
 
 def host_names(spec: TestbedSpec, bundle: str) -> str:

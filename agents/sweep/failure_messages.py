@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ringtap.agents.hosts import HostProcess, Hosts
 from ringtap.agents.sweep.preflight import room_problem
-from ringtap.core.run_files import open_regular
+from ringtap.core.run_files import read_tail
 from ringtap.core.rundir import RunDirectory
 from ringtap.core.schema import AGENT_LOG
 from ringtap.core.sweep_plan import SweepPlan
@@ -72,9 +72,9 @@ def failure_messages(
             found.append((4, host, lost or f"{full}: free some, then resume", None))
             continue
         logs = list(dict.fromkeys(process.log for process in started))
-        candidates = [(*failure_line(_tail(log)), log) for log in logs]
+        candidates = [(*failure_line(read_tail(log, _TAIL_BYTES)), log) for log in logs]
         agent_log = run.node(host) / AGENT_LOG
-        if (agent := failure_line(_tail(agent_log)))[0] > 1:  # at score 1, it only reports its start
+        if (agent := failure_line(read_tail(agent_log, _TAIL_BYTES)))[0] > 1:  # at score 1, it only reports its start
             candidates.append((*agent, agent_log))
         best, line, log = max(candidates, key=lambda candidate: candidate[0])
         if not best:
@@ -93,12 +93,3 @@ def failure_messages(
     if silent and not is_known:
         texts.append(f"no output from {', '.join(silent)}")
     return is_known, "; ".join(texts)
-
-
-def _tail(path: Path) -> str:
-    try:
-        with open_regular(path) as file:
-            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""

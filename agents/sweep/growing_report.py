@@ -9,17 +9,15 @@ import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
-from ringtap.core.errors import UsageError, failure_message
-from ringtap.core.installation import lacking
+from ringtap.core.errors import failure_message
 from ringtap.core.parent_death import die_with_parent
 from ringtap.core.python_command import python_command
 from ringtap.core.schema import REPORT_HTML
 from ringtap.core.terminal import shell_word
 
-_PACKAGES = ("jinja2", "matplotlib", "numpy", "pandas", "scipy")
+PACKAGES = ("jinja2", "matplotlib", "numpy", "pandas", "scipy")
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _END_S = 120.0  # a report of a large sweep takes 10 s
 
@@ -47,9 +45,7 @@ class GrowingReport:
         self.poll(True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         """Write the report of all that was measured."""
         # after a failure, the caller's function for messages may be what failed
         with nullcontext() if error is None else suppress(Exception):
@@ -113,13 +109,3 @@ class GrowingReport:
             self._has_warned = True
             command = f"ringtap report {shell_word(self._run)}"
             self._say(f"warning: the report could not be written: {why}; to write it at the end: {command}")
-
-
-def check_packages() -> None:
-    """Check that a report can be written here.
-
-    Raises:
-        UsageError: a package is not installed.
-    """
-    if problem := lacking("--report (report=True)", _PACKAGES):
-        raise UsageError(problem)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 from ringtap.agents.hook.ringtap_hook.collective import VARIABLE
 from ringtap.agents.hosts import Hosts
 from ringtap.agents.sweep.cluster_hosts import check_lost
+from ringtap.agents.sweep.disturbances import collect_options
 from ringtap.agents.sweep.estimate import layout
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.core.errors import UsageError, failure_message
-from ringtap.core.installation import lacking
+from ringtap.core.installation import require
 from ringtap.core.python_command import python_command
 from ringtap.core.rundir import RunDirectory
 from ringtap.core.sweep_plan import SharingPlan, SweepPlan
@@ -74,6 +75,23 @@ def job_run(hosts: Hosts, path: Path, seed: int, **facts: Any) -> Iterator[RunDi
     run.finish("complete")
 
 
+def recorded(
+    hosts: Hosts, run: RunDirectory, network: SweepRoles, node: str, collectors: Sequence[str], command: list[str]
+) -> list[str]:
+    """Return the command that records a node into a run while a command runs there, or without one until it is ended.
+
+    Args:
+        hosts: the hosts.
+        run: the published run directory.
+        network: what is always recorded.
+        node: the node.
+        collectors: what else is recorded.
+        command: a rank's command; empty for none.
+    """
+    record = [*collect_options(network, node, *collectors), "--join", hosts.path(node, run.path), "--node", node]
+    return [*hosts.ringtap(node), *(["run", *record, "--", *command] if command else ["capture", *record])]
+
+
 def ranks_of(plan: SweepPlan, host: str) -> int:
     """Return the number of ranks of a job on a worker."""
     return plan.topology.host(host).ranks if isinstance(plan.topology, Cluster) else 1
@@ -103,8 +121,7 @@ def check_collectives(plan: SweepPlan) -> None:
     """
     if isinstance(plan, SharingPlan) or not plan.collectives.names:
         return
-    if problem := lacking("collective", ("numpy",)):
-        raise UsageError(problem)
+    require("collective", ("numpy",))
     from ringtap.workload.collectives import Shape, message_graph
 
     workers = plan.topology.workers if isinstance(plan.topology, Cluster) else layout(plan)[1].workers

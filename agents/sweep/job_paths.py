@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ringtap.agents.testbed.routing import links_on_path, path_count
 from ringtap.agents.testbed.topology import Link, TestbedSpec
 from ringtap.core.errors import UsageError
+from ringtap.core.link_counters import nic_counter
 from ringtap.core.sweep_plan_jobs import SharingJob
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class UsedLink(NamedTuple):
         ends = [(link.source, link.source_nic, "tx"), (link.target, link.target_nic, "rx")]
         switches = [end for end in ends if end[0] not in spec.hosts]
         node, nic, direction = min(switches, key=lambda end: spec.nodes.index(end[0])) if switches else ends[0]
-        item = {"node": node, "nic": nic, "direction": direction, "link": " ".join(link.place)}
+        item: dict[str, object] = {**nic_counter(node, nic, direction), "link": " ".join(link.place)}
         return item | {"rate_bps": link.rate_bps, "jobs": [jobs[number].name for number in self.flows]}
 
 

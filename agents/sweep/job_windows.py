@@ -18,12 +18,11 @@ from ringtap.agents.sweep.disturbances import (
     RECORDED_S,
     Change,
     Watch,
-    collect_options,
     late_share,
     wait_for_samples,
 )
 from ringtap.agents.sweep.failure_messages import failure_messages
-from ringtap.agents.sweep.job_launch import RankProcess, processes
+from ringtap.agents.sweep.job_launch import RankProcess, processes, recorded
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.sweep.step_watcher import StepWatcher, stalled_s
 from ringtap.agents.sweep.tcp_reachability import check_reachability
@@ -168,10 +167,8 @@ class JobWindows:
     def _start_process(self, job: MeasuredJob, process: RankProcess) -> None:
         """Start a rank of a job with its recorder, or a recorder alone if there is no command."""
         host, command = process.host, process.command
-        sockets = [] if self._is_testbed else ["sockets"]
-        collect = collect_options(job.network, host, *sockets, *(self._collectors if command else ()))
-        record = [*collect, "--join", self._hosts.path(host, job.run.path), "--node", host]
-        wrapped = [*self._hosts.ringtap(host), *(["run", *record, "--", *command] if command else ["capture", *record])]
+        collectors = [*([] if self._is_testbed else ["sockets"]), *(self._collectors if command else ())]
+        wrapped = recorded(self._hosts, job.run, job.network, host, collectors, command)
         log = job.run.node(host) / "log" / process.log
         environment = process.environment | (job.variables.get(host, {}) if command else {})
         started = self._hosts.start(host, process.name, wrapped, log, environment=environment)

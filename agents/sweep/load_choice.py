@@ -11,31 +11,19 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
 
-from ringtap.core.errors import MeasurementError, UsageError
-from ringtap.core.installation import lacking
+from ringtap.core.errors import MeasurementError
 from ringtap.core.python_command import python_command
 
 _LOG = "log/next-load.log"
 _MODULE = "ringtap.analysis.sweeps.next_load"
-_PACKAGES = ("numpy", "scipy", "pandas")
+PACKAGES = ("numpy", "scipy", "pandas")
 _LOWEST_PRIORITY = 19
 _ASKED_EVERY_S = 1.0
 _ANSWER_S = 300.0  # an answer takes seconds; at the lowest priority beside other programs, longer
-
-
-def check_analysis() -> None:
-    """Check that this interpreter has the packages that choose loads.
-
-    Raises:
-        UsageError: one is missing.
-    """
-    if problem := lacking('loads = "auto"', _PACKAGES):
-        raise UsageError(problem)
 
 
 class LoadChoice:
@@ -66,9 +54,7 @@ class LoadChoice:
         psutil.Process(self._process.pid).nice(_LOWEST_PRIORITY)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.communicate()
 

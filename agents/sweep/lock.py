@@ -7,8 +7,6 @@ socket of the host worker (`ringtap.agents.hosts.lease`).
 from __future__ import annotations
 
 import errno
-import fcntl
-import getpass
 import json
 import os
 import secrets
@@ -21,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.agents.hosts import Hosts
+from ringtap.agents.node.agent_socket import lock_file
+from ringtap.collectors.processes import user_name
 from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.core.run_files import open_regular
 
@@ -40,14 +40,10 @@ def holder(run: Path, expected_s: float) -> dict[str, Any]:
     Returns:
         ``{id, user, host, pid, run, since_s, until_s}``; times are Unix times in seconds.
     """
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a user without a name
-        user = str(os.geteuid())
     now_s = int(time.time())
     return {
         "id": secrets.token_hex(8),
-        "user": user,
+        "user": user_name(),
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "run": str(run.absolute()),
@@ -88,7 +84,7 @@ def locked(path: Path, me: dict[str, Any], say: Callable[[str], None]) -> Iterat
     """
     file = path / LOCK_FILE
     try:
-        fd = _lock(file)
+        fd = lock_file(file, 0o644)
     except BlockingIOError:
         raise UsageError(
             f"{path} is being measured by {_describe(_read(file))}: wait for it to end, or end it"
@@ -106,26 +102,6 @@ def locked(path: Path, me: dict[str, Any], say: Callable[[str], None]) -> Iterat
     finally:
         with suppress(OSError):
             file.unlink()
-        os.close(fd)
-
-
-def _lock(file: Path) -> int:
-    """Lock a lock file and return its descriptor; the file is opened again if its holder has just removed it.
-
-    Raises:
-        BlockingIOError: another process holds the lock.
-        OSError: the file cannot be written or locked.
-    """
-    while True:
-        fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with suppress(FileNotFoundError):  # its holder has just removed it
-                if os.path.samestat(os.fstat(fd), file.stat()):
-                    return fd
-        except BaseException:
-            os.close(fd)
-            raise
         os.close(fd)
 
 

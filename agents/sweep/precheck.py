@@ -19,12 +19,11 @@ from ringtap.agents.sweep.disturbances import (
     MAX_OTHER_SHARE,
     RECORDED_S,
     Watch,
-    collect_options,
     counted_bps,
     of_interfaces,
     other_words,
 )
-from ringtap.agents.sweep.job_launch import job_run
+from ringtap.agents.sweep.job_launch import job_run, recorded
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.core.errors import MeasurementError, UsageError, last_line
 from ringtap.core.python_command import python_command
@@ -138,9 +137,7 @@ def start_recorders(hosts: Hosts, run: RunDirectory, nodes: Iterable[str], netwo
     for node in dict.fromkeys(nodes):
         log = run.node(node) / "log" / "job.out"
         # a testbed's switch has no connections
-        collect = collect_options(network, node, *(["sockets"] if node in network.attachments else []))
-        record = [*collect, "--join", hosts.path(node, run.path), "--node", node]
-        command = [*hosts.ringtap(node), "capture", *record]
+        command = recorded(hosts, run, network, node, ["sockets"] if node in network.attachments else [], [])
         recorders.append((run.node(node) / NIC_REC, hosts.start(node, "recorder", command, log)))
     deadline_s = time.monotonic() + _RECORDERS_S
     for path, process in recorders:

@@ -16,7 +16,7 @@ from ringtap.agents.sweep.job_launch import filled, job_python, own_environment
 from ringtap.agents.sweep.roles import Attachment, SweepRoles
 from ringtap.agents.testbed.topology import Roles
 from ringtap.core.errors import MeasurementError, UsageError, last_line
-from ringtap.core.link_counters import ETHTOOL, INFINIBAND, source_of
+from ringtap.core.link_counters import ETHTOOL, INFINIBAND, nic_counter, source_of
 from ringtap.core.models import PROFILES
 from ringtap.core.python_command import LEAVE_FOLDER_OUT, python_command
 from ringtap.core.schema import ACKNOWLEDGED
@@ -334,21 +334,17 @@ def _counters(roles: Roles, ports: dict[str, _Port], facts: dict[str, dict[str, 
     """
     if not roles.cross_to:
         worker = roles.workers[0]
-        return {"cross": [], "total": [_counter(worker, ports[worker].training_nic, "rx")]}
+        return {"cross": [], "total": [nic_counter(worker, ports[worker].training_nic, "rx")]}
     sender, receiver = roles.cross_from, roles.cross_to
     node, direction = (sender, "tx") if sender in roles.workers else (receiver, "rx")
     nics = dict.fromkeys((ports[node].training_nic, ports[node].cross_nic))
-    total = [_counter(node, nic, direction) for nic in _counted_once(tuple(nics), facts[node])]
+    total = [nic_counter(node, nic, direction) for nic in _counted_once(tuple(nics), facts[node])]
     for host, direction in ((receiver, "rx"), (sender, "tx")):
         port = ports[host]
         training = (port.training_nic, *facts[host]["interfaces"][port.training_nic]["below"])
         if host not in roles.workers or port.cross_nic not in training:
-            return {"cross": [_counter(host, port.cross_nic, direction)], "total": total}
+            return {"cross": [nic_counter(host, port.cross_nic, direction)], "total": total}
     return {"cross": ACKNOWLEDGED, "total": total}
-
-
-def _counter(node: str, nic: str, direction: str) -> dict[str, str]:
-    return {"node": node, "nic": nic, "direction": direction}
 
 
 def _rdma_port(nic: str, facts: dict[str, Any]) -> dict[str, Any] | None:

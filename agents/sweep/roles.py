@@ -17,7 +17,7 @@ from ringtap.agents.testbed.topology import (
     TestbedSpec,
     cross_nic,
 )
-from ringtap.core.link_counters import NIC, SOURCES
+from ringtap.core.link_counters import NIC, SOURCES, nic_counter
 from ringtap.core.schema import ACKNOWLEDGED
 
 
@@ -137,14 +137,14 @@ def testbed_roles(spec: TestbedSpec, roles: Roles, iperf3: str) -> SweepRoles:
 
 def counter_of(link: Link) -> dict[str, str]:
     """Return the counter of a testbed's link for run.json."""
-    return {"node": link.source, "nic": link.source_nic, "direction": "tx"}
+    return nic_counter(link.source, link.source_nic, "tx")
 
 
 def through(network: SweepRoles, spec: TestbedSpec, links: Sequence[Link]) -> SweepRoles:
     """Return a testbed's roles with other links as the bottleneck; only nodes that have to do with it are recorded."""
     roles = network.roles
     nics = [link.target_nic for link in spec.links if link.target == roles.cross_to]
-    cross = [{"node": roles.cross_to, "nic": cross_nic(nic), "direction": "rx"} for nic in nics]
+    cross = [nic_counter(roles.cross_to, cross_nic(nic), "rx") for nic in nics]
     ends: dict[str, tuple[str, ...]] = {}
     for link in links:
         ends[link.source] = (*ends.get(link.source, ()), link.source_nic)

@@ -37,6 +37,7 @@ from ringtap.agents.testbed.launch import RunningTestbed
 from ringtap.agents.testbed.routing import path_count
 from ringtap.agents.testbed.topology import JobShare
 from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.link_counters import nic_counter
 from ringtap.core.records import JsonLinesWriter, read_json_lines
 from ringtap.core.rundir import RunDirectory
 from ringtap.core.schema import ALONE, SHARED, SHARED_JSONL
@@ -148,7 +149,7 @@ class SharedLinks:
         self._used: list[UsedLink] = []
         # the ports of real switches cannot be read, but those of the hosts at the other end can
         self._ports: list[dict[str, Any]] = [
-            {"node": host, "nic": network.interface[host], "direction": direction}
+            nic_counter(host, network.interface[host], direction)
             for host in sharing(plan.jobs)
             for direction in ("rx", "tx")
         ]

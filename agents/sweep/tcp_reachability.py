@@ -75,10 +75,12 @@ def check_reachability(network: SweepRoles, hosts: Hosts) -> list[str]:
     Raises:
         MeasurementError: a host does not answer.
     """
+    from ringtap.agents.sweep.cross_traffic import free_port  # not needed on the hosts
+
     planned = _planned_paths(network)
     targets = list(dict.fromkeys((path.target, path.target_address, _ports(network, path)) for path in planned))
     with ThreadPoolExecutor(2 * len(hosts.names) + 1) as pool:  # each listener occupies a thread
-        found = [pool.submit(_free_port, hosts, *target) for target in targets]
+        found = [pool.submit(free_port, hosts, host, address, ports=ports) for host, address, ports in targets]
         free = {target: answer.result() for target, answer in zip(targets, found, strict=True)}
         port = {path: free[path.target, path.target_address, _ports(network, path)] for path in planned}
         listening = {}
@@ -107,12 +109,6 @@ def check_reachability(network: SweepRoles, hosts: Hosts) -> list[str]:
 def _ports(network: SweepRoles, path: TcpPath) -> tuple[int, int] | None:
     """Return the plan's ports; None for training, as gloo and NCCL listen on ports that the kernel picks."""
     return None if path.use == "training" else network.ports
-
-
-def _free_port(hosts: Hosts, host: str, address: str, ports: tuple[int, int] | None) -> int:
-    from ringtap.agents.sweep.cross_traffic import free_port
-
-    return free_port(hosts, host, address, ports=ports)
 
 
 def _ask(hosts: Hosts, host: str, verb: str, question: dict[str, Any]) -> dict[str, Any]:

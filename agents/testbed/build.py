@@ -33,14 +33,8 @@ from ringtap.agents.testbed.topology import (
     TestbedSpec,
     cross_nic,
 )
-from ringtap.collectors.netlink import (
-    DUMP,
-    HEADER_BYTES,
-    ROUTE,
-    NetlinkSocket,
-    attributes,
-    request,
-)
+from ringtap.collectors.netlink import HEADER_BYTES, ROUTE, NetlinkSocket
+from ringtap.collectors.qdisc import BASIC, DUMP_DISCIPLINES, kind_and_statistics
 from ringtap.core.errors import MeasurementError, UsageError, error_message
 
 _T = TypeVar("_T")
@@ -301,9 +295,6 @@ _WINDOW_S = 1.0
 _CHUNK_BYTES = 262_144
 AT_ONCE_BPS = 4_000_000_000  # of links that are measured at the same time: about half a core
 TCP_CONGESTION = 13
-# linux/rtnetlink.h and linux/gen_stats.h: RTM_GETQDISC, tcmsg, TCA_KIND, TCA_STATS2, TCA_STATS_BASIC
-_TC_BYTES, _KIND, _STATS2, _BASIC = 20, 1, 7, 1
-_DUMP = request(38, DUMP, bytes(_TC_BYTES))
 
 
 def _socket_in(host: str) -> socket.socket:
@@ -371,19 +362,15 @@ class _NodeCounters:
         """Return the counters of each interface with a limit."""
         self._found.clear()
         begin_ns = time.monotonic_ns()
-        self._netlink.dump_each(_DUMP, self._take)
+        self._netlink.dump_each(DUMP_DISCIPLINES, self._take)
         end_ns = time.monotonic_ns()
         return {nic: LinkCount(begin_ns, end_ns, *counts) for nic, counts in self._found.items()}
 
     def _take(self, _: int, data: memoryview, begin: int, end: int) -> None:
-        first = begin + HEADER_BYTES + _TC_BYTES
-        found = {name: data[at : at + count] for name, at, count in attributes(data, first, end)}
-        if bytes(found.get(_KIND, b"")).rstrip(b"\0") == b"tbf" and _STATS2 in found:
-            statistics = found[_STATS2]
-            for name, at, _ in attributes(statistics, 0, len(statistics)):
-                if name == _BASIC:
-                    (index,) = struct.unpack_from("=I", data, begin + HEADER_BYTES + 4)
-                    self._found[self._names[index]] = struct.unpack_from("=QI", statistics, at)
+        kind, places = kind_and_statistics(data, begin, end)
+        if kind == "tbf" and BASIC in places:
+            (index,) = struct.unpack_from("=I", data, begin + HEADER_BYTES + 4)
+            self._found[self._names[index]] = struct.unpack_from("=QI", data, places[BASIC])
 
 
 class LinkCounters:

@@ -69,25 +69,13 @@ def _register_up(verbs: Any) -> None:
 
 
 def _up(options: argparse.Namespace) -> int:
+    from inspect import signature
+
     from ringtap.agents.testbed.forwarding_capacity import excess
     from ringtap.agents.testbed.launch import rate_warnings, testbed
 
-    built = testbed(
-        options.hosts,
-        options.rate,
-        name=options.name,
-        queue=options.queue,
-        burst=options.burst,
-        mtu=options.mtu,
-        congestion_control=options.congestion_control,
-        offload_segments=options.offload_segments,
-        topology=options.topology,
-        per_leaf=options.per_leaf,
-        spines=options.spines,
-        oversubscription=options.oversubscription,
-        sides=options.sides,
-        delay=options.delay,
-    )
+    # its parameters have the names of the options
+    built = testbed(**{name: getattr(options, name) for name in signature(testbed).parameters})
     if too_much := excess(built.state.spec, len(built.hosts)):
         print(f"warning: {too_much}: links may give less than their rate", file=sys.stderr)
     built.stay()

@@ -37,11 +37,9 @@ class RunningTestbed:
         self._init_process = self._start(spec)
         try:
             self.state = self._record(spec)
-            self._send("go")
-            self._expect("built")
+            self._ask("go", "built")
             self.state = replace(self.state, links=self._verify() if verify else [])
-            self._send("ready")
-            self._expect("ready")
+            self._ask("ready", "ready")
             self.state.save()
         except BaseException:
             self.close()
@@ -55,7 +53,7 @@ class RunningTestbed:
         )
 
     def _record(self, spec: TestbedSpec) -> registry.TestbedState:
-        pid = int(self._expect("pid")["pid"])
+        pid = int(self._expect("pid"))
         self._init_process.wait()
         ticks = registry.start_ticks(pid)
         if ticks is None:
@@ -75,22 +73,23 @@ class RunningTestbed:
         links: dict[str, dict[str, Any]] = {}
         again: list[str] = []
         for _ in range(VERIFY_TRIES):
-            self._send(" ".join(["verify", *again]))
-            links |= self._expect("links")["links"]
+            links |= self._ask(" ".join(["verify", *again]), "links")
             again = [number for number, link in links.items() if rate_warnings([link])]
             if not again:
                 break
         return sorted(links.values(), key=lambda link: (link["host"], link["direction"]))
 
-    def _send(self, command: str) -> None:
+    def _ask(self, command: str, key: str) -> Any:
+        """Send the init process a command, and return what its answer has under a key."""
         assert self._init_process.stdin is not None
         try:
             self._init_process.stdin.write(command + "\n")
             self._init_process.stdin.flush()
         except BrokenPipeError as error:
             raise MeasurementError("the testbed's init process ended early") from error
+        return self._expect(key)
 
-    def _expect(self, key: str) -> dict[str, Any]:
+    def _expect(self, key: str) -> Any:
         assert self._init_process.stdout is not None
         line = self._init_process.stdout.readline()
         item: dict[str, Any] = (
@@ -100,7 +99,7 @@ class RunningTestbed:
             raise (UsageError if item["exit_code"] == 2 else MeasurementError)(item["error"])
         if key not in item:
             raise RingtapError(f"the testbed's init process sent {item} instead of {key}")
-        return item
+        return item[key]
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -143,8 +142,7 @@ class RunningTestbed:
         Raises:
             MeasurementError: the testbed has failed.
         """
-        self._send("count")
-        return [LinkCount(*count) for count in self._expect("counts")["counts"]]
+        return [LinkCount(*count) for count in self._ask("count", "counts")]
 
     def share(
         self, links: Mapping[int, Sequence[int]], shares: Sequence[JobShare], paths: Sequence[int] = ()
@@ -157,8 +155,8 @@ class RunningTestbed:
             UsageError: the kernel lacks a feature.
             MeasurementError: the testbed has failed.
         """
-        self._send(f"share {json.dumps([list(links.items()), shares, paths or [0] * len(shares)])}")
-        cost: dict[str, float] = self._expect("shared")["shared"]
+        question = json.dumps([list(links.items()), shares, paths or [0] * len(shares)])
+        cost: dict[str, float] = self._ask(f"share {question}", "shared")
         return cost
 
     def congestion_controls(self) -> list[list[str]]:
@@ -167,14 +165,12 @@ class RunningTestbed:
         Raises:
             MeasurementError: the testbed has failed.
         """
-        self._send("controls")
-        found: list[list[str]] = self._expect("controls")["controls"]
+        found: list[list[str]] = self._ask("controls", "controls")
         return found
 
     def stay(self) -> None:
         """Make the testbed outlive this process."""
-        self._send("stay")
-        self._expect("stays")
+        self._ask("stay", "stays")
         self.state = replace(self.state, owner_pid=0)
         self.state.save()
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from ringtap.agents.node import agent_socket
 from ringtap.agents.testbed.topology import TestbedSpec
+from ringtap.collectors.kernel_files import stat_of
 from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.core.json_validation import BPS, Shape, ShapeError, check
 from ringtap.core.rundir import read_json, write_json
@@ -110,11 +111,8 @@ def start_ticks(pid: int) -> int | None:
     The first process of a PID namespace ends only after the others there have been reaped. Those whose parents were
     outside and were killed are for the first process of the machine to reap, which in a container may never happen.
     """
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" or int(fields[6]) & _PF_EXITING else int(fields[19])
+    fields = stat_of(pid)
+    return None if not fields or fields[0] in "ZX" or int(fields[6]) & _PF_EXITING else int(fields[19])
 
 
 @contextmanager

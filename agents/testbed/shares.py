@@ -27,10 +27,10 @@ from ringtap.collectors.netlink import (
     ROUTE,
     NetlinkSocket,
     attribute_head,
-    attributes,
     message_at,
     request,
 )
+from ringtap.collectors.qdisc import BASIC, kind_and_statistics
 from ringtap.core.errors import MeasurementError, error_message
 
 TICK_S = 0.015
@@ -42,8 +42,7 @@ _SAME = 0.02  # change of a rate that is not worth a message
 
 _RTM_NEWQDISC, _RTM_NEWTCLASS, _RTM_GETTCLASS = 36, 40, 42
 _ACK, _CREATE = 0x4, 0x400
-_TCA_KIND, _TCA_OPTIONS, _TCA_STATS2 = 1, 2, 7
-_TCA_HTB_PARMS, _TCA_STATS_BASIC = 1, 1
+_TCA_KIND, _TCA_OPTIONS, _TCA_HTB_PARMS = 1, 2, 1
 _MESSAGE = struct.Struct("=BBHiIII")  # linux/rtnetlink.h, tcmsg
 _RATE = struct.Struct("=BBHhHI")
 _LINK_LAYER_ETHERNET = 1
@@ -123,11 +122,8 @@ class Classes:
 
         def take(_: int, data: memoryview, begin: int, end: int) -> None:
             handle = _MESSAGE.unpack_from(data, begin + HEADER_BYTES)[4]
-            found[handle] = 0
-            for name, at, count in attributes(data, begin + HEADER_BYTES + _MESSAGE.size, end):
-                for inner, place, _ in attributes(data, at, at + count) if name == _TCA_STATS2 else ():
-                    if inner == _TCA_STATS_BASIC:
-                        (found[handle],) = struct.unpack_from("=Q", data, place)
+            places = kind_and_statistics(data, begin, end)[1]
+            found[handle] = struct.unpack_from("=Q", data, places[BASIC])[0] if BASIC in places else 0
 
         message = request(_RTM_GETTCLASS, DUMP, _MESSAGE.pack(socket.AF_UNSPEC, 0, 0, self._index, 0, 0, 0))
         with self._named_errors():

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ringtap.core.errors import UsageError, did_you_mean
+from ringtap.core.link_counters import nic_counter
 from ringtap.core.sweep_plan import TOPOLOGY_OF, LinkOptions
 from ringtap.core.units import format_rate
 from ringtap.workload import topologies
@@ -299,12 +300,9 @@ class Roles:
         If the sender of cross traffic also trains, its own uplink is the bottleneck; otherwise it is the switch's
         port towards the receiver.
         """
-        cross = [{"node": self.cross_to, "nic": CROSS_NIC, "direction": "rx"}]
-        if self.cross_from in self.workers:
-            total = {"node": SWITCH, "nic": TestbedSpec.port(self.cross_from), "direction": "rx"}
-        else:
-            total = {"node": SWITCH, "nic": TestbedSpec.port(self.cross_to), "direction": "tx"}
-        return {"cross": cross, "total": [total]}
+        end, direction = (self.cross_from, "rx") if self.cross_from in self.workers else (self.cross_to, "tx")
+        total = nic_counter(SWITCH, TestbedSpec.port(end), direction)
+        return {"cross": [nic_counter(self.cross_to, CROSS_NIC, "rx")], "total": [total]}
 
 
 def thesis_roles(configuration: str) -> tuple[tuple[str, ...], Roles]:

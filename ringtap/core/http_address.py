@@ -8,7 +8,7 @@ import socket
 from urllib.parse import urlsplit
 
 from ringtap.core.errors import UsageError
-from ringtap.core.installation import lacking
+from ringtap.core.installation import require
 
 METRICS_PATH = "/metrics"
 _LOOPBACK = "127.0.0.1"
@@ -63,8 +63,7 @@ def listen_for_metrics(address: str, is_public: bool) -> socket.socket:
     Raises:
         UsageError: as `listen`, or a package is missing.
     """
-    if missing := lacking("--metrics", ["prometheus_client"]):
-        raise UsageError(missing)
+    require("--metrics", ["prometheus_client"])
     return listen("--metrics", address, "--metrics-public", is_public)
 
 

@@ -16,6 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from ringtap.core.errors import UsageError
+
 # package -> the extra of pyproject.toml that installs it; empty: ringtap always needs it
 EXTRAS = {
     **dict.fromkeys(("jinja2", "llvmlite", "matplotlib", "numba", "numpy", "pandas", "pyarrow", "scipy"), "report"),
@@ -83,6 +85,16 @@ def lacking(what: str, packages: Iterable[str]) -> str:
     if not missing:
         return ""
     return f"{what} needs {' and '.join(missing)}, not installed here: {install_command(EXTRAS[missing[0]])}"
+
+
+def require(what: str, packages: Iterable[str]) -> None:
+    """Check that packages that something needs are installed, as `lacking` does.
+
+    Raises:
+        UsageError: one is missing.
+    """
+    if problem := lacking(what, packages):
+        raise UsageError(problem)
 
 
 def cache_folder() -> Path:

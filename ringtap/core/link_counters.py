@@ -62,6 +62,11 @@ SOURCES = {
 }
 
 
+def nic_counter(node: str, nic: str, direction: str) -> dict[str, str]:
+    """Return the counter of an interface for run.json."""
+    return {"node": node, "nic": nic, "direction": direction}
+
+
 def source_of(counter: Mapping[str, str]) -> Source:
     """Return the source of a counter of run.json; older runs have interface counters only."""
     return SOURCES[counter.get("source", NIC)]

@@ -72,6 +72,16 @@ def read_whole(path: Path) -> bytes:
     return data
 
 
+def read_tail(path: Path, size_bytes: int) -> str:
+    """Return the end of a file as text, at most so many bytes; empty if it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - size_bytes))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def make_folder(path: Path) -> None:
     """Make a folder with its parents where no link of another user leads to it; it may exist.
 
@@ -82,13 +92,13 @@ def make_folder(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Write a file to a temporary name of its own and rename it, so that a reader never sees half a file.
 
     Raises:
         OSError: it cannot be written; nothing is left of it.
     """
-    temporary = new_file_beside(path, data)
+    temporary = new_file_beside(path, data, mode)
     try:
         temporary.replace(path)
     except OSError:
@@ -97,7 +107,7 @@ def replace_file(path: Path, data: bytes) -> None:
         raise
 
 
-def new_file_beside(path: Path, data: bytes = b"") -> Path:
+def new_file_beside(path: Path, data: bytes = b"", mode: int = 0o666) -> Path:
     """Write a new file under a hidden name of its own beside a path, and return its path.
 
     Raises:
@@ -106,7 +116,7 @@ def new_file_beside(path: Path, data: bytes = b"") -> Path:
     # machines that share the folder may have the same host name
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.{os.urandom(4).hex()}")
     refuse_links(path.parent)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(data)

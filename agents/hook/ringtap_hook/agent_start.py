@@ -47,7 +47,8 @@ def _start(python: str, settings: Settings) -> None:
             file_actions=actions,
             setpgroup=0,
         )
-        _reap(shell)
+        with suppress(ChildProcessError):  # the job may have reaped it
+            os.waitpid(shell, 0)  # 1 to 2 ms: the shell ends at once
     except Exception:
         log.note(settings, "start of an agent on this node")
 
@@ -83,8 +84,3 @@ def _environment() -> dict[str, str]:
     if kept:
         environment["PYTHONPATH"] = os.pathsep.join(kept)
     return environment
-
-
-def _reap(pid: int) -> None:
-    with suppress(ChildProcessError):  # the job may have reaped it
-        os.waitpid(pid, 0)  # 1 to 2 ms: the shell ends at once

@@ -73,7 +73,9 @@ def _choose_timeline(settings: Settings, has_arguments: bool) -> dict[str, Any]:
             return dict(decision, reason=reason)
         # The file comes before the agreement: after that, no rank may fail.
         path, reason = _create_timeline(settings)
-        reason = _agree(reason)
+        from .horovod_rank_agreement import agree
+
+        reason = agree(int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"]), reason)
     except Exception:
         log.note(settings, "Horovod timeline recorder")
         reason = "the recorder failed: see the hook's log in steps"
@@ -103,16 +105,9 @@ def _obstacle(has_arguments: bool) -> str:
     return ""
 
 
-def _agree(reason: str) -> str:
-    """Agree with all ranks; returns the reason against a timeline, empty for none. ``reason`` is rank 0's own."""
-    from . import horovod_rank_agreement
-
-    return horovod_rank_agreement.agree(int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"]), reason)
-
-
 def _create_timeline(settings: Settings) -> tuple[str, str]:
     """Create the timeline in rank 0; returns its path (else ``os.devnull``), and the reason if this fails."""
-    if not _is_first():
+    if os.environ.get("HOROVOD_RANK", "0") != "0":
         return os.devnull, ""  # Horovod opens the file in rank 0 only
     folder = os.path.join(settings.node_folder, "horovod")
     try:
@@ -127,10 +122,6 @@ def _create_timeline(settings: Settings) -> tuple[str, str]:
                 attempt += 1
     except OSError as error:
         return os.devnull, f"{folder} cannot be written: {error.strerror}"
-
-
-def _is_first() -> bool:
-    return os.environ.get("HOROVOD_RANK", "0") == "0"
 
 
 def _record_settings(settings: Settings, decision: dict[str, Any]) -> None:

@@ -144,7 +144,8 @@ class Profiler:
     def _start(self) -> None:
         """Add the hooks to all modules, and start PyTorch's profiler."""
         hooks = sys.modules["torch.nn.modules.module"]
-        if _is_compiled():  # hooks would become part of the compiled code, which would be compiled anew
+        # hooks would become part of what torch.compile has compiled, which would be compiled anew
+        if getattr(sys.modules.get("torch._dynamo.utils"), "counters", {}).get("frames"):
             for root in _root_modules(hooks.Module):
                 self._add_root(root)
         else:
@@ -240,7 +241,8 @@ class Profiler:
         item["parameters"] = [{name: one[name] for name in one if name != "id"} for one in self._parameters]
         item["batch"] = self._batch
         item["device"] = next((one["device"] for one in self._parameters), "cpu")
-        item["ddp"] = [_ddp_ranks(module) for module in self._ddp_modules()]
+        groups = [module.process_group for module in self._ddp_modules()]
+        item["ddp"] = [list(sys.modules["torch.distributed"].get_process_group_ranks(group)) for group in groups]
         self._write(item)
 
     def _write_iteration(self, end_ns: int) -> None:
@@ -353,11 +355,6 @@ def _describe(parameter: Any) -> dict[str, Any]:
     return item
 
 
-def _is_compiled() -> bool:
-    """True if torch.compile has compiled anything of this process."""
-    return bool(getattr(sys.modules.get("torch._dynamo.utils"), "counters", {}).get("frames"))
-
-
 def _root_modules(module_class: type) -> list[Any]:
     """The modules of this process that are not part of another one."""
     import gc
@@ -365,10 +362,6 @@ def _root_modules(module_class: type) -> list[Any]:
     modules = [one for one in gc.get_objects() if issubclass(type(one), module_class)]
     parts = {id(part) for one in modules for part in one.children()}
     return [one for one in modules if id(one) not in parts and any(True for _ in one.parameters())]
-
-
-def _ddp_ranks(module: Any) -> list[int]:
-    return list(sys.modules["torch.distributed"].get_process_group_ranks(module.process_group))
 
 
 def _buckets(module: Any) -> list[list[int]]:

@@ -44,7 +44,7 @@ OTHERWISE = {
     "agents/hosts/remote.py WorkerConnection.__init__": "its standard input ends",
     "agents/job/agent_client.py start_agent": "forks the agent and ends",
     "agents/job/agent_client.py _fork_agent": "the agent ends with the job, also after the supervisor",
-    "agents/job/metrics.py MetricsServer.__init__": "looks at its parent",
+    "agents/job/supervisor.py MetricsServer.__init__": "looks at its parent",
     "agents/job/signals.py GroupWatch._start": "its pipe ends",
     "agents/job/signals.py _start_waker": "looks at its parent",
     "agents/job/signals.py spawn": "the caller says",

@@ -22,7 +22,7 @@ from ringtap.core.rundir import RunDirectory, write_json
 from ringtap.slurm.job import read_report
 from ringtap.slurm.job_steps import _end
 from ringtap.slurm.paths import SubmitPaths
-from ringtap.slurm.srun_tasks import keep, matching, tasks_by_node
+from ringtap.slurm.srun_tasks import keep, matching
 
 pytestmark = pytest.mark.shares
 
@@ -369,11 +369,6 @@ def test_sigterm_is_passed_on_once(tmp_path: Path, send: Callable[[int, int], No
         send(job.pid, signal.SIGTERM)
         assert job.stdout.read() == heard
     assert paths.state("7").read_text().endswith(" stopped TERM\n")
-
-
-def test_tasks_of_a_node() -> None:
-    assert tasks_by_node("4") == ["4"]
-    assert tasks_by_node("2(x3),1,16(x2)") == ["2", "2", "2", "1", "16", "16"]
 
 
 @pytest.fixture

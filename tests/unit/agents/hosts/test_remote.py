@@ -19,6 +19,7 @@ import ringtap
 from ringtap.agents.hosts import frames, worker
 from ringtap.agents.hosts.remote import WORKER_COMMAND, LocalHosts
 from ringtap.agents.node import agent_socket
+from ringtap.collectors.processes import user_name
 from ringtap.core.errors import MeasurementError
 
 pytestmark = pytest.mark.shares
@@ -202,7 +203,7 @@ def test_the_usual_folder_for_runs_is_one_that_nobody_else_has_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent_socket, "LOCAL", tmp_path)
-    first, second, third, *_ = map(str, agent_socket.local_names(f"ringtap-{worker._user()}"))
+    first, second, third, *_ = map(str, agent_socket.local_names(f"ringtap-{user_name()}"))
     assert worker._usual_workdir() == first
     Path(first).symlink_to("/")
     Path(second).mkdir()
@@ -210,7 +211,7 @@ def test_the_usual_folder_for_runs_is_one_that_nobody_else_has_taken(
     assert worker._usual_workdir() == third
     Path(third).mkdir(mode=0o700)
     assert worker._usual_workdir() == third
-    for taken in agent_socket.local_names(f"ringtap-{worker._user()}")[2:]:
+    for taken in agent_socket.local_names(f"ringtap-{user_name()}")[2:]:
         taken.mkdir(exist_ok=True)
         taken.chmod(0o777)
     assert worker._usual_workdir() == str(Path.home() / f".ringtap-{os.uname().nodename}")  # which is this user's

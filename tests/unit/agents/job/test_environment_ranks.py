@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ringtap.agents.job.environment import local_size, machine, of_this_start, run_key
+from ringtap.agents.job.environment import local_size, machine, of_this_start, run_key, slurm_tasks
 from ringtap.agents.job.run_location import find_location
 from ringtap.agents.node import agent_socket
 from ringtap.agents.node.node_json import conclude
@@ -516,3 +516,8 @@ def test_a_collector_that_was_named_and_is_not_there_makes_a_run_partial(tmp_pat
         run = RunDirectory.create(tmp_path / collect, "job", [], 0, settings=settings.to_json())
         write_json(run.node("n0") / "node.json", {"status": "complete", "jobs": [], "collectors": {"gpu": entry}})
         assert concluded(run) == expected
+
+
+def test_tasks_of_nodes() -> None:
+    assert slurm_tasks("4") == [4]
+    assert slurm_tasks("2(x3),1,16(x2)") == [2, 2, 2, 1, 16, 16]

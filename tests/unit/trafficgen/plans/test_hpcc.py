@@ -16,6 +16,7 @@ from ringtap.trafficgen.plans.patterns import LongLivedPlan, RingPlan
 from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
 from ringtap.trafficgen.plans.sizes import WORKLOADS, parse_sizes, read_cdf, write_cdf
 from ringtap.trafficgen.plans.web_search import PlanSpec, WebSearchPlan
+from tests.unit.size_quantiles import quantile_bytes
 
 pytestmark = pytest.mark.computes
 
@@ -38,13 +39,13 @@ def test_shares_and_percents_mean_the_same(tmp_path: Path) -> None:
 
 
 def test_a_first_point_with_a_share_rises_from_zero_and_one_without_is_the_least(tmp_path: Path) -> None:
-    assert read_cdf(cdf_file(tmp_path, "100 0.5\n200 1\n")).quantile_bytes(0.25) == 50
-    assert read_cdf(cdf_file(tmp_path, "100 0\n200 1\n")).quantile_bytes(0) == 100
+    assert quantile_bytes(read_cdf(cdf_file(tmp_path, "100 0.5\n200 1\n")), 0.25) == 50
+    assert quantile_bytes(read_cdf(cdf_file(tmp_path, "100 0\n200 1\n")), 0) == 100
 
 
 def test_a_step_is_a_size_of_its_own(tmp_path: Path) -> None:
     cdf = read_cdf(cdf_file(tmp_path, "1 0\n33 0.3\n33 0.4\n50 1\n"))
-    assert cdf.quantile_bytes(0.3) == cdf.quantile_bytes(0.35) == cdf.quantile_bytes(0.4) == 33
+    assert quantile_bytes(cdf, 0.3) == quantile_bytes(cdf, 0.35) == quantile_bytes(cdf, 0.4) == 33
     assert cdf.mean_bytes == pytest.approx(0.3 * 17 + 0.1 * 33 + 0.6 * 41.5)
 
 

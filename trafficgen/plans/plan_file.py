@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from pathlib import Path
@@ -277,6 +277,14 @@ class FlowSource(Protocol):
 
     def flows(self) -> Iterator[Flow]:
         """Yield the flows in order of their starts."""
+
+
+@dataclass(frozen=True)
+class MadePlan:
+    """The content of a plan file that is made: its header, and a function that yields its flows from the first one."""
+
+    header: dict[str, Any]
+    flows: Callable[[], Iterator[Flow]]
 
 
 def write_plan(plan: FlowSource, path: Path, force: bool = False) -> None:

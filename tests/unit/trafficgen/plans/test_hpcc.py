@@ -12,8 +12,8 @@ from ringtap.core.errors import UsageError
 from ringtap.core.flow_plan_format import Flow
 from ringtap.trafficgen.plans.common import PlanOutline
 from ringtap.trafficgen.plans.hpcc import FlowListPlan, write_list
-from ringtap.trafficgen.plans.patterns import LongLivedPlan, RingPlan
 from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
+from ringtap.trafficgen.plans.registry import make_plan
 from ringtap.trafficgen.plans.sizes import WORKLOADS, parse_sizes, read_cdf, write_cdf
 from ringtap.trafficgen.plans.web_search import PlanSpec, WebSearchPlan
 from tests.unit.size_quantiles import quantile_bytes
@@ -207,11 +207,11 @@ def test_other_plans_number_sources_before_destinations(tmp_path: Path) -> None:
 
 
 def test_what_a_list_cannot_hold_is_refused(tmp_path: Path) -> None:
-    ring = RingPlan(PlanOutline(10**9, ["a:1", "b:1"], ["a", "b"]), ["a:1", "b:1"], 10, 0, 1)
+    ring = make_plan("ring", {"duration": 10**9, "node": ["a:1", "b:1"], "bytes": 10, "iterations": 1})
     with pytest.raises(UsageError, match="kind ring"):
         write_list(ring, tmp_path / "out.txt")
     with pytest.raises(UsageError, match="kind long-lived"):
-        write_list(LongLivedPlan(PlanOutline(10**9, ["a:1"]), 1), tmp_path / "out.txt")
+        write_list(make_plan("long-lived", {"duration": 10**9, "to": ["a:1"]}), tmp_path / "out.txt")
     same = ["a:1", "a:2"]
     plan = FlowListPlan(flow_list(tmp_path, "1\n0 1 3 100 5 0\n"), PlanOutline(0, same, ["a"]), same)
     with pytest.raises(UsageError, match="share an address"):

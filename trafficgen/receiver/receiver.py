@@ -142,12 +142,9 @@ def _run_workers(
 ) -> None:
     """Run the receiver workers of one process, one per thread."""
     lock = threading.Lock()
-    digest = protocol.token_digest(options.token)
 
     def work(index: int) -> None:
-        worker = ReceiverWorker(
-            index, len(listeners), digest, options.log_path, most, pending_hellos, options.idle_s, options.arrivals
-        )
+        worker = ReceiverWorker(index, options, most, pending_hellos)
         asyncio.run(worker.run(listeners[index], control, lock))
 
     gc.freeze()

@@ -12,15 +12,7 @@ from ringtap.core.errors import UsageError
 from ringtap.core.options import add_json
 from ringtap.core.terminal import shell_word, text_table
 from ringtap.core.units import counted, parse_duration_s, whole_number
-from ringtap.workload.options import (
-    add_algorithms,
-    add_ranks_per_host,
-    add_topology,
-    algorithms,
-    ranks_per_host,
-    read_loads,
-    topology,
-)
+from ringtap.workload.options import add_network, algorithms, hosts_of, network, ranks_per_host, read_loads
 
 if TYPE_CHECKING:
     from ringtap.workload.cross_traffic import CrossPlan
@@ -34,9 +26,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     """Add the arguments of the verb ``workload simulate``."""
     parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     parser.add_argument("workload", type=Path, metavar="W", help="a directory of execution traces")
-    add_algorithms(parser)
-    add_topology(parser)
-    add_ranks_per_host(parser)
+    add_network(parser)
     parser.add_argument(
         "--iterations", metavar="N", help="iterations; the first one is left out (5; with --cross as many as last)"
     )
@@ -153,19 +143,18 @@ def _simulator(options: argparse.Namespace) -> tuple[LoadSimulator, list[CrossPl
     from ringtap.workload.workload import read_workload
 
     workload, chosen = read_workload(options.workload), algorithms(options)
-    endpoints, per_host = workload.ranks + chosen.others, ranks_per_host(options, workload)
-    plans = [read_cross(path, -(-endpoints // per_host)) for path in options.cross]
-    hosts = max([-(-endpoints // per_host), *(plan.hosts for plan in plans)])
-    network, latency_s = topology(options, hosts)
-    check_room(network, endpoints, per_host)
-    if network.hosts < hosts:
-        raise UsageError(f"the topology has {counted(network.hosts, 'host')}, but ranks and plans need {hosts:,}")
-    bottleneck = options.bottleneck or network.links[network.path(1, 0)[-1] if network.hosts > 1 else 0]
-    if bottleneck not in network.links:
-        some = ", ".join(network.links[:3])
-        raise UsageError(f"--bottleneck {bottleneck!r} is no link of the {network.name}: it has {some}, ...")
-    place = network.links.index(bottleneck)
-    return LoadSimulator(workload, network, chosen, latency_s, per_host, place), plans
+    plans = [read_cross(path, hosts_of(workload, chosen, ranks_per_host(options, workload))) for path in options.cross]
+    hosts = max((plan.hosts for plan in plans), default=0)
+    _, topology, latency_s, per_host = network(options, workload, chosen, hosts)
+    check_room(topology, workload.ranks + chosen.others, per_host)
+    if topology.hosts < hosts:
+        raise UsageError(f"the topology has {counted(topology.hosts, 'host')}, but ranks and plans need {hosts:,}")
+    bottleneck = options.bottleneck or topology.links[topology.path(1, 0)[-1] if topology.hosts > 1 else 0]
+    if bottleneck not in topology.links:
+        some = ", ".join(topology.links[:3])
+        raise UsageError(f"--bottleneck {bottleneck!r} is no link of the {topology.name}: it has {some}, ...")
+    place = topology.links.index(bottleneck)
+    return LoadSimulator(workload, topology, chosen, latency_s, per_host, place), plans
 
 
 def _run_others(others: dict[str, Path], limit_s: float, simulator: LoadSimulator) -> tuple[float, list[SimulatorLog]]:

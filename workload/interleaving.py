@@ -321,7 +321,6 @@ class _Search:
         return excess <= self._least + self._same
 
     def excess(self, shifts: Sequence[int]) -> float:
-        """Return the excess with shifts."""
         return float(np.maximum(self._sum(shifts) - self._capacity, 0).sum())
 
     def exhaustive(self) -> tuple[float, tuple[int, ...]]:

@@ -163,6 +163,7 @@ def hosts_of(workload: Workload, chosen: Algorithms, per_host: int) -> int:
 
 
 def add_topology(parser: ArgumentParser) -> None:
+    """Add the options that describe the network."""
     parser.add_argument("--topology", default="star", metavar="KIND", help=f"{', '.join(KINDS)} (star)")
     parser.add_argument("--rate", default="25gbit", metavar="RATE", help="rate of the hosts' links (25gbit)")
     parser.add_argument("--latency", default="0s", metavar="TIME", help="time of a message beside its bytes (0s)")

@@ -184,15 +184,7 @@ def _are_alike(workload: Workload, topology: Topology, algorithms: Algorithms, r
 
 
 class _Communication:
-    """The collectives and messages of a workload in a simulation.
-
-    Args:
-        workload: what ranks send.
-        algorithms: algorithms of collectives.
-        simulation: the simulation.
-        places: host of each rank, server and switch that adds.
-        ranks: number of ranks that are simulated; 1 of several: one that stands for all.
-    """
+    """The collectives and messages of a workload in a simulation."""
 
     def __init__(
         self, workload: Workload, algorithms: Algorithms, simulation: Simulation, places: Sequence[int], ranks: int

@@ -177,7 +177,6 @@ def _unfinished(name: str, why: str) -> UsageError:
 
 
 def _check_all(found: SimulatorLog, size: int, name: str) -> None:
-    """Check that there is a time of each rank."""
     if len(found.ranks) < size:
         missing = (rank for rank in range(size) if rank not in found.ranks)
         raise _unfinished(name, f"{_ranks(missing, size - len(found.ranks))} of {size:,} did not finish")

@@ -305,7 +305,6 @@ def _check_node(workload: Workload, rank: int, node: Node) -> None:
 
 
 def _check_collective(workload: Workload, rank: int, node: Node) -> None:
-    """Check kind and ranks of a collective."""
     where, name = workload.where(rank, node), str(node.attributes.get("pg_name", ""))
     kind = node.attributes.get("comm_type")
     if kind not in list(Collective):

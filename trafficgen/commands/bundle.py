@@ -65,7 +65,6 @@ def write_archive(path: Path) -> None:
 
 
 def _copy_modules(folder: Path) -> None:
-    """Copy the modules and a ``__main__.py`` into ``folder``."""
     package = Path(ringtap.__file__).parent
     modules = [package / "__init__.py", package / "cli.py"]
     for name in ("core", "trafficgen"):

@@ -180,7 +180,6 @@ class _OpenFlows:
         self._open[endpoints] = [time_ns, time_ns, payload_bytes, *numbers]
 
     def close(self) -> None:
-        """End every flow."""
         for flow in self._open.values():
             self._end(flow)
 

@@ -140,7 +140,6 @@ def _run_workers(
     first: int,
     control: Connection,
 ) -> None:
-    """Run the receiver workers of one process, one per thread."""
     lock = threading.Lock()
 
     def work(index: int) -> None:
@@ -157,11 +156,7 @@ def _run_workers(
 
 
 def _listen(options: ReceiveOptions, loops: int) -> list[socket.socket]:
-    """Open a listening socket for each loop; they share the port only among themselves.
-
-    Raises:
-        UsageError: the port is in use, or the token is missing beyond loopback.
-    """
+    """Open a listening socket for each loop; they share the port only among themselves."""
     family, address = protocol.resolve(options.bind)
     if not options.token and not ipaddress.ip_address(address[0].partition("%")[0]).is_loopback:
         raise UsageError(f"others can reach {options.bind}: give --token-file or set RINGTAP_TOKEN, the same for all")

@@ -263,7 +263,6 @@ def _run_launcher(setup: SendPlan, links: Sequence[WorkerLink], arrivals: Listen
 
 
 def _run_workers(setup: SendPlan, links: Sequence[WorkerLink], control: Connection) -> None:
-    """Run the sender workers of one process, one per thread."""
     lock = threading.Lock()
 
     def work(link: WorkerLink) -> None:

@@ -115,7 +115,6 @@ class SenderWorker:
             self.outcome.first_failure = f"{self.places[route].name}: {protocol.failure_words(why)}"
 
     def _handle_messages(self) -> None:
-        """Handle the launcher's messages."""
         for what, place, first, second in self.line.messages():
             if what == ipc.REST:
                 self._connections[place].carry_on(first)

@@ -134,7 +134,6 @@ def _from_profiles(options: argparse.Namespace) -> int:
 
 
 def _add_hosts(options: argparse.Namespace, made: Workload) -> None:
-    """Note the ranks at each host."""
     from ringtap.workload.options import ranks_per_host
 
     if options.gpus_per_node is not None:

@@ -309,7 +309,6 @@ def _schedule(options: argparse.Namespace) -> int:
 
 
 def _item(jobs: list[PeriodicJob], circles: Circles, found: Schedule) -> dict[str, Any]:
-    """Return the answer as plain values."""
     quantum_ms = 1e3 * circles.quantum_s
     return {
         "score_unshifted": found.score_unshifted, "score": found.score,

@@ -204,10 +204,6 @@ class RankProfile:
     advice: str = "call ringtap.step() where yours end, and record the profile anew"
     descriptions: dict[tuple[int, ...], set[str]] = field(default_factory=dict)
 
-    def ready_order(self, iteration: int = -1) -> list[int]:
-        """Numbers of the parameters in the order in which their gradients became ready."""
-        return [event.number for event in self.iterations[iteration].events if event.code == "ready"]
-
 
 def read_profiles(run: Path) -> list[RankProfile]:
     """Read the profiles of a run, one per rank.

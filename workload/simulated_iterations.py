@@ -33,6 +33,8 @@ from ringtap.workload.workload import (
     unit_of,
 )
 
+_SHOWN_LINKS = 5
+
 
 class Span(NamedTuple):
     """A node of a rank, and when it begins and ends, in s."""
@@ -265,9 +267,9 @@ class CriticalPath(NamedTuple):
         )
 
 
-def busiest_links(topology: Topology, link_bytes: Numbers, count: int = 5) -> str:
+def busiest_links(topology: Topology, link_bytes: Numbers) -> str:
     """Return the links with the most bytes in words, and the links that carry none if there are any."""
-    order = [link for link in np.argsort(-link_bytes, kind="stable")[:count] if link_bytes[link]]
+    order = [link for link in np.argsort(-link_bytes, kind="stable")[:_SHOWN_LINKS] if link_bytes[link]]
     parts = ", ".join(f"{topology.links[link]} {format_size(round(link_bytes[link]))}" for link in order)
     idle = int((link_bytes == 0).sum())
     return f"Bytes per link: {parts or 'none'}" + (f"; {counted(idle, 'link')} without any" if idle and parts else "")

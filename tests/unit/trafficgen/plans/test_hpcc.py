@@ -15,8 +15,8 @@ from ringtap.trafficgen.plans.hpcc import FlowListPlan, write_list
 from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
 from ringtap.trafficgen.plans.registry import make_plan
 from ringtap.trafficgen.plans.sizes import WORKLOADS, parse_sizes, read_cdf, write_cdf
-from ringtap.trafficgen.plans.web_search import PlanSpec, WebSearchPlan
 from tests.unit.size_quantiles import quantile_bytes
+from tests.unit.web_plans import PlanSpec, web_plan
 
 pytestmark = pytest.mark.computes
 
@@ -197,7 +197,7 @@ def test_a_plan_of_nodes_is_the_same_after_a_list_and_back(tmp_path: Path) -> No
 
 
 def test_other_plans_number_sources_before_destinations(tmp_path: Path) -> None:
-    plan = WebSearchPlan(PlanSpec("consistent", 1e8, 10**9, ("a:1", "b:2"), sources=("s", "t")))
+    plan = web_plan(PlanSpec("consistent", 1e8, 10**9, ("a:1", "b:2"), sources=("s", "t")))
     assert write_list(plan, tmp_path / "out.txt") == {"s": 0, "t": 1, "a:1": 2, "b:2": 3}
     nodes = ["s:9", "t:9", "a:1", "b:2"]
     again = FlowListPlan(tmp_path / "out.txt", PlanOutline(0, nodes, ["s", "t", "a", "b"]), nodes)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringtap.core.errors import UsageError, error_message
+from ringtap.core.errors import UsageError, error_message, file_errors
 from ringtap.core.rundir import write_json
 from ringtap.core.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType, message_classes, read_trace, write_trace
@@ -253,18 +253,14 @@ def write_workload(workload: Workload, path: Path) -> None:
         UsageError: the directory exists, or cannot be written.
     """
     message_classes()  # before there is a directory
-    try:
+    with file_errors(path, "cannot be created"):
         path.mkdir(parents=True)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be created: {error.strerror}") from error
-    try:
+    with file_errors(path, "cannot be written"):
         for rank, nodes in enumerate(workload.traces):
             write_trace(nodes, path / f"{PREFIX}.{rank}.et")
         if workload.groups:
             write_json(path / GROUPS_JSON, workload.groups)
         write_json(path / WORKLOAD_JSON, workload.about)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def check_workload(workload: Workload) -> None:

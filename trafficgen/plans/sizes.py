@@ -13,7 +13,8 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Protocol
 
-from ringtap.core.errors import UsageError
+from ringtap.core.errors import UsageError, file_errors
+from ringtap.core.run_files import new_file
 from ringtap.core.units import parse_size_bytes
 from ringtap.trafficgen.plans.sampling import Draw
 
@@ -239,12 +240,10 @@ def read_cdf(path: Path) -> SizeDistribution:
     Raises:
         UsageError: the file cannot be read or is not a CDF that rises to 1; the message names file and line.
     """
+    with file_errors(path), path.open("rb") as file:
+        data = file.read(_MAX_FILE_BYTES + 1)
     try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_FILE_BYTES + 1)
         lines = data.decode("utf-8").splitlines()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} cannot be read: it is not text") from error
     if len(data) > _MAX_FILE_BYTES:
@@ -277,13 +276,8 @@ def write_cdf(points: Iterable[tuple[float, float]], path: Path, force: bool = F
         UsageError: the file exists and ``force`` is not set, or it cannot be written.
     """
     text = "".join(f"{_digits(size)} {_digits(share)}\n" for size, share in points)
-    try:
-        with path.open("w" if force else "x", encoding="ascii") as file:
-            file.write(text)
-    except FileExistsError as error:
-        raise UsageError(f"{path} exists: name another file or add --force") from error
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+    with new_file(path, force) as file:
+        file.write(text)
 
 
 def empirical_points(sizes: Iterable[int]) -> list[tuple[float, float]]:

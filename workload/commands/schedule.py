@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringtap.core.errors import UsageError
 from ringtap.core.options import add_force, add_json
+from ringtap.core.run_files import refuse_existing
 from ringtap.core.schema import RUN_JSON
 from ringtap.core.terminal import text_table
 from ringtap.core.units import counted, format_rate, parse_duration_s, parse_rate_bps, whole_number
@@ -283,8 +284,7 @@ def _schedule(options: argparse.Namespace) -> int:
         raise UsageError(
             f"{counted(count, 'job')} given: give 2 to {MAX_JOBS}, as --job or as directories of workloads"
         )
-    if options.figure is not None and options.figure.exists() and not options.force:
-        raise UsageError(f"{options.figure} exists: name another file or add --force")
+    refuse_existing(options.figure, options.force)
     places = None if options.links is None else whole_number(options.links, "--links")
     if places is not None and not 1 <= places <= MAX_JOBS:
         raise UsageError(f"--links {places} is outside 1 to {MAX_JOBS}")

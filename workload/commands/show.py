@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.core.options import add_force, add_json
+from ringtap.core.run_files import refuse_existing
 from ringtap.core.terminal import text_table
 from ringtap.core.units import counted, format_size
 from ringtap.workload.options import add_network, network
@@ -37,8 +38,7 @@ def _show(options: argparse.Namespace) -> int:
     from ringtap.workload.timeline import write_timeline
     from ringtap.workload.workload import assumed_of_others, kind_of, peer_of, read_workload, size_of, summary
 
-    if options.timeline is not None and options.timeline.exists() and not options.force:
-        raise UsageError(f"{options.timeline} exists: name another file or add --force")
+    refuse_existing(options.timeline, options.force)
     workload = read_workload(options.workload)
     if not 0 <= options.rank < workload.ranks:
         raise UsageError(f"--rank {options.rank} does not exist: there are ranks 0 to {workload.ranks - 1}")

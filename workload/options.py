@@ -69,12 +69,10 @@ def counts(options: Namespace) -> tuple[int, int, int]:
     Raises:
         UsageError: one is not a whole number above 0.
     """
-    found = []
-    for name in ("group", "shards", "pieces"):
-        found.append(whole_number(getattr(options, name), f"--{name}"))
-        if found[-1] < 1:
-            raise UsageError(f"--{name} {found[-1]} is below 1")
-    return found[0], found[1], found[2]
+    group, shards, pieces = (
+        whole_number(getattr(options, name), f"--{name}", 1) for name in ("group", "shards", "pieces")
+    )
+    return group, shards, pieces
 
 
 def algorithms(options: Namespace) -> Algorithms:

@@ -109,15 +109,11 @@ def _of_profiles(options: argparse.Namespace) -> Made:
     for name in ("workers", "compute"):
         if getattr(options, name) is not None:
             raise UsageError(f"--{name} goes with --model: ringtap workload scale changes the workload of a run")
-    batch = None if options.batch is None else whole_number(options.batch, "--batch")
-    if batch is not None and batch < 1:
-        raise UsageError(f"--batch {batch} is below 1")
+    batch = None if options.batch is None else whole_number(options.batch, "--batch", 1)
     if options.kineto is None:
         profiles, ranks, name = read_profiles(options.run), None, options.run.resolve().name
     else:
-        steps = 1 if options.steps is None else whole_number(options.steps, "--steps")
-        if steps < 1:
-            raise UsageError(f"--steps {steps} is below 1")
+        steps = 1 if options.steps is None else whole_number(options.steps, "--steps", 1)
         profiles = read_kineto_traces(options.kineto, options.execution_trace, alike=options.alike, steps=steps)
         ranks, name = profiles[0].ranks, options.kineto[0].resolve().name
     made = profile_workload(profiles, name, ranks)

@@ -67,17 +67,9 @@ def read_simulators(given: list[str]) -> dict[str, Path]:
     return found
 
 
-def _iterations(text: str | None) -> int | None:
-    from ringtap.workload.simulated_loads import LEAST_ITERATIONS, MAX_ITERATIONS
-
-    iterations = None if text is None else whole_number(text, "--iterations")
-    if iterations is not None and not LEAST_ITERATIONS <= iterations <= MAX_ITERATIONS:
-        raise UsageError(f"--iterations {iterations} is outside {LEAST_ITERATIONS} to {MAX_ITERATIONS:,}")
-    return iterations
-
-
 def _simulate(options: argparse.Namespace) -> int:
     from ringtap.workload.simulated_iterations import busiest_links, critical_path
+    from ringtap.workload.simulated_loads import LEAST_ITERATIONS, MAX_ITERATIONS
     from ringtap.workload.simulated_run import parameters_of, write_run
     from ringtap.workload.workload import assumed_of_others
 
@@ -85,7 +77,8 @@ def _simulate(options: argparse.Namespace) -> int:
         raise UsageError(f"{options.output} exists: name another directory")
     if options.cross and options.loads is not None:
         raise UsageError("--loads and --cross are two kinds of cross traffic: give one of them")
-    loads, iterations = read_loads(options.loads or "0"), _iterations(options.iterations)
+    loads, given, bounds = read_loads(options.loads or "0"), options.iterations, (LEAST_ITERATIONS, MAX_ITERATIONS)
+    iterations = None if given is None else whole_number(given, "--iterations", *bounds)
     others, limit_s = read_simulators(options.others), parse_duration_s(options.time_limit)
     simulator, plans = _simulator(options)
     if others and simulator.ranks_per_host > 1:

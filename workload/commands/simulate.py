@@ -15,8 +15,7 @@ from ringtap.core.units import counted, parse_duration_s, whole_number
 from ringtap.workload.options import add_network, algorithms, hosts_of, network, ranks_per_host, read_loads
 
 if TYPE_CHECKING:
-    from ringtap.workload.cross_traffic import CrossPlan
-    from ringtap.workload.simulated_loads import LoadSimulator
+    from ringtap.workload.simulated_loads import CrossPlan, LoadSimulator
     from ringtap.workload.simulator_logs import SimulatorLog
 
 _SIMULATORS = ("astra-sim", "loggopsim")
@@ -130,9 +129,8 @@ def _simulate(options: argparse.Namespace) -> int:
 
 def _simulator(options: argparse.Namespace) -> tuple[LoadSimulator, list[CrossPlan]]:
     """Return the simulator and the plans of the command line, on a network with room for both."""
-    from ringtap.workload.cross_traffic import read_cross
     from ringtap.workload.simulated_iterations import check_room
-    from ringtap.workload.simulated_loads import LoadSimulator
+    from ringtap.workload.simulated_loads import LoadSimulator, read_cross
     from ringtap.workload.workload import read_workload
 
     workload, chosen = read_workload(options.workload), algorithms(options)

@@ -88,7 +88,6 @@ def diagnose_plan(path: Path, question: Question, say: Callable[[str], None]) ->
 
 
 def _connection_problems(plan: SweepPlan, hosts: Hosts, answers: Sequence[HostAnswer]) -> list[str]:
-    """Return the problems of the connections between the hosts."""
     try:
         return check_reachability(cluster_roles(plan, answers), hosts)
     except (UsageError, MeasurementError) as error:
@@ -191,7 +190,6 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _diagnose_here(question: Question, given: str | None) -> dict[str, Any]:
-    """Check this machine, and the facts of a site if one is given."""
     if given is None:
         return diagnose(question)
     from ringtap.slurm.site_checks import TIMEOUT_S, site_tasks

@@ -172,7 +172,6 @@ class _Readdressed:
         self.header = file.header | {"version": version, "sources": list(file.sources), "destinations": list(addresses)}
 
     def flows(self) -> Iterator[Flow]:
-        """Yield the flows in order of their starts."""
         for flow in self._file.flows():
             yield flow._replace(destination=self._to[flow.destination])
 

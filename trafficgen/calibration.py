@@ -19,6 +19,7 @@ from typing import Any, Literal
 from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.core.installation import cache_folder
 from ringtap.core.json_validation import ShapeError, load_json
+from ringtap.core.rundir import write_json
 from ringtap.core.terminal import as_command
 from ringtap.core.units import counted, format_rate
 from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
@@ -113,11 +114,9 @@ def save(calibration: Calibration, path: Path) -> None:
     Raises:
         UsageError: the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps({"version": VERSION, **asdict(calibration)}, indent=1) + "\n")
-        temporary.replace(path)
+        write_json(path, {"version": VERSION, **asdict(calibration)})
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}; name another file with -o") from error
 

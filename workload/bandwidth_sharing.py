@@ -121,20 +121,13 @@ class _Runner:
         self.sends, self.left = True, self._bits[self._number]
 
 
-def divide(
-    capacity_bps: float, wanted_bps: Sequence[float], weights: Sequence[float], priorities: Sequence[int]
-) -> list[float]:
-    """Return the rate of each sender of a link: by priority, then max-min fair by weight, and at most what it wants."""
-    return divide_links([(capacity_bps, range(len(wanted_bps)))], wanted_bps, weights, priorities)
-
-
 def divide_links(
     links: Sequence[SharedCapacity],
     wanted_bps: Sequence[float],
     weights: Sequence[float],
     priorities: Sequence[int],
 ) -> list[float]:
-    """Return the rate of each sender through several links, as `divide` does for one.
+    """Return the rate of each sender: by priority, then max-min fair by weight, and at most what it wants.
 
     The senders of a priority rise together, by their weights, until one has what it wants or a link of it is full.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -41,6 +42,13 @@ def ring(shape: Shape) -> MessageGraph:
     return builder.build()
 
 
+def half_ring(shape: Shape, *, adds: bool) -> MessageGraph:
+    """Reduce-scatter around a ring, the first half of an all-reduce, or all-gather; worker i has chunk i at first."""
+    builder = GraphBuilder(shape.workers, divided(shape.size_bytes, shape.workers))
+    _ring_steps(builder, np.arange(shape.workers)[None], 1, None, 0, adds=adds)
+    return builder.build()
+
+
 def _ring_all_reduce(builder: GraphBuilder, rings: Integers, width: int, after: Integers | None) -> Integers:
     scattered = _ring_steps(builder, rings, width, after, 0, adds=True)
     return _ring_steps(builder, rings, width, scattered, 1, adds=False)
@@ -72,20 +80,6 @@ def _ring_steps(
         after = np.stack([np.roll(sent, 1, axis=1), sent], axis=-1)
     assert after is not None
     return after
-
-
-def reduce_scatter(shape: Shape) -> MessageGraph:
-    """Reduce-scatter around a ring: the first half of a ring all-reduce."""
-    builder = GraphBuilder(shape.workers, divided(shape.size_bytes, shape.workers))
-    _ring_steps(builder, np.arange(shape.workers)[None], 1, None, 0, adds=True)
-    return builder.build()
-
-
-def all_gather(shape: Shape) -> MessageGraph:
-    """All-gather around a ring; worker i has chunk i at first."""
-    builder = GraphBuilder(shape.workers, divided(shape.size_bytes, shape.workers))
-    _ring_steps(builder, np.arange(shape.workers)[None], 1, None, 0, adds=False)
-    return builder.build()
 
 
 def halving_doubling(shape: Shape) -> MessageGraph:
@@ -335,19 +329,12 @@ def send(shape: Shape) -> MessageGraph:
     return builder.build()
 
 
-def gather(shape: Shape) -> MessageGraph:
-    """Send equal parts from each worker to rank 0."""
+def between_first_and_others(shape: Shape, *, gathers: bool) -> MessageGraph:
+    """Send equal parts from each worker to rank 0 (gather), or from it to each (scatter)."""
     builder = GraphBuilder(shape.workers, divided(shape.size_bytes, shape.workers))
     others = np.arange(1, shape.workers)
-    builder.send(others, np.zeros_like(others), others, adds=False)
-    return builder.build()
-
-
-def scatter(shape: Shape) -> MessageGraph:
-    """Send equal parts from rank 0 to each worker."""
-    builder = GraphBuilder(shape.workers, divided(shape.size_bytes, shape.workers))
-    others = np.arange(1, shape.workers)
-    builder.send(np.zeros_like(others), others, others, adds=False)
+    first = np.zeros_like(others)
+    builder.send(*((others, first) if gathers else (first, others)), others, adds=False)
     return builder.build()
 
 
@@ -366,13 +353,13 @@ ALGORITHMS: dict[str, Callable[[Shape], MessageGraph]] = {
     "hierarchical": hierarchical,
     "parameter-server": parameter_server,
     "in-network": in_network,
-    "reduce-scatter": reduce_scatter,
-    "all-gather": all_gather,
+    "reduce-scatter": partial(half_ring, adds=True),
+    "all-gather": partial(half_ring, adds=False),
     "broadcast": broadcast,
     "all-to-all": all_to_all,
     "reduce": reduce,
-    "gather": gather,
-    "scatter": scatter,
+    "gather": partial(between_first_and_others, gathers=True),
+    "scatter": partial(between_first_and_others, gathers=False),
     "send": send,
 }
 

@@ -15,7 +15,7 @@ from ringtap.workload.workload import (
     check_of_all_ranks,
     kind_of,
     length_us,
-    messages_of,
+    message_pairs,
     peer_of,
     size_of,
 )
@@ -106,16 +106,14 @@ def hpcc(lowered: Workload, simulated: SimulatedIterations, ranks_per_host: int 
         UsageError: there is no message with data between hosts.
     """
     begin_s = [{span.node.id: span.begin_s for span in spans} for spans in simulated.spans]
-    sends, receives = messages_of(lowered)
     flows, left_out = [], 0
-    for key, sent in sends.items():
-        hosts = key[0] // ranks_per_host, key[1] // ranks_per_host
-        for (source, one), (destination, other) in zip(sent, receives[key], strict=True):
-            if hosts[0] != hosts[1] and size_of(one):
-                start_s = max(begin_s[source][one.id], begin_s[destination][other.id])
-                flows.append((round(start_s * 1e9), *hosts, size_of(one)))
-            else:
-                left_out += 1
+    for (source, one), (destination, other) in message_pairs(lowered):
+        hosts = source // ranks_per_host, destination // ranks_per_host
+        if hosts[0] != hosts[1] and size_of(one):
+            start_s = max(begin_s[source][one.id], begin_s[destination][other.id])
+            flows.append((round(start_s * 1e9), *hosts, size_of(one)))
+        else:
+            left_out += 1
     if not flows:
         raise UsageError("no message of the workload goes from one host to another: there is no flow to list")
     lines = [flow_list_line(source, destination, _HPCC_PORT, size_bytes, start_ns)

@@ -43,35 +43,22 @@ class _Lane(NamedTuple):
 
     Messages that add are on another lane than those that do not: in a double tree, sums go down one tree while data go
     up the other one, between the same two workers.
-
-    Attributes:
-        peer: the other endpoint.
-        sends: True if this endpoint sends.
-        adds: True if the receiver adds.
     """
 
-    peer: int
-    sends: bool
-    adds: bool
+    peer: int  # the other endpoint
+    sends: bool  # True if this endpoint sends
+    adds: bool  # True if the receiver adds
 
 
 @dataclass(frozen=True)
 class _Step:
-    """A message of this endpoint.
+    """A message of this endpoint."""
 
-    Attributes:
-        number: its number in the graph.
-        lane: its lane.
-        begin: first element that it carries.
-        end: element after the last one.
-        after: messages of this endpoint for which it waits.
-    """
-
-    number: int
-    lane: _Lane
-    begin: int
-    end: int
-    after: frozenset[int]
+    number: int  # its number in the graph
+    lane: _Lane  # its lane
+    begin: int  # first element that it carries
+    end: int  # element after the last one
+    after: frozenset[int]  # messages of this endpoint for which it waits
 
 
 def _steps(graph: MessageGraph, endpoint: int) -> list[_Step]:
@@ -108,12 +95,7 @@ class _Running:
         self._changed = threading.Condition()
 
     def end(self, step: _Step, received: torch.Tensor | None) -> list[_Step]:
-        """Note the end of a message, and return those that now wait for no other one.
-
-        Args:
-            step: the message.
-            received: data to add to those that are here.
-        """
+        """Note the end of a message, and return those that now wait for no other one."""
         with self._changed:
             if received is not None:
                 self.data[step.begin : step.end].add_(received)
@@ -128,17 +110,12 @@ class _Running:
         return ready
 
     def fail(self, error: BaseException) -> None:
-        """Note that a message failed."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Wait until all messages have ended.
-
-        Raises:
-            BaseException: that of the first message that failed.
-        """
+        """Wait until all messages have ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._error or not self._left)
         if self._error:

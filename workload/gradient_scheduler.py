@@ -49,7 +49,6 @@ class _Announcements:
                 self._post()
 
     def send(self, number: int) -> None:
-        """Announce a number, on rank 0."""
         data = torch.tensor([number])
         self._pending.append((data, [dist.isend(data, other, group=self._group) for other in self._others]))
         if len(self._pending) > _AHEAD:

@@ -23,7 +23,7 @@ from ringtap.workload.message_graph import Integers
 from ringtap.workload.simulated_loads import LoadSimulator
 from ringtap.workload.simulation import Numbers
 from ringtap.workload.topologies import star
-from ringtap.workload.workload import Workload, carried_out_as, collectives_of, messages_of, size_of, split_bytes
+from ringtap.workload.workload import Workload, carried_out_as, collectives_of, message_pairs, size_of, split_bytes
 
 MAX_SLOTS = 5040  # of a circle; many numbers of turns divide it
 MAX_PERIOD_ERROR = 0.05  # of a quantised period
@@ -112,20 +112,17 @@ def simulated_job(
         if left_ns < length_ns:
             received.append((0, length_ns - left_ns, size_bytes * (length_ns - left_ns) / length_ns))
 
-    for (_, members), collectives in collectives_of(workload).items():
-        ends = np.array([*members, *range(workload.ranks, workload.ranks + algorithms.others)]) // ranks_per_host
-        for parts in collectives if len(members) > 1 else ():
-            graph = algorithms.graph(carried_out_as(parts[0][1]), len(members), len(members) << 20, split_bytes(parts))
-            into = (ends[graph.destination] == 0) & (ends[graph.source] != 0)
-            share = graph.size_bytes[into].sum() / graph.chunk_bytes.sum()
-            if size_bytes := share * bytes_of(parts):
-                receive([(rank, node.id) for rank, node in parts], size_bytes)
-    sends, receives = messages_of(workload)
-    for (source, destination, tag), sent in sends.items():
-        if destination < ranks_per_host <= source:
-            for (_, one), (_, other) in zip(sent, receives[source, destination, tag], strict=True):
-                if size_of(one):
-                    receive([(source, one.id), (destination, other.id)], size_of(one))
+    others = range(workload.ranks, workload.ranks + algorithms.others)
+    for parts in (parts for parts in collectives_of(workload) if len(parts) > 1):
+        ends, count = np.array([*(rank for rank, _ in parts), *others]) // ranks_per_host, len(parts)
+        graph = algorithms.graph(carried_out_as(parts[0][1]), count, count << 20, split_bytes(parts))
+        into = (ends[graph.destination] == 0) & (ends[graph.source] != 0)
+        share = graph.size_bytes[into].sum() / graph.chunk_bytes.sum()
+        if size_bytes := share * bytes_of(parts):
+            receive([(rank, node.id) for rank, node in parts], size_bytes)
+    for (source, one), (destination, other) in message_pairs(workload):
+        if destination < ranks_per_host <= source and size_of(one):
+            receive([(source, one.id), (destination, other.id)], size_of(one))
     if not received:
         raise UsageError(f"{name} sends nothing to the host of rank 0: it may share any link, leave it out")
     return PeriodicJob(name, period_ns, tuple(_merged(received)))
@@ -321,7 +318,6 @@ class _Search:
         return excess <= self._least + self._same
 
     def excess(self, shifts: Sequence[int]) -> float:
-        """Return the excess with shifts."""
         return float(np.maximum(self._sum(shifts) - self._capacity, 0).sum())
 
     def exhaustive(self) -> tuple[float, tuple[int, ...]]:

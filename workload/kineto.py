@@ -71,91 +71,55 @@ class _Span(NamedTuple):
 
 
 class _Kernel(NamedTuple):
-    """A computation or a copy of a GPU; times in us.
-
-    Attributes:
-        begin: its begin.
-        end: its end.
-        thread: its GPU and stream.
-        correlation: number of its launch.
-    """
+    """A computation or a copy of a GPU; times in us."""
 
     begin: float
     end: float
-    thread: Any
-    correlation: str
+    thread: Any  # its GPU and stream
+    correlation: str  # number of its launch
 
 
 class _Call(NamedTuple):
-    """A collective, a send or a receive of an iteration; times in us.
+    """A collective, a send or a receive of an iteration; times in us."""
 
-    Attributes:
-        launched: time of its call.
-        begin: its begin.
-        end: its end.
-        communication: kind, bytes and ranks.
-        returned: time at which its call returned, without what it waited for.
-    """
-
-    launched: float
+    launched: float  # time of its call
     begin: float
     end: float
-    communication: Communication
-    returned: float
+    communication: Communication  # kind, bytes and ranks
+    returned: float  # time at which its call returned, without what it waited for
 
 
 @dataclass
 class _Trace:
-    """Content of a Kineto file of a rank; times in us.
-
-    Attributes:
-        path: the file.
-        shapes: inputs of operations by id, of an execution trace.
-        info: rank, number of ranks, and groups.
-        steps: annotations of iterations.
-        optimizers: annotations of optimizer steps.
-        kernels: what GPUs compute and copy.
-        collectives: NCCL's kernels.
-        threads: process and thread of events, each once in memory.
-        streams: those of what GPUs run, which are a GPU and its stream.
-        earlier_end: end of what GPUs ran that had been launched before the trace began.
-        launches: correlation -> time and thread of a launch.
-        waits: time and thread of each call that lets a stream wait.
-        ranges: what NCCL and gloo annotate.
-        parameters: operations with the parameters of collectives.
-        calls: operations of torch.distributed.
-        operations: thread -> begins and ends of operations.
-        backward: begins of operations of the backward pass.
-        left_out: times of calls that no range of gloo carried out.
-        descriptions: ranks of a group -> what frameworks call it.
-        groups: what collectives say of their groups -> the ranks.
-    """
+    """Content of a Kineto file of a rank; times in us."""
 
     path: Path
-    shapes: dict[int, tuple[str, dict[str, Any]]]
-    info: dict[str, Any] = field(default_factory=dict)
-    steps: list[_Span] = field(default_factory=list)
-    optimizers: list[_Span] = field(default_factory=list)
-    kernels: list[_Kernel] = field(default_factory=list)
-    collectives: list[_Span] = field(default_factory=list)
-    threads: dict[Any, Any] = field(default_factory=dict)
-    streams: set[Any] = field(default_factory=set)
-    earlier_end: float = -math.inf
-    launches: dict[Any, tuple[float, Any]] = field(default_factory=dict)
-    waits: list[tuple[float, Any]] = field(default_factory=list)
-    ranges: list[_Span] = field(default_factory=list)
-    parameters: list[_Span] = field(default_factory=list)
-    calls: list[_Span] = field(default_factory=list)
+    shapes: dict[int, tuple[str, dict[str, Any]]]  # inputs of operations by id, of an execution trace
+    info: dict[str, Any] = field(default_factory=dict)  # rank, number of ranks, and groups
+    steps: list[_Span] = field(default_factory=list)  # annotations of iterations
+    optimizers: list[_Span] = field(default_factory=list)  # annotations of optimizer steps
+    kernels: list[_Kernel] = field(default_factory=list)  # what GPUs compute and copy
+    collectives: list[_Span] = field(default_factory=list)  # NCCL's kernels
+    threads: dict[Any, Any] = field(default_factory=dict)  # process and thread of events, each once in memory
+    streams: set[Any] = field(default_factory=set)  # those of what GPUs run, which are a GPU and its stream
+    earlier_end: float = -math.inf  # end of what GPUs ran that had been launched before the trace began
+    launches: dict[Any, tuple[float, Any]] = field(default_factory=dict)  # correlation -> time and thread of a launch
+    waits: list[tuple[float, Any]] = field(default_factory=list)  # time and thread of each call that lets a stream wait
+    ranges: list[_Span] = field(default_factory=list)  # what NCCL and gloo annotate
+    parameters: list[_Span] = field(default_factory=list)  # operations with the parameters of collectives
+    calls: list[_Span] = field(default_factory=list)  # operations of torch.distributed
+    # thread -> begins and ends of operations
     operations: dict[Any, tuple[array[float], array[float]]] = field(
         default_factory=lambda: defaultdict(lambda: (array("d"), array("d")))
     )
-    backward: array[float] = field(default_factory=lambda: array("d"))
-    left_out: list[float] = field(default_factory=list)
+    backward: array[float] = field(default_factory=lambda: array("d"))  # begins of operations of the backward pass
+    left_out: list[float] = field(default_factory=list)  # times of calls that no range of gloo carried out
+    # ranks of a group -> what frameworks call it
     descriptions: dict[tuple[int, ...], set[str]] = field(default_factory=lambda: defaultdict(set))
+    # what collectives say of their groups -> the ranks
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def add(self, event: Any) -> None:
-        """Keep what an event says."""
         check(event, {"ph": str})
         if event["ph"] != "X" or event.get("cat") == "Trace":
             return
@@ -188,7 +152,6 @@ class _Trace:
 
     @cached_property
     def all_ranks(self) -> tuple[int, ...]:
-        """All ranks of the job."""
         return tuple(range(self.info["world_size"]))
 
     def launch_of(self, one: _Span | _Kernel) -> tuple[float, Any]:
@@ -439,7 +402,6 @@ class _Timeline:
         self._events.append((at, code, -1))
 
     def call(self, at: float, call: _Call) -> None:
-        """Add a call."""
         number = len(self._calls)
         self._calls.append(call)
         self._events += [(at, "call", number), (max(at, call.returned), "called", number)]
@@ -447,7 +409,6 @@ class _Timeline:
             self.pending[number] = call
 
     def wait(self, begin: float, end: float, numbers: Sequence[int]) -> None:
-        """Add a wait for calls."""
         self._events += [(begin, "wait", number) for number in numbers]
         self._events += [(end, "waited", number) for number in numbers]
         for number in numbers:
@@ -679,7 +640,6 @@ def _with_splits(
 
 
 def _kind(trace: _Trace, name: Any) -> str:
-    """Return the kind of communication of PyTorch's name for it."""
     letters = str(name).rpartition(":")[2].replace("_", "").lower()
     kind = next((kind for begin, kind in _KINDS.items() if letters.startswith(begin)), None)
     if kind is None:

@@ -152,22 +152,23 @@ def lowered_collectives(workload: Workload, algorithms: Algorithms) -> Iterator[
     for source, destination, tag in messages_of(workload)[0]:
         tags[source, destination] = max(tag + 1, tags.get((source, destination), 0))
     known: dict[tuple[Collective, int], Operations] = {}
-    for (_, members), collectives in collectives_of(workload).items():
-        for parts in collectives if len(members) > 1 else ():
-            key, splits = (carried_out_as(parts[0][1]), len(members)), split_bytes(parts)
-            graph = algorithms.graph(*key, bytes_of(parts), splits)
-            if splits or key not in known:
-                known[key] = graph.operations()
-            operations = known[key]
-            ranks = [*members, *others][: graph.endpoints]
-            first_ids, first_tags = [new_ids[rank] for rank in ranks], []
-            for rank, count in zip(ranks, np.diff(operations.endpoint_start).tolist(), strict=True):
-                new_ids[rank] += count
-            for (one, other), count in zip(operations.pairs.tolist(), operations.pair_messages.tolist(), strict=True):
-                pair = ranks[one], ranks[other]
-                first_tags.append(tags.get(pair, 0))
-                tags[pair] = first_tags[-1] + count
-            yield LoweredCollective(parts, ranks, graph.size_bytes, operations, first_ids, np.array(first_tags))
+    for parts in collectives_of(workload):
+        if len(parts) < 2:
+            continue
+        key, splits = (carried_out_as(parts[0][1]), len(parts)), split_bytes(parts)
+        graph = algorithms.graph(*key, bytes_of(parts), splits)
+        if splits or key not in known:
+            known[key] = graph.operations()
+        operations = known[key]
+        ranks = [*(rank for rank, _ in parts), *others][: graph.endpoints]
+        first_ids, first_tags = [new_ids[rank] for rank in ranks], []
+        for rank, count in zip(ranks, np.diff(operations.endpoint_start).tolist(), strict=True):
+            new_ids[rank] += count
+        for (one, other), count in zip(operations.pairs.tolist(), operations.pair_messages.tolist(), strict=True):
+            pair = ranks[one], ranks[other]
+            first_tags.append(tags.get(pair, 0))
+            tags[pair] = first_tags[-1] + count
+        yield LoweredCollective(parts, ranks, graph.size_bytes, operations, first_ids, np.array(first_tags))
 
 
 def lower(workload: Workload, algorithms: Algorithms) -> Workload:

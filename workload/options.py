@@ -5,9 +5,9 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ringtap.core.errors import UsageError, did_you_mean
+from ringtap.core.errors import UsageError, did_you_mean, file_errors
 from ringtap.core.sweep_plan import LinkOptions
 from ringtap.core.sweep_plan_collectives import ALL_REDUCE
 from ringtap.core.units import parse_duration_s, parse_rate_bps, whole_number
@@ -15,6 +15,7 @@ from ringtap.workload.topologies import KINDS, Topology, fat_tree, leaf_spine, p
 
 if TYPE_CHECKING:
     from ringtap.workload.lowering import Algorithms
+    from ringtap.workload.simulated_iterations import SimulatedIterations
     from ringtap.workload.workload import Workload
 
 _MAX_LOAD = 0.99
@@ -28,11 +29,8 @@ def write_output(path: Path, lines: Iterable[str]) -> None:
     Raises:
         UsageError: it cannot be written.
     """
-    try:
-        with path.open("w") as file:
-            file.writelines(f"{line}\n" for line in lines)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+    with file_errors(path, "cannot be written"), path.open("w") as file:
+        file.writelines(f"{line}\n" for line in lines)
 
 
 def read_loads(text: str) -> list[float]:
@@ -71,12 +69,10 @@ def counts(options: Namespace) -> tuple[int, int, int]:
     Raises:
         UsageError: one is not a whole number above 0.
     """
-    found = []
-    for name in ("group", "shards", "pieces"):
-        found.append(whole_number(getattr(options, name), f"--{name}"))
-        if found[-1] < 1:
-            raise UsageError(f"--{name} {found[-1]} is below 1")
-    return found[0], found[1], found[2]
+    group, shards, pieces = (
+        whole_number(getattr(options, name), f"--{name}", 1) for name in ("group", "shards", "pieces")
+    )
+    return group, shards, pieces
 
 
 def algorithms(options: Namespace) -> Algorithms:
@@ -111,6 +107,54 @@ def ranks_per_host(options: Namespace, workload: Workload) -> int:
     if type(found) is not int or not 1 <= found <= MAX_RANKS_PER_HOST:
         raise UsageError(f"--gpus-per-node {found} is outside 1 to {MAX_RANKS_PER_HOST:,}")
     return found
+
+
+class Network(NamedTuple):
+    """Algorithms of collectives, hosts and links, time in s of a message beside its bytes, and ranks at each host."""
+
+    algorithms: Algorithms
+    topology: Topology
+    latency_s: float
+    ranks_per_host: int
+
+    def simulate(self, workload: Workload, iterations: int = 1) -> SimulatedIterations:
+        """Simulate iterations of a workload on it."""
+        from ringtap.workload.simulated_iterations import simulate
+
+        return simulate(
+            workload, self.topology, self.algorithms, iterations=iterations, latency_s=self.latency_s,
+            ranks_per_host=self.ranks_per_host,
+        )  # fmt: skip
+
+
+def add_network(parser: ArgumentParser) -> None:
+    """Add the options that choose algorithms, and describe the network and the ranks that share a host."""
+    add_algorithms(parser)
+    add_topology(parser)
+    add_ranks_per_host(parser)
+
+
+def network(options: Namespace, workload: Workload, chosen: Algorithms | None = None, least_hosts: int = 0) -> Network:
+    """Return the network for a workload.
+
+    Args:
+        options: the command line.
+        workload: the workload.
+        chosen: algorithms of collectives; None: those of the command line.
+        least_hosts: hosts that it has at least.
+
+    Raises:
+        UsageError: an option is wrong.
+    """
+    chosen = algorithms(options) if chosen is None else chosen
+    per_host = ranks_per_host(options, workload)
+    hosts = max(hosts_of(workload, chosen, per_host), least_hosts)
+    return Network(chosen, *topology(options, hosts), per_host)
+
+
+def hosts_of(workload: Workload, chosen: Algorithms, per_host: int) -> int:
+    """Return the number of hosts of the ranks, servers and switches that add of a workload."""
+    return -(-(workload.ranks + chosen.others) // per_host)
 
 
 def add_topology(parser: ArgumentParser) -> None:

@@ -17,7 +17,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringtap.core.errors import UsageError
+from ringtap.core.errors import UsageError, file_errors
 from ringtap.core.json_validation import COUNT, NS, Number, Shape, check, parse_json
 from ringtap.core.run_files import open_regular
 from ringtap.core.schema import PROFILE_RANGE, REGULAR_SHARE
@@ -149,23 +149,14 @@ _SHAPES: dict[str, Shape] = {
 
 @dataclass
 class _Item:
-    """A part of an iteration: a computation, or communication that begins.
+    """A part of an iteration: a computation, or communication that begins."""
 
-    Attributes:
-        label: name of a computation.
-        begin_ns: begin, since the begin of the iteration.
-        length_ns: length of a computation, or of communication if it is known.
-        communication: None for a computation.
-        waits: places of the communication that a computation waits for.
-        is_async: True if the thread does not wait for this communication.
-    """
-
-    label: str
-    begin_ns: int
-    length_ns: int | None
-    communication: Communication | None = None
-    waits: tuple[int, ...] = ()
-    is_async: bool = False
+    label: str  # name of a computation
+    begin_ns: int  # begin, since the begin of the iteration
+    length_ns: int | None  # length of a computation, or of communication if it is known
+    communication: Communication | None = None  # None for a computation
+    waits: tuple[int, ...] = ()  # places of the communication that a computation waits for
+    is_async: bool = False  # True if the thread does not wait for this communication
 
     def key(self) -> tuple[Any, ...]:
         """Return what is alike in iterations that are; the bytes of an uneven all-to-all depend on the data."""
@@ -212,10 +203,6 @@ class RankProfile:
     assumptions: list[str] = field(default_factory=list)
     advice: str = "call ringtap.step() where yours end, and record the profile anew"
     descriptions: dict[tuple[int, ...], set[str]] = field(default_factory=dict)
-
-    def ready_order(self, iteration: int = -1) -> list[int]:
-        """Numbers of the parameters in the order in which their gradients became ready."""
-        return [event.number for event in self.iterations[iteration].events if event.code == "ready"]
 
 
 def read_profiles(run: Path) -> list[RankProfile]:
@@ -309,15 +296,13 @@ def _range(item: list[Any]) -> Range:
 
 def _lines(path: Path) -> Iterator[str]:
     """Yield the complete lines."""
-    try:
+    with file_errors(path):
         if path.stat().st_size > MAX_FILE_BYTES:
             raise UsageError(f"{path} has more than {MAX_FILE_BYTES >> 30} GiB, which is too much for a profile")
         with io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace") as file:
             for line in file:
                 if line.endswith("\n"):
                     yield line
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def profile_workload(profiles: Sequence[RankProfile], name: str, ranks: int | None = None) -> Workload:
@@ -396,7 +381,6 @@ def _choice(used: int, profile: RankProfile) -> list[str]:
 def _of_all_ranks(
     profiles: Sequence[RankProfile], traces: Sequence[list[Node]], ranks: int, *, has_groups: bool
 ) -> list[list[Node]]:
-    """Return the traces of all ranks, of which some have no profile."""
     is_message = any(node.type in (NodeType.COMM_SEND, NodeType.COMM_RECV) for trace in traces for node in trace)
     if has_groups or is_message:
         what = "messages between two ranks" if is_message else "collectives of some ranks"
@@ -527,7 +511,6 @@ class _Division:
         return found
 
     def items(self) -> list[_Item]:
-        """Return its parts in order."""
         steps: list[tuple[int, Event | Range]] = [(event.at_ns, event) for event in self._iteration.events]
         steps += self._launched
         is_leaf = False
@@ -716,11 +699,7 @@ def _describe_collective(node: Node, found: Communication, ranks: int, groups: d
 
 
 def _cycle_begins(every: Sequence[Sequence[Sequence[_Item]]]) -> list[bool]:
-    """Return for each of Horovod's tensors whether it begins a cycle, the same on all ranks: Horovod decides for all.
-
-    Args:
-        every: the typical iterations of each rank.
-    """
+    """Return for each of Horovod's tensors whether it begins a cycle, on all ranks alike: Horovod decides for all."""
     ranks: list[list[tuple[int, str, bool]]] = []  # begin, kind, True if something else came between
     for typical in every:
         tensors, is_apart = [], True

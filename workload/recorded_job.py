@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ringtap.core.counter_log import CounterLog
-from ringtap.core.errors import UsageError
+from ringtap.core.errors import UsageError, file_errors
 from ringtap.core.ethernet import ETHERNET_MTU, frame_bytes
 from ringtap.core.iteration_ends import IterationEnds
 from ringtap.core.records import RecordFile
@@ -45,7 +45,11 @@ def recorded_job(path: Path, name: str, window_ns: tuple[int, int] | None = None
     logs = [one for one in sorted(path.glob("nodes/*/steps/rank0-*.rec")) if one.suffixes == [".rec"]]
     if not logs:
         raise UsageError(f"{path} has no steps of rank 0: record the job with ringtap run, or in a sweep")
-    found = {log: _begins(_opened(log), clock_gap_ns(log.parents[1])) for log in logs}
+    found: dict[Path, Numbers] = {}
+    for log in logs:
+        with file_errors(log):
+            steps_log = open_log(log)
+        found[log] = _begins(steps_log, clock_gap_ns(log.parents[1]))
     steps = max(logs, key=lambda log: _span_ns(found[log]))
     begins_ns = found[steps]
     if window_ns is None:
@@ -72,13 +76,6 @@ def recorded_job(path: Path, name: str, window_ns: tuple[int, int] | None = None
     whole_ns = [round(edge) for edge in edges_ns]
     phases = (Phase(whole_ns[slot], whole_ns[slot + 1], float(rates_bps[slot])) for slot in speaks)
     return PeriodicJob(name, whole_ns[-1], tuple(phases))
-
-
-def _opened(path: Path) -> RecordFile:
-    try:
-        return open_log(path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _begins(steps: RecordFile, gap_ns: int | None) -> Numbers:

@@ -68,11 +68,7 @@ def operations(workload: Workload) -> list[Operation]:
 
 
 class _Queue:
-    """The computations of each rank, which runs one at a time.
-
-    Args:
-        ranks: number of ranks.
-    """
+    """The computations of each rank, which runs one at a time."""
 
     def __init__(self, ranks: int) -> None:
         self._count = [0] * (UNITS * ranks)

@@ -170,14 +170,7 @@ def _among(workload: Workload, replicas: Replicas, ranks: int) -> tuple[Workload
 
 
 def _assumed(replicas: Replicas, before: int, after: int, numbers: Counter[bool]) -> list[str]:
-    """Return what the scaling to another number of ranks assumes.
-
-    Args:
-        replicas: the replicas.
-        before: number of ranks.
-        after: number of ranks of the scaled workload.
-        numbers: number of all-gathers of a replica by whether they are of shards.
-    """
+    """Return what the scaling to another number of ranks assumes."""
     what = "all collectives are data-parallel"
     if replicas.size > 1:
         several = f"{after // replicas.size} replicas of the model, with {replicas.size} ranks each"

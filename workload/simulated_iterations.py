@@ -25,13 +25,15 @@ from ringtap.workload.workload import (
     collectives_of,
     is_communication,
     length_us,
-    messages_of,
+    message_pairs,
     order_by_messages,
     senders_of,
     size_of,
     split_bytes,
     unit_of,
 )
+
+_SHOWN_LINKS = 5
 
 
 class Span(NamedTuple):
@@ -184,15 +186,7 @@ def _are_alike(workload: Workload, topology: Topology, algorithms: Algorithms, r
 
 
 class _Communication:
-    """The collectives and messages of a workload in a simulation.
-
-    Args:
-        workload: what ranks send.
-        algorithms: algorithms of collectives.
-        simulation: the simulation.
-        places: host of each rank, server and switch that adds.
-        ranks: number of ranks that are simulated; 1 of several: one that stands for all.
-    """
+    """The collectives and messages of a workload in a simulation."""
 
     def __init__(
         self, workload: Workload, algorithms: Algorithms, simulation: Simulation, places: Sequence[int], ranks: int
@@ -200,9 +194,8 @@ class _Communication:
         self._workload, self._algorithms, self._simulation, self._places = workload, algorithms, simulation, places
         self._ranks = ranks
         self._placed: dict[tuple[object, ...], int] = {}
-        sends, receives = messages_of(workload)
-        self._messages = [pair for key, sent in sends.items() for pair in zip(sent, receives[key], strict=True)]
-        self._collectives = [parts for every in collectives_of(workload).values() for parts in every if len(parts) > 1]
+        self._messages = list(message_pairs(workload))
+        self._collectives = [parts for parts in collectives_of(workload) if len(parts) > 1]
 
     def begin(self) -> dict[Place, tuple[int, int]]:
         """Add those of an iteration, and return for each node its collective and its worker."""
@@ -273,9 +266,9 @@ class CriticalPath(NamedTuple):
         )
 
 
-def busiest_links(topology: Topology, link_bytes: Numbers, count: int = 5) -> str:
+def busiest_links(topology: Topology, link_bytes: Numbers) -> str:
     """Return the links with the most bytes in words, and the links that carry none if there are any."""
-    order = [link for link in np.argsort(-link_bytes, kind="stable")[:count] if link_bytes[link]]
+    order = [link for link in np.argsort(-link_bytes, kind="stable")[:_SHOWN_LINKS] if link_bytes[link]]
     parts = ", ".join(f"{topology.links[link]} {format_size(round(link_bytes[link]))}" for link in order)
     idle = int((link_bytes == 0).sum())
     return f"Bytes per link: {parts or 'none'}" + (f"; {counted(idle, 'link')} without any" if idle and parts else "")
@@ -303,17 +296,11 @@ def critical_nodes(workload: Workload, simulated: SimulatedIterations) -> Iterat
         The rank, the node, and the seconds that it adds to the path.
     """
     parts: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for every in collectives_of(workload).values():
-        for collective in every:
-            places = [(rank, node.id) for rank, node in collective]
-            parts |= dict.fromkeys(places, places)
-    sends, receives = messages_of(workload)
     sender_of = senders_of(workload) if workload.is_eager else {}
-    for key, sent in sends.items():
-        for (source, one), (destination, other) in zip(sent, receives[key], strict=True):
-            places = [(source, one.id), (destination, other.id)]
-            if places[1] not in sender_of:
-                parts |= dict.fromkeys(places, places)
+    for collective in [*collectives_of(workload), *message_pairs(workload)]:
+        places = [(rank, node.id) for rank, node in collective]
+        if places[-1] not in sender_of:
+            parts |= dict.fromkeys(places, places)
     spans = {(rank, span.node.id): span for rank, trace in enumerate(simulated.spans) for span in trace}
     before = {  # what a computation waited for if its processor was busy
         (unit_of(rank, span.node), span.end_s): (rank, span.node.id)

@@ -159,7 +159,6 @@ class Simulation:
         return len(self._nodes) + messages + at_once / 4 + 10 * len(self._cross.begin_s)
 
     def _state(self) -> kernel.State:
-        """Return the state before anything has happened."""
         pairs: dict[tuple[int, int], int] = {}
         graphs, cross = self._placed(pairs), self._crossing(pairs)
         paths = [self.topology.path(a, b) if a != b else () for a, b in pairs]
@@ -360,11 +359,7 @@ _GROWING = {
 
 
 def _grown(state: kernel.State, needs: int) -> kernel.State:
-    """Return a state whose full arrays have twice the length.
-
-    Raises:
-        UsageError: they do not fit into memory.
-    """
+    """Return a state whose full arrays have twice the length."""
     group, names = _GROWING[needs]
     full = getattr(state, group)
     if sum(getattr(full, name).nbytes for name in names) > MAX_BYTES:

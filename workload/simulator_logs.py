@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringtap.core.csv_table import check_cells
-from ringtap.core.errors import UsageError
+from ringtap.core.errors import UsageError, file_errors
 from ringtap.core.units import counted
 
 MAX_LOG_BYTES = 2**30
@@ -150,12 +150,10 @@ def read_log(path: Path, name: str = "") -> SimulatorLog:
         UsageError: the file cannot be read, or is no log of a run in which every rank finished.
     """
     name = name or str(path)
-    try:
+    with file_errors(name):
         if path.stat().st_size > MAX_LOG_BYTES:
             raise UsageError(f"{name} has more than {MAX_LOG_BYTES:,} bytes: it is no log of a simulator")
         text = path.read_text(errors="replace")
-    except OSError as error:
-        raise UsageError(f"{name} cannot be read: {error.strerror}") from error
     if end := _END.search(text):
         found: SimulatorLog | None = _astra1(text, int(end["cycles"]), name)
     elif _RANK.search(text) or _UNFINISHED.search(text):
@@ -177,7 +175,6 @@ def _unfinished(name: str, why: str) -> UsageError:
 
 
 def _check_all(found: SimulatorLog, size: int, name: str) -> None:
-    """Check that there is a time of each rank."""
     if len(found.ranks) < size:
         missing = (rank for rank in range(size) if rank not in found.ranks)
         raise _unfinished(name, f"{_ranks(missing, size - len(found.ranks))} of {size:,} did not finish")
@@ -239,8 +236,8 @@ class _Table(NamedTuple):
         return row[1][column].strip() if column < len(row[1]) else ""
 
     def number(self, row: tuple[int, list[str]], column: str, factor: int) -> int | None:
-        """Return a number of a row, None if its cell is empty."""
-        text = self.text(row, self.columns[column])
+        """Return a number of a row, None if its cell is empty or there is no such column."""
+        text = self.text(row, self.columns[column]) if column in self.columns else ""
         if not text:
             return None
         try:
@@ -271,25 +268,25 @@ def _table(path: Path, text: str) -> SimulatorLog | None:
     rows = [(number, line.split(",")) for number, line in enumerate(lines, start=2) if line.strip(", \r")]
     for number, cells in rows:
         check_cells(f"{path} line {number}", cells, header.split(","))
-    return read(_Table(path, columns, rows))
-
-
-def _end_to_end(table: _Table) -> SimulatorLog:
     found = SimulatorLog("ASTRA-sim 1.0", None)
+    read(_Table(path, columns, rows), found)
+    return found
+
+
+def _end_to_end(table: _Table, found: SimulatorLog) -> None:
     for row, layer, run in table.layers():
         values = found.layers.setdefault(layer, {})
         for column, what in _LAYER_COLUMNS.items():
-            value = table.number(row, column, _CYCLES_PER_US) if column in table.columns else None
+            value = table.number(row, column, _CYCLES_PER_US)
             if value is not None:
                 values[f"{what}_cycles"] = value
         cycles = table.number(row, "workload finished at", _CYCLES_PER_US)
         if cycles is not None:
             found.runs[run] = {"cycles": max(cycles, found.runs.get(run, {}).get("cycles", 0))}
-    return _with_cycles(found)
+    _set_cycles(found)
 
 
-def _phases(table: _Table) -> SimulatorLog:
-    found = SimulatorLog("ASTRA-sim 1.0", None)
+def _phases(table: _Table, found: SimulatorLog) -> None:
     for row, layer, run in table.layers():
         for column in table.columns:
             value = None
@@ -303,42 +300,35 @@ def _phases(table: _Table) -> SimulatorLog:
             else:
                 found.layers.setdefault(layer, {})[f"{column.replace(' ', '_')}_cycles"] = value
     found.warnings.append("the table has no time of the end: EndToEnd.csv of the same run does")
-    return found
 
 
-def _chunk_times(table: _Table) -> SimulatorLog:
-    found = SimulatorLog("ASTRA-sim 1.0", None)
+def _chunk_times(table: _Table, found: SimulatorLog) -> None:
     for row in table.rows:
         dimension = table.number(row, "DimensionIndex", 1)
-        value = (
-            table.number(row, "AverageChunkLatency", _CYCLES_PER_US) if "AverageChunkLatency" in table.columns else None
-        )
+        value = table.number(row, "AverageChunkLatency", _CYCLES_PER_US)
         if dimension is not None and value is not None:
             found.dimensions.append({"run": table.text(row, 0), "dimension": dimension, "chunk_cycles": value})
     found.warnings.append("the table has no time of the end: backend_end_to_end.csv of the same run does")
-    return found
 
 
-def _run_times(table: _Table) -> SimulatorLog:
-    found = SimulatorLog("ASTRA-sim 1.0", None)
+def _run_times(table: _Table, found: SimulatorLog) -> None:
     for row in table.rows:
         values = {
             key: table.number(row, column, factor) for column, key, factor in _RUN_COLUMNS if column in table.columns
         }
         found.runs[table.text(row, 0)] = {key: value for key, value in values.items() if value is not None}
-    return _with_cycles(found)
+    _set_cycles(found)
 
 
-def _with_cycles(found: SimulatorLog) -> SimulatorLog:
+def _set_cycles(found: SimulatorLog) -> None:
     if len(found.runs) == 1:
         found.cycles = next(iter(found.runs.values())).get("cycles")
     else:
         found.warnings.append(f"the table has {counted(len(found.runs), 'run')}, and so no single time")
-    return found
 
 
 # a column that no other table has -> reader
-_TABLES: dict[str, Callable[[_Table], SimulatorLog]] = {
+_TABLES: dict[str, Callable[[_Table, SimulatorLog], None]] = {
     "workload finished at": _end_to_end, "queuing delay phase 0": _phases, "network delay phase 1": _phases,
     "avg chunk delay dimension 1": _phases,
     "DimensionIndex": _chunk_times, "TotalTime(us)": _run_times, "ExposedCommsTime": _run_times,

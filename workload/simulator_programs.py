@@ -118,11 +118,10 @@ def longest_chain_ns(
 
     collectives: dict[Place, Parts] = {}  # by the first part, for which the others stand
     first: dict[Place, Place] = {}
-    for every in collectives_of(workload).values():
-        for parts in every:
-            places = [(rank, node.id) for rank, node in parts]
-            first |= dict.fromkeys(places, places[0])
-            collectives[places[0]] = parts
+    for parts in collectives_of(workload):
+        places = [(rank, node.id) for rank, node in parts]
+        first |= dict.fromkeys(places, places[0])
+        collectives[places[0]] = parts
     nodes = {(rank, node.id): node for rank, trace in enumerate(workload.traces) for node in trace}
     sender_of = senders_of(workload)
     waits = defaultdict[Place, set[Place]](set)

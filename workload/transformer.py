@@ -232,17 +232,11 @@ def _nodes_of_pass(layout: TransformerLayout) -> int:
 
 
 class _Part(NamedTuple):
-    """A computation of a pass.
+    """A computation of a pass."""
 
-    Attributes:
-        name: its part of the layer; empty for the whole pass.
-        duration_us: its time.
-        is_reduced: True if the tensor-parallel ranks reduce its result.
-    """
-
-    name: str
-    duration_us: int
-    is_reduced: bool
+    name: str  # its part of the layer; empty for the whole pass
+    duration_us: int  # its time
+    is_reduced: bool  # True if the tensor-parallel ranks reduce its result
 
 
 def _parts(layout: TransformerLayout, stage: int, is_backward: bool) -> list[_Part]:
@@ -291,13 +285,7 @@ def layout_workload(layout: TransformerLayout, name: str) -> Workload:
 
 
 class _TraceBuilder:
-    """The trace of a rank.
-
-    Args:
-        layout: the layout.
-        stage: stage of the rank.
-        rank: the rank.
-    """
+    """The trace of a rank."""
 
     def __init__(self, layout: TransformerLayout, stage: int, rank: int) -> None:
         self._layout, self._stage, self._rank = layout, stage, rank
@@ -325,14 +313,7 @@ class _TraceBuilder:
         return [self._add("gradients" if is_backward else "activations", kind, after, 0, **attributes)]
 
     def nodes(self, parts: list[list[_Part]], tensor_group: str, data_group: str, gradients_bytes: int) -> list[Node]:
-        """Return the nodes.
-
-        Args:
-            parts: computations of a forward pass, and of a backward pass.
-            tensor_group: group of the tensor-parallel ranks.
-            data_group: group of the data-parallel ranks.
-            gradients_bytes: bytes of the gradients of the rank.
-        """
+        """Return the nodes, from the computations of a forward and of a backward pass, and names of groups."""
         computed: list[int] = []
         sent: list[int] = []
         for is_backward, number in self._layout.order(self._stage):

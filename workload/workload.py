@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringtap.core.errors import UsageError, error_message
+from ringtap.core.errors import UsageError, error_message, file_errors
 from ringtap.core.rundir import write_json
 from ringtap.core.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType, message_classes, read_trace, write_trace
@@ -161,13 +161,12 @@ def check_even(workload: Workload, reader: str) -> None:
     Raises:
         UsageError: it has one.
     """
-    for collectives in collectives_of(workload).values():
-        for parts in collectives:
-            if split_bytes(parts):
-                raise UsageError(
-                    f"{workload.where(*parts[0])} is an all-to-all with other bytes for each rank, which {reader} does "
-                    "not have: lower the workload first (ringtap workload lower)"
-                )
+    for parts in collectives_of(workload):
+        if split_bytes(parts):
+            raise UsageError(
+                f"{workload.where(*parts[0])} is an all-to-all with other bytes for each rank, which {reader} does not "
+                "have: lower the workload first (ringtap workload lower)"
+            )
 
 
 def is_untimed(node: Node) -> bool:
@@ -253,18 +252,14 @@ def write_workload(workload: Workload, path: Path) -> None:
         UsageError: the directory exists, or cannot be written.
     """
     message_classes()  # before there is a directory
-    try:
+    with file_errors(path, "cannot be created"):
         path.mkdir(parents=True)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be created: {error.strerror}") from error
-    try:
+    with file_errors(path, "cannot be written"):
         for rank, nodes in enumerate(workload.traces):
             write_trace(nodes, path / f"{PREFIX}.{rank}.et")
         if workload.groups:
             write_json(path / GROUPS_JSON, workload.groups)
         write_json(path / WORKLOAD_JSON, workload.about)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def check_workload(workload: Workload) -> None:
@@ -305,7 +300,6 @@ def _check_node(workload: Workload, rank: int, node: Node) -> None:
 
 
 def _check_collective(workload: Workload, rank: int, node: Node) -> None:
-    """Check kind and ranks of a collective."""
     where, name = workload.where(rank, node), str(node.attributes.get("pg_name", ""))
     kind = node.attributes.get("comm_type")
     if kind not in list(Collective):
@@ -416,14 +410,16 @@ Parts = Sequence[tuple[int, Node]]  # the ranks of a collective and their nodes
 Place = tuple[int, int]  # rank, id of a node
 
 
+def message_pairs(workload: Workload) -> Iterator[tuple[tuple[int, Node], tuple[int, Node]]]:
+    """Yield rank and node of each send, and of its receive."""
+    sends, receives = messages_of(workload)
+    for key, sent in sends.items():
+        yield from zip(sent, receives[key], strict=True)
+
+
 def senders_of(workload: Workload) -> dict[Place, Place]:
     """Return the sender of what each receive gets."""
-    sends, receives = messages_of(workload)
-    return {
-        (destination, other.id): (source, one.id)
-        for key, sent in sends.items()
-        for (source, one), (destination, other) in zip(sent, receives[key], strict=True)
-    }
+    return {(to, other.id): (source, one.id) for (source, one), (to, other) in message_pairs(workload)}
 
 
 def order_by_messages(workload: Workload, sender_of: dict[Place, Place]) -> list[tuple[Place, Node]]:
@@ -474,17 +470,17 @@ def _check_pairs(workload: Workload) -> None:
                 )
 
 
-def collectives_of(workload: Workload) -> dict[tuple[str, tuple[int, ...]], list[list[tuple[int, Node]]]]:
-    """Return the collectives of each group in order, each with its node on every rank of the group."""
+def collectives_of(workload: Workload) -> list[Parts]:
+    """Return the collectives of one group after the other, in order, each with its node on every rank of the group."""
     found: dict[str, dict[int, list[Node]]] = defaultdict(lambda: defaultdict(list))
     for rank, nodes in enumerate(workload.traces):
         for node in nodes:
             if node.type == NodeType.COMM_COLL:
                 found[str(node.attributes.get("pg_name", ""))][rank].append(node)
-    every = {}
+    every: list[Parts] = []
     for name, by_rank in found.items():
-        key = name, tuple(workload.groups.get(name) or range(workload.ranks))
-        counts = {rank: len(by_rank.get(rank, [])) for rank in key[1]}
+        members = workload.groups.get(name) or range(workload.ranks)
+        counts = {rank: len(by_rank.get(rank, [])) for rank in members}
         fewest, most = min(counts, key=lambda r: counts[r]), max(counts, key=lambda r: counts[r])
         if counts[fewest] != counts[most]:
             node = by_rank[most][counts[fewest]]
@@ -492,28 +488,27 @@ def collectives_of(workload: Workload) -> dict[tuple[str, tuple[int, ...]], list
                 f"{workload.where(most, node)} is a collective in which rank {fewest} takes no part: it has "
                 f"{counts[fewest]} of {counts[most]} of the group"
             )
-        every[key] = [[(rank, by_rank[rank][i]) for rank in key[1]] for i in range(counts[most])]
+        every += [[(rank, by_rank[rank][i]) for rank in members] for i in range(counts[most])]
     return every
 
 
 def _check_collectives(workload: Workload) -> None:
-    for collectives in collectives_of(workload).values():
-        for parts in collectives:
-            (first, node), *others = parts
-            for rank, each in parts:
-                if SPLITS in each.attributes:
-                    _check_splits(workload.where(rank, each), each, len(parts))
-            for rank, other in others:
-                kinds = {kind_of(node), kind_of(other)}
-                if kinds == {Collective.ALL_TO_ALL} and (SPLITS in node.attributes or SPLITS in other.attributes):
-                    continue
-                if (kind_of(other), size_of(other)) != (kind_of(node), size_of(node)):
-                    is_uneven = kinds == {Collective.ALL_TO_ALL}
-                    advice = f": give the bytes to each rank ({SPLITS}) if it is uneven" if is_uneven else ""
-                    raise UsageError(
-                        f"{workload.where(rank, other)} is {kind_of(other).name} of {size_of(other)} bytes where "
-                        f"{workload.where(first, node)} is {kind_of(node).name} of {size_of(node)}{advice}"
-                    )
+    for parts in collectives_of(workload):
+        (first, node), *others = parts
+        for rank, each in parts:
+            if SPLITS in each.attributes:
+                _check_splits(workload.where(rank, each), each, len(parts))
+        for rank, other in others:
+            kinds = {kind_of(node), kind_of(other)}
+            if kinds == {Collective.ALL_TO_ALL} and (SPLITS in node.attributes or SPLITS in other.attributes):
+                continue
+            if (kind_of(other), size_of(other)) != (kind_of(node), size_of(node)):
+                is_uneven = kinds == {Collective.ALL_TO_ALL}
+                advice = f": give the bytes to each rank ({SPLITS}) if it is uneven" if is_uneven else ""
+                raise UsageError(
+                    f"{workload.where(rank, other)} is {kind_of(other).name} of {size_of(other)} bytes where "
+                    f"{workload.where(first, node)} is {kind_of(node).name} of {size_of(node)}{advice}"
+                )
 
 
 def check_of_all_ranks(workload: Workload, program: str, kinds: Container[Collective]) -> None:
@@ -556,7 +551,7 @@ def summary(workload: Workload) -> dict[str, Any]:
     """Return what a workload contains, as plain data."""
     nodes = [node for trace in workload.traces for node in trace]
     sends = [node for node in nodes if node.type == NodeType.COMM_SEND]
-    collectives = [parts[0][1] for every in collectives_of(workload).values() for parts in every]
+    collectives = [parts[0][1] for parts in collectives_of(workload)]
     return {
         "ranks": workload.ranks,
         "nodes": len(nodes),

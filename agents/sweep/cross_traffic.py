@@ -158,7 +158,7 @@ class CrossTraffic:
         if self._sender is not None and has_ended:
             why = self._sender.last_words()
             if self.kind == "iperf" and (self._sender.exit_code() or 0) >= 0:
-                why = iperf3.parse_report(self._report.read_text()).error or why
+                why = iperf3.report_error(self._report.read_text()) or why
             raise MeasurementError(f"the {self._sender.name} ended early: {why}")
 
     def stop_sender(self) -> None:

@@ -9,7 +9,7 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
-from ringtap.core.errors import UsageError
+from ringtap.core.errors import UsageError, file_errors
 from ringtap.core.units import counted
 
 _OTHER_SEPARATORS = {";": "';'", "\t": "tabs"}
@@ -27,12 +27,10 @@ def read_csv(path: Path, needed: Sequence[str], max_bytes: int = -1) -> tuple[li
     Raises:
         UsageError: the file cannot be read, is not CSV, lacks a column or has one twice, or a row has too many cells.
     """
+    with file_errors(path), path.open("rb") as file:
+        data = file.read(max_bytes + 1 if max_bytes >= 0 else -1)
     try:
-        with path.open("rb") as file:
-            data = file.read(max_bytes + 1 if max_bytes >= 0 else -1)
         text = data.decode("utf-8-sig")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         columns = ", ".join(needed)
         raise UsageError(f"{path} cannot be read: it is not UTF-8 text; give a CSV file with {columns}") from error

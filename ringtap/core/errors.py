@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 FILE_LIMIT = ": a log has reached the largest size that this user's files may have (ulimit -f)"
 
@@ -30,6 +31,15 @@ class MeasurementError(RingtapError):
 
 class RingtapWarning(UserWarning):
     """A measurement that could be read only in part, or that its numbers describe badly."""
+
+
+@contextmanager
+def file_errors(name: object, failure: str = "cannot be read", kind: type[RingtapError] = UsageError) -> Iterator[None]:
+    """Turn the system's errors within the block into one that names the file: ``NAME cannot be read: REASON``."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{name} {failure}: {error.strerror}") from error
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:

@@ -150,7 +150,6 @@ def _wait(text: str) -> tuple[int, int]:
 
 
 def _checked(plan: FlowTable) -> FlowTable:
-    """Return the plan, if it matches its header."""
     found, stated = (int(plan.is_flow.sum()), plan.bytes), (plan.header["flows"], plan.header["bytes"])
     if found != stated:
         raise UsageError(

@@ -10,8 +10,11 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
+
+from ringtap.core.errors import UsageError, file_errors
 
 RUN_JSON = "run.json"
 MAX_BYTES = 64 << 20  # of a file that is read whole
@@ -57,6 +60,28 @@ def open_regular(path: Path) -> BinaryIO:
         OSError: as for `open_file`.
     """
     return os.fdopen(open_file(path, os.O_RDONLY), "rb")
+
+
+@contextlib.contextmanager
+def new_file(path: Path, force: bool) -> Iterator[TextIO]:
+    """Open a text file of an option for writing within the block.
+
+    Raises:
+        UsageError: it exists and ``force`` is not set, or it cannot be written.
+    """
+    refuse_existing(path, force)
+    with file_errors(path, "cannot be written"), path.open("w" if force else "x", encoding="ascii") as file:
+        yield file
+
+
+def refuse_existing(path: Path | None, force: bool) -> None:
+    """Check that the file of an option does not exist, unless ``force`` is set.
+
+    Raises:
+        UsageError: it exists.
+    """
+    if path is not None and not force and path.exists():
+        raise UsageError(f"{path} exists: name another file or add --force")
 
 
 def read_whole(path: Path) -> bytes:

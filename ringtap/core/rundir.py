@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import ringtap
-from ringtap.core.errors import UsageError, did_you_mean
+from ringtap.core.errors import UsageError, did_you_mean, file_errors
 from ringtap.core.json_validation import NewerFormatError, Shape, ShapeError, check, load_json
 from ringtap.core.records import RecordFile, open_records, read_json_lines
 from ringtap.core.run_files import make_folder, new_file_beside, read_whole, replace_file
@@ -399,12 +399,10 @@ class RunDirectory:
         """
         for number in count(1):
             candidate = f"{name}-{number}" if number > 1 else name
-            try:
+            with file_errors(self.path, "cannot be written", UnwritableError):
                 path = self.node(candidate) / _MACHINE
                 if _write_new(path, machine.encode()) or _read_late(path) == machine.encode():
                     return candidate
-            except OSError as error:
-                raise UnwritableError(f"{self.path} cannot be written: {error.strerror}") from error
         raise AssertionError
 
 

@@ -387,7 +387,6 @@ def load_plan(source: str | PathLike[str] | Mapping[str, Any]) -> SweepPlan:
 
 
 def _plan_of_jobs(file: PlanTables) -> SharingPlan:
-    """Read a plan of jobs that share links."""
     is_real = file.has("cluster")
     for name in ("models", "burst", "capture", "testbed" if is_real else "hosts"):
         if file.has(name):
@@ -695,7 +694,6 @@ def _check_shape(table: TomlTable) -> None:
 
 
 def _links(table: TomlTable) -> dict[str, Any]:
-    """Return the keys of a testbed's links."""
     return {
         "queue_bytes": int(table.quantity("queue", f"{LinkOptions.queue_bytes}B", parse_size_bytes)),
         "burst_bytes": int(table.quantity("burst", f"{LinkOptions.burst_bytes}B", parse_size_bytes)),

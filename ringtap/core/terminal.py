@@ -148,7 +148,6 @@ class _Guarded:
         self.unguarded = stream
 
     def write(self, text: str) -> int:
-        """Write text."""
         shown, encoding = visible(text), self.unguarded.encoding or "utf-8"
         try:
             self.unguarded.write(shown)
@@ -157,7 +156,6 @@ class _Guarded:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write several texts."""
         for line in lines:
             self.write(line)
 

@@ -155,11 +155,11 @@ def format_change(seconds: float) -> str:
     return f"{'-' if seconds < 0 else '+'}{format_duration(size if size < 60 else round(size))}"
 
 
-def whole_number(text: str, option: str) -> int:
+def whole_number(text: str, option: str, least: int | None = None, most: int | None = None) -> int:
     """Parse the whole number of an option; ``_`` and ``,`` may group its digits.
 
     Raises:
-        UsageError: it is not a whole number below 10^18; the message names the option.
+        UsageError: it is not a whole number below 10^18, or outside the bounds; the message names the option.
     """
     try:
         number = Decimal(text.replace("_", "").replace(",", ""))
@@ -167,4 +167,9 @@ def whole_number(text: str, option: str) -> int:
         number = Decimal("nan")
     if not number.is_finite() or abs(number) >= 10**18 or number != int(number):
         raise UsageError(f"{option} {text!r} is not a whole number below 10^18")
-    return int(number)
+    found = int(number)
+    if most is not None and not (least or 0) <= found <= most:
+        raise UsageError(f"{option} {found} is outside {least} to {most:,}")
+    if least is not None and found < least:
+        raise UsageError(f"{option} {found} is below {least}")
+    return found

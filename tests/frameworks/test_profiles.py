@@ -187,7 +187,9 @@ def test_bytes_and_order_of_known_models(tmp_path: Path, kind: str) -> None:
         (buckets,) = profile.buckets
         of_parameter = {number: place for place, bucket in enumerate(buckets) for number in bucket}
         for iteration in range(len(profile.iterations)):
-            places = [of_parameter[number] for number in profile.ready_order(iteration)]
+            places = [
+                of_parameter[event.number] for event in profile.iterations[iteration].events if event.code == "ready"
+            ]
             assert places == sorted(places)
             assert len(places) == len(profile.parameters)
     sent = float(done.output.split()[1])

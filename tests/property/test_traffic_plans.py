@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ringtap.core.errors import UsageError
 from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
 from ringtap.trafficgen.plans.registry import make_plan
-from ringtap.trafficgen.plans.web_search import PlanSpec, WebSearchPlan
+from tests.unit.web_plans import PlanSpec, web_plan
 
 pytestmark = pytest.mark.computes
 
@@ -28,7 +28,7 @@ scales = st.floats(0.5, 1000)
 def test_consistent_bytes_are_exact(load: int, duration_ns: int, seed: int, scale: float) -> None:
     asked = round(Fraction(load * duration_ns, 8 * 10**9))
     assume(1 <= asked < 2_000 * 1_711_250 / scale)
-    plan = WebSearchPlan(PlanSpec("consistent", load, duration_ns, TO, seed, scale))
+    plan = web_plan(PlanSpec("consistent", load, duration_ns, TO, seed, scale))
     flows = list(plan.flows())
     assert sum(flow.size_bytes for flow in flows) == asked == plan.header["bytes"]
     assert len(flows) == plan.header["flows"] == max(1, int(asked / (1_711_250 / scale)))
@@ -66,7 +66,7 @@ def test_every_burst_and_quiet_part_has_its_budget_to_the_byte(
     spec = PlanSpec("burst", load, periods * period_ns, TO, seed, scale, height, length_ns, period_ns, quiet)
     assume(load * spec.duration_ns / 8e9 < 3_000 * 1_711_250 / scale)
     try:
-        plan = WebSearchPlan(spec)
+        plan = web_plan(spec)
     except UsageError:
         assert load * period_ns / 8e9 * min(fill, 1 - fill) < 20
         return
@@ -141,7 +141,7 @@ def test_rings_are_read_back_with_who_waits_for_whom(
 @given(kind=st.sampled_from(["consistent", "burst"]), load=st.integers(10**6, 10**9), seed=seeds)
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_written_is_read_back(kind: str, load: int, seed: int, tmp_path: Path) -> None:
-    plan = WebSearchPlan(PlanSpec(kind, load, 50 * MS, TO, seed, 100))  # type: ignore[arg-type]
+    plan = web_plan(PlanSpec(kind, load, 50 * MS, TO, seed, 100))  # type: ignore[arg-type]
     write_plan(plan, tmp_path / "plan", force=True)
     read = PlanFile(tmp_path / "plan")
     read.check()
@@ -154,7 +154,7 @@ def test_what_is_written_is_read_back(kind: str, load: int, seed: int, tmp_path:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_junk_lines_are_one_sentence_that_names_the_line(junk: list[str], tmp_path: Path) -> None:
     path = tmp_path / "plan"
-    write_plan(WebSearchPlan(PlanSpec("burst", 10**7, 10 * MS, TO, 1, 100)), path, force=True)
+    write_plan(web_plan(PlanSpec("burst", 10**7, 10 * MS, TO, 1, 100)), path, force=True)
     whole = path.read_text(encoding="utf-8")
     path.write_bytes((whole + "".join(line + "\n" for line in junk)).encode("utf-8", "surrogatepass"))
     try:

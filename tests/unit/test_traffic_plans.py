@@ -7,9 +7,9 @@ import pytest
 import ringtap
 from ringtap.core.errors import UsageError
 from ringtap.core.flow_plan_format import Flow
+from ringtap.trafficgen.plans.common import PlanOutline
 from ringtap.trafficgen.plans.plan_file import PlanFile
 from ringtap.trafficgen.plans.registry import traffic_kinds
-from ringtap.trafficgen.plans.web_search import PlanSpec
 from tests.unit.traffic_processes import MS, plan_of, traffic
 
 pytestmark = pytest.mark.computes
@@ -157,11 +157,9 @@ def test_a_wrong_file_is_one_sentence(tmp_path: Path) -> None:
         ringtap.FlowPlan.read(tmp_path / "x.plan")
 
 
-def test_a_wrong_specification_is_one_sentence() -> None:
-    with pytest.raises(UsageError, match=r"'consistant' is unknown: did you mean 'consistent'?"):
-        PlanSpec("consistant")  # type: ignore[arg-type]
+def test_one_text_for_a_list_of_destinations_is_one_sentence() -> None:
     with pytest.raises(UsageError, match=r"destinations '127.0.0.1:5001' is one text: give a list"):
-        PlanSpec("consistent", 1e6, 10**9, "127.0.0.1:5001")
+        PlanOutline(10**9, "127.0.0.1:5001").check()
 
 
 def test_the_docstring_names_every_kind() -> None:

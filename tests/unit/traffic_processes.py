@@ -21,9 +21,9 @@ import psutil
 
 from ringtap.core.flow_plan_format import FORMAT, VERSION, Flow
 from ringtap.core.records import open_records
-from ringtap.trafficgen.plans.plan_file import write_plan
+from ringtap.trafficgen.plans.plan_file import MadePlan, write_plan
 from ringtap.trafficgen.plans.registry import make_plan
-from ringtap.trafficgen.plans.web_search import PlanSpec, WebSearchPlan
+from tests.unit.web_plans import PlanSpec, web_plan
 
 MS = 1_000_000
 COMMAND = [sys.executable, "-m", "ringtap.cli", "traffic"]
@@ -86,9 +86,7 @@ def serving(*arguments: object, command: Sequence[str] = COMMAND) -> Iterator[Se
 
 def plan_for(folder: Path, *addresses: str, load_bps: float = 20e6, seconds: float = 0.5, scale: float = 100) -> Path:
     path = folder / "flows.plan"
-    write_plan(
-        WebSearchPlan(PlanSpec("consistent", load_bps, int(seconds * 1e9), addresses, 1, scale)), path, force=True
-    )
+    write_plan(web_plan(PlanSpec("consistent", load_bps, int(seconds * 1e9), addresses, 1, scale)), path, force=True)
     return path
 
 
@@ -98,15 +96,7 @@ def plan_of(path: Path, flows: Sequence[Flow], duration_ns: int, **more: object)
     header |= {"bytes": sum(flow.size_bytes for flow in flows)}
     header |= {"destinations": list(dict.fromkeys(flow.destination for flow in flows))}
     header |= {"sources": [source for source in dict.fromkeys(flow.source for flow in flows) if source], **more}
-
-    class Handmade:
-        def __init__(self) -> None:
-            self.header = header
-
-        def flows(self) -> Iterator[Flow]:
-            return iter(flows)
-
-    write_plan(Handmade(), path, force=True)
+    write_plan(MadePlan(header, lambda: iter(flows)), path, force=True)
     return path
 
 

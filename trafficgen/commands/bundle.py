@@ -13,6 +13,7 @@ from typing import Any
 import ringtap
 from ringtap.core.errors import UsageError
 from ringtap.core.options import add_force
+from ringtap.core.run_files import refuse_existing
 from ringtap.core.terminal import shell_word
 from ringtap.core.units import format_size
 
@@ -38,8 +39,7 @@ def register(verbs: Any, name: str, summary: str) -> None:
 
 def _bundle(options: argparse.Namespace) -> int:
     path: Path = options.output
-    if path.exists() and not options.force:
-        raise UsageError(f"{path} exists: name another file or add --force")
+    refuse_existing(path, options.force)
     write_archive(path)
     print(f"Wrote {path} ({format_size(path.stat().st_size)})")
     name = shell_word(path.name)
@@ -65,7 +65,6 @@ def write_archive(path: Path) -> None:
 
 
 def _copy_modules(folder: Path) -> None:
-    """Copy the modules and a ``__main__.py`` into ``folder``."""
     package = Path(ringtap.__file__).parent
     modules = [package / "__init__.py", package / "cli.py"]
     for name in ("core", "trafficgen"):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ringtap.core.errors import UsageError
+from ringtap.core.errors import UsageError, file_errors
 from ringtap.core.units import format_duration
 from ringtap.trafficgen.worker_processes import usual_workers
 
@@ -52,11 +52,8 @@ def read_token(options: argparse.Namespace) -> str:
     path: Path | None = options.token_file
     if path is None:
         return os.environ.get(TOKEN_VARIABLE, "")
-    try:
-        with path.open(errors="surrogateescape") as file:
-            token = file.readline(_MAX_TOKEN_LENGTH).strip()
-    except OSError as error:
-        raise UsageError(f"the token's file {path} cannot be read: {error.strerror}") from error
+    with file_errors(f"the token's file {path}"), path.open(errors="surrogateescape") as file:
+        token = file.readline(_MAX_TOKEN_LENGTH).strip()
     if not token:
         raise UsageError(f"{path} holds no token on its first line")
     return token

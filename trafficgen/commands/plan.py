@@ -72,11 +72,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _given_options(options: argparse.Namespace, kind: TrafficKind) -> dict[str, Any]:
-    """Return the options given for this plan, by key.
-
-    Raises:
-        UsageError: an option is missing, or does not belong to the kind.
-    """
+    """Return the options given for this plan, by key."""
     keys = dict.fromkeys(key for each in traffic_kinds().values() for key in each.options)
     given = {key: getattr(options, key) for key in keys if getattr(options, key) is not None}
     kind.check(given)

@@ -15,6 +15,7 @@ from typing import Any
 
 from ringtap.core.errors import UsageError
 from ringtap.core.flow_plan_format import FLOW_LIST_COLUMNS, MAX_INT64, Flow, flow_list_line
+from ringtap.core.run_files import new_file
 from ringtap.core.units import counted
 from ringtap.trafficgen.plans.common import NS, PlanOutline
 from ringtap.trafficgen.plans.kind import DURATION, NODE, Option, TrafficKind
@@ -139,16 +140,11 @@ def write_list(plan: FlowSource, path: Path, force: bool = False) -> dict[str, i
     sources = {host: number for number, host in enumerate(hosts or header["sources"] or [""])}
     first = 0 if nodes else len(sources)
     destinations = {name: number for number, name in enumerate(nodes or header["destinations"], first)}
-    try:
-        with path.open("w" if force else "x", encoding="ascii") as file:
-            file.write(f"{header['flows']}\n")
-            for flow in plan.flows():
-                pair, port = (sources[flow.source], destinations[flow.destination]), parse_address(flow.destination)[1]
-                file.write(flow_list_line(*pair, port, flow.size_bytes, flow.start_ns) + "\n")
-    except FileExistsError as error:
-        raise UsageError(f"{path} exists: name another file or add --force") from error
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+    with new_file(path, force) as file:
+        file.write(f"{header['flows']}\n")
+        for flow in plan.flows():
+            pair, port = (sources[flow.source], destinations[flow.destination]), parse_address(flow.destination)[1]
+            file.write(flow_list_line(*pair, port, flow.size_bytes, flow.start_ns) + "\n")
     return {name or "unbound": number for name, number in (sources | destinations).items()}
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from ringtap.core.errors import UsageError, error_message
 from ringtap.core.flow_plan_format import COLUMNS, MAX_HEADER_BYTES, MAX_INT64, Flow, read_header
+from ringtap.core.run_files import refuse_existing
 from ringtap.core.schema import LOAD_BIN_NS
 from ringtap.core.units import counted
 from ringtap.trafficgen.outgoing_sockets import transport_problem
@@ -279,14 +280,21 @@ class FlowSource(Protocol):
         """Yield the flows in order of their starts."""
 
 
+@dataclass(frozen=True)
+class MadePlan:
+    """The content of a plan file that is made: its header, and a function that yields its flows from the first one."""
+
+    header: dict[str, Any]
+    flows: Callable[[], Iterator[Flow]]
+
+
 def write_plan(plan: FlowSource, path: Path, force: bool = False) -> None:
     """Write a plan's file, under a temporary name until it is complete.
 
     Raises:
         UsageError: the file exists and ``force`` is not set, or it cannot be written.
     """
-    if path.exists() and not force:
-        raise UsageError(f"{path} exists: name another file or add --force")
+    refuse_existing(path, force)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("w", encoding="utf-8", newline="\n") as file:

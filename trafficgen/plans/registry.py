@@ -13,10 +13,9 @@ from ringtap.trafficgen.outgoing_sockets import check_transport_options
 from ringtap.trafficgen.plans.common import PlanOutline
 from ringtap.trafficgen.plans.kind import TRANSPORT, TrafficKind
 from ringtap.trafficgen.plans.plan_file import FlowSource
-from ringtap.trafficgen.plans.replay import ReadSegments
+from ringtap.trafficgen.plans.replay import ReadOperations, ReadSegments
 from ringtap.trafficgen.plans.sizes import SizeDistribution, empirical_points
 from ringtap.trafficgen.plans.web_search import WebSearchPlan
-from ringtap.trafficgen.plans.workload import ReadOperations
 from ringtap.trafficgen.protocol import parse_address
 
 # (module, its TrafficKind), in the order of --help
@@ -30,7 +29,7 @@ _KINDS = (
     ("ringtap.trafficgen.plans.patterns", "RING"),
     ("ringtap.trafficgen.plans.replay", "REPLAY"),
     ("ringtap.trafficgen.plans.hpcc", "LIST"),
-    ("ringtap.trafficgen.plans.workload", "WORKLOAD"),
+    ("ringtap.trafficgen.plans.replay", "WORKLOAD"),
 )
 
 

@@ -1,24 +1,30 @@
-"""Plans that replay observed flows, from an earlier run's log or from a packet capture."""
+"""Plans that replay: the flows of an earlier run's log or of a packet capture, or the messages of a workload."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ringtap.core.errors import UsageError
-from ringtap.core.flow_plan_format import MAX_INT64, Flow
+from ringtap.core.errors import UsageError, file_errors
+from ringtap.core.flow_plan_format import MAX_INT64, VERSION, Flow, Operation
 from ringtap.core.records import open_records
-from ringtap.trafficgen.plans.common import PlanOutline
-from ringtap.trafficgen.plans.kind import DURATION, FROM, SCALE, TO, Option, TrafficKind, duration_ns
+from ringtap.core.units import counted
+from ringtap.trafficgen.plans.common import NS, PlanOutline
+from ringtap.trafficgen.plans.kind import DURATION, FROM, ITERATIONS, NODE, SCALE, TO, Option, TrafficKind
+from ringtap.trafficgen.plans.kind import duration_ns as read_ns
+from ringtap.trafficgen.plans.plan_file import MadePlan
+from ringtap.trafficgen.protocol import parse_address
 
 _MS = 1_000_000
 _Endpoints = tuple[str, int, str, int]
 ReadSegments = Callable[[Path], Iterable[tuple[int, _Endpoints, int]]]
 """Reader of the TCP packets with payload of a capture, in its order: time in ns, source address and port, destination
 address and port, payload in bytes."""
+ReadOperations = Callable[[Path], Sequence[Operation]]
+"""Reader of a workload without collectives: the operations of an iteration, each after those that it waits for."""
 
 
 class SeenFlows:
@@ -59,51 +65,37 @@ class SeenFlows:
             yield self._starts_ns[index], self._by[index], self._to[index], self._sizes[index]
 
 
-class ReplayPlan:
-    """Observed flows, sent from other sources and to other destinations.
+def _replayed(seen: SeenFlows, frame: PlanOutline, given: dict[str, Any], about: dict[str, Any]) -> MadePlan:
+    """Return a plan of observed flows, sent from other sources and to other destinations.
 
-    Args:
-        kind: the plan's kind in the header.
-        seen: the flows.
-        frame: the destinations and sources that replace the observed ones in order, repeatedly if there are fewer;
-            empty: the observed ones. A duration of 0: as long as the observation.
-        scale: divisor of the sizes; a size is at least 1 byte.
-        about: further header keys.
-
-    Attributes:
-        header: the plan's first line.
-
-    Raises:
-        UsageError: no flow was observed in the requested time, or a plan cannot contain the addresses.
+    The destinations and sources of the frame replace the observed ones in order, repeatedly if there are fewer; empty:
+    the observed ones. Without a duration, it is as long as the observation. A scaled size is at least 1 byte.
     """
+    scale = given.get("scale", 1.0)
+    if not 0 < scale <= 1e6:
+        raise UsageError(f"scale {scale} is not usable: it must be above 0 and at most 1,000,000")
+    to, by = list(frame.destinations) or list(seen.destinations), list(frame.sources) or list(seen.sources)
+    duration_ns = frame.duration_ns or -(-seen.span_ns // _MS) * _MS
 
-    def __init__(self, kind: str, seen: SeenFlows, frame: PlanOutline, scale: float, about: dict[str, Any]) -> None:
-        if not 0 < scale <= 1e6:
-            raise UsageError(f"scale {scale} is not usable: it must be above 0 and at most 1,000,000")
-        self._to = list(frame.destinations) or list(seen.destinations)
-        self._by = list(frame.sources) or list(seen.sources)
-        duration_ns = frame.duration_ns or -(-seen.span_ns // _MS) * _MS
-        # The names that occur, without repetition
-        to = list(dict.fromkeys(self._to[number % len(self._to)] for number in seen.destinations.values()))
-        by = list(dict.fromkeys(self._by[number % len(self._by)] for number in seen.sources.values()))
-        frame = replace(frame, duration_ns=duration_ns, destinations=to, sources=[name for name in by if name])
-        self._seen, self._duration_ns, self._scale = seen, duration_ns, scale
-        flows = total = 0
-        for flow in self.flows():
-            flows, total = flows + 1, total + flow.size_bytes
-        if not flows:
-            raise UsageError("there is no flow to replay in the requested time")
-        frame.check()
-        self.header = frame.header(kind, flows, total, scale=scale, **about)
-
-    def flows(self) -> Iterator[Flow]:
+    def flows() -> Iterator[Flow]:
         """Yield the flows in order of their starts, up to the duration."""
-        to, by, scale = self._to, self._by, self._scale
-        for start_ns, source, destination, size_bytes in self._seen.ordered():
-            if start_ns >= self._duration_ns:
+        for start_ns, source, destination, size_bytes in seen.ordered():
+            if start_ns >= duration_ns:
                 return
             scaled_bytes = size_bytes if scale == 1 else max(1, round(size_bytes / scale))
             yield Flow(start_ns, by[source % len(by)], to[destination % len(to)], scaled_bytes)
+
+    # The names that occur, without repetition
+    used_to = list(dict.fromkeys(to[number % len(to)] for number in seen.destinations.values()))
+    used_by = list(dict.fromkeys(by[number % len(by)] for number in seen.sources.values()))
+    frame = replace(frame, duration_ns=duration_ns, destinations=used_to, sources=[name for name in used_by if name])
+    count = total = 0
+    for flow in flows():
+        count, total = count + 1, total + flow.size_bytes
+    if not count:
+        raise UsageError("there is no flow to replay in the requested time")
+    frame.check()
+    return MadePlan(frame.header("replay", count, total, scale=scale, **about), flows)
 
 
 def read_sent_log(path: Path) -> SeenFlows:
@@ -114,10 +106,8 @@ def read_sent_log(path: Path) -> SeenFlows:
     Raises:
         UsageError: the file cannot be read, is not a sender's log, or is damaged.
     """
-    try:
+    with file_errors(path):
         log = open_records(path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     about = log.about if isinstance(log.about, dict) else {}
     names, origin_ns = [field.name for field in log.fields], about.get("origin_ns")
     wanted = ("start_ns", "finish_ns", "size_bytes", "sent_bytes", "destination")
@@ -188,7 +178,6 @@ class _OpenFlows:
         self._open[endpoints] = [time_ns, time_ns, payload_bytes, *numbers]
 
     def close(self) -> None:
-        """End every flow."""
         for flow in self._open.values():
             self._end(flow)
 
@@ -200,23 +189,21 @@ class _OpenFlows:
 _GAP_NS = 100 * _MS
 
 
-def _replay(given: dict[str, Any], frame: PlanOutline) -> ReplayPlan:
+def _replay(given: dict[str, Any], frame: PlanOutline) -> MadePlan:
     path = given["replay"]
     if path.suffix == ".rec":
         if "gap" in given:
             raise UsageError("--gap is for captures: a log says where flows end")
-        return ReplayPlan("replay", read_sent_log(path), frame, given.get("scale", 1.0), {"replay": path.name})
+        return _replayed(read_sent_log(path), frame, given, {"replay": path.name})
     if not frame.destinations:
         raise UsageError(
             "a replay of a capture needs --to HOST:PORT: nothing is sent to hosts that are only in a capture"
         )
     gap_ns = given.get("gap", _GAP_NS)
-    about = {"replay": path.name, "gap_ns": gap_ns}
     # Sockets of this host cannot bind to sources of the capture
     frame = replace(frame, sources=frame.sources or [""])
-    return ReplayPlan(
-        "replay", read_capture(path, gap_ns, given["read_segments"]), frame, given.get("scale", 1.0), about
-    )
+    seen = read_capture(path, gap_ns, given["read_segments"])
+    return _replayed(seen, frame, given, {"replay": path.name, "gap_ns": gap_ns})
 
 
 REPLAY = TrafficKind(
@@ -225,7 +212,54 @@ REPLAY = TrafficKind(
     (Option("replay", "FILE", "replay: a sender's log (.rec) or a capture", Path),),
     (
         *(TO, FROM, DURATION, SCALE),
-        Option("gap", "TIME", "replay of a capture: a pause that ends a flow (default 100ms)", duration_ns),
+        Option("gap", "TIME", "replay of a capture: a pause that ends a flow (default 100ms)", read_ns),
     ),
     finds_receivers=True,
 )
+
+_LIMIT_NS = 86_400 * NS
+# A job's connection carries a message while the receipt of the one before is still being told
+_CONNECTIONS = 2
+
+
+def _workload(given: dict[str, Any], frame: PlanOutline) -> MadePlan:
+    """Return iterations of a training job: what each rank computes, as time, and the messages that it sends.
+
+    The destinations are the ranks, in order. After the duration, by default a day, nothing is sent.
+    """
+    if len(given["from"]) > 1:
+        raise UsageError("--from names the workload's directory once")
+    path, iterations = Path(given["from"][0]), given["iterations"]
+    operations: Sequence[Operation] = given["read_operations"](path)
+    workload, nodes = path.resolve().name, list(frame.destinations)
+    ranks = 1 + max((max(one.rank, one.peer) for one in operations), default=-1)
+    if ranks != len(nodes):
+        raise UsageError(
+            f"{workload} has {counted(ranks, 'rank')}, servers and switches among them, but "
+            f"{counted(len(nodes), 'node')}: give --node ADDRESS:PORT for each rank, in order"
+        )
+    if iterations < 1:
+        raise UsageError(f"--iterations {iterations} is below 1")
+    frame = replace(frame, duration_ns=frame.duration_ns or _LIMIT_NS)
+    frame.check()
+    hosts = [parse_address(node)[0] for node in nodes]
+
+    def flows() -> Iterator[Flow]:
+        """Yield the flows and computations, iteration by iteration; only what they wait for gives them a time."""
+        count = len(operations)
+        for first in range(0, count * iterations, count):
+            for number, (rank, peer, size_bytes, after) in enumerate(operations):
+                earlier = tuple(
+                    (first + other - (count if other >= number else 0), delay_ns)
+                    for other, delay_ns in after
+                    if first or other < number
+                )
+                yield Flow(0, hosts[rank], nodes[peer] if peer >= 0 else "", size_bytes, earlier)
+
+    sizes = [one.size_bytes for one in operations if one.peer >= 0]
+    about = {"version": VERSION, "workload": workload, "iterations": iterations, "nodes": nodes}
+    about["max_connections"] = _CONNECTIONS
+    return MadePlan(frame.header("workload", len(sizes) * iterations, sum(sizes) * iterations, **about), flows)
+
+
+WORKLOAD = TrafficKind("workload", _workload, (FROM, NODE, ITERATIONS), (DURATION,))

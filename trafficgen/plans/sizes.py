@@ -13,7 +13,8 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Protocol
 
-from ringtap.core.errors import UsageError
+from ringtap.core.errors import UsageError, file_errors
+from ringtap.core.run_files import new_file
 from ringtap.core.units import parse_size_bytes
 from ringtap.trafficgen.plans.sampling import Draw
 
@@ -22,63 +23,22 @@ _MIN_SHARE = 2.0**-54  # half the step of random(), for inverse CDFs without a s
 
 # (bytes, cumulative probability); docs/commands/traffic-plans.md names the sources
 _WEB_SEARCH = (
-    (10_000, 0.15),
-    (20_000, 0.20),
-    (30_000, 0.30),
-    (50_000, 0.40),
-    (80_000, 0.53),
-    (200_000, 0.60),
-    (1_000_000, 0.70),
-    (2_000_000, 0.80),
-    (5_000_000, 0.90),
-    (10_000_000, 0.97),
-    (30_000_000, 1.0),
-)
+    (10_000, 0.15), (20_000, 0.20), (30_000, 0.30), (50_000, 0.40), (80_000, 0.53), (200_000, 0.60),
+    (1_000_000, 0.70), (2_000_000, 0.80), (5_000_000, 0.90), (10_000_000, 0.97), (30_000_000, 1.0)
+)  # fmt: skip
 _DATA_MINING = (
-    (180, 0.1),
-    (216, 0.2),
-    (560, 0.3),
-    (900, 0.4),
-    (1_100, 0.5),
-    (1_870, 0.6),
-    (3_160, 0.7),
-    (10_000, 0.8),
-    (400_000, 0.9),
-    (3_160_000, 0.95),
-    (100_000_000, 0.98),
-    (1_000_000_000, 1.0),
-)
+    (180, 0.1), (216, 0.2), (560, 0.3), (900, 0.4), (1_100, 0.5), (1_870, 0.6), (3_160, 0.7), (10_000, 0.8),
+    (400_000, 0.9), (3_160_000, 0.95), (100_000_000, 0.98), (1_000_000_000, 1.0)
+)  # fmt: skip
 _FACEBOOK_HADOOP = (
-    (100, 0.01),
-    (200, 0.02),
-    (300, 0.05),
-    (350, 0.15),
-    (400, 0.2),
-    (500, 0.3),
-    (600, 0.4),
-    (700, 0.5),
-    (1_000, 0.6),
-    (2_000, 0.67),
-    (7_000, 0.7),
-    (30_000, 0.72),
-    (50_000, 0.82),
-    (80_000, 0.87),
-    (120_000, 0.9),
-    (300_000, 0.95),
-    (1_000_000, 0.975),
-    (2_000_000, 0.99),
-    (10_000_000, 1.0),
-)
+    (100, 0.01), (200, 0.02), (300, 0.05), (350, 0.15), (400, 0.2), (500, 0.3), (600, 0.4), (700, 0.5),
+    (1_000, 0.6), (2_000, 0.67), (7_000, 0.7), (30_000, 0.72), (50_000, 0.82), (80_000, 0.87), (120_000, 0.9),
+    (300_000, 0.95), (1_000_000, 0.975), (2_000_000, 0.99), (10_000_000, 1.0)
+)  # fmt: skip
 _ALI_STORAGE = (
-    (4_000, 0.2293),
-    (8_000, 0.6921),
-    (16_000, 0.8061),
-    (32_000, 0.9047),
-    (64_000, 0.9353),
-    (128_000, 0.9677),
-    (256_000, 0.9753),
-    (2_000_000, 1.0),
-)
+    (4_000, 0.2293), (8_000, 0.6921), (16_000, 0.8061), (32_000, 0.9047), (64_000, 0.9353), (128_000, 0.9677),
+    (256_000, 0.9753), (2_000_000, 1.0)
+)  # fmt: skip
 
 
 def point_fault(low: tuple[float, float], high: tuple[float, float]) -> str:
@@ -102,9 +62,6 @@ class Sizes(Protocol):
 
     name: str
     mean_bytes: float
-
-    def quantile_bytes(self, share: float) -> float:
-        """Return the size that ``share`` (0 to 1) of the flows do not exceed (inverse CDF), in bytes."""
 
     def sampler(self, rng: random.Random) -> Draw:
         """Return a function that draws one size in bytes, not rounded, from ``rng``."""
@@ -143,7 +100,6 @@ class SizeDistribution:
             )
         while self.points[1][1] == 0.0:
             self.points = self.points[1:]
-        self._shares = [share for _, share in self.points]
         # Fractions of the decimal texts, so that the mean is the published one and not a sum of rounding errors
         mean = sum(
             (Fraction(repr(high[1])) - Fraction(repr(low[1]))) * (Fraction(high[0]) + Fraction(low[0])) / 2
@@ -151,15 +107,9 @@ class SizeDistribution:
         )
         self.mean_bytes = float(mean)
 
-    def quantile_bytes(self, share: float) -> float:
-        """Return the size that ``share`` (0 to 1) of the flows do not exceed (inverse CDF), in bytes."""
-        _check_share(share)
-        (low_size, low_share), (high_size, high_share) = self._around(share)
-        return low_size + (high_size - low_size) * (share - low_share) / (high_share - low_share)
-
     def sampler(self, rng: random.Random) -> Draw:
         """Return a function that draws one size in bytes, not rounded, from ``rng``."""
-        uniform, shares = rng.random, self._shares
+        uniform, shares = rng.random, [share for _, share in self.points]
         # For each point, start and extent, in size and in probability, of the segment that ends there
         segments = [(0.0, 0.0, 0.0, 1.0)]
         segments += [(low[0], high[0] - low[0], low[1], high[1] - low[1]) for low, high in pairwise(self.points)]
@@ -175,10 +125,6 @@ class SizeDistribution:
         """Return the same distribution with every size multiplied by ``factor``."""
         return SizeDistribution(self.name, [(size * factor, share) for size, share in self.points])
 
-    def _around(self, share: float) -> tuple[tuple[float, float], tuple[float, float]]:
-        above = bisect_left(self._shares, share) or 1
-        return self.points[above - 1], self.points[above]
-
 
 class LogNormal:
     """Sizes whose logarithm is normal.
@@ -193,13 +139,6 @@ class LogNormal:
         self.name, self.mean_bytes = name, mean_bytes
         self._sigma = sigma
         self._normal = NormalDist(math.log(mean_bytes) - sigma * sigma / 2, sigma)
-
-    def quantile_bytes(self, share: float) -> float:
-        """Return the size that ``share`` (0 to 1) of the flows do not exceed, in bytes; infinite at 1."""
-        _check_share(share)
-        if share == 1.0:
-            return math.inf
-        return math.exp(self._normal.inv_cdf(share)) if share else 0.0
 
     def sampler(self, rng: random.Random) -> Draw:
         """Return a function that draws one size in bytes, not rounded, from ``rng``."""
@@ -224,11 +163,6 @@ class Pareto:
         self.name, self.mean_bytes = name, mean_bytes
         self._shape = shape
         self._least_bytes = mean_bytes * (shape - 1) / shape
-
-    def quantile_bytes(self, share: float) -> float:
-        """Return the size that ``share`` (0 to 1) of the flows do not exceed, in bytes; infinite at 1."""
-        _check_share(share)
-        return math.inf if share == 1.0 else self._least_bytes * (1.0 - share) ** (-1.0 / self._shape)
 
     def sampler(self, rng: random.Random) -> Draw:
         """Return a function that draws one size in bytes, not rounded, from ``rng``."""
@@ -296,11 +230,6 @@ def _number(text: str, whole: str, above: float, most: float) -> float:
     return value
 
 
-def _check_share(share: float) -> None:
-    if not 0.0 <= share <= 1.0:
-        raise ValueError(f"share {share} is not between 0 and 1")
-
-
 _MAX_FILE_BYTES = 2**20
 _EMPIRICAL_POINTS = 1000
 
@@ -311,12 +240,10 @@ def read_cdf(path: Path) -> SizeDistribution:
     Raises:
         UsageError: the file cannot be read or is not a CDF that rises to 1; the message names file and line.
     """
+    with file_errors(path), path.open("rb") as file:
+        data = file.read(_MAX_FILE_BYTES + 1)
     try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_FILE_BYTES + 1)
         lines = data.decode("utf-8").splitlines()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} cannot be read: it is not text") from error
     if len(data) > _MAX_FILE_BYTES:
@@ -349,13 +276,8 @@ def write_cdf(points: Iterable[tuple[float, float]], path: Path, force: bool = F
         UsageError: the file exists and ``force`` is not set, or it cannot be written.
     """
     text = "".join(f"{_digits(size)} {_digits(share)}\n" for size, share in points)
-    try:
-        with path.open("w" if force else "x", encoding="ascii") as file:
-            file.write(text)
-    except FileExistsError as error:
-        raise UsageError(f"{path} exists: name another file or add --force") from error
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+    with new_file(path, force) as file:
+        file.write(text)
 
 
 def empirical_points(sizes: Iterable[int]) -> list[tuple[float, float]]:

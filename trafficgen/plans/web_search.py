@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
-from ringtap.core.errors import UsageError, did_you_mean
+from ringtap.core.errors import UsageError
 from ringtap.core.flow_plan_format import Flow
-from ringtap.trafficgen.plans.common import MAX_FLOWS, OfferedLoad, PlanOutline, check_lists
+from ringtap.trafficgen.plans.common import MAX_FLOWS, OfferedLoad, PlanOutline
 from ringtap.trafficgen.plans.kind import (
     DURATION,
     FROM,
@@ -35,7 +35,6 @@ from ringtap.trafficgen.plans.kind import duration_ns as read_ns
 from ringtap.trafficgen.plans.sampling import Draw, arrivals, normal_share, shares_of, stream
 from ringtap.trafficgen.plans.sizes import WEB_SEARCH, Sizes, parse_sizes
 
-KINDS = ("consistent", "burst")
 QUIET_BUDGETS = ("each", "together")
 _BURST_FLOWS = 2
 _MIN_QUIET_FLOWS = 8
@@ -49,43 +48,25 @@ class PlanSpec:
 
     Attributes:
         kind: ``consistent`` (Algorithm 1) or ``burst`` (Algorithm 2).
-        load_bps: bits per second, mean over the duration.
-        duration_ns: length of the plan.
-        destinations: ``host:port`` of the receivers; each flow goes to one of them, drawn uniformly.
-        seed: seed of everything random, 0 or more.
+        frame: duration, destinations and so on; the destination and the source of a flow are drawn uniformly.
+        load: mean load over the duration.
         scale: flow sizes of the distribution are divided by it (a testbed at 1:100 has 100).
         burst_height: rate in a burst as a multiple of the load.
         burst_length_ns: length of a burst.
         burst_period_ns: time from one burst to the next.
         quiet_budget: ``each`` quiet part between two bursts has exactly its bytes, or all of them ``together`` do.
         sizes: distribution of flow sizes.
-        sources: addresses from which flows are sent, drawn uniformly; empty: unbound.
-        load_counts: unit of ``load_bps``: payload, or all bits on the wire.
-        mtu: bytes of an IP packet, for ``wire``.
-        transport: socket options that senders set.
     """
 
     kind: Literal["consistent", "burst"]
-    load_bps: float = 0.0
-    duration_ns: int = 0
-    destinations: Sequence[str] = ()
-    seed: int = 1
+    frame: PlanOutline
+    load: OfferedLoad
     scale: float = 1.0
     burst_height: float = 3.0
     burst_length_ns: int = 1_000_000
     burst_period_ns: int = 10_000_000
     quiet_budget: Literal["each", "together"] = "each"
     sizes: Sizes = WEB_SEARCH
-    sources: Sequence[str] = ()
-    load_counts: Literal["payload", "wire"] = "payload"
-    mtu: int = 1500
-    transport: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            hint = did_you_mean(self.kind, KINDS)
-            raise UsageError(f"plan kind {self.kind!r} is unknown: {hint}choose one of {', '.join(KINDS)}")
-        check_lists(destinations=self.destinations, sources=self.sources)
 
 
 @dataclass(frozen=True)
@@ -112,28 +93,24 @@ class WebSearchPlan:
     """
 
     def __init__(self, spec: PlanSpec) -> None:
-        self.spec = spec
-        self._frame = PlanOutline(spec.duration_ns, spec.destinations, spec.sources, spec.seed, spec.transport)
-        self._load = OfferedLoad(spec.load_bps, spec.load_counts, spec.mtu)
-        _check(spec, self._frame, self._load)
-        self._load = OfferedLoad(spec.load_bps, spec.load_counts, spec.mtu, self._frame.ipv6())
-        if self._load.bytes_until(spec.duration_ns) < 1:
-            raise UsageError(
-                f"{spec.load_bps} bit/s for {spec.duration_ns} ns is less than one byte: ask for more load"
-            )
+        self.spec, self._frame = spec, spec.frame
+        _check(spec)
+        self._load, duration_ns = replace(spec.load, ipv6=spec.frame.ipv6()), spec.frame.duration_ns
+        if self._load.bytes_until(duration_ns) < 1:
+            raise UsageError(f"{spec.load.bps} bit/s for {duration_ns} ns is less than one byte: ask for more load")
         self._sizes = spec.sizes.scaled(1 / spec.scale)
         self.header = self._describe()
 
     def flows(self) -> Iterator[Flow]:
         """Yield the flows in order of their starts."""
-        spec = self.spec
-        to, draw_to = list(spec.destinations), stream(spec.seed, "destinations").random
-        by, draw_from = list(spec.sources) or [""], stream(spec.seed, "sources").random
+        frame = self._frame
+        to, draw_to = list(frame.destinations), stream(frame.seed, "destinations").random
+        by, draw_from = list(frame.sources) or [""], stream(frame.seed, "sources").random
         for start_ns, size_bytes in self._starts_and_sizes():
             yield Flow(start_ns, by[int(draw_from() * len(by))], to[int(draw_to() * len(to))], size_bytes)
 
     def _starts_and_sizes(self) -> Iterator[tuple[int, int]]:
-        gaps, sizes = stream(self.spec.seed, "gaps"), stream(self.spec.seed, "sizes")
+        gaps, sizes = stream(self._frame.seed, "gaps"), stream(self._frame.seed, "sizes")
         quiet_sizes = self._quiet_sizes(sizes)
         # sizes that quiet parts have in common come from one stream, from which bursts must not draw
         splits = sizes if self.spec.quiet_budget == "each" else gaps
@@ -152,7 +129,7 @@ class WebSearchPlan:
         draw: Draw = self._sizes.sampler(rng)
         if self.spec.kind == "consistent" or self.spec.quiet_budget == "each":
             return lambda part: shares_of(rng, draw, part.flows, part.size_bytes)
-        last_ns = self.spec.duration_ns // self.spec.burst_period_ns * self.spec.burst_period_ns
+        last_ns = self._frame.duration_ns // self.spec.burst_period_ns * self.spec.burst_period_ns
         flows = size_bytes = 0
         for part in self._intervals():
             if not part.burst and part.start_ns < last_ns:
@@ -167,16 +144,15 @@ class WebSearchPlan:
         )
 
     def _intervals(self) -> Iterator[_Interval]:
-        spec, until = self.spec, self._load.bytes_until
+        spec, until, duration_ns = self.spec, self._load.bytes_until, self._frame.duration_ns
         if spec.kind == "consistent":
-            length_ns = spec.duration_ns
-            budget = until(length_ns)
-            yield _Interval(0, length_ns, length_ns, budget, self._count(budget, 1), burst=False)
+            budget = until(duration_ns)
+            yield _Interval(0, duration_ns, duration_ns, budget, self._count(budget, 1), burst=False)
             return
         burst_share = Fraction(repr(float(spec.burst_height))) * spec.burst_length_ns / spec.burst_period_ns
-        for start_ns in range(0, spec.duration_ns, spec.burst_period_ns):
+        for start_ns in range(0, duration_ns, spec.burst_period_ns):
             # A last period that does not fit is shortened in proportion
-            length_ns = min(spec.burst_period_ns, spec.duration_ns - start_ns)
+            length_ns = min(spec.burst_period_ns, duration_ns - start_ns)
             budget = until(start_ns + length_ns) - until(start_ns)
             in_burst = round(budget * burst_share)
             burst_ns = spec.burst_length_ns * length_ns // spec.burst_period_ns
@@ -195,7 +171,7 @@ class WebSearchPlan:
         for interval in self._intervals():
             if interval.size_bytes < interval.flows or interval.starts_ns < 1:
                 raise UsageError(
-                    f"a load of {spec.load_bps:.0f} bit/s leaves {interval.size_bytes} bytes and "
+                    f"a load of {spec.load.bps:.0f} bit/s leaves {interval.size_bytes} bytes and "
                     f"{interval.length_ns} ns for {interval.flows} flows at {interval.start_ns / 1e9:.6f} s: ask for "
                     "more load or a longer burst period"
                 )
@@ -211,20 +187,20 @@ class WebSearchPlan:
         return header
 
     def _size_factor(self, flows: int, total: int) -> float:
-        draw = self._sizes.sampler(stream(self.spec.seed, "sizes"))
+        draw = self._sizes.sampler(stream(self._frame.seed, "sizes"))
         return total / math.fsum(draw() for _ in range(flows))
 
 
-def _check(spec: PlanSpec, frame: PlanOutline, load: OfferedLoad) -> None:
-    load.check()
-    frame.check()
+def _check(spec: PlanSpec) -> None:
+    spec.load.check()
+    spec.frame.check()
     if not 0 < spec.scale <= 1e6:
         raise UsageError(f"scale {spec.scale} is not usable: it must be above 0 and at most 1,000,000")
     if spec.kind != "burst":
         return
     if not 0 < spec.burst_length_ns < spec.burst_period_ns:
         raise UsageError("a burst must be shorter than its period: change --burst-length or --burst-period")
-    if spec.duration_ns // spec.burst_period_ns * (_BURST_FLOWS + _MIN_QUIET_FLOWS) > MAX_FLOWS:
+    if spec.frame.duration_ns // spec.burst_period_ns * (_BURST_FLOWS + _MIN_QUIET_FLOWS) > MAX_FLOWS:
         raise UsageError(f"a plan of more than {MAX_FLOWS} flows is too long: ask for a longer --burst-period")
     if not 0 < spec.burst_height * spec.burst_length_ns < spec.burst_period_ns:
         raise UsageError(
@@ -234,28 +210,14 @@ def _check(spec: PlanSpec, frame: PlanOutline, load: OfferedLoad) -> None:
 
 
 def _make(kind: Literal["consistent", "burst"], given: dict[str, Any], frame: PlanOutline) -> WebSearchPlan:
-    load = needed_load(given)
-    return WebSearchPlan(
-        PlanSpec(
-            kind=kind,
-            load_bps=load.bps,
-            duration_ns=frame.duration_ns,
-            destinations=frame.destinations,
-            seed=frame.seed,
-            scale=given.get("scale", 1.0),
-            burst_height=given.get("burst_height", 3.0),
-            burst_length_ns=given.get("burst_length", 1_000_000),
-            burst_period_ns=given.get("burst_period", 10_000_000),
-            quiet_budget=given.get("quiet_budget", "each"),
-            sizes=parse_sizes(given["sizes"]) if "sizes" in given else WEB_SEARCH,
-            sources=frame.sources,
-            load_counts=load.counts,
-            mtu=load.mtu,
-            transport=frame.transport,
-        )
-    )
+    named = {"burst_length": "burst_length_ns", "burst_period": "burst_period_ns"}
+    options = {named.get(key, key): given[key] for key in _OWN if key in given}
+    if "sizes" in given:
+        options["sizes"] = parse_sizes(given["sizes"])
+    return WebSearchPlan(PlanSpec(kind, frame, needed_load(given), **options))
 
 
+_OWN = ("scale", "burst_height", "burst_length", "burst_period", "quiet_budget")
 _TAKES = (
     *(LOAD_COUNTS, MTU, TO, FROM),
     Option("sizes", "NAME", "a workload, a formula or file:PATH (default web-search)"),

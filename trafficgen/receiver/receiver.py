@@ -140,14 +140,10 @@ def _run_workers(
     first: int,
     control: Connection,
 ) -> None:
-    """Run the receiver workers of one process, one per thread."""
     lock = threading.Lock()
-    digest = protocol.token_digest(options.token)
 
     def work(index: int) -> None:
-        worker = ReceiverWorker(
-            index, len(listeners), digest, options.log_path, most, pending_hellos, options.idle_s, options.arrivals
-        )
+        worker = ReceiverWorker(index, options, most, pending_hellos)
         asyncio.run(worker.run(listeners[index], control, lock))
 
     gc.freeze()
@@ -160,11 +156,7 @@ def _run_workers(
 
 
 def _listen(options: ReceiveOptions, loops: int) -> list[socket.socket]:
-    """Open a listening socket for each loop; they share the port only among themselves.
-
-    Raises:
-        UsageError: the port is in use, or the token is missing beyond loopback.
-    """
+    """Open a listening socket for each loop; they share the port only among themselves."""
     family, address = protocol.resolve(options.bind)
     if not options.token and not ipaddress.ip_address(address[0].partition("%")[0]).is_loopback:
         raise UsageError(f"others can reach {options.bind}: give --token-file or set RINGTAP_TOKEN, the same for all")

@@ -11,13 +11,16 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.trafficgen.flow_log import FLUSH_S, RECEIVED_FIELDS, FlowLog
+from ringtap.trafficgen.protocol import token_digest
 from ringtap.trafficgen.receiver.connection import ReceiverConnection
 from ringtap.trafficgen.sender.completion_notices import Announcer
+
+if TYPE_CHECKING:
+    from ringtap.trafficgen.receiver.receiver import ReceiveOptions
 
 _BUFFER_BYTES = 1 << 20
 _MAX_EVENTS = 256
@@ -69,41 +72,27 @@ class ReceiverWorker:
 
     Args:
         index: number of this loop, from 0.
-        loops: number of loops.
-        digest: digest of the token that senders must have.
-        log_path: per-flow record file that the receiver has created, or None.
-        max_connections: limit, beyond which connections are refused.
+        options: the receiver's options; it has created the log.
+        max_connections: limit of this loop, beyond which connections are refused.
         max_pending_hellos: limit of connections without a valid hello; another one replaces the oldest, unless that
             one was accepted in the last second.
-        idle_s: a connection without data for this time is dropped.
-        arrivals: Unix socket on which a sender of this host receives completion notices, or None.
 
     Attributes:
         buffer: shared by all connections; the bytes of one are processed before those of the next are read.
         tick: seconds since the start.
     """
 
-    def __init__(
-        self,
-        index: int,
-        loops: int,
-        digest: bytes,
-        log_path: Path | None,
-        max_connections: int,
-        max_pending_hellos: int,
-        idle_s: float,
-        arrivals: Path | None,
-    ) -> None:
-        self.digest = digest
+    def __init__(self, index: int, options: ReceiveOptions, max_connections: int, max_pending_hellos: int) -> None:
+        self.digest = token_digest(options.token)
         self.counts = ReceiverCounts()
         self.buffer = bytearray(_BUFFER_BYTES)
         self.view = memoryview(self.buffer)
         self.epoll = select.epoll()
         self.tick = 0
-        self.log = FlowLog(log_path, RECEIVED_FIELDS, None)
-        self._index, self._loops = index, loops
-        self._announcer = None if arrivals is None else Announcer(arrivals)
-        self._most, self._idle_s = max_connections, idle_s
+        self.log = FlowLog(options.log_path, RECEIVED_FIELDS, None)
+        self._index, self._loops = index, options.workers * options.threads
+        self._announcer = None if options.arrivals is None else Announcer(options.arrivals)
+        self._most, self._idle_s = max_connections, options.idle_s
         self._max_pending_hellos = max_pending_hellos
         self._connections: dict[int, ReceiverConnection] = {}
         self._pending: dict[int, ReceiverConnection] = {}  # connections without a valid hello, oldest first

@@ -219,7 +219,6 @@ class SenderConnection:
             self._break(protocol.CLOSED)
 
     def _handle_notice(self, number: int, value: int) -> None:
-        """Handle a notice of the receiver."""
         if number == protocol.HELLO_NUMBER and not self._welcome:
             if value != protocol.WELCOME:
                 self._break(-value if value < -protocol.CLOSED else protocol.NO_RECEIVER)
@@ -240,7 +239,6 @@ class SenderConnection:
         self._complete(flow, value)
 
     def _complete(self, flow: FlowState, received_ns: int) -> None:
-        """Record a flow that the receiver has received completely."""
         now_ns = time.monotonic_ns()
         self._finished = flow.number
         self._worker.heard_ns[self._route] = now_ns
@@ -254,7 +252,6 @@ class SenderConnection:
         self._sent = self._first_byte_ns = self._last_sent_ns = 0
 
     def _record_unfinished(self, sent: int, silent_ns: int) -> None:
-        """Record a flow that did not finish."""
         flow = self._flow or self._worker.slots.load(self._slot)
         if flow.number == self._finished:
             return  # it has finished: the launcher's message crossed this worker's

@@ -17,7 +17,7 @@ from contextlib import suppress
 from heapq import heappop, heappush
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import ringtap
 from ringtap.core.errors import RingtapError, UsageError
@@ -29,9 +29,12 @@ from ringtap.trafficgen.plans.plan_file import PlanFile, PlanRequirements
 from ringtap.trafficgen.sender import ipc
 from ringtap.trafficgen.sender.completion_notices import Listener
 from ringtap.trafficgen.sender.ipc import FlowState
-from ringtap.trafficgen.sender.options import FIRST_BYTES, PAYLOAD, SendOptions
+from ringtap.trafficgen.sender.options import FIRST_BYTES, PAYLOAD
 from ringtap.trafficgen.sender.pool import ConnectionPool, PooledConnection, Waiting, WorkerHandle
 from ringtap.trafficgen.statistics import Ending, FlowStatistics
+
+if TYPE_CHECKING:
+    from ringtap.trafficgen.sender.sender import SendPlan
 
 NEVER = 2**63 - 1
 # Lines in memory that wait for others, which come earlier in the plan: so many, or two iterations if those have more
@@ -241,36 +244,29 @@ class Launcher:
     """The launcher, which runs in a process of its own until the plan has ended or the sender stops it.
 
     Args:
-        schedule: the flows to launch.
-        routes: connection pools by (source, destination).
+        setup: the checked plan and the options for sending it.
         workers: the sender workers, which provide connections.
-        options: send options.
         control: pipe to the sender.
-        outcome: flow statistics of this process.
-        ahead: connections to open in each pool before the launch.
         arrivals: completion notices from this host's receivers, or None.
     """
 
     def __init__(
-        self,
-        schedule: FlowQueue,
-        routes: dict[tuple[str, str], ConnectionPool],
-        workers: Sequence[WorkerHandle],
-        options: SendOptions,
-        control: Connection,
-        outcome: FlowStatistics,
-        ahead: dict[tuple[str, str], int],
-        arrivals: Listener | None,
+        self, setup: SendPlan, workers: Sequence[WorkerHandle], control: Connection, arrivals: Listener | None
     ) -> None:
-        self._schedule, self._routes, self._workers = schedule, routes, workers
-        self._by_index = list(routes.values())
-        self._options, self._control, self._outcome, self._ahead = options, control, outcome, ahead
+        options = setup.options
+        self._new = options.connections == "new"
+        self._schedule, self._workers = FlowQueue(setup.plan, setup.needs, options.only_source), workers
+        self._by_index = [
+            ConnectionPool(index, place, workers, most, self._new)
+            for index, (place, most) in enumerate(zip(setup.places, setup.most, strict=True))
+        ]
+        self._routes, self._ahead = dict(zip(setup.pairs, self._by_index, strict=True)), setup.ahead
+        self._options, self._control, self._outcome = options, control, FlowStatistics(options.line_rate_bps)
         self._inputs: list[int] = [control.fileno(), *(worker.channel.fileno() for worker in workers)]
         self._by_file = {worker.channel.fileno(): worker for worker in workers}
         self._arrivals = arrivals
         if arrivals is not None:
             self._inputs.append(arrivals.fileno())
-        self._new = options.connections == "new"
         self._stopped = False
         self._go: Go | None = None
         self._busy = 0
@@ -317,8 +313,8 @@ class Launcher:
         return True
 
     def _connect(self) -> None:
-        for endpoints, route in self._routes.items():
-            route.open_ahead(self._ahead[endpoints])
+        for route, ahead in zip(self._by_index, self._ahead, strict=True):
+            route.open_ahead(ahead)
         deadline_ns = time.monotonic_ns() + _CONNECT_PATIENCE_NS
         pending = -1
         while not self._stopped and (still_pending := sum(route.pending for route in self._by_index)):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import socket
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ringtap.trafficgen.sender import ipc
 from ringtap.trafficgen.sender.ipc import Channel, SharedSlots
+
+if TYPE_CHECKING:
+    from ringtap.trafficgen.sender.worker import Destination
 
 _MIN_SPARE = 16
 _BUSY_A_SPARE = 4  # busy connections per spare one
@@ -61,9 +64,7 @@ class ConnectionPool:
 
     Args:
         index: its number, which the sender workers use too.
-        source: index of the source in the plan, -1: none.
-        destination: index of the destination.
-        name: ``host:port`` for messages.
+        place: its endpoints.
         workers: the sender workers, which open the connections in turn.
         most: most connections at a time.
         new: True if each flow has a connection of its own.
@@ -75,18 +76,9 @@ class ConnectionPool:
         joined_any: True once a connection (in ``new`` mode a socket) was obtained.
     """
 
-    def __init__(
-        self,
-        index: int,
-        source: int,
-        destination: int,
-        name: str,
-        workers: Sequence[WorkerHandle],
-        most: int,
-        new: bool,
-    ) -> None:
-        self.index, self.source, self.destination, self.name = index, source, destination, name
-        self.address: tuple[str, int] = ("", 0)
+    def __init__(self, index: int, place: Destination, workers: Sequence[WorkerHandle], most: int, new: bool) -> None:
+        self.index, self.source, self.destination = index, place.source_index, place.destination_index
+        self.address, self.name = place.address, place.name
         self.waiting: deque[Waiting] = deque()
         self.why = 0
         self.heard_ns = 0

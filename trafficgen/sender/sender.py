@@ -26,9 +26,9 @@ from ringtap.trafficgen.plans.plan_file import PlanFile
 from ringtap.trafficgen.sender import ipc
 from ringtap.trafficgen.sender.completion_notices import Listener
 from ringtap.trafficgen.sender.ipc import Channel, SharedSlots
-from ringtap.trafficgen.sender.launcher import Done, FlowQueue, Go, Launcher, Ready
+from ringtap.trafficgen.sender.launcher import Done, Go, Launcher, Ready
 from ringtap.trafficgen.sender.options import SendOptions
-from ringtap.trafficgen.sender.pool import ConnectionPool, WorkerHandle
+from ringtap.trafficgen.sender.pool import WorkerHandle
 from ringtap.trafficgen.sender.worker import Destination, Report, SenderWorker
 from ringtap.trafficgen.statistics import FlowStatistics
 from ringtap.trafficgen.worker_processes import WorkerProcesses, raise_file_limit
@@ -259,35 +259,14 @@ def _clocks() -> tuple[int, int]:
 
 def _run_launcher(setup: SendPlan, links: Sequence[WorkerLink], arrivals: Listener | None, control: Connection) -> None:
     workers = [WorkerHandle(Channel(link.launchers), link.slots) for link in links]
-    routes = {}
-    new = setup.options.connections == "new"
-    for index, (pair, endpoints) in enumerate(zip(setup.pairs, setup.places, strict=True)):
-        _, _, address, name, source, destination = endpoints
-        route = ConnectionPool(index, source, destination, name, workers, setup.most[index], new)
-        route.address = address
-        routes[pair] = route
-    schedule = FlowQueue(setup.plan, setup.needs, setup.options.only_source)
-    outcome = FlowStatistics(setup.options.line_rate_bps)
-    ahead = dict(zip(setup.pairs, setup.ahead, strict=True))
-    Launcher(schedule, routes, workers, setup.options, control, outcome, ahead, arrivals).run()
+    Launcher(setup, workers, control, arrivals).run()
 
 
 def _run_workers(setup: SendPlan, links: Sequence[WorkerLink], control: Connection) -> None:
-    """Run the sender workers of one process, one per thread."""
     lock = threading.Lock()
 
     def work(link: WorkerLink) -> None:
-        worker = SenderWorker(
-            Channel(link.workers),
-            link.slots,
-            setup.places,
-            setup.options,
-            setup.transport,
-            setup.hello,
-            FlowStatistics(setup.options.line_rate_bps),
-            setup.most_per_worker,
-        )
-        asyncio.run(worker.run(control, lock))
+        asyncio.run(SenderWorker(link, setup).run(control, lock))
 
     _avoid_processor(setup.options.launcher_cpu)
     gc.freeze()

@@ -11,20 +11,22 @@ import errno
 import os
 import select
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.trafficgen import protocol
 from ringtap.trafficgen.flow_log import FLUSH_S, SENT_FIELDS, FlowLog
-from ringtap.trafficgen.outgoing_sockets import Transport, outgoing_socket
+from ringtap.trafficgen.outgoing_sockets import outgoing_socket
 from ringtap.trafficgen.sender import ipc
 from ringtap.trafficgen.sender.connection import SenderConnection
-from ringtap.trafficgen.sender.ipc import Channel, SharedSlots
-from ringtap.trafficgen.sender.options import PAYLOAD, SendOptions
+from ringtap.trafficgen.sender.ipc import Channel
+from ringtap.trafficgen.sender.options import PAYLOAD
 from ringtap.trafficgen.statistics import FlowStatistics
+
+if TYPE_CHECKING:
+    from ringtap.trafficgen.sender.sender import SendPlan, WorkerLink
 
 _MAX_EVENTS = 256
 
@@ -51,39 +53,29 @@ class SenderWorker:
     """A sender worker: ``asyncio.run(SenderWorker(...).run(...))`` in a thread or process of its own.
 
     Args:
+        link: its link to the launcher.
+        setup: the checked plan and the options for sending it.
+
+    Attributes:
         line: channel to the launcher.
         slots: the flows that the launcher starts on the connections.
         places: endpoints by connection pool (route).
-        options: send options.
-        transport: options of every connection.
         hello: first bytes on every connection.
-        outcome: flow statistics of this worker.
-        most: most connections at a time.
-
-    Attributes:
         epoll: epoll object of the connections.
         outcome: flow statistics of this worker.
         heard_ns: by connection pool, CLOCK_MONOTONIC of the receiver's last notice.
     """
 
-    def __init__(
-        self,
-        line: Channel,
-        slots: SharedSlots,
-        places: Sequence[Destination],
-        options: SendOptions,
-        transport: Transport,
-        hello: bytes,
-        outcome: FlowStatistics,
-        most: int,
-    ) -> None:
-        self.line, self.slots, self.places, self.hello, self.outcome = line, slots, places, hello, outcome
+    def __init__(self, link: WorkerLink, setup: SendPlan) -> None:
+        options = setup.options
+        self.line, self.slots, self.places, self.hello = Channel(link.workers), link.slots, setup.places, setup.hello
+        self.outcome = FlowStatistics(options.line_rate_bps)
         self.new = options.connections == "new"
-        self.heard_ns = [0] * len(places)
+        self.heard_ns = [0] * len(setup.places)
         self.epoll = select.epoll()
         self.payload_file = _payload_file() if options.method == "sendfile" else -1
-        self._log_path, self._transport = options.log_path, transport
-        self._free = list(range(most - 1, -1, -1))
+        self._log_path, self._transport = options.log_path, setup.transport
+        self._free = list(range(setup.most_per_worker - 1, -1, -1))
         self._connections: dict[int, SenderConnection] = {}
         self._by_file: dict[int, SenderConnection] = {}
         self._ended = asyncio.Event()
@@ -123,7 +115,6 @@ class SenderWorker:
             self.outcome.first_failure = f"{self.places[route].name}: {protocol.failure_words(why)}"
 
     def _handle_messages(self) -> None:
-        """Handle the launcher's messages."""
         for what, place, first, second in self.line.messages():
             if what == ipc.REST:
                 self._connections[place].carry_on(first)

@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ringtap.core.errors import UsageError
 from ringtap.core.options import add_force, add_json
 from ringtap.core.units import whole_number
-from ringtap.workload.options import (
-    add_algorithms,
-    add_ranks_per_host,
-    add_topology,
-    algorithms,
-    ranks_per_host,
-    topology,
-    write_output,
-)
+from ringtap.workload.options import add_network, algorithms, network, ranks_per_host, topology, write_output
 
 if TYPE_CHECKING:
     from ringtap.workload.lowering import Algorithms
@@ -33,9 +25,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     parser.add_argument("workload", type=Path, metavar="W", help="a directory of execution traces")
     parser.add_argument("--to", required=True, choices=_FORMATS, help="format of the file")
-    add_algorithms(parser)
-    add_topology(parser)
-    add_ranks_per_host(parser)
+    add_network(parser)
     parser.add_argument(
         "--node", action="append", default=[], metavar="ADDRESS:PORT", help="for plan: a rank; one for each, in order"
     )
@@ -95,8 +85,8 @@ def _export_directory(options: argparse.Namespace, workload: Workload, chosen: A
 
     if ranks_per_host(options, workload) > 1:
         raise UsageError("ASTRA-sim needs one rank per host: add --gpus-per-node 1")
-    network, latency_s = topology(options, workload.ranks)
-    write_astra_sim(workload, network, chosen.all_reduce, latency_s, options.output)
+    hosts, latency_s = topology(options, workload.ranks)
+    write_astra_sim(workload, hosts, chosen.all_reduce, latency_s, options.output)
 
 
 def _export_plan(options: argparse.Namespace, lowered: Workload) -> None:
@@ -112,9 +102,6 @@ def _export_plan(options: argparse.Namespace, lowered: Workload) -> None:
 def _flows(options: argparse.Namespace, lowered: Workload) -> tuple[list[str], list[str]]:
     from ringtap.workload.export import hpcc
     from ringtap.workload.lowering import Algorithms
-    from ringtap.workload.simulated_iterations import simulate
 
-    per_host = ranks_per_host(options, lowered)
-    network, latency_s = topology(options, -(-lowered.ranks // per_host))
-    simulated = simulate(lowered, network, Algorithms(), latency_s=latency_s, ranks_per_host=per_host)
-    return hpcc(lowered, simulated, per_host)
+    used = network(options, lowered, Algorithms())
+    return hpcc(lowered, used.simulate(lowered), used.ranks_per_host)

@@ -10,14 +10,7 @@ from typing import Any
 
 from ringtap.core.options import add_json
 from ringtap.core.terminal import text_table
-from ringtap.workload.options import (
-    add_algorithms,
-    add_ranks_per_host,
-    add_topology,
-    algorithms,
-    ranks_per_host,
-    topology,
-)
+from ringtap.workload.options import add_network, algorithms, network
 from ringtap.workload.simulator_logs import SimulatorLog, read_log
 
 
@@ -33,9 +26,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument(
         "--workload", type=Path, metavar="W", help="also simulate an iteration of this workload, for comparison"
     )
-    add_algorithms(parser)
-    add_topology(parser)
-    add_ranks_per_host(parser)
+    add_network(parser)
     add_json(parser)
     parser.set_defaults(handler=_import)
 
@@ -59,14 +50,13 @@ def _import(options: argparse.Namespace) -> int:
 
 
 def _iteration_s(options: argparse.Namespace, found: SimulatorLog) -> float:
-    from ringtap.workload.simulated_iterations import simulate
     from ringtap.workload.simulator_programs import longest_chain_ns
     from ringtap.workload.workload import read_workload
 
     workload, chosen = read_workload(options.workload), algorithms(options)
     found.check_ranks(workload.ranks, chosen.others, str(options.log))
-    per_host = ranks_per_host(options, workload)
-    network, latency_s = topology(options, -(-(workload.ranks + chosen.others) // per_host))
-    here_s = simulate(workload, network, chosen, latency_s=latency_s, ranks_per_host=per_host).iteration_s
-    found.check_chain(longest_chain_ns(workload, max(network.rate_bps) if per_host == 1 else math.inf, latency_s))
+    used = network(options, workload, chosen)
+    here_s = used.simulate(workload).iteration_s
+    rate_bps = max(used.topology.rate_bps) if used.ranks_per_host == 1 else math.inf
+    found.check_chain(longest_chain_ns(workload, rate_bps, used.latency_s))
     return here_s

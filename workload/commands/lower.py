@@ -11,15 +11,7 @@ from ringtap.core.errors import UsageError
 from ringtap.core.options import add_json
 from ringtap.core.terminal import text_table
 from ringtap.core.units import counted, format_size, parse_size_bytes, whole_number
-from ringtap.workload.options import (
-    add_algorithms,
-    add_ranks_per_host,
-    add_topology,
-    algorithms,
-    counts,
-    ranks_per_host,
-    topology,
-)
+from ringtap.workload.options import add_network, counts, network
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -28,9 +20,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument("workload", nargs="?", type=Path, metavar="W", help="a directory of execution traces")
     parser.add_argument("--workers", metavar="N", help="without W: one collective of so many workers")
     parser.add_argument("--bytes", metavar="SIZE", help="without W: bytes of the data of each worker, such as 1MB")
-    add_algorithms(parser)
-    add_topology(parser)
-    add_ranks_per_host(parser)
+    add_network(parser)
     parser.add_argument("-o", dest="output", metavar="P", type=Path, help="write the messages as execution traces")
     add_json(parser)
     parser.set_defaults(handler=_lower)
@@ -68,22 +58,21 @@ def _lower(options: argparse.Namespace) -> int:
 
 def _lower_workload(options: argparse.Namespace) -> int:
     from ringtap.workload.lowering import lower
-    from ringtap.workload.simulated_iterations import busiest_links, critical_path, simulate
+    from ringtap.workload.simulated_iterations import busiest_links, critical_path
     from ringtap.workload.workload import assumed_of_others, read_workload, summary, write_workload
 
     if options.workers is not None or options.bytes is not None:
         raise UsageError("--workers and --bytes are those of one collective: leave them out beside a workload")
-    workload, chosen = read_workload(options.workload), algorithms(options)
-    per_host = ranks_per_host(options, workload)
-    network, latency_s = topology(options, -(-(workload.ranks + chosen.others) // per_host))
-    simulated = simulate(workload, network, chosen, iterations=2, latency_s=latency_s, ranks_per_host=per_host)
+    workload = read_workload(options.workload)
+    used = network(options, workload)
+    simulated, topology = used.simulate(workload, 2), used.topology
     path = critical_path(workload, simulated)
-    lowered = lower(workload, chosen)
+    lowered = lower(workload, used.algorithms)
     if options.output is not None:
         write_workload(lowered, options.output)
-    item = summary(lowered) | {"topology": network.name, "critical_path": path._asdict()}
+    item = summary(lowered) | {"topology": topology.name, "critical_path": path._asdict()}
     item["assumptions"] = assumed_of_others(workload)
-    item["link_bytes"] = dict(zip(network.links, simulated.link_bytes.tolist(), strict=True))
+    item["link_bytes"] = dict(zip(topology.links, simulated.link_bytes.tolist(), strict=True))
     if options.json:
         print(json.dumps(item))
         return 0
@@ -91,5 +80,5 @@ def _lower_workload(options: argparse.Namespace) -> int:
     for text in assumed_of_others(workload):
         print(f"Assumed: {text}")
     print(f"{counted(item['messages'], 'message')} between {counted(item['ranks'], 'rank')}{where}")
-    print(f"{busiest_links(network, simulated.link_bytes)}, on a {network.name} of {options.rate}\n{path.sentence()}")
+    print(f"{busiest_links(topology, simulated.link_bytes)}, on a {topology.name} of {options.rate}\n{path.sentence()}")
     return 0

@@ -53,12 +53,28 @@ def _new(options: argparse.Namespace) -> int:
         raise UsageError("--alike goes with --kineto: it says that ranks without a trace do what the others do")
     if options.steps is not None and options.kineto is None:
         raise UsageError("--steps goes with --kineto: other sources have iterations of their own")
-    if options.layout is not None:
-        return _from_layout(options)
-    if options.model is None:
-        return _from_profiles(options)
-    from ringtap.workload.models import buckets, model_workload
+    from ringtap.workload.options import ranks_per_host
     from ringtap.workload.workload import summary, write_workload
+
+    make = _of_layout if options.layout is not None else _of_profiles if options.model is None else _of_model
+    made, words, hint = make(options)
+    if options.gpus_per_node is not None:
+        made.about["gpus_per_node"] = ranks_per_host(options, made)
+    write_workload(made, options.output)
+    if options.json:
+        print(json.dumps(summary(made) | {"about": made.about}))
+        return 0
+    print(f"{words}, in {options.output}")
+    print("".join(f"Assumed: {text}\n" for text in made.about["assumptions"]) + hint, end="")
+    print(f"Next: ringtap workload simulate {options.output}")
+    return 0
+
+
+Made = tuple["Workload", str, str]  # a workload, what it is in words, and a hint behind what is assumed
+
+
+def _of_model(options: argparse.Namespace) -> Made:
+    from ringtap.workload.models import buckets, model_workload
 
     if options.batch is not None:
         raise UsageError("--batch goes with --run or --kineto: the time of a model's computation is --compute")
@@ -67,101 +83,70 @@ def _new(options: argparse.Namespace) -> int:
     profile, workers = profile_named(options.model), whole_number(options.workers, "--workers")
     if workers < 1:
         raise UsageError(f"{workers} workers: at least one is needed")
-    compute_s = None if options.compute is None else parse_duration_s(options.compute)
-    made = model_workload(profile, workers, compute_s)
-    _add_hosts(options, made)
-    write_workload(made, options.output)
-    if options.json:
-        print(json.dumps(summary(made) | {"about": made.about}))
-        return 0
+    made = model_workload(profile, workers, None if options.compute is None else parse_duration_s(options.compute))
     sizes = [size for size, _ in buckets(profile)]
-    print(
+    words = (
         f"{profile.title} on {counted(workers, 'worker')}: {counted(len(sizes), 'bucket')} of "
-        f"{format_size(min(sizes))} to {format_size(max(sizes))}, {made.about['compute_s']:g} s of computation, "
-        f"in {options.output}"
+        f"{format_size(min(sizes))} to {format_size(max(sizes))}, {made.about['compute_s']:g} s of computation"
     )
-    print("\n".join(f"Assumed: {text}" for text in made.about["assumptions"]))
-    print(f"Next: ringtap workload simulate {options.output}")
-    return 0
+    return made, words, ""
 
 
-def _from_profiles(options: argparse.Namespace) -> int:
+def _communication(made: Workload) -> str:
+    from ringtap.workload.workload import summary
+
+    item = summary(made)
+    return (
+        f"{counted(item['collectives'], 'collective')} of {format_size(item['collective_bytes'])} and "
+        f"{counted(item['messages'], 'message')} of {format_size(item['message_bytes'])}"
+    )
+
+
+def _of_profiles(options: argparse.Namespace) -> Made:
     from ringtap.workload.kineto import read_kineto_traces
     from ringtap.workload.profile import profile_workload, read_profiles
-    from ringtap.workload.workload import summary, write_workload
 
     for name in ("workers", "compute"):
         if getattr(options, name) is not None:
             raise UsageError(f"--{name} goes with --model: ringtap workload scale changes the workload of a run")
-    batch = None if options.batch is None else whole_number(options.batch, "--batch")
-    if batch is not None and batch < 1:
-        raise UsageError(f"--batch {batch} is below 1")
+    batch = None if options.batch is None else whole_number(options.batch, "--batch", 1)
     if options.kineto is None:
         profiles, ranks, name = read_profiles(options.run), None, options.run.resolve().name
     else:
-        steps = 1 if options.steps is None else whole_number(options.steps, "--steps")
-        if steps < 1:
-            raise UsageError(f"--steps {steps} is below 1")
+        steps = 1 if options.steps is None else whole_number(options.steps, "--steps", 1)
         profiles = read_kineto_traces(options.kineto, options.execution_trace, alike=options.alike, steps=steps)
         ranks, name = profiles[0].ranks, options.kineto[0].resolve().name
     made = profile_workload(profiles, name, ranks)
+    about = made.about
     if batch is not None:
-        made.about["batch"] = batch
-    _add_hosts(options, made)
-    write_workload(made, options.output)
-    item, about = summary(made), made.about
-    if options.json:
-        print(json.dumps(item | {"about": about}))
-        return 0
-    parameters = about["parameters"]
-    elements = counted(sum(one["elements"] for one in parameters), "parameter")
-    known = f"{elements} in {counted(len(parameters), 'tensor')}, " if parameters else ""
-    print(
-        f"{counted(item['ranks'], 'rank')}: {known}{counted(item['collectives'], 'collective')} of "
-        f"{format_size(item['collective_bytes'])} and {counted(item['messages'], 'message')} of "
-        f"{format_size(item['message_bytes'])}, {about['compute_s']:.4g} s of computation in "
-        f"{about['iteration_s']:.4g} s per iteration, in {options.output}"
+        about["batch"] = batch
+    parameters, known = about["parameters"], ""
+    if parameters:
+        elements = counted(sum(one["elements"] for one in parameters), "parameter")
+        known = f"{elements} in {counted(len(parameters), 'tensor')}, "
+    words = (
+        f"{counted(made.ranks, 'rank')}: {known}{_communication(made)}, {about['compute_s']:.4g} s of computation in "
+        f"{about['iteration_s']:.4g} s per iteration"
     )
-    for text in about["assumptions"]:
-        print(f"Assumed: {text}")
-    if profiles[0].device == "cuda" and made.ranks > 1 and options.gpus_per_node is None:
-        print(
-            "Each GPU has a host of its own, so that all bytes use the network: if hosts have several GPUs, name their "
-            "number with --gpus-per-node"
-        )
-    print(f"Next: ringtap workload simulate {options.output}")
-    return 0
+    is_spread = profiles[0].device == "cuda" and made.ranks > 1 and options.gpus_per_node is None
+    hint = (
+        "Each GPU has a host of its own, so that all bytes use the network: if hosts have several GPUs, name their "
+        "number with --gpus-per-node\n"
+    )
+    return made, words, hint if is_spread else ""
 
 
-def _add_hosts(options: argparse.Namespace, made: Workload) -> None:
-    """Note the ranks at each host."""
-    from ringtap.workload.options import ranks_per_host
-
-    if options.gpus_per_node is not None:
-        made.about["gpus_per_node"] = ranks_per_host(options, made)
-
-
-def _from_layout(options: argparse.Namespace) -> int:
+def _of_layout(options: argparse.Namespace) -> Made:
     from ringtap.workload.transformer import layout_workload, read_layout
-    from ringtap.workload.workload import summary, write_workload
 
     for name in ("workers", "compute", "batch", "gpus-per-node"):
         if getattr(options, name.replace("-", "_")) is not None:
             raise UsageError(f"--{name} does not go with --layout: the file says it")
     layout = read_layout(options.layout)
     made = layout_workload(layout, options.layout.stem)
-    write_workload(made, options.output)
-    item, about = summary(made), made.about
-    if options.json:
-        print(json.dumps(item | {"about": about}))
-        return 0
-    print(
+    words = (
         f"{counted(layout.parameters, 'parameter')} on {counted(layout.ranks, 'rank')} (tensor "
         f"{layout.tensor_parallel} x data {layout.data_parallel} x pipeline {layout.pipeline_parallel}): "
-        f"{counted(item['collectives'], 'collective')} of {format_size(item['collective_bytes'])} and "
-        f"{counted(item['messages'], 'message')} of {format_size(item['message_bytes'])}, up to "
-        f"{about['compute_s']:.4g} s of computation per rank, in {options.output}"
+        f"{_communication(made)}, up to {made.about['compute_s']:.4g} s of computation per rank"
     )
-    print("\n".join(f"Assumed: {text}" for text in about["assumptions"]))
-    print(f"Next: ringtap workload simulate {options.output}")
-    return 0
+    return made, words, ""

@@ -69,9 +69,7 @@ def _rate(text: str | None, option: str) -> float | None:
 
 
 def _scale(options: argparse.Namespace) -> int:
-    workers = None if options.workers is None else whole_number(options.workers, "--workers")
-    if workers is not None and not 1 <= workers <= MAX_WORKERS:
-        raise UsageError(f"--workers {workers} is outside 1 to {MAX_WORKERS:,}")
+    workers = None if options.workers is None else whole_number(options.workers, "--workers", 1, MAX_WORKERS)
     batch, parameters, compute = (
         _factor(getattr(options, name), f"--{name}") for name in ("batch", "parameters", "compute")
     )

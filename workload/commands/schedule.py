@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringtap.core.errors import UsageError
 from ringtap.core.options import add_force, add_json
+from ringtap.core.run_files import refuse_existing
 from ringtap.core.schema import RUN_JSON
 from ringtap.core.terminal import text_table
 from ringtap.core.units import counted, format_rate, parse_duration_s, parse_rate_bps, whole_number
@@ -206,9 +207,7 @@ def _sharing(options: argparse.Namespace, jobs: int) -> _Sharing | None:
         raise UsageError("--sharing is for one link of all jobs, and crux for --links: give --capacity, and no --link")
     if is_crux != (options.flop is not None) or (options.levels is not None and not is_crux):
         raise UsageError("--sharing crux needs the --flop of each job, and no other rule has --flop or --levels")
-    iterations = whole_number(options.iterations, "--iterations")
-    if not 1 <= iterations <= MAX_ITERATIONS:
-        raise UsageError(f"--iterations {iterations} is outside 1 to {MAX_ITERATIONS:,}")
+    iterations = whole_number(options.iterations, "--iterations", 1, MAX_ITERATIONS)
     starts_s = [_nanoseconds(text) / 1e9 for text in options.start.split(",")] if options.start else [0.0] * jobs
     if len(starts_s) != jobs:
         raise UsageError(f"--start {options.start} has {len(starts_s)} times, and there are {counted(jobs, 'job')}")
@@ -218,9 +217,7 @@ def _sharing(options: argparse.Namespace, jobs: int) -> _Sharing | None:
         flop = [math.nan]
     if is_crux and (len(flop) != jobs or not all(0 < each < math.inf for each in flop)):
         raise UsageError(f"--flop {options.flop} is not a number above 0 for each of {counted(jobs, 'job')}")
-    levels = jobs if options.levels is None else whole_number(options.levels, "--levels")
-    if not 1 <= levels <= MAX_JOBS:
-        raise UsageError(f"--levels {levels} is outside 1 to {MAX_JOBS}")
+    levels = jobs if options.levels is None else whole_number(options.levels, "--levels", 1, MAX_JOBS)
     shares = [] if is_crux else read_shares(options.sharing, jobs)
     return _Sharing(options.sharing, shares, flop, levels, starts_s, iterations)
 
@@ -283,11 +280,8 @@ def _schedule(options: argparse.Namespace) -> int:
         raise UsageError(
             f"{counted(count, 'job')} given: give 2 to {MAX_JOBS}, as --job or as directories of workloads"
         )
-    if options.figure is not None and options.figure.exists() and not options.force:
-        raise UsageError(f"{options.figure} exists: name another file or add --force")
-    places = None if options.links is None else whole_number(options.links, "--links")
-    if places is not None and not 1 <= places <= MAX_JOBS:
-        raise UsageError(f"--links {places} is outside 1 to {MAX_JOBS}")
+    refuse_existing(options.figure, options.force)
+    places = None if options.links is None else whole_number(options.links, "--links", 1, MAX_JOBS)
     links = _links(options, count)
     sharing = _sharing(options, count)
     jobs = _jobs(options, links)
@@ -309,7 +303,6 @@ def _schedule(options: argparse.Namespace) -> int:
 
 
 def _item(jobs: list[PeriodicJob], circles: Circles, found: Schedule) -> dict[str, Any]:
-    """Return the answer as plain values."""
     quantum_ms = 1e3 * circles.quantum_s
     return {
         "score_unshifted": found.score_unshifted, "score": found.score,

@@ -8,16 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.core.options import add_force, add_json
+from ringtap.core.run_files import refuse_existing
 from ringtap.core.terminal import text_table
 from ringtap.core.units import counted, format_size
-from ringtap.workload.options import (
-    add_algorithms,
-    add_ranks_per_host,
-    add_topology,
-    algorithms,
-    ranks_per_host,
-    topology,
-)
+from ringtap.workload.options import add_network, network
 
 # of an element of a parameter: 1, and its bytes
 _WEIGHTS = (lambda _one: 1, lambda one: one["element_bytes"])
@@ -31,9 +25,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument(
         "--timeline", type=Path, metavar="FILE", help="draw an iteration on a network into a .png, .svg or .pdf file"
     )
-    add_algorithms(parser)
-    add_topology(parser)
-    add_ranks_per_host(parser)
+    add_network(parser)
     add_force(parser)
     add_json(parser)
     parser.set_defaults(handler=_show)
@@ -42,22 +34,20 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 def _show(options: argparse.Namespace) -> int:
     from ringtap.core.errors import UsageError
     from ringtap.workload.execution_trace import NodeType
-    from ringtap.workload.simulated_iterations import critical_path, simulate
+    from ringtap.workload.simulated_iterations import critical_path
     from ringtap.workload.timeline import write_timeline
     from ringtap.workload.workload import assumed_of_others, kind_of, peer_of, read_workload, size_of, summary
 
-    if options.timeline is not None and options.timeline.exists() and not options.force:
-        raise UsageError(f"{options.timeline} exists: name another file or add --force")
+    refuse_existing(options.timeline, options.force)
     workload = read_workload(options.workload)
     if not 0 <= options.rank < workload.ranks:
         raise UsageError(f"--rank {options.rank} does not exist: there are ranks 0 to {workload.ranks - 1}")
     item = summary(workload)
-    chosen, per_host = algorithms(options), ranks_per_host(options, workload)
-    network, latency_s = topology(options, -(-(workload.ranks + chosen.others) // per_host))
-    simulated = simulate(workload, network, chosen, iterations=2, latency_s=latency_s, ranks_per_host=per_host)
-    path = critical_path(workload, simulated)
+    used = network(options, workload)
+    simulated = used.simulate(workload, 2)
+    path, on = critical_path(workload, simulated), f"on a {used.topology.name} of {options.rate}"
     if options.timeline is not None:
-        title = f"{options.workload.resolve().name}: an iteration on a {network.name} of {options.rate}"
+        title = f"{options.workload.resolve().name}: an iteration {on}"
         write_timeline(simulated.spans, options.timeline, title)
     if options.json:
         print(json.dumps(item | {"critical_path": path._asdict(), "about": workload.about}))
@@ -69,7 +59,7 @@ def _show(options: argparse.Namespace) -> int:
     )
     for line in [*_known(workload.about), *(f"Assumed: {text}" for text in assumed_of_others(workload))]:
         print(line)
-    print(f"{path.sentence()}, on a {network.name} of {options.rate}")
+    print(f"{path.sentence()}, {on}")
     rows = [["node", "name", "what", "bytes", "time", "after"]]
     for node in workload.traces[options.rank]:
         what, size = node.type.name.lower(), ""

@@ -12,19 +12,10 @@ from ringtap.core.errors import UsageError
 from ringtap.core.options import add_json
 from ringtap.core.terminal import shell_word, text_table
 from ringtap.core.units import counted, parse_duration_s, whole_number
-from ringtap.workload.options import (
-    add_algorithms,
-    add_ranks_per_host,
-    add_topology,
-    algorithms,
-    ranks_per_host,
-    read_loads,
-    topology,
-)
+from ringtap.workload.options import add_network, algorithms, hosts_of, network, ranks_per_host, read_loads
 
 if TYPE_CHECKING:
-    from ringtap.workload.cross_traffic import CrossPlan
-    from ringtap.workload.simulated_loads import LoadSimulator
+    from ringtap.workload.simulated_loads import CrossPlan, LoadSimulator
     from ringtap.workload.simulator_logs import SimulatorLog
 
 _SIMULATORS = ("astra-sim", "loggopsim")
@@ -34,9 +25,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     """Add the arguments of the verb ``workload simulate``."""
     parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     parser.add_argument("workload", type=Path, metavar="W", help="a directory of execution traces")
-    add_algorithms(parser)
-    add_topology(parser)
-    add_ranks_per_host(parser)
+    add_network(parser)
     parser.add_argument(
         "--iterations", metavar="N", help="iterations; the first one is left out (5; with --cross as many as last)"
     )
@@ -77,17 +66,9 @@ def read_simulators(given: list[str]) -> dict[str, Path]:
     return found
 
 
-def _iterations(text: str | None) -> int | None:
-    from ringtap.workload.simulated_loads import LEAST_ITERATIONS, MAX_ITERATIONS
-
-    iterations = None if text is None else whole_number(text, "--iterations")
-    if iterations is not None and not LEAST_ITERATIONS <= iterations <= MAX_ITERATIONS:
-        raise UsageError(f"--iterations {iterations} is outside {LEAST_ITERATIONS} to {MAX_ITERATIONS:,}")
-    return iterations
-
-
 def _simulate(options: argparse.Namespace) -> int:
     from ringtap.workload.simulated_iterations import busiest_links, critical_path
+    from ringtap.workload.simulated_loads import LEAST_ITERATIONS, MAX_ITERATIONS
     from ringtap.workload.simulated_run import parameters_of, write_run
     from ringtap.workload.workload import assumed_of_others
 
@@ -95,7 +76,8 @@ def _simulate(options: argparse.Namespace) -> int:
         raise UsageError(f"{options.output} exists: name another directory")
     if options.cross and options.loads is not None:
         raise UsageError("--loads and --cross are two kinds of cross traffic: give one of them")
-    loads, iterations = read_loads(options.loads or "0"), _iterations(options.iterations)
+    loads, given, bounds = read_loads(options.loads or "0"), options.iterations, (LEAST_ITERATIONS, MAX_ITERATIONS)
+    iterations = None if given is None else whole_number(given, "--iterations", *bounds)
     others, limit_s = read_simulators(options.others), parse_duration_s(options.time_limit)
     simulator, plans = _simulator(options)
     if others and simulator.ranks_per_host > 1:
@@ -147,25 +129,23 @@ def _simulate(options: argparse.Namespace) -> int:
 
 def _simulator(options: argparse.Namespace) -> tuple[LoadSimulator, list[CrossPlan]]:
     """Return the simulator and the plans of the command line, on a network with room for both."""
-    from ringtap.workload.cross_traffic import read_cross
     from ringtap.workload.simulated_iterations import check_room
-    from ringtap.workload.simulated_loads import LoadSimulator
+    from ringtap.workload.simulated_loads import LoadSimulator, read_cross
     from ringtap.workload.workload import read_workload
 
     workload, chosen = read_workload(options.workload), algorithms(options)
-    endpoints, per_host = workload.ranks + chosen.others, ranks_per_host(options, workload)
-    plans = [read_cross(path, -(-endpoints // per_host)) for path in options.cross]
-    hosts = max([-(-endpoints // per_host), *(plan.hosts for plan in plans)])
-    network, latency_s = topology(options, hosts)
-    check_room(network, endpoints, per_host)
-    if network.hosts < hosts:
-        raise UsageError(f"the topology has {counted(network.hosts, 'host')}, but ranks and plans need {hosts:,}")
-    bottleneck = options.bottleneck or network.links[network.path(1, 0)[-1] if network.hosts > 1 else 0]
-    if bottleneck not in network.links:
-        some = ", ".join(network.links[:3])
-        raise UsageError(f"--bottleneck {bottleneck!r} is no link of the {network.name}: it has {some}, ...")
-    place = network.links.index(bottleneck)
-    return LoadSimulator(workload, network, chosen, latency_s, per_host, place), plans
+    plans = [read_cross(path, hosts_of(workload, chosen, ranks_per_host(options, workload))) for path in options.cross]
+    hosts = max((plan.hosts for plan in plans), default=0)
+    _, topology, latency_s, per_host = network(options, workload, chosen, hosts)
+    check_room(topology, workload.ranks + chosen.others, per_host)
+    if topology.hosts < hosts:
+        raise UsageError(f"the topology has {counted(topology.hosts, 'host')}, but ranks and plans need {hosts:,}")
+    bottleneck = options.bottleneck or topology.links[topology.path(1, 0)[-1] if topology.hosts > 1 else 0]
+    if bottleneck not in topology.links:
+        some = ", ".join(topology.links[:3])
+        raise UsageError(f"--bottleneck {bottleneck!r} is no link of the {topology.name}: it has {some}, ...")
+    place = topology.links.index(bottleneck)
+    return LoadSimulator(workload, topology, chosen, latency_s, per_host, place), plans
 
 
 def _run_others(others: dict[str, Path], limit_s: float, simulator: LoadSimulator) -> tuple[float, list[SimulatorLog]]:

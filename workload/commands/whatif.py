@@ -64,7 +64,7 @@ def _whatif(options: argparse.Namespace) -> int:
     if rate_bps <= 0:
         raise UsageError(f"--bandwidth {options.bandwidth} is not a positive rate")
     sizes = (
-        GRADIENT_BYTES * _positive(whole_number(options.slice, "--slice"), "--slice"),
+        GRADIENT_BYTES * whole_number(options.slice, "--slice", 1),
         None if options.partition is None else _positive(parse_size_bytes(options.partition), "--partition"),
         None if options.credit is None else _positive(parse_size_bytes(options.credit), "--credit"),
     )

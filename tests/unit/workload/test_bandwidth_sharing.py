@@ -14,7 +14,6 @@ from ringtap.cli import main
 from ringtap.workload.bandwidth_sharing import (
     MLTCP,
     Share,
-    divide,
     divide_links,
     mltcp_shift_s,
     share_link,
@@ -92,7 +91,7 @@ SENDERS = st.lists(st.tuples(st.floats(1, 100), st.floats(0.1, 10), st.integers(
 @given(SENDERS)
 def test_a_link_is_divided_without_a_rest(senders: list[tuple[float, float, int]]) -> None:
     wanted, weights, priorities = map(list, zip(*senders, strict=True))
-    rates = np.array(divide(100.0, wanted, weights, priorities))
+    rates = np.array(divide_links([(100.0, range(len(wanted)))], wanted, weights, priorities))
     assert rates.sum() == pytest.approx(min(100.0, sum(wanted)))
     assert (rates <= np.array(wanted) + 1e-9).all()
     for number, (want, weight, priority) in enumerate(senders):

@@ -17,9 +17,9 @@ from ringtap.core.models import PROFILES
 from ringtap.core.rundir import RunDirectory
 from ringtap.trafficgen.plans.plan_file import write_plan
 from ringtap.workload import simulated_loads
-from ringtap.workload.cross_traffic import check_load, read_cross
 from ringtap.workload.execution_trace import Node, NodeType
 from ringtap.workload.models import model_workload
+from ringtap.workload.simulated_loads import check_load, read_cross
 from ringtap.workload.simulated_run import parameters_of
 from ringtap.workload.topologies import star
 from ringtap.workload.workload import Workload, read_workload, write_workload

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from ringtap.core.records import open_records
-from ringtap.trafficgen.plans.web_search import PlanSpec, WebSearchPlan
 from tests.unit.traffic_processes import (
     COMMAND,
     FULL_DISK,
@@ -30,6 +29,7 @@ from tests.unit.traffic_processes import (
     serving,
     wait_for_log,
 )
+from tests.unit.web_plans import PlanSpec, web_plan
 
 pytestmark = pytest.mark.shares
 
@@ -39,7 +39,7 @@ def test_every_byte_of_the_plan_arrives_and_both_logs_say_so(tmp_path: Path) -> 
         plan = plan_for(tmp_path, serve.address)
         summary, _ = send(plan, "--log", tmp_path / "s.rec")
         received = serve.end()
-    flows = list(WebSearchPlan(PlanSpec("consistent", 20e6, 500 * MS, (serve.address,), 1, 100)).flows())
+    flows = list(web_plan(PlanSpec("consistent", 20e6, 500 * MS, (serve.address,), 1, 100)).flows())
     assert summary["flows"] == summary["finished"] == received["flows"] == len(flows)
     assert summary["bytes"] == summary["acked_bytes"] == received["bytes"] == 1_250_000
     assert summary["offered_bps"] == pytest.approx(20e6)
@@ -126,7 +126,7 @@ def test_after_sigkill_all_but_the_last_second_reads_back(tmp_path: Path) -> Non
         process.wait(10)
     logged = {row["flow"] for row in rows(tmp_path / "s.rec")}
     about = open_records(tmp_path / "s.rec").about
-    flows = WebSearchPlan(PlanSpec("consistent", 20e6, 20_000 * MS, (serve.address,), 1, 100)).flows()
+    flows = web_plan(PlanSpec("consistent", 20e6, 20_000 * MS, (serve.address,), 1, 100)).flows()
     old = {number for number, flow in enumerate(flows) if about["origin_ns"] + flow.start_ns < killed_ns - 1e9}
     assert len(old) > 20
     assert old <= logged

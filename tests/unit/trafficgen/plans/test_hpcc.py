@@ -12,10 +12,11 @@ from ringtap.core.errors import UsageError
 from ringtap.core.flow_plan_format import Flow
 from ringtap.trafficgen.plans.common import PlanOutline
 from ringtap.trafficgen.plans.hpcc import FlowListPlan, write_list
-from ringtap.trafficgen.plans.patterns import LongLivedPlan, RingPlan
 from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
+from ringtap.trafficgen.plans.registry import make_plan
 from ringtap.trafficgen.plans.sizes import WORKLOADS, parse_sizes, read_cdf, write_cdf
-from ringtap.trafficgen.plans.web_search import PlanSpec, WebSearchPlan
+from tests.unit.size_quantiles import quantile_bytes
+from tests.unit.web_plans import PlanSpec, web_plan
 
 pytestmark = pytest.mark.computes
 
@@ -38,13 +39,13 @@ def test_shares_and_percents_mean_the_same(tmp_path: Path) -> None:
 
 
 def test_a_first_point_with_a_share_rises_from_zero_and_one_without_is_the_least(tmp_path: Path) -> None:
-    assert read_cdf(cdf_file(tmp_path, "100 0.5\n200 1\n")).quantile_bytes(0.25) == 50
-    assert read_cdf(cdf_file(tmp_path, "100 0\n200 1\n")).quantile_bytes(0) == 100
+    assert quantile_bytes(read_cdf(cdf_file(tmp_path, "100 0.5\n200 1\n")), 0.25) == 50
+    assert quantile_bytes(read_cdf(cdf_file(tmp_path, "100 0\n200 1\n")), 0) == 100
 
 
 def test_a_step_is_a_size_of_its_own(tmp_path: Path) -> None:
     cdf = read_cdf(cdf_file(tmp_path, "1 0\n33 0.3\n33 0.4\n50 1\n"))
-    assert cdf.quantile_bytes(0.3) == cdf.quantile_bytes(0.35) == cdf.quantile_bytes(0.4) == 33
+    assert quantile_bytes(cdf, 0.3) == quantile_bytes(cdf, 0.35) == quantile_bytes(cdf, 0.4) == 33
     assert cdf.mean_bytes == pytest.approx(0.3 * 17 + 0.1 * 33 + 0.6 * 41.5)
 
 
@@ -196,7 +197,7 @@ def test_a_plan_of_nodes_is_the_same_after_a_list_and_back(tmp_path: Path) -> No
 
 
 def test_other_plans_number_sources_before_destinations(tmp_path: Path) -> None:
-    plan = WebSearchPlan(PlanSpec("consistent", 1e8, 10**9, ("a:1", "b:2"), sources=("s", "t")))
+    plan = web_plan(PlanSpec("consistent", 1e8, 10**9, ("a:1", "b:2"), sources=("s", "t")))
     assert write_list(plan, tmp_path / "out.txt") == {"s": 0, "t": 1, "a:1": 2, "b:2": 3}
     nodes = ["s:9", "t:9", "a:1", "b:2"]
     again = FlowListPlan(tmp_path / "out.txt", PlanOutline(0, nodes, ["s", "t", "a", "b"]), nodes)
@@ -206,11 +207,11 @@ def test_other_plans_number_sources_before_destinations(tmp_path: Path) -> None:
 
 
 def test_what_a_list_cannot_hold_is_refused(tmp_path: Path) -> None:
-    ring = RingPlan(PlanOutline(10**9, ["a:1", "b:1"], ["a", "b"]), ["a:1", "b:1"], 10, 0, 1)
+    ring = make_plan("ring", {"duration": 10**9, "node": ["a:1", "b:1"], "bytes": 10, "iterations": 1})
     with pytest.raises(UsageError, match="kind ring"):
         write_list(ring, tmp_path / "out.txt")
     with pytest.raises(UsageError, match="kind long-lived"):
-        write_list(LongLivedPlan(PlanOutline(10**9, ["a:1"]), 1), tmp_path / "out.txt")
+        write_list(make_plan("long-lived", {"duration": 10**9, "to": ["a:1"]}), tmp_path / "out.txt")
     same = ["a:1", "a:2"]
     plan = FlowListPlan(flow_list(tmp_path, "1\n0 1 3 100 5 0\n"), PlanOutline(0, same, ["a"]), same)
     with pytest.raises(UsageError, match="share an address"):

@@ -11,7 +11,7 @@ import pytest
 from ringtap.core.errors import UsageError
 from ringtap.core.flow_plan_format import Flow
 from ringtap.trafficgen.plans.plan_file import PlanFile, PlanRequirements, write_plan
-from ringtap.trafficgen.plans.web_search import PlanSpec, WebSearchPlan
+from tests.unit.web_plans import PlanSpec, web_plan
 
 pytestmark = pytest.mark.computes
 
@@ -273,7 +273,7 @@ def test_bytes_that_are_no_text_are_one_sentence_that_names_the_line(tmp_path: P
 
 
 def test_a_plan_is_not_overwritten_without_force(tmp_path: Path) -> None:
-    plan = WebSearchPlan(PlanSpec("consistent", 1e6, 10**9, ("a:1",), scale=100))
+    plan = web_plan(PlanSpec("consistent", 1e6, 10**9, ("a:1",), scale=100))
     write_plan(plan, tmp_path / "plan")
     with pytest.raises(UsageError, match="--force"):
         write_plan(plan, tmp_path / "plan")
@@ -282,7 +282,7 @@ def test_a_plan_is_not_overwritten_without_force(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
-    plan = WebSearchPlan(PlanSpec("consistent", 1e6, 10**9, ("a:1",), scale=100))
+    plan = web_plan(PlanSpec("consistent", 1e6, 10**9, ("a:1",), scale=100))
     with pytest.raises(UsageError, match="cannot be written"):
         write_plan(plan, tmp_path / "missing" / "plan")
     with pytest.raises(UsageError, match="cannot be read"):

@@ -12,12 +12,13 @@ import pytest
 from ringtap.core.flow_plan_format import Flow
 from ringtap.core.records import open_records
 from ringtap.trafficgen.flow_log import SENT_FIELDS, FlowLog
-from ringtap.trafficgen.outgoing_sockets import TcpState, Transport
+from ringtap.trafficgen.outgoing_sockets import TcpState
 from ringtap.trafficgen.plans.plan_file import PlanFile
 from ringtap.trafficgen.sender import ipc
 from ringtap.trafficgen.sender.options import SendOptions
+from ringtap.trafficgen.sender.sender import SendPlan, WorkerLink
 from ringtap.trafficgen.sender.worker import SenderWorker
-from ringtap.trafficgen.statistics import Ending, FlowStatistics
+from ringtap.trafficgen.statistics import Ending
 from tests.unit.traffic_processes import (
     MS,
     TIME_WAIT,
@@ -301,9 +302,8 @@ def test_a_sender_worker_begins_before_it_hears_of_the_first_flow(tmp_path: Path
         here, there = ipc.pair()
         launcher = ipc.Channel(here)
         options = SendOptions(log_path=tmp_path / "s.rec")
-        worker = SenderWorker(
-            ipc.Channel(there), ipc.SharedSlots(1), [], options, Transport(), b"", FlowStatistics(), 1
-        )
+        plan = plan_of(tmp_path / "p.plan", [Flow(0, "", "127.0.0.1:5001", 10)], MS)
+        worker = SenderWorker(WorkerLink(here, there, ipc.SharedSlots(1)), SendPlan(PlanFile(plan), options))
         FlowLog(options.log_path, SENT_FIELDS, {}).close()
         launcher.put(ipc.BEGIN, 0, time.monotonic_ns(), time.time_ns())
         assert launcher.flush()

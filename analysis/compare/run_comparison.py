@@ -136,19 +136,20 @@ class RunComparison:
         return [run.label for run in self.runs]
 
     @property
-    @described_table
+    @described_table(
+        {
+            "measure": "name of the measure",
+            "title": "its name in texts",
+            "unit": "s, bytes, bit/s, share (of 1), or empty for other numbers",
+            "ratio": "largest over smallest value",
+            "p": "smallest p value of a pair of runs, corrected for the number of tests; NA if it was not tested",
+            "beyond_chance": "True if a pair of runs differs beyond chance; NA if it was not tested",
+        }
+    )
     def table(self) -> pd.DataFrame:
         """Measures, one row each, the largest differences beyond chance first.
 
         Besides these columns, there is one with the values of each run, under the run's name.
-
-        Columns:
-            - ``measure``: name of the measure
-            - ``title``: its name in texts
-            - ``unit``: s, bytes, bit/s, share (of 1), or empty for other numbers
-            - ``ratio``: largest over smallest value
-            - ``p``: smallest p value of a pair of runs, corrected for the number of tests; NA if it was not tested
-            - ``beyond_chance``: True if a pair of runs differs beyond chance; NA if it was not tested
         """
         columns: dict[str, Any] = {
             "measure": [row.name for row in self.rows],

@@ -33,19 +33,19 @@ class StoredJob(Job):
     """A job whose summary and tables of iterations, ranks and flows are read from files that are up to date."""
 
     @property
-    @described_table
+    @described_table({})
     def iterations(self) -> pd.DataFrame:
         """The table of `Job.iterations`."""
         return read_table(self.derived, "iterations")
 
     @property
-    @described_table
+    @described_table({})
     def ranks(self) -> pd.DataFrame:
         """The table of `Job.ranks`."""
         return read_table(self.derived, "ranks")
 
     @property
-    @described_table
+    @described_table({})
     def flows(self) -> pd.DataFrame:
         """The table of `Job.flows`."""
         return read_table(self.derived, "flows")

@@ -45,11 +45,11 @@ def _verify(options: argparse.Namespace) -> int:
     line_rate_bps = None if options.line_rate is None else parse_rate_bps(options.line_rate)
     if line_rate_bps is not None and line_rate_bps <= 0:
         raise UsageError("--line-rate must be above 0")
-    from ringtap.analysis.traffic.verify import Asked, verify, write
+    from ringtap.analysis.traffic.verify import verify, write
 
     nic = None if options.nic is None else (options.nic, options.interface)
-    asked = Asked(options.plan, options.sent, options.capture, nic, options.baseline, options.compare, line_rate_bps)
-    found = verify(asked)
+    files = (options.plan, options.sent, options.capture, nic, options.baseline, options.compare)
+    found = verify(*files, line_rate_bps)
     paths = write(found, options.output, options.force) if options.output is not None else []
     if options.json:
         print(json.dumps(found.data, allow_nan=False))

@@ -270,7 +270,7 @@ def _table(
 def _readable(log: SampleLog, rows: slice) -> pd.DataFrame:
     """Return samples of a log with raw bytes as numbers (ports) and as text (addresses)."""
     table = log.table(rows)
-    for item in log.file.fields:
+    for item in log.log.file.fields:
         if item.type == "V2":
             table[item.name] = np.array([int.from_bytes(raw, "big") for raw in table[item.name]], np.uint16)
         elif item.type == "V16" and "family" in table:

@@ -42,6 +42,7 @@ _PASS = ("module", *MOMENTS, "forward_ns", "backward_ns", "comm_ns", "overlap_ns
 # A change between CLOCK_REALTIME and CLOCK_MONOTONIC beyond this, and beyond slewing, is a step
 # (docs/reference/clocks.md)
 _STEP_NS, _MAX_SLEW = 1_000_000, 500e-6
+_EARLY = 10  # index of the last iteration in which DDP may change its buckets
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,8 @@ def _ddp(
         for number, own in modules.drop_duplicates().groupby("stretch")["module"]:
             total = sum(gradients.get(module, 0.0) for module in own.tolist())
             exchange = ", ".join(sorted({str(hooks[module]) for module in own.tolist() if module in hooks}))
-            rebuilt_at = max(_early(index[changed[stretch[changed] == number]]), default=0)
+            rebuilt = index[changed[stretch[changed] == number]]
+            rebuilt_at = int(rebuilt[rebuilt <= _EARLY].max(initial=0))
             about.append((number, float(total), rebuilt_at, exchange))
     names = ["stretch", "gradient_bytes", "rebuilt_at", "comm_hook"]
     table = pd.DataFrame(about, columns=names).set_index("stretch")
@@ -135,11 +137,6 @@ def _ddp(
         return _empty(), table
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return _by_iteration(columns)[_COLUMNS], table
-
-
-def _early(indices: Integers) -> list[int]:
-    """Return the indices of iterations at the start of a job, up to 10."""
-    return [int(index) for index in indices if index <= 10]
 
 
 def _gradient_bytes(changes: list[dict[str, object]]) -> dict[object, float]:

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.analysis.job import flows, open_job
+from ringtap.analysis.job import flows
 from ringtap.analysis.job.flows import sockets_of
+from ringtap.analysis.job.run import open_job
 from ringtap.analysis.runs import sockets
 from ringtap.analysis.runs.apportioning import Borders
 from ringtap.analysis.runs.batches import Batches

@@ -33,7 +33,7 @@ from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.sockets import socket_log
 from ringtap.analysis.runs.traffic_classes import CLASSES
 from ringtap.analysis.traffic.log import FAILED, FINISHED, read_sent
-from ringtap.core.errors import UsageError
+from ringtap.core.errors import UsageError, usable
 from ringtap.core.installation import lacking
 from ringtap.core.json_validation import check, whole
 from ringtap.core.records import Field
@@ -99,21 +99,16 @@ def write_perfetto(run: Job, path: Path, others: Sequence[ProcessTrace] = ()) ->
     if begin_ns <= 0:
         raise UsageError(f"{run.path} holds no iteration and no sample: there is nothing to show")
     trace = Trace(path, int(run.work.phases["iterations"].sum()))
-    try:
-        with replacing(path) as temporary:
-            with gzip.open(temporary, "wb", compresslevel=6) as stream:
-                writer = TraceWriter(stream, begin_ns)
-                _Export(run, writer, trace, others).write()
-                writer.flush()
-            trace.slices, trace.values, trace.size_bytes = writer.slices, writer.values, temporary.stat().st_size
-        if writer.untimed:
-            trace.left_out.append(
-                f"{counted(writer.untimed, 'slice or value', 'slices or values')} of times before 1970"
-            )
-        trace.left_out += [other.left_out for other in others if other.left_out]
-        trace.left_out += dict.fromkeys(chain.from_iterable(logs.problems for logs in run.nodes.values()))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}: name another file with -o") from error
+    with usable(path, "written", ": name another file with -o"), replacing(path) as temporary:
+        with gzip.open(temporary, "wb", compresslevel=6) as stream:
+            writer = TraceWriter(stream, begin_ns)
+            _Export(run, writer, trace, others).write()
+            writer.flush()
+        trace.slices, trace.values, trace.size_bytes = writer.slices, writer.values, temporary.stat().st_size
+    if writer.untimed:
+        trace.left_out.append(f"{counted(writer.untimed, 'slice or value', 'slices or values')} of times before 1970")
+    trace.left_out += [other.left_out for other in others if other.left_out]
+    trace.left_out += dict.fromkeys(chain.from_iterable(logs.problems for logs in run.nodes.values()))
     return trace
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.core.errors import UsageError
+from ringtap.core.errors import UsageError, usable
 from ringtap.core.json_validation import COUNT, DECODER, Number, Shape, check, whole
 from ringtap.core.run_files import open_regular
 
@@ -81,11 +81,8 @@ def load_timeline(path: Path) -> Timeline:
     Raises:
         UsageError: unreadable, or another kind of file.
     """
-    try:
-        with open_regular(path) as file:
-            text = file.read().decode(errors="replace")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    with usable(path), open_regular(path) as file:
+        text = file.read().decode(errors="replace")
     events = _Events(text)
     reader = _Reader()
     for event in events:

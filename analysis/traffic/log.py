@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ringtap.analysis.runs.run import map_file
 from ringtap.analysis.traffic.bursts import Flags
-from ringtap.core.errors import UsageError
+from ringtap.core.errors import UsageError, usable
 from ringtap.core.flow_table import Integers, Numbers
 from ringtap.core.records import INTEGER, RecordFile, open_records
 from ringtap.core.run_files import open_regular
@@ -135,10 +135,8 @@ def read_sent(paths: Sequence[Path]) -> SenderLogs:
 
 
 def _open(path: Path) -> RecordFile:
-    try:
+    with usable(path):
         file = open_records(path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     if file.about.get("source") != "sender" or "origin_ns" not in file.about or "destinations" not in file.about:
         raise UsageError(f"{path} is not a log of 'ringtap traffic send'")
     lacking = _READ - {field.name for field in file.fields}

@@ -26,7 +26,7 @@ from ringtap.analysis.traffic.delivered import (
 )
 from ringtap.analysis.traffic.log import FAILED, FINISHED, UNFINISHED, SenderLogs, read_sent
 from ringtap.analysis.traffic.plots import plan_figure, rates_figure, trace_figure
-from ringtap.core.errors import UsageError
+from ringtap.core.errors import UsageError, usable
 from ringtap.core.flow_table import FlowTable, Integers, Numbers, read_plan
 from ringtap.core.records import FORMAT as RECORDS
 from ringtap.core.schema import LOAD_BIN_NS, MISSED_NS, SIZE_CLASSES_BYTES
@@ -332,11 +332,8 @@ def _notes(
 
 def _compared(path: Path, plan: FlowTable) -> tuple[str, Passed, int]:
     """Return label, payload delivered and duration of the second transmission in the histogram."""
-    try:
-        with path.open("rb") as file:
-            is_log = RECORDS.encode() in file.read(64)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    with usable(path), path.open("rb") as file:
+        is_log = RECORDS.encode() in file.read(64)
     if is_log:
         sent = read_sent([path])
         header = sent.about[0].get("plan") or {}
@@ -368,12 +365,10 @@ def write(found: Verified, folder: Path, force: bool) -> list[Path]:
     """
     if (folder / SUMMARY).exists() and not force:
         raise UsageError(f"{folder / SUMMARY} exists: name another folder or add --force")
-    try:
+    with usable(folder, "written"):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as name:
             return [path.replace(folder / path.name) for path in _write_all(found, Path(name))]
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
 
 
 def _write_all(found: Verified, folder: Path) -> list[Path]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 FILE_LIMIT = ": a log has reached the largest size that this user's files may have (ulimit -f)"
 
@@ -30,6 +31,15 @@ class MeasurementError(RingtapError):
 
 class RingtapWarning(UserWarning):
     """A measurement that could be read only in part, or that its numbers describe badly."""
+
+
+@contextmanager
+def usable(path: object, how: str = "read", remedy: str = "") -> Iterator[None]:
+    """Turn an error of the system within the block into a `UsageError`: the file cannot be read, or be ``written``."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{path} cannot be {how}: {error.strerror}{remedy}") from error
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:

@@ -414,7 +414,8 @@ def build(run: JobRun, nodes: Mapping[str, NodeLogs], batches: Batches, phase: i
     iterations = every.drop(columns="phase").reset_index(drop=True)
     iterations.insert(0, "iteration", np.arange(len(iterations)))
     iterations.insert(1, "generation", iterations["stretch"].map(numbers["generation"]).astype("int64"))
-    processes = _processes(members)
+    named = {"node": ("node", "first"), "rank": ("rank", "first"), "pid": ("pid", "first")}
+    processes = members.groupby("process").agg(**named, steps=("iterations", "sum"))
     phases = _join_phases(run, parts, members, nodes)
     own = None if phases.source == "ddp" else phases.table
     of_batch = [_own(members, number) for number in range(len(parts))]
@@ -444,12 +445,6 @@ def _own(members: pd.DataFrame, batch: int) -> pd.DataFrame:
     """Return the members of a phase in a batch, by the number of the stretch within the batch."""
     names = ["stretch", "generation", "rank", "node", "pid", "process"]
     return members.loc[members["batch"] == batch, [*names, "row"]].set_index("row")
-
-
-def _processes(members: pd.DataFrame) -> pd.DataFrame:
-    """Return the processes of a phase, by number."""
-    by = members.groupby("process")
-    return by.agg(node=("node", "first"), rank=("rank", "first"), pid=("pid", "first"), steps=("iterations", "sum"))
 
 
 def _with_times(phases: pd.DataFrame, iterations: pd.DataFrame) -> pd.DataFrame:

@@ -23,6 +23,7 @@ def line_of(snapshot: Snapshot) -> str:
     }
     silent = [node.age_s for node in snapshot.nodes if node.age_s is not None]
     states = [collector for collector in snapshot.collectors if collector.health != "good"]
+    cores = [core for host in snapshot.hosts for core in host.cores]
     values = {
         "time": time.strftime("%H:%M:%S", time.localtime(snapshot.t_ns / 1e9)),
         "status": snapshot.status,
@@ -39,18 +40,13 @@ def line_of(snapshot: Snapshot) -> str:
         "queue_bytes": _number(sum_known(queue.backlog_bytes for queue in snapshot.queues), 0),
         "queue_drops_per_s": _number(sum_known(queue.drops_per_s for queue in snapshot.queues), 0),
         "retransmissions_per_s": _number(sum_known(host.retransmissions_per_s for host in snapshot.hosts), 0),
-        "cpu_share": _number(_cpu_share(snapshot), 2),
+        "cpu_share": _number(sum(cores) / len(cores) if cores else None, 2),
         "sample_age_s": _number(max(silent) if silent else None, 1),
         "disk_bytes": _number(sum_known(node.disk_bytes for node in snapshot.nodes), 0),
         "disk_bytes_per_hour": _number(sum_known(node.disk_bytes_per_hour for node in snapshot.nodes), 0),
         "not_ok": ",".join(sorted({f"{collector.name}:{collector.state}" for collector in states})) or "-",
     }
     return " ".join(f"{key}={value}" for key, value in values.items())
-
-
-def _cpu_share(snapshot: Snapshot) -> float | None:
-    cores = [core for host in snapshot.hosts for core in host.cores]
-    return sum(cores) / len(cores) if cores else None
 
 
 def _number(value: float | None, digits: int, unit: float = 1) -> str:

@@ -114,7 +114,8 @@ def read_sent(paths: Sequence[Path]) -> SenderLogs:
     destinations = list(dict.fromkeys(name for file in files for name in file.about["destinations"]))
     parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in (*_COLUMNS, "destination")}
     for file, origin_ns in zip(files, origins, strict=True):
-        records = _records(file)
+        with open_regular(file.path) as stream:
+            records = map_file(file, stream)
         for name in _COLUMNS:
             values = records[name].astype(np.int64)
             parts[name].append(np.where(values == 0, _NEVER, values - origin_ns) if name in _TIMES else values)
@@ -146,8 +147,3 @@ def _open(path: Path) -> RecordFile:
     if wrong:
         raise UsageError(f"{path} is not a log of 'ringtap traffic send': its {wrong[0]} is not a whole number")
     return file
-
-
-def _records(file: RecordFile) -> npt.NDArray[Any]:
-    with open_regular(file.path) as stream:
-        return map_file(file, stream)

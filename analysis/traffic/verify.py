@@ -49,7 +49,7 @@ def tally(plan: FlowTable, sent: SenderLogs) -> tuple[dict[str, Any], list[str]]
     flows |= {"missing": int((times == 0).sum()), "repeated": int((times > 1).sum()), "unknown": int((~known).sum())}
     flows |= {"open_ended": int((plan.size_bytes[plan.is_flow] == 0).sum())}
     total = {"planned": plan.bytes, "sent": int(sent.sent_bytes.sum()), "received": int(sent.received_bytes.sum())}
-    other_bytes = _other_bytes(sent) & known
+    other_bytes = (sent.state == FINISHED) & (sent.sent_bytes != sent.size_bytes) & (sent.size_bytes > 0) & known
     wrong = {
         "missing from the log": flows["missing"],
         "failed": flows["failed"],
@@ -63,10 +63,6 @@ def tally(plan: FlowTable, sent: SenderLogs) -> tuple[dict[str, Any], list[str]]
     }
     deviations = [f"{count} of {counted(planned, 'flow')} {what}" for what, count in wrong.items() if count]
     return {"flows": flows, "bytes": total, "retransmits": int(sent.retransmits.sum())}, deviations
-
-
-def _other_bytes(sent: SenderLogs) -> Flags:
-    return np.asarray((sent.state == FINISHED) & (sent.sent_bytes != sent.size_bytes) & (sent.size_bytes > 0))
 
 
 def _other_destination(plan: FlowTable, sent: SenderLogs, known: Flags) -> Flags:

@@ -20,7 +20,7 @@ from ringtap.analysis.job.payload_per_iteration import Packets, read_packets
 from ringtap.analysis.job.throughput import NAMES, Given, Printed, read_output
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
 from ringtap.analysis.runs.batches import Batches, BatchTable, digest
-from ringtap.analysis.runs.node_logs import NodeLogs, each_node
+from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.run import JobRun, SweepRun, map_records, read_run
 from ringtap.analysis.runs.traffic_classes import CLASSES
 from ringtap.core.arguments import instance_of, number, path_of, whole_number
@@ -170,10 +170,9 @@ class Job:
     @cached_property
     def packets_of(self) -> dict[str, Packets]:
         """Captures of the nodes that have some, by node."""
-        nodes = {name: node for name, node in self.nodes.items() if node.captures}
-        borders = [self.borders_at[name] for name in nodes]
-        read = each_node(self._workers, nodes, read_packets, borders)
-        return {name: found for name, found in read if found is not None}
+        names = [name for name, node in self.nodes.items() if node.captures]
+        read = self.batches.each_node(names, read_packets, [self.borders_at[name] for name in names])
+        return dict(zip(names, read, strict=True))
 
     @cached_property
     def captured(self) -> byte_accounting.Captured:

@@ -290,7 +290,7 @@ def test_a_torn_capture_is_read_up_to_where_it_breaks(node):
     path.write_bytes(path.read_bytes()[:-10])
     (node.path / "packets" / "eth0-1.pcap").write_bytes(b"nonsense")
     logs = NodeLogs(node.path)
-    found = read_packets(logs, borders(0, 10))
+    found = read_packets({logs.name: logs}, borders(0, 10))
     assert found is not None
     assert found.flows["packets"].tolist() == [2]
     assert logs.torn == ["n0/packets/eth0-0.pcap"]

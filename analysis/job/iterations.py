@@ -226,7 +226,7 @@ def _empty() -> pd.DataFrame:
 def horovod_collectives(logs: NodeLogs) -> pd.DataFrame | None:
     """Return the collectives of the Horovod timeline of a node, on the reference clock; None without one.
 
-    Columns are those of `ringtap.analysis.job.horovod_timeline.Timeline.collectives`.
+    Columns are those of `ringtap.analysis.job.horovod_timeline.load_timeline`.
     """
     from ringtap.analysis.job.horovod_timeline import read_timeline
 

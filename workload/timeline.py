@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ringtap.core.errors import UsageError
+from ringtap.core.errors import UsageError, usable
 from ringtap.core.installation import install_command
 from ringtap.workload.execution_trace import NodeType
 from ringtap.workload.simulated_iterations import Span
@@ -46,10 +46,8 @@ def save_figure(figure: Figure, path: Path) -> None:
     Raises:
         UsageError: the file cannot be written.
     """
-    try:
+    with usable(path, "written"):
         figure.savefig(path, dpi=160)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def write_timeline(spans: Sequence[Sequence[Span]], path: Path, title: str) -> None:

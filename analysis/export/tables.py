@@ -203,7 +203,7 @@ def _readers(run: Job | Sweep) -> Mapping[str, Callable[[], ExportTable | None]]
         }
     if is_sharing(run.run):
         tables = sharing_tables(sharing_points(run.run))
-        return {name: partial(_parted, name, lambda table=table: iter([table])) for name, table in tables.items()}
+        return {name: partial(_parted, name, partial(iter, [table])) for name, table in tables.items()}
     return {name: partial(_parted, name, partial(_whole, run, name)) for name in SWEEP_TABLES}
 
 

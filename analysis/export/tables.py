@@ -28,16 +28,8 @@ from ringtap.analysis.sweeps.sweep import Sweep
 from ringtap.core.errors import UsageError
 
 JOB_TABLES = (
-    "phases",
-    "iterations",
-    "rank_iterations",
-    "ranks",
-    "flows",
-    "socket_iterations",
-    "byte_accounts",
-    "node_iterations",
-    "epochs",
-    "collectors",
+    *("phases", "iterations", "rank_iterations", "ranks", "flows", "socket_iterations", "byte_accounts"),
+    *("node_iterations", "epochs", "collectors"),
 )
 SWEEP_TABLES = ("points", "iterations")
 # before the name of a log, in the name of its table: samples_host, samples_gpu_gpu0

@@ -209,18 +209,8 @@ _IPERF = {"start": {"connected": [{"remote_host": str, "remote_port": _PORT}]}}
 MAX_CELLS = 4_000_000
 _END = ["source", "source_port", "destination", "destination_port"]
 _FLOW_COLUMNS = [
-    *(
-        "traffic_class",
-        "why",
-        "source_node",
-        *_END[:2],
-        "source_rank",
-        "destination_node",
-        *_END[2:],
-        "destination_rank",
-        "local",
-        "measured_at",
-    ),
+    *("traffic_class", "why", "source_node", *_END[:2], "source_rank", "destination_node", *_END[2:]),
+    *("destination_rank", "local", "measured_at"),
     *("payload_bytes", "retransmitted_bytes", "retransmissions", "ce_marked", "rtt_us", "min_rtt_us", "busy_s"),
     *("rwnd_limited_s", "sndbuf_limited_s", "first_ns", "last_ns", "family", "end", "group"),
 ]

@@ -684,17 +684,8 @@ def _rank_iterations(marks: pd.DataFrame, numbers: pd.DataFrame, phases: pd.Data
     rows["iteration_s"] = rows["iteration_s"].astype("Float64").fillna((rows["end_ns"] - rows["begin_ns"]) / 1e9)
     rows["optimizer_s"] = rows["optimizer_ns"] / 1e9
     names = ["iteration", "rank", "node", "pid", "process", "place", "begin_ns", "end_ns", "iteration_s"]
-    names += [
-        "step_start_ns",
-        "ready_ns",
-        "optimizer_s",
-        *PHASES,
-        "syncs",
-        "synced_bytes",
-        "skipped",
-        "backwards",
-        "optimizers",
-    ]
+    names += ["step_start_ns", "ready_ns", "optimizer_s", *PHASES, "syncs", "synced_bytes"]
+    names += ["skipped", "backwards", "optimizers"]
     result = rows.sort_values(["iteration", "rank"], ignore_index=True)[names]
     return result.astype(dict.fromkeys(["optimizer_s", *PHASES, "synced_bytes"], "Float64") | {"syncs": "Int64"})
 

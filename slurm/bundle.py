@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import ringtap
-from ringtap.core.errors import MeasurementError, UsageError, usable
+from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.core.installation import install_command
 from ringtap.core.options import add_json
 from ringtap.core.parent_death import die_with_parent
@@ -69,10 +69,12 @@ def write_bundle(python: str, site: Site, folder: Path) -> Bundle:
         raise UsageError(
             f"--python {python!r} is not a version that ringtap runs on: 3.{_OLDEST_MINOR} or newer, as 3.11"
         )
-    with usable(folder, "written"):
+    try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise UsageError(f"{folder} is not empty: name another folder")
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
     with tempfile.TemporaryDirectory(dir=folder, prefix=".") as temporary:
         gathered = Path(temporary)
         own_wheel(gathered)

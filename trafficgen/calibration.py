@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
-from ringtap.core.errors import MeasurementError, UsageError, usable
+from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.core.installation import cache_folder
 from ringtap.core.json_validation import ShapeError, load_json
 from ringtap.core.terminal import as_command
@@ -114,10 +114,12 @@ def save(calibration: Calibration, path: Path) -> None:
         UsageError: the file cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with usable(path, "written", "; name another file with -o"):
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps({"version": VERSION, **asdict(calibration)}, indent=1) + "\n")
         temporary.replace(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}; name another file with -o") from error
 
 
 _SHAPE = {"version": int, "host": dict, "method": str, "methods_bps": {str: float}, str: float}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringtap.core.errors import UsageError, usable
+from ringtap.core.errors import UsageError
 from ringtap.core.records import open_records
 from ringtap.core.schema import FLOW_STATES, LOAD_BIN_NS, MISSED_NS, SIZE_CLASSES_BYTES
 from ringtap.trafficgen.flow_log import NO_SOURCE, FlowLog
@@ -260,8 +260,10 @@ def congestion_impact(baseline: Path) -> Baseline:
     Raises:
         UsageError: the file cannot be read or is not a sender's log, or none of its flows finished.
     """
-    with usable(baseline):
+    try:
         records = open_records(baseline)
+    except OSError as error:
+        raise UsageError(f"{baseline} cannot be read: {error.strerror}") from error
     names = [field.name for field in records.fields]
     try:
         start, finish, state, size = (names.index(name) for name in ("start_ns", "finish_ns", "state", "size_bytes"))

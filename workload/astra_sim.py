@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from ringtap.core.errors import UsageError, usable
+from ringtap.core.errors import UsageError
 from ringtap.core.rundir import write_json
 from ringtap.core.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType, Value, message_classes, write_trace
@@ -64,7 +64,7 @@ def write_astra_sim(workload: Workload, topology: Topology, all_reduce: str, lat
     traces = [[_node(workload, rank, node, numbers, sizes, least_bytes) for node in trace] or [_computation(1, "idle")]
               for rank, trace in enumerate(workload.traces)]  # fmt: skip
     message_classes()  # before there is a directory
-    with usable(path, "written"):
+    try:
         path.mkdir(parents=True)
         for rank, trace in enumerate(traces):
             write_trace(trace, path / f"{PREFIX}.{rank}.et")
@@ -72,6 +72,8 @@ def write_astra_sim(workload: Workload, topology: Topology, all_reduce: str, lat
         write_json(path / CONFIGURATION["system"], system)
         write_json(path / CONFIGURATION["remote-memory"], {"memory-type": "NO_MEMORY_EXPANSION"})
         (path / CONFIGURATION["network"]).write_text(_network(dimensions, latency_s))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _dimensions(workload: Workload, topology: Topology) -> list[Dimension]:

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ringtap.core.errors import UsageError, usable
+from ringtap.core.errors import UsageError
 from ringtap.core.installation import install_command
 
 SCHEMA_VERSION = "0.0.4"
@@ -203,19 +203,22 @@ def read_trace(path: Path) -> Iterator[Node]:
     metadata, message = message_classes()
     from google.protobuf.message import DecodeError
 
-    with usable(path), path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        kind: Any = metadata
-        number = 0
-        while (data := _read(file, size, path, number)) is not None:
-            item = kind()
-            try:
-                item.ParseFromString(data)
-            except DecodeError as error:
-                raise UsageError(f"{path} is not an execution trace: message {number} is damaged") from error
-            if kind is message:
-                yield _node(item, path)
-            kind, number = message, number + 1
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            kind: Any = metadata
+            number = 0
+            while (data := _read(file, size, path, number)) is not None:
+                item = kind()
+                try:
+                    item.ParseFromString(data)
+                except DecodeError as error:
+                    raise UsageError(f"{path} is not an execution trace: message {number} is damaged") from error
+                if kind is message:
+                    yield _node(item, path)
+                kind, number = message, number + 1
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     if number == 0:
         raise UsageError(f"{path} is empty: an execution trace begins with its metadata")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ringtap.core.errors import UsageError, did_you_mean, usable
+from ringtap.core.errors import UsageError, did_you_mean
 from ringtap.core.sweep_plan import LinkOptions
 from ringtap.core.sweep_plan_collectives import ALL_REDUCE
 from ringtap.core.units import parse_duration_s, parse_rate_bps, whole_number
@@ -28,8 +28,11 @@ def write_output(path: Path, lines: Iterable[str]) -> None:
     Raises:
         UsageError: it cannot be written.
     """
-    with usable(path, "written"), path.open("w") as file:
-        file.writelines(f"{line}\n" for line in lines)
+    try:
+        with path.open("w") as file:
+            file.writelines(f"{line}\n" for line in lines)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def read_loads(text: str) -> list[float]:

@@ -17,7 +17,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringtap.core.errors import UsageError, usable
+from ringtap.core.errors import UsageError
 from ringtap.core.json_validation import COUNT, NS, Number, Shape, check, parse_json
 from ringtap.core.run_files import open_regular
 from ringtap.core.schema import PROFILE_RANGE, REGULAR_SHARE
@@ -309,13 +309,15 @@ def _range(item: list[Any]) -> Range:
 
 def _lines(path: Path) -> Iterator[str]:
     """Yield the complete lines."""
-    with usable(path):
+    try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise UsageError(f"{path} has more than {MAX_FILE_BYTES >> 30} GiB, which is too much for a profile")
         with io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace") as file:
             for line in file:
                 if line.endswith("\n"):
                     yield line
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def profile_workload(profiles: Sequence[RankProfile], name: str, ranks: int | None = None) -> Workload:

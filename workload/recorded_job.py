@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ringtap.core.counter_log import CounterLog
-from ringtap.core.errors import UsageError, usable
+from ringtap.core.errors import UsageError
 from ringtap.core.ethernet import ETHERNET_MTU, frame_bytes
 from ringtap.core.iteration_ends import IterationEnds
 from ringtap.core.records import RecordFile
@@ -75,8 +75,10 @@ def recorded_job(path: Path, name: str, window_ns: tuple[int, int] | None = None
 
 
 def _opened(path: Path) -> RecordFile:
-    with usable(path):
+    try:
         return open_log(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _begins(steps: RecordFile, gap_ns: int | None) -> Numbers:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ringtap.core.errors import UsageError, usable
+from ringtap.core.errors import UsageError
 from ringtap.core.json_validation import NAME
 from ringtap.core.models import GRADIENT_BYTES, PROFILES
 from ringtap.core.records import Field, JsonLinesWriter, RecordWriter
@@ -82,12 +82,14 @@ def write_run(
     bottleneck = {"cross": SIMULATED, "total": SIMULATED}
     run = RunDirectory.create(path, "sweep", sys.argv, 0, plan=plan, bottleneck=bottleneck, simulated=about)
     run.info["not_collected"] = [{"what": what, "why": why} for what, why in _NOT_COLLECTED.items()]
-    with usable(path, "written"):
+    try:
         lines = JsonLinesWriter(path / POINTS_JSONL)
         for kind in kinds:
             _write_series(run, f"{model}-{kind}", model, [point for point in points if point.traffic == kind], lines)
         lines.close()
         run.finish("complete")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _write_series(

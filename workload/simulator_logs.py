@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringtap.core.csv_table import check_cells
-from ringtap.core.errors import UsageError, usable
+from ringtap.core.errors import UsageError
 from ringtap.core.units import counted
 
 MAX_LOG_BYTES = 2**30
@@ -150,10 +150,12 @@ def read_log(path: Path, name: str = "") -> SimulatorLog:
         UsageError: the file cannot be read, or is no log of a run in which every rank finished.
     """
     name = name or str(path)
-    with usable(name):
+    try:
         if path.stat().st_size > MAX_LOG_BYTES:
             raise UsageError(f"{name} has more than {MAX_LOG_BYTES:,} bytes: it is no log of a simulator")
         text = path.read_text(errors="replace")
+    except OSError as error:
+        raise UsageError(f"{name} cannot be read: {error.strerror}") from error
     if end := _END.search(text):
         found: SimulatorLog | None = _astra1(text, int(end["cycles"]), name)
     elif _RANK.search(text) or _UNFINISHED.search(text):

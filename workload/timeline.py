@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ringtap.core.errors import UsageError, usable
+from ringtap.core.errors import UsageError
 from ringtap.core.installation import install_command
 from ringtap.workload.execution_trace import NodeType
 from ringtap.workload.simulated_iterations import Span
@@ -46,8 +46,10 @@ def save_figure(figure: Figure, path: Path) -> None:
     Raises:
         UsageError: the file cannot be written.
     """
-    with usable(path, "written"):
+    try:
         figure.savefig(path, dpi=160)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def write_timeline(spans: Sequence[Sequence[Span]], path: Path, title: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringtap.core.errors import UsageError, error_message, usable
+from ringtap.core.errors import UsageError, error_message
 from ringtap.core.rundir import write_json
 from ringtap.core.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType, message_classes, read_trace, write_trace
@@ -257,12 +257,14 @@ def write_workload(workload: Workload, path: Path) -> None:
         path.mkdir(parents=True)
     except OSError as error:
         raise UsageError(f"{path} cannot be created: {error.strerror}") from error
-    with usable(path, "written"):
+    try:
         for rank, nodes in enumerate(workload.traces):
             write_trace(nodes, path / f"{PREFIX}.{rank}.et")
         if workload.groups:
             write_json(path / GROUPS_JSON, workload.groups)
         write_json(path / WORKLOAD_JSON, workload.about)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def check_workload(workload: Workload) -> None:

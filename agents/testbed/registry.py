@@ -21,7 +21,7 @@ from typing import Any
 
 from ringtap.agents.node import agent_socket
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.core.errors import MeasurementError, UsageError, usable
+from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.core.json_validation import BPS, Shape, ShapeError, check
 from ringtap.core.rundir import read_json, write_json
 
@@ -91,8 +91,10 @@ class TestbedState:
             UsageError: the file cannot be written.
         """
         item = {"spec": self.spec.to_json(), "pid": self.pid, "start_ticks": self.start_ticks}
-        with usable(self.path, "written", "; is something in its way?"):
+        try:
             write_json(self.path, item | {"owner_pid": self.owner_pid, "links": self.links})
+        except OSError as error:
+            raise UsageError(f"{self.path} cannot be written: {error.strerror}; is something in its way?") from error
 
     def alive(self) -> bool:
         """Return True if the init process still runs."""

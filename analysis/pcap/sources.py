@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringtap.core.errors import UsageError, usable
+from ringtap.core.errors import UsageError
 from ringtap.core.installation import install_command, shipped_example
 from ringtap.core.run_files import refuse_links
 from ringtap.core.units import counted
@@ -195,8 +195,10 @@ class CaptureStream:
         Raises:
             UsageError: they cannot be read.
         """
-        with usable(self.name):
+        try:
             return os.preadv(self._file.fileno(), [block], at)
+        except OSError as error:
+            raise UsageError(f"{self.name} cannot be read: {error.strerror}") from error
 
     def rest(self, at: int) -> Iterator[memoryview]:
         """Yield the blocks of a plain file from one place on."""
@@ -238,8 +240,10 @@ class CaptureStream:
         while True:
             at = 0
             while at < BLOCK_BYTES:  # a pipe returns few bytes per call
-                with usable(self.name):
+                try:
                     number = self._file.readinto(whole[at:])
+                except OSError as error:
+                    raise UsageError(f"{self.name} cannot be read: {error.strerror}") from error
                 if not number:
                     break
                 at += number

@@ -20,7 +20,7 @@ import pandas as pd
 
 from ringtap.analysis.plots.figure import Drawn
 from ringtap.analysis.plots.style import FAINT, INK, title_of
-from ringtap.core.errors import usable
+from ringtap.core.errors import UsageError
 from ringtap.core.run_files import make_folder
 from ringtap.core.units import format_rate, format_size
 
@@ -215,7 +215,7 @@ def write_folder(
     Raises:
         UsageError: the folder cannot be written to.
     """
-    with usable(folder, "written"):
+    try:
         make_folder(folder)
         with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as name:
             new = Path(name)
@@ -226,6 +226,8 @@ def write_folder(
             page = render(template, data, drawn, new, table)
             (new / "report.html").write_text(page, encoding="utf-8", errors="replace")
             return _publish(new, folder, table, figures)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
 
 
 def _publish(new: Path, folder: Path, table: str, figures: Sequence[str]) -> list[Path]:

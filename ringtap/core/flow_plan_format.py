@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringtap.core.errors import UsageError, usable
+from ringtap.core.errors import UsageError
 from ringtap.core.json_validation import NewerFormatError
 from ringtap.core.run_files import open_regular
 
@@ -88,8 +88,11 @@ def read_header(path: Path) -> dict[str, Any]:
             found[name] = value
         return found
 
-    with usable(path), open_regular(path) as file:
-        line = file.readline(MAX_HEADER_BYTES)
+    try:
+        with open_regular(path) as file:
+            line = file.readline(MAX_HEADER_BYTES)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     try:
         header = json.loads(line, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ringtap.core.errors import UsageError, usable
+from ringtap.core.errors import UsageError
 from ringtap.core.flow_plan_format import MAX_INT64, Flow
 from ringtap.core.records import open_records
 from ringtap.trafficgen.plans.common import PlanOutline
@@ -114,8 +114,10 @@ def read_sent_log(path: Path) -> SeenFlows:
     Raises:
         UsageError: the file cannot be read, is not a sender's log, or is damaged.
     """
-    with usable(path):
+    try:
         log = open_records(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     about = log.about if isinstance(log.about, dict) else {}
     names, origin_ns = [field.name for field in log.fields], about.get("origin_ns")
     wanted = ("start_ns", "finish_ns", "size_bytes", "sent_bytes", "destination")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import html
+import inspect
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ringtap.core.arguments import instance_of
 from ringtap.core.errors import UsageError
@@ -14,8 +15,10 @@ from ringtap.core.errors import UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
-Owner = TypeVar("Owner")
 Arguments = ParamSpec("Arguments")
+Owner = TypeVar("Owner")
+Item = TypeVar("Item", bound=Callable[..., Any])
+Columns = Mapping[str, str]
 
 SINCE_EPOCH = "ns since 1970-01-01 UTC"
 _TIMES = frozenset(f"{what}_ns" for what in ("t", "start", "end", "begin", "step_start", "ready", "first", "last"))
@@ -43,8 +46,6 @@ _UNITS = {
     "pause_frames": "frames",
 }
 _DIRECTION = re.compile("_(ab|ba)$")
-_ITEM = re.compile(r"^\s*(?:- (``.*?``)|(\w+)): (.*)$")
-_NAME = re.compile(r"\w+")
 
 
 def unit_of(column: str) -> str:
@@ -56,15 +57,15 @@ def unit_of(column: str) -> str:
     return _UNITS[max(found, key=len)] if found else ""
 
 
-def described(table: pd.DataFrame, text: str | None) -> pd.DataFrame:
+def described(table: pd.DataFrame, columns: Columns) -> pd.DataFrame:
     """Set ``attrs["units"]`` and ``attrs["columns"]`` of a table, by name of the column, and return it.
 
     Args:
-        table: the table; descriptions in its ``attrs["columns"]`` stay.
-        text: the docstring that describes its columns (`descriptions`).
+        table: the table; other descriptions in its ``attrs["columns"]`` stay.
+        columns: descriptions of its columns (`by_name`).
     """
     names = [str(name) for name in table]
-    known = {**table.attrs.get("columns", {}), **descriptions(text)}
+    known = {**table.attrs.get("columns", {}), **by_name(columns)}
     table.attrs["units"] = _Texts({name: unit for name in names if (unit := unit_of(name))})
     table.attrs["columns"] = _Texts({name: known[name] for name in names if name in known})
     return table
@@ -77,45 +78,54 @@ class _Texts(dict[str, str]):
         return _Texts(self)
 
 
-@functools.lru_cache(maxsize=64)
-def descriptions(text: str | None) -> dict[str, str]:
-    """Return the descriptions of columns in a docstring, from lines ``- ``name``: text`` or ``name: text``."""
-    found: dict[str, str] = {}
-    names: list[str] = []
-    for line in (text or "").splitlines():
-        item = _ITEM.match(line)
-        if item is not None:
-            names = _NAME.findall(item[1] or item[2])
-            found |= dict.fromkeys(names, item[3].strip())
-        elif names and line.strip():
-            found |= {name: f"{found[name]} {line.strip()}" for name in names}
-        else:
-            names = []
-    return found
+def by_name(columns: Columns) -> dict[str, str]:
+    """Return the description of each column; columns with the same one may be one key: ``"source, destination"``."""
+    return {name: text for names, text in columns.items() for name in names.split(", ")}
 
 
-def described_table(build: Callable[[Owner], pd.DataFrame]) -> Callable[[Owner], pd.DataFrame]:
-    """Make a table once and return a copy of it on each access, with its units and its columns in ``attrs``."""
-    name = f"_table_{build.__name__}"
+def with_section(name: str, items: Columns) -> Callable[[Item], Item]:
+    """Append descriptions as a section to the docstring of a function or a class; ``python -OO`` has no docstrings."""
 
-    @functools.wraps(build)
-    def made(owner: Owner) -> pd.DataFrame:
-        kept: pd.DataFrame | None = owner.__dict__.get(name)
-        if kept is None:
-            kept = owner.__dict__[name] = described(build(owner), build.__doc__)
-        return kept.copy()
+    def decorate(item: Item) -> Item:
+        if item.__doc__:
+            item_form = "    {}: {}" if name == "Attributes" else "    - ``{}``: {}"
+            lines = [item_form.format(*pair) for pair in items.items()]
+            item.__doc__ = "\n".join([inspect.cleandoc(item.__doc__), "", f"{name}:", *lines, ""])
+        return item
 
-    return made
+    return decorate
 
 
-def documented(make: Callable[Arguments, pd.DataFrame]) -> Callable[Arguments, pd.DataFrame]:
-    """Add the units and the columns in the docstring of a function to the table that it returns."""
+def documented(columns: Columns) -> Callable[[Callable[Arguments, pd.DataFrame]], Callable[Arguments, pd.DataFrame]]:
+    """Add units and ``columns`` to the ``attrs`` of the table that a function returns, and to its docstring."""
 
-    @functools.wraps(make)
-    def made(*args: Arguments.args, **options: Arguments.kwargs) -> pd.DataFrame:
-        return described(make(*args, **options), make.__doc__)
+    def decorate(make: Callable[Arguments, pd.DataFrame]) -> Callable[Arguments, pd.DataFrame]:
+        @with_section("Columns", columns)
+        @functools.wraps(make)
+        def made(*args: Arguments.args, **options: Arguments.kwargs) -> pd.DataFrame:
+            return described(make(*args, **options), columns)
 
-    return made
+        return made
+
+    return decorate
+
+
+def described_table(columns: Columns) -> Callable[[Callable[[Owner], pd.DataFrame]], Callable[[Owner], pd.DataFrame]]:
+    """Make a documented table once, and return a copy of it on each access."""
+
+    def decorate(build: Callable[[Owner], pd.DataFrame]) -> Callable[[Owner], pd.DataFrame]:
+        name, make = f"_table_{build.__name__}", documented(columns)(build)
+
+        @functools.wraps(make)
+        def made(owner: Owner) -> pd.DataFrame:
+            if name not in owner.__dict__:
+                owner.__dict__[name] = make(owner)
+            kept: pd.DataFrame = owner.__dict__[name]
+            return kept.copy()
+
+        return made
+
+    return decorate
 
 
 def as_time_ns(time: object) -> int:

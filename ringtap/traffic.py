@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from ringtap.analysis.frames import documented
 from ringtap.core.arguments import check_callback, instance_of, path_of
 from ringtap.core.errors import UsageError, did_you_mean
 from ringtap.core.flow_plan_format import BASIC_VERSION, Flow, Operation
@@ -124,22 +125,20 @@ class FlowPlan:
             raise UsageError("the plan names no receiver: give to='HOST:PORT'")
         return self._make(list(addresses)) if addresses else self._source
 
+    @documented(
+        {
+            "flow": "number of its line in the plan, from 0.",
+            "start_s": "seconds from the launch to its start; if it waits for another flow, to its earliest start.",
+            "source": "address that it is sent from; NA: the routing table's choice.",
+            "destination": "``host:port`` of its receiver; NA: the one that `send` names.",
+            "size_bytes": "payload; NA: it lasts until the plan's end.",
+            "after": "number of the flow that must be received first, or of the first of several; NA: none.",
+            "delay_s": "seconds from that flow's completion to its start.",
+        }
+    )
     def to_frame(self) -> pd.DataFrame:
-        """Return the flows as a table, one row per flow, in order of their starts; computations have no row.
-
-        Columns:
-
-        - ``flow``: number of its line in the plan, from 0.
-        - ``start_s``: seconds from the launch to its start; if it waits for another flow, to its earliest start.
-        - ``source``: address that it is sent from; NA: the routing table's choice.
-        - ``destination``: ``host:port`` of its receiver; NA: the one that `send` names.
-        - ``size_bytes``: payload; NA: it lasts until the plan's end.
-        - ``after``: number of the flow that must be received first, or of the first of several; NA: none.
-        - ``delay_s``: seconds from that flow's completion to its start.
-        """
+        """Return the flows as a table, one row per flow, in order of their starts; computations have no row."""
         import pandas as pd
-
-        from ringtap.analysis.frames import described
 
         flows = {number: flow for number, flow in enumerate(self._source.flows()) if flow.destination}
         rows = list(flows.values())
@@ -150,7 +149,7 @@ class FlowPlan:
         table["size_bytes"] = pd.array([flow.size_bytes or None for flow in rows], dtype="Int64")
         table["after"] = pd.array([flow.after[0][0] if flow.after else None for flow in rows], dtype="Int64")
         table["delay_s"] = pd.array([flow.after[0][1] / 1e9 if flow.after else None for flow in rows], dtype="Float64")
-        return described(table, FlowPlan.to_frame.__doc__)
+        return table
 
     def __repr__(self) -> str:
         size = "" if self.size_bytes is None else f", {format_rate(self.size_bytes * 8 / self.duration_s)} of payload"
@@ -326,28 +325,26 @@ class SendResult:
     _log: RecordFile
     _records: bytes
 
+    @documented(
+        {
+            "flow": "number of the flow in the plan.",
+            "start_ns": "start; NA: it never had a connection.",
+            "lateness_s": "seconds from its planned start to its start.",
+            "completion_s": "seconds from its start to the receiver's notice; NA: it has not finished.",
+            "size_bytes": "payload; NA: it lasts until the plan's end.",
+            "sent_bytes": "payload that this host's kernel accepted.",
+            "acked_bytes": "payload that the receiver's kernel acknowledged.",
+            "retransmissions": "segments that were sent again.",
+            "rtt_us": "smoothed round-trip time at its end; NA: unknown.",
+            "state": "``finished``, ``unfinished`` or ``failed``.",
+            "source": "address that it was sent from; NA: the routing table's choice.",
+            "destination": "``host:port`` of its receiver.",
+        }
+    )
     def to_frame(self) -> pd.DataFrame:
-        """Return the log of the flows as a table, one row per flow, in the order of the plan.
-
-        Columns:
-
-        - ``flow``: number of the flow in the plan.
-        - ``start_ns``: start; NA: it never had a connection.
-        - ``lateness_s``: seconds from its planned start to its start.
-        - ``completion_s``: seconds from its start to the receiver's notice; NA: it has not finished.
-        - ``size_bytes``: payload; NA: it lasts until the plan's end.
-        - ``sent_bytes``: payload that this host's kernel accepted.
-        - ``acked_bytes``: payload that the receiver's kernel acknowledged.
-        - ``retransmissions``: segments that were sent again.
-        - ``rtt_us``: smoothed round-trip time at its end; NA: unknown.
-        - ``state``: ``finished``, ``unfinished`` or ``failed``.
-        - ``source``: address that it was sent from; NA: the routing table's choice.
-        - ``destination``: ``host:port`` of its receiver.
-        """
+        """Return the log of the flows as a table, one row per flow, in the order of the plan."""
         import numpy as np
         import pandas as pd
-
-        from ringtap.analysis.frames import described
 
         rows = np.frombuffer(self._records, np.dtype([(column.name, column.type) for column in self._log.fields]))
         log = pd.DataFrame({name: rows[name] for name in rows.dtype.names or ()}).sort_values("flow", ignore_index=True)
@@ -364,7 +361,7 @@ class SendResult:
         table["state"] = log["state"].map(names).astype("string")
         table["source"] = log["source"].map({NO_SOURCE: None} | dict(enumerate(about["sources"]))).astype("string")
         table["destination"] = log["destination"].map(dict(enumerate(about["destinations"]))).astype("string")
-        return described(table, SendResult.to_frame.__doc__)
+        return table
 
     def __repr__(self) -> str:
         states = f"{self.finished} finished, {self.unfinished} unfinished, {self.failed} failed"

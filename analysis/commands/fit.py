@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringtap.core.errors import UsageError
+from ringtap.core.errors import UsageError, file_errors
 from ringtap.core.installation import shipped_example
 from ringtap.core.options import add_force, add_json
 from ringtap.core.terminal import shell_word
@@ -92,10 +92,8 @@ def _fit(options: argparse.Namespace) -> int:
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     if options.output is not None:
-        try:
+        with file_errors(options.output, "cannot be written"):
             options.output.write_text(json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"{options.output} cannot be written: {error.strerror}") from error
     if options.json:
         print(json.dumps(found.to_json(), indent=1, allow_nan=False))
         return 0

@@ -45,11 +45,11 @@ def _verify(options: argparse.Namespace) -> int:
     line_rate_bps = None if options.line_rate is None else parse_rate_bps(options.line_rate)
     if line_rate_bps is not None and line_rate_bps <= 0:
         raise UsageError("--line-rate must be above 0")
-    from ringtap.analysis.traffic.verify import Asked, verify, write
+    from ringtap.analysis.traffic.verify import verify, write
 
     nic = None if options.nic is None else (options.nic, options.interface)
-    asked = Asked(options.plan, options.sent, options.capture, nic, options.baseline, options.compare, line_rate_bps)
-    found = verify(asked)
+    files = (options.plan, options.sent, options.capture, nic, options.baseline, options.compare)
+    found = verify(*files, line_rate_bps)
     paths = write(found, options.output, options.force) if options.output is not None else []
     if options.json:
         print(json.dumps(found.data, allow_nan=False))
@@ -64,7 +64,8 @@ def _lines(data: dict[str, Any]) -> list[str]:
     """Return the numbers as lines of text."""
     flows, total, whole = data["flows"], data["bytes"], data["load"]["whole"]
     outcomes = ", ".join(f"{flows[name]} {name}" for name in ("finished", "unfinished", "failed", "missing"))
-    achieved = f"{format_rate(whole['achieved_bps'])} achieved{_share(whole['error'])}"
+    off = "" if whole["error"] is None else f" ({whole['error']:+.2%})"
+    achieved = f"{format_rate(whole['achieved_bps'])} achieved{off}"
     lines = [
         f"{counted(flows['planned'], 'flow')} of {format_size(total['planned'])} planned: {outcomes}",
         f"{format_rate(whole['offered_bps'])} offered, {achieved}; {format_size(total['received'])} received",
@@ -88,10 +89,6 @@ def _lines(data: dict[str, Any]) -> list[str]:
                 f"(max); {errors['share_within_5_percent']:.1%} within 5 %"
             )
     return [*lines, *(f"note: {note}" for note in data["notes"])]
-
-
-def _share(error: float | None) -> str:
-    return "" if error is None else f" ({error:+.2%})"
 
 
 def _completion(row: dict[str, Any]) -> str:

@@ -417,7 +417,7 @@ def _socket_burst(span: _Span) -> Iterator[Measure]:
         known = flows.sockets_of(logs)
         if known is None:
             continue
-        count, counters = len(known.sockets), logs.wide(NIC_REC)
+        count, counters = len(known), logs.wide(NIC_REC)
         mine = traffic.flows[(traffic.flows["traffic_class"] == TRAINING) & (traffic.flows["source_node"] == node)]
         ends = mine.loc[mine["measured_at"] == "sender", "end"].to_numpy(np.int64) - first
         first += count

@@ -20,7 +20,7 @@ from ringtap.analysis.plots.figure import Drawn, draw, label, line_handle, new_f
 from ringtap.analysis.plots.style import COLOURS
 from ringtap.analysis.report.page import render
 from ringtap.core.arguments import path_of
-from ringtap.core.errors import UsageError
+from ringtap.core.errors import file_errors
 from ringtap.core.terminal import one_line
 
 _TABLE = "measures.csv"
@@ -43,18 +43,15 @@ def write_page(found: RunComparison, path: str | os.PathLike[str], force: bool =
         "note": NOTE,
         "reasons": [one_line(text) for text in found.reasons],
     }
-    try:
-        with tempfile.TemporaryDirectory(prefix=".new-", dir=page.parent) as name:
-            folder = Path(name)
-            (folder / "figures").mkdir()
-            drawn = draw([partial(_times, found), partial(_matrices, found)], folder / "figures")
-            found.table.to_csv(folder / _TABLE, index=False)
-            (folder / "report.json").write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-            text = render("compare.html.j2", data, drawn, folder, _TABLE)
-            (folder / page.name).write_text(text, encoding="utf-8", errors="replace")
-            (folder / page.name).replace(page)
-    except OSError as error:
-        raise UsageError(f"{page} cannot be written: {error.strerror}") from error
+    with file_errors(page, "cannot be written"), tempfile.TemporaryDirectory(prefix=".new-", dir=page.parent) as name:
+        folder = Path(name)
+        (folder / "figures").mkdir()
+        drawn = draw([partial(_times, found), partial(_matrices, found)], folder / "figures")
+        found.table.to_csv(folder / _TABLE, index=False)
+        (folder / "report.json").write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        text = render("compare.html.j2", data, drawn, folder, _TABLE)
+        (folder / page.name).write_text(text, encoding="utf-8", errors="replace")
+        (folder / page.name).replace(page)
     return page
 
 

@@ -136,19 +136,20 @@ class RunComparison:
         return [run.label for run in self.runs]
 
     @property
-    @described_table
+    @described_table(
+        {
+            "measure": "name of the measure",
+            "title": "its name in texts",
+            "unit": "s, bytes, bit/s, share (of 1), or empty for other numbers",
+            "ratio": "largest over smallest value",
+            "p": "smallest p value of a pair of runs, corrected for the number of tests; NA if it was not tested",
+            "beyond_chance": "True if a pair of runs differs beyond chance; NA if it was not tested",
+        }
+    )
     def table(self) -> pd.DataFrame:
         """Measures, one row each, the largest differences beyond chance first.
 
         Besides these columns, there is one with the values of each run, under the run's name.
-
-        Columns:
-            - ``measure``: name of the measure
-            - ``title``: its name in texts
-            - ``unit``: s, bytes, bit/s, share (of 1), or empty for other numbers
-            - ``ratio``: largest over smallest value
-            - ``p``: smallest p value of a pair of runs, corrected for the number of tests; NA if it was not tested
-            - ``beyond_chance``: True if a pair of runs differs beyond chance; NA if it was not tested
         """
         columns: dict[str, Any] = {
             "measure": [row.name for row in self.rows],
@@ -386,7 +387,8 @@ def _answer(runs: Sequence[RunMeasures], pairs: dict[Pair, Comparison], p_times:
     """Yield the run with the shortest iteration, and by how much the others take longer, one sentence each."""
     for run in runs:
         if not len(run.times_s):
-            yield f"No iteration of {run.label} is known{_instead(run)}."
+            instead = "" if "series" in run.facts else ": amounts per second are compared"
+            yield f"No iteration of {run.label} is known{instead}."
     medians = {at: float(np.median(run.times_s)) for at, run in enumerate(runs) if len(run.times_s)}
     if len(medians) < 2:
         return
@@ -413,11 +415,6 @@ def _answer(runs: Sequence[RunMeasures], pairs: dict[Pair, Comparison], p_times:
             f"{runs[at].label} takes {ratio.value:.4g} times as long as {label} ({_interval(ratio)}), {verdict} chance "
             f"(p {'< 0.001' if p < 0.001 else f'= {p:.2g}'})."
         )
-
-
-def _instead(run: RunMeasures) -> str:
-    """Return a clause about the amounts that are compared if a run has no iterations."""
-    return "" if "series" in run.facts else ": amounts per second are compared"
 
 
 def _over(pairs: dict[Pair, Comparison], best: int, other: int) -> Estimate:

@@ -6,7 +6,6 @@ The trace is a gzip file of protocol buffers, which ui.perfetto.dev and Perfetto
 from __future__ import annotations
 
 import gzip
-import os
 import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
@@ -21,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.analysis.export.tables import check_length
+from ringtap.analysis.export.tables import check_length, replacing
 from ringtap.analysis.export.trace_writer import TraceWriter, TrackSlice
 from ringtap.analysis.job.iterations import ALL_PHASES, Work, aligned, build, ddp_passes, horovod_collectives
 from ringtap.analysis.job.payload_per_iteration import each_capture
@@ -34,7 +33,7 @@ from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.sockets import socket_log
 from ringtap.analysis.runs.traffic_classes import CLASSES
 from ringtap.analysis.traffic.log import FAILED, FINISHED, read_sent
-from ringtap.core.errors import UsageError
+from ringtap.core.errors import UsageError, file_errors
 from ringtap.core.installation import lacking
 from ringtap.core.json_validation import check, whole
 from ringtap.core.records import Field
@@ -100,24 +99,16 @@ def write_perfetto(run: Job, path: Path, others: Sequence[ProcessTrace] = ()) ->
     if begin_ns <= 0:
         raise UsageError(f"{run.path} holds no iteration and no sample: there is nothing to show")
     trace = Trace(path, int(run.work.phases["iterations"].sum()))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with file_errors(path, "cannot be written", remedy=": name another file with -o"), replacing(path) as temporary:
         with gzip.open(temporary, "wb", compresslevel=6) as stream:
             writer = TraceWriter(stream, begin_ns)
             _Export(run, writer, trace, others).write()
             writer.flush()
         trace.slices, trace.values, trace.size_bytes = writer.slices, writer.values, temporary.stat().st_size
-        temporary.replace(path)
-        if writer.untimed:
-            trace.left_out.append(
-                f"{counted(writer.untimed, 'slice or value', 'slices or values')} of times before 1970"
-            )
-        trace.left_out += [other.left_out for other in others if other.left_out]
-        trace.left_out += dict.fromkeys(chain.from_iterable(logs.problems for logs in run.nodes.values()))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}: name another file with -o") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    if writer.untimed:
+        trace.left_out.append(f"{counted(writer.untimed, 'slice or value', 'slices or values')} of times before 1970")
+    trace.left_out += [other.left_out for other in others if other.left_out]
+    trace.left_out += dict.fromkeys(chain.from_iterable(logs.problems for logs in run.nodes.values()))
     return trace
 
 

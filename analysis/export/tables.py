@@ -28,16 +28,8 @@ from ringtap.analysis.sweeps.sweep import Sweep
 from ringtap.core.errors import UsageError
 
 JOB_TABLES = (
-    "phases",
-    "iterations",
-    "rank_iterations",
-    "ranks",
-    "flows",
-    "socket_iterations",
-    "byte_accounts",
-    "node_iterations",
-    "epochs",
-    "collectors",
+    *("phases", "iterations", "rank_iterations", "ranks", "flows", "socket_iterations", "byte_accounts"),
+    *("node_iterations", "epochs", "collectors"),
 )
 SWEEP_TABLES = ("points", "iterations")
 # before the name of a log, in the name of its table: samples_host, samples_gpu_gpu0
@@ -195,14 +187,16 @@ def _readers(run: Job | Sweep) -> Mapping[str, Callable[[], ExportTable | None]]
     """Return the function that reads each table, which gives None if the table is empty."""
     if isinstance(run, Job):
         logs = {SAMPLES + log.replace("/", "_"): log for log in _logs(run)}
-        whole = {name: partial(_whole, name, partial(getattr, run, name)) for name in JOB_TABLES}
+        parts_of = {name: partial(_whole, run, name) for name in JOB_TABLES}
         if run.batches.is_long:
-            whole |= {name: partial(_parted, name, run) for name in TABLES}
-        return whole | {name: partial(_sampled, name, run, log) for name, log in logs.items()}
+            parts_of |= {name: partial(run.in_batches, name) for name in TABLES}
+        return {name: partial(_parted, name, parts) for name, parts in parts_of.items()} | {
+            name: partial(_sampled, name, run, log) for name, log in logs.items()
+        }
     if is_sharing(run.run):
         tables = sharing_tables(sharing_points(run.run))
-        return {name: partial(_whole, name, partial(tables.__getitem__, name)) for name in tables}
-    return {name: partial(_whole, name, partial(getattr, run, name)) for name in SWEEP_TABLES}
+        return {name: partial(_parted, name, partial(iter, [table])) for name, table in tables.items()}
+    return {name: partial(_parted, name, partial(_whole, run, name)) for name in SWEEP_TABLES}
 
 
 def _logs(job: Job) -> list[str]:
@@ -212,20 +206,16 @@ def _logs(job: Job) -> list[str]:
     return names + sorted({name for node in job.nodes.values() for name in node.collectors} - have)
 
 
-def _whole(name: str, read: Callable[[], pd.DataFrame]) -> ExportTable | None:
-    """Return a table that is one frame in Python; None if it is empty."""
-    frame = read()
-    if not len(frame):
-        return None
-    return _table(name, [pa.Schema.from_pandas(frame, preserve_index=False)], frame.attrs, iter([frame]))
+def _whole(run: Job | Sweep, name: str) -> Iterator[pd.DataFrame]:
+    yield getattr(run, name)
 
 
-def _parted(name: str, job: Job) -> ExportTable | None:
-    """Return a table of a long run, which is in files, batch of nodes by batch; None if it is empty."""
-    first = next((table for table in job.in_batches(name) if len(table)), None)
+def _parted(name: str, parts: Callable[[], Iterator[pd.DataFrame]]) -> ExportTable | None:
+    """Return a table of one frame, or of a long run, which is in files, batch by batch; None if it is empty."""
+    first = next((table for table in parts() if len(table)), None)
     if first is None:
         return None
-    return _table(name, [pa.Schema.from_pandas(first, preserve_index=False)], first.attrs, job.in_batches(name))
+    return _table(name, [pa.Schema.from_pandas(first, preserve_index=False)], first.attrs, parts())
 
 
 def check_length(job: Job, most_steps: int, what: str) -> None:
@@ -272,7 +262,7 @@ def _table(
 def _readable(log: SampleLog, rows: slice) -> pd.DataFrame:
     """Return samples of a log with raw bytes as numbers (ports) and as text (addresses)."""
     table = log.table(rows)
-    for item in log.file.fields:
+    for item in log.log.file.fields:
         if item.type == "V2":
             table[item.name] = np.array([int.from_bytes(raw, "big") for raw in table[item.name]], np.uint16)
         elif item.type == "V16" and "family" in table:

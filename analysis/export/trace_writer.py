@@ -79,6 +79,13 @@ class TraceWriter:
         packet.trusted_packet_sequence_id = _SEQUENCE
         return packet
 
+    def _event(self, t_ns: int, track: int, kind: str) -> Any:
+        """Add an event of a kind of ``TrackEvent.Type``, and return it."""
+        packet = self._packet()
+        packet.timestamp = t_ns
+        packet.track_event.type, packet.track_event.track_uuid = getattr(self._protos.TrackEvent, kind), track
+        return packet.track_event
+
     def flush(self) -> None:
         """Write the packets that wait in memory."""
         self._stream.write(self._builder.serialize())
@@ -127,13 +134,10 @@ class TraceWriter:
         descriptor = self._track()
         descriptor.parent_uuid, descriptor.name, descriptor.sibling_order_rank = parent, name, self._tracks
         descriptor.counter.unit_name = unit
-        track, kind = self._tracks, self._protos.TrackEvent.TYPE_COUNTER
+        track = self._tracks
         changes = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
         for t_ns, value in zip(times_ns[changes].tolist(), values[changes].tolist(), strict=True):
-            packet = self._packet()
-            packet.timestamp = t_ns
-            event = packet.track_event
-            event.type, event.track_uuid = kind, track
+            event = self._event(t_ns, track, "TYPE_COUNTER")
             if value.is_integer() and abs(value) < 2**62:
                 event.counter_value = int(value)
             else:
@@ -159,10 +163,7 @@ class TraceWriter:
             heapq.heappush(tracks, (max(one.begin_ns, one.end_ns), track))
 
     def _add_slice(self, track: int, one: TrackSlice) -> None:
-        packet = self._packet()
-        packet.timestamp = one.begin_ns
-        event = packet.track_event
-        event.type, event.track_uuid = self._protos.TrackEvent.TYPE_SLICE_BEGIN, track
+        event = self._event(one.begin_ns, track, "TYPE_SLICE_BEGIN")
         event.name = one.name
         event.categories.append(one.category)
         if one.arrows:
@@ -177,10 +178,7 @@ class TraceWriter:
                 fact.int_value = value
         for part in one.parts:
             self._add_slice(track, part)
-        packet = self._packet()
-        packet.timestamp = max(one.begin_ns, one.end_ns)
-        event = packet.track_event
-        event.type, event.track_uuid = self._protos.TrackEvent.TYPE_SLICE_END, track
+        self._event(max(one.begin_ns, one.end_ns), track, "TYPE_SLICE_END")
         self.slices += 1
 
     def instants(self, parent: int, name: str, instants: Iterable[tuple[int, str]]) -> None:
@@ -191,7 +189,4 @@ class TraceWriter:
                 self.untimed += 1
                 continue
             track = track or self.track(parent, name)
-            packet = self._packet()
-            packet.timestamp = t_ns
-            event = packet.track_event
-            event.type, event.track_uuid, event.name = self._protos.TrackEvent.TYPE_INSTANT, track, text
+            self._event(t_ns, track, "TYPE_INSTANT").name = text

@@ -32,25 +32,10 @@ def states(nodes: Mapping[str, NodeLogs]) -> pd.DataFrame:
                 logged = any(node.path.glob(f"{collector}/*"))
                 why = NOT_ASKED if node.info else "the agent was ended before it had written node.json"
                 item = {"state": "ok" if logged else "absent", "reason": "" if logged else why}
-            rows.append(
-                {
-                    "node": name,
-                    "collector": collector,
-                    "state": str(item.get("state", "")),
-                    "reason": str(item.get("reason") or ""),
-                    "remedy": str(item.get("remedy") or ""),
-                    "missed_samples": _number(item.get("missed_samples")),
-                }
-            )
+            texts = (str(item.get(key) or "") for key in ("state", "reason", "remedy"))
+            rows.append((name, collector, *texts, item.get("missed_samples")))
     table = pd.DataFrame(rows, columns=COLUMNS)
     return table.astype({"missed_samples": "Int64"})
-
-
-def _number(value: Any) -> int | None:
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        return None
 
 
 def status(info: Mapping[str, Any], nodes: Mapping[str, NodeLogs], missing: str) -> tuple[str, str]:

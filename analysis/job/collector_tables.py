@@ -13,7 +13,6 @@ from ringtap.analysis.runs.apportioning import Borders
 from ringtap.analysis.runs.node_logs import NodeLogs, WideLog
 from ringtap.core.arguments import instance_of
 from ringtap.core.errors import UsageError, did_you_mean
-from ringtap.core.records import RecordFile
 
 _STEPS = "steps"  # the logs of the ranks have tables of their own
 
@@ -30,7 +29,6 @@ class SampleLog:
     """A node's log of samples."""
 
     node: NodeLogs
-    file: RecordFile
     log: WideLog
 
     def __len__(self) -> int:
@@ -39,7 +37,7 @@ class SampleLog:
     def table(self, rows: slice = slice(None)) -> pd.DataFrame:
         """Return its samples, or those of some rows, with times on the reference clock."""
         t_ns = self.node.clock.to_reference(np.asarray(self.log.t_ns[rows], np.int64))
-        values = {item.name: _values(self.log, item.name, rows) for item in self.file.fields if item.kind != "time"}
+        values = {item.name: _values(self.log, item.name, rows) for item in self.log.file.fields if item.kind != "time"}
         return pd.DataFrame({"node": self.node.name, "t_ns": t_ns} | values)
 
 
@@ -58,7 +56,7 @@ def samples(nodes: Mapping[str, NodeLogs], name: str) -> pd.DataFrame:
 def sample_attrs(logs: Sequence[SampleLog]) -> dict[str, dict[str, str]]:
     """Return units and meaning of the columns of logs, as the ``attrs`` of their table."""
     columns, units = {"node": "name of the node", "t_ns": "time of the sample"}, {"t_ns": SINCE_EPOCH}
-    for item in (item for log in logs for item in log.file.fields if item.kind != "time"):
+    for item in (item for log in logs for item in log.log.file.fields if item.kind != "time"):
         columns[item.name] = f"{item.kind} in {item.unit}" if item.unit else item.kind
         units |= {item.name: item.unit} if item.unit else {}
     return {"units": units, "columns": columns}
@@ -73,14 +71,14 @@ def by_iteration(nodes: Mapping[str, NodeLogs], name: str, borders: Mapping[str,
     parts: list[pd.DataFrame] = []
     columns = {"iteration": "number of the iteration", "node": "name of the node"}
     units: dict[str, str] = {}
-    for node, file, log in ((one.node, one.file, one.log) for one in logs_of(nodes, name)):
+    for node, log in ((one.node, one.log) for one in logs_of(nodes, name)):
         if (np.diff(log.t_ns) <= 0).any():
             raise UsageError(
                 f"{name} has several records per sample: join the rows of job.table({name!r}) by their time"
             )
         mine = borders[node.name]
         values: dict[str, object] = {}
-        for item in file.fields:
+        for item in log.file.fields:
             if item.kind == "time" or item.type.startswith("V"):
                 continue
             is_counter = item.kind in ("counter", "saturating")
@@ -107,7 +105,7 @@ def logs_of(nodes: Mapping[str, NodeLogs], name: str) -> list[SampleLog]:
     for node in nodes.values():
         log = node.wide(relative)
         if log is not None and "t_ns" in {item.name for item in log.file.fields}:
-            found.append(SampleLog(node, log.file, log))
+            found.append(SampleLog(node, log))
     if found:
         return found
     known = log_names(nodes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers, add_up, counter_steps, largest_in, shares
@@ -81,12 +80,7 @@ def _qdisc(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
         largest = np.fmax(largest, largest_in(t_ns[mine], np.asarray(records["backlog_bytes"])[mine], borders))
     drops = long_growth(file, records, key, "drops", np.zeros(len(key), np.int64), 1, borders)[0]
     covered = node.covers(QDISC_REC, borders)
-    return {"queue_backlog_bytes": _where(covered, largest), "queue_drops": _where(covered, drops)}
-
-
-def _where(covered: npt.NDArray[np.bool_], amounts: Numbers) -> Numbers:
-    """Mask amounts from a log of changes: NaN in bins that the log does not cover."""
-    return np.where(covered, amounts, np.nan)
+    return {"queue_backlog_bytes": np.where(covered, largest, np.nan), "queue_drops": np.where(covered, drops, np.nan)}
 
 
 def long_growth(
@@ -132,7 +126,7 @@ def _host(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
     if found is not None and len(found[1]):
         pid = np.asarray(found[1]["pid"]).astype(np.int64)
         grown = long_growth(*found, pid, "cpu_s", np.zeros(len(pid), np.int64), 1, borders)[0]
-        table["cpu_job_cores"] = _where(node.covers(PROCESSES_REC, borders), grown / length_s)
+        table["cpu_job_cores"] = np.where(node.covers(PROCESSES_REC, borders), grown / length_s, np.nan)
     return table
 
 
@@ -146,7 +140,7 @@ def rank_cores(node: NodeLogs, borders: Borders) -> dict[int, Numbers]:
     pid = np.asarray(found[1]["pid"]).astype(np.int64)
     group = pd.Series(pid).map({number: names.index(rank) for number, rank in ranks.items()}).fillna(-1)
     grown = long_growth(*found, pid, "cpu_s", group.to_numpy(np.int64).astype(np.int64), len(names), borders)
-    cores = _where(node.covers(PROCESSES_REC, borders), grown / (np.diff(borders.edges_ns) / 1e9))
+    cores = np.where(node.covers(PROCESSES_REC, borders), grown / (np.diff(borders.edges_ns) / 1e9), np.nan)
     return dict(zip(names, cores, strict=True))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -29,24 +29,17 @@ _SOCKET_COLUMNS = [
 AMOUNTS = ("payload_bytes", "retransmitted_bytes", "retransmissions", "ce_marked")
 
 
-@dataclass(frozen=True)
-class Known:
-    """Sockets of a node with their owners, and the sampling periods of busy sockets and of all sockets."""
-
-    sockets: pd.DataFrame
-    every_s: float
-    all_every_s: float
-
-
 def read_sockets(nodes: Mapping[str, NodeLogs]) -> Frames:
-    """Return the ``sockets`` of some nodes, with the columns ``every_s`` and ``all_every_s`` of `Known`."""
-    found = [known for node in nodes.values() if (known := sockets_of(node)) is not None]
-    tables = [known.sockets.assign(every_s=known.every_s, all_every_s=known.all_every_s) for known in found]
-    return {"sockets": pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=_SOCKET_COLUMNS)}
+    """Return the ``sockets`` of some nodes (`sockets_of`)."""
+    found = [table for node in nodes.values() if (table := sockets_of(node)) is not None]
+    return {"sockets": pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=_SOCKET_COLUMNS)}
 
 
-def sockets_of(node: NodeLogs) -> Known | None:
-    """Return a node's sockets; None if none were recorded."""
+def sockets_of(node: NodeLogs) -> pd.DataFrame | None:
+    """Return a node's sockets with their owners; None if none were recorded.
+
+    ``every_s`` and ``all_every_s`` are the sampling periods of busy sockets and of all sockets.
+    """
     log = socket_log(node)
     if log is None or not len(log.sockets):
         return None
@@ -55,7 +48,7 @@ def sockets_of(node: NodeLogs) -> Known | None:
     table = log.sockets.assign(node=node.name, number=np.arange(len(owner)))
     table["rank"] = pd.array([rank for rank, _ in owner], "Int64")
     table["command"] = np.array([command for _, command in owner], object)
-    return Known(table, log.every_s, log.all_every_s)
+    return table.assign(every_s=log.every_s, all_every_s=log.all_every_s)
 
 
 def _owners(node: NodeLogs) -> dict[int, tuple[int | None, str | None]]:
@@ -216,18 +209,8 @@ _IPERF = {"start": {"connected": [{"remote_host": str, "remote_port": _PORT}]}}
 MAX_CELLS = 4_000_000
 _END = ["source", "source_port", "destination", "destination_port"]
 _FLOW_COLUMNS = [
-    *(
-        "traffic_class",
-        "why",
-        "source_node",
-        *_END[:2],
-        "source_rank",
-        "destination_node",
-        *_END[2:],
-        "destination_rank",
-        "local",
-        "measured_at",
-    ),
+    *("traffic_class", "why", "source_node", *_END[:2], "source_rank", "destination_node", *_END[2:]),
+    *("destination_rank", "local", "measured_at"),
     *("payload_bytes", "retransmitted_bytes", "retransmissions", "ce_marked", "rtt_us", "min_rtt_us", "busy_s"),
     *("rwnd_limited_s", "sndbuf_limited_s", "first_ns", "last_ns", "family", "end", "group"),
 ]
@@ -307,7 +290,8 @@ def measure(nodes: Mapping[str, NodeLogs], borders: Borders, measured: Integers,
     # rows of one node are adjacent
     counts = ends["node"].value_counts()
     of_batch = [[int(counts.get(name, 0)) for name in names] for names in batches.names]
-    places = [slice(to - count, to) for count, to in ((sum(own), end) for own, end in _running(of_batch))]
+    sizes = [sum(own) for own in of_batch]
+    places = [slice(to - size, to) for size, to in zip(sizes, accumulate(sizes), strict=True)]
     sides = []
     for side in ("sender", "receiver"):
         group = flows[flows["measured_at"] == side].set_index("end")["group"]
@@ -333,11 +317,6 @@ def measure(nodes: Mapping[str, NodeLogs], borders: Borders, measured: Integers,
         logged,
         {node: bins for part in read for node, bins in part["covered"].read().itertuples(index=False)},
     )
-
-
-def _running(of_batch: list[list[int]]) -> Iterator[tuple[list[int], int]]:
-    """Yield the counts of each batch with the sum of all counts up to it."""
-    return zip(of_batch, accumulate(map(sum, of_batch)), strict=True)
 
 
 def _join_totals(parts: Iterable[Mapping[str, BatchTable]]) -> dict[str, Numbers]:

@@ -1,6 +1,6 @@
 """Horovod's timeline: the Chrome trace that its first rank writes, as a table of collectives on CLOCK_REALTIME.
 
-The file may be incomplete, as during a run or after a killed job: whole events are used, and cut-off bytes are counted.
+The file may be incomplete, as during a run or after a killed job: whole events are used.
 Times are microseconds after the start time in the first event (Horovod 0.28: common/timeline.cc). A tensor is a "pid".
 An end event has no name and closes the last open activity of its tensor.
 """
@@ -15,16 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from ringtap.core.errors import UsageError
+from ringtap.core.errors import UsageError, file_errors
 from ringtap.core.json_validation import COUNT, DECODER, Number, Shape, check, whole
 from ringtap.core.run_files import open_regular
 
 _NEGOTIATE = "NEGOTIATE_"
 _START = "start_time_since_epoch_in_micros"
-_CYCLE = "CYCLE_START"
 _FUSED = "MEMCPY_IN_FUSION_BUFFER"
 # Activities that move data between ranks: GLOO_ALLREDUCE, MPI_BCAST, NCCL_ALLGATHER, …
 _TRANSPORT = re.compile(r"(GLOO|MPI|NCCL|CCL|DDL)_(?!.*MEMCPY)")
@@ -39,53 +37,34 @@ _EVENT: Shape = {"ph": str, "name?": (str, None), "pid?": COUNT, "ts?": _US, "ar
 _MAX_BYTES = 2**62
 
 
-@dataclass(frozen=True)
-class Timeline:
-    """The contents of a timeline.
-
-    Attributes:
-        collectives: one row per tensor and finished collective, in the order of their ends: ``tensor``;
-            ``operation`` (ALLREDUCE, …); ``start_ns`` and ``end_ns`` of the whole operation; ``negotiate_start_ns``,
-            when the first rank had the tensor; ``first_ready_ns``, ``last_ready_ns`` and ``last_rank``, the rank that
-            the others waited for (Horovod logs these only the first time it negotiates a tensor, and always with
-            HOROVOD_CACHE_CAPACITY=0); ``transport`` (GLOO_ALLREDUCE, …), ``transport_start_ns`` and
-            ``transport_end_ns``, while data moved between ranks; ``fused``, true if sent together with other tensors;
-            ``bytes`` of the result. Times are CLOCK_REALTIME of the writing rank's node; unknown values are ``<NA>``.
-        cycles_ns: starts of Horovod's cycles, if HOROVOD_TIMELINE_MARK_CYCLES was set.
-        start_ns: start of the timeline; None if the file does not have it yet.
-        unfinished: number of collectives that began and did not end.
-        damaged: number of unreadable events, except one cut off at the end of the file.
-        torn_bytes: bytes of an event that is cut off at the end of the file.
-    """
-
-    collectives: pd.DataFrame
-    cycles_ns: npt.NDArray[np.int64]
-    start_ns: int | None
-    unfinished: int
-    damaged: int
-    torn_bytes: int
-
-
 def read_timeline(path: Path) -> pd.DataFrame:
-    """Return the collectives of a timeline (``Timeline.collectives``).
+    """Return the collectives of a timeline, as from `load_timeline`.
 
     Raises:
         UsageError: unreadable, or another kind of file.
     """
-    return load_timeline(path).collectives
+    return load_timeline(path)[0]
 
 
-def load_timeline(path: Path) -> Timeline:
+def load_timeline(path: Path) -> tuple[pd.DataFrame, int]:
     """Read a timeline, complete or as far as it has been written.
 
+    Returns:
+        One row per tensor and finished collective, in the order of their ends: ``tensor``; ``operation`` (ALLREDUCE,
+        …); ``start_ns`` and ``end_ns`` of the whole operation; ``negotiate_start_ns``, when the first rank had the
+        tensor; ``first_ready_ns``, ``last_ready_ns`` and ``last_rank``, the rank that the others waited for (Horovod
+        logs these only the first time it negotiates a tensor, and always with HOROVOD_CACHE_CAPACITY=0); ``transport``
+        (GLOO_ALLREDUCE, …), ``transport_start_ns`` and ``transport_end_ns``, while data moved between ranks; ``fused``,
+        true if sent together with other tensors; ``bytes`` of the result. Times are CLOCK_REALTIME of the writing
+        rank's node; unknown values are ``<NA>``.
+
+        The number of unreadable events, except one cut off at the end of the file.
+
     Raises:
         UsageError: unreadable, or another kind of file.
     """
-    try:
-        with open_regular(path) as file:
-            text = file.read().decode(errors="replace")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    with file_errors(path), open_regular(path) as file:
+        text = file.read().decode(errors="replace")
     events = _Events(text)
     reader = _Reader()
     for event in events:
@@ -95,7 +74,7 @@ def load_timeline(path: Path) -> Timeline:
             events.damaged += 1
     if reader.start_us is None and (reader.seen or events.damaged or not _is_beginning(text)):
         raise UsageError(f"{path} is not a Horovod timeline: its first event does not say when it began")
-    return reader.result(events.damaged, events.torn_bytes)
+    return reader.collectives(), events.damaged
 
 
 def _is_beginning(text: str) -> bool:
@@ -110,7 +89,6 @@ class _Events:
     def __init__(self, text: str) -> None:
         self._text = text
         self.damaged = 0
-        self.torn_bytes = 0
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         decode = DECODER.raw_decode
@@ -126,7 +104,6 @@ class _Events:
                 # Horovod does not escape names: a quote in a name damages that event only.
                 following = _NEXT_EVENT.search(text, position)
                 if not following:
-                    self.torn_bytes = len(text) - position
                     return
                 self.damaged += 1
                 position = following.end()
@@ -150,7 +127,6 @@ class _Reader:
         self.start_us: int | None = None
         self.seen = 0
         self._tensors: dict[int, _Tensor] = {}
-        self._cycles_us: list[int] = []
         self._rows: list[dict[str, Any]] = []
 
     def take(self, event: dict[str, Any]) -> None:
@@ -161,9 +137,7 @@ class _Reader:
             self._name(event)
             return
         self.seen += 1
-        if phase == "i":
-            if event["name"] == _CYCLE:
-                self._cycles_us.append(event["ts"])
+        if phase == "i":  # a cycle began, with HOROVOD_TIMELINE_MARK_CYCLES
             return
         tensor = self._tensors[event["pid"]]
         if phase == "B":
@@ -211,10 +185,9 @@ class _Reader:
         self._rows.append(tensor.row)
         tensor.row = {}
 
-    def result(self, damaged: int, torn_bytes: int) -> Timeline:
-        """Return the timeline of all events so far."""
-        start_ns = None if self.start_us is None else self.start_us * 1000
-        zero_ns = start_ns or 0
+    def collectives(self) -> pd.DataFrame:
+        """Return the finished collectives of all events so far."""
+        zero_ns = (self.start_us or 0) * 1000
 
         def integers(name: str, scale: int = 1, offset: int = 0) -> Any:
             values = [None if row.get(name) is None else row[name] * scale + offset for row in self._rows]
@@ -228,14 +201,7 @@ class _Reader:
         columns |= {name: integers(name, 1000, zero_ns) for name in _TIMES}
         columns |= {"last_rank": integers("last_rank"), "transport": text("transport")}
         columns |= {"fused": np.array([row["fused"] for row in self._rows], bool), "bytes": integers("bytes")}
-        return Timeline(
-            collectives=pd.DataFrame(columns),
-            cycles_ns=np.array(self._cycles_us, np.int64) * 1000 + zero_ns,
-            start_ns=start_ns,
-            unfinished=sum(bool(tensor.row) for tensor in self._tensors.values()),
-            damaged=damaged,
-            torn_bytes=torn_bytes,
-        )
+        return pd.DataFrame(columns)
 
 
 def _bytes(arguments: dict[str, Any] | None) -> int | None:

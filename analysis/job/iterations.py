@@ -42,6 +42,7 @@ _PASS = ("module", *MOMENTS, "forward_ns", "backward_ns", "comm_ns", "overlap_ns
 # A change between CLOCK_REALTIME and CLOCK_MONOTONIC beyond this, and beyond slewing, is a step
 # (docs/reference/clocks.md)
 _STEP_NS, _MAX_SLEW = 1_000_000, 500e-6
+_EARLY = 10  # index of the last iteration in which DDP may change its buckets
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,8 @@ def _ddp(
         for number, own in modules.drop_duplicates().groupby("stretch")["module"]:
             total = sum(gradients.get(module, 0.0) for module in own.tolist())
             exchange = ", ".join(sorted({str(hooks[module]) for module in own.tolist() if module in hooks}))
-            rebuilt_at = max(_early(index[changed[stretch[changed] == number]]), default=0)
+            rebuilt = index[changed[stretch[changed] == number]]
+            rebuilt_at = int(rebuilt[rebuilt <= _EARLY].max(initial=0))
             about.append((number, float(total), rebuilt_at, exchange))
     names = ["stretch", "gradient_bytes", "rebuilt_at", "comm_hook"]
     table = pd.DataFrame(about, columns=names).set_index("stretch")
@@ -135,11 +137,6 @@ def _ddp(
         return _empty(), table
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return _by_iteration(columns)[_COLUMNS], table
-
-
-def _early(indices: Integers) -> list[int]:
-    """Return the indices of iterations at the start of a job, up to 10."""
-    return [int(index) for index in indices if index <= 10]
 
 
 def _gradient_bytes(changes: list[dict[str, object]]) -> dict[object, float]:
@@ -229,7 +226,7 @@ def _empty() -> pd.DataFrame:
 def horovod_collectives(logs: NodeLogs) -> pd.DataFrame | None:
     """Return the collectives of the Horovod timeline of a node, on the reference clock; None without one.
 
-    Columns are those of `ringtap.analysis.job.horovod_timeline.Timeline.collectives`.
+    Columns are those of `ringtap.analysis.job.horovod_timeline.load_timeline`.
     """
     from ringtap.analysis.job.horovod_timeline import read_timeline
 
@@ -417,7 +414,8 @@ def build(run: JobRun, nodes: Mapping[str, NodeLogs], batches: Batches, phase: i
     iterations = every.drop(columns="phase").reset_index(drop=True)
     iterations.insert(0, "iteration", np.arange(len(iterations)))
     iterations.insert(1, "generation", iterations["stretch"].map(numbers["generation"]).astype("int64"))
-    processes = _processes(members)
+    named = {"node": ("node", "first"), "rank": ("rank", "first"), "pid": ("pid", "first")}
+    processes = members.groupby("process").agg(**named, steps=("iterations", "sum"))
     phases = _join_phases(run, parts, members, nodes)
     own = None if phases.source == "ddp" else phases.table
     of_batch = [_own(members, number) for number in range(len(parts))]
@@ -447,12 +445,6 @@ def _own(members: pd.DataFrame, batch: int) -> pd.DataFrame:
     """Return the members of a phase in a batch, by the number of the stretch within the batch."""
     names = ["stretch", "generation", "rank", "node", "pid", "process"]
     return members.loc[members["batch"] == batch, [*names, "row"]].set_index("row")
-
-
-def _processes(members: pd.DataFrame) -> pd.DataFrame:
-    """Return the processes of a phase, by number."""
-    by = members.groupby("process")
-    return by.agg(node=("node", "first"), rank=("rank", "first"), pid=("pid", "first"), steps=("iterations", "sum"))
 
 
 def _with_times(phases: pd.DataFrame, iterations: pd.DataFrame) -> pd.DataFrame:
@@ -692,17 +684,8 @@ def _rank_iterations(marks: pd.DataFrame, numbers: pd.DataFrame, phases: pd.Data
     rows["iteration_s"] = rows["iteration_s"].astype("Float64").fillna((rows["end_ns"] - rows["begin_ns"]) / 1e9)
     rows["optimizer_s"] = rows["optimizer_ns"] / 1e9
     names = ["iteration", "rank", "node", "pid", "process", "place", "begin_ns", "end_ns", "iteration_s"]
-    names += [
-        "step_start_ns",
-        "ready_ns",
-        "optimizer_s",
-        *PHASES,
-        "syncs",
-        "synced_bytes",
-        "skipped",
-        "backwards",
-        "optimizers",
-    ]
+    names += ["step_start_ns", "ready_ns", "optimizer_s", *PHASES, "syncs", "synced_bytes"]
+    names += ["skipped", "backwards", "optimizers"]
     result = rows.sort_values(["iteration", "rank"], ignore_index=True)[names]
     return result.astype(dict.fromkeys(["optimizer_s", *PHASES, "synced_bytes"], "Float64") | {"syncs": "Int64"})
 

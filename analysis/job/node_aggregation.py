@@ -88,10 +88,8 @@ def read_tables(
     tables, cores, counts, covered = {}, {}, {}, {}
     for name, node in nodes.items():
         own = shared.borders.shifted(node.clock.from_reference(shared.borders.edges_ns))
-        tables[name], cores[name] = (
-            counters_per_iteration.node_table(node, own),
-            counters_per_iteration.rank_cores(node, own),
-        )
+        tables[name] = counters_per_iteration.node_table(node, own)
+        cores[name] = counters_per_iteration.rank_cores(node, own)
         counts[name], covered[name] = byte_accounting.count(node, own), node.covers(SOCKETS_REC, own)
     accounts = byte_accounting.measure(counts, packets, shared.traffic, covered)
     rank_iterations = _rank_iterations(ranks.read().copy(), covered, cores, shared)

@@ -134,10 +134,9 @@ def each_capture(logs: NodeLogs) -> Iterator[tuple[str, str, Scanned]]:
         yield interface, name, scanned
 
 
-def read_packets(logs: NodeLogs, borders: Borders) -> Packets | None:
-    """Read a node's captures; return None if it has none."""
-    if not logs.captures:
-        return None
+def read_packets(nodes: Mapping[str, NodeLogs], borders: Borders) -> Packets:
+    """Read the captures of a node, the only one."""
+    (logs,) = nodes.values()
     sums, first_ns, last_ns, others = _Sums(borders.edges_ns, borders.bins), 0, 0, 0
     interfaces, undecided_ns = set(), list[int]()
     logs.report(*undecided_warnings(logs))

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pandas as pd
 
-from ringtap.analysis.frames import described, described_table, html_of_text
+from ringtap.analysis.frames import Columns, described, described_table, documented, html_of_text
 from ringtap.analysis.job import byte_accounting, counters_per_iteration, flows, iterations
 from ringtap.analysis.job.node_aggregation import ALL_SUMS, Shared, join_rank_sums, join_sums, read_tables
 from ringtap.analysis.job.payload_per_iteration import Packets, read_packets
 from ringtap.analysis.job.throughput import NAMES, Given, Printed, read_output
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
 from ringtap.analysis.runs.batches import Batches, BatchTable, digest
-from ringtap.analysis.runs.node_logs import NodeLogs, each_node
+from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.run import JobRun, SweepRun, map_records, read_run
 from ringtap.analysis.runs.traffic_classes import CLASSES
 from ringtap.core.arguments import instance_of, number, path_of, whole_number
@@ -35,6 +35,50 @@ if TYPE_CHECKING:
 # largest uncertain share of a mean over the iterations; above it, means are not reported
 _MAX_UNCERTAIN = 0.25
 _STEP_BYTES = 72  # of a step's record
+# descriptions of the columns of `ringtap.analysis.runs.batches.TABLES`
+_BATCH_COLUMNS: dict[str, Columns] = {
+    "rank_iterations": {
+        "iteration": "number of the iteration, as in `iterations`",
+        "rank, node, pid": "rank, its node and its process",
+        "process": "number of the process's step log",
+        "place": "number of the step in its process",
+        "begin_ns, end_ns": "ends of the previous and of this step of the rank; before the first step the start "
+        "of its forward pass, if DDP logged it",
+        "iteration_s": "time between them, by CLOCK_MONOTONIC",
+        "step_start_ns": "start of ``optimizer.step()``",
+        "ready_ns": "the last gradient was ready",
+        "optimizer_s": "time in ``optimizer.step()`` of all optimizers, without the passes within",
+        "compute_s": "forward and backward pass",
+        "forward_s, backward_s": "the pass alone",
+        "communication_s": "from the first to the last collective",
+        "exposed_s": "communication after the last gradient was ready",
+        "overlap_s": "communication during the backward pass",
+        "syncs": "synchronised passes",
+        "synced_bytes": "gradients handed over in them",
+        "skipped": "AMP skipped the step",
+        "backwards": "backward passes",
+        "optimizers": "optimizers of the process",
+        "sent_bytes": "payload of training traffic that its sockets sent",
+        "retransmissions": "segments that its sockets sent again",
+        "cpu_cores": "processors that its processes kept busy",
+    },
+    "byte_accounts": {
+        "iteration": "number of the iteration; -1 for a run without iterations",
+        "node": "name of the node",
+        "path": "``network`` or ``loopback``",
+        "direction": "``tx`` or ``rx``",
+        "interfaces": "interfaces that are counted",
+        "nic_bytes, nic_packets": "as the interfaces counted them (L2)",
+        "nic_payload_bytes": "less 66 B of headers per packet, 86 B for IPv6",
+        "socket_bytes": "payload of all sockets; for ``tx`` with retransmitted bytes",
+        "packet_payload_bytes, packet_bytes": "payload and frames that were captured",
+    },
+    "node_iterations": {
+        "iteration": "number of the iteration; -1 for a run without iterations",
+        "node": "name of the node",
+    }
+    | counters_per_iteration.COLUMNS,
+}
 
 
 class Job:
@@ -126,10 +170,9 @@ class Job:
     @cached_property
     def packets_of(self) -> dict[str, Packets]:
         """Captures of the nodes that have some, by node."""
-        nodes = {name: node for name, node in self.nodes.items() if node.captures}
-        borders = [self.borders_at[name] for name in nodes]
-        read = each_node(self._workers, nodes, read_packets, borders)
-        return {name: found for name, found in read if found is not None}
+        names = [name for name, node in self.nodes.items() if node.captures]
+        read = self.batches.each_node(names, read_packets, [self.borders_at[name] for name in names])
+        return dict(zip(names, read, strict=True))
 
     @cached_property
     def captured(self) -> byte_accounting.Captured:
@@ -176,9 +219,7 @@ class Job:
     def in_batches(self, name: str) -> Iterator[pd.DataFrame]:
         """Yield a table of `ringtap.analysis.runs.batches.TABLES` batch by batch, each by its own order of rows."""
         for part in self.parts:
-            table = part[name].read()
-            table.attrs["columns"] = counters_per_iteration.COLUMNS if name == "node_iterations" else {}
-            yield described(table, getattr(Job, name).__doc__)
+            yield described(part[name].read(), _BATCH_COLUMNS[name])
 
     def _whole(self, name: str) -> pd.DataFrame:
         """Return a table of all batches."""
@@ -203,31 +244,33 @@ class Job:
         return (self.uncertain_share or 0.0) > _MAX_UNCERTAIN
 
     @property
-    @described_table
+    @described_table(
+        {
+            "phase": "number of the phase, from 1",
+            "shown": "True for the phase that the other tables describe",
+            "what": "its optimizers, and their steps in an iteration",
+            "mode": "what ends an iteration: each ``step``, the last step of a ``round`` of several optimizers, each "
+            "step of the ``most frequent optimizer`` (where these make no regular rounds), or a ``mark`` of the "
+            "program",
+            "ranks, world_size": "ranks that stepped, and ranks by their logs; 0: not known",
+            "starts": "starts of the job in which it occurred",
+            "stretches": "stretches of consecutive steps that it consists of",
+            "steps": "recorded steps of all ranks",
+            "left_out": "those of them that belong to no whole iteration",
+            "iterations": "iterations that have a beginning and an end",
+            "iteration_median_s, iteration_mean_s, iteration_min_s, iteration_max_s": "their times without the first "
+            "of a stretch, which lacks what came before its forward pass",
+            "iterations_s": "the sum of all",
+            "begin_ns, end_ns": "begin of its first step and end of its last one",
+            "node, pid": "its first process",
+            "is_concurrent": "another job's phase ran at the same time",
+        }
+    )
     def phases(self) -> pd.DataFrame:
         """Training phases, one row each, in order of time.
 
         A phase is a world of ranks, the optimizers that step together, and a stretch of time. All other tables describe
         the phase that took the most time, or the one that `ringtap.open_job` was asked for.
-
-        Columns:
-            - ``phase``: number of the phase, from 1
-            - ``shown``: True for the phase that the other tables describe
-            - ``what``: its optimizers, and their steps in an iteration
-            - ``mode``: what ends an iteration: each ``step``, the last step of a ``round`` of several optimizers, each
-              step of the ``most frequent optimizer`` (where these make no regular rounds), or a ``mark`` of the program
-            - ``ranks``, ``world_size``: ranks that stepped, and ranks by their logs; 0: not known
-            - ``starts``: starts of the job in which it occurred
-            - ``stretches``: stretches of consecutive steps that it consists of
-            - ``steps``: recorded steps of all ranks
-            - ``left_out``: those of them that belong to no whole iteration
-            - ``iterations``: iterations that have a beginning and an end
-            - ``iteration_median_s``, ``iteration_mean_s``, ``iteration_min_s``, ``iteration_max_s``: their times
-              without the first of a stretch, which lacks what came before its forward pass
-            - ``iterations_s``: the sum of all
-            - ``begin_ns``, ``end_ns``: begin of its first step and end of its last one
-            - ``node``, ``pid``: its first process
-            - ``is_concurrent``: another job's phase ran at the same time
         """
         table = self.work.phases.reset_index()
         table.insert(1, "shown", table["phase"] == self.work.phase)
@@ -236,43 +279,44 @@ class Job:
         return table[[*names, "begin_ns", "end_ns", "node", "pid", "is_concurrent"]]
 
     @property
-    @described_table
+    @described_table(
+        {
+            "iteration": "number of the iteration, from 0",
+            "generation": "number of earlier starts of the job",
+            "stretch": "number of the stretch of steps that it belongs to; a new optimizer begins a new one",
+            "step": "number of the step that ends it, from 0 in each stretch",
+            "start_ns, end_ns": "ends of the previous and of this step at the slowest rank",
+            "iteration_s": "time between them, by CLOCK_MONOTONIC",
+            "warm_up": "True for the first iterations, which means leave out",
+            "skipped": "AMP skipped the step",
+            "backwards": "backward passes",
+            "optimizers": "optimizers of a process",
+            "compute_s": "forward and backward pass of the rank that took longest",
+            "communication_s": "communication, mean over the ranks",
+            "exposed_s": "communication after the last gradient was ready, mean over the ranks",
+            "overlap_s": "communication during the backward pass, mean over the ranks",
+            "unattributed_s": "rest of the iteration, mean over the ranks: data loading, Python, waiting elsewhere",
+            "exposed_least_s": "exposed communication of the rank that waited least: the cost of the network alone",
+            "last_rank": "the rank whose step ended last",
+            "slowest_rank": "the rank whose last gradient was ready last; without such times ``last_rank``",
+            "slowest_by_s": "its lateness against the median of the others",
+            "clock_error_s": "bound of the error of comparing these ranks' times",
+            "slowest_by_ready": "True if the times of the last gradients are known",
+            "training_bytes, cross_bytes, other_bytes": "payload of this class by the sockets that sent it, without "
+            "retransmissions",
+            "packet_training_bytes, packet_cross_bytes, packet_other_bytes": "the same by captures",
+            "packet_unclassified_bytes": "captured payload of nodes without a socket log",
+            "retransmitted_bytes, retransmissions": "what the sockets of all nodes sent again",
+            "ce_marked": "packets that arrived marked by a congested queue",
+            "nic_tx_bytes": "bytes that the interfaces of all nodes sent to the network (L2)",
+            "nic_drops, queue_drops, segments_retransmitted, pause_frames": "sums over the nodes of the counters in "
+            "`node_iterations`",
+            "ecn_marks, cnp_sent, cnp_handled, infiniband_tx_bytes": "likewise",
+            "queue_backlog_bytes": "largest backlog of a queue of any node",
+        }
+    )
     def iterations(self) -> pd.DataFrame:
         """Iterations, one row each, in order of time.
-
-        Columns:
-            - ``iteration``: number of the iteration, from 0
-            - ``generation``: number of earlier starts of the job
-            - ``stretch``: number of the stretch of steps that it belongs to; a new optimizer begins a new one
-            - ``step``: number of the step that ends it, from 0 in each stretch
-            - ``start_ns``, ``end_ns``: ends of the previous and of this step at the slowest rank
-            - ``iteration_s``: time between them, by CLOCK_MONOTONIC
-            - ``warm_up``: True for the first iterations, which means leave out
-            - ``skipped``: AMP skipped the step
-            - ``backwards``: backward passes
-            - ``optimizers``: optimizers of a process
-            - ``compute_s``: forward and backward pass of the rank that took longest
-            - ``communication_s``: communication, mean over the ranks
-            - ``exposed_s``: communication after the last gradient was ready, mean over the ranks
-            - ``overlap_s``: communication during the backward pass, mean over the ranks
-            - ``unattributed_s``: rest of the iteration, mean over the ranks: data loading, Python, waiting elsewhere
-            - ``exposed_least_s``: exposed communication of the rank that waited least: the cost of the network alone
-            - ``last_rank``: the rank whose step ended last
-            - ``slowest_rank``: the rank whose last gradient was ready last; without such times ``last_rank``
-            - ``slowest_by_s``: its lateness against the median of the others
-            - ``clock_error_s``: bound of the error of comparing these ranks' times
-            - ``slowest_by_ready``: True if the times of the last gradients are known
-            - ``training_bytes``, ``cross_bytes``, ``other_bytes``: payload of this class by the sockets that sent it,
-              without retransmissions
-            - ``packet_training_bytes``, ``packet_cross_bytes``, ``packet_other_bytes``: the same by captures
-            - ``packet_unclassified_bytes``: captured payload of nodes without a socket log
-            - ``retransmitted_bytes``, ``retransmissions``: what the sockets of all nodes sent again
-            - ``ce_marked``: packets that arrived marked by a congested queue
-            - ``nic_tx_bytes``: bytes that the interfaces of all nodes sent to the network (L2)
-            - ``nic_drops``, ``queue_drops``, ``segments_retransmitted``, ``pause_frames``: sums over the nodes of the
-              counters in `node_iterations`
-            - ``ecn_marks``, ``cnp_sent``, ``cnp_handled``, ``infiniband_tx_bytes``: likewise
-            - ``queue_backlog_bytes``: largest backlog of a queue of any node
 
         A job that `is_too_short` has only the counts by captures.
         """
@@ -295,62 +339,36 @@ class Job:
         return pd.Series(values).astype("Float64")
 
     @property
-    @described_table
+    @described_table(_BATCH_COLUMNS["rank_iterations"])
     def rank_iterations(self) -> pd.DataFrame:
-        """Times and traffic of each rank in each iteration.
-
-        Columns:
-            - ``iteration``: number of the iteration, as in `iterations`
-            - ``rank``, ``node``, ``pid``: rank, its node and its process
-            - ``process``: number of the process's step log
-            - ``place``: number of the step in its process
-            - ``begin_ns``, ``end_ns``: ends of the previous and of this step of the rank; before the first step the
-              start of its forward pass, if DDP logged it
-            - ``iteration_s``: time between them, by CLOCK_MONOTONIC
-            - ``step_start_ns``: start of ``optimizer.step()``
-            - ``ready_ns``: the last gradient was ready
-            - ``optimizer_s``: time in ``optimizer.step()`` of all optimizers, without the passes within
-            - ``compute_s``: forward and backward pass
-            - ``forward_s``, ``backward_s``: the pass alone
-            - ``communication_s``: from the first to the last collective
-            - ``exposed_s``: communication after the last gradient was ready
-            - ``overlap_s``: communication during the backward pass
-            - ``syncs``: synchronised passes
-            - ``synced_bytes``: gradients handed over in them
-            - ``skipped``: AMP skipped the step
-            - ``backwards``: backward passes
-            - ``optimizers``: optimizers of the process
-            - ``sent_bytes``: payload of training traffic that its sockets sent
-            - ``retransmissions``: segments that its sockets sent again
-            - ``cpu_cores``: processors that its processes kept busy
-        """
+        """Times and traffic of each rank in each iteration."""
         table = self._whole("rank_iterations")
         return table.sort_values(["iteration", "rank"], kind="stable", ignore_index=True)
 
     @property
-    @described_table
+    @described_table(
+        {
+            "flow": "number of the flow, from 0",
+            "traffic_class": "training, cross or other",
+            "why": "the reason for this class",
+            "source_node, source, source_port, source_rank": "the sender",
+            "destination_node, destination, destination_port, destination_rank": "the receiver",
+            "local": "True within a node",
+            "measured_at": "``sender``, or ``receiver`` where the sender was not recorded",
+            "payload_bytes": "payload over the recording, without retransmitted bytes",
+            "retransmitted_bytes, retransmissions": "what the sender sent again",
+            "ce_marked": "packets that arrived marked by a congested queue",
+            "rtt_us": "median of the kernel's smoothed round-trip times",
+            "min_rtt_us": "shortest round-trip time",
+            "busy_s": "time in which the sender had data to send, up to the last byte that arrived",
+            "rwnd_limited_s, sndbuf_limited_s": "part of it limited by the receiver's window or the send buffer",
+            "first_ns, last_ns": "first and last sample, by the measuring node's clock",
+            "family": "2 for IPv4, 10 for IPv6",
+            "bytes_per_iteration": "payload per iteration after warm-up",
+        }
+    )
     def flows(self) -> pd.DataFrame:
-        """Flows: one direction of a TCP connection, one row each, largest payload first.
-
-        Columns:
-            - ``flow``: number of the flow, from 0
-            - ``traffic_class``: training, cross or other
-            - ``why``: the reason for this class
-            - ``source_node``, ``source``, ``source_port``, ``source_rank``: the sender
-            - ``destination_node``, ``destination``, ``destination_port``, ``destination_rank``: the receiver
-            - ``local``: True within a node
-            - ``measured_at``: ``sender``, or ``receiver`` where the sender was not recorded
-            - ``payload_bytes``: payload over the recording, without retransmitted bytes
-            - ``retransmitted_bytes``, ``retransmissions``: what the sender sent again
-            - ``ce_marked``: packets that arrived marked by a congested queue
-            - ``rtt_us``: median of the kernel's smoothed round-trip times
-            - ``min_rtt_us``: shortest round-trip time
-            - ``busy_s``: time in which the sender had data to send, up to the last byte that arrived
-            - ``rwnd_limited_s``, ``sndbuf_limited_s``: part of it limited by the receiver's window or the send buffer
-            - ``first_ns``, ``last_ns``: first and last sample, by the measuring node's clock
-            - ``family``: 2 for IPv4, 10 for IPv6
-            - ``bytes_per_iteration``: payload per iteration after warm-up
-        """
+        """Flows: one direction of a TCP connection, one row each, largest payload first."""
         table = self.traffic.flows
         is_known = self.traffic.by_flow and not self.is_too_short
         table = table.assign(bytes_per_iteration=self.traffic.means if is_known else np.full(len(table), np.nan))
@@ -365,24 +383,25 @@ class Job:
         return np.argsort(-self.traffic.flows["payload_bytes"].to_numpy(np.float64), kind="stable").astype(np.int64)
 
     @property
-    @described_table
+    @described_table(
+        {
+            "iteration": "number of the iteration, as in `iterations`",
+            "flow": "number of the flow, as in `flows`",
+            "payload_bytes": "payload without retransmitted bytes",
+            "payload_low_bytes, payload_high_bytes": "bounds of the payload",
+            "retransmitted_bytes, retransmissions": "what the sender sent again",
+            "ce_marked": "packets that arrived marked by a congested queue",
+            "rtt_us": "mean of the kernel's smoothed round-trip times in the samples of the iteration",
+            "congestion_window_bytes": "mean of the congestion window in these samples",
+            "samples": "number of these samples",
+        }
+    )
     def socket_iterations(self) -> pd.DataFrame:
         """Flows in each iteration during which they were open, by iteration and flow.
 
         A socket is sampled at times that are not those of the iterations, so the bytes of the sample at either end of
         an iteration are shared between two iterations. ``payload_bytes`` assumes a constant rate from sample to sample;
         whatever the rate was, the true number lies between ``payload_low_bytes`` and ``payload_high_bytes``.
-
-        Columns:
-            - ``iteration``: number of the iteration, as in `iterations`
-            - ``flow``: number of the flow, as in `flows`
-            - ``payload_bytes``: payload without retransmitted bytes
-            - ``payload_low_bytes``, ``payload_high_bytes``: bounds of the payload
-            - ``retransmitted_bytes``, ``retransmissions``: what the sender sent again
-            - ``ce_marked``: packets that arrived marked by a congested queue
-            - ``rtt_us``: mean of the kernel's smoothed round-trip times in the samples of the iteration
-            - ``congestion_window_bytes``: mean of the congestion window in these samples
-            - ``samples``: number of these samples
 
         Raises:
             UsageError: no sockets were recorded, or flows times iterations exceed 4 million rows.
@@ -404,55 +423,36 @@ class Job:
         return after_warm_up(self.work.iterations)
 
     @property
-    @described_table
+    @described_table(_BATCH_COLUMNS["byte_accounts"])
     def byte_accounts(self) -> pd.DataFrame:
-        """Byte accounting of each node, one row per iteration, node, path and direction.
-
-        Columns:
-            - ``iteration``: number of the iteration; -1 for a run without iterations
-            - ``node``: name of the node
-            - ``path``: ``network`` or ``loopback``
-            - ``direction``: ``tx`` or ``rx``
-            - ``interfaces``: interfaces that are counted
-            - ``nic_bytes``, ``nic_packets``: as the interfaces counted them (L2)
-            - ``nic_payload_bytes``: less 66 B of headers per packet, 86 B for IPv6
-            - ``socket_bytes``: payload of all sockets; for ``tx`` with retransmitted bytes
-            - ``packet_payload_bytes``, ``packet_bytes``: payload and frames that were captured
-        """
+        """Byte accounting of each node, one row per iteration, node, path and direction."""
         return self._whole("byte_accounts")
 
     @property
-    @described_table
+    @described_table(_BATCH_COLUMNS["node_iterations"])
     def node_iterations(self) -> pd.DataFrame:
-        """Counters of each node in each iteration.
-
-        Columns:
-            - ``iteration``: number of the iteration; -1 for a run without iterations
-            - ``node``: name of the node
-
-        The others are those of `ringtap.analysis.job.counters_per_iteration.COLUMNS`, with their meaning.
-        """
+        """Counters of each node in each iteration."""
         return self._whole("node_iterations")
 
     @property
-    @described_table
+    @described_table(
+        {
+            "rank, node": "rank and its node",
+            "iterations": "iterations after warm-up",
+            "compute_s, forward_s, backward_s, communication_s": "as in `rank_iterations`",
+            "exposed_s, overlap_s, optimizer_s": "as in `rank_iterations`",
+            "unattributed_s": "rest of its iterations: data loading, Python, waiting outside of these phases",
+            "sent_bytes, retransmissions, cpu_cores": "as in `rank_iterations`",
+            "slowest, slowest_share": "number and share of the iterations in which it was the slowest rank",
+            "slowest_by_s": "median lateness in those",
+            "node_other_cores": "processors of its node busy for other programs",
+            "node_queue_drops": "packets dropped in queues of its node, per iteration",
+            "gpu_utilization_pct": "utilisation of its node's GPUs that the ranks compute on",
+            "clock_error_s": "bound of the error of its node's clock",
+        }
+    )
     def ranks(self) -> pd.DataFrame:
-        """Ranks, one row each, means over the iterations after warm-up.
-
-        Columns:
-            - ``rank``, ``node``: rank and its node
-            - ``iterations``: iterations after warm-up
-            - ``compute_s``, ``forward_s``, ``backward_s``, ``communication_s``: as in `rank_iterations`
-            - ``exposed_s``, ``overlap_s``, ``optimizer_s``: as in `rank_iterations`
-            - ``unattributed_s``: rest of its iterations: data loading, Python, waiting outside of these phases
-            - ``sent_bytes``, ``retransmissions``, ``cpu_cores``: as in `rank_iterations`
-            - ``slowest``, ``slowest_share``: number and share of the iterations in which it was the slowest rank
-            - ``slowest_by_s``: median lateness in those
-            - ``node_other_cores``: processors of its node busy for other programs
-            - ``node_queue_drops``: packets dropped in queues of its node, per iteration
-            - ``gpu_utilization_pct``: utilisation of its node's GPUs that the ranks compute on
-            - ``clock_error_s``: bound of the error of its node's clock
-        """
+        """Ranks, one row each, means over the iterations after warm-up."""
         from ringtap.analysis.job.stragglers import summarize
 
         return summarize(self)
@@ -463,33 +463,33 @@ class Job:
         return read_output(self.path, self.given.output)
 
     @property
-    @described_table
+    @described_table(
+        {
+            "epoch": "number of the epoch",
+            "cumulative_s": "time from the start of the training to the end of the epoch",
+            "epoch_s": "time that it took",
+            "samples_per_s": "samples or images per second",
+            "loss, accuracy": "of the training",
+            "validation_loss, validation_accuracy": "of the validation",
+        }
+    )
     def epochs(self) -> pd.DataFrame:
-        """Epochs that the job printed, one row each; empty if no output of the job was found.
-
-        Columns:
-            - ``epoch``: number of the epoch
-            - ``cumulative_s``: time from the start of the training to the end of the epoch
-            - ``epoch_s``: time that it took
-            - ``samples_per_s``: samples or images per second
-            - ``loss``, ``accuracy``: of the training
-            - ``validation_loss``, ``validation_accuracy``: of the validation
-        """
+        """Epochs that the job printed, one row each; empty if no output of the job was found."""
         table = pd.DataFrame(list(self.printed.epochs), columns=["epoch", *NAMES])
         return table.astype({"epoch": "Int64"} | dict.fromkeys(NAMES, "Float64"))
 
     @property
-    @described_table
+    @described_table(
+        {
+            "node, collector": "node and collector",
+            "state": "ok, degraded, unavailable, failed or absent",
+            "reason": "the reason for it",
+            "remedy": "what to do about it",
+            "missed_samples": "samples that came too late",
+        }
+    )
     def collectors(self) -> pd.DataFrame:
-        """State of each collector on each node.
-
-        Columns:
-            - ``node``, ``collector``: node and collector
-            - ``state``: ok, degraded, unavailable, failed or absent
-            - ``reason``: the reason for it
-            - ``remedy``: what to do about it
-            - ``missed_samples``: samples that came too late
-        """
+        """State of each collector on each node."""
         from ringtap.analysis.job.collection_status import states
 
         return states(self.nodes)
@@ -536,6 +536,13 @@ class Job:
         found = collector_tables.by_iteration(self.nodes, name, self.borders_at)
         return found if len(self.work.iterations) else found.assign(iteration=-1)
 
+    @documented(
+        {
+            "times_median": "iteration time over the median",
+            "flow": "flow with the most retransmissions in the iteration, as in `flows`; NA without any",
+            "flow_retransmissions": "segments that it sent again",
+        }
+    )
     def slow(self, factor: float = 1.5) -> pd.DataFrame:
         """Slow iterations, with what the network did in each, the slowest first.
 
@@ -545,16 +552,12 @@ class Job:
         Returns:
             The rows of `iterations` of at least that time, without warm-up. No row means that no iteration is as slow.
 
-            - ``times_median``: iteration time over the median
-            - ``flow``: flow with the most retransmissions in the iteration, as in `flows`; NA without any
-            - ``flow_retransmissions``: segments that it sent again
-
         Raises:
             UsageError: the factor is not a positive number, or the run has no iterations.
         """
         from ringtap.analysis.job.stragglers import slower_than
 
-        return described(slower_than(self, factor), f"{Job.iterations.__doc__}\n\n{Job.slow.__doc__}")
+        return slower_than(self, factor)
 
     def summary(self) -> dict[str, Any]:
         """Return all numbers of the run as plain values, as ``ringtap analyze --json`` prints them; None: not known."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,8 @@ def slowest(job: Job) -> dict[str, Any] | None:
     certain = error_s is None or by_s is None or by_s > error_s
     iteration_s = float(table["iteration_s"].median())
     often = top["slowest_share"] > limit and (by_s or 0) > _MIN_SECONDS_SHARE * iteration_s
+    others = ranks[ranks["rank"] != top["rank"]]
+    sides = {name: (top[name], others[name].astype("Float64").mean()) for name in _RANK_MEASURES}
     return {
         "rank": int(top["rank"]),
         "node": str(top["node"]),
@@ -117,37 +120,25 @@ def slowest(job: Job) -> dict[str, Any] | None:
         "clock_error_s": error_s,
         "certain": bool(certain),
         "stands_out": bool(certain and often),
-        "differences": _differences(ranks, int(top["rank"]), iteration_s),
+        "differences": _differences(_RANK_MEASURES, sides, iteration_s),
     }
 
 
-def _differences(ranks: pd.DataFrame, rank: int, iteration_s: float) -> list[dict[str, Any]]:
-    here, others = ranks[ranks["rank"] == rank].iloc[0], ranks[ranks["rank"] != rank]
-    result = []
-    for name, (description, unit, least) in _RANK_MEASURES.items():
-        mine, rest = plain(here[name]), plain(others[name].astype("Float64").mean())
-        found = _difference(name, description, unit, least, mine, rest, iteration_s)
-        result += [found] if found else []
-    return _largest_times_first(result)
-
-
-def _largest_times_first(differences: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sort differences: those of times first, the largest before the others."""
-    return sorted(differences, key=lambda one: -abs(one["here"] - one["others"]) if one["unit"] == "s" else 0.0)
-
-
-def _difference(
-    name: str, description: str, unit: str, least: float | None, mine: Any, rest: Any, iteration_s: float
-) -> dict[str, Any] | None:
-    if mine is None or rest is None:
-        return None
-    difference = abs(mine - rest)
-    enough = _MIN_SECONDS_SHARE * iteration_s if least is None else least
-    if mine < rest and name in _BAD_WHEN_HIGH:
-        return None
-    if difference < enough or difference < _MIN_SHARE * max(abs(mine), abs(rest)):
-        return None
-    return {"measure": name, "what": description, "unit": unit, "here": mine, "others": rest}
+def _differences(
+    measures: Mapping[str, tuple[str, str, float | None]],
+    sides: Mapping[str, tuple[Any, Any]],
+    iteration_s: float,
+) -> list[dict[str, Any]]:
+    """Return the measures that differ enough between two sides: those of times first, the largest before the others."""
+    found = []
+    for name, (description, unit, least) in measures.items():
+        mine, rest = map(plain, sides.get(name, (None, None)))
+        if mine is None or rest is None or (mine < rest and name in _BAD_WHEN_HIGH):
+            continue
+        enough = _MIN_SECONDS_SHARE * iteration_s if least is None else least
+        if abs(mine - rest) >= max(enough, _MIN_SHARE * max(abs(mine), abs(rest))):
+            found.append({"measure": name, "what": description, "unit": unit, "here": mine, "others": rest})
+    return sorted(found, key=lambda one: -abs(one["here"] - one["others"]) if one["unit"] == "s" else 0.0)
 
 
 # links with less than this share of the payload of the largest one are not compared: round trips decide their rates
@@ -247,16 +238,14 @@ def slow_iterations(job: Job) -> dict[str, Any] | None:
     other_cores = job.sums.get("cpu_other_cores")
     if other_cores is not None:
         table = table.assign(cpu_other_cores=other_cores[job.borders.bin_of[job.measured]])
-    result = []
-    for name, (description, unit, least) in _ITERATION_MEASURES.items():
-        if name not in table:
-            continue
-        mine, rest = (plain(table.loc[rows, name].mean()) for rows in (slow, usual))
-        found = _difference(name, description, unit, least, mine, rest, float(np.median(seconds)))
-        result += [found] if found else []
+    sides = {
+        name: (table.loc[slow, name].mean(), table.loc[usual, name].mean())
+        for name in _ITERATION_MEASURES
+        if name in table
+    }
     return {
         "iterations": int(slow.sum()),
         "mean_s": float(seconds[slow].mean()),
         "usual_s": float(seconds[usual].mean()),
-        "differences": _largest_times_first(result),
+        "differences": _differences(_ITERATION_MEASURES, sides, float(np.median(seconds))),
     }

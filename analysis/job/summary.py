@@ -42,7 +42,8 @@ _FEW_BYTES = 10_000
 def summarize(job: Job) -> dict[str, Any]:
     """Return all numbers of a run as plain values; None if not known."""
     data: dict[str, Any] = {"schema": SCHEMA, "ringtap": ringtap.__version__, "run": _run(job)}
-    data["training_phases"] = _training_phases(job)
+    phases = job.phases.to_dict("records")
+    data["training_phases"] = [{str(name): plain(value) for name, value in row.items()} for row in phases]
     data["iterations"] = _times(job)
     data["throughput"] = throughput(
         *(job.printed, job.given, job.run.info.get("batch")),
@@ -61,9 +62,10 @@ def summarize(job: Job) -> dict[str, Any]:
     data["slow_iterations"] = slow_iterations(job)
     data["captures"] = _captures(job)
     data["nccl"] = _nccl(job)
-    data["marks"] = _marks(job)
+    data["marks"] = [{"at_s": (at_ns - job.window_ns[0]) / 1e9, "text": text} for at_ns, text in read_marks(job)]
     data["not_collected"] = _not_collected(job)
-    data["warnings"] = _warnings(job, data)
+    data["warnings"] = [*_log_warnings(job), *_byte_warnings(data), *_capture_warnings(job)]
+    data["warnings"] += [*_clock_warnings(job, data), *_sample_warnings(job)]
     return data
 
 
@@ -96,11 +98,6 @@ def _run(job: Job) -> dict[str, Any]:
         "steps": work.steps,
         "seconds": (end - begin) / 1e9 if end > begin else None,
     }
-
-
-def _training_phases(job: Job) -> list[dict[str, Any]]:
-    """List the training phases; ``shown`` marks the one that the numbers describe."""
-    return [{str(name): plain(value) for name, value in row.items()} for row in job.phases.to_dict("records")]
 
 
 def _times(job: Job) -> dict[str, Any]:
@@ -302,11 +299,6 @@ def read_marks(job: Job) -> list[tuple[int, str]]:
     return [(at_ns, line.get("text", "")) for at_ns, line in zip(times_ns.tolist(), lines, strict=True)]
 
 
-def _marks(job: Job) -> list[dict[str, Any]]:
-    begin_ns = job.window_ns[0]
-    return [{"at_s": (at_ns - begin_ns) / 1e9, "text": text} for at_ns, text in read_marks(job)]
-
-
 def _not_collected(job: Job) -> list[dict[str, Any]]:
     """List missing parts of the run with reasons; equal entries of several nodes are one."""
     table = job.collectors
@@ -325,12 +317,6 @@ def _not_collected(job: Job) -> list[dict[str, Any]]:
             what, why = str(item.get("what", "")), str(item.get("why", ""))
             items.append({"what": what, "state": "absent", "why": why, "remedy": "", "nodes": []})
     return sorted(items, key=lambda item: item["why"] == NOT_ASKED)
-
-
-def _warnings(job: Job, data: dict[str, Any]) -> list[str]:
-    """Return the warnings that belong to the numbers."""
-    warnings = [*_log_warnings(job), *_byte_warnings(data), *_capture_warnings(job)]
-    return [*warnings, *_clock_warnings(job, data), *_sample_warnings(job)]
 
 
 def _log_warnings(job: Job) -> Iterable[str]:

@@ -392,12 +392,7 @@ def _byte_accounts(byte_accounts: list[dict[str, Any]], per: str) -> list[str | 
     rows = []
     for account in byte_accounts:
         where = f"{account['node']} {account['interfaces'] or account['path']} {account['direction']}"
-        sides = [
-            account["socket_bytes"],
-            account["packet_payload_bytes"],
-            account["nic_payload_bytes"],
-            account["nic_bytes"],
-        ]
+        sides = [account[f"{name}_bytes"] for name in ("socket", "packet_payload", "nic_payload", "nic")]
         if max((side for side in sides if side is not None), default=0) < _FEW_BYTES:
             continue
         off = " / ".join(_share(account[name]) for name in ("packets_difference", "nic_difference"))

@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from statistics import median
 from typing import NamedTuple
 
 from ringtap.analysis.runs.ddp_times import MOMENTS, compared_ns, exposed_ns, is_synced
@@ -355,6 +356,5 @@ def quantile(ordered: list[float], share: float) -> float | None:
     if not ordered:
         return None
     if share == 0.5:
-        middle = len(ordered) // 2
-        return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+        return median(ordered)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,18 +38,10 @@ QUANTILES = (0.5, 0.99)
 _MAX_NICS = 64
 _FRESH_S = 0.5  # however many read them, records are read twice a second at most
 
-# name, help, and the value of a rank
-_RANK_COUNTERS: tuple[tuple[str, str, Callable[[RankSteps], float | None]], ...] = (
-    (
-        "ringtap_communication_seconds",
-        "DDP: from the first to the last collective of an iteration",
-        lambda steps: steps.ddp.communication_s,
-    ),
-    (
-        "ringtap_exposed_communication_seconds",
-        "DDP: communication after the last gradient was ready",
-        lambda steps: steps.ddp.exposed_s,
-    ),
+# part of the name, help, and the attribute of a rank's `DdpTimes`
+_RANK_COUNTERS = (
+    ("communication", "DDP: from the first to the last collective of an iteration", "communication_s"),
+    ("exposed_communication", "DDP: communication after the last gradient was ready", "exposed_s"),
 )
 # name, help, column of an interface's counters, counters of an RDMA port
 _NIC_COUNTERS: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
@@ -115,10 +107,10 @@ def _of_ranks(files: list[RankSteps]) -> Iterator[Metric]:
         times.add_sample(f"{times.name}_count", labels, steps.timed_steps)
         times.add_sample(f"{times.name}_sum", labels, steps.timed_s)
     yield times
-    for name, about, value_of in _RANK_COUNTERS:
-        family = CounterMetricFamily(name, about, labels=("node", "rank"))
+    for what, about, name in _RANK_COUNTERS:
+        family = CounterMetricFamily(f"ringtap_{what}_seconds", about, labels=("node", "rank"))
         for (node, rank), steps in sorted(newest.items()):
-            _add(family, [node, str(rank)], value_of(steps))
+            _add(family, [node, str(rank)], getattr(steps.ddp, name))
         yield family
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from ringtap.analysis.live.build_snapshot import sum_known
 from ringtap.analysis.live.snapshot import Snapshot
 from ringtap.core.terminal import one_line, shell_word
 
@@ -22,6 +23,7 @@ def line_of(snapshot: Snapshot) -> str:
     }
     silent = [node.age_s for node in snapshot.nodes if node.age_s is not None]
     states = [collector for collector in snapshot.collectors if collector.health != "good"]
+    cores = [core for host in snapshot.hosts for core in host.cores]
     values = {
         "time": time.strftime("%H:%M:%S", time.localtime(snapshot.t_ns / 1e9)),
         "status": snapshot.status,
@@ -30,35 +32,25 @@ def line_of(snapshot: Snapshot) -> str:
         "median_s": _number(iterations.median_s, 4),
         "p99_s": _number(iterations.p99_s, 4),
         "slowest_rank": "-" if iterations.slowest_rank is None else str(iterations.slowest_rank),
-        "tx_gbps": _number(_total([nic.tx_bps for nic in nics], 1e9), 4),
-        "rx_gbps": _number(_total([nic.rx_bps for nic in nics], 1e9), 4),
+        "tx_gbps": _number(sum_known(nic.tx_bps for nic in nics), 4, 1e9),
+        "rx_gbps": _number(sum_known(nic.rx_bps for nic in nics), 4, 1e9),
         "training_gbps": _number(flow_bps["training"], 4) if snapshot.sockets is not None else "-",
         "cross_gbps": _number(flow_bps["cross"], 4) if snapshot.sockets is not None else "-",
-        "nic_drops_per_s": _number(_total([nic.drops_per_s for nic in nics]), 0),
-        "queue_bytes": _number(_total([queue.backlog_bytes for queue in snapshot.queues]), 0),
-        "queue_drops_per_s": _number(_total([queue.drops_per_s for queue in snapshot.queues]), 0),
-        "retransmissions_per_s": _number(_total([host.retransmissions_per_s for host in snapshot.hosts]), 0),
-        "cpu_share": _number(_cpu_share(snapshot), 2),
+        "nic_drops_per_s": _number(sum_known(nic.drops_per_s for nic in nics), 0),
+        "queue_bytes": _number(sum_known(queue.backlog_bytes for queue in snapshot.queues), 0),
+        "queue_drops_per_s": _number(sum_known(queue.drops_per_s for queue in snapshot.queues), 0),
+        "retransmissions_per_s": _number(sum_known(host.retransmissions_per_s for host in snapshot.hosts), 0),
+        "cpu_share": _number(sum(cores) / len(cores) if cores else None, 2),
         "sample_age_s": _number(max(silent) if silent else None, 1),
-        "disk_bytes": _number(_total([node.disk_bytes for node in snapshot.nodes]), 0),
-        "disk_bytes_per_hour": _number(_total([node.disk_bytes_per_hour for node in snapshot.nodes]), 0),
+        "disk_bytes": _number(sum_known(node.disk_bytes for node in snapshot.nodes), 0),
+        "disk_bytes_per_hour": _number(sum_known(node.disk_bytes_per_hour for node in snapshot.nodes), 0),
         "not_ok": ",".join(sorted({f"{collector.name}:{collector.state}" for collector in states})) or "-",
     }
     return " ".join(f"{key}={value}" for key, value in values.items())
 
 
-def _total(numbers: list[float | None], unit: float = 1) -> float | None:
-    known = [number for number in numbers if number is not None]
-    return sum(known) / unit if known else None
-
-
-def _cpu_share(snapshot: Snapshot) -> float | None:
-    cores = [core for host in snapshot.hosts for core in host.cores]
-    return sum(cores) / len(cores) if cores else None
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+def _number(value: float | None, digits: int, unit: float = 1) -> str:
+    return "-" if value is None else f"{value / unit:.{digits}f}"
 
 
 def follow_plain(take: Callable[[], Snapshot], out: TextIO, every_s: float = 1.0) -> Snapshot:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 from scipy import special
 
-from ringtap.analysis.frames import described
+from ringtap.analysis.frames import described, with_section
 from ringtap.analysis.model.predict import Predictor
 from ringtap.analysis.model.regression import jacobian
 from ringtap.analysis.statistics.arrays import Array
@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 _LOADS = 201  # loads at which the curves are compared
 ALPHA = 0.05
+_COLUMNS = {
+    "bandwidth_gbps": "load",
+    "ratio": "time of the second curve over that of the first",
+    "low, high": "ends of the interval of the ratio",
+    "differs": "True if the interval leaves out 1",
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,15 +54,9 @@ class FitComparison:
     table: pd.DataFrame = field(repr=False, compare=False)
 
     @property
+    @with_section("Columns", _COLUMNS)
     def band(self) -> pd.DataFrame:
-        """Ratio of the times with its interval, which holds at all loads together.
-
-        Columns:
-            - ``bandwidth_gbps``: load
-            - ``ratio``: time of the second curve over that of the first
-            - ``low``, ``high``: ends of the interval of the ratio
-            - ``differs``: True if the interval leaves out 1
-        """
+        """Ratio of the times with its interval, which holds at all loads together."""
         return self.table.copy()
 
     def __repr__(self) -> str:
@@ -110,7 +110,7 @@ def compare_fits(first: FitResult, second: FitResult) -> FitComparison:
     differs = np.asarray(chance < ALPHA)
     columns = {"bandwidth_gbps": load, "ratio": np.exp(change)}
     columns |= {"low": np.exp(change - reach), "high": np.exp(change + reach), "differs": differs}
-    table = described(pd.DataFrame(columns), FitComparison.band.__doc__)
+    table = described(pd.DataFrame(columns), _COLUMNS)
     best = int(chance.argmin())
     row = table.iloc[best]
     return FitComparison(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from ringtap.analysis.frames import described, html_of_text
+from ringtap.analysis.frames import documented, html_of_text
 from ringtap.analysis.model.regression import Interval
 from ringtap.analysis.statistics.arrays import Array, Values, as_gbps
 from ringtap.core.arguments import instance_of, path_of
@@ -139,6 +139,13 @@ class FitResult:
             raise UsageError(f"a load to predict at must be from 0 to below the capacity of {self.C_gbps:g} Gbit/s")
         return load
 
+    @documented(
+        {
+            "bandwidth_gbps": "load",
+            "iteration_s": "time on the curve",
+            "low_s, high_s": "ends of the interval",
+        }
+    )
     def band(self, bandwidth_gbps: Values, kind: BandKind = "curve") -> pd.DataFrame:
         """Iteration times at loads with their 95 % interval, over all models that were compared.
 
@@ -148,10 +155,6 @@ class FitResult:
 
         Returns:
             One row per load; the interval is NA for a fit without standard errors.
-
-            - ``bandwidth_gbps``: load
-            - ``iteration_s``: time on the curve
-            - ``low_s``, ``high_s``: ends of the interval
 
         Raises:
             UsageError: a load outside of this range, or an unknown kind.
@@ -167,8 +170,7 @@ class FitResult:
         load = self._checked(bandwidth_gbps).reshape(-1)
         iteration_s, low_s, high_s = Predictor.from_fit(self).band(load, kind)
         columns = {"bandwidth_gbps": load, "iteration_s": iteration_s, "low_s": low_s, "high_s": high_s}
-        table = pd.DataFrame(columns).astype({"low_s": "Float64", "high_s": "Float64"})
-        return described(table, FitResult.band.__doc__)
+        return pd.DataFrame(columns).astype({"low_s": "Float64", "high_s": "Float64"})
 
     def load_for(self, slowdown: float) -> AllowedLoad:
         """Return the load at which an iteration takes ``slowdown`` times as long as without cross traffic.

@@ -167,20 +167,20 @@ class CapturedPackets(Sequence[RawPacket]):
         times = int(row["number"]), int(row["time_ns"])
         return RawPacket(name, *times, interface.linktype, int(row["length"]), data, interface.node, interface.name)
 
-    @documented
+    @documented(
+        {
+            "file": "name of the capture",
+            "packet": "number of the packet in it, from 1",
+            "node, interface": "node of a run that captured it, and its interface; a capture alone lacks them",
+            "t_ns": "time, by the clock of the capturing host; in a run, by that of its reference node",
+            "protocol": "tcp, udp, roce, icmp, icmp6, or ip-<number>; NA: the frame belongs to no conversation",
+            "source, source_port, destination, destination_port": "endpoints",
+            "bytes": "length of the frame on the wire",
+            "payload": "transport payload in it",
+        }
+    )
     def to_frame(self) -> pd.DataFrame:
-        """Return the packets as a table.
-
-        Columns:
-            - ``file``: name of the capture
-            - ``packet``: number of the packet in it, from 1
-            - ``node``, ``interface``: node of a run that captured it, and its interface; a capture alone lacks them
-            - ``t_ns``: time, by the clock of the capturing host; in a run, by that of its reference node
-            - ``protocol``: tcp, udp, roce, icmp, icmp6, or ip-<number>; NA: the frame belongs to no conversation
-            - ``source``, ``source_port``, ``destination``, ``destination_port``: endpoints
-            - ``bytes``: length of the frame on the wire
-            - ``payload``: transport payload in it
-        """
+        """Return the packets as a table."""
         import pandas as pd
 
         rows, flow = self.rows, self.rows["flow"]

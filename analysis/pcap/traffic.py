@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.analysis.frames import as_time_ns, descriptions, documented
+from ringtap.analysis.frames import as_time_ns, by_name, documented
 from ringtap.analysis.pcap import tables
 from ringtap.analysis.pcap.scan import Scanned
 from ringtap.analysis.pcap.scan_dtypes import is_ip
@@ -45,6 +45,28 @@ _MAX_HOSTS = 4096
 _SHOWN = 5  # conversations in a notebook
 _MAX_FILLED = 20_000_000  # rows of a table of rates with all bins
 _MATRIX_AMOUNTS = (*AMOUNTS, "segments", "retransmitted_bytes", "out_of_order_bytes")
+_CONVERSATION_COLUMNS = {
+    "conversation": "number of the conversation, also the index",
+    "protocol": "tcp, udp, roce, icmp, icmp6, or ip-<number>",
+    "a, a_port": "the endpoint that sent the first packet",
+    "b, b_port": "the other endpoint",
+    "packets_ab, packets_ba": "packets of this direction",
+    "bytes_ab, bytes_ba": "frame bytes on the wire",
+    "payload_ab, payload_ba": "transport payload",
+    "first_ns, last_ns": "times of the first and the last packet",
+    "data_packets_ab, data_packets_ba": "packets with payload",
+    "data_bytes_ab, data_bytes_ba": "frame bytes of packets with payload",
+    "segments_ab, segments_ba": "segments on the wire",
+    "retransmitted_bytes_ab, retransmitted_bytes_ba": "payload that was sent again",
+    "out_of_order_bytes_ab, out_of_order_bytes_ba": "payload that came late",
+    "zero_windows_ab, zero_windows_ba": "packets that announced a window of 0",
+    "resets_ab, resets_ba": "packets with RST",
+    "rtt_count_ab, rtt_count_ba": "round-trip times measured",
+    "rtt_mean_ns_ab, rtt_mean_ns_ba, rtt_min_ns_ab, rtt_min_ns_ba": "from data of that direction to its "
+    "acknowledgement, at the capture point; NA if none was measured",
+    "handshake_ns": "length of the handshake; NA if it was not captured",
+    "inner": "True inside a tunnel",
+}
 
 
 class Traffic:
@@ -113,33 +135,12 @@ class Traffic:
         outer = mine & (layer == 0)
         return np.flatnonzero(outer if outer.any() else mine)
 
-    @documented
+    @documented(_CONVERSATION_COLUMNS)
     def conversations(self) -> pd.DataFrame:
         """Conversations, in the order of their first packets.
 
         Returns:
             One row per conversation. Directions that a filter left out count 0.
-
-            - ``conversation``: number of the conversation, also the index
-            - ``protocol``: tcp, udp, roce, icmp, icmp6, or ip-<number>
-            - ``a``, ``a_port``: the endpoint that sent the first packet
-            - ``b``, ``b_port``: the other endpoint
-            - ``packets_ab``, ``packets_ba``: packets of this direction
-            - ``bytes_ab``, ``bytes_ba``: frame bytes on the wire
-            - ``payload_ab``, ``payload_ba``: transport payload
-            - ``first_ns``, ``last_ns``: times of the first and the last packet
-            - ``data_packets_ab``, ``data_packets_ba``: packets with payload
-            - ``data_bytes_ab``, ``data_bytes_ba``: frame bytes of packets with payload
-            - ``segments_ab``, ``segments_ba``: segments on the wire
-            - ``retransmitted_bytes_ab``, ``retransmitted_bytes_ba``: payload that was sent again
-            - ``out_of_order_bytes_ab``, ``out_of_order_bytes_ba``: payload that came late
-            - ``zero_windows_ab``, ``zero_windows_ba``: packets that announced a window of 0
-            - ``resets_ab``, ``resets_ba``: packets with RST
-            - ``rtt_count_ab``, ``rtt_count_ba``: round-trip times measured
-            - ``rtt_mean_ns_ab``, ``rtt_mean_ns_ba``, ``rtt_min_ns_ab``, ``rtt_min_ns_ba``: from data of that direction
-              to its acknowledgement, at the capture point; NA if none was measured
-            - ``handshake_ns``: length of the handshake; NA if it was not captured
-            - ``inner``: True inside a tunnel
         """
         rows = self.rows
         return _frame(self._conversation_columns(rows), rows)
@@ -154,17 +155,19 @@ class Traffic:
         for at in range(0, len(rows), size):
             yield self._conversation_columns(rows[at : at + size])
 
-    @documented
+    @documented(
+        {
+            "flow": "number of the flow, also the index",
+            "conversation": "number of its conversation",
+            "protocol": "as in `conversations`",
+            "source, source_port, destination, destination_port": "endpoints",
+        }
+    )
     def flows(self) -> pd.DataFrame:
         """Flows that count and have packets.
 
         Returns:
             One row per direction of a conversation.
-
-            - ``flow``: number of the flow, also the index
-            - ``conversation``: number of its conversation
-            - ``protocol``: as in `conversations`
-            - ``source``, ``source_port``, ``destination``, ``destination_port``: endpoints
 
             The others are those of one direction in `conversations`; ``first_ns`` and ``last_ns`` are those of the
             conversation.
@@ -172,24 +175,25 @@ class Traffic:
         numbers = np.flatnonzero(self.selected & (self.scanned.conversations["packets"].reshape(-1) > 0))
         keys = {"flow": numbers, "conversation": numbers // 2}
         table = _frame(keys | tables.flow_columns(self.scanned.conversations, numbers), numbers)
-        of_conversations = descriptions(Traffic.conversations.__doc__)
+        of_conversations = by_name(_CONVERSATION_COLUMNS)
         table.attrs["columns"] = {name.removesuffix("_ab"): text for name, text in of_conversations.items()}
         return table
 
-    @documented
+    @documented(
+        {
+            "source, destination": "addresses",
+            "queue_pair": "number of the destination's queue pair",
+            "packets, bytes, payload": "packets, frame bytes on the wire, payload",
+            "acknowledgements, naks, cnps": "packets that acknowledge, that refuse, and congestion notifications",
+            "psn_gaps, psn_repeats": "packet numbers that were left out or came again",
+            "first_ns, last_ns": "times of the first and the last packet",
+        }
+    )
     def queue_pairs(self) -> pd.DataFrame:
         """RoCE queue pairs; over all packets, filtered or not.
 
         Returns:
             One row per source, destination and queue pair of the destination.
-
-            - ``source``, ``destination``: addresses
-            - ``queue_pair``: number of the destination's queue pair
-            - ``packets``, ``bytes``, ``payload``: packets, frame bytes on the wire, payload
-            - ``acknowledgements``, ``naks``, ``cnps``: packets that acknowledge, that refuse, and congestion
-              notifications
-            - ``psn_gaps``, ``psn_repeats``: packet numbers that were left out or came again
-            - ``first_ns``, ``last_ns``: times of the first and the last packet
         """
         return _frame(tables.queue_pair_columns(self.scanned.queue_pairs), None)
 
@@ -281,7 +285,17 @@ class Traffic:
             part["bin"] = np.minimum(part["bin"], bins - 1)
         return part
 
-    @documented
+    @documented(
+        {
+            "t_ns": "beginning of the bin",
+            "conversation, flow": "number, as in `conversations` and `flows`",
+            "protocol": "as in `conversations`",
+            "a, a_port, b, b_port": "endpoints of a conversation",
+            "source, source_port, destination, destination_port": "endpoints of a flow",
+            "rate_bps": "bits of the bin over its width",
+            "rate_pps": "packets of the bin over its width",
+        }
+    )
     def rates(
         self, by: str = "flow", what: str = "bytes", bin_s: float | str | None = None, *, fill: bool = False
     ) -> pd.DataFrame:
@@ -295,14 +309,6 @@ class Traffic:
 
         Returns:
             One row per bin and conversation (flow, pair of hosts), in order of time.
-
-            - ``t_ns``: beginning of the bin
-            - ``conversation``, ``flow``: number, as in `conversations` and `flows`
-            - ``protocol``: as in `conversations`
-            - ``a``, ``a_port``, ``b``, ``b_port``: endpoints of a conversation
-            - ``source``, ``source_port``, ``destination``, ``destination_port``: endpoints of a flow
-            - ``rate_bps``: bits of the bin over its width
-            - ``rate_pps``: packets of the bin over its width
 
         Raises:
             UsageError: no such amount or grouping, bins that do not fit the scan's, packets without times, or too many

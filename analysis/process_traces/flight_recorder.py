@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.analysis.process_traces.process_trace import END_UNKNOWN, OperationReader, OperationTrace
-from ringtap.core.errors import UsageError
+from ringtap.core.errors import UsageError, file_errors
 from ringtap.core.json_stream import members
 from ringtap.core.json_validation import COUNT, NS, Number, Shape, ShapeError, Text, check
 from ringtap.core.run_files import open_regular
@@ -139,13 +139,10 @@ def _bytes(sizes: list[list[int]], types: list[str]) -> int | None:
 
 def _members(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the members of a dump, and each of its entries, as from `ringtap.core.json_stream.members`."""
-    try:
-        with open_regular(path) as file:
-            data = file.read(1)
-            if data == pickle.PROTO:
-                data += file.read(MAX_BYTES)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    with file_errors(path), open_regular(path) as file:
+        data = file.read(1)
+        if data == pickle.PROTO:
+            data += file.read(MAX_BYTES)
     if data[:1] != pickle.PROTO:
         yield from members(path, "entries")
         return

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -71,24 +70,6 @@ class ProcessTrace(ABC):
         return is_only if self.rank is None else rank == self.rank
 
 
-class TracedOperation(NamedTuple):
-    """A collective or point-to-point operation.
-
-    Attributes:
-        begin_ns: begin, CLOCK_REALTIME of the node.
-        end_ns: end.
-        name: name.
-        track: number of its track.
-        facts: names and values of further facts.
-    """
-
-    begin_ns: int
-    end_ns: int
-    name: str
-    track: int
-    facts: Sequence[tuple[str, Fact]]
-
-
 @dataclass
 class OperationTrace(ProcessTrace):
     """A trace of operations.
@@ -96,12 +77,12 @@ class OperationTrace(ProcessTrace):
     Attributes:
         pid: process id; None: the file does not say.
         host: host name of the node; empty: the file does not say.
-        operations: the operations, in the order of ``begin_ns``.
+        operations: the operations, in the order of ``begin_ns``, by the clock of the node.
     """
 
     pid: int | None
     host: str
-    operations: list[TracedOperation]
+    operations: list[TrackSlice]
 
     @property
     def origin(self) -> str:
@@ -118,7 +99,7 @@ class OperationTrace(ProcessTrace):
         """Yield the operations of a track; arguments as for `ProcessTrace.slices`."""
         for number in np.flatnonzero(self.track == track).tolist():
             one, begin = self.operations[number], int(begin_ns[number])
-            yield TrackSlice(begin, begin + one.end_ns - one.begin_ns, one.name, self.tool, facts=one.facts)
+            yield one._replace(begin_ns=begin, end_ns=begin + one.end_ns - one.begin_ns)
 
 
 class OperationReader:
@@ -134,7 +115,8 @@ class OperationReader:
 
     def __init__(self, path: Path, tool: str) -> None:
         self._path, self._tool = path, tool
-        self.operations: list[TracedOperation] = []
+        self.operations: list[TrackSlice] = []
+        self._track_of: list[int] = []
         self._pending: list[int] = []
         self._tracks: dict[str, int] = {}
 
@@ -158,7 +140,7 @@ class OperationReader:
         """
         if len(self.operations) == MAX_OPERATIONS:
             raise UsageError(f"{self._path} has more than {MAX_OPERATIONS:,} operations: record fewer iterations")
-        number = self._tracks.setdefault(_text(track), len(self._tracks))
+        self._track_of.append(self._tracks.setdefault(_text(track), len(self._tracks)))
         name, size, note = title
         parts = [_text(name), "" if size is None else format_size(size), _text(note)]
         text = ", ".join(part for part in parts if part)
@@ -168,22 +150,18 @@ class OperationReader:
         begin_ns, end_ns = span_ns
         if end_ns is None:
             self._pending.append(len(self.operations))
-        self.operations.append(TracedOperation(begin_ns, max(begin_ns, end_ns or 0), text, number, known))
+        self.operations.append(TrackSlice(begin_ns, max(begin_ns, end_ns or 0), text, self._tool, facts=known))
 
     def trace(self, rank: int | None, pid: int | None = None, host: str = "", left_out: str = "") -> OperationTrace:
         """Return the trace of all operations; arguments as for `OperationTrace`."""
         last_ns = max(one.end_ns for one in self.operations)
         for number in self._pending:
             self.operations[number] = self.operations[number]._replace(end_ns=last_ns)
-        found = sorted(self.operations, key=lambda one: one.begin_ns)
-        begin_ns, end_ns, track = (
-            np.array([one[column] for one in found], np.int64)
-            for column in (0, 1, TracedOperation._fields.index("track"))
-        )
-        tracks = list(self._tracks)
-        return OperationTrace(
-            self._path, self._tool, rank, begin_ns, end_ns - begin_ns, track, tracks, left_out, pid, host, found
-        )
+        begin_ns, end_ns = (np.array([one[end] for one in self.operations], np.int64) for end in (0, 1))
+        order = np.argsort(begin_ns, kind="stable")
+        spans = (begin_ns[order], (end_ns - begin_ns)[order], np.array(self._track_of, np.int64)[order])
+        found = [self.operations[number] for number in order]
+        return OperationTrace(self._path, self._tool, rank, *spans, list(self._tracks), left_out, pid, host, found)
 
 
 def _text(text: str) -> str:

@@ -159,14 +159,29 @@ class Batches:
         numbers = range(len(paths))
         with self._sent(step, shared) as sent:
             make = partial(_make, read, step, self._folder, sent)
-            for found, problems in self.map(make, numbers, paths, *columns):
-                for name, is_torn, text in problems:
-                    logs = self._nodes[name]
-                    if is_torn:
-                        logs.torn.append(text)
-                    elif text not in logs.problems:
-                        logs.report(text)
-                yield found
+            yield from self._noted(self.map(make, numbers, paths, *columns))
+
+    def each_node(self, names: Sequence[str], read: Callable[..., T], *columns: Iterable[Any]) -> Iterator[T]:
+        """Read some nodes and yield the results; problems are added to the nodes' logs.
+
+        Args:
+            names: names of the nodes.
+            read: a module-level function of the node's logs, as for `each`, and of the node's value of each column.
+            *columns: arguments, one value per node each.
+        """
+        paths = [[self._nodes[name].path] for name in names]
+        return self._noted(self.map(partial(_read, read), paths, *columns))
+
+    def _noted(self, results: Iterable[tuple[T, list[Problem]]]) -> Iterator[T]:
+        """Yield the results, and add the problems to the nodes' logs."""
+        for found, problems in results:
+            for name, is_torn, text in problems:
+                logs = self._nodes[name]
+                if is_torn:
+                    logs.torn.append(text)
+                elif text not in logs.problems:
+                    logs.report(text)
+            yield found
 
     @contextlib.contextmanager
     def _sent(self, step: str, values: tuple[Any, ...]) -> Iterator[SharedArguments]:
@@ -236,11 +251,8 @@ def _make(
     paths: list[Path],
     *arguments: Any,
 ) -> tuple[dict[str, BatchTable], list[Problem]]:
-    for path in paths:
-        if not path.is_dir():
-            raise UsageError(f"{path} is not there for the workers: they need the file system that it lies on")
     if folder is None:
-        frames, problems = _frames(read, paths, (*arguments, *shared.read()))
+        frames, problems = _read(read, paths, *arguments, *shared.read())
         return {name: BatchTable(held=table) for name, table in frames.items()}, problems
     key = {"schema": SCHEMA, "ringtap": ringtap.__version__, "arguments": digest(*arguments, shared.key)}
     key |= {"inputs": {path.name: fingerprint(path) for path in paths}}
@@ -254,7 +266,7 @@ def _make(
             return {name: BatchTable(path=folder / path) for name, path in found["frames"].items()}, problems
     except (OSError, ShapeError, LookupError, TypeError, ValueError, AttributeError):
         pass
-    frames, problems = _frames(read, paths, (*arguments, *shared.read()))
+    frames, problems = _read(read, paths, *arguments, *shared.read())
     places = {
         name: f"{name}.parquet/{number:05d}.parquet"
         if name in TABLES
@@ -284,10 +296,14 @@ def _size(path: Path) -> int | None:
     return path.stat().st_size if path.is_file() else None
 
 
-def _frames(read: Callable[..., Frames], paths: list[Path], arguments: tuple[Any, ...]) -> tuple[Frames, list[Problem]]:
+def _read(read: Callable[..., T], paths: list[Path], *arguments: Any) -> tuple[T, list[Problem]]:
+    """Call a function of nodes, and return its result and the problems in their logs."""
+    for path in paths:
+        if not path.is_dir():
+            raise UsageError(f"{path} is not there for the workers: they need the file system that it lies on")
     nodes = {logs.name: logs for logs in map(NodeLogs, paths)}
-    frames = read(nodes, *arguments)
-    return frames, [
+    result = read(nodes, *arguments)
+    return result, [
         (name, torn, text)
         for name, logs in nodes.items()
         for torn in (False, True)

@@ -19,7 +19,7 @@ from ringtap.analysis.job.run import Job, after_warm_up
 from ringtap.analysis.job.throughput import Given
 from ringtap.analysis.runs import batches
 from ringtap.analysis.runs.fingerprints import file_fingerprint, fingerprint
-from ringtap.core.errors import UsageError
+from ringtap.core.errors import file_errors
 from ringtap.core.json_validation import ShapeError, load_json
 from ringtap.core.run_files import make_folder, open_regular, refuse_links
 from ringtap.core.rundir import write_json
@@ -33,19 +33,19 @@ class StoredJob(Job):
     """A job whose summary and tables of iterations, ranks and flows are read from files that are up to date."""
 
     @property
-    @described_table
+    @described_table({})
     def iterations(self) -> pd.DataFrame:
         """The table of `Job.iterations`."""
         return read_table(self.derived, "iterations")
 
     @property
-    @described_table
+    @described_table({})
     def ranks(self) -> pd.DataFrame:
         """The table of `Job.ranks`."""
         return read_table(self.derived, "ranks")
 
     @property
-    @described_table
+    @described_table({})
     def flows(self) -> pd.DataFrame:
         """The table of `Job.flows`."""
         return read_table(self.derived, "flows")
@@ -115,7 +115,7 @@ def write(job: Job, summary: dict[str, Any], folder: Path, sources: dict[str, An
     Raises:
         UsageError: the folder cannot be written, or pyarrow is missing.
     """
-    try:
+    with file_errors(folder, "cannot be written", remedy=": name another folder with -o DIR"):
         make_folder(folder)
         # without this file the tables count as stale until all are written
         (folder / SOURCES).unlink(missing_ok=True)
@@ -123,8 +123,6 @@ def write(job: Job, summary: dict[str, Any], folder: Path, sources: dict[str, An
         write_json(folder / SUMMARY, summary)
         record = {"schema": SCHEMA, "ringtap": ringtap.__version__, "inputs": sources, "outputs": _outputs(folder)}
         write_json(folder / SOURCES, record)
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be written: {error.strerror}: name another folder with -o DIR") from error
     return paths
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Executor
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +14,7 @@ import numpy.typing as npt
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers, counter_steps, growth, mean_in
 from ringtap.analysis.runs.clock import NodeClock, read_clock, steps_of
 from ringtap.analysis.runs.run import Records, map_records
-from ringtap.core.errors import RingtapError, RingtapWarning, UsageError
+from ringtap.core.errors import RingtapError, RingtapWarning
 from ringtap.core.json_validation import Shape, load_json, whole
 from ringtap.core.records import RecordFile, each_json_line
 from ringtap.core.run_files import open_regular
@@ -285,28 +284,3 @@ def _ancestors(pid: int, parents: dict[int, int]) -> list[int]:
     while (pid := parents.get(pid, 0)) and pid not in found:
         found.append(pid)
     return found
-
-
-def each_node(
-    workers: Executor | None, nodes: Mapping[str, NodeLogs], read: Callable[..., T], *columns: Iterable[Any]
-) -> Iterator[tuple[str, T]]:
-    """Read every node and yield the results in the order of the nodes; problems are added to the logs in ``nodes``.
-
-    Args:
-        workers: processes that read; None for this one.
-        nodes: the nodes' logs.
-        read: a module-level function of a node's logs, which are opened anew, and of that node's value of each column.
-        *columns: further arguments, one value per node each.
-    """
-    found = (workers.map if workers else map)(partial(_read, read), [logs.path for logs in nodes.values()], *columns)
-    for (name, logs), (result, problems, torn) in zip(nodes.items(), found, strict=True):
-        logs.report(*(problem for problem in problems if problem not in logs.problems))
-        logs.torn += torn
-        yield name, result
-
-
-def _read(read: Callable[..., T], path: Path, *arguments: Any) -> tuple[T, list[str], list[str]]:
-    if not path.is_dir():
-        raise UsageError(f"{path} is not there for the workers: they need the file system that it lies on")
-    logs = NodeLogs(path)
-    return read(logs, *arguments), logs.problems, logs.torn

@@ -240,15 +240,13 @@ def read_processes(files: Mapping[int, Path]) -> pd.DataFrame:
     """
     rows: dict[int, dict[str, Any]] = {}
     for number, path in files.items():
-        match = _STEP_FILE.fullmatch(path.name)
-        if match is None:
-            raise UsageError(f"{path} is not named rank<R>-<pid>.rec")
+        rank, pid = _rank_and_pid(path)
         about: Mapping[str, Any] = {}
         age_ns = 0
         with contextlib.suppress(UsageError, OSError):  # reading its steps reports it
             file = map_records(path)[0]
             about, age_ns = (file.about, process_age_ns(file)) if file else ({}, 0)
-        row: dict[str, Any] = {"node": whole(path.parent.parent.name), "rank": int(match[1]), "pid": int(match[2])}
+        row: dict[str, Any] = {"node": whole(path.parent.parent.name), "rank": rank, "pid": pid}
         row["age_ns"] = age_ns
         for name, (kind, absent) in _ABOUT.items():
             row[name] = about[name] if isinstance(about.get(name), kind) else absent
@@ -262,6 +260,13 @@ _PROCESS |= {"group": "object", "address": "object", "command": "int64"}
 # of the header: type, and the value if it is absent
 _ABOUT: dict[str, tuple[type, Any]] = {"world_size": (int, 0), "group": (str, ""), "address": (str, "")}
 _ABOUT["command"] = (int, -1)
+
+
+def _rank_and_pid(path: Path) -> tuple[int, int]:
+    match = _STEP_FILE.fullmatch(path.name)
+    if match is None:
+        raise UsageError(f"{path} is not named rank<R>-<pid>.rec")
+    return int(match[1]), int(match[2])
 
 
 def read_optimizers(files: Mapping[int, Path]) -> dict[tuple[int, int], str]:
@@ -303,17 +308,15 @@ def read_steps(files: Mapping[int, Path]) -> tuple[pd.DataFrame, list[Path]]:
     """
     parts, torn_files = [], []
     for number, path in files.items():
-        match = _STEP_FILE.fullmatch(path.name)
-        if match is None:
-            raise UsageError(f"{path} is not named rank<R>-<pid>.rec")
+        rank, pid = _rank_and_pid(path)
         try:
             table, torn = read_records(path)
         except FileNotFoundError as error:  # a dangling symbolic link
             raise UsageError(f"{path} cannot be read: {error.strerror}") from error
         torn_files += [path] * torn
         if len(table):
-            about = {"node": whole(path.parent.parent.name), "process": number}
-            parts.append(table.assign(rank=int(match[1]), pid=int(match[2]), **about))
+            node = whole(path.parent.parent.name)
+            parts.append(table.assign(rank=rank, pid=pid, node=node, process=number))
     if not parts:
         return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in _STEP_COLUMNS.items()}), torn_files
     steps = pd.concat(parts, ignore_index=True)

@@ -25,14 +25,8 @@ GONE, TIME_WAIT, LISTEN, NEW_SYN_RECV = 0, 6, 10, 12
 _WITHOUT_COUNTERS = (GONE, TIME_WAIT, LISTEN, NEW_SYN_RECV)
 BUSY = "busy_time_us"
 COUNTERS = (
-    "bytes_acked",
-    "bytes_retrans",
-    "bytes_received",
-    "total_retrans",
-    "delivered_ce",
-    BUSY,
-    "rwnd_limited_us",
-    "sndbuf_limited_us",
+    *("bytes_acked", "bytes_retrans", "bytes_received", "total_retrans", "delivered_ce"),
+    *(BUSY, "rwnd_limited_us", "sndbuf_limited_us"),
 )
 UNKNOWN_US = 2**32 - 1  # round-trip time that was never measured
 _LATE_DUMPS = 1.1  # times the planned period, from which their mean counts: each is up to half a sample early or late

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ringtap.analysis.frames import descriptions
+from ringtap.analysis.frames import with_section
 from ringtap.analysis.runs.apportioning import Borders, Integers, counter_steps, growth
 from ringtap.analysis.runs.run import JobRun, SweepRun, within_window
 from ringtap.analysis.statistics.arrays import Array
@@ -39,59 +39,62 @@ class _Rate:
         return rate * 1e9 if point.scale is None else rate * (point.scale / 1e9)
 
 
+COLUMNS = {
+    "series": "``<model>-<traffic kind>``, and the transport, collective and topology if they are known.",
+    "model": "name of the model in the plan.",
+    "traffic": "traffic kind.",
+    "transport": "transport of the training traffic; empty if it was not recorded.",
+    "collective": "collective that exchanged the gradients; empty: that of the job's own backend.",
+    "topology": "topology of the testbed; empty: the sweep has one only.",
+    "directory": "run directory of its job; empty for a point of a table.",
+    "requested_bps": "load requested from the generator; None for a point of a table.",
+    "requested_gbps": "the same, full size.",
+    "cross_bps": "cross traffic that came through the bottleneck in the window, as frames on the wire "
+    "(`ringtap.core.ethernet`), or, where no interface carries it alone, the part that the receiver acknowledged, "
+    "or that of a simulation; None if it was not recorded.",
+    "cross_gbps": "the same, full size.",
+    "cross_std_bps": "standard deviation of its rate over the bins of 0.1 s of the window; None if it is not known.",
+    "cross_std_gbps": "the same, full size.",
+    "iperf_streams": "parallel streams of iperf that sent it; None for other traffic, and if it was not recorded.",
+    "total_bps": "everything that left the bottleneck port.",
+    "total_gbps": "the same, full size.",
+    "utilisation": "total over the capacity of the bottleneck.",
+    "other_bps": "traffic at the bottleneck that is not the sweep's, as the sweep recorded it; None if it did not.",
+    "other_gbps": "the same, full size.",
+    "training_bps": "total minus cross traffic and, if it is known, other traffic.",
+    "training_gbps": "the same, full size.",
+    "counting_error_bps": "largest error of cross and total traffic from interpolation between the counters' "
+    "samples at the window's ends; None if neither was counted.",
+    "counting_error_gbps": "the same, full size.",
+    "window_s": "length of the window; None for a point of a table.",
+    "iterations": "number of whole iterations in the window; None if a table does not contain it.",
+    "mean_s": "mean iteration time.",
+    "median_s": "median.",
+    "p99_s": "99th percentile, linear between the nearest ranks; near the maximum below about 100 iterations.",
+    "p99_low_s": "lower end of its 95 % interval from order statistics; None if the iterations cannot bound it.",
+    "p99_high_s": "upper end, likewise.",
+    "independent": "effective number of independent iterations; from the correlation of all windows of the series "
+    "for short windows.",
+    "std_s": "standard deviation (n - 1); None for a single iteration.",
+    "min_s": "shortest.",
+    "max_s": "longest.",
+    "variation": "standard deviation over mean.",
+    "samples_per_s": "samples of all ranks in an iteration over the mean iteration time; None: batch not known.",
+    "ended": "the reason for the window's end, as the sweep recorded it.",
+    "late_share": "share of the recorder's samples that were late, as the sweep recorded it; None if it did not.",
+    "disturbed": "links that were cut or had much other traffic, as the sweep recorded it, one sentence each.",
+    "reasons": "missing numbers with the reason, one sentence each.",
+    "iteration_s": "the iteration times in order of time, shape (iterations,); empty if only their mean is known.",
+}
+
+
+@with_section("Attributes", COLUMNS)
 @dataclass(frozen=True, kw_only=True)
 class Point:
     """One point of a series. Rates ending in ``_bps`` are those of the testbed, ``_gbps`` full-size ones.
 
     Each rate is stored once: in bit/s of the testbed, whose rates are multiplied by ``scale`` for full size; without a
     testbed (``scale`` is None) in Gbit/s.
-
-    Attributes:
-        series: ``<model>-<traffic kind>``, and the transport, collective and topology if they are known.
-        model: name of the model in the plan.
-        traffic: traffic kind.
-        transport: transport of the training traffic; empty if it was not recorded.
-        collective: collective that exchanged the gradients; empty: that of the job's own backend.
-        topology: topology of the testbed; empty: the sweep has one only.
-        directory: run directory of its job; empty for a point of a table.
-        requested_bps: load requested from the generator; None for a point of a table.
-        requested_gbps: the same, full size.
-        cross_bps: cross traffic that came through the bottleneck in the window, as frames on the wire
-            (`ringtap.core.ethernet`), or, where no interface carries it alone, the part that the receiver acknowledged,
-            or that of a simulation; None if it was not recorded.
-        cross_gbps: the same, full size.
-        cross_std_bps: standard deviation of its rate over the bins of 0.1 s of the window; None if it is not known.
-        cross_std_gbps: the same, full size.
-        iperf_streams: parallel streams of iperf that sent it; None for other traffic, and if it was not recorded.
-        total_bps: everything that left the bottleneck port.
-        total_gbps: the same, full size.
-        utilisation: total over the capacity of the bottleneck.
-        other_bps: traffic at the bottleneck that is not the sweep's, as the sweep recorded it; None if it did not.
-        other_gbps: the same, full size.
-        training_bps: total minus cross traffic and, if it is known, other traffic.
-        training_gbps: the same, full size.
-        counting_error_bps: largest error of cross and total traffic from interpolation between the counters' samples at
-            the window's ends; None if neither was counted.
-        counting_error_gbps: the same, full size.
-        window_s: length of the window; None for a point of a table.
-        iterations: number of whole iterations in the window; None if a table does not contain it.
-        mean_s: mean iteration time.
-        median_s: median.
-        p99_s: 99th percentile, linear between the nearest ranks; near the maximum below about 100 iterations.
-        p99_low_s: lower end of its 95 % interval from order statistics; None if the iterations cannot bound it.
-        p99_high_s: upper end, likewise.
-        independent: effective number of independent iterations; from the correlation of all windows of the series for
-            short windows.
-        std_s: standard deviation (n - 1); None for a single iteration.
-        min_s: shortest.
-        max_s: longest.
-        variation: standard deviation over mean.
-        samples_per_s: samples of all ranks in an iteration over the mean iteration time; None: batch not known.
-        ended: the reason for the window's end, as the sweep recorded it.
-        late_share: share of the recorder's samples that were late, as the sweep recorded it; None if it did not.
-        disturbed: links that were cut or had much other traffic, as the sweep recorded it, one sentence each.
-        reasons: missing numbers with the reason, one sentence each.
-        iteration_s: the iteration times in order of time, shape (iterations,); empty if only their mean is known.
     """
 
     series: str
@@ -207,10 +210,6 @@ def _names() -> Iterator[str]:
             yield from (f"{item.name}_bps", f"{item.name}_gbps")
         elif item.name not in ("scale", "iteration_s"):
             yield item.name
-
-
-COLUMNS = descriptions(Point.__doc__)
-"""Meaning of each column of `table`."""
 
 
 def table(points: Sequence[Point]) -> pd.DataFrame:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from ringtap.analysis.frames import described
+from ringtap.analysis.frames import Columns, described, with_section
 from ringtap.analysis.job.iterations import aligned, merged_spans
 from ringtap.analysis.runs.apportioning import Integers
 from ringtap.analysis.runs.node_logs import NodeLogs
@@ -42,33 +42,35 @@ MIN_SLIDE = 9  # phases from which a slide has an end
 NEAR, MOST, MIN_RESULTANT = 0.08, 0.95, 0.9
 
 
+_JOB_COLUMNS = {
+    "name": "name of the job.",
+    "iterations": "whole iterations in the window of the point.",
+    "mean_s": "mean time from the begin of an iteration to that of the next one.",
+    "mean_low_s": "lower end of its 95 % interval; None if there are too few iterations.",
+    "mean_high_s": "upper end, likewise.",
+    "pause_s": "mean pause after an iteration, which is part of its time.",
+    "slowdown": "mean time over that of the job alone; None if it was not measured alone.",
+    "predicted_s": "iteration time predicted from the jobs alone; None if the job was not kept.",
+    "shift_s": "shift of its grid; None likewise.",
+    "period_s": "period of its grid; None likewise.",
+    "phase": "mean begin of its iterations within those of the first job, as a share of these (circular mean); "
+    "None for the first job.",
+    "phase_kept": "resultant length of these phases: 1 if they are all the same, 0 if they are spread evenly.",
+    "rate_bps": "mean rate at a shared link, from the bytes of an iteration alone; None if they are not known.",
+    "overlap": "share of its communication in which another job communicates too; None if it is not known.",
+    "begin_shift_s": "shift at which it was held until a rule began; None if it was not held.",
+    "share": "its share of links by the rule of the point, as in shared.jsonl; None if there is no rule.",
+    "path": "number of its path, of several shortest ones; None if there is one, or on real hosts.",
+    "flop_per_s": "FLOPs of an iteration over its mean time; None if the plan does not give them.",
+    "gpu_intensity_flop_per_s": "these FLOPs over the time in which the bytes of an iteration alone pass the "
+    "busiest link (equation 2 of Crux); None if either is not known.",
+}
+
+
+@with_section("Attributes", _JOB_COLUMNS)
 @dataclass(frozen=True)
 class SharedJob:
-    """A job at a point.
-
-    Attributes:
-        name: name of the job.
-        iterations: whole iterations in the window of the point.
-        mean_s: mean time from the begin of an iteration to that of the next one.
-        mean_low_s: lower end of its 95 % interval; None if there are too few iterations.
-        mean_high_s: upper end, likewise.
-        pause_s: mean pause after an iteration, which is part of its time.
-        slowdown: mean time over that of the job alone; None if it was not measured alone.
-        predicted_s: iteration time predicted from the jobs alone; None if the job was not kept.
-        shift_s: shift of its grid; None likewise.
-        period_s: period of its grid; None likewise.
-        phase: mean begin of its iterations within those of the first job, as a share of these (circular mean); None for
-            the first job.
-        phase_kept: resultant length of these phases: 1 if they are all the same, 0 if they are spread evenly.
-        rate_bps: mean rate at a shared link, from the bytes of an iteration alone; None if they are not known.
-        overlap: share of its communication in which another job communicates too; None if it is not known.
-        begin_shift_s: shift at which it was held until a rule began; None if it was not held.
-        share: its share of links by the rule of the point, as in shared.jsonl; None if there is no rule.
-        path: number of its path, of several shortest ones; None if there is one, or on real hosts.
-        flop_per_s: FLOPs of an iteration over its mean time; None if the plan does not give them.
-        gpu_intensity_flop_per_s: these FLOPs over the time in which the bytes of an iteration alone pass the busiest
-            link (equation 2 of Crux); None if either is not known.
-    """
+    """A job at a point."""
 
     name: str
     iterations: int
@@ -127,32 +129,35 @@ class Slide:
     last_phase: float
 
 
+_POINT_COLUMNS = {
+    "step": "position in the plan.",
+    "offset": "``alone``, ``free``, ``cassini``, the rule of the jobs' shares, or the shifts of all jobs but the "
+    "first.",
+    "score": "compatibility score of the most contended link; None if the jobs were not kept.",
+    "window_s": "length of the window.",
+    "late_share": "share of the recorder's samples that were late.",
+    "disturbances": "lost links and traffic of others in the window, one sentence each.",
+    "utilisation": "rate of the busiest shared link and direction over the link's capacity; None if it is not known.",
+    "busiest_bps": "this rate; None likewise.",
+    "utilisation_why": "reason that it is not known; empty if it is.",
+    "fairness": "Jain's index of the jobs' speeds, each relative to its speed alone; None for a job alone.",
+    "jobs": "the jobs.",
+    "links": "the links of a testbed that jobs share, or, if they share none, all of theirs.",
+    "computation": "FLOPs per second of all jobs; None if the plan does not give the FLOPs of each.",
+    "slides": "phases of all jobs but the first, measured and predicted, if the jobs were not kept.",
+    "share_changes": "``ticks``, ``seconds`` and ``cpu_s`` of the thread that changed shares; None without it.",
+    "predicted_why": "reason that there is no prediction; empty if there is one, or none is due.",
+    "phases": "one row per iteration: ``job``, ``iteration`` from 0, ``begin_s`` since the window began, "
+    "``iteration_s`` to the next begin, ``pause_s`` at its end, and ``phase``: the time since the last begin of "
+    "an iteration of the first job, as a share of that iteration; missing for the first job and outside its "
+    "iterations.",
+}
+
+
+@with_section("Attributes", _POINT_COLUMNS)
 @dataclass(frozen=True)
 class SharingPoint:
-    """One point: a job alone, or all jobs together.
-
-    Attributes:
-        step: position in the plan.
-        offset: ``alone``, ``free``, ``cassini``, the rule of the jobs' shares, or the shifts of all jobs but the first.
-        score: compatibility score of the most contended link; None if the jobs were not kept.
-        window_s: length of the window.
-        late_share: share of the recorder's samples that were late.
-        disturbances: lost links and traffic of others in the window, one sentence each.
-        utilisation: rate of the busiest shared link and direction over the link's capacity; None if it is not known.
-        busiest_bps: this rate; None likewise.
-        utilisation_why: reason that it is not known; empty if it is.
-        fairness: Jain's index of the jobs' speeds, each relative to its speed alone; None for a job alone.
-        jobs: the jobs.
-        links: the links of a testbed that jobs share, or, if they share none, all of theirs.
-        computation: FLOPs per second of all jobs; None if the plan does not give the FLOPs of each.
-        slides: phases of all jobs but the first, measured and predicted, if the jobs were not kept.
-        share_changes: ``ticks``, ``seconds`` and ``cpu_s`` of the thread that changed shares; None without it.
-        predicted_why: reason that there is no prediction; empty if there is one, or none is due.
-        phases: one row per iteration: ``job``, ``iteration`` from 0, ``begin_s`` since the window began,
-            ``iteration_s`` to the next begin, ``pause_s`` at its end, and ``phase``: the time since the last begin of
-            an iteration of the first job, as a share of that iteration; missing for the first job and outside its
-            iterations.
-    """
+    """One point: a job alone, or all jobs together."""
 
     step: int
     offset: str
@@ -229,10 +234,10 @@ def sharing_points(run: SweepRun) -> list[SharingPoint]:
 def sharing_tables(points: Sequence[SharingPoint]) -> dict[str, pd.DataFrame]:
     """Return points as the tables ``points``, ``jobs`` (rows per point and job) and ``iterations`` (per iteration)."""
 
-    def table(kind: type, rows: list[dict[str, Any]]) -> pd.DataFrame:
+    def table(kind: type, rows: list[dict[str, Any]], columns: Columns) -> pd.DataFrame:
         found = pd.DataFrame(rows)
         numbers = [item.name for item in fields(kind) if "float" in str(item.type) and item.name in found]
-        return described(found.astype(dict.fromkeys(numbers, "Float64")), kind.__doc__)
+        return described(found.astype(dict.fromkeys(numbers, "Float64")), columns)
 
     if not points:
         return dict.fromkeys(("points", "jobs", "iterations"), pd.DataFrame())
@@ -251,9 +256,9 @@ def sharing_tables(points: Sequence[SharingPoint]) -> dict[str, pd.DataFrame]:
         for point in points
     ]
     return {
-        "points": table(SharingPoint, rows),
-        "jobs": table(SharedJob, jobs),
-        "iterations": described(iterations, None),
+        "points": table(SharingPoint, rows, _POINT_COLUMNS),
+        "jobs": table(SharedJob, jobs, _JOB_COLUMNS),
+        "iterations": described(iterations, {}),
     }
 
 

@@ -93,32 +93,25 @@ class Sweep:
         return name
 
     @property
-    @described_table
+    @described_table({"point": "number of the point, from 0"} | points.COLUMNS)
     def points(self) -> pd.DataFrame:
-        """Points measured from the raw logs, one row per window, by series and load.
-
-        Columns:
-            - ``point``: number of the point, from 0
-
-        The others are those of `ringtap.analysis.sweeps.points.Point`, with their meaning.
-        """
+        """Points measured from the raw logs, one row per window, by series and load."""
         found = points.table(self.measured)
         found.insert(0, "point", np.arange(len(found)))
-        found.attrs["columns"] = points.COLUMNS
         return found
 
     @property
-    @described_table
+    @described_table(
+        {
+            "point": "number of the point, as in `points`",
+            "series": "name of its series",
+            "cross_gbps": "cross traffic measured in its window, full size",
+            "place": "number of the iteration in the window, from 0",
+            "iteration_s": "iteration time",
+        }
+    )
     def iterations(self) -> pd.DataFrame:
-        """Iterations within the windows of the points, in order of time for each point.
-
-        Columns:
-            - ``point``: number of the point, as in `points`
-            - ``series``: name of its series
-            - ``cross_gbps``: cross traffic measured in its window, full size
-            - ``place``: number of the iteration in the window, from 0
-            - ``iteration_s``: iteration time
-        """
+        """Iterations within the windows of the points, in order of time for each point."""
         measured = self.measured
         counts = [len(point.iteration_s) for point in measured]
         columns = {

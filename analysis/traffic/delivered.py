@@ -15,7 +15,7 @@ from ringtap.analysis.pcap.tables import flow_columns, rows_of
 from ringtap.analysis.runs.run import read_records
 from ringtap.analysis.traffic.bursts import Windows
 from ringtap.analysis.traffic.log import SenderLogs
-from ringtap.core.errors import UsageError
+from ringtap.core.errors import UsageError, file_errors
 from ringtap.core.ethernet import HEADER_BYTES
 from ringtap.core.flow_table import FlowTable, Integers, Numbers
 from ringtap.core.schema import FLOW_HEADER_BYTES
@@ -161,10 +161,8 @@ def from_nic(path: Path, interface: str, origin_ns: int, until_ns: int) -> Passe
     Raises:
         UsageError: no such log or interface, or the log does not reach from the launch to the end.
     """
-    try:
+    with file_errors(path):
         table, torn = read_records(path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     if "t_ns" not in table or f"{interface}.tx_bytes" not in table:
         known = sorted({name.rpartition(".")[0] for name in table.columns if "." in name})
         raise UsageError(f"{path} has no interface {interface!r}" + (f", but {', '.join(known)}" if known else ""))

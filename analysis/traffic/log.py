@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ringtap.analysis.runs.run import map_file
 from ringtap.analysis.traffic.bursts import Flags
-from ringtap.core.errors import UsageError
+from ringtap.core.errors import UsageError, file_errors
 from ringtap.core.flow_table import Integers, Numbers
 from ringtap.core.records import INTEGER, RecordFile, open_records
 from ringtap.core.run_files import open_regular
@@ -114,7 +114,8 @@ def read_sent(paths: Sequence[Path]) -> SenderLogs:
     destinations = list(dict.fromkeys(name for file in files for name in file.about["destinations"]))
     parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in (*_COLUMNS, "destination")}
     for file, origin_ns in zip(files, origins, strict=True):
-        records = _records(file)
+        with open_regular(file.path) as stream:
+            records = map_file(file, stream)
         for name in _COLUMNS:
             values = records[name].astype(np.int64)
             parts[name].append(np.where(values == 0, _NEVER, values - origin_ns) if name in _TIMES else values)
@@ -135,10 +136,8 @@ def read_sent(paths: Sequence[Path]) -> SenderLogs:
 
 
 def _open(path: Path) -> RecordFile:
-    try:
+    with file_errors(path):
         file = open_records(path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     if file.about.get("source") != "sender" or "origin_ns" not in file.about or "destinations" not in file.about:
         raise UsageError(f"{path} is not a log of 'ringtap traffic send'")
     lacking = _READ - {field.name for field in file.fields}
@@ -148,8 +147,3 @@ def _open(path: Path) -> RecordFile:
     if wrong:
         raise UsageError(f"{path} is not a log of 'ringtap traffic send': its {wrong[0]} is not a whole number")
     return file
-
-
-def _records(file: RecordFile) -> npt.NDArray[Any]:
-    with open_regular(file.path) as stream:
-        return map_file(file, stream)

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
@@ -138,7 +139,7 @@ def draw_rates(axes: Axes, samples: list[InjectionRates]) -> tuple[list[Artist],
         axes.axvline(mean_bps / size, color=colour, linestyle=(0, (1, 1.4)), linewidth=1.6, zorder=4)
         idle = float((rates.values_bps <= 0).mean())
         label = f"{rates.label}, {SOURCES[rates.source]}, mean {format_rate(mean_bps)}, {idle:.1%} idle"
-        handles.append(Patch(facecolor=(*_rgb(colour), 0.28), edgecolor=colour, label=label))
+        handles.append(Patch(facecolor=to_rgba(colour, 0.28), edgecolor=colour, label=label))
         numbers[f"{rates.label}: samples"] = table
         numbers[f"{rates.label}: height"] = table / highest
     axes.set_xlim(0, edges[-1] / size)
@@ -181,11 +182,6 @@ def _in_burst(windows: Windows | None, times_ns: Integers) -> Flags:
 
 def _unit(most_bps: float) -> tuple[str, float]:
     return ("Gbit/s", 1e9) if most_bps >= 1e9 else ("Mbit/s", 1e6)
-
-
-def _rgb(colour: str) -> tuple[float, float, float]:
-    red, green, blue = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
-    return red, green, blue
 
 
 def _name(plan: FlowTable) -> str:

@@ -26,7 +26,7 @@ from ringtap.analysis.traffic.delivered import (
 )
 from ringtap.analysis.traffic.log import FAILED, FINISHED, UNFINISHED, SenderLogs, read_sent
 from ringtap.analysis.traffic.plots import plan_figure, rates_figure, trace_figure
-from ringtap.core.errors import UsageError
+from ringtap.core.errors import UsageError, file_errors
 from ringtap.core.flow_table import FlowTable, Integers, Numbers, read_plan
 from ringtap.core.records import FORMAT as RECORDS
 from ringtap.core.schema import LOAD_BIN_NS, MISSED_NS, SIZE_CLASSES_BYTES
@@ -49,7 +49,7 @@ def tally(plan: FlowTable, sent: SenderLogs) -> tuple[dict[str, Any], list[str]]
     flows |= {"missing": int((times == 0).sum()), "repeated": int((times > 1).sum()), "unknown": int((~known).sum())}
     flows |= {"open_ended": int((plan.size_bytes[plan.is_flow] == 0).sum())}
     total = {"planned": plan.bytes, "sent": int(sent.sent_bytes.sum()), "received": int(sent.received_bytes.sum())}
-    other_bytes = _other_bytes(sent) & known
+    other_bytes = (sent.state == FINISHED) & (sent.sent_bytes != sent.size_bytes) & (sent.size_bytes > 0) & known
     wrong = {
         "missing from the log": flows["missing"],
         "failed": flows["failed"],
@@ -63,10 +63,6 @@ def tally(plan: FlowTable, sent: SenderLogs) -> tuple[dict[str, Any], list[str]]
     }
     deviations = [f"{count} of {counted(planned, 'flow')} {what}" for what, count in wrong.items() if count]
     return {"flows": flows, "bytes": total, "retransmits": int(sent.retransmits.sum())}, deviations
-
-
-def _other_bytes(sent: SenderLogs) -> Flags:
-    return np.asarray((sent.state == FINISHED) & (sent.sent_bytes != sent.size_bytes) & (sent.size_bytes > 0))
 
 
 def _other_destination(plan: FlowTable, sent: SenderLogs, known: Flags) -> Flags:
@@ -226,29 +222,6 @@ SUMMARY = "verify.json"
 _OFFSET_US = 100
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The inputs of a comparison.
-
-    Attributes:
-        plan: the flow plan.
-        sent: logs of its senders.
-        capture: capture of the link, with the clock of the sender's host.
-        nic: interface counters of the sender's host, and the interface.
-        baseline: log of the same flows without congestion.
-        compare: second capture or log for the histogram.
-        line_rate_bps: rate of the empty link, for slowdowns.
-    """
-
-    plan: Path
-    sent: Sequence[Path]
-    capture: Path | None = None
-    nic: tuple[Path, str] | None = None
-    baseline: Path | None = None
-    compare: Path | None = None
-    line_rate_bps: float | None = None
-
-
 @dataclass
 class Verified:
     """Results of a comparison.
@@ -272,23 +245,43 @@ class Verified:
     compared: tuple[str, Passed, int] | None
 
 
-def verify(asked: Asked) -> Verified:
-    """Compare a plan with what was sent.
+def verify(
+    plan_file: Path,
+    logs: Sequence[Path],
+    capture: Path | None = None,
+    nic: tuple[Path, str] | None = None,
+    baseline_log: Path | None = None,
+    compare: Path | None = None,
+    line_rate_bps: float | None = None,
+) -> Verified:
+    """Compare a flow plan with what was sent.
+
+    Args:
+        plan_file: the flow plan.
+        logs: logs of its senders.
+        capture: capture of the link, with the clock of the sender's host.
+        nic: interface counters of the sender's host, and the interface.
+        baseline_log: log of the same flows without congestion.
+        compare: second capture or log for the histogram.
+        line_rate_bps: rate of the empty link, for slowdowns.
 
     Raises:
         UsageError: a file cannot be read or has the wrong content.
     """
-    written, sent = read_plan(asked.plan), read_sent(asked.sent)
+    written, sent = read_plan(plan_file), read_sent(logs)
     plan = written
     if plan.kind == "workload":  # the duration is only a limit: a replay ends with its last message
         plan = replace(written, header=written.header | {"duration_ns": max(1, min(sent.last_ns, written.duration_ns))})
-    baseline = None if asked.baseline is None else read_sent([asked.baseline])
+    baseline = None if baseline_log is None else read_sent([baseline_log])
     log, windows = from_log(sent), burst_windows(plan)
-    wire = _wire(asked, plan, sent)
+    wire = None if nic is None else from_nic(*nic, sent.origin_ns, plan.duration_ns)
+    if capture is not None:
+        headers = sent.first_byte_ns[sent.moved]
+        wire = from_capture(capture, plan.destinations, plan.sources, sent.origin_ns, headers)
     data, deviations = tally(plan, sent)
     data["load"], bins = load(plan, sent, log, wire)
     data["lateness"] = lateness(sent)
-    classes = completion(sent, asked.line_rate_bps, baseline)
+    classes = completion(sent, line_rate_bps, baseline)
     data["completion"] = _rows(classes)
     tables = {"load": bins, "completion": classes}
     if windows is not None and wire is not None and wire.source == "capture":
@@ -302,7 +295,7 @@ def verify(asked: Asked) -> Verified:
         "deviations": deviations,
         "notes": _notes(written, sent, baseline, wire, offset_us),
     }
-    compared = None if asked.compare is None else _compared(asked.compare, plan)
+    compared = None if compare is None else _compared(compare, plan)
     return Verified(head | data, tables, deviations, plan, windows, wire or log, compared)
 
 
@@ -311,15 +304,6 @@ def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
         {name: None if pd.isna(value) else value for name, value in row.items()}
         for row in json.loads(table.to_json(orient="records", double_precision=15))
     ]
-
-
-def _wire(asked: Asked, plan: FlowTable, sent: SenderLogs) -> Passed | None:
-    if asked.capture is not None:
-        headers = sent.first_byte_ns[sent.moved]
-        return from_capture(asked.capture, plan.destinations, plan.sources, sent.origin_ns, headers)
-    if asked.nic is not None:
-        return from_nic(*asked.nic, sent.origin_ns, plan.duration_ns)
-    return None
 
 
 def _notes(
@@ -344,11 +328,8 @@ def _notes(
 
 def _compared(path: Path, plan: FlowTable) -> tuple[str, Passed, int]:
     """Return label, payload delivered and duration of the second transmission in the histogram."""
-    try:
-        with path.open("rb") as file:
-            is_log = RECORDS.encode() in file.read(64)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    with file_errors(path), path.open("rb") as file:
+        is_log = RECORDS.encode() in file.read(64)
     if is_log:
         sent = read_sent([path])
         header = sent.about[0].get("plan") or {}
@@ -380,12 +361,10 @@ def write(found: Verified, folder: Path, force: bool) -> list[Path]:
     """
     if (folder / SUMMARY).exists() and not force:
         raise UsageError(f"{folder / SUMMARY} exists: name another folder or add --force")
-    try:
+    with file_errors(folder, "cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as name:
             return [path.replace(folder / path.name) for path in _write_all(found, Path(name))]
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
 
 
 def _write_all(found: Verified, folder: Path) -> list[Path]:

@@ -34,12 +34,14 @@ class RingtapWarning(UserWarning):
 
 
 @contextmanager
-def file_errors(name: object, failure: str = "cannot be read", kind: type[RingtapError] = UsageError) -> Iterator[None]:
+def file_errors(
+    name: object, failure: str = "cannot be read", kind: type[RingtapError] = UsageError, remedy: str = ""
+) -> Iterator[None]:
     """Turn the system's errors within the block into one that names the file: ``NAME cannot be read: REASON``."""
     try:
         yield
     except OSError as error:
-        raise kind(f"{name} {failure}: {error.strerror}") from error
+        raise kind(f"{name} {failure}: {error.strerror}{remedy}") from error
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:

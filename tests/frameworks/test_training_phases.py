@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from ringtap.analysis.job import open_job
-from ringtap.analysis.job.run import Job
+from ringtap.analysis.job.run import Job, open_job
 from tests.frameworks.ranks import QUICK
 
 pytestmark = [pytest.mark.shares, pytest.mark.together("frameworks")]

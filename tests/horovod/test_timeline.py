@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -43,18 +42,16 @@ def test_every_gradient_of_every_step_is_there_with_its_bytes(name: str) -> None
 
 @pytest.mark.parametrize("name", ALL)
 def test_times_are_in_order_and_on_the_wall_clock(name: str) -> None:
-    timeline = load_timeline(gold(name))
-    table = timeline.collectives
+    table = read_timeline(gold(name))
     first = json.loads(gold(name).read_text().splitlines()[1].rstrip(","))
-    assert timeline.start_ns is not None
-    assert timeline.start_ns == first["args"]["start_time_since_epoch_in_micros"] * 1000
+    start_ns = first["args"]["start_time_since_epoch_in_micros"] * 1000
     assert (table["negotiate_start_ns"] <= table["start_ns"]).all()
     assert (table["start_ns"] <= table["transport_start_ns"]).all()
     assert (table["transport_start_ns"] <= table["transport_end_ns"]).all()
     assert (table["transport_end_ns"] <= table["end_ns"]).all()
     assert table["end_ns"].is_monotonic_increasing
-    assert (table["start_ns"] >= timeline.start_ns).all()
-    assert (table["end_ns"] < timeline.start_ns + 60e9).all()
+    assert (table["start_ns"] >= start_ns).all()
+    assert (table["end_ns"] < start_ns + 60e9).all()
     # one tensor has one collective at a time
     by = table.sort_values("start_ns").groupby("tensor")
     assert all((rows["start_ns"].iloc[1:].to_numpy() >= rows["end_ns"].iloc[:-1].to_numpy()).all() for _, rows in by)
@@ -68,21 +65,15 @@ def test_the_rank_that_others_waited_for_is_said_at_first_sight_or_without_a_cac
     assert (uncached["last_ready_ns"] <= uncached["start_ns"]).all()
 
 
-def test_fusion_and_cycles_are_told() -> None:
-    fused = load_timeline(gold("fused"))
-    assert gradients(fused.collectives)["fused"].all()
-    assert not load_timeline(gold("cached")).collectives["fused"].any()
-    assert len(fused.cycles_ns) == 0
-    cycles = load_timeline(gold("uncached")).cycles_ns
-    # asked for every 20 ms; a cycle with work in it lasts longer, none is shorter but for the first
-    assert np.median(np.diff(cycles)) / 1e6 == pytest.approx(20, rel=0.25)
+def test_fusion_is_told() -> None:
+    assert gradients(read_timeline(gold("fused")))["fused"].all()
+    assert not read_timeline(gold("cached"))["fused"].any()
 
 
 def test_what_a_killed_job_left_reads_back() -> None:
-    timeline = load_timeline(gold("killed"))
-    assert len(gradients(timeline.collectives)) > 8
-    assert timeline.damaged == 0
-    assert timeline.unfinished > 0
+    table, damaged = load_timeline(gold("killed"))
+    assert len(gradients(table)) > 8
+    assert damaged == 0
 
 
 def test_a_file_cut_anywhere_reads_as_far_as_it_goes(tmp_path: Path) -> None:
@@ -90,11 +81,11 @@ def test_a_file_cut_anywhere_reads_as_far_as_it_goes(tmp_path: Path) -> None:
     whole = read_timeline(gold("fused"))
     last = 0
     for end in [*range(0, 1200), *range(1200, len(data), 397), len(data)]:
-        timeline = load_timeline(cut(tmp_path, data[:end]))
-        count = len(timeline.collectives)
+        table, damaged = load_timeline(cut(tmp_path, data[:end]))
+        count = len(table)
         assert count >= last
-        assert timeline.damaged == 0
-        pd.testing.assert_frame_equal(timeline.collectives, whole.head(count))
+        assert damaged == 0
+        pd.testing.assert_frame_equal(table, whole.head(count))
         last = count
     assert last == len(whole)
 
@@ -102,12 +93,10 @@ def test_a_file_cut_anywhere_reads_as_far_as_it_goes(tmp_path: Path) -> None:
 def test_a_name_with_a_quote_spoils_its_own_events_only(tmp_path: Path) -> None:
     text = gold("cached").read_text()
     tensor = gradients(read_timeline(gold("cached")))["tensor"].iloc[0]
-    timeline = load_timeline(cut(tmp_path, text.replace(f'"{tensor}"', f'"{tensor}"x"').encode()))
+    table, damaged = load_timeline(cut(tmp_path, text.replace(f'"{tensor}"', f'"{tensor}"x"').encode()))
     whole = read_timeline(gold("cached"))
-    assert timeline.damaged > 0
-    pd.testing.assert_frame_equal(
-        timeline.collectives, whole[whole["tensor"] != tensor].reset_index(drop=True), check_dtype=True
-    )
+    assert damaged > 0
+    pd.testing.assert_frame_equal(table, whole[whole["tensor"] != tensor].reset_index(drop=True), check_dtype=True)
 
 
 def test_sizes_come_from_type_and_shape(tmp_path: Path) -> None:

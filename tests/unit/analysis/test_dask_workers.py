@@ -28,7 +28,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from ringtap.analysis import dask_workers
-from ringtap.analysis.job import open_job
+from ringtap.analysis.job.run import open_job
 from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.pcap import cache, read_captures
 from ringtap.analysis.report.inputs import of_sweep

@@ -1,6 +1,8 @@
 """The tables of a job and of a sweep as a user of the library sees them: keys, units, descriptions, copies, UTC."""
 
 import datetime
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
@@ -51,6 +53,44 @@ def test_each_column_of_a_table_has_a_description_and_no_column_a_reserved_name(
         unit = table.attrs["units"].get(column)
         assert unit == (unit_of(column) or None)
         assert not column.endswith(("_s", "_ns", "_bytes", "_bps", "_gbps")) or unit
+
+
+OF_FRAMES = """
+import pandas as pd
+from ringtap.analysis.frames import described_table, documented
+
+class Owner:
+    @property
+    @described_table({"source, destination": "endpoints", "sent_bytes": "payload"})
+    def kept(self):
+        "A table."
+        return pd.DataFrame({"source": [], "sent_bytes": []})
+
+    @documented({"first_ns": "time"})
+    def made(self):
+        "Another table."
+        return pd.DataFrame({"first_ns": []})
+
+for table in (Owner().kept, Owner().made()):
+    print(sorted(table.attrs["columns"].items()), table.attrs["units"])
+print(Owner.kept.__doc__)
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("-OO",)])
+def test_columns_have_descriptions_also_in_a_python_without_docstrings(options):
+    command = [sys.executable, *options, "-c", OF_FRAMES]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert printed[0] == "[('sent_bytes', 'payload'), ('source', 'endpoints')] {'sent_bytes': 'bytes'}"
+    assert printed[1] == "[('first_ns', 'time')] {'first_ns': 'ns since 1970-01-01 UTC'}"
+    described = [
+        "A table.",
+        "",
+        "Columns:",
+        "    - ``source, destination``: endpoints",
+        "    - ``sent_bytes``: payload",
+    ]
+    assert printed[2:] == (["None"] if options else [*described, ""])
 
 
 def test_an_edit_of_a_table_changes_nothing_inside(job):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.analysis.job import open_job
+from ringtap.analysis.job.run import open_job
 from ringtap.analysis.live.run_state import write_mark
 from ringtap.cli import main
 from ringtap.core import run_files

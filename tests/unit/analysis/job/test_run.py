@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ringtap.analysis.job import open_job
+from ringtap.analysis.job.run import open_job
 from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.job.text import describe
 from ringtap.analysis.live.run_state import RunFollower

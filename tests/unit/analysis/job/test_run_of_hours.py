@@ -15,8 +15,7 @@ from pyarrow import parquet
 
 from ringtap.analysis import dask_workers
 from ringtap.analysis.export import perfetto, tensorboard
-from ringtap.analysis.job import open_job
-from ringtap.analysis.job.run import Job
+from ringtap.analysis.job.run import Job, open_job
 from ringtap.analysis.report import page
 from ringtap.analysis.runs import batches, derived
 from ringtap.cli import main
@@ -122,7 +121,8 @@ def test_a_killed_analysis_goes_on(run: Path, tmp_path: Path) -> None:
     """The tables that were complete when it was killed are not made again."""
     program = (
         "import os, signal\n"
-        "from ringtap.analysis.job import counters_per_iteration, open_job\n"
+        "from ringtap.analysis.job import counters_per_iteration\n"
+        "from ringtap.analysis.job.run import open_job\n"
         "from ringtap.analysis.runs import batches\n"
         "batches._BATCH_NODES, batches._MEMORY_ROWS = 1, 0\n"
         "read = counters_per_iteration.node_table\n"

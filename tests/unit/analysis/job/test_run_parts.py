@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.analysis.job import byte_accounting, counters_per_iteration, iterations, open_job
+from ringtap.analysis.job import byte_accounting, counters_per_iteration, iterations
 from ringtap.analysis.job.flows import SocketTraffic
 from ringtap.analysis.job.horovod_timeline import read_timeline
 from ringtap.analysis.job.nccl import read_nccl
 from ringtap.analysis.job.payload_per_iteration import Packets, read_packets
+from ringtap.analysis.job.run import open_job
 from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.job.text import _congestion, describe
 from ringtap.analysis.runs.apportioning import Borders
@@ -289,7 +290,7 @@ def test_a_torn_capture_is_read_up_to_where_it_breaks(node):
     path.write_bytes(path.read_bytes()[:-10])
     (node.path / "packets" / "eth0-1.pcap").write_bytes(b"nonsense")
     logs = NodeLogs(node.path)
-    found = read_packets(logs, borders(0, 10))
+    found = read_packets({logs.name: logs}, borders(0, 10))
     assert found is not None
     assert found.flows["packets"].tolist() == [2]
     assert logs.torn == ["n0/packets/eth0-0.pcap"]

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.analysis.job import open_job
 from ringtap.analysis.job.flows import CrossTrafficDestinations, _classify
+from ringtap.analysis.job.run import open_job
 from ringtap.analysis.live import recent_counters
 from ringtap.analysis.live.build_snapshot import SnapshotSource
 from ringtap.analysis.live.flows import NOBODY, Owner, Owners, _traffic

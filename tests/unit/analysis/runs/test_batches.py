@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ringtap.analysis.job import counters_per_iteration, open_job
+from ringtap.analysis.job import counters_per_iteration
+from ringtap.analysis.job.run import open_job
 from ringtap.analysis.runs import batches, derived
 from ringtap.cli import main
 from ringtap.core.errors import UsageError

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ringtap.analysis.job import open_job
+from ringtap.analysis.job.run import open_job
 from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.job.text import describe
 from ringtap.analysis.runs.run import read_run

@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 
 from ringtap.analysis.compare.run_comparison import compare_runs
-from ringtap.analysis.job import open_job
-from ringtap.analysis.job.run import Job
+from ringtap.analysis.job.run import Job, open_job
 from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.job.text import describe
 from ringtap.analysis.live.run_state import RunFollower

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ringtap.analysis.job import open_job
+from ringtap.analysis.job.run import open_job
 from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.live.build_snapshot import SnapshotSource
 from ringtap.cli import main

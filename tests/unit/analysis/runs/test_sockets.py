@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.analysis.job import flows, open_job
+from ringtap.analysis.job import flows
 from ringtap.analysis.job.flows import sockets_of
+from ringtap.analysis.job.run import open_job
 from ringtap.analysis.runs import sockets
 from ringtap.analysis.runs.apportioning import Borders
 from ringtap.analysis.runs.batches import Batches
@@ -122,7 +123,7 @@ def test_ranks_of_a_process_group_are_joined_by_pid(tmp_path):
         (node.path / folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     logs = NodeLogs(node.path)
     assert logs.rank_of_pid == {70: None, 71: 0, 72: 1, 73: 1}
-    found = sockets_of(logs).sockets
+    found = sockets_of(logs)
     assert [None if pd.isna(rank) else int(rank) for rank in found["rank"]] == [None, 0, 1, 1, None]
 
 

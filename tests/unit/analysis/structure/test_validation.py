@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ringtap.analysis.job import open_job
+from ringtap.analysis.job.run import open_job
 from ringtap.analysis.structure.validation import check_against_steps
 from ringtap.core.rundir import RunDirectory
 from tests.gold.job_run import MS, START_NS, Node

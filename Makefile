@@ -38,12 +38,13 @@ lint: $(VENV)/ready
 types:
 	$(BIN)/mypy
 
+# mkdocs takes no notice of warnings with --quiet
 style:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/house.py
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 check: say-check lint
 	$(BIN)/python -m pytest -n 2 -m "computes and not shares"

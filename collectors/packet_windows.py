@@ -140,12 +140,17 @@ class PacketWindows:
             return
         for window in self._windows:
             if window.end_ns >= first_ns - PACKET_DISORDER_NS and (end_ns is None or window.begin_ns <= end_ns):
-                with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                with (
+                    path.open("rb") as file,
+                    mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+                    memoryview(data) as view,  # written without a copy, which may be as large as the file
+                ):
                     for start, end, packets in _spans(data, window.begin_ns, window.end_ns):
-                        self._append(window, data[:_HEADER_BYTES], data[start:end])
+                        with view[start:end] as records:
+                            self._append(window, data[:_HEADER_BYTES], records)
                         window.packets += packets
 
-    def _append(self, window: _Window, header: bytes, records: bytes) -> None:
+    def _append(self, window: _Window, header: bytes, records: memoryview) -> None:
         path = self._folder / window.files[-1] if window.files else None
         if path is None or not path.exists() or path.stat().st_size >= self._file_bytes:
             path = self._folder / f"{self._stem}-{next(self._numbers)}.pcap"

@@ -23,7 +23,7 @@ KEEPER = (
     "from ringtap.agents.clock.service import ClockService\n"
     "from ringtap.core.rundir import RunDirectory\n"
     "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
-    "keeper = ClockService(RunDirectory.open(Path(sys.argv[1])), sys.argv[2], 'S0', period_s=0.5)\n"
+    "keeper = ClockService(RunDirectory.open(Path(sys.argv[1])), sys.argv[2], period_s=0.5)\n"
     "keeper.start()\n"
     "signal.sigwait({signal.SIGTERM})\n"
     "print(json.dumps(keeper.stop()))\n"
@@ -68,6 +68,7 @@ def judge(run: RunDirectory, node: str) -> dict[str, Any]:
 
 
 def keep(hosts: TestbedHosts, run: RunDirectory, node: str) -> Any:
+    (run.path / "reference").write_text("S0\n")
     return hosts.start(node, "keeper", python(KEEPER, str(run.path), node), run.path / f"{node}.log")
 
 

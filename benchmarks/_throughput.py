@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import psutil
 from _bench import Bench
 from _machine import congestion_control
 from _processes import BenchmarkError
@@ -79,9 +80,8 @@ def _iperf3(bench: Bench, streams: int, length_s: float, options: list[str]) -> 
     server = bench.processes.start(["iperf3", "--server", "--one-off", "--port", port])
     # without a connection, for which the server would end
     listening = {("LISTEN", port)}
-    server.await_it(
-        lambda: listening <= {(one.status, one.laddr.port) for one in server.process.net_connections("tcp")}, "listen"
-    )
+    sockets = psutil.Process(server.pid).net_connections
+    server.await_it(lambda: listening <= {(one.status, one.laddr.port) for one in sockets("tcp")}, "listen")
     argv = ["iperf3", "--client", HOST, "--port", port, "--parallel", streams, "--json", "--time", math.ceil(length_s)]
     argv += [*congestion_control("--congestion"), *options]
     client = bench.processes.start(argv).wait(length_s + _SLACK_S)

@@ -18,7 +18,7 @@ def text_of(file: str | Path) -> str:
 
 
 def stat_of(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on, proc(5) has them from 3 on; none without the process."""
+    """Return the fields of /proc/PID/stat from the state (field 3 in proc(5)) on; none without the process."""
     return text_of(PROC / str(pid) / "stat").rpartition(")")[2].split()
 
 

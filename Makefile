@@ -1,5 +1,5 @@
 # make demo: measure and report, from nothing; runs/demo leads to the latest.
-# make check: lint, types and the computing tests, in three minutes.
+# make check: lint, types and the quick computing tests, in a minute and a half.
 # make test: lint, types and all tests.
 # make test-gpu: what needs an NVIDIA GPU, in eight minutes.   Each makes the environment it needs.
 PYTHON ?= python3
@@ -36,7 +36,7 @@ lint: $(VENV)/ready
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync types style
 
 types:
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 # mkdocs takes no notice of warnings with --quiet
 style:
@@ -47,7 +47,7 @@ style:
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 check: say-check lint
-	$(BIN)/python -m pytest -n 2 -m "computes and not shares"
+	$(BIN)/python -m pytest -n 2 -m "computes and not shares and not long"
 
 # Many of the tests that share the machine wait most of the time, so there are five at once for two cores. Of the tests
 # that keep time, two run at once, and one that computes beside them, with what these leave of the processors; without
@@ -70,10 +70,10 @@ test-gpu:
 	fi
 
 say-check:
-	@echo "This takes about 3 minutes on two cores; the environment takes 3 more the first time."
+	@echo "This takes about a minute and a half on two cores; the environment takes 3 more the first time."
 
 say-test:
-	@echo "This takes about 30 minutes on two cores; the environment and Horovod take 8 more the first time."
+	@echo "This takes about 20 minutes on two cores; the environment and Horovod take 8 more the first time."
 
 clean:
 	rm -rf $(VENV) $(VENV)-gpu build dist *.egg-info

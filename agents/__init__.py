@@ -1,1 +1,1 @@
-"""Agents that run beside a job on a node, the hosts that jobs run on, and the sweep conductor."""
+"""Records jobs on nodes and measures sweeps on hosts: supervisor, agent, hook, clocks, hosts, testbed, doctor."""

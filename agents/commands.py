@@ -1,4 +1,4 @@
-"""``ringtap run``, ``capture`` and ``sweep``."""
+"""Implements ``ringtap run``, ``capture`` and ``sweep``: reads their options and starts the work."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringtap.core.command_options import add_json, add_metrics, add_verbose
 from ringtap.core.errors import UsageError
-from ringtap.core.options import add_json, add_metrics, add_verbose
-from ringtap.core.rundir import add_access
-from ringtap.core.terminal import progress_bar, shell_word, visible
+from ringtap.core.run_directory import add_access
+from ringtap.core.run_directory_schema import EVERY
+from ringtap.core.terminal_escaping import progress_bar, shell_word, visible
 from ringtap.core.units import counted, format_duration
 
 if TYPE_CHECKING:
     from ringtap.agents.job.run_location import RunLocation
-    from ringtap.agents.node.settings import RunSettings
+    from ringtap.agents.node.recording_settings import RunSettings
     from ringtap.agents.sweep.conductor import SweepProgress
-    from ringtap.core.sweep_plan import SweepPlan
+    from ringtap.core.sweep_plans.sweep_plan import SweepPlan
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -39,9 +40,9 @@ def _register_recording(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--every",
-        default="100ms",
+        default=EVERY,
         metavar="TIME",
-        help="period of the collectors, 1ms to 60s (default: 100ms); `10ms,sockets=100ms` sets another for one",
+        help=f"period of the collectors, 1ms to 60s (default: {EVERY}); `10ms,sockets=100ms` sets another for one",
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="run directory to make (default: runs/<UTC>-<name>-<hex>)"
@@ -125,7 +126,7 @@ def _register_sweep(parser: argparse.ArgumentParser) -> None:
 
 
 def _settings(options: argparse.Namespace) -> RunSettings:
-    from ringtap.agents.node.settings import check_disk_limit, parse_settings
+    from ringtap.agents.node.recording_settings import check_disk_limit, parse_settings
     from ringtap.core.units import parse_size_bytes
 
     snap = options.snap
@@ -162,7 +163,7 @@ def _run(options: argparse.Namespace) -> int:
     from ringtap.agents.job.environment import is_first_on_node
     from ringtap.agents.job.run_location import find_location, node_name
     from ringtap.agents.job.supervisor import run_job, run_unrecorded, tell
-    from ringtap.core.rundir import UnwritableError
+    from ringtap.core.run_directory import UnwritableError
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     settings, node = _settings(options), node_name(options.node)
@@ -171,7 +172,7 @@ def _run(options: argparse.Namespace) -> int:
     _check_live(options.live)
     listener = None
     if options.metrics and is_first_on_node(os.environ):
-        from ringtap.core.http_address import METRICS_PATH, listen_for_metrics, url_of
+        from ringtap.core.http_listen_address import METRICS_PATH, listen_for_metrics, url_of
 
         listener = listen_for_metrics(options.metrics, options.metrics_public)
     try:
@@ -188,7 +189,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _capture(options: argparse.Namespace) -> int:
     from ringtap.agents.job.run_location import find_location, node_name
-    from ringtap.agents.node.capture import capture, check_pids
+    from ringtap.agents.node.capture_without_job import capture, check_pids
     from ringtap.core.units import parse_duration_s
 
     settings, node = _settings(options), node_name(options.node)
@@ -210,8 +211,8 @@ def _clean(plan: SweepPlan, as_json: bool) -> int:
     from dataclasses import asdict
 
     from ringtap.agents.hosts.ssh import SshHosts
-    from ringtap.agents.sweep.cluster_hosts import reached
-    from ringtap.core.sweep_plan_cluster import Cluster
+    from ringtap.agents.sweep.host_connections import reached
+    from ringtap.core.sweep_plans.cluster_hosts import Cluster
     from ringtap.core.units import format_size
 
     if not isinstance(plan.topology, Cluster) or plan.topology.reach != "ssh":
@@ -237,12 +238,12 @@ def _clean(plan: SweepPlan, as_json: bool) -> int:
 def _sweep(options: argparse.Namespace) -> int:
     import json
 
-    from ringtap.agents.job.signals import termination_as_interrupt
+    from ringtap.agents.job.foreground_command import termination_as_interrupt
     from ringtap.agents.sweep.conductor import check_series, count_points, run_sweep
-    from ringtap.agents.sweep.estimate import print_estimate, to_json
-    from ringtap.agents.sweep.job_launch import check_collectives
-    from ringtap.core.schema import REPORT_HTML
-    from ringtap.core.sweep_plan import load_plan
+    from ringtap.agents.sweep.job_launch_commands import check_collectives
+    from ringtap.agents.sweep.sweep_estimate import print_estimate, to_json
+    from ringtap.core.run_directory_schema import REPORT_HTML
+    from ringtap.core.sweep_plans.sweep_plan import load_plan
 
     plan = load_plan(options.plan)
     if options.clean:
@@ -286,8 +287,8 @@ def _sweep(options: argparse.Namespace) -> int:
 
 def _answer(path: Path) -> str | None:
     """Return the headline of a complete sweep's report; None if the report is not of the whole sweep."""
-    from ringtap.core.rundir import read_json
-    from ringtap.core.schema import REPORT_JSON
+    from ringtap.core.run_directory import read_json
+    from ringtap.core.run_directory_schema import REPORT_JSON
 
     try:
         item = read_json(path / REPORT_JSON, {"answer": str, "run": {"status": str}})

@@ -1,1 +1,1 @@
-"""Analysis of run directories: iteration times, congestion points, fits and reports."""
+"""Analyzes run directories and packet captures: iteration times, congestion points, fits and reports."""

@@ -1,4 +1,4 @@
-"""Workers for the analysis: processes of this machine, or those of Dask here, at an address, or in Slurm jobs.
+"""Provides workers for the analysis: processes of this machine, or of Dask here, at an address, or in Slurm jobs.
 
 Dask itself handles queues, tasks of workers that died, spilling and its own configuration.
 """

@@ -17,7 +17,7 @@ from _bench import Bench
 from _processes import BenchmarkError, Child
 from _ringtap import HOST
 
-from ringtap.core.records import open_records
+from ringtap.core.append_only_logs import open_records
 
 CONNECTIONS = 50  # each has both its ends here
 TRAFFIC = {"little": 1.0, "much": 0.02}  # seconds between two messages of 1 kB on a connection

@@ -79,7 +79,7 @@ def _check_recorded(run: Path, iterations: int) -> None:
     """Check that the run recorded exactly the iterations with recording, as the measured overhead assumes."""
     from _processes import BenchmarkError
 
-    from ringtap.core.records import open_records
+    from ringtap.core.append_only_logs import open_records
 
     steps = run / "nodes" / "here" / "steps"
     counts = [open_records(path).count for path in steps.glob("rank*-*.rec") if ".ddp." not in path.name]

@@ -12,7 +12,7 @@ from typing import Any
 from _processes import BenchmarkError, Ended, Processes
 
 from ringtap.core.errors import RingtapError
-from ringtap.core.records import open_records
+from ringtap.core.sent_flow_log import open_sent_log
 
 HOST = "127.0.0.1"
 _SLACK_S = 30.0
@@ -110,8 +110,6 @@ def read_sent(path: Path, *names: str) -> list[tuple[int, ...]]:
         BenchmarkError: the file is not a readable log of a sender.
     """
     try:
-        log = open_records(path)
-        columns = [[field.name for field in log.fields].index(name) for name in names]
-    except (OSError, ValueError, RingtapError) as error:
+        return [tuple(getattr(flow, name) for name in names) for flow in open_sent_log(path).flows()]
+    except (OSError, RingtapError) as error:
         raise BenchmarkError(f"the sender's log cannot be read: {error}") from error
-    return [tuple(record[column] for column in columns) for record in log.walk()]

@@ -31,11 +31,11 @@ from _checkout import ROOT
 from _result import write_result
 
 from ringtap.agents.testbed import registry
+from ringtap.core.append_only_logs import open_records
 from ringtap.core.errors import MeasurementError
-from ringtap.core.records import open_records
-from ringtap.core.rundir import read_json
-from ringtap.core.schema import NODE, NODE_JSON, RUN_JSON
-from ringtap.core.terminal import as_command
+from ringtap.core.run_directory import read_json
+from ringtap.core.run_directory_schema import NODE, NODE_JSON, RUN_JSON
+from ringtap.core.terminal_escaping import as_command
 
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
 SIGNALS = ("KILL", "TERM", "HUP", "INT", "STOP")
@@ -91,7 +91,7 @@ command = {json.dumps([sys.executable, "-c", MARKS])}
 TESTBED = """
 import sys
 from contextlib import suppress
-from ringtap.agents.testbed.launch import testbed
+from ringtap.agents.testbed.start_testbed import testbed
 with testbed("A,B", "100mbit", name=sys.argv[1]) as built, suppress(KeyboardInterrupt):
     print("up", flush=True)
     sys.stdin.read()

@@ -26,13 +26,13 @@ from scipy import signal
 
 import ringtap
 from ringtap.analysis.model.congestion_point import CURVED_SHARE
-from ringtap.analysis.model.curve_point import CurvePoint, find_curve_point, place
+from ringtap.analysis.model.congestion_point_on_curve import CurvePoint, find_curve_point, place
 from ringtap.analysis.runs.run import read_run
-from ringtap.analysis.statistics.arrays import Array
 from ringtap.analysis.statistics.mean_errors import relative_error
+from ringtap.analysis.statistics.to_arrays import Array
 from ringtap.analysis.sweeps.next_load import Aims, Measured, choose
 from ringtap.analysis.sweeps.points import measure
-from ringtap.core.sweep_plan import load_plan
+from ringtap.core.sweep_plans.sweep_plan import load_plan
 
 CAPACITY_GBPS, TARGET_GBPS = 25.0, 1.0
 GRID = load_plan("examples/reproduce.toml")

@@ -23,12 +23,12 @@ import _checkout  # noqa: F401 -- first: lets the others import ringtap
 from _prediction_job import KINDS
 from _result import write_result
 
-from ringtap.agents.testbed.launch import RunningTestbed
+from ringtap.agents.testbed.start_testbed import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
+from ringtap.core.ethernet import ETHERNET_MTU, payload_share
 
 RATE_BPS, COMPUTE_S, PORT = 200_000_000, 0.1, 29_711
-# TCP payload of the bytes that the links' limit counts: frames of 1,514 bytes without preamble and checksum
-PAYLOAD_SHARE = 1448 / 1514
+PAYLOAD_SHARE = payload_share(ETHERNET_MTU)
 PROFILED, ITERATIONS, WARM_UP = 30, 16, 3
 LIMIT_S = 300
 JOB = Path(__file__).with_name("_prediction_job.py")
@@ -72,7 +72,7 @@ def measured_s(kind: str, ranks: int, slower: float, spec: TestbedSpec, folder: 
     times = folder / f"{kind}-{ranks}.json"
     jobs = []
     for rank in range(ranks):
-        enter = [sys.executable, "-m", "ringtap.agents.testbed.enter", spec.name, spec.hosts[rank]]
+        enter = [sys.executable, "-m", "ringtap.agents.testbed.run_on_host", spec.name, spec.hosts[rank]]
         command = [*enter, sys.executable, JOB, kind, "--compute-s", slower * COMPUTE_S]
         command += ["--iterations", ITERATIONS, "--times", times]
         world = {"RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": spec.training_ip(spec.hosts[0]), "MASTER_PORT": PORT}

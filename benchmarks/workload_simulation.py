@@ -20,15 +20,16 @@ import numpy as np
 from _machine import CpuTimes, describe
 from _result import write_result
 
+from ringtap.core.thesis_neural_networks import BUCKET_BYTES
 from ringtap.workload.execution_trace import Node, NodeType
 from ringtap.workload.lowering import Algorithms
-from ringtap.workload.simulated_iterations import simulate
+from ringtap.workload.simulate_iterations import simulate
 from ringtap.workload.simulation import CrossFlows, Simulation
 from ringtap.workload.simulation_kernel import compiled
 from ringtap.workload.topologies import star
 from ringtap.workload.workload import Workload
 
-BUCKETS, BUCKET_BYTES, RATE_BPS = 100, 25 * 2**20, 25e9
+BUCKETS, RATE_BPS = 100, 25e9
 RANKS = {
     "ring": (10, 100, 1000),
     "double-tree": (10, 100, 1000, 10_000),

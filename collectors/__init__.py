@@ -1,1 +1,1 @@
-"""Collectors: one module per source of measurements, each with check, start, sample and stop."""
+"""Collects measurements on a node: one module per source, each with check, start, sample and stop."""

@@ -1,4 +1,4 @@
-"""Control of a capture program beside the agent, and tcpdump's path, version, checks and command line."""
+"""Controls a capture program beside the agent; finds tcpdump, checks it, and builds its command line."""
 
 from __future__ import annotations
 
@@ -106,14 +106,17 @@ class Tool:
             return False
         if self._process.poll() is not None:  # without its shell, nothing would end it after the agent
             self.signal("INT")
-        while (said := self._read()) is not None:
-            if not said:
-                self._reap()
-                return False
+        if self._take_all():
+            self._reap()
+        return not self.ended
+
+    def _take_all(self) -> bool:
+        """Take what it has said; return True if it can say no more."""
+        while said := self._read():
             *lines, self._line = (self._line + said).split(b"\n")
             for line in lines:
                 self._take(line)
-        return True
+        return said is not None
 
     def _read(self) -> bytes | None:
         try:
@@ -140,6 +143,7 @@ class Tool:
             self._process.kill()
             code = self._process.wait()
         with contextlib.suppress(AttributeError):
+            self._take_all()  # it may have ended by itself when nobody waited any longer
             self._process.stderr.close()  # type: ignore[union-attr]
         number = code - 128 if code > 128 else -code
         how = f"signal {signal.Signals(number).name}" if 0 < number < signal.NSIG else f"exit code {code}"
@@ -190,9 +194,8 @@ class Tool:
         due_s = time.monotonic() + END_S
         while self.poll() and time.monotonic() < due_s:
             time.sleep(0.01)
-        ended = bool(self.ended)
         self.kill()
-        return ended
+        return not self.ended.startswith(f"signal {signal.SIGKILL.name}")
 
     def kill(self) -> None:
         """Kill it."""

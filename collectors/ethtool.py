@@ -1,4 +1,4 @@
-"""Driver statistics as in ``ethtool -S``: physical port, priorities, pauses, drops; without privilege."""
+"""Records driver statistics as in ``ethtool -S``: physical port, priorities, pauses, drops; without privilege."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import psutil
 
-from ringtap.collectors.base import Check, Context
+from ringtap.collectors.collector_interface import Check, Context
 from ringtap.collectors.ethtool_ioctl import Ethtool
-from ringtap.core.records import Field, RecordWriter
-from ringtap.core.schema import TIME_FIELDS
+from ringtap.core.append_only_logs import Field, RecordWriter
+from ringtap.core.run_directory_schema import TIME_FIELDS
 
 # mlx5e queries the firmware under a lock at each request
 _MIN_PERIOD_S = 1.0

@@ -1,4 +1,4 @@
-"""Unprivileged ethtool requests by ioctl: driver, statistics, offloads, rings, pause.
+"""Sends ethtool requests by ioctl, without privilege: driver, statistics, offloads, rings, pause.
 
 Layouts: linux/ethtool.h. All are read-only.
 """

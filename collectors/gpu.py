@@ -1,4 +1,4 @@
-"""NVIDIA GPUs by NVML: utilisation, memory, power, clocks, PCIe and NVLink traffic; without privilege.
+"""Records NVIDIA GPUs by NVML: utilisation, memory, power, clocks, PCIe and NVLink traffic; without privilege.
 
 Source: NVML API reference (nvml.h). Every reading is tried once at the start; one that a GPU lacks has no column.
 """
@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringtap.collectors.base import Check, Context
+from ringtap.collectors.collector_interface import Check, Context
+from ringtap.core.append_only_logs import Field, Kind, RecordWriter
 from ringtap.core.installation import install_command
-from ringtap.core.records import Field, Kind, RecordWriter
-from ringtap.core.schema import TIME_FIELDS
+from ringtap.core.run_directory_schema import TIME_FIELDS
 from ringtap.core.units import counted
 
 # NVML measures for 20 ms per direction; twice a second leaves the GPU's management processor time for others

@@ -1,4 +1,4 @@
-"""Host load: cores, memory, TCP counters and the job's processes, once a second at most.
+"""Records the load of a host: cores, memory, TCP counters and the job's processes, once a second at most.
 
 Reading /proc/stat takes a millisecond or more on a node with a hundred cores, and its clock ticks are 10 ms: a higher
 rate would cost more than it is worth.
@@ -14,12 +14,12 @@ from typing import Any, Literal, cast
 
 import psutil
 
-from ringtap.collectors.base import Check, Context
+from ringtap.collectors.collector_interface import Check, Context
 from ringtap.collectors.kernel_files import PROC
-from ringtap.collectors.processes import Process, command_of, rank_of
+from ringtap.collectors.process_facts import Process, command_of, rank_of
+from ringtap.core.append_only_logs import Field, JsonLinesWriter, RecordWriter
 from ringtap.core.errors import failure_message
-from ringtap.core.records import Field, JsonLinesWriter, RecordWriter
-from ringtap.core.schema import HOST_REC, PROCESSES_JSONL, PROCESSES_REC, TIME_FIELDS
+from ringtap.core.run_directory_schema import HOST_REC, PROCESSES_JSONL, PROCESSES_REC, TIME_FIELDS
 from ringtap.core.units import counted
 
 # our name -> protocol (line of the file), the kernel's name, unit, kind

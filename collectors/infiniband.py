@@ -1,4 +1,4 @@
-"""Counters of InfiniBand, RoCE and Omni-Path ports, from /sys/class/infiniband, without privilege."""
+"""Records counters of InfiniBand, RoCE and Omni-Path ports, from /sys/class/infiniband, without privilege."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringtap.collectors.base import Check, Context
+from ringtap.collectors.collector_interface import Check, Context
 from ringtap.collectors.kernel_files import text_of
+from ringtap.core.append_only_logs import Field, JsonLinesWriter, RecordWriter
 from ringtap.core.errors import failure_message
-from ringtap.core.records import Field, JsonLinesWriter, RecordWriter
-from ringtap.core.schema import TIME_FIELDS
+from ringtap.core.run_directory_schema import TIME_FIELDS
 
 DEVICES = Path("/sys/class/infiniband")
 # file name -> unit; read at every sample

@@ -1,4 +1,4 @@
-"""Minimal netlink client: requests as bytes, replies in one buffer, no Python object per message.
+"""Exchanges netlink messages with the kernel: requests as bytes, replies in one buffer, no Python object per message.
 
 pyroute2 takes 83 µs to decode a message that costs the kernel 0.6 µs, and 20 MB of memory; a collector that samples
 hundreds of times per second stores the kernel's bytes instead. The layouts are those of linux/netlink.h.

@@ -1,4 +1,4 @@
-"""Interface counters of this network namespace, by one read of /proc/net/dev for all interfaces, and link states.
+"""Records interface counters of this network namespace, by one read of /proc/net/dev for all, and link states.
 
 /proc/net shows the namespace of the process; /sys/class/net would show that of the mount, which may be another one.
 One read takes 5 µs for two interfaces (seven files of /sys: 8 µs per interface) and, unlike netlink, no lock.
@@ -14,7 +14,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from ringtap.collectors.base import Check, Context
+from ringtap.collectors.collector_interface import Check, Context
 from ringtap.collectors.netlink import (
     DUMP,
     HEADER_BYTES,
@@ -23,8 +23,8 @@ from ringtap.collectors.netlink import (
     attributes,
     request,
 )
-from ringtap.core.records import Field, HoldingRecordWriter, JsonLinesWriter
-from ringtap.core.schema import NIC_REC, TIME_FIELDS
+from ringtap.core.append_only_logs import Field, HoldingRecordWriter, JsonLinesWriter
+from ringtap.core.run_directory_schema import NIC_REC, TIME_FIELDS
 from ringtap.core.units import counted
 
 # /proc/net/dev's columns after the name; receive drops include packets missed because a buffer was full

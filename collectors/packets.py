@@ -1,4 +1,4 @@
-"""Packet capture with CAP_NET_RAW: tcpdump beside the job, or a ring in Python where tcpdump is not usable."""
+"""Records packets with CAP_NET_RAW: by tcpdump beside the job, or a ring in Python where tcpdump is not usable."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from typing import Any
 
 import psutil
 
-from ringtap.collectors import capture_program, packet_ring
-from ringtap.collectors.base import Check, Context
+from ringtap.collectors import capture_program, python_capture
 from ringtap.collectors.capture_program import END_S, Tool
+from ringtap.collectors.collector_interface import Check, Context
 from ringtap.collectors.ethtool_ioctl import offloads
 from ringtap.collectors.infiniband import DEVICES
-from ringtap.collectors.packet_windows import PacketWindows
+from ringtap.collectors.packets_around_slow_iterations import PacketWindows
 from ringtap.collectors.slow_iterations import SlowIterations, parse_rule
-from ringtap.core.python_command import python_command
-from ringtap.core.records import Field, RecordWriter
-from ringtap.core.rundir import folder_bytes, write_json
-from ringtap.core.schema import PACKETS_RING, TIME_FIELDS
+from ringtap.core.append_only_logs import Field, RecordWriter
+from ringtap.core.capture_file_formats import LINK_ETHERNET
+from ringtap.core.isolated_python import python_command
+from ringtap.core.run_directory import folder_bytes, write_json
+from ringtap.core.run_directory_schema import PACKETS_RING, TIME_FIELDS
 
 ROUTES = Path("/proc/net/route")
 ROUTES6 = Path("/proc/net/ipv6_route")
@@ -197,7 +198,7 @@ class PacketsCollector:
         if path:
             return capture_program.filter_error(path, self.interface, self._filter)
         try:
-            packet_ring.compile_filter(self._filter, 1, self._snap_bytes)
+            python_capture.compile_filter(self._filter, LINK_ETHERNET, self._snap_bytes)
         except ValueError as error:
             return str(error)
         return ""
@@ -241,7 +242,7 @@ class PacketsCollector:
         self._record("")
 
     def _ring_command(self) -> list[str]:
-        line = python_command(sys.executable, "ringtap.collectors.packet_ring", "--interface", self.interface)
+        line = python_command(sys.executable, "ringtap.collectors.python_capture", "--interface", self.interface)
         line += ["--write", str(self._first), "--snap-bytes", str(self._snap_bytes)]
         line += ["--ring-bytes", str(self._buffer_bytes), "--file-bytes", str(self._file_bytes)]
         return [*line, self._filter] if self._filter else line
@@ -365,6 +366,6 @@ class PacketsCollector:
             self._tool.kill()
             with contextlib.suppress(OSError):
                 self._log.close()
-        found = {name: self._facts.get(name, 0) for name in _COUNTS} | {"ended": self._facts.get("ended", "")}
+        found = {name: self._facts[name] for name in (*_COUNTS, "ended") if name in self._facts}
         found |= {"deleted_files": self._deleted} if self._deleted else {}
         return found | ({"windows": self._windows.closed} if self._windows else {})

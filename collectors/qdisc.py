@@ -1,4 +1,4 @@
-"""Queueing disciplines of this network namespace: sent, queued and dropped packets, by a route netlink dump.
+"""Records queueing disciplines of this network namespace: sent, queued and dropped packets, by a route netlink dump.
 
 A congested link shows first in a queue's backlog. No privilege is needed. One message of pyroute2 costs more time than
 a whole dump does here, so the statistics (linux/gen_stats.h) are recorded as the kernel wrote them.
@@ -12,10 +12,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ringtap.collectors.base import Check, Context
+from ringtap.collectors.collector_interface import Check, Context
 from ringtap.collectors.netlink import DUMP, HEADER_BYTES, ROUTE, NetlinkSocket, attributes, request, take_each
-from ringtap.core.records import Field, HoldingRecordWriter
-from ringtap.core.schema import QDISC_REC, TIME_FIELDS
+from ringtap.core.append_only_logs import Field, HoldingRecordWriter
+from ringtap.core.run_directory_schema import QDISC_REC, TIME_FIELDS
 
 _NEW, _GET = 36, 38  # RTM_NEWQDISC, RTM_GETQDISC
 _TC_BYTES = 20  # tcmsg: family and padding, interface, handle, parent, info

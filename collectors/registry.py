@@ -1,4 +1,4 @@
-"""The collectors by name; a module is imported only when its collector is requested."""
+"""Finds collectors by name; a module is imported only when its collector is requested."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringtap.core import plug_ins
 from ringtap.core.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:  # the job starts before any collector's module is loaded
-    from ringtap.collectors.base import Collector
+    from ringtap.collectors.collector_interface import Collector
 
 # name -> (module, class), in the order in which they are started and shown
 _CLASSES = {

@@ -1,7 +1,7 @@
-"""Iterations that take longer than a percentile of those before them, from the step records of a node's processes.
+"""Finds iterations that take longer than a percentile of those before them, from the step records of a node.
 
-`ringtap.core.iteration_ends` tells which steps of a process end an iteration. Each process is compared with its own
-iterations of the training phase that runs.
+`ringtap.core.iteration_end_detector` tells which steps of a process end an iteration. Each process is compared
+with its own iterations of the training phase that runs.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from bisect import bisect_left, insort
 from pathlib import Path
 from typing import NamedTuple
 
+from ringtap.core.append_only_logs import INTEGER, open_records
 from ringtap.core.errors import UsageError
-from ringtap.core.iteration_ends import IterationEnds
-from ringtap.core.records import INTEGER, open_records
-from ringtap.core.schema import MARK_RECORD, STEP_COLUMNS
+from ringtap.core.iteration_end_detector import IterationEnds
+from ringtap.core.run_directory_schema import MARK_RECORD, STEP_COLUMNS
 from ringtap.core.units import duration_s
 
 MIN_ITERATIONS = 100  # fewer have no 99th percentile

@@ -1,4 +1,4 @@
-"""TCP connections of this network namespace, from the kernel's socket diagnostics (sock_diag), without privilege.
+"""Records TCP connections of this network namespace, from the kernel's socket diagnostics, without privilege.
 
 For a dump of all connections the kernel walks its whole hash table: 0.15 ms on a machine with 262,144 buckets, however
 few connections there are. Dumps are therefore made three times per second at most, and in between only the busy
@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from ringtap.collectors import inet_diag as layout
-from ringtap.collectors.base import Check, Context
+from ringtap.collectors import inet_diag_layout as layout
 from ringtap.collectors.closing_sockets import ClosingSockets
+from ringtap.collectors.collector_interface import Check, Context
 from ringtap.collectors.kernel_files import PROC
 from ringtap.collectors.netlink import (
     DUMP,
@@ -33,10 +33,10 @@ from ringtap.collectors.netlink import (
     message_at,
     request,
 )
-from ringtap.collectors.processes import command_of, rank_of
+from ringtap.collectors.process_facts import command_of, rank_of
+from ringtap.core.append_only_logs import HoldingRecordWriter, JsonLinesWriter
 from ringtap.core.errors import error_message
-from ringtap.core.records import HoldingRecordWriter, JsonLinesWriter
-from ringtap.core.schema import OWNERS_JSONL, SOCKETS_REC
+from ringtap.core.run_directory_schema import OWNERS_JSONL, SOCKETS_REC
 
 _MIN_PAUSE_S = 1.0
 _COST_SHARE = 0.01  # share of one core, at most

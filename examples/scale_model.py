@@ -142,9 +142,9 @@ def model_layers(name: str, scale: float) -> list[LayerShape]:
     """Return the layers of a model of the thesis, with its tensors divided by ``scale``.
 
     Raises:
-        KeyError: the model is not one of `ringtap.core.models.PROFILES`.
+        KeyError: the model is not one of `ringtap.core.thesis_neural_networks.PROFILES`.
     """
-    from ringtap.core.models import PROFILES
+    from ringtap.core.thesis_neural_networks import PROFILES
 
     layers = PROFILES[name].layers
     # from the last tensor on, where DDP's buckets begin, so that the buckets are divided by the scale too
@@ -225,7 +225,7 @@ def train_scheduled(model: Any, scheduler: Any, iterations: int) -> float:
 
     Args:
         model: the chain of layers, without DDP.
-        scheduler: a `ringtap.workload.gradient_scheduler.TensorScheduler` of its layers.
+        scheduler: a `ringtap.workload.runtime_gradient_scheduler.TensorScheduler` of its layers.
         iterations: iterations to run; 0: until the process is ended.
     """
 
@@ -307,7 +307,7 @@ def scheduler_of(model: Any, options: argparse.Namespace) -> Any:
     """Return the scheduler that the command line asks for; exits with code 2 if there is no such one."""
     try:
         from ringtap.core.errors import UsageError
-        from ringtap.workload.gradient_scheduler import TensorScheduler
+        from ringtap.workload.runtime_gradient_scheduler import TensorScheduler
     except ImportError:
         sys.exit("scale_model.py: --schedule needs ringtap in this Python: install it")
     try:

@@ -1,4 +1,4 @@
-"""Measure how network traffic slows down distributed deep learning.
+"""Measures how network traffic slows down distributed deep learning.
 
 Read runs and captures:
 
@@ -10,7 +10,7 @@ Read runs and captures:
     compare_runs    put jobs, or the series of sweeps, side by side
     utc             convert the times of a table to UTC
 
-Analyse measurements:
+Analyze measurements:
 
     CongestionModel        fit t = A·exp(B/(C−BW)^n); the result is a FitResult
     find_curve_point       find the load at which congestion begins on the fitted curve, with an interval
@@ -45,20 +45,20 @@ from ringtap.core.errors import MeasurementError, RingtapError, RingtapWarning, 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringtap.agents.sweep.conductor import run_sweep
-    from ringtap.agents.testbed.launch import testbed
+    from ringtap.agents.testbed.start_testbed import testbed
     from ringtap.analysis.compare.run_comparison import compare_runs
-    from ringtap.analysis.frames import utc
     from ringtap.analysis.job.run import Job, open_job
+    from ringtap.analysis.model.bytes_per_iteration import demand
     from ringtap.analysis.model.congestion_point import find_congestion_point
-    from ringtap.analysis.model.curve_point import find_curve_point
-    from ringtap.analysis.model.demand import demand
+    from ringtap.analysis.model.congestion_point_on_curve import find_curve_point
     from ringtap.analysis.model.fit import CongestionModel, FitResult
-    from ringtap.analysis.pcap.reader import read_captures
+    from ringtap.analysis.pcap.scan_captures import read_captures
     from ringtap.analysis.pcap.traffic import Traffic
-    from ringtap.analysis.plots import axes as plot
+    from ringtap.analysis.plots import figures_on_axes as plot
     from ringtap.analysis.report.write import write_report
+    from ringtap.analysis.results_for_notebooks import utc
     from ringtap.analysis.statistics.two_sample import compare
-    from ringtap.analysis.structure.captures import read_structure
+    from ringtap.analysis.structure.capture_streams import read_structure
     from ringtap.analysis.sweeps.sweep import Sweep, open_run, open_sweep
     from ringtap.traffic import FlowPlan, receiver, send
 
@@ -105,20 +105,20 @@ _MODULES = {
     "Traffic": "ringtap.analysis.pcap.traffic",
     "compare": "ringtap.analysis.statistics.two_sample",
     "compare_runs": "ringtap.analysis.compare.run_comparison",
-    "demand": "ringtap.analysis.model.demand",
+    "demand": "ringtap.analysis.model.bytes_per_iteration",
     "find_congestion_point": "ringtap.analysis.model.congestion_point",
-    "find_curve_point": "ringtap.analysis.model.curve_point",
+    "find_curve_point": "ringtap.analysis.model.congestion_point_on_curve",
     "open_job": "ringtap.analysis.job.run",
     "open_run": "ringtap.analysis.sweeps.sweep",
     "open_sweep": "ringtap.analysis.sweeps.sweep",
-    "plot": "ringtap.analysis.plots.axes",
-    "read_captures": "ringtap.analysis.pcap.reader",
-    "read_structure": "ringtap.analysis.structure.captures",
+    "plot": "ringtap.analysis.plots.figures_on_axes",
+    "read_captures": "ringtap.analysis.pcap.scan_captures",
+    "read_structure": "ringtap.analysis.structure.capture_streams",
     "receiver": "ringtap.traffic",
     "run_sweep": "ringtap.agents.sweep.conductor",
     "send": "ringtap.traffic",
-    "testbed": "ringtap.agents.testbed.launch",
-    "utc": "ringtap.analysis.frames",
+    "testbed": "ringtap.agents.testbed.start_testbed",
+    "utc": "ringtap.analysis.results_for_notebooks",
     "write_report": "ringtap.analysis.report.write",
 }
 

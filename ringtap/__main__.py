@@ -1,4 +1,4 @@
-"""``python -m ringtap``: the same as the ``ringtap`` command."""
+"""Runs the ``ringtap`` command as ``python -m ringtap``."""
 
 import sys
 

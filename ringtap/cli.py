@@ -1,4 +1,4 @@
-"""The ``ringtap`` command: imports the module of a verb, and turns errors into one sentence and an exit code.
+"""Implements the ``ringtap`` command: imports a verb's module, and turns errors into one sentence and an exit code.
 
 Exit codes: 0 done; 1 the job or the measurement failed; 2 usage or bad input; 130 interrupted. ``ringtap run`` and
 ``ringtap testbed exec`` pass on the wrapped command's own code.
@@ -9,14 +9,16 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringtap
 from ringtap.core.errors import RingtapError, RingtapWarning, UsageError, failure_message
-from ringtap.core.terminal import discard_output, fill_standard_descriptors, guarded, one_line
+from ringtap.core.terminal_escaping import discard_output, fill_standard_descriptors, guarded, one_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +53,10 @@ GROUPS = {
             "a training job's iterations, ring and volume, from packets",
         ),
         "export": ("ringtap.analysis.commands.export", "write the tables of a run for other programs"),
-        "packets": ("ringtap.analysis.commands.packets", "cut an iteration, a sweep's point or a time out of captures"),
+        "packets": (
+            "ringtap.analysis.commands.packets_to_pcapng",
+            "cut an iteration, a sweep's point or a time out of captures",
+        ),
     },
     "Traffic and testbed": {
         "traffic": ("", "cross traffic: plan, serve, send, verify"),
@@ -59,7 +64,10 @@ GROUPS = {
     },
     "Workloads": {
         "workload": ("", "what a training job computes and sends: new, show, scale, lower, simulate, export, import"),
-        "whatif": ("ringtap.workload.commands.whatif", "iteration times under other orders of the tensors"),
+        "whatif": (
+            "ringtap.workload.commands.whatif_transfer_order",
+            "iteration times under other orders of the tensors",
+        ),
         "schedule": (
             "ringtap.workload.commands.schedule",
             "which jobs may share a link, and the time shifts with which they do",
@@ -68,7 +76,7 @@ GROUPS = {
     "Clusters": {
         "submit": ("ringtap.slurm.submit_command", "run a wrapped command or a sweep as a Slurm job"),
         "status": ("ringtap.slurm.status", "how a sweep or a submitted run stands"),
-        "collect": ("ringtap.slurm.collect", "put the parts of a submitted sweep together"),
+        "collect": ("ringtap.slurm.merge_sweep_parts", "put the parts of a submitted sweep together"),
         "bundle": ("ringtap.slurm.bundle", "gather what a cluster without internet lacks"),
     },
     "Shell": {
@@ -90,7 +98,10 @@ SUB_VERBS = {
         "lower": ("ringtap.workload.commands.lower", "turn collectives into messages, and count their bytes"),
         "simulate": ("ringtap.workload.commands.simulate", "iteration times on a network, against cross traffic"),
         "export": ("ringtap.workload.commands.export", "write the input of another simulator or benchmark"),
-        "import": ("ringtap.workload.commands.import_log", "read the result of another simulator from its log"),
+        "import": (
+            "ringtap.workload.commands.import_simulator_result",
+            "read the result of another simulator from its log",
+        ),
     },
     "traffic": {
         "plan": (
@@ -117,6 +128,8 @@ SUB_VERBS = {
     },
 }
 
+# their verbs multiply no large matrices: the threads that BLAS starts as it is imported, one per core, would only spin
+_WITHOUT_BLAS_THREADS, _BLAS_THREADS = ("ringtap.analysis.", "ringtap.workload."), "OPENBLAS_NUM_THREADS"
 _UNWRITABLE = (errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC)
 
 
@@ -173,14 +186,14 @@ def _add_sub_verbs(subparsers: Any, verb: str, summary: str, asked: Set[str | No
 
 def _read_segments(path: Path) -> Iterator[tuple[int, tuple[str, int, str, int], int]]:
     """Read a capture for ``traffic plan``, whose package must not import the analysis."""
-    from ringtap.analysis.pcap.segments import read_segments
+    from ringtap.analysis.pcap.read_payload_packets import read_segments
 
     return read_segments(path)
 
 
 def _read_operations(path: Path) -> Sequence[Operation]:
     """Read a workload for ``traffic plan``, whose package must not import those of workloads."""
-    from ringtap.workload.replay import read_operations
+    from ringtap.workload.workload_to_flow_plan import read_operations
 
     return read_operations(path)
 
@@ -189,7 +202,7 @@ def _write_replay(
     operations: Sequence[Operation], nodes: Sequence[str], iterations: int, name: str, path: Path, force: bool
 ) -> None:
     """Write the flow plan of a workload for ``workload export``, whose package must not import that of plans."""
-    from ringtap.trafficgen.plans.plan_file import write_plan
+    from ringtap.core.flow_plan_file import write_plan
     from ringtap.trafficgen.plans.registry import make_plan
 
     given = {"from": [name], "node": [*nodes], "iterations": iterations}
@@ -221,8 +234,9 @@ def _run(argv: Sequence[str] | None) -> int:
     verb, sub_verb = (*words[:2], None, None)[:2]
     options = None
     try:
-        options = build_parser(verb, sub_verb).parse_args(arguments)
-        code = int(options.handler(options))
+        with _blas_threads_limited(verb, sub_verb):
+            options = build_parser(verb, sub_verb).parse_args(arguments)
+            code = int(options.handler(options))
         sys.stdout.flush()
         return code
     except RingtapError as error:
@@ -246,6 +260,20 @@ def _run(argv: Sequence[str] | None) -> int:
         if error.filename is None and error.errno not in _UNWRITABLE:
             raise
         return _system_failure(error)
+
+
+@contextmanager
+def _blas_threads_limited(verb: str | None, sub_verb: str | None) -> Iterator[None]:
+    """Have BLAS start no threads in a verb that starts no job, unless the user says how many."""
+    module, _ = SUB_VERBS.get(verb or "", {}).get(sub_verb or "") or VERBS.get(verb or "", ("", ""))
+    if _BLAS_THREADS in os.environ or not module.startswith(_WITHOUT_BLAS_THREADS):
+        yield
+        return
+    os.environ[_BLAS_THREADS] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(_BLAS_THREADS, None)  # main may run in a program
 
 
 def _system_failure(error: OSError) -> int:

@@ -1,4 +1,4 @@
-"""The ``ringtap completion`` command: a script with which a shell completes verbs, options and files."""
+"""Implements ``ringtap completion``: prints a script with which a shell completes verbs, options and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command ``ringtap doctor``: checks of this node, of a site's facts, or of every host of a plan."""
+"""Implements ``ringtap doctor``: checks this node, a site's facts, or every host of a plan."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ringtap.agents.doctor.checks import NEEDED, Question, diagnose, run_apart
+from ringtap.agents.doctor.run_checks import NEEDED, Question, diagnose, run_apart
 from ringtap.agents.hosts import Hosts, TestbedHosts
-from ringtap.agents.job.signals import termination_as_interrupt
-from ringtap.agents.sweep.cluster_hosts import reached
-from ringtap.agents.sweep.estimate import layout
-from ringtap.agents.sweep.lock import lease_problem
-from ringtap.agents.sweep.preflight import HostAnswer, ask_hosts, cluster_roles, needs_iperf3
+from ringtap.agents.job.foreground_command import termination_as_interrupt
+from ringtap.agents.sweep.cluster_preflight import HostAnswer, ask_hosts, cluster_roles, needs_iperf3
+from ringtap.agents.sweep.host_connections import reached
+from ringtap.agents.sweep.sweep_estimate import layout
+from ringtap.agents.sweep.sweep_lock import lease_problem
 from ringtap.agents.sweep.tcp_reachability import check_reachability
-from ringtap.agents.testbed.launch import RunningTestbed
+from ringtap.agents.testbed.start_testbed import RunningTestbed
 from ringtap.collectors.registry import plug_in_names
+from ringtap.core.command_options import add_json
 from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.core.json_validation import check, parse_json
-from ringtap.core.options import add_json
-from ringtap.core.sweep_plan import SweepPlan, load_plan
-from ringtap.core.sweep_plan_cluster import Cluster
-from ringtap.core.terminal import shell_word, unguarded, visible
+from ringtap.core.sweep_plans.cluster_hosts import Cluster
+from ringtap.core.sweep_plans.sweep_plan import SweepPlan, load_plan
+from ringtap.core.terminal_escaping import shell_word, unguarded, visible
 
 _HOST_S = 20.0
 _REPORT = {
@@ -46,8 +46,8 @@ def diagnose_plan(path: Path, question: Question, say: Callable[[str], None]) ->
     Returns:
         ``plan``, ``recordable`` (every worker can be recorded, and no other problem prevents the plan from running),
         ``missing`` (missing programs of a plan on a testbed), ``problems`` (all reasons that the plan cannot run, one
-        sentence each) and ``hosts``, a list of results of `ringtap.agents.doctor.checks.diagnose` in the plan's order;
-        a host of a cluster without a usable answer is left out.
+        sentence each) and ``hosts``, a list of results of `ringtap.agents.doctor.run_checks.diagnose` in the plan's
+        order; a host of a cluster without a usable answer is left out.
 
     Raises:
         UsageError: the plan is wrong, or no testbed can be built here.
@@ -95,10 +95,18 @@ def _connection_problems(plan: SweepPlan, hosts: Hosts, answers: Sequence[HostAn
 
 
 def _unrecordable(item: dict[str, Any]) -> str:
-    """Return the reason that a worker cannot record a job."""
+    """Return the reason that a worker cannot record a job, or that this is not known."""
     needed = [check for check in item["checks"] if check["name"] in NEEDED and check["state"] != "ok"]
     why = "; ".join(f"{check['name']}: {check['reason']}" for check in needed)
-    return f"host {item['host']} cannot record a job" + (f" ({why})" if why else "")
+    host = item["host"]
+    words = f"cannot tell whether host {host} can" if _is_unknown(item) else f"host {host} cannot"
+    return f"{words} record a job" + (f" ({why})" if why else "")
+
+
+def _is_unknown(report: dict[str, Any]) -> bool:
+    """Return True if checks on which the verdict depends gave no answer, and the others found nothing missing."""
+    states = {check["state"] for check in report["checks"] if check["name"] in NEEDED}
+    return "failed" in states and "unavailable" not in states
 
 
 @contextmanager
@@ -145,7 +153,8 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser = subparsers.add_parser(
         name,
         help=summary,
-        description=f"{summary}. Exit code 0: steps and interface counters of a job can be recorded; 1: they cannot.",
+        description=f"{summary}. Exit code 0: steps and interface counters of a job can be recorded; 1: they "
+        "cannot, or this is not known.",
     )
     parser.add_argument("--plan", type=Path, metavar="PLAN.toml", help="ask on every host of a plan")
     parser.add_argument(
@@ -193,7 +202,7 @@ def _diagnose_here(question: Question, given: str | None) -> dict[str, Any]:
     if given is None:
         return diagnose(question)
     from ringtap.slurm.site_checks import TIMEOUT_S, site_tasks
-    from ringtap.slurm.sites import load_site
+    from ringtap.slurm.site_profiles import load_site
 
     site = load_site(given)
     item = diagnose(question)
@@ -253,6 +262,8 @@ def _plain(text: str) -> str:
 
 def _verdict(report: dict[str, Any]) -> str:
     limited = [check["name"] for check in report["checks"] if check["state"] != "ok" and check["group"] == "collectors"]
+    if _is_unknown(report):
+        return "Cannot tell whether a job can be recorded here: steps or nic gave no answer, see above."
     if not report["recordable"]:
         return "A job cannot be recorded here: see steps and nic above."
     gaps = f" Missing or less than it could be: {', '.join(limited)}." if limited else ""

@@ -1,7 +1,8 @@
-"""Cross traffic from Python: plans, a receiver and a sender, from any thread, in notebooks and in event loops."""
+"""Sends and receives cross traffic from Python: plans, a receiver and a sender, also in notebooks and event loops."""
 
 from __future__ import annotations
 
+import collections
 import os
 import re
 import tempfile
@@ -11,20 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from ringtap.analysis.frames import documented
-from ringtap.core.arguments import check_callback, instance_of, path_of
+from ringtap.analysis.results_for_notebooks import documented
+from ringtap.core.check_api_arguments import check_callback, instance_of, path_of
 from ringtap.core.errors import UsageError, did_you_mean
+from ringtap.core.flow_plan_file import FlowSource, PlanFile, write_plan
 from ringtap.core.flow_plan_format import BASIC_VERSION, Flow, Operation
-from ringtap.core.records import RecordFile, open_records
-from ringtap.core.schema import FLOW_STATES
+from ringtap.core.host_port import LOCAL, format_address, parse_address
+from ringtap.core.run_directory_schema import FLOW_STATES
+from ringtap.core.sent_flow_log import NO_SOURCE, SentLog, open_sent_log
 from ringtap.core.units import counted, duration_s, format_duration, format_rate
 from ringtap.trafficgen.commands.common import TOKEN_VARIABLE
-from ringtap.trafficgen.flow_log import NO_SOURCE
-from ringtap.trafficgen.helper import Helper, HelperResult, Progress
+from ringtap.trafficgen.helper_process import Helper, HelperResult, Progress
 from ringtap.trafficgen.plans.kind import FROM, NODE, TO, TrafficKind
-from ringtap.trafficgen.plans.plan_file import FlowSource, PlanFile, write_plan
 from ringtap.trafficgen.plans.registry import make_plan, traffic_kinds
-from ringtap.trafficgen.protocol import LOCAL, format_address, parse_address
 from ringtap.trafficgen.receiver.receiver import ReceiveOptions
 from ringtap.trafficgen.sender.options import SendOptions
 from ringtap.trafficgen.worker_processes import usual_workers
@@ -92,7 +92,7 @@ class FlowPlan:
             UsageError: the file cannot be read, is not a plan, or a line is wrong.
         """
         file = PlanFile(path_of(path, "the plan"))
-        file.check()
+        collections.deque(file.flows(), maxlen=0)  # which checks every line
         plan = cls.__new__(cls)
         plan._make = lambda addresses: _Readdressed(file, addresses or file.destinations)
         plan._describe(plan._make([]), has_receivers=True)
@@ -211,14 +211,14 @@ def _made(kind: TrafficKind, given: dict[str, Any]) -> FlowSource:
 
 def _read_segments(path: Path) -> Iterator[tuple[int, tuple[str, int, str, int], int]]:
     """Read a capture; only the replay of one needs the packages of the analysis."""
-    from ringtap.analysis.pcap.segments import read_segments
+    from ringtap.analysis.pcap.read_payload_packets import read_segments
 
     return read_segments(path)
 
 
 def _read_operations(path: Path) -> Sequence[Operation]:
     """Read a workload; only the replay of one needs the package that reads it."""
-    from ringtap.workload.replay import read_operations
+    from ringtap.workload.workload_to_flow_plan import read_operations
 
     return read_operations(path)
 
@@ -309,7 +309,8 @@ class SendResult:
         first_failure: reason of the first failed flow; empty if none failed.
         duration_s: seconds during which flows were launched.
         offered_bps: payload rate of the launched flows in bit/s.
-        achieved_bps: payload rate that arrived in bit/s.
+        achieved_bps: payload rate that receivers acknowledged in bit/s, up to the last finish if that is later than
+            ``duration_s``.
         summary: all statistics, as ``ringtap traffic send --json`` prints them.
     """
 
@@ -322,7 +323,7 @@ class SendResult:
     offered_bps: float
     achieved_bps: float
     summary: dict[str, Any]
-    _log: RecordFile
+    _log: SentLog
     _records: bytes
 
     @documented(
@@ -336,6 +337,7 @@ class SendResult:
             "acked_bytes": "payload that the receiver's kernel acknowledged.",
             "retransmissions": "segments that were sent again.",
             "rtt_us": "smoothed round-trip time at its end; NA: unknown.",
+            "min_rtt_us": "smallest round-trip time of its connection, by the kernel; NA: unknown.",
             "state": "``finished``, ``unfinished`` or ``failed``.",
             "source": "address that it was sent from; NA: the routing table's choice.",
             "destination": "``host:port`` of its receiver.",
@@ -346,9 +348,9 @@ class SendResult:
         import numpy as np
         import pandas as pd
 
-        rows = np.frombuffer(self._records, np.dtype([(column.name, column.type) for column in self._log.fields]))
+        rows = np.frombuffer(self._records, np.dtype([(column.name, column.type) for column in self._log.file.fields]))
         log = pd.DataFrame({name: rows[name] for name in rows.dtype.names or ()}).sort_values("flow", ignore_index=True)
-        about, times = self._log.about, log[["start_ns", "finish_ns"]].astype("Int64")
+        times = log[["start_ns", "finish_ns"]].astype("Int64")
         started, finished = times["start_ns"] > 0, times["finish_ns"] > 0
         table = pd.DataFrame({"flow": log["flow"], "start_ns": times["start_ns"].where(started)})
         table["lateness_s"] = (log["lateness_ns"] / 1e9).astype("Float64").where(started)
@@ -356,11 +358,12 @@ class SendResult:
         table["size_bytes"] = log["size_bytes"].astype("Int64").where(log["size_bytes"] > 0)
         table[["sent_bytes", "acked_bytes"]] = log[["sent_bytes", "acked_bytes"]]
         table["retransmissions"] = log["retransmits"]
-        table["rtt_us"] = log["rtt_us"].astype("Int64").where(log["rtt_us"] > 0)
+        for name in ("rtt_us", "min_rtt_us"):
+            table[name] = log[name].astype("Int64").where(log[name] > 0)
         names = {number: name for name, number in FLOW_STATES.items()}
         table["state"] = log["state"].map(names).astype("string")
-        table["source"] = log["source"].map({NO_SOURCE: None} | dict(enumerate(about["sources"]))).astype("string")
-        table["destination"] = log["destination"].map(dict(enumerate(about["destinations"]))).astype("string")
+        table["source"] = log["source"].map({NO_SOURCE: None} | dict(enumerate(self._log.sources))).astype("string")
+        table["destination"] = log["destination"].map(dict(enumerate(self._log.destinations))).astype("string")
         return table
 
     def __repr__(self) -> str:
@@ -425,8 +428,8 @@ def send(
             if progress is not None and isinstance(message, Progress):
                 progress(*message)
         summary = message.result
-        found = open_records(kept)
-        records = kept.read_bytes()[found.offset : found.offset + found.count * found.record_bytes]
+        found = open_sent_log(kept)
+        records = found.file.packed()
     names = ("flows", "finished", "unfinished", "failed", "first_failure", "duration_s", "offered_bps", "achieved_bps")
     statistics: dict[str, Any] = {name: summary[name] for name in names}
     return SendResult(**statistics, summary=summary, _log=found, _records=records)

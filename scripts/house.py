@@ -1,8 +1,8 @@
 """Counts what makes the code heavy: modules, lines, lone imports, long functions, options, words, repeated names.
 
 ``make lint`` prints the numbers; ``-v`` names what is counted. The exit code is 1 when there is a circle of imports, a
-class name that occurs twice in one package, a test file without a marker, or a unit test that is not in the folder of
-its package under the name of a module there.
+class name that occurs twice in one package, a test file without a marker, a unit test that is not in the folder of its
+package under the name of a module there, or a module whose docstring does not begin with a verb.
 """
 
 from __future__ import annotations
@@ -17,6 +17,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("agents", "analysis", "collectors", "slurm", "trafficgen", "workload")
+# the words with which the docstring of a module may begin; add another verb where none of them says what it does
+VERBS = tuple(
+    """
+    Adds Analyzes Apportions Asks Assigns Attaches Builds Caches Calculates Captures Carries Checks Chooses Collects
+    Combines Compares Compiles Connects Controls Converts Copies Counts Creates Decides Declares Decodes Defines
+    Describes Divides Draws Ends Estimates Exchanges Excludes Exports Finds Fits Follows Forks Generates Groups
+    Guards Holds Implements Infers Interleaves Joins Keeps Launches Leases Lets Lists Locks Lowers Makes Masks
+    Measures Merges Models Opens Packs Parses Predicts Prepares Presents Profiles Provides Reaches Reads Receives
+    Recognizes Records Reports Runs Says Scales Scans Schedules Selects Sends Serves Shows Simulates Solves Starts
+    Submits Summarizes Takes Tells Tries Turns Validates Walks Writes
+    """.split()  # noqa: SIM905 (a list has a line for each)
+)
 
 
 def modules() -> dict[str, Path]:
@@ -121,6 +133,18 @@ def misplaced(found: dict[str, Path]) -> list[str]:
     return lost
 
 
+def begins_with_verb(docstring: str) -> bool:
+    """True if the first word is one of `VERBS`, and not the noun of the same form, as in "Reports of sweeps"."""
+    first, second = (*re.findall(r"\w+", docstring), "", "")[:2]
+    return first in VERBS and second != "of"
+
+
+def without_verb(trees: dict[str, ast.Module]) -> list[str]:
+    """Modules whose docstrings do not begin with a verb, with these docstrings' first lines."""
+    texts = {name: ast.get_docstring(tree) for name, tree in trees.items()}
+    return [f"{name}: {text.splitlines()[0]}" for name, text in texts.items() if text and not begins_with_verb(text)]
+
+
 def main() -> int:
     """Print the numbers."""
     found = modules()
@@ -150,7 +174,7 @@ def main() -> int:
     every = [(f"{name}.{function}", *size) for name, tree in trees.items() for function, *size in functions(tree)]
     long = sorted(f"{name} ({lines})" for name, lines, _ in every if lines > 50)
     wide = sorted(f"{name} ({parameters})" for name, _, parameters in every if parameters > 10)
-    rounds, unmarked, lost = circles(arrows), without_marker(), misplaced(found)
+    rounds, unmarked, lost, verbless = circles(arrows), without_marker(), misplaced(found), without_verb(trees)
     lines = sum(path.read_text(encoding="utf-8").count("\n") for path in found.values())
     benchmarks = sum(path.read_text(encoding="utf-8").count("\n") for path in (ROOT / "benchmarks").rglob("*.py"))
     words = sum(len(path.read_text(encoding="utf-8").split()) for path in (ROOT / "docs").rglob("*.md"))
@@ -171,7 +195,8 @@ def main() -> int:
     show("class names twice in one package", twice, always=True)
     show("test files without a marker", unmarked, always=True)
     show("unit tests that are not where their module is", lost, always=True)
-    return 1 if rounds or twice or unmarked or lost else 0
+    show("modules whose docstrings begin with none of the VERBS of scripts/house.py", verbless, always=True)
+    return 1 if rounds or twice or unmarked or lost or verbless else 0
 
 
 if __name__ == "__main__":

@@ -71,7 +71,8 @@ def no_load(series: Sequence[dict[str, Any]]) -> Iterator[str]:
 def congestion(series: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield the table of congestion points."""
     yield from head(
-        "Congestion points (Tables 3.2, 3.4, 3.6)", "series", "BW*, Gbit/s", "t*, s", "volume, MB", "× demand",
+        "Congestion points (iperf: Table 3.2, consistent: 3.4, burst: 3.6)", "series", "BW*, Gbit/s", "t*, s",
+        "volume, MB", "× demand",
         "on the fitted curve, Gbit/s (95 %)", "thesis: BW*, t*", "thesis: volume, MB", "thesis: × demand",
     )  # fmt: skip
     for one in series:
@@ -87,8 +88,7 @@ def congestion(series: Sequence[dict[str, Any]]) -> Iterator[str]:
             yield row(name(one), *here, "–", "–", "–")
             continue
         at = [num(there["bandwidth_gbps"], ".1f"), num(there["iteration_s"], ".2f")]
-        volume = f"{there['data_mb']:.1f} ({there['table']})"
-        yield row(name(one), *here, ", ".join(text for text in at if text != "–") or "–", volume,
+        yield row(name(one), *here, ", ".join(text for text in at if text != "–") or "–", num(there["data_mb"], ".1f"),
                   num(there["over_demand"], ".2f"))  # fmt: skip
     reasons = [f"{name(one)}: {one['congestion_reason']}" for one in series if one["congestion_point"] is None]
     if reasons:

@@ -1,1 +1,1 @@
-"""Submission of jobs and sweeps to Slurm clusters, and site profiles."""
+"""Submits jobs and sweeps to Slurm clusters, by site profiles."""

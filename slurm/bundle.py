@@ -1,4 +1,4 @@
-"""``ringtap bundle``: a folder with everything that a cluster without internet needs in order to run ringtap."""
+"""Implements ``ringtap bundle``: gathers in a folder all that a cluster without internet needs to run ringtap."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import ringtap
+from ringtap.core.command_options import add_json
 from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.core.installation import install_command
-from ringtap.core.options import add_json
+from ringtap.core.isolated_python import python_command
 from ringtap.core.parent_death import run_helper
-from ringtap.core.python_command import python_command
 from ringtap.core.units import format_size
-from ringtap.slurm.sites import Site, load_site
+from ringtap.slurm.site_profiles import Site, load_site
 from ringtap.trafficgen.commands.bundle import write_archive
 
 ARCHIVE = "ringtap-traffic.pyz"

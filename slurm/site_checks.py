@@ -1,4 +1,4 @@
-"""Checks of a site profile's facts on the cluster itself, on a login node and on a compute node."""
+"""Checks a site profile's facts on the cluster itself, on a login node and on a compute node."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pathlib import Path
 
 import psutil
 
-from ringtap.agents.doctor.checks import Task
-from ringtap.agents.doctor.node import gloo_on_loopback, try_to_write
-from ringtap.collectors.base import Check
+from ringtap.agents.doctor.node_checks import gloo_on_loopback, try_to_write
+from ringtap.agents.doctor.run_checks import Task
+from ringtap.collectors.collector_interface import Check
 from ringtap.core.parent_death import run_helper
 from ringtap.core.units import counted, format_size
-from ringtap.slurm.request import parse_time_s
-from ringtap.slurm.sites import Nodes, Site
+from ringtap.slurm.site_profiles import Nodes, Site
+from ringtap.slurm.submission_request import parse_time_s
 from ringtap.slurm.submit import expand, file_system
 
 TIMEOUT_S = 90.0  # of all checks together

@@ -1,4 +1,4 @@
-"""``ringtap status``: the status of a run, from its files and one query to Slurm's controller."""
+"""Implements ``ringtap status``: shows the status of a run, from its files and one query to Slurm's controller."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from typing import Any
 
 from ringtap.agents.job.exit_cause import CANNOT_RUN
 from ringtap.agents.node.node_json import node_items
-from ringtap.agents.sweep.lock import LOCK_FILE
+from ringtap.agents.sweep.sweep_lock import LOCK_FILE
+from ringtap.core.append_only_logs import read_json_lines
+from ringtap.core.command_options import add_json
 from ringtap.core.errors import MeasurementError, UsageError, exit_words
 from ringtap.core.json_validation import COUNT, Shape, Text
-from ringtap.core.options import add_json
-from ringtap.core.records import read_json_lines
-from ringtap.core.run_files import open_regular
-from ringtap.core.rundir import RunDirectory, Status, read_json, read_points
-from ringtap.core.schema import POINTS_JSONL, SHARED, SHARED_JSONL
-from ringtap.core.terminal import one_line, shell_word
+from ringtap.core.run_directory import RunDirectory, Status, read_json, read_points
+from ringtap.core.run_directory_schema import POINTS_JSONL, SHARED, SHARED_JSONL
+from ringtap.core.terminal_escaping import one_line, shell_word
 from ringtap.core.units import counted
-from ringtap.slurm.array_parts import Part, missing_loads, planned_series, read_parts, whole_plan
-from ringtap.slurm.job import JobReport, read_report
-from ringtap.slurm.job_states import ENDED, FORGOTTEN, RUNNING, UNKNOWN, WAITING, SlurmJobState, ask_slurm
-from ringtap.slurm.output import killed_or_not_run
-from ringtap.slurm.paths import SubmitPaths
+from ringtap.core.untrusted_files import open_regular
+from ringtap.slurm.exit_cause_in_output import killed_or_not_run
+from ringtap.slurm.job_state_file import JobReport, read_report
+from ringtap.slurm.query_job_states import ENDED, FORGOTTEN, RUNNING, UNKNOWN, WAITING, SlurmJobState, ask_slurm
+from ringtap.slurm.read_array_parts import Part, missing_loads, planned_series, read_parts, whole_plan
+from ringtap.slurm.submission_file_names import SubmitPaths
 
 NOT_BEGUN = "submitted; the job has not begun"
 FINAL: tuple[Status, ...] = ("complete", "partial", "failed")

@@ -1,4 +1,4 @@
-"""Submission of jobs: checks before it, the run directory with its first files, and the call of sbatch."""
+"""Submits jobs: checks them, makes the run directory with its first files, and calls sbatch."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ringtap.agents.node.settings import check_disk_limit
+from ringtap.agents.node.recording_settings import check_disk_limit
 from ringtap.core.errors import UsageError
 from ringtap.core.parent_death import run_helper
-from ringtap.core.rundir import RunDirectory, write_json
-from ringtap.core.schema import RUN_JSON
+from ringtap.core.run_directory import RunDirectory, write_json
+from ringtap.core.run_directory_schema import RUN_JSON
+from ringtap.slurm.batch_script import command_script
 from ringtap.slurm.bundle import check_wheels
-from ringtap.slurm.paths import SubmitPaths
-from ringtap.slurm.request import Request
-from ringtap.slurm.script import command_script
-from ringtap.slurm.sites import Site
+from ringtap.slurm.site_profiles import Site
 from ringtap.slurm.status import NOT_BEGUN
+from ringtap.slurm.submission_file_names import SubmitPaths
+from ringtap.slurm.submission_request import Request
 
 # file systems that are local to one machine
 _LOCAL = ("btrfs", "ext2", "ext3", "ext4", "overlay", "ramfs", "tmpfs", "xfs", "zfs")

@@ -1,4 +1,4 @@
-"""Command line of ``ringtap submit``."""
+"""Implements ``ringtap submit``: reads its options, and submits a command or a sweep plan."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringtap.core.command_options import add_json
 from ringtap.core.errors import UsageError
-from ringtap.core.options import add_json
-from ringtap.core.rundir import add_access
-from ringtap.core.terminal import shell_word
+from ringtap.core.run_directory import add_access
+from ringtap.core.run_directory_schema import EVERY
+from ringtap.core.terminal_escaping import shell_word
 
 if TYPE_CHECKING:
-    from ringtap.slurm.request import Environment, Resources
-    from ringtap.slurm.sites import Site
+    from ringtap.slurm.site_profiles import Site
+    from ringtap.slurm.submission_request import Environment, Resources
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -47,7 +48,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 def add_recording(group: Any) -> None:
     """Add the options for what is recorded of a command, and kept."""
     group.add_argument("--collect", default="default", metavar="LIST", help="as of ringtap run (default: default)")
-    group.add_argument("--every", default="100ms", metavar="TIME", help="as of ringtap run (default: 100ms)")
+    group.add_argument("--every", default=EVERY, metavar="TIME", help=f"as of ringtap run (default: {EVERY})")
     group.add_argument(
         "--packets-around-slow",
         metavar="PERCENTILE:TIME",
@@ -107,8 +108,8 @@ def _add_environment(group: Any) -> None:
 
 
 def _submit(options: argparse.Namespace) -> int:
-    from ringtap.slurm.request import check_resources
-    from ringtap.slurm.sites import load_site
+    from ringtap.slurm.site_profiles import load_site
+    from ringtap.slurm.submission_request import check_resources
 
     words: list[str] = options.words
     plan = Path(words[0]) if len(words) == 1 and words[0].endswith(".toml") else None
@@ -119,7 +120,7 @@ def _submit(options: argparse.Namespace) -> int:
     resources = check_resources(_resources(options, name), site, os.environ)
     environment = _environment(options)
     if plan:
-        from ringtap.slurm.arrays import submit_plan
+        from ringtap.slurm.submit_arrays import submit_plan
 
         return submit_plan(plan, options, site, resources, environment)
     return _submit_command(options, site, resources, environment)
@@ -127,7 +128,7 @@ def _submit(options: argparse.Namespace) -> int:
 
 def _resources(options: argparse.Namespace, name: str) -> Resources:
     from ringtap.core.units import parse_duration_s
-    from ringtap.slurm.request import Resources
+    from ringtap.slurm.submission_request import Resources
 
     names = ("nodes", "tasks_per_node", "cpus_per_task", "gpus_per_node", "mem", "time", "account")
     usual_name = f"ringtap-{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}"
@@ -141,7 +142,7 @@ def _resources(options: argparse.Namespace, name: str) -> Resources:
 
 
 def _environment(options: argparse.Namespace) -> Environment:
-    from ringtap.slurm.request import Environment
+    from ringtap.slurm.submission_request import Environment
 
     if options.requirement is not None and options.wheels is None:
         raise UsageError(
@@ -155,10 +156,10 @@ def _environment(options: argparse.Namespace) -> Environment:
 
 
 def _submit_command(options: argparse.Namespace, site: Site, resources: Resources, environment: Environment) -> int:
-    from ringtap.core.rundir import new_name
-    from ringtap.slurm.paths import SubmitPaths
-    from ringtap.slurm.request import Recording, Request, describe_resources
-    from ringtap.slurm.script import command_script, print_script
+    from ringtap.core.run_directory import new_name
+    from ringtap.slurm.batch_script import command_script, print_script
+    from ringtap.slurm.submission_file_names import SubmitPaths
+    from ringtap.slurm.submission_request import Recording, Request, describe_resources
     from ringtap.slurm.submit import check_files, check_place, read_only_place, submit_command
 
     request = Request(

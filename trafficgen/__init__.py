@@ -1,1 +1,1 @@
-"""Cross traffic: size distributions, flow plans, sender, receiver and the iperf3 driver."""
+"""Generates cross traffic: size distributions, flow plans, sender, receiver and the iperf3 driver."""

@@ -1,4 +1,4 @@
-"""Per-flow logs of sender and receiver: record files, written in batches."""
+"""Writes per-flow logs of sender and receiver: record files, in batches."""
 
 from __future__ import annotations
 
@@ -6,31 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ringtap.core.append_only_logs import Field, RecordWriter
 from ringtap.core.errors import MeasurementError, UsageError
-from ringtap.core.records import Field, RecordWriter
-from ringtap.core.schema import FLOW_STATES
+from ringtap.core.run_directory_schema import FLOW_STATES
 
 FLUSH_S = 0.1
 
-NO_SOURCE = 2**32 - 1
-
-SENT_FIELDS = (
-    Field("flow", "<u8", "", "index"),
-    Field("intended_start_ns", "<i8", "ns", "time"),
-    Field("start_ns", "<i8", "ns", "time"),
-    Field("first_byte_ns", "<i8", "ns", "time"),
-    Field("finish_ns", "<i8", "ns", "time"),
-    Field("received_ns", "<i8", "ns", "time"),
-    Field("lateness_ns", "<i8", "ns", "gauge"),
-    Field("size_bytes", "<i8", "bytes", "gauge"),
-    Field("sent_bytes", "<i8", "bytes", "gauge"),
-    Field("acked_bytes", "<i8", "bytes", "gauge"),
-    Field("retransmits", "<u4", "packets", "gauge"),
-    Field("rtt_us", "<u4", "us", "gauge"),
-    Field("state", "<u4", "", "index"),
-    Field("source", "<u4", "", "index"),
-    Field("destination", "<u4", "", "index"),
-)
 RECEIVED_FIELDS = (
     Field("flow", "<u8", "", "index"),
     Field("connection", "<u8", "", "index"),

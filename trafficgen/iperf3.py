@@ -1,4 +1,4 @@
-"""Driver for iperf3: its command lines, and the error in its JSON report.
+"""Builds the command lines of iperf3, and reads the error in its JSON report.
 
 This module starts no process: the caller runs the command lines where they belong (a namespace, another host).
 """

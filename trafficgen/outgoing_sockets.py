@@ -1,4 +1,4 @@
-"""Outgoing sockets: the options that a plan may request, their values in the kernel, and the state of a connection."""
+"""Makes outgoing sockets: options that a plan may request, their values in the kernel, a connection's state."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan_format import transport_problem
+from ringtap.core.tcp_info import OFFSETS, UNKNOWN_RTT_US
 
 _BIND_ADDRESS_NO_PORT = 24  # IP_BIND_ADDRESS_NO_PORT: lets connections to different receivers share a port
 _MAX_PACING_RATE = 47  # SO_MAX_PACING_RATE; TCP paces by itself where the link has no fq qdisc
 _QUEUED_BYTES = 0x5411  # SIOCOUTQ: bytes that are not yet acknowledged
-_TCP_INFO_BYTES = 152
-_RTT_AT, _RETRANSMITS_AT, _MIN_RTT_AT = 68, 100, 148  # offsets in struct tcp_info of linux/tcp.h
+_STATE_AT = [OFFSETS[name] for name in ("total_retrans", "rtt_us", "min_rtt_us")]
 _WORD = struct.Struct("=I")
+_TCP_INFO_BYTES = max(_STATE_AT) + _WORD.size
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,6 @@ class Transport:
     interface: str | None = None
 
 
-# By name in a plan: smallest and largest value, and the range in words
-_NUMBERS = {
-    "dscp": (0, 63, "from 0 to 63"),
-    "send_buffer_bytes": (1, 2**31 - 1, "from 1 byte to 2 GiB"),
-    "pacing_bps": (1, 2**63 - 1, "1 bit/s or more"),
-}
 # By name in a plan: option of the command line
 TRANSPORT_OPTIONS = {
     "congestion_control": "--congestion-control",
@@ -52,21 +48,6 @@ TRANSPORT_OPTIONS = {
     "send_buffer_bytes": "--send-buffer",
     "pacing_bps": "--pacing",
 }
-
-
-def transport_problem(values: Mapping[str, object]) -> tuple[str, str] | None:
-    """Return the first option of a plan's ``transport`` that cannot be used, and what it must be; None if all can."""
-    for name, value in values.items():
-        if name == "congestion_control":
-            if not isinstance(value, str) or not value.isprintable() or value.split() != [value]:
-                return name, "must be a name"
-        elif name not in _NUMBERS:
-            return name, f"is none of {', '.join(TRANSPORT_OPTIONS)}"
-        else:
-            least, most, words = _NUMBERS[name]
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-                return name, f"must be {words}"
-    return None
 
 
 def check_transport_options(values: Mapping[str, object]) -> None:
@@ -82,11 +63,17 @@ def check_transport_options(values: Mapping[str, object]) -> None:
 
 
 class TcpState(NamedTuple):
-    """State of a connection from TCP_INFO: retransmitted segments so far, round trip times in µs."""
+    """State of a connection from TCP_INFO.
+
+    Attributes:
+        retransmits: retransmitted segments so far.
+        rtt_us: smoothed round-trip time in µs; 0: unknown.
+        min_rtt_us: smallest round-trip time of the last minutes in µs; 0: unknown.
+    """
 
     retransmits: int
     rtt_us: int
-    least_rtt_us: int
+    min_rtt_us: int
 
 
 def outgoing_socket(family: int, transport: Transport, source: str = "") -> socket.socket:
@@ -131,11 +118,8 @@ def tcp_state(sock: socket.socket) -> TcpState:
         return TcpState(0, 0, 0)
     if len(info) < _TCP_INFO_BYTES:
         return TcpState(0, 0, 0)
-    return TcpState(
-        _WORD.unpack_from(info, _RETRANSMITS_AT)[0],
-        _WORD.unpack_from(info, _RTT_AT)[0],
-        _WORD.unpack_from(info, _MIN_RTT_AT)[0],
-    )
+    retransmits, *times_us = (_WORD.unpack_from(info, offset)[0] for offset in _STATE_AT)
+    return TcpState(retransmits, *(0 if time_us == UNKNOWN_RTT_US else time_us for time_us in times_us))
 
 
 def unacked_bytes(sock: socket.socket) -> int:

@@ -1,4 +1,4 @@
-"""The protocol between sender and receiver on a connection.
+"""Defines the protocol between sender and receiver on a connection.
 
 The sender opens with a hello (magic, version, SHA-256 of the token, its own number) and the receiver answers with a
 notice. Then each flow follows: the sender's flow header (number, size), the payload, and the receiver's
@@ -15,9 +15,9 @@ import socket
 import struct
 
 from ringtap.core.errors import UsageError
-from ringtap.core.schema import TRAFFIC_PORT
+from ringtap.core.flow_plan_format import MAX_FLOW_BYTES
+from ringtap.core.host_port import parse_address
 
-LOCAL = f"127.0.0.1:{TRAFFIC_PORT}"  # default address of a receiver
 MAGIC = b"ringtap\n"
 VERSION = 2
 HELLO = struct.Struct("!8sI32sQ")
@@ -35,8 +35,7 @@ VERDICTS = {
 # Reasons for a broken connection that are neither a verdict nor an errno; all below 0 (``failure_words``)
 CLOSED, NO_RECEIVER = -101, -102
 LAST = 2**63
-OPEN_ENDED = 2**62
-MAX_FLOW_BYTES = 2**62 - 1
+OPEN_ENDED = MAX_FLOW_BYTES + 1
 
 
 def hello(token: str, sender: int) -> bytes:
@@ -59,20 +58,6 @@ def failure_words(code: int) -> str:
     return reasons.get(code) or VERDICTS.get(-code, "it refused the connection")
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """Split ``HOST:PORT`` (``[::1]:5001`` for IPv6).
-
-    Raises:
-        UsageError: the text has no host, or no port from 0 to 65535.
-    """
-    host, colon, port = text.rpartition(":")
-    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    spaced = any(character.isspace() for character in text)
-    if not colon or not host or spaced or not (port.isascii() and port.isdigit()) or len(port) > 5 or int(port) > 65535:
-        raise UsageError(f"{text!r} is not an address: write HOST:PORT, for example {LOCAL}")
-    return host, int(port)
-
-
 def resolve(text: str) -> tuple[socket.AddressFamily, tuple[str, int]]:
     """Look up ``HOST:PORT``; return the first TCP address.
 
@@ -85,8 +70,3 @@ def resolve(text: str) -> tuple[socket.AddressFamily, tuple[str, int]]:
     except (OSError, UnicodeError) as error:
         raise UsageError(f"host {host!r} is not known: {getattr(error, 'strerror', None) or error}") from error
     return family, (str(address[0]), int(address[1]))
-
-
-def format_address(host: str, port: int) -> str:
-    """Return ``HOST:PORT``, with brackets around an IPv6 host."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

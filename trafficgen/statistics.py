@@ -1,4 +1,4 @@
-"""Flow statistics: log histograms, the counts of launcher and sender workers, and the congestion impact factor."""
+"""Calculates flow statistics: log histograms, counts of launcher and sender workers, the congestion impact factor."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringtap.core.errors import UsageError, file_errors
-from ringtap.core.records import open_records
-from ringtap.core.schema import FLOW_STATES, LOAD_BIN_NS, MISSED_NS, SIZE_CLASSES_BYTES
-from ringtap.trafficgen.flow_log import NO_SOURCE, FlowLog
+from ringtap.core.errors import UsageError
+from ringtap.core.run_directory_schema import FLOW_STATES, LOAD_BIN_NS, MISSED_NS, SIZE_CLASSES_BYTES
+from ringtap.core.sent_flow_log import NO_SOURCE, open_sent_log, slowdown
+from ringtap.trafficgen.flow_log import FlowLog
 from ringtap.trafficgen.outgoing_sockets import TcpState
 from ringtap.trafficgen.sender.ipc import FlowState
 
@@ -90,7 +90,7 @@ class FlowStatistics:
     """Flow statistics: counts flows as they are launched and as they end, and logs each flow at its end.
 
     Args:
-        line_rate_bps: rate of an empty link, for the ideal completion time; 0: unknown.
+        line_rate_bps: rate of an empty link, for slowdowns; 0: unknown.
 
     Attributes:
         first_failure: reason of the first failed flow, empty if none failed.
@@ -136,7 +136,7 @@ class FlowStatistics:
         if end.finish_ns:
             self.last_finish_ns = max(self.last_finish_ns, end.finish_ns)
             if flow.size_bytes:
-                self._completed(flow.size_bytes, end.finish_ns - flow.start_ns, tcp.least_rtt_us)
+                self._completed(flow.size_bytes, end.finish_ns - flow.start_ns, tcp.min_rtt_us)
         shift_ns = self._shift_ns
         self._log.add(
             flow.number,
@@ -151,6 +151,7 @@ class FlowStatistics:
             end.acked_bytes,
             tcp.retransmits,
             tcp.rtt_us,
+            tcp.min_rtt_us,
             FLOW_STATES[end.state],
             NO_SOURCE if source < 0 else source,
             destination,
@@ -179,9 +180,9 @@ class FlowStatistics:
         self.last_finish_ns = max(self.last_finish_ns, other.last_finish_ns)
         self.lateness.merge(other.lateness)
         self.completion.merge(other.completion)
-        for (fct, slowdown), (other_fct, other_slowdown) in zip(self.by_size, other.by_size, strict=True):
+        for (fct, slower), (other_fct, other_slower) in zip(self.by_size, other.by_size, strict=True):
             fct.merge(other_fct)
-            slowdown.merge(other_slowdown)
+            slower.merge(other_slower)
         self.offered.update(other.offered)
         self.sent.update(other.sent)
 
@@ -199,19 +200,19 @@ class FlowStatistics:
         summary |= {"missed_slots": self.missed, "retransmits": self.retransmits, "connections": self.connections}
         return summary | {"fct_by_size": self._size_classes(), "load_100ms": self._bins(launched_s)}
 
-    def _completed(self, size_bytes: int, completion_ns: int, least_rtt_us: int) -> None:
+    def _completed(self, size_bytes: int, completion_ns: int, min_rtt_us: int) -> None:
         self.completion.add(completion_ns)
         size_class = next(at for at, most in enumerate(SIZE_CLASSES_BYTES) if most is None or size_bytes < most)
         self.by_size[size_class][0].add(completion_ns)
-        if self._line_rate_bps:
-            ideal_ns = least_rtt_us * 1e3 + size_bytes * 8e9 / self._line_rate_bps
-            self.by_size[size_class][1].add(round(_THOUSANDTHS * completion_ns / ideal_ns))
+        if self._line_rate_bps and min_rtt_us:
+            times = slowdown(completion_ns, size_bytes, min_rtt_us, self._line_rate_bps)
+            self.by_size[size_class][1].add(round(_THOUSANDTHS * times))
 
     def _size_classes(self) -> list[dict[str, Any]]:
         rows, below = [], 0
-        for most, (fct, slowdown) in zip(SIZE_CLASSES_BYTES, self.by_size, strict=True):
+        for most, (fct, slower) in zip(SIZE_CLASSES_BYTES, self.by_size, strict=True):
             row = {"from_bytes": below, "to_bytes": most, "flows": fct.count, **_quantiles("fct", fct, 1e9)}
-            rows.append(row | _quantiles("slowdown", slowdown, _THOUSANDTHS))
+            rows.append(row | _quantiles("slowdown", slower, _THOUSANDTHS))
             below = most or 0
         return rows
 
@@ -219,7 +220,7 @@ class FlowStatistics:
         count = -int(-launched_s * 1e9 // LOAD_BIN_NS)
         return {
             f"{name}_bps": [bins[at] * 8e9 / LOAD_BIN_NS for at in range(count)]
-            for name, bins in (("offered", self.offered), ("achieved", self.sent))
+            for name, bins in (("offered", self.offered), ("sent", self.sent))
         }
 
 
@@ -260,20 +261,10 @@ def congestion_impact(baseline: Path) -> Baseline:
     Raises:
         UsageError: the file cannot be read or is not a sender's log, or none of its flows finished.
     """
-    with file_errors(baseline):
-        records = open_records(baseline)
-    names = [field.name for field in records.fields]
-    try:
-        start, finish, state, size = (names.index(name) for name in ("start_ns", "finish_ns", "state", "size_bytes"))
-        names.index("intended_start_ns")
-    except ValueError as error:
-        raise UsageError(
-            f"{baseline} is not a sender's log: name one that 'ringtap traffic send --log' wrote"
-        ) from error
     times = LogHistogram()
-    for record in records.walk():
-        if record[state] == FLOW_STATES["finished"] and record[size]:  # an open-ended flow takes as long as the plan
-            times.add(record[finish] - record[start])
+    for flow in open_sent_log(baseline).flows():
+        if (completion_ns := flow.completion_ns) is not None:
+            times.add(completion_ns)
     mean_ns, p99_ns = times.mean(), times.quantile(0.99)
     if not mean_ns or not p99_ns:
         raise UsageError(f"{baseline} has no finished flow: it cannot be the baseline")

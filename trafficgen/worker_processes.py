@@ -1,4 +1,4 @@
-"""Processes of a sender or receiver: forking, messages over pipes, termination, their default number, file limit."""
+"""Forks and ends the processes of a sender or receiver, with messages over pipes, default numbers and file limit."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Workloads: collectives as message graphs."""
+"""Models what jobs compute and send, as traces, and simulates it on networks."""

@@ -1,4 +1,4 @@
-"""Directories that ASTRA-sim 2.x runs: execution traces, and the configuration of its analytical network.
+"""Writes directories that ASTRA-sim 2.x runs: execution traces, and the configuration of its analytical network.
 
 The simulator charges a message its latency at each hop, and the latency and bytes of one dimension only
 (github.com/astra-sim/astra-sim, astra-network-analytical). Rates are in GB/s of 2^30 bytes, latencies in ns.
@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from ringtap.core.errors import UsageError, file_errors
-from ringtap.core.rundir import write_json
+from ringtap.core.run_directory import write_json
 from ringtap.core.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType, Value, message_classes, write_trace
 from ringtap.workload.topologies import Dimension, Topology

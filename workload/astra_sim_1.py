@@ -1,4 +1,4 @@
-"""Workload files of ASTRA-sim 1.0: layers with computations and collectives of all ranks, one file for all of them.
+"""Writes workload files of ASTRA-sim 1.0: layers with computations and collectives of all ranks, in one file.
 
 Of the simulator's loops (astra-sim/workload/Workload.cc, branch ASTRA-sim-1.0), two have what a workload needs. In
 ``DATA``, a layer's collective begins after its weight gradient, and the next computation does not wait; layers run from

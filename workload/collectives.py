@@ -1,4 +1,4 @@
-"""Algorithms of collectives, each one function from the number of workers and bytes to a message graph."""
+"""Makes message graphs of collectives: one function per algorithm, from the number of workers and the bytes."""
 
 from __future__ import annotations
 

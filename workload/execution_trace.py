@@ -1,4 +1,4 @@
-"""Chakra execution traces: the nodes of one rank, as length-prefixed protobuf messages.
+"""Reads and writes Chakra execution traces: the nodes of one rank, as length-prefixed protobuf messages.
 
 The schema is that of MLCommons Chakra (et_def.proto). Only the fields that a trace needs are declared.
 A file holds one GlobalMetadata and then a Node per message, each after its length as a varint.

@@ -1,4 +1,4 @@
-"""An iteration as its message graphs have it: bytes on each link, its time, and the critical path by link."""
+"""Calculates an iteration from its message graphs: bytes on each link, its time, and the critical path by link."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from ringtap.workload.execution_trace import NodeType
 from ringtap.workload.lowering import Algorithms, lower
-from ringtap.workload.simulated_iterations import critical_nodes, simulate
+from ringtap.workload.simulate_iterations import critical_nodes, simulate
 from ringtap.workload.topologies import Topology
 from ringtap.workload.workload import Workload, check_workload, messages_of, peer_of, size_of
 

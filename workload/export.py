@@ -1,4 +1,4 @@
-"""Files for other simulators and benchmarks, made from workloads."""
+"""Writes workloads as files for other simulators and benchmarks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ringtap.workload.workload import (
 )
 
 if TYPE_CHECKING:
-    from ringtap.workload.simulated_iterations import SimulatedIterations
+    from ringtap.workload.simulate_iterations import SimulatedIterations
 
 _HPCC_PORT = 100  # of all flows, as in HPCC's traffic_gen
 

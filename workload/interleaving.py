@@ -1,4 +1,4 @@
-"""Interleaving of jobs that share links: their circles, the compatibility score, and time shifts.
+"""Interleaves jobs that share links: their circles, the compatibility score, and time shifts.
 
 The method is that of CASSINI (Rajasekaran, Ghobadi and Akella, NSDI 2024). The demand of a job repeats with each
 iteration, so that it is drawn around a circle whose perimeter is the time of an iteration. Jobs that share a link are

@@ -1,4 +1,4 @@
-"""Workloads of Kineto traces, the files that torch.profiler exports in Chrome's trace event format.
+"""Makes workloads from Kineto traces, the files that torch.profiler exports in Chrome's trace event format.
 
 With GPUs, computation is what their streams run beside NCCL's kernels, in the order in which the host launched it.
 Without, it is what the thread of the training loop does, and gloo's ranges say when its collectives ran. PyTorch's
@@ -20,12 +20,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringtap.core.errors import UsageError
-from ringtap.core.json_stream import members
 from ringtap.core.json_validation import COUNT, Number, Shape, ShapeError, check
-from ringtap.core.schema import FORMER_CATEGORIES, GPU_CATEGORIES
+from ringtap.core.large_json import members
+from ringtap.core.run_directory_schema import FORMER_CATEGORIES, GPU_CATEGORIES
 from ringtap.core.units import counted
 from ringtap.workload.execution_trace import Collective
-from ringtap.workload.profile import CARRIED_OUT_BY_GLOO, Communication, Event, ProfiledIteration, RankProfile
+from ringtap.workload.workload_from_profile import (
+    CARRIED_OUT_BY_GLOO,
+    Communication,
+    Event,
+    ProfiledIteration,
+    RankProfile,
+)
 
 MAX_EVENTS = 20_000_000
 _MAX_DIMENSIONS = 64  # of a tensor in PyTorch

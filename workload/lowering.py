@@ -1,4 +1,4 @@
-"""Lowering of collectives to messages."""
+"""Lowers collectives to messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Message graphs: the messages of a collective, and for each one the messages that it waits for."""
+"""Builds message graphs: the messages of a collective, and for each one the messages that it waits for."""
 
 from __future__ import annotations
 

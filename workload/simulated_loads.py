@@ -1,4 +1,4 @@
-"""Simulation of a workload under cross traffic: a constant share of a link's rate, or the flows of a plan."""
+"""Simulates a workload under cross traffic: a constant share of a link's rate, or the flows of a plan."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from ringtap.core.errors import UsageError
-from ringtap.core.flow_table import Integers, Numbers, read_plan
-from ringtap.core.schema import SIMULATED
+from ringtap.core.flow_plan_table import Integers, Numbers, read_plan
+from ringtap.core.host_port import parse_address
+from ringtap.core.run_directory_schema import SIMULATED
 from ringtap.core.units import format_rate
 from ringtap.workload.lowering import Algorithms
-from ringtap.workload.simulated_iterations import SimulatedIterations, simulate
+from ringtap.workload.simulate_iterations import SimulatedIterations, simulate
 from ringtap.workload.simulation import CrossFlows
 from ringtap.workload.topologies import Topology
 from ringtap.workload.workload import Workload
@@ -80,8 +81,15 @@ def read_cross(path: Path, hosts: int) -> CrossPlan:
             f"{path} line {endless[0] + 2}: the flow lasts until the plan's end, and such flows are not simulated: use "
             "a plan of flows with sizes, or --loads"
         )
+    if (plan.waits > 1).any():
+        raise UsageError(
+            f"{path} line {np.argmax(plan.waits > 1) + 2}: after names several flows, and such flows are not "
+            "simulated: name another plan"
+        )
+    after, delay_ns = np.full(len(plan.waits), -1), np.zeros(len(plan.waits), np.int64)
+    after[plan.waits > 0], delay_ns[plan.waits > 0] = plan.after, plan.delay_ns
     at: dict[str, int] = {}
-    destinations = [at.setdefault(name.rpartition(":")[0].strip("[]"), len(at)) for name in plan.destinations]
+    destinations = [at.setdefault(parse_address(name)[0], len(at)) for name in plan.destinations]
     above = max(hosts - len(at), 0)
     sources = [at.setdefault(name, above + len(at)) for name in plan.header.get("sources", [])]
     needed = above + len(at)
@@ -89,7 +97,7 @@ def read_cross(path: Path, hosts: int) -> CrossPlan:
         sources, needed = [*sources, needed], needed + 1  # index -1 is the last one
     flows = CrossFlows(
         np.array(sources)[plan.source], np.array(destinations)[plan.destination], plan.size_bytes.astype(float),
-        plan.start_ns / 1e9, plan.after, plan.delay_ns / 1e9,
+        plan.start_ns / 1e9, after, delay_ns / 1e9,
     )  # fmt: skip
     return CrossPlan(path, plan.kind, plan.duration_ns / 1e9, flows, needed)
 

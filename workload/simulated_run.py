@@ -1,4 +1,4 @@
-"""Run directory of simulated iterations, in the form of a sweep's, for reports and fits beside measurements."""
+"""Writes a run directory of simulated iterations in the form of a sweep's, for reports and fits beside measurements."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from ringtap.core.append_only_logs import Field, JsonLinesWriter, RecordWriter
 from ringtap.core.errors import UsageError, file_errors
 from ringtap.core.json_validation import NAME
-from ringtap.core.models import GRADIENT_BYTES, PROFILES
-from ringtap.core.records import Field, JsonLinesWriter, RecordWriter
-from ringtap.core.rundir import RunDirectory
-from ringtap.core.schema import POINTS_JSONL, SIMULATED, STEP_COLUMNS
+from ringtap.core.run_directory import RunDirectory
+from ringtap.core.run_directory_schema import POINTS_JSONL, SIMULATED, STEP_COLUMNS
+from ringtap.core.thesis_neural_networks import GRADIENT_BYTES, PROFILES
 from ringtap.workload.execution_trace import Collective, NodeType
 from ringtap.workload.simulated_loads import SimulatedPoint
 from ringtap.workload.workload import Workload, kind_of, size_of

@@ -1,4 +1,4 @@
-"""Flow-level simulation of what ranks compute and send: max-min fair shares of links, event by event."""
+"""Simulates flow by flow what ranks compute and send: max-min fair shares of links, event by event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The event loop of the flow-level simulation, which numba compiles.
+"""Runs the event loop of the flow-level simulation, which numba compiles.
 
 Flows share links max-min fairly. An event is the end of a flow, the arrival of a message, or the end of a computation.
 All events of one instant are handled before rates are calculated anew, and only for the flows that share a link,

@@ -1,4 +1,4 @@
-"""Logs and tables of other simulators: the time that they found, and what each layer cost."""
+"""Reads logs and tables of other simulators: the time that they found, and what each layer cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of ASTRA-sim and LogGOPSim: a workload is exported, the program runs on it, and its result is read."""
+"""Runs ASTRA-sim and LogGOPSim: exports a workload, runs the program on it, and reads its result."""
 
 from __future__ import annotations
 

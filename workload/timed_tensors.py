@@ -1,4 +1,4 @@
-"""Tensors of layers with the times of their passes: from a table, or from the workload of a model or of a profile."""
+"""Reads layers' tensors with the times of their passes: from a table, or from the workload of a model or a profile."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ringtap.core.csv_table import read_csv
 from ringtap.core.errors import UsageError
-from ringtap.core.models import PROFILES, ModelProfile
+from ringtap.core.thesis_neural_networks import PROFILES, ModelProfile
 from ringtap.workload.execution_trace import Collective, Node, NodeType
-from ringtap.workload.tensor_order_models import LayerTensor
+from ringtap.workload.transfer_order_times import LayerTensor
 from ringtap.workload.workload import Workload, kind_of, size_of
 
 COLUMNS = ("name", "bytes", "forward_ms", "backward_ms")

@@ -1,4 +1,4 @@
-"""Topologies: hosts, switches, links with their rates, and the links between each pair of hosts.
+"""Describes topologies: hosts, switches, links with their rates, and the links between each pair of hosts.
 
 Links are directed. A switch has no limit of its own. Of several shortest paths, a pair of hosts has one in a
 simulation. The testbed builds the same links and gives each flow one of the shortest paths.
@@ -12,11 +12,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ringtap.core.errors import UsageError
-from ringtap.core.units import whole_number
+from ringtap.core.testbed_options import SWITCH
 
-KINDS = ("star", "leaf-spine", "fat-tree", "torus", "ring")
-MAX_DIMENSIONS = 6
-SWITCH = "switch"
 Path = Sequence[int]
 
 
@@ -221,15 +218,3 @@ def fat_tree(ports: int, rate_bps: float) -> Topology:
         return (a, up, rise, fall, down, hosts + b)
 
     return Topology("fat-tree", hosts, tuple(links), tuple(ends), (float(rate_bps),) * len(links), path)
-
-
-def parse_sides(text: str) -> list[int]:
-    """Return the lengths of a torus's sides from text such as ``4x4x2``.
-
-    Raises:
-        UsageError: they are not one to six lengths above 0.
-    """
-    sides = [whole_number(side, "sides") for side in text.split("x")]
-    if min(sides) < 1 or len(sides) > MAX_DIMENSIONS:
-        raise UsageError(f"sides {text} are not one to {MAX_DIMENSIONS} lengths above 0, such as 4x4")
-    return sides

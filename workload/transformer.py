@@ -1,4 +1,4 @@
-"""Workloads of transformers under tensor, pipeline and data parallelism, from a short specification and without a run.
+"""Makes workloads of transformers under tensor, pipeline and data parallelism, from a short specification.
 
 Parameters, FLOPs and communication are those of Narayanan et al., "Efficient large-scale language model training on GPU
 clusters using Megatron-LM", SC'21 (arXiv 2104.04473), with a feed-forward layer of any size. b, s, h, f and V are the
@@ -18,9 +18,9 @@ from typing import NamedTuple
 from ringtap.core.installation import shipped_example
 from ringtap.core.toml_tables import PlanTables
 from ringtap.core.units import parse_duration_s
+from ringtap.workload.command_options import MAX_RANKS_PER_HOST
 from ringtap.workload.execution_trace import Collective, Node, NodeType, Value
 from ringtap.workload.message_graph import divided
-from ringtap.workload.options import MAX_RANKS_PER_HOST
 from ringtap.workload.scaling import Scaling
 from ringtap.workload.workload import Workload
 

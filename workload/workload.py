@@ -1,4 +1,4 @@
-"""Workloads: a directory with a Chakra execution trace per rank, groups of ranks, and what is assumed."""
+"""Reads and writes workloads: a directory with a Chakra execution trace per rank, groups of ranks, and assumptions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.core.errors import UsageError, error_message, file_errors
-from ringtap.core.rundir import write_json
+from ringtap.core.run_directory import write_json
 from ringtap.core.units import counted
 from ringtap.workload.execution_trace import Collective, Node, NodeType, message_classes, read_trace, write_trace
 

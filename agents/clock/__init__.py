@@ -1,1 +1,1 @@
-"""Clock offsets between the nodes of a run."""
+"""Measures the clock offsets between the nodes of a run."""

@@ -1,1 +1,1 @@
-"""Checks of a node, of a user's limits and of a job's environment (``ringtap doctor``)."""
+"""Checks a node, a user's limits and a job's environment (``ringtap doctor``)."""

@@ -1,4 +1,4 @@
-"""Checks of the job's interpreter, which may differ from ringtap's: the hook, torch, Horovod and NCCL."""
+"""Checks the job's interpreter, which may differ from ringtap's: the hook, torch, Horovod and NCCL."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.agents import hook
-from ringtap.agents.doctor.node import on_alliance
-from ringtap.collectors.base import Check
+from ringtap.agents.doctor.node_checks import on_alliance
+from ringtap.collectors.collector_interface import Check
 from ringtap.core.errors import failure_message
+from ringtap.core.isolated_python import LEAVE_FOLDER_OUT
 from ringtap.core.parent_death import run_helper
-from ringtap.core.python_command import LEAVE_FOLDER_OUT
 
 NAMES = ("steps", "ddp", "horovod", "nccl")
-_PROBE_S = 2.0
+_PROBE_S = 8.0
 _MIN_PYTHON = (3, 8)
 # Runs under any Python version, and finds packages without importing them: `import torch` takes seconds.
 _PROBE = (
@@ -84,6 +84,9 @@ def check(python: str = "", timeout_s: float = _PROBE_S) -> dict[str, Check]:
     folder = str(Path(hook.__file__).resolve().parent)
     try:
         found = _ask(program, folder, timeout_s)
+    except subprocess.TimeoutExpired:
+        late = Check("failed", f"{program} did not answer within {timeout_s:g} s", "ask again when less runs here")
+        return dict.fromkeys(NAMES, late)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         reason = "gave no answer" if isinstance(error, ValueError) else failure_message(error).splitlines()[0]
         failed = Check("unavailable", f"{program} cannot be asked: {reason}", _python_remedy())

@@ -1,1 +1,1 @@
-"""Folder for a job's PYTHONPATH, from which the job's processes load the recorder without edits to their code."""
+"""Makes a job's processes load the recorder without edits to their code: this folder stands on the job's PYTHONPATH."""

@@ -1,4 +1,4 @@
-"""Start of ringtap's recorder in a job's processes; it then runs the sitecustomize that it shadows.
+"""Starts ringtap's recorder in a job's processes, and then runs the sitecustomize that it shadows.
 
 At start-up, Python imports a module of this name from the first folder of its path that has one. The supervisor puts
 this folder on a job's PYTHONPATH and names the run in RINGTAP_RUN; without that variable nothing is loaded. The

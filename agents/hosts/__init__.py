@@ -1,4 +1,4 @@
-"""Hosts that run commands: this machine, a virtual testbed, servers over ssh, or nodes of a Slurm allocation."""
+"""Runs commands on hosts: this machine, a virtual testbed, servers over ssh, or nodes of a Slurm allocation."""
 
 from __future__ import annotations
 

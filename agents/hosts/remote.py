@@ -1,4 +1,4 @@
-"""Hosts, each served by a host worker (`ringtap.agents.hosts.worker`), and the channels to the workers."""
+"""Runs commands on hosts, each through a connection to its host worker (`ringtap.agents.hosts.worker`)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import ringtap
-from ringtap.agents.hosts import frames
+from ringtap.agents.hosts import message_frames
 from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.core.errors import MeasurementError, error_message, exit_words, without_number
-from ringtap.core.python_command import RUN_MODULE, python_command
-from ringtap.core.run_files import read_tail
+from ringtap.core.isolated_python import RUN_MODULE, python_command
+from ringtap.core.untrusted_files import read_tail
 
 _NOISE_BYTES = 1 << 20  # limit of a login's output, on standard output and on standard error
 _NOISE_CHECK_S = 0.25
@@ -87,7 +87,7 @@ class WorkerConnection:
         """Send a frame; it is discarded if the host is lost."""
         assert self._process.stdin is not None
         with self._write_lock, contextlib.suppress(OSError, ValueError):
-            self._process.stdin.write(frames.pack(item, data))
+            self._process.stdin.write(message_frames.pack(item, data))
             self._process.stdin.flush()
 
     def request(self, item: Answer, data: bytes = b"") -> Call:
@@ -109,7 +109,7 @@ class WorkerConnection:
         why = ""
         try:
             data = self._await_marker()
-            unpacker = frames.Unpacker()
+            unpacker = message_frames.Unpacker()
             while data:
                 for item, content in unpacker.feed(data):
                     self._handle(item, content)
@@ -130,7 +130,7 @@ class WorkerConnection:
         """Skip the output of a login shell; return the data after the host worker's first line."""
         data, deadline_s = b"", time.monotonic() + self._connect_s
         while True:
-            before, marker, line = data.partition(frames.MARKER)
+            before, marker, line = data.partition(message_frames.MARKER)
             if marker and b"\n" in line:
                 line, _, rest = line.partition(b"\n")
                 self.facts.set_result(_facts(line))
@@ -138,7 +138,7 @@ class WorkerConnection:
             if max(len(before), os.fstat(self._stderr.fileno()).st_size) > _NOISE_BYTES:
                 raise ValueError(f"its login prints more than {_NOISE_BYTES >> 20} MiB before ringtap is started")
             if len(line) > _FACTS_BYTES:
-                raise ValueError(frames.NOISE)
+                raise ValueError(message_frames.NOISE)
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 raise TimeoutError(f"ringtap was not started there within {self._connect_s:.0f} s")
@@ -155,7 +155,7 @@ class WorkerConnection:
             self._sink(self.host, item, data)
         elif op != "beat":
             if not _is_answer(item):
-                raise ValueError(frames.NOISE)
+                raise ValueError(message_frames.NOISE)
             with self._lock:
                 answer = self._answers.pop(item["id"], None)
             if answer is not None:
@@ -214,10 +214,10 @@ def _facts(line: bytes) -> Answer:
     Raises:
         ValueError: the line is not valid, or the worker has another version.
     """
-    facts = frames.read_object(line)
+    facts = message_frames.read_object(line)
     if not isinstance(facts.get("workdir"), str):
-        raise ValueError(frames.NOISE)
-    if facts.get("protocol") != frames.PROTOCOL or facts.get("ringtap") != ringtap.__version__:
+        raise ValueError(message_frames.NOISE)
+    if facts.get("protocol") != message_frames.PROTOCOL or facts.get("ringtap") != ringtap.__version__:
         raise ValueError(
             f"it has ringtap {facts.get('ringtap')}, this machine {ringtap.__version__}: install the same on both"
         )
@@ -292,7 +292,7 @@ class HostProcess:
         """Wait up to the given time for the process to end, then kill it; return its exit code."""
         if not self.has_ended(max(0.0, seconds)):
             self._channel.tell({"op": "kill", "of": self._number})
-            self.has_ended(frames.SILENT_S + _STOP_TIMEOUT_S)  # the host may be about to count as lost
+            self.has_ended(message_frames.SILENT_S + _STOP_TIMEOUT_S)  # the host may be about to count as lost
         code = self.exit_code()
         return LOST_CODE if code is None else code
 
@@ -328,7 +328,7 @@ class Hosts:
     """
 
     connect_s = 30.0
-    silent_s = frames.SILENT_S
+    silent_s = message_frames.SILENT_S
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
@@ -439,7 +439,9 @@ class Hosts:
             channel.tell({"op": "kill", "of": call.number})
             raise MeasurementError(f"{host} has not answered {command[0]} within {timeout_s:g} s") from None
         if answer["op"] != "answer":
-            raise MeasurementError(f"{host} cannot be asked for {command[0]}: {answer.get('why', frames.NOISE)}")
+            raise MeasurementError(
+                f"{host} cannot be asked for {command[0]}: {answer.get('why', message_frames.NOISE)}"
+            )
         return subprocess.CompletedProcess(command, answer["code"], answer["out"], answer["err"])
 
     def wait_for_port(self, host: str, port: int, process: HostProcess, seconds: float = 10.0) -> bool:
@@ -461,7 +463,7 @@ class Hosts:
         return False
 
     def lease(self, host: str, holder: Mapping[str, Any]) -> dict[str, Any]:
-        """Take a host's lease (`ringtap.agents.hosts.lease`), which lasts as long as the connection to the host.
+        """Take a host's lease (`ringtap.agents.hosts.link_lease`), which lasts as long as the connection to the host.
 
         Returns:
             Empty if the lease was taken; otherwise facts about the sweep that holds it.
@@ -532,7 +534,7 @@ class Hosts:
 
     def _beat(self) -> None:
         """Send heartbeats to the host workers until the hosts are closed."""
-        while not self._closed.wait(frames.BEAT_S):
+        while not self._closed.wait(message_frames.BEAT_S):
             for channel in list(self._channels.values()):
                 channel.tell({"op": "beat"})
 
@@ -562,7 +564,7 @@ class TestbedHosts(Hosts):
 
     def command(self, host: str) -> list[str]:
         """Command of a host worker in the host's namespaces."""
-        enter = python_command(sys.executable, "ringtap.agents.testbed.enter", self.spec.name, host)
+        enter = python_command(sys.executable, "ringtap.agents.testbed.run_on_host", self.spec.name, host)
         return [*enter, sys.executable, *WORKER_COMMAND]
 
     def stop_all(self) -> None:

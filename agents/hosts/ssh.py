@@ -1,4 +1,4 @@
-"""Servers that share no files with this machine, reached with the system's OpenSSH client."""
+"""Reaches servers that share no files with this machine, with the system's OpenSSH client."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from pathlib import Path
 from shutil import which
 
 import ringtap
-from ringtap.agents.hosts import frames
+from ringtap.agents.hosts import message_frames
+from ringtap.agents.hosts.copy_growing_files import FrameWriter
 from ringtap.agents.hosts.remote import LOST_CODE, WORKER_COMMAND, Answer, Hosts
-from ringtap.agents.hosts.sync import FrameWriter
 from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.core.parent_death import die_with_parent, run_helper
-from ringtap.core.rundir import RunDirectory
-from ringtap.core.schema import RUN_JSON
+from ringtap.core.run_directory import RunDirectory
+from ringtap.core.run_directory_schema import RUN_JSON
 
 _SETTINGS_S = 10.0
 _TRY_S = 20.0
@@ -430,8 +430,8 @@ def _origin(run: Path) -> str:
 def _chunks(path: str, content: bytes, mode: int) -> list[tuple[Answer, bytes]]:
     """Return the frames that write a file on a host."""
     found = []
-    for at in range(0, max(1, len(content)), frames.CHUNK_BYTES):
-        chunk = content[at : at + frames.CHUNK_BYTES]
+    for at in range(0, max(1, len(content)), message_frames.CHUNK_BYTES):
+        chunk = content[at : at + message_frames.CHUNK_BYTES]
         whole = at + len(chunk) >= len(content)
         found.append(({"op": "put", "path": path, "at": at, "mode": mode, "whole": whole}, chunk))
     return found

@@ -1,4 +1,4 @@
-"""Host worker, which serves the controller on a host: ``python -m ringtap.agents.hosts.worker [FOLDER]``.
+"""Runs the host worker, which serves the controller on a host: ``python -m ringtap.agents.hosts.worker [FOLDER]``.
 
 It starts and signals commands, sends the files of a run's folders to the controller, and writes the files that the
 controller sends. It exchanges frames on its standard input and output. It ends when its input ends, or when it has
@@ -23,16 +23,16 @@ from pathlib import Path
 from typing import IO, Any
 
 import ringtap
-from ringtap.agents.hosts import frames
-from ringtap.agents.hosts.frames import ANSWER_BYTES, Frame
-from ringtap.agents.hosts.lease import Lease
-from ringtap.agents.hosts.sync import FolderSync, write_chunk
-from ringtap.agents.node import agent_socket
-from ringtap.agents.node.jobs import descendants
-from ringtap.collectors.processes import user_name
+from ringtap.agents.hosts import message_frames
+from ringtap.agents.hosts.copy_growing_files import FolderSync, write_chunk
+from ringtap.agents.hosts.link_lease import Lease
+from ringtap.agents.hosts.message_frames import ANSWER_BYTES, Frame
+from ringtap.agents.node import agent_control_socket
+from ringtap.agents.node.job_processes import descendants
+from ringtap.collectors.process_facts import user_name
+from ringtap.core.append_only_logs import mend_last_line
 from ringtap.core.errors import error_message
 from ringtap.core.parent_death import die_with_parent
-from ringtap.core.records import mend_last_line
 
 _ROUND_S = 0.5
 # passes over the folders take at most a twentieth of a core
@@ -46,7 +46,7 @@ class HostWorker:
 
     def __init__(self) -> None:
         self._processes, self._sync, self._lease = HostProcesses(), FolderSync(), Lease()
-        self._unpacker = frames.Unpacker()
+        self._unpacker = message_frames.Unpacker()
         self._out = bytearray()
         self._ended: list[tuple[Iterator[Frame], dict[str, Any]]] = []  # unsent output and exit frame of ended commands
         self._round: Iterator[Frame] | None = None
@@ -69,8 +69,8 @@ class HostWorker:
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         os.set_blocking(0, False)
         os.set_blocking(1, False)
-        facts = {"protocol": frames.PROTOCOL, "ringtap": ringtap.__version__, "workdir": _usual_workdir()}
-        self._out += frames.MARKER + json.dumps(facts).encode() + b"\n"
+        facts = {"protocol": message_frames.PROTOCOL, "ringtap": ringtap.__version__, "workdir": _usual_workdir()}
+        self._out += message_frames.MARKER + json.dumps(facts).encode() + b"\n"
         selector = selectors.PollSelector()
         selector.register(0, selectors.EVENT_READ)
         selector.register(self._wake, selectors.EVENT_READ)
@@ -122,7 +122,7 @@ class HostWorker:
             self._over = True
 
     def _queue(self, item: dict[str, Any], data: bytes = b"") -> None:
-        self._out += frames.pack(item, data)
+        self._out += message_frames.pack(item, data)
 
     def _can_send(self) -> bool:
         return bool(self._ended or self._round) and len(self._out) < _WAITING_BYTES
@@ -131,7 +131,7 @@ class HostWorker:
         """Seconds until the next action if nothing arrives; SIGCHLD ends the wait."""
         if self._can_send():
             return 0.0
-        next_s = self._beat_s + frames.BEAT_S
+        next_s = self._beat_s + message_frames.BEAT_S
         if self._round is None:
             next_s = min(next_s, self._next_s)
         return max(0.0, next_s - time.monotonic())
@@ -139,9 +139,9 @@ class HostWorker:
     def _tick(self) -> None:
         """Send heartbeats, exit codes and new parts of files that are due."""
         now_s = time.monotonic()
-        if now_s - self._received_s > frames.ORPHAN_S:
+        if now_s - self._received_s > message_frames.ORPHAN_S:
             self._over = True
-        if now_s - self._beat_s >= frames.BEAT_S:
+        if now_s - self._beat_s >= message_frames.BEAT_S:
             self._beat_s = now_s
             self._queue({"op": "beat"})
         for item in self._processes.ended():
@@ -238,7 +238,7 @@ class HostWorker:
         try:
             Path(path).mkdir(mode=0o700)
         except FileExistsError:
-            if not agent_socket.is_private(Path(path)):
+            if not agent_control_socket.is_private(Path(path)):
                 raise PermissionError(1, "it is not this user's alone", path) from None
         if path not in self._owned:
             self._owned[path] = _own(Path(path), run)
@@ -304,7 +304,7 @@ def clean(workdir: Path, run: str) -> list[dict[str, Any]]:
             workdir.rmdir()
     if not run:
         with contextlib.suppress(OSError):  # there is no such folder
-            locks = agent_socket.remove_stale(agent_socket.private_folder())
+            locks = agent_control_socket.remove_stale(agent_control_socket.private_folder())
             removed += [{"path": str(path), "bytes": 0, "run": ""} for path in locks]
     return removed
 
@@ -314,10 +314,10 @@ def _usual_workdir() -> str:
 
     Another user may have taken all local names.
     """
-    names = agent_socket.local_names(f"ringtap-{user_name()}")
+    names = agent_control_socket.local_names(f"ringtap-{user_name()}")
     for path in names:
         try:
-            if agent_socket.is_private(path):
+            if agent_control_socket.is_private(path):
                 return str(path)
         except OSError:  # it does not exist yet
             return str(path)

@@ -1,1 +1,1 @@
-"""The part of ringtap that runs a job: its supervisor, its signals and the connection to the node's agent."""
+"""Runs a job: its supervisor, its signals and the connection to the node's agent."""

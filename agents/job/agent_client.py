@@ -1,4 +1,4 @@
-"""Client of a node's agent: it starts the agent of this run and node, or connects to the one that runs.
+"""Starts the agent of this run and node, or connects to the one that runs.
 
 The agent is not a child of the supervisor. The job never waits for the connection, and continues if it is lost.
 """
@@ -14,13 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ringtap.agents.node.agent_socket import AgentSocket, Connection
+from ringtap.agents.node.agent_control_socket import AgentSocket, Connection
 from ringtap.agents.node.node_json import say
-from ringtap.agents.node.settings import RunSettings
+from ringtap.agents.node.recording_settings import RunSettings
 from ringtap.collectors.kernel_files import PROC, stat_of
 from ringtap.core.errors import UsageError, error_message
-from ringtap.core.rundir import RunDirectory, UnwritableError, read_json, write_json
-from ringtap.core.schema import NODE, NODE_JSON
+from ringtap.core.run_directory import RunDirectory, UnwritableError, read_json, write_json
+from ringtap.core.run_directory_schema import NODE, NODE_JSON
 from ringtap.core.secret_masking import mask_words
 
 # Exit statuses of the intermediate process; a lower one is an errno

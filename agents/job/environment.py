@@ -1,4 +1,4 @@
-"""Launchers' environment variables (key of a launch, local size), and the environment that makes ranks record."""
+"""Reads launchers' environment variables (key of a launch, local size), and sets those that make ranks record."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ringtap.collectors.kernel_files import CGROUP_ROOT, PROC, memory_groups, text_of
-from ringtap.core.terminal import one_line
+from ringtap.core.terminal_escaping import one_line
 from ringtap.core.units import counted, format_size
 
 CANNOT_RUN = (126, 127)  # exit codes of shells, and of ringtap: a command is not executable, or was not found

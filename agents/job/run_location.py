@@ -1,4 +1,4 @@
-"""Choice of the run directory that a command records into: a new one, or one that other processes may have made."""
+"""Chooses the run directory that a command records into: a new one, or one that other processes may have made."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringtap.agents.job.environment import batch_job, machine, of_this_start, run_key
-from ringtap.agents.node.settings import RunSettings
-from ringtap.collectors.processes import rank_in
+from ringtap.agents.node.recording_settings import RunSettings
+from ringtap.collectors.process_facts import rank_in
 from ringtap.core.errors import UsageError
-from ringtap.core.rundir import RunDirectory, TakenError, new_name, shared_name
+from ringtap.core.run_directory import RunDirectory, TakenError, new_name, shared_name
 
 _MAX_NAME_LENGTH = 200
 

@@ -1,4 +1,4 @@
-"""``ringtap run``: start the job first, record beside it, and end as the job does."""
+"""Implements ``ringtap run``: starts the job first, records beside it, and ends as the job does."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringtap.agents.job import signals
+from ringtap.agents.job import foreground_command
 from ringtap.agents.job.environment import job_environment, local_size
 from ringtap.agents.job.run_location import RunLocation
-from ringtap.agents.node.settings import RunSettings
-from ringtap.collectors.processes import rank_in
+from ringtap.agents.node.recording_settings import RunSettings
+from ringtap.collectors.process_facts import rank_in
 from ringtap.core.errors import failure_message
-from ringtap.core.python_command import python_command
-from ringtap.core.terminal import readable, shell_word
+from ringtap.core.isolated_python import python_command
+from ringtap.core.terminal_escaping import readable, shell_word
 
 if TYPE_CHECKING:
     from socket import socket
 
     from ringtap.agents.job.agent_client import AgentClient
     from ringtap.agents.job.exit_cause import ExitCause
-    from ringtap.agents.job.live import LiveView
+    from ringtap.agents.job.live_beside_job import LiveView
 
 _TICK_S = 1.0
 _QUICK_TICK_S = 0.02
@@ -84,7 +84,7 @@ def tell_disk_use(client: AgentClient) -> None:
 def run_unrecorded(command: list[str], why: str) -> int:
     """Replace this process with the job, because no run directory can be written."""
     tell(f"ringtap: {why}: the job runs without being recorded")
-    signals.become(command, os.environ)
+    foreground_command.become(command, os.environ)
 
 
 def run_job(
@@ -103,28 +103,28 @@ def run_job(
         live: keep the job's output in a file and give the terminal to the live view.
         listener: the socket on which the node's metrics are served; None for none.
     """
-    signals.block_signals()
+    foreground_command.block_signals()
     if settings.recorders:
         with contextlib.suppress(OSError):  # for the hook, which creates no folder before it records
             location.run.node(location.node)
         if "RINGTAP_RUN" in os.environ:
-            from ringtap.agents.node.unrecorded import note_inner_run
+            from ringtap.agents.node.unrecorded_processes import note_inner_run
 
             note_inner_run(os.environ, location.run.path)
     environment = job_environment(location.run.path, location.node, settings.recorders)
     began_ns = time.time_ns()
     output = None
     if live:
-        from ringtap.agents.job.live import keep_output
+        from ringtap.agents.job.live_beside_job import keep_output
 
         output = keep_output(location.run.path / "nodes" / location.node)
     try:
-        pid = signals.spawn(command, environment, prepare=output)
+        pid = foreground_command.spawn(command, environment, prepare=output)
     except OSError as error:
         tell(f"ringtap: no process for the supervisor ({error.strerror}): the job runs without being recorded")
-        signals.become(command, os.environ)
+        foreground_command.become(command, os.environ)
     # From here on, no failure may affect the job or its exit code.
-    relay = signals.SignalRelay(pid)
+    relay = foreground_command.SignalRelay(pid)
     try:
         from ringtap.agents.job.exit_cause import ExitCause, MemoryKills
 
@@ -136,13 +136,13 @@ def run_job(
         tell(f"ringtap: the recording failed ({failure_message(error)}); the job goes on")
     status = relay.wait()
     assert status is not None
-    return signals.end_as(status)
+    return foreground_command.end_as(status)
 
 
 def _record(
     location: RunLocation,
     settings: RunSettings,
-    relay: signals.SignalRelay,
+    relay: foreground_command.SignalRelay,
     greeting: dict[str, Any],
     live: bool,
     listener: socket | None,
@@ -150,8 +150,8 @@ def _record(
 ) -> None:
     """Record a job that runs already, until it and the recording have ended."""
     from ringtap.agents.job.agent_client import AgentClient
-    from ringtap.agents.job.live import LiveView
-    from ringtap.agents.job.signals import GroupWatch  # imported now, so that the job does not wait for them
+    from ringtap.agents.job.foreground_command import GroupWatch  # imported now, so that the job does not wait for them
+    from ringtap.agents.job.live_beside_job import LiveView
 
     watch = GroupWatch()
     metrics: MetricsServer | None = None
@@ -171,7 +171,7 @@ def _record(
 
 
 def _wait_for_job(
-    relay: signals.SignalRelay, client: AgentClient, view: LiveView | None, metrics: MetricsServer | None
+    relay: foreground_command.SignalRelay, client: AgentClient, view: LiveView | None, metrics: MetricsServer | None
 ) -> str:
     """Wait for the job's end and watch the agent; returns the agent's last failure that was shown to the user."""
     shown = ""
@@ -195,7 +195,7 @@ def _wait_for_job(
 def _finish(
     location: RunLocation,
     client: AgentClient,
-    relay: signals.SignalRelay,
+    relay: foreground_command.SignalRelay,
     view: LiveView | None,
     shown: str,
     is_profiled: bool,
@@ -216,9 +216,10 @@ def _finish(
         ended["cause"] = cause
         if has_begun and cause != SHELL_CAUSE:  # otherwise it has been said
             tell(f"ringtap: {job_end(code, None, cause)[1]}")
-    while signal.sigtimedwait(signals.ENDING, 0):  # came with the job's end: not meant to end the wait for the agent
+    # those that came with the job's end are not meant to end the wait for the agent
+    while signal.sigtimedwait(foreground_command.ENDING, 0):
         pass
-    answer = client.finish(ended, FINISH_S, lambda: bool(signals.ENDING & signal.sigpending()))
+    answer = client.finish(ended, FINISH_S, lambda: bool(foreground_command.ENDING & signal.sigpending()))
     if location.created:
         conclude(location.run, code, relay.ended_by, client.why or answer.get("why", ""), cause)
         if answer.get("why"):

@@ -1,1 +1,1 @@
-"""The agent of a node, which records for all ranks of a job there."""
+"""Runs the agent of a node, which records for all ranks of a job there."""

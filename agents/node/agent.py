@@ -1,4 +1,4 @@
-"""The agent: one per node and run, in its own session; it records while a job of the run lives on the node."""
+"""Runs the agent: one per node and run, in its own session; it records while a job of the run lives on the node."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import ringtap
-from ringtap.agents.clock.system_clock import Clock, StepWatch
+from ringtap.agents.clock.local_clock import Clock, StepWatch
 from ringtap.agents.job.environment import hook_folder
-from ringtap.agents.job.signals import state_of
-from ringtap.agents.node.agent_socket import AgentSocket, Connection
+from ringtap.agents.job.foreground_command import state_of
+from ringtap.agents.node.agent_control_socket import AgentSocket, Connection
 from ringtap.agents.node.disk_use import DiskUse
-from ringtap.agents.node.facts import FactsChild
-from ringtap.agents.node.jobs import JobProcess, StartedByDaemons, descendants
+from ringtap.agents.node.job_processes import JobProcess, StartedByDaemons, descendants
+from ringtap.agents.node.node_facts import FactsChild
 from ringtap.agents.node.node_json import NodeJson, hook_entry
+from ringtap.agents.node.recording_settings import RunSettings
 from ringtap.agents.node.sampling import Recorders
-from ringtap.agents.node.settings import RunSettings
-from ringtap.agents.node.unrecorded import UnrecordedProcesses, describe
+from ringtap.agents.node.unrecorded_processes import UnrecordedProcesses, describe
 from ringtap.core.errors import FILE_LIMIT, error_message
-from ringtap.core.rundir import RunDirectory
-from ringtap.core.schema import AGENT_LOG
+from ringtap.core.run_directory import RunDirectory
+from ringtap.core.run_directory_schema import AGENT_LOG
 from ringtap.core.secret_masking import mask_words
 from ringtap.core.units import format_change, format_duration, format_size
 
@@ -40,7 +40,6 @@ _SAVE_S = 5.0
 _LINGER_S = 2.0  # longest wait for ranks that the launcher announced, after the last that connected has ended
 _CONNECT_S = 10.0  # longest wait for them from the start
 _SAME_FACTS_NS = 2_000_000_000  # the facts do not change in a run this short
-_CLOCK_STEP_NS = 20_000_000
 _DELETED = " (deleted)"  # in /proc/PID/fd
 
 
@@ -106,7 +105,7 @@ class Agent:
         item["disk"] = self._disk.facts
         self._disk_is_told = False
         self._disk_due_s = 0.0
-        self._clock = StepWatch(Clock(), _CLOCK_STEP_NS)
+        self._clock = StepWatch(Clock())
         self._hook_is_wanted = any(name in settings.recorders for name in ("steps", "ddp"))
         self._began_s = time.monotonic()
         self._unrecorded = UnrecordedProcesses(self._record.folder, run.path, hook_folder())

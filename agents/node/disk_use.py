@@ -1,4 +1,4 @@
-"""Disk use of a node's recording: its size, its growth per hour, and its limit."""
+"""Measures the disk use of a node's recording: its size, its growth per hour, and its limit."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from ringtap.agents.node.settings import RunSettings
+from ringtap.agents.node.recording_settings import RunSettings
 from ringtap.core.json_validation import ShapeError, load_json
-from ringtap.core.rundir import folder_bytes
-from ringtap.core.schema import PACKETS, PACKETS_JSON, PACKETS_RING
+from ringtap.core.run_directory import folder_bytes
+from ringtap.core.run_directory_schema import PACKETS, PACKETS_JSON, PACKETS_RING
 from ringtap.core.units import format_size, parse_duration_s
 
 RATE_S = 60.0  # the growth is that of the last minute

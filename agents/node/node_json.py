@@ -1,4 +1,4 @@
-"""Files that describe a node in the run directory (node.json, agent's log, DONE), and the end of a run."""
+"""Writes the files that describe a node in the run directory (node.json, agent's log, DONE), and the end of a run."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ringtap.agents.node.unrecorded import UnrecordedProcesses, command_obstacle, describe, inner_runs
-from ringtap.core.completeness import failed_job, missing_ranks, ranks_of_groups
+from ringtap.agents.node.unrecorded_processes import UnrecordedProcesses, command_obstacle, describe, inner_runs
+from ringtap.core.append_only_logs import append_whole, mend_last_line
 from ringtap.core.errors import error_message, exit_words, system_message
 from ringtap.core.json_validation import ShapeError
-from ringtap.core.records import append_whole, mend_last_line
-from ringtap.core.run_files import make_folder, open_file, read_whole
-from ringtap.core.rundir import RunDirectory, Status, read_node, write_json
-from ringtap.core.schema import AGENT_LOG, HOOK_LOADED, NODE_JSON
-from ringtap.core.terminal import readable
+from ringtap.core.run_completeness import failed_job, missing_ranks, ranks_of_groups
+from ringtap.core.run_directory import RunDirectory, Status, read_node, write_json
+from ringtap.core.run_directory_schema import AGENT_LOG, HOOK_LOADED, NODE_JSON
+from ringtap.core.terminal_escaping import readable
 from ringtap.core.units import counted
+from ringtap.core.untrusted_files import make_folder, open_file, read_whole
 
 _RESERVE_BYTES = 1 << 16
 _SYSTEM_ERROR = re.compile(r"\w+: \[Errno (\d+)\] ")

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from ringtap.agents.job.agent_client import AgentClient
 from ringtap.agents.job.environment import local_size
-from ringtap.agents.node.jobs import start_time
-from ringtap.agents.node.settings import RunSettings
-from ringtap.collectors.processes import rank_in
+from ringtap.agents.node.job_processes import start_time
+from ringtap.agents.node.recording_settings import RunSettings
+from ringtap.collectors.process_facts import rank_in
 from ringtap.core.errors import MeasurementError, UsageError
-from ringtap.core.rundir import RunDirectory
-from ringtap.core.terminal import as_command, readable
+from ringtap.core.run_directory import RunDirectory
+from ringtap.core.terminal_escaping import as_command, readable
 
 _CONNECT_S = 10.0
 

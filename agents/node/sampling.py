@@ -1,4 +1,4 @@
-"""The recorders of a node: collectors on two sampling threads, each on its own absolute schedule, and the clock."""
+"""Runs the recorders of a node: the clock, and collectors on sampling threads, each on its own absolute schedule."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from ringtap.agents.node.settings import RunSettings
-from ringtap.collectors.base import Collector, Context
+from ringtap.agents.node.recording_settings import RunSettings
+from ringtap.collectors.collector_interface import Collector, Context
 from ringtap.collectors.registry import ORDER, collector_class
 from ringtap.core.errors import error_message
-from ringtap.core.rundir import RunDirectory
+from ringtap.core.run_directory import RunDirectory
 from ringtap.core.units import parse_duration_s
 
 
@@ -208,7 +208,7 @@ class Recorders:
 
     def _start_clock(self) -> None:
         try:
-            from ringtap.agents.clock.service import ClockService
+            from ringtap.agents.clock.measure_clock_offset import ClockService
 
             self._clock = ClockService(self._run, self._node, say=self._say)
             self._clock.start()

@@ -1,1 +1,1 @@
-"""Sweeps: series of training jobs that are measured under stepped cross traffic."""
+"""Measures sweeps: series of training jobs under stepped cross traffic."""

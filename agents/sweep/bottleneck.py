@@ -1,4 +1,4 @@
-"""Search for the bottleneck of a testbed with several switches, by the counters of all links."""
+"""Finds the bottleneck of a testbed with several switches, by the counters of all links."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 
 from ringtap.agents.hosts import Hosts
 from ringtap.agents.sweep.cross_traffic import STREAMS, CrossTraffic
-from ringtap.agents.sweep.estimate import bottleneck_s
-from ringtap.agents.sweep.job_launch import job_run
-from ringtap.agents.sweep.load_series import SeriesMeasurement
-from ringtap.agents.sweep.roles import SweepRoles
-from ringtap.agents.testbed.launch import RunningTestbed
-from ringtap.agents.testbed.routing import hops
-from ringtap.agents.testbed.topology import Link, TestbedSpec
-from ringtap.core.sweep_plan import LoadPlan
-from ringtap.core.sweep_plan_models import Model
+from ringtap.agents.sweep.host_roles import SweepRoles
+from ringtap.agents.sweep.job_launch_commands import job_run
+from ringtap.agents.sweep.measure_load_series import SeriesMeasurement
+from ringtap.agents.sweep.sweep_estimate import bottleneck_s
+from ringtap.agents.testbed.shortest_path_routes import hops
+from ringtap.agents.testbed.start_testbed import RunningTestbed
+from ringtap.agents.testbed.topology import Link, TestbedSpec, carried_bps
+from ringtap.core.sweep_plans.sweep_plan import LoadPlan
+from ringtap.core.sweep_plans.training_jobs import Model
 
 _WARM_UP_S = 2.0
 _ALIKE = 0.02  # difference in use that may be chance
@@ -56,7 +56,7 @@ def link_use(
         cross.check()
         cross.stop_sender()
     return {
-        link: (last.size_bytes - first.size_bytes) * 8e9 / (last.begin_ns - first.begin_ns) / link.rate_bps
+        link: carried_bps(link, first, last) / link.rate_bps
         for link, first, last in zip(testbed.state.spec.links, before, after, strict=True)
     }
 

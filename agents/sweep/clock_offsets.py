@@ -1,4 +1,4 @@
-"""Offsets of the hosts' clocks, measured before jobs are kept at times on several hosts (docs/reference/clocks.md)."""
+"""Measures offsets of the hosts' clocks, before jobs are kept at times on several hosts (docs/reference/clocks.md)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringtap.agents.hosts import Hosts
-from ringtap.agents.sweep.cluster_hosts import check_lost
-from ringtap.agents.sweep.job_launch import job_run
-from ringtap.agents.sweep.precheck import start_recorders
-from ringtap.agents.sweep.roles import SweepRoles
+from ringtap.agents.sweep.host_connections import check_lost
+from ringtap.agents.sweep.host_roles import SweepRoles
+from ringtap.agents.sweep.job_launch_commands import job_run
+from ringtap.agents.sweep.traffic_precheck import start_recorders
 from ringtap.core.errors import MeasurementError
-from ringtap.core.rundir import RunDirectory, open_log, read_json
-from ringtap.core.schema import CLOCK, CLOCK_JSON, PINGS_REC
+from ringtap.core.run_directory import RunDirectory, open_log, read_json
+from ringtap.core.run_directory_schema import CLOCK, CLOCK_JSON, PINGS_REC
 
 _PINGS_S = 15.0  # over ssh, the files by which hosts find the reference take some seconds
 _ENOUGH_PINGS = 40  # two bursts

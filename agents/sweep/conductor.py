@@ -1,4 +1,4 @@
-"""Run of a whole sweep: sets up the hosts, checks the generators, measures every series, and keeps the results."""
+"""Runs a whole sweep: sets up the hosts, checks the generators, measures every series, and keeps the results."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from ringtap.agents.hosts import Hosts, TestbedHosts
 from ringtap.agents.hosts.ssh import SshHosts
 from ringtap.agents.sweep import growing_report, load_choice
 from ringtap.agents.sweep.bottleneck import busiest, link_use
-from ringtap.agents.sweep.cluster_hosts import LostHostError, losses_named, reached
+from ringtap.agents.sweep.cluster_preflight import ask_hosts, cluster_roles, needs_iperf3, real_libraries
 from ringtap.agents.sweep.cross_traffic import CrossTraffic
-from ringtap.agents.sweep.estimate import estimate, layout, resolved, room_bytes, series_names, step_s, sweep_s
-from ringtap.agents.sweep.expected_series import expected_series, host_names
 from ringtap.agents.sweep.growing_report import GrowingReport
+from ringtap.agents.sweep.host_connections import LostHostError, losses_named, reached
 from ringtap.agents.sweep.host_facts import nearest_folder, space_problem
-from ringtap.agents.sweep.job_launch import check_collectives, job_run
-from ringtap.agents.sweep.job_windows import remarks
-from ringtap.agents.sweep.link_payload import LinkPayload
+from ringtap.agents.sweep.host_roles import SweepRoles, counter_of, testbed_roles, through
+from ringtap.agents.sweep.job_bytes_per_link import LinkPayload
+from ringtap.agents.sweep.job_launch_commands import check_collectives, job_run
 from ringtap.agents.sweep.load_choice import LoadChoice
-from ringtap.agents.sweep.load_series import SeriesMeasurement, Step
-from ringtap.agents.sweep.lock import holder, locked, take_leases
-from ringtap.agents.sweep.packet_capture import check_capture, describe
-from ringtap.agents.sweep.precheck import check_generator, check_host, look_at_idle_links
-from ringtap.agents.sweep.preflight import ask_hosts, cluster_roles, needs_iperf3, real_libraries
-from ringtap.agents.sweep.resumed_plan import plan_changes
-from ringtap.agents.sweep.roles import SweepRoles, counter_of, testbed_roles, through
-from ringtap.agents.sweep.shared_links import SharedLinks, pending_steps, sharing_line
+from ringtap.agents.sweep.measure_load_series import SeriesMeasurement, Step
+from ringtap.agents.sweep.measure_sharing_jobs import SharedLinks, pending_steps, sharing_line
+from ringtap.agents.sweep.measurement_windows import remarks
+from ringtap.agents.sweep.packets_at_loads import check_capture, describe
+from ringtap.agents.sweep.predict_from_message_graphs import expected_series, host_names
+from ringtap.agents.sweep.resume_with_edited_plan import plan_changes
+from ringtap.agents.sweep.sweep_estimate import estimate, layout, resolved, room_bytes, series_names, step_s, sweep_s
+from ringtap.agents.sweep.sweep_lock import holder, locked, take_leases
 from ringtap.agents.sweep.tcp_reachability import check_reachability
+from ringtap.agents.sweep.traffic_precheck import check_generator, check_host, look_at_idle_links
 from ringtap.agents.testbed.forwarding_capacity import excess
-from ringtap.agents.testbed.launch import RunningTestbed, own_name, rate_warnings
-from ringtap.core.arguments import check_callback, instance_of, path_of
+from ringtap.agents.testbed.start_testbed import RunningTestbed, own_name, rate_warnings
+from ringtap.core.append_only_logs import JsonLinesWriter, read_json_lines
+from ringtap.core.check_api_arguments import check_callback, instance_of, path_of
 from ringtap.core.errors import MeasurementError, UsageError, did_you_mean, failure_message
 from ringtap.core.installation import require
-from ringtap.core.records import JsonLinesWriter, read_json_lines
-from ringtap.core.rundir import ACCESS, RunDirectory, new_name, read_points
-from ringtap.core.schema import (
+from ringtap.core.run_directory import ACCESS, RunDirectory, new_name, read_points
+from ringtap.core.run_directory_schema import (
     EXPECTED_JSONL,
     POINTS_JSONL,
     REJECTED_JSONL,
@@ -58,10 +58,10 @@ from ringtap.core.schema import (
     SHARED_JSONL,
     VARIANTS,
 )
-from ringtap.core.sweep_plan import LoadPlan, SharingPlan, SweepPlan, Testbed, load_plan, plan_from_keys
-from ringtap.core.sweep_plan_cluster import Cluster
-from ringtap.core.sweep_plan_models import Model
-from ringtap.core.terminal import shell_word
+from ringtap.core.sweep_plans.cluster_hosts import Cluster
+from ringtap.core.sweep_plans.sweep_plan import LoadPlan, SharingPlan, SweepPlan, Testbed, load_plan, plan_from_keys
+from ringtap.core.sweep_plans.training_jobs import Model
+from ringtap.core.terminal_escaping import shell_word
 from ringtap.core.transports import is_rdma
 from ringtap.core.units import counted, format_rate
 from ringtap.trafficgen import iperf3

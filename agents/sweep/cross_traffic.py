@@ -1,4 +1,4 @@
-"""Cross traffic of a sweep between two of its hosts: one receiver, and one sender per load step."""
+"""Runs the cross traffic of a sweep between two of its hosts: one receiver, and one sender per load step."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.agents.hosts import HostProcess, Hosts, understood
-from ringtap.agents.sweep.roles import SweepRoles
+from ringtap.agents.sweep.host_roles import SweepRoles
 from ringtap.core.errors import MeasurementError, UsageError, last_line
-from ringtap.core.python_command import LEAVE_FOLDER_OUT
-from ringtap.core.sweep_plan import LoadPlan
+from ringtap.core.flow_plan_file import FlowSource, write_plan
+from ringtap.core.isolated_python import LEAVE_FOLDER_OUT
+from ringtap.core.sweep_plans.sweep_plan import LoadPlan
 from ringtap.trafficgen import iperf3
 from ringtap.trafficgen.commands.common import TOKEN_VARIABLE
-from ringtap.trafficgen.plans.plan_file import FlowSource, write_plan
 from ringtap.trafficgen.plans.registry import make_plan
 
 # iperf3 paces whole blocks: its default of 128 kB would give bursts of 4 ms at 250 Mbit/s
@@ -90,7 +90,7 @@ class CrossTraffic:
             MeasurementError: the host is lost, or the sender ended, or did not connect in time.
         """
         most_bps = self._network.most_load_bps
-        if most_bps and load_bps > most_bps:
+        if most_bps and round(load_bps) > most_bps:  # rounded as in the plan
             raise UsageError(f"{load_bps:.0f} bit/s are more than the plan's most_load of {most_bps} bit/s")
         self._sent.mkdir(parents=True, exist_ok=True)
         if self.kind == "iperf":
@@ -135,8 +135,6 @@ class CrossTraffic:
         return [*self._hosts.ringtap(self._from), "traffic", "send", plan, "--source", source, *record]
 
     def _flow_plan(self, load_bps: float, name: str, duration_s: float, destination: str) -> FlowSource:
-        if self.kind not in ("consistent", "burst"):
-            raise UsageError(f"{self.kind} is not a kind of flow plan")
         burst = self._plan.burst
         given: dict[str, Any] = {"load": load_bps, "duration": round(duration_s * _NS), "to": [destination]}
         given |= {"seed": zlib.crc32(f"{self._plan.seed} {self.kind} {name}".encode()), "scale": self._plan.scale}

@@ -10,22 +10,31 @@ import math
 import socket
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 from ringtap.agents.hosts import Hosts
-from ringtap.agents.sweep.roles import Attachment, SweepRoles
+from ringtap.agents.sweep.host_roles import Attachment, SweepRoles
+from ringtap.core.append_only_logs import read_json_lines
+from ringtap.core.clock_steps import clock_set_ns
 from ringtap.core.counter_growth import growth
-from ringtap.core.counter_log import CounterLog
+from ringtap.core.counter_log_reader import CounterLog
 from ringtap.core.errors import MeasurementError, UsageError
-from ringtap.core.ethernet import HEADER_BYTES
-from ringtap.core.link_counters import NIC, SOURCES, log_of, nic_counter
-from ringtap.core.records import read_json_lines
-from ringtap.core.rundir import open_log
-from ringtap.core.schema import AGENT_LOG, LINK_STATE, LINKS_JSONL, NIC_REC, OWNER, OWNERS_JSONL, SOCKETS_REC
+from ringtap.core.ethernet import family_of, headers_bytes
+from ringtap.core.link_counter_sources import NIC, SOURCES, log_of, nic_counter
+from ringtap.core.run_directory import open_log
+from ringtap.core.run_directory_schema import (
+    AGENT_LOG,
+    LINK_STATE,
+    LINKS_JSONL,
+    NIC_REC,
+    OWNER,
+    OWNERS_JSONL,
+    SOCKETS_REC,
+)
 from ringtap.core.units import counted, format_change, format_rate
 
 # on links of 250 Mbit/s, ringtap itself caused 0.2 Mbit/s without load; under load, all but 0.5 % was accounted for
@@ -41,10 +50,9 @@ CHANGE_PAIRS, _CHANGE_LONGER, CHANGE_CARRIED = 0.98, 0.1, 0.9
 _CHANGE_ITERATIONS, _CHANGE_SHARE = 5, 0.2
 _SOCKETS_S = 0.1  # sufficient for connections
 RECORDED_S = 0.3  # delay until the last samples of a window are in the logs
-_IPV6_MORE_BYTES = 20
 _SILENT_S = 5.0  # without new samples, after which a host records no more
-# the clock of a host was set if its difference from CLOCK_MONOTONIC changed by more, in the median of some samples
-CLOCK_STEP_S, _CLOCK_SAMPLES = 0.02, 5
+# windows are timed by CLOCK_MONOTONIC, so that the small steps by which some hypervisors keep a clock disturb nothing
+_DISTURBING_STEP_NS = 20_000_000
 
 
 def collect_options(network: SweepRoles, node: str, *names: str) -> list[str]:
@@ -102,17 +110,24 @@ class ConnectionBytes:
     Args:
         folder: the node's folder.
         port: the interfaces that the connections use.
-        cross_port: TCP port of the cross traffic's receiver.
+        cross_end: address and TCP port of the cross traffic's receiver.
+        mtu: gives the MTU of a counter's interface.
     """
 
-    def __init__(self, folder: Path, port: Attachment, cross_port: int) -> None:
-        self._folder, self._port, self._cross_port = folder, port, cross_port
+    def __init__(
+        self,
+        folder: Path,
+        port: Attachment,
+        cross_end: tuple[str, int],
+        mtu: Callable[[Mapping[str, str]], int | None],
+    ) -> None:
+        self._folder, self._port, self._cross_end, self._mtu = folder, port, cross_end, mtu
         self._rows = 0
         self._newest: dict[int, _Connection] = {}  # by cookie
         self._window = (0, 0)
         self._rates: PortRates | UsageError = UsageError("no window was measured")
 
-    def rates(self, start_ns: int, end_ns: int, mtu: int) -> PortRates:
+    def rates(self, start_ns: int, end_ns: int) -> PortRates:
         """Return the rates of a window; windows must be queried in order of time.
 
         Raises:
@@ -121,14 +136,14 @@ class ConnectionBytes:
         if self._window != (start_ns, end_ns):
             self._window = (start_ns, end_ns)
             try:
-                self._rates = self._measure(start_ns, end_ns, mtu)
+                self._rates = self._measure(start_ns, end_ns)
             except UsageError as error:
                 self._rates = error
         if isinstance(self._rates, UsageError):
             raise self._rates
         return self._rates
 
-    def _measure(self, start_ns: int, end_ns: int, mtu: int) -> PortRates:
+    def _measure(self, start_ns: int, end_ns: int) -> PortRates:
         path = self._folder / SOCKETS_REC
         if not path.is_file():
             raise UsageError(f"the connections of {self._folder.name} were not recorded")
@@ -155,7 +170,7 @@ class ConnectionBytes:
         seconds = (last_ns - first_ns) / 1e9
         for direction in ("rx", "tx"):
             counters = of_interfaces(self._folder.name, self._port.nics, direction)
-            size_bytes = sum(log.frame_bytes(counter, mtu, first_ns, last_ns)[0] for counter in counters)
+            size_bytes = sum(log.frame_bytes(one, self._mtu(one), first_ns, last_ns)[0] for one in counters)
             total[direction] = 8 * size_bytes / seconds
         widths_bits = [records.column(name).wraps_at_bits for name in _COUNTERS]
         received, sent, acknowledged = self._own_bytes(before, widths_bits)
@@ -186,7 +201,8 @@ class ConnectionBytes:
     def _update(self, row: tuple[Any, ...], columns: Mapping[str, int]) -> None:
         """Keep the counters of a record's connection if it uses the port."""
         source, destination = (_address(row[columns["family"]], row[columns[key]]) for key in ("source", "destination"))
-        is_cross = self._cross_port in [int.from_bytes(row[columns[key]], "big") for key in ("sport", "dport")]
+        ports = (int.from_bytes(row[columns[key]], "big") for key in ("sport", "dport"))
+        is_cross = self._cross_end in zip((source, destination), ports, strict=True)
         if source not in self._port.addresses or (destination in self._port.addresses and not is_cross):
             return
         cookie = row[columns["cookie"]]
@@ -194,7 +210,7 @@ class ConnectionBytes:
         self._newest[cookie] = _Connection(
             is_cross=is_cross,
             inode=row[columns["inode"]] or (known.inode if known else 0),
-            header_bytes=HEADER_BYTES + (0 if "." in source else _IPV6_MORE_BYTES),
+            header_bytes=headers_bytes(family_of(source)),
             counters=PortBytes(*(row[columns[name]] for name in _COUNTERS)),
         )
 
@@ -211,13 +227,13 @@ def of_interfaces(node: str, nics: Sequence[str], direction: str) -> list[dict[s
     return [nic_counter(node, nic, direction) for nic in nics]
 
 
-def counted_bps(run: Path, counter: Mapping[str, str], mtu: int, start_ns: int, end_ns: int) -> float:
+def counted_bps(run: Path, counter: Mapping[str, str], mtu: int | None, start_ns: int, end_ns: int) -> float:
     """Return the mean rate that a counter counted from the first to the last sample of a window, in bit/s.
 
     Args:
         run: job run directory.
         counter: ``node``, ``nic``, ``direction`` and, unless it is an interface counter, ``source``.
-        mtu: bytes of an IP packet.
+        mtu: MTU of its interface, for a node that recorded none; None: not known.
         start_ns: CLOCK_REALTIME.
         end_ns: likewise.
 
@@ -225,7 +241,7 @@ def counted_bps(run: Path, counter: Mapping[str, str], mtu: int, start_ns: int, 
         The rate as frames on the wire.
 
     Raises:
-        UsageError: the node has no samples of that time; the message names it.
+        UsageError: the node has no samples of that time, or no MTU is known; the message names it.
     """
     log = CounterLog(run / "nodes" / counter["node"] / log_of(counter))
     times_ns = log.times_ns(start_ns, end_ns)
@@ -299,13 +315,14 @@ class Watch:
         self, run: Path, network: SweepRoles, capacity_bps: int, cross_port: int, *, has_one_bottleneck: bool = True
     ) -> None:
         self._run, self._network, self._capacity_bps = run, network, capacity_bps
-        self._mtu = int(network.bottleneck["mtu"])
         counters = network.bottleneck["total"]
         self._links = [counters] if has_one_bottleneck else [[counter] for counter in counters]
         total = counters[0]
         self._bottleneck = (total["node"], total["direction"])
+        cross_end = (network.cross.get(network.roles.cross_to, ""), cross_port)
         self._sockets = {
-            node: ConnectionBytes(self._folder(node), port, cross_port) for node, port in network.attachments.items()
+            node: ConnectionBytes(self._folder(node), port, cross_end, network.mtu)
+            for node, port in network.attachments.items()
         }
 
     def _folder(self, node: str) -> Path:
@@ -368,7 +385,9 @@ class Watch:
         shares = []
         try:
             for link in self._links:
-                total_bps = sum(counted_bps(self._run, counter, self._mtu, start_ns, end_ns) for counter in link)
+                total_bps = sum(
+                    counted_bps(self._run, counter, self._network.mtu(counter), start_ns, end_ns) for counter in link
+                )
                 shares.append(total_bps / (link[0].get("rate_bps") or self._capacity_bps))
         except UsageError:
             return None
@@ -380,7 +399,7 @@ class Watch:
         Raises:
             UsageError: they were not recorded.
         """
-        return self._sockets[node].rates(start_ns, end_ns, self._mtu)
+        return self._sockets[node].rates(start_ns, end_ns)
 
     def links(self, since_ns: int, end_ns: int, start_ns: int) -> Iterator[str]:
         """Yield a sentence for each link that lost its carrier or had frames with errors, and each clock that was set.
@@ -402,8 +421,10 @@ class Watch:
             try:
                 for nic in nics:
                     yield from self._error_words(nic, counters, start_ns, end_ns)
-                if abs(step_s := _clock_step_s(counters, start_ns, end_ns)) > CLOCK_STEP_S:
-                    yield f"the clock of {node} was set by {format_change(step_s)}"
+                samples = zip(*counters.samples("t_ns", start_ns, end_ns), strict=True)
+                step_ns = clock_set_ns([shown_ns - t_ns for t_ns, shown_ns in samples if start_ns <= t_ns <= end_ns])
+                if abs(step_ns) > _DISTURBING_STEP_NS:
+                    yield f"the clock of {node} was set by {format_change(step_ns / 1e9)}"
             except UsageError:  # such as a lost host, which is reported elsewhere
                 continue
 
@@ -437,15 +458,6 @@ class Watch:
                 continue
             if errors > MAX_ERROR_SHARE * (errors + good):
                 yield f"{nic} of {counters.node} {verb} {counted(round(errors), 'frame')} with errors"
-
-
-def _clock_step_s(log: CounterLog, start_ns: int, end_ns: int) -> float:
-    """Return by how much the node's clock was set between two times, forward if positive."""
-    samples = zip(*log.samples("t_ns", start_ns, end_ns), strict=True)
-    gaps_ns = [shown_ns - t_ns for t_ns, shown_ns in samples if start_ns <= t_ns <= end_ns]
-    if not gaps_ns:
-        return 0.0
-    return (median(gaps_ns[-_CLOCK_SAMPLES:]) - median(gaps_ns[:_CLOCK_SAMPLES])) / 1e9
 
 
 def _link_words(node: str, nic: str, log: list[dict[str, Any]], since_ns: int, end_ns: int) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The report of a sweep that runs, written anew after each point by a process of its own."""
+"""Writes the report of a running sweep anew after each point, in a process of its own."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import IO
 
 from ringtap.core.errors import failure_message
+from ringtap.core.isolated_python import python_command
 from ringtap.core.parent_death import die_with_parent
-from ringtap.core.python_command import python_command
-from ringtap.core.schema import REPORT_HTML
-from ringtap.core.terminal import shell_word
+from ringtap.core.run_directory_schema import REPORT_HTML
+from ringtap.core.terminal_escaping import shell_word
 
 PACKAGES = ("jinja2", "matplotlib", "numpy", "pandas", "scipy")
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""Facts about a host of a cluster before a sweep: ``python -m ringtap.agents.sweep.host_facts [QUESTION]``.
+"""Collects facts about a host before a sweep: ``python -m ringtap.agents.sweep.host_facts [QUESTION]``.
 
 The question is a JSON object. ``room`` asks for free space on a disk (``folder``, ``bytes``). ``jobs`` asks for the
 program, script and interpreter of jobs (by name: ``command``, ``directory`` and ``environment``).
@@ -21,15 +21,14 @@ from typing import Any
 
 import psutil
 
-from ringtap.agents.clock.system_clock import boot_id
-from ringtap.agents.hosts.lease import held
+from ringtap.agents.clock.local_clock import boot_id
+from ringtap.agents.hosts.link_lease import held
 from ringtap.collectors.ethtool import counts_port
 from ringtap.collectors.infiniband import DEVICES, rdma_ports
 from ringtap.core.units import format_size
 
 MODULES = ("torch", "horovod", "torchvision", "transformers")
 _TRIES = 100
-_USUAL_MTU = 1500
 _TRIAL_BYTES = 1 << 20
 _INTERPRETER_S = 30.0  # an interpreter on a network file system starts slowly
 _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -51,11 +50,13 @@ def host_facts() -> dict[str, Any]:
     interfaces: dict[str, dict[str, Any]] = {}
     for label, entries in psutil.net_if_addrs().items():
         name = label.partition(":")[0]  # eth0:1 labels another address of eth0
+        if name not in states:  # it is gone
+            continue
         below = []
         with suppress(OSError):
             below = [path.name.removeprefix("lower_") for path in Path("/sys/class/net", name).glob("lower_*")]
-        mtu = states[name].mtu if name in states else _USUAL_MTU
-        item = interfaces.setdefault(name, {"addresses": [], "addresses6": [], "below": below, "mtu": mtu})
+        item: dict[str, Any] = {"addresses": [], "addresses6": [], "below": below, "mtu": states[name].mtu}
+        item = interfaces.setdefault(name, item)
         item |= {"phy": counts_port(name), "rdma": rdma.get(name)}
         item["addresses"] += [entry.address for entry in entries if entry.family == socket.AF_INET]
         item["addresses6"] += [entry.address.partition("%")[0] for entry in entries if entry.family == socket.AF_INET6]
@@ -157,7 +158,7 @@ def _command_facts(command: list[str]) -> dict[str, Any]:
         from ringtap.agents.doctor import job_interpreter
 
         steps = job_interpreter.check(program, _INTERPRETER_S)["steps"]
-        has_torch = steps.state == "ok"
+        has_torch = None if steps.state == "failed" else steps.state == "ok"
         if steps.state == "unavailable":
             problems.append(f"steps of the job cannot be recorded: {steps.reason}; {steps.remedy}")
         if any(re.fullmatch(r"-[a-zA-Z]*[IES][a-zA-Z]*", option) for option in options):

@@ -1,4 +1,4 @@
-"""Shares of jobs by a rule of a plan, and the iterations that a fluid model predicts of them."""
+"""Calculates the shares of jobs by a rule of a plan, and predicts their iterations with a fluid model."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from ringtap.agents.testbed.topology import JobShare
-from ringtap.core.sweep_plan_jobs import CONGESTION_CONTROL, CRUX, MLTCP, PRIORITIES, WEIGHTS, SharingJob
-from ringtap.workload import bandwidth_sharing
-from ringtap.workload.gpu_intensity import gpu_intensity_flop_per_s, priority_levels
+from ringtap.core.sweep_plans.jobs_that_share import CONGESTION_CONTROL, CRUX, MLTCP, PRIORITIES, WEIGHTS, SharingJob
+from ringtap.workload import unscheduled_jobs
+from ringtap.workload.crux_scheduling import gpu_intensity_flop_per_s, priority_levels
 from ringtap.workload.interleaving import MEASURED_ERROR, PeriodicJob
 
 GAP_SHARE = 0.5  # of a job's longest silence in an iteration alone: after this silence, an iteration begins
@@ -36,7 +36,7 @@ def shares_of(
     """Return the share of each job by a rule, equal ones if there is no rule.
 
     Args:
-        rule: one of `ringtap.core.sweep_plan_jobs.RULES`, or any other name of an offset.
+        rule: one of `ringtap.core.sweep_plans.jobs_that_share.RULES`, or any other name of an offset.
         jobs: the jobs of the plan.
         alone: their communication as recorded alone.
         intensities: their GPU intensities, for `CRUX`.
@@ -50,7 +50,7 @@ def shares_of(
     if rule == CONGESTION_CONTROL:
         return [JobShare(congestion_control=job.congestion_control) for job in jobs]
     if rule == MLTCP:
-        grows = JobShare(bandwidth_sharing.MLTCP_INTERCEPT, bandwidth_sharing.MLTCP_SLOPE)
+        grows = JobShare(unscheduled_jobs.MLTCP_INTERCEPT, unscheduled_jobs.MLTCP_SLOPE)
         return [grows._replace(iteration_bytes=job.bits / 8, gap_s=GAP_SHARE * longest_silence_s(job)) for job in alone]
     return [JobShare()] * len(jobs)
 
@@ -67,10 +67,10 @@ def predicted_begins_s(
     alone: Sequence[PeriodicJob],
     shares: Sequence[JobShare],
     starts_s: Sequence[float],
-    links: Sequence[bandwidth_sharing.SharedCapacity],
+    links: Sequence[unscheduled_jobs.SharedCapacity],
     until_s: float,
 ) -> list[list[float]]:
-    """Return the begins of each job's iterations on links that they share, by `bandwidth_sharing.share_links`.
+    """Return the begins of each job's iterations on links that they share, by `unscheduled_jobs.share_links`.
 
     Args:
         alone: communication of each job alone.
@@ -81,13 +81,13 @@ def predicted_begins_s(
     """
     first_s = min(starts_s)
     iterations = math.ceil((until_s - first_s) * 1e9 / min(job.period_ns for job in alone)) + 1
-    claims = [bandwidth_sharing.Share(share.intercept, share.slope, share.priority) for share in shares]
+    claims = [unscheduled_jobs.Share(share.intercept, share.slope, share.priority) for share in shares]
     starts_s = [start_s - first_s for start_s in starts_s]
-    runs = bandwidth_sharing.share_links(alone, claims, starts_s, links, iterations)
+    runs = unscheduled_jobs.share_links(alone, claims, starts_s, links, iterations)
     return [[first_s + begin for begin in run.begin_s.tolist() if 0 <= first_s + begin <= until_s] for run in runs]
 
 
-def mltcp_phases(alone: Sequence[PeriodicJob], starts_s: Sequence[float], iterations: int) -> list[float] | None:
+def mltcp_phases(alone: Sequence[PeriodicJob], starts_s: Sequence[float], iterations: int) -> list[float] | str:
     """Return the phase of the second of two equal jobs in the present and later iterations, by MLTCP's Shift(Δ).
 
     A phase is the time from the first job's begin to the second one's, as a share of the period; Δ ends at half of it,
@@ -99,11 +99,16 @@ def mltcp_phases(alone: Sequence[PeriodicJob], starts_s: Sequence[float], iterat
         iterations: number of phases.
 
     Returns:
-        The phases; None if the jobs are not two with the same period.
+        The phases, or why there are none: the equation is for two jobs with the same period.
     """
     period_s = alone[0].period_ns / 1e9
-    if len(alone) != 2 or abs(alone[1].period_ns / alone[0].period_ns - 1) > MEASURED_ERROR:
-        return None
+    if len(alone) != 2:
+        return f"MLTCP's equation is for two jobs, not for {len(alone)}"
+    if (difference := abs(alone[1].period_ns / alone[0].period_ns - 1)) > MEASURED_ERROR:
+        return (
+            f"MLTCP's equation is for jobs whose iterations take the same time alone; here they differ "
+            f"by {difference:.1%}, more than {MEASURED_ERROR:.0%}"
+        )
     sending_s = sum(phase.end_ns - phase.begin_ns for phase in alone[0].phases) / 1e9
     offset_s = (starts_s[1] - starts_s[0]) % period_s
     if is_first := offset_s > period_s / 2:  # the second job's iteration is the one that is ahead
@@ -112,5 +117,5 @@ def mltcp_phases(alone: Sequence[PeriodicJob], starts_s: Sequence[float], iterat
     for _ in range(iterations):
         found.append(1 - offset_s / period_s if is_first else offset_s / period_s)
         if offset_s < sending_s:
-            offset_s = min(offset_s + bandwidth_sharing.mltcp_shift_s(offset_s, sending_s), period_s / 2)
+            offset_s = min(offset_s + unscheduled_jobs.mltcp_shift_s(offset_s, sending_s), period_s / 2)
     return found

@@ -1,4 +1,4 @@
-"""Choice of a sweep's next loads by the analysis, in a process of its own that reads the run directory."""
+"""Asks the analysis for a sweep's next loads, in a process of its own that reads the run directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from ringtap.core.errors import MeasurementError
-from ringtap.core.python_command import python_command
+from ringtap.core.isolated_python import python_command
 
 _LOG = "log/next-load.log"
 _MODULE = "ringtap.analysis.sweeps.next_load"

@@ -8,9 +8,9 @@ from operator import add
 from pathlib import Path
 from typing import Any
 
-from ringtap.core.iteration_ends import IterationEnds
-from ringtap.core.rundir import RunDirectory, clock_gap_ns, open_log
-from ringtap.core.schema import MARK_RECORD
+from ringtap.core.iteration_end_detector import IterationEnds
+from ringtap.core.run_directory import RunDirectory, clock_gap_ns, open_log
+from ringtap.core.run_directory_schema import MARK_RECORD
 
 # a job has stalled if no iteration ends for so many times the longest one, plus the delay of the logs
 _STALLED_ITERATIONS = 3
@@ -56,12 +56,13 @@ class StepWatcher:
         self._folders = [run.path / "nodes" / worker / "steps" for worker in ranks]
         self._ranks: dict[Path, _RankEnds] = {}
         self._columns: list[str] = []
-        self._host_gaps_ns: dict[Path, int] = {}
 
     def iteration_ends_ns(self) -> list[int]:
         """Return the end of each iteration that all ranks have ended, at the slowest rank.
 
-        The times, in ns, are what CLOCK_REALTIME would have shown if nobody had set it since the recording began.
+        The times, in ns, are what CLOCK_REALTIME of each host would have shown if nobody had set it since the recording
+        began: the offsets between the hosts' clocks are known exactly only after the run, when
+        `ringtap.analysis.runs.run.window_on_reference` converts windows that end at these times.
         """
         ends_ns = self.ends_mono_ns()
         gaps_ns = self._gaps_ns() if ends_ns else []
@@ -79,15 +80,8 @@ class StepWatcher:
 
     def _gaps_ns(self) -> list[int]:
         """Return what leads from CLOCK_MONOTONIC to the times of `iteration_ends_ns`, rank by rank."""
-        for folder in self._folders:
-            if folder not in self._host_gaps_ns and (gap_ns := clock_gap_ns(folder.parent)) is not None:
-                self._host_gaps_ns[folder] = gap_ns
-        wall, mono = map(self._columns.index, ("end_ns", "end_mono_ns"))
-        # until the log of the interfaces has arrived, the first end of an iteration tells
-        return [
-            self._host_gaps_ns.get(path.parent, rank.ends[0][wall] - rank.ends[0][mono])
-            for path, rank in self._ranks.items()
-        ]
+        gaps_ns = {folder: clock_gap_ns(folder.parent) or 0 for folder in self._folders}
+        return [gaps_ns[path.parent] for path in self._ranks]
 
     def _column(self, name: str) -> list[tuple[int, ...]]:
         """Return a column of the step logs at the ends of iterations that all ranks have ended, rank by rank."""

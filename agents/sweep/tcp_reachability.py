@@ -1,4 +1,4 @@
-"""Trial of the TCP connections that a sweep will make between the hosts of a cluster.
+"""Tries the TCP connections that a sweep will make between the hosts of a cluster.
 
 Command on the hosts: ``python -m ringtap.agents.sweep.tcp_reachability listen|try|end JSON``.
 """
@@ -17,9 +17,9 @@ from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
 from ringtap.agents.hosts import Hosts, understood
-from ringtap.agents.sweep.roles import SweepRoles
+from ringtap.agents.sweep.host_roles import SweepRoles
 from ringtap.core.errors import MeasurementError, last_line
-from ringtap.core.python_command import python_command
+from ringtap.core.isolated_python import python_command
 
 # enough for full packets, which are lost if the MTUs along the path differ, although handshakes succeed
 _TRIAL_BYTES = 1 << 18

@@ -1,1 +1,1 @@
-"""Virtual testbed: hosts and a switch as network namespaces, with links of a known rate."""
+"""Builds virtual testbeds: hosts and switches as network namespaces, with links of a known rate."""

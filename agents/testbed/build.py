@@ -1,4 +1,4 @@
-"""Construction of a testbed's namespaces, links and limits with netlink, inside its init process.
+"""Builds a testbed's namespaces, links and limits with netlink, inside its init process.
 
 A route attribute sets the congestion control, because it also applies to unmodified programs and is allowed where the
 kernel-wide sysctl is not. TCP may pass only a few packets to a link in one piece (``gso_max_segs``): at 250 Mbit/s the
@@ -23,19 +23,20 @@ from typing import Any, NamedTuple, TypeVar
 from pyroute2 import IPRoute, NetlinkError, NetNS
 from pyroute2 import netns as named_namespaces
 
-from ringtap.agents.testbed import namespaces, routing
+from ringtap.agents.testbed import namespaces, shortest_path_routes
 from ringtap.agents.testbed.topology import (
     AGGREGATOR_IP,
-    SWITCH,
     SWITCH_NIC,
     Link,
     LinkCount,
     TestbedSpec,
+    carried_bps,
     cross_nic,
 )
 from ringtap.collectors.netlink import HEADER_BYTES, ROUTE, NetlinkSocket
 from ringtap.collectors.qdisc import BASIC, DUMP_DISCIPLINES, kind_and_statistics
 from ringtap.core.errors import MeasurementError, UsageError, error_message
+from ringtap.core.testbed_options import SWITCH
 
 _T = TypeVar("_T")
 
@@ -110,8 +111,8 @@ def build(spec: TestbedSpec) -> None:
                 indexes |= _add_link(link, netlinks)
         for link in spec.links:
             indexes |= _set_up(spec, netlinks[link.source], indexes[link.source, link.source_nic], link)
-        networks = ((routing.routes(spec), network) for network in (TRAINING, CROSS))
-        paths = ((routing.path_routes(spec, 0), job_network(spec, job)) for job in range(spec.jobs))
+        networks = ((shortest_path_routes.routes(spec), network) for network in (TRAINING, CROSS))
+        paths = ((shortest_path_routes.path_routes(spec, 0), job_network(spec, job)) for job in range(spec.jobs))
         for by_node, network in (*networks, *paths):
             for node, found in by_node.items():
                 own = {nic: index for (owner, nic), index in indexes.items() if owner == node}
@@ -218,7 +219,7 @@ def set_routes(
     spec: TestbedSpec,
     netlink: NetNS | IPRoute,
     node: str,
-    routes: Iterable[routing.Route],
+    routes: Iterable[shortest_path_routes.Route],
     network: Subnet,
     indexes: Mapping[str, int],
     congestion_control: str,
@@ -406,7 +407,7 @@ def measure_links(spec: TestbedSpec, numbers: Sequence[int] = ()) -> dict[int, d
         (Ethernet frames, as the limit counts them) and ``congestion_control`` (the one in use).
 
     Raises:
-        MeasurementError: a node cannot be reached.
+        MeasurementError: a node cannot be reached, or its counters were reset.
     """
     if spec.topology == "star":
         return _measure_at_once(spec, range(len(spec.links)))
@@ -446,8 +447,7 @@ def _measure_at_once(spec: TestbedSpec, numbers: Sequence[int]) -> dict[int, dic
         sock.close()
     found = {}
     for number, link, first, last in zip(numbers, links, before, after, strict=True):
-        seconds, size_bytes = (last.begin_ns - first.begin_ns) / 1e9, last.size_bytes - first.size_bytes
         host, direction = link.place
         item = {"host": host, "direction": direction, "asked_bps": link.rate_bps}
-        found[number] = item | {"measured_bps": round(size_bytes * 8 / seconds), "congestion_control": control}
+        found[number] = item | {"measured_bps": round(carried_bps(link, first, last)), "congestion_control": control}
     return found

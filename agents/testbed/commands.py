@@ -1,4 +1,4 @@
-"""``ringtap testbed``: build, use, show and remove virtual testbeds."""
+"""Implements ``ringtap testbed``: builds, uses, shows and removes virtual testbeds."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import json
 import sys
 from typing import Any
 
+from ringtap.core.command_options import add_json
 from ringtap.core.errors import MeasurementError, UsageError
-from ringtap.core.options import add_json
-from ringtap.core.sweep_plan import LinkOptions
+from ringtap.core.testbed_options import TOPOLOGIES, LinkOptions
 from ringtap.core.units import counted
-from ringtap.workload.topologies import KINDS
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -41,7 +40,7 @@ def _register_up(verbs: Any) -> None:
     up.add_argument("--hosts", default="S0,S1,S2,S3", help="a number, or names with commas (default: S0,S1,S2,S3)")
     up.add_argument("--rate", default="250mbit", help="limit of every link in each direction (default: 250mbit)")
     up.add_argument("--queue", default="400kB", help="queue before each limit (default: 400kB)")
-    up.add_argument("--mtu", type=int, default=1500, help="bytes of an IP packet (default: 1500)")
+    up.add_argument("--mtu", type=int, default=LinkOptions.mtu, help="bytes of an IP packet (default: %(default)s)")
     up.add_argument(
         "--congestion-control", default="cubic", help="congestion control of every TCP connection (default: cubic)"
     )
@@ -49,7 +48,7 @@ def _register_up(verbs: Any) -> None:
     up.add_argument(
         "--offload-segments", type=int, default=4, help="packets that TCP may pass to a link in one piece (default: 4)"
     )
-    up.add_argument("--topology", default="star", metavar="KIND", help=f"{', '.join(KINDS)} (default: star)")
+    up.add_argument("--topology", default="star", metavar="KIND", help=f"{', '.join(TOPOLOGIES)} (default: star)")
     up.add_argument(
         "--per-leaf", type=int, default=LinkOptions.per_leaf, metavar="H",
         help=f"hosts per leaf switch, for leaf-spine (default: {LinkOptions.per_leaf})",
@@ -72,7 +71,7 @@ def _up(options: argparse.Namespace) -> int:
     from inspect import signature
 
     from ringtap.agents.testbed.forwarding_capacity import excess
-    from ringtap.agents.testbed.launch import rate_warnings, testbed
+    from ringtap.agents.testbed.start_testbed import rate_warnings, testbed
 
     # its parameters have the names of the options
     built = testbed(**{name: getattr(options, name) for name in signature(testbed).parameters})
@@ -112,7 +111,7 @@ def _describe(testbed: Any) -> dict[str, Any]:
 
 def _exec(options: argparse.Namespace) -> int:
     from ringtap.agents.testbed import registry
-    from ringtap.agents.testbed.enter import enter
+    from ringtap.agents.testbed.run_on_host import enter
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:

@@ -1,7 +1,7 @@
-"""Init process of a testbed: the first process of its PID namespace, so its end also ends everything in it.
+"""Runs the init process of a testbed: the first process of its PID namespace, so its end also ends everything in it.
 
-`ringtap.agents.testbed.launch` starts it. It writes a JSON line per stage to standard output and reads commands from
-standard input: end of file ends the testbed, and ``stay`` makes it outlive the process that started it.
+`ringtap.agents.testbed.start_testbed` starts it. It writes a JSON line per stage to standard output and reads commands
+from standard input: end of file ends the testbed, and ``stay`` makes it outlive the process that started it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from ringtap.agents.testbed import namespaces
 from ringtap.agents.testbed.topology import JobShare, TestbedSpec
 from ringtap.core.errors import RingtapError, UsageError, error_message, failure_message
-from ringtap.core.terminal import fill_standard_descriptors
+from ringtap.core.terminal_escaping import fill_standard_descriptors
 
 
 def _report(item: dict[str, Any]) -> None:
@@ -41,7 +41,7 @@ def _run(spec: TestbedSpec) -> None:
     After ``stay``, run forever.
     """
     from ringtap.agents.testbed import build
-    from ringtap.agents.testbed.shares import LinkShares, congestion_controls
+    from ringtap.agents.testbed.link_shares import LinkShares, congestion_controls
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.stdin.readline().strip() != "go":  # `up` has not recorded this testbed

@@ -1,4 +1,4 @@
-"""Functions that create and enter Linux namespaces and mount file systems, by calls of the C library.
+"""Creates and enters Linux namespaces, and mounts file systems, by calls of the C library.
 
 Python has ``os.unshare`` and ``os.setns`` only since 3.12.
 """

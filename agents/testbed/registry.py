@@ -1,4 +1,4 @@
-"""Registry of testbeds: one small file per testbed, with the pid of its init process.
+"""Records which testbeds this machine has: one small file per testbed, with the pid of its init process.
 
 A testbed lives in the namespaces of its init process. When that process ends, even if it is killed, the kernel removes
 the namespaces, the links and every process in them. Its pid and start time suffice to find and remove a testbed whose
@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringtap.agents.node import agent_socket
+from ringtap.agents.node import agent_control_socket
 from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.collectors.kernel_files import stat_of
 from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.core.json_validation import BPS, Shape, ShapeError, check
-from ringtap.core.rundir import read_json, write_json
+from ringtap.core.run_directory import read_json, write_json
 
 _LINKS: Shape = [{"host": str, "direction": str, "asked_bps": BPS, "measured_bps": BPS, "congestion_control": str}]
 _MAX_RECORD_BYTES = 1 << 20  # bytes; the record of 200 hosts has 60 kB
@@ -38,7 +38,7 @@ def _places() -> list[Path]:
     """
     uid = os.geteuid()
     runtime = Path("/run" if uid == 0 else f"/run/user/{uid}") / "ringtap"
-    folders = [runtime, *agent_socket.local_names(f"ringtap-{uid}")]
+    folders = [runtime, *agent_control_socket.local_names(f"ringtap-{uid}")]
     with contextlib.suppress(RuntimeError):  # a user without a home
         folders.append(Path.home() / f".ringtap-{os.uname().nodename}")
     return folders
@@ -52,7 +52,7 @@ def state_folder() -> Path:
     """
     folders = _places()
     try:
-        return agent_socket.first_private(folders)
+        return agent_control_socket.first_private(folders)
     except OSError as error:
         raise UsageError(
             f"no folder for the records of testbeds: {folders[0]}, {folders[1]} and {folders[-1]} are neither private "
@@ -144,7 +144,7 @@ def read_records() -> tuple[list[TestbedState], list[str]]:
     testbeds, problems = [], []
     for folder in _places():
         with contextlib.suppress(OSError):
-            if not agent_socket.is_private(folder):
+            if not agent_control_socket.is_private(folder):
                 continue
             for path in sorted(folder.glob("*.json")):
                 try:

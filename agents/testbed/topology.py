@@ -1,4 +1,4 @@
-"""Layout of a virtual testbed, independent of its implementation.
+"""Describes the layout of a virtual testbed: hosts, switches, links, and the roles of the hosts.
 
 A host has two interfaces on each of its links: ``eth0`` for the training job and ``cross0`` for cross traffic, so that
 the counters of ``cross0`` at the receiving host give the cross traffic that passed the bottleneck. Jobs that share
@@ -8,20 +8,18 @@ links have an interface each: ``job0`` and so on. In a ring and a torus, a host 
 
 from __future__ import annotations
 
-import math
-import re
 from collections import Counter
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
-from ringtap.core.errors import UsageError, did_you_mean
-from ringtap.core.link_counters import nic_counter
-from ringtap.core.sweep_plan import TOPOLOGY_OF, LinkOptions
-from ringtap.core.units import format_rate
+from ringtap.core.counter_growth import growth
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.link_counter_sources import nic_counter
+from ringtap.core.sweep_plans.sweep_plan import CUSTOM, THESIS_HOSTS, Testbed
+from ringtap.core.testbed_options import FAT_TREE_HOSTS, NAME_RULE, SWITCH, LinkOptions, is_name, parse_sides
 from ringtap.workload import topologies
 
-SWITCH = topologies.SWITCH
 # a star's own interface, and the address of the switch at which a process adds gradients in the network
 SWITCH_NIC, AGGREGATOR_IP = "bridge", "10.77.0.254"
 # the switch at which a process adds gradients, by topology; hosts of the others forward by themselves
@@ -30,19 +28,16 @@ TRAINING_NIC = "eth0"
 CROSS_NIC = "cross0"
 _FIRST_JOB_NETWORK = 10  # third number of its addresses
 _TRAINING, _CROSS = TRAINING_NIC[:-1], CROSS_NIC[:-1]
-MAX_HOSTS = 200
-MAX_SPINES = 16
-MAX_OVERSUBSCRIPTION = 100
-MAX_DELAY_S = 10.0
-MIN_RATE_BPS = 100_000
-FAT_TREE_HOSTS = tuple(ports**3 // 4 for ports in range(2, 9, 2))
-_HOST = re.compile(r"h\d+")  # of a graph
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,9}")
+_BYTES_BITS, _PACKETS_BITS = 64, 32  # of the kernel's counters of a limit
 
 
 def cross_nic(nic: str) -> str:
     """Return the interface for cross traffic that shares a link with an interface for training."""
     return nic.replace(_TRAINING, _CROSS)
+
+
+def _refuse(option: str, why: str) -> NoReturn:
+    raise UsageError(f"{option} {why}")
 
 
 class Link(NamedTuple):
@@ -86,6 +81,27 @@ class LinkCount(NamedTuple):
     size_bytes: int
     packets: int
 
+    def since(self, before: LinkCount) -> tuple[float, float] | None:
+        """Return the bytes and frames that were counted since an earlier reading; None if the counters were reset."""
+        size_bytes = growth(before.size_bytes, self.size_bytes, _BYTES_BITS)
+        packets = growth(before.packets, self.packets, _PACKETS_BITS)
+        return None if size_bytes is None or packets is None else (size_bytes, packets)
+
+
+def carried_bps(link: Link, before: LinkCount, after: LinkCount) -> float:
+    """Return the mean rate that a link carried from one reading of its counters to a later one, in bit/s.
+
+    Raises:
+        MeasurementError: the counters were reset in between.
+    """
+    counted = after.since(before)
+    if counted is None:
+        raise MeasurementError(
+            f"the counters of {link.source_nic} of {link.source} were reset while they were read, so what the link "
+            "carried is not known: was its limit changed? Measure anew"
+        )
+    return counted[0] * 8e9 / (after.begin_ns - before.begin_ns)
+
 
 @dataclass(frozen=True)
 class TestbedSpec(LinkOptions):
@@ -105,68 +121,9 @@ class TestbedSpec(LinkOptions):
     jobs: int = 0
 
     def __post_init__(self) -> None:
-        for name in (self.name, *self.hosts):
-            if not _NAME.fullmatch(name) or name == SWITCH:
-                raise UsageError(
-                    f"{name!r} is not a valid name: 1 to 10 letters, digits and dashes, beginning with a letter"
-                )
-        if twice := [name for name in self.hosts if self.hosts.count(name) > 1]:
-            raise UsageError(f"{twice[0]} is named twice: give each host of a testbed a name of its own")
-        if not 2 <= len(self.hosts) <= MAX_HOSTS:
-            raise UsageError(f"a testbed needs 2 to {MAX_HOSTS} hosts; got {len(self.hosts) or 'none'}")
-        if not MIN_RATE_BPS <= self.rate_bps <= 30_000_000_000:
-            raise UsageError(f"link rate {self.rate_bps} bit/s is outside 100kbit to 30gbit")
-        if not 576 <= self.mtu <= 9000:
-            raise UsageError(f"MTU {self.mtu} is outside 576 to 9000")
-        if not 1 <= self.offload_segments <= 44:
-            raise UsageError(f"{self.offload_segments} offload segments are outside 1 (no offload) to 44 (64 kB)")
-        least = self.mtu * self.offload_segments + 14
-        if self.burst_bytes < least or self.queue_bytes < least:
-            raise UsageError(
-                f"burst and queue must hold {self.offload_segments} packets in one piece: {least} bytes at least"
-            )
-        if not 0 <= self.delay_s <= MAX_DELAY_S:
-            raise UsageError(f"delay {self.delay_s:g} s is outside 0 to {MAX_DELAY_S:g} s")
-        self._check_topology()
-
-    def _check_topology(self) -> None:
-        """Refuse numbers of hosts that a kind of topology cannot have, and options of other kinds."""
-        kind, hosts = self.topology, len(self.hosts)
-        if kind not in topologies.KINDS:
-            hint = did_you_mean(kind, topologies.KINDS)
-            raise UsageError(f"topology {kind!r} is unknown: {hint}choose {', '.join(topologies.KINDS)}")
-        for field in fields(self):
-            if (needed := TOPOLOGY_OF.get(field.name, kind)) != kind and getattr(self, field.name) != field.default:
-                raise UsageError(f"{field.name} is for topology {needed!r}, and this one is {kind!r}")
-        if kind == "leaf-spine":
-            self._check_leaves()
-        elif kind == "fat-tree" and hosts not in FAT_TREE_HOSTS:
-            choices = ", ".join(map(str, FAT_TREE_HOSTS))
-            raise UsageError(f"a fat tree of switches with k ports has k³/4 hosts ({choices}), not {hosts}")
-        elif kind == "torus":
-            if not self.sides:
-                raise UsageError('a torus needs sides, such as "4x4" for 16 hosts')
-            sides = topologies.parse_sides(self.sides)
-            if math.prod(sides) != hosts or min(sides) < 3 or len(sides) < 2:
-                raise UsageError(f"sides {self.sides} are not two or more lengths above 2 with the product {hosts}")
-        elif kind == "ring" and hosts < 3:
-            raise UsageError("a ring needs three or more hosts")
-        if taken := set(self.hosts) & {end for ends in self.network.ends for end in ends if not _HOST.fullmatch(end)}:
-            raise UsageError(f"{min(taken)!r} is the name of a switch of this topology: name the host otherwise")
-        least_bps = min(link.rate_bps for link in self.links)
-        if least_bps < MIN_RATE_BPS:
-            raise UsageError(f"links between switches would have {format_rate(least_bps)}, less than 100kbit")
-
-    def _check_leaves(self) -> None:
-        hosts = len(self.hosts)
-        if not (1 <= self.per_leaf < hosts and hosts % self.per_leaf == 0):
-            raise UsageError(
-                f"{hosts} hosts do not fill two or more leaves of per_leaf = {self.per_leaf}: use a multiple of it"
-            )
-        if not 1 <= self.spines <= MAX_SPINES:
-            raise UsageError(f"spines = {self.spines} is outside 1 to {MAX_SPINES}")
-        if not 1 <= self.oversubscription <= MAX_OVERSUBSCRIPTION:
-            raise UsageError(f"oversubscription {self.oversubscription:g} is outside 1 to {MAX_OVERSUBSCRIPTION}")
+        if not is_name(self.name):
+            raise UsageError(f"{self.name!r} is not a valid name of a testbed: {NAME_RULE}")
+        self.check(self.hosts, self.rate_bps, _refuse)
 
     @cached_property
     def network(self) -> topologies.Topology:
@@ -177,7 +134,7 @@ class TestbedSpec(LinkOptions):
         if self.topology == "fat-tree":
             return topologies.fat_tree(2 * (FAT_TREE_HOSTS.index(hosts) + 1), rate_bps)
         if self.topology == "torus":
-            return topologies.torus(topologies.parse_sides(self.sides), rate_bps)
+            return topologies.torus(parse_sides(self.sides), rate_bps)
         return topologies.star(hosts, rate_bps) if self.topology == "star" else topologies.ring(hosts, rate_bps)
 
     @cached_property
@@ -257,7 +214,7 @@ class TestbedSpec(LinkOptions):
 
 
 class JobShare(NamedTuple):
-    """Share of a job in links, as in `ringtap.workload.bandwidth_sharing`, and what its growth needs.
+    """Share of a job in links, as in `ringtap.workload.unscheduled_jobs`, and what its growth needs.
 
     Attributes:
         intercept: weight when an iteration begins.
@@ -305,19 +262,15 @@ class Roles:
         return {"cross": [nic_counter(self.cross_to, CROSS_NIC, "rx")], "total": [total]}
 
 
-def thesis_roles(configuration: str) -> tuple[tuple[str, ...], Roles]:
-    """Return the hosts and roles of a configuration of the thesis.
+def roles_of(testbed: Testbed) -> Roles:
+    """Return the roles of the hosts of a plan's testbed.
 
     A: four workers; S0 sends cross traffic to S3, and its outbound queue is the bottleneck.
     B: S2 sends cross traffic to S0 and does not train; the switch port towards S0 is the bottleneck.
-
-    Raises:
-        UsageError: the configuration is neither A nor B.
     """
-    hosts = ("S0", "S1", "S2", "S3")
-    if configuration == "A":
+    if testbed.configuration == CUSTOM:
+        return Roles(CUSTOM, testbed.workers, testbed.cross_from, testbed.cross_to, testbed.servers)
+    if testbed.configuration == "A":
         # gloo's ring runs from each rank to the previous one, so all that S3 receives comes through S0's uplink
-        return hosts, Roles("A", hosts, "S0", "S3")
-    if configuration == "B":
-        return hosts, Roles("B", ("S0", "S1", "S3"), "S2", "S0")
-    raise UsageError(f"configuration {configuration!r} is not known: A or B, or name hosts and roles yourself")
+        return Roles("A", THESIS_HOSTS, "S0", "S3", testbed.servers)
+    return Roles("B", ("S0", "S1", "S3"), "S2", "S0", testbed.servers)

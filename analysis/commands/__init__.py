@@ -1,1 +1,1 @@
-"""Analysis verbs of the command line, one module per verb."""
+"""Implements the commands of the analysis, one module per verb."""

@@ -1,4 +1,4 @@
-"""``ringtap analyze``: analysis of a job and its network, as text, JSON and Parquet."""
+"""Implements ``ringtap analyze``: analyzes a job and its network, and writes text, JSON and Parquet."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.analysis.dask_workers import add_option, workers
+from ringtap.core.command_options import add_json, add_training, training_facts
 from ringtap.core.errors import UsageError
-from ringtap.core.options import add_json, add_training, training_facts
-from ringtap.core.terminal import shown_log
+from ringtap.core.terminal_escaping import shown_log
 
 # a table of more iterations than this is only in the Parquet file
 _MAX_IN_JSON = 20_000
@@ -32,28 +32,28 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 def _analyze(options: argparse.Namespace) -> int:
     from ringtap.analysis.job.run import open_job
     from ringtap.analysis.job.summary import summarize
-    from ringtap.analysis.job.text import describe
-    from ringtap.analysis.runs import derived
+    from ringtap.analysis.job.summary_text import describe
+    from ringtap.analysis.runs import derived_tables
 
     facts = training_facts(options)
     job = open_job(options.run, **facts)
     folder = options.output or job.path / "derived"
-    sources = derived.sources_of(job.path, job.given)
-    fresh = derived.is_fresh(folder, sources)
+    sources = derived_tables.sources_of(job.path, job.given)
+    fresh = derived_tables.is_fresh(folder, sources)
     written: list[Path] = []
     with workers(None) if fresh else workers(options.scheduler, job.batches.processes) as executor:
         job = open_job(options.run, executor, **facts, derived=options.output)
-        data = derived.read_summary(job, folder) if fresh else summarize(job)
+        data = derived_tables.read_summary(job, folder) if fresh else summarize(job)
         if not fresh:
             try:
-                written = derived.write(job, data, folder, sources)
+                written = derived_tables.write(job, data, folder, sources)
             except UsageError as error:
                 if options.output is not None:
                     raise
                 print(f"ringtap: no tables are kept: {error}", file=sys.stderr)
     if options.json:
         tables = {
-            name: derived.read_table(folder, name) if fresh else getattr(job, name)
+            name: derived_tables.read_table(folder, name) if fresh else getattr(job, name)
             for name in ("iterations", "ranks", "flows")
         }
         many = len(tables["iterations"]) > _MAX_IN_JSON
@@ -69,7 +69,7 @@ def _analyze(options: argparse.Namespace) -> int:
 
 def _rows(table: Any) -> list[dict[str, Any]]:
     """Return the rows of a table as plain values, None for missing ones."""
-    from ringtap.analysis.runs.apportioning import plain
+    from ringtap.analysis.runs.samples_to_iterations import plain
 
     names = [str(name) for name in table.columns]
     columns = [[plain(value) for value in table[name].tolist()] for name in names]

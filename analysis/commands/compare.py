@@ -1,4 +1,4 @@
-"""``ringtap compare``: recorded jobs, or the series of sweeps, side by side."""
+"""Implements ``ringtap compare``: puts recorded jobs, or the series of sweeps, side by side."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ringtap.core.options import add_force, add_json
-from ringtap.core.terminal import shell_word, shown_log
+from ringtap.core.command_options import add_force, add_json
+from ringtap.core.terminal_escaping import shell_word, shown_log
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -26,9 +26,9 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 @shown_log()
 def _compare(options: argparse.Namespace) -> int:
+    from ringtap.analysis.compare.comparison_text import describe
     from ringtap.analysis.compare.run_comparison import compare_runs
-    from ringtap.analysis.compare.text import describe
-    from ringtap.analysis.pcap.tables import check_new
+    from ringtap.analysis.pcap.export_scan_tables import check_new
 
     if options.output is not None:
         check_new(options.output, options.force)  # before the runs are read

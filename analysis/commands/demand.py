@@ -1,4 +1,4 @@
-"""``ringtap demand``: the bytes that a training iteration sends, and the bandwidth that it needs."""
+"""Implements ``ringtap demand``: calculates the bytes that an iteration sends, and the bandwidth that it needs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import argparse
 import json
 from typing import Any
 
-from ringtap.analysis.model.demand import Demand, demand
+from ringtap.analysis.model.bytes_per_iteration import Demand, demand
+from ringtap.core.command_options import add_json
 from ringtap.core.errors import UsageError
-from ringtap.core.models import PROFILES, ModelProfile, profile_named
-from ringtap.core.options import add_json
-from ringtap.core.terminal import text_table
+from ringtap.core.terminal_escaping import text_table
+from ringtap.core.thesis_neural_networks import PROFILES, ModelProfile, profile_named
 from ringtap.core.units import counted, format_duration, format_rate, format_size, parse_duration_s, whole_number
 
 

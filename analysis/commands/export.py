@@ -1,4 +1,4 @@
-"""``ringtap export``: tables of a run, or a trace of it, for other programs."""
+"""Implements ``ringtap export``: writes tables of a run, or a trace of it, for other programs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringtap.core.command_options import add_force, add_json
 from ringtap.core.errors import UsageError, error_message
-from ringtap.core.options import add_force, add_json
-from ringtap.core.terminal import shown_log, text_table
+from ringtap.core.terminal_escaping import shown_log, text_table
 from ringtap.core.units import counted, format_size
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 @shown_log()
 def _export(options: argparse.Namespace) -> int:
-    from ringtap.analysis.pcap.tables import check_new
+    from ringtap.analysis.pcap.export_scan_tables import check_new
     from ringtap.analysis.sweeps.sweep import open_run
 
     if options.to == "perfetto":
@@ -105,7 +105,7 @@ def _size_bytes(output: Path) -> int:
 def _export_trace(options: argparse.Namespace) -> int:
     from ringtap.analysis.export.perfetto import write_perfetto
     from ringtap.analysis.job.run import open_job
-    from ringtap.analysis.pcap.tables import check_new
+    from ringtap.analysis.pcap.export_scan_tables import check_new
     from ringtap.analysis.process_traces.flight_recorder import read_flight_recorder
     from ringtap.analysis.process_traces.kineto import read_kineto
     from ringtap.analysis.process_traces.nccl_inspector import read_nccl_inspector

@@ -1,4 +1,4 @@
-"""``ringtap fit``: the general model fitted to a CSV file of points, or to a series of a sweep."""
+"""Implements ``ringtap fit``: fits the general model to a CSV file of points, or to a series of a sweep."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringtap.core.command_options import add_force, add_json
 from ringtap.core.errors import UsageError, file_errors
 from ringtap.core.installation import shipped_example
-from ringtap.core.options import add_force, add_json
-from ringtap.core.terminal import shell_word
+from ringtap.core.terminal_escaping import shell_word
 from ringtap.core.units import counted, parse_rate_bps, whole_number
 
 if TYPE_CHECKING:
-    from ringtap.analysis.sweeps.tables import Points
+    from ringtap.analysis.sweeps.points_csv import Points
 
 MIN_SETS, MAX_SETS = 40, 100_000  # fewer sets do not reach the tails of a 95 % interval
 CAPACITY = "25gbit"
@@ -47,7 +47,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 
 def _of_table(path: Path, options: argparse.Namespace) -> tuple[float, Points]:
-    from ringtap.analysis.sweeps.tables import read_points_csv
+    from ringtap.analysis.sweeps.points_csv import read_points_csv
 
     if options.series is not None:
         raise UsageError(f"--series is for the run directory of a sweep: {path} is none")
@@ -60,8 +60,8 @@ def _of_table(path: Path, options: argparse.Namespace) -> tuple[float, Points]:
 
 def _of_sweep(path: Path, options: argparse.Namespace) -> tuple[float, Points]:
     """Return the capacity and the points of a series, as its report fits them."""
+    from ringtap.analysis.sweeps.points_csv import Points
     from ringtap.analysis.sweeps.sweep import open_sweep
-    from ringtap.analysis.sweeps.tables import Points
 
     if options.capacity is not None or options.weights is not None:
         raise UsageError(f"--capacity and --weights are for a table: the sweep {path} has its own")
@@ -82,7 +82,7 @@ def _fit(options: argparse.Namespace) -> int:
     if options.output is not None and options.output.exists() and not options.force:
         raise UsageError(f"{options.output} exists: name another file or add --force")
     from ringtap.analysis.model.fit import CongestionModel
-    from ringtap.analysis.model.fit_points import fit_points
+    from ringtap.analysis.model.fit_and_congestion_points import fit_points
 
     path = shipped_example(options.points) or Path(options.points)
     capacity_gbps, points = (_of_sweep if path.is_dir() else _of_table)(path, options)

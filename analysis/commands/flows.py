@@ -1,4 +1,4 @@
-"""``ringtap flows``: conversations, rates and the traffic matrix of packet captures."""
+"""Implements ``ringtap flows``: shows conversations, rates and the traffic matrix of packet captures."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.analysis.dask_workers import add_option, workers
-from ringtap.core.options import add_force, add_json
-from ringtap.core.terminal import shell_word, shown_log
+from ringtap.core.command_options import add_force, add_json
+from ringtap.core.terminal_escaping import shell_word, shown_log
 from ringtap.core.units import format_duration, parse_duration_s
 
 if TYPE_CHECKING:
@@ -58,13 +58,13 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 @shown_log()
 def _flows(options: argparse.Namespace) -> int:
     bin_ns = round(parse_duration_s(options.bin) * 1e9)
-    from ringtap.analysis.pcap import tables
+    from ringtap.analysis.pcap import export_scan_tables
     from ringtap.analysis.pcap.progress import Bar
-    from ringtap.analysis.pcap.reader import read_captures
+    from ringtap.analysis.pcap.scan_captures import read_captures
 
     for path in (options.output, options.rates):
         if path is not None:
-            tables.check_table(path, options.force)
+            export_scan_tables.check_table(path, options.force)
     expression = _filter(options)
     files = options.files
     # bins that are multiples of the usual width are summed later, so that one cache serves all of them
@@ -76,7 +76,7 @@ def _flows(options: argparse.Namespace) -> int:
     if options.json:
         _print_json(traffic, expression, options.matrix)
     else:
-        from ringtap.analysis.pcap.text import describe
+        from ringtap.analysis.pcap.capture_text import describe
 
         print("\n".join(describe(traffic, expression, options.matrix, options.sort)))
     _write(traffic, options, bin_ns)
@@ -93,7 +93,7 @@ def _flows(options: argparse.Namespace) -> int:
 
 
 def _may_hold_training(traffic: Traffic) -> bool:
-    """True if ``ringtap structure`` could analyse these captures."""
+    """True if ``ringtap structure`` could analyze these captures."""
     from ringtap.analysis.pcap.traffic import MAX_TRAINING_BINS
 
     has_payload = traffic.scanned.conversations["payload"][traffic.rows].any()
@@ -108,7 +108,7 @@ def _filter(options: argparse.Namespace) -> str | None:
 
 
 def _write(traffic: Traffic, options: argparse.Namespace, bin_ns: int) -> None:
-    from ringtap.analysis.pcap.tables import TableFile
+    from ringtap.analysis.pcap.export_scan_tables import TableFile
 
     amount = options.of or ("bytes" if options.outbound is None else "data_bytes")
     written = []
@@ -130,8 +130,8 @@ def _write(traffic: Traffic, options: argparse.Namespace, bin_ns: int) -> None:
 
 def _print_json(traffic: Traffic, expression: str | None, with_matrix: bool) -> None:
     """Write one JSON object, with the conversations one by one, because there may be millions."""
-    from ringtap.analysis.pcap import tables
-    from ringtap.analysis.pcap.text import notes
+    from ringtap.analysis.pcap import export_scan_tables
+    from ringtap.analysis.pcap.capture_text import notes
 
     item: dict[str, Any] = {"files": list(traffic.files), "filter": expression, "counts": traffic.counts}
     item |= {"left_out": list(traffic.left_out)}
@@ -143,10 +143,10 @@ def _print_json(traffic: Traffic, expression: str | None, with_matrix: bool) -> 
         item["matrix"] = [{"source": a, "destination": b, "payload": amount} for (a, b), amount in pairs.items()]
     out = sys.stdout
     out.write(json.dumps(item, allow_nan=False)[:-1])
-    pairs_table = tables.queue_pair_columns(traffic.scanned.queue_pairs)
+    pairs_table = export_scan_tables.queue_pair_columns(traffic.scanned.queue_pairs)
     batches = traffic.conversation_batches()
-    _print_rows("conversations", (row for columns in batches for row in tables.rows_of(columns)))
-    _print_rows("queue_pairs", tables.rows_of(pairs_table))
+    _print_rows("conversations", (row for columns in batches for row in export_scan_tables.rows_of(columns)))
+    _print_rows("queue_pairs", export_scan_tables.rows_of(pairs_table))
     out.write("}\n")
     out.flush()
 

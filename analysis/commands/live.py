@@ -1,4 +1,4 @@
-"""``ringtap live``: live view of a run, on the whole terminal, as plain lines or in a browser; or its metrics."""
+"""Implements ``ringtap live``: shows a run in the terminal, as plain lines or in a browser, or serves its metrics."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.core import installation
+from ringtap.core.command_options import add_metrics
 from ringtap.core.errors import UsageError
-from ringtap.core.http_address import METRICS_PATH, is_address, listen, listen_for_metrics, url_of
-from ringtap.core.options import add_metrics
-from ringtap.core.schema import PARTS, RUN_JSON, SERIES
-from ringtap.core.terminal import one_line, shell_word
+from ringtap.core.http_listen_address import METRICS_PATH, is_address, listen, listen_for_metrics, url_of
+from ringtap.core.run_directory_schema import PARTS, RUN_JSON, SERIES
+from ringtap.core.terminal_escaping import one_line, shell_word
 
 # ringtap run --live starts the view and the run together; a shared file system may show a new folder late
 _APPEARS_S = 15.0
@@ -59,12 +59,12 @@ def _live(options: argparse.Namespace) -> int:
     if options.web:
         with listen("--web", options.web) as listener:
             return _serve_page(options.run, listener)
-    watch = None if options.plain else _import_view("app").watch
+    watch = None if options.plain else _import_view("terminal_app").watch
     path = _wait_for(options.run, _APPEARS_S)
 
     from ringtap.analysis.live.build_snapshot import SnapshotSource
+    from ringtap.analysis.live.follow_run import lower_priority
     from ringtap.analysis.live.plain import follow_plain, say_next
-    from ringtap.analysis.live.run_state import lower_priority
 
     lower_priority()
     source = SnapshotSource(path)
@@ -84,8 +84,8 @@ def _serve_metrics(run: Path, listener: socket.socket) -> int:
     """Serve metrics of all nodes of a run until it ends."""
     path = _wait_for(run, _APPEARS_S)
 
+    from ringtap.analysis.live.follow_run import lower_priority
     from ringtap.analysis.live.metrics import MetricsHttpServer, RunMetrics
-    from ringtap.analysis.live.run_state import lower_priority
 
     lower_priority()
     metrics = RunMetrics(path)
@@ -102,8 +102,8 @@ def _serve_page(run: Path, listener: socket.socket) -> int:
     path = _wait_for(run, _APPEARS_S)
 
     from ringtap.analysis.live.build_snapshot import SnapshotSource
+    from ringtap.analysis.live.follow_run import lower_priority
     from ringtap.analysis.live.plain import say_next
-    from ringtap.analysis.live.run_state import lower_priority
 
     lower_priority()
     say_next(web.serve_page(SnapshotSource(path).take, listener, path), _next_verb(path, run), str(run))
@@ -131,7 +131,7 @@ def _wait_for(path: Path, seconds: float) -> Path:
     Raises:
         UsageError: no run directory within ``seconds``, one of a newer schema, or a sweep without a series.
     """
-    from ringtap.core.rundir import RunDirectory
+    from ringtap.core.run_directory import RunDirectory
 
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is not a run directory: it is a file")

@@ -1,4 +1,4 @@
-"""``ringtap predict``: iteration time at a load, or load for a slowdown, from a fit."""
+"""Implements ``ringtap predict``: predicts the iteration time at a load, or the load for a slowdown, from a fit."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringtap.core.command_options import add_json
 from ringtap.core.errors import UsageError
-from ringtap.core.options import add_json
 from ringtap.core.units import format_duration, parse_rate_bps
 
 if TYPE_CHECKING:

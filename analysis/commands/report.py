@@ -1,4 +1,4 @@
-"""``ringtap report``: report of a sweep, of a job, or of a table of iteration times."""
+"""Implements ``ringtap report``: writes the report of a sweep, of a job, or of a table of iteration times."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.analysis.dask_workers import add_option, workers
+from ringtap.core.command_options import add_json, add_training, training_facts
 from ringtap.core.errors import UsageError
-from ringtap.core.options import add_json, add_training, training_facts
-from ringtap.core.schema import RUN_JSON
-from ringtap.core.terminal import shell_word, shown_log
+from ringtap.core.run_directory_schema import RUN_JSON
+from ringtap.core.terminal_escaping import shell_word, shown_log
 from ringtap.core.units import counted
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""``ringtap structure``: iterations, topology and volume of a training job, from its packets alone."""
+"""Implements ``ringtap structure``: finds iterations, topology and volume of a training job in its packets alone."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ringtap.core.command_options import add_force, add_json
 from ringtap.core.errors import UsageError
-from ringtap.core.options import add_force, add_json
-from ringtap.core.terminal import shell_word, shown_log
+from ringtap.core.terminal_escaping import shell_word, shown_log
 from ringtap.core.units import parse_duration_s
 
 
@@ -54,8 +54,8 @@ def _structure(options: argparse.Namespace) -> int:
     if options.output is not None and options.output.is_dir() and any(options.output.iterdir()) and not options.force:
         raise UsageError(f"{options.output} is not empty: name another folder, or add --force to overwrite")
     from ringtap.analysis.pcap.progress import Bar
-    from ringtap.analysis.structure.captures import read_structure
-    from ringtap.analysis.structure.text import describe
+    from ringtap.analysis.structure.capture_streams import read_structure
+    from ringtap.analysis.structure.structure_text import describe
 
     if options.output is not None:
         from ringtap.analysis.structure.plots import write

@@ -1,4 +1,4 @@
-"""``ringtap traffic verify``: comparison of a flow plan with the flows sent and the bytes on the link."""
+"""Implements ``ringtap traffic verify``: compares a flow plan with the flows sent and the bytes on the link."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ringtap.core.command_options import add_force, add_json
 from ringtap.core.errors import MeasurementError, UsageError
-from ringtap.core.options import add_force, add_json
-from ringtap.core.terminal import shown_log
+from ringtap.core.terminal_escaping import shown_log
 from ringtap.core.units import counted, format_duration, format_rate, format_size, parse_rate_bps
 
 
@@ -100,7 +100,7 @@ def _completion(row: dict[str, Any]) -> str:
         sizes, *(format_duration(row[f"fct_{name}_s"]) for name in ("mean", "p50", "p99"))
     )
     if row["slowdown_mean"] is not None:
-        text += f"; slowdown {row['slowdown_mean']:.3g}, p99 {row['slowdown_p99']:.3g}"
+        text += f"; slowdown mean {row['slowdown_mean']:.3g}, p99 {row['slowdown_p99']:.3g}"
     if row["congestion_impact_mean"] is not None:
-        text += f"; congestion impact {row['congestion_impact_mean']:.3g}, p99 {row['congestion_impact_p99']:.3g}"
+        text += f"; congestion impact mean {row['congestion_impact_mean']:.3g}, p99 {row['congestion_impact_p99']:.3g}"
     return f"{text} ({counted(row['flows'], 'flow')})"

@@ -1,1 +1,1 @@
-"""Runs compared: measures of each, tests of their differences, and a page."""
+"""Compares runs: measures each of them, tests their differences, and writes a page."""

@@ -1,4 +1,4 @@
-"""Runs side by side: which is the fastest, and which other measures differ beyond chance.
+"""Compares runs: finds the fastest, and the other measures that differ beyond chance.
 
 docs/commands/compare.md has the rules. Iteration times are one family of tests, the other measures of whole runs are
 another one, and those of single hosts and ports a third one.
@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 import ringtap
-from ringtap.analysis.compare.measures import (
+from ringtap.analysis.compare.run_measures import (
     BYTES,
     MEDIAN,
     RATE,
@@ -30,9 +30,9 @@ from ringtap.analysis.compare.measures import (
     measure_job,
     measure_series,
 )
-from ringtap.analysis.frames import described_table
 from ringtap.analysis.job.run import Job
-from ringtap.analysis.statistics.stretches import MIN_STRETCHED
+from ringtap.analysis.results_for_notebooks import described_table
+from ringtap.analysis.statistics.short_series import MIN_STRETCHED
 from ringtap.analysis.statistics.two_sample import (
     ALPHA,
     MIN_VALUES,
@@ -44,10 +44,10 @@ from ringtap.analysis.statistics.two_sample import (
     holm,
     location_p,
 )
-from ringtap.analysis.sweeps.expected_order import ExpectedOrder, expected_orders
+from ringtap.analysis.sweeps.compare_with_message_graphs import ExpectedOrder, expected_orders
 from ringtap.analysis.sweeps.sweep import Sweep, open_run
 from ringtap.core.errors import UsageError
-from ringtap.core.terminal import one_line
+from ringtap.core.terminal_escaping import one_line
 from ringtap.core.units import counted, format_duration, format_rate, format_size
 
 SCHEMA = 1
@@ -213,7 +213,7 @@ class RunComparison:
         Raises:
             UsageError: the file exists, or cannot be written.
         """
-        from ringtap.analysis.compare.page import write_page
+        from ringtap.analysis.compare.comparison_page import write_page
 
         return write_page(self, path, force)
 

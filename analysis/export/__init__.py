@@ -1,1 +1,1 @@
-"""Exports of a run for other programs: its tables as files, databases and event logs."""
+"""Exports a run for other programs: its tables as files and databases, traces, and event logs."""

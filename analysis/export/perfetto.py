@@ -1,4 +1,4 @@
-"""A job's run as a Perfetto trace, on one clock: what each rank and node did, side by side.
+"""Writes a job's run as a Perfetto trace, on one clock: what each rank and node did, side by side.
 
 The trace is a gzip file of protocol buffers, which ui.perfetto.dev and Perfetto's trace processor open.
 """
@@ -22,22 +22,31 @@ import pandas as pd
 
 from ringtap.analysis.export.tables import check_length, replacing
 from ringtap.analysis.export.trace_writer import TraceWriter, TrackSlice
-from ringtap.analysis.job.iterations import ALL_PHASES, Work, aligned, build, ddp_passes, horovod_collectives
-from ringtap.analysis.job.payload_per_iteration import each_capture
+from ringtap.analysis.job.captured_payload_per_iteration import each_capture
+from ringtap.analysis.job.iterations_of_ranks import ALL_PHASES, Work, build, ddp_passes, horovod_collectives
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.summary import read_marks
-from ringtap.analysis.pcap.tables import flow_columns
+from ringtap.analysis.pcap.export_scan_tables import flow_columns
 from ringtap.analysis.process_traces.process_trace import ProcessTrace
-from ringtap.analysis.runs.apportioning import Integers, Numbers, counter_steps
-from ringtap.analysis.runs.node_logs import NodeLogs
+from ringtap.analysis.runs.group_steps_into_iterations import process_marks
+from ringtap.analysis.runs.node_records import NodeLogs
+from ringtap.analysis.runs.run import aligned
+from ringtap.analysis.runs.samples_to_iterations import Integers, Numbers, counter_steps
 from ringtap.analysis.runs.sockets import socket_log
 from ringtap.analysis.runs.traffic_classes import CLASSES
-from ringtap.analysis.traffic.log import FAILED, FINISHED, read_sent
+from ringtap.analysis.traffic.flow_logs import FAILED, FINISHED, read_sent
+from ringtap.core.append_only_logs import Field
 from ringtap.core.errors import UsageError, file_errors
 from ringtap.core.installation import lacking
 from ringtap.core.json_validation import check, whole
-from ringtap.core.records import Field
-from ringtap.core.schema import HOST_REC, MARK_RECORD, PROCESSES_REC, PROFILE_LINE, PROFILE_RANGE, QDISC_REC
+from ringtap.core.run_directory_schema import (
+    HOST_REC,
+    MARK_RECORD,
+    PROCESSES_REC,
+    PROFILE_LINE,
+    PROFILE_RANGE,
+    QDISC_REC,
+)
 from ringtap.core.units import counted, format_size
 
 # connections of a node with tracks of their own: those that moved most
@@ -172,7 +181,7 @@ class _Export:
         self._writer.lanes(track, "iterations", _iterations(table, table["start_ns"], table["end_ns"]))
         self._writer.instants(track, "marks", read_marks(self._job))
         steps = aligned(self._job.run.steps, self._job.nodes)
-        passes = ddp_passes(self._job.run, self._job.nodes, steps)
+        passes = ddp_passes(self._job.run, process_marks(steps)[0])
         steps_of = steps[steps["kind"] != MARK_RECORD].groupby("process")
         for process, rows in self._work.rank_iterations.groupby("process"):
             own = steps_of.get_group(process) if process in steps_of.groups else steps.iloc[:0]
@@ -217,7 +226,7 @@ class _Export:
         """Write the process of a rank.
 
         Args:
-            rows: its rows of `ringtap.analysis.job.iterations.Work.rank_iterations`.
+            rows: its rows of `ringtap.analysis.job.iterations_of_ranks.Work.rank_iterations`.
             optimizer_steps: its rows of `ringtap.analysis.runs.run.JobRun.steps`, on the reference clock.
             passes: what DDP logged, as from `ddp_passes`; None: nothing.
         """

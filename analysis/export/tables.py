@@ -1,4 +1,4 @@
-"""Tables of a run as Parquet files, CSV files and a DuckDB database, written in batches.
+"""Writes the tables of a run as Parquet files, CSV files and a DuckDB database, in batches.
 
 Arrow carries each table: integers stay integers, times are nanoseconds as 64-bit integers, and unknown values are null.
 """
@@ -21,7 +21,7 @@ from pyarrow import csv, parquet
 
 from ringtap.analysis.job.collector_tables import SampleLog, log_names, logs_of, sample_attrs
 from ringtap.analysis.job.run import Job
-from ringtap.analysis.runs.batches import TABLES
+from ringtap.analysis.runs.node_batches import TABLES
 from ringtap.analysis.runs.sockets import address_text
 from ringtap.analysis.sweeps.sharing import is_sharing, sharing_points, sharing_tables
 from ringtap.analysis.sweeps.sweep import Sweep

@@ -1,4 +1,4 @@
-"""Event logs for TensorBoard: the times, bytes and counters of each iteration, rank and node as scalars.
+"""Writes event logs for TensorBoard: times, bytes and counters of each iteration, rank and node as scalars.
 
 A log is a TFRecord file of ``tensorboard.Event`` messages (event.proto and summary.proto of TensorBoard, in protobuf's
 encoding). They are encoded here: the packages that write them import torch, which takes seconds. TensorBoard shows
@@ -17,7 +17,7 @@ import pandas as pd
 
 from ringtap.analysis.export.tables import Export, ExportedTable, check_length, nothing, replacing
 from ringtap.analysis.job.run import Job
-from ringtap.analysis.runs.apportioning import Integers
+from ringtap.analysis.runs.samples_to_iterations import Integers
 from ringtap.analysis.sweeps.points import ordered_windows
 from ringtap.analysis.sweeps.sweep import Sweep
 

@@ -1,4 +1,4 @@
-"""Writer of Perfetto traces: processes, tracks, slices, counters and arrows, in a stream of bounded memory.
+"""Writes Perfetto traces: processes, tracks, slices, counters and arrows, in a stream of bounded memory.
 
 Packets are track events (perfetto.dev/docs/reference/synthetic-track-event). All tracks have the clock REALTIME.
 """
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.analysis.runs.apportioning import Integers
+from ringtap.analysis.runs.samples_to_iterations import Integers
 
 _PACKETS_AT_ONCE = 4096
 _SEQUENCE = 1  # all packets are of one writer

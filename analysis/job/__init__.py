@@ -1,1 +1,1 @@
-"""Analysis of a job and its network per iteration."""
+"""Analyzes a recorded job and its network, iteration by iteration."""

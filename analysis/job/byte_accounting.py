@@ -1,8 +1,7 @@
-"""Byte accounting: the same traffic by sockets, by interface counters and by captured packets."""
+"""Counts the same traffic in three ways: by sockets, by interface counters and by captured packets."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,20 +9,21 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from ringtap.analysis.job.captured_payload_per_iteration import Packets, own_addresses
 from ringtap.analysis.job.flows import UNCLASSIFIED, CrossTrafficDestinations, SocketTraffic
-from ringtap.analysis.job.payload_per_iteration import Packets, own_addresses
-from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
-from ringtap.analysis.runs.node_logs import NodeLogs, WideLog
+from ringtap.analysis.runs.node_records import NodeLogs, WideLog
+from ringtap.analysis.runs.samples_to_iterations import Borders, Integers, Numbers
 from ringtap.analysis.runs.traffic_classes import CLASSES, CROSS, OTHER
-from ringtap.core.ethernet import HEADER_BYTES
-from ringtap.core.schema import NIC_REC
+from ringtap.core.ethernet import IPV4, IPV6, family_of, headers_bytes
+from ringtap.core.link_counter_sources import count_once
+from ringtap.core.run_directory_schema import NIC_REC
 
 LOOPBACK, NETWORK = "loopback", "network"
-_IPV6_MORE_BYTES = 20  # of an IPv6 header, compared with IPv4
-# interfaces that count the bytes of other interfaces again, or carry no bytes of a job
-_NOT_WIRES = re.compile(r"(docker|br-|virbr|veth|ifb|dummy|bonding_masters)")
 _DIRECTIONS = ((LOOPBACK, "tx"), (NETWORK, "tx"), (NETWORK, "rx"))
-COLUMNS = ("nic_bytes", "nic_packets", "nic_payload_bytes", "socket_bytes", "packet_payload_bytes", "packet_bytes")
+COLUMNS = (
+    *("nic_bytes", "nic_packets", "nic_payload_bytes", "socket_bytes", "packet_payload_bytes", "packet_bytes"),
+    "retransmitted_bytes",
+)
 
 
 @dataclass(frozen=True)
@@ -98,28 +98,48 @@ def measure(
 ) -> list[ByteAccount]:
     """Count the bytes of some nodes by sockets, interface counters and captures, as far as they were recorded.
 
+    Payload is each byte of a stream once. An interface counts bytes that are sent again, too: the captures tell how
+    many, and without them, of what is sent, the sockets. The family of addresses, and so the size of headers, is also
+    known from either; without it, the payload of an interface is not known.
+
     Args:
         counted: interface counts of each node.
         captured: captures by node, without nodes that have none.
         traffic: bytes of the sockets of all nodes.
         covered: the bins that the socket log of each node covers.
     """
-    flow_rows, headers = _FlowRows(traffic, list(counted)), _header_bytes(traffic)
+    flow_rows, families = _FlowRows(traffic, list(counted)), _families(traffic)
     directions = []
     for name, counters in counted.items():
         for path, direction in _DIRECTIONS:
             amounts: dict[str, Numbers | None] = dict.fromkeys(COLUMNS)
             if name in traffic.covered:
-                amounts["socket_bytes"] = np.where(covered[name], flow_rows.socket_bytes(name, path, direction), np.nan)
-            if counters is not None:
-                grown = [counters.grown[path, direction, what] for what in ("bytes", "packets")]
-                amounts["nic_bytes"], amounts["nic_packets"] = grown
-                amounts["nic_payload_bytes"] = np.maximum(grown[0] - headers.get(name, HEADER_BYTES) * grown[1], 0.0)
+                names = {"socket_bytes": "payload_bytes"}
+                names |= {"retransmitted_bytes": "retransmitted_bytes"} if direction == "tx" else {}
+                for column, what in names.items():
+                    found = flow_rows.sum(what, name, path, direction)
+                    amounts[column] = np.where(covered[name], found, np.nan)
             if name in captured:
                 rows = _rows(captured[name], name, traffic, path, direction)
                 if len(rows):
-                    amounts["packet_payload_bytes"] = captured[name].amounts["payload_bytes"][rows].sum(axis=0)
-                    amounts["packet_bytes"] = captured[name].amounts["frame_bytes"][rows].sum(axis=0)
+                    sums = {what: amount[rows].sum(axis=0) for what, amount in captured[name].amounts.items()}
+                    amounts["packet_payload_bytes"], amounts["packet_bytes"] = (
+                        sums["payload_bytes"],
+                        sums["frame_bytes"],
+                    )
+                    again, by_sockets = sums["retransmitted_bytes"], amounts["retransmitted_bytes"]
+                    amounts["retransmitted_bytes"] = (
+                        again if by_sockets is None else np.where(np.isnan(again), by_sockets, again)
+                    )
+            if counters is not None:
+                grown = [counters.grown[path, direction, what] for what in ("bytes", "packets")]
+                amounts["nic_bytes"], amounts["nic_packets"] = grown
+                family = families.get(name) or _captured_family(captured.get(name))
+                if family is not None:
+                    payload = grown[0] - headers_bytes(family) * grown[1]
+                    if (again := amounts["retransmitted_bytes"]) is not None:
+                        payload = payload - np.nan_to_num(again)
+                    amounts["nic_payload_bytes"] = np.maximum(payload, 0.0)
             if any(amount is not None and np.nansum(amount) > 0 for amount in amounts.values()):
                 interfaces = counters.interfaces[path] if counters is not None else ()
                 directions.append(ByteAccount(name, path, direction, interfaces, amounts))
@@ -145,16 +165,9 @@ def measure_captured(nodes: Mapping[str, NodeLogs], captured: dict[str, Packets]
 
 
 def interfaces(counters: WideLog, node: NodeLogs) -> list[str]:
-    """Return the interfaces that carry a job's bytes, without those stacked on others of the same node."""
+    """Return the interfaces that together count each byte of a job once, from the columns of their counters."""
     names = dict.fromkeys(column.rpartition(".")[0] for column in counters.columns)
-    above = stacked(node)
-    return [name for name in names if not _NOT_WIRES.match(name) and name not in above]
-
-
-def stacked(node: NodeLogs) -> set[str]:
-    """Return the interfaces whose bytes another interface of the node counts as well (macvlan, VLAN, bond, bridge)."""
-    links = (node.info.get("before") or {}).get("links") or {}
-    return {name for name, link in links.items() if isinstance(link, dict) and link.get("below")}
+    return count_once(names, node.info.get("before") or {})
 
 
 class _FlowRows:
@@ -178,25 +191,34 @@ class _FlowRows:
         # at once, because each reading takes all groups of a batch
         self._amounts = {name: traffic.rows(name, self._known) for name in ("payload_bytes", "retransmitted_bytes")}
 
-    def socket_bytes(self, node: str, path: str, direction: str) -> Numbers:
-        """Return the payload bytes that sockets sent or received, for ``tx`` with retransmitted bytes."""
+    def sum(self, what: str, node: str, path: str, direction: str) -> Numbers:
+        """Return the bytes that the sockets of a path and direction moved (``payload_bytes``), or sent again."""
         rows = np.searchsorted(self._known, self._rows.get((path, direction, node), []))
-        total: Numbers = self._amounts["payload_bytes"][rows].sum(axis=0)
-        if direction == "tx":
-            total = total + self._amounts["retransmitted_bytes"][rows].sum(axis=0)
+        total: Numbers = self._amounts[what][rows].sum(axis=0)
         return total
 
 
-def _header_bytes(traffic: SocketTraffic) -> dict[str, int]:
-    """Return the header bytes of a packet on each node, for the address family with most payload."""
+def _families(traffic: SocketTraffic) -> dict[str, int]:
+    """Return the family of addresses with most payload on each node, by its sockets."""
     flows = traffic.flows
-    is_ipv6 = flows["source"].str.contains(":").to_numpy(bool)
-    payload = flows["payload_bytes"].fillna(0).to_numpy(np.float64)
-    signed = pd.Series(np.where(is_ipv6, payload, -payload))
+    signed = _signed(flows)
     local = (flows["source_node"] == flows["destination_node"]).fillna(False).to_numpy(bool)  # counted once
     sums = [signed.groupby(flows["source_node"]).sum(), signed[~local].groupby(flows["destination_node"][~local]).sum()]
     by_node = pd.concat(sums).groupby(level=0).sum()
-    return {str(node): HEADER_BYTES + (_IPV6_MORE_BYTES if total > 0 else 0) for node, total in by_node.items()}
+    return {str(node): IPV6 if total > 0 else IPV4 for node, total in by_node.items() if total}
+
+
+def _captured_family(captured: Packets | None) -> int | None:
+    """Return the family of addresses with most payload in a node's captures; None without payload."""
+    total = 0.0 if captured is None else float(_signed(captured.flows).sum())
+    return None if not total else IPV6 if total > 0 else IPV4
+
+
+def _signed(flows: pd.DataFrame) -> pd.Series[float]:
+    """Return the payload of flows, that of IPv4 below zero."""
+    families = flows["source"].map(family_of).to_numpy(np.int64)
+    payload = flows["payload_bytes"].fillna(0).to_numpy(np.float64)
+    return pd.Series(np.where(families == IPV6, payload, -payload))
 
 
 def _rows(captured: Packets, node: str, traffic: SocketTraffic, path: str, direction: str) -> Integers:

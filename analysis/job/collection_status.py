@@ -1,4 +1,4 @@
-"""Collection status of a run: what was recorded, what was not, and why."""
+"""Tells the status of a run's collection: what was recorded, what was not, and why."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from ringtap.analysis.runs.node_logs import NodeLogs
-from ringtap.core.completeness import failed_job
+from ringtap.analysis.runs.node_records import NodeLogs
+from ringtap.core.run_completeness import failed_job
 
 ORDER = ("steps", "nic", "sockets", "qdisc", "host", "infiniband", "ethtool", "gpu", "packets", "clock")
 COLUMNS = ["node", "collector", "state", "reason", "remedy", "missed_samples"]
@@ -44,7 +44,7 @@ def status(info: Mapping[str, Any], nodes: Mapping[str, NodeLogs], missing: str)
     Args:
         info: run.json.
         nodes: the nodes.
-        missing: the ranks without steps, as `ringtap.core.completeness.missing_ranks` names them.
+        missing: the ranks without steps, as `ringtap.core.run_completeness.missing_ranks` names them.
     """
     recorded, why = str(info.get("status", "partial")), str(info.get("why") or "")
     unsaid = ""

@@ -1,4 +1,4 @@
-"""Tables of any collector's log: a row per sample, or joined to the iterations."""
+"""Makes tables of any collector's log: a row per sample, or joined to the iterations."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ringtap.analysis.frames import SINCE_EPOCH
-from ringtap.analysis.runs.apportioning import Borders
-from ringtap.analysis.runs.node_logs import NodeLogs, WideLog
-from ringtap.core.arguments import instance_of
+from ringtap.analysis.results_for_notebooks import SINCE_EPOCH
+from ringtap.analysis.runs.node_records import NodeLogs, WideLog
+from ringtap.analysis.runs.samples_to_iterations import Borders
+from ringtap.core.check_api_arguments import instance_of
 from ringtap.core.errors import UsageError, did_you_mean
 
 _STEPS = "steps"  # the logs of the ranks have tables of their own

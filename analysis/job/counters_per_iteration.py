@@ -1,4 +1,4 @@
-"""Counters of a node in each iteration: queues, pauses, congestion notifications, processors, GPUs."""
+"""Apportions a node's counters to iterations: queues, pauses, congestion notifications, processors, GPUs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,20 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers, add_up, counter_steps, largest_in, shares
-from ringtap.analysis.runs.node_logs import NodeLogs, WideLog
-from ringtap.analysis.runs.run import Records
-from ringtap.core.link_counters import counts_marks, counts_pauses
-from ringtap.core.records import RecordFile
-from ringtap.core.schema import HOST_REC, NIC_REC, PROCESSES_REC, QDISC_REC
+from ringtap.analysis.runs.node_records import NodeLogs, WideLog
+from ringtap.analysis.runs.read_binary_records import Records
+from ringtap.analysis.runs.samples_to_iterations import (
+    Borders,
+    Integers,
+    Numbers,
+    add_up,
+    counter_steps,
+    largest_in,
+    shares,
+)
+from ringtap.core.append_only_logs import RecordFile
+from ringtap.core.link_counter_sources import counts_marks, counts_pauses
+from ringtap.core.run_directory_schema import HOST_REC, NIC_REC, PROCESSES_REC, QDISC_REC
 
 _ROOT = 0xFFFFFFFF  # TC_H_ROOT
 COLUMNS = {

@@ -1,4 +1,4 @@
-"""Flows between the processes of a run: their owners, their classes, and their bytes in each iteration."""
+"""Finds the flows between the processes of a run: their owners, their classes, and their bytes in each iteration."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers, add_up, shares
-from ringtap.analysis.runs.batches import Batches, BatchTable, Frames
-from ringtap.analysis.runs.node_logs import NodeLogs
+from ringtap.analysis.runs.node_batches import Batches, BatchTable, Frames
+from ringtap.analysis.runs.node_records import NodeLogs
+from ringtap.analysis.runs.samples_to_iterations import Borders, Integers, Numbers, add_up, shares
 from ringtap.analysis.runs.sockets import BUSY, COUNTERS, Growth, socket_log
 from ringtap.analysis.runs.traffic_classes import CLASSES, OTHER, traffic_rules
 from ringtap.core.json_validation import Number, ShapeError, load_json
-from ringtap.core.schema import CROSS_COMMAND, CROSS_PORTS, OWNER, OWNERS_JSONL, SOCKETS_REC
+from ringtap.core.run_directory_schema import CROSS_COMMAND, CROSS_PORTS, OWNER, OWNERS_JSONL, SOCKETS_REC
 
 _SOCKET_COLUMNS = [
     *("cookie", "family", "local", "local_port", "remote", "remote_port", "inode", "first_ns", "last_ns", "closed"),

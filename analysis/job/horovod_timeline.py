@@ -1,4 +1,4 @@
-"""Horovod's timeline: the Chrome trace that its first rank writes, as a table of collectives on CLOCK_REALTIME.
+"""Reads Horovod's timeline, the Chrome trace of its first rank, as a table of collectives on CLOCK_REALTIME.
 
 The file may be incomplete, as during a run or after a killed job: whole events are used.
 Times are microseconds after the start time in the first event (Horovod 0.28: common/timeline.cc). A tensor is a "pid".
@@ -19,7 +19,7 @@ import pandas as pd
 
 from ringtap.core.errors import UsageError, file_errors
 from ringtap.core.json_validation import COUNT, DECODER, Number, Shape, check, whole
-from ringtap.core.run_files import open_regular
+from ringtap.core.untrusted_files import open_regular
 
 _NEGOTIATE = "NEGOTIATE_"
 _START = "start_time_since_epoch_in_micros"

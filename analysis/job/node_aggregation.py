@@ -1,4 +1,4 @@
-"""Tables of a batch of nodes of a job, and the sums and means of them that describe the whole job."""
+"""Makes the tables of a batch of a job's nodes, and the sums and means that describe the whole job."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pandas as pd
 
 from ringtap.analysis.job import byte_accounting, counters_per_iteration, flows
 from ringtap.analysis.job.byte_accounting import ByteAccount
-from ringtap.analysis.job.payload_per_iteration import Packets
-from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
-from ringtap.analysis.runs.batches import BatchTable, Frames
-from ringtap.analysis.runs.node_logs import NodeLogs
+from ringtap.analysis.job.captured_payload_per_iteration import Packets
+from ringtap.analysis.runs.node_batches import BatchTable, Frames
+from ringtap.analysis.runs.node_records import NodeLogs
+from ringtap.analysis.runs.samples_to_iterations import Borders, Integers, Numbers
 from ringtap.analysis.runs.traffic_classes import TRAINING
-from ringtap.core.schema import SOCKETS_REC
+from ringtap.core.run_directory_schema import SOCKETS_REC
 
 # counters that are added up over the nodes
 SUMS = ("nic_drops", "queue_drops", "segments_retransmitted", "pause_frames", "ecn_marks", "cnp_sent", "cnp_handled")
@@ -76,7 +76,7 @@ def read_tables(
 
     Args:
         nodes: the nodes' logs.
-        ranks: their part of `ringtap.analysis.job.iterations.Work.ranks`.
+        ranks: their part of `ringtap.analysis.job.iterations_of_ranks.Work.ranks`.
         packets: their captures, without nodes that have none.
         shared: facts of the whole job.
 

@@ -1,4 +1,4 @@
-"""Packets that a run recorded in an iteration or a span of time, from all its nodes and on one clock."""
+"""Reads packets that a run recorded in an iteration or a span of time, from all its nodes and on one clock."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import ringtap
-from ringtap.analysis.job.iterations import check_iteration
-from ringtap.analysis.job.payload_per_iteration import interface_in, lost_packets, undecided_warnings
-from ringtap.analysis.pcap.filter import matches
-from ringtap.analysis.pcap.kernels.state import MAX_NS
-from ringtap.analysis.pcap.reader import Progress, check_filter, scan_packets
+from ringtap.analysis.job.captured_payload_per_iteration import interface_in, lost_packets, undecided_warnings
+from ringtap.analysis.job.iterations_of_ranks import check_iteration
+from ringtap.analysis.pcap.capture_text import damage
+from ringtap.analysis.pcap.flow_filter import matches
+from ringtap.analysis.pcap.kernels.scan_state import MAX_NS
+from ringtap.analysis.pcap.scan_captures import Progress, check_filter, scan_packets
 from ringtap.analysis.pcap.single_packets import CapturedPackets, CapturePoint, Integers, Slice, read_packets
-from ringtap.analysis.pcap.text import damage
-from ringtap.analysis.runs.node_logs import NodeLogs
+from ringtap.analysis.runs.node_records import NodeLogs
 from ringtap.core.errors import UsageError
-from ringtap.core.schema import PACKETS
+from ringtap.core.run_directory_schema import PACKETS
 from ringtap.core.units import counted, format_duration
 
 if TYPE_CHECKING:

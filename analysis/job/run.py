@@ -1,4 +1,4 @@
-"""Tables of a job's run directory: iterations, flows, ranks, nodes and the states of the collectors."""
+"""Opens a job's run directory as tables: iterations, flows, ranks, nodes and the states of the collectors."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pandas as pd
 
-from ringtap.analysis.frames import Columns, described, described_table, documented, html_of_text
-from ringtap.analysis.job import byte_accounting, counters_per_iteration, flows, iterations
+from ringtap.analysis.job import byte_accounting, counters_per_iteration, flows, iterations_of_ranks
+from ringtap.analysis.job.captured_payload_per_iteration import Packets, read_packets
 from ringtap.analysis.job.node_aggregation import ALL_SUMS, Shared, join_rank_sums, join_sums, read_tables
-from ringtap.analysis.job.payload_per_iteration import Packets, read_packets
-from ringtap.analysis.job.throughput import NAMES, Given, Printed, read_output
-from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
-from ringtap.analysis.runs.batches import Batches, BatchTable, digest
-from ringtap.analysis.runs.node_logs import NodeLogs
-from ringtap.analysis.runs.run import JobRun, SweepRun, map_records, read_run
+from ringtap.analysis.job.throughput_and_epochs import NAMES, Given, Printed, read_output
+from ringtap.analysis.results_for_notebooks import Columns, described, described_table, documented, html_of_text
+from ringtap.analysis.runs.node_batches import Batches, BatchTable, digest
+from ringtap.analysis.runs.node_records import NodeLogs
+from ringtap.analysis.runs.read_binary_records import map_records
+from ringtap.analysis.runs.run import JobRun, SweepRun, read_run
+from ringtap.analysis.runs.samples_to_iterations import Borders, Integers, Numbers
 from ringtap.analysis.runs.traffic_classes import CLASSES
-from ringtap.core.arguments import instance_of, number, path_of, whole_number
+from ringtap.core.check_api_arguments import instance_of, number, path_of, whole_number
 from ringtap.core.errors import UsageError, did_you_mean
-from ringtap.core.json_validation import whole
 from ringtap.core.units import counted
 
 if TYPE_CHECKING:
-    from ringtap.analysis.pcap.reader import Progress
+    from ringtap.analysis.pcap.scan_captures import Progress
     from ringtap.analysis.pcap.single_packets import CapturedPackets
 
 # largest uncertain share of a mean over the iterations; above it, means are not reported
 _MAX_UNCERTAIN = 0.25
-_STEP_BYTES = 72  # of a step's record
-# descriptions of the columns of `ringtap.analysis.runs.batches.TABLES`
+_STEP_BYTES = 80  # of a step's record
+# descriptions of the columns of `ringtap.analysis.runs.node_batches.TABLES`
 _BATCH_COLUMNS: dict[str, Columns] = {
     "rank_iterations": {
         "iteration": "number of the iteration, as in `iterations`",
@@ -69,9 +69,10 @@ _BATCH_COLUMNS: dict[str, Columns] = {
         "direction": "``tx`` or ``rx``",
         "interfaces": "interfaces that are counted",
         "nic_bytes, nic_packets": "as the interfaces counted them (L2)",
-        "nic_payload_bytes": "less 66 B of headers per packet, 86 B for IPv6",
-        "socket_bytes": "payload of all sockets; for ``tx`` with retransmitted bytes",
-        "packet_payload_bytes, packet_bytes": "payload and frames that were captured",
+        "nic_payload_bytes": "less 66 B of headers per packet, 86 B for IPv6, and less ``retransmitted_bytes``",
+        "socket_bytes": "payload of all sockets, each byte once",
+        "packet_payload_bytes, packet_bytes": "payload that was captured, each byte once, and frames",
+        "retransmitted_bytes": "captured more than once; without a capture, what the sockets sent again",
     },
     "node_iterations": {
         "iteration": "number of the iteration; -1 for a run without iterations",
@@ -101,8 +102,7 @@ class Job:
         self.run, self.given, self.derived = run, given or Given(), derived or run.path / "derived"
         self._workers = None if workers is None else instance_of(workers, Executor, "workers")
         self.path = run.path
-        folders = sorted(path for path in run.path.glob("nodes/*") if path.is_dir())
-        self.nodes: Mapping[str, NodeLogs] = {whole(path.name): NodeLogs(path.absolute()) for path in folders}
+        self.nodes: Mapping[str, NodeLogs] = run.nodes
 
     def __repr__(self) -> str:
         processes = counted(len(self.run.step_files), "rank process", "rank processes")
@@ -119,13 +119,13 @@ class Job:
         return Batches(self.nodes, dict.fromkeys(self.nodes, most + 1), self.derived, self._workers)
 
     @cached_property
-    def work(self) -> iterations.Work:
+    def work(self) -> iterations_of_ranks.Work:
         """Iterations by the records of the ranks."""
-        return iterations.build(self.run, self.nodes, self.batches, self.given.phase)
+        return iterations_of_ranks.build(self.run, self.nodes, self.batches, self.given.phase)
 
     @cached_property
     def window_ns(self) -> tuple[int, int]:
-        """Start and end of the analysed time: of the iterations, or of the recording if there are no iterations."""
+        """Start and end of the analyzed time: of the iterations, or of the recording if there are no iterations."""
         table = self.work.iterations
         if len(table):
             return int(table["start_ns"].min()), int(table["end_ns"].max())
@@ -217,7 +217,7 @@ class Job:
         return sum(len(map_records(path)[1]) for path in self.run.step_files if path.exists())
 
     def in_batches(self, name: str) -> Iterator[pd.DataFrame]:
-        """Yield a table of `ringtap.analysis.runs.batches.TABLES` batch by batch, each by its own order of rows."""
+        """Yield a table of `ringtap.analysis.runs.node_batches.TABLES` by batches, each by its own order of rows."""
         for part in self.parts:
             yield described(part[name].read(), _BATCH_COLUMNS[name])
 
@@ -304,7 +304,7 @@ class Job:
             "slowest_by_ready": "True if the times of the last gradients are known",
             "training_bytes, cross_bytes, other_bytes": "payload of this class by the sockets that sent it, without "
             "retransmissions",
-            "packet_training_bytes, packet_cross_bytes, packet_other_bytes": "the same by captures",
+            "packet_training_bytes, packet_cross_bytes, packet_other_bytes": "the same by captures: each byte once",
             "packet_unclassified_bytes": "captured payload of nodes without a socket log",
             "retransmitted_bytes, retransmissions": "what the sockets of all nodes sent again",
             "ce_marked": "packets that arrived marked by a congested queue",
@@ -406,13 +406,13 @@ class Job:
         Raises:
             UsageError: no sockets were recorded, or flows times iterations exceed 4 million rows.
         """
-        from ringtap.analysis.job import socket_iterations
+        from ringtap.analysis.job import sockets_per_iteration
 
         if not self.traffic.nodes:
             raise UsageError(f"{self.path} has no socket log: record a job with --collect sockets")
         rank = np.empty(len(self.flow_order), np.int64)
         rank[self.flow_order] = np.arange(len(rank))
-        found = socket_iterations.measure(self.nodes, self.borders_at, self.traffic.flows, rank)
+        found = sockets_per_iteration.measure(self.nodes, self.borders_at, self.traffic.flows, rank)
         if self.is_too_short:
             found[["payload_bytes", "retransmitted_bytes", "retransmissions", "ce_marked"]] = np.nan
         return found.astype({name: "Float64" for name in found if name not in ("iteration", "flow", "samples")})
@@ -567,7 +567,7 @@ class Job:
 
     def report(self) -> str:
         """Return the analysis as text, as ``ringtap analyze`` prints it."""
-        from ringtap.analysis.job.text import describe
+        from ringtap.analysis.job.summary_text import describe
 
         return "\n".join(describe(self.summary()))
 
@@ -580,10 +580,10 @@ class Job:
         Raises:
             UsageError: the folder cannot be written, or pyarrow is missing.
         """
-        from ringtap.analysis.runs import derived
+        from ringtap.analysis.runs import derived_tables
 
         target = self.path / "derived" if folder is None else path_of(folder, "the folder")
-        derived.write(self, self.summary(), target, derived.sources_of(self.path, self.given))
+        derived_tables.write(self, self.summary(), target, derived_tables.sources_of(self.path, self.given))
         return target
 
 

@@ -1,4 +1,4 @@
-"""Stragglers: means of each rank, the slowest rank, slow iterations, and the measures that differ there."""
+"""Finds stragglers: means of each rank, the slowest rank, slow iterations, and the measures that differ there."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pandas as pd
 
 from ringtap.analysis.job.node_aggregation import MEANS
 from ringtap.analysis.job.run import Job
-from ringtap.analysis.runs.apportioning import plain
-from ringtap.core.arguments import number
+from ringtap.analysis.runs.samples_to_iterations import plain
+from ringtap.core.check_api_arguments import number
 from ringtap.core.errors import UsageError
 from ringtap.core.units import counted
 

@@ -1,4 +1,4 @@
-"""Summary of a run in numbers, which the text and ``--json`` both present."""
+"""Summarizes a run in numbers, which the text and ``--json`` both present."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import numpy as np
 import pandas as pd
 
 import ringtap
-from ringtap.analysis.job import byte_accounting, flows
+from ringtap.analysis.job import flows
 from ringtap.analysis.job.collection_status import NOT_ASKED, status
 from ringtap.analysis.job.node_aggregation import PARTS
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.stragglers import links, mean_of_sums, slow_iterations, slowest
-from ringtap.analysis.job.throughput import summarize_epochs, throughput
-from ringtap.analysis.runs.apportioning import plain
-from ringtap.analysis.runs.node_logs import NodeLogs
+from ringtap.analysis.job.throughput_and_epochs import summarize_epochs, throughput
+from ringtap.analysis.runs.node_records import NodeLogs
+from ringtap.analysis.runs.samples_to_iterations import plain
 from ringtap.analysis.runs.traffic_classes import CLASSES, TRAINING
-from ringtap.core.schema import MARK, MARKS_JSONL, PACKETS, PACKETS_JSON, REGULAR_SHARE
+from ringtap.core.link_counter_sources import stacked
+from ringtap.core.run_directory_schema import MARK, MARKS_JSONL, PACKETS, PACKETS_JSON, REGULAR_SHARE
+from ringtap.core.thesis_neural_networks import ring_bytes
 from ringtap.core.units import format_change, format_duration
 
 SCHEMA = 1
@@ -221,7 +223,7 @@ def _demand(job: Job) -> dict[str, Any]:
         why = f"gradients are exchanged by the communication hook {job.work.comm_hook}"
     elif any(_SHARDED in str(what) for what in job.work.phases.loc[job.work.phases.index == job.work.phase, "what"]):
         why = f"{_SHARDED} sends parameters, too"
-    expected = 2 * (count - 1) / count * synced if synced and count > 1 and not why else None
+    expected = ring_bytes(synced, count) if synced and count > 1 and not why else None
     return {
         "gradient_bytes": job.work.gradient_bytes,
         "ranks": count,
@@ -243,7 +245,9 @@ def _byte_accounts(job: Job) -> list[dict[str, Any]]:
         sides = {"nic_difference": "nic_payload_bytes", "packets_difference": "packet_payload_bytes"}
         for name, side in sides.items():
             item[name] = _difference(item.pop(f"{side}_of_both"), item.pop(f"socket_bytes_with_{side}"))
-        item["overhead_share"] = _difference(item["nic_bytes"], item["nic_payload_bytes"])
+        payload = item["nic_payload_bytes"]
+        moved = None if payload is None else payload + (item["retransmitted_bytes"] or 0)
+        item["overhead_share"] = _difference(item["nic_bytes"], moved)
         result.append(item)
     return result
 
@@ -284,7 +288,7 @@ def _captures(job: Job) -> list[dict[str, Any]]:
 
 
 def _nccl(job: Job) -> list[dict[str, Any]]:
-    from ringtap.analysis.job.nccl import read_nccl
+    from ringtap.analysis.job.nccl_log import read_nccl
 
     read = (node.read(name, read_nccl) for node in job.nodes.values() for name in node.names("nccl/*.log"))
     return [found for found in read if found is not None]
@@ -369,11 +373,11 @@ def _capture_warnings(job: Job) -> Iterable[str]:
         remedy = "" if has_all else " (--interface any captures them all)"
         yield f"{share:.0%} of the training payload passes no captured interface{remedy}"
     for name, found in job.captured.packets.items():
-        above = sorted(byte_accounting.stacked(job.nodes[name]))
-        if above and (found.flows["interface"] == "any").any():
+        above = sorted(stacked(job.nodes[name].info.get("before") or {}))
+        if above and not found.copies and (found.flows["interface"] == "any").any():
             yield (
-                f"the capture on {name} is of all interfaces: what passes {', '.join(above)} is in it twice "
-                "(--interface NIC captures one)"
+                f"the capture on {name} is of all interfaces, and no packet was recognized as a copy: what passes "
+                f"{', '.join(above)} may count twice (--interface NIC captures one)"
             )
 
 

@@ -1,1 +1,1 @@
-"""Live view of a run directory that is being written."""
+"""Shows a run directory while it is being written."""

@@ -1,6 +1,7 @@
-"""HTTP server on a socket that listens already: it logs nothing, and its connections are bounded.
+"""Serves HTTP on a socket that listens already, with bounded connections and without a log.
 
-On a loopback address it answers only requests that name this machine. A connection that waits makes room for a new one.
+On a loopback address, the server answers only requests that name this machine. A waiting connection makes room for a
+new one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from ringtap.core.http_address import is_loopback, names_loopback
+from ringtap.core.http_listen_address import is_loopback, names_loopback
 
 TEXT = "text/plain; charset=utf-8"
 _MAX_CONNECTIONS = 64

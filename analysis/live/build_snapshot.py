@@ -1,4 +1,4 @@
-"""Construction of a Snapshot from the state of a running job's directory."""
+"""Builds a Snapshot from the state of a running job's directory."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.analysis.live.flows import flows
+from ringtap.analysis.live.follow_run import NodeLog, RunFollower
 from ringtap.analysis.live.iterations import IterationStats, RankSteps, join
 from ringtap.analysis.live.recent_counters import RecentWideLog
-from ringtap.analysis.live.run_state import NodeLog, RunFollower
 from ringtap.analysis.live.snapshot import (
     CollectorState,
     Gpu,
@@ -27,10 +27,10 @@ from ringtap.analysis.live.snapshot import (
     Snapshot,
     Throughput,
 )
-from ringtap.analysis.runs.tail import Document
-from ringtap.core.completeness import failed_job, missing_ranks
-from ringtap.core.link_counters import counts_marks, counts_pauses
-from ringtap.core.schema import RUN, RUN_JSON, SERIES
+from ringtap.analysis.runs.growing_files import Document
+from ringtap.core.link_counter_sources import count_once, counts_marks, counts_pauses
+from ringtap.core.run_completeness import failed_job, missing_ranks
+from ringtap.core.run_directory_schema import RUN, RUN_JSON, SERIES
 
 _STALE_NS = 3 * 10**9
 _LINK_RATE = re.compile(r"([\d.]+)\s*Gb/sec")
@@ -191,7 +191,7 @@ class SnapshotSource:
         known = [len(series.latest) for series in sockets.values() if series.file is not None]
         iterations = join(follower.ranks)
         nics = tuple(row for node in nodes for row in _nics(node))
-        self._note_throughput(nics, live_ns)
+        self._note_throughput(nodes, nics, live_ns)
         return Snapshot(
             now_ns,
             str(follower.path),
@@ -215,8 +215,14 @@ class SnapshotSource:
             tuple(self._throughput),
         )
 
-    def _note_throughput(self, nics: tuple[Nic, ...], now_ns: int | None) -> None:
+    def _note_throughput(self, nodes: Iterable[NodeLog], nics: Iterable[Nic], now_ns: int | None) -> None:
         known = [nic for nic in nics if nic.name != "lo" and nic.tx_bps is not None and nic.rx_bps is not None]
+        names: dict[str, list[str]] = {}
+        for nic in known:
+            names.setdefault(nic.node, []).append(nic.name)
+        facts = {node.name: node.node.item.get("before") or {} for node in nodes}
+        once = {(node, name) for node, own in names.items() for name in count_once(own, facts[node])}
+        known = [nic for nic in known if (nic.node, nic.name) in once]
         if now_ns and known:
             sums = sum(nic.tx_bps or 0.0 for nic in known), sum(nic.rx_bps or 0.0 for nic in known)
             self._throughput.append(Throughput(now_ns, *sums))
@@ -268,9 +274,9 @@ def _output(nodes: list[NodeLog]) -> tuple[str, ...]:
 
 
 def _node(node: NodeLog, now_ns: int | None) -> NodeState:
-    measurements = node.clock.item.get("measurements") or [{}]
-    fit: dict[str, Any] = node.clock.item.get("fit") or measurements[-1]
-    offset, error = fit.get("offset_ns"), fit.get("error_ns")
+    known = [one for one in node.clock.item.get("measurements") or () if one.get("error_ns") is not None]
+    best: dict[str, Any] = node.clock.item.get("fit") or min(known, key=lambda one: one["error_ns"], default={})
+    offset, error = best.get("offset_ns"), best.get("error_ns")
     item = node.node.item
     status = "complete" if node.done else "running"
     return NodeState(

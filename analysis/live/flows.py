@@ -1,4 +1,4 @@
-"""TCP flows of all nodes: sender, receiver, rate and kind of traffic.
+"""Lists the TCP flows of all nodes: sender, receiver, rate and kind of traffic.
 
 A connection is two flows. A flow is taken from the socket that sends it. If only the receiver's node is recorded, it is
 taken from the receiver's socket, without the sender's round trip, window and retransmissions.
@@ -15,10 +15,11 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ringtap.analysis.live.recent_counters import Keyed
-from ringtap.analysis.runs.tail import Record
+from ringtap.analysis.runs.growing_files import Record
 from ringtap.analysis.runs.traffic_classes import OTHER, traffic_rules
-from ringtap.core.records import RecordFile
-from ringtap.core.schema import CROSS_COMMAND, CROSS_PORTS
+from ringtap.core.append_only_logs import RecordFile
+from ringtap.core.counter_growth import growth
+from ringtap.core.run_directory_schema import CROSS_COMMAND, CROSS_PORTS
 
 _IPV6 = 10
 _MAX_OWNERS = 50_000
@@ -145,17 +146,17 @@ class _Socket:
 
 @dataclass
 class SocketCounts:
-    """Payload and retransmitted segments of sockets of one kind of traffic."""
+    """Payload and retransmitted segments of sockets of one kind of traffic; None once a counter of one was reset."""
 
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    retransmissions: int = 0
+    sent_bytes: float | None = 0
+    received_bytes: float | None = 0
+    retransmissions: float | None = 0
 
-    def add(self, counts: Sequence[int]) -> None:
+    def add(self, grown: Sequence[float | None]) -> None:
         """Add the growth of a socket's counters, in the order of `_COUNTERS`."""
-        self.sent_bytes += counts[0]
-        self.received_bytes += counts[1]
-        self.retransmissions += counts[2]
+        for item, amount in zip(dataclasses.fields(self), grown, strict=True):
+            known = getattr(self, item.name)
+            setattr(self, item.name, None if known is None or amount is None else known + amount)
 
 
 class SocketTotals:
@@ -175,6 +176,7 @@ class SocketTotals:
         self._owners = owners
         self.began_ns: int | None = None
         self._begin_ns: int | None = None
+        self._widths_bits = [0] * len(_COUNTERS)
         self._first: dict[int, tuple[int, ...]] = {}
         self._latest: dict[int, tuple[tuple[int, ...], int, bool]] = {}
         self._gone: dict[str, SocketCounts] = {}
@@ -192,6 +194,7 @@ class SocketTotals:
             at[name] for name in ("mono_ns", "cookie", "state", "inode", "sport", "dport")
         )
         sent, received, again = (at[name] for name in _COUNTERS)
+        self._widths_bits = [file.column(name).wraps_at_bits for name in _COUNTERS]
         if self._begin_ns is None and not is_begun:
             # a log that starts late had no sockets at first
             is_late = self.began_ns and batch[0][at["t_ns"]] - self.began_ns > _FIRST_SAMPLE_NS
@@ -217,8 +220,8 @@ class SocketTotals:
     def _count(self, key: int, totals: dict[str, SocketCounts]) -> None:
         counts, inode, is_cross = self._latest[key]
         traffic = _traffic(self._owners.of(inode), NOBODY, is_cross)
-        grown = [max(0, after - before) for before, after in zip(self._first[key], counts, strict=True)]
-        totals.setdefault(traffic, SocketCounts()).add(grown)
+        grown = map(growth, self._first[key], counts, self._widths_bits)
+        totals.setdefault(traffic, SocketCounts()).add(list(grown))
 
     def by_traffic(self) -> dict[str, SocketCounts]:
         """Return the totals of each kind of traffic that was seen."""

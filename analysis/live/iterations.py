@@ -1,8 +1,8 @@
-"""Iterations of the job, from the step records of its ranks as they are written.
+"""Finds the iterations of a running job, from the step records of its ranks as they are written.
 
-An iteration ends when the last rank has ended it; `ringtap.core.iteration_ends` has the rules. The iterations are those
-of the training phase that runs: what came before another optimizer, or another start of the job, is forgotten
-(docs/reference/iterations.md).
+An iteration ends when the last rank has ended it; `ringtap.core.iteration_end_detector` has the rules. The
+iterations are those of the training phase that runs: what came before another optimizer, or another start of the job,
+is forgotten (docs/reference/iterations.md).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from operator import itemgetter
 from statistics import median
 from typing import NamedTuple
 
-from ringtap.analysis.runs.ddp_times import MOMENTS, compared_ns, exposed_ns, is_synced
-from ringtap.analysis.runs.tail import Record
-from ringtap.core.iteration_ends import IterationEnds
-from ringtap.core.records import RecordFile
-from ringtap.core.schema import MARK_RECORD, SKIPPED_RECORD
+from ringtap.analysis.runs.exposed_communication import MOMENTS, compared_ns, exposed_ns, is_synced
+from ringtap.analysis.runs.growing_files import Record
+from ringtap.core.append_only_logs import RecordFile
+from ringtap.core.iteration_end_detector import IterationEnds
+from ringtap.core.run_directory_schema import MARK_RECORD, SKIPPED_RECORD
 
 STEP_FILE = re.compile(r"rank(\d+)-(\d+)(?:-\d+)?(\.ddp)?\.rec")
 MAX_KEPT = 600
@@ -39,7 +39,7 @@ class LiveIteration:
         number: the step's number, from 0.
         end_ns: time at which the last rank ended it, CLOCK_REALTIME of the reference node.
         seconds: time since the end of the iteration before.
-        slowest_rank: the rank that the others waited for (`ringtap.analysis.runs.ddp_times.compared_ns`).
+        slowest_rank: the rank that the others waited for (`ringtap.analysis.runs.exposed_communication.compared_ns`).
         lag_s: time from the first rank's end to the last rank's end.
         skipped: True if the optimizer's step was skipped (AMP).
     """
@@ -230,9 +230,9 @@ class DdpTimes:
 def choose_worlds(files: list[RankSteps]) -> None:
     """Choose the processes whose steps count: of worlds that ran at the same time, that with most time.
 
-    `ringtap.analysis.runs.phases.find_worlds` says which processes are one world. Sets ``counts``, ``generation``
-    (number of earlier worlds that counted) and ``restarts`` (those of them that were the same job) of each process, and
-    releases those of earlier generations that ended a minute ago.
+    `ringtap.analysis.runs.group_steps_into_iterations.find_worlds` says which processes are one world. Sets ``counts``,
+    ``generation`` (number of earlier worlds that counted) and ``restarts`` (those of them that were the same job) of
+    each process, and releases those of earlier generations that ended a minute ago.
     """
     is_unclear = any(not 0 <= file.rank < file.world_size for file in files)
     together: list[list[list[RankSteps]]] = []  # worlds that ran at the same time, in order of time

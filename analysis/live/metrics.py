@@ -1,4 +1,4 @@
-"""Metrics of a run that is being written, in Prometheus' formats. Only this module needs prometheus-client.
+"""Serves metrics of a run that is being written, in Prometheus' formats. Only this module needs prometheus-client.
 
 Names follow Prometheus' convention: base units, ``_total`` for counters. Labels are ``node``, ``rank`` and ``nic``, so
 that the number of series is bounded by the job. A number that was not recorded has no sample. Records are read when
@@ -26,13 +26,13 @@ from prometheus_client.openmetrics.exposition import ALLOWUTF8, CONTENT_TYPE_LAT
 
 from ringtap.analysis.live.bounded_http_server import TEXT, ListeningHttpServer, QuietHandler
 from ringtap.analysis.live.build_snapshot import PORT_DROPS, nic_logs, port_logs, sum_known
+from ringtap.analysis.live.follow_run import NodeLog, RunFollower, lower_priority
 from ringtap.analysis.live.iterations import MAX_KEPT, RankSteps, quantile
 from ringtap.analysis.live.recent_counters import RecentWideLog
-from ringtap.analysis.live.run_state import NodeLog, RunFollower, lower_priority
-from ringtap.analysis.runs.tail import Document
+from ringtap.analysis.runs.growing_files import Document
 from ringtap.core.errors import error_message
-from ringtap.core.http_address import METRICS_PATH
-from ringtap.core.schema import RUN, RUN_JSON
+from ringtap.core.http_listen_address import METRICS_PATH
+from ringtap.core.run_directory_schema import RUN, RUN_JSON
 
 QUANTILES = (0.5, 0.99)
 _MAX_NICS = 64

@@ -1,4 +1,4 @@
-"""Live view without a terminal: one line of ``key=value`` per second, for pipes, logs and small screens."""
+"""Shows a run without a full screen: one line of ``key=value`` per second, for pipes, logs and small screens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TextIO
 
 from ringtap.analysis.live.build_snapshot import sum_known
 from ringtap.analysis.live.snapshot import Snapshot
-from ringtap.core.terminal import one_line, shell_word
+from ringtap.core.terminal_escaping import one_line, shell_word
 
 
 def line_of(snapshot: Snapshot) -> str:

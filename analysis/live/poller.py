@@ -1,4 +1,4 @@
-"""Snapshots of a run, taken once a second beside the program that shows them."""
+"""Takes a snapshot of a run once a second, beside the program that shows it."""
 
 from __future__ import annotations
 

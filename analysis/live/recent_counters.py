@@ -1,4 +1,4 @@
-"""Counters of a node over the last seconds, and rates computed from them."""
+"""Reads the counters of a node over the last seconds, and calculates rates from them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from ringtap.analysis.runs.tail import Record
-from ringtap.core.records import RecordFile
+from ringtap.analysis.runs.growing_files import Record
+from ringtap.core.append_only_logs import RecordFile
 
 # a cookie, a process, or several columns together
 Key = Any

@@ -1,4 +1,4 @@
-"""State of a run at one moment: immutable data for any view.
+"""Describes the state of a run at one moment: immutable data for any view.
 
 A number that was not recorded is None, never 0. Rates are over about the last second.
 """

@@ -1,4 +1,4 @@
-"""State of the job in a few lines: status, iteration times, history, collectors. Independent of textual."""
+"""Summarizes a running job in a few lines: status, iteration times, history, collectors. Independent of textual."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Table pages of the live view: items of a snapshot, their columns, order and colours. Independent of textual."""
+"""Defines the table pages of the live view: items, columns, order and colours. Independent of textual."""
 
 from __future__ import annotations
 

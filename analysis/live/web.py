@@ -1,4 +1,4 @@
-"""Live view of a run in a browser: a page on this machine's loopback address, updated by server-sent events.
+"""Shows a run in a browser: a page on this machine's loopback address, updated by server-sent events.
 
 The page itself holds nothing of the run. A browser reads the run, or marks a moment of it, after it has proved that it
 knows the page's token: it gets a challenge, and answers with HMAC-SHA-256 of the challenge under the token (RFC 2104).
@@ -25,12 +25,12 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from ringtap.analysis.live.bounded_http_server import TEXT, ListeningHttpServer, QuietHandler
-from ringtap.analysis.live.page_parts import TableChoice, parts_of
+from ringtap.analysis.live.follow_run import write_mark
 from ringtap.analysis.live.poller import Poller
-from ringtap.analysis.live.run_state import write_mark
 from ringtap.analysis.live.snapshot import Snapshot
+from ringtap.analysis.live.snapshot_for_browser import TableChoice, parts_of
 from ringtap.core.errors import UsageError, error_message
-from ringtap.core.http_address import url_of
+from ringtap.core.http_listen_address import url_of
 from ringtap.core.installation import state_folder
 
 _STATIC = Path(__file__).parent / "static"

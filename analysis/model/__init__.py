@@ -1,1 +1,1 @@
-"""The general model of iteration time under load: fits, congestion points, predictions."""
+"""Models the iteration time under load: fits, congestion points, predictions."""

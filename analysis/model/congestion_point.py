@@ -1,4 +1,4 @@
-"""The congestion point of a series: the construction of the thesis's appendix A.2, done numerically.
+"""Finds the congestion point of a series: the construction of the thesis's appendix A.2, done numerically.
 
 docs/method/method.md describes the steps and the reasons for each choice.
 """
@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from scipy import optimize
 
-from ringtap.analysis.statistics.arrays import Array, Values, as_points, as_samples
 from ringtap.analysis.statistics.autocorrelation import block_means
-from ringtap.core.schema import MERGE_SHARE, MIN_CONGESTION_LOADS, MIN_RISE
+from ringtap.analysis.statistics.quantiles import LEVEL
+from ringtap.analysis.statistics.to_arrays import Array, Values, as_points, as_samples
+from ringtap.core.run_directory_schema import MERGE_SHARE, MIN_CONGESTION_LOADS, MIN_RISE
 from ringtap.core.units import rate_gbps
 
 CURVED_SHARE = 2 / 3  # the curved region begins at this share of the way from the lightest loads' elasticity to 1
-LEVEL = 0.95
 MIN_ELASTICITY = 0.5  # at the heaviest loads; below it, congestion was not reached
 
 
@@ -241,8 +241,11 @@ def _first_curved(load: Array, time: Array, capacity_gbps: float) -> int | str:
 
 
 def _line_through(load: Array, time: Array, points: range) -> StraightLine:
-    intercept, slope = np.polynomial.polynomial.polyfit(load[points], time[points], 1)
-    return StraightLine(float(intercept), float(slope), tuple(points))
+    x, y = load[points.start : points.stop], time[points.start : points.stop]
+    centre = float(x.mean())
+    past = x - centre
+    slope = float(past @ y / (past @ past))
+    return StraightLine(float(y.mean()) - slope * centre, slope, tuple(points))
 
 
 def _construct(load: Array, time: Array, capacity_gbps: float, first: int) -> CongestionResult:

@@ -1,4 +1,4 @@
-"""Fits of the general model t = A*exp(B/(C-BW)^n) to measured points (thesis, equation 3.7), with their warnings."""
+"""Fits the general model t = A*exp(B/(C-BW)^n) to measured points (thesis, equation 3.7), with warnings."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from ringtap.analysis.model.fit_result import LEVEL, FitResult, Terms
-from ringtap.analysis.model.outliers import DECISIVE_LEVERAGE, MOST_SHARE, find_outliers
-from ringtap.analysis.model.outliers import LEVEL as OUTLIER_LEVEL
-from ringtap.analysis.model.regression import (
+from ringtap.analysis.model.fit_result import FitResult, Terms
+from ringtap.analysis.model.model_least_squares import (
     FREE_BOUNDS,
     Exponent,
     Solution,
@@ -25,11 +23,14 @@ from ringtap.analysis.model.regression import (
     solve_linear,
     solve_log,
 )
-from ringtap.analysis.model.residuals import RESIDUAL_FLOOR, Noise, from_errors, scatter_between
-from ringtap.analysis.statistics.arrays import Array, Values, as_points, as_seconds
-from ringtap.core.arguments import number
+from ringtap.analysis.model.outliers import DECISIVE_LEVERAGE, MOST_SHARE, find_outliers
+from ringtap.analysis.model.outliers import LEVEL as OUTLIER_LEVEL
+from ringtap.analysis.model.scatter_and_weights import RESIDUAL_FLOOR, Noise, from_errors, scatter_between
+from ringtap.analysis.statistics.quantiles import LEVEL
+from ringtap.analysis.statistics.to_arrays import Array, Values, as_points, as_seconds
+from ringtap.core.check_api_arguments import number
 from ringtap.core.errors import UsageError
-from ringtap.core.schema import MIN_FIT_LOADS
+from ringtap.core.run_directory_schema import MIN_FIT_LOADS
 from ringtap.core.units import counted, rate_gbps
 
 __all__ = ["CongestionModel", "FitResult", "corrected_akaike"]

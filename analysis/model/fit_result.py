@@ -1,4 +1,4 @@
-"""Results of a fit of the general model (thesis, equation 3.7)."""
+"""Holds the results of a fit of the general model (thesis, equation 3.7)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from ringtap.analysis.frames import documented, html_of_text
-from ringtap.analysis.model.regression import Interval
-from ringtap.analysis.statistics.arrays import Array, Values, as_gbps
-from ringtap.core.arguments import instance_of, path_of
+from ringtap.analysis.model.model_least_squares import Interval
+from ringtap.analysis.results_for_notebooks import documented, html_of_text
+from ringtap.analysis.statistics.quantiles import LEVEL
+from ringtap.analysis.statistics.to_arrays import Array, Values, as_gbps
+from ringtap.core.check_api_arguments import instance_of, path_of
 from ringtap.core.errors import UsageError, did_you_mean
 from ringtap.core.json_validation import ShapeError, load_json
 from ringtap.core.units import counted
@@ -22,10 +23,9 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-    from ringtap.analysis.model.fit_comparison import FitComparison
+    from ringtap.analysis.model.compare_fitted_curves import FitComparison
     from ringtap.analysis.model.predict import AllowedLoad
 
-LEVEL = 0.95
 BandKind = Literal["curve", "point"]
 _POINTS = ("bandwidth_gbps", "iteration_s")
 
@@ -188,13 +188,13 @@ class FitResult:
         Raises:
             UsageError: the fits have different capacities, no loads in common, or no standard errors.
         """
-        from ringtap.analysis.model.fit_comparison import compare_fits
+        from ringtap.analysis.model.compare_fitted_curves import compare_fits
 
         return compare_fits(self, instance_of(other, FitResult, "the other fit"))
 
     def plot(self, ax: Axes | None = None, **style: Any) -> list[Artist]:
         """Draw the points, the curve and its 95 % band (`ringtap.plot.fit`); return what was drawn."""
-        from ringtap.analysis.plots.axes import fit
+        from ringtap.analysis.plots.figures_on_axes import fit
 
         return fit(self, ax, **style)
 

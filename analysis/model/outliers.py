@@ -1,4 +1,4 @@
-"""Outliers among measured points: those that the curve through the other points contradicts."""
+"""Finds outliers among measured points: those that the curve through the other points contradicts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from ringtap.analysis.model.regression import EXPONENT_GRID, Array, Exponent, jacobian, reduced_load, solve_log
-from ringtap.analysis.model.residuals import RESIDUAL_FLOOR, Noise, from_errors, scatter_between
+from ringtap.analysis.model.model_least_squares import EXPONENT_GRID, Array, Exponent, jacobian, reduced_load, solve_log
+from ringtap.analysis.model.scatter_and_weights import RESIDUAL_FLOOR, Noise, from_errors, scatter_between
 
 LEVEL = 0.002  # probability to leave out a point of a series without outliers; it narrows the intervals of such series
 MOST_SHARE = 0.25  # of the points can be outliers, and one in any case
@@ -90,7 +90,9 @@ def _weights(columns: Array, log_time: Array, error: Array | None, at: int) -> t
     freedom = len(times) - columns.shape[1]
 
     def squares(weight: Array) -> float:
-        return float(np.sum(weight * (times - left @ _weighted(left, times, weight)[0]) ** 2))
+        root = np.sqrt(weight)
+        own_columns, own_times = left * root[:, None], times * root
+        return float(np.sum((own_times - own_columns @ np.linalg.lstsq(own_columns, own_times, rcond=None)[0]) ** 2))
 
     if error is None:
         variance = max(squares(np.ones(len(times))) / freedom, RESIDUAL_FLOOR**2)

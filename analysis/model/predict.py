@@ -1,4 +1,4 @@
-"""Predictions from a fit: the time at a load and the load for a slowdown, each with its interval."""
+"""Predicts from a fit: the time at a load and the load for a slowdown, each with its interval."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from scipy import optimize, special
 
-from ringtap.analysis.model.fit_result import LEVEL, BandKind, FitResult
-from ringtap.analysis.model.regression import Array, Interval, Solution, exp, jacobian, log_predict
-from ringtap.core.arguments import number
+from ringtap.analysis.model.fit_result import BandKind, FitResult
+from ringtap.analysis.model.model_least_squares import Array, Interval, Solution, exp, jacobian, log_predict
+from ringtap.analysis.statistics.quantiles import LEVEL
+from ringtap.core.check_api_arguments import number
 from ringtap.core.errors import UsageError
 from ringtap.core.json_validation import ShapeError, load_json
 

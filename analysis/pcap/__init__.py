@@ -1,4 +1,4 @@
-"""Fast scans of packet captures: conversations, rates, RoCE queue pairs.
+"""Scans packet captures fast: conversations, rates, RoCE queue pairs.
 
 ``read_captures`` returns a `Traffic`; ``align`` merges those of several nodes. Both are imported on first use.
 """
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 __all__ = ["Traffic", "align", "read_captures"]
 
 if TYPE_CHECKING:
-    from ringtap.analysis.pcap.merge import align
-    from ringtap.analysis.pcap.reader import read_captures
+    from ringtap.analysis.pcap.merge_scans import align
+    from ringtap.analysis.pcap.scan_captures import read_captures
     from ringtap.analysis.pcap.traffic import Traffic
 
-_LAZY = {"Traffic": "traffic", "align": "merge", "read_captures": "reader"}
+_LAZY = {"Traffic": "traffic", "align": "merge_scans", "read_captures": "scan_captures"}
 
 
 def __getattr__(name: str) -> Any:

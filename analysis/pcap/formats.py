@@ -1,4 +1,4 @@
-"""Formats of captures: the headers of pcap and pcapng files, and a writer of pcapng.
+"""Reads the headers of pcap and pcapng files, and writes pcapng.
 
 Sources: draft-ietf-opsawg-pcap and draft-ietf-opsawg-pcapng. Compiled kernels read the packets themselves.
 """
@@ -12,19 +12,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.analysis.pcap.kernels import state as ks
+from ringtap.analysis.pcap.kernels import scan_state as ks
+from ringtap.core.capture_file_formats import (
+    BYTE_ORDER,
+    ENHANCED_BLOCK,
+    INTERFACE_BLOCK,
+    PCAP_HEADER,
+    PCAP_MAGICS,
+    PCAPNG_VERSION,
+    SECTION_HEADER,
+)
 
-PCAP_HEADER_BYTES = 24
-SECTION_HEADER = b"\x0a\x0d\x0d\x0a"
-# magic number in the file -> (byte order, nanoseconds per tick)
-_MAGICS = {
-    b"\xd4\xc3\xb2\xa1": ("<", 1000),
-    b"\xa1\xb2\xc3\xd4": (">", 1000),
-    b"\x4d\x3c\xb2\xa1": ("<", 1),
-    b"\xa1\xb2\x3c\x4d": (">", 1),
-}
-_INTERFACE_BLOCK, STATISTICS_BLOCK, _PACKET_BLOCK = 1, 5, 6
-_BYTE_ORDER, _VERSION, _LENGTH_UNKNOWN = 0x1A2B3C4D, (1, 0), -1
+_LENGTH_UNKNOWN = -1
 _COMMENT, _APPLICATION = 1, 4
 _IF_NAME, _IF_DESCRIPTION, _IF_TSRESOL, _IF_TSOFFSET = 2, 3, 9, 14
 _ISB_IFDROP, _ISB_OSDROP = 5, 7
@@ -59,9 +58,9 @@ class Interface(NamedTuple):
 
 def pcap_header(head: bytes) -> tuple[bool, Interface] | None:
     """Return the byte order of a pcap file (True for big-endian) and its interface; None if it is not a pcap file."""
-    if head[:4] not in _MAGICS or len(head) < PCAP_HEADER_BYTES:
+    if head[:4] not in PCAP_MAGICS or len(head) < PCAP_HEADER.size:
         return None
-    order, tick_ns = _MAGICS[head[:4]]
+    order, tick_ns = PCAP_MAGICS[head[:4]]
     snap, link = struct.unpack_from(f"{order}II", head, 16)
     return order == ">", Interface("", link & 0xFFFF, snap, ks.TIMES, tick_ns)
 
@@ -72,7 +71,7 @@ def section_header(block: bytes) -> tuple[bool, int] | None:
     Args:
         block: its first 12 bytes.
     """
-    order = {b"\x4d\x3c\x2b\x1a": "<", b"\x1a\x2b\x3c\x4d": ">"}.get(block[8:12])
+    order = next((order for order in "<>" if block[8:12] == struct.pack(f"{order}I", BYTE_ORDER)), None)
     if order is None:
         return None
     (total,) = struct.unpack_from(f"{order}I", block, 4)
@@ -80,9 +79,9 @@ def section_header(block: bytes) -> tuple[bool, int] | None:
 
 
 def interface_block(block: bytes, big_endian: bool) -> Interface | None:
-    """Return the interface that a complete block describes; None if it is damaged."""
+    """Return the interface that a complete block, with its length at both ends, describes; None if it is damaged."""
     order = ">" if big_endian else "<"
-    if len(block) < 20 or block[-4:] != block[4:8]:
+    if len(block) < 20:
         return None
     link, snap = struct.unpack_from(f"{order}H2xI", block, 8)
     name, scale, by, offset = "", ks.TIMES, 1000, 0
@@ -100,11 +99,13 @@ def interface_block(block: bytes, big_endian: bool) -> Interface | None:
 def dropped_packets(block: bytes, big_endian: bool) -> tuple[int, int] | None:
     """Return the interface of a complete block of statistics, and the packets that it dropped since its start.
 
+    The block has its length at both ends.
+
     Returns:
         None if the block is damaged or does not count them.
     """
     order = ">" if big_endian else "<"
-    if len(block) < 24 or block[-4:] != block[4:8]:
+    if len(block) < 24:
         return None
     (number,) = struct.unpack_from(f"{order}I", block, 8)
     counts = {
@@ -134,16 +135,14 @@ def _each_option(data: bytes, order: str) -> Iterator[tuple[int, bytes]]:
 
 def section(application: str, comment: str) -> bytes:
     """Return the block that begins a pcapng file, in this machine's order."""
-    body = struct.pack("<IHHq", _BYTE_ORDER, *_VERSION, _LENGTH_UNKNOWN)
-    return _block(
-        int.from_bytes(SECTION_HEADER, "little"), body + _options({_COMMENT: comment, _APPLICATION: application})
-    )
+    body = struct.pack("<IHHq", BYTE_ORDER, *PCAPNG_VERSION, _LENGTH_UNKNOWN)
+    return _block(SECTION_HEADER, body + _options({_COMMENT: comment, _APPLICATION: application}))
 
 
 def interface(linktype: int, snap_bytes: int, name: str, description: str) -> bytes:
     """Return the block of an interface whose times are nanoseconds."""
     options: dict[int, str | bytes] = {_IF_NAME: name, _IF_DESCRIPTION: description, _IF_TSRESOL: _NANOSECONDS}
-    return _block(_INTERFACE_BLOCK, struct.pack("<HHI", linktype, 0, snap_bytes) + _options(options))
+    return _block(INTERFACE_BLOCK, struct.pack("<HHI", linktype, 0, snap_bytes) + _options(options))
 
 
 def _block(kind: int, body: bytes) -> bytes:
@@ -182,7 +181,7 @@ def packets(rows: npt.NDArray[Any], bodies: Sequence[Words], comments: Mapping[i
     made = np.zeros(int(total.sum()), "<u4")
     is_body = np.ones(len(made), bool)
     high, low = time_ns >> np.uint64(32), time_ns & np.uint64(0xFFFFFFFF)
-    head = (_PACKET_BLOCK, size, rows["interface"], high, low, rows["kept"], rows["length"])
+    head = (ENHANCED_BLOCK, size, rows["interface"], high, low, rows["kept"], rows["length"])
     for word, values in enumerate(head):
         made[begins + word], is_body[begins + word] = values, False
     made[ends - 1], is_body[ends - 1] = size, False

@@ -1,4 +1,4 @@
-"""Progress bar for long reads of captures, shown on a terminal only."""
+"""Shows a progress bar for long reads of captures, on a terminal only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from types import TracebackType
 from typing import Any
 
-from ringtap.core.terminal import progress_bar
+from ringtap.core.terminal_escaping import progress_bar
 
 _PATIENCE_S = 0.5  # a shorter read needs no bar, and the bar's library takes long to load
 

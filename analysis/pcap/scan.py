@@ -1,4 +1,4 @@
-"""Scan of one capture stream in blocks: conversations, rates in bins, RoCE queue pairs and counts.
+"""Scans one capture stream in blocks: conversations, rates in bins, RoCE queue pairs and counts.
 
 The kernels process packets, in memory that is reserved for the largest number of conversations; the system allocates
 its pages as they are written. Python reads the headers of files, sections and interfaces (`formats`), as they are few.
@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from ringtap.analysis.pcap import formats
 from ringtap.analysis.pcap.kernels import compile
-from ringtap.analysis.pcap.kernels import state as ks
+from ringtap.analysis.pcap.kernels import scan_state as ks
 from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION, PACKET, PICK, QUEUE_PAIR
+from ringtap.core.capture_file_formats import PCAP_HEADER, SECTION_HEADER, STATISTICS_BLOCK
 from ringtap.core.errors import UsageError
 
 MAX_CONVERSATIONS = 2**18
@@ -41,7 +42,8 @@ _ACROSS_PARTS = (
     ks.QUEUE_PAIR_ROWS,
 )
 _KEPT_CONVERSATIONS = 1 << 13  # from one part to the next: each part walks over them
-_USUAL_MAX_KEPT = 262_144  # snap length that tools use for "no limit"
+# MAXIMUM_SNAPLEN of libpcap and WTAP_MAX_PACKET_SIZE_STANDARD of Wireshark, the limit for all link types read here
+_USUAL_MAX_KEPT = 262_144
 
 
 class TooMuchError(UsageError):
@@ -144,7 +146,7 @@ class Scan:
         self._walk, self._resume = self._entries.walk, self._entries.resume
         self._started = self._searching = self._big_endian = False
         self._torn = b""  # start of a record that is not complete yet
-        self._wanted = formats.PCAP_HEADER_BYTES  # number of bytes that it needs
+        self._wanted = PCAP_HEADER.size  # number of bytes that it needs
         self._to_skip = self._skipped = 0  # bytes of a block to skip, and bytes skipped
         self._corrupt_records = self._corrupt_bytes = 0
         self._section: list[formats.Interface] = []
@@ -301,9 +303,9 @@ class Scan:
     def _process(self, data: npt.NDArray[np.uint8]) -> bytes:
         """Process bytes that begin with a record, or with the file; return the incomplete tail."""
         if not self._started:
-            if len(data) < formats.PCAP_HEADER_BYTES:
+            if len(data) < PCAP_HEADER.size:
                 return data.tobytes()
-            data = data[self._read_file_header(data[: formats.PCAP_HEADER_BYTES].tobytes()) :]
+            data = data[self._read_file_header(data[: PCAP_HEADER.size].tobytes()) :]
         used, size, address = 0, len(data), data.ctypes.data
         arena, state = self._arena, self._arena.state
         while True:
@@ -349,7 +351,9 @@ class Scan:
     def _read_file_header(self, head: bytes) -> int:
         """Detect the format from the first bytes; return the length of the file header."""
         header = formats.pcap_header(head)
-        if header is None and (head[:4] != formats.SECTION_HEADER or formats.section_header(head[:12]) is None):
+        if header is None and (
+            int.from_bytes(head[:4], "little") != SECTION_HEADER or formats.section_header(head[:12]) is None
+        ):
             raise UsageError("is not a capture: pcap and pcapng files are read")
         self._started = True
         self._arena.state[ks.MAX_KEPT] = _USUAL_MAX_KEPT
@@ -359,7 +363,7 @@ class Scan:
         self._big_endian, interface = header
         self._arena.state[ks.SWAPPED] = int(self._big_endian)
         self._add_interface(interface)
-        return formats.PCAP_HEADER_BYTES
+        return PCAP_HEADER.size
 
     def _read_block(self, data: npt.NDArray[np.uint8]) -> int:
         """Read a block of pcapng: a section header, an interface or its statistics.
@@ -367,7 +371,7 @@ class Scan:
         Returns:
             Its length; 0 if it is incomplete, -1 if it is damaged.
         """
-        if data[:4].tobytes() == formats.SECTION_HEADER:
+        if int.from_bytes(data[:4].tobytes(), "little") == SECTION_HEADER:
             header = formats.section_header(data[:12].tobytes())
             if header is None:
                 return -1
@@ -381,7 +385,7 @@ class Scan:
         else:
             order: Literal["big", "little"] = "big" if self._big_endian else "little"
             kind, total = (int.from_bytes(data[at : at + 4].tobytes(), order) for at in (0, 4))
-            if total <= len(data) and kind == formats.STATISTICS_BLOCK:
+            if total <= len(data) and kind == STATISTICS_BLOCK:
                 if (dropped := formats.dropped_packets(data[:total].tobytes(), self._big_endian)) is not None:
                     self._dropped[self._arena.word(ks.PICK_INTERFACES), dropped[0]] = dropped[1]
             elif total <= len(data):

@@ -1,4 +1,4 @@
-"""Tables of a capture's scan: conversations, rates in bins, RoCE queue pairs.
+"""Declares the tables of a capture's scan: conversations, rates in bins, RoCE queue pairs.
 
 Fields of shape (2,) are by direction: 0 from ``a`` to ``b``, 1 back. A flow is one direction of a conversation; its
 number is twice the conversation's row plus the direction.
@@ -37,6 +37,7 @@ CONVERSATION = np.dtype(
         ("data_bytes", "u8", (2,)),
         ("segments", "u8", (2,)),  # segments on the wire; one captured packet may hold several
         ("retransmitted_bytes", "u8", (2,)),
+        ("repeated_bytes", "u8", (2,)),  # payload that an earlier packet held, too
         ("out_of_order_bytes", "u8", (2,)),
         ("zero_windows", "u8", (2,)),
         ("resets", "u8", (2,)),
@@ -63,7 +64,7 @@ CELL = np.dtype(
 """Amounts of a flow in one bin. The fields are narrow, because a busy capture has millions of cells: sum them as int64.
 A cell that would overflow is followed by another one of the same flow and bin."""
 
-PACKET = np.dtype([("time_ns", "i8"), ("flow", "u4"), ("bytes", "u4"), ("payload", "u4")])
+PACKET = np.dtype([("time_ns", "i8"), ("flow", "u4"), ("bytes", "u4"), ("payload", "u4"), ("repeated_bytes", "u4")])
 """One packet, for uses that need single packets; a packet inside a tunnel has a second row, of the inner flow."""
 
 PICK = np.dtype(

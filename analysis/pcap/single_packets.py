@@ -1,4 +1,4 @@
-"""Single packets of captures in a span of time: as a table, as dpkt or Scapy packets, or as a pcapng file.
+"""Reads single packets of captures in a span of time: as a table, as dpkt or Scapy packets, or as a pcapng file.
 
 A compiled scan (`scan.Pick`) goes over the captures and copies the packets;
 nothing here loops over those of a whole file.
@@ -17,15 +17,25 @@ import numpy as np
 import numpy.typing as npt
 
 import ringtap
-from ringtap.analysis.frames import documented
-from ringtap.analysis.pcap import formats, tables
+from ringtap.analysis.pcap import export_scan_tables, formats
+from ringtap.analysis.pcap.byte_sources import CaptureStream
 from ringtap.analysis.pcap.kernels import compile
-from ringtap.analysis.pcap.kernels import state as ks
-from ringtap.analysis.pcap.reader import LOG, Progress, feed
+from ringtap.analysis.pcap.kernels import scan_state as ks
 from ringtap.analysis.pcap.scan import MAX_PICKED_BYTES, TOO_MUCH, Pick, Scan, Scanned, TooMuchError
+from ringtap.analysis.pcap.scan_captures import LOG, Progress, feed
 from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION, QUEUE_PAIR
-from ringtap.analysis.pcap.sources import CaptureStream
-from ringtap.core.arguments import path_of
+from ringtap.analysis.results_for_notebooks import documented
+from ringtap.core.capture_file_formats import (
+    LINK_COOKED,
+    LINK_COOKED2,
+    LINK_ETHERNET,
+    LINK_IPV4,
+    LINK_IPV6,
+    LINK_NULL,
+    LINK_RAW,
+    LINK_RAW_BSD,
+)
+from ringtap.core.check_api_arguments import path_of
 from ringtap.core.errors import UsageError
 from ringtap.core.installation import install_command
 from ringtap.core.units import counted
@@ -54,14 +64,14 @@ _UNREADABLE = Scanned(np.zeros(0, CONVERSATION), np.zeros(0, CELL), np.zeros(0, 
 _WRITTEN_WORDS = 1 << 22  # words of packets that are written together
 # dpkt has no table of its own: LINKTYPE -> module and class
 _DPKT = {
-    0: ("loopback", "Loopback"),
-    1: ("ethernet", "Ethernet"),
-    12: ("ip", "IP"),
-    101: ("ip", "IP"),
-    113: ("sll", "SLL"),
-    228: ("ip", "IP"),
-    229: ("ip6", "IP6"),
-    276: ("sll2", "SLL2"),
+    LINK_NULL: ("loopback", "Loopback"),
+    LINK_ETHERNET: ("ethernet", "Ethernet"),
+    LINK_RAW_BSD: ("ip", "IP"),
+    LINK_RAW: ("ip", "IP"),
+    LINK_COOKED: ("sll", "SLL"),
+    LINK_IPV4: ("ip", "IP"),
+    LINK_IPV6: ("ip6", "IP6"),
+    LINK_COOKED2: ("sll2", "SLL2"),
 }
 
 
@@ -193,7 +203,7 @@ class CapturedPackets(Sequence[RawPacket]):
         columns["t_ns"] = rows["time_ns"].astype(np.int64)
         flows, place = np.unique(flow[flow > 0], return_inverse=True)
         conversations = np.concatenate([np.zeros(0, CONVERSATION), *(scanned.conversations for scanned in self.scans)])
-        ends = tables.flow_columns(conversations, flows.astype(np.int64) - 1)
+        ends = export_scan_tables.flow_columns(conversations, flows.astype(np.int64) - 1)
         names = ("protocol", "source", "source_port", "destination", "destination_port")
         known = pd.DataFrame({name: np.asarray(ends[name])[place] for name in names}, index=np.flatnonzero(flow))
         known["payload"] = rows["payload"][flow > 0].astype(np.int64)
@@ -219,7 +229,7 @@ class CapturedPackets(Sequence[RawPacket]):
                 raise UsageError(f"{target} is one of the captures that are read: choose another name")
         ends = np.cumsum(formats.words_of(self.rows["kept"]))
         cuts = np.searchsorted(ends, np.arange(0, int(ends[-1]) if len(ends) else 0, _WRITTEN_WORDS))
-        with tables.NewFile(target) as file:
+        with export_scan_tables.NewFile(target) as file:
             file.write(formats.section(f"ringtap {ringtap.__version__}", self.about))
             for one in self.interfaces:
                 where = f"node {one.node}" if one.node else f"file {Path(one.file).name}"
@@ -302,7 +312,7 @@ def check_pcapng(path: Path, force: bool) -> None:
     """
     if path.suffix != PCAPNG:
         raise UsageError(f"{path} is written as pcapng: its name must end in {PCAPNG}")
-    tables.check_new(path, force)
+    export_scan_tables.check_new(path, force)
 
 
 def read_packets(

@@ -1,4 +1,4 @@
-"""The traffic of captures: conversations, flows, rates, the traffic matrix."""
+"""Presents the traffic of captures in Python: conversations, flows, rates, the traffic matrix."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.analysis.frames import as_time_ns, by_name, documented
-from ringtap.analysis.pcap import tables
+from ringtap.analysis.pcap import export_scan_tables
 from ringtap.analysis.pcap.scan import Scanned
 from ringtap.analysis.pcap.scan_dtypes import is_ip
+from ringtap.analysis.results_for_notebooks import as_time_ns, by_name, documented
 from ringtap.core.errors import UsageError, did_you_mean
 from ringtap.core.units import counted, duration_s, format_duration
 
@@ -58,6 +58,7 @@ _CONVERSATION_COLUMNS = {
     "data_bytes_ab, data_bytes_ba": "frame bytes of packets with payload",
     "segments_ab, segments_ba": "segments on the wire",
     "retransmitted_bytes_ab, retransmitted_bytes_ba": "payload that was sent again",
+    "repeated_bytes_ab, repeated_bytes_ba": "payload that an earlier packet held, too",
     "out_of_order_bytes_ab, out_of_order_bytes_ba": "payload that came late",
     "zero_windows_ab, zero_windows_ba": "packets that announced a window of 0",
     "resets_ab, resets_ba": "packets with RST",
@@ -145,11 +146,13 @@ class Traffic:
         rows = self.rows
         return _frame(self._conversation_columns(rows), rows)
 
-    def _conversation_columns(self, rows: Integers) -> tables.Columns:
+    def _conversation_columns(self, rows: Integers) -> export_scan_tables.Columns:
         selected = self.selected.reshape(-1, 2)[rows].reshape(-1)
-        return {"conversation": rows} | tables.conversation_columns(self.scanned.conversations[rows], selected)
+        return {"conversation": rows} | export_scan_tables.conversation_columns(
+            self.scanned.conversations[rows], selected
+        )
 
-    def conversation_batches(self, size: int = 50_000) -> Iterator[tables.Columns]:
+    def conversation_batches(self, size: int = 50_000) -> Iterator[export_scan_tables.Columns]:
         """Yield the columns of `conversations`, some rows at a time, without pandas."""
         rows = self.rows
         for at in range(0, len(rows), size):
@@ -174,7 +177,7 @@ class Traffic:
         """
         numbers = np.flatnonzero(self.selected & (self.scanned.conversations["packets"].reshape(-1) > 0))
         keys = {"flow": numbers, "conversation": numbers // 2}
-        table = _frame(keys | tables.flow_columns(self.scanned.conversations, numbers), numbers)
+        table = _frame(keys | export_scan_tables.flow_columns(self.scanned.conversations, numbers), numbers)
         of_conversations = by_name(_CONVERSATION_COLUMNS)
         table.attrs["columns"] = {name.removesuffix("_ab"): text for name, text in of_conversations.items()}
         return table
@@ -195,7 +198,7 @@ class Traffic:
         Returns:
             One row per source, destination and queue pair of the destination.
         """
-        return _frame(tables.queue_pair_columns(self.scanned.queue_pairs), None)
+        return _frame(export_scan_tables.queue_pair_columns(self.scanned.queue_pairs), None)
 
     def select(self, words: str) -> Traffic:
         """Return the flows that a filter accepts, without reading the captures again.
@@ -209,9 +212,9 @@ class Traffic:
             UsageError: the filter is wrong, needs single packets, or matches no packet; in that case, the message names
                 the largest conversations.
         """
-        from ringtap.analysis.pcap import filter
+        from ringtap.analysis.pcap import flow_filter
 
-        found = filter.matches(words, self.scanned.conversations)
+        found = flow_filter.matches(words, self.scanned.conversations)
         if self._is_filtered:
             found &= self.selected
         chosen = Traffic(self.scanned, self.files, found, self.leads_ns, self.left_out)
@@ -222,10 +225,10 @@ class Traffic:
     def _largest(self) -> str:
         rows = self.scanned.conversations[self.rows]
         order = np.argsort(-rows["bytes"].sum(1).astype(np.int64), kind="stable")[:3]
-        shown = tables.conversation_columns(rows[order])
+        shown = export_scan_tables.conversation_columns(rows[order])
         most = ", ".join(
             f"{item['protocol']} {endpoint(item['a'], item['a_port'])} - {endpoint(item['b'], item['b_port'])}"
-            for item in tables.rows_of(shown)
+            for item in export_scan_tables.rows_of(shown)
         )
         return (
             f"the largest of {counted(len(rows), 'conversation')}: {most}"
@@ -377,7 +380,7 @@ class Traffic:
 
     def rate_batches(
         self, by: str = "flow", what: str = "bytes", bin_s: float | str | None = None
-    ) -> Iterator[tables.Columns]:
+    ) -> Iterator[export_scan_tables.Columns]:
         """Yield the columns of `rates`, some bins at a time, without pandas; at least one batch, maybe without rows."""
         _check_amount(what, AMOUNTS)
         return _rate_batches(self._batches(), self._wider(bin_s), self._groups(by), what)
@@ -415,10 +418,10 @@ class Traffic:
         if by == "conversation":
             rows = np.unique(numbers // 2)
             group[numbers] = np.searchsorted(rows, numbers // 2)
-            found = tables.conversation_columns(self.scanned.conversations[rows])
+            found = export_scan_tables.conversation_columns(self.scanned.conversations[rows])
             names = ("protocol", "a", "a_port", "b", "b_port")
             return _Groups({"conversation": rows} | {name: np.asarray(found[name]) for name in names}, group)
-        table = tables.flow_columns(self.scanned.conversations, numbers)
+        table = export_scan_tables.flow_columns(self.scanned.conversations, numbers)
         if by == "flow":
             group[numbers] = np.arange(len(numbers))
             names = ("protocol", "source", "source_port", "destination", "destination_port")
@@ -462,7 +465,7 @@ class Traffic:
             what: ``bytes``, ``payload``, ``packets`` or another sum of a flow.
         """
         _check_amount(what, _MATRIX_AMOUNTS)
-        table = tables.flow_columns(self.scanned.conversations, self.flow_numbers)
+        table = export_scan_tables.flow_columns(self.scanned.conversations, self.flow_numbers)
         found: dict[tuple[str, str], int] = {}
         for source, destination, amount in zip(
             table["source"], table["destination"], table[what].tolist(), strict=True
@@ -521,7 +524,7 @@ def _check_amount(what: str, known: Sequence[str]) -> None:
         raise UsageError(f"{what!r} is not counted: {did_you_mean(what, known)}there are {', '.join(known)}")
 
 
-def _frame(columns: tables.Columns, index: Integers | None) -> pd.DataFrame:
+def _frame(columns: export_scan_tables.Columns, index: Integers | None) -> pd.DataFrame:
     import pandas as pd
 
     made = {
@@ -570,7 +573,7 @@ class _Bins:
         return np.asarray((cells["bin"].astype(np.int64) + self.skipped) // self.factor)
 
 
-def _rate_batches(batches: _Batches, bins: _Bins, groups: _Groups, what: str) -> Iterator[tables.Columns]:
+def _rate_batches(batches: _Batches, bins: _Bins, groups: _Groups, what: str) -> Iterator[export_scan_tables.Columns]:
     """Yield the rates of the groups, in order of time and group, for bins with a nonzero amount.
 
     Args:
@@ -597,7 +600,7 @@ def _rate_batches(batches: _Batches, bins: _Bins, groups: _Groups, what: str) ->
         key, row = np.unique(np.concatenate(keys), return_inverse=True)
         total = np.bincount(row, np.concatenate(amounts), len(key))
         key, total = key[total > 0], total[total > 0]
-        columns: tables.Columns = {"t_ns": bins.start_ns + key // groups.count * bins.width_ns}
+        columns: export_scan_tables.Columns = {"t_ns": bins.start_ns + key // groups.count * bins.width_ns}
         columns |= {column: values[key % groups.count] for column, values in groups.keys.items()}
         yield columns | {name: total * scale / bins.width_ns}
 

@@ -1,1 +1,1 @@
-"""Figures: the style, and one module per kind of figure."""
+"""Draws figures: the style, and one module per kind of figure."""

@@ -1,4 +1,4 @@
-"""Base of every figure: an empty sheet in the project's style, its legend, its marks, and its files."""
+"""Prepares and saves every figure: an empty sheet in the project's style, its legend, its marks, and its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of one job's report: iterations, iteration times, ranks, bytes, and traffic between ranks."""
+"""Draws the figures of one job's report: iterations, iteration times, ranks, bytes, and traffic between ranks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from matplotlib.ticker import MaxNLocator
 
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.stragglers import slow_places
-from ringtap.analysis.plots import axes as on_axes
-from ringtap.analysis.plots.axes import MAX_RANKS, PARTS, group_size, grouped_iterations, time_unit
+from ringtap.analysis.plots import figures_on_axes as on_axes
 from ringtap.analysis.plots.figure import Drawn, label, line_handle, new_figure, sheet
+from ringtap.analysis.plots.figures_on_axes import MAX_RANKS, PARTS, group_size, grouped_iterations, time_unit
 from ringtap.analysis.plots.style import BLUE, GREEN, INK, LIGHT, PURPLE, VERMILION
 
 # losses of the network in an iteration: column -> text, marker, colour

@@ -1,4 +1,4 @@
-"""Figures of jobs that share links: iteration times of each point, phases that slide or are kept, and time by phase."""
+"""Draws jobs that share links: iteration times of each point, phases that slide or are kept, and time by phase."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pandas as pd
 from ringtap.analysis.plots.figure import Drawn, finite, label, line_handle, sheet
 from ringtap.analysis.plots.style import COLOURS, FAINT, INK
 from ringtap.analysis.sweeps.sharing import FLUID, MEASURED, MLTCP_EQUATION, SharingPoint
-from ringtap.core.schema import ALONE
+from ringtap.core.run_directory_schema import ALONE
 
 _SIZE = (6.4, 2.6)
 _PANEL = (2.9, 1.7)

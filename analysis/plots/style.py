@@ -1,4 +1,4 @@
-"""Style of figures: one colour per model and one marker and line per traffic kind, in every figure."""
+"""Defines the style of figures: one colour per model and one marker and line per traffic kind, in every figure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ringtap.core.schema import SIMULATED
+from ringtap.core.run_directory_schema import SIMULATED
 
 # Okabe and Ito's colours, which can be distinguished with any colour vision
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#AA4499"

@@ -1,4 +1,4 @@
-"""Dumps of PyTorch's flight recorder: the last collectives of a process, as a pickle or as JSON.
+"""Reads dumps of PyTorch's flight recorder: the last collectives of a process, as a pickle or as JSON.
 
 The format is that of ``FlightRecorder`` in torch/csrc/distributed/c10d, major version 2. A pickle can run any code, so
 only the instructions that PyTorch writes for lists, dictionaries, text and numbers are carried out here.
@@ -17,9 +17,9 @@ from typing import Any
 
 from ringtap.analysis.process_traces.process_trace import END_UNKNOWN, OperationReader, OperationTrace
 from ringtap.core.errors import UsageError, file_errors
-from ringtap.core.json_stream import members
 from ringtap.core.json_validation import COUNT, NS, Number, Shape, ShapeError, Text, check
-from ringtap.core.run_files import open_regular
+from ringtap.core.large_json import members
+from ringtap.core.untrusted_files import open_regular
 
 MAX_BYTES = 64 << 20  # of a pickle
 MAX_INSTRUCTIONS = 10_000_000  # of a pickle; each leaves at most an empty dictionary (64 bytes) and its place in a list
@@ -138,7 +138,7 @@ def _bytes(sizes: list[list[int]], types: list[str]) -> int | None:
 
 
 def _members(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the members of a dump, and each of its entries, as from `ringtap.core.json_stream.members`."""
+    """Yield the members of a dump, and each of its entries, as from `ringtap.core.large_json.members`."""
     with file_errors(path), open_regular(path) as file:
         data = file.read(1)
         if data == pickle.PROTO:

@@ -1,4 +1,4 @@
-"""Spans of a Kineto trace, the file that torch.profiler exports in Chrome's trace event format."""
+"""Reads the spans of a Kineto trace, the file that torch.profiler exports in Chrome's trace event format."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 
 from ringtap.analysis.export.trace_writer import TrackSlice
 from ringtap.analysis.process_traces.process_trace import ProcessTrace
-from ringtap.analysis.runs.apportioning import Integers
+from ringtap.analysis.runs.samples_to_iterations import Integers
 from ringtap.core.errors import UsageError
-from ringtap.core.json_stream import members
 from ringtap.core.json_validation import COUNT, NS, Number, Shape, check, whole
-from ringtap.core.schema import FORMER_CATEGORIES, GPU_CATEGORIES
+from ringtap.core.large_json import members
+from ringtap.core.run_directory_schema import FORMER_CATEGORIES, GPU_CATEGORIES
 
 MAX_SPANS, MAX_EVENTS = 5_000_000, 20_000_000
 _MAX_DEPTH = 64  # spans within spans; deeper ones are beside them

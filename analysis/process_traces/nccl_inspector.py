@@ -1,4 +1,4 @@
-"""Logs of NCCL's Inspector plug-in: the completed operations of a process, as JSON Lines.
+"""Reads logs of NCCL's Inspector plug-in: the completed operations of a process, as JSON Lines.
 
 The format is that of plugins/profiler/inspector in NCCL, versions v4.0 to v4.3. Since v4.3, the communicator and the
 process stand only in the line before its operations.
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.analysis.process_traces.process_trace import END_UNKNOWN, OperationReader, OperationTrace
+from ringtap.core.append_only_logs import each_json_line
 from ringtap.core.errors import UsageError
 from ringtap.core.json_validation import COUNT, Number, Shape, ShapeError, Text, check
-from ringtap.core.records import each_json_line
 
 _US = Number(0, 2**52, whole=True)
 _LINE: Shape = {

@@ -1,4 +1,4 @@
-"""Traces that other tools recorded in one process of a job, by the wall clock of the process's node."""
+"""Holds a trace that another tool recorded in one process of a job, by the wall clock of the process's node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ringtap.analysis.export.trace_writer import Fact, TrackSlice
-from ringtap.analysis.runs.apportioning import Integers
+from ringtap.analysis.runs.samples_to_iterations import Integers
 from ringtap.core.errors import UsageError
 from ringtap.core.json_validation import whole
 from ringtap.core.units import format_size

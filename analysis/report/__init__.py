@@ -1,1 +1,1 @@
-"""Reports of sweeps, tables of iteration times and jobs: one page, figures, data."""
+"""Writes reports of sweeps, tables of iteration times and jobs: one page, figures, data."""

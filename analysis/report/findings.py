@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ringtap.analysis import thesis
+from ringtap.analysis import published_results
 from ringtap.analysis.plots.style import title_of
-from ringtap.analysis.report.load_statistics import HEAVY_SHARE, LEVEL, Pair, Tails, slowdown
+from ringtap.analysis.report.load_statistics import HEAVY_SHARE, Pair, Tails, slowdown
 from ringtap.analysis.report.thesis_expectations import LATE_SAMPLES, Expectation
-from ringtap.analysis.statistics.stretches import MIN_STRETCHED
+from ringtap.analysis.statistics.quantiles import LEVEL
+from ringtap.analysis.statistics.short_series import MIN_STRETCHED
 from ringtap.analysis.statistics.two_sample import Estimate
 from ringtap.analysis.sweeps.series_analysis import Series
-from ringtap.core.schema import VARIANTS
-from ringtap.core.sweep_plan_models import model_label
+from ringtap.core.run_directory_schema import VARIANTS
+from ringtap.core.sweep_plans.training_jobs import model_label
 from ringtap.core.units import counted, listed
 
 FIRM_HALF_WIDTH = 0.10  # of the value: a wider interval leaves the first digit open
@@ -309,7 +310,8 @@ def _utilisation(series: Sequence[Series]) -> list[Finding]:
         text += f"; past the congestion point, cross traffic and the demand of training took {_listed(used)}"
     reason = (
         "the port's counters hold every frame, with headers, acknowledgements and repeated segments; the thesis "
-        f"(chapter 4) has an effective utilization of around {thesis.BURST_UTILISATION:.0%} under burst traffic"
+        f"(chapter 4) has an effective utilization of around {published_results.BURST_UTILISATION:.0%} under burst "
+        "traffic"
     )
     return [Finding(f"{text}.".replace("%", " %"), True, reason.replace("%", " %"))]
 

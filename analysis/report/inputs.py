@@ -1,4 +1,4 @@
-"""Inputs of a report: a sweep's run directory, or a table of iteration times."""
+"""Reads the inputs of a report: a sweep's run directory, or a table of iteration times."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.analysis.runs.run import SweepRun
-from ringtap.analysis.sweeps.expected_order import ExpectedOrder, expected_orders
-from ringtap.analysis.sweeps.packet_rates import CapturedPoint, captured_points
+from ringtap.analysis.sweeps.captured_flow_rates import CapturedPoint, captured_points
+from ringtap.analysis.sweeps.compare_with_message_graphs import ExpectedOrder, expected_orders
 from ringtap.analysis.sweeps.points import measure
-from ringtap.analysis.sweeps.series_analysis import Series, analyse
-from ringtap.analysis.sweeps.tables import read_table
+from ringtap.analysis.sweeps.points_csv import read_table
+from ringtap.analysis.sweeps.series_analysis import Series, analyze
 from ringtap.core.errors import UsageError
 from ringtap.core.json_validation import ShapeError, whole
-from ringtap.core.rundir import read_node, read_points
-from ringtap.core.schema import REJECTED_JSONL
+from ringtap.core.run_directory import read_node, read_points
+from ringtap.core.run_directory_schema import REJECTED_JSONL
 
 _SETTINGS = ("net.ipv4.tcp_congestion_control", "net.ipv4.tcp_ecn", "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem")
 _LOOPBACK = "lo"
@@ -38,14 +38,14 @@ def environment(sweep: SweepRun) -> dict[str, Any]:
     for directory in dict.fromkeys(window["directory"] for window in sweep.windows):
         for path in sorted((sweep.path / directory / "nodes").glob("*/node.json")):
             item = _read(path)
-            node, facts = whole(path.parent.name), _dict(item.get("before")) or _dict(item.get("after"))
+            node, facts = whole(path.parent.name), item.get("before") or item.get("after") or {}
             if facts and node not in machines:
                 machines[node] = {"node": node, **_machine(facts)}
-            for name, status in _dict(item.get("collectors")).items():
-                state, reason = str(_dict(status).get("state", "?")), str(_dict(status).get("reason", ""))
+            for name, status in (item.get("collectors") or {}).items():
+                state, reason = status.get("state", "?"), str(status.get("reason", ""))
                 if state != "ok":
                     collectors.setdefault((str(name), state, reason), set()).add(node)
-    host = _dict(_dict(sweep.info.get("calibration")).get("host"))
+    host = (sweep.info.get("calibration") or {}).get("host") or {}
     return {
         "machines": [machines[node] for node in sorted(machines)],
         "conductor": {key: host.get(key) for key in ("name", "kernel", "python", "processors")} if host else None,
@@ -57,20 +57,19 @@ def environment(sweep: SweepRun) -> dict[str, Any]:
 
 
 def _machine(facts: dict[str, Any]) -> dict[str, Any]:
-    links = _dict(facts.get("links"))
+    links, sysctls = facts.get("links") or {}, facts.get("sysctls") or {}
     nics = [
         {
             "name": str(name),
-            "speed_mbps": _dict(nic).get("speed") or None,
-            "mtu": _dict(nic).get("mtu"),
-            "driver": _dict(nic).get("driver"),
-            "qdisc": _dict(links.get(name)).get("qdisc"),
-            "rate_bps": _dict(links.get(name)).get("rate_bps"),
+            "speed_mbps": nic.get("speed") or None,
+            "mtu": nic.get("mtu"),
+            "driver": nic.get("driver"),
+            "qdisc": links.get(name, {}).get("qdisc"),
+            "rate_bps": links.get(name, {}).get("rate_bps"),
         }
-        for name, nic in sorted(_dict(facts.get("nics")).items())
+        for name, nic in sorted((facts.get("nics") or {}).items())
         if name != _LOOPBACK
     ]
-    sysctls = _dict(facts.get("sysctls"))
     return {
         "host": facts.get("host"),
         "kernel": facts.get("kernel"),
@@ -81,10 +80,6 @@ def _machine(facts: dict[str, Any]) -> dict[str, Any]:
         "nics": nics,
         "settings": {name: " ".join(str(sysctls[name]).split()) for name in _SETTINGS if sysctls.get(name) is not None},
     }
-
-
-def _dict(item: Any) -> dict[str, Any]:
-    return item if isinstance(item, dict) else {}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -134,13 +129,13 @@ class ReportInputs:
 
 
 def of_sweep(sweep: SweepRun, workers: Executor | None = None, max_load: float | str | None = None) -> ReportInputs:
-    """Measure the points of a sweep and analyse them; ``workers`` read its jobs, fits use points up to ``max_load``.
+    """Measure the points of a sweep and analyze them; ``workers`` read its jobs, fits use points up to ``max_load``.
 
     Raises:
         UsageError: the sweep is not readable.
     """
     points, plan, name = measure(sweep, workers), sweep.plan, sweep.path.resolve().name
-    facts, series = environment(sweep), analyse(sweep, points, max_load)
+    facts, series = environment(sweep), analyze(sweep, points, max_load)
     return ReportInputs(
         name=str(plan.get("name") or name),
         source=name,
@@ -162,10 +157,10 @@ def of_sweep(sweep: SweepRun, workers: Executor | None = None, max_load: float |
 def of_table(
     path: Path, capacity_gbps: float, workers: int | None, max_load: float | str | None = None
 ) -> ReportInputs:
-    """Read a table of iteration times and analyse it; fits use points up to ``max_load``.
+    """Read a table of iteration times and analyze it; fits use points up to ``max_load``.
 
     Raises:
-        UsageError: as in `ringtap.analysis.sweeps.tables.read_table`.
+        UsageError: as in `ringtap.analysis.sweeps.points_csv.read_table`.
     """
     table = read_table(path, capacity_gbps, workers, max_load)
     models = {

@@ -1,4 +1,4 @@
-"""Report of one job: the text of `ringtap analyze` as tables, with figures, in one self-contained HTML page."""
+"""Writes the report of one job: the text of `ringtap analyze` as tables, with figures, in one HTML page."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import pandas as pd
 
 from ringtap.analysis.job.run import Job
-from ringtap.analysis.job.text import Table, answer, missing, parts_table, sections
+from ringtap.analysis.job.summary_text import Table, answer, missing, parts_table, sections
 from ringtap.analysis.plots.job import FIGURES
 from ringtap.analysis.plots.style import plain
 from ringtap.analysis.report.page import Written, write_folder
-from ringtap.analysis.runs.apportioning import plain as plain_value
+from ringtap.analysis.runs.samples_to_iterations import plain as plain_value
 from ringtap.core.json_validation import whole
-from ringtap.core.terminal import one_line
+from ringtap.core.terminal_escaping import one_line
 
 _TABLE = "iterations.csv"
 _MAX_FLOWS = 25

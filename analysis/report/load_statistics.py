@@ -1,4 +1,4 @@
-"""Iteration times at some loads: slowdown, spread, quantiles, comparisons of series, and order of traffic kinds."""
+"""Compares series at some loads: slowdown, spread and quantiles of iteration times, and order of traffic kinds."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from ringtap.analysis import thesis
+from ringtap.analysis import published_results
 from ringtap.analysis.plots.style import joined, title_of
+from ringtap.analysis.statistics.quantiles import LEVEL
 from ringtap.analysis.statistics.two_sample import MIN_VALUES, Comparison, compare, correct_together
 from ringtap.analysis.sweeps.points import Point
 from ringtap.analysis.sweeps.series_analysis import Series, grouped
-from ringtap.core.schema import MERGE_SHARE, VARIANTS
+from ringtap.core.run_directory_schema import MERGE_SHARE, VARIANTS
 
 LIGHT_SHARE, HEAVY_SHARE = 0.30, 0.80  # the loads that figures 3-5 and B-1 compare
 BY = ("traffic", *VARIANTS)  # what pairs of series differ in
 ORDER_SHARES = (0.60, HEAVY_SHARE)  # the loads at which kinds of traffic are put in order
 NEAR_SHARE = 0.08  # of capacity: largest distance of a measured load from them
 QUANTILES = (0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99)
-LEVEL = 0.95
 MIN_INDEPENDENT = 3.0  # the interval of a mean of fewer iterations is too wide to be useful
 
 Interval = tuple[float, float]
@@ -315,7 +315,7 @@ def _order(series: Sequence[Series], share: float) -> KindOrder:
         for before, after in pairwise(measured)
     ]
     names, first = {kind.traffic for kind in kinds}, series[0]
-    published = thesis.KINDS_BY_SLOWDOWN if first.model in thesis.NO_LOAD_S else ()
+    published = published_results.KINDS_BY_SLOWDOWN if first.model in published_results.NO_LOAD_S else ()
     return KindOrder(
         title=joined(first.title, first.variant),
         share=share,

@@ -1,4 +1,4 @@
-"""Report pages and the files beside them, for sweeps and for single jobs."""
+"""Writes report pages and the files beside them, for sweeps and for single jobs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ import pandas as pd
 from ringtap.analysis.plots.figure import Drawn, draw
 from ringtap.analysis.plots.style import FAINT, INK, title_of
 from ringtap.core.errors import UsageError
-from ringtap.core.run_files import make_folder
 from ringtap.core.units import format_rate, format_size
+from ringtap.core.untrusted_files import make_folder
 
 # colour in a figure -> CSS variable of the page, which has other values in dark mode
 _COLOURS = {

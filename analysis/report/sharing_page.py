@@ -1,4 +1,4 @@
-"""Report of jobs that share links: times alone and together, phases and predictions, in one self-contained page."""
+"""Writes the report of jobs that share links: times alone and together, phases and predictions, in one page."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ringtap.analysis.sweeps.crux_objective import Computation
 from ringtap.analysis.sweeps.sharing import SharedJob, SharedLink, SharingPoint, Slide, sharing_points
 from ringtap.core.errors import UsageError
 from ringtap.core.json_validation import whole
-from ringtap.core.schema import ALONE, MAX_LATE_SHARE
-from ringtap.core.terminal import one_line, text_table
+from ringtap.core.run_directory_schema import ALONE, MAX_LATE_SHARE
+from ringtap.core.terminal_escaping import one_line, text_table
 from ringtap.core.units import format_rate, listed
 
 _TABLE = "points.csv"

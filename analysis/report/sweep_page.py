@@ -1,4 +1,4 @@
-"""The report of a sweep or a table: its numbers as plain values, the figures, and the page made from them."""
+"""Writes the report of a sweep or a table: its numbers as plain values, the figures, and the page made from them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import ringtap
-from ringtap.analysis import thesis
-from ringtap.analysis.plots.congestion import congestion_points
+from ringtap.analysis import published_results
+from ringtap.analysis.plots.congestion_point import congestion_points
+from ringtap.analysis.plots.distributions import distributions, spread_and_growth, transports
 from ringtap.analysis.plots.figure import Drawn
-from ringtap.analysis.plots.load import (
+from ringtap.analysis.plots.style import plain
+from ringtap.analysis.plots.sweep_figure_parts import Setting
+from ringtap.analysis.plots.sweep_variants import variant_times
+from ringtap.analysis.plots.time_against_load import (
     iteration_times,
     rescaled_times,
     throughput,
@@ -22,11 +26,7 @@ from ringtap.analysis.plots.load import (
     traffic_kinds,
     transport_times,
 )
-from ringtap.analysis.plots.style import plain
-from ringtap.analysis.plots.sweep_axes import Setting
-from ringtap.analysis.plots.tails import distributions, spread_and_growth, transports
-from ringtap.analysis.plots.variants import variant_times
-from ringtap.analysis.report import packet_findings
+from ringtap.analysis.report import sweep_packets_section
 from ringtap.analysis.report.findings import answer, findings, overview, paragraph, series_lines
 from ringtap.analysis.report.inputs import ReportInputs
 from ringtap.analysis.report.load_statistics import Tails, compare_kinds, mean_interval, order_kinds, tails
@@ -34,6 +34,7 @@ from ringtap.analysis.report.page import Written, write_folder
 from ringtap.analysis.report.thesis_expectations import check
 from ringtap.analysis.sweeps import points
 from ringtap.analysis.sweeps.series_analysis import Series
+from ringtap.core.thesis_neural_networks import GRADIENT_BYTES, ring_bytes
 from ringtap.core.units import counted, format_rate
 
 REPORT_SCHEMA = 2
@@ -92,7 +93,7 @@ def collect(measured: ReportInputs, found: Sequence[Tails]) -> dict[str, Any]:
     data["links"] = [_link(link) for link in (info.get("lab") or {}).get("links") or []]
     data["precheck"] = list(info.get("precheck") or [])
     data["series"] = [_series(one, tail) for one, tail in zip(series, found, strict=True)]
-    data["packets"] = packet_findings.collect(measured.captured)
+    data["packets"] = sweep_packets_section.collect(measured.captured)
     data["comparisons"] = [pair.to_json() for pair in pairs]
     data["kind_order"] = [asdict(item) for item in order_kinds(series)]
     data["checks"] = [asdict(item) for item in checks]
@@ -151,27 +152,29 @@ def _missing(series: Sequence[Series]) -> list[dict[str, str]]:
 def published(series: Series) -> dict[str, Any]:
     """Return the thesis's figures for a model and traffic kind, with their tables; None where it has none."""
     key = (series.model, series.traffic)
-    no_load_s, where = thesis.no_load(series.model, series.transport)
+    no_load_s, where = published_results.no_load(series.model, series.transport)
     item: dict[str, Any] = {"no_load_s": no_load_s, "no_load_table": where}
-    point = thesis.CONGESTION_POINTS.get(key)
+    point = published_results.CONGESTION_POINTS.get(key)
     item["congestion"] = None
     if point is not None:
-        demand_mb = 2 * (point.workers - 1) / point.workers * 4 * series.demand.parameters / 1e6
+        demand_mb = ring_bytes(GRADIENT_BYTES * series.demand.parameters, point.workers) / 1e6
         item["congestion"] = asdict(point) | {"over_demand": point.data_mb / demand_mb}
-        item["congestion"]["table"] = thesis.CONGESTION_TABLES[series.traffic]
-    spare = thesis.MAX_CONGESTED_GBPS.get(key)
+        item["congestion"]["table"] = published_results.CONGESTION_TABLES[series.traffic]
+    spare = published_results.MAX_CONGESTED_GBPS.get(key)
     item["most_congested"] = None
     if spare is not None:
         ideal, experimental = spare
         item["most_congested"] = {"ideal_gbps": ideal, "experimental_gbps": experimental}
         item["most_congested"] |= {"difference_share": (experimental - ideal) / experimental}
-        item["most_congested"]["table"] = thesis.MAX_CONGESTED_TABLES[series.traffic]
-    item["mean_difference_gbps"] = thesis.MEAN_DIFFERENCE_GBPS.get(key)
-    item["mean_difference_table"] = thesis.DIFFERENCE_TABLE
-    item["fits"] = [asdict(fit) for fit in thesis.fits_for(series.model, series.traffic, series.transport)]
-    item["growth"] = thesis.GROWTH_AT_HEAVY.get(series.model) if series.traffic in thesis.SPREAD_HIGH else None
-    item["spread_low"] = thesis.SPREAD_LOW if series.traffic in thesis.SPREAD_HIGH else None
-    item["spread_high"] = thesis.SPREAD_HIGH.get(series.traffic)
+        item["most_congested"]["table"] = published_results.MAX_CONGESTED_TABLES[series.traffic]
+    item["mean_difference_gbps"] = published_results.MEAN_DIFFERENCE_GBPS.get(key)
+    item["mean_difference_table"] = published_results.DIFFERENCE_TABLE
+    item["fits"] = [asdict(fit) for fit in published_results.fits_for(series.model, series.traffic, series.transport)]
+    item["growth"] = (
+        published_results.GROWTH_AT_HEAVY.get(series.model) if series.traffic in published_results.SPREAD_HIGH else None
+    )
+    item["spread_low"] = published_results.SPREAD_LOW if series.traffic in published_results.SPREAD_HIGH else None
+    item["spread_high"] = published_results.SPREAD_HIGH.get(series.traffic)
     return item
 
 
@@ -191,7 +194,7 @@ def write_sweep_report(measured: ReportInputs, folder: Path | None = None) -> Wr
     used = [(one, tail) for one, tail in zip(measured.series, found, strict=True) if one.used]
     shown = [one for one, _ in used], [tail for _, tail in used], Setting(measured.capacity_gbps, measured.scale)
     figures = {name: partial(maker, *shown) for name, maker in FIGURES.items()}
-    figures |= {name: partial(maker, measured.captured) for name, maker in packet_findings.FIGURES.items()}
+    figures |= {name: partial(maker, measured.captured) for name, maker in sweep_packets_section.FIGURES.items()}
     table = points.table([point for one in measured.series for point in one.points])
     paths = write_folder(folder, "report.html.j2", data, figures, table, _TABLE)
     return Written(_summary(data), paths, folder / "report.json")

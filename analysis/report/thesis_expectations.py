@@ -1,4 +1,4 @@
-"""Comparison of a sweep with expectations that follow from the thesis."""
+"""Compares a sweep with expectations that follow from the thesis."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ringtap.analysis import thesis
+from ringtap.analysis import published_results
 from ringtap.analysis.sweeps.series_analysis import Series
-from ringtap.core.schema import MAX_LATE_SHARE, REQUIRED_SHARE
+from ringtap.core.run_directory_schema import MAX_LATE_SHARE, REQUIRED_SHARE
 from ringtap.core.units import counted
 
 NO_LOAD_TOLERANCE = 0.10
@@ -80,7 +80,7 @@ def _disturbances(series: Series) -> list[Expectation]:
 
 
 def _no_load(series: Series) -> list[Expectation]:
-    published, where = thesis.no_load(series.model, series.transport)
+    published, where = published_results.no_load(series.model, series.transport)
     if published is None or series.collective:  # the thesis has the backend's own
         return []
     expected = f"iteration time without cross traffic within 10 % of {published:g} s ({where})"

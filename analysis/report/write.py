@@ -1,4 +1,4 @@
-"""Report of a sweep, of a job, or of a table of iteration times, written into a folder."""
+"""Writes the report of a sweep, of a job, or of a table of iteration times into a folder."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ringtap.analysis.report.job_page import write_job_report
 from ringtap.analysis.report.page import Written
 from ringtap.analysis.report.sharing_page import write_sharing_report
 from ringtap.analysis.report.sweep_page import write_sweep_report
-from ringtap.analysis.runs.derived import stored
+from ringtap.analysis.runs.derived_tables import stored
 from ringtap.analysis.sweeps.sharing import is_sharing
 from ringtap.analysis.sweeps.sweep import Sweep, open_run
-from ringtap.core.arguments import path_of
+from ringtap.core.check_api_arguments import path_of
 from ringtap.core.errors import UsageError
-from ringtap.core.schema import RUN_JSON
+from ringtap.core.run_directory_schema import RUN_JSON
 from ringtap.core.units import rate_gbps
 
 CAPACITY = "25gbit"

@@ -1,1 +1,1 @@
-"""Readers of run directories: logs, steps, clocks, sockets, and growth over intervals."""
+"""Reads run directories: logs, steps, clocks, sockets, and growth over intervals."""

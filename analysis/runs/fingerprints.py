@@ -1,4 +1,4 @@
-"""Fingerprints of the files that an analysis reads: their sizes, and hashes of their first and last 64 KiB."""
+"""Takes fingerprints of files that an analysis reads: their sizes, and hashes of their first and last 64 KiB."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ringtap.core.run_files import open_regular
-from ringtap.core.schema import JOB_OUTPUTS
+from ringtap.core.run_directory_schema import JOB_OUTPUTS
+from ringtap.core.untrusted_files import open_regular
 
 _NOT_SOURCES = ("derived", "report")
 _SAMPLE_BYTES = 1 << 16

@@ -1,27 +1,30 @@
-"""Run directories as typed tables (docs/reference/run-directory.md is the contract)."""
+"""Reads run directories as typed tables (docs/reference/run-directory.md is the contract)."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.analysis.runs.phases import find_phases, process_marks
-from ringtap.core.arguments import path_of
+from ringtap.analysis.runs.group_steps_into_iterations import find_phases, process_marks
+from ringtap.analysis.runs.node_records import NodeLogs
+from ringtap.analysis.runs.read_binary_records import map_records, read_records
+from ringtap.analysis.runs.samples_to_iterations import Integers
+from ringtap.core.append_only_logs import each_json_line
+from ringtap.core.check_api_arguments import path_of
+from ringtap.core.clock_steps import CLOCK_STEP_NS, clock_set_ns
 from ringtap.core.errors import UsageError
 from ringtap.core.json_validation import ShapeError, check, whole
-from ringtap.core.records import RecordFile, each_json_line, is_header_torn
-from ringtap.core.run_files import open_regular
-from ringtap.core.rundir import RunDirectory, clock_gap_ns, open_log, process_age_ns, read_points
-from ringtap.core.schema import OPTIMIZER, POINTS_JSONL, RUN_JSON
+from ringtap.core.run_directory import RunDirectory, process_age_ns, read_points
+from ringtap.core.run_directory_schema import OPTIMIZER, POINTS_JSONL, RUN_JSON
 from ringtap.core.units import counted
 
 # a restarted process with the same pid (in a new process namespace) has a number at the end
@@ -32,64 +35,6 @@ _STEP_COLUMNS = {"node": "object", "rank": "int64", "pid": "int64", "process": "
 _STEP_COLUMNS |= dict.fromkeys(("optimizer", "step", "start_ns", "end_ns", "start_mono_ns", "end_mono_ns"), "int64")
 _STEP_COLUMNS |= {"kind": "int64", "backwards": "int64", "pause_ns": "int64", "passes_ns": "int64"}
 _SWEEP_PLAN = {"scale": float, "capacity_bps": float, "topology": dict, "models": [{"parameters": int}]}
-Records = npt.NDArray[Any]
-
-
-def map_records(path: Path) -> tuple[RecordFile | None, Records, int]:
-    """Map a record file into memory without reading it; raw bytes (``V16``) come as NumPy voids.
-
-    Returns:
-        The header (None if the job was killed while writing it), the records as a structured array, and the number
-        of torn last records (0 or 1).
-
-    Raises:
-        FileNotFoundError: the file is missing.
-        UsageError: the file cannot be read, is not a record file, is of a newer version, or its content does not match
-            its name.
-    """
-    try:
-        if is_header_torn(path):
-            return None, np.empty(0, np.dtype([("t_ns", "<i8")])), 1
-        with open_regular(path) as stream:
-            file = open_log(path)
-            return file, map_file(file, stream), int(file.torn_bytes > 0)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def map_file(file: RecordFile, stream: BinaryIO) -> Records:
-    """Map the records of an open record file into memory."""
-    dtype = np.dtype([(field.name, field.type) for field in file.fields])
-    if file.count < 1:
-        return np.empty(0, dtype)
-    return np.memmap(stream, dtype=dtype, mode="r", offset=file.offset, shape=(file.count,))
-
-
-def read_records(path: Path) -> tuple[pd.DataFrame, int]:
-    """Read a record file.
-
-    Returns:
-        The records, one column per field with its type, and the number of torn last records (0 or 1). Fields of raw
-        bytes, such as addresses and ports, are ``bytes`` in network order: ``int.from_bytes(sport, "big")`` is a port.
-
-    Raises:
-        UsageError: not a record file, one of a newer version, or a header that contradicts itself.
-    """
-    file, records, torn = map_records(path)
-    if file is None:
-        return pd.DataFrame(), torn
-    return pd.DataFrame({name: _column(records[name]) for name in records.dtype.names or ()}), torn
-
-
-def _column(values: Records) -> Records:
-    """Copy a column into memory, with NumPy's voids as ``bytes``, because pandas cannot hold voids."""
-    if values.dtype.kind != "V":
-        return np.array(values)
-    column = np.empty(len(values), object)
-    column[:] = [bytes(value) for value in values]
-    return column
 
 
 def _refuse_packed(path: Path, *patterns: str) -> None:
@@ -145,65 +90,112 @@ class JobRun:
         return table
 
     @cached_property
+    def nodes(self) -> dict[str, NodeLogs]:
+        """The nodes' logs by name."""
+        folders = sorted(path for path in self.path.glob("nodes/*") if path.is_dir())
+        return {whole(path.name): NodeLogs(path.absolute()) for path in folders}
+
+    @cached_property
     def ranks(self) -> int:
         """Number of ranks of the phase that `iterations` is of."""
         return self._phase[1]
 
     @property
-    def iterations(self) -> pd.DataFrame:
-        """Iterations of the training phase that took the most time, one row each, in order of time.
+    def marks(self) -> pd.DataFrame:
+        """Records that end an iteration of the training phase that took the most time.
 
-        Columns: ``generation``, ``stretch``, ``step``, ``start_ns``, ``end_ns`` and ``iteration_s``, all by
-        CLOCK_MONOTONIC, shifted to CLOCK_REALTIME of each node when its recording began. So they are not affected by a
-        clock that is set during the run.
+        They are those of `ringtap.analysis.runs.group_steps_into_iterations.process_marks` at times as from `aligned`,
+        with ``stretch``, ``phase``, ``generation`` and ``rank`` by
+        `ringtap.analysis.runs.group_steps_into_iterations.find_phases`.
         """
         return self._phase[0]
 
     @cached_property
+    def iterations(self) -> pd.DataFrame:
+        """Iterations of this phase on the reference clock, one row each, in order of time.
+
+        Columns: ``generation``, ``stretch``, ``step``, ``start_ns``, ``end_ns`` and ``iteration_s``.
+        """
+        return _joined_iterations(self.marks).drop(columns="phase")
+
+    @cached_property
     def _phase(self) -> tuple[pd.DataFrame, int]:
-        files = dict(enumerate(self.step_files))
-        marks, phases = find_iterations(self._never_set(self.steps), self.processes, read_optimizers(files))
-        iterations = joined_iterations(marks)
+        steps = aligned(self.steps, self.nodes)
+        marks, stretches = process_marks(steps, read_optimizers(dict(enumerate(self.step_files))))
+        members, phases = find_phases(with_spans(self.processes, steps), stretches)
+        names = ["stretch", "phase", "generation", "rank"]
+        marks = marks.assign(**{name: members[name].to_numpy()[marks["stretch"]] for name in names})
         if not len(phases):
-            return iterations.drop(columns="phase"), 0
-        shown = longest_phase(phases, iterations)
-        kept = iterations[iterations["phase"] == shown].drop(columns="phase")
-        return kept.reset_index(drop=True), int(phases["ranks"][shown])
+            return marks, 0
+        shown = longest_phase(phases, _joined_iterations(marks))
+        return marks[marks["phase"] == shown], int(phases["ranks"][shown])
 
-    def _never_set(self, steps: pd.DataFrame) -> pd.DataFrame:
-        """Return steps at the times that the clocks would have shown if nobody had set them during the run."""
-        gaps_ns = {whole(path.parts[-3]): clock_gap_ns(path.parents[1]) for path in self.step_files}
-        known_ns = {node: gap_ns for node, gap_ns in gaps_ns.items() if gap_ns is not None}
-        return steps.assign(**{f"{side}_ns": monotonic(steps, side, known_ns) for side in ("start", "end")})
+    @cached_property
+    def ends_ns(self) -> Integers:
+        """Ends of iterations as a sweep times them (``own_end_ns`` of `aligned`) and on the reference clock, (n, 2)."""
+        by = self.marks.groupby(["stretch", "index"])
+        return by[["own_end_ns", "end_ns"]].max().to_numpy(np.int64)
+
+    def by_node(self, node: str, t_ns: Sequence[int] | Integers) -> Integers:
+        """Convert times of the reference clock to those of a node's `ringtap.core.counter_log_reader.CounterLog`."""
+        times_ns = np.asarray(t_ns, np.int64)
+        return self.nodes[node].clock.from_reference(times_ns) if node in self.nodes else times_ns
 
 
-def find_iterations(
-    steps: pd.DataFrame, processes: pd.DataFrame, optimizers: Mapping[tuple[int, int], str]
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Find the iterations of all phases of a job.
-
-    Args:
-        steps: as `JobRun.steps`; their ``start_ns`` and ``end_ns`` of all nodes by one clock.
-        processes: as `JobRun.processes`.
-        optimizers: as from `read_optimizers`.
+def aligned(steps: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> pd.DataFrame:
+    """Convert the times of steps to the reference clock (`ringtap.analysis.runs.reference_clock`).
 
     Returns:
-        The records that end an iteration (the first table of `ringtap.analysis.runs.phases.process_marks`), with
-        ``stretch``, ``phase``, ``generation`` and ``rank`` by `ringtap.analysis.runs.phases.find_phases`; its phases.
+        The steps with ``start_ns`` and ``end_ns`` on the reference clock, and ``own_end_ns``, the end by the node's
+        clock as if it had not been set.
     """
-    steady = {f"steady_{side}_ns": monotonic(steps, side) for side in ("start", "end")}
-    steps = steps.assign(**steady)
-    marks, stretches = process_marks(steps, optimizers)
-    members, phases = find_phases(with_spans(processes, steps), stretches)
-    names = ["stretch", "phase", "generation", "rank"]
-    return marks.assign(**{name: members[name].to_numpy()[marks["stretch"]] for name in names}), phases
+    columns = {name: steps[name].to_numpy(np.int64).copy() for name in ("start_ns", "end_ns")}
+    columns["own_end_ns"] = columns["end_ns"].copy()
+    for node, rows in steps.groupby("node").indices.items():
+        logs, mine = nodes[str(node)], steps.iloc[rows]
+        if not logs.clock.steps and _was_set(mine):
+            logs.report(
+                f"the clock of {node} was set during the run and clock/clock.json does not say when: its steps and "
+                "samples are timed by CLOCK_MONOTONIC, all its other times are as the clock showed them"
+            )
+        for side in ("start", "end"):
+            own_ns = logs.clock.unstepped(columns[f"{side}_ns"][rows], mine[f"{side}_mono_ns"].to_numpy(np.int64))
+            columns[f"{side}_ns"][rows] = logs.clock.to_reference(own_ns)
+        columns["own_end_ns"][rows] = own_ns
+    return steps.assign(**columns)
 
 
-def joined_iterations(marks: pd.DataFrame) -> pd.DataFrame:
+def _was_set(steps: pd.DataFrame) -> bool:
+    """Return True if a node's clock was set between steps."""
+    steps = steps.sort_values("end_mono_ns")
+    gaps_ns = (steps["end_ns"] - steps["end_mono_ns"]).to_numpy(np.int64)
+    changes = np.flatnonzero(np.abs(np.diff(gaps_ns)) >= CLOCK_STEP_NS)
+    return any(clock_set_ns(gaps_ns[max(0, place - 4) : place + 6].tolist()) for place in changes)
+
+
+def window_on_reference(window_ns: tuple[int, int], *runs: JobRun) -> tuple[int, int]:
+    """Convert a window that a sweep recorded to the reference clock.
+
+    While jobs run, their clocks' offsets are not known exactly. A sweep therefore times each rank's end of an iteration
+    by the clock of its host, and the edges of a window are the last of such ends. The same iterations have ends on the
+    reference clock. A time between ends moves as the nearest one does.
+
+    Args:
+        window_ns: its start and end in points.jsonl or shared.jsonl.
+        runs: the jobs that ran in it.
+    """
+    own_ns, ends_ns = np.concatenate([run.ends_ns for run in runs]).T
+    if not len(own_ns):
+        return window_ns
+    start_ns, end_ns = (int(edge + (ends_ns - own_ns)[np.abs(own_ns - edge).argmin()]) for edge in window_ns)
+    return start_ns, end_ns
+
+
+def _joined_iterations(marks: pd.DataFrame) -> pd.DataFrame:
     """Return the iterations of all phases, as from `join_iterations`, with ``phase`` and ``generation``.
 
     Args:
-        marks: the first table of `find_iterations`.
+        marks: as `JobRun.marks`, of all phases.
     """
     members = marks.drop_duplicates(["stretch", "rank"])
     iterations = join_iterations(step_ends(marks), members.groupby("stretch").size())
@@ -213,17 +205,20 @@ def joined_iterations(marks: pd.DataFrame) -> pd.DataFrame:
 
 def with_spans(processes: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """Return the processes that stepped with ``begin_ns``, the start of the process, and ``end_ns``, its last step."""
-    column = "steady_{}_ns" if "steady_end_ns" in steps else "{}_ns"
     by = steps.groupby("process")
-    first_end_ns, last_ns = by[column.format("end")].min(), by[column.format("end")].max()
+    first_end_ns = by["end_ns"].min()
     found = processes.loc[first_end_ns.index]
-    begin_ns = np.minimum(by[column.format("start")].min(), first_end_ns - found["age_ns"])
-    return found.assign(begin_ns=begin_ns, end_ns=last_ns)
+    begin_ns = np.minimum(by["start_ns"].min(), first_end_ns - found["age_ns"])
+    return found.assign(begin_ns=begin_ns, end_ns=by["end_ns"].max())
 
 
 def longest_phase(phases: pd.DataFrame, iterations: pd.DataFrame) -> int:
-    """Return the number of the phase whose iterations took the most time of all its ranks; ties: the most steps."""
-    seconds = iterations.groupby("phase")["iteration_s"].sum().reindex(phases.index, fill_value=0.0) * phases["ranks"]
+    """Return the number of the phase whose iterations took the most time of all its ranks; ties: the most steps.
+
+    An iteration that did not begin with a step does not count: its beginning is not always known.
+    """
+    by_phase = iterations[iterations["step"] > 0].groupby("phase")["iteration_s"].sum()
+    seconds = by_phase.reindex(phases.index, fill_value=0.0) * phases["ranks"]
     return int(phases.assign(seconds=seconds).sort_values(["seconds", "steps"], kind="stable").index[-1])
 
 
@@ -325,24 +320,10 @@ def read_steps(files: Mapping[int, Path]) -> tuple[pd.DataFrame, list[Path]]:
     return steps.astype(_STEP_COLUMNS)[list(_STEP_COLUMNS)], torn_files
 
 
-def monotonic(steps: pd.DataFrame, side: str, gaps_ns: Mapping[str, int] | None = None) -> pd.Series[int]:
-    """Return the times of steps by CLOCK_MONOTONIC, shifted to each node's first CLOCK_REALTIME.
-
-    Args:
-        steps: as `JobRun.steps`.
-        side: ``start`` or ``end``.
-        gaps_ns: CLOCK_REALTIME minus CLOCK_MONOTONIC of nodes; the others' first step tells.
-    """
-    first = steps.loc[steps.groupby("node")["start_mono_ns"].idxmin()].set_index("node")
-    origin = (first["start_ns"] - first["start_mono_ns"]).to_dict() | dict(gaps_ns or {})
-    return steps[f"{side}_mono_ns"] + steps["node"].map(origin).astype("int64")
-
-
 def step_ends(marks: pd.DataFrame) -> pd.DataFrame:
-    """Return the number of ranks that ended each step, ``ranks``, and its last ``end_ns`` and ``steady_ns``."""
-    steady = "steady_end_ns" if "steady_end_ns" in marks else "end_ns"
+    """Return the number of ranks that ended each step, ``ranks``, and its last ``end_ns``."""
     by = marks.groupby(["stretch", "index"])
-    return by.agg(ranks=("rank", "nunique"), end_ns=("end_ns", "max"), steady_ns=(steady, "max")).reset_index()
+    return by.agg(ranks=("rank", "nunique"), end_ns=("end_ns", "max")).reset_index()
 
 
 def join_iterations(ends: pd.DataFrame, ranks: pd.Series[int]) -> pd.DataFrame:
@@ -359,13 +340,11 @@ def join_iterations(ends: pd.DataFrame, ranks: pd.Series[int]) -> pd.DataFrame:
         ``stretch``, ``step``, ``start_ns``, ``end_ns`` and ``iteration_s``, one row per iteration.
     """
     ends = ends[ends["ranks"].to_numpy() == ranks.reindex(ends["stretch"]).to_numpy()]
-    stretch, step, end_ns, steady_ns = (
-        ends[name].to_numpy(dtype=np.int64) for name in ("stretch", "index", "end_ns", "steady_ns")
-    )
+    stretch, step, end_ns = (ends[name].to_numpy(dtype=np.int64) for name in ("stretch", "index", "end_ns"))
     follows = (stretch[1:] == stretch[:-1]) & (step[1:] == step[:-1] + 1)
     start, end = end_ns[:-1][follows], end_ns[1:][follows]
     columns = {"stretch": stretch[1:][follows], "step": step[1:][follows], "start_ns": start, "end_ns": end}
-    return pd.DataFrame({**columns, "iteration_s": np.diff(steady_ns)[follows] / 1e9})
+    return pd.DataFrame({**columns, "iteration_s": (end - start) / 1e9})
 
 
 _EDGE_NS = 1_000_000

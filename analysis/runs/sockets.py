@@ -1,4 +1,4 @@
-"""Socket log of a node: its TCP connections, and the growth of their counters between samples."""
+"""Reads the socket log of a node: its TCP connections, and the growth of their counters between samples."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.analysis.runs.apportioning import Integers, Numbers, counter_steps
-from ringtap.analysis.runs.node_logs import NodeLogs
-from ringtap.analysis.runs.run import Records
-from ringtap.core.records import RecordFile
-from ringtap.core.schema import NIC_REC, SOCKETS_REC
+from ringtap.analysis.runs.node_records import NodeLogs
+from ringtap.analysis.runs.read_binary_records import Records
+from ringtap.analysis.runs.samples_to_iterations import Integers, Numbers, counter_steps
+from ringtap.core.append_only_logs import RecordFile
+from ringtap.core.run_directory_schema import EVERY_S, NIC_REC, SOCKETS_REC
+from ringtap.core.tcp_info import UNKNOWN_RTT_US
 
 # records read at a time, to bound memory on long runs
 CHUNK_RECORDS = 1 << 20
@@ -28,7 +29,6 @@ COUNTERS = (
     *("bytes_acked", "bytes_retrans", "bytes_received", "total_retrans", "delivered_ce"),
     *(BUSY, "rwnd_limited_us", "sndbuf_limited_us"),
 )
-UNKNOWN_US = 2**32 - 1  # round-trip time that was never measured
 _LATE_DUMPS = 1.1  # times the planned period, from which their mean counts: each is up to half a sample early or late
 _MAPPED = b"\0" * 10 + b"\xff\xff"
 
@@ -73,16 +73,14 @@ class SocketLog:
     ) -> None:
         self._file, self._records = file, records
         self._rounds_ns = rounds_ns
-        every_s = file.about.get("every_s")
-        self.every_s = float(every_s) if isinstance(every_s, int | float) and every_s > 0 else 0.1
+        self.every_s = float(file.about.get("every_s") or EVERY_S)
         self._period_ns = round(self.every_s * 1e9)
-        planned_s = file.about.get("dump_every_s")
-        self.all_every_s = max(self.every_s, planned_s if isinstance(planned_s, int | float) else 0.0)
+        self.all_every_s = max(self.every_s, file.about.get("dump_every_s") or 0.0)
         if dump_s is not None and dump_s > _LATE_DUMPS * self.all_every_s:
             self.all_every_s = dump_s
         self._dump_ns = round(self.all_every_s * 1e9)
         busy_s = file.about.get("asked_by_name_s")
-        self._busy_ns = round(busy_s * 1e9) if isinstance(busy_s, int | float) else np.iinfo(np.int64).max
+        self._busy_ns = round(busy_s * 1e9) if busy_s else np.iinfo(np.int64).max
         self._first_ns = int(records["t_ns"][0]) if len(records) else 0
 
     def __len__(self) -> int:
@@ -207,7 +205,7 @@ def _by_cookie(chunk: Records) -> tuple[dict[str, npt.NDArray[Any]], Integers]:
 def _ranked(values: npt.NDArray[Any], group: Integers, begins: Integers) -> tuple[Numbers, Integers]:
     """Sort round-trip times by group and size, unknown ones (NaN) last, and count the known ones of each group."""
     times = np.asarray(values, np.float64)
-    times = np.where((times > 0) & (times < UNKNOWN_US), times, np.nan)
+    times = np.where((times > 0) & (times < UNKNOWN_RTT_US), times, np.nan)
     ranked: Numbers = times[np.lexsort((times, group))]
     return ranked, np.add.reduceat(~np.isnan(ranked), begins, dtype=np.int64)
 

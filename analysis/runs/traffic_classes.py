@@ -23,7 +23,7 @@ def traffic_rules(
 
     Args:
         ranks: True if a rank owns the socket of this end, for both ends.
-        generators: True if `ringtap.core.schema.CROSS_COMMAND` owns it.
+        generators: True if `ringtap.core.run_directory_schema.CROSS_COMMAND` owns it.
         owned: True if any process of the job owns it; only those are recorded as owners.
         is_logged: True if one end is a destination in the run's traffic logs.
         is_port: True if one of its ports is that of a traffic generator.

@@ -1,1 +1,1 @@
-"""Statistics of iteration times: quantiles, comparison of two samples, effective sample sizes."""
+"""Calculates statistics of iteration times: quantiles, comparison of two samples, effective sample sizes."""

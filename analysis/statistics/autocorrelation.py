@@ -1,11 +1,11 @@
-"""The effective number of independent values in a series of iteration times, and resampling in blocks."""
+"""Estimates the number of independent values in a series of iteration times, and resamples it in blocks."""
 
 from __future__ import annotations
 
 import numpy as np
 import pandas as pd
 
-from ringtap.analysis.statistics.arrays import Array, Values, sample
+from ringtap.analysis.statistics.to_arrays import Array, Values, sample
 
 _NOTICED = 2.0  # in standard errors of independent values; a smaller first autocorrelation counts as 0
 

@@ -1,4 +1,4 @@
-"""Standard errors of mean iteration times, from autocorrelated iterations and from few of them."""
+"""Estimates standard errors of mean iteration times, from autocorrelated iterations and from few of them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ringtap.analysis.statistics.arrays import Array, Values
 from ringtap.analysis.statistics.autocorrelation import effective_count
-from ringtap.analysis.statistics.stretches import MANY_VALUES, stretches_of
+from ringtap.analysis.statistics.short_series import MANY_VALUES, stretches_of
+from ringtap.analysis.statistics.to_arrays import Array, Values
 
 _LEAST, _MOST = 1e-3, 1.0  # bounds of a relative error: a mean is not better known than the load of its window
 _PRIOR_FREEDOM = 4.0  # degrees of freedom that the spread of the other windows counts for

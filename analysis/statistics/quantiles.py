@@ -1,4 +1,4 @@
-"""Quantiles of iteration times with distribution-free intervals."""
+"""Estimates quantiles of iteration times with distribution-free intervals."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from ringtap.analysis.statistics.arrays import Array, Values, sample
 from ringtap.analysis.statistics.autocorrelation import effective_count
+from ringtap.analysis.statistics.to_arrays import Array, Values, sample
 from ringtap.core.errors import UsageError
 from ringtap.core.units import counted
 
+LEVEL = 0.95  # of all intervals, unless a caller asks for another
 _ROUNDED = 1 + 1e-9  # probabilities that differ by a smaller factor are the same
 
 
@@ -47,7 +48,7 @@ class QuantileInterval:
         return asdict(self)
 
 
-def quantile_interval(values: Values, q: float = 0.99, level: float = 0.95) -> QuantileInterval:
+def quantile_interval(values: Values, q: float = 0.99, level: float = LEVEL) -> QuantileInterval:
     """Estimate a quantile of a sample, with its distribution-free interval from order statistics.
 
     The number of values at or below the quantile is binomial for every distribution, so two order statistics enclose
@@ -67,7 +68,7 @@ def quantile_interval(values: Values, q: float = 0.99, level: float = 0.95) -> Q
     return quantile_intervals(values, (q,), level)[0]
 
 
-def quantile_intervals(values: Values, qs: Sequence[float], level: float = 0.95) -> list[QuantileInterval]:
+def quantile_intervals(values: Values, qs: Sequence[float], level: float = LEVEL) -> list[QuantileInterval]:
     """Estimate several quantiles of a sample, each as `quantile_interval` does."""
     for q in qs:
         if not (0 < q < 1 and 0 < level < 1):

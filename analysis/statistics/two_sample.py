@@ -1,8 +1,8 @@
-"""Comparison of two samples of iteration times: effect sizes with intervals, then tests.
+"""Compares two samples of iteration times: effect sizes with intervals, then tests.
 
 docs/method/method.md, "Traffic kinds compared", has the equations. Correlated iterations count for fewer
 (`ringtap.analysis.statistics.autocorrelation`), which needs enough of them to see it; fewer are compared by stretches
-(`ringtap.analysis.statistics.stretches`). The only assumption is that iterations are stationary.
+(`ringtap.analysis.statistics.short_series`). The only assumption is that iterations are stationary.
 """
 
 from __future__ import annotations
@@ -16,10 +16,16 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from ringtap.analysis.statistics.arrays import Array, Values, sample
 from ringtap.analysis.statistics.autocorrelation import effective_count
-from ringtap.analysis.statistics.quantiles import quantile_intervals
-from ringtap.analysis.statistics.stretches import MANY_VALUES, MIN_P, MIN_STRETCHED, median_difference, rank_difference
+from ringtap.analysis.statistics.quantiles import LEVEL, quantile_intervals
+from ringtap.analysis.statistics.short_series import (
+    MANY_VALUES,
+    MIN_P,
+    MIN_STRETCHED,
+    median_difference,
+    rank_difference,
+)
+from ringtap.analysis.statistics.to_arrays import Array, Values, sample
 from ringtap.core.errors import UsageError
 from ringtap.core.units import counted
 
@@ -129,7 +135,7 @@ class Comparison:
         return item | {"cliffs_delta": self.cliffs_delta, "sentence": self.sentence}
 
 
-def compare(a: Values, b: Values, names: tuple[str, str] = ("a", "b"), level: float = 0.95) -> Comparison:
+def compare(a: Values, b: Values, names: tuple[str, str] = ("a", "b"), level: float = LEVEL) -> Comparison:
     """Compare two samples of iteration times.
 
     Args:
@@ -142,8 +148,8 @@ def compare(a: Values, b: Values, names: tuple[str, str] = ("a", "b"), level: fl
         UsageError: fewer than 5 iterations in a sample, or a time that is not positive and finite.
     """
     first, second = (_times_of(values, name) for values, name in zip((a, b), names, strict=True))
-    found = _of_many(first, second, names, level)
-    return found if min(found.counts) >= MANY_VALUES else _of_few(first, second, found)
+    of_count = _of_many if min(len(first), len(second)) >= MANY_VALUES else _of_few
+    return of_count(first, second, names, level)
 
 
 def _of_many(first: Array, second: Array, names: tuple[str, str], level: float) -> Comparison:
@@ -152,7 +158,10 @@ def _of_many(first: Array, second: Array, names: tuple[str, str], level: float) 
     counts = medians[0].effective_count, medians[1].effective_count
     ends = [[Estimate(one.value, one.low, one.high) for one in pair] for pair in (medians, tails)]
     superiority, p_location = _superiority(low, high, counts, level)
-    tests = [_distribution(low, high, counts), ("location", superiority.value, p_location), _tail(low, high, counts)]
+    distance, (tail, longest) = _distance(low, high), _tail(low, high)
+    p_distance = _distance_p(distance, *(max(1, round(count)) for count in counts))
+    p_tail = _tail_p(longest, (len(low), len(high)), counts)
+    tests = _tests((distance, superiority.value, tail), (p_distance, p_location, p_tail))
     return Comparison(
         names=names,
         counts=(len(first), len(second)),
@@ -163,25 +172,35 @@ def _of_many(first: Array, second: Array, names: tuple[str, str], level: float) 
         p99_difference_s=difference(*ends[1]),
         shift_s=_shift(low, high, counts, level),
         superiority=superiority,
-        tests=_corrected([Test(name, value, min(1.0, max(p, MIN_P)), None) for name, value, p in tests]),
+        tests=tests,
     )
 
 
-def _of_few(first: Array, second: Array, found: Comparison) -> Comparison:
-    """Return a comparison with the intervals and tests alone that hold for few iterations, however correlated."""
-    few = min(found.counts)
-    p, ratio, reason = None, Estimate(found.median_ratio.value, None, None), few_reason(found.counts, found.names)
-    if few >= MIN_STRETCHED:
+def _of_few(first: Array, second: Array, names: tuple[str, str], level: float) -> Comparison:
+    """Compare with the interval and the test alone that hold for few iterations, however correlated."""
+    low, high = (np.sort(first), np.sort(second))
+    counts = len(first), len(second)
+    medians, tails = ([Estimate(float(np.quantile(one, q)), None, None) for one in (low, high)] for q in (0.5, 0.99))
+    p, ratio, reason = None, _ratio(*medians), few_reason(counts, names)
+    if min(counts) >= MIN_STRETCHED:
         logs = median_difference(np.log(first), np.log(second))
-        p, ends = logs.p, np.exp(logs.interval(found.level))
+        p, ends = logs.p, np.exp(logs.interval(level))
         ratio = Estimate(ratio.value, float(ends[0]), float(ends[1]))
         reason = f"Distribution and tail are compared from {MANY_VALUES} iterations of each on"
-    unknown = {
-        name: replace(getattr(found, name), low=None, high=None)
-        for name in ("p99_ratio", "p99_difference_s", "shift_s", "superiority")
-    }
-    tests = [Test(one.name, one.statistic, p if one.name == "location" else None, None) for one in found.tests]
-    return replace(found, median_ratio=ratio, tests=_corrected(tests), reason=reason, **unknown)
+    superiority = float(_placements(high, low).mean())
+    return Comparison(
+        names=names,
+        counts=counts,
+        effective_counts=(effective_count(first), effective_count(second)),
+        level=level,
+        median_ratio=ratio,
+        p99_ratio=_ratio(*tails),
+        p99_difference_s=difference(*tails),
+        shift_s=Estimate(_difference_at(low, high, 0.5), None, None),
+        superiority=Estimate(superiority, None, None),
+        tests=_tests((_distance(low, high), superiority, _tail(low, high)[0]), (None, p, None)),
+        reason=reason,
+    )
 
 
 def few_reason(counts: Sequence[int], names: Sequence[str]) -> str:
@@ -192,6 +211,13 @@ def few_reason(counts: Sequence[int], names: Sequence[str]) -> str:
         if count < MIN_STRETCHED
     ]
     return f"Whether beyond chance is not known from {' and '.join(few)}: record {MIN_STRETCHED} or more"
+
+
+def _tests(statistics: Sequence[float], p_values: Sequence[float | None]) -> tuple[Test, ...]:
+    """Return the three tests, corrected together."""
+    within = [None if p is None else min(1.0, max(p, MIN_P)) for p in p_values]
+    names = ("distribution", "location", "tail")
+    return _corrected([Test(*one, None) for one in zip(names, statistics, within, strict=True)])
 
 
 def _corrected(tests: Sequence[Test]) -> tuple[Test, ...]:
@@ -375,12 +401,11 @@ def _difference_at(a: Array, b: Array, share: float) -> float:
     return high
 
 
-def _distribution(a: Array, b: Array, counts: tuple[float, float]) -> tuple[str, float, float]:
-    """Kolmogorov and Smirnov's two-sample test."""
+def _distance(a: Array, b: Array) -> float:
+    """Return the statistic of Kolmogorov and Smirnov's two-sample test."""
     both = np.concatenate((a, b))
     shares = [np.searchsorted(one, both, side="right") / len(one) for one in (a, b)]
-    distance = float(np.abs(shares[0] - shares[1]).max())
-    return "distribution", distance, _distance_p(distance, *(max(1, round(count)) for count in counts))
+    return float(np.abs(shares[0] - shares[1]).max())
 
 
 def _distance_p(distance: float, first: int, second: int) -> float:
@@ -397,31 +422,39 @@ def _distance_p(distance: float, first: int, second: int) -> float:
 
         return float(stats.kstwo.sf(distance, round(first * second / (first + second))))
     few, many = sorted((first, second))
-    along = np.arange(few + 1.0)
+    along, steps = np.arange(few + 1.0), np.arange(1, few + many + 1)
     # distances are multiples of 1 / (few * many); half of one allows for rounding
-    border = distance - 0.5 / (few * many)
+    border = distance * few * many - 0.5
+    # of the corners that a step leads to, those up to the lowest and from the highest are as far from the diagonal
+    lowest = np.floor((steps * few - border) / (few + many)).astype(int).tolist()
+    highest = np.ceil((steps * few + border) / (few + many)).astype(int).tolist()
     share = np.zeros(few + 1)
-    for steps in range(1, few + many + 1):
-        reached = min(few, steps) + 1
-        right = along[:reached]
-        up = steps - right
-        share[1:reached] = (right[1:] * share[: reached - 1] + up[1:] * share[1:reached]) / steps
-        share[:reached][np.abs(right / few - up / many) >= border] = 1.0
+    for step, low, high in zip(steps.tolist(), lowest, highest, strict=True):
+        begin, end = max(low, 0) + 1, min(few, step, high - 1) + 1
+        right = along[begin:end]
+        share[begin:end] = (right * share[begin - 1 : end - 1] + (step - right) * share[begin:end]) / step
+        share[: max(low + 1, 0)] = share[high : step + 1] = 1.0
     return float(share[few])
 
 
-def _tail(a: Array, b: Array, counts: tuple[float, float]) -> tuple[str, float, float]:
-    """Quantile test of b's share of the longest iterations of both samples together (Johnson et al. 1987)."""
+def _tail(a: Array, b: Array) -> tuple[float, tuple[int, int]]:
+    """Return the statistic of the quantile test (Johnson et al. 1987), and how many of the longest are of each sample.
+
+    The longest iterations are those of both samples together.
+    """
     border = np.quantile(np.concatenate((a, b)), 1 - TAIL_SHARE)
-    longest = [int(np.sum(one > border)) for one in (a, b)]
+    longest = int(np.sum(a > border)), int(np.sum(b > border))
     if sum(longest) == 0:
-        return "tail", 0.0, 1.0
-    statistic = longest[1] / sum(longest) - len(b) / (len(a) + len(b))
-    counted = [
-        (round(many * count / len(one)), max(1, round(count)))
-        for many, one, count in zip(longest, (a, b), counts, strict=True)
-    ]
-    return "tail", float(statistic), _fisher_p(*counted)
+        return 0.0, longest
+    return longest[1] / sum(longest) - len(b) / (len(a) + len(b)), longest
+
+
+def _tail_p(longest: tuple[int, int], sizes: tuple[int, int], counts: tuple[float, float]) -> float:
+    """Return the p value of the quantile test, with effective numbers of iterations."""
+    if sum(longest) == 0:
+        return 1.0
+    rows = zip(longest, sizes, counts, strict=True)
+    return _fisher_p(*((round(many * count / size), max(1, round(count))) for many, size, count in rows))
 
 
 def _fisher_p(a: tuple[int, int], b: tuple[int, int]) -> float:

@@ -1,1 +1,1 @@
-"""Structure of a training job, inferred from its packets."""
+"""Infers the structure of a training job from its packets."""

@@ -1,4 +1,4 @@
-"""Detection of a training job's streams, and of the starts of its iterations."""
+"""Finds the streams of a training job, and the starts of its iterations."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from ringtap.analysis.runs.traffic_classes import CROSS, OTHER, TRAINING
 from ringtap.analysis.structure.gradient_evidence import MIN_ITERATION_BYTES, why_not_gradients
-from ringtap.analysis.structure.periodicity import Integers, Periodicity, find_periodicity
-from ringtap.analysis.structure.streams import PayloadStream, Streams
+from ringtap.analysis.structure.payload_time_series import PayloadStream, Streams
+from ringtap.analysis.structure.period_from_silences import Integers, Periodicity, find_periodicity
 from ringtap.core.units import counted, format_duration, format_size
 
 # streams with a smaller share of all payload are not examined

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from ipaddress import ip_address
 from typing import TypeVar
 
-from ringtap.analysis.structure.streams import PayloadStream
+from ringtap.analysis.structure.payload_time_series import PayloadStream
 from ringtap.core.units import format_size
 
 MIN_ITERATION_BYTES = 14_600

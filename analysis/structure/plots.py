@@ -1,4 +1,4 @@
-"""Figures of a job's structure, and their files: flows, injection rates, period, iterations, traffic matrix, bursts."""
+"""Draws and writes figures of a job's structure: flows, injection rates, period, iterations, traffic matrix, bursts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from matplotlib.ticker import FuncFormatter
 
 from ringtap.analysis.plots.figure import Drawn, legend, new_figure, styled
 from ringtap.analysis.plots.style import BLUE, COLOURS, FAINT, INK, VERMILION
-from ringtap.analysis.structure import flow_roles
+from ringtap.analysis.structure import flows_beside_cross_traffic
 from ringtap.analysis.structure.structure import Structure
 from ringtap.analysis.traffic.delivered import Passed, instantaneous
 from ringtap.analysis.traffic.plots import rates_figure
 from ringtap.core.errors import UsageError
 from ringtap.core.units import format_duration, format_rate, format_size
 
-ROLE_COLOURS = {flow_roles.ONLY: BLUE, flow_roles.SHARED: VERMILION, flow_roles.CROSSING: FAINT}
+ROLE_COLOURS = {
+    flows_beside_cross_traffic.ONLY: BLUE,
+    flows_beside_cross_traffic.SHARED: VERMILION,
+    flows_beside_cross_traffic.CROSSING: FAINT,
+}
 _SHOWN_ITERATIONS = 4
 SAMPLES = 30  # width of the moving average in figures 3-10 (a) and 3-11 (a)
 _MIN_SAMPLES = 3
@@ -56,7 +60,8 @@ def flows_figure(found: Structure, samples: int | None = None) -> Drawn:
     at_s = (np.arange(begin, end) - shown[0]) * (streams.bin_ns / 1e9)
     numbers = pd.DataFrame({"t_ns": streams.start_ns + np.arange(begin, end) * streams.bin_ns, "at_s": at_s})
     rates = {
-        role: flow_roles.moving_average(streams.dense(role.streams), width, streams.bin_ns) for role in found.roles
+        role: flows_beside_cross_traffic.moving_average(streams.dense(role.streams), width, streams.bin_ns)
+        for role in found.roles
     }
     unit, size = _unit(max(float(values[begin:end].max()) for values in rates.values()))
     figure = new_figure(7.0, 3.9)
@@ -92,7 +97,7 @@ def histogram(found: Structure) -> Drawn:
     host, sent = max(found.senders.items(), key=lambda item: int(item[1].sum()))
     amounts = {f"training, sent by {host}": sent}
     for role in found.roles:
-        if role.role == flow_roles.CROSSING:
+        if role.role == flows_beside_cross_traffic.CROSSING:
             amounts[f"cross traffic {role.source} > {role.destination}"] = streams.dense(role.streams)
     rates = []
     for label, values in amounts.items():

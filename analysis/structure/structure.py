@@ -1,4 +1,4 @@
-"""Structure of training traffic, inferred from packets alone: one object with all results."""
+"""Finds the structure of training traffic in packets alone, as one object with all results."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.analysis.frames import html_of_text
-from ringtap.analysis.model.demand import demand
+from ringtap.analysis.model.bytes_per_iteration import demand
+from ringtap.analysis.results_for_notebooks import html_of_text
 from ringtap.analysis.runs.traffic_classes import CROSS, OTHER, TRAINING
-from ringtap.analysis.structure import patterns
+from ringtap.analysis.structure import closed_form_patterns
 from ringtap.analysis.structure import topology as shapes
 from ringtap.analysis.structure.detection import Sorted, Training, sort_out
-from ringtap.analysis.structure.flow_roles import Role, mean_rates, roles_of
+from ringtap.analysis.structure.flows_beside_cross_traffic import Role, mean_rates, roles_of
 from ringtap.analysis.structure.gradient_evidence import sums, why_doubtful
-from ringtap.analysis.structure.periodicity import Integers, Likeness, is_loud, likeness
-from ringtap.analysis.structure.streams import Streams, between_hosts
+from ringtap.analysis.structure.iterations_against_step_logs import StepCheck
+from ringtap.analysis.structure.payload_time_series import Streams, between_hosts
+from ringtap.analysis.structure.period_from_silences import Integers, Likeness, is_loud, likeness
 from ringtap.analysis.structure.topology import ExchangeTopology, shape_of
-from ringtap.analysis.structure.validation import StepCheck
 from ringtap.core.errors import MeasurementError
-from ringtap.core.models import GRADIENT_BYTES
+from ringtap.core.thesis_neural_networks import GRADIENT_BYTES
 from ringtap.core.units import counted
 
 
@@ -69,7 +69,7 @@ class Structure:
         return f"<Structure: {self.shape.name} of {' > '.join(self.shape.hosts)}, {mean} ({self.period.verdict})>"
 
     def _repr_html_(self) -> str:
-        from ringtap.analysis.structure.text import describe
+        from ringtap.analysis.structure.structure_text import describe
 
         return html_of_text("\n".join(describe(self)))
 
@@ -113,7 +113,7 @@ class Structure:
 
     @cached_property
     def flow_rates(self) -> pd.DataFrame:
-        """Mean rates of the three flows over iterations (`ringtap.analysis.structure.flow_roles.mean_rates`)."""
+        """Mean rates of the three flows over iterations, as from `mean_rates`."""
         return mean_rates(self.streams, self.roles, self.iterations)
 
     def table(self) -> pd.DataFrame:
@@ -203,7 +203,7 @@ def find_structure(streams: Streams) -> Structure:
     alike = likeness(payload[training.starts[0] : training.starts[-1]], float(np.median(np.diff(training.starts))))
     edges = edges_of(training)
     shape = shape_of(edges, only_host(training), leading_of(training))
-    if shape.name == patterns.STAR and shape.whole:
+    if shape.name == closed_form_patterns.STAR and shape.whole:
         shape = replace(shape, evidence=f"{shape.evidence}; {_answers(both_ways(streams, training))}")
     roles, missing = roles_of(streams, found)
     return Structure(
@@ -371,7 +371,7 @@ def volume_of(shape: ExchangeTopology, worker_bytes: float) -> Volume:
         why = f"if it is a ring: the most parameters with {fewest} workers, the fewest with infinitely many"
         return _sharded(Volume(worker_bytes, None, round(least), round(most), why))
     why = f"there is no equation for this pattern ({shape.name})"
-    if shape.name == patterns.PIPELINE:
+    if shape.name == closed_form_patterns.PIPELINE:
         why = "a pipeline sends activations, which do not show the number of parameters"
     return Volume(worker_bytes, None, None, None, why)
 
@@ -386,8 +386,8 @@ def _sharded(volume: Volume) -> Volume:
     return replace(volume, sharded_least=round(least), sharded_most=round(most))
 
 
-_RINGS = (patterns.RING, patterns.TWO_WAY_RING, patterns.PAIR)
-_REDUCED = (*_RINGS, patterns.HALVING, patterns.ALL_TO_ALL)
+_RINGS = (closed_form_patterns.RING, closed_form_patterns.TWO_WAY_RING, closed_form_patterns.PAIR)
+_REDUCED = (*_RINGS, closed_form_patterns.HALVING, closed_form_patterns.ALL_TO_ALL)
 
 SCALES_S = (0.001, 0.01, 0.1, 1.0)
 # pauses of fewer bins do not separate two bursts
@@ -395,7 +395,7 @@ _PAUSE_BINS = 2
 
 
 def loud_bins(payload: Integers) -> Integers:
-    """Return the bins in which a stream sent more than small messages (`periodicity.is_loud`).
+    """Return the bins in which a stream sent more than small messages (`period_from_silences.is_loud`).
 
     Args:
         payload: bytes in each bin, shape (bins,).

@@ -1,4 +1,4 @@
-"""Topology of the exchange of gradients (ring, star, tree, all to all), inferred from the bytes between hosts."""
+"""Infers the topology of the exchange of gradients (ring, star, tree, all to all) from the bytes between hosts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringtap.analysis.structure.patterns import (
+from ringtap.analysis.structure.closed_form_patterns import (
     ALL_TO_ALL,
     PAIR,
     PIPELINE,

@@ -1,1 +1,1 @@
-"""Points and series of sweeps, from run directories and tables."""
+"""Reads points and series of sweeps, from run directories and tables."""

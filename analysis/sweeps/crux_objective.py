@@ -1,7 +1,7 @@
-"""Computation of jobs that share links: FLOPs per second of all jobs, and the gain of a rule over equal shares.
+"""Calculates what Crux (SIGCOMM 2024) maximizes: FLOPs per second of all jobs, and a rule's gain over equal shares.
 
-It is what Crux (SIGCOMM 2024) maximizes. The GPU intensity of a job times the rate of its bytes at its slowest link is
-the job's FLOPs per second times the capacity of the link, so that their sum over jobs measures how well they use GPUs.
+The GPU intensity of a job times the rate of its bytes at its slowest link is the job's FLOPs per second times the
+capacity of the link, so that their sum over jobs measures how well they use GPUs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from ringtap.analysis.statistics.stretches import MIN_STRETCHED, stretches_of
+from ringtap.analysis.statistics.quantiles import LEVEL
+from ringtap.analysis.statistics.short_series import MIN_STRETCHED, stretches_of
 
-LEVEL = 0.95
 _ROUNDED = 1 + 1e-9  # whole numbers of iterations may be a little less
 MAX_FLOP = 1e30  # of an iteration, as in plans
 

@@ -1,4 +1,4 @@
-"""Choice of the next load of a series, for sweeps with ``loads = "auto"``.
+"""Chooses the next load of a series, for sweeps with ``loads = "auto"``.
 
 ``python -m ringtap.analysis.sweeps.next_load RUN`` is the process that a sweep asks while it measures. It reads one
 JSON object per line and answers with one: ``{"series": NAME}`` with the next load by the run directory, and
@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from ringtap.analysis.model.curve_point import CurveFamily, find_curve_point
+from ringtap.analysis.model.congestion_point_on_curve import CurveFamily, curves_through, find_curve_point
 from ringtap.analysis.runs.run import SweepRun, read_run
-from ringtap.analysis.statistics.arrays import Array
 from ringtap.analysis.statistics.mean_errors import mean_errors, relative_error
+from ringtap.analysis.statistics.to_arrays import Array
 from ringtap.analysis.sweeps.points import measure
 from ringtap.core.errors import RingtapError, UsageError
-from ringtap.core.rundir import read_points
-from ringtap.core.schema import MERGE_SHARE, REJECTED_JSONL
+from ringtap.core.run_directory import read_points
+from ringtap.core.run_directory_schema import MERGE_SHARE, REJECTED_JSONL
 
 LOADS_WITHOUT_POINT = 10  # different loads after which a series without a congestion point gets no more
 _STEP = 0.02  # of the capacity: candidate loads
@@ -189,7 +189,7 @@ class _State:
         window_s = np.clip(needed * time, aims.min_s, aims.max_s)
         seconds = aims.settle_s + window_s
         curves = self._found.curves
-        if curves is None:
+        if curves is None or not curves.variance:  # nothing to narrow, as where no curve has a point
             gain = np.abs(load[:, None] - self._load).min(axis=1)
         else:
             errors = spread * np.sqrt(time / window_s)
@@ -201,11 +201,10 @@ class _State:
     def _left(self, curves: CurveFamily, load_gbps: float, error: float) -> float:
         """Return which share of the point's variance is left if a window at a load shows what the curves expect."""
         expected_s = curves.time_s(load_gbps / self._aims.capacity_gbps)
-        times = np.append(self._mean, expected_s)
-        spread_s = np.append(self._error, error) * times
-        more = find_curve_point(np.append(self._load, load_gbps), times, self._aims.capacity_gbps, spread_s=spread_s)
-        assert more.curves is not None
-        return more.curves.variance / curves.variance
+        load, time = np.append(self._load, load_gbps), np.append(self._mean, expected_s)
+        more = curves_through(load, time, self._aims.capacity_gbps, np.append(self._error, error))
+        assert more is not None
+        return more.variance / curves.variance
 
 
 def _averaged(at: Array, values: Array) -> tuple[Array, Array]:

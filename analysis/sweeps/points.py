@@ -1,4 +1,4 @@
-"""Points of a sweep, computed from the raw logs: iteration times and traffic within each window."""
+"""Measures the points of a sweep, from the raw logs: iteration times and traffic within each window."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ringtap.analysis.frames import with_section
-from ringtap.analysis.runs.apportioning import Borders, Integers, counter_steps, growth
-from ringtap.analysis.runs.run import JobRun, SweepRun, within_window
-from ringtap.analysis.statistics.arrays import Array
+from ringtap.analysis.results_for_notebooks import with_section
+from ringtap.analysis.runs.run import JobRun, SweepRun, window_on_reference, within_window
+from ringtap.analysis.runs.samples_to_iterations import Borders, Integers, counter_steps, growth
 from ringtap.analysis.statistics.mean_errors import independent_counts
 from ringtap.analysis.statistics.quantiles import QuantileInterval, quantile_interval
-from ringtap.core.counter_log import CounterLog
+from ringtap.analysis.statistics.to_arrays import Array
+from ringtap.core.counter_log_reader import CounterLog
 from ringtap.core.errors import UsageError
-from ringtap.core.ethernet import ETHERNET_MTU
-from ringtap.core.link_counters import columns_of, log_of, source_of
-from ringtap.core.models import PROFILES
-from ringtap.core.schema import ACKNOWLEDGED, LOAD_BIN_NS, SIMULATED
+from ringtap.core.link_counter_sources import columns_of, log_of, stated_mtu
+from ringtap.core.run_directory_schema import ACKNOWLEDGED, LOAD_BIN_NS, SIMULATED
+from ringtap.core.thesis_neural_networks import PROFILES
+
+Stated = tuple[Mapping[str, Any], Mapping[str, Any]]
 
 
 class _Rate:
@@ -244,8 +245,8 @@ def times_of(seconds: Array) -> dict[str, Any]:
 
 
 def _point(sweep: SweepRun, window: dict[str, Any], logs: dict[Path, CounterLog]) -> Point:
-    start, end = int(window["window_start_ns"]), int(window["window_end_ns"])
     job = sweep.job(window["directory"])
+    start, end = window_on_reference((int(window["window_start_ns"]), int(window["window_end_ns"])), job)
     reasons = []
     steps = job.iterations
     is_inside = within_window(steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy(), (start, end))
@@ -254,13 +255,13 @@ def _point(sweep: SweepRun, window: dict[str, Any], logs: dict[Path, CounterLog]
         reasons.append("no iteration of all ranks lies within the window")
     bottleneck = job.info.get("bottleneck") or sweep.info.get("bottleneck") or {}
     errors: list[float] = []
-    mtu = int(bottleneck.get("mtu") or sweep.plan["topology"].get("mtu") or ETHERNET_MTU)
+    stated = bottleneck, sweep.plan["topology"]
 
     def rate(name: str) -> float | str:
         if bottleneck.get(name) in (ACKNOWLEDGED, SIMULATED):
             recorded = window.get(f"{name}_bps")
             return window.get("cross_why") or "the sweep did not record it" if recorded is None else float(recorded)
-        counted = _rate(job, bottleneck.get(name), mtu, (start, end), logs)
+        counted = counted_bps(job, bottleneck.get(name), stated, (start, end), logs)
         if isinstance(counted, str):
             return counted
         errors.append(counted[1])
@@ -275,7 +276,7 @@ def _point(sweep: SweepRun, window: dict[str, Any], logs: dict[Path, CounterLog]
     cross, total = (known(f"{name} traffic", rate(name)) for name in ("cross", "total"))
     cross_std = None
     if cross is not None:
-        found = _cross_std(job, bottleneck["cross"], mtu, (start, end), logs)
+        found = _cross_std(job, bottleneck["cross"], stated, (start, end), logs)
         cross_std = known("standard deviation of the cross traffic", found)
     other = None if window.get("other_bps") is None else float(window["other_bps"])
     if window.get("other_why"):
@@ -324,12 +325,20 @@ def _batch(sweep: SweepRun, name: str) -> int | None:
     return batch
 
 
-def _rate(
-    job: JobRun, counters: Any, mtu: int, window_ns: tuple[int, int], logs: dict[Path, CounterLog]
+def counted_bps(
+    job: JobRun, counters: Any, stated: Stated, window_ns: tuple[int, int], logs: dict[Path, CounterLog]
 ) -> tuple[float, float] | str:
     """Return the mean rate on the wire in a window by counters and its largest error, or the reason why there is none.
 
-    Both are in bit/s. An empty list of counters stands for traffic that was not sent; its rate is 0.
+    Args:
+        job: the job that recorded them.
+        counters: one counter of run.json, or several; an empty list stands for traffic that was not sent.
+        stated: ``bottleneck`` of run.json and ``topology`` of its plan, which may have the MTU of interfaces.
+        window_ns: start and end of the window.
+        logs: logs that were opened before; further ones are added.
+
+    Returns:
+        Both in bit/s, or the reason as a sentence.
     """
     if isinstance(counters, dict):
         counters = [counters]
@@ -339,7 +348,12 @@ def _rate(
     if end_ns <= start_ns:
         return "the window has no length"
     try:
-        found = [_log_of(job, counter, logs).frame_bytes(counter, mtu, start_ns, end_ns) for counter in counters]
+        found = [
+            _log_of(job, counter, logs).frame_bytes(
+                counter, stated_mtu(counter, *stated), *job.by_node(counter["node"], window_ns).tolist()
+            )
+            for counter in counters
+        ]
     except UsageError as error:
         return str(error)
     total_bytes, error_bytes = (sum(part[side] for part in found) for side in (0, 1))
@@ -348,11 +362,12 @@ def _rate(
 
 
 def _cross_std(
-    job: JobRun, counters: Any, mtu: int, window_ns: tuple[int, int], logs: dict[Path, CounterLog]
+    job: JobRun, counters: Any, stated: Stated, window_ns: tuple[int, int], logs: dict[Path, CounterLog]
 ) -> float | str:
     """Return the standard deviation in bit/s (n - 1) of a known rate over the bins of a window, or why it is unknown.
 
-    The bins are those of `ringtap.core.schema.LOAD_BIN_NS`; the rest at the end of the window does not count.
+    The bins are those of `ringtap.core.run_directory_schema.LOAD_BIN_NS`; the rest at the end of the window does not
+    count.
     """
     if counters == ACKNOWLEDGED:
         return "the sweep recorded only the mean of what the receiver acknowledged"
@@ -361,14 +376,15 @@ def _cross_std(
     count = (window_ns[1] - window_ns[0]) // LOAD_BIN_NS
     if count < 2:
         return f"the window has fewer than two bins of {LOAD_BIN_NS / 1e9:g} s"
-    edges_ns = window_ns[0] + LOAD_BIN_NS * np.arange(count + 1)
+    edges = window_ns[0] + LOAD_BIN_NS * np.arange(count + 1)
     in_bins = np.zeros(count)
     for counter in [counters] if isinstance(counters, dict) else counters:
-        log = _log_of(job, counter, logs)
+        log, edges_ns = _log_of(job, counter, logs), job.by_node(counter["node"], edges)
         known = [each for column in columns_of(counter) if (each := _in_bins(log, column, edges_ns)) is not None]
         if len(known) < len(columns_of(counter)):
             return f"the counters of node {counter['node']} have gaps of more than a bin"
-        in_bins += [source_of(counter).to_bytes(each, mtu) for each in zip(*known, strict=True)]
+        mtu = stated_mtu(counter, *stated)
+        in_bins += [log.as_frames(counter, each, mtu) for each in zip(*known, strict=True)]
     return float(np.std(in_bins * 8e9 / LOAD_BIN_NS, ddof=1))
 
 
@@ -377,8 +393,9 @@ def _in_bins(log: CounterLog, column: str, edges_ns: Integers) -> Array | None:
     assert log.file is not None  # its growth is known
     times_ns, values = map(np.array, log.samples(column, int(edges_ns[0]), int(edges_ns[-1])))
     steps = counter_steps(values[:-1], values[1:], log.file.column(column).wraps_at_bits)
-    grown = growth(times_ns, steps, Borders(edges_ns, np.arange(len(edges_ns) - 1)))
-    return None if np.isnan(grown).any() or np.diff(times_ns).max() > np.diff(edges_ns).min() else grown
+    # each bin's own rate counts, so that a gap may be as long as a bin, however far apart samples usually are
+    grown = growth(times_ns, steps, Borders(edges_ns, np.arange(len(edges_ns) - 1)), np.diff(edges_ns))
+    return None if np.isnan(grown).any() else grown
 
 
 def _log_of(job: JobRun, counter: Mapping[str, str], logs: dict[Path, CounterLog]) -> CounterLog:

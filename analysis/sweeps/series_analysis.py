@@ -1,4 +1,4 @@
-"""Results of each series of a sweep: demand, congestion point, fits, and the bandwidth that training left unused.
+"""Analyzes each series of a sweep: demand, congestion point, fits, and bandwidth that training left unused.
 
 All numbers are in full-size units: Gbit/s and MB.
 """
@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ringtap.analysis.model.bytes_per_iteration import Demand, demand
 from ringtap.analysis.model.congestion_point import CongestionResult, find_congestion_point
-from ringtap.analysis.model.curve_point import CurveResult, find_curve_point
-from ringtap.analysis.model.demand import Demand, demand
+from ringtap.analysis.model.congestion_point_on_curve import CurveResult, find_curve_point
 from ringtap.analysis.model.fit import CongestionModel, FitResult
 from ringtap.analysis.runs.run import SweepRun
-from ringtap.analysis.statistics.arrays import Array
+from ringtap.analysis.statistics.to_arrays import Array
 from ringtap.analysis.sweeps.points import Point
 from ringtap.core.errors import UsageError
-from ringtap.core.schema import MERGE_SHARE, POINTS_JSONL, SIMULATED, VARIANTS
-from ringtap.core.sweep_plan_models import model_label
+from ringtap.core.run_directory_schema import MERGE_SHARE, POINTS_JSONL, SIMULATED, VARIANTS
+from ringtap.core.sweep_plans.training_jobs import model_label
 from ringtap.core.units import counted
 
 # Table 3.8 leaves out "very heavy" points; those of its series are at 24.7 of 25 Gbit/s
@@ -180,8 +180,8 @@ class Series:
         return item
 
 
-def analyse(sweep: SweepRun, points: Sequence[Point], max_load: float | str | None = None) -> list[Series]:
-    """Analyse each series of a sweep, whose points are as from `ringtap.analysis.sweeps.points.measure`.
+def analyze(sweep: SweepRun, points: Sequence[Point], max_load: float | str | None = None) -> list[Series]:
+    """Analyze each series of a sweep, whose points are as from `ringtap.analysis.sweeps.points.measure`.
 
     Args:
         sweep: the sweep.
@@ -244,14 +244,14 @@ def mean_difference(
 def series_of(
     points: Sequence[Point], title: str, needed: Demand, capacity: float, max_load: float | str | None
 ) -> Series:
-    """Analyse the points of one series.
+    """Analyze the points of one series.
 
     Args:
         points: the points.
         title: name of the model in reports.
         needed: data per iteration.
         capacity: full-size capacity of the bottleneck in Gbit/s.
-        max_load: as for `analyse`.
+        max_load: as for `analyze`.
     """
     used = sorted(
         (point.cross_gbps, point.mean_s, number)
@@ -311,8 +311,10 @@ def _iterations(used: Sequence[Point]) -> list[Array] | None:
 
 
 def _workers(sweep: SweepRun, points: list[Point]) -> int:
-    """Return the number of workers of a series: those in the plan, or the ranks that recorded steps."""
-    named = len(sweep.plan["topology"].get("workers") or [])
+    """Return N of equation 3.1 for a series: the ranks in the plan, or those that recorded steps."""
+    topology = sweep.plan["topology"]
+    ranks_of = {host["name"]: host.get("ranks", 1) for host in topology.get("machines") or []}
+    named = sum(ranks_of.get(name, 1) for name in topology.get("workers") or [])
     ranks = max(sweep.job(directory).ranks for directory in {point.directory for point in points})
     if named + ranks == 0:
         raise UsageError(f"{sweep.path / 'run.json'} names no workers and no rank of {points[0].series} left steps")

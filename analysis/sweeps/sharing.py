@@ -1,4 +1,4 @@
-"""Jobs that share links: iteration times alone and together, their phases, and how the links were used."""
+"""Analyzes jobs that share links: iteration times alone and together, their phases, and how the links were used."""
 
 from __future__ import annotations
 
@@ -11,30 +11,19 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from ringtap.analysis.frames import Columns, described, with_section
-from ringtap.analysis.job.iterations import aligned, merged_spans
-from ringtap.analysis.runs.apportioning import Integers
-from ringtap.analysis.runs.node_logs import NodeLogs
-from ringtap.analysis.runs.run import (
-    JobRun,
-    SweepRun,
-    find_iterations,
-    joined_iterations,
-    longest_phase,
-    map_records,
-    read_optimizers,
-    within_window,
-)
-from ringtap.analysis.statistics.arrays import Array
-from ringtap.analysis.statistics.stretches import mean_error
-from ringtap.analysis.sweeps.crux_objective import LEVEL, Computation, computation, flop_of, with_gain
-from ringtap.core.counter_log import CounterLog
+from ringtap.analysis.job.iterations_of_ranks import ddp_passes, merged_spans
+from ringtap.analysis.results_for_notebooks import Columns, described, with_section
+from ringtap.analysis.runs.run import JobRun, SweepRun, window_on_reference, within_window
+from ringtap.analysis.runs.samples_to_iterations import Integers
+from ringtap.analysis.statistics.quantiles import LEVEL
+from ringtap.analysis.statistics.short_series import mean_error
+from ringtap.analysis.statistics.to_arrays import Array
+from ringtap.analysis.sweeps.crux_objective import Computation, computation, flop_of, with_gain
+from ringtap.analysis.sweeps.points import counted_bps
+from ringtap.core.append_only_logs import read_json_lines
 from ringtap.core.errors import UsageError
-from ringtap.core.ethernet import ETHERNET_MTU
-from ringtap.core.link_counters import log_of
-from ringtap.core.records import read_json_lines
-from ringtap.core.schema import ALONE, SHARED, SHARED_JSONL
-from ringtap.core.sweep_plan_jobs import FREE
+from ringtap.core.run_directory_schema import ALONE, SHARED, SHARED_JSONL
+from ringtap.core.sweep_plans.jobs_that_share import FREE
 
 MEASURED, FLUID, MLTCP_EQUATION = "measured", "fluid model", "MLTCP's equation"
 MIN_SLIDE = 9  # phases from which a slide has an end
@@ -146,7 +135,7 @@ _POINT_COLUMNS = {
     "computation": "FLOPs per second of all jobs; None if the plan does not give the FLOPs of each.",
     "slides": "phases of all jobs but the first, measured and predicted, if the jobs were not kept.",
     "share_changes": "``ticks``, ``seconds`` and ``cpu_s`` of the thread that changed shares; None without it.",
-    "predicted_why": "reason that there is no prediction; empty if there is one, or none is due.",
+    "predicted_why": "reason that a prediction is missing; empty if none is, or none is due.",
     "phases": "one row per iteration: ``job``, ``iteration`` from 0, ``begin_s`` since the window began, "
     "``iteration_s`` to the next begin, ``pause_s`` at its end, and ``phase``: the time since the last begin of "
     "an iteration of the first job, as a share of that iteration; missing for the first job and outside its "
@@ -263,8 +252,8 @@ def sharing_tables(points: Sequence[SharingPoint]) -> dict[str, pd.DataFrame]:
 
 
 def _point(run: SweepRun, line: dict[str, Any], capacity_bps: float, alone: dict[str, _Alone]) -> SharingPoint:
-    window_ns = line["window_start_ns"], line["window_end_ns"]
     runs = [run.job(job["directory"]) for job in line["jobs"]]
+    window_ns = window_on_reference((line["window_start_ns"], line["window_end_ns"]), *runs)
     tables = [_iterations(one, window_ns) for one in runs]
     for job, table in zip(line["jobs"], tables, strict=True):
         if len(table) < 2:
@@ -282,7 +271,9 @@ def _point(run: SweepRun, line: dict[str, Any], capacity_bps: float, alone: dict
         )
         for number, job in enumerate(line["jobs"])
     )  # fmt: skip
-    rates = [_rate_bps(runs[0], port, window_ns) for port in line["ports"]]
+    stated = runs[0].info.get("bottleneck") or {}, (run.info.get("plan") or {}).get("topology") or {}
+    found = [counted_bps(runs[0], port, stated, window_ns, {}) for port in line["ports"]]
+    rates = [each if isinstance(each, str) else each[0] for each in found]
     links = tuple(_link(port, rate) for port, rate in zip(line["ports"], rates, strict=True) if "link" in port)
     known = [
         (rate / (port.get("rate_bps") or capacity_bps), rate)
@@ -309,7 +300,7 @@ def _point(run: SweepRun, line: dict[str, Any], capacity_bps: float, alone: dict
             if all(job.name in flop for job in jobs)
             else None
         ),
-        slides=_slides(runs, line) if "rule_ns" in line else (),
+        slides=_slides(runs, line, window_ns[1]) if "rule_ns" in line else (),
         share_changes=line.get("share_changes"),
         predicted_why=line.get("predicted_why", ""),
         phases=_all_phases([job.name for job in jobs], tables, window_ns[0]),
@@ -335,11 +326,7 @@ def _iterations(job: JobRun, window_ns: tuple[int, int]) -> pd.DataFrame:
     Times are those of the reference host's clock. An iteration begins when the slowest rank has ended the step before
     and its pause. Of several training phases, the longest one counts.
     """
-    nodes = {path.name: NodeLogs(path) for path in (job.path / "nodes").iterdir()}
-    optimizers = read_optimizers(dict(enumerate(job.step_files)))
-    marks, phases = find_iterations(aligned(job.steps, nodes), job.processes, optimizers)
-    if len(phases) > 1:
-        marks = marks[marks["phase"] == longest_phase(phases, joined_iterations(marks))]
+    marks = job.marks
     ranks = marks["rank"].nunique()
     by = marks.assign(begin_ns=marks["end_ns"] + marks["pause_ns"]).groupby(["stretch", "index"])
     table = by.agg(ranks=("rank", "nunique"), begin_ns=("begin_ns", "max"), pause_ns=("pause_ns", "max")).reset_index()
@@ -392,16 +379,11 @@ def _job(
 
 def _communication(job: JobRun, window_ns: tuple[int, int]) -> tuple[Integers, Integers] | None:
     """Return begins and ends of rank 0's communication in a window, by DDP's log; None without one."""
-    for path in sorted(job.path.glob("nodes/*/steps/rank0-*.ddp.rec")):
-        records = map_records(path)[1]
-        if len(records):
-            clock = NodeLogs(path.parents[1]).clock
-            begin, end = (
-                clock.on_reference(np.asarray(records[f"comm_{side}_ns"], np.int64)) for side in ("start", "end")
-            )
-            inside = (begin >= window_ns[0]) & (end <= window_ns[1]) & (end > begin)
-            if inside.any():
-                return merged_spans(begin[inside], end[inside])
+    for passes in ddp_passes(job, job.marks[job.marks["rank"] == 0]).values():
+        begin, end = (passes.loc[passes["synced"], f"comm_{side}_ns"].to_numpy(np.int64) for side in ("start", "end"))
+        inside = (begin >= window_ns[0]) & (end <= window_ns[1])
+        if inside.any():
+            return merged_spans(begin[inside], end[inside])
     return None
 
 
@@ -411,21 +393,11 @@ def _overlap(spans: Sequence[tuple[Integers, Integers] | None], number: int) -> 
     if own is None or not others or None in others:
         return None
     begin, end = merged_spans(*(np.concatenate([span[side] for span in others if span]) for side in (0, 1)))
-    edges = np.column_stack((begin, end)).ravel()
+    edges = np.column_stack((begin, end)).ravel() - own[0][0]  # floats hold differences exactly
     total = np.concatenate(([0.0], np.cumsum(end - begin)))
     until = np.column_stack((total[:-1], total[1:])).ravel()
-    shared_ns = np.interp(own[1], edges, until) - np.interp(own[0], edges, until)
+    shared_ns = np.diff([np.interp(side - own[0][0], edges, until) for side in own], axis=0)
     return float(shared_ns.sum() / (own[1] - own[0]).sum())
-
-
-def _rate_bps(job: JobRun, port: dict[str, str], window_ns: tuple[int, int]) -> float | str:
-    """Return the mean rate at a port as frames on the wire, or the reason that it is not known."""
-    mtu = int((job.info.get("bottleneck") or {}).get("mtu") or ETHERNET_MTU)
-    try:
-        log = CounterLog(job.path / "nodes" / port["node"] / log_of(port))
-        return log.frame_bytes(port, mtu, *window_ns)[0] * 8e9 / (window_ns[1] - window_ns[0])
-    except UsageError as error:
-        return str(error)
 
 
 def _add_phases(tables: Sequence[pd.DataFrame]) -> None:
@@ -441,10 +413,10 @@ def _add_phases(tables: Sequence[pd.DataFrame]) -> None:
         table["phase"] = np.where(known, phase, math.nan)
 
 
-def _slides(runs: Sequence[JobRun], line: dict[str, Any]) -> tuple[Slide, ...]:
+def _slides(runs: Sequence[JobRun], line: dict[str, Any], end_ns: int) -> tuple[Slide, ...]:
     """Return the phases of all jobs but the first from the begin of a point's rule on, measured and predicted."""
     names = [job["name"] for job in line["jobs"]]
-    whole = [_iterations(one, (0, line["window_end_ns"])) for one in runs]
+    whole = [_iterations(one, (0, end_ns)) for one in runs]
     # from the iteration on in which the rule began, and of the first job one before it
     first = [
         int((table["begin_ns"] <= line["rule_ns"]).sum()) - (1 if number else 2) for number, table in enumerate(whole)

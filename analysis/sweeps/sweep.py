@@ -1,4 +1,4 @@
-"""A sweep as tables and series, and the opening of run directories."""
+"""Opens run directories of sweeps and jobs, and presents a sweep as tables and series."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from ringtap.analysis.frames import described_table
 from ringtap.analysis.job.run import Job
+from ringtap.analysis.results_for_notebooks import described_table
 from ringtap.analysis.runs.run import JobRun, SweepRun, read_run
 from ringtap.analysis.sweeps import points
-from ringtap.analysis.sweeps.series_analysis import Series, analyse
-from ringtap.core.arguments import instance_of
+from ringtap.analysis.sweeps.series_analysis import Series, analyze
+from ringtap.core.check_api_arguments import instance_of
 from ringtap.core.errors import UsageError, did_you_mean
 from ringtap.core.units import counted
 
 if TYPE_CHECKING:
-    from ringtap.analysis.pcap.reader import Progress
+    from ringtap.analysis.pcap.scan_captures import Progress
     from ringtap.analysis.pcap.single_packets import CapturedPackets, Slice
 
 
@@ -65,7 +65,7 @@ class Sweep:
         return len(self.names)
 
     def __iter__(self) -> Iterator[Series]:
-        return iter(self._analysed.values())
+        return iter(self._analyzed.values())
 
     def __getitem__(self, name: str) -> Series:
         """Return the analysis of a series by its name.
@@ -73,11 +73,11 @@ class Sweep:
         Raises:
             UsageError: there is no such series.
         """
-        return self._analysed[self._known(name)]
+        return self._analyzed[self._known(name)]
 
     @cached_property
-    def _analysed(self) -> dict[str, Series]:
-        return {series.name: series for series in analyse(self.run, self.measured)}
+    def _analyzed(self) -> dict[str, Series]:
+        return {series.name: series for series in analyze(self.run, self.measured)}
 
     @cached_property
     def measured(self) -> list[points.Point]:

@@ -1,1 +1,1 @@
-"""Cross traffic as it was planned, sent and captured."""
+"""Compares cross traffic as it was planned, sent and captured."""

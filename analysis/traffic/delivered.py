@@ -1,24 +1,27 @@
-"""Delivered payload over time, from a capture, interface counters or a sender's log, and its instantaneous rates."""
+"""Measures delivered payload over time, from a capture, interface counters or a sender's log, and its rates."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 
 import numpy as np
 
-from ringtap.analysis.pcap.reader import scan_packets
-from ringtap.analysis.pcap.tables import flow_columns, rows_of
-from ringtap.analysis.runs.run import read_records
-from ringtap.analysis.traffic.bursts import Windows
-from ringtap.analysis.traffic.log import SenderLogs
+from ringtap.analysis.pcap.duplicates import copies_note
+from ringtap.analysis.pcap.export_scan_tables import flow_columns, rows_of
+from ringtap.analysis.pcap.scan_captures import scan_packets
+from ringtap.analysis.runs.read_binary_records import read_records
+from ringtap.analysis.runs.samples_to_iterations import Borders, counter_steps, growth, longest_gaps_ns
+from ringtap.analysis.traffic.flow_logs import SenderLogs
+from ringtap.analysis.traffic.plan_bursts import Windows
 from ringtap.core.errors import UsageError, file_errors
-from ringtap.core.ethernet import HEADER_BYTES
-from ringtap.core.flow_table import FlowTable, Integers, Numbers
-from ringtap.core.schema import FLOW_HEADER_BYTES
+from ringtap.core.ethernet import IPV4, IPV6, family_of, headers_bytes
+from ringtap.core.flow_plan_table import FlowTable, Integers, Numbers
+from ringtap.core.host_port import parse_address
+from ringtap.core.run_directory import open_log
+from ringtap.core.run_directory_schema import FLOW_HEADER_BYTES, LOAD_BIN_NS
 from ringtap.core.units import counted
 
 
@@ -61,8 +64,11 @@ class Passed:
         return np.asarray(total - FLOW_HEADER_BYTES * np.searchsorted(self.headers_at_ns, when_ns), np.float64)
 
     def between(self, edges_ns: Integers) -> Numbers:
-        """Return the payload bytes between each time and the next."""
-        return np.diff(self.until(edges_ns))
+        """Return the payload bytes between each time and the next; NaN where counters were read too rarely to tell."""
+        if self.source != "nic":
+            return np.diff(self.until(edges_ns))
+        borders = Borders(edges_ns, np.arange(len(edges_ns) - 1))
+        return growth(self.at_ns, np.diff(self.total_bytes), borders, longest_gaps_ns(borders, self.sample_ns))
 
     @property
     def sample_ns(self) -> float:
@@ -96,7 +102,7 @@ def from_capture(
     Args:
         path: a capture with the clock of the sender's host.
         destinations: ``host:port``.
-        sources: addresses; empty: any.
+        sources: addresses or names of hosts; empty: any.
         origin_ns: time of the launch, CLOCK_REALTIME.
         headers_at_ns: time after the launch at which each flow's header was sent.
 
@@ -104,7 +110,7 @@ def from_capture(
         UsageError: the file is not a capture, or contains no payload of the plan.
     """
     wanted = {end for name in destinations for end in _endpoints(name)}
-    allowed = {str(ip_address(source)) for source in sources}
+    allowed = {address for source in sources for address, _ in _endpoints(f"{source}:0", "source")}
     scanned = scan_packets(path)
     table = flow_columns(scanned.conversations, np.arange(2 * len(scanned.conversations)))
     is_of_plan = np.array(
@@ -129,7 +135,7 @@ def from_capture(
 
 
 def _capture_notes(path: Path, counts: Mapping[str, int]) -> tuple[str, ...]:
-    notes = []
+    notes = copies_note(str(path), counts)
     if counts["torn_bytes"]:
         notes.append(f"{path} ends within a packet: it was cut off after {counted(counts['packets'], 'packet')}")
     if counts["corrupt_records"]:
@@ -139,43 +145,79 @@ def _capture_notes(path: Path, counts: Mapping[str, int]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _endpoints(name: str) -> set[tuple[str, int]]:
+def _endpoints(name: str, what: str = "destination") -> set[tuple[str, int]]:
     """Return every address and port that a ``host:port`` stands for."""
-    host, _, port = name.rpartition(":")
+    host, port = parse_address(name)
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"the plan's destination {name} is not known here, so its packets cannot be found") from error
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"the plan's {what} {name} is not known here, so its packets cannot be found") from error
     return {(str(address[4][0]), int(address[4][1])) for address in found}
 
 
-def from_nic(path: Path, interface: str, origin_ns: int, until_ns: int) -> Passed:
+def _families(destinations: Collection[str]) -> set[int]:
+    """Return the families of addresses that may lead to some destinations."""
+    found = set[int]()
+    for name in destinations:
+        try:
+            found |= {family_of(address) for address, _ in _endpoints(name)}
+        except UsageError:
+            found |= {IPV4, IPV6}
+    return found
+
+
+def from_nic(path: Path, interface: str, destinations: Collection[str], launch_ns: int, until_ns: int) -> Passed:
     """Return the bytes of an interface's counters minus a header per packet, in the direction with more bytes.
 
     Args:
         path: ``nic.rec`` of the sender's host in a run directory.
         interface: name of the interface.
-        origin_ns: time of the launch, CLOCK_REALTIME.
-        until_ns: end of the comparison, after the launch.
+        destinations: ``host:port`` of the plan, whose packets have the headers of its family of addresses. If it is not
+            known, those of IPv4 are subtracted, and a note says by how much this may be too few.
+        launch_ns: time of the launch, CLOCK_MONOTONIC.
+        until_ns: time after the launch that the log must reach; what it counted in the `LOAD_BIN_NS` after it is kept.
 
     Raises:
-        UsageError: no such log or interface, or the log does not reach from the launch to the end.
+        UsageError: no such log or interface, it does not reach from the launch to that time, or a counter was reset.
     """
     with file_errors(path):
         table, torn = read_records(path)
-    if "t_ns" not in table or f"{interface}.tx_bytes" not in table:
+    if "mono_ns" not in table or f"{interface}.tx_bytes" not in table:
         known = sorted({name.rpartition(".")[0] for name in table.columns if "." in name})
         raise UsageError(f"{path} has no interface {interface!r}" + (f", but {', '.join(known)}" if known else ""))
-    at_ns = np.maximum.accumulate(table["t_ns"].to_numpy(np.int64) - origin_ns)
+    # by the clock that is never set, as the times of the sender's log are
+    at_ns = np.maximum.accumulate(table["mono_ns"].to_numpy(np.int64) - launch_ns)
     if len(at_ns) < 2 or at_ns[0] > 0 or at_ns[-1] < until_ns:
-        raise UsageError(f"{path} does not reach from the launch to the end of the plan: record around the sender")
-    delivered = {}
+        raise UsageError(
+            f"{path} does not reach from the launch to the end of the plan and its last flow: record on the sender's "
+            "host, and end the recording after the sender"
+        )
+    within = slice(np.searchsorted(at_ns, 0, "right") - 1, np.searchsorted(at_ns, until_ns + LOAD_BIN_NS) + 1)
+    at_ns, table = at_ns[within], table.iloc[within]
+    families = _families(destinations)
+    each = headers_bytes(IPV6 if families == {IPV6} else IPV4)
+    file, delivered, packets = open_log(path), {}, {}
     for direction in ("tx", "rx"):
-        columns = (table[f"{interface}.{direction}_{what}"].to_numpy(np.float64) for what in ("bytes", "packets"))
-        total, packets = (values - values[0] for values in columns)
-        delivered[direction] = np.maximum.accumulate(total - HEADER_BYTES * packets)
+        names = [f"{interface}.{direction}_{what}" for what in ("bytes", "packets")]
+        steps = [
+            counter_steps(values[:-1], values[1:], file.column(name).wraps_at_bits)
+            for name, values in ((name, table[name].to_numpy()) for name in names)
+        ]
+        if np.isnan(steps).any():
+            raise UsageError(
+                f"{path}: a {direction} counter of {interface} was reset while the plan was sent, so its growth is not "
+                "known: send it again"
+            )
+        payload = np.concatenate(([0.0], np.cumsum(steps[0] - each * steps[1])))
+        delivered[direction], packets[direction] = np.maximum.accumulate(payload), int(steps[1].sum())
     direction = max(delivered, key=lambda name: delivered[name][-1])
-    notes = [f"{interface} counted {direction}; {HEADER_BYTES} B per packet subtracted; includes all its traffic"]
+    notes = [f"{interface} counted {direction}; {each} B per packet subtracted; includes all its traffic"]
+    if len(families) != 1:
+        more = (headers_bytes(IPV6) - each) * packets[direction]
+        notes.append(
+            f"which of the {counted(packets[direction], 'packet')} are IPv6 is not known: the payload is up to "
+            f"{counted(more, 'byte')} less"
+        )
     if torn:
         notes.append(f"{path} ends in a torn record, which was dropped")
     return Passed("nic", at_ns, delivered[direction], False, np.empty(0, np.int64), tuple(notes))

@@ -1,4 +1,4 @@
-"""Figures of a flow plan and its traffic, with their numbers: B-4, B-5 and 3-8 of the thesis."""
+"""Draws a flow plan and its traffic, with their numbers: figures B-4, B-5 and 3-8 of the thesis."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from matplotlib.ticker import FuncFormatter
 
 from ringtap.analysis.plots.figure import Drawn, legend, new_figure, styled
 from ringtap.analysis.plots.style import FAINT
-from ringtap.analysis.traffic.bursts import Flags, Windows
 from ringtap.analysis.traffic.delivered import (
     COUNT,
     WIDTH,
@@ -25,7 +24,8 @@ from ringtap.analysis.traffic.delivered import (
     histogram_edges,
     moving_average,
 )
-from ringtap.core.flow_table import FlowTable, Integers
+from ringtap.analysis.traffic.plan_bursts import Flags, Windows
+from ringtap.core.flow_plan_table import FlowTable, Integers
 from ringtap.core.units import format_duration, format_rate, format_size
 
 _FLOW, _BURST, _PLAN = "#0072B2", "#E69F00", "#D55E00"

@@ -1,4 +1,4 @@
-"""Comparison of a flow plan with what was sent and what crossed the link (docs/commands/traffic-verify.md)."""
+"""Compares a flow plan with what was sent and what crossed the link (docs/commands/traffic-verify.md)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 
 from ringtap.analysis.plots.figure import Drawn
-from ringtap.analysis.traffic.bursts import Flags, Windows, burst_windows
 from ringtap.analysis.traffic.delivered import (
     InjectionRates,
     Passed,
@@ -24,16 +23,18 @@ from ringtap.analysis.traffic.delivered import (
     shown_span_ns,
     window_ns,
 )
-from ringtap.analysis.traffic.log import FAILED, FINISHED, UNFINISHED, SenderLogs, read_sent
+from ringtap.analysis.traffic.flow_logs import FAILED, FINISHED, UNFINISHED, SenderLogs, read_sent
+from ringtap.analysis.traffic.plan_bursts import Flags, Windows, burst_windows
 from ringtap.analysis.traffic.plots import plan_figure, rates_figure, trace_figure
+from ringtap.core.append_only_logs import FORMAT as RECORDS
 from ringtap.core.errors import UsageError, file_errors
-from ringtap.core.flow_table import FlowTable, Integers, Numbers, read_plan
-from ringtap.core.records import FORMAT as RECORDS
-from ringtap.core.schema import LOAD_BIN_NS, MISSED_NS, SIZE_CLASSES_BYTES
-from ringtap.core.units import counted
+from ringtap.core.flow_plan_table import FlowTable, Integers, Numbers, read_plan
+from ringtap.core.run_directory_schema import LOAD_BIN_NS, MISSED_NS, SIZE_CLASSES_BYTES
+from ringtap.core.sent_flow_log import slowdown
+from ringtap.core.units import counted, format_duration
 
 NEAR_SHARE = 0.05  # largest relative error of a window that counts as near its plan
-START_SLACK_NS = 1000  # conversion between clocks may move a logged start this far from the planned one
+_MAX_DURATION_NS = 7 * 24 * 3600 * 10**9  # its bins of 100 ms take about 1 GB
 
 
 def tally(plan: FlowTable, sent: SenderLogs) -> tuple[dict[str, Any], list[str]]:
@@ -75,7 +76,12 @@ def _other_due_time(plan: FlowTable, sent: SenderLogs, known: Flags) -> Flags:
     """Return a mask of the flows due at another time than planned; dependent flows may be due later, not earlier."""
     number = sent.flow[known]
     late = sent.intended_start_ns[known] - plan.start_ns[number]
-    return np.asarray((late < -START_SLACK_NS) | ((late > START_SLACK_NS) & (plan.after[number] < 0)))
+    return np.asarray((late < 0) | ((late > 0) & (plan.waits[number] == 0)))
+
+
+def compared_ns(plan: FlowTable, sent: SenderLogs) -> int:
+    """Return the time from the launch to the end of the plan or the last finish, whichever is later."""
+    return max(plan.duration_ns, sent.last_ns)
 
 
 def load(plan: FlowTable, sent: SenderLogs, log: Passed, wire: Passed | None) -> tuple[dict[str, Any], pd.DataFrame]:
@@ -93,7 +99,8 @@ def load(plan: FlowTable, sent: SenderLogs, log: Passed, wire: Passed | None) ->
     table = pd.DataFrame({"start_s": edges[:-1] / 1e9, "end_s": edges[1:] / 1e9})
     for name, values in sums.items():
         table[f"{name}_bps"] = values * 8 / widths_s
-    elapsed_s = max(plan.duration_ns, sent.last_ns) / 1e9
+    end_ns = compared_ns(plan, sent)
+    elapsed_s = end_ns / 1e9
     received = int(sent.received_bytes.sum())
     whole: dict[str, Any] = {
         "offered_bps": plan.load_bps,
@@ -102,7 +109,7 @@ def load(plan: FlowTable, sent: SenderLogs, log: Passed, wire: Passed | None) ->
     }
     whole["error"] = _ratio(whole["achieved_bps"] - plan.load_bps, plan.load_bps)
     if wire is not None:
-        passed = float(wire.until(np.array([max(plan.duration_ns, sent.last_ns) + LOAD_BIN_NS]))[0])
+        passed = float(wire.until(np.array([end_ns + LOAD_BIN_NS]))[0])
         whole |= {f"{wire.source}_bytes": passed, f"{wire.source}_error": _ratio(passed - received, received)}
     bins = {name: _errors(table[f"{name}_bps"].to_numpy(), table["offered_bps"].to_numpy()) for name in list(sums)[1:]}
     return {"whole": whole, "bins_100ms": bins}, table
@@ -117,9 +124,11 @@ def _due(plan: FlowTable, sent: SenderLogs) -> Integers:
 
 
 def _errors(values: Numbers, offered: Numbers) -> dict[str, float | None]:
-    """Return the greatest and the root-mean-square difference, relative to the mean offered load."""
-    off, mean = values - offered, float(offered.mean()) if len(offered) else 0.0
-    greatest, square = (float(np.abs(off).max()), float(np.sqrt((off**2).mean()))) if len(off) else (0.0, 0.0)
+    """Return the greatest and the root-mean-square difference of known values, relative to the mean offered load."""
+    off, mean = (values - offered)[~np.isnan(values)], float(offered.mean()) if len(offered) else 0.0
+    if not len(off):
+        return {"error_max": None, "error_rms": None}
+    greatest, square = float(np.abs(off).max()), float(np.sqrt((off**2).mean()))
     return {"error_max": _ratio(greatest, mean), "error_rms": _ratio(square, mean)}
 
 
@@ -140,19 +149,17 @@ def lateness(sent: SenderLogs) -> dict[str, Any]:
 
 def completion(sent: SenderLogs, line_rate_bps: float | None, baseline: SenderLogs | None) -> pd.DataFrame:
     """Return completion times, slowdowns and congestion impact factors, for all finished flows and per size class."""
-    times, sizes = sent.completion_s()
-    alone = None if baseline is None else baseline.completion_s()
-    rtts = sent.rtt_us[(sent.state == FINISHED) & (sent.rtt_us > 0)]
-    base_s = float(rtts.min()) / 1e6 if len(rtts) else 0.0
+    times_s, sizes = sent.completion_ns / 1e9, sent.size_bytes[sent.completed]
+    alone = None if baseline is None else (baseline.completion_ns / 1e9, baseline.size_bytes[baseline.completed])
+    slower, slower_sizes = _slowdowns(sent, line_rate_bps)
     ends = [0, *(most for most in SIZE_CLASSES_BYTES if most is not None)]
     classes: list[tuple[int, int | None]] = [(0, None), *zip(ends, SIZE_CLASSES_BYTES, strict=True)]
     rows = []
     for least, most in classes:
         chosen = _in_class(sizes, least, most)
         row: dict[str, Any] = {"from_bytes": least, "to_bytes": most, "flows": int(chosen.sum())}
-        row |= _summary("fct", times[chosen], "_s")
-        ideal = base_s + sizes[chosen] * 8 / line_rate_bps if line_rate_bps else np.full(int(chosen.sum()), np.nan)
-        row |= _summary("slowdown", times[chosen] / ideal if line_rate_bps else np.empty(0), "")
+        row |= _summary("fct", times_s[chosen], "_s")
+        row |= _summary("slowdown", slower[_in_class(slower_sizes, least, most)], "")
         before = np.empty(0) if alone is None else alone[0][_in_class(alone[1], least, most)]
         reference = _summary("fct", before, "_s")
         for name in ("mean", "p99"):
@@ -160,6 +167,14 @@ def completion(sent: SenderLogs, line_rate_bps: float | None, baseline: SenderLo
             row[f"congestion_impact_{name}"] = value / base if value is not None and base else None
         rows.append(row)
     return pd.DataFrame(rows).astype({"to_bytes": "Int64"})
+
+
+def _slowdowns(sent: SenderLogs, line_rate_bps: float | None) -> tuple[Numbers, Integers]:
+    """Return slowdowns and sizes of the completed flows whose connections' smallest round-trip times are known."""
+    min_rtt_us = sent.min_rtt_us[sent.completed]
+    known = min_rtt_us > 0 if line_rate_bps else np.zeros(len(min_rtt_us), bool)
+    sizes = sent.size_bytes[sent.completed][known]
+    return slowdown(sent.completion_ns[known], sizes, min_rtt_us[known], line_rate_bps or 1.0), sizes
 
 
 def _in_class(sizes: Integers, least: int, most: int | None) -> Flags:
@@ -272,9 +287,18 @@ def verify(
     plan = written
     if plan.kind == "workload":  # the duration is only a limit: a replay ends with its last message
         plan = replace(written, header=written.header | {"duration_ns": max(1, min(sent.last_ns, written.duration_ns))})
+    if plan.duration_ns > _MAX_DURATION_NS:
+        raise UsageError(
+            f"{plan_file} lasts {format_duration(plan.duration_ns / 1e9)}: plans of a week at most are compared, in "
+            "bins of 100 ms; cut it into shorter plans"
+        )
     baseline = None if baseline_log is None else read_sent([baseline_log])
     log, windows = from_log(sent), burst_windows(plan)
-    wire = None if nic is None else from_nic(*nic, sent.origin_ns, plan.duration_ns)
+    wire = None
+    if nic is not None:
+        if sent.origin_monotonic_ns is None:
+            raise UsageError(f"{logs[0]} lacks origin_monotonic_ns, the launch by the clock of counters: send anew")
+        wire = from_nic(*nic, plan.destinations, sent.origin_monotonic_ns, compared_ns(plan, sent))
     if capture is not None:
         headers = sent.first_byte_ns[sent.moved]
         wire = from_capture(capture, plan.destinations, plan.sources, sent.origin_ns, headers)
@@ -293,7 +317,7 @@ def verify(
     head |= {
         "as_planned": not deviations,
         "deviations": deviations,
-        "notes": _notes(written, sent, baseline, wire, offset_us),
+        "notes": _notes(written, sent, baseline, wire, offset_us) + _slowdown_notes(sent, line_rate_bps),
     }
     compared = None if compare is None else _compared(compare, plan)
     return Verified(head | data, tables, deviations, plan, windows, wire or log, compared)
@@ -324,6 +348,14 @@ def _notes(
     if (plan.size_bytes == 0).any():
         notes.append("open-ended flows count in the achieved load, but not in the offered load")
     return notes
+
+
+def _slowdown_notes(sent: SenderLogs, line_rate_bps: float | None) -> list[str]:
+    unknown, done = int((sent.min_rtt_us[sent.completed] == 0).sum()), int(sent.completed.sum())
+    if not line_rate_bps or not unknown:
+        return []
+    which = f"{unknown} of {counted(done, 'finished flow')}"
+    return [f"the smallest round-trip time of {which} is not in the log, so that slowdowns are without them"]
 
 
 def _compared(path: Path, plan: FlowTable) -> tuple[str, Passed, int]:

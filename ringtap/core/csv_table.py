@@ -1,4 +1,4 @@
-"""Tables that users give, with commas between cells and points in decimals; no row has more cells than the header.
+"""Reads tables that users give, with commas between cells and decimal points; refuses rows longer than the header.
 
 A decimal comma would otherwise divide a number, and move every cell behind it into the wrong column.
 """

@@ -1,4 +1,4 @@
-"""Errors that ringtap shows its user: one sentence each, with a documented exit code."""
+"""Defines the errors that ringtap shows its user: one sentence each, with a documented exit code."""
 
 from __future__ import annotations
 

@@ -1,17 +1,12 @@
-"""The format of flow plans: a line of JSON, then one line per flow (docs/commands/traffic-plans.md).
+"""Defines the format of flow plans: a line of JSON, then one line per flow (docs/commands/traffic-plans.md).
 
 Version 1 had no ``source`` and no ``after``, version 2 one flow in ``after`` and no computations.
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any, NamedTuple
-
-from ringtap.core.errors import UsageError, file_errors
-from ringtap.core.json_validation import NewerFormatError
-from ringtap.core.run_files import open_regular
+from collections.abc import Mapping
+from typing import NamedTuple
 
 FORMAT = "ringtap-flow-plan"
 VERSION = 3
@@ -26,6 +21,7 @@ COLUMNS = {
 MAX_HEADER_BYTES = 2**24
 # The largest number that a plan or a log holds: times, sizes and their sums are signed 64-bit integers
 MAX_INT64 = 2**63 - 1
+MAX_FLOW_BYTES = 2**62 - 1  # the two bits above are flags of the protocol between sender and receiver
 
 # Flow lists of HPCC's traffic_gen: the number of flows, then one line per flow with these columns, sorted by start
 FLOW_LIST_COLUMNS = ("src", "dst", "priority", "dport", "bytes", "start_s")
@@ -73,32 +69,24 @@ def flow_list_line(source: int, destination: int, port: int, size_bytes: int, st
     return f"{source} {destination} {_FLOW_LIST_PRIORITY} {port} {size_bytes} {seconds}.{rest_ns:09d}"
 
 
-def read_header(path: Path) -> dict[str, Any]:
-    """Read the first line of a plan file, and check its format and version.
+# Numbers of a header's ``transport`` by name: smallest and largest value, and the range in words
+_TRANSPORT_NUMBERS = {
+    "dscp": (0, 63, "from 0 to 63"),
+    "send_buffer_bytes": (1, 2**31 - 1, "from 1 byte to 2 GiB"),
+    "pacing_bps": (1, MAX_INT64, "1 bit/s or more"),
+}
 
-    Raises:
-        UsageError: the file cannot be read, is not a plan, has a newer version, or repeats a key in its header.
-    """
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name, value in pairs:
-            if name in found:
-                raise UsageError(f"{path} line 1: the header names {name!r} twice")
-            found[name] = value
-        return found
-
-    with file_errors(path), open_regular(path) as file:
-        line = file.readline(MAX_HEADER_BYTES)
-    try:
-        header = json.loads(line, object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not a flow plan: line 1 is not JSON") from error
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise UsageError(f"{path} is not a flow plan: line 1 does not say format {FORMAT!r}")
-    version = header.get("version")
-    if type(version) is not int or version < 1:
-        raise UsageError(f"{path} line 1: version must be a whole number from 1 to {VERSION}")
-    if version > VERSION:
-        raise NewerFormatError(path, header.get("ringtap"), version, VERSION)
-    return header
+def transport_problem(values: Mapping[str, object]) -> tuple[str, str] | None:
+    """Return the first option of a plan's ``transport`` that cannot be used, and what it must be; None if all can."""
+    for name, value in values.items():
+        if name == "congestion_control":
+            if not isinstance(value, str) or not value.isprintable() or value.split() != [value]:
+                return name, "must be a name"
+        elif name not in _TRANSPORT_NUMBERS:
+            return name, f"is none of congestion_control, {', '.join(_TRANSPORT_NUMBERS)}"
+        else:
+            least, most, words = _TRANSPORT_NUMBERS[name]
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+                return name, f"must be {words}"
+    return None

@@ -1,4 +1,4 @@
-"""Source of this installation of ringtap, the command that adds a missing package to it, and the examples in it.
+"""Describes this installation of ringtap: the command that adds a missing package to it, its folders and examples.
 
 No package index offers ringtap, so pip needs more than its name.
 """

@@ -1,4 +1,4 @@
-"""Validation of JSON from elsewhere: parsing within bounds, and a check of the shape that its reader relies on.
+"""Validates JSON from elsewhere: parses it within bounds, and checks the shape that its reader relies on.
 
 A shape is a type (``str``, ``int``, ``float``, ``bool``, ``dict``), None, `Number`, `Text`, a list with the shape of
 its items, an object with the shape of each key (``"key?"`` may be absent; ``str`` stands for every other key), or a
@@ -16,7 +16,7 @@ from typing import Any
 
 import ringtap
 from ringtap.core.errors import UsageError
-from ringtap.core.run_files import MAX_BYTES, open_regular
+from ringtap.core.untrusted_files import MAX_BYTES, open_regular
 
 _MAX_DEPTH = 64
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")

@@ -1,4 +1,4 @@
-"""Extensions of installed packages: entry points of the groups below, found when a name is not one of ringtap's own."""
+"""Finds and loads extensions of installed packages, by entry points, for names that are not ringtap's own."""
 
 from __future__ import annotations
 

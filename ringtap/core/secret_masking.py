@@ -1,4 +1,4 @@
-"""Secrets in command lines and environments: found by the names of options and variables, and masked for records."""
+"""Masks secrets in command lines and environments for records, by the names of options and variables."""
 
 from __future__ import annotations
 

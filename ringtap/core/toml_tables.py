@@ -1,4 +1,4 @@
-"""Tables of a plan, from a file or a dict, read key by key; errors name the line of a file (docs/reference/plan.md)."""
+"""Reads the tables of a plan, of a file or a dict, key by key; errors name the file's line (docs/reference/plan.md)."""
 
 from __future__ import annotations
 

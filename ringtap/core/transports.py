@@ -1,4 +1,4 @@
-"""Transports of training traffic: their labels in plans, and the environment variables that select them."""
+"""Lists the transports of training traffic: their labels in plans, and the environment variables that select them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parsing and formatting of rates, sizes and durations.
+"""Parses and formats rates, sizes and durations.
 
 Rates are bits per second (``250mbit``, ``25gbit``), sizes bytes (``1MB`` is 10^6, ``1MiB`` 2^20), durations
 seconds (``370ms``). Decimal prefixes throughout, as the thesis reports them.

@@ -5,6 +5,7 @@ Run as a program, it reads jobs, one JSON object per line, and answers each with
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -21,8 +22,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
+HOOK = Path(__file__).resolve().parents[2] / "agents" / "hook"
+NODE = "here"
 # a folder on the PYTHONPATH of a job, for interpreters that start and end sooner
 QUICK = str(Path(__file__).with_name("quick"))
+# a command under ringtap run: it says what it was given to record, and ends when it is told so
+_WAITS = "env | grep -E '^(RINGTAP_|PYTHONPATH=|KINETO_)'; echo; read -r _"
 RANKS = """
 for rank in $(seq 0 $((WORLD_SIZE - 1))); do RANK=$rank LOCAL_RANK=$rank "$@" & pids="$pids $!"; done
 for pid in $pids; do wait $pid || exit; done
@@ -99,6 +104,67 @@ def warm_interpreter(**variables: str) -> Iterator[WarmInterpreter]:
             os.killpg(process.pid, signal.SIGKILL)  # with ranks of a job that did not end
 
 
+@dataclass
+class RecordedInterpreter:
+    """An interpreter that loaded the hook before it imported torch, as a job's does, and forks the ranks of jobs.
+
+    The hook reads once where to record, so that this is a link, which leads to the run of each job in turn.
+    """
+
+    interpreter: WarmInterpreter
+    link: Path
+
+    def record_into(self, run: Path) -> None:
+        self.link.unlink(missing_ok=True)
+        self.link.symlink_to(run)
+
+    def run(
+        self, options: list[str], script: list[str], run: Path, env: dict[str, str], ranks: int
+    ) -> tuple[str, str, str]:
+        """Run a script with arguments in the run's parent folder, under ``ringtap run``.
+
+        Args:
+            options: of ``ringtap run``.
+            script: its path and arguments.
+            run: its run directory.
+            env: its environment.
+            ranks: number of ranks; with 0, the script runs once and has no rank.
+
+        Returns:
+            Output and errors of the script, and errors of ``ringtap run``.
+        """
+        self.record_into(run)
+        words = [sys.executable, "-m", "ringtap", "run", *options, "--node", NODE, "-o", str(run), "--"]
+        with subprocess.Popen(
+            [*words, "sh", "-c", _WAITS], cwd=run.parent, env=env, text=True, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        ) as supervisor:  # fmt: skip
+            try:
+                assert supervisor.stdout
+                given = dict(line.rstrip("\n").split("=", 1) for line in iter(supervisor.stdout.readline, "\n"))
+                output, errors = self.interpreter.run(script, run.parent, env | given, ranks)
+                said = supervisor.communicate("\n", timeout=60)[1]
+            finally:
+                if supervisor.poll() is None:
+                    os.killpg(supervisor.pid, signal.SIGKILL)
+        assert supervisor.returncode == 0, said
+        return output, errors, said
+
+
+def recording(run: Path, hook: Path = HOOK, *packages: str) -> dict[str, str]:
+    """The variables by which an agent makes a job record into ``run``."""
+    env = {"RINGTAP_RUN": str(run), "RINGTAP_NODE": NODE, "RINGTAP_HOST": os.uname().nodename}
+    return env | {"RINGTAP_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join([str(hook), *packages, QUICK])}
+
+
+@contextmanager
+def recorded_interpreter(folder: Path, collect: str | None = None) -> Iterator[RecordedInterpreter]:
+    """An interpreter whose hook records all but profiles, or what is named."""
+    link = folder / "run"
+    with warm_interpreter(**recording(link) | ({"RINGTAP_COLLECT": collect} if collect else {})) as interpreter:
+        yield RecordedInterpreter(interpreter, link)
+
+
 def fork(job: dict[str, Any], env: dict[str, str]) -> int:
     """Start a rank; return its process."""
     pid = os.fork()
@@ -106,6 +172,10 @@ def fork(job: dict[str, Any], env: dict[str, str]) -> int:
         return pid
     for name, number in (("output", 1), ("errors", 2)):
         os.dup2(os.open(Path(job["folder"]) / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    profiler = sys.modules.get("ringtap_hook.layer_profiler")
+    if profiler:  # it leaves alone what a job forks, but the job begins here
+        profiler._PROFILER._is_over = False
+    atexit._clear()
     os.environ.clear()
     os.environ.update(env)
     os.chdir(job["folder"])
@@ -117,6 +187,7 @@ def fork(job: dict[str, Any], env: dict[str, str]) -> int:
         code = 0
     except BaseException:
         traceback.print_exc()
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     os._exit(code)  # at once: to take torch's modules down takes a second
 

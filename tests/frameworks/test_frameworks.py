@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -19,23 +18,16 @@ from typing import Any
 
 import pytest
 
-from ringtap.core.records import RecordFile, open_records, read_json_lines
-from tests.frameworks.ranks import QUICK, WarmInterpreter, launch, warm_interpreter
+from ringtap.core.append_only_logs import RecordFile, open_records, read_json_lines
+from tests.frameworks.ranks import HOOK, QUICK, RecordedInterpreter, WarmInterpreter, launch, recording
 
 pytestmark = [pytest.mark.shares, pytest.mark.together("frameworks")]
 
 JOBS = Path(__file__).resolve().parent / "jobs"
 ROOT = Path(__file__).resolve().parents[2]
-HOOK = ROOT / "agents" / "hook"
 SITE = sysconfig.get_path("purelib")
 LIMIT_S = 200
 STEP, SKIPPED, MARK = 0, 1, 2
-
-
-def recording(run: Path, hook: Path = HOOK, *packages: str) -> dict[str, str]:
-    """The variables by which an agent makes a job record into ``run``."""
-    env = {"RINGTAP_RUN": str(run), "RINGTAP_NODE": "here", "RINGTAP_HOST": os.uname().nodename}
-    return env | {"RINGTAP_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join([str(hook), *packages, QUICK])}
 
 
 @dataclass
@@ -108,21 +100,15 @@ def files(run: Path, suffix: str = ".rec") -> dict[int, RecordFile]:
 
 @dataclass
 class Both:
-    """Interpreters that have imported torch: a bare one, and one that loaded the hook before, as a job's does.
-
-    The hook reads once where to record, so that this is a link, which leads to the run of each job in turn.
-    """
+    """Interpreters that have imported torch: a bare one, and one that loaded the hook before, as a job's does."""
 
     plain: WarmInterpreter
-    recorded: WarmInterpreter
-    link: Path
+    recorded: RecordedInterpreter
 
 
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory, warm: WarmInterpreter) -> Iterator[Both]:
-    link = tmp_path_factory.mktemp("warm") / "run"
-    with warm_interpreter(**recording(link)) as recorded:
-        yield Both(warm, recorded, link)
+@pytest.fixture
+def both(warm: WarmInterpreter, hooked: RecordedInterpreter) -> Both:
+    return Both(warm, hooked)
 
 
 def record_pair(job: Job, folder: Path, both: Both | None) -> list[str]:
@@ -135,10 +121,9 @@ def record_pair(job: Job, folder: Path, both: Both | None) -> list[str]:
         expected = job.run(plain, None)
     if both and not job.torchrun:
         run.mkdir()
-        both.link.unlink(missing_ok=True)
-        both.link.symlink_to(run)
+        both.recorded.record_into(run)
         env = job.bare(with_hook) | recording(run)
-        recorded = lines(*both.recorded.run(script, with_hook, env, job.ranks, job.imports))
+        recorded = lines(*both.recorded.interpreter.run(script, with_hook, env, job.ranks, job.imports))
     else:
         recorded = job.run(with_hook, run)
     assert expected, "the job says nothing of its result"

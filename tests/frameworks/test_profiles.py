@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ import pytest
 from ringtap.core.errors import UsageError
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.lowering import Algorithms, lower
-from ringtap.workload.profile import RankProfile, profile_workload, read_profiles
 from ringtap.workload.scaling import Scaling, scale
 from ringtap.workload.workload import Workload, carried_out_as, kind_of, peer_of, read_workload, size_of
-from tests.frameworks.ranks import WarmInterpreter, launch, quick
+from ringtap.workload.workload_from_profile import RankProfile, profile_workload, read_profiles
+from tests.frameworks.ranks import RecordedInterpreter, WarmInterpreter, launch, quick, recorded_interpreter
 
 pytestmark = [pytest.mark.shares, pytest.mark.together("frameworks")]
 
+COLLECT = ["--collect", "none", "--profile"]
 JOB = Path(__file__).resolve().parent / "jobs" / "profiled.py"
 RINGTAP = [sys.executable, "-m", "ringtap"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -62,12 +64,30 @@ def run(command: list[str], code: int = 0) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def profiled(
-    folder: Path, kind: str, iterations: int = 30, code: int = 0, torchrun: bool = False, ranks: int = 2
-) -> Profiled:
-    command = [*RINGTAP, "run", "--collect", "none", "--profile", "-o", str(folder / "run"), "--"]
-    job = [str(JOB), kind, str(iterations)]
-    done = run([*command, *(TORCHRUN + job if torchrun else launch(ranks, sys.executable, *job))], code)
+@dataclass(frozen=True)
+class Profiling:
+    """Profiles jobs of ranks that need not import torch."""
+
+    interpreter: RecordedInterpreter
+
+    def __call__(self, folder: Path, kind: str, iterations: int = 30, ranks: int = 2) -> Profiled:
+        folder.mkdir(exist_ok=True)
+        job, path = [str(JOB), kind, str(iterations)], folder / "run"
+        output, errors, said = self.interpreter.run(COLLECT, job, path, environment(), ranks)
+        assert "USDT" not in errors, "PyTorch's profiler prints"
+        return Profiled(kind, output, said, path)
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Profiling]:
+    with recorded_interpreter(tmp_path_factory.mktemp("warm"), "steps,profile") as found:
+        yield Profiling(found)
+
+
+def launched(folder: Path, kind: str, launcher: list[str], code: int = 0) -> Profiled:
+    """Profile a job of ranks as a user starts them."""
+    command = [*RINGTAP, "run", *COLLECT, "-o", str(folder / "run"), "--"]
+    done = run([*command, *launcher, str(JOB), kind, "30"], code)
     assert "USDT" not in done.stderr, "PyTorch's profiler prints"
     return Profiled(kind, done.stdout, done.stderr, folder / "run")
 
@@ -85,7 +105,7 @@ def communication(trace: list[Node]) -> list[tuple[object, int]]:
 
 @pytest.fixture(scope="module")
 def ddp(tmp_path_factory: pytest.TempPathFactory) -> Profiled:
-    return profiled(tmp_path_factory.mktemp("ddp"), "ddp", torchrun=True)
+    return launched(tmp_path_factory.mktemp("ddp"), "ddp", TORCHRUN)
 
 
 def check_unharmed(done: Profiled, warm: WarmInterpreter) -> None:
@@ -113,7 +133,9 @@ def test_buckets_of_ddp(ddp: Profiled, warm: WarmInterpreter) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fsdp", "fully_shard"])
-def test_shards_are_gathered_and_scattered(tmp_path: Path, warm: WarmInterpreter, kind: str) -> None:
+def test_shards_are_gathered_and_scattered(
+    profiled: Profiling, tmp_path: Path, warm: WarmInterpreter, kind: str
+) -> None:
     done = profiled(tmp_path, kind)
     check_unharmed(done, warm)
     workload = done.workload
@@ -137,7 +159,7 @@ def test_shards_are_gathered_and_scattered(tmp_path: Path, warm: WarmInterpreter
     assert [size for _, size in found] == pytest.approx([size for _, size in own], rel=0.001)
 
 
-def test_plain_collectives(tmp_path: Path, warm: WarmInterpreter) -> None:
+def test_plain_collectives(profiled: Profiling, tmp_path: Path, warm: WarmInterpreter) -> None:
     done = profiled(tmp_path, "collectives")
     check_unharmed(done, warm)
     trace = done.workload.traces[0]
@@ -155,7 +177,7 @@ def test_plain_collectives(tmp_path: Path, warm: WarmInterpreter) -> None:
     assert any(barrier.id in node.deps for node in trace if barrier.id < node.id <= optimizer.id)
 
 
-def test_two_stages_of_a_pipeline(tmp_path: Path, warm: WarmInterpreter) -> None:
+def test_two_stages_of_a_pipeline(profiled: Profiling, tmp_path: Path, warm: WarmInterpreter) -> None:
     done = profiled(tmp_path, "pipeline")
     check_unharmed(done, warm)
     first, second = (communication(trace) for trace in done.workload.traces)
@@ -165,7 +187,7 @@ def test_two_stages_of_a_pipeline(tmp_path: Path, warm: WarmInterpreter) -> None
     assert done.workload.about["compute_s"] < done.workload.about["iteration_s"]
 
 
-def test_a_compiled_job_is_not_compiled_anew(tmp_path: Path, warm: WarmInterpreter) -> None:
+def test_a_compiled_job_is_not_compiled_anew(profiled: Profiling, tmp_path: Path, warm: WarmInterpreter) -> None:
     done = profiled(tmp_path, "compiled")
     check_unharmed(done, warm)
     trace = done.workload.traces[0]
@@ -175,7 +197,7 @@ def test_a_compiled_job_is_not_compiled_anew(tmp_path: Path, warm: WarmInterpret
 
 
 @pytest.mark.parametrize("kind", ["scale_model", "wide_resnet"])
-def test_bytes_and_order_of_known_models(tmp_path: Path, kind: str) -> None:
+def test_bytes_and_order_of_known_models(profiled: Profiling, tmp_path: Path, kind: str) -> None:
     done = profiled(tmp_path, kind)
     profiles, workload = done.profiles, done.workload
     count = 255_570 if kind == "scale_model" else 77_562
@@ -199,18 +221,24 @@ def test_bytes_and_order_of_known_models(tmp_path: Path, kind: str) -> None:
     assert sum(map(size_of, messages)) == pytest.approx(sent - headers, rel=1e-3)
 
 
-def test_a_job_that_profiles_itself_keeps_its_profiler(tmp_path: Path, warm: WarmInterpreter) -> None:
+def test_a_job_that_profiles_itself_keeps_its_profiler(
+    profiled: Profiling, tmp_path: Path, warm: WarmInterpreter
+) -> None:
     done = profiled(tmp_path, "profiles_itself")
     check_unharmed(done, warm)
     # the iterations before the job's own profiler, in which ringtap's saw the collectives
     assert [size for _, size in communication(done.workload.traces[0])] == [4 * PARAMETERS]
 
 
-def test_uneven_all_to_alls_have_the_bytes_to_each_rank(tmp_path: Path, warm: WarmInterpreter) -> None:
+def test_uneven_all_to_alls_have_the_bytes_to_each_rank(
+    profiled: Profiling, tmp_path: Path, warm: WarmInterpreter
+) -> None:
     """The first recorded iteration is the fourth one: of 32 rows of 32 bytes, rank 0 gets 3 and 13."""
     done = profiled(tmp_path, "experts")
     check_unharmed(done, warm)
-    assert done.workload.about["typical_share"] == 1.0
+    # Sizes repeat after 16 iterations: if they told iterations apart, no more than 2 of 20 would be alike. On a busy
+    # machine, 1 of 20 was once seen to differ in something else.
+    assert done.workload.about["typical_share"] >= 0.8
     for trace, rows in zip(done.workload.traces, ([3, 29], [13, 19]), strict=True):
         assert communication(trace) == [(Collective.ALL_TO_ALL, 1024)]
         splits = [node.attributes["comm_split_bytes"] for node in trace if node.type == NodeType.COMM_COLL]
@@ -219,7 +247,7 @@ def test_uneven_all_to_alls_have_the_bytes_to_each_rank(tmp_path: Path, warm: Wa
 
 @pytest.mark.alone(2)
 def test_a_trace_of_the_profiler_of_pytorch_gives_the_same_workload(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    profiled: Profiling, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRACES", str(tmp_path))
     done = profiled(tmp_path, "traces_itself", 20)
@@ -260,7 +288,7 @@ def test_iterations_of_several_optimizers_are_marked_or_refused(tmp_path: Path) 
 
 
 def test_a_killed_job_keeps_what_was_recorded(tmp_path: Path) -> None:
-    done = profiled(tmp_path, "is_killed", code=1)
+    done = launched(tmp_path, "is_killed", launch(2, sys.executable), code=1)
     assert len(done.profiles[0].iterations) == 7  # of ten, three of warm-up
     made = run([*RINGTAP, "workload", "new", "--run", str(done.path), "-o", str(tmp_path / "w")], code=2)
     assert "has no communication of DDP" in made.stderr

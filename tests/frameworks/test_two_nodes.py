@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.agents.testbed.launch import RunningTestbed
+from ringtap.agents.testbed.start_testbed import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.core.records import RecordFile, open_records
+from ringtap.core.append_only_logs import RecordFile, open_records
 from tests.frameworks.ranks import QUICK
 
 pytestmark = [pytest.mark.shares, pytest.mark.together("frameworks"), pytest.mark.usefixtures("unchanged_machine")]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ringtap.core.models import PROFILES
-from ringtap.core.records import Field, JsonLinesWriter, RecordWriter
-from ringtap.core.rundir import RunDirectory, write_json
+from ringtap.core.append_only_logs import Field, JsonLinesWriter, RecordWriter
+from ringtap.core.run_directory import RunDirectory, write_json
+from ringtap.core.thesis_neural_networks import PROFILES
 
 SCALE, CAPACITY_BPS = 100.0, 250_000_000
 START_NS = 1_700_000_000_123_456_789

@@ -7,8 +7,8 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ringtap.core.records import Field, JsonLinesWriter, RecordWriter
-from ringtap.core.rundir import RunDirectory, write_json
+from ringtap.core.append_only_logs import Field, JsonLinesWriter, RecordWriter
+from ringtap.core.run_directory import RunDirectory, write_json
 
 START_NS = 1_700_000_000_000_000_000
 MS = 1_000_000
@@ -149,6 +149,7 @@ class Truth:
     network_ms: int = 20  # exposed communication of the slowest rank
     gradient_bytes: int = 4_000_000
     cross_bytes: int = 1_000_000  # an iteration
+    resent_bytes: int | None = None  # that rank 0 sends again in an iteration; None: 1448 of each million
     every_ms: int = 10
     busy_ms: tuple[float, ...] = ()  # in an iteration, of each rank's connection to the next one; () if not recorded
     offsets_ns: tuple[int, ...] = (0, 5_000_000)
@@ -226,7 +227,8 @@ def _write_network(node: Node, nodes: list[Node], rank: int, truth: Truth) -> No
         share = moved_share(t_ms, truth)
         ring = round(share * truth.rank_bytes)
         crossed = round(truth.cross_bytes * min(max(0.0, (t_ms - 50) / truth.iteration_ms), truth.iterations))
-        again = 1448 * (ring // 1_000_000) if rank == 0 else 0
+        again = 1448 * (ring // 1_000_000) if truth.resent_bytes is None else round(share * truth.resent_bytes)
+        again = again if rank == 0 else 0
         ring_out.counters = {
             "bytes_acked": 10_000 + ring,
             "bytes_retrans": again,
@@ -251,12 +253,30 @@ def _write_network(node: Node, nodes: list[Node], rank: int, truth: Truth) -> No
 
 
 def pcap(path: Path, packets: list[tuple[int, tuple[str, int], tuple[str, int], int]]) -> None:
-    """A capture of Ethernet frames with IPv4 and TCP; packets are (time in ns, source, destination, payload)."""
+    """A capture of Ethernet frames with IPv4 and TCP; packets are (time in ns, source, destination, payload).
+
+    Each packet continues its flow, and has its number as identification. A negative payload repeats that many bytes.
+    """
     data = struct.pack("<IHHiIII", 0xA1B23C4D, 2, 4, 0, 0, 128, 1)
-    for t_ns, source, destination, payload in packets:
+    following: dict[tuple[object, ...], int] = {}
+    for number, (t_ns, source, destination, amount) in enumerate(packets):
+        payload, sent = abs(amount), following.get((source, destination), 0)
+        sequence = sent + min(amount, 0)
+        following[source, destination] = sequence + payload
         ends = b"".join(bytes(map(int, end[0].split("."))) for end in (source, destination))
-        frame = b"\0" * 12 + b"\x08\x00" + struct.pack(">BBHHHBBH", 0x45, 0, 40 + payload, 0, 0, 64, 6, 0) + ends
-        frame += struct.pack(">HHIIBBHHH", source[1], destination[1], 0, 0, 0x50, 16, 0, 0, 0)
+        ip = struct.pack(">BBHHHBBH", 0x45, 0, 40 + payload, number % 2**16, 0, 64, 6, 0)
+        frame = b"\0" * 12 + b"\x08\x00" + ip + ends
+        frame += struct.pack(">HHIIBBHHH", source[1], destination[1], sequence % 2**32, 0, 0x50, 16, 0, 0, 0)
         data += struct.pack("<IIII", t_ns // 10**9, t_ns % 10**9, len(frame), len(frame) + payload) + frame
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
+
+
+def captured_twice(data: bytes) -> bytes:
+    """A pcap file whose packets were all captured at two interfaces."""
+    made, at = data[:24], 24
+    while at < len(data):
+        size = 16 + struct.unpack_from("<I", data, at + 8)[0]
+        made += 2 * data[at : at + size]
+        at += size
+    return made

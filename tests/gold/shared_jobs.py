@@ -9,9 +9,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ringtap.core.records import Field, JsonLinesWriter, RecordWriter
-from ringtap.core.rundir import RunDirectory
-from ringtap.core.sweep_plan import load_plan
+from ringtap.core.append_only_logs import Field, JsonLinesWriter, RecordWriter
+from ringtap.core.run_directory import RunDirectory, write_json
+from ringtap.core.sweep_plans.sweep_plan import load_plan
 from tests.gold.job_run import DDP_NAMES, START_NS, STEP_NAMES, TIMES
 
 MS = 1_000_000
@@ -59,6 +59,7 @@ def job(path: Path, begins_ns: Sequence[int], pauses_ns: Sequence[int], *, has_d
                 )
             writer.close()
         counters(run.node(host) / "nic" / "nic.rec", "eth0", spans, begins_ns[-1])
+        write_json(run.node(host) / "node.json", {"before": {"nics": {"eth0": {"mtu": 1500}}}})
     counters(run.node("switch") / "nic" / "nic.rec", "to-S0", spans, begins_ns[-1])
 
 
@@ -72,7 +73,7 @@ def sharing(path: Path, *, has_ddp: bool = True, late_ns: int = 0) -> Path:
         has_ddp: write DDP's times.
         late_ns: time by which b runs later than a when both are kept.
     """
-    from ringtap.agents.sweep.estimate import resolved
+    from ringtap.agents.sweep.sweep_estimate import resolved
 
     run = RunDirectory.create(path, "sweep", [], 1, plan=resolved(load_plan(PLAN)))
     points = JsonLinesWriter(path / "shared.jsonl")

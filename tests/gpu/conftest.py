@@ -19,7 +19,7 @@ import pytest
 
 import ringtap
 from ringtap.analysis.job.run import Job
-from ringtap.core.records import open_records
+from ringtap.core.append_only_logs import open_records
 from tests.frameworks.ranks import QUICK, launch
 
 HERE = Path(__file__).resolve().parent

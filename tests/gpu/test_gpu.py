@@ -19,9 +19,9 @@ import pytest
 import ringtap
 from ringtap.analysis.process_traces.kineto import read_kineto
 from ringtap.cli import main
-from ringtap.collectors.base import Context
+from ringtap.collectors.collector_interface import Context
 from ringtap.collectors.gpu import GpuCollector
-from ringtap.core.records import open_records
+from ringtap.core.append_only_logs import open_records
 from tests.frameworks.ranks import launch
 from tests.gpu.conftest import HERE, JOB, ROOT, Recorded, run_ranks
 

@@ -13,12 +13,12 @@ import pytest
 
 from ringtap import open_job
 from ringtap.analysis.job.horovod_timeline import load_timeline
-from ringtap.core.models import PROFILES
-from ringtap.core.records import open_records
+from ringtap.core.append_only_logs import open_records
+from ringtap.core.thesis_neural_networks import PROFILES
 from ringtap.examples.horovod_rank import rank_environment
 from ringtap.workload.execution_trace import NodeType
-from ringtap.workload.profile import profile_workload, read_profiles
 from ringtap.workload.workload import size_of
+from ringtap.workload.workload_from_profile import profile_workload, read_profiles
 from tests.frameworks.ranks import QUICK, RANKS, quick
 from tests.horovod.conftest import needs_horovod
 
@@ -199,6 +199,7 @@ def test_horovod_ends_a_job_whose_ranks_differ_in_the_variable(tmp_path: Path) -
     job = "import horovod.torch as hvd; hvd.init(); hvd.barrier()"
     command = [HOROVODRUN, "-np", "2", "--gloo", "sh", "-c", script, "sh", sys.executable, "-c", job]
     environment = dict(os.environ) | {"HOROVOD_TIMELINE": str(tmp_path / "t.json"), "HOROVOD_GLOO_TIMEOUT_SECONDS": "5"}
+    environment |= {"OMP_NUM_THREADS": "1"} | quick()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode != 0
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ringtap.agents.hook.ringtap_hook.horovod_rank_agreement import agree
+from ringtap.agents.hook.ringtap_hook.horovod_all_ranks_recorded import agree
 from tests.horovod.conftest import needs_horovod
 
 pytestmark = [pytest.mark.alone(1), needs_horovod]

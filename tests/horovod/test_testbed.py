@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ringtap.analysis.model.demand import demand
-from ringtap.core.records import open_records
+from ringtap.analysis.model.bytes_per_iteration import demand
+from ringtap.core.append_only_logs import open_records
 from tests.frameworks.ranks import quick
 from tests.horovod.conftest import needs_horovod
 

@@ -214,6 +214,7 @@ def check(found: Scanned, packets: int | None) -> None:
     assert (rows["segments"] >= (rows["payload"] > 0)).all()
     assert (rows["segments"] <= rows["payload"]).all()
     assert (rows["retransmitted_bytes"] + rows["out_of_order_bytes"] <= rows["payload"] + rows["packets"]).all()
+    assert (rows["repeated_bytes"] <= rows["payload"]).all()
     assert (rows["zero_windows"] <= rows["packets"]).all()
     assert (rows["resets"] <= rows["packets"]).all()
     assert ((rows["rtt_min_ns"] >= 0) == (rows["rtt_count"] > 0)).all()

@@ -38,21 +38,21 @@ from ringtap.agents.node.node_json import conclude, node_items
 from ringtap.analysis.commands import live
 from ringtap.analysis.live import plain
 from ringtap.analysis.live.build_snapshot import SnapshotSource
+from ringtap.analysis.live.follow_run import write_mark
 from ringtap.analysis.live.metrics import RunMetrics
-from ringtap.analysis.live.page_parts import TableChoice, parts_of
 from ringtap.analysis.live.plain import line_of
-from ringtap.analysis.live.run_state import write_mark
+from ringtap.analysis.live.snapshot_for_browser import TableChoice, parts_of
 from ringtap.analysis.live.summary import collector_states, headline, iteration_plot, job_line, throughput_plot
 from ringtap.analysis.live.tables import TABLES
 from ringtap.cli import main
+from ringtap.core.append_only_logs import Field, RecordWriter
 from ringtap.core.errors import RingtapError
-from ringtap.core.records import Field, RecordWriter
-from ringtap.core.rundir import RunDirectory, write_json
-from ringtap.slurm.paths import SubmitPaths
+from ringtap.core.run_directory import RunDirectory, write_json
+from ringtap.slurm.submission_file_names import SubmitPaths
 from tests.gold.analysis_sweep import write_sweep
 from tests.gold.job_run import MS, START_NS, Truth, write_ddp_job
 from tests.unit.live_run import RunWriter
-from tests.unit.workload.test_profile import ddp_lines
+from tests.unit.workload.test_workload_from_profile import ddp_lines
 
 MAX_S = 10  # of processor time, for one reader of one mutant, which takes less than a second where nothing hangs
 MANY = 100

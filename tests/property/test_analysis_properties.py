@@ -6,12 +6,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from ringtap.analysis.model.bytes_per_iteration import COLLECTIVES, demand
 from ringtap.analysis.model.congestion_point import find_congestion_point
-from ringtap.analysis.model.demand import COLLECTIVES, demand
 from ringtap.analysis.model.fit import CongestionModel
 from ringtap.core.errors import UsageError
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.long]
 
 # Loads as shares of capacity, times within the range that anyone will measure
 points = st.lists(

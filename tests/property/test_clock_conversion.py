@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ringtap.analysis.runs.clock import ClockLine, NodeClock, RecordedClockStep
+from ringtap.analysis.runs.reference_clock import ClockLine, NodeClock, RecordedClockStep
 
 pytestmark = pytest.mark.computes
 
@@ -23,7 +23,7 @@ def clocks(draw: st.DrawFn) -> NodeClock:
     for mono_ns in sorted(draw(st.sets(seconds, max_size=3))):
         step_ns = draw(st.integers(-100, 100).filter(bool)) * SECOND
         steps.append(RecordedClockStep(mono_ns - SECOND, mono_ns, START_NS + mono_ns + step_ns, step_ns))
-    return NodeClock(tuple(lines), steps=tuple(steps))
+    return NodeClock(tuple(lines), steps=tuple(steps), gap_ns=START_NS)
 
 
 # the two steps cannot be told apart by the time alone: a time before the first one is before the second one too
@@ -33,6 +33,7 @@ TWO_STEPS = NodeClock(
         RecordedClockStep((at - 1) * SECOND, at * SECOND, START_NS + (at + moved) * SECOND, moved * SECOND)
         for at, moved in ((52, 4), (53, 1))
     ),
+    gap_ns=START_NS,
 )
 
 
@@ -47,7 +48,13 @@ def test_one_moment_is_converted_as_a_column_is(clock: NodeClock, moments: list[
     assert [*map(clock.moment_on_reference, t_ns, mono_ns)] == clock.on_reference(*columns).tolist()
 
 
+@given(clocks(), seconds)
+def test_a_recording_that_begins_after_a_step_has_the_same_times(clock: NodeClock, mono_ns: int) -> None:
+    moved_ns = sum(step.step_ns for step in clock.steps if step.mono_ns <= mono_ns)
+    assert clock.since((START_NS + mono_ns + moved_ns, mono_ns)) == clock
+
+
 def test_a_time_that_is_not_known_stays_so() -> None:
-    clock = NodeClock((ClockLine(0, 0, 5.0, 0.0),))
+    clock = NodeClock((ClockLine(0, 0, 5.0, 0.0),), gap_ns=3)
     assert clock.moment_on_reference(0, 7) == 0
     assert clock.on_reference(np.array([0]), np.array([7]))[0] == 0

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.analysis.runs.phases import MOST, find_stretches, process_marks
-from ringtap.core.iteration_ends import IterationEnds
-from ringtap.core.schema import MARK_RECORD, MAX_STEPS_IN_A_ROW
+from ringtap.analysis.runs.group_steps_into_iterations import MOST, find_stretches, process_marks
+from ringtap.core.iteration_end_detector import IterationEnds
+from ringtap.core.run_directory_schema import MARK_RECORD, MAX_STEPS_IN_A_ROW
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.long]
 
 # steps of each optimizer in a round, and the number of rounds
 eras = st.lists(

@@ -13,7 +13,7 @@ from ringtap.workload.lowering import Algorithms, lower
 from ringtap.workload.simulator_programs import longest_chain_ns
 from ringtap.workload.workload import Workload, check_workload, peer_of
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.long]
 
 KINDS = [kind for kind in Collective if kind != Collective.REDUCE_SCATTER_BLOCK]
 ALL_REDUCE = ["ring", "halving-doubling", "tree", "double-tree", "parameter-server", "in-network"]

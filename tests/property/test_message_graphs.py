@@ -11,7 +11,7 @@ from ringtap.core.errors import UsageError
 from ringtap.workload.collectives import ALGORITHMS, NONE, Shape, message_graph, two_trees
 from ringtap.workload.message_graph import MessageGraph
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.long]
 
 ALL_REDUCE = ("ring", "halving-doubling", "tree", "double-tree", "hierarchical", "parameter-server", "in-network")
 

@@ -20,10 +20,10 @@ from tests.property.pcap_mutants import LINKS, Guarded, Mutants, check, same, sc
 from tests.unit.analysis.pcap.test_scan_beside_tshark import KINDS
 from tests.unit.capture_makers import Blocks, Packet, classic
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 ROOT = Path(__file__).resolve().parents[2]
-MUTANTS = int(os.environ.get("RINGTAP_FUZZ_MUTANTS", "10000"))
+MUTANTS = int(os.environ.get("RINGTAP_FUZZ_MUTANTS", "5000"))
 SEED = int(os.environ.get("RINGTAP_FUZZ_SEED", "1"))
 SHARE = 50_000  # mutants of one process
 

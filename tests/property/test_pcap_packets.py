@@ -14,7 +14,7 @@ from scapy.utils import RawPcapNgReader
 from ringtap.analysis.pcap.single_packets import CapturePoint, read_packets
 from tests.unit.capture_makers import Blocks, Packet
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.long]
 
 TEXT = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=40)
 BODY = st.binary(max_size=90)

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.analysis.pcap import parts
-from ringtap.analysis.pcap.reader import feed
+from ringtap.analysis.pcap import parallel_scan
+from ringtap.analysis.pcap.byte_sources import CaptureStream
 from ringtap.analysis.pcap.scan import Scan, Scanned
-from ringtap.analysis.pcap.sources import CaptureStream
+from ringtap.analysis.pcap.scan_captures import feed
 from ringtap.core.errors import UsageError
 from tests.unit.analysis.pcap.test_scan_beside_tshark import KINDS
 from tests.unit.capture_makers import MS, START_NS, Packet, classic, modern
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.long]
 
 FIN, SYN, RST, PSH, ACK = 1, 2, 4, 8, 16
 PLAIN = {name: data for name, make in KINDS.items() if (data := make())[:2] not in (b"\x1f\x8b", b"\x28\xb5")}
@@ -41,8 +41,8 @@ def scan(path: Path, part_bytes: int | None = None, block_bytes: int = 150) -> t
         if part_bytes is None:
             return feed(stream, whole), []
         sizes = {"_PART_BYTES": part_bytes, "BLOCK_BYTES": block_bytes, "_SEARCHED_BYTES": (300, 5000)}
-        with mock.patch.multiple(parts, **sizes), mock.patch.object(Scan, "join", noted):
-            at = parts.feed_parts(stream, whole, 2, threading.Event())
+        with mock.patch.multiple(parallel_scan, **sizes), mock.patch.object(Scan, "join", noted):
+            at = parallel_scan.feed_parts(stream, whole, 2, threading.Event())
         for block in stream.rest(at):
             whole.feed(block)
         return whole.finish(), joined

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.analysis.pcap.segments import read_segments
+from ringtap.analysis.pcap.read_payload_packets import read_segments
 from ringtap.core.errors import MeasurementError, UsageError
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.long]
 
 GOLD = (Path(__file__).resolve().parents[1] / "gold" / "loopback.pcap").read_bytes()
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ringtap.workload import simulation
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.lowering import Algorithms
-from ringtap.workload.simulated_iterations import critical_path, simulate
+from ringtap.workload.simulate_iterations import critical_path, simulate
 from ringtap.workload.topologies import star
 from ringtap.workload.workload import Workload, check_workload
 

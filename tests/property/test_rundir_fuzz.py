@@ -15,10 +15,10 @@ import pytest
 
 from tests.property.rundir_mutants import MANY
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.long]
 
 ROOT = Path(__file__).resolve().parents[2]
-RUNS = int(os.environ.get("RINGTAP_FUZZ_RUNS", "32"))
+RUNS = int(os.environ.get("RINGTAP_FUZZ_RUNS", "16"))
 SEED = int(os.environ.get("RINGTAP_FUZZ_SEED", "1"))
 
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ringtap.analysis.model.curve_point import find_curve_point
+from ringtap.analysis.model.congestion_point_on_curve import find_curve_point
 from ringtap.analysis.model.fit import CongestionModel
 from ringtap.analysis.model.predict import Predictor
 from ringtap.analysis.statistics.quantiles import quantile_interval
 from ringtap.core.errors import UsageError
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.long]
 
 points = st.lists(st.tuples(st.floats(0, 24.999999), st.floats(1e-9, 1e9)), min_size=4, max_size=12)
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from ringtap.core.errors import UsageError
-from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
+from ringtap.core.flow_plan_file import PlanFile, write_plan
+from ringtap.core.flow_plan_format import FORMAT
+from ringtap.core.flow_plan_table import read_plan
 from ringtap.trafficgen.plans.registry import make_plan
+from ringtap.trafficgen.plans.requirements import requirements
 from tests.unit.web_plans import PlanSpec, web_plan
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.long]
 
 MS = 1_000_000
 TO = ("a:1", "b:2")
@@ -131,7 +136,7 @@ def test_rings_are_read_back_with_who_waits_for_whom(
     plan = make_plan("ring", given_ | {"duration": 10 * MS})
     write_plan(plan, tmp_path / "plan", force=True)
     read = PlanFile(tmp_path / "plan")
-    needs = read.check()
+    needs = requirements(read)
     assert needs.dependent
     assert needs.bytes == iterations * 2 * (count - 1) * size_bytes
     assert len(needs.most_at_once) == count
@@ -144,7 +149,6 @@ def test_what_is_written_is_read_back(kind: str, load: int, seed: int, tmp_path:
     plan = web_plan(PlanSpec(kind, load, 50 * MS, TO, seed, 100))  # type: ignore[arg-type]
     write_plan(plan, tmp_path / "plan", force=True)
     read = PlanFile(tmp_path / "plan")
-    read.check()
     assert list(read.flows()) == list(plan.flows())
     assert read.header == plan.header
 
@@ -158,8 +162,40 @@ def test_junk_lines_are_one_sentence_that_names_the_line(junk: list[str], tmp_pa
     whole = path.read_text(encoding="utf-8")
     path.write_bytes((whole + "".join(line + "\n" for line in junk)).encode("utf-8", "surrogatepass"))
     try:
-        PlanFile(path).check()
+        list(PlanFile(path).flows())
     except UsageError as error:
         assert f"{path} line {whole.count(chr(10)) + 1}: " in str(error)
     else:
         assert not junk
+
+
+lines = [f"0\t-\t{TO[0]}\t10\t-", f"5\t10.0.0.9\t{TO[1]}\t7\t0+3", f"5\t-\t{TO[0]}\t0\t0,1+9", f"9\t-\t{TO[1]}\t20\t1"]
+header = {"format": FORMAT, "version": 3, "duration_ns": 10, "flows": 4, "bytes": 37, "sources": ["10.0.0.9"]}
+whole_plan = "\n".join([json.dumps(header | {"destinations": TO}), *lines, ""])
+
+
+@given(
+    edits=st.lists(
+        st.tuples(st.integers(0, len(whole_plan)), st.integers(0, 3), st.text("0123456789-+,._ \t\n٣", max_size=3)),
+        max_size=2,
+    )
+)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_simulated_and_compared_is_what_is_sent(edits: list[tuple[int, int, str]], tmp_path: Path) -> None:
+    text, path = whole_plan, tmp_path / "plan"
+    for at, removed, added in edits:
+        text = text[:at] + added + text[at + removed :]
+    path.write_text(text, encoding="utf-8")
+
+    def verdict(read: Callable[[Path], Any]) -> tuple[Any, str]:
+        try:
+            return read(path), ""
+        except UsageError as error:
+            return None, str(error)
+
+    sent, why = verdict(lambda path: list(PlanFile(path).flows()))
+    table, table_why = verdict(read_plan)
+    assert table_why == why
+    if sent is not None:
+        assert table.start_ns.tolist() == [flow.start_ns for flow in sent]
+        assert table.after.tolist() == [earlier for flow in sent for earlier, _ in flow.after]

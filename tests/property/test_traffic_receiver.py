@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ringtap.trafficgen import protocol
 from ringtap.trafficgen.protocol import FLOW, HELLO, MAGIC, NOTICE
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.long]
 
 WELCOME = NOTICE.pack(protocol.HELLO_NUMBER, protocol.WELCOME)
 

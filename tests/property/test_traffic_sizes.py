@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ringtap.trafficgen.plans.sampling import shares_of
-from ringtap.trafficgen.plans.sizes import (
+from ringtap.trafficgen.plans.size_distributions import (
     WORKLOADS,
     SizeDistribution,
     empirical_points,
@@ -22,7 +22,7 @@ from ringtap.trafficgen.plans.sizes import (
 )
 from tests.unit.size_quantiles import quantile_bytes
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.long]
 
 SAMPLE = 20_000
 # Five standard errors: chance exceeds them once in 1.7 million, and only fixed examples are tried

@@ -56,6 +56,9 @@ DefMemPerCPU=256
 EnforcePartLimits=ALL
 # nodes may claim more processors than there are
 SlurmdParameters=config_overrides
+# a partition of a higher PriorityTier, which a test may create, takes the nodes of jobs of this one
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 # a node that comes back is used again, and a dead one is noticed soon
 ReturnToService=2
 SlurmdTimeout=5

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.core.records import read_json_lines
+from ringtap.core.append_only_logs import read_json_lines
 from tests.slurm.cluster import PATH, ROOT, SlurmCluster
 from tests.slurm.there import ODD, RINGTAP, status, until
 

@@ -1,11 +1,11 @@
-"""A node that dies under a wrapped training job: the run is partial and names it, and the rest of it is whole."""
+"""A node that dies under a job, a job that takes its nodes, a job that exceeds its memory: the run says why."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from ringtap.core.records import open_records
+from ringtap.core.append_only_logs import open_records
 from tests.slurm.cluster import SlurmCluster
 from tests.slurm.there import ODD, ringtap, said, status, steps, until
 
@@ -51,6 +51,55 @@ def test_a_node_that_dies(cluster: SlurmCluster, nodes: int, number: int, comes_
         check_recording(run / "nodes" / node["node"])
     analyzed = json.loads(ringtap(cluster, "analyze", run, "--json").stdout)
     assert (analyzed["run"]["status"], analyzed["run"]["ranks"]) == ("partial", nodes)
+
+
+def test_a_job_that_is_preempted(cluster: SlurmCluster) -> None:
+    home, told = cluster.home("alice"), {}
+    for name in ("requeue", "no-requeue"):
+        submit = ["submit", "-o", home / name, "--json", f"--sbatch={name}", *SIZE, *RECORDED, "--", *TRAINING]
+        told[name] = json.loads(ringtap(cluster, *submit).stdout)["job"]
+    until(lambda: all(sum(steps(home / name).values()) > 20 for name in told), "training of both jobs")
+    urgent = ["--parsable", "--partition=urgent", "--account=def-x", "--nodes=4", "--exclusive", "--wrap=true"]
+    cluster.run(["scontrol", "create", "PartitionName=urgent", "Nodes=ALL", "PriorityTier=10", "State=UP"])
+    try:
+        cluster.wait(cluster.run(["sbatch", *urgent], user="bob").stdout.strip(), "COMPLETED")
+    finally:
+        cluster.run(["scontrol", "delete", "PartitionName=urgent"])
+
+    cluster.wait(told["no-requeue"], "PREEMPTED")
+    ended = status(cluster, home / "no-requeue")
+    assert ended["status"] == "partial"
+    assert "it was cancelled or preempted" in ended["why"]
+    assert "Slurm says PREEMPTED: another job took its nodes" in ended["jobs"][0]["why"]
+
+    assert "its last run ended" in status(cluster, home / "requeue")["why"]
+    # Slurm would let it wait for two minutes
+    cluster.run(["scontrol", "update", f"JobId={told['requeue']}", "StartTime=now"])
+    again = home / "requeue-restart1"
+    until(lambda: sum(steps(again).values()) > 20, f"training anew ({said(home / 'requeue')})")
+    ended = status(cluster, home / "requeue")
+    assert (ended["status"], ended["nodes"][0]["status"]) == ("partial", "complete")
+    assert ended["why"] == "Slurm started the job again: requeue-restart1 has its next start"
+    assert status(cluster, again)["status"] == "running"
+    for run in (home / "requeue", home / "no-requeue"):
+        check_recording(next((run / "nodes").iterdir()))
+
+
+def test_a_job_that_exceeds_its_memory(cluster: SlurmCluster) -> None:
+    run = cluster.home("alice") / "memory"
+    hog = "kept = []; import time\nwhile True: kept.append(b'x' * (50 << 20)); time.sleep(0.05)"
+    job = ["sh", "-c", f'"$@"; exec python -c "{hog}"', "sh", *TRAINING, "--iterations=40"]
+    size = ["--mem=800M", "--account=def-x", "--time=10"]
+    submit = ["submit", "-o", run, "--json", *size, *RECORDED, "--", *job]
+    cluster.wait(json.loads(ringtap(cluster, *submit).stdout)["job"], "FAILED", "OUT_OF_MEMORY", "CANCELLED")
+    until(lambda: status(cluster, run)["status"] != "running", "the end of the recording")
+    told = status(cluster, run)
+    # Slurm's daemon kills the supervisor with the job, so the node does not know the exit code
+    assert (told["status"], told["nodes"][0]["status"]) == ("failed", "partial")
+    assert "exit code 137 (128 + SIGKILL)" in told["why"]
+    assert "Slurm's daemon says: Exceeded job memory limit" in told["why"]
+    assert sum(steps(run).values()) == 40
+    check_recording(next((run / "nodes").iterdir()))
 
 
 def check_recording(folder: Path) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from tests.slurm.cluster import ROOT, SlurmCluster
 
-pytestmark = [pytest.mark.shares, pytest.mark.together("Slurm"), pytest.mark.usefixtures("unchanged_machine")]
+# on a busy machine, what a job sends within an iteration of 80 ms is not known
+pytestmark = [pytest.mark.alone(1), pytest.mark.usefixtures("unchanged_machine")]
 RINGTAP = (sys.executable, "-m", "ringtap.cli")
 # of four ports, each job's rank 0 takes two, although none has taken its own when the next one is asked for
 PLAN = """\
@@ -20,7 +21,6 @@ warmup_iterations = 2
 settle = "100ms"
 min_time = "1s"
 min_iterations = 15
-retries = 0
 [cluster]
 reach = "slurm"
 ports = "20000-20003"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.core.records import open_records
-from ringtap.core.rundir import read_json
+from ringtap.core.append_only_logs import open_records
+from ringtap.core.run_directory import read_json
 from tests.slurm.cluster import SlurmCluster
 
 pytestmark = [pytest.mark.shares, pytest.mark.together("Slurm"), pytest.mark.usefixtures("unchanged_machine")]
@@ -19,9 +19,9 @@ SHAPE = ["--ntasks-per-node=2", "--cpus-per-task=2", "--mem-per-cpu=200"]
 WORK = """\
 import json, signal, sys, time
 from pathlib import Path
-from ringtap.agents.hosts.slurm import SlurmHosts, allocated_nodes
+from ringtap.agents.hosts.slurm_nodes import SlurmHosts, allocated_nodes
 from ringtap.core.errors import UsageError
-from ringtap.core.rundir import RunDirectory
+from ringtap.core.run_directory import RunDirectory
 
 folder = Path(sys.argv[1]) / "a run's \\"folder\\"\\nof two lines"
 said = {"nodes": allocated_nodes()}
@@ -89,7 +89,7 @@ def test_steps_run_commands_and_agents(cluster: SlurmCluster, tmp_path: Path) ->
 
 GPUS = """\
 import os
-from ringtap.agents.hosts.slurm import SlurmHosts, allocated_nodes
+from ringtap.agents.hosts.slurm_nodes import SlurmHosts, allocated_nodes
 hosts = SlurmHosts({node: node for node in allocated_nodes()})
 try:
     print(*(hosts.ask(node, ["sh", "-c", "echo $CUDA_VISIBLE_DEVICES"]).stdout.strip() for node in hosts.names))
@@ -116,7 +116,7 @@ def test_steps_have_all_gpus_of_the_job(shape: list[str], cluster: SlurmCluster)
 KILLED = """\
 import os, signal, sys, time
 from pathlib import Path
-from ringtap.agents.hosts.slurm import SlurmHosts, allocated_nodes
+from ringtap.agents.hosts.slurm_nodes import SlurmHosts, allocated_nodes
 hosts = SlurmHosts({node: node for node in allocated_nodes()})
 for node in hosts.names:
     words = ["sh", "-c", "trap '' TERM; echo up; sleep 983 & sleep 983; sleep 983"]
@@ -145,7 +145,7 @@ def test_nothing_on_the_nodes_outlives_the_controller(cluster: SlurmCluster, tmp
 WATCH = """\
 import json, sys, time
 from pathlib import Path
-from ringtap.agents.hosts.slurm import SlurmHosts, allocated_nodes
+from ringtap.agents.hosts.slurm_nodes import SlurmHosts, allocated_nodes
 hosts = SlurmHosts({node: node for node in allocated_nodes()})
 hosts.silent_s = 5.0  # in the place of 12, to have the answer sooner
 count = "import time\\nfor i in range(10**6):\\n    print(i, flush=True)\\n    time.sleep(0.01)"
@@ -190,5 +190,6 @@ def test_a_node_that_dies_is_named_and_the_others_go_on(cluster: SlurmCluster, t
 
 
 def test_outside_of_a_job_they_are_refused(cluster: SlurmCluster) -> None:
-    done = cluster.run([sys.executable, "-c", "from ringtap.agents.hosts.slurm import *; SlurmHosts({'a': 'n1'})"])
+    code = "from ringtap.agents.hosts.slurm_nodes import *; SlurmHosts({'a': 'n1'})"
+    done = cluster.run([sys.executable, "-c", code])
     assert 'reach = "slurm" works inside of a Slurm job' in done.stderr

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ringtap.core.models import profile_named
-from ringtap.slurm.paths import SubmitPaths
+from ringtap.core.thesis_neural_networks import profile_named
+from ringtap.slurm.submission_file_names import SubmitPaths
 from ringtap.workload.lowering import Algorithms, lower
-from ringtap.workload.models import model_workload
+from ringtap.workload.model_workloads import model_workload
 from ringtap.workload.scaling import Scaling, scale
 from ringtap.workload.workload import write_workload
 from tests.slurm.cluster import SlurmCluster
@@ -293,7 +293,7 @@ def test_what_a_dead_node_leaves_is_kept(jobs: dict[str, Job]) -> None:
     assert (job.paths.run / "nodes" / "n2" / "DONE").is_file()
     assert not (job.paths.run / "nodes" / "n3" / "DONE").exists()
     # the node that is left copies its files after the controller has given the job up
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while job.kept() != (expected := {f"n2/{name}": text for name, text in KEPT.items()}):
         assert time.monotonic() < deadline, (job.kept(), expected)
         time.sleep(0.1)

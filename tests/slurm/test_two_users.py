@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.core.records import open_records, read_json_lines
+from ringtap.core.append_only_logs import open_records, read_json_lines
 from tests.slurm import cluster_keeper
 from tests.slurm.cluster import USERS, SlurmCluster
 from tests.slurm.there import ringtap, said, status, steps, until

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ringtap.analysis.model.demand import demand
-from ringtap.slurm.paths import SubmitPaths
+from ringtap.analysis.model.bytes_per_iteration import demand
+from ringtap.slurm.submission_file_names import SubmitPaths
 from tests.slurm.cluster import ROOT, SlurmCluster
 
 pytestmark = [pytest.mark.shares, pytest.mark.together("Slurm"), pytest.mark.usefixtures("unchanged_machine")]
@@ -149,9 +149,10 @@ def test_srun_within_a_script_of_ones_own_is_recorded_on_every_node(cluster: Slu
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     # Sockets are sampled about once in an iteration, so bytes are those of the whole recording: 8 iterations, 4 ranks.
-    # On a busy machine iterations take longer: bytes are those of one, of which samples miss a little at the edges.
-    iterations = {"run": 8, "iteration": 1}[found["bytes"]["per"]]
+    # On a busy machine iterations take longer: bytes are those of one, but for what analyze calls uncertain.
+    counted = found["bytes"]
+    iterations, unsure = (8, 0.0) if counted["per"] == "run" else (1, counted["uncertain_share"])
     asked = iterations * 4 * demand(PARAMETERS, 4).worker_bytes
-    assert 0.98 * asked < found["bytes"]["classes"]["training"]["sockets"] < 1.25 * asked
+    assert (1 - max(0.02, unsure)) * asked < counted["classes"]["training"]["sockets"] < 1.25 * asked
     # a socket may have closed before its owner was looked up
-    assert found["bytes"]["classes"]["other"]["sockets"] < 0.01 * asked
+    assert counted["classes"]["other"]["sockets"] < 0.01 * asked

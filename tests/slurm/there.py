@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ringtap.core.records import open_records
+from ringtap.core.append_only_logs import open_records
 from tests.slurm.cluster import SlurmCluster
 
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]

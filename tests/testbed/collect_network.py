@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.agents.testbed import namespaces
-from ringtap.collectors.base import Context
+from ringtap.collectors.collector_interface import Context
 from ringtap.collectors.nic import NicCollector
 from ringtap.collectors.qdisc import QdiscCollector
 from ringtap.collectors.sockets import SocketsCollector

@@ -17,7 +17,7 @@ from types import TracebackType
 import pytest
 
 from ringtap.agents.hosts.ssh import SshHost
-from ringtap.agents.node.jobs import descendants
+from ringtap.agents.node.job_processes import descendants
 from ringtap.agents.testbed.topology import TestbedSpec
 
 BASHRC = """\
@@ -89,7 +89,7 @@ class SshServers:
             self.kill(host)
 
     def _enter(self, host: str, *command: str) -> list[str]:
-        return [sys.executable, "-m", "ringtap.agents.testbed.enter", self._spec.name, host, *command]
+        return [sys.executable, "-m", "ringtap.agents.testbed.run_on_host", self._spec.name, host, *command]
 
     def run(self, host: str, *command: str) -> str:
         """What a command on a host of the testbed answers."""

@@ -56,7 +56,7 @@ def run(*arguments: str | Path, environment: Mapping[str, str] | None = None) ->
 
 def wait_for(condition: Callable[[], object], process: "subprocess.Popen[str]") -> None:
     """Wait until something has come about in a sweep that runs."""
-    deadline_s = time.monotonic() + 90
+    deadline_s = time.monotonic() + 200
     while not condition():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline_s

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.core.records import open_records
+from ringtap.core.append_only_logs import open_records
 from tests.unit.agent_processes import RINGTAP, ROOT, gone, node_item, run_item
 
 pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
@@ -15,7 +15,9 @@ pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 JOB = """
 import ringtap, time
 from pathlib import Path
-log, after = Path("run/nodes/here/log/agent.log"), 0
+nic, log, after = Path("run/nodes/here/nic/nic.rec"), Path("run/nodes/here/log/agent.log"), 0
+while not nic.exists():  # the job does not wait for the agent, which comes late on a busy machine
+    time.sleep(0.01)
 for number in range(3000):
     if number == 200 and {greedy}:
         with open("ballast", "wb", buffering=0) as file:

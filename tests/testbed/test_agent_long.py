@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import ringtap
-from ringtap.analysis.pcap.reader import scan_packets
+from ringtap.analysis.pcap.scan_captures import scan_packets
+from ringtap.core.append_only_logs import open_records
 from ringtap.core.errors import RingtapWarning, UsageError
-from ringtap.core.records import open_records
 from tests.unit.agent_processes import RINGTAP, node_item, python, run_item, running, wait_for
 
 pytestmark = pytest.mark.shares
@@ -220,12 +220,12 @@ def test_the_oldest_packets_go_at_the_disk_limit(tmp_path: Path) -> None:
 def test_a_recording_that_cannot_be_cut_ends_at_the_disk_limit_and_the_job_goes_on(tmp_path: Path) -> None:
     collector = tmp_path / "heavy.py"
     collector.write_text(
-        "from ringtap.collectors.base import Context\n"
+        "from ringtap.collectors.collector_interface import Context\n"
         "class Heavy:\n"
         "    name, slow, every_s = 'heavy', True, 0.1\n"
         "    def __init__(self, context): self.folder = context.folder / 'heavy'\n"
         "    def check(self):\n"
-        "        from ringtap.collectors.base import Check\n"
+        "        from ringtap.collectors.collector_interface import Check\n"
         "        return Check('ok', 'a megabyte a second')\n"
         "    def start(self): self.folder.mkdir(parents=True)\n"
         "    def sample(self):\n"

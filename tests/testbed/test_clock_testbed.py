@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ringtap.agents.hosts import TestbedHosts
-from ringtap.agents.testbed.launch import RunningTestbed
+from ringtap.agents.testbed.start_testbed import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.core.rundir import RunDirectory, read_json
+from ringtap.core.run_directory import RunDirectory, read_json
 
 pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 # the queue holds 32 ms of the link's rate
@@ -20,8 +20,8 @@ SPEC = {"hosts": ("S0", "S1", "S2"), "rate_bps": 100_000_000, "queue_bytes": 400
 KEEPER = (
     "import json, signal, sys\n"
     "from pathlib import Path\n"
-    "from ringtap.agents.clock.service import ClockService\n"
-    "from ringtap.core.rundir import RunDirectory\n"
+    "from ringtap.agents.clock.measure_clock_offset import ClockService\n"
+    "from ringtap.core.run_directory import RunDirectory\n"
     "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
     "keeper = ClockService(RunDirectory.open(Path(sys.argv[1])), sys.argv[2], period_s=0.5)\n"
     "keeper.start()\n"
@@ -109,7 +109,7 @@ def test_a_host_alone_listens_nowhere(tmp_path: Path) -> None:
         try:
             keeper = keep(hosts, run, "S0")
             time.sleep(2)
-            enter = [sys.executable, "-m", "ringtap.agents.testbed.enter", "alone", "S0"]
+            enter = [sys.executable, "-m", "ringtap.agents.testbed.run_on_host", "alone", "S0"]
             tables = ["cat", "/proc/net/udp", "/proc/net/udp6"]
             shown = subprocess.run([*enter, *tables], capture_output=True, text=True, check=True).stdout
             assert not [line for line in shown.splitlines() if line.split()[0][:-1].isdigit()]

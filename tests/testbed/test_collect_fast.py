@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ringtap.core.records import open_records, read_json_lines
+from ringtap.core.append_only_logs import open_records, read_json_lines
 from tests.testbed.collect_network import BYTES, MOVED, PORT, QUIET_S
 
 pytestmark = [pytest.mark.shares, pytest.mark.together]

@@ -16,12 +16,12 @@ from typing import Any
 import psutil
 import pytest
 
-from ringtap.analysis.pcap.reader import read_captures, scan_packets
-from ringtap.analysis.pcap.segments import read_segments
+from ringtap.analysis.pcap.read_payload_packets import read_segments
+from ringtap.analysis.pcap.scan_captures import read_captures, scan_packets
 from ringtap.collectors import capture_program
-from ringtap.collectors.base import Context
+from ringtap.collectors.collector_interface import Context
 from ringtap.collectors.packets import PacketsCollector
-from ringtap.core.records import open_records
+from ringtap.core.append_only_logs import open_records
 
 pytestmark = [pytest.mark.shares, pytest.mark.together, pytest.mark.usefixtures("unchanged_machine")]
 needs_root = pytest.mark.needs_root("capture packets here")
@@ -52,7 +52,7 @@ print(*struct.unpack_from("Q", client.getsockopt(socket.IPPROTO_TCP, socket.TCP_
 IN_A_PAIR = """
 import json, socket, subprocess, sys
 from pathlib import Path
-from ringtap.collectors.base import Context
+from ringtap.collectors.collector_interface import Context
 from ringtap.collectors.packets import PacketsCollector
 folder, tools, times, peer = Path(sys.argv[1]), sys.argv[2].split(","), int(sys.argv[3]), sys.argv[4]
 wanted = {"interface": "eth0", "filter": "tcp"}  # no neighbour discovery, which comes at any time
@@ -169,7 +169,7 @@ def test_both_tools_see_every_byte_of_a_transfer_between_two_hosts(tmp_path: Pat
 TAGGED = """
 import json, socket, sys, time
 from pathlib import Path
-from ringtap.collectors.base import Context
+from ringtap.collectors.collector_interface import Context
 from ringtap.collectors.packets import PacketsCollector
 folder = Path(sys.argv[1])
 options = [{"interface": "in0", "tool": tool} for tool in ("tcpdump", "ring")]
@@ -348,7 +348,7 @@ def test_nothing_stays_behind_when_the_agent_is_killed(tmp_path: Path, loopback:
         f"""
         import time
         from pathlib import Path
-        from ringtap.collectors.base import Context
+        from ringtap.collectors.collector_interface import Context
         from ringtap.collectors.packets import PacketsCollector
         options = {{"interface": "lo", "tool": "{tool}"}}
         PacketsCollector(Context(Path({str(tmp_path)!r}), 1.0, options=options)).start()
@@ -375,7 +375,7 @@ def test_nothing_stays_behind_when_the_agent_is_killed(tmp_path: Path, loopback:
 
 def test_without_privilege_it_says_so_and_what_to_do(tmp_path: Path) -> None:
     script = (
-        "import sys\nfrom pathlib import Path\nfrom ringtap.collectors.base import Context\n"
+        "import sys\nfrom pathlib import Path\nfrom ringtap.collectors.collector_interface import Context\n"
         "from ringtap.collectors.packets import PacketsCollector\n"
         "options = {'interface': 'lo', 'tool': sys.argv[1]}\n"
         "check = PacketsCollector(Context(Path('.'), 1.0, options=options)).check()\n"
@@ -419,7 +419,7 @@ def test_a_disk_that_fills_up_is_left_to_the_job(tmp_path: Path) -> None:
     script = textwrap.dedent(
         """
         from pathlib import Path
-        from ringtap.collectors.base import Context
+        from ringtap.collectors.collector_interface import Context
         from ringtap.collectors.packets import PacketsCollector
         folder = Path("disk")
         taken = PacketsCollector(Context(folder, 1.0, options={"interface": "lo"}))

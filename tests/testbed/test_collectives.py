@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import ringtap
-from ringtap.analysis.sweeps.expected_order import expected_orders
-from ringtap.core.counter_log import CounterLog
+from ringtap.analysis.sweeps.compare_with_message_graphs import expected_orders
+from ringtap.core.counter_log_reader import CounterLog
 from ringtap.core.ethernet import frame_bytes
-from ringtap.core.models import PROFILES
-from ringtap.core.schema import NIC_REC
+from ringtap.core.run_directory_schema import NIC_REC
+from ringtap.core.thesis_neural_networks import PROFILES
 from ringtap.workload.execution_trace import Collective
 from ringtap.workload.lowering import Algorithms
 from tests.testbed.sweeps import run, status

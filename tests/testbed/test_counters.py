@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.agents.testbed.launch import RunningTestbed
+from ringtap.agents.testbed.start_testbed import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
+from ringtap.core.append_only_logs import open_records
 from ringtap.core.ethernet import frame_bytes
-from ringtap.core.records import open_records
 from tests.unit.traffic_processes import wait_until
 
 pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
@@ -44,7 +44,7 @@ def test_cross_traffic_is_counted_as_a_capture_counts_it(tmp_path: Path, monkeyp
     counters = run / "nodes" / "S0" / "nic" / "nic.rec"
     spec = TestbedSpec("counted", ("S0", "S1"), 50_000_000)
     with RunningTestbed(spec, verify=False):
-        enter = [sys.executable, "-m", "ringtap.agents.testbed.enter", "counted"]
+        enter = [sys.executable, "-m", "ringtap.agents.testbed.run_on_host", "counted"]
         started = []
 
         def start(host: str, *command: str) -> "subprocess.Popen[bytes]":

@@ -11,7 +11,7 @@ import pytest
 import tomllib
 
 from ringtap.agents.testbed.registry import state_folder
-from ringtap.core.sweep_plan import load_plan
+from ringtap.core.sweep_plans.sweep_plan import load_plan
 from ringtap.workload.transformer import read_layout
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ringtap.agents.testbed import registry
@@ -19,6 +20,15 @@ PLAN = Path(__file__).resolve().parents[2] / "examples" / "demo.toml"
 def name_of(process: "subprocess.Popen[str]") -> str:
     """The name of a doctor's testbed."""
     return f"dr{process.pid % 10**8:08d}"
+
+
+def in_testbed(name: str) -> list[int]:
+    """The processes that run a command on a host of a testbed."""
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if {"ringtap.agents.testbed.run_on_host", name} <= set(process.info["cmdline"] or ())
+    ]
 
 
 def test_every_host_of_a_plan_answers_for_itself() -> None:
@@ -62,4 +72,6 @@ def test_interrupted_it_leaves_no_testbed(number: signal.Signals) -> None:
     for lab in left:
         registry.remove(lab)
     assert left == []
-    time.sleep(0.5)  # the process that was in the testbed sees its end
+    # the process that was in the testbed sees its end
+    while in_testbed(name) and time.monotonic() < end_s:
+        time.sleep(0.05)

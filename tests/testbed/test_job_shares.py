@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from ringtap.agents.testbed.launch import RunningTestbed, own_name
+from ringtap.agents.testbed.start_testbed import RunningTestbed, own_name
 from ringtap.agents.testbed.topology import JobShare, LinkCount, TestbedSpec
 from ringtap.core.errors import UsageError
 

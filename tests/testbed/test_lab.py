@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ringtap.agents.testbed import registry
-from ringtap.agents.testbed.launch import RunningTestbed
+from ringtap.agents.testbed.start_testbed import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.core.errors import UsageError
 
@@ -177,10 +177,10 @@ def test_where_namespaces_are_refused_one_sentence_says_what_to_ask_for() -> Non
 def test_a_killed_maker_takes_its_testbed_along_and_its_record_is_cleared() -> None:
     code = (
         "import subprocess, sys, time\n"
-        "from ringtap.agents.testbed.launch import RunningTestbed\n"
+        "from ringtap.agents.testbed.start_testbed import RunningTestbed\n"
         "from ringtap.agents.testbed.topology import TestbedSpec\n"
         "lab = RunningTestbed(TestbedSpec('orphan', ('a', 'b'), 100_000_000), verify=False)\n"
-        "enter = [sys.executable, '-m', 'ringtap.agents.testbed.enter', 'orphan', 'a', 'sleep', '1000']\n"
+        "enter = [sys.executable, '-m', 'ringtap.agents.testbed.run_on_host', 'orphan', 'a', 'sleep', '1000']\n"
         "entered = [subprocess.Popen(enter, start_new_session=True) for _ in range(2)]\n"
         "time.sleep(1)\nentered[0].kill()\nprint(lab.state.pid, flush=True)\ntime.sleep(1000)\n"
     )

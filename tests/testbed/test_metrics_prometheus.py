@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ringtap.core.records import open_records
+from ringtap.core.append_only_logs import open_records
 from tests.unit.agent_processes import RINGTAP, ended, wait_for
 
 pytestmark = [

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import ringtap
-from ringtap.agents.testbed.launch import RunningTestbed
-from ringtap.agents.testbed.topology import SWITCH
-from ringtap.core.records import read_json_lines
+from ringtap.agents.testbed.start_testbed import RunningTestbed
+from ringtap.core.append_only_logs import read_json_lines
+from ringtap.core.testbed_options import SWITCH
 from tests.testbed.sshd import SshServers
 from tests.testbed.sweeps import one_sentence, status, wait_for
 from tests.testbed.test_ssh_sweep import MARKS, SPEC, Desk
@@ -74,7 +74,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
 @contextmanager
 def others_send(bps: float) -> Iterator[None]:
     """Other people's traffic from S1 to S0, of so much payload, for as long as the block lasts."""
-    inside = [sys.executable, "-m", "ringtap.agents.testbed.enter", SPEC.name, "S1"]
+    inside = [sys.executable, "-m", "ringtap.agents.testbed.run_on_host", SPEC.name, "S1"]
     sender = [sys.executable, "-c", OTHERS, SPEC.training_ip("S0"), str(bps / 8)]
     with subprocess.Popen([*inside, *sender]) as process:
         try:
@@ -122,9 +122,13 @@ def test_a_window_with_a_cut_link_a_stall_or_other_traffic_is_measured_again(des
     sent = out / "series" / "small-iperf-1" / "nodes" / "S2" / "sent"
     wait_for((sent / "000.log").exists, sweep)
     time.sleep(1.5)  # the window is open
+    before_s = time.monotonic()
     desk.servers.run(SWITCH, "ip", "link", "set", "to-S1", "down")
+    down_s = time.monotonic()
     time.sleep(1.0)
+    least_s = time.monotonic() - down_s
     desk.servers.run(SWITCH, "ip", "link", "set", "to-S1", "up")
+    most_s = time.monotonic() - before_s
     time.sleep(0.5)
     rank = rank_of(sent.parents[2], "S1")
     desk.servers.run("S1", "kill", "-STOP", str(rank))
@@ -136,7 +140,9 @@ def test_a_window_with_a_cut_link_a_stall_or_other_traffic_is_measured_again(des
     errors = sweep.communicate(timeout=60)[1]
     assert sweep.returncode == 0, errors
     cut, others = read_json_lines(out / "rejected.jsonl")[0]
-    assert cut["why"].startswith("eth0 of S1 had no link for 1."), cut
+    found = re.match(r"eth0 of S1 had no link for ([\d.]+) s; ", cut["why"])
+    assert found, cut
+    assert least_s - 0.2 <= float(found[1]) <= most_s + 0.2, "samples of counters are some 10 ms apart, the words 0.1 s"
     assert re.search(
         r"; an iteration took [3-9][\d.]* s, usually 0\.\d* s, with the bottleneck \d+% used", cut["why"]
     ), cut

@@ -15,10 +15,11 @@ import psutil
 import pytest
 
 from ringtap.agents.hosts.ssh import SshHost, SshHosts
-from ringtap.agents.testbed.launch import RunningTestbed
-from ringtap.agents.testbed.topology import SWITCH, TestbedSpec
+from ringtap.agents.testbed.start_testbed import RunningTestbed
+from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.core.errors import MeasurementError, UsageError
-from ringtap.core.rundir import RunDirectory, read_json
+from ringtap.core.run_directory import RunDirectory, read_json
+from ringtap.core.testbed_options import SWITCH
 from tests.testbed.sshd import SshServers
 from tests.unit.agent_processes import running
 
@@ -338,7 +339,7 @@ CONTROLLER = """\
 import sys, time
 from pathlib import Path
 from ringtap.agents.hosts.ssh import SshHost, SshHosts
-from ringtap.agents.job.signals import termination_as_interrupt
+from ringtap.agents.job.foreground_command import termination_as_interrupt
 folder, config, *names = sys.argv[1:]
 with termination_as_interrupt():
     hosts = SshHosts([SshHost(name, f"{name}.lab", workdir=f"{folder}/{name}") for name in names], config=Path(config))

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from ringtap.agents.testbed.launch import RunningTestbed
+from ringtap.agents.testbed.start_testbed import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.analysis.model.demand import demand
+from ringtap.analysis.model.bytes_per_iteration import demand
 
 pytestmark = [pytest.mark.alone(1), pytest.mark.usefixtures("unchanged_machine")]
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
@@ -32,7 +32,7 @@ class Processes:
     started: list["subprocess.Popen[str]"] = field(default_factory=list)
 
     def start(self, host: str, *command: str, **more: str) -> "subprocess.Popen[str]":
-        enter = [sys.executable, "-m", "ringtap.agents.testbed.enter", SPEC.name, host, *command]
+        enter = [sys.executable, "-m", "ringtap.agents.testbed.run_on_host", SPEC.name, host, *command]
         with (self.folder / f"{host}-{len(self.started)}.txt").open("w") as output:
             process = subprocess.Popen(enter, stdout=output, stderr=subprocess.STDOUT, text=True, env=os.environ | more)
         self.started.append(process)

@@ -12,7 +12,7 @@ import pytest
 
 import ringtap
 from ringtap.agents.testbed import registry
-from ringtap.core.records import open_records, read_json_lines
+from ringtap.core.append_only_logs import open_records, read_json_lines
 from tests.testbed.sweeps import SMALL, WORKERS, one_sentence, run, start, status, wait_for
 
 pytestmark = [pytest.mark.shares, pytest.mark.together("sweeps"), pytest.mark.usefixtures("unchanged_machine")]

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ringtap.core.records import read_json_lines
+from ringtap.core.append_only_logs import read_json_lines
 from tests.testbed.sweeps import one_sentence, run, start, status, wait_for
 
 pytestmark = [pytest.mark.shares, pytest.mark.together("sweeps"), pytest.mark.usefixtures("unchanged_machine")]
@@ -24,7 +24,7 @@ loads = "auto"
 traffic = ["consistent"]
 target_interval = "3gbit"
 target_mean = 0.2
-budget = "30s"
+budget = "16s"
 
 [window]
 warmup_iterations = 2
@@ -76,7 +76,7 @@ def test_it_chooses_stops_and_goes_on_where_it_was_interrupted(tmp_path: Path) -
     assert status(out)[0] == "partial"
     before = points(out)
     info = json.loads((out / "run.json").read_text())
-    assert info["plan"]["auto"] == {"target_interval_gbps": 3.0, "target_mean": 0.2, "budget_s": 30.0}
+    assert info["plan"]["auto"] == {"target_interval_gbps": 3.0, "target_mean": 0.2, "budget_s": 16.0}
     # it may have been interrupted before it chose again
     assert info["chosen_loads"]["exchange-consistent"]["load"] in FIRST[len(before) - 1 : len(before) + 1]
     shown = run("status", out)
@@ -89,12 +89,13 @@ def test_it_chooses_stops_and_goes_on_where_it_was_interrupted(tmp_path: Path) -
     after = points(out)
     assert after[: len(before)] == before
     assert [point["step"] for point in after] == list(range(len(after)))
-    assert loads(out)[:4] == pytest.approx(FIRST)
+    # on a busy machine, 16 s may be too short for the fourth one
+    assert loads(out)[:4] == pytest.approx(FIRST[: len(after)])
     chosen = json.loads((out / "run.json").read_text())["chosen_loads"]["exchange-consistent"]
     assert chosen["load"] is None
-    assert chosen["stop"] in ("the targets are reached", "the budget of 30 s is spent")
+    assert chosen["stop"] in ("the targets are reached", "the budget of 16 s is spent")[len(after) < 4 :]
     spent_s = sum(0.5 + (point["window_end_ns"] - point["window_start_ns"]) / 1e9 for point in after)  # type: ignore[operator]
-    assert spent_s <= 30 + 4.5, "its last window at most"
+    assert spent_s <= 16 + 4.5, "its last window at most"
     assert chosen["known"] in done.stderr
     assert status(out) == ("complete", "")
 

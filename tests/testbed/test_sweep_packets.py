@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.core.records import read_json_lines
+from ringtap.core.append_only_logs import read_json_lines
 from tests.testbed.sweeps import SMALL, run
 
 pytestmark = [pytest.mark.shares, pytest.mark.together("sweeps"), pytest.mark.usefixtures("unchanged_machine")]
@@ -64,7 +64,7 @@ def test_packets_are_recorded_after_the_window_and_agree_with_other_counts(tmp_p
 @pytest.mark.needs_root("capture packets here")
 def test_a_recording_that_is_full_ends_early_and_keeps_its_packets(tmp_path: Path) -> None:
     item = {"folder": str(tmp_path), "part": "001", "interfaces": ["lo"], "most_bytes": "1000", "filter": "udp"}
-    command = [sys.executable, "-m", "ringtap.agents.node.packet_capture", json.dumps(item)]
+    command = [sys.executable, "-m", "ringtap.agents.node.packet_recorder_process", json.dumps(item)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "recording packets\n"

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.agents.testbed.launch import RunningTestbed
+from ringtap.agents.testbed.start_testbed import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.analysis.runs.run import SweepRun, read_records, read_run
+from ringtap.analysis.runs.read_binary_records import read_records
+from ringtap.analysis.runs.run import SweepRun, read_run
 from ringtap.analysis.sweeps.sharing import sharing_points
 from tests.testbed.sshd import SshServers
 from tests.testbed.sweeps import run

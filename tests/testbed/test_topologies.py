@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import ringtap
-from ringtap.agents.testbed.launch import RunningTestbed
+from ringtap.agents.testbed.start_testbed import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.core.errors import UsageError
-from ringtap.core.rundir import read_points
+from ringtap.core.run_directory import read_points
 from tests.testbed.sweeps import run, status
 from tests.testbed.test_lab import RINGTAP, UNPRIVILEGED
 

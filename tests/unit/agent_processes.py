@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from ringtap.core.records import open_records
+from ringtap.core.append_only_logs import open_records
 
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
 ROOT = Path(__file__).resolve().parents[2]

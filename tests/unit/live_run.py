@@ -5,8 +5,8 @@ import ipaddress
 import json
 from pathlib import Path
 
-from ringtap.core.records import Field, JsonLinesWriter, RecordWriter
-from ringtap.core.rundir import RunDirectory, write_json
+from ringtap.core.append_only_logs import Field, JsonLinesWriter, RecordWriter
+from ringtap.core.run_directory import RunDirectory, write_json
 
 T = [Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time")]
 STEPS = [Field("step", "<i8", "", "index"), Field("optimizer", "<i8", "", "index")]

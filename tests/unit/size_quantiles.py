@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from ringtap.trafficgen.plans.sizes import Sizes
+from ringtap.trafficgen.plans.size_distributions import Sizes
 
 
 class _Fixed(random.Random):

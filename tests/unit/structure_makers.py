@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringtap.analysis.structure.streams import PayloadStream, Streams
+from ringtap.analysis.structure.payload_time_series import PayloadStream, Streams
 
 START_NS = 1_700_000_000_000_000_000
 BIN_NS = 1_000_000

@@ -20,8 +20,8 @@ import psutil
 import pytest
 
 import ringtap
+from ringtap.core.append_only_logs import open_records
 from ringtap.core.errors import MeasurementError, RingtapWarning, UsageError
-from ringtap.core.records import open_records
 from tests.unit.traffic_processes import closed_port, plan_for, serving, wait_until
 
 pytestmark = pytest.mark.shares

@@ -6,13 +6,13 @@ import pytest
 
 import ringtap
 from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan_file import PlanFile
 from ringtap.core.flow_plan_format import Flow
 from ringtap.trafficgen.plans.common import PlanOutline
-from ringtap.trafficgen.plans.plan_file import PlanFile
 from ringtap.trafficgen.plans.registry import traffic_kinds
 from tests.unit.traffic_processes import MS, plan_of, traffic
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.long]
 
 NODES = ["10.0.0.1:5001", "10.0.0.2:5001", "10.0.0.3:5001"]
 LOAD = {"load": "1gbit", "duration": "100ms"}

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from ringtap.core.append_only_logs import open_records
+from ringtap.core.flow_plan_file import MadePlan, write_plan
 from ringtap.core.flow_plan_format import FORMAT, VERSION, Flow
-from ringtap.core.records import open_records
-from ringtap.trafficgen.plans.plan_file import MadePlan, write_plan
 from ringtap.trafficgen.plans.registry import make_plan
 from tests.unit.web_plans import PlanSpec, web_plan
 
@@ -32,7 +32,7 @@ TIME_WAIT = 6  # in /proc/net/tcp
 # ``ringtap traffic``, with a log's file turned into /dev/full once its header stands
 FULL_DISK = """
 import os, sys
-from ringtap.core.records import RecordWriter
+from ringtap.core.append_only_logs import RecordWriter
 made = RecordWriter.__init__
 def full(self, *arguments):
     made(self, *arguments)

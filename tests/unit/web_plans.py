@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ringtap.trafficgen.plans import web_search
+from ringtap.trafficgen.plans import consistent_and_burst
 from ringtap.trafficgen.plans.common import OfferedLoad, PlanOutline
-from ringtap.trafficgen.plans.sizes import WEB_SEARCH, Sizes
+from ringtap.trafficgen.plans.size_distributions import WEB_SEARCH, Sizes
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,11 @@ class PlanSpec:
     transport: Mapping[str, Any] = field(default_factory=dict)
 
 
-def web_plan(spec: PlanSpec) -> web_search.WebSearchPlan:
+def web_plan(spec: PlanSpec) -> consistent_and_burst.WebSearchPlan:
     """Return the plan of a specification."""
     frame = PlanOutline(spec.duration_ns, spec.destinations, spec.sources, spec.seed, spec.transport)
     load = OfferedLoad(spec.load_bps, spec.load_counts, spec.mtu)
     bursts = spec.burst_height, spec.burst_length_ns, spec.burst_period_ns, spec.quiet_budget
-    return web_search.WebSearchPlan(web_search.PlanSpec(spec.kind, frame, load, spec.scale, *bursts, spec.sizes))
+    return consistent_and_burst.WebSearchPlan(
+        consistent_and_burst.PlanSpec(spec.kind, frame, load, spec.scale, *bursts, spec.sizes)
+    )

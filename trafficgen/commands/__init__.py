@@ -1,1 +1,1 @@
-"""The ``ringtap traffic`` verbs, one module per verb."""
+"""Implements the verbs of ``ringtap traffic``, one module per verb."""

@@ -1,4 +1,4 @@
-"""The ``ringtap traffic bundle`` command: the traffic generator as one file, for nodes without ringtap."""
+"""Implements ``ringtap traffic bundle``: writes the traffic generator as one file, for nodes without ringtap."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import ringtap
+from ringtap.core.command_options import add_force
 from ringtap.core.errors import UsageError
-from ringtap.core.options import add_force
-from ringtap.core.run_files import refuse_existing
-from ringtap.core.terminal import shell_word
+from ringtap.core.terminal_escaping import shell_word
 from ringtap.core.units import format_size
+from ringtap.core.untrusted_files import refuse_existing
 
 _MAIN = """\
 import sys

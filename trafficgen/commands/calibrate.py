@@ -1,4 +1,4 @@
-"""The ``ringtap traffic calibrate`` command."""
+"""Implements ``ringtap traffic calibrate``: measures how fast and how punctually this host can send."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ringtap.core.options import add_json
+from ringtap.core.command_options import add_json
 from ringtap.core.units import format_duration, format_rate
 
 
@@ -24,7 +24,7 @@ def register(verbs: Any, name: str, summary: str) -> None:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
-    from ringtap.trafficgen.calibration import calibrate, save, usual_path
+    from ringtap.trafficgen.calibrate_host_limits import calibrate, save, usual_path
 
     path = options.output or usual_path()
     calibration = calibrate(lambda text: print(f"calibrating: {text}", file=sys.stderr, flush=True))

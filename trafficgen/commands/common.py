@@ -1,4 +1,4 @@
-"""Common options, input and output of the traffic commands."""
+"""Adds the options that verbs of ``ringtap traffic`` share, reads the token, and prints settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ``ringtap traffic plan`` command: the options of every kind of plan, and the printed summary."""
+"""Implements ``ringtap traffic plan``: adds the options of every kind of plan, and prints a summary of the plan."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringtap.core.command_options import add_force, add_json
 from ringtap.core.errors import UsageError
-from ringtap.core.options import add_force, add_json
-from ringtap.core.terminal import shell_word
+from ringtap.core.host_port import LOCAL
+from ringtap.core.terminal_escaping import shell_word
 from ringtap.core.units import counted, format_duration, format_rate, format_size
 from ringtap.trafficgen.plans.kind import SHARED, TO, TRANSPORT, TrafficKind
 from ringtap.trafficgen.plans.registry import make_plan, size_points, traffic_kinds
-from ringtap.trafficgen.protocol import LOCAL
 
 if TYPE_CHECKING:
-    from ringtap.trafficgen.plans.plan_file import FlowSource
+    from ringtap.core.flow_plan_file import FlowSource
 
 
 def register(verbs: Any, name: str, summary: str) -> None:
@@ -41,7 +41,7 @@ def register(verbs: Any, name: str, summary: str) -> None:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from ringtap.trafficgen.plans.plan_file import write_plan
+    from ringtap.core.flow_plan_file import write_plan
 
     outputs = (options.output, options.export_cdf, options.export_hpcc)
     kind = traffic_kinds()[options.kind]
@@ -81,12 +81,12 @@ def _given_options(options: argparse.Namespace, kind: TrafficKind) -> dict[str, 
 
 def _export(plan: FlowSource, given: dict[str, Any], options: argparse.Namespace, stream: Any) -> None:
     if options.export_cdf is not None:
-        from ringtap.trafficgen.plans.sizes import write_cdf
+        from ringtap.trafficgen.plans.size_distributions import write_cdf
 
         write_cdf(size_points(plan, given), options.export_cdf, options.force)
         print(f"Wrote {options.export_cdf}", file=stream)
     if options.export_hpcc is not None:
-        from ringtap.trafficgen.plans.hpcc import write_list
+        from ringtap.trafficgen.plans.hpcc_flow_lists import write_list
 
         numbers = write_list(plan, options.export_hpcc, options.force)
         nodes = ", ".join(f"{number} {name}" for name, number in list(numbers.items())[:16])

@@ -1,4 +1,4 @@
-"""The ``ringtap traffic send`` command."""
+"""Implements ``ringtap traffic send``: sends the flows of a plan, each at its time, and prints their statistics."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringtap.core.command_options import add_json, add_verbose
 from ringtap.core.errors import MeasurementError, UsageError
-from ringtap.core.options import add_json, add_verbose
-from ringtap.core.terminal import unguarded
+from ringtap.core.host_port import parse_address
+from ringtap.core.terminal_escaping import unguarded
 from ringtap.core.units import counted, format_rate, format_size, parse_duration_s, parse_rate_bps, parse_size_bytes
 from ringtap.trafficgen.commands.common import (
     add_token,
@@ -23,10 +24,9 @@ from ringtap.trafficgen.commands.common import (
     read_token,
     seconds_words,
 )
-from ringtap.trafficgen.protocol import parse_address
 
 if TYPE_CHECKING:
-    from ringtap.trafficgen.plans.plan_file import PlanFile
+    from ringtap.core.flow_plan_file import PlanFile
     from ringtap.trafficgen.sender.options import SendOptions
 
 _MAX_DURATION_S = 365 * 86_400.0
@@ -69,8 +69,8 @@ def _add_transport(parser: Any) -> None:
 
 
 def _send(options: argparse.Namespace) -> int:
-    from ringtap.trafficgen.calibration import load
-    from ringtap.trafficgen.plans.plan_file import PlanFile
+    from ringtap.core.flow_plan_file import PlanFile
+    from ringtap.trafficgen.calibrate_host_limits import load
     from ringtap.trafficgen.sender.sender import Sender
     from ringtap.trafficgen.statistics import congestion_impact
 
@@ -111,7 +111,7 @@ def _receiving(settings: SendOptions, ends: ExitStack) -> SendOptions:
 
 def _start_receivers(plan: PlanFile, settings: SendOptions, ends: ExitStack) -> None:
     """Start a receiver for each destination of the plan on this host."""
-    from ringtap.trafficgen.helper import Helper
+    from ringtap.trafficgen.helper_process import Helper
     from ringtap.trafficgen.receiver.receiver import ReceiveOptions
 
     for address in plan.destinations:

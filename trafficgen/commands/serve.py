@@ -1,4 +1,4 @@
-"""The ``ringtap traffic serve`` command."""
+"""Implements ``ringtap traffic serve``: receives flows and discards their data."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ringtap.core.options import add_json
+from ringtap.core.command_options import add_json
+from ringtap.core.host_port import LOCAL
 from ringtap.core.units import counted, format_size, parse_duration_s
 from ringtap.trafficgen.commands.common import add_token, add_worker_options, at_least, read_token
-from ringtap.trafficgen.protocol import LOCAL
 
 
 def register(verbs: Any, name: str, summary: str) -> None:

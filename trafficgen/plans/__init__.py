@@ -1,1 +1,1 @@
-"""Flow plans: size distributions, kinds of traffic, and the plan file."""
+"""Makes flow plans: size distributions, kinds of traffic, and the plan file."""

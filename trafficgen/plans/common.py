@@ -1,4 +1,4 @@
-"""Common parts of all plan kinds: the load and its bytes, checks of addresses, the header."""
+"""Holds what plans of all kinds share: the load and its bytes, checks of addresses, the header."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 import ringtap
 from ringtap.core.errors import UsageError
+from ringtap.core.ethernet import ETHERNET_BYTES, ETHERNET_MTU, IPV4, IPV6, segment_bytes
 from ringtap.core.flow_plan_format import BASIC_VERSION, FORMAT, MAX_INT64
-from ringtap.trafficgen.protocol import parse_address
+from ringtap.core.host_port import parse_address
 
 NS = 1_000_000_000
 MAX_FLOWS = 10**9
-# Header bytes: IPv4 or IPv6, TCP with time stamps; on the wire also preamble 8, Ethernet header 14, checksum 4, gap 12
-_IPV4_BYTES, _IPV6_BYTES, _TCP_BYTES, _WIRE_BYTES = 20, 40, 32, 38
+_WIRE_BYTES = ETHERNET_BYTES + 8 + 4 + 12  # on the wire also a preamble, a checksum and a gap
 _MIN_MTU, _MAX_MTU = 576, 65_535
 
 
@@ -34,7 +34,7 @@ class OfferedLoad:
 
     bps: float
     counts: Literal["payload", "wire"] = "payload"
-    mtu: int = 1500
+    mtu: int = ETHERNET_MTU
     ipv6: bool = False
 
     def check(self) -> None:
@@ -52,8 +52,8 @@ class OfferedLoad:
 
     def payload_of_wire(self) -> Fraction:
         """Return the payload bits per bit on the wire, for packets of full size."""
-        headers = (_IPV6_BYTES if self.ipv6 else _IPV4_BYTES) + _TCP_BYTES
-        return Fraction(self.mtu - headers, self.mtu + _WIRE_BYTES)
+        payload = segment_bytes(self.mtu, IPV6 if self.ipv6 else IPV4)
+        return Fraction(payload, self.mtu + _WIRE_BYTES)
 
     def payload_bps(self) -> Fraction:
         """Return the exact payload rate in bits per second."""

@@ -1,4 +1,4 @@
-"""Descriptions of the kinds of traffic: the options of ``ringtap traffic plan`` for each, and a function to make it."""
+"""Describes a kind of traffic: its options of ``ringtap traffic plan``, and a function to make its plan."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from ringtap.core.errors import UsageError, did_you_mean
+from ringtap.core.ethernet import ETHERNET_MTU
 from ringtap.core.units import parse_duration_s, parse_rate_bps, parse_size_bytes
 from ringtap.trafficgen.plans.common import OfferedLoad, PlanOutline
 
 if TYPE_CHECKING:
-    from ringtap.trafficgen.plans.plan_file import FlowSource
+    from ringtap.core.flow_plan_file import FlowSource
 
 
 def duration_ns(text: str) -> int:
@@ -131,7 +132,7 @@ class TrafficKind:
 # Options of several kinds; those of a single kind are in its module
 LOAD = Option("load", "RATE", "bits per second, mean over the plan, for example 10gbit", parse_rate_bps)
 LOAD_COUNTS = Option("load-counts", "", "what --load counts (default payload)", choices=("payload", "wire"))
-MTU = Option("mtu", "BYTES", "largest IP packet, for --load-counts wire (default 1500)", int)
+MTU = Option("mtu", "BYTES", f"largest IP packet, for --load-counts wire (default {ETHERNET_MTU})", int)
 RATE = (LOAD, LOAD_COUNTS, MTU)
 DURATION = Option("duration", "TIME", "length of the plan, for example 60s", duration_ns)
 TO = Option("to", "HOST:PORT", "a receiver; may be repeated", is_repeated=True)
@@ -168,7 +169,7 @@ def offered_load(given: dict[str, Any]) -> OfferedLoad | None:
         return None
     if "mtu" in given and given.get("load_counts") != "wire":
         raise UsageError("--mtu goes with --load-counts wire: payload does not depend on it")
-    return OfferedLoad(given["load"], given.get("load_counts", "payload"), given.get("mtu", 1500))
+    return OfferedLoad(given["load"], given.get("load_counts", "payload"), given.get("mtu", ETHERNET_MTU))
 
 
 def needed_load(given: dict[str, Any]) -> OfferedLoad:

@@ -1,4 +1,4 @@
-"""Plans of traffic patterns: incast, all-to-all, ring all-reduce, long-lived flows and an on-off source."""
+"""Makes plans of traffic patterns: incast, all-to-all, ring all-reduce, long-lived flows and an on-off source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from itertools import chain
 from typing import Any
 
 from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan_file import MadePlan
 from ringtap.core.flow_plan_format import Flow
+from ringtap.core.host_port import parse_address
 from ringtap.core.units import parse_size_bytes
 from ringtap.trafficgen.plans.common import OfferedLoad, PlanOutline
 from ringtap.trafficgen.plans.kind import (
@@ -30,9 +32,7 @@ from ringtap.trafficgen.plans.kind import (
     offered_load,
 )
 from ringtap.trafficgen.plans.kind import duration_ns as read_ns
-from ringtap.trafficgen.plans.plan_file import MadePlan
 from ringtap.trafficgen.plans.sampling import again, exponentials, shares_of, stream
-from ringtap.trafficgen.protocol import parse_address
 
 _MAX_PAIRS = _MAX_FLOWS = 100_000
 _LONG_LIVED_FLOWS, _INCAST_FLOWS = 1, 8

@@ -1,4 +1,4 @@
-"""The kinds of traffic by name, and plans from the options of ``ringtap traffic plan``."""
+"""Finds the kinds of traffic by name, and makes plans from the options of ``ringtap traffic plan``."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any
 
 from ringtap.core import plug_ins
 from ringtap.core.errors import RingtapWarning, UsageError
+from ringtap.core.flow_plan_file import FlowSource
+from ringtap.core.host_port import parse_address
 from ringtap.trafficgen.outgoing_sockets import check_transport_options
 from ringtap.trafficgen.plans.common import PlanOutline
+from ringtap.trafficgen.plans.consistent_and_burst import WebSearchPlan
 from ringtap.trafficgen.plans.kind import TRANSPORT, TrafficKind
-from ringtap.trafficgen.plans.plan_file import FlowSource
 from ringtap.trafficgen.plans.replay import ReadOperations, ReadSegments
-from ringtap.trafficgen.plans.sizes import SizeDistribution, empirical_points
-from ringtap.trafficgen.plans.web_search import WebSearchPlan
-from ringtap.trafficgen.protocol import parse_address
+from ringtap.trafficgen.plans.size_distributions import SizeDistribution, empirical_points
 
 # (module, its TrafficKind), in the order of --help
 _KINDS = (
-    ("ringtap.trafficgen.plans.web_search", "CONSISTENT"),
-    ("ringtap.trafficgen.plans.web_search", "BURST"),
+    ("ringtap.trafficgen.plans.consistent_and_burst", "CONSISTENT"),
+    ("ringtap.trafficgen.plans.consistent_and_burst", "BURST"),
     ("ringtap.trafficgen.plans.patterns", "LONG_LIVED"),
     ("ringtap.trafficgen.plans.patterns", "ON_OFF"),
     ("ringtap.trafficgen.plans.patterns", "INCAST"),
     ("ringtap.trafficgen.plans.patterns", "ALL_TO_ALL"),
     ("ringtap.trafficgen.plans.patterns", "RING"),
     ("ringtap.trafficgen.plans.replay", "REPLAY"),
-    ("ringtap.trafficgen.plans.hpcc", "LIST"),
+    ("ringtap.trafficgen.plans.hpcc_flow_lists", "LIST"),
     ("ringtap.trafficgen.plans.replay", "WORKLOAD"),
 )
 

@@ -1,4 +1,4 @@
-"""Plans that replay: the flows of an earlier run's log or of a packet capture, or the messages of a workload."""
+"""Makes plans that replay the flows of an earlier run's log or of a packet capture, or the messages of a workload."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ringtap.core.errors import UsageError, file_errors
+from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan_file import MadePlan
 from ringtap.core.flow_plan_format import MAX_INT64, VERSION, Flow, Operation
-from ringtap.core.records import open_records
+from ringtap.core.host_port import parse_address
+from ringtap.core.sent_flow_log import NO_SOURCE, open_sent_log
 from ringtap.core.units import counted
 from ringtap.trafficgen.plans.common import NS, PlanOutline
 from ringtap.trafficgen.plans.kind import DURATION, FROM, ITERATIONS, NODE, SCALE, TO, Option, TrafficKind
 from ringtap.trafficgen.plans.kind import duration_ns as read_ns
-from ringtap.trafficgen.plans.plan_file import MadePlan
-from ringtap.trafficgen.protocol import parse_address
 
 _MS = 1_000_000
 _Endpoints = tuple[str, int, str, int]
@@ -106,28 +106,16 @@ def read_sent_log(path: Path) -> SeenFlows:
     Raises:
         UsageError: the file cannot be read, is not a sender's log, or is damaged.
     """
-    with file_errors(path):
-        log = open_records(path)
-    about = log.about if isinstance(log.about, dict) else {}
-    names, origin_ns = [field.name for field in log.fields], about.get("origin_ns")
-    wanted = ("start_ns", "finish_ns", "size_bytes", "sent_bytes", "destination")
-    destinations, sources = about.get("destinations"), about.get("sources", [])
-    if not (isinstance(destinations, list) and isinstance(sources, list) and isinstance(origin_ns, int)):
-        raise UsageError(f"{path} is not a log of 'ringtap traffic send'")
-    if about.get("source") != "sender" or not {*wanted} <= {*names}:
-        raise UsageError(f"{path} is not a log of 'ringtap traffic send'")
-    start, finish, size, sent, to = (names.index(name) for name in wanted)
-    by = names.index("source") if "source" in names else None
-    seen = SeenFlows()
-    for record in log.walk():
-        if not record[start]:
+    log, seen = open_sent_log(path), SeenFlows()
+    for flow in log.flows():
+        if not flow.start_ns:
             continue
-        source = "" if by is None or record[by] >= len(sources) else str(sources[record[by]])
-        size_bytes = record[size] or record[sent]
-        if not 0 <= record[start] - origin_ns <= MAX_INT64 // 4 or record[to] >= len(destinations) or size_bytes < 1:
-            raise UsageError(f"{path} is damaged: flow {record[0]} does not fit its header")
-        seen.add(record[start] - origin_ns, *seen.numbers(source, str(destinations[record[to]])), size_bytes)
-        seen.span_ns = max(seen.span_ns, record[finish] - origin_ns)
+        start_ns, size_bytes = flow.start_ns - log.origin_ns, flow.size_bytes or flow.sent_bytes
+        if not 0 <= start_ns <= MAX_INT64 // 4 or size_bytes < 1:
+            raise UsageError(f"{path} is damaged: flow {flow.flow} does not fit its header")
+        source = "" if flow.source == NO_SOURCE else log.sources[flow.source]
+        seen.add(start_ns, *seen.numbers(source, log.destinations[flow.destination]), size_bytes)
+        seen.span_ns = max(seen.span_ns, flow.finish_ns - log.origin_ns)
     return seen
 
 

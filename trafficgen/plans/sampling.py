@@ -1,4 +1,4 @@
-"""Random sampling for plans, and sizes whose sum is exact to the byte.
+"""Draws random samples for plans, and sizes whose sum is exact to the byte.
 
 Every sample is an inverse transform of ``random.Random.random()``, the one method whose sequence Python promises to
 keep for a seed, so a seed gives the same plan on every Python version. Functions that need the sum of many samples

@@ -1,1 +1,1 @@
-"""The receiver of cross traffic."""
+"""Receives cross traffic: its worker processes and their connections."""

@@ -1,4 +1,4 @@
-"""One connection of a receiver worker: a hello, then flows one after the other, counted and discarded."""
+"""Serves one connection of a receiver worker: a hello, then flows one after the other, counted and discarded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from ringtap.core.schema import FLOW_STATES
+from ringtap.core.run_directory_schema import FLOW_STATES
 from ringtap.trafficgen import protocol
 
 if TYPE_CHECKING:

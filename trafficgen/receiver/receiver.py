@@ -1,4 +1,4 @@
-"""The receiver: accepts connections, discards the data of their flows and notifies the sender of each complete flow."""
+"""Runs the receiver: accepts connections, discards their flows' data, and notifies the sender of each complete flow."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.host_port import LOCAL, format_address
 from ringtap.trafficgen import protocol
 from ringtap.trafficgen.flow_log import RECEIVED_FIELDS, FlowLog
 from ringtap.trafficgen.receiver.worker import MAX_PENDING_HELLOS, AcceptedConnection, ReceiverCounts, ReceiverWorker
@@ -43,7 +44,7 @@ class ReceiveOptions:
         threads: threads in each process, each with a loop.
     """
 
-    bind: str = protocol.LOCAL
+    bind: str = LOCAL
     token: str = ""
     log_path: Path | None = None
     max_connections: int = 16384
@@ -77,7 +78,7 @@ class Receiver:
         loops = options.workers * options.threads
         most, pending_hellos = _connection_limits(options, loops)
         listeners = _listen(options, loops)
-        address = protocol.format_address(*listeners[0].getsockname()[:2])
+        address = format_address(*listeners[0].getsockname()[:2])
         FlowLog(options.log_path, RECEIVED_FIELDS, {"source": "receiver", "listening": address}).close()
         began_ns = time.monotonic_ns()
         counts, error = ReceiverCounts(), ""

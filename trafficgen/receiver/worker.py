@@ -1,4 +1,4 @@
-"""A receiver worker: one loop, which accepts connections on its own listening socket and serves them in batches."""
+"""Runs a receiver worker: one loop, which accepts connections on its own socket and serves them in batches."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The sender of a flow plan: launcher, workers and their connections."""
+"""Sends a flow plan: launcher, workers and their connections."""

@@ -1,4 +1,4 @@
-"""Completion notices from local receivers to the sender, for plans with dependent flows.
+"""Carries completion notices from local receivers to the sender, for plans with dependent flows.
 
 The sender binds a Unix datagram socket to a path; receivers that know the path send a notice of each finished flow
 there. Without a listening sender, notices are dropped; while its queue is full, they are kept.

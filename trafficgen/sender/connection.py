@@ -1,4 +1,4 @@
-"""One connection of a sender worker, with one flow at a time."""
+"""Sends on one connection of a sender worker, one flow at a time."""
 
 from __future__ import annotations
 

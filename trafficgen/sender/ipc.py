@@ -1,4 +1,4 @@
-"""Communication of launcher and sender workers: messages and open sockets over a Unix socket pair, and shared slots.
+"""Connects launcher and sender workers: messages and open sockets over a Unix socket pair, and shared slots.
 
 Neither side ever waits for the other: data that does not fit stays queued for the next flush.
 """

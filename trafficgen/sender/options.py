@@ -1,4 +1,4 @@
-"""Options for sending a plan, and the payload of its flows."""
+"""Describes the options for sending a plan, and holds the payload of its flows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connection pools of the launcher: idle connections, flows that wait for one, and the opening of further ones."""
+"""Keeps the launcher's connection pools: idle connections, flows that wait for one, the opening of further ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sender: starts launcher and workers, commands the launch, and merges the flow statistics."""
+"""Runs the sender: starts launcher and workers, commands the launch, and merges the flow statistics."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.flow_plan_file import PlanFile
+from ringtap.core.sent_flow_log import FIELDS as SENT_FIELDS
 from ringtap.trafficgen import protocol
-from ringtap.trafficgen.flow_log import SENT_FIELDS, FlowLog
+from ringtap.trafficgen.flow_log import FlowLog
 from ringtap.trafficgen.outgoing_sockets import Transport, outgoing_socket
-from ringtap.trafficgen.plans.plan_file import PlanFile
+from ringtap.trafficgen.plans.requirements import requirements
 from ringtap.trafficgen.sender import ipc
 from ringtap.trafficgen.sender.completion_notices import Listener
+from ringtap.trafficgen.sender.flow_launcher import Done, Go, Launcher, Ready
 from ringtap.trafficgen.sender.ipc import Channel, SharedSlots
-from ringtap.trafficgen.sender.launcher import Done, Go, Launcher, Ready
 from ringtap.trafficgen.sender.options import SendOptions
 from ringtap.trafficgen.sender.pool import WorkerHandle
 from ringtap.trafficgen.sender.worker import Destination, Report, SenderWorker
@@ -305,7 +307,7 @@ class SendPlan:
 
     def __init__(self, plan: PlanFile, options: SendOptions) -> None:
         self.plan, self.options = plan, options
-        self.needs = plan.check()
+        self.needs = requirements(plan)
         self.pairs = [
             pair for pair in self.needs.most_at_once if not options.only_source or pair[0] == options.only_source
         ]

@@ -1,4 +1,4 @@
-"""A sender worker: opens connections, sends the rest of the flows that the launcher starts, reads receivers' notices.
+"""Runs a sender worker: opens connections, sends the rest of flows that the launcher starts, reads notices.
 
 Each thread runs one asyncio loop. The connections have an epoll object of their own inside the loop, so that a busy
 worker handles them in batches, at a fraction of the cost of one callback per connection.
@@ -16,8 +16,9 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, NamedTuple
 
 from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.sent_flow_log import FIELDS as SENT_FIELDS
 from ringtap.trafficgen import protocol
-from ringtap.trafficgen.flow_log import FLUSH_S, SENT_FIELDS, FlowLog
+from ringtap.trafficgen.flow_log import FLUSH_S, FlowLog
 from ringtap.trafficgen.outgoing_sockets import outgoing_socket
 from ringtap.trafficgen.sender import ipc
 from ringtap.trafficgen.sender.connection import SenderConnection
@@ -88,6 +89,9 @@ class SenderWorker:
         loop.add_reader(self.line.fileno(), self._handle_messages)
         loop.add_reader(self.epoll.fileno(), self._events)
         await self._ended.wait()
+        # asyncio.run goes round the loop after this, and the launcher may still send if the log could not be written
+        for file in (self.line.fileno(), self.epoll.fileno()):
+            loop.remove_reader(file)
         for connection in list(self._connections.values()):
             connection.close()
         self._flush()

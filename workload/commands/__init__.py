@@ -1,1 +1,1 @@
-"""The verbs of ``ringtap workload``."""
+"""Implements the verbs of ``ringtap workload``, and ``ringtap schedule`` and ``whatif``."""

@@ -1,4 +1,4 @@
-"""``ringtap workload export``: a workload as the input of another simulator or benchmark."""
+"""Implements ``ringtap workload export``: writes a workload as the input of another simulator or benchmark."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringtap.core.command_options import add_force, add_json
 from ringtap.core.errors import UsageError
-from ringtap.core.options import add_force, add_json
 from ringtap.core.units import whole_number
-from ringtap.workload.options import add_network, algorithms, network, ranks_per_host, topology, write_output
+from ringtap.workload.command_options import add_network, algorithms, network, ranks_per_host, topology, write_output
 
 if TYPE_CHECKING:
     from ringtap.workload.lowering import Algorithms
@@ -90,7 +90,7 @@ def _export_directory(options: argparse.Namespace, workload: Workload, chosen: A
 
 
 def _export_plan(options: argparse.Namespace, lowered: Workload) -> None:
-    from ringtap.workload.replay import operations
+    from ringtap.workload.workload_to_flow_plan import operations
 
     if not options.node:
         raise UsageError("--node is missing: a plan needs ADDRESS:PORT of each rank, in order")

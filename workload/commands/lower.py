@@ -1,4 +1,4 @@
-"""``ringtap workload lower``: collectives as messages."""
+"""Implements ``ringtap workload lower``: turns collectives into messages."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ringtap.core.command_options import add_json
 from ringtap.core.errors import UsageError
-from ringtap.core.options import add_json
-from ringtap.core.terminal import text_table
+from ringtap.core.terminal_escaping import text_table
 from ringtap.core.units import counted, format_size, parse_size_bytes, whole_number
-from ringtap.workload.options import add_network, counts, network
+from ringtap.workload.command_options import add_network, counts, network
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -58,7 +58,7 @@ def _lower(options: argparse.Namespace) -> int:
 
 def _lower_workload(options: argparse.Namespace) -> int:
     from ringtap.workload.lowering import lower
-    from ringtap.workload.simulated_iterations import busiest_links, critical_path
+    from ringtap.workload.simulate_iterations import busiest_links, critical_path
     from ringtap.workload.workload import assumed_of_others, read_workload, summary, write_workload
 
     if options.workers is not None or options.bytes is not None:

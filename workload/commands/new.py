@@ -1,4 +1,4 @@
-"""``ringtap workload new``: the workload of a profiled run, of traces of torch.profiler, of a model, or of a layout."""
+"""Implements ``ringtap workload new``: makes a workload from a profile, from torch's traces, a model or a layout."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringtap.core.command_options import add_json
 from ringtap.core.errors import UsageError
-from ringtap.core.models import PROFILES, profile_named
-from ringtap.core.options import add_json
+from ringtap.core.thesis_neural_networks import PROFILES, profile_named
 from ringtap.core.units import counted, format_size, parse_duration_s, whole_number
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _new(options: argparse.Namespace) -> int:
         raise UsageError("--alike goes with --kineto: it says that ranks without a trace do what the others do")
     if options.steps is not None and options.kineto is None:
         raise UsageError("--steps goes with --kineto: other sources have iterations of their own")
-    from ringtap.workload.options import ranks_per_host
+    from ringtap.workload.command_options import ranks_per_host
     from ringtap.workload.workload import summary, write_workload
 
     make = _of_layout if options.layout is not None else _of_profiles if options.model is None else _of_model
@@ -74,7 +74,7 @@ Made = tuple["Workload", str, str]  # a workload, what it is in words, and a hin
 
 
 def _of_model(options: argparse.Namespace) -> Made:
-    from ringtap.workload.models import buckets, model_workload
+    from ringtap.workload.model_workloads import buckets, model_workload
 
     if options.batch is not None:
         raise UsageError("--batch goes with --run or --kineto: the time of a model's computation is --compute")
@@ -104,7 +104,7 @@ def _communication(made: Workload) -> str:
 
 def _of_profiles(options: argparse.Namespace) -> Made:
     from ringtap.workload.kineto import read_kineto_traces
-    from ringtap.workload.profile import profile_workload, read_profiles
+    from ringtap.workload.workload_from_profile import profile_workload, read_profiles
 
     for name in ("workers", "compute"):
         if getattr(options, name) is not None:

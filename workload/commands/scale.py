@@ -1,4 +1,4 @@
-"""``ringtap workload scale``: the workload of more workers, other batches, models or processors."""
+"""Implements ``ringtap workload scale``: makes a workload of more workers, other batches, models or processors."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ringtap.core.command_options import add_json
 from ringtap.core.errors import UsageError
-from ringtap.core.options import add_json
 from ringtap.core.units import counted, whole_number
-from ringtap.workload.options import ranks_per_host
+from ringtap.workload.command_options import ranks_per_host
 from ringtap.workload.scaling import Scaling, scale, with_times
 from ringtap.workload.workload import read_workload, summary, write_workload
 

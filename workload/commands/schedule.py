@@ -1,4 +1,4 @@
-"""``ringtap schedule``: time shifts with which jobs share links, and their compatibility score."""
+"""Implements ``ringtap schedule``: finds time shifts with which jobs share links, and their compatibility score."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ringtap.core.command_options import add_force, add_json
 from ringtap.core.errors import UsageError
-from ringtap.core.options import add_force, add_json
-from ringtap.core.run_files import refuse_existing
-from ringtap.core.schema import RUN_JSON
-from ringtap.core.terminal import text_table
+from ringtap.core.run_directory_schema import RUN_JSON
+from ringtap.core.terminal_escaping import text_table
 from ringtap.core.units import counted, format_rate, parse_duration_s, parse_rate_bps, whole_number
-from ringtap.workload.options import add_algorithms, add_ranks_per_host, algorithms, ranks_per_host
+from ringtap.core.untrusted_files import refuse_existing
+from ringtap.workload.command_options import add_algorithms, add_ranks_per_host, algorithms, ranks_per_host
 
 if TYPE_CHECKING:
-    from ringtap.workload.bandwidth_sharing import Share
     from ringtap.workload.interleaving import Circles, InterleavedLink, PeriodicJob, Schedule
+    from ringtap.workload.unscheduled_jobs import Share
 
 MAX_JOBS, MAX_LINKS = 6, 16
 MAX_PHASES = 1000
@@ -151,8 +151,8 @@ def _jobs(options: argparse.Namespace, links: list[InterleavedLink]) -> list[Per
     """Return the jobs: those of workloads, simulated at the lowest capacity of their links, or recorded, come first."""
     found = []
     if options.workloads:
+        from ringtap.workload.demand_of_recorded_job import recorded_job
         from ringtap.workload.interleaving import simulated_job
-        from ringtap.workload.recorded_job import recorded_job
         from ringtap.workload.workload import read_workload
 
         chosen = algorithms(options)
@@ -172,7 +172,7 @@ def read_shares(text: str, jobs: int) -> list[Share]:
     Raises:
         UsageError: the rule is not understood, or has not one number per job.
     """
-    from ringtap.workload.bandwidth_sharing import MLTCP, Share
+    from ringtap.workload.unscheduled_jobs import MLTCP, Share
 
     rule, _, rest = text.partition("=")
     if text in ("fair", "mltcp"):
@@ -226,13 +226,13 @@ def _run_shared(
     jobs: list[PeriodicJob], sharing: _Sharing, shifts_ms: list[float], capacity_bps: float, places: int
 ) -> dict[str, Any]:
     """Return the iterations of jobs without a schedule, from their own starts and, on one link, from the shifts."""
-    from ringtap.workload.bandwidth_sharing import Share, share_link, share_paths
-    from ringtap.workload.gpu_intensity import (
+    from ringtap.workload.crux_scheduling import (
         choose_paths,
         gpu_intensity_flop_per_s,
         priority_levels,
         random_paths_flop_per_s,
     )
+    from ringtap.workload.unscheduled_jobs import Share, share_link, share_paths
 
     iterations, shares, paths = sharing.iterations, sharing.shares, [0] * len(jobs)
     item: dict[str, Any] = {"rule": sharing.rule, "iterations": iterations}
@@ -289,7 +289,7 @@ def _schedule(options: argparse.Namespace) -> int:
     circles = draw_circles(jobs, MEASURED_ERROR if is_measured else 0.0)
     found = schedule(circles, links) if places is None else place(circles, links[0].capacity_bps, places)
     if options.figure is not None:
-        from ringtap.workload.circles import write_circles
+        from ringtap.workload.circles_plot import write_circles
 
         write_circles(circles, found, [f"job {number}" for number in range(count)], options.figure)
     item = _item(jobs, circles, found)

@@ -1,4 +1,4 @@
-"""``ringtap workload show``: the content of a workload."""
+"""Implements ``ringtap workload show``: lists the content of a workload, and draws an iteration of it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ringtap.core.options import add_force, add_json
-from ringtap.core.run_files import refuse_existing
-from ringtap.core.terminal import text_table
+from ringtap.core.command_options import add_force, add_json
+from ringtap.core.terminal_escaping import text_table
 from ringtap.core.units import counted, format_size
-from ringtap.workload.options import add_network, network
+from ringtap.core.untrusted_files import refuse_existing
+from ringtap.workload.command_options import add_network, network
 
 # of an element of a parameter: 1, and its bytes
 _WEIGHTS = (lambda _one: 1, lambda one: one["element_bytes"])
@@ -34,8 +34,8 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 def _show(options: argparse.Namespace) -> int:
     from ringtap.core.errors import UsageError
     from ringtap.workload.execution_trace import NodeType
-    from ringtap.workload.simulated_iterations import critical_path
-    from ringtap.workload.timeline import write_timeline
+    from ringtap.workload.simulate_iterations import critical_path
+    from ringtap.workload.timeline_plot import write_timeline
     from ringtap.workload.workload import assumed_of_others, kind_of, peer_of, read_workload, size_of, summary
 
     refuse_existing(options.timeline, options.force)

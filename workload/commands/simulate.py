@@ -1,4 +1,4 @@
-"""``ringtap workload simulate``: iteration times of a workload on a network, against cross traffic."""
+"""Implements ``ringtap workload simulate``: simulates a workload's iterations on a network, with cross traffic."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringtap.core.command_options import add_json
 from ringtap.core.errors import UsageError
-from ringtap.core.options import add_json
-from ringtap.core.terminal import shell_word, text_table
+from ringtap.core.terminal_escaping import shell_word, text_table
 from ringtap.core.units import counted, parse_duration_s, whole_number
-from ringtap.workload.options import add_network, algorithms, hosts_of, network, ranks_per_host, read_loads
+from ringtap.workload.command_options import add_network, algorithms, hosts_of, network, ranks_per_host, read_loads
 
 if TYPE_CHECKING:
     from ringtap.workload.simulated_loads import CrossPlan, LoadSimulator
@@ -67,7 +67,7 @@ def read_simulators(given: list[str]) -> dict[str, Path]:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    from ringtap.workload.simulated_iterations import busiest_links, critical_path
+    from ringtap.workload.simulate_iterations import busiest_links, critical_path
     from ringtap.workload.simulated_loads import LEAST_ITERATIONS, MAX_ITERATIONS
     from ringtap.workload.simulated_run import parameters_of, write_run
     from ringtap.workload.workload import assumed_of_others
@@ -129,7 +129,7 @@ def _simulate(options: argparse.Namespace) -> int:
 
 def _simulator(options: argparse.Namespace) -> tuple[LoadSimulator, list[CrossPlan]]:
     """Return the simulator and the plans of the command line, on a network with room for both."""
-    from ringtap.workload.simulated_iterations import check_room
+    from ringtap.workload.simulate_iterations import check_room
     from ringtap.workload.simulated_loads import LoadSimulator, read_cross
     from ringtap.workload.workload import read_workload
 
@@ -150,7 +150,7 @@ def _simulator(options: argparse.Namespace) -> tuple[LoadSimulator, list[CrossPl
 
 def _run_others(others: dict[str, Path], limit_s: float, simulator: LoadSimulator) -> tuple[float, list[SimulatorLog]]:
     """Return the time of one iteration here, and the results of other simulators."""
-    from ringtap.workload.simulated_iterations import simulate
+    from ringtap.workload.simulate_iterations import simulate
     from ringtap.workload.simulator_programs import run_simulator
 
     job = simulator.workload, simulator.topology, simulator.algorithms

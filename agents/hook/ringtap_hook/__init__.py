@@ -1,4 +1,4 @@
-"""Recorder of steps and communication that runs inside a job's processes, without edits to the training code.
+"""Records steps and communication inside a job's processes, without edits to the training code.
 
 It uses the standard library only and is valid for Python 3.8, because the job's interpreter is not ringtap's. It uses
 torch only after the job has imported it. No exception reaches the job: a failure is written to ``hook-<pid>.log`` in
@@ -7,7 +7,7 @@ the node's ``steps`` folder and ends that recorder, never the job.
 
 from __future__ import annotations
 
-from . import finder, log, settings
+from . import error_log, import_hook, settings
 
 
 def arm() -> None:
@@ -16,10 +16,10 @@ def arm() -> None:
     if wanted is None:
         return
     try:
-        finder.install(wanted)
+        import_hook.install(wanted)
         settings.note_loaded(wanted)
     except Exception:
-        log.note(wanted, "recorder")
+        error_log.note(wanted, "recorder")
 
 
 def mark() -> None:
@@ -35,7 +35,7 @@ def mark() -> None:
                 agent_start.attach(None, wanted)
             steps.recorder(wanted).mark()
     except Exception:
-        log.note(wanted, "step recorder")
+        error_log.note(wanted, "step recorder")
 
 
 # torch.compile checks this: without it, it would trace into the function, and warn.

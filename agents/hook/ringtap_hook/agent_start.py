@@ -1,11 +1,11 @@
-"""Start of an agent on a node without a supervisor, where a launcher within the job (srun, mpirun) starts ranks."""
+"""Starts an agent on a node without a supervisor, where a launcher within the job (srun, mpirun) starts ranks."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
 
-from . import log
+from . import error_log
 from .settings import is_unsupervised, note_loaded
 
 TYPE_CHECKING = False
@@ -50,11 +50,11 @@ def _start(python: str, settings: Settings) -> None:
         with suppress(ChildProcessError):  # the job may have reaped it
             os.waitpid(shell, 0)  # 1 to 2 ms: the shell ends at once
     except Exception:
-        log.note(settings, "start of an agent on this node")
+        error_log.note(settings, "start of an agent on this node")
 
 
 def _log(settings: Settings) -> str:
-    """Path of the agent's log, for errors of its start; /dev/null if its folder cannot be made."""
+    """Path of the agent's error log, for errors of its start; /dev/null if its folder cannot be made."""
     folder = os.path.join(settings.node_folder, "log")
     try:
         os.makedirs(folder, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Exclusion of optimizer steps that are not part of the training.
+"""Excludes optimizer steps that are not part of the training.
 
 Two functions create the state of an optimizer that has none by a step with zero gradients: Horovod's
 ``broadcast_optimizer_state``, with which a job of 20 steps with Adam steps 21 times, and ``_init_optim_state`` of

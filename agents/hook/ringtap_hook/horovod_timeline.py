@@ -1,8 +1,9 @@
-"""Recorder of Horovod's timeline, which Horovod writes into the run directory, and of its settings.
+"""Makes Horovod write its timeline into the run directory, and records Horovod's settings.
 
 Horovod 0.28 reads HOROVOD_TIMELINE in ``init()``. Only rank 0 writes the file, but all ranks must have the variable or
 none: with it, ranks exchange longer bit vectors, and a rank that differs ends the job. So the ranks agree first
-(``horovod_rank_agreement.py``). If they cannot, there is no timeline, and ``horovod/settings.json`` gives the reason.
+(``horovod_all_ranks_recorded.py``). If they cannot, there is no timeline, and ``horovod/settings.json`` gives the
+reason.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 import time
 from contextlib import suppress
 
-from . import log
+from . import error_log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,11 +74,11 @@ def _choose_timeline(settings: Settings, has_arguments: bool) -> dict[str, Any]:
             return dict(decision, reason=reason)
         # The file comes before the agreement: after that, no rank may fail.
         path, reason = _create_timeline(settings)
-        from .horovod_rank_agreement import agree
+        from .horovod_all_ranks_recorded import agree
 
         reason = agree(int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"]), reason)
     except Exception:
-        log.note(settings, "Horovod timeline recorder")
+        error_log.note(settings, "Horovod timeline recorder")
         reason = "the recorder failed: see the hook's log in steps"
     if reason:
         if path != os.devnull:
@@ -130,7 +131,7 @@ def _record_settings(settings: Settings, decision: dict[str, Any]) -> None:
         if os.environ.get("HOROVOD_LOCAL_RANK", "0") == "0":
             _write_settings(settings, decision)
     except Exception:
-        log.note(settings, "Horovod settings recorder")
+        error_log.note(settings, "Horovod settings recorder")
 
 
 def _write_settings(settings: Settings, decision: dict[str, Any]) -> None:

@@ -1,10 +1,10 @@
-"""Communication of Horovod's PyTorch API for the profiler: each tensor's kind and bytes, and the waits for them."""
+"""Records communication of Horovod's PyTorch API for the profiler: each tensor's kind and bytes, and the waits."""
 
 from __future__ import annotations
 
 import functools
 
-from . import profile, profiled_calls
+from . import layer_profiler, profiled_communication
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from .profile import Profiler
+    from .layer_profiler import Profiler
     from .settings import Settings
 
 # Functions of horovod.torch.mpi_ops that begin the communication of their first argument, and return its handle
@@ -28,7 +28,7 @@ _FUNCTIONS = {
 
 def attach(module: ModuleType, settings: Settings) -> None:
     """Wrap Horovod's functions, which its optimizer and its other functions call."""
-    own = profile.profiler(settings)
+    own = layer_profiler.profiler(settings)
     handles: dict[int, int] = {}  # handle -> number of its call
     for name, kind in _FUNCTIONS.items():
         plain = getattr(module, name, None)
@@ -62,7 +62,7 @@ def _wrap(
             size = sum(one.numel() * one.element_size() for one in tensors)
             kind_of_data = str(tensors[0].dtype).replace("torch.", "")
             rows = kwargs.get("splits", args[0] if args else None) if kind == "all_to_all" else None
-            splits = () if rows is None else (profiled_calls.shares(size, rows),)
+            splits = () if rows is None else (profiled_communication.shares(size, rows),)
             ranks = tuple(range(module.size()))
             number = own.call(kind, size, ranks, None, 0, kind_of_data, "horovod", True, *splits)
         except Exception:  # the call itself says what is wrong with it

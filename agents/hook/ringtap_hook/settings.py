@@ -1,4 +1,4 @@
-"""Settings of the recording in this process, and its identity: its rank, its process group and its command."""
+"""Reads the settings of the recording in this process, and its identity: its rank, process group and command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorder of optimizer steps, of steps that mixed precision skipped, and of the marks of plain loops."""
+"""Records optimizer steps, steps that mixed precision skipped, and the marks of plain loops."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 import time
 from contextlib import suppress
 
-from . import backward, log, time_shift
-from .files import ProcessFile, json_line
+from . import count_backward_passes, error_log, time_shift
+from .record_files import ProcessFile, json_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Recorder:
                 return None
             # A step that ended by an exception leaves its frame here; it is off the stack, so this one replaces it.
             thread.frame = caller
-            thread.passes_ns = -1 if backward.active else 0
+            thread.passes_ns = -1 if count_backward_passes.active else 0
             changed = _with_closure(args, kwargs, thread) if len(args) > 1 or kwargs else None
             thread.start_mono_ns = time.monotonic_ns()
             thread.start_ns = time.time_ns()
@@ -188,7 +188,7 @@ class Recorder:
         return 0 if self._grid is None else self._grid.pause_ns(mono_ns, step)
 
     def _write(self, pause_ns: int, passes_ns: int, *values: int) -> None:
-        passes = backward.passes
+        passes = count_backward_passes.passes
         self._file.write(self._pack(*values, passes - self._passes, pause_ns, passes_ns), values[_END_MONO])
         self._passes = passes
 
@@ -197,7 +197,7 @@ class Recorder:
         if self._off:
             return
         self._off = True
-        log.note(self._settings, "step recorder")
+        error_log.note(self._settings, "step recorder")
 
 
 def _is_running(frame: FrameType, top: FrameType | None) -> bool:

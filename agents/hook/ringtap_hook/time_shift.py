@@ -1,4 +1,4 @@
-"""Pauses that keep the iterations of a job on a grid of times, so that jobs that share links interleave.
+"""Keeps the iterations of a job on a grid of times by pauses, so that jobs that share links interleave.
 
 The method is that of the agents of CASSINI (Rajasekaran, Ghobadi and Akella, NSDI 2024): a pause before an iteration,
 never within one.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from . import log
+from . import error_log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,6 +57,6 @@ def from_environment(settings: Settings) -> Grid | None:
         if period_ns < 1:
             raise ValueError(text)
     except ValueError:
-        log.note(settings, VARIABLE)
+        error_log.note(settings, VARIABLE)
         return None
     return Grid(start_ns - (time.time_ns() - time.monotonic_ns()), period_ns, *until)

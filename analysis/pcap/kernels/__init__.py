@@ -1,1 +1,1 @@
-"""Compiled kernels of the capture scan."""
+"""Holds the compiled kernels of the capture scan."""

@@ -1,4 +1,4 @@
-"""Machine code of the kernels: compiled once, kept in the user's cache folder, loaded without the compiler.
+"""Compiles the kernels once, keeps their machine code in the user's cache folder, and loads it without the compiler.
 
 numba makes a C callback of each entry point, and llvmlite compiles the callbacks' LLVM code to an object file. A later
 process only links the object file and calls it. It does not import numba: the import alone takes as long as scanning
@@ -17,11 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ringtap.core import capture_file_formats
 from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.core.installation import cache_folder, install_command
+from ringtap.core.isolated_python import python_command
 from ringtap.core.parent_death import die_with_parent
-from ringtap.core.python_command import python_command
-from ringtap.core.run_files import open_regular, replace_file
+from ringtap.core.untrusted_files import open_regular, replace_file
 
 Entry = Callable[[int, int, int], int]
 _SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int64, *(ctypes.c_int64,) * 3)
@@ -88,9 +89,9 @@ def _object_code(binding: Any, say: Callable[[str], None] | None) -> bytes:
 
 
 def sources() -> list[Path]:
-    """Return the files that the machine code is made from: the kernels, and the columns that they write."""
+    """Return the files that the machine code is made from: the kernels, their columns, and formats of captures."""
     here = Path(__file__).parent
-    return [*sorted(here.glob("*.py")), here.parent / "scan_dtypes.py"]
+    return [*sorted(here.glob("*.py")), here.parent / "scan_dtypes.py", Path(capture_file_formats.__file__)]
 
 
 def _key(binding: Any) -> str:
@@ -143,7 +144,7 @@ def _machine(binding: Any) -> Any:
 def _kernels() -> Entries:
     """Return the entry points in Python, before they are compiled."""
     os.environ["NUMBA_OPT"] = "0"  # numba would optimize each kernel again in each one that calls it
-    from ringtap.analysis.pcap.kernels.walk import finish, join, resume, resume_blocks, total, walk, walk_blocks
+    from ringtap.analysis.pcap.kernels.walk_records import finish, join, resume, resume_blocks, total, walk, walk_blocks
 
     return Entries(walk, walk_blocks, resume, resume_blocks, finish, total, join)
 

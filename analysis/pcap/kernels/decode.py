@@ -1,4 +1,4 @@
-"""Kernels that decode a packet: link layers, tags, IPv4, IPv6, fragments, tunnels, the transport's payload.
+"""Decodes a packet: link layers, tags, IPv4, IPv6, fragments, tunnels, the transport's payload.
 
 A packet is given by its address in memory, the number of captured bytes and its length. Link types are those of
 tcpdump.org/linktypes.html. The kernels for links, tags and IP return the offset of the packet inside a tunnel: positive
@@ -8,10 +8,9 @@ for an Ethernet frame, negative for an IP packet, 0 if there is none.
 from __future__ import annotations
 
 from ringtap.analysis.pcap import scan_dtypes as dtypes
-from ringtap.analysis.pcap.kernels import state as ks
-from ringtap.analysis.pcap.kernels.cells import account
+from ringtap.analysis.pcap.kernels import scan_state as ks
 from ringtap.analysis.pcap.kernels.flow import add, count, flow_of, flow_of4, flow_of6, get, put, rest_of
-from ringtap.analysis.pcap.kernels.memory import (
+from ringtap.analysis.pcap.kernels.kernel_primitives import (
     inlined,
     kernel,
     load8,
@@ -23,15 +22,28 @@ from ringtap.analysis.pcap.kernels.memory import (
     swapped32,
     times,
 )
+from ringtap.analysis.pcap.kernels.rate_bins import account
 from ringtap.analysis.pcap.kernels.roce import extended_bytes, roce
 from ringtap.analysis.pcap.kernels.tcp import tcp
+from ringtap.core.capture_file_formats import (
+    LINK_COOKED,
+    LINK_COOKED2,
+    LINK_ETHERNET,
+    LINK_IPOIB,
+    LINK_IPV4,
+    LINK_IPV6,
+    LINK_LOOP,
+    LINK_NULL,
+    LINK_RAW,
+    LINK_RAW_BSD,
+    LINK_RAW_OTHER,
+)
 
 _IPV4, _IPV6, _MPLS, _MPLS_MULTICAST = 0x0800, 0x86DD, 0x8847, 0x8848
 _ARP, _RARP, _PPPOE = 0x0806, 0x8035, 0x8864
 _PPP_IPV4, _PPP_IPV6 = 0x0021, 0x0057
 _TAG_MASK = 2**60 - 1  # of five VLANs
 _FOR_IPV4 = 0x04060008  # fields of ARP as loaded: protocol IPv4, addresses of six and four bytes
-_NULL, _ETHERNET, _LOOP, _COOKED, _IPOIB, _COOKED2 = 0, 1, 108, 113, 242, 276
 _HOP_BY_HOP, _FRAGMENT, _AUTHENTICATION = 0, 44, 51
 _MIX, _MIX_REST = -7046029254386353131, -4417276706812531889  # odd, of high entropy
 _TCP, _UDP, _VXLAN_PORT, _ROCE_PORT, _GENEVE_PORT = 6, 17, 4789, 4791, 6081
@@ -83,17 +95,31 @@ def _flow_of_first(state: int, addresses: int, identity: int, time_ns: int) -> i
 
 
 @inlined
-def _tcp4(state: int, at: int, kept: int, length: int, total: int, time_ns: int) -> None:
+def _keep_network(state: int, work: int, tag: int) -> None:
+    """Count changes of VLAN or VNI, which are not part of a conversation's key."""
+    before = load64(work + ks.D_TAG)
+    if tag != before:
+        if before:
+            count(state, ks.N_NETWORKS)
+        elif get(state, ks.SEGMENTS_AT):
+            store64(work + ks.D_FIRST_TAG, tag)
+        store64(work + ks.D_TAG, tag)
+
+
+@inlined
+def _after_tcp_header(header: int, size: int) -> int:
+    """Return how much of an IP payload follows its TCP header; -1 if that contradicts itself or the size."""
+    header_bytes = (load8(header + 12) >> 4) * 4
+    return size - header_bytes if 20 <= header_bytes <= size else -1
+
+
+@inlined
+def _tcp4(state: int, at: int, kept: int, length: int, payload: int, time_ns: int) -> None:
     """Count an Ethernet frame with TCP in IPv4 without options, of which at least 54 bytes were captured."""
-    header_bytes = (load8(at + 46) >> 4) * 4
-    payload = total - 20 - header_bytes
-    if header_bytes < 20 or payload < 0:
-        count(state, ks.N_MALFORMED)
-        payload = 0
     rest = rest_of(load32(at + 34), _TCP, 0, 0, 4)
     flow = flow_of4(state, at + 26, rest, time_ns)
     work = account(state, flow, length, payload, time_ns)
-    store64(work + ks.D_TAG, ks.UNTAGGED)
+    _keep_network(state, work, ks.UNTAGGED)
     tcp(state, flow, work, at + 34, kept - 34, payload, 4, time_ns)
 
 
@@ -110,13 +136,12 @@ def _tcp_payload(state: int, header: int, kept: int, size: int) -> int:
     if kept < 13:
         count(state, ks.N_CUT)
         return -1
-    header_bytes = (load8(header + 12) >> 4) * 4
-    if header_bytes < 20 or header_bytes > size:
+    payload = _after_tcp_header(header, size)
+    if payload < 0:
         count(state, ks.N_MALFORMED)
-        return -1
-    if kept < 20:
+    elif kept < 20:
         count(state, ks.N_CUT)
-    return size - header_bytes
+    return payload
 
 
 @kernel
@@ -211,18 +236,6 @@ def _inside_ip(header: int, offset: int, kept: int, protocol: int) -> int:
     return _inside(header - offset, offset + 4 + optional * 4, kept, swapped16(header + 2))
 
 
-@inlined
-def _keep_network(state: int, work: int) -> None:
-    """Count changes of VLAN or VNI, which are not part of a conversation's key."""
-    tag, before = get(state, ks.TAG), load64(work + ks.D_TAG)
-    if tag != before:
-        if before:
-            count(state, ks.N_NETWORKS)
-        elif get(state, ks.SEGMENTS_AT):
-            store64(work + ks.D_FIRST_TAG, tag)
-        store64(work + ks.D_TAG, tag)
-
-
 @kernel
 def _transport(
     state: int,
@@ -297,7 +310,7 @@ def _transport(
     if identity >= 0:
         _remember_first(state, key, identity, flow, time_ns)
     work = account(state, flow, length, payload, time_ns)
-    _keep_network(state, work)
+    _keep_network(state, work, get(state, ks.TAG))
     if protocol == _TCP and whole and identity < 0:
         tcp(state, flow, work, header, seen, payload, family, time_ns)
     elif payload:
@@ -496,17 +509,17 @@ def _is_loopback_ip(at: int) -> bool:
 @kernel
 def _link(state: int, at: int, kept: int, length: int, time_ns: int, link: int) -> int:
     ethertype = 0
-    if link == _ETHERNET:
+    if link == LINK_ETHERNET:
         header, place = 14, 12
-    elif link == _COOKED:
+    elif link == LINK_COOKED:
         header, place = 16, 14
-    elif link == _COOKED2:
+    elif link == LINK_COOKED2:
         header, place = 20, 0
-    elif link == _IPOIB:
+    elif link == LINK_IPOIB:
         header, place = 44, 40  # after a global route header
-    elif link in (_NULL, _LOOP):
+    elif link in (LINK_NULL, LINK_LOOP):
         header, place = 4, -1
-    elif link in (12, 14, 101, 228, 229):  # raw IP
+    elif link in (LINK_RAW_BSD, LINK_RAW_OTHER, LINK_RAW, LINK_IPV4, LINK_IPV6):
         header, place = 0, -1
     else:
         count(state, ks.N_LINK)
@@ -545,9 +558,10 @@ def decode(state: int, at: int, kept: int, length: int, time_ns: int, link: int)
         time_ns: time of capture.
         link: LINKTYPE of the interface.
     """
-    # fast path of nearly every packet: Ethernet, IPv4 without options, no fragment, TCP with its whole header
+    # fast path of nearly every packet, with the results of the other one: Ethernet, IPv4 without options, no fragment,
+    # TCP with its whole header
     if (
-        link == _ETHERNET
+        link == LINK_ETHERNET
         and kept >= 54
         and load32(at + 12) & 0xFFFFFF == 0x450008
         and load16(at + 20) & 0xFF3F == 0
@@ -555,7 +569,8 @@ def decode(state: int, at: int, kept: int, length: int, time_ns: int, link: int)
         and get(state, ks.RECENT) == 0
     ):
         total = swapped16(at + 16)
-        if 40 <= total <= length - 14:
-            _tcp4(state, at, kept, length, total, time_ns)
+        payload = _after_tcp_header(at + 34, total - 20)
+        if total <= length - 14 and payload >= 0:
+            _tcp4(state, at, kept, length, payload, time_ns)
             return
     _any(state, at, kept, length, time_ns, link)

@@ -1,4 +1,4 @@
-"""Kernels for the flow table, which finds the flow that a packet belongs to.
+"""Finds the flow that a packet belongs to, in the flow table.
 
 The table maps the 5-tuple as it stands in the packet to the flow, so that each direction is found directly. It uses
 linear probing. Keys are hashed by products of halves to which secrets were added (NH: Black et al., UMAC, CRYPTO 1999),
@@ -7,8 +7,8 @@ so that no capture can be crafted whose flows all fall on one slot.
 
 from __future__ import annotations
 
-from ringtap.analysis.pcap.kernels import state as ks
-from ringtap.analysis.pcap.kernels.memory import (
+from ringtap.analysis.pcap.kernels import scan_state as ks
+from ringtap.analysis.pcap.kernels.kernel_primitives import (
     inlined,
     kernel,
     load8,

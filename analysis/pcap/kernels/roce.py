@@ -1,10 +1,19 @@
-"""Kernels for RoCEv2, InfiniBand's transport in UDP (InfiniBand Architecture Specification, vol. 1, 9 and A17)."""
+"""Counts RoCEv2, InfiniBand's transport in UDP, by queue pair (InfiniBand specification, vol. 1, 9 and A17)."""
 
 from __future__ import annotations
 
-from ringtap.analysis.pcap.kernels import state as ks
+from ringtap.analysis.pcap.kernels import scan_state as ks
 from ringtap.analysis.pcap.kernels.flow import add, count, get, key6, put, same16, spread
-from ringtap.analysis.pcap.kernels.memory import kernel, load8, load32, load64, store8, store32, store64, swapped32
+from ringtap.analysis.pcap.kernels.kernel_primitives import (
+    kernel,
+    load8,
+    load32,
+    load64,
+    store8,
+    store32,
+    store64,
+    swapped32,
+)
 from ringtap.analysis.pcap.scan_dtypes import QUEUE_PAIR, offsets
 
 _ROW = QUEUE_PAIR.itemsize

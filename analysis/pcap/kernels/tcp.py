@@ -1,10 +1,10 @@
-"""Kernels for TCP: retransmissions, order, round trips, windows, resets, and segments on the wire.
+"""Follows TCP connections: retransmissions, order, round trips, windows, resets, and segments on the wire.
 
-Sequence numbers are compared modulo 2^32 (RFC 9293, 3.4). Bytes that were seen before are retransmitted. Bytes that
-fill a hole are out of order if they come within the handshake's round trip (3 ms if none was seen) of the packet that
-left the hole; otherwise they are retransmissions of bytes lost before the capture point. A hole is left by a packet
-further ahead, with or without payload, and by an acknowledgement of bytes that were not captured. Round trips are
-timed for one segment at a time, and not across a retransmission (Karn and Partridge, SIGCOMM 1987).
+Sequence numbers are compared modulo 2^32 (RFC 9293, 3.4). Bytes that were seen before are repeated, and retransmitted.
+Bytes that fill a hole are out of order if they come within the handshake's round trip (3 ms if none was seen) of the
+packet that left the hole; otherwise they are retransmissions of bytes lost before the capture point. A hole is left by
+a packet further ahead, with or without payload, and by an acknowledgement of bytes that were not captured. Round trips
+are timed for one segment at a time, and not across a retransmission (Karn and Partridge, SIGCOMM 1987).
 
 tshark, by contrast, classifies whole segments. A segment below the highest byte sent is out of order if it comes within
 that time of the highest segment, otherwise it is a retransmission. It is always a retransmission if it was acknowledged
@@ -13,9 +13,9 @@ before or ends at the highest byte.
 
 from __future__ import annotations
 
-from ringtap.analysis.pcap.kernels import state as ks
+from ringtap.analysis.pcap.kernels import scan_state as ks
 from ringtap.analysis.pcap.kernels.flow import add, count, get, put, row_of, work_of
-from ringtap.analysis.pcap.kernels.memory import (
+from ringtap.analysis.pcap.kernels.kernel_primitives import (
     inlined,
     kernel,
     load8,
@@ -26,11 +26,12 @@ from ringtap.analysis.pcap.kernels.memory import (
     swapped16,
     swapped32,
 )
-from ringtap.analysis.pcap.scan_dtypes import CONVERSATION, offsets
+from ringtap.analysis.pcap.scan_dtypes import CONVERSATION, PACKET, offsets
 
-_RETRANSMITTED, _OUT_OF_ORDER, _ZERO_WINDOWS, _RESETS, _RTT_COUNT, _RTT_SUM, _RTT_MIN, _HANDSHAKE = offsets(
+_RETRANSMITTED, _REPEATED, _OUT_OF_ORDER, _ZERO_WINDOWS, _RESETS, _RTT_COUNT, _RTT_SUM, _RTT_MIN, _HANDSHAKE = offsets(
     CONVERSATION,
     "retransmitted_bytes",
+    "repeated_bytes",
     "out_of_order_bytes",
     "zero_windows",
     "resets",
@@ -39,10 +40,9 @@ _RETRANSMITTED, _OUT_OF_ORDER, _ZERO_WINDOWS, _RESETS, _RTT_COUNT, _RTT_SUM, _RT
     "rtt_min_ns",
     "handshake_ns",
 )
+_PACKET_REPEATED = offsets(PACKET, "repeated_bytes")[0] - PACKET.itemsize  # from the end of the row on
 _FIN, _SYN, _RST, _PSH, _ACK = 1, 2, 4, 8, 16
-_MAX_OUT_OF_ORDER_NS = 3_000_000  # if no handshake was seen
 _MAX_JUMP = 2**30  # a window is smaller: this is another connection between the same ports
-_MAX_RTT_NS = 240_000_000_000  # both segments live 2 minutes at most (RFC 9293, 3.4.1): beyond, a clock was set
 _MAX_SYN_BYTES = 2**16  # of data with a SYN (RFC 7413)
 
 
@@ -77,13 +77,13 @@ def _add_hole(state: int, flow: int, work: int, begin: int, end: int, time_ns: i
 
 
 @kernel
-def _fill(state: int, flow: int, work: int, sequence: int, payload: int, time_ns: int) -> int:
-    """Remove the bytes of a segment from the holes; return how many of them are merely out of order."""
+def _fill(state: int, flow: int, work: int, sequence: int, payload: int, time_ns: int) -> tuple[int, int]:
+    """Remove the bytes of a segment from the holes; return how many there were, and how many are out of order."""
     holes, number = _holes_of(state, flow), load64(work + ks.D_HOLES)
     limit = load64(row_of(state, flow) + _HANDSHAKE)
     if limit <= 0:
-        limit = _MAX_OUT_OF_ORDER_NS
-    in_time = 0
+        limit = ks.MAX_OUT_OF_ORDER_NS
+    filled = in_time = 0
     index = 0
     while index < number:
         hole = holes + index * ks.HOLE_BYTES
@@ -93,6 +93,7 @@ def _fill(state: int, flow: int, work: int, sequence: int, payload: int, time_ns
         if first >= last:
             index += 1
             continue
+        filled += last - first
         if time_ns < 0 or since < 0 or time_ns - since <= limit:
             in_time += last - first
         if first > begin and last < end:  # in the middle: the part after it becomes a hole of its own
@@ -113,7 +114,15 @@ def _fill(state: int, flow: int, work: int, sequence: int, payload: int, time_ns
             final = holes + number * ks.HOLE_BYTES
             _set_hole(hole, load64(final), load64(final + ks.HOLE_TO), load64(final + ks.HOLE_NS))
     store64(work + ks.D_HOLES, number)
-    return in_time
+    return filled, in_time
+
+
+@inlined
+def _repeated(state: int, flow: int, size: int) -> None:
+    """Count bytes of the packet that was just written, and that an earlier one held, too."""
+    add(row_of(state, flow) + (flow & 1) * 8 + _REPEATED, size)
+    if get(state, ks.PACKETS_AT):
+        store32(get(state, ks.PACKETS_AT) + _PACKET_REPEATED, size)
 
 
 @kernel
@@ -129,14 +138,16 @@ def _not_in_order(state: int, flow: int, work: int, sequence: int, payload: int,
         _add_hole(state, flow, work, following, sequence, time_ns)
         store64(work + ks.D_NEXT, end)
         return
-    if payload <= 1 and ahead == -1:
-        return  # keep-alive
+    if payload <= 1 and ahead == -1:  # keep-alive
+        _repeated(state, flow, payload)
+        return
     new = max(_signed(end - following), 0)
     if payload > new:
-        filled = _fill(state, flow, work, sequence, payload, time_ns)
-        row = row_of(state, flow) + (flow & 1) * 8
-        add(row + _RETRANSMITTED, payload - min(new, payload) - filled)
-        add(row + _OUT_OF_ORDER, filled)
+        filled, in_time = _fill(state, flow, work, sequence, payload, time_ns)
+        row, old = row_of(state, flow) + (flow & 1) * 8, payload - min(new, payload)
+        add(row + _RETRANSMITTED, old - in_time)
+        add(row + _OUT_OF_ORDER, in_time)
+        _repeated(state, flow, old - filled)
         store64(work + ks.D_TIMED, -1)
     if new:
         store64(work + ks.D_NEXT, end)
@@ -239,7 +250,7 @@ def _round_trip(state: int, flow: int, work: int, time_ns: int) -> None:
     store64(work + ks.D_TIMED, -1)
     since = load64(work + ks.D_TIMED_NS)
     took = time_ns - since
-    if since < 0 or took < 0 or took > _MAX_RTT_NS:
+    if since < 0 or took < 0 or took > ks.MAX_RTT_NS:
         return
     row = row_of(state, flow) + (flow & 1) * 8
     add(row + _RTT_COUNT, 1)
@@ -257,7 +268,7 @@ def _handshake(state: int, flow: int, work: int, other: int, acknowledged: int, 
         return  # this is the answering side
     if not 0 <= _signed(acknowledged - load64(other + ks.D_SYN) - 1) < _MAX_JUMP:
         return  # the acknowledgement is of an earlier connection
-    if load64(row + _HANDSHAKE) < 0 and 0 <= time_ns - since <= _MAX_RTT_NS:
+    if load64(row + _HANDSHAKE) < 0 and 0 <= time_ns - since <= ks.MAX_RTT_NS:
         store64(row + _HANDSHAKE, time_ns - since)
     store64(work + ks.D_SYN_NS, 0)
     store64(other + ks.D_SYN_NS, 0)

@@ -30,9 +30,9 @@ from distributed import Client, LocalCluster
 from ringtap.analysis import dask_workers
 from ringtap.analysis.job.run import open_job
 from ringtap.analysis.job.summary import summarize
-from ringtap.analysis.pcap import cache, read_captures
+from ringtap.analysis.pcap import read_captures, scan_cache
 from ringtap.analysis.report.inputs import of_sweep
-from ringtap.analysis.runs import derived
+from ringtap.analysis.runs import derived_tables
 from ringtap.analysis.runs.run import SweepRun, read_run
 from ringtap.cli import main
 from ringtap.core.errors import MeasurementError, UsageError
@@ -40,7 +40,7 @@ from tests.gold.analysis_sweep import write_sweep
 from tests.gold.job_run import MS, START_NS, Truth, write_ddp_job
 from tests.unit import capture_makers as makers
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -87,9 +87,9 @@ def test_a_large_capture_is_handed_over_by_its_cache(tmp_path: Path, executor: E
     assert told == [(size, size)]
     assert isinstance(found.scanned.cells, np.memmap)
     assert found.binned(what="packets").sum() == 300_000
-    before = cache.places(path)[0].stat().st_mtime_ns
+    before = scan_cache.places(path)[0].stat().st_mtime_ns
     assert read_captures(path, workers=executor).counts == found.counts
-    assert cache.places(path)[0].stat().st_mtime_ns == before
+    assert scan_cache.places(path)[0].stat().st_mtime_ns == before
 
 
 def test_what_is_no_capture_is_the_same_sentence(
@@ -128,15 +128,15 @@ def job(tmp_path: Path) -> Path:
 
 
 def test_a_job_is_joined_to_the_same_bits(tmp_path: Path, job: Path, executor: Executor) -> None:
-    sources = derived.sources_of(job)
+    sources = derived_tables.sources_of(job)
     summaries = []
     for name, opened in (("alone", open_job(job)), ("together", open_job(job, executor))):
         summaries.append(summarize(opened))
-        derived.write(opened, summaries[-1], tmp_path / name, sources)
+        derived_tables.write(opened, summaries[-1], tmp_path / name, sources)
     assert summaries[0] == summaries[1]
     assert any("n1/nic/nic.rec cannot be used" in line for line in summaries[1]["warnings"])
     assert any("n2/sockets/sockets.rec end in a torn record" in line for line in summaries[1]["warnings"])
-    for name in derived.TABLES:
+    for name in derived_tables.TABLES:
         first, second = ((tmp_path / who / f"{name}.parquet").read_bytes() for who in ("alone", "together"))
         assert first == second, name
     assert len(pd.read_parquet(tmp_path / "together" / "byte_accounts.parquet"))
@@ -172,7 +172,7 @@ def test_the_verbs_say_the_same(tmp_path: Path, job: Path, capsys: pytest.Captur
             for where in ([], ["--scheduler", cluster.scheduler_address]):
                 assert main([*command, *where]) == 0
                 said.append(capsys.readouterr().out)
-                (tmp_path / "tables" / derived.SOURCES).unlink(missing_ok=True)  # to be made again
+                (tmp_path / "tables" / derived_tables.SOURCES).unlink(missing_ok=True)  # to be made again
             assert said[0] == said[1], command[0]
 
 

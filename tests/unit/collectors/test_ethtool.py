@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from ringtap.collectors.base import Context
+from ringtap.collectors.collector_interface import Context
 from ringtap.collectors.ethtool import EthtoolCollector, field_of, select
 from ringtap.collectors.ethtool_ioctl import Ethtool, offloads
-from ringtap.core.records import open_records
+from ringtap.core.append_only_logs import open_records
 
 pytestmark = pytest.mark.shares
 

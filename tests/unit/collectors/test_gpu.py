@@ -15,9 +15,9 @@ from typing import Any
 import pynvml
 import pytest
 
-from ringtap.collectors.base import Context
+from ringtap.collectors.collector_interface import Context
 from ringtap.collectors.gpu import GpuCollector
-from ringtap.core.records import Field, open_records
+from ringtap.core.append_only_logs import Field, open_records
 
 pytestmark = pytest.mark.shares
 
@@ -282,7 +282,7 @@ def test_without_the_package_the_remedy_installs_it(tmp_path: Path) -> None:
     script = (
         "import sys; sys.modules['pynvml'] = None\n"
         "from pathlib import Path\n"
-        "from ringtap.collectors.base import Context\n"
+        "from ringtap.collectors.collector_interface import Context\n"
         "from ringtap.collectors.gpu import GpuCollector\n"
         "print(GpuCollector(Context(Path('.'), 1.0)).check())"
     )

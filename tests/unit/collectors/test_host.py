@@ -10,10 +10,10 @@ from typing import Any
 import psutil
 import pytest
 
-from ringtap.collectors.base import Context
+from ringtap.collectors.collector_interface import Context
 from ringtap.collectors.host import COUNTERS, HostCollector, read_counters
-from ringtap.collectors.processes import Process, command_of, rank_of
-from ringtap.core.records import open_records, read_json_lines
+from ringtap.collectors.process_facts import Process, command_of, rank_of
+from ringtap.core.append_only_logs import open_records, read_json_lines
 
 pytestmark = pytest.mark.shares
 

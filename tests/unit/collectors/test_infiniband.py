@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.collectors.base import Context
+from ringtap.collectors.collector_interface import Context
 from ringtap.collectors.infiniband import InfinibandCollector
-from ringtap.core.records import Field, RecordFile, open_records, read_json_lines
+from ringtap.core.append_only_logs import Field, RecordFile, open_records, read_json_lines
 
 pytestmark = pytest.mark.shares
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.collectors.base import Context
+from ringtap.collectors.collector_interface import Context
 from ringtap.collectors.nic import NicCollector
-from ringtap.core.records import open_records
+from ringtap.core.append_only_logs import open_records
 
 pytestmark = pytest.mark.shares
 
@@ -111,7 +111,7 @@ CUT = """
 import subprocess, sys, time
 from pathlib import Path
 from ringtap.collectors.nic import LinkWatch
-from ringtap.core.records import read_json_lines
+from ringtap.core.append_only_logs import read_json_lines
 
 def ip(words):
     subprocess.run(["ip", "link", *words.split()], check=True)

@@ -11,8 +11,8 @@ import pytest
 
 from ringtap.collectors import capture_program
 from ringtap.collectors import packets as place
-from ringtap.collectors.base import Context
 from ringtap.collectors.capture_program import Counts, Tool
+from ringtap.collectors.collector_interface import Context
 from ringtap.collectors.packets import PacketsCollector
 
 pytestmark = pytest.mark.shares
@@ -72,6 +72,26 @@ def test_counts_are_read_in_pieces_and_go_on_beyond_32_bit(tmp_path: Path, tools
     tool.stop()
     assert tool.ended == "ended"
     assert tool.counts == Counts(2**32 + 3, 2**32 + 14, 2, 5)
+
+
+def test_a_tool_that_ends_by_itself_at_the_last_moment_has_its_last_counts(
+    tmp_path: Path, tools: list[Tool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends when nobody waits any longer, and before it would be killed."""
+    send = Tool.signal
+
+    def late(tool: Tool, word: str) -> None:
+        time.sleep(2 if word == "KILL" and not tool.ended else 0)
+        send(tool, word)
+
+    tool = script(tmp_path, TALK.replace('    say("3 packets', '    time.sleep(1)\n    say("3 packets'))
+    tools.append(tool)
+    tool.start()
+    monkeypatch.setattr(Tool, "signal", late)
+    monkeypatch.setattr("ringtap.collectors.capture_program.END_S", 0.5)
+    assert tool.stop()
+    assert tool.ended == "ended"
+    assert tool.counts == Counts(3, 14, 2, 5)
 
 
 def test_a_tool_that_refuses_is_quoted(tmp_path: Path, tools: list[Tool]) -> None:

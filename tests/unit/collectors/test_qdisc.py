@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtap.collectors.base import Context
+from ringtap.collectors.collector_interface import Context
 from ringtap.collectors.netlink import HEADER_BYTES, aligned, attributes, message_at
 from ringtap.collectors.qdisc import QdiscCollector, QdiscTable
-from ringtap.core.records import open_records
+from ringtap.core.append_only_logs import open_records
 
 pytestmark = pytest.mark.shares
 

@@ -7,19 +7,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ringtap
-from ringtap.collectors.base import Context, SampledCollector
+from ringtap.collectors.collector_interface import Context, SampledCollector
 from ringtap.collectors.registry import collector_class
-from ringtap.core.records import open_records
+from ringtap.core.append_only_logs import open_records
 
 pytestmark = [pytest.mark.shares, pytest.mark.together]
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "reference" / "plug-ins.md").read_text()
 HAS_PRESSURE = Path("/proc/pressure/cpu").exists()
-JOB = "import time, ringtap\nfor _ in range(20):\n    time.sleep(0.05)\n    ringtap.step()\n"
+JOB = "import time, ringtap\nfor _ in range(20):\n    time.sleep(0.1)\n    ringtap.step()\n"
 TRAFFIC = """
 from pathlib import Path
 
@@ -98,7 +99,7 @@ def test_an_installed_collector_is_shown_recorded_tabulated_and_joined(package, 
     assert (check["group"], check["state"]) == ("collectors", "ok")
     assert check["reason"].startswith("Pressure stall information")
     (tmp_path / "job.py").write_text(JOB)
-    words = ["run", "--collect", "steps,nic,pressure", "--every", "10ms,pressure=20ms", "-o", "run", "--"]
+    words = ["run", "--collect", "steps,nic,pressure", "--every", "25ms,pressure=20ms", "-o", "run", "--"]
     done = run(tmp_path, *words, sys.executable, "job.py", path=site)
     assert done.returncode == 0, done.stderr
     job = ringtap.open_job(tmp_path / "run")
@@ -117,8 +118,12 @@ def test_an_installed_collector_is_shown_recorded_tabulated_and_joined(package, 
     grown = samples["cpu_stalled_us"].iloc[-1] - samples["cpu_stalled_us"].iloc[0]
     assert 0 <= by_iteration["cpu_stalled_us"].sum() <= grown + 0.5, "the parts are floating-point numbers"
     nic = job.table("nic", by="iteration").merge(job.iterations, on="iteration")
-    first_ns, last_ns = job.table("nic")["t_ns"].iloc[[0, -1]]
-    covered = (nic["start_ns"] >= first_ns) & (nic["end_ns"] <= last_ns)
+    t_ns = job.table("nic")["t_ns"].to_numpy()
+    covered = (nic["start_ns"] >= t_ns[0]) & (nic["end_ns"] <= t_ns[-1])
+    longest_ns = np.maximum(0.05 * (nic["end_ns"] - nic["start_ns"]), 2.5 * np.median(np.diff(t_ns)))
+    for side in ("start_ns", "end_ns"):  # a busy machine misses samples
+        after = np.clip(np.searchsorted(t_ns, nic[side]), 1, len(t_ns) - 1)
+        covered &= t_ns[after] - t_ns[after - 1] <= longest_ns
     assert (nic["lo.rx_bytes"].notna() == covered).all(), "an iteration is known where samples cover it"
     assert covered.sum() >= 10
     with pytest.raises(ringtap.UsageError, match="did you mean 'pressure'"):
@@ -141,7 +146,7 @@ def test_a_collector_of_a_module_needs_no_package(package, tmp_path):
 
 def own(read: str, name: str = "own") -> str:
     """A module with a collector that counts its reads in ``n``."""
-    head = "from ringtap.collectors.base import SampledCollector\nclass Own(SampledCollector):\n"
+    head = "from ringtap.collectors.collector_interface import SampledCollector\nclass Own(SampledCollector):\n"
     body = f"    name, columns, n = {name!r}, {{'a': 'gauge'}}, 0\n    def read(self):\n        self.n += 1\n"
     return f"{head}{body}        {read}\n"
 
@@ -229,7 +234,7 @@ def test_installed_traffic_is_planned_and_a_broken_one_is_left_out(package, tmp_
 
 def test_an_installed_site_is_known(package, tmp_path):
     script = (
-        "from ringtap.slurm.sites import load_site, site_names\n"
+        "from ringtap.slurm.site_profiles import load_site, site_names\n"
         "print(load_site('here').about, 'here' in site_names())\n"
     )
     environment = dict(os.environ) | {"PYTHONPATH": f"{package / 'site'}{os.pathsep}{ROOT}"}

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.agents.node.settings import parse_settings
-from ringtap.collectors.packet_windows import PacketWindows
+from ringtap.agents.node.recording_settings import parse_settings
+from ringtap.collectors.packets_around_slow_iterations import PacketWindows
 from ringtap.collectors.slow_iterations import (
     MIN_ITERATIONS,
     RecentTimes,
@@ -22,8 +22,8 @@ from ringtap.collectors.slow_iterations import (
     SlowRule,
     parse_rule,
 )
+from ringtap.core.append_only_logs import RecordWriter
 from ringtap.core.errors import UsageError
-from ringtap.core.records import RecordWriter
 from tests.unit.live_run import STEPS
 
 pytestmark = pytest.mark.shares

@@ -17,11 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtap.collectors import closing_sockets
-from ringtap.collectors import inet_diag as layout
-from ringtap.collectors.base import Context
+from ringtap.collectors import inet_diag_layout as layout
+from ringtap.collectors.collector_interface import Context
 from ringtap.collectors.netlink import HEADER_BYTES, aligned, attributes, message_at
 from ringtap.collectors.sockets import APART, SocketOwners, SocketsCollector, SocketTable
-from ringtap.core.records import RecordWriter, open_records, read_json_lines
+from ringtap.core.append_only_logs import RecordWriter, open_records, read_json_lines
+from ringtap.core.tcp_info import INFO_BYTES
 
 pytestmark = pytest.mark.shares
 
@@ -134,7 +135,7 @@ def test_ages_are_no_change_and_everything_else_is(table: SocketTable) -> None:
         changed = bytearray(DUMP)
         changed[first + place] ^= 0x40
         records = dump(table, bytes(changed), 3)
-        unseen = 44 <= place < 60 or place >= layout.INFO_BYTES
+        unseen = 44 <= place < 60 or place >= INFO_BYTES
         assert len(records) == (0 if unseen else 300), place
         dump(table, DUMP, 4)
 
@@ -428,7 +429,7 @@ def test_without_file_descriptors_the_check_says_so(tmp_path: Path) -> None:
     program = (
         "import resource\n"
         "from pathlib import Path\n"
-        "from ringtap.collectors.base import Context\n"
+        "from ringtap.collectors.collector_interface import Context\n"
         "from ringtap.collectors.qdisc import QdiscCollector\n"
         "from ringtap.collectors.sockets import SocketsCollector\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from ringtap.analysis.job.counters_per_iteration import long_growth
 from ringtap.analysis.live.recent_counters import Keyed, RecentWideLog
-from ringtap.analysis.runs.apportioning import Borders, counter_steps
-from ringtap.analysis.runs.node_logs import NodeLogs
-from ringtap.analysis.runs.run import map_records
-from ringtap.core.counter_growth import growth, window_growth
-from ringtap.core.counter_log import CounterLog
-from ringtap.core.records import Field, RecordWriter, open_records
+from ringtap.analysis.runs.node_records import NodeLogs
+from ringtap.analysis.runs.read_binary_records import map_records
+from ringtap.analysis.runs.samples_to_iterations import Borders, counter_steps, longest_gaps_ns
+from ringtap.core.append_only_logs import Field, RecordWriter, open_records
+from ringtap.core.counter_growth import growth, longest_gap_ns, window_growth
+from ringtap.core.counter_log_reader import CounterLog
 
 pytestmark = pytest.mark.computes
 
@@ -58,10 +58,10 @@ def of_windows(node: Path) -> float | None:
     return None if isinstance(found, str) else found
 
 
-def of_iterations(node: Path) -> float | None:
+def of_iterations(node: Path, start_ns: int = START_NS, end_ns: int = END_NS) -> float | None:
     log = NodeLogs(node).wide("nic/nic.rec")
     assert log is not None
-    found = log.growth(COLUMN, Borders(np.array([START_NS, END_NS]), np.array([0])))[0]
+    found = log.growth(COLUMN, Borders(np.array([start_ns, end_ns]), np.array([0])))[0]
     return None if isnan(found) else float(found)
 
 
@@ -115,8 +115,26 @@ def test_a_window_that_ends_inside_a_gap_has_no_growth(edge_s: float, tmp_path: 
     for start_ns, end_ns in ((START_NS, START_NS + round(edge_s * S)), (START_NS + round(edge_s * S), END_NS)):
         says = CounterLog(node / "nic" / "nic.rec").grown(COLUMN, start_ns, end_ns)
         assert says == "has a gap at an edge of the window"
+        assert of_iterations(node, start_ns, end_ns) is None
     # a window that ends at a sample needs no interpolation
     assert CounterLog(node / "nic" / "nic.rec").grown(COLUMN, START_NS, START_NS + 6 * S) == 60_000
+    assert of_iterations(node, START_NS, START_NS + 6 * S) == 60_000
+
+
+def test_an_iteration_may_begin_between_samples_at_their_usual_distance(tmp_path: Path) -> None:
+    """Of a window on its own, that would be too coarse."""
+    node = record(tmp_path, 1000 * np.arange(101), 64, left_out=range(30, 31))
+    for start_s, grown in ((5.05, 5_000), (2.95, 5_000), (3.05, 5_000)):
+        edges_ns = START_NS + round(start_s * S), START_NS + round((start_s + 0.5) * S)
+        assert of_iterations(node, *edges_ns) == pytest.approx(grown)
+        assert CounterLog(node / "nic" / "nic.rec").grown(COLUMN, *edges_ns) == "has a gap at an edge of the window"
+
+
+@given(lengths_ns=st.lists(st.integers(1, 10**11), min_size=1, max_size=9), period_ns=st.integers(0, 10**10))
+def test_the_longest_gaps_of_columns_are_those_of_single_windows(lengths_ns: list[int], period_ns: int) -> None:
+    edges_ns = np.cumsum([START_NS, *lengths_ns])
+    found = longest_gaps_ns(Borders(edges_ns, np.arange(len(lengths_ns))), period_ns)
+    assert found.tolist() == [longest_gap_ns(length_ns, period_ns) for length_ns in lengths_ns]
 
 
 def test_only_the_iterations_around_a_reset_have_no_growth(tmp_path: Path) -> None:

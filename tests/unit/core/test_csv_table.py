@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringtap.analysis.sweeps.tables import read_points_csv, read_table
+from ringtap.analysis.sweeps.points_csv import read_points_csv, read_table
 from ringtap.core.csv_table import read_csv
 from ringtap.core.errors import UsageError
 from ringtap.workload.simulator_logs import read_log

@@ -20,9 +20,9 @@ SYSTEM = {name for name, kind in vars(builtins).items() if isinstance(kind, type
 SYSTEM |= {"Exception", "BaseException"}
 # the first stands alone, without ringtap's modules; the others take the system's message first
 OTHERWISE = {
-    "agents/hook/ringtap_hook/collective.py",
+    "agents/hook/ringtap_hook/register_ddp_comm_hook.py",
     "agents/hosts/remote.py",
-    "agents/job/signals.py",
+    "agents/job/foreground_command.py",
     "agents/node/sampling.py",
 }
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ringtap.core.append_only_logs import each_json_line, read_json_lines
 from ringtap.core.errors import UsageError
 from ringtap.core.json_validation import COUNT, NAME, NS, Number, ShapeError, check, load_json, parse_json
-from ringtap.core.records import each_json_line, read_json_lines
 
 pytestmark = pytest.mark.computes
 

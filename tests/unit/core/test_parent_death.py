@@ -36,7 +36,7 @@ print("goes on")
 """
 ROOT = Path(ringtap.__file__).parent.parent
 FOLDERS = ("agents", "analysis", "collectors", "slurm", "trafficgen", "workload")
-STARTS = {"subprocess.run", "subprocess.Popen", "os.fork", "os.posix_spawn", "spawn", "signals.spawn"}
+STARTS = {"subprocess.run", "subprocess.Popen", "os.fork", "os.posix_spawn", "spawn", "foreground_command.spawn"}
 STARTS |= {"ProcessPoolExecutor", "LocalCluster", "context.Process"}
 # Functions that start a process, and what ends it with its parent, if not die_with_parent
 OTHERWISE = {
@@ -45,20 +45,20 @@ OTHERWISE = {
     "agents/job/agent_client.py start_agent": "forks the agent and ends",
     "agents/job/agent_client.py _fork_agent": "the agent ends with the job, also after the supervisor",
     "agents/job/supervisor.py MetricsServer.__init__": "looks at its parent",
-    "agents/job/signals.py GroupWatch._start": "its pipe ends",
-    "agents/job/signals.py _start_waker": "looks at its parent",
-    "agents/job/signals.py spawn": "the caller says",
+    "agents/job/foreground_command.py GroupWatch._start": "its pipe ends",
+    "agents/job/foreground_command.py _start_waker": "looks at its parent",
+    "agents/job/foreground_command.py spawn": "the caller says",
     "agents/job/supervisor.py run_job": "the job, which goes on",
     "agents/sweep/load_choice.py LoadChoice.__enter__": "its standard input ends",
     "agents/testbed/init_process.py main": "its standard input ends, unless the testbed stays",
-    "agents/testbed/launch.py RunningTestbed._start": "its standard input ends, unless the testbed stays",
+    "agents/testbed/start_testbed.py RunningTestbed._start": "its standard input ends, unless the testbed stays",
     "analysis/dask_workers.py _local": "Dask ends its workers",
     "collectors/capture_program.py Tool.start": "its standard input ends",
-    "slurm/job_steps.py run_command": "Slurm ends the steps of a batch script",
-    "slurm/job_steps.py main": "collects what was measured, and ends",
-    "slurm/job.py signal_step": "scancel, which ends the job's step",
-    "slurm/srun_tasks.py keep": "copies results, and ends",
-    "trafficgen/helper.py Helper.__enter__": "its pipe ends",
+    "slurm/run_job_steps.py run_command": "Slurm ends the steps of a batch script",
+    "slurm/run_job_steps.py main": "collects what was measured, and ends",
+    "slurm/job_state_file.py signal_step": "scancel, which ends the job's step",
+    "slurm/srun_task_main.py keep": "copies results, and ends",
+    "trafficgen/helper_process.py Helper.__enter__": "its pipe ends",
     "trafficgen/worker_processes.py WorkerProcesses.start": "its pipe ends",
 }
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.agents.sweep.estimate import resolved
+from ringtap.agents.sweep.sweep_estimate import resolved
 from ringtap.core.secret_masking import is_secret, mask_text, mask_variables, mask_words
-from ringtap.core.sweep_plan import load_plan
+from ringtap.core.sweep_plans.sweep_plan import load_plan
 
 pytestmark = pytest.mark.computes
 

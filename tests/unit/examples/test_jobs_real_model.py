@@ -14,7 +14,7 @@ import pytest
 
 from ringtap import open_job
 from ringtap.cli import main
-from ringtap.core.models import PROFILES
+from ringtap.core.thesis_neural_networks import PROFILES
 from tests.frameworks.ranks import QUICK, launch
 
 pytestmark = [pytest.mark.shares, pytest.mark.together]

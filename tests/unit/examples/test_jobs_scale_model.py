@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtap.core import sweep_plan_models
-from ringtap.core.models import PROFILES, ModelProfile
-from ringtap.core.records import RecordFile, open_records
+from ringtap.core import thesis_neural_networks
+from ringtap.core.append_only_logs import RecordFile, open_records
+from ringtap.core.thesis_neural_networks import PROFILES, ModelProfile
 from tests.frameworks.ranks import QUICK, launch
 
 pytestmark = [pytest.mark.shares, pytest.mark.together]
@@ -199,9 +199,11 @@ def test_buckets_are_those_of_a_job_that_asks_for_no_size_unless_it_does() -> No
     assert sizes("--model", "vgg16", "--scale", "10") == (2_621_440, 104_858)
     assert sizes("--bucket-bytes", "5000") == (5000, 5000)
     assert sizes("--bucket-bytes", "5000", "--first-bucket-bytes", "70") == (5000, 70)
-    assert (sweep_plan_models.BUCKET_BYTES, sweep_plan_models.FIRST_BUCKET_BYTES) == (
-        scale_model.DEFAULT_BUCKET_BYTES,
-        scale_model.DEFAULT_FIRST_BUCKET_BYTES,
+    own = (scale_model.DEFAULT_BUCKET_BYTES, scale_model.DEFAULT_FIRST_BUCKET_BYTES, scale_model.FORWARD_SHARE)
+    assert own == (
+        thesis_neural_networks.BUCKET_BYTES,
+        thesis_neural_networks.FIRST_BUCKET_BYTES,
+        thesis_neural_networks.FORWARD_SHARE,
     )
 
 

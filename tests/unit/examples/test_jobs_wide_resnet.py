@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.core.records import open_records
+from ringtap.core.append_only_logs import open_records
 from tests.frameworks.ranks import QUICK, launch
 
 pytestmark = [pytest.mark.shares, pytest.mark.together]
@@ -159,7 +159,7 @@ def test_model_has_the_layers_of_its_name(depth: int, width: int, parameters: in
 def test_learns_the_generated_set_on_two_ranks(tmp_path: Path) -> None:
     steps = tmp_path / "nodes" / "node" / "steps"
     result = train(
-        *["--images", "1536", "--depth", "10", "--width", "1", "--batch", "32", "--epochs", "8"],
+        *["--images", "768", "--depth", "10", "--width", "1", "--batch", "16", "--epochs", "10"],
         PYTHONPATH=os.pathsep.join([str(ROOT / "agents" / "hook"), QUICK]),
         RINGTAP_RUN=str(tmp_path),
         RINGTAP_NODE="node",
@@ -167,14 +167,14 @@ def test_learns_the_generated_set_on_two_ranks(tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     output = result.stdout
-    assert "Data: 1536 training and 256 validation pictures, generated from seed 1\n" in output
+    assert "Data: 768 training and 128 validation pictures, generated from seed 1\n" in output
     assert "Model: WRN-10-1, 77562 parameters, 2 ranks on cpu\n" in output
     epochs = [tuple(map(float, line)) for line in EPOCH_LINE.findall(output)]
     last = len(epochs)
     assert [line[0] for line in epochs] == list(range(1, last + 1))
     assert len(ALL_REDUCE_LINE.findall(output)) == last
     assert sum(line[2] for line in epochs) == pytest.approx(epochs[-1][1], abs=0.001 * last)
-    assert all(line[3] * line[2] == pytest.approx(1536, rel=0.01) for line in epochs)
+    assert all(line[3] * line[2] == pytest.approx(768, rel=0.01) for line in epochs)
     # Stops when two epochs in a row have reached the target, and not before.
     reached = [line[5] >= 0.85 for line in epochs]
     assert reached[-2:] == [True, True]

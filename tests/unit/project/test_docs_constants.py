@@ -1,7 +1,7 @@
 """Numbers of the docs that are constants of the code: an HTML comment behind a number names its constant.
 
-``3 s<!-- ringtap.agents.hosts.frames.BEAT_S -->`` is compared with the constant. The default of a dataclass's field is
-named in the same way: ``ringtap.core.sweep_plan.Window.retries``.
+``3 s<!-- ringtap.agents.hosts.message_frames.BEAT_S -->`` is compared with the constant. The default of a dataclass's
+field is named in the same way: ``ringtap.core.sweep_plans.sweep_plan.Window.retries``.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import pytest
 from ringtap.core.errors import UsageError
 from ringtap.core.units import parse_duration_s, parse_rate_bps, parse_size_bytes
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.long]
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -129,14 +129,14 @@ def test_no_marker_is_in_a_code_block_where_it_would_be_shown() -> None:
 @pytest.mark.parametrize(
     ("before", "name"),
     [
-        ("a heartbeat every 3 s", "ringtap.agents.hosts.frames.BEAT_S"),
-        ("a heartbeat every three seconds", "ringtap.agents.hosts.frames.BEAT_S"),
-        ("| 256 KiB", "ringtap.agents.hosts.frames.CHUNK_BYTES"),
-        ("below 88 %", "ringtap.agents.sweep.precheck.REQUIRED_SHARE"),
-        ("bins of 100 ms", "ringtap.core.schema.LOAD_BIN_NS"),
+        ("a heartbeat every 3 s", "ringtap.agents.hosts.message_frames.BEAT_S"),
+        ("a heartbeat every three seconds", "ringtap.agents.hosts.message_frames.BEAT_S"),
+        ("| 256 KiB", "ringtap.agents.hosts.message_frames.CHUNK_BYTES"),
+        ("below 88 %", "ringtap.agents.sweep.traffic_precheck.REQUIRED_SHARE"),
+        ("bins of 100 ms", "ringtap.core.run_directory_schema.LOAD_BIN_NS"),
         ("up to 262,144", "ringtap.analysis.pcap.scan.MAX_CONVERSATIONS"),
-        ('| `"3s"`', "ringtap.core.sweep_plan.Window.settle_s"),
-        ("of 25 Gbit/s", "ringtap.analysis.thesis.CAPACITY_GBPS"),
+        ('| `"3s"`', "ringtap.core.sweep_plans.sweep_plan.Window.settle_s"),
+        ("of 25 Gbit/s", "ringtap.analysis.published_results.CAPACITY_GBPS"),
     ],
 )
 def test_a_right_number_passes(before: str, name: str) -> None:
@@ -146,17 +146,21 @@ def test_a_right_number_passes(before: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("before", "name", "reason"),
     [
-        ("every 4 s", "ringtap.agents.hosts.frames.BEAT_S", "BEAT_S = 3.0"),
-        ("every 13 s", "ringtap.agents.hosts.frames.BEAT_S", "BEAT_S = 3.0"),
-        ("every 3 ms", "ringtap.agents.hosts.frames.BEAT_S", "BEAT_S = 3.0"),
-        ("every 3", "ringtap.agents.hosts.frames.BEAT_S", "not understood"),
-        ("every 3 kB", "ringtap.agents.hosts.frames.BEAT_S", "not understood"),
-        ("2 times", "ringtap.core.sweep_plan.Window.retries", "behind the number"),
-        ("a heartbeat", "ringtap.agents.hosts.frames.BEAT_S", "no number"),
-        ("3 s", "ringtap.agents.hosts.frames.NO_SUCH_S", "has no number ringtap.agents.hosts.frames.NO_SUCH_S"),
+        ("every 4 s", "ringtap.agents.hosts.message_frames.BEAT_S", "BEAT_S = 3.0"),
+        ("every 13 s", "ringtap.agents.hosts.message_frames.BEAT_S", "BEAT_S = 3.0"),
+        ("every 3 ms", "ringtap.agents.hosts.message_frames.BEAT_S", "BEAT_S = 3.0"),
+        ("every 3", "ringtap.agents.hosts.message_frames.BEAT_S", "not understood"),
+        ("every 3 kB", "ringtap.agents.hosts.message_frames.BEAT_S", "not understood"),
+        ("2 times", "ringtap.core.sweep_plans.sweep_plan.Window.retries", "behind the number"),
+        ("a heartbeat", "ringtap.agents.hosts.message_frames.BEAT_S", "no number"),
+        (
+            "3 s",
+            "ringtap.agents.hosts.message_frames.NO_SUCH_S",
+            "has no number ringtap.agents.hosts.message_frames.NO_SUCH_S",
+        ),
         ("3 s", "ringtap.agents.no_such_module.BEAT_S", "has no number"),
-        ("3 s", "ringtap.core.sweep_plan.Window.no_such_s", "has no number"),
-        ("3 s", "ringtap.core.schema.NODE_JSON", "has no number"),
+        ("3 s", "ringtap.core.sweep_plans.sweep_plan.Window.no_such_s", "has no number"),
+        ("3 s", "ringtap.core.run_directory_schema.NODE_JSON", "has no number"),
         ("3 s", "frames.BEAT_S", "has no number"),
         ("3 s", "BEAT_S", "has no number"),
     ],

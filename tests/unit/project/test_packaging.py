@@ -18,8 +18,8 @@ import pytest
 
 import ringtap
 from ringtap.cli import main
+from ringtap.core.append_only_logs import open_records
 from ringtap.core.installation import cache_folder
-from ringtap.core.records import open_records
 from tests.gold.analysis_sweep import write_sweep
 from tests.unit.core.test_installation import HELP, check_helps, every_verb
 

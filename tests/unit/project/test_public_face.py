@@ -1,6 +1,7 @@
 """The names of ``import ringtap``: what they are, what importing them costs, and what a type checker sees."""
 
 import logging
+import os
 import pydoc
 import subprocess
 import sys
@@ -11,9 +12,9 @@ import pytest
 
 import ringtap
 from ringtap import cli
-from ringtap.core.terminal import shown_log
+from ringtap.core.terminal_escaping import shown_log
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 ROOT = Path(__file__).resolve().parents[3]
 USER = """
@@ -92,20 +93,20 @@ def test_commands_print_the_log_unless_the_program_has_one(has_own, capsys):
     assert capsys.readouterr().err.count("ringtap: one") == (0 if has_own else 1)
 
 
-def test_an_import_takes_less_than_10_ms_and_no_package():
+def test_an_import_takes_no_package_and_little_more_time_than_re():
     code = "import sys, ringtap; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"numpy", "pandas", "psutil", "pyroute2", "asyncio", "logging"} & set(loaded)
-    fastest_us = min(_import_us() for _ in range(5))
-    assert fastest_us < 10_000
+    # re, which it imports, takes most of the time: 5 ms on most machines, 14 ms on a slow one
+    assert min(_import_time() for _ in range(5)) < 1.6
 
 
-def _import_us() -> int:
-    """Return the time that Python says the import took with all that it imports; the rest is bare Python's."""
+def _import_time() -> float:
+    """Return the time that Python says the import took with all that it imports, as a multiple of that of re."""
     command = [sys.executable, "-X", "importtime", "-c", "import ringtap"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
-    (line,) = [line for line in lines if line.split("|")[-1].strip() == "ringtap"]
-    return int(line.split("|")[1])
+    times_us = {name.strip(): int(time_us) for _, time_us, name in (line.split("|") for line in lines[1:])}
+    return times_us["ringtap"] / times_us["re"]
 
 
 def test_code_of_a_user_is_clean_under_mypy_strict(tmp_path):
@@ -116,3 +117,18 @@ def test_code_of_a_user_is_clean_under_mypy_strict(tmp_path):
     (error, count) = done.stdout.splitlines()
     assert error.startswith("wrong.py:11"), "the names are typed, and not Any"
     assert count == "Found 1 error in 1 file (checked 2 source files)"
+
+
+@pytest.mark.parametrize(
+    ("command", "threads"),
+    [("flows", "1"), ("workload show", "1"), ("traffic verify", "1"), ("run", None), ("traffic send", None)],
+)
+def test_blas_starts_threads_only_for_a_job_or_where_asked_for(monkeypatch, command, threads):
+    name, found = "OPENBLAS_NUM_THREADS", []
+    monkeypatch.setattr(cli, "build_parser", lambda *_: found.append(os.environ.get(name)) or cli.Parser())
+    monkeypatch.delenv(name, raising=False)
+    assert cli.main([*command.split(), "--nosuch"]) == 2
+    assert name not in os.environ
+    monkeypatch.setenv(name, "3")
+    assert cli.main([*command.split(), "--nosuch"]) == 2
+    assert found == [threads, "3"]

@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.long]
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "SECURITY.md").read_text()

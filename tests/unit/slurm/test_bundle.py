@@ -15,7 +15,7 @@ import pytest
 import ringtap
 from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.slurm.bundle import MANIFEST, README, check_wheels, own_wheel, requirements, write_bundle
-from ringtap.slurm.sites import load_site
+from ringtap.slurm.site_profiles import load_site
 
 pytestmark = [pytest.mark.shares, pytest.mark.together]
 

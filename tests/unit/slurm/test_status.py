@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from ringtap.cli import main
 from ringtap.core.errors import MeasurementError, UsageError
-from ringtap.core.rundir import RunDirectory, write_json
-from ringtap.slurm.job import JobReport, read_report
-from ringtap.slurm.job_states import STATES, SlurmJobState, ask_slurm
-from ringtap.slurm.paths import SubmitPaths
+from ringtap.core.run_directory import RunDirectory, write_json
+from ringtap.slurm.job_state_file import JobReport, read_report
+from ringtap.slurm.query_job_states import STATES, SlurmJobState, ask_slurm
 from ringtap.slurm.status import NOT_BEGUN, SeriesStanding, Standing, lines, standing
+from ringtap.slurm.submission_file_names import SubmitPaths
 
 pytestmark = pytest.mark.shares
 

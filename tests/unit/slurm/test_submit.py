@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringtap.core.errors import UsageError
-from ringtap.slurm.sites import Site, load_site
+from ringtap.slurm.site_profiles import Site, load_site
 from ringtap.slurm.submit import check_place, clean_environment, file_system, read_only_place
 
 pytestmark = pytest.mark.shares

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.core.records import open_records
+from ringtap.core.append_only_logs import open_records
 from tests.unit.traffic_processes import MS, by_flow, plan_for, plan_of_kind, send, serving, traffic
 
 pytestmark = pytest.mark.shares

@@ -20,19 +20,19 @@ from hypothesis import strategies as st
 from ringtap.core.errors import UsageError
 from ringtap.core.flow_plan_format import FLOW_LIST_COLUMNS
 from ringtap.trafficgen.plans.common import PlanOutline
-from ringtap.trafficgen.plans.hpcc import FlowListPlan
+from ringtap.trafficgen.plans.hpcc_flow_lists import FlowListPlan
 from ringtap.workload.astra_sim import write_astra_sim
 from ringtap.workload.astra_sim_1 import workload_file
 from ringtap.workload.execution_trace import Collective, Node, NodeType, read_trace
 from ringtap.workload.export import goal, hpcc, param
 from ringtap.workload.lowering import Algorithms, lower
-from ringtap.workload.simulated_iterations import simulate
+from ringtap.workload.simulate_iterations import simulate
 from ringtap.workload.simulator_logs import read_log
 from ringtap.workload.simulator_programs import longest_chain_ns, run_simulator
 from ringtap.workload.topologies import Topology, fat_tree, leaf_spine, ring, star, torus
 from ringtap.workload.workload import Workload, check_workload, messages_of, read_workload, size_of
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.long]
 
 COMP, SEND, RECV, COLL = NodeType.COMP, NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL
 

@@ -14,11 +14,11 @@ from ringtap.core.errors import UsageError
 from ringtap.workload.execution_trace import Node, NodeType, write_trace
 from ringtap.workload.export import goal
 from ringtap.workload.lowering import Algorithms
-from ringtap.workload.replay import operations as operations_of
 from ringtap.workload.scaling import Scaling, scale, with_times
-from ringtap.workload.simulated_iterations import SimulatedIterations, critical_path, simulate
+from ringtap.workload.simulate_iterations import SimulatedIterations, critical_path, simulate
 from ringtap.workload.topologies import star
 from ringtap.workload.workload import Workload, read_workload
+from ringtap.workload.workload_to_flow_plan import operations as operations_of
 
 pytestmark = pytest.mark.computes
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.agents.sweep.expected_series import expected_series, scaled_buckets
+from ringtap.agents.sweep.predict_from_message_graphs import expected_series, scaled_buckets
 from ringtap.agents.testbed.topology import Roles, TestbedSpec
-from ringtap.core.models import PROFILES
-from ringtap.core.sweep_plan import load_plan
+from ringtap.core.sweep_plans.sweep_plan import load_plan
+from ringtap.core.thesis_neural_networks import PROFILES
 from ringtap.workload.expected_iteration import ExpectedIteration, expected_iteration
 from ringtap.workload.lowering import Algorithms
-from ringtap.workload.models import bucket_workload, buckets
+from ringtap.workload.model_workloads import bucket_workload, buckets
 from ringtap.workload.topologies import Topology, fat_tree, leaf_spine, ring, star, with_host_at
 
 pytestmark = pytest.mark.computes

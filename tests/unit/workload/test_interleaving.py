@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ringtap.cli import main
 from ringtap.core.errors import UsageError
-from ringtap.core.models import PROFILES
+from ringtap.core.thesis_neural_networks import PROFILES
 from ringtap.workload.collectives import Shape, message_graph
 from ringtap.workload.commands.schedule import read_job, read_link
 from ringtap.workload.interleaving import (
@@ -36,13 +36,13 @@ from ringtap.workload.interleaving import (
     worst_shifts,
 )
 from ringtap.workload.lowering import Algorithms, lower
-from ringtap.workload.models import model_workload
-from ringtap.workload.simulated_iterations import simulate
+from ringtap.workload.model_workloads import model_workload
+from ringtap.workload.simulate_iterations import simulate
 from ringtap.workload.simulation import Simulation
 from ringtap.workload.topologies import star
 from ringtap.workload.workload import Workload, check_workload, write_workload
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.long]
 
 FULL = 50e9
 

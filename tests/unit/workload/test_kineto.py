@@ -16,16 +16,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ringtap.cli import main
-from ringtap.core import json_stream
+from ringtap.core import large_json
 from ringtap.core.errors import UsageError
-from ringtap.workload import kineto, profile
+from ringtap.workload import kineto, workload_from_profile
 from ringtap.workload.execution_trace import Collective, NodeType
 from ringtap.workload.kineto import read_kineto_traces
-from ringtap.workload.profile import profile_workload
 from ringtap.workload.scaling import Scaling, scale
 from ringtap.workload.workload import Workload, carried_out_as, kind_of, peer_of, read_workload, size_of
+from ringtap.workload.workload_from_profile import profile_workload
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.long]
 
 START = 4_756_021_649_552.75  # us, as of a host that runs for weeks
 MAIN, BACKWARD = 100, 101
@@ -498,7 +498,7 @@ def test_some_ranks_may_have_no_trace(
     large = write(tmp_path / "large.json", trace(gpu_events(), 0, 100_000))
     text = large.read_text().replace('"Group size": 2', '"Group size": 100000')
     large.write_text(text)
-    monkeypatch.setattr(profile, "MAX_NODES", 799_999)
+    monkeypatch.setattr(workload_from_profile, "MAX_NODES", 799_999)
     (read,) = read_kineto_traces([large], alike=True)
     with pytest.raises(UsageError, match="100,000 ranks have more than 799,999 nodes"):
         profile_workload([read], "run", read.ranks)
@@ -590,13 +590,13 @@ def test_hostile_files_end_in_a_sentence(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(kineto, "MAX_EVENTS", 10)
     with pytest.raises(UsageError, match="has more than 10 events: profile fewer iterations"):
         of_one_rank(tmp_path, gpu_events())
-    monkeypatch.setattr(json_stream, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(large_json, "MAX_BYTES", 1 << 20)
     bomb = zlib.compressobj(wbits=31)
     path.write_bytes(bomb.compress(b'{"a": 1' + b" " * (3 << 20)) + bomb.flush())
     with pytest.raises(UsageError, match="it has more than"):
         made(path)
-    monkeypatch.setattr(json_stream, "MAX_BYTES", 4 << 30)
-    monkeypatch.setattr(json_stream, "_ANY_RATIO", 1 << 20)
+    monkeypatch.setattr(large_json, "MAX_BYTES", 4 << 30)
+    monkeypatch.setattr(large_json, "_ANY_RATIO", 1 << 20)
     with pytest.raises(UsageError, match="it has more than 1 MiB when it is unpacked"):
         made(path)
 
@@ -642,11 +642,11 @@ JSON = st.recursive(
 def test_members_are_those_of_the_json_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: dict[str, Any], items: list[Any], chunk: int
 ) -> None:
-    monkeypatch.setattr(json_stream, "_CHUNK", chunk)
+    monkeypatch.setattr(large_json, "_CHUNK", chunk)
     path = tmp_path / "members.json"
     others.pop("items", None)
     path.write_text(json.dumps(others | {"items": items}, indent=chunk % 3 or None))
-    found = list(json_stream.members(path, "items"))
+    found = list(large_json.members(path, "items"))
     assert [value for key, value in found if key == "items"] == items
     assert {key: value for key, value in found if key != "items"} == others
 
@@ -654,23 +654,23 @@ def test_members_are_those_of_the_json_module(
 @pytest.mark.parametrize("chunk", [1, 3, 64, 1 << 20])
 def test_a_member_without_a_value_is_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     """Some versions of PyTorch write a description that is empty like this."""
-    monkeypatch.setattr(json_stream, "_CHUNK", chunk)
+    monkeypatch.setattr(large_json, "_CHUNK", chunk)
     path = tmp_path / "members.json"
     path.write_text(r'{"items": [{"a": 1, "b": , "c": {"d":}}, 2], "e": {"f": , "g": 3, ":,": "\\\": ,:}", "h" : }}')
-    assert list(json_stream.members(path, "items")) == [
+    assert list(large_json.members(path, "items")) == [
         ("items", {"a": 1, "b": None, "c": {"d": None}}), ("items", 2),
         ("e", {"f": None, "g": 3, ":,": '\\": ,:}', "h": None}),
     ]  # fmt: skip
     for wrong in ('{"items": [1, , 2]}', '{"items": [{, "a": 1}]}', '{"items": [{"a" , 1}]}', '{"items": [[1,]]}'):
         path.write_text(wrong)
         with pytest.raises(ValueError, match=r"cut short|not JSON"):
-            list(json_stream.members(path, "items"))
+            list(large_json.members(path, "items"))
 
 
 def test_many_members_without_a_value_take_no_longer_than_others(tmp_path: Path) -> None:
     path, count, begin_s = tmp_path / "members.json", 200_000, time.process_time()
     path.write_text('{"e": {' + ", ".join(f'"{number}": ' for number in range(count)) + "}}")
-    assert list(json_stream.members(path, "items")) == [("e", dict.fromkeys(map(str, range(count))))]
+    assert list(large_json.members(path, "items")) == [("e", dict.fromkeys(map(str, range(count))))]
     assert time.process_time() - begin_s < 20  # parsed anew for each of them, it takes minutes
 
 

@@ -12,7 +12,7 @@ from ringtap.core.errors import UsageError
 from ringtap.workload.execution_trace import Collective, Node, NodeType
 from ringtap.workload.lowering import Algorithms
 from ringtap.workload.scaling import Scaling, scale
-from ringtap.workload.simulated_iterations import simulate
+from ringtap.workload.simulate_iterations import simulate
 from ringtap.workload.topologies import star
 from ringtap.workload.transformer import TransformerLayout, layout_workload
 from ringtap.workload.workload import Workload, check_workload, read_workload, size_of, write_workload

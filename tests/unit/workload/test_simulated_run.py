@@ -12,20 +12,20 @@ import pytest
 import ringtap
 from ringtap.cli import main
 from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan_file import write_plan
 from ringtap.core.flow_plan_format import Flow
-from ringtap.core.models import PROFILES
-from ringtap.core.rundir import RunDirectory
-from ringtap.trafficgen.plans.plan_file import write_plan
+from ringtap.core.run_directory import RunDirectory
+from ringtap.core.thesis_neural_networks import PROFILES
 from ringtap.workload import simulated_loads
 from ringtap.workload.execution_trace import Node, NodeType
-from ringtap.workload.models import model_workload
+from ringtap.workload.model_workloads import model_workload
 from ringtap.workload.simulated_loads import check_load, read_cross
 from ringtap.workload.simulated_run import parameters_of
 from ringtap.workload.topologies import star
 from ringtap.workload.workload import Workload, read_workload, write_workload
 from tests.gold.analysis_sweep import write_sweep
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 VGG = PROFILES["vgg16"]
 
@@ -160,6 +160,7 @@ def test_addresses_are_placed_at_hosts(tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         (["--cross", "endless"], "line 3: the flow lasts until the plan's end"),
+        (["--cross", "several"], "line 4: after names several flows"),
         (["--cross", "none"], "has no flow"),
         (["--cross", "plan", "--rate", "5gbit"], "offers 10 Gbit/s to link h3 up"),
         (["--cross", "plan", "--bottleneck", "h1 down"], "sends nothing through h1 down"),
@@ -183,6 +184,10 @@ def test_wrong_calls_end_in_one_sentence(
     (tmp_path / "none").write_text(json.dumps(header | {"flows": 0, "bytes": 0}) + "\n")
     ends = [lines[1], lines[2].replace("\t1000000\t", "\t0\t")]
     (tmp_path / "endless").write_text(json.dumps(header | {"flows": 2, "bytes": 10**6}) + "\n" + "".join(ends))
+    several = "".join(lines[1:3]) + lines[3].replace("\t-\n", "\t0,1+500\n")
+    (tmp_path / "several").write_text(
+        json.dumps(header | {"version": 3, "flows": 3, "bytes": 3 * 10**6}) + "\n" + several
+    )
     monkeypatch.setattr("ringtap.workload.simulated_loads.MAX_NODES", 10_000)
     assert main(["workload", "simulate", "w", *arguments]) == 2
     error = capsys.readouterr().err

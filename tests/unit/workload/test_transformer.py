@@ -16,12 +16,12 @@ from ringtap.workload.execution_trace import NodeType
 from ringtap.workload.export import goal
 from ringtap.workload.lowering import Algorithms, lower
 from ringtap.workload.scaling import Scaling, scale
-from ringtap.workload.simulated_iterations import SimulatedIterations, simulate
+from ringtap.workload.simulate_iterations import SimulatedIterations, simulate
 from ringtap.workload.topologies import star
 from ringtap.workload.transformer import SCHEDULES, TransformerLayout, layout_workload, read_layout
 from ringtap.workload.workload import Workload, check_workload, peer_of, read_workload, size_of, write_workload
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.long]
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "layout-gpt3.toml"
 GPT3 = TransformerLayout(

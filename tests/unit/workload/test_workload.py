@@ -14,16 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtap.core.errors import UsageError
-from ringtap.core.models import PROFILES, profile_named
+from ringtap.core.thesis_neural_networks import PROFILES, profile_named
 from ringtap.workload import astra_sim_1
 from ringtap.workload.astra_sim import write_astra_sim
 from ringtap.workload.execution_trace import Collective, Node, NodeType, message_classes, read_trace, write_trace
 from ringtap.workload.export import param
 from ringtap.workload.lowering import Algorithms, lower
-from ringtap.workload.models import buckets, model_workload
-from ringtap.workload.replay import operations
+from ringtap.workload.model_workloads import buckets, model_workload
 from ringtap.workload.scaling import Scaling, scale
-from ringtap.workload.simulated_iterations import critical_path, simulate
+from ringtap.workload.simulate_iterations import critical_path, simulate
 from ringtap.workload.topologies import leaf_spine, star
 from ringtap.workload.workload import (
     CARRIED_OUT_AS,
@@ -36,8 +35,9 @@ from ringtap.workload.workload import (
     summary,
     write_workload,
 )
+from ringtap.workload.workload_to_flow_plan import operations
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.long]
 
 COMP, SEND, RECV, COLL = NodeType.COMP, NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL
 

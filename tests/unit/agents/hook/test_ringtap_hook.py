@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
@@ -15,14 +16,14 @@ from typing import ClassVar
 import pytest
 
 import ringtap
-from ringtap.agents.hook.ringtap_hook import ddp, steps
+from ringtap.agents.hook.ringtap_hook import ddp_logging_data, steps
 from ringtap.agents.hook.ringtap_hook.settings import Settings
-from ringtap.core.python_command import RUN_MODULE
-from ringtap.core.records import open_records, read_json_lines
-from ringtap.core.rundir import RunDirectory, read_json
-from tests.frameworks.ranks import QUICK
+from ringtap.core.append_only_logs import open_records, read_json_lines
+from ringtap.core.isolated_python import RUN_MODULE
+from ringtap.core.run_directory import RunDirectory, read_json
+from tests.frameworks.ranks import NODE, QUICK, RecordedInterpreter, recorded_interpreter
 
-pytestmark = pytest.mark.shares
+pytestmark = [pytest.mark.shares, pytest.mark.together]
 
 HOOK = Path(__file__).resolve().parents[4] / "agents" / "hook"
 HOST = os.uname().nodename
@@ -36,6 +37,23 @@ def run_python(code: str, *path: Path | str, **env: object) -> str:
     result = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=200, check=False)
     assert (result.returncode, result.stderr) == (0, "")
     return result.stdout
+
+
+@pytest.fixture(scope="module")
+def hooked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedInterpreter]:
+    with recorded_interpreter(tmp_path_factory.mktemp("warm")) as found:
+        yield found
+
+
+def run_recorded(hooked: RecordedInterpreter, folder: Path, code: str, **env: str) -> tuple[Path, str]:
+    """Run code in a process that need not import torch; returns the folder of its steps, and its output."""
+    (folder / "job.py").write_text(dedent(code))
+    run = folder / "run"
+    run.mkdir()
+    hooked.record_into(run)
+    output, errors = hooked.interpreter.run(["job.py"], folder, {"PATH": os.environ["PATH"]} | env, 0)
+    assert errors == ""
+    return run / "nodes" / NODE / "steps", output
 
 
 def rows(steps: Path) -> list[tuple[int, ...]]:
@@ -90,7 +108,7 @@ def test_a_pause_before_the_log_is_made_does_not_make_the_process_older(tmp_path
     code = """
         import time
         import ringtap
-        import ringtap_hook.files as files
+        import ringtap_hook.record_files as files
 
         identity = files.identity
 
@@ -144,7 +162,7 @@ def test_only_what_was_asked_for_is_recorded(tmp_path: Path) -> None:
 # ---- mixed precision and DDP where they are odd
 
 
-def test_what_an_optimizer_calls_found_inf_may_be_anything(tmp_path: Path) -> None:
+def test_what_an_optimizer_calls_found_inf_may_be_anything(hooked: RecordedInterpreter, tmp_path: Path) -> None:
     code = """
         import torch
         class Own(torch.optim.Optimizer):
@@ -155,11 +173,13 @@ def test_what_an_optimizer_calls_found_inf_may_be_anything(tmp_path: Path) -> No
             optimizer.found_inf = odd
             optimizer.step()
     """
-    run_python(code, QUICK, RINGTAP_RUN=tmp_path, RINGTAP_NODE="n")
-    assert [row[2] for row in rows(tmp_path / "nodes" / "n" / "steps")] == [0, 0, 0, 0, 0, 1]
+    steps, _ = run_recorded(hooked, tmp_path, code)
+    assert [row[2] for row in rows(steps)] == [0, 0, 0, 0, 0, 1]
 
 
-def test_the_step_that_a_checkpoint_makes_to_get_a_state_is_none_of_the_training(tmp_path: Path) -> None:
+def test_the_step_that_a_checkpoint_makes_to_get_a_state_is_none_of_the_training(
+    hooked: RecordedInterpreter, tmp_path: Path
+) -> None:
     code = """
         import torch
         from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
@@ -170,11 +190,11 @@ def test_the_step_that_a_checkpoint_makes_to_get_a_state_is_none_of_the_training
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
     """
-    run_python(code, QUICK, RINGTAP_RUN=tmp_path, RINGTAP_NODE="n")
-    assert rows(tmp_path / "nodes" / "n" / "steps") == [(0, 0, 0, 1), (1, 0, 0, 1)]
+    steps, _ = run_recorded(hooked, tmp_path, code)
+    assert rows(steps) == [(0, 0, 0, 1), (1, 0, 0, 1)]
 
 
-def test_a_ddp_log_that_is_gone_ends_that_recorder_alone(tmp_path: Path) -> None:
+def test_a_ddp_log_that_is_gone_ends_that_recorder_alone(hooked: RecordedInterpreter, tmp_path: Path) -> None:
     code = """
         import torch, torch.distributed as dist
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -191,8 +211,8 @@ def test_a_ddp_log_that_is_gone_ends_that_recorder_alone(tmp_path: Path) -> None
         gc.collect()  # the model before the group, whose threads may else outlive the interpreter and abort
         dist.destroy_process_group()
     """
-    assert run_python(code, QUICK, RINGTAP_RUN=tmp_path, RINGTAP_NODE="n") == "done\n"
-    steps = tmp_path / "nodes" / "n" / "steps"
+    steps, output = run_recorded(hooked, tmp_path, code)
+    assert output == "done\n"
     (log,) = steps.glob("hook-*.log")
     assert log.read_text().count("Traceback") == 1
     assert "DDP's communication stopped" in log.read_text()
@@ -200,7 +220,7 @@ def test_a_ddp_log_that_is_gone_ends_that_recorder_alone(tmp_path: Path) -> None
     assert counts == {True: 2, False: 4}
 
 
-def test_two_ddp_modules_in_turn_and_one_that_goes(tmp_path: Path) -> None:
+def test_two_ddp_modules_in_turn_and_one_that_goes(hooked: RecordedInterpreter, tmp_path: Path) -> None:
     code = """
         import torch, torch.distributed as dist
         from torch.nn.parallel import DistributedDataParallel as DDP
@@ -219,8 +239,7 @@ def test_two_ddp_modules_in_turn_and_one_that_goes(tmp_path: Path) -> None:
         gc.collect()  # the model before the group, whose threads may else outlive the interpreter and abort
         dist.destroy_process_group()
     """
-    run_python(code, QUICK, RINGTAP_RUN=tmp_path, RINGTAP_NODE="n")
-    steps = tmp_path / "nodes" / "n" / "steps"
+    steps, _ = run_recorded(hooked, tmp_path, code)
     (path,) = steps.glob("*.ddp.rec")
     records = open_records(path).tail()
     assert [record[:2] for record in records] == [(i, m) for i in range(3) for m in (0, 1)] + [(3, 1), (4, 1)]
@@ -231,7 +250,9 @@ def test_two_ddp_modules_in_turn_and_one_that_goes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("every", "iterations"), [("", list(range(23))), ("5", [*range(10), 14, 19])])
-def test_ddp_is_sampled_as_often_as_asked_for(tmp_path: Path, every: str, iterations: list[int]) -> None:
+def test_ddp_is_sampled_as_often_as_asked_for(
+    hooked: RecordedInterpreter, tmp_path: Path, every: str, iterations: list[int]
+) -> None:
     code = """
         import torch, torch.distributed as dist
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -243,8 +264,8 @@ def test_ddp_is_sampled_as_often_as_asked_for(tmp_path: Path, every: str, iterat
         gc.collect()  # the model before the group, whose threads may else outlive the interpreter and abort
         dist.destroy_process_group()
     """
-    run_python(code, QUICK, RINGTAP_RUN=tmp_path, RINGTAP_NODE="n", RINGTAP_DDP_EVERY=every)
-    (path,) = (tmp_path / "nodes" / "n" / "steps").glob("*.ddp.rec")
+    steps, _ = run_recorded(hooked, tmp_path, code, RINGTAP_DDP_EVERY=every)
+    (path,) = steps.glob("*.ddp.rec")
     assert [record[0] for record in open_records(path).tail()] == iterations
 
 
@@ -252,10 +273,10 @@ def test_ddp_is_not_made_to_sample_where_the_job_would_notice(monkeypatch: pytes
     import torch
 
     # torch 2.13 without a GPU cannot run a job of either kind (with DETAIL it crashes, without ringtap too).
-    assert ddp._is_free(torch.nn.Linear(2, 2))
-    assert not ddp._is_free(torch.nn.Linear(2, 2, device="meta"))
+    assert ddp_logging_data._is_free(torch.nn.Linear(2, 2))
+    assert not ddp_logging_data._is_free(torch.nn.Linear(2, 2, device="meta"))
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "detail")
-    assert not ddp._is_free(torch.nn.Linear(2, 2))
+    assert not ddp_logging_data._is_free(torch.nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize(("device", "end_ns"), [("cpu", 3), ("meta", 0)])
@@ -273,10 +294,10 @@ def test_an_accelerator_does_not_say_when_gradients_were_ready(tmp_path: Path, d
             pass
 
         def _get_ddp_logging_data(self) -> SimpleNamespace:
-            times = {name: number for number, name in enumerate(ddp._SOURCE.values(), 1)}
+            times = {name: number for number, name in enumerate(ddp_logging_data._SOURCE.values(), 1)}
             return SimpleNamespace(ints_map=times | {"iteration": 1}, strs_map={"bucket_sizes": "8, 16"})
 
-    watcher, model = ddp.Watcher(Settings(str(tmp_path), "n", None)), Logged()
+    watcher, model = ddp_logging_data.Watcher(Settings(str(tmp_path), "n", None)), Logged()
     watcher.add(model)
     watcher.look()
     (path,) = (tmp_path / "nodes" / "n" / "steps").glob("*.ddp.rec")

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ringtap.core.records import Field, RecordFile, open_records
+from ringtap.core.append_only_logs import Field, RecordFile, open_records
 
 pytestmark = pytest.mark.shares
 

@@ -16,10 +16,10 @@ import psutil
 import pytest
 
 import ringtap
-from ringtap.agents.hosts import frames, worker
+from ringtap.agents.hosts import message_frames, worker
 from ringtap.agents.hosts.remote import WORKER_COMMAND, LocalHosts
-from ringtap.agents.node import agent_socket
-from ringtap.collectors.processes import user_name
+from ringtap.agents.node import agent_control_socket
+from ringtap.collectors.process_facts import user_name
 from ringtap.core.errors import MeasurementError
 
 pytestmark = pytest.mark.shares
@@ -146,12 +146,12 @@ def test_children_of_a_host_worker_that_is_killed_are_asked_to_end(hosts: LocalH
 
 def test_a_host_worker_without_a_controller_ends_what_it_started(tmp_path: Path) -> None:
     """The connection stands, and nobody speaks: the controller's machine is cut off, or its process is stopped."""
-    code = "from ringtap.agents.hosts import frames, worker; frames.ORPHAN_S = 0.5; worker.main()"
+    code = "from ringtap.agents.hosts import message_frames, worker; message_frames.ORPHAN_S = 0.5; worker.main()"
     start = {"op": "start", "id": 1, "argv": sh("echo $$; exec sleep 60"), "environment": {}}
     log = tmp_path / "log"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         assert worker.stdin is not None
-        worker.stdin.write(frames.pack(start | {"log": str(log), "report": ""}))
+        worker.stdin.write(message_frames.pack(start | {"log": str(log), "report": ""}))
         worker.stdin.flush()
         pid = int(eventually(lambda: log.exists() and log.read_text()))
         assert worker.wait(10) == 0
@@ -202,8 +202,8 @@ def test_a_host_worker_rests_where_there_is_nothing_to_do(hosts: LocalHosts) -> 
 def test_the_usual_folder_for_runs_is_one_that_nobody_else_has_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_socket, "LOCAL", tmp_path)
-    first, second, third, *_ = map(str, agent_socket.local_names(f"ringtap-{user_name()}"))
+    monkeypatch.setattr(agent_control_socket, "LOCAL", tmp_path)
+    first, second, third, *_ = map(str, agent_control_socket.local_names(f"ringtap-{user_name()}"))
     assert worker._usual_workdir() == first
     Path(first).symlink_to("/")
     Path(second).mkdir()
@@ -211,7 +211,7 @@ def test_the_usual_folder_for_runs_is_one_that_nobody_else_has_taken(
     assert worker._usual_workdir() == third
     Path(third).mkdir(mode=0o700)
     assert worker._usual_workdir() == third
-    for taken in agent_socket.local_names(f"ringtap-{user_name()}")[2:]:
+    for taken in agent_control_socket.local_names(f"ringtap-{user_name()}")[2:]:
         taken.mkdir(exist_ok=True)
         taken.chmod(0o777)
     assert worker._usual_workdir() == str(Path.home() / f".ringtap-{os.uname().nodename}")  # which is this user's

@@ -10,7 +10,7 @@ import pytest
 from ringtap.agents.hosts.ssh import SshHost, SshHosts
 from ringtap.core.errors import UsageError
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.long]
 
 
 @pytest.mark.skipif(not shutil.which("ssh"), reason="ssh is not installed")

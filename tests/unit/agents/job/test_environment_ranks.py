@@ -15,15 +15,15 @@ import pytest
 
 from ringtap.agents.job.environment import local_size, machine, of_this_start, run_key, slurm_tasks
 from ringtap.agents.job.run_location import find_location
-from ringtap.agents.node import agent_socket
+from ringtap.agents.node import agent_control_socket
 from ringtap.agents.node.node_json import conclude
-from ringtap.agents.node.settings import RunSettings, parse_settings
-from ringtap.collectors.processes import rank_in
-from ringtap.core import rundir
-from ringtap.core.completeness import missing_ranks
+from ringtap.agents.node.recording_settings import RunSettings, parse_settings
+from ringtap.collectors.process_facts import rank_in
+from ringtap.core import run_directory
+from ringtap.core.append_only_logs import RecordWriter
 from ringtap.core.errors import UsageError
-from ringtap.core.records import RecordWriter
-from ringtap.core.rundir import RunDirectory, TakenError, UnwritableError, write_json
+from ringtap.core.run_completeness import missing_ranks
+from ringtap.core.run_directory import RunDirectory, TakenError, UnwritableError, write_json
 from tests.unit.agent_processes import (
     PLAIN,
     RINGTAP,
@@ -116,10 +116,14 @@ def test_a_named_folder_is_one_runs_only(tmp_path: Path) -> None:
 
 def test_two_runs_at_once_on_a_node_do_not_mix(tmp_path: Path) -> None:
     runs = [tmp_path / name for name in ("one", "two", "three")]
-    code = "import os, time; time.sleep(1); print(os.environ['RINGTAP_RUN'])"
-    processes = [wrapped(run, *python(code)) for run in runs]
+    code = "import os; input(); print(os.environ['RINGTAP_RUN'])"
+    processes = [wrapped(run, *python(code), stdin=subprocess.PIPE) for run in runs]
     agents = {agent_of(run).pid for run in runs}
     assert len(agents) == 3
+    for process in processes:
+        assert process.stdin
+        process.stdin.write("\n")
+        process.stdin.flush()
     results = finish(processes)
     assert [output.strip() for output, _, _ in results] == [str(run) for run in runs]
     for run in runs:
@@ -226,7 +230,7 @@ def test_attached_processes_are_recorded_until_they_end(tmp_path: Path) -> None:
     run = tmp_path / "run"
     settings = {"collectors": ["nic"], "recorders": [], "every_s": 0.01, "options": {}}
     RunDirectory.create(run, "job", [], 0, settings=settings)
-    with ended(subprocess.Popen(["sleep", "1.5"])) as one, ended(subprocess.Popen(["sleep", "2.5"])) as two:
+    with ended(subprocess.Popen(["sleep", "90"])) as one, ended(subprocess.Popen(["sleep", "90"])) as two:
         began = time.monotonic()
         attaching = [
             subprocess.Popen(
@@ -241,8 +245,6 @@ def test_attached_processes_are_recorded_until_they_end(tmp_path: Path) -> None:
         item = wait_for(lambda: len((found := node_item(run, "there"))["jobs"]) == 2 and found)
         assert {job["pid"] for job in item["jobs"]} == {one.pid, two.pid}
         assert item["jobs"][0]["command"][0] == "sleep"
-        one.wait()
-        two.wait()
     wait_for((run / "nodes" / "there" / "DONE").exists)
     item = node_item(run, "there")
     assert (item["status"], {job["exit_code"] for job in item["jobs"]}) == ("complete", {None})
@@ -264,9 +266,11 @@ def test_what_killed_agents_leave_is_tidied_up_by_a_later_one(
 ) -> None:
     short = Path(tempfile.mkdtemp())  # a socket's path has at most 107 bytes
     request.addfinalizer(lambda: shutil.rmtree(short))
-    monkeypatch.setattr(agent_socket, "LOCAL", short)
+    monkeypatch.setattr(agent_control_socket, "LOCAL", short)
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    old, young, living, own = (agent_socket.AgentSocket(tmp_path / name, "here") for name in ("a", "b", "c", "d"))
+    old, young, living, own = (
+        agent_control_socket.AgentSocket(tmp_path / name, "here") for name in ("a", "b", "c", "d")
+    )
     for one in (old, young):
         lock = one.take()
         assert lock is not None
@@ -274,7 +278,7 @@ def test_what_killed_agents_leave_is_tidied_up_by_a_later_one(
         os.close(lock)
     held = living.take()
     assert held is not None
-    folder = agent_socket.private_folder()
+    folder = agent_control_socket.private_folder()
     for path in folder.iterdir():
         os.utime(path, (0, 0))
     os.utime(young._lock_path)
@@ -444,7 +448,7 @@ def test_a_file_system_that_is_late_or_asks_again(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(RunDirectory, "open", open_late)
     joined = shared(tmp_path / "run")
     assert joined and not joined[1]
-    monkeypatch.setattr(rundir, "_VISIBLE_S", 0.1)
+    monkeypatch.setattr(run_directory, "_VISIBLE_S", 0.1)
     answers += [UsageError("run.json is missing")] * 100
     with pytest.raises(UnwritableError, match=r"run.json is missing, 0 s after another process made it"):
         shared(tmp_path / "run")

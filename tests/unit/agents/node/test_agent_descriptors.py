@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.core.records import open_records
+from ringtap.core.append_only_logs import open_records
 from tests.gold.analysis_sweep import write_sweep
 from tests.gold.job_run import Truth, write_ddp_job
 from tests.unit.agent_processes import PLAIN, RINGTAP, ROOT, gone, node_item, rows_of, run_item, wait_for
@@ -158,6 +158,8 @@ def run(arguments, closed, folder):
 for module, _ in [*cli.VERBS.values(), *(entry for verbs in cli.SUB_VERBS.values() for entry in verbs.values())]:
     if module:
         importlib.import_module(module)
+for module in ("matplotlib.backends.backend_agg", "numba", "pandas", "scipy.optimize", "scipy.special"):
+    importlib.import_module(module)  # the commands import these late
 top, commands = Path(sys.argv[1]), json.loads(sys.argv[2])
 for number, arguments in enumerate(commands):
     for count in range(4):
@@ -204,7 +206,7 @@ def test_every_other_command_with_closed_descriptors_ends_as_with_open_ones(tmp_
         text=True,
         check=False,
         timeout=600,
-        env=dict(os.environ) | {"PYTHONPATH": str(ROOT)},
+        env=dict(os.environ) | {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]

@@ -19,11 +19,11 @@ import psutil
 import pytest
 
 from ringtap.agents.job.agent_client import AgentClient
-from ringtap.agents.node import agent, agent_socket
-from ringtap.agents.node.agent_socket import Connection
-from ringtap.agents.node.settings import RunSettings
-from ringtap.core.records import open_records
-from ringtap.core.rundir import RunDirectory
+from ringtap.agents.node import agent, agent_control_socket
+from ringtap.agents.node.agent_control_socket import Connection
+from ringtap.agents.node.recording_settings import RunSettings
+from ringtap.core.append_only_logs import open_records
+from ringtap.core.run_directory import RunDirectory
 from tests.unit.agent_processes import (
     PLAIN,
     RINGTAP,
@@ -75,7 +75,7 @@ def test_a_job_that_a_killed_agent_had_not_read_of_is_on_record(tmp_path: Path) 
     (run.node("here") / "node.json").write_text('{"status": "running", "why": "", "jobs": []}')
     link = AgentClient(run, "here", RunSettings((), (), 0.1))
     link._greeting = {"pid": 7, "command": ["train", "--token", "hidden"], "rank": None, "began_ns": 1}
-    link._rendezvous = agent_socket.AgentSocket(run.path, "here")
+    link._rendezvous = agent_control_socket.AgentSocket(run.path, "here")
     link.why = "the agent was killed"
     link._note({"exit_code": 3, "ended_ns": 9})
     item = node_item(run.path)
@@ -94,7 +94,7 @@ def test_an_agent_that_is_killed_after_it_has_written_everything_has_answered(tm
     if is_done:
         (node / "DONE").touch()
     link = AgentClient(run, "here", RunSettings((), (), 0.1))
-    link._rendezvous = agent_socket.AgentSocket(run.path, "here")
+    link._rendezvous = agent_control_socket.AgentSocket(run.path, "here")
     ours, agents = socket.socketpair()
     with ours, agents:
         link._connection = Connection(ours)
@@ -234,7 +234,7 @@ def test_file_descriptors_that_run_out_later_take_only_what_needs_them(tmp_path:
         agent = agent_of(run)
         held = []
         for _ in range(60):
-            found = agent_socket.AgentSocket(run, "here").connect()
+            found = agent_control_socket.AgentSocket(run, "here").connect()
             assert found
             held.append(found[0])
         time.sleep(0.3)
@@ -433,19 +433,19 @@ def test_steps_lost_on_a_full_disk_are_named_in_why(tmp_path: Path) -> None:
 
 def test_the_meeting_point_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What someone else has put in its place is passed over; where there is nothing but that, nothing is recorded."""
-    monkeypatch.setattr(agent_socket, "LOCAL", tmp_path)
+    monkeypatch.setattr(agent_control_socket, "LOCAL", tmp_path)
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     own = os.geteuid()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"ringtap-{own}").symlink_to(tmp_path / "elsewhere")
     (tmp_path / f"ringtap-{own}-1").mkdir(mode=0o755)
-    found = agent_socket.private_folder()
+    found = agent_control_socket.private_folder()
     assert found == tmp_path / f"ringtap-{own}-2"
     assert found.stat().st_mode & 0o777 == 0o700
-    assert agent_socket.private_folder() == found
+    assert agent_control_socket.private_folder() == found
     with open_folder("runtime") as runtime:
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-        assert agent_socket.private_folder() == runtime / "ringtap"
+        assert agent_control_socket.private_folder() == runtime / "ringtap"
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/not/there")
     found.rmdir()
     for number in range(2, 8):

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from ringtap.agents.node.recording_settings import RunSettings, parse_settings
 from ringtap.agents.node.sampling import Entry, Recorders, Sampler
-from ringtap.agents.node.settings import RunSettings, parse_settings
-from ringtap.collectors.base import Check, Context
+from ringtap.collectors.collector_interface import Check, Context
 from ringtap.collectors.registry import DEFAULT, ORDER
 from ringtap.core.errors import UsageError
-from ringtap.core.rundir import RunDirectory
+from ringtap.core.run_directory import RunDirectory
 
 pytestmark = pytest.mark.alone(2)
 

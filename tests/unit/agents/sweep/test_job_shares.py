@@ -15,10 +15,10 @@ from ringtap.agents.sweep.job_shares import (
     predicted_begins_s,
     shares_of,
 )
-from ringtap.agents.testbed.shares import LEAST_SHARE, JobProgress, class_rates_bps
+from ringtap.agents.testbed.link_shares import LEAST_SHARE, JobProgress, class_rates_bps
 from ringtap.agents.testbed.topology import JobShare, TestbedSpec
 from ringtap.core.errors import UsageError
-from ringtap.core.sweep_plan import load_plan
+from ringtap.core.sweep_plans.sweep_plan import load_plan
 from ringtap.workload.interleaving import PeriodicJob, Phase
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]
@@ -143,12 +143,15 @@ def test_mltcp_phases_are_those_of_the_equation() -> None:
     # aT = 50 ms and 5 ms at first: 23.529, 43.836, 49.136
     expected = [0.005 / 0.2, 0.023529 / 0.2, 0.043836 / 0.2, 0.049136 / 0.2]
     assert mltcp_phases(alone, [0.0, 0.005], 4) == pytest.approx(expected, abs=1e-4)
-    behind = mltcp_phases(alone, [0.005, 0.0], 4)
-    assert behind == pytest.approx([1 - phase for phase in expected], abs=1e-4)
+    assert mltcp_phases(alone, [0.005, 0.0], 4) == pytest.approx([1 - phase for phase in expected], abs=1e-4)
     longer = mltcp_phases([job(100, (20, 100))] * 2, [0.0, 0.005], 20)
-    assert longer is not None
+    assert isinstance(longer, list)
     assert longer[-1] == 0.5, "as far apart as they can be"
-    assert mltcp_phases([job(100, (50, 100)), job(200, (50, 100))], [0.0, 0.005], 4) is None
+    said = mltcp_phases([job(100, (50, 100)), job(106, (50, 100))], [0.0, 0.005], 4)
+    assert said == (
+        "MLTCP's equation is for jobs whose iterations take the same time alone; here they differ by 6.0%, more than 5%"
+    )
+    assert mltcp_phases([*alone, *alone], [0.0] * 4, 4) == "MLTCP's equation is for two jobs, not for 4"
 
 
 def test_predicted_iterations_slide_by_the_shares() -> None:

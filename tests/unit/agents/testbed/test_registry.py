@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ringtap import cli
-from ringtap.agents.node import agent_socket
+from ringtap.agents.node import agent_control_socket
 from ringtap.agents.testbed import registry
 from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.core.errors import UsageError
@@ -168,7 +168,7 @@ def test_a_keeper_that_may_not_be_ended_does_not_keep_the_others(
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Local disk and home of a user who has no runtime folder."""
-    monkeypatch.setattr(agent_socket, "LOCAL", tmp_path)
+    monkeypatch.setattr(agent_control_socket, "LOCAL", tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
     everywhere = registry._places()[1:]
@@ -197,7 +197,7 @@ def test_a_folder_that_is_not_ones_own_is_passed_over(kind: str, places: Path) -
 
 
 def test_where_every_name_is_taken_the_home_serves(places: Path) -> None:
-    for path in agent_socket.local_names(f"ringtap-{os.geteuid()}"):
+    for path in agent_control_socket.local_names(f"ringtap-{os.geteuid()}"):
         path.touch()
     assert registry.state_folder() == places / "home" / f".ringtap-{os.uname().nodename}"
     registry.state_folder().rmdir()

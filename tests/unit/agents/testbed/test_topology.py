@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 
 from ringtap.agents.sweep.bottleneck import busiest
 from ringtap.agents.sweep.conductor import run_sweep
-from ringtap.agents.sweep.estimate import layout, resolved
-from ringtap.agents.sweep.resumed_plan import plan_changes
-from ringtap.agents.sweep.roles import testbed_roles as roles_of
+from ringtap.agents.sweep.host_roles import testbed_roles as roles_of
+from ringtap.agents.sweep.resume_with_edited_plan import plan_changes
+from ringtap.agents.sweep.sweep_estimate import layout, resolved
 from ringtap.agents.testbed.forwarding_capacity import excess
-from ringtap.agents.testbed.routing import carries_all, hops, routes
-from ringtap.agents.testbed.topology import MAX_HOSTS, TestbedSpec
+from ringtap.agents.testbed.shortest_path_routes import carries_all, hops, routes
+from ringtap.agents.testbed.topology import LinkCount, TestbedSpec, carried_bps
 from ringtap.cli import main
-from ringtap.core.errors import UsageError
-from ringtap.core.sweep_plan import plan_from_keys
+from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.sweep_plans.sweep_plan import plan_from_keys
+from ringtap.core.testbed_options import MAX_HOSTS
 
 pytestmark = pytest.mark.computes
 
@@ -95,10 +96,10 @@ def test_a_fat_tree_of_sixteen_hosts_has_twenty_switches_and_four_ways_between_p
     [
         (4, {"topology": "leafspine"}, "did you mean 'leaf-spine'"),
         (4, {"topology": "clos"}, "choose star, leaf-spine, fat-tree, torus, ring"),
-        (5, {"topology": "leaf-spine"}, "5 hosts do not fill two or more leaves of per_leaf = 2"),
+        (5, {"topology": "leaf-spine"}, "per_leaf = 2, and 5 hosts do not fill two or more leaves"),
         (2, {"topology": "leaf-spine"}, "2 hosts do not fill"),
-        (4, {"topology": "leaf-spine", "oversubscription": 0.5}, "oversubscription 0.5 is outside 1 to"),
-        (4, {"topology": "leaf-spine", "oversubscription": float("nan")}, "oversubscription nan is outside"),
+        (4, {"topology": "leaf-spine", "oversubscription": 0.5}, "oversubscription = 0.5 is outside 1 to"),
+        (4, {"topology": "leaf-spine", "oversubscription": float("nan")}, "oversubscription = nan is outside"),
         (4, {"topology": "leaf-spine", "spines": 0}, "spines = 0 is outside 1 to"),
         (4, {"topology": "leaf-spine", "spines": 10**9}, "outside 1 to 16"),
         (8, {"topology": "fat-tree"}, r"k³/4 hosts \(2, 16, 54, 128\), not 8"),
@@ -111,7 +112,7 @@ def test_a_fat_tree_of_sixteen_hosts_has_twenty_switches_and_four_ways_between_p
         (4, {"sides": "2x2"}, "sides is for topology 'torus', and this one is 'star'"),
         (4, {"topology": "ring", "spines": 2}, "spines is for topology 'leaf-spine'"),
         (MAX_HOSTS + 1, {"topology": "ring"}, f"2 to {MAX_HOSTS} hosts"),
-        (4, {"delay_s": -1.0}, "delay -1 s is outside"),
+        (4, {"delay_s": -1.0}, "delay = -1 s is outside"),
     ],
 )
 def test_topologies_that_cannot_be_are_refused(hosts: int, options: dict[str, Any], words: str) -> None:
@@ -121,7 +122,7 @@ def test_topologies_that_cannot_be_are_refused(hosts: int, options: dict[str, An
 
 def test_a_host_cannot_have_the_name_of_a_switch() -> None:
     assert TestbedSpec("t", ("leaf0", "core1"), 100_000_000).hosts == ("leaf0", "core1")
-    with pytest.raises(UsageError, match="'leaf0' is the name of a switch"):
+    with pytest.raises(UsageError, match="names 'leaf0', which is the name of a switch"):
         TestbedSpec("t", ("leaf0", "b", "c", "d"), 100_000_000, topology="leaf-spine")
 
 
@@ -213,3 +214,13 @@ def test_roles_on_a_ring_count_both_ways_to_the_receiver() -> None:
 def test_an_unknown_topology_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["testbed", "up", "--topology", "fattree"]) == 2
     assert "did you mean 'fat-tree'?" in capsys.readouterr().err
+
+
+def test_a_link_whose_counters_were_reset_has_no_rate() -> None:
+    link = spec(2).links[0]
+    first = LinkCount(0, 1000, 10**9, 2**32 - 10)
+    later = LinkCount(10**9, 10**9 + 1000, 10**9 + 25_000_000, 16_500)  # packets wrap
+    assert carried_bps(link, first, later) == 200e6
+    for after in (later._replace(size_bytes=500_000_000), LinkCount(10**9, 10**9, 0, 0)):
+        with pytest.raises(MeasurementError, match=f"the counters of {link.source_nic} of {link.source} were reset"):
+            carried_bps(link, first, after)

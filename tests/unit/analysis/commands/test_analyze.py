@@ -9,13 +9,13 @@ import pytest
 
 from ringtap.analysis.job.run import open_job
 from ringtap.analysis.job.summary import summarize
-from ringtap.analysis.job.text import describe
-from ringtap.analysis.runs import derived
+from ringtap.analysis.job.summary_text import describe
+from ringtap.analysis.runs import derived_tables
 from ringtap.cli import main
-from ringtap.core.rundir import RunDirectory, write_json
+from ringtap.core.run_directory import RunDirectory, write_json
 from tests.gold.job_run import MS, START_NS, Node, Truth, write_ddp_job
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 
 @pytest.fixture
@@ -34,10 +34,11 @@ def test_text_tables_and_json_say_the_same(run, capsys):
     assert len(data["iterations_table"]) == 8
     assert {row["rank"] for row in data["ranks_table"]} == {0, 1}
     table = pd.read_parquet(run / "derived" / "iterations.parquet")
-    pd.testing.assert_frame_equal(table, open_job(run).iterations)
+    job = open_job(run)
+    pd.testing.assert_frame_equal(table, job.iterations)
     assert data["iterations_table"][3]["training_bytes"] == table["training_bytes"][3]
-    for name in derived.TABLES:
-        assert len(pd.read_parquet(run / "derived" / f"{name}.parquet")) == len(getattr(open_job(run), name))
+    for name in derived_tables.TABLES:
+        assert len(pd.read_parquet(run / "derived" / f"{name}.parquet")) == len(getattr(job, name))
 
 
 def answer_of(path, capsys):
@@ -134,12 +135,12 @@ def test_without_pyarrow_the_text_is_there_all_the_same(run):
 
 def test_a_summary_that_was_cut_off_is_made_again(run):
     main(["analyze", str(run)])
-    sources = derived.sources_of(run)
-    assert derived.is_fresh(run / "derived", sources)
+    sources = derived_tables.sources_of(run)
+    assert derived_tables.is_fresh(run / "derived", sources)
     (run / "derived" / "flows.parquet").unlink()
-    assert not derived.is_fresh(run / "derived", sources)
+    assert not derived_tables.is_fresh(run / "derived", sources)
     (run / "derived" / "sources.json").write_text("{")
-    assert not derived.is_fresh(run / "derived", sources)
+    assert not derived_tables.is_fresh(run / "derived", sources)
 
 
 def test_wrong_directories_are_answered_in_a_sentence(tmp_path, capsys):
@@ -152,14 +153,17 @@ def test_wrong_directories_are_answered_in_a_sentence(tmp_path, capsys):
     assert "upgrade" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("cut", [None, 0, 37, 0.7])
-def test_every_file_may_be_missing_or_cut_anywhere(tmp_path, cut):
-    """Whatever a killed agent leaves behind is analysed, or refused in a sentence; never a traceback."""
+@pytest.mark.parametrize("cuts", [{"n0": None, "n1": 0}, {"n0": 0.7, "n1": 37}])
+def test_every_file_may_be_missing_or_cut_anywhere(tmp_path, cuts):
+    """Whatever a killed agent leaves behind is analyzed, or refused in a sentence; never a traceback.
+
+    Both nodes have the same files, and the files of each are damaged in ways of their own.
+    """
     write_ddp_job(tmp_path / "job", Truth(iterations=3, every_ms=50))
     files = [path for path in (tmp_path / "job").rglob("*") if path.is_file() and path.name not in ("run.json", "DONE")]
     assert len(files) == 16
     for path in files:
-        kept = path.read_bytes()
+        kept, cut = path.read_bytes(), cuts[path.relative_to(tmp_path / "job" / "nodes").parts[0]]
         if cut is None:
             path.unlink()
         else:

@@ -15,8 +15,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from ringtap.analysis.pcap import sources
-from ringtap.analysis.pcap.reader import read_captures
+from ringtap.analysis.pcap import byte_sources
+from ringtap.analysis.pcap.scan_captures import read_captures
 from ringtap.cli import main
 from ringtap.core.errors import UsageError
 from tests.unit.capture_makers import (
@@ -36,7 +36,7 @@ from tests.unit.capture_makers import (
     usual,
 )
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 LOOPBACK = Path(__file__).parents[3] / "gold" / "loopback.pcap"
 FIRST = (
@@ -215,7 +215,7 @@ def test_a_file_that_may_not_be_read_is_said(capture, capsys, monkeypatch):
     def refused(path, **options):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(sources.io, "FileIO", refused)  # root may read everything
+    monkeypatch.setattr(byte_sources.io, "FileIO", refused)  # root may read everything
     assert fails(capsys, capture) == f"ringtap: {capture} cannot be read: Permission denied\n"
 
 

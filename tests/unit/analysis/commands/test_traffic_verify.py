@@ -14,17 +14,20 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ringtap.analysis.traffic.bursts import burst_windows
+from ringtap.analysis.traffic.plan_bursts import burst_windows
 from ringtap.cli import main
-from ringtap.core.flow_table import read_plan
-from ringtap.core.records import Field, RecordWriter
-from ringtap.core.schema import FLOW_STATES
+from ringtap.core.append_only_logs import Field, RecordWriter
+from ringtap.core.flow_plan_table import read_plan
+from ringtap.core.run_directory_schema import FLOW_STATES
+from ringtap.core.sent_flow_log import FIELDS as SENT_FIELDS
+from ringtap.core.sent_flow_log import NO_SOURCE
 from ringtap.trafficgen.commands.bundle import write_archive
-from ringtap.trafficgen.flow_log import NO_SOURCE, SENT_FIELDS
+from tests.gold.job_run import captured_twice
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.long]
 
 MS, ORIGIN_NS = 1_000_000, 1_700_000_000_000_000_000
+LAUNCH = {"origin_ns": ORIGIN_NS, "origin_monotonic_ns": 10**12}
 TO = "127.0.0.1:5001"
 # start in ms, bytes: a burst of 1 ms opens each period of 10 ms
 FLOWS = [(0.2, 1000), (0.7, 2000), (3, 3000), (10.1, 1500), (10.5, 1500), (15, 300_000), (18, 20_000_000)]
@@ -44,7 +47,7 @@ def record(number: int, start_ms: float, size: int, **other: int) -> tuple[int, 
     due = ORIGIN_NS + round(start_ms * MS)
     item = {"flow": number, "intended_start_ns": due, "start_ns": due + 10_000, "first_byte_ns": due + 20_000}
     item |= {"finish_ns": due + 10_000 + MS, "received_ns": due + MS, "lateness_ns": 10_000, "size_bytes": size}
-    item |= {"sent_bytes": size, "acked_bytes": size, "retransmits": 0, "rtt_us": 50, "state": 0}
+    item |= {"sent_bytes": size, "acked_bytes": size, "retransmits": 0, "rtt_us": 70, "min_rtt_us": 50, "state": 0}
     item |= {"source": NO_SOURCE, "destination": 0} | other
     return tuple(item[field.name] for field in SENT_FIELDS)
 
@@ -52,7 +55,7 @@ def record(number: int, start_ms: float, size: int, **other: int) -> tuple[int, 
 def write_log(path: Path, plan: Path, records: list[tuple[int, ...]] | None = None, **about: Any) -> Path:
     header = json.loads(plan.read_text().splitlines()[0])
     about = {"source": "sender", "plan": header, "sources": [], "destinations": header["destinations"]} | about
-    writer = RecordWriter(path, SENT_FIELDS, about | {"origin_ns": ORIGIN_NS, "transport": {}, "states": FLOW_STATES})
+    writer = RecordWriter(path, SENT_FIELDS, LAUNCH | about | {"transport": {}, "states": FLOW_STATES})
     rows = [record(number, *flow) for number, flow in enumerate(FLOWS)] if records is None else records
     writer.append_many(reversed(rows))  # several workers' records lie in no order
     writer.close()
@@ -65,12 +68,14 @@ def write_capture(path: Path, packets: list[tuple[float, int]], to: str = TO, so
     host, port = to.split(":")
     whole = 10_000_000  # no frame is larger than 16 MiB
     pieces = [(at, min(whole, size - done)) for at, size in packets for done in range(0, max(size, 1), whole)]
-    for when_ms, payload in pieces:
+    sent = 0
+    for number, (when_ms, payload) in enumerate(pieces):
         seconds, part = divmod(ORIGIN_NS + round(when_ms * MS), 10**9)
         ends = ip_address(source).packed + ip_address(host).packed
         length = 40 + payload if payload < 65_000 else 0  # 0: the frame's length tells
-        frame = struct.pack(">BBHHHBBH", 0x45, 0, length, 0, 0, 64, 6, 0) + ends
-        frame += struct.pack(">HHIIBBHHH", 40000, int(port), 0, 0, 0x50, 16, 0, 0, 0)
+        frame = struct.pack(">BBHHHBBH", 0x45, 0, length, number, 0, 64, 6, 0) + ends
+        frame += struct.pack(">HHIIBBHHH", 40000, int(port), sent, 0, 0x50, 16, 0, 0, 0)
+        sent += payload
         data += struct.pack("<IIII", seconds, part, len(frame), 40 + payload) + frame
     path.write_bytes(data)
     return path
@@ -197,6 +202,13 @@ def test_load_in_bins_of_100_ms(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert errors == {"error_max": pytest.approx(0.5), "error_rms": pytest.approx(0.5)}
 
 
+def test_a_plan_of_more_than_a_day_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = write_plan(tmp_path / "p.plan", [(0.2, 1000)], duration_ns=25 * 3600 * 10**9)
+    log = write_log(tmp_path / "s.rec", plan, [record(0, 0.2, 1000)])
+    data, _ = verify(capsys, plan, "--sent", log)
+    assert data["load"]["whole"]["offered_bps"] == pytest.approx(8000 / (25 * 3600))
+
+
 def test_completion_slowdown_and_congestion_impact(
     plan: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -261,6 +273,15 @@ def test_only_the_plan_s_ends_count_in_a_capture(tmp_path: Path, capsys: pytest.
     assert data["load"]["whole"]["capture_bytes"] == 44 + 20_309_000
 
 
+def test_a_source_may_be_the_name_of_a_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = write_plan(tmp_path / "p.plan", sources=["localhost"])
+    plan.write_text(plan.read_text().replace("\t-\t127", "\tlocalhost\t127"))
+    log = write_log(tmp_path / "s.rec", plan)
+    capture = write_capture(tmp_path / "c.pcap", as_captured([size for _, size in FLOWS]))
+    data, _ = verify(capsys, plan, "--sent", log, "--capture", capture)
+    assert data["load"]["whole"]["capture_bytes"] == 44 + 20_309_000
+
+
 def test_clocks_that_differ_are_said(plan: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Packets 50 µs after the starts are 30 µs after the first bytes; then 400 µs more."""
     packets = as_captured([size for _, size in FLOWS])
@@ -279,26 +300,114 @@ def test_a_capture_cut_short_is_said(plan: Path, log: Path, tmp_path: Path, caps
     assert any("ends within a packet" in note for note in data["notes"])
 
 
-def nic_log(path: Path, samples: list[tuple[float, int, int]]) -> Path:
-    """Interface eth0 sent so many bytes in so many packets by so many ms after the launch."""
+def test_copies_of_packets_count_once(
+    plan: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    once = write_capture(tmp_path / "c.pcap", as_captured([size for _, size in FLOWS]))
+    twice = tmp_path / "any.pcap"
+    twice.write_bytes(captured_twice(once.read_bytes()))
+    found = [verify(capsys, plan, "--sent", log, "--capture", path)[0] for path in (once, twice)]
+    assert found[0]["load"] == found[1]["load"]
+    assert found[0]["notes"] == []
+    (note,) = found[1]["notes"]
+    assert "any.pcap holds 10 copies of packets" in note
+    assert note.endswith("each packet counts once")
+
+
+def nic_log(path: Path, samples: list[tuple[float, int, int]], width_bits: int = 64, set_ns: int = 0) -> Path:
+    """Interface eth0 sent so many bytes in so many packets by so many ms after the launch, when the clock is set."""
     names = [f"eth0.{way}_{what}" for what in ("bytes", "packets", "errors", "drops") for way in ("rx", "tx")]
     fields = [Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time")]
-    writer = RecordWriter(path, [*fields, *(Field(name, "<u8", "", "counter", 64) for name in names)], {})
+    writer = RecordWriter(path, [*fields, *(Field(name, "<u8", "", "counter", width_bits) for name in names)], {})
     for when_ms, total, packets in samples:
-        writer.append(ORIGIN_NS + round(when_ms * MS), 0, 7, 1000 + total, 0, 10 + packets, 0, 0, 0, 0)
+        values = (value % 2**width_bits for value in (7, 1000 + total, 0, 10 + packets, 0, 0, 0, 0))
+        at_ns = round(when_ms * MS)
+        writer.append(ORIGIN_NS + at_ns + (set_ns if when_ms > 0 else 0), 10**12 + at_ns, *values)
     writer.close()
     return path
 
 
+@pytest.mark.parametrize(("before", "width_bits"), [(0, 64), (2**32 - 5000, 32)], ids=["plain", "wrap"])
 def test_interface_counters_less_headers(
-    plan: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plan: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], before: int, width_bits: int
 ) -> None:
-    nic = nic_log(tmp_path / "nic.rec", [(-10, 0, 0), (10, 6000 + 66 * 3, 3), (130, 20_309_000 + 66 * 7, 7)])
+    samples = [(-10, before, 0), (10, before + 6000 + 66 * 3, 3), (130, before + 20_309_000 + 66 * 7, 7)]
+    nic = nic_log(tmp_path / "nic.rec", samples, width_bits)
     data, _ = verify(capsys, plan, "--sent", log, "--nic", nic, "--interface", "eth0", "-o", tmp_path / "out")
     assert data["load"]["whole"]["nic_bytes"] == pytest.approx(20_309_000, rel=0.1)
     assert data["load"]["bins_100ms"]["nic"]["error_max"] is not None
     assert any("eth0 counted tx" in note for note in data["notes"])
     assert "bursts" not in data  # counters every 10 ms cannot tell a burst of 1 ms
+
+
+@pytest.mark.parametrize("set_ns", [0, -(10**10), 10**10])
+def test_a_clock_that_is_set_while_flows_are_sent_moves_no_counter(
+    plan: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], set_ns: int
+) -> None:
+    samples = [(-10, 0, 0), (10, 6000 + 66 * 3, 3), (20, 9000 + 66 * 5, 5), (130, 20_309_000 + 66 * 7, 7)]
+    nic = nic_log(tmp_path / "nic.rec", samples, set_ns=set_ns)
+    out = tmp_path / "out"
+    data, _ = verify(capsys, plan, "--sent", log, "--nic", nic, "--interface", "eth0", "-o", out)
+    # up to 100 ms after the plan's end, that is 100 of the 110 ms between the last two samples
+    assert data["load"]["whole"]["nic_bytes"] == pytest.approx(9000 + 20_300_000 * 100 / 110)
+    bins = pd.read_csv(out / "load.csv")
+    assert bins["nic_bps"].tolist() == pytest.approx([(9000 - 3000) * 8 / 0.02])
+
+
+@pytest.mark.parametrize(("ends_ms", "is_long_enough"), [(420, True), (300, False)])
+def test_counters_reach_to_the_last_flow_that_finishes(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], ends_ms: float, is_long_enough: bool
+) -> None:
+    """The last flow of a plan of 20 ms finishes after 319 ms, and its last packets are counted after 400 ms."""
+    rows = [record(number, *flow) for number, flow in enumerate(FLOWS[:-1])]
+    rows.append(record(6, *FLOWS[-1], finish_ns=ORIGIN_NS + 319 * MS))
+    log, whole = write_log(tmp_path / "late.rec", plan, rows), 20_309_000
+    samples = [(at_ms, whole * at_ms // 400 + 66 * at_ms, at_ms) for at_ms in range(0, 401, 10)]
+    samples = [(-10, 0, 0), *(one for one in samples if one[0] <= ends_ms), (ends_ms, *samples[-1][1:])]
+    nic = nic_log(tmp_path / "nic.rec", samples)
+    arguments = [plan, "--sent", log, "--nic", nic, "--interface", "eth0"]
+    if not is_long_enough:
+        assert "does not reach from the launch to the end of the plan" in verify(capsys, *arguments, code=2)[1]
+        return
+    whole_plan = verify(capsys, *arguments)[0]["load"]["whole"]
+    assert whole_plan["over_s"] == pytest.approx(0.319)
+    assert whole_plan["nic_error"] == pytest.approx(0, abs=1e-6)
+
+
+def test_bins_in_which_counters_were_read_too_rarely_are_not_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = write_plan(tmp_path / "long.plan", duration_ns=1000 * MS)
+    log = write_log(tmp_path / "long.rec", plan)
+    at_ms = [*range(-10, 401, 10), *range(700, 1121, 10)]  # nothing was read for 300 ms
+    nic = nic_log(tmp_path / "nic.rec", [(one, 1000 * (one + 10), 0) for one in at_ms])
+    out = tmp_path / "out"
+    data, _ = verify(capsys, plan, "--sent", log, "--nic", nic, "--interface", "eth0", "-o", out)
+    known = pd.read_csv(out / "load.csv")["nic_bps"]
+    assert known.isna().tolist() == [False] * 4 + [True] * 3 + [False] * 3
+    assert known.dropna().tolist() == pytest.approx([8e6] * 7)
+    assert data["load"]["whole"]["nic_bytes"] == pytest.approx(1_100_000), "counters go on while nobody reads them"
+    assert data["load"]["bins_100ms"]["nic"]["error_max"] is not None
+
+
+@pytest.mark.parametrize(
+    ("to", "headers", "words"),
+    [
+        (["[::1]:5001"], 86, "86 B per packet subtracted"),
+        (["[::1]:5001", TO], 66, "which of the 8 packets are IPv6 is not known: the payload is up to 160 bytes less"),
+    ],
+)
+def test_headers_are_those_of_the_plan_s_addresses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], to: list[str], headers: int, words: str
+) -> None:
+    plan = write_plan(tmp_path / "p.plan", destinations=to)
+    plan.write_text(plan.read_text().replace(f"-\t{TO}", f"-\t{to[0]}"))
+    log = write_log(tmp_path / "s.rec", plan)
+    samples = [(-10, 0, 0), (10, 6000 + headers * 3, 3), (120, 9000 + headers * 8, 8)]
+    nic = nic_log(tmp_path / "nic.rec", samples)
+    data, _ = verify(capsys, plan, "--sent", log, "--nic", nic, "--interface", "eth0")
+    assert data["load"]["whole"]["nic_bytes"] == 9000
+    assert any(words in note for note in data["notes"]), data["notes"]
 
 
 def test_figures_and_tables_hold_the_numbers(
@@ -358,14 +467,14 @@ HEAD += f'"destinations": ["{TO}"]}}\n'
         ("[]\n", "does not say format"),
         ('{"format": "ringtap-flow-plan", "version": 9}\n', "upgrade"),
         ('{"format": "ringtap-flow-plan", "version": 2}\n', "duration_ns must be"),
-        (HEAD.replace("1000000", str(2**62)), "longer than a day"),
-        ("HEAD1\t-\n", "not a flow"),
-        ("HEADx\t-\tTO\t5\t-\n", "not a flow"),
-        ("HEAD1\t-\tTO\t99999999999999999999\t-\n", "not a flow"),
+        (HEAD.replace("1000000", str(2**62)) + "1\t-\tTO\t5\t-\n", "plans of a week at most are compared"),
+        ("HEAD1\t-\n", "line 2: a flow is five columns"),
+        ("HEADx\t-\tTO\t5\t-\n", "line 2: start_ns 'x' is not a whole number"),
+        ("HEAD1\t-\tTO\t99999999999999999999\t-\n", "line 2: size_bytes '99999999999999999999' is too large"),
         ("HEAD1\t-\telsewhere:1\t5\t-\n", "not among the header's"),
         ("HEAD1\t-\tTO\t5\t-\n1\t-\tTO\t5\t-\n", "cut short or edited"),
         ("HEAD", "cut short or edited"),
-        ("HEAD1\t-\tTO\t5\t-\t9\n", "not a flow"),
+        ("HEAD1\t-\tTO\t5\t-\t9\n", "line 2: a flow is five columns"),
     ],
 )
 def test_a_bad_plan_is_refused_in_a_sentence(
@@ -381,6 +490,8 @@ def test_a_bad_plan_is_refused_in_a_sentence(
 def test_what_is_no_log_or_lacks_something_is_refused(plan: Path, log: Path, tmp_path: Path, capsys: Any) -> None:
     receiver = write_log(tmp_path / "r.rec", plan, source="receiver")
     nic = nic_log(tmp_path / "nic.rec", [(-10, 0, 0), (10, 0, 0)])
+    old = write_log(tmp_path / "old.rec", plan, origin_monotonic_ns="?")
+    reset = nic_log(tmp_path / "reset.rec", [(-10, 900, 9), (10, 6000, 3), (60, 100, 0), (130, 20_309_000, 7)])
     capture = write_capture(tmp_path / "c.pcap", [(1, 100)], to="127.0.0.1:9")
     for arguments, words in [
         (["--sent", tmp_path / "none.rec"], "No such file"),
@@ -391,6 +502,8 @@ def test_what_is_no_log_or_lacks_something_is_refused(plan: Path, log: Path, tmp
         (["--sent", log, "--nic", nic], "go together"),
         (["--sent", log, "--nic", nic, "--interface", "eth1"], "no interface 'eth1', but eth0"),
         (["--sent", log, "--nic", nic, "--interface", "eth0"], "does not reach"),
+        (["--sent", log, "--nic", reset, "--interface", "eth0"], "a tx counter of eth0 was reset while the plan"),
+        (["--sent", old, "--nic", nic, "--interface", "eth0"], "old.rec lacks origin_monotonic_ns"),
         (["--sent", log, "--line-rate", "0gbit"], "above 0"),
         (["--sent", log, "-o", log / "x"], "cannot be written"),
         ([], "--sent"),

@@ -10,17 +10,18 @@ import pandas as pd
 import pytest
 
 import ringtap
-from ringtap.analysis.compare.measures import MEDIAN, Measure, RunMeasures
+from ringtap.analysis.compare.comparison_text import describe
 from ringtap.analysis.compare.run_comparison import compare_measures, compare_runs
-from ringtap.analysis.compare.text import describe
+from ringtap.analysis.compare.run_measures import MEDIAN, Measure, RunMeasures
 from ringtap.analysis.statistics.two_sample import location_p
 from ringtap.cli import main
 from ringtap.core.errors import UsageError
-from ringtap.core.rundir import RunDirectory
+from ringtap.core.run_directory import RunDirectory
 from tests.gold.analysis_sweep import write_sweep
+from tests.gold.clocks_apart import retime_windows, set_ahead
 from tests.gold.job_run import MS, START_NS, Node, Truth, pcap, write_ddp_job
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 SMALL = Truth()
 LARGE = Truth(iteration_ms=300, compute_ms=(100, 130), network_ms=60, gradient_bytes=8_000_000)
@@ -272,6 +273,21 @@ def test_a_sweep_is_compared_as_its_series(tmp_path, capsys):
         assert rows["fit_n"][series.name] == series.fit.n
     assert data["answer"][0].startswith("resnet50-consistent has the shortest iteration without cross traffic: ")
     assert rows["slowdown:0.8"]["vgg16-consistent"] > rows["slowdown:0.8"]["resnet50-consistent"]
+
+
+def test_a_series_is_compared_in_its_windows_if_clocks_differ(tmp_path, capsys):
+    write_sweep(tmp_path / "sweep", [("vgg16", "consistent"), ("resnet50", "consistent")])
+    assert main(["compare", str(tmp_path / "sweep"), "--json"]) == 0
+    expected = json.loads(capsys.readouterr().out)["measures"]
+    for job in (tmp_path / "sweep" / "series").iterdir():
+        own_ns = set_ahead(job, {"S0": 0, "S1": 50 * MS, "S3": -150 * MS, "switch": 0}, "S0")
+        retime_windows(tmp_path / "sweep" / "points.jsonl", f"series/{job.name}", own_ns)
+    assert main(["compare", str(tmp_path / "sweep"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["measures"]
+    for one, same in zip(found, expected, strict=True):
+        assert one["values"] == {
+            name: value if value is None else pytest.approx(value) for name, value in same["values"].items()
+        }, one["measure"]
 
 
 def test_the_page_holds_everything_and_is_not_overwritten(jobs, tmp_path, capsys):

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 import ringtap
 from ringtap.analysis.job.horovod_timeline import read_timeline
 from ringtap.cli import main
+from ringtap.core.append_only_logs import Field, JsonLinesWriter, RecordWriter
 from ringtap.core.errors import UsageError
-from ringtap.core.records import Field, JsonLinesWriter, RecordWriter
-from ringtap.core.rundir import RunDirectory
-from ringtap.core.schema import FLOW_STATES
-from ringtap.trafficgen.flow_log import SENT_FIELDS, FlowLog
+from ringtap.core.run_directory import RunDirectory
+from ringtap.core.run_directory_schema import FLOW_STATES
+from ringtap.core.sent_flow_log import FIELDS as SENT_FIELDS
+from ringtap.core.sent_flow_log import NO_SOURCE
+from ringtap.trafficgen.flow_log import FlowLog
 from tests.gold.job_run import MS, START_NS, TIMES, Node, Truth, pcap, write_ddp_job
 
 pytest.importorskip("perfetto")
@@ -29,7 +31,7 @@ from ringtap.analysis.process_traces import kineto as kineto_export
 from ringtap.analysis.process_traces.kineto import read_kineto
 from tests.gold.perfetto_rules import check_trace
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 ROOT = Path(__file__).resolve().parents[4]
 JOB_NS = START_NS + 50 * MS  # begin of the first iteration of `write_ddp_job`, by the reference clock
@@ -96,7 +98,7 @@ def job(tmp_path_factory):
     own_ns = JOB_NS + truth.offsets_ns[1]
     for flow, begin, end, state in ((0, 10, 30, "finished"), (1, 20, 25, "finished"), (2, 28, 0, "unfinished")):
         times = [own_ns + begin * MS] * 3 + [own_ns + end * MS if end else 0] * 2
-        log.add(flow, *times, 0, 5000, 5000, 4000, 0, 100, FLOW_STATES[state], 0, 0)
+        log.add(flow, *times, 0, 5000, 5000, 4000, 0, 100, 90, FLOW_STATES[state], NO_SOURCE, 0)
     log.flush()
     log.close()
     return path, truth

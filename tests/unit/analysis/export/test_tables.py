@@ -16,12 +16,12 @@ from pyarrow import parquet
 import ringtap
 from ringtap.analysis.export import tables
 from ringtap.cli import main
-from ringtap.core.records import Field, RecordWriter
+from ringtap.core.append_only_logs import Field, RecordWriter
 from tests.gold.analysis_sweep import write_sweep
 from tests.gold.job_run import START_NS, TIMES, Truth, write_ddp_job
 from tests.gold.shared_jobs import sharing
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 ITERATIONS = 8
 JOB_TABLES = [name for name in tables.JOB_TABLES if name != "epochs"]  # the job prints none

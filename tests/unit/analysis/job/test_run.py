@@ -8,19 +8,19 @@ import pytest
 
 from ringtap.analysis.job.run import open_job
 from ringtap.analysis.job.summary import summarize
-from ringtap.analysis.job.text import describe
-from ringtap.analysis.live.run_state import RunFollower
-from ringtap.analysis.plots.axes import timeline
-from ringtap.analysis.runs.derived import read_summary
+from ringtap.analysis.job.summary_text import describe
+from ringtap.analysis.live.follow_run import RunFollower
+from ringtap.analysis.plots.figures_on_axes import timeline
+from ringtap.analysis.runs.derived_tables import read_summary
 from ringtap.cli import main
+from ringtap.core.append_only_logs import open_records
 from ringtap.core.errors import UsageError
-from ringtap.core.records import open_records
-from ringtap.core.rundir import RunDirectory, write_json
+from ringtap.core.run_directory import RunDirectory, write_json
 from ringtap.core.units import format_change
 from tests.gold.analysis_sweep import write_sweep
 from tests.gold.job_run import MS, START_NS, Node, Truth, write_ddp_job
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 
 @pytest.fixture(scope="module")
@@ -161,15 +161,23 @@ def test_drift_and_steps_of_a_clock_are_taken_out(tmp_path):
     assert (clock.error_ns, len(clock.steps)) == (9, 1)
 
 
+@pytest.fixture(scope="module")
+def even(tmp_path_factory):
+    """A run whose clocks were not set, and its truth."""
+    path = tmp_path_factory.mktemp("even") / "even"
+    truth = write_ddp_job(path, Truth(iteration_ms=170))
+    return open_job(path), truth
+
+
 @pytest.mark.parametrize("step_ns", [10**9, -(10**9), 3600 * 10**9, -3600 * 10**9])
 @pytest.mark.parametrize("who", ["n0", "n1"])
-def test_setting_a_clock_of_two_changes_no_iteration(tmp_path, who, step_ns):
+def test_setting_a_clock_of_two_changes_no_iteration(tmp_path, even, who, step_ns):
     """n0 is the reference; one of the clocks is set in the middle of the run, and seen up to a second later."""
-    truth = write_ddp_job(tmp_path / "even", Truth(iteration_ms=170))
+    even, truth = even
     write_ddp_job(tmp_path / "set", truth)
     at_ms = 2130  # within an iteration, and its communication
     set_clock(tmp_path / "set", who, at_ms, step_ns, truth)
-    even, found = open_job(tmp_path / "even"), open_job(tmp_path / "set")
+    found = open_job(tmp_path / "set")
     exact = ["step", "start_ns", "end_ns", "iteration_s", "slowest_rank", "warm_up"]
     pd.testing.assert_frame_equal(found.iterations[exact], even.iterations[exact])
     moved = ["training_bytes", "cross_bytes", "nic_tx_bytes"]

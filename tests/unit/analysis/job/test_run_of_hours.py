@@ -17,12 +17,12 @@ from ringtap.analysis import dask_workers
 from ringtap.analysis.export import perfetto, tensorboard
 from ringtap.analysis.job.run import Job, open_job
 from ringtap.analysis.report import page
-from ringtap.analysis.runs import batches, derived
+from ringtap.analysis.runs import derived_tables, node_batches
 from ringtap.cli import main
 from ringtap.core.errors import MeasurementError
 from tests.gold.job_run import MS, Truth, write_ddp_job
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.long]
 
 TRUTH = Truth(iterations=12, compute_ms=(100, 130, 90), offsets_ns=(0, 5 * MS, -3 * MS))
 
@@ -30,8 +30,8 @@ TRUTH = Truth(iterations=12, compute_ms=(100, 130, 90), offsets_ns=(0, 5 * MS, -
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run that is treated as a long one, with a batch per node, on a machine of two cores."""
-    monkeypatch.setattr(batches, "_BATCH_NODES", 1)
-    monkeypatch.setattr(batches, "_MEMORY_ROWS", 0)
+    monkeypatch.setattr(node_batches, "_BATCH_NODES", 1)
+    monkeypatch.setattr(node_batches, "_MEMORY_ROWS", 0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     write_ddp_job(tmp_path / "job", TRUTH)
     return tmp_path / "job"
@@ -50,7 +50,7 @@ def test_processes_find_what_one_finds_and_the_report_reads_it(
     assert made == {f"0000{number}.parquet" for number in range(3)}
     # that of multiprocessing may have begun in a test before this one, and stays
     assert not [one for one in psutil.Process().children() if "resource_tracker" not in " ".join(one.cmdline())]
-    stored = derived.stored(open_job(run))
+    stored = derived_tables.stored(open_job(run))
     monkeypatch.setattr(page, "_MAX_EMBEDDED_BYTES", 100)
     with monkeypatch.context() as patch:
         for name in ("work", "traffic", "parts"):
@@ -66,7 +66,7 @@ def test_processes_find_what_one_finds_and_the_report_reads_it(
     # a log that has grown since makes the tables stale
     with (run / "nodes/n1/nic/nic.rec").open("ab") as log:
         log.write(b"torn")
-    assert type(derived.stored(open_job(run))) is Job
+    assert type(derived_tables.stored(open_job(run))) is Job
 
 
 def test_a_process_that_dies_is_one_sentence() -> None:
@@ -99,7 +99,7 @@ def test_exports_go_batch_by_batch_or_say_so(
         patch.setattr(Job, "_whole", lambda *_: pytest.fail("a whole table is read"))
         assert main(["export", str(run), "--to", "parquet", "-o", str(tmp_path / "tables")]) == 0
     job = open_job(run)
-    for name in batches.TABLES:
+    for name in node_batches.TABLES:
         keys = ["iteration", "rank"] if name == "rank_iterations" else ["iteration", "node"]
         found, expected = (
             table.sort_values(keys, kind="stable", ignore_index=True)
@@ -123,8 +123,8 @@ def test_a_killed_analysis_goes_on(run: Path, tmp_path: Path) -> None:
         "import os, signal\n"
         "from ringtap.analysis.job import counters_per_iteration\n"
         "from ringtap.analysis.job.run import open_job\n"
-        "from ringtap.analysis.runs import batches\n"
-        "batches._BATCH_NODES, batches._MEMORY_ROWS = 1, 0\n"
+        "from ringtap.analysis.runs import node_batches\n"
+        "node_batches._BATCH_NODES, node_batches._MEMORY_ROWS = 1, 0\n"
         "read = counters_per_iteration.node_table\n"
         "def table(node, borders):\n"
         "    if node.name == 'n2':\n"

@@ -10,21 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.analysis.job import byte_accounting, counters_per_iteration, iterations
+from ringtap.analysis.job import byte_accounting, counters_per_iteration, iterations_of_ranks
+from ringtap.analysis.job.captured_payload_per_iteration import Packets, read_packets
 from ringtap.analysis.job.flows import SocketTraffic
 from ringtap.analysis.job.horovod_timeline import read_timeline
-from ringtap.analysis.job.nccl import read_nccl
-from ringtap.analysis.job.payload_per_iteration import Packets, read_packets
+from ringtap.analysis.job.nccl_log import read_nccl
 from ringtap.analysis.job.run import open_job
 from ringtap.analysis.job.summary import summarize
-from ringtap.analysis.job.text import _congestion, describe
-from ringtap.analysis.runs.apportioning import Borders
-from ringtap.analysis.runs.node_logs import NodeLogs
-from ringtap.core.records import Field, JsonLinesWriter, RecordWriter
-from ringtap.core.rundir import RunDirectory, write_json
-from tests.gold.job_run import MS, START_NS, STEP_NAMES, TIMES, Node, Truth, pcap, write_ddp_job
+from ringtap.analysis.job.summary_text import _congestion, describe
+from ringtap.analysis.runs.node_records import NodeLogs
+from ringtap.analysis.runs.samples_to_iterations import Borders
+from ringtap.core.append_only_logs import Field, JsonLinesWriter, RecordWriter
+from ringtap.core.run_directory import RunDirectory, write_json
+from tests.gold.job_run import MS, START_NS, STEP_NAMES, TIMES, Node, Truth, captured_twice, pcap, write_ddp_job
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 GOLD = Path(__file__).resolve().parents[3] / "gold"
 
@@ -77,7 +77,7 @@ def test_processors_of_the_job_and_of_others(node):
     columns = {"cpu0.busy_s": "counter", "cpu1.busy_s": "counter", "memory.available_bytes": "gauge"}
     fields = [Field(name, "<f8", "", kind) for name, kind in columns.items()]  # type: ignore[arg-type]
     writer = RecordWriter(node.path / "host" / "host.rec", [*TIMES, *fields], {})
-    writer.append_many([(row[0], 0, *row[1:]) for row in rows])
+    writer.append_many([(row[0], row[0] - START_NS, *row[1:]) for row in rows])
     writer.close()
     kinds = [Field("pid", "<u4", "", "index"), Field("cpu_s", "<f8", "s", "counter")]
     samples = [(t_ms, pid, t_ms * 0.0005) for t_ms in (0, 100, 200) for pid in (7, 8)]
@@ -177,7 +177,7 @@ def test_horovods_timeline_is_split_at_the_optimizers_step(tmp_path):
     timeline = pd.DataFrame(rows).assign(operation="ALLREDUCE", negotiate_start_ns=0)
     job = open_job(tmp_path / "job")
     marks = job.run.steps.assign(place=range(6))
-    found = iterations._by_timeline(timeline, marks)
+    found = iterations_of_ranks._by_timeline(timeline, marks)
     assert found.table["communication_s"].to_numpy() == pytest.approx([0.030] * 5)
     assert found.table["exposed_s"].to_numpy() == pytest.approx([0.010] * 5)
     assert found.table["overlap_s"].to_numpy() == pytest.approx([0.020] * 5)
@@ -189,7 +189,7 @@ def test_horovods_timeline_is_split_at_the_optimizers_step(tmp_path):
 def test_a_union_of_spans_covers_what_they_cover(spans):
     begin = np.array([one[0] for one in spans], np.int64)
     end = begin + np.array([one[1] for one in spans], np.int64)
-    first, last = iterations.merged_spans(begin, end)
+    first, last = iterations_of_ranks.merged_spans(begin, end)
     covered = {t for b, e in zip(begin.tolist(), end.tolist(), strict=True) for t in range(b, e)}
     assert (last - first).sum() == len(covered)
     assert (first[1:] > last[:-1]).all()
@@ -214,9 +214,67 @@ def test_captures_are_held_against_sockets_and_classes(tmp_path):
     account = next(
         account for account in data["byte_accounts"] if account["node"] == "n0" and account["direction"] == "tx"
     )
-    assert account["packets_difference"] == pytest.approx(0.007, abs=0.001)
+    assert account["packets_difference"] == pytest.approx(0.008, abs=1e-4)
     said = " ".join(data["warnings"])
     assert "the capture on n0 dropped 12 packets" in said
+
+
+def test_bytes_sent_again_are_no_payload_by_any_count(tmp_path):
+    """Of the 4,000,000 bytes of an iteration, 40,000 are sent again, as the capture shows and the counters count."""
+    truth = write_ddp_job(tmp_path / "job", Truth(iterations=6, resent_bytes=40_000, cross_bytes=0))
+    ring = ("10.0.0.1", 40_000), ("10.0.0.2", 50_001)
+    starts = [START_NS + (50 + number * truth.iteration_ms) * MS for number in range(truth.iterations)]
+    packets = [(at + 131 * MS + part * 100_000, *ring, 40_000) for at in starts for part in range(100)]
+    packets += [(at + 136 * MS + 1000, *ring, -40_000) for at in starts]
+    pcap(tmp_path / "job/nodes/n0/packets/eth0-0.pcap", sorted(packets))
+    job = open_job(tmp_path / "job")
+    assert job.iterations["packet_training_bytes"].tolist() == [4_000_000] * 6
+    accounts = {one["node"]: one for one in summarize(job)["byte_accounts"] if one["direction"] == "tx"}
+    for name in ("socket_bytes", "packet_payload_bytes", "nic_payload_bytes"):
+        assert accounts["n0"][name] == pytest.approx(4_000_000, rel=1e-3), name
+    assert accounts["n0"]["retransmitted_bytes"] == 40_000
+    assert accounts["n0"]["overhead_share"] == pytest.approx(66 / 1448, rel=0.01)
+    shutil.rmtree(tmp_path / "job/nodes/n0/packets")
+    shutil.rmtree(tmp_path / "job/derived", ignore_errors=True)
+    (account,) = [
+        one
+        for one in summarize(open_job(tmp_path / "job"))["byte_accounts"]
+        if (one["node"], one["direction"]) == ("n0", "tx")
+    ]
+    assert account["retransmitted_bytes"] == pytest.approx(40_000, rel=1e-3), "without a capture, by the sockets"
+    assert account["nic_difference"] == pytest.approx(0, abs=1e-3)
+
+
+def test_payload_of_interfaces_is_not_known_without_the_size_of_headers(tmp_path):
+    """Neither sockets nor packets tell whether the counted packets are of IPv4 or IPv6."""
+    path = tmp_path / "job"
+    truth = write_ddp_job(path, Truth(iterations=6, cross_bytes=0))
+    shutil.rmtree(path / "nodes/n0/sockets")
+    shutil.rmtree(path / "nodes/n1/sockets")
+    accounts = open_job(path).byte_accounts
+    assert accounts["nic_payload_bytes"].isna().all()
+    assert (accounts["nic_bytes"] > 0).any()
+    shutil.rmtree(path / "derived", ignore_errors=True)
+    packets = [(START_NS + 181 * MS + part * 100_000, ("10.0.0.1", 1), ("10.0.0.2", 2), 40_000) for part in range(100)]
+    pcap(path / "nodes/n0/packets/eth0-0.pcap", packets)
+    accounts = open_job(path).byte_accounts.set_index(["node", "direction", "iteration"])
+    assert accounts.at[("n0", "tx", 2), "nic_payload_bytes"] == pytest.approx(truth.rank_bytes, rel=1e-2)
+    assert accounts.loc["n1"]["nic_payload_bytes"].isna().all()
+
+
+def test_copies_of_captured_packets_count_once(tmp_path):
+    truth = write_ddp_job(tmp_path / "job", Truth(iterations=6))
+    ring = ("10.0.0.1", 40_000), ("10.0.0.2", 50_001)
+    starts = [START_NS + (50 + number * truth.iteration_ms) * MS for number in range(truth.iterations)]
+    capture = tmp_path / "job/nodes/n0/packets/any-0.pcap"
+    pcap(capture, [(at + 131 * MS + part * 100_000, *ring, 40_000) for at in starts for part in range(100)])
+    capture.write_bytes(captured_twice(capture.read_bytes()))
+    job = open_job(tmp_path / "job")
+    assert job.iterations["packet_training_bytes"].tolist() == [4_000_000] * 6
+    data = summarize(job)
+    assert [(one["packets"], one["without_tcp"]) for one in data["captures"]] == [(600, 0)]
+    (said,) = [one for one in data["warnings"] if "copies" in one]
+    assert said.startswith("n0/packets/any-0.pcap holds 600 copies of packets")
 
 
 def test_traffic_that_passes_no_captured_interface_is_unknown(tmp_path):
@@ -329,7 +387,9 @@ def test_real_timelines_are_joined(tmp_path, name):
     node.finish()
     job = open_job(tmp_path / "job")
     assert job.work.source == "horovod"
-    begin, end = iterations.merged_spans(timeline["start_ns"].to_numpy(np.int64), timeline["end_ns"].to_numpy(np.int64))
+    begin, end = iterations_of_ranks.merged_spans(
+        timeline["start_ns"].to_numpy(np.int64), timeline["end_ns"].to_numpy(np.int64)
+    )
     assert job.iterations["communication_s"].sum() == pytest.approx((end - begin).sum() / 1e9, rel=1e-6)
     data = summarize(job)
     assert data["phases"]["compute_s"] is None

@@ -18,9 +18,9 @@ from ringtap.analysis.live.build_snapshot import SnapshotSource
 from ringtap.analysis.live.flows import NOBODY, Owner, Owners, _traffic
 from ringtap.analysis.live.plain import line_of
 from ringtap.analysis.live.snapshot import Snapshot
-from ringtap.core.records import Field
-from ringtap.core.rundir import write_json
-from ringtap.core.schema import CROSS_PORTS
+from ringtap.core.append_only_logs import Field
+from ringtap.core.run_directory import write_json
+from ringtap.core.run_directory_schema import CROSS_PORTS
 from tests.unit.live_run import DDP, GRADIENTS, START_NS, STEPS, RunWriter, T, nic_fields, second_of_training
 
 pytestmark = pytest.mark.shares
@@ -229,6 +229,32 @@ def test_packets_lost_are_told_while_it_captures(tmp_path: Path) -> None:
         told = '{"captured": 100, "received_by_filter": 112, "dropped_by_kernel": 7, "dropped_by_interface": 5}'
         (node.folder / "packets" / "packets.json").write_text(told)
         assert [item.lost for item in Watch(run.path).at(1).collectors] == [12]
+
+
+def test_the_throughput_counts_each_byte_once(tmp_path: Path) -> None:
+    """The bytes of a bond are those of the interface below it, those of a bridge of containers are of other hosts."""
+    with RunWriter(tmp_path / "run", "S0", "S1") as run:
+        watch = Watch(run.path)
+        for node in run.nodes.values():
+            node.node(before={"links": {"bond0": {"below": ["eth0"]}, "eth0": {"below": []}}})
+        for at in range(1, 5):
+            for node in run.nodes.values():
+                sent = at * 1_000_000
+                node.nic(at, lo=(sent, sent), eth0=(sent, sent), bond0=(sent, sent), docker0=(sent, sent))
+            snapshot = watch.at(at)
+    assert {(item.tx_bps, item.rx_bps) for item in snapshot.throughput} == {(16e6, 16e6)}
+
+
+def test_without_a_fit_the_best_measurement_of_a_clock_counts(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "run", "S0") as run:
+        node = run.nodes["S0"]
+        node.nic(1, eth0=(0, 0))
+        (node.folder / "clock").mkdir()
+        measured = [(7_000_000, 5_000), (9_000_000, 300_000)]
+        found = [{"mono_ns": 1, "offset_ns": offset, "error_ns": error} for offset, error in measured]
+        write_json(node.folder / "clock" / "clock.json", {"reference": "S1", "measurements": found})
+        (state,) = Watch(run.path).at(1).nodes
+    assert (state.clock_offset_s, state.clock_error_s) == (7e-3, 5e-6)
 
 
 def test_a_socket_that_is_silent_has_no_rate_and_one_that_is_gone_no_row(tmp_path: Path) -> None:
@@ -465,7 +491,8 @@ def test_ranks_are_compared_on_the_reference_nodes_clock(tmp_path: Path) -> None
     assert [item.slowest_rank for item in snapshot.iterations.history] == [0, 0]
 
 
-def test_a_clock_that_is_set_moves_no_iteration(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_a_clock_that_is_set_moves_no_iteration(tmp_path: Path, is_noted: bool) -> None:
     back_ns = 50 * 10**9
     with RunWriter(tmp_path / "run", "S0", "S1") as run:
         node = run.nodes["S1"]
@@ -476,8 +503,9 @@ def test_a_clock_that_is_set_moves_no_iteration(tmp_path: Path) -> None:
         segments[0]["offset_ns"], segments[1]["offset_ns"] = 0, -back_ns
         step = {"mono_before_ns": mono_ns - 10**9, "mono_ns": mono_ns, "t_ns": t_ns - back_ns, "step_ns": -back_ns}
         clock = {"reference": "S0", "fit": segments[0], "segments": segments, "steps": [step], "measurements": []}
-        (node.folder / "clock").mkdir()
-        write_json(node.folder / "clock" / "clock.json", clock)
+        if is_noted:
+            (node.folder / "clock").mkdir()
+            write_json(node.folder / "clock" / "clock.json", clock)
         watch = Watch(run.path)
         watch.at(0)
         for number in range(6):

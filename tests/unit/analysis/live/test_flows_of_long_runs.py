@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.agents.clock.fit import Measurement, segments
-from ringtap.agents.clock.log import _MOST_MEASUREMENTS, _thinned
+from ringtap.agents.clock.clock_log import _MOST_MEASUREMENTS, _thinned
+from ringtap.agents.clock.clock_offset_fit import Measurement, segments
 from ringtap.agents.node import disk_use
 from ringtap.analysis.live.build_snapshot import SnapshotSource
 from ringtap.analysis.live.flows import _MAX_ENDED
+from ringtap.analysis.live.follow_run import RunFollower
 from ringtap.analysis.live.plain import line_of
-from ringtap.analysis.live.run_state import RunFollower
 from ringtap.analysis.live.summary import job_line
 from tests.unit.live_run import START_NS, RunWriter, second_of_training
 

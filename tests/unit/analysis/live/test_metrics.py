@@ -24,14 +24,14 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 import ringtap
 from ringtap.agents.hook.ringtap_hook import settings as hook_settings
 from ringtap.agents.job import environment
-from ringtap.analysis.job import iterations
+from ringtap.analysis.job import iterations_of_ranks
 from ringtap.analysis.live.flows import Owners, SocketTotals
 from ringtap.analysis.live.iterations import DdpTimes
 from ringtap.analysis.live.metrics import MetricsHttpServer, RunMetrics
 from ringtap.cli import main
-from ringtap.core import http_address
+from ringtap.core import http_listen_address
+from ringtap.core.append_only_logs import Field, RecordFile
 from ringtap.core.errors import UsageError
-from ringtap.core.records import Field, RecordFile
 from tests.unit.agent_processes import RINGTAP, ended, gone, run_item, wait_for
 from tests.unit.live_run import DDP, GRADIENTS, SOCKETS, RunWriter, T, second_of_training
 
@@ -150,7 +150,7 @@ def test_exposed_communication_is_that_of_analyze(rows: list[tuple[int, ...]], c
             "process": table["module"],
             "place": table["iteration"],
         }
-        expected = iterations._by_iteration(columns | {"bytes": table["module"] * 1.0})
+        expected = iterations_of_ranks._by_iteration(columns | {"bytes": table["module"] * 1.0})
         assert times.exposed_s == pytest.approx(expected["exposed_s"].sum(), abs=1e-15)
         assert times.communication_s == pytest.approx(expected["communication_s"].sum(), abs=1e-15)
 
@@ -191,6 +191,18 @@ def test_sockets_add_up_at_any_pace(events: list[tuple[int, int, bool]], size: i
     assert set(found) == {"cross"}
 
 
+@pytest.mark.parametrize(("before", "after", "retransmissions"), [(1, 7, 6), (2**32 - 2, 3, 5)], ids=["growth", "wrap"])
+def test_a_counter_of_sockets_wraps_and_a_reset_one_is_not_known(before: int, after: int, retransmissions: int) -> None:
+    fields = [Field(one.name, one.type, "", "counter", 32) if one.name == "total_retrans" else one for one in SOCKETS]
+    layout, totals = header_of(fields), SocketTotals(Owners())
+    values = [{"total_retrans": before, "bytes_acked": 10**6}, {"total_retrans": after, "bytes_acked": 4}]
+    rows = [{"mono_ns": number, "cookie": 7, "state": 1, "sport": b"\x00\x16", "dport": b"\x14\x51", **value}
+            for number, value in enumerate(values)]  # fmt: skip
+    totals.feed(layout, [tuple(row.get(field.name, 0) for field in fields) for row in rows], is_begun=True)
+    found = totals.by_traffic()["cross"]
+    assert (found.retransmissions, found.received_bytes, found.sent_bytes) == (retransmissions, 0, None)
+
+
 @pytest.mark.parametrize(
     ("address", "words"),
     [
@@ -223,11 +235,14 @@ def test_addresses() -> None:
         ("localhost:0", False, "127.0.0.1"),
         ("0.0.0.0:0", True, "0.0.0.0"),
     ):
-        with http_address.listen_for_metrics(address, is_public) as listener:
+        with http_listen_address.listen_for_metrics(address, is_public) as listener:
             port = listener.getsockname()[1]
-            assert http_address.url_of(listener, http_address.METRICS_PATH) == f"http://{host}:{port}/metrics"
+            assert (
+                http_listen_address.url_of(listener, http_listen_address.METRICS_PATH)
+                == f"http://{host}:{port}/metrics"
+            )
             with pytest.raises(UsageError, match=f":{port} cannot be used: Address already in use"):
-                http_address.listen_for_metrics(f":{port}", False)
+                http_listen_address.listen_for_metrics(f":{port}", False)
 
 
 def test_a_missing_package_is_said_before_the_job(
@@ -317,7 +332,7 @@ def test_a_killed_exporter_leaves_the_job_alone_and_a_killed_supervisor_ends_it(
 def test_a_loopback_address_answers_only_those_who_name_this_machine(tmp_path: Path, address: str, status: int) -> None:
     """As the page does: a browser may have been led here by a name of another site (DNS rebinding)."""
     is_wanted = True
-    with RunWriter(tmp_path / "run", "S0") as run, http_address.listen_for_metrics(address, True) as listener:
+    with RunWriter(tmp_path / "run", "S0") as run, http_listen_address.listen_for_metrics(address, True) as listener:
         second_of_training(run, 1)
         server = MetricsHttpServer(RunMetrics(run.path), listener)
         server.timeout = 0.05
@@ -358,7 +373,7 @@ def test_live_serves_all_nodes_until_the_run_ends(tmp_path: Path) -> None:
 def test_nothing_is_imported_when_off() -> None:
     code = (
         "import sys, ringtap.agents.commands, ringtap.agents.job.supervisor; "
-        "sys.exit(any(name in sys.modules for name in ('prometheus_client', 'ringtap.core.http_address')))"
+        "sys.exit(any(name in sys.modules for name in ('prometheus_client', 'ringtap.core.http_listen_address')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

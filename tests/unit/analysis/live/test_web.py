@@ -23,13 +23,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ringtap.analysis.commands import live as live_command
-from ringtap.analysis.live import page_parts, web
+from ringtap.analysis.live import snapshot_for_browser, web
 from ringtap.analysis.live.build_snapshot import SnapshotSource
-from ringtap.analysis.live.page_parts import TableChoice, parts_of
 from ringtap.analysis.live.snapshot import CollectorState, Nic, NodeState, Snapshot
+from ringtap.analysis.live.snapshot_for_browser import TableChoice, parts_of
 from ringtap.cli import main
 from ringtap.core.errors import UsageError
-from ringtap.core.http_address import listen, names_loopback
+from ringtap.core.http_listen_address import listen, names_loopback
 from tests.unit.agent_processes import RINGTAP, ended, wait_for
 from tests.unit.browser import CHROMIUM, WAIT_S, Browser
 from tests.unit.live_run import RunWriter, second_of_training
@@ -76,7 +76,7 @@ def test_rows_are_chosen_sorted_and_bounded(snapshot: Snapshot) -> None:
     nics = tuple(Nic(f"n{number}", HOSTILE, "nic", number * 1e9, *[None] * 6) for number in range(300))
     run = replace(snapshot, nics=nics)
     table = parts_of(run, TableChoice(page="NICs", column=2, descending=True))["table NICs"]
-    assert len(table["rows"]) == page_parts.MAX_ROWS and table["more"] == 100
+    assert len(table["rows"]) == snapshot_for_browser.MAX_ROWS and table["more"] == 100
     assert table["rows"][0][1:5] == ["n299", HOSTILE.replace("\x1b", "�").replace("\u202e", "�"), "299.0", "-"]
     table = parts_of(run, TableChoice(words="n299", page="NICs", column=99))["table NICs"]
     assert [row[1] for row in table["rows"]] == ["n299"] and table["more"] == 0

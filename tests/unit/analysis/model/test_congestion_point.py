@@ -6,7 +6,7 @@ import pytest
 from ringtap.analysis.model.congestion_point import elasticities, find_congestion_point, merge_replicates
 from ringtap.core.errors import UsageError
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 VGG_MB, RESNET_MB = 737.9, 136.3
 # Prototype runs of the scale-model testbed in full-size units

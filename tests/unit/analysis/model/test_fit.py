@@ -6,7 +6,7 @@ import pytest
 from ringtap.analysis.model.fit import CongestionModel, FitResult, corrected_akaike
 from ringtap.core.errors import UsageError
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 LOADS = np.array([0.0, 3, 6, 9, 12, 14, 16, 18, 19, 20, 21, 22])
 # Tables 3.9 and 3.10, and section 3.2 for iperf

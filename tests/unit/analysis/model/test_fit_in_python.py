@@ -9,7 +9,7 @@ import pytest
 import ringtap
 from ringtap.analysis.model.predict import Predictor
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 LOADS = np.array([0, 5, 10, 14, 17, 19, 21, 22.5])
 

@@ -11,7 +11,7 @@ from ringtap.analysis.model.predict import Predictor, read_fit
 from ringtap.cli import main
 from ringtap.core.errors import UsageError
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 LOADS = np.array([0.0, 3, 6, 9, 12, 14, 16, 18, 19, 20, 21, 22])
 SLOPES = {0.5: 1.4, 0.7: 0.9, 1.0: 0.4}  # B / C^n of large models in the thesis

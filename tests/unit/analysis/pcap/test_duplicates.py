@@ -13,11 +13,12 @@ from scapy.layers.inet6 import IPv6
 
 from ringtap import cli
 from ringtap.analysis.pcap import read_captures
-from ringtap.analysis.pcap.duplicates import has_copies
+from ringtap.analysis.pcap.duplicates import copies_note, has_copies
+from ringtap.analysis.pcap.read_payload_packets import read_segments
 from ringtap.analysis.pcap.scan_dtypes import CONVERSATION
 from tests.unit.capture_makers import A4, A6, B4, B6, MS, SLL2, Packet, Talk, classic, cooked2, frames
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 COLUMNS = ["packets_ab", "packets_ba", "bytes_ab", "bytes_ba", "payload_ab", "payload_ba", "retransmitted_bytes_ab"]
 
@@ -80,6 +81,16 @@ def test_copies_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         [sys.executable, "-m", "ringtap", "flows", "-"], input=both.read_bytes(), capture_output=True, check=True
     )
     assert b"each copy counts: read a file rather than a pipe" in done.stdout
+
+
+def test_copies_are_no_flows_to_replay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    every = packets(4)
+    once, both = tmp_path / "once.pcap", tmp_path / "both.pcap"
+    once.write_bytes(classic(every, SLL2, nano=True))
+    both.write_bytes(classic(twice(every, 2_000), SLL2, nano=True))
+    with caplog.at_level("INFO", "ringtap"):
+        assert list(read_segments(both)) == list(read_segments(once))
+    assert [one for one in caplog.messages if "copies" in one] == [*copies_note(str(both), {"copies": len(every)})]
 
 
 def flows(*amounts: tuple[int, int]) -> np.ndarray:

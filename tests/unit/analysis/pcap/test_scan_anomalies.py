@@ -15,11 +15,11 @@ from scapy.layers.inet6 import (
 )
 from scapy.packet import Raw
 
-from ringtap.analysis.pcap import read_captures, tables
+from ringtap.analysis.pcap import export_scan_tables, read_captures
 from ringtap.analysis.pcap import scan as scan_module
+from ringtap.analysis.pcap.capture_text import _SENTENCES, _note, damage, describe
 from ringtap.analysis.pcap.scan import Scan, Scanned
 from ringtap.analysis.pcap.scan_dtypes import ARP, NOT_IP, is_ip
-from ringtap.analysis.pcap.text import _SENTENCES, _note, damage, describe
 from ringtap.analysis.pcap.traffic import Traffic
 from tests.unit.capture_makers import (
     A4,
@@ -260,8 +260,7 @@ def test_several_networks_in_one_conversation_are_told():
     ]
     scanned = scan(classic(kept))
     assert len(scanned.conversations) == 2
-    # of TCP without tags, what was before is not looked at
-    assert odd(scanned) == {"network_changes": 2 + 1}
+    assert odd(scanned) == {"network_changes": 2 + 2}
     there, back = (bytes(12) + b"\x08\x00" + udp(*ends, 9) for ends in ((A4, C4, (1, 2)), (C4, A4, (2, 1))))
     other = vxlan(there).replace(b"\x08\0\0\0\0\0\x2a\0", b"\x08\0\0\0\0\0\x2b\0")
     assert odd(of(vxlan(there), vxlan(back), vxlan(there))) == {}
@@ -295,7 +294,7 @@ def test_frames_that_are_no_ip_have_rows_of_their_own():
     assert [len(Traffic(scan(classic([Packet(START_NS, other, 60)]))).select("arp").rows)] == [1]
     assert len(traffic.rows) == 0
     assert [len(traffic.select(words).rows) for words in ("not tcp", "arp", f"host {B4}")] == [2, 1, 1]
-    assert tables.addresses(rows["a"], rows["family"]) == [A4, ""]
+    assert export_scan_tables.addresses(rows["a"], rows["family"]) == [A4, ""]
 
 
 @pytest.mark.parametrize("form", [classic, modern])
@@ -333,6 +332,28 @@ def test_damage_to_a_block_of_pcapng():
     scanned = scan(bytes(data))
     assert scanned.counts["corrupt_records"] == 1
     assert scanned.counts["packets"] == len(packets) - 1
+
+
+def _blocks(packets: list[Packet]) -> bytes:
+    made = Blocks().interface(snap=4 << 20)
+    for one in packets:
+        made.packet(one)
+    return made.bytes()
+
+
+@pytest.mark.parametrize("form", [lambda packets: classic(packets, snap=4 << 20), _blocks])
+@pytest.mark.parametrize(("more_bytes", "length"), [(2 << 20, (2 << 20) + 142), (8, 142)])
+def test_a_record_is_as_sound_after_damage_as_before(form, more_bytes, length):
+    """Of 2 MiB, or with more captured bytes than its length, as libpcap reads it."""
+    made = frames(spaced([udp(A4, B4, (1, 2), 100, id=number) for number in range(6)]))
+    packets = [Packet(one.time_ns, one.data + bytes(more_bytes), length) for one in made]
+    data = form(packets)
+    assert scan(data).counts["packets"] == len(packets)
+    at = data.index(packets[1].data)
+    before = 8 if form is not _blocks else 24
+    damaged = data[: at - before] + b"\xff\xff\xff\x7f" + data[at - before + 4 :]
+    scanned = scan(damaged)
+    assert (scanned.counts["packets"], scanned.counts["corrupt_records"]) == (len(packets) - 1, 1)
 
 
 def test_noise_after_the_header_ends():

@@ -72,7 +72,7 @@ from tests.unit.capture_makers import (
     zstandarded,
 )
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 Ways = dict[tuple[str, int], tuple[int, int]]
 Conversations = dict[tuple[str, frozenset[tuple[str, int]]], Ways]

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.analysis.pcap.test_scan_beside_tshark import Flows, flows, tshark  # noqa: F401 -- flows is a fixture
 from tests.unit.capture_makers import A4, A6, B4, B6, MS, US, Talk, Timed, classic, frames
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 SIZE = 1000
 FLAGS = ("retransmission", "fast_retransmission", "spurious_retransmission", "out_of_order", "zero_window")

@@ -11,7 +11,7 @@ from ringtap.analysis.pcap.scan import Scan
 from tests.unit import capture_makers as make
 from tests.unit.capture_makers import A4, B4, Blocks, classic, ethernet, frames, modern, spaced, usual, vxlan
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 PAGES = 64
 

@@ -13,7 +13,7 @@ from ringtap.core.errors import UsageError
 from tests.unit import capture_makers as make
 from tests.unit.capture_makers import Blocks, classic, frames, modern, usual
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 
 def scan(data: bytes, block: int = 4096, **options) -> Scanned:

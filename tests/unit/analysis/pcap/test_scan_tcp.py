@@ -1,12 +1,15 @@
 """What TCP says beside its bytes."""
 
+import random
+
 import numpy as np
 import pytest
 
+from ringtap.analysis.pcap.kernels.scan_state import MAX_HOLES
 from ringtap.analysis.pcap.scan import Scan
 from tests.unit.capture_makers import A4, A6, B4, B6, MS, US, Talk, classic, frames
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 
 def row(*talks: Talk):
@@ -59,7 +62,8 @@ def test_a_partly_new_segment_is_retransmitted_in_part():
     made = talk()
     begin = made.next[0]
     made.send(0, 1000).put(0, begin + 400, 1000)
-    assert row(made)["retransmitted_bytes"].tolist() == [600, 0]
+    found = row(made)
+    assert found["retransmitted_bytes"].tolist() == found["repeated_bytes"].tolist() == [600, 0]
 
 
 @pytest.mark.parametrize(("after_ns", "name"), [(300 * US, "out_of_order_bytes"), (30 * MS, "retransmitted_bytes")])
@@ -72,6 +76,32 @@ def test_a_hole_filled_soon_is_out_of_order_and_later_a_retransmission(after_ns,
         "out_of_order_bytes": [0, 0],
         "retransmitted_bytes": [0, 0],
     } | {name: [1000, 0]}
+    assert found["repeated_bytes"].tolist() == [0, 0], "each byte was captured once"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_payload_less_repeated_bytes_is_each_byte_once(seed):
+    """Segments in any order, some of them lost before the capture point and some captured twice."""
+    chance = random.Random(seed)
+    made = talk()
+    begin, seen, end = made.next[0], set[int](), 0
+    for _ in range(80):
+        first = max(end + chance.choice([0, 0, 0, 700, -chance.randrange(1, 5000)]), 0)
+        segment = range(first, first + chance.randrange(1, 1449))
+        both = seen.union(segment)
+        if sum(one - 1 not in both for one in both - {0}) > MAX_HOLES:  # the oldest hole would be forgotten
+            continue
+        made.wait(chance.choice([US, 30 * MS])).put(0, begin + first, len(segment))
+        seen = both
+        end = max(end, segment.stop)
+    packets = frames(made.packets)
+    scan = Scan(packets=True)
+    scan.feed(memoryview(classic(packets, nano=True)))
+    found = scan.finish()
+    (conversation,) = found.conversations
+    assert conversation["payload"][0] - conversation["repeated_bytes"][0] == len(seen)
+    assert found.packets["repeated_bytes"].sum() == conversation["repeated_bytes"].sum() > 0
+    assert (found.packets["repeated_bytes"] <= found.packets["payload"]).all()
 
 
 def test_a_hole_filled_from_its_middle_and_twice():
@@ -111,7 +141,9 @@ def test_keep_alives_are_no_retransmissions():
     made = talk().data(0, 100)
     begin = made.next[0]
     made.put(0, begin - 1, 1).put(0, begin - 1, 0)
-    assert row(made)["retransmitted_bytes"].tolist() == [0, 0]
+    found = row(made)
+    assert found["retransmitted_bytes"].tolist() == [0, 0]
+    assert found["repeated_bytes"].tolist() == [1, 0]
 
 
 def test_zero_windows_and_resets():

@@ -12,15 +12,15 @@ from scapy.utils import RawPcapNgReader
 
 import ringtap
 from ringtap.analysis.pcap import scan
-from ringtap.analysis.pcap.kernels import state as ks
+from ringtap.analysis.pcap.kernels import scan_state as ks
 from ringtap.analysis.pcap.single_packets import CapturePoint, read_packets
 from ringtap.cli import main
-from ringtap.core.rundir import RunDirectory, write_json
+from ringtap.core.run_directory import RunDirectory, write_json
 from tests.gold.analysis_sweep import write_sweep
 from tests.gold.job_run import MS, START_NS, Node, Truth, write_ddp_job
 from tests.unit.capture_makers import A4, B4, Blocks, Packet, classic, ethernet, udp
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 EXAMPLE = Path("examples/ring.pcap.gz")
 ITERATIONS, EVERY_MS, OFFSET_NS = 20, 7, 5_000_000

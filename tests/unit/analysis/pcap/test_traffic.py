@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from ringtap.analysis.pcap import traffic as traffic_module
-from ringtap.analysis.pcap.reader import read_captures
+from ringtap.analysis.pcap.scan_captures import read_captures
 from ringtap.core.errors import UsageError
 from tests.unit.capture_makers import A4, A6, B4, B6, C4, MS, START_NS, Talk, classic, frames, roce, spaced, udp, usual
 

@@ -20,7 +20,7 @@ from ringtap.analysis.process_traces.flight_recorder import read_flight_recorder
 from ringtap.analysis.process_traces.nccl_inspector import read_nccl_inspector
 from ringtap.cli import main
 from ringtap.core.errors import UsageError
-from ringtap.core.rundir import RunDirectory
+from ringtap.core.run_directory import RunDirectory
 from tests.gold.job_run import MS, START_NS, Node, Truth, write_ddp_job
 
 pytest.importorskip("perfetto")
@@ -28,7 +28,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 from tests.gold.perfetto_rules import check_trace
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 GOLD = Path(__file__).resolve().parents[3] / "gold"
 PICKLE, JSON = (GOLD / f"flight-recorder_0.{form}" for form in ("pickle", "json"))

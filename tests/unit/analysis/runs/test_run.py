@@ -1,19 +1,23 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import ringtap
-from ringtap.analysis.runs.run import JobRun, read_records, read_run
+from ringtap.analysis.job.run import open_job
+from ringtap.analysis.runs.read_binary_records import read_records
+from ringtap.analysis.runs.run import JobRun, longest_phase, read_run, window_on_reference
 from ringtap.analysis.sweeps.points import measure
 from ringtap.analysis.sweeps.sweep import Sweep
-from ringtap.core.errors import UsageError
-from ringtap.core.records import RecordWriter, open_records
-from ringtap.core.rundir import RunDirectory
+from ringtap.core.append_only_logs import RecordWriter, open_records
+from ringtap.core.errors import RingtapWarning, UsageError
+from ringtap.core.run_directory import RunDirectory
 from tests.gold.analysis_sweep import START_NS, STEP_FIELDS, counter_fields, edit_info, write_job, write_sweep
+from tests.gold.clocks_apart import retime_windows, set_ahead
 from tests.gold.job_run import Node, Socket
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +108,16 @@ def test_of_several_optimizers_the_one_that_steps_first_counts(tmp_path):
     table = read_run(tmp_path / "job").iterations
     assert table["step"].tolist() == [1, 2]
     assert table["iteration_s"].tolist() == [2, 2]
+
+
+def test_an_iteration_that_began_with_no_step_does_not_choose_the_phase():
+    """`ringtap analyze` knows how long it took if DDP logged its beginning; the points of a sweep never do."""
+    phases = pd.DataFrame({"ranks": [1, 1], "steps": [4, 11]}, index=pd.Index([1, 2], name="phase"))
+    first = pd.DataFrame({"phase": 1, "step": range(4), "iteration_s": [30.0, 1.0, 1.0, 1.0]})
+    second = pd.DataFrame({"phase": 2, "step": range(1, 11), "iteration_s": 2.0})
+    assert longest_phase(phases, pd.concat([first, second])) == 2
+    assert longest_phase(phases, pd.concat([first[1:], second])) == 2
+    assert longest_phase(phases, first[:1]) == 2, "the most steps"
 
 
 def test_a_job_without_steps_has_empty_typed_tables(tmp_path):
@@ -354,3 +368,46 @@ def test_a_clock_that_is_set_during_a_sweep_changes_no_point(tmp_path, step_s):
     assert found == expected
     assert [one.iteration_s.tolist() for one in found] == [one.iteration_s.tolist() for one in expected]
     assert all(one.cross_bps is not None for one in found)
+
+
+AHEAD_NS = {"S0": 0, "S1": 50_000_000, "S3": -30_000_000, "switch": 120_000_000}
+
+
+def test_clocks_that_differ_change_no_point_and_no_iteration_of_its_job(tmp_path):
+    """Each time another rank is the last, and by the clocks of the hosts always the same one."""
+    write_sweep(tmp_path / "sweep", [("vgg16", "consistent")], loads_gbps=(0.0, 12.5))
+    expected = measure(ringtap.open_sweep(tmp_path / "sweep").run)
+    directory = expected[0].directory
+    own_ns = set_ahead(tmp_path / "sweep" / directory, AHEAD_NS, "S0")
+    retime_windows(tmp_path / "sweep" / "points.jsonl", directory, own_ns)
+    sweep = ringtap.open_sweep(tmp_path / "sweep")
+    found = measure(sweep.run)
+    assert [one.iteration_s.tolist() for one in found] == [one.iteration_s.tolist() for one in expected]
+    for name in ("window_s", "cross_bps", "total_bps", "cross_std_bps"):
+        assert [getattr(one, name) for one in found] == pytest.approx([getattr(one, name) for one in expected])
+    columns = ["start_ns", "end_ns", "iteration_s"]
+    job = sweep.run.job(directory)
+    pd.testing.assert_frame_equal(job.iterations[columns], open_job(job.path).iterations[columns], check_dtype=False)
+
+
+@pytest.mark.parametrize("step_ms", [15, -90, 3_600_000])
+def test_a_clock_that_is_set_without_a_note_changes_no_iteration(tmp_path, step_ms):
+    write_job(tmp_path / "job", [0.2] * 20, [(5.0, 0.0, 1e6)])
+    expected = read_run(tmp_path / "job").iterations
+    (log,) = (tmp_path / "job/nodes/S0/steps").glob("rank*.rec")
+    columns = [("start_ns", "start_mono_ns"), ("end_ns", "end_mono_ns")]
+    set_clock(log, columns, 2 * 10**9 + 550_000_000, step_ms * 1_000_000)
+    pd.testing.assert_frame_equal(read_run(tmp_path / "job").iterations, expected)
+    with pytest.warns(RingtapWarning, match="the clock of S0 was set during the run and clock/clock.json does not say"):
+        found = open_job(tmp_path / "job").iterations
+    assert found["iteration_s"].tolist() == expected["iteration_s"].tolist()
+
+
+def test_a_time_between_ends_moves_as_the_nearest_end(tmp_path):
+    job = RunDirectory.create(tmp_path / "job", "job", [], 1)
+    assert window_on_reference((3, 5), read_run(job.path)) == (3, 5)
+    add_steps(job, "rank0-10.rec", [0, 1, 2])
+    add_steps(job, "rank1-11.rec", [0, 1, 2], node="S1")
+    set_ahead(job.path, {"S0": 0, "S1": 40_000_000}, "S0")
+    window_ns = START_NS + 10**9 + 7, START_NS + 2 * 10**9 + 40_000_000
+    assert window_on_reference(window_ns, read_run(job.path)) == (window_ns[0] - 40_000_000, START_NS + 2 * 10**9)

@@ -5,19 +5,20 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from ringtap.analysis.job.run import open_job
 from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.live.build_snapshot import SnapshotSource
 from ringtap.cli import main
+from ringtap.core.append_only_logs import Field, RecordWriter, open_records
 from ringtap.core.errors import UsageError
-from ringtap.core.records import Field, RecordWriter, open_records
-from ringtap.core.rundir import RunDirectory, open_log, read_points
+from ringtap.core.run_directory import RunDirectory, open_log, read_points
 from tests.gold.analysis_sweep import edit_info, write_sweep
 from tests.gold.job_run import Truth, write_ddp_job
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 DEEP = "[" * 100_000
 
@@ -186,16 +187,30 @@ def test_a_run_json_may_say_null_where_nothing_is_known(job: Path) -> None:
     assert main(["analyze", str(job)]) == 0
 
 
-def test_an_iteration_that_ends_before_it_begins_is_refused(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A clock was set by an hour without a note of it: the bins of time would be those of other iterations."""
+def set_back(job: Path, *names: str) -> None:
+    """Let the last steps of all ranks have times of an hour earlier."""
     for path in (job / "nodes").glob("*/steps/rank*-[0-9]*.rec"):
         if path.name.endswith(".ddp.rec"):
             continue
         found = open_records(path)
         records = np.memmap(path, [(field.name, field.type) for field in found.fields], "r+", found.offset)
-        records["end_ns"][-1] -= 3600 * 10**9
-        records["start_ns"][-1] -= 3600 * 10**9
+        for name in names:
+            records[name][-1] -= 3600 * 10**9
         records.flush()
+
+
+def test_a_clock_that_was_set_without_a_note_moves_no_iteration(job: Path) -> None:
+    expected = open_job(job).iterations
+    set_back(job, "start_ns", "end_ns")
+    found = open_job(job)
+    pd.testing.assert_frame_equal(found.iterations, expected)
+    said = "the clock of n1 was set during the run and clock/clock.json does not say when"
+    assert any(said in one for one in summarize(found)["warnings"])
+
+
+def test_an_iteration_that_ends_before_it_begins_is_refused(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By a clock that nobody can set, too: the bins of time would be those of other iterations."""
+    set_back(job, "start_ns", "end_ns", "start_mono_ns", "end_mono_ns")
     for verb in ("analyze", "report"):
         assert main([verb, str(job)]) == 2
         assert "ends before it begins, by the clocks of the ranks" in capsys.readouterr().err

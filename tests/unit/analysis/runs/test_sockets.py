@@ -10,15 +10,15 @@ from ringtap.analysis.job import flows
 from ringtap.analysis.job.flows import sockets_of
 from ringtap.analysis.job.run import open_job
 from ringtap.analysis.runs import sockets
-from ringtap.analysis.runs.apportioning import Borders
-from ringtap.analysis.runs.batches import Batches
-from ringtap.analysis.runs.node_logs import NodeLogs
+from ringtap.analysis.runs.node_batches import Batches
+from ringtap.analysis.runs.node_records import NodeLogs
+from ringtap.analysis.runs.samples_to_iterations import Borders
 from ringtap.analysis.runs.sockets import socket_log
 from ringtap.analysis.runs.traffic_classes import CLASSES
-from ringtap.core.rundir import RunDirectory, write_json
+from ringtap.core.run_directory import RunDirectory, write_json
 from tests.gold.job_run import MS, START_NS, Node, Socket, Truth, write_ddp_job
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 
 def new_node(tmp_path, name="n0"):
@@ -271,7 +271,7 @@ def test_many_flows_are_kept_by_kind_with_the_same_sums(tmp_path, monkeypatch):
 
 
 def test_cross_traffic_is_known_by_its_logs_and_by_who_sends_it(tmp_path):
-    from ringtap.core.records import Field, RecordWriter
+    from ringtap.core.append_only_logs import Field, RecordWriter
 
     node = new_node(tmp_path)
     about = {"source": "sender", "destinations": ["10.0.0.9:7777", "host-without-address:8888"]}

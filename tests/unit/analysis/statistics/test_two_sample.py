@@ -8,10 +8,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import signal, special, stats
 
-from ringtap.analysis.statistics.stretches import mean_error, median_difference
+from ringtap.analysis.statistics.short_series import mean_error, median_difference
 from ringtap.analysis.statistics.two_sample import (
     _distance_p,
     _fisher_p,
+    _superiority,
     compare,
     correct_together,
     holm,
@@ -19,7 +20,7 @@ from ringtap.analysis.statistics.two_sample import (
 )
 from ringtap.core.errors import UsageError
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 
 def drawn(seed, mean, spread, count):
@@ -100,7 +101,7 @@ def autoregressive(draw, count, correlation):
     return np.exp(0.1 * signal.lfilter([1.0], [1.0, -correlation], noise)[100:])
 
 
-@pytest.mark.parametrize(("pairs", "counts", "correlation"), [(800, (110, 120), 0.0), (400, (110, 120), 0.5)])
+@pytest.mark.parametrize(("pairs", "counts", "correlation"), [(400, (110, 120), 0.0), (400, (110, 120), 0.5)])
 def test_of_comparisons_of_equal_kinds_five_per_cent_are_called_different(pairs, counts, correlation):
     """Each test at most 5 % and three standard errors; the location not far less."""
     draw, cried, called = np.random.default_rng(1), np.zeros(3), 0
@@ -119,7 +120,7 @@ def test_of_comparisons_of_equal_kinds_five_per_cent_are_called_different(pairs,
 @pytest.mark.parametrize("counts", [(16, 16), (20, 60), (60, 60)])
 def test_few_correlated_iterations_are_called_different_as_rarely(counts, correlation, transform):
     """At most 6 % and three standard errors, with intervals that hold the ratio in 92 to 98 %, likewise."""
-    draw, trials = np.random.default_rng([8, *counts]), 600
+    draw, trials = np.random.default_rng([8, *counts]), 300
     called = held = ranked = 0
     for _ in range(trials):
         a, b = (np.exp(transform(np.log(autoregressive(draw, count, correlation)))) for count in counts)
@@ -130,6 +131,33 @@ def test_few_correlated_iterations_are_called_different_as_rarely(counts, correl
     error = 3 * math.sqrt(0.06 * 0.94 / trials)
     assert max(called, ranked) / trials <= 0.06 + error
     assert 0.92 - error <= held / trials <= 0.98 + error
+
+
+def test_few_effective_values_are_told_apart_as_rarely():
+    """Student's t would call 8 % of samples of 5 different. At most 5 % and three standard errors."""
+    draw, trials = np.random.default_rng(7), 2000
+    pairs = (np.sort(draw.standard_normal((2, 5))) for _ in range(trials))
+    called = sum(_superiority(a, b, (5, 5), 0.95)[1] < 0.05 for a, b in pairs)
+    assert 0.02 <= called / trials <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / trials)
+    slow = [np.repeat(drawn(seed, 0.0, 0.1, 6), 20) for seed in (1, 2)]
+    assert max(compare(*slow).effective_counts) < 10
+    assert not any(test.is_beyond_chance for test in compare(*slow).tests)
+
+
+def test_numbers_of_few_iterations_are_those_of_all():
+    """Without intervals, but calculated alike."""
+    a, b = drawn(1, 0.0, 0.1, 30), drawn(2, 0.2, 0.3, 40)
+    found, (p99_a, p99_b) = compare(a, b), (np.quantile(one, 0.99) for one in (a, b))
+    assert found.median_ratio.value == pytest.approx(np.median(b) / np.median(a))
+    assert found.p99_ratio.value == pytest.approx(p99_b / p99_a)
+    assert found.p99_difference_s.value == pytest.approx(p99_b - p99_a)
+    assert found.superiority.value == pytest.approx((b[:, None] > a).mean())
+    assert found.shift_s.value == pytest.approx(np.median(b[:, None] - a), abs=1e-3)
+    border = np.quantile(np.concatenate((a, b)), 0.95)
+    tail = (b > border).sum() / ((a > border).sum() + (b > border).sum()) - 40 / 70
+    statistics = [stats.ks_2samp(a, b).statistic, (b[:, None] > a).mean(), tail]
+    assert [test.statistic for test in found.tests] == pytest.approx(statistics)
+    assert found.effective_counts == (30, 40)
 
 
 def test_of_too_few_iterations_nothing_is_said():

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ringtap.analysis.structure.gradient_evidence import is_for_many
-from ringtap.analysis.structure.streams import PayloadStream
+from ringtap.analysis.structure.payload_time_series import PayloadStream
 from ringtap.analysis.structure.structure import find_structure, volume_of
 from ringtap.analysis.structure.topology import shape_of
 from ringtap.core.errors import MeasurementError

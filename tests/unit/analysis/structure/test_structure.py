@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from ringtap import cli
-from ringtap.analysis.model.demand import demand
+from ringtap.analysis.model.bytes_per_iteration import demand
 from ringtap.analysis.pcap import read_captures
-from ringtap.analysis.structure.captures import read_structure
-from ringtap.analysis.structure.streams import Vantage, streams_of
+from ringtap.analysis.structure.capture_streams import read_structure
+from ringtap.analysis.structure.payload_time_series import Vantage, streams_of
 from ringtap.analysis.structure.structure import Structure, find_structure
 from ringtap.core.errors import MeasurementError, UsageError
 from tests.unit.structure_makers import Job, make, together
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 ROOT = Path(__file__).resolve().parents[4]
 RING = ROOT / "examples" / "ring.pcap.gz"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ringtap.analysis.pcap import read_captures
-from ringtap.analysis.structure.captures import read_structure
+from ringtap.analysis.structure.capture_streams import read_structure
 from tests.unit.capture_makers import A4, B4, C4, classic, frames, roce
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.analysis.model.demand import demand
+from ringtap.analysis.model.bytes_per_iteration import demand
 from ringtap.analysis.structure.structure import volume_of
 from ringtap.analysis.structure.topology import shape_of
 

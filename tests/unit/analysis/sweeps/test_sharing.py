@@ -14,13 +14,13 @@ from ringtap.analysis.report.sharing_page import collect
 from ringtap.analysis.runs.run import SweepRun, read_run
 from ringtap.analysis.sweeps.sharing import FLUID, MEASURED, jain, sharing_points, slide_of
 from ringtap.cli import main
+from ringtap.core.append_only_logs import RecordWriter
 from ringtap.core.errors import UsageError
-from ringtap.core.records import RecordWriter
-from ringtap.core.rundir import open_log
-from ringtap.workload.recorded_job import recorded_job
-from tests.gold.shared_jobs import CAPACITY_BPS, MS, RATE_BPS, sharing
+from ringtap.core.run_directory import open_log, write_json
+from ringtap.workload.demand_of_recorded_job import recorded_job
+from tests.gold.shared_jobs import CAPACITY_BPS, MS, RATE_BPS, START_NS, sharing
 
-pytestmark = [pytest.mark.computes, pytest.mark.together]
+pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 
 def read(path: Path) -> SweepRun:
@@ -52,6 +52,51 @@ def test_slowdowns_phases_and_overlaps_are_those_of_the_jobs(tmp_path: Path) -> 
     assert b.overlap == pytest.approx(0.0, abs=0.01)
     assert free.jobs[0].overlap is not None
     assert 0.2 < free.jobs[0].overlap < 0.8, "a half on average while b slides"
+
+
+def test_a_link_whose_mtu_is_not_recorded_has_no_rate(tmp_path: Path) -> None:
+    path = sharing(tmp_path / "run")
+    info = json.loads((path / "run.json").read_text())
+    info["plan"]["topology"]["mtu"] = None
+    write_json(path / "run.json", info)
+    point = sharing_points(read(path))[0]
+    assert (point.utilisation, point.busiest_bps) == (None, None)
+    assert "the MTU of to-S0 of node switch was not recorded" in point.utilisation_why
+
+
+def test_clocks_that_differ_from_the_reference_change_no_point(tmp_path: Path) -> None:
+    """Windows are by the hosts' clocks, phases and communication by the reference's."""
+    path = sharing(tmp_path / "run")
+    expected = sharing_points(read(path))
+    fit = {"t0_ns": 0, "offset_ns": 70 * MS, "drift_ppm": 0.0, "error_ns": 1000}
+    for node in path.glob("series/*/nodes/*"):
+        (node / "clock").mkdir()
+        write_json(node / "clock" / "clock.json", {"reference": "other", "fit": fit})
+    found = sharing_points(read(path))
+    assert [point.jobs for point in found] == [point.jobs for point in expected]
+    assert [point.links for point in found] == [point.links for point in expected]
+    assert [point.utilisation for point in found] == [point.utilisation for point in expected]
+    assert [one.phases.equals(other.phases) for one, other in zip(found, expected, strict=True)] == [True] * 4
+
+
+@pytest.mark.parametrize("step_ns", [50 * MS, -3600 * 10**9])
+def test_a_clock_that_is_set_moves_no_communication(tmp_path: Path, step_ns: int) -> None:
+    """That of rank 0 of b, which is kept half an iteration behind a."""
+    path = sharing(tmp_path / "run")
+    expected = sharing_points(read(path))[3]
+    after_ns = START_NS + 2000 * MS
+    for log in (path / "series" / "cassini-b-1" / "nodes" / "S0").glob("*/*.rec"):
+        file = open_log(log)
+        data = bytearray(log.read_bytes())
+        kinds = [(field.name, field.type) for field in file.fields]
+        records = np.frombuffer(data, np.dtype(kinds), offset=file.offset)
+        for name in records.dtype.names or ():
+            if name in ("t_ns", "start_ns", "end_ns") or name.endswith(("_start_ns", "_end_ns")):
+                records[name] += np.where(records[name] >= after_ns, step_ns, 0)
+        log.write_bytes(data)
+    found = sharing_points(read(path))[3]
+    assert [job.overlap for job in found.jobs] == pytest.approx([job.overlap for job in expected.jobs], abs=0.01)
+    assert [job.phase for job in found.jobs] == [job.phase for job in expected.jobs]
 
 
 def test_the_report_says_what_is_best_and_what_was_predicted(

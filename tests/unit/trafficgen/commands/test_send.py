@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ringtap.core.records import open_records
+from ringtap.core.append_only_logs import open_records
 from tests.unit.traffic_processes import (
     COMMAND,
     FULL_DISK,

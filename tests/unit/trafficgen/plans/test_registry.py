@@ -10,12 +10,12 @@ import pytest
 from scipy import stats
 
 from ringtap.core.errors import UsageError
+from ringtap.core.flow_plan_file import FlowSource
 from ringtap.core.flow_plan_format import Flow
 from ringtap.trafficgen.plans.common import OfferedLoad
-from ringtap.trafficgen.plans.plan_file import FlowSource
 from ringtap.trafficgen.plans.registry import make_plan
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.long]
 
 MS = 1_000_000
 NODES = ["10.0.0.1:5001", "10.0.0.2:5001", "10.0.0.3:5001", "10.0.0.4:5001"]

@@ -11,9 +11,9 @@ from scapy.layers.inet import IP, TCP
 from scapy.packet import Raw
 
 import ringtap
-from ringtap.analysis.pcap.segments import read_segments
+from ringtap.analysis.pcap.read_payload_packets import read_segments
 from ringtap.core.errors import UsageError
-from ringtap.trafficgen.plans.plan_file import write_plan
+from ringtap.core.flow_plan_file import write_plan
 from ringtap.trafficgen.plans.registry import make_plan
 from tests.unit.capture_makers import (
     A4,

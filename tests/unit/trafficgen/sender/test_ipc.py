@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from ringtap.core.errors import UsageError
-from ringtap.core.schema import FLOW_HEADER_BYTES
+from ringtap.core.flow_plan_file import PlanFile
+from ringtap.core.host_port import format_address, parse_address
+from ringtap.core.run_directory_schema import FLOW_HEADER_BYTES
 from ringtap.trafficgen.flow_log import RECEIVED_FIELDS, FlowLog
-from ringtap.trafficgen.plans.plan_file import PlanFile
-from ringtap.trafficgen.protocol import FLOW, format_address, parse_address
+from ringtap.trafficgen.plans.requirements import requirements
+from ringtap.trafficgen.protocol import FLOW
 from ringtap.trafficgen.sender import ipc
+from ringtap.trafficgen.sender.flow_launcher import NEVER, FlowQueue
 from ringtap.trafficgen.sender.ipc import Channel, pair
-from ringtap.trafficgen.sender.launcher import NEVER, FlowQueue
 from ringtap.trafficgen.statistics import LogHistogram
 
 pytestmark = pytest.mark.shares
@@ -147,7 +149,7 @@ def test_a_schedule_gives_dependent_flows_when_what_they_wait_for_has_arrived(tm
     lines = "0\t-\ta:1\t10\t-\n5\t-\ta:1\t10\t0+7\n6\t-\ta:1\t10\t1\n8\t-\ta:1\t10\t-\n8\t-\ta:1\t10\t0\n"
     path.write_text(json.dumps(header | {"destinations": ["a:1"], "sources": []}) + "\n" + lines)
     plan = PlanFile(path)
-    schedule = FlowQueue(plan, plan.check(), "")
+    schedule = FlowQueue(plan, requirements(plan), "")
     schedule.begin(100, 1000)
     assert schedule.next_ns == 100
     assert (schedule.pop()[0], schedule.next_ns) == (0, 108)
@@ -168,7 +170,7 @@ def test_a_schedule_tells_the_end_of_iterations_and_ends_with_the_last(tmp_path:
     lines += ["0\ta\t-\t0\t3", "0\ta\tb:1\t10\t4+7", "0\tb\ta:1\t10\t5", "0\ta\t-\t0\t5,6+5"]
     path.write_text("\n".join([json.dumps(header), *lines, ""]))
     plan = PlanFile(path)
-    schedule = FlowQueue(plan, plan.check(), "a")
+    schedule = FlowQueue(plan, requirements(plan), "a")
     schedule.begin(100, 10**6)
     number, flow, due_ns = schedule.pop()
     assert (number, flow.destination, due_ns) == (0, "", 100)
@@ -197,7 +199,7 @@ def test_a_schedule_knows_what_arrived_before_it_began(tmp_path: Path) -> None:
     header |= {"destinations": ["a:1", "b:1"], "sources": ["a", "b"]}
     path.write_text("\n".join([json.dumps(header), "0\tb\ta:1\t10\t-", "0\ta\tb:1\t10\t0+3", ""]))
     plan = PlanFile(path)
-    schedule = FlowQueue(plan, plan.check(), "a")
+    schedule = FlowQueue(plan, requirements(plan), "a")
     schedule.arrived(0, 90)
     schedule.begin(100, 10**6)
     assert schedule.pop()[::2] == (1, 100)

@@ -3,29 +3,50 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
-from ringtap.core.sweep_plan import LinkOptions, Testbed
-from ringtap.workload.options import add_topology, topology
+from ringtap import cli
+from ringtap.core.sweep_plans.sweep_plan import Testbed
+from ringtap.core.testbed_options import LinkOptions
+from ringtap.workload.command_options import add_topology, topology
 
-pytestmark = pytest.mark.computes
+pytestmark = [pytest.mark.computes, pytest.mark.long]
 
 
-def workload(*arguments: object, cwd: Path, code: int = 0, **environment: str) -> str:
+def workload(*arguments: object, cwd: Path, code: int = 0) -> str:
+    """Output of a command, or its error."""
+    output, errors, before = io.StringIO(), io.StringIO(), Path.cwd()
+    os.chdir(cwd)
+    try:
+        with redirect_stdout(output), redirect_stderr(errors):
+            found = cli.main(["workload", *map(str, arguments)])
+    finally:
+        os.chdir(before)
+    return checked(code, found, output.getvalue(), errors.getvalue())
+
+
+def workload_process(*arguments: object, cwd: Path, code: int = 0, **environment: str) -> str:
+    """Likewise, of a process of its own."""
     command = [sys.executable, "-m", "ringtap", "workload", *map(str, arguments)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=cwd, timeout=120, env=os.environ | environment
     )
-    assert done.returncode == code, done.stderr
-    assert code == 0 or done.stderr.startswith("ringtap: ")
-    assert done.stderr.count("\n") <= 1
-    return done.stderr if code else done.stdout
+    return checked(code, done.returncode, done.stdout, done.stderr)
+
+
+def checked(code: int, found: int, output: str, errors: str) -> str:
+    assert found == code, errors
+    assert code == 0 or errors.startswith("ringtap: ")
+    assert errors.count("\n") <= 1
+    return errors if code else output
 
 
 def test_one_collective_is_counted(tmp_path: Path) -> None:
@@ -34,7 +55,7 @@ def test_one_collective_is_counted(tmp_path: Path) -> None:
     )
     assert ring["sent_bytes"] == ring["received_bytes"] == [1_500_000] * 4
     assert (ring["messages"], ring["steps"]) == (24, 6)
-    text = workload("lower", "--collective", "parameter-server", "--workers", 3, "--bytes", "1MB", cwd=tmp_path)
+    text = workload_process("lower", "--collective", "parameter-server", "--workers", 3, "--bytes", "1MB", cwd=tmp_path)
     assert text.startswith("parameter-server of 1 MB over 3 workers: 6 messages in 2 steps")
     assert "server 0" in text
 
@@ -284,7 +305,7 @@ def test_another_simulator_beside_ringtap(tmp_path: Path) -> None:
 def test_without_protobuf_the_remedy_is_named(tmp_path: Path) -> None:
     (tmp_path / "google").mkdir()
     (tmp_path / "google" / "__init__.py").write_text("raise ModuleNotFoundError('no google', name='google')")
-    text = workload("new", "--model", "resnet50", "--workers", 2, "-o", "w", cwd=tmp_path, code=2)
+    text = workload_process("new", "--model", "resnet50", "--workers", 2, "-o", "w", cwd=tmp_path, code=2)
     assert "execution traces need protobuf: " in text
     assert "[workload]" in text
     assert not (tmp_path / "w").exists()
@@ -293,4 +314,4 @@ def test_without_protobuf_the_remedy_is_named(tmp_path: Path) -> None:
 def test_without_a_place_for_machine_code_it_simulates(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     workload("new", "--model", "resnet50", "--workers", 2, "-o", "w", cwd=tmp_path)
-    assert "s per iteration" in workload("simulate", "w", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "file"))
+    assert "s per iteration" in workload_process("simulate", "w", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "file"))

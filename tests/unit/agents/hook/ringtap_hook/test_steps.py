@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.core.records import open_records
+from ringtap.core.append_only_logs import open_records
 from tests.frameworks.ranks import QUICK
 
 pytestmark = [pytest.mark.shares, pytest.mark.together]

@@ -1,0 +1,71 @@
+"""Writes a comparison of runs as text: the answer, one table, then reasons for what is not known."""
+
+from __future__ import annotations
+
+from ringtap.analysis.compare.run_comparison import Row, RunComparison
+from ringtap.analysis.sweeps.compare_with_message_graphs import ExpectedOrder
+from ringtap.core.terminal_escaping import text_table
+from ringtap.core.units import counted
+
+NOTE = (
+    "Values are means over the iterations after warm-up unless their names say otherwise. Chance means the variation "
+    "within these runs: repeated runs of one job may differ by more."
+)
+ORDER_HEADS = ["series", "critical path", "measured, s", "simulated, s", "rank", "simulated", "bytes"]
+_MAX_ROWS = 40
+_MAX_LABEL = 28
+
+
+def describe(found: RunComparison) -> list[str]:
+    """Return the comparison as lines."""
+    table = [heads(found), *map(cells, found.rows[:_MAX_ROWS])]
+    lines = [*found.answer, "", *text_table(table)]
+    if len(found.rows) > _MAX_ROWS:
+        lines.append(f"{counted(len(found.rows) - _MAX_ROWS, 'more row')}: --json and the page have all")
+    for order in found.orders:
+        lines += [
+            "",
+            f"{order.title}, measured beside its message graphs:",
+            *text_table([ORDER_HEADS, *order_cells(order)], left=2),
+        ]
+    return [*lines, "", NOTE, *(["", "Not known, and limits:", *found.reasons] if found.reasons else [])]
+
+
+def order_cells(order: ExpectedOrder) -> list[list[str]]:
+    """Return the rows of a table of series beside their message graphs."""
+
+    def known(value: float | None, form: str) -> str:
+        return "–" if value is None else format(value, form)
+
+    return [
+        [one.variant or one.series, one.path or one.why]
+        + [known(seconds, ".3f") for seconds in (one.measured_s, one.simulated_s)]
+        + [known(rank, "g") for rank in (one.measured_rank, one.simulated_rank)]
+        + [known(one.link_difference, "+.2%")]
+        for one in order.series
+    ]
+
+
+def heads(found: RunComparison) -> list[str]:
+    """Return the heads of the table's columns."""
+    return ["measure", *map(_short, found.labels), "ratio", "beyond chance"]
+
+
+def cells(row: Row) -> list[str]:
+    """Return the cells of a row."""
+    ratio = "–" if row.ratio is None else f"{row.ratio:.3g}"
+    return [row.title, *row.texts, ratio, chance(row)]
+
+
+def chance(row: Row) -> str:
+    """Return the verdict on a row's differences."""
+    if row.is_beyond_chance is None:
+        return "not tested"
+    verdict = "yes" if row.is_beyond_chance else "no"
+    if row.p is None:
+        return f"{verdict} (by intervals)"
+    return f"{verdict} (p < 0.001)" if row.p < 0.001 else f"{verdict} (p = {row.p:.2g})"
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= _MAX_LABEL else f"…{label[1 - _MAX_LABEL :]}"

@@ -1,0 +1,230 @@
+"""Draws distributions, spread and growth at light and heavy load (thesis, figures 3-5, B-1; sections 3.3, 3.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from ringtap.analysis import published_results
+from ringtap.analysis.plots.figure import Drawn, Sheet, label, line_handle, sheet
+from ringtap.analysis.plots.figures_on_axes import plain_ticks
+from ringtap.analysis.plots.style import FAINT, INK, Look, joined, look_of_transport, looks, title_of, transport_looks
+from ringtap.analysis.plots.sweep_figure_parts import Setting, handle, name_of, tooltip
+from ringtap.analysis.plots.sweep_variants import has_many_variants
+from ringtap.analysis.report.load_statistics import HEAVY_SHARE, LIGHT_SHARE, Tails, nearest_point
+from ringtap.analysis.sweeps.points import Point
+from ringtap.analysis.sweeps.series_analysis import Series, grouped
+from ringtap.core.units import counted
+
+_STEPS = 200  # a distribution of more iterations is drawn with this many steps, and as many in its longest 2 %
+_BAR = "with its 95 % interval as a bar; a bar up to the longest iteration has no upper end."
+
+
+def distributions(series: Sequence[Series], setting: Setting) -> Drawn | None:
+    """Draw distributions of the iteration time at a light and a heavy load, traffic kinds side by side (figure 3-5)."""
+    caption = (
+        "Distribution of the single iteration times at a light and at a heavy load, traffic kinds side by side. Marked "
+        f"are the median and the 99th percentile, {_BAR}"
+    )
+    rows, look = grouped(series, "model", "variant"), looks([one.key for one in series])
+    shown = {title_of(one.traffic): Look(INK, look[one.key].marker, look[one.key].line) for one in series}
+    titles = [joined(row[0].title, row[0].variant) for row in rows]
+    return _grid("distributions", caption, rows, titles, look, shown, setting)
+
+
+def transports(series: Sequence[Series], setting: Setting) -> Drawn | None:
+    """Draw the same with transports, and collectives, side by side (figure B-1, part of 3-5 and 3-6)."""
+    caption = (
+        "Distribution of the single iteration times at a light and at a heavy load, transports and collectives "
+        f"side by side. Marked are the median and the 99th percentile, {_BAR}"
+    )
+    rows = grouped(series, "model", "traffic")
+    rows = [row for row in rows if len({one.variant for one in row}) > 1 and not has_many_variants(row)]
+    look = transport_looks([one.key for row in rows for one in row])
+    names = dict.fromkeys(one.variant for row in rows for one in row)
+    shown = {name or "not noted": look_of_transport(INK, number) for number, name in enumerate(names)}
+    titles = [joined(row[0].title, title_of(row[0].traffic)) for row in rows]
+    return _grid("transports", caption, rows, titles, look, shown, setting)
+
+
+def _grid(
+    name: str,
+    caption: str,
+    rows: list[list[Series]],
+    titles: list[str],
+    look: dict[tuple[str, str, str], Look],
+    shown: dict[str, Look],
+    setting: Setting,
+) -> Drawn | None:
+    """Draw a row of panels per group of series, with a column per load; return None without points near a load."""
+    found = {
+        (number, share): [(one, point) for one in row if (point := _with_times(one, share)) is not None]
+        for number, row in enumerate(rows)
+        for share in (LIGHT_SHARE, HEAVY_SHARE)
+    }
+    shares = [share for share in (LIGHT_SHARE, HEAVY_SHARE) if any(found[n, share] for n in range(len(rows)))]
+    if not shares:
+        return None
+    labels = [handle(each, text) for text, each in shown.items()]
+    panels = [(number, share) for number in range(len(rows)) for share in shares if found[number, share]]
+    on = sheet(len(panels), 2, (3.9, 2.3), labels)
+    parts = []
+    for axes, (number, share) in zip(on.panels, panels, strict=True):
+        for one, point in found[number, share]:
+            parts.append(_distribution(on, axes, one, point, look[one.key]))
+        _axes(axes, [point for _, point in found[number, share]], share)
+        load = share * setting.capacity_gbps
+        axes.set_title(label(f"{titles[number]}: about {100 * share:.0f} % ({load:g} Gbit/s)"), loc="left")
+    return on.drawn(name, caption, pd.concat(parts, ignore_index=True))
+
+
+def _with_times(series: Series, share: float) -> Point | None:
+    point = nearest_point(series, share)
+    return point if point is not None and len(point.iteration_s) else None
+
+
+def _distribution(on: Sheet, axes: Axes, series: Series, point: Point, look: Look) -> pd.DataFrame:
+    times = np.sort(point.iteration_s)
+    shares = np.arange(1, len(times) + 1) / len(times)
+    if len(times) > _STEPS:
+        last = len(times) - 1
+        steps = (np.linspace(0, last, _STEPS), np.linspace(0.98 * last, last, _STEPS))
+        kept = np.unique(np.concatenate(steps).round().astype(int))
+        times, shares = times[kept], shares[kept]
+    axes.plot(
+        np.concatenate((times[:1], times)), np.concatenate(([0.0], shares)), drawstyle="steps-post", color=look.colour,
+        linestyle=look.line, linewidth=1.3, zorder=2,
+    )  # fmt: skip
+    tail, middle = point.p99_s or times[-1], float(np.median(point.iteration_s))
+    if point.p99_low_s is not None:
+        high = point.p99_high_s if point.p99_high_s is not None else times[-1]
+        axes.plot([point.p99_low_s, high], [0.99, 0.99], color=look.colour, linewidth=3.2, alpha=0.4, zorder=3,
+                  solid_capstyle="butt")  # fmt: skip
+    text = tooltip(series, point)
+    on.mark(
+        axes, [middle, tail], [0.5, 0.99], [f"{text}\nmedian {middle:.4g} s", text], markersize=4.5, zorder=4,
+        **look.marks,
+    )  # fmt: skip
+    rows = pd.DataFrame({"iteration_s": times, "share_at_or_below": shares})
+    about: dict[str, Any] = {**series.labels, "bandwidth_gbps": point.cross_gbps}
+    for index, (column, value) in enumerate(about.items()):
+        rows.insert(index, column, value)
+    return rows
+
+
+def _axes(axes: Axes, points: Sequence[Point], share: float) -> None:
+    shortest = min(float(point.iteration_s.min()) for point in points)
+    longest = max(float(point.iteration_s.max()) for point in points)
+    axes.set_ylim(0, 1.03)
+    axes.set_ylabel("share of iterations")
+    if share > 0.5 and longest > 3 * shortest:  # only heavy loads span decades, as in figure 3-5 (b)
+        axes.set_xscale("log")
+        plain_ticks(axes.xaxis, shortest, longest)
+    axes.set_xlabel("iteration time in s" + (" (logarithmic)" if axes.get_xscale() == "log" else ""))
+
+
+def spread_and_growth(series: Sequence[Series], found: Sequence[Tails], setting: Setting) -> Drawn | None:
+    """Draw the spread of iteration times at light and heavy load, and their growth from no load to heavy load."""
+    kept = [(one, tail) for one, tail in zip(series, found, strict=True) if tail.heavy is not None]
+    if not kept:
+        return None
+    labels = [
+        line_handle(
+            f"at about {100 * LIGHT_SHARE:.0f} % of C", color=INK, marker="o", linestyle="none", markerfacecolor="white"
+        ),
+        line_handle(f"at about {100 * HEAVY_SHARE:.0f} % of C", color=INK, marker="o", linestyle="none"),
+        line_handle("95 % interval", color=INK, linewidth=1.6),
+        line_handle("thesis", color=FAINT, marker="x", linestyle="none"),
+    ]
+    on = sheet(2, 2, (3.0, 0.3 + 0.26 * len(kept)), labels, left=1.75)
+    look = looks([one.key for one in series])
+    for number, (one, tail) in enumerate(kept):
+        _spread_row(on, on.panels[0], number, one, tail, look[one.key])
+        _growth_row(on, on.panels[1], number, one, tail, look[one.key])
+    _spread_axis(on.panels[0], [tail for _, tail in kept])
+    for axes in on.panels:
+        axes.set_ylim(len(kept) - 0.4, -0.6)
+        axes.set_yticks(range(len(kept)), [label(_short(one)) for one, _ in kept], fontsize=8)
+    on.panels[0].set_title("spread of iteration times", loc="left")
+    on.panels[0].set_xlabel("standard deviation over mean, in %")
+    on.panels[1].set_title(f"growth at {100 * HEAVY_SHARE:.0f} % load", loc="left")
+    on.panels[1].set_xlabel("times as long as without cross traffic")
+    loads = (
+        f"{100 * LIGHT_SHARE:.0f} % and {100 * HEAVY_SHARE:.0f} % of the capacity of {setting.capacity_gbps:g} Gbit/s"
+    )
+    caption = (
+        f"Left: standard deviation of the iteration times over their mean at about {loads}. Right: how many times as "
+        "long an iteration takes at the heavy load as without cross traffic, with the 95 % interval of the ratio of "
+        "the means."
+    )
+    return on.drawn("spread-and-growth", caption, _table(kept))
+
+
+def _short(series: Series) -> str:
+    text = joined(series.title, series.traffic, series.variant)
+    return text if len(text) <= 24 else text[:23] + "…"
+
+
+def _spread_axis(axes: Axes, found: Sequence[Tails]) -> None:
+    spreads = [
+        100 * loaded.spread
+        for tail in found
+        for loaded in (tail.light, tail.heavy)
+        if loaded is not None and loaded.spread
+    ]
+    if spreads:
+        axes.set_xscale("log")
+        low, high = min(spreads) / 1.6, max(spreads) * 1.6
+        axes.set_xlim(low, high)
+        steps = (1, 2, 5) if max(spreads) < 50 * min(spreads) else (1,)
+        ticks = [step * 10.0**power for power in range(-3, 4) for step in steps]
+        axes.xaxis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high]))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _spread_row(on: Sheet, axes: Axes, number: int, series: Series, found: Tails, look: Look) -> None:
+    loads = [loaded for loaded in (found.light, found.heavy) if loaded is not None and loaded.spread]
+    if not loads:
+        return
+    at = [100 * (loaded.spread or 0.0) for loaded in loads]
+    axes.plot(at, [number] * len(at), color=look.colour, linewidth=1.0, zorder=2)
+    for loaded, value in zip(loads, at, strict=True):
+        text = f"{name_of(series)}\n{loaded.bandwidth_gbps:.2f} Gbit/s cross traffic\nspread {value:.2g} %"
+        if loaded.iterations is not None:
+            text += f"\n{counted(loaded.iterations, 'iteration')}"
+        face = "white" if loaded is found.light else look.colour
+        on.mark(axes, [value], [number], [text], marker="o", color=look.colour, markerfacecolor=face, zorder=3)
+
+
+def _growth_row(on: Sheet, axes: Axes, number: int, series: Series, found: Tails, look: Look) -> None:
+    published = (
+        published_results.GROWTH_AT_HEAVY.get(series.model) if series.traffic in ("consistent", "burst") else None
+    )
+    if published is not None:
+        axes.plot([published], [number], marker="x", color=FAINT, zorder=1)
+    if found.growth is None or found.heavy is None:
+        return
+    text = f"{name_of(series)}\n{found.heavy.bandwidth_gbps:.2f} Gbit/s cross traffic\n{found.growth:.3g} times as long"
+    if found.growth_interval is not None:
+        low, high = found.growth_interval
+        axes.plot([low, high], [number, number], color=look.colour, linewidth=1.6, zorder=2)
+        text += f" ({low:.3g} to {high:.3g})"
+    on.mark(axes, [found.growth], [number], [text], marker="o", color=look.colour, markersize=4.5, zorder=3)
+
+
+def _table(kept: Sequence[tuple[Series, Tails]]) -> pd.DataFrame:
+    rows = []
+    for one, tail in kept:
+        low, high = tail.growth_interval or (None, None)
+        row: dict[str, Any] = {**one.labels}
+        for name, loaded in (("light", tail.light), ("heavy", tail.heavy)):
+            for key in ("bandwidth_gbps", "mean_s", "p99_s", "spread"):
+                row[f"{name}_{key}"] = getattr(loaded, key, None)
+        rows.append(row | {"growth": tail.growth, "growth_low": low, "growth_high": high})
+    return pd.DataFrame(rows)

@@ -1,4 +1,4 @@
-"""Jobs of several training phases, each with a log of its own: what it did, in ms, as JSON in ``own-<rank>.json``."""
+"""Jobs of several training phases, each with a log of its own: what it did, in s, as JSON in ``own-<rank>.json``."""
 
 import contextlib
 import json
@@ -17,20 +17,17 @@ from torch.nn.parallel import DistributedDataParallel
 MS = 1e-3
 own: dict[str, list[float]] = {}
 parts = {"compute": 0.0, "optimizer": 0.0}
+pauses_s: list[float] = []
 
 
 class Loop:
-    """Notes the times between the ends of its iterations."""
+    """Notes the ends of its iterations."""
 
     def __init__(self, name: str) -> None:
-        self.times = own.setdefault(name, [])
-        self.last: float | None = None
+        self.ends_s = own.setdefault(name, [])
 
     def end(self) -> None:
-        now = time.monotonic()
-        if self.last is not None:
-            self.times.append(1000 * (now - self.last))
-        self.last = now
+        self.ends_s.append(time.monotonic())
 
 
 def net(layers: int = 2, size: int = 64) -> nn.Sequential:
@@ -55,7 +52,9 @@ def timed(what: str, call):
 def fit(model: nn.Module, optimizer: torch.optim.Optimizer, loop: Loop, count: int, pause_s: float) -> None:
     inputs = torch.ones(8, 64)
     for _ in range(count):
+        begin = time.monotonic()
         time.sleep(pause_s)
+        pauses_s.append(time.monotonic() - begin)
         loss = timed("compute", lambda: model(inputs).square().mean())
         optimizer.zero_grad()
         timed("compute", loss.backward)
@@ -104,12 +103,12 @@ def per_layer() -> None:
 
 
 def replaced() -> None:
-    """The same process begins anew."""
-    started = int(os.environ.get("STARTED", "0"))
+    """The same process begins anew, and hands on what it noted."""
+    own.update(json.loads(os.environ.get("NOTED", "{}")))
     model = net()
-    fit(model, torch.optim.SGD(model.parameters(), lr=1e-3), Loop("loop"), 12, 10 * MS)
-    if started < 2:
-        os.environ["STARTED"] = str(started + 1)
+    fit(model, torch.optim.SGD(model.parameters(), lr=1e-3), Loop(f"start {len(own)}"), 12, 10 * MS)
+    if len(own) < 3:
+        os.environ["NOTED"] = json.dumps(own)
         os.execv(sys.executable, [sys.executable, *sys.argv])
 
 
@@ -225,7 +224,7 @@ def main() -> None:
     rank = dist.get_rank() if dist.is_initialized() else 0
     globals()[name]()
     size = os.environ.get("WORLD_SIZE", "1")
-    Path(f"own-{name}-{size}-{rank}.json").write_text(json.dumps({"times": own, "parts": parts}))
+    Path(f"own-{name}-{size}-{rank}.json").write_text(json.dumps({"ends_s": own, "parts": parts, "pauses_s": pauses_s}))
     if dist.is_initialized():
         # PyTorch's reducers and gloo's threads sometimes abort or hang as they are taken down, also without a recorder
         dist.barrier()

@@ -270,7 +270,8 @@ class Conductor:
                 left = [step for step in steps if (series.name, step.index) not in done]
                 if only not in ("", series.name):
                     continue
-                if left or (self._choice and self._choice.next_load(series.name)[0] is not None):
+                # the budget of chosen loads may be spent before all of the first ones are measured
+                if left if self._choice is None else self._choice.next_load(series.name)[0] is not None:
                     found.append(series._replace(steps=left))
         return found
 

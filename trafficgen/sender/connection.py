@@ -136,8 +136,8 @@ class SenderConnection:
         # Otherwise the receiver closes first, so that its own port stays in TIME_WAIT
 
     def end(self) -> None:
-        """Close, after the launcher has reported every flow in progress."""
-        if self._slot >= 0:
+        """Close, after the launcher has reported every flow in progress, unless the receiver is about to close."""
+        if self._slot >= 0 and not self._dropped:
             self.close()
 
     def close(self) -> None:

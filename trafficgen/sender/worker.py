@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ringtap.trafficgen.sender.sender import SendPlan, WorkerLink
 
 _MAX_EVENTS = 256
+_CLOSING_S = 1.0
 
 
 class Destination(NamedTuple):
@@ -80,7 +81,7 @@ class SenderWorker:
         self._connections: dict[int, SenderConnection] = {}
         self._by_file: dict[int, SenderConnection] = {}
         self._ended = asyncio.Event()
-        self._begun = False
+        self._begun = self._ending = False
         self._error = ""
 
     async def run(self, control: Connection, lock: threading.Lock) -> None:
@@ -112,6 +113,8 @@ class SenderWorker:
         """Free a slot for reuse."""
         del self._connections[slot]
         self._free.append(slot)
+        if self._ending and not self._connections:
+            self._ended.set()
 
     def failed(self, route: int, why: int) -> None:
         """Record the reason of a failed flow, if it is the first one."""
@@ -135,12 +138,18 @@ class SenderWorker:
                 for connection in list(self._connections.values()):
                     connection.finish()
             elif what == ipc.END:
-                for connection in list(self._connections.values()):
-                    connection.end()
-                self._ended.set()
-        if self.line.ended:
+                self._end()
+        if self.line.ended and not self._ending:
             self._ended.set()
         self._send_messages()
+
+    def _end(self) -> None:
+        """End when the receiver has closed the connections of the last flows, or after ``_CLOSING_S``."""
+        for connection in list(self._connections.values()):
+            connection.end()
+        loop, self._ending = asyncio.get_running_loop(), True
+        loop.remove_reader(self.line.fileno())
+        loop.call_later(_CLOSING_S if self._connections else 0, self._ended.set)
 
     def _events(self) -> None:
         if not self._begun:  # on a busy machine, BEGIN may still be unread when the first connection has events

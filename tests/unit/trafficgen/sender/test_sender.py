@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -42,6 +43,18 @@ from tests.unit.traffic_processes import (
 
 pytestmark = pytest.mark.shares
 
+# ``ringtap traffic`` with a receiver that closes connections late
+LATE = """
+import sys, time
+from ringtap.cli import main
+from ringtap.trafficgen.receiver.connection import ReceiverConnection
+drop = ReceiverConnection.drop
+def late(self):
+    time.sleep(0.05)
+    drop(self)
+ReceiverConnection.drop = late
+sys.exit(main(["traffic", *sys.argv[1:]]))
+"""
 CREWS = [(1, 1), (2, 1), (3, 1), (1, 2)]
 
 
@@ -117,6 +130,16 @@ def test_a_connection_a_flow_leaves_the_senders_ports_free(workers: int, tmp_pat
     # One more: the sender asks beforehand whether anyone is there, and that connection it ends itself
     assert received["connections"] == 301
     assert len({row["connection"] for row in rows(tmp_path / "r.rec")}) == 300
+    assert sum(one.remote[1] == serve.port for one in waiting) <= 1
+
+
+def test_the_sender_waits_for_a_receiver_that_closes_late(tmp_path: Path) -> None:
+    with serving(command=[sys.executable, "-c", LATE]) as serve:
+        flows = [Flow(number * MS, "", serve.address, 1000) for number in range(20)]
+        before = _waiting(serve.port)
+        send(plan_of(tmp_path / "p.plan", flows, 20 * MS), "--connections", "new")
+        waiting = _waiting(serve.port) - before
+    assert sum(one.local[1] == serve.port for one in waiting) == 20
     assert sum(one.remote[1] == serve.port for one in waiting) <= 1
 
 

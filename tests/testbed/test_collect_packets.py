@@ -22,6 +22,7 @@ from ringtap.collectors import capture_program
 from ringtap.collectors.collector_interface import Context
 from ringtap.collectors.packets import PacketsCollector
 from ringtap.core.append_only_logs import open_records
+from ringtap.core.capture_file_formats import PCAP_HEADER
 
 pytestmark = [pytest.mark.shares, pytest.mark.together, pytest.mark.usefixtures("unchanged_machine")]
 needs_root = pytest.mark.needs_root("capture packets here")
@@ -138,6 +139,22 @@ def packets_in(path: Path) -> int:
 
 def told(tmp_path: Path) -> dict[str, Any]:
     return dict(json.loads((tmp_path / "packets/packets.json").read_text()))
+
+
+def written_bytes(tmp_path: Path, loopback: Loopback) -> int:
+    """Return the payload to the server in the capture so far."""
+    if (tmp_path / "packets/lo-0.pcap").stat().st_size <= PCAP_HEADER.size:
+        return 0
+    flows = read_captures(tmp_path / "packets/lo-0.pcap").flows()
+    return int(flows["payload"][flows["destination_port"] == loopback.port].sum())
+
+
+def until_written(tmp_path: Path, taken: PacketsCollector, loopback: Loopback) -> None:
+    """Wait until two million bytes are in the file: the kernel hands a block over within a second."""
+    end_s = time.monotonic() + 20
+    while written_bytes(tmp_path, loopback) < 2_000_000 and time.monotonic() < end_s:
+        taken.sample()
+        time.sleep(0.1)
 
 
 def in_a_pair(prefix: list[str], folder: Path, tools: str, times: int) -> dict[str, Any]:
@@ -289,18 +306,16 @@ def test_a_tool_that_is_killed_is_noted_and_its_file_reads(tmp_path: Path, loopb
     taken = collector(tmp_path, tool=tool)
     taken.start()
     loopback.send(2000)
-    time.sleep(1.2)  # the kernel hands a block over within a second
-    taken.sample()
-    time.sleep(0.3)
+    until_written(tmp_path, taken, loopback)
     assert taken._tool is not None
     taken._tool.signal("KILL")
-    time.sleep(0.3)
     with pytest.raises(OSError, match="ended early: signal SIGKILL"):
-        taken.sample()
+        for _ in range(100):
+            taken.sample()
+            time.sleep(0.05)
     assert told(tmp_path)["ended"].startswith("early: signal SIGKILL")
     assert taken.stop()["ended"].startswith("early")
-    flows = read_captures(tmp_path / "packets/lo-0.pcap").flows()
-    assert flows["payload"][flows["destination_port"] == loopback.port].sum() >= 2_000_000
+    assert written_bytes(tmp_path, loopback) >= 2_000_000
 
 
 @needs_root
@@ -309,8 +324,7 @@ def test_a_tool_whose_shell_is_killed_ends_and_its_file_reads(tmp_path: Path, lo
     taken = collector(tmp_path, tool=tool)
     taken.start()
     loopback.send(2000)
-    time.sleep(1.2)
-    taken.sample()
+    until_written(tmp_path, taken, loopback)
     assert taken._tool is not None
     shell = psutil.Process(taken._tool._process.pid)
     (program,) = shell.children()
@@ -321,8 +335,7 @@ def test_a_tool_whose_shell_is_killed_ends_and_its_file_reads(tmp_path: Path, lo
             time.sleep(0.05)
     program.wait(5)
     assert taken.stop()["ended"].startswith("early")
-    flows = read_captures(tmp_path / "packets/lo-0.pcap").flows()
-    assert flows["payload"][flows["destination_port"] == loopback.port].sum() >= 2_000_000
+    assert written_bytes(tmp_path, loopback) >= 2_000_000
 
 
 @needs_root

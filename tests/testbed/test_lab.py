@@ -9,12 +9,14 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ringtap.agents.testbed import registry
 from ringtap.agents.testbed.start_testbed import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.core.errors import UsageError
+from tests.unit.agent_processes import wait_for
 
 pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
@@ -218,7 +220,7 @@ def test_a_standing_testbed_outlives_its_maker_and_goes_down() -> None:
     assert ringtap("lab", "up", "--name", "stays", "--rate", "100mbit", "--hosts", "2").returncode == 0
     command = [*RINGTAP, "lab", "exec", "--lab", "stays", "S0", "--", "sleep", "1000"]
     inside = subprocess.Popen(command)
-    time.sleep(0.5)
+    wait_for(lambda: ["sleep", "1000"] in [one.cmdline() for one in psutil.Process(inside.pid).children()])
     assert "stays: removed" in ringtap("lab", "down", "stays").stdout
     assert inside.wait(10) == 128 + signal.SIGKILL
 

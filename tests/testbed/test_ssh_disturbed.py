@@ -136,7 +136,7 @@ def test_a_window_with_a_cut_link_a_stall_or_other_traffic_is_measured_again(des
     desk.servers.run("S1", "kill", "-CONT", str(rank))
     wait_for((sent / "000-1.log").exists, sweep)
     with others_send(50e6):
-        time.sleep(2.5)
+        wait_for((sent / "000-2.log").exists, sweep)
     errors = sweep.communicate(timeout=60)[1]
     assert sweep.returncode == 0, errors
     cut, others = read_json_lines(out / "rejected.jsonl")[0]

@@ -169,8 +169,10 @@ def killed(plan: Path, out: Path) -> None:
     wait_for(lambda: len(points(out)) == 2, process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    time.sleep(2)  # the kernel ends what the keeper held
     (lab,) = [lab for lab in registry.all_testbeds() if lab.owner_pid == process.pid]
+    deadline_s = time.monotonic() + 20  # the kernel ends what the keeper held
+    while lab.alive() and time.monotonic() < deadline_s:
+        time.sleep(0.05)
     assert not registry.remove(lab), "it was gone, and its record is cleared"
     for log in out.rglob("*.rec"):  # the sender had only just begun: its log may hold no flow yet, but must read
         assert open_records(log).count > 0 or log.parent.name in ("sent", "received")

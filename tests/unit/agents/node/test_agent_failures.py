@@ -121,10 +121,11 @@ def test_a_first_sigterm_does_not_end_the_recording_a_second_does(tmp_path: Path
     with ended(wrapped(run, *python("import time; time.sleep(3)"))) as process:
         agent = agent_of(run)
         agent.terminate()
-        size = (run / "nodes" / "here" / "nic" / "nic.rec").stat().st_size
+        log = run / "nodes" / "here" / "nic" / "nic.rec"
+        size = log.stat().st_size
         time.sleep(1.2)
+        wait_for(lambda: log.stat().st_size > size)
         assert agent.is_running()
-        assert (run / "nodes" / "here" / "nic" / "nic.rec").stat().st_size > size
         agent.terminate()
         wait_for(lambda: not agents_of(run))
         assert process.wait(30) == 0

@@ -49,9 +49,14 @@ def start(*arguments: str | Path, environment: Mapping[str, str] | None = None) 
 
 
 def run(*arguments: str | Path, environment: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
-    process = start(*arguments, environment=environment)
-    out, errors = process.communicate(timeout=120)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
+    return subprocess.run(
+        [*RINGTAP, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=dict(os.environ) | dict(environment or {}),
+        timeout=240,
+    )
 
 
 def wait_for(condition: Callable[[], object], process: "subprocess.Popen[str]") -> None:

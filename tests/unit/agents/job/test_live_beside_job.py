@@ -13,6 +13,11 @@ from tests.unit.agents.job.test_foreground_command import Terminal
 pytestmark = pytest.mark.shares
 
 JOB = "import sys, time; print('words', sys.stdin.read() == '', flush=True); time.sleep({seconds}); exit(3)"
+# the same until a file is there
+UNTIL = (
+    'import os, sys, time; print("words", sys.stdin.read() == "", flush=True); '
+    '[time.sleep(0.05) for _ in range(1200) if not os.path.exists("{end}")]; exit(3)'
+)
 
 
 def live(verb: str, run: Path, *rest: str) -> list[str]:
@@ -58,8 +63,8 @@ def terminal(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 
 def test_leaving_the_view_leaves_the_job_alone(tmp_path: Path, terminal: Terminal) -> None:
-    run = tmp_path / "run"
-    code = JOB.format(seconds=8).replace("'", '"')
+    run, end = tmp_path / "run", tmp_path / "end"
+    code = UNTIL.format(end=end)
     terminal.type(shlex.join(live("run", run, "--", sys.executable, "-c", code)) + "; echo code=$?\n")
     terminal.wait_for("\x1b[?1049h")  # the view takes the screen
     agent = agent_of(run)
@@ -67,6 +72,7 @@ def test_leaving_the_view_leaves_the_job_alone(tmp_path: Path, terminal: Termina
     terminal.type("q")
     terminal.wait_for("the recording goes on")
     assert agent.is_running()
+    end.touch()
     terminal.wait_for("Wrote")
     terminal.wait_for("code=3")
     gone(run)

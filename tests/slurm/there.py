@@ -31,7 +31,7 @@ def status(cluster: SlurmCluster, run: Path, user: str = "alice") -> Any:
     return json.loads(ringtap(cluster, "status", run, "--json", user=user).stdout)
 
 
-def until(is_so: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
+def until(is_so: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
     """Wait for something; what takes long to look at is looked at less often, as that takes time from others."""
     begin = asked = time.monotonic()
     while not is_so():

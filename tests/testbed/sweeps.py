@@ -49,14 +49,12 @@ def start(*arguments: str | Path, environment: Mapping[str, str] | None = None) 
 
 
 def run(*arguments: str | Path, environment: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*RINGTAP, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=dict(os.environ) | dict(environment or {}),
-        timeout=240,
-    )
+    with start(*arguments, environment=environment) as process:
+        try:
+            out, errors = process.communicate(timeout=120)
+        finally:
+            process.kill()  # one that hangs would disturb the tests that follow
+    return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
 
 
 def wait_for(condition: Callable[[], object], process: "subprocess.Popen[str]") -> None:

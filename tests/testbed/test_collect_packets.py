@@ -157,6 +157,13 @@ def until_written(tmp_path: Path, taken: PacketsCollector, loopback: Loopback) -
         time.sleep(0.1)
 
 
+def sample_on(taken: PacketsCollector) -> None:
+    """Sample for some seconds, at most until it fails."""
+    for _ in range(100):
+        taken.sample()
+        time.sleep(0.05)
+
+
 def in_a_pair(prefix: list[str], folder: Path, tools: str, times: int) -> dict[str, Any]:
     script = f"SEND = {SEND!r}\n{IN_A_PAIR}"
     command = [*prefix, "sh", "-c", PAIR, "sh", sys.executable, "-c", script, str(folder), tools, str(times)]
@@ -310,9 +317,7 @@ def test_a_tool_that_is_killed_is_noted_and_its_file_reads(tmp_path: Path, loopb
     assert taken._tool is not None
     taken._tool.signal("KILL")
     with pytest.raises(OSError, match="ended early: signal SIGKILL"):
-        for _ in range(100):
-            taken.sample()
-            time.sleep(0.05)
+        sample_on(taken)
     assert told(tmp_path)["ended"].startswith("early: signal SIGKILL")
     assert taken.stop()["ended"].startswith("early")
     assert written_bytes(tmp_path, loopback) >= 2_000_000
@@ -330,9 +335,7 @@ def test_a_tool_whose_shell_is_killed_ends_and_its_file_reads(tmp_path: Path, lo
     (program,) = shell.children()
     shell.kill()
     with pytest.raises(OSError, match="ended early: signal SIGKILL"):
-        for _ in range(100):
-            taken.sample()
-            time.sleep(0.05)
+        sample_on(taken)
     program.wait(5)
     assert taken.stop()["ended"].startswith("early")
     assert written_bytes(tmp_path, loopback) >= 2_000_000

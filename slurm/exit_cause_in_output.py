@@ -9,7 +9,9 @@ from ringtap.core.untrusted_files import read_tail
 from ringtap.slurm.submission_file_names import SubmitPaths
 
 _TAIL_BYTES = 1 << 16
-# of Slurm 17 to 25: the kernel killed a process in the job's control group, or Slurm itself ended the job
+# of Slurm 17 to 25: Slurm itself ended the job; a line without figures may follow
+_MEMORY_FIGURES = re.compile(r"^slurmstepd[^:]*: (?:error: )?(.*exceeded memory limit \(\d+ > \d+\).*)", re.I | re.M)
+# also without figures, or the kernel killed a process in the job's control group
 _MEMORY = re.compile(
     r"^slurmstepd[^:]*: (?:error: )?(.*(?:oom.kill|out of memory|exceeded \w* ?memory limit).*)", re.I | re.M
 )
@@ -31,7 +33,9 @@ def killed_or_not_run(paths: SubmitPaths, job: str, code: int) -> str:
         code: its exit code.
     """
     if code == KILLED:
-        return _quoted(paths, job, _MEMORY, "Slurm's daemon") or POSSIBLE_CAUSE
+        daemon = "Slurm's daemon"
+        found = _quoted(paths, job, _MEMORY_FIGURES, daemon) or _quoted(paths, job, _MEMORY, daemon)
+        return found or POSSIBLE_CAUSE
     if code in CANNOT_RUN:
         return _quoted(paths, job, _NO_COMMAND, "its output") or SHELL_CAUSE
     return ""

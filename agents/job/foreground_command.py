@@ -121,7 +121,7 @@ class SignalRelay:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return None
-            info = signal.sigwaitinfo(_KNOWN) if left is None else _take(left)
+            info = signal.sigwaitinfo(_KNOWN) if left is None else take_signal(_KNOWN, left)
             if info is None:
                 if self.watch:
                     self.watch.tend()
@@ -202,26 +202,26 @@ class SignalRelay:
         return False
 
 
-def _take(seconds: float) -> signal.struct_siginfo | None:
-    """Take a pending signal, after waiting for one for at most so many seconds; return None if none came."""
+def take_signal(numbers: Collection[int], seconds: float) -> signal.struct_siginfo | None:
+    """Take one of these blocked signals, after waiting for it for at most so many seconds; return None if none came."""
     # sigtimedwait of CPython returns unset data, which may look like another signal, if a stop of this process outlasts
     # its time: it does not wait here
-    ready, descriptor = select.poll(), _open_signal_file()
+    ready, descriptor = select.poll(), _open_signal_file(numbers)
     if descriptor >= 0:
         ready.register(descriptor, select.POLLIN)
     ready.poll(1e3 * (seconds if descriptor >= 0 else min(seconds, _WITHOUT_FILE_S)))
     if descriptor >= 0:
         os.close(descriptor)  # where few files may be open, others need it
-    return signal.sigtimedwait(_KNOWN, 0)
+    return signal.sigtimedwait(numbers, 0)
 
 
-def _open_signal_file() -> int:
-    """Open a file that is readable while a signal is pending; return -1 if it cannot be opened."""
+def _open_signal_file(numbers: Collection[int]) -> int:
+    """Open a file that is readable while one of these signals is pending; return -1 if it cannot be opened."""
     try:
         libc = ctypes.CDLL(None)
         mask = ctypes.create_string_buffer(_SIGSET_BYTES)
         libc.sigemptyset(mask)
-        for number in _KNOWN:
+        for number in numbers:
             libc.sigaddset(mask, int(number))
         return int(libc.signalfd(-1, mask, os.O_CLOEXEC | os.O_NONBLOCK))
     except (OSError, AttributeError):

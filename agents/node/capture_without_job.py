@@ -95,5 +95,5 @@ def _wait(is_over: Callable[[], bool], client: AgentClient, seconds: float | Non
         left_s = tick_s if deadline_s is None else min(tick_s, deadline_s - time.monotonic())
         if left_s <= 0:
             return False
-        if signal.sigtimedwait(foreground_command.ENDING, left_s):
+        if foreground_command.take_signal(foreground_command.ENDING, left_s):
             return True

@@ -280,11 +280,14 @@ def test_a_job_without_an_end_of_its_own_is_slurms_before_and_after_collecting(
     assert [(one.state, one.why) for one in found.jobs] == [("ended", job)]
 
 
+EXCEEDED = "slurmstepd-n0: error: Exceeded job memory limit\n"
+
+
 @pytest.mark.parametrize(
     ("output", "stopped", "answer", "why"),
     [
         (
-            "slurmstepd-n0: error: StepId=7.1 exceeded memory limit (993669120 > 629145600), being killed\n",
+            "slurmstepd-n0: error: StepId=7.1 exceeded memory limit (993669120 > 629145600), being killed\n" + EXCEEDED,
             [],
             "7|FAILED|NonZeroExitCode|n0",
             "; Slurm's daemon says: StepId=7.1 exceeded memory limit (993669120 > 629145600), being killed",
@@ -295,6 +298,7 @@ def test_a_job_without_an_end_of_its_own_is_slurms_before_and_after_collecting(
             "7|OUT_OF_MEMORY|None|n0",
             "; Slurm says OUT_OF_MEMORY: it used more memory than it may; Slurm's daemon says: 1 oom_kill event",
         ),
+        (EXCEEDED, [], "7|FAILED|None|n0", "; Slurm's daemon says: Exceeded job memory limit"),
         ("a job that speaks of oom_kill\n", [], "7|FAILED|None|n0", "; out of memory is one possible cause"),
         ("", ["150 stopped TERM"], "7|FAILED|None|n0", ""),
     ],

@@ -483,11 +483,18 @@ def test_ctrl_z_stops_a_capture_and_its_recording_goes_on(tmp_path: Path, termin
     terminal.type("\x1a")
     terminal.wait_for("Stopped")
     log = run / "nodes" / "here" / "nic" / "nic.rec"
-    size = log.stat().st_size
-    wait_for(lambda: log.stat().st_size > size + 1000)
-    (wrapper,) = psutil.Process(terminal.pid).children()
+
+    def grows() -> None:
+        size = log.stat().st_size
+        wait_for(lambda: log.stat().st_size > size + 1000)
+
+    grows()
+    time.sleep(0.6)  # longer than the command waits for a signal at once
     terminal.type("fg\n")
+    (wrapper,) = psutil.Process(terminal.pid).children()
     wait_for(lambda: wrapper.status() != psutil.STATUS_STOPPED)
+    time.sleep(0.6)
+    grows()
     terminal.type("\x03")
     terminal.type("echo code=$?\n")
     terminal.wait_for("code=0")

@@ -139,8 +139,8 @@ class Tool:
             self._process.stdin.close()  # type: ignore[union-attr]
         try:
             code = self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+        except subprocess.TimeoutExpired:  # the shell does nothing: it and the program are one group
+            os.killpg(self._process.pid, signal.SIGKILL)
             code = self._process.wait()
         with contextlib.suppress(AttributeError):
             self._take_all()  # it may have ended by itself when nobody waited any longer

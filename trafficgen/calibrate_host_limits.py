@@ -156,11 +156,11 @@ def calibrate(say: Callable[[str], None] = lambda _: None, until: Connection | N
         until: pipe to a parent process, whose end also ends the measurement; None: only signals end it.
 
     Raises:
-        MeasurementError: flows failed over loopback.
+        MeasurementError: flows failed over loopback, or a process did not answer.
     """
     with tempfile.TemporaryDirectory() as folder, WorkerProcesses(until) as processes:
         processes.start(_serve)
-        address = str(processes.listen(_PATIENCE_S))
+        address = _message(processes, "the receiver")
         bench = _Bench(Path(folder), address, SendOptions(), until)
         say("throughput by send method, and how late sleeps end beside it")
         processes.start(_sleep)
@@ -170,7 +170,7 @@ def calibrate(say: Callable[[str], None] = lambda _: None, until: Connection | N
                 methods[name] = max(before, bench.stream_bps(name))
         # The difference must be larger than random variation
         method: Literal["send", "sendfile"] = "sendfile" if methods["sendfile"] > CLEARLY * methods["send"] else "send"
-        sleeps: LogHistogram = processes.listen(_PATIENCE_S)
+        sleeps: LogHistogram = _message(processes, "the process that sleeps")
         spin_ns = int(min(_MAX_SPIN_NS, max(_MIN_SPIN_NS, sleeps.quantile(0.99) or 0)))
         bench = _Bench(Path(folder), address, SendOptions(spin_ns=spin_ns), until)
         say("flows a second")
@@ -194,6 +194,16 @@ def calibrate(say: Callable[[str], None] = lambda _: None, until: Connection | N
         lateness_busy_p50_us=busy["lateness_p50_us"],
         lateness_busy_p99_us=busy["lateness_p99_us"],
     )
+
+
+def _message(processes: WorkerProcesses, whose: str) -> Any:
+    """Return the next message of a process, of which only this one can send now."""
+    message = processes.listen(_PATIENCE_S)
+    if message is None and processes.signalled:
+        raise KeyboardInterrupt
+    if message is None:
+        raise MeasurementError(f"calibration: {whose} did not answer within {_PATIENCE_S:g} s")
+    return message
 
 
 class _Bench:

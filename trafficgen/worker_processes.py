@@ -38,7 +38,7 @@ class WorkerProcesses:
     def __init__(self, until: Connection | None = None) -> None:
         self.signalled = ""
         self._until = until
-        self._pipes: list[Connection] = []
+        self._pipes: dict[Connection, Any] = {}  # with the process at the other end
         self._processes: list[Any] = []
         self._handlers: dict[int, Any] = {}
 
@@ -88,7 +88,7 @@ class WorkerProcesses:
         process.start()
         child_end.close()
         self._processes.append(process)
-        self._pipes.append(parent_end)
+        self._pipes[parent_end] = process
         return parent_end
 
     def listen(self, timeout_s: float | None) -> Any:
@@ -110,27 +110,27 @@ class WorkerProcesses:
                     try:
                         return pipe.recv()
                     except (EOFError, OSError):
-                        self._pipes.remove(pipe)
                         pipe.close()
-                        self._check_exit_codes()
+                        _check_end_of(self._pipes.pop(pipe))
             if self._wake_receiver in ready:
                 self._wake_receiver.recv(64)
                 return None
             if not ready:
                 return None
 
-    def _check_exit_codes(self) -> None:
-        for process in self._processes:
-            process.join(0.5 if process.exitcode is None else 0)
-            if process.exitcode:
-                raise MeasurementError(
-                    f"one of its processes (pid {process.pid}) ended unexpectedly with {exit_words(process.exitcode)}"
-                )
-
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.signalled = self.signalled or signal.Signals(number).name
         with suppress(OSError):
             self._wake_sender.send(b"!")
+
+
+def _check_end_of(process: Any) -> None:
+    """Raise MeasurementError if a process, whose pipe has ended, ended with an error; it ends right after its pipe."""
+    process.join(_END_PATIENCE_S)
+    if process.exitcode:
+        raise MeasurementError(
+            f"one of its processes (pid {process.pid}) ended unexpectedly with {exit_words(process.exitcode)}"
+        )
 
 
 _PROCESSORS_A_LOOP = 4  # the launcher, the kernel's own work and the measured job need processors too

@@ -132,10 +132,7 @@ class AgentClient:
             self.why = f"the agent could not be started: {getattr(error, 'strerror', None) or error}"
             return
         if code == RECORDED:
-            self.why = self._recorded_already()
-            if greeting.get("pid"):
-                self._lacks = "a job began after the recording had ended: at most its steps are here"
-                self._note({})
+            self._report_ended_agent(self._final_item())
         elif code:
             reason = os.strerror(code) if 0 < code < _FAILED else f"status {code}"
             self.why = f"the agent could not be started: {reason}"
@@ -166,8 +163,8 @@ class AgentClient:
             self.why = f"the agent cannot be reached: {error.strerror}"
             return
         if found is None:
-            if (why := self._final_item().get("why")) is not None:
-                self.why = str(why) or self._recorded_already()
+            if item := self._final_item():
+                self._report_ended_agent(item)
             elif time.monotonic() > self._deadline_s:
                 self.why = "the agent did not come up"
             return
@@ -187,15 +184,26 @@ class AgentClient:
                 return item
         return {}
 
-    def _recorded_already(self) -> str:
-        return f"node {self._node} of {self._run.path} has been recorded already by an agent that has ended"
+    def _report_ended_agent(self, item: dict[str, Any]) -> None:
+        """Tell that the agent had ended: it failed at once, or this job began too late, which node.json then says."""
+        if item.get("why") and not item.get("jobs"):
+            self.why = str(item["why"])
+            return
+        self.why = f"node {self._node} of {self._run.path} has been recorded already by an agent that has ended"
+        if self._greeting.get("pid"):
+            self._lacks = "a job began after the recording had ended: at most its steps are here"
+            self._note({})
 
     def _report_lost_agent(self) -> None:
         """Log that the agent disconnected without an answer, end its processes, and mark node.json partial.
 
-        An agent that was killed after it had written everything gives its answer in node.json.
+        An agent that was killed after it had written everything gives its answer in node.json. One that had begun to
+        end before this process connected has not read the greeting.
         """
         if item := self._final_item():
+            if self._greeting.get("pid", 0) not in [0, *(job.get("pid") for job in item.get("jobs") or [])]:
+                self._report_ended_agent(item)
+                return
             self._answer = {"last": True, "status": item.get("status", "partial"), "why": item.get("why", "")}
             return
         self.why = "the agent was killed or crashed; what it had recorded until then is whole"

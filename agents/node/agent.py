@@ -303,7 +303,6 @@ class Agent:
     def _end(self, facts: FactsChild | None) -> None:
         """Stop the collectors, write the result to node.json and answer the supervisors."""
         self._rendezvous.close_door()
-        self._listener.close()
         self._reasons += self._lost_logs()
         if not self._recorders.are_stopped:
             self._recorders.stop()
@@ -342,6 +341,7 @@ class Agent:
         if self._orphaned_run:  # the supervisor that made the run was killed
             with contextlib.suppress(OSError):
                 self._run.finish("partial", why)
+        self._listener.close()  # a supervisor that connected after the last look finds here what has been recorded
         for peer in self._peers:
             answer = {"last": True, "status": "partial" if why else "complete", "why": why, "disk": self._disk.facts}
             peer.connection.send(answer)

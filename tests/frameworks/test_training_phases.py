@@ -170,12 +170,15 @@ def test_an_elastic_job_to_which_a_node_is_added(tmp_path: Path) -> None:
         wait
     """
     job = record(tmp_path, ["sh", "-c", script])
-    alone_steps = (tmp_path / "steps-alone").stat().st_size
+    noted = (tmp_path / "steps-alone").read_bytes()
     (first, *_, steps, left_out), second = rows(job)
     assert (first, left_out, second) == (1, 0, (2, 1, 40, 0))
-    assert 0 <= steps - alone_steps <= 1  # it may have been stopped between a step and its note
+    # where the new agent is late for a round of the rendezvous, the rank starts alone again; it may have been stopped
+    # between a step and its note
+    starts = noted.count(b"|")
+    assert 0 <= steps - noted.count(b".") <= starts
     check_times(job, 2, own_times(tmp_path, "elastic", 2)["loop"])
-    assert job.phases["starts"].tolist() == [1, 1]
+    assert job.phases["starts"].tolist() == [starts, 1]
 
 
 def test_a_helper_with_more_steps_than_its_rank(hooked: RecordedInterpreter, tmp_path: Path) -> None:
@@ -233,8 +236,11 @@ def test_passes_in_a_closure_and_under_no_sync_are_computation(
     # attributed to nothing: 1 to 2 % of passes of this size.
     passes_s = own(tmp_path, name, 2)["parts"]["compute"] / 22
     assert float(rank["compute_s"] + rank["exposed_s"]) == pytest.approx(passes_s, rel=2 * NEAR)
-    # what the job spends besides: 4 pauses of 3 ms, or the arithmetic of L-BFGS
+    # What the job spends besides: 4 pauses of 3 ms, from which it wakes late on a busy machine, or the arithmetic of
+    # L-BFGS.
     if name == "accumulated":
-        assert 0.012 <= float(rank["unattributed_s"]) < 0.012 + 0.1 * passes_s
+        paused_s = sum(own(tmp_path, name, 2)["pauses_s"]) / 22
+        assert 0.012 <= paused_s <= float(rank["unattributed_s"]) < paused_s + 0.1 * passes_s
     else:
-        assert 0 < float(rank["optimizer_s"]) < sum(times[1:]) / 22 - passes_s
+        ends_s = own(tmp_path, name, 2)["ends_s"]["loop"]  # of the same rank: the other one may end later
+        assert 0 < float(rank["optimizer_s"]) < (ends_s[-1] - ends_s[1]) / 22 - passes_s

@@ -14,6 +14,7 @@ from ringtap.agents.testbed.start_testbed import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.core.append_only_logs import RecordFile, open_records
 from tests.frameworks.ranks import QUICK
+from tests.unit.agent_processes import ended
 
 pytestmark = [pytest.mark.shares, pytest.mark.together("frameworks"), pytest.mark.usefixtures("unchanged_machine")]
 SCRIPT = Path(__file__).resolve().parent / "jobs" / "plain_ddp.py"
@@ -39,8 +40,12 @@ def by_rank(run: Path, host: str, suffix: str) -> dict[int, RecordFile]:
 
 def test_two_nodes_with_two_ranks_each(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with RunningTestbed(TestbedSpec(name="pairs", hosts=HOSTS, rate_bps=500_000_000), verify=False):
-        jobs = [start("S0", tmp_path, "--join", str(run)), start("S1", tmp_path, "--join", str(run))]
+    with (
+        RunningTestbed(TestbedSpec(name="pairs", hosts=HOSTS, rate_bps=500_000_000), verify=False),
+        ended(start("S0", tmp_path, "--join", str(run))) as first,
+        ended(start("S1", tmp_path, "--join", str(run))) as second,
+    ):
+        jobs = [first, second]
         said = [job.communicate(timeout=200) for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0], said
     assert sum("parameters" in output for output, _ in said) == 1

@@ -98,9 +98,19 @@ def test_what_cannot_be_submitted_leaves_nothing(
     assert not (place / "out").exists()
 
 
-MARKS = [sys.executable, "-c", "import ringtap, time\nwhile True: time.sleep(0.05); ringtap.step()"]
+# steps until the file of points has as many lines as the other file has bytes
+MARKS = """\
+import sys, time
+from pathlib import Path
+import ringtap
+points, wanted = map(Path, sys.argv[1:])
+while True:
+    time.sleep(0.05)
+    if not points.exists() or points.read_text().count("\\n") < wanted.stat().st_size:
+        ringtap.step()
+"""
 # no cross traffic, and a job that only steps: what is tested is who goes on with what
-QUICK = f"""\
+QUICK = """\
 [sweep]
 capacity = "1gbit"
 loads = [0, 0, 0]
@@ -122,15 +132,16 @@ interface = "eth0"
 [[models]]
 name = "marks"
 parameters = 1000
-command = {json.dumps(MARKS)}
+command = %s
 """
 
 
 def test_tasks_that_are_told_to_stop_or_begin_anew_go_on(cluster: SlurmCluster, place: Path) -> None:
-    (place / "plan.toml").write_text(QUICK)
     submit = "ringtap submit plan.toml -o out --account def-x --time 30"
-    run = place / "out"
+    run, wanted = place / "out", place / "wanted points"
     points = run / "parts" / "000-marks-iperf" / "points.jsonl"
+    (place / "plan.toml").write_text(QUICK % json.dumps([sys.executable, "-c", MARKS, str(points), str(wanted)]))
+    wanted.write_text("x")
     first = type_in(cluster, place, submit).split()[2].rstrip(":")
     until(lambda: len(read_json_lines(points)[0]) == 1, "the first point")
     # what Slurm sends ahead of the time limit
@@ -141,6 +152,7 @@ def test_tasks_that_are_told_to_stop_or_begin_anew_go_on(cluster: SlurmCluster, 
     assert told["jobs"][0]["why"].startswith("exit code 130 after USR1")
     assert told["series"][0]["why"] == "interrupted"
 
+    wanted.write_text("x" * (len(kept) + 1))
     second = type_in(cluster, place, submit).split()[2].rstrip(":")
     until(lambda: len(read_json_lines(points)[0]) > len(kept), "a further point")
     assert cluster.run(["scontrol", "requeue", f"{second}_0"], user="alice").returncode == 0
@@ -150,6 +162,7 @@ def test_tasks_that_are_told_to_stop_or_begin_anew_go_on(cluster: SlurmCluster, 
     )
     # it has said that it ended, and yet it will go on
     assert type_in(cluster, place, submit).startswith("Nothing is left to submit")
+    wanted.write_text("x" * 3)
     # Slurm would let it wait for two minutes
     assert cluster.run(["scontrol", "update", f"JobId={second}_0", "StartTime=now"], user="alice").returncode == 0
     cluster.wait(f"{second}_0", "COMPLETED")
@@ -165,12 +178,11 @@ def test_what_was_cancelled_goes_on_and_all_of_it_is_read(cluster: SlurmCluster,
     part = run / "parts" / "000-resnet50-iperf"
     first = re.match(r"Submitted job (\d+): 2 of 2 series", type_in(cluster, place, submit))
     assert first
-    until(lambda: status(cluster, run)["status"] == "running", "the first task")
-    for line in look:
-        assert "resnet50-iperf" in type_in(cluster, place, line)
-    assert asked(cluster, place, look[0]) == 1
-    states = {one["series"]: one["status"] for one in status(cluster, run)["series"]}
-    assert states == {"resnet50-iperf": "running", "vgg16-iperf": "waiting"}
+
+    def states() -> dict[str, str]:
+        return {one["series"]: one["status"] for one in status(cluster, run)["series"]}
+
+    until(lambda: states() == {"resnet50-iperf": "running", "vgg16-iperf": "waiting"}, "the first task")
     until(lambda: bool(read_json_lines(part / "points.jsonl")[0]), "the first point")
     # the other points last until they are cancelled, also where the lines below take long
     cluster.limit("5mbit")
@@ -179,14 +191,16 @@ def test_what_was_cancelled_goes_on_and_all_of_it_is_read(cluster: SlurmCluster,
     assert read_json_lines(run / "points.jsonl")[0]
 
     cluster.run(["scancel", f"{first[1]}_0"], user="alice")
+    # before the other series begins, whose traffic is checked first
+    cluster.wait(f"{first[1]}_0", "COMPLETING", "CANCELLED")
+    cluster.limit("200mbit")
 
     def is_stopped() -> bool:
-        found = status(cluster, run)["series"][0]["status"]
+        found = states()["resnet50-iperf"]
         assert found != "complete", "the task ended before it was cancelled"
-        return bool(found == "stopped")
+        return found == "stopped"
 
     until(is_stopped, "the cancelled task's end")
-    cluster.limit("200mbit")
     kept = read_json_lines(part / "points.jsonl")[0]
     assert len(kept) in (1, 2)
     second = re.match(r"Submitted job (\d+): 1 of 2 series", type_in(cluster, place, again))
@@ -202,6 +216,9 @@ def test_what_was_cancelled_goes_on_and_all_of_it_is_read(cluster: SlurmCluster,
     (place / "plan.toml").write_text(PLAN)
     # nothing twice: now both have a task
     assert type_in(cluster, place, again).startswith("Nothing is left to submit")
+    for line in look:
+        assert "resnet50-iperf" in type_in(cluster, place, line)
+    assert asked(cluster, place, look[0]) == 1
     cluster.wait(f"{second[1]}_0", "COMPLETED", timeout=150)
     assert status(cluster, run)["status"] == "complete"
     points = read_json_lines(part / "points.jsonl")[0]

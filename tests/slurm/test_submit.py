@@ -177,14 +177,18 @@ def jobs(cluster: SlurmCluster) -> dict[str, Job]:
     for name in ("limit", "cancelled", "stubborn", "lonely", "broken"):
         for rank in range(2 if name in ("cancelled", "broken") else 1):
             found[name].until(f"ready {rank}")
-    # one minute less 40 s: told at the controller's next look at time limits, which it takes every 30 s
-    assert cluster.run(["scontrol", "update", f"JobId={found['limit'].id}", "TimeLimit=1"]).returncode == 0
+    # One minute less 40 s: told at the controller's next look at time limits, which it takes every 30 s. Where the jobs
+    # above took long to begin, this one has a minute more.
+    hours, minutes, seconds = map(int, cluster.job(found["limit"].id)["RunTime"].split(":"))
+    limit = (hours * 3600 + minutes * 60 + seconds + 32) // 60 + 1
+    assert cluster.run(["scontrol", "update", f"JobId={found['limit'].id}", f"TimeLimit={limit}"]).returncode == 0
     cluster.kill(3)
     assert cluster.run(["scancel", found["cancelled"].id]).returncode == 0
     # what Slurm does ahead of a time limit
     assert cluster.run(["scancel", "--batch", "--signal=USR1", found["stubborn"].id]).returncode == 0
     # both processes of the recording, whose command line is the same
     assert cluster.run(["pkill", "-KILL", "-f", f"[c]apture --join {found['lonely'].paths.run}"]).returncode == 0
+    found["lonely"].until("the recording of n")
     (cluster.home("bob") / "agents are gone").touch()
     for job in found.values():
         job.wait()
@@ -288,15 +292,16 @@ def test_any_path_and_any_argument_will_do(jobs: dict[str, Job]) -> None:
 def test_what_a_dead_node_leaves_is_kept(jobs: dict[str, Job]) -> None:
     job = jobs["broken"]
     assert job.wait()["JobState"] == "NODE_FAIL"
+    # the node that is left copies its files after the controller has given the job up
+    expected = {f"n2/{name}": text for name, text in KEPT.items()}
+    deadline = time.monotonic() + 90
+    while job.kept() != expected or job.info["status"] == "running":
+        assert time.monotonic() < deadline, (job.kept(), expected, job.info)
+        time.sleep(0.1)
     assert job.info["status"] == "partial"
     assert "or a node failed" in job.info["why"]
     assert (job.paths.run / "nodes" / "n2" / "DONE").is_file()
     assert not (job.paths.run / "nodes" / "n3" / "DONE").exists()
-    # the node that is left copies its files after the controller has given the job up
-    deadline = time.monotonic() + 90
-    while job.kept() != (expected := {f"n2/{name}": text for name, text in KEPT.items()}):
-        assert time.monotonic() < deadline, (job.kept(), expected)
-        time.sleep(0.1)
     assert "partial" in job.analyzed()
 
 

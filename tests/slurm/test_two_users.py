@@ -15,6 +15,8 @@ TRAINING = ["python", "-m", "ringtap.examples.scale_model", "--parameters=100000
 SIZE = ["--nodes=2", "--mem=1500M", "--account=def-x", "--time=10", "--sbatch=nodelist=n[0-1]"]
 RECORDED = ["--collect=nic,sockets,steps", "--every=50ms"]
 ITERATIONS = 100
+# after its training a job waits until both have been seen to run
+UNTIL_SEEN = ["sh", "-c", '"$@" || exit; until [ -e "both were seen" ]; do sleep 0.1; done', "sh"]
 
 
 def test_two_runs_on_the_same_nodes(cluster: SlurmCluster) -> None:
@@ -22,11 +24,14 @@ def test_two_runs_on_the_same_nodes(cluster: SlurmCluster) -> None:
     before = left_behind(cluster)  # by tests that kill agents
     jobs = {}
     for user in USERS:  # the same names, as seen from their homes
-        words = ["submit", "-o", "runs/mine", "--json", *SIZE, *RECORDED, "--", *TRAINING, f"--iterations={ITERATIONS}"]
+        job = [*UNTIL_SEEN, *TRAINING, f"--iterations={ITERATIONS}"]
+        words = ["submit", "-o", "runs/mine", "--json", *SIZE, *RECORDED, "--", *job]
         jobs[user] = json.loads(ringtap(cluster, *words, user=user).stdout)["job"]
     until(lambda: all(len(steps(run)) == 2 for run in runs.values()), "the training of both")
     both = [cluster.job(job) for job in jobs.values()]
     assert {(job["JobState"], job["NodeList"]) for job in both} == {("RUNNING", "n[0-1]")}
+    for user in USERS:
+        (cluster.home(user) / "both were seen").touch()
 
     for verb in ("status", "analyze"):
         refused = ringtap(cluster, verb, runs["bob"], user="alice", code=2)

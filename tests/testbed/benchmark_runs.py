@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.unit.agent_processes import ended
+
 ROOT = Path(__file__).resolve().parents[2]
 # --quick promises a minute on two cores of its own; a test shares them with whatever else the machine does meanwhile
 BUDGET_S = 60 + 60
@@ -49,14 +51,13 @@ def quick(name: str, folder: Path, *arguments: str) -> tuple[dict[str, Any], dic
 
 def interrupt(name: str, *arguments: str, at: str, after_s: float) -> None:
     """Interrupt it so many seconds after it said that it measures something: it ends at once, and without figures."""
-    process = subprocess.Popen(
-        [*benchmark(name), *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stderr is not None
-    while at not in (line := process.stderr.readline()):
-        assert line
-    time.sleep(after_s)
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=30)
+    command = [*benchmark(name), *arguments]
+    with ended(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)) as process:
+        assert process.stderr is not None
+        while at not in (line := process.stderr.readline()):
+            assert line
+        time.sleep(after_s)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=30)
     assert process.returncode == 130, errors
     assert output == ""

@@ -19,6 +19,7 @@ import pytest
 from ringtap.agents.hosts.ssh import SshHost
 from ringtap.agents.node.job_processes import descendants
 from ringtap.agents.testbed.topology import TestbedSpec
+from ringtap.collectors.kernel_files import text_of
 
 BASHRC = """\
 echo "Welcome to a busy server; {"
@@ -139,13 +140,17 @@ class SshServers:
             assert time.monotonic() < deadline, (self.folder / f"sshd.{host}.log").read_text()
             time.sleep(0.02)
 
+    def root(self, host: str) -> Path:
+        """The root folder of a host's sessions, which may have disks of their own."""
+        return Path(f"/proc/{self._running[host].pid}/root")
+
     def processes(self, host: str) -> list[int]:
         """The sshd of a host and everything below it."""
         return descendants([self._running[host].pid])
 
     def sessions(self, host: str) -> list[int]:
         """What a host's sshd has started."""
-        sshd = next(pid for pid in self.processes(host) if Path(f"/proc/{pid}/comm").read_text() == "sshd\n")
+        sshd = next(pid for pid in self.processes(host) if text_of(f"/proc/{pid}/comm") == "sshd")
         return [pid for pid in descendants([sshd]) if pid != sshd]
 
     def kill(self, host: str) -> None:

@@ -15,11 +15,14 @@ pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 JOB = """
 import ringtap, time
 from pathlib import Path
+from ringtap.core.append_only_logs import open_records
 nic, log, after = Path("run/nodes/here/nic/nic.rec"), Path("run/nodes/here/log/agent.log"), 0
 while not nic.exists():  # the job does not wait for the agent, which comes late on a busy machine
     time.sleep(0.01)
 for number in range(3000):
     if number == 200 and {greedy}:
+        while not nic.stat().st_size or open_records(nic).count <= 100:
+            time.sleep(0.01)
         with open("ballast", "wb", buffering=0) as file:
             try:
                 while file.write(bytes(4096)):

@@ -21,13 +21,16 @@ pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 KILLS, AT_ONCE, MAX_DELAY_S = 100, 4, 1.2
 
 # Gradient descent on y = 3x + 1, a mark an iteration, every loss printed to the last digit
+# the last one follows once a file exists: the job is not over before its agent has been seen
 DESCENT = """
-import random, time
+import os, random, sys, time
 import ringtap
 numbers = random.Random(5)
 points = [(x, 3 * x + 1 + numbers.gauss(0, 0.1)) for x in (numbers.uniform(-1, 1) for _ in range(200))]
 slope = offset = 0.0
-for _ in range(40):
+for number in range(40):
+    while number == 39 and not os.path.exists(sys.argv[1]):
+        time.sleep(0.005)
     errors = [(slope * x + offset - y, x) for x, y in points]
     print(repr(sum(error * error for error, _ in errors) / len(points)))
     slope -= 0.1 * 2 * sum(error * x for error, x in errors) / len(points)
@@ -39,13 +42,16 @@ for _ in range(40):
 
 def kill_once(run: Path, delay_s: float) -> tuple[str, int, float]:
     """Wrap the job, kill its agent after a delay; returns the job's output, its code, and when it was killed."""
-    options = ("--collect", "nic,host,steps", "--every", "5ms")
-    with ended(wrapped(run, sys.executable, "-c", DESCENT, options=options)) as process:
+    options, seen = ("--collect", "nic,host,steps", "--every", "5ms"), run.with_suffix(".seen")
+    with ended(wrapped(run, sys.executable, "-c", DESCENT, str(seen), options=options)) as process:
         (agent,) = wait_for(lambda: agents_of(run))
+        # one that is killed before its supervisor has connected counts as not started
+        wait_for(lambda: psutil.Process(process.pid).net_connections("unix"))
+        seen.touch()
         time.sleep(delay_s)
+        killed_s = time.time()
         with contextlib.suppress(psutil.NoSuchProcess):
             agent.send_signal(signal.SIGKILL)
-        killed_s = time.time()
         output, errors = process.communicate(timeout=60)
     assert "Traceback" not in errors
     return output, process.returncode, killed_s
@@ -54,7 +60,7 @@ def kill_once(run: Path, delay_s: float) -> tuple[str, int, float]:
 @pytest.mark.timeout(400)
 def test_a_hundred_killed_agents_harm_no_job_and_no_log(tmp_path: Path) -> None:
     alone = subprocess.run(
-        [sys.executable, "-c", DESCENT], capture_output=True, text=True, check=True, timeout=60, cwd=ROOT
+        [sys.executable, "-c", DESCENT, ROOT], capture_output=True, text=True, check=True, timeout=60, cwd=ROOT
     ).stdout
     assert len(set(alone.split())) == 40
     delays = [MAX_DELAY_S * number / KILLS for number in range(KILLS)]
@@ -86,15 +92,19 @@ def test_a_hundred_killed_agents_harm_no_job_and_no_log(tmp_path: Path) -> None:
     assert partial > KILLS / 3
 
 
+# the second half follows once a file exists
 TRAINING = """
-import torch, time
+import os, sys, time
+import torch
 torch.manual_seed(3)
 torch.set_num_threads(1)
 model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 inputs = torch.randn(256, 8)
 targets = inputs.sum(1, keepdim=True).sin()
-for _ in range(60):
+for number in range(60):
+    while number == 30 and not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
     optimizer.zero_grad()
     loss = torch.nn.functional.mse_loss(model(inputs), targets)
     loss.backward()
@@ -105,13 +115,15 @@ for _ in range(60):
 
 
 def test_torch_computes_the_same_beside_a_killed_agent(tmp_path: Path) -> None:
-    alone = subprocess.run([sys.executable, "-c", TRAINING], capture_output=True, text=True, check=True, timeout=120)
-    with ended(wrapped(tmp_path / "run", sys.executable, "-c", TRAINING, options=("--every", "10ms"))) as process:
+    training, killed = [sys.executable, "-c", TRAINING], tmp_path / "killed"
+    alone = subprocess.run([*training, tmp_path], capture_output=True, text=True, check=True, timeout=120)
+    with ended(wrapped(tmp_path / "run", *training, str(killed), options=("--every", "10ms"))) as process:
         steps = tmp_path / "run" / "nodes" / "here" / "steps"
         (log,) = wait_for(lambda: [path for path in steps.glob("rank0-*.rec") if path.suffixes == [".rec"]], 120)
         wait_for(lambda: log.stat().st_size and open_records(log).count > 10)
         (agent,) = agents_of(tmp_path / "run")
         agent.kill()
+        killed.touch()
         output, _ = process.communicate(timeout=120)
     assert (output, process.returncode) == (alone.stdout, 0)
     records = open_records(log)

@@ -65,10 +65,25 @@ def test_the_figures_follow_from_the_samples(hours) -> None:
     }
 
 
-def test_processes_of_a_command_are_watched_until_it_ends(hours) -> None:
-    program = "import subprocess, sys, time; x = b'x' * 30_000_000; time.sleep(2)"
-    twice = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {program!r}])"
+def test_processes_of_a_command_are_watched_until_it_ends(
+    hours, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, seen = tmp_path / "there", tmp_path / "seen"
+    program = "import pathlib, sys, time; x = b'x' * 30_000_000; there, seen = map(pathlib.Path, sys.argv[1:])\n"
+    program += "there.touch(); time.sleep(2)\nwhile not seen.exists(): time.sleep(0.05)"
+    twice = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {program!r}, *sys.argv[1:]])"
     with importlib.import_module("_processes").Processes({}) as processes:
-        found = hours._watched(processes.start([sys.executable, "-c", twice]))
+        child = processes.start([sys.executable, "-c", twice, there, seen])
+        is_over, looks = child.is_over, list[bool]()
+
+        def look(seconds: float) -> bool:
+            if any(looks):  # a look at its memory has followed
+                seen.touch()
+            over: bool = is_over(seconds)
+            looks.append(there.exists())
+            return over
+
+        monkeypatch.setattr(child, "is_over", look)
+        found = hours._watched(child)
     assert found["peak_mb"] > 30
     assert 2 < found["seconds"] < 30  # on a busy machine

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.testbed.benchmark_runs import benchmark, quick
+from tests.unit.agent_processes import ended
 
 pytestmark = pytest.mark.shares
 
@@ -31,16 +32,19 @@ def test_without_tshark_the_rest_goes_on(tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PATH": str(programs)}
-    command = [*benchmark("pcap"), "--quick", "--repeats", "1"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-    assert process.stderr is not None
-    said = ""
-    while "tool=ringtap" not in said:
-        line = process.stderr.readline()
-        assert line, said
-        said += line
-    process.send_signal(signal.SIGINT)
-    output, rest = process.communicate(timeout=30)
+    # it reads on until it is interrupted, however late
+    command = [*benchmark("pcap"), "--packets", "500_000", "--repeats", "1000"]
+    with ended(
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    ) as process:
+        assert process.stderr is not None
+        said = ""
+        while "tool=ringtap" not in said:
+            line = process.stderr.readline()
+            assert line, said
+            said += line
+        process.send_signal(signal.SIGINT)
+        output, rest = process.communicate(timeout=30)
     assert process.returncode == 130, rest
     assert output == ""
     assert "nothing was left running" in rest

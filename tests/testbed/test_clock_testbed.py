@@ -13,6 +13,7 @@ from ringtap.agents.hosts import TestbedHosts
 from ringtap.agents.testbed.start_testbed import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.core.run_directory import RunDirectory, read_json
+from tests.unit.agent_processes import wait_for
 
 pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 # the queue holds 32 ms of the link's rate
@@ -25,6 +26,7 @@ KEEPER = (
     "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
     "keeper = ClockService(RunDirectory.open(Path(sys.argv[1])), sys.argv[2], period_s=0.5)\n"
     "keeper.start()\n"
+    "print('up', flush=True)\n"
     "signal.sigwait({signal.SIGTERM})\n"
     "print(json.dumps(keeper.stop()))\n"
 )
@@ -32,7 +34,10 @@ DRAIN = (
     "import socket\n"
     "server = socket.create_server(('0.0.0.0', 7000))\n"
     "taken, _ = server.accept()\n"
-    "while taken.recv(1 << 20):\n    pass\n"
+    "received = 0\n"
+    "while data := taken.recv(1 << 20):\n"
+    "    if received < 4_000_000 <= (received := received + len(data)):\n"
+    "        print('the queue has been full', flush=True)\n"
 )
 BLAST = "import socket\nsock = socket.create_connection(('S0', 7000))\nwhile True:\n    sock.sendall(bytes(1 << 18))\n"
 
@@ -41,13 +46,13 @@ def python(code: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", code, *arguments]
 
 
-def wait_for_measurements(run: RunDirectory, node: str, count: int, phase: str = "during") -> None:
-    """By the log of pings: clock.json is written now and then only."""
+def wait_for_measurements(run: RunDirectory, node: str, count: int, since_bytes: int = 1024) -> int:
+    """By the log of pings, whose size is returned: clock.json is written now and then only."""
     path = run.path / "nodes" / node / "clock" / "pings.rec"
     end_s = time.monotonic() + 40
     while time.monotonic() < end_s:
-        if path.exists() and path.stat().st_size > 1024 + count * 20 * 53:
-            return
+        if path.exists() and (size := path.stat().st_size) > since_bytes + count * 20 * 53:
+            return size
         time.sleep(0.1)
     raise AssertionError(f"{node} measured too little: {path.stat().st_size if path.exists() else 'nothing'}")
 
@@ -84,7 +89,10 @@ def test_three_hosts_agree_within_the_published_error_idle_and_with_a_queue_on_o
             drain = hosts.start("S0", "drain", python(DRAIN), tmp_path / "drain.log")
             assert hosts.wait_for_port("S0", 7000, drain)
             hosts.start("S1", "blast", python(BLAST), tmp_path / "blast.log")
-            time.sleep(3)
+            wait_for(lambda: drain.last_words() == "the queue has been full", 40)
+            sizes = {node: wait_for_measurements(run, node, 0) for node in ("S1", "S2")}
+            for node, size in sizes.items():
+                wait_for_measurements(run, node, 3, size)
             for node in ("S1", "S2"):
                 keepers[node].ask_to_stop()
             for node in ("S1", "S2", "S0"):
@@ -108,6 +116,7 @@ def test_a_host_alone_listens_nowhere(tmp_path: Path) -> None:
         hosts = TestbedHosts(lab.state.spec)
         try:
             keeper = keep(hosts, run, "S0")
+            wait_for(lambda: keeper.last_words() == "up", 40)
             time.sleep(2)
             enter = [sys.executable, "-m", "ringtap.agents.testbed.run_on_host", "alone", "S0"]
             tables = ["cat", "/proc/net/udp", "/proc/net/udp6"]

@@ -1,5 +1,6 @@
 """Packets on the real kernel: both tools, drops, rotation, a killed tool, a killed agent, no privilege, a full disk."""
 
+import contextlib
 import json
 import signal
 import socket
@@ -23,12 +24,20 @@ from ringtap.collectors.collector_interface import Context
 from ringtap.collectors.packets import PacketsCollector
 from ringtap.core.append_only_logs import open_records
 from ringtap.core.capture_file_formats import PCAP_HEADER
+from tests.unit.agent_processes import ended, wait_for
 
 pytestmark = [pytest.mark.shares, pytest.mark.together, pytest.mark.usefixtures("unchanged_machine")]
 needs_root = pytest.mark.needs_root("capture packets here")
 TOOLS = pytest.mark.parametrize("tool", ["tcpdump", "ring"])
 # what an ordinary user lacks; CAP_SETFCAP stays, which root needs to map itself into a user namespace
 UNPRIVILEGED = ["setpriv", "--inh-caps=-all", "--bounding-set=-sys_admin,-net_admin,-net_raw,-sys_ptrace,-dac_override"]
+# the capture programs have this time where a busy machine is late: what is tested is what they do
+PATIENCE_S = 30.0
+PATIENT = f"""
+from ringtap.collectors import capture_program
+capture_program._ASK_S = capture_program._START_S = capture_program.END_S = {PATIENCE_S}
+capture_program.Tool.settle.__defaults__ = ({PATIENCE_S},)
+"""
 # two network namespaces with a veth pair between; they end with the last process in them
 PAIR = """
 ip link set lo up
@@ -122,9 +131,33 @@ def loopback() -> Iterator[Loopback]:
     made.close()
 
 
+MADE: list[PacketsCollector] = []
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give capture programs time, and leave none of them to the next test."""
+    for name in ("_ASK_S", "_START_S", "END_S"):
+        monkeypatch.setattr(capture_program, name, PATIENCE_S)
+    monkeypatch.setattr(capture_program.Tool.settle, "__defaults__", (PATIENCE_S,))
+    yield
+    while MADE:
+        if (tool := MADE.pop()._tool) is not None:
+            tool.kill()
+
+
 def collector(tmp_path: Path, **options: object) -> PacketsCollector:
     words = {"interface": "lo"} | {name: str(value) for name, value in options.items()}
-    return PacketsCollector(Context(tmp_path, 1.0, options=words))
+    MADE.append(PacketsCollector(Context(tmp_path, 1.0, options=words)))
+    return MADE[-1]
+
+
+def program_of(taken: PacketsCollector) -> tuple[psutil.Process, psutil.Process]:
+    """The shell that watches a collector's capture program, and the program."""
+    assert taken._tool is not None
+    shell = psutil.Process(taken._tool._process.pid)
+    (program,) = shell.children()
+    return shell, program
 
 
 def sent_to(path: Path, port: int) -> int:
@@ -165,7 +198,7 @@ def sample_on(taken: PacketsCollector) -> None:
 
 
 def in_a_pair(prefix: list[str], folder: Path, tools: str, times: int) -> dict[str, Any]:
-    script = f"SEND = {SEND!r}\n{IN_A_PAIR}"
+    script = f"SEND = {SEND!r}\n{PATIENT}{IN_A_PAIR}"
     command = [*prefix, "sh", "-c", PAIR, "sh", sys.executable, "-c", script, str(folder), tools, str(times)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -214,7 +247,7 @@ for one in made:
 def test_a_vlan_tag_that_the_kernel_took_off_is_put_back(tmp_path: Path) -> None:
     """Byte for byte what tcpdump writes: the tag is in neither's packet data, but beside it."""
     links = 'ip link add in0 type veth peer name out0; ip link set in0 up; ip link set out0 up; exec "$@"'
-    command = ["unshare", "--net", "sh", "-c", links, "sh", sys.executable, "-c", TAGGED, str(tmp_path)]
+    command = ["unshare", "--net", "sh", "-c", links, "sh", sys.executable, "-c", PATIENT + TAGGED, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     by_tcpdump, by_ring = (tagged_frames(tmp_path / tool / "packets/in0-0.pcap") for tool in ("tcpdump", "ring"))
@@ -248,14 +281,13 @@ def test_the_root_of_a_user_namespace_gets_the_ring(tmp_path: Path) -> None:
 @needs_root
 @TOOLS
 def test_a_filter_keeps_what_it_says(tmp_path: Path, loopback: Loopback, tool: str) -> None:
-    other = Loopback()
     taken = collector(tmp_path, tool=tool, filter=f"tcp port {loopback.port}")
     assert taken.check().state == "ok"
     taken.start()
-    sent = loopback.send(200)
-    other.send(200)
-    facts = taken.stop()
-    other.close()
+    with contextlib.closing(Loopback()) as other:
+        sent = loopback.send(200)
+        other.send(200)
+        facts = taken.stop()
     assert sent_to(tmp_path / "packets/lo-0.pcap", loopback.port) == sent >= 200_000
     assert sent_to(tmp_path / "packets/lo-0.pcap", other.port) == 0
     assert facts["captured"] < 1000
@@ -272,6 +304,7 @@ def test_drops_are_counted(tmp_path: Path, loopback: Loopback, tool: str) -> Non
     taken.start()
     assert taken._tool is not None
     taken._tool.signal("STOP")
+    wait_for(lambda: program_of(taken)[1].status() == psutil.STATUS_STOPPED)
     loopback.send_datagrams(30_000)
     taken._tool.signal("CONT")
     taken.sample()
@@ -330,13 +363,11 @@ def test_a_tool_whose_shell_is_killed_ends_and_its_file_reads(tmp_path: Path, lo
     taken.start()
     loopback.send(2000)
     until_written(tmp_path, taken, loopback)
-    assert taken._tool is not None
-    shell = psutil.Process(taken._tool._process.pid)
-    (program,) = shell.children()
+    shell, program = program_of(taken)
     shell.kill()
     with pytest.raises(OSError, match="ended early: signal SIGKILL"):
         sample_on(taken)
-    program.wait(5)
+    program.wait(PATIENCE_S)
     assert taken.stop()["ended"].startswith("early")
     assert written_bytes(tmp_path, loopback) >= 2_000_000
 
@@ -346,10 +377,18 @@ def test_a_tool_whose_shell_is_killed_ends_and_its_file_reads(tmp_path: Path, lo
 def test_a_tool_that_does_not_end_is_killed_and_that_is_noted(
     tmp_path: Path, loopback: Loopback, tool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capture_program, "END_S", 0.5)
     taken = collector(tmp_path, tool=tool)
     taken.start()
     assert taken._tool is not None
+    kill = taken._tool.kill
+
+    def patient_kill() -> None:
+        monkeypatch.setattr(capture_program, "END_S", PATIENCE_S)  # its shell has time for it, too
+        kill()
+
+    monkeypatch.setattr(taken._tool, "kill", patient_kill)
+    monkeypatch.setattr(capture_program, "END_S", 0.5)
+    monkeypatch.setattr(capture_program.Tool.settle, "__defaults__", (1.5,))
     taken._tool.signal("STOP")
     facts = taken.stop()
     assert facts["ended"] == told(tmp_path)["ended"]
@@ -360,7 +399,7 @@ def test_a_tool_that_does_not_end_is_killed_and_that_is_noted(
 @needs_root
 @TOOLS
 def test_nothing_stays_behind_when_the_agent_is_killed(tmp_path: Path, loopback: Loopback, tool: str) -> None:
-    script = textwrap.dedent(
+    script = PATIENT + textwrap.dedent(
         f"""
         import time
         from pathlib import Path
@@ -372,16 +411,14 @@ def test_nothing_stays_behind_when_the_agent_is_killed(tmp_path: Path, loopback:
         time.sleep(60)
         """
     )
-    agent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    assert agent.stdout is not None
-    assert agent.stdout.readline() == "up\n"
-    family = psutil.Process(agent.pid).children(recursive=True)
-    assert any(tool in " ".join(process.cmdline()) for process in family)
-    assert all(process.nice() == min(19, psutil.Process().nice() + 10) for process in family)
-    loopback.send(2000)
-    agent.send_signal(signal.SIGKILL)
-    agent.wait()
-    agent.stdout.close()
+    with ended(subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)) as agent:
+        assert agent.stdout is not None
+        assert agent.stdout.readline() == "up\n"
+        family = psutil.Process(agent.pid).children(recursive=True)
+        assert any(tool in " ".join(process.cmdline()) for process in family)
+        assert all(process.nice() == min(19, psutil.Process().nice() + 10) for process in family)
+        loopback.send(2000)
+        agent.send_signal(signal.SIGKILL)
     gone, alive = psutil.wait_procs(family, timeout=8)
     assert not alive
     assert gone
@@ -390,7 +427,7 @@ def test_nothing_stays_behind_when_the_agent_is_killed(tmp_path: Path, loopback:
 
 
 def test_without_privilege_it_says_so_and_what_to_do(tmp_path: Path) -> None:
-    script = (
+    script = PATIENT + (
         "import sys\nfrom pathlib import Path\nfrom ringtap.collectors.collector_interface import Context\n"
         "from ringtap.collectors.packets import PacketsCollector\n"
         "options = {'interface': 'lo', 'tool': sys.argv[1]}\n"
@@ -423,16 +460,14 @@ def test_a_limit_ends_the_capture_and_leaves_the_rest_alone(tmp_path: Path, loop
     taken.start()
     loopback.send_datagrams(2000)
     with pytest.raises(OSError, match="ended early: its files reached"):
-        for _ in range(10):  # the kernel hands a block over within a second; the file is flushed at each sample
-            taken.sample()
-            time.sleep(0.3)
+        sample_on(taken)  # the kernel hands a block over within a second; the file is flushed at each sample
     assert told(tmp_path)["ended"].startswith("early: its files reached")
     taken.stop()
 
 
 @needs_root
 def test_a_disk_that_fills_up_is_left_to_the_job(tmp_path: Path) -> None:
-    script = textwrap.dedent(
+    script = PATIENT + textwrap.dedent(
         """
         from pathlib import Path
         from ringtap.collectors.collector_interface import Context

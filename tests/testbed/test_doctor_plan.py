@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from ringtap.agents.testbed import registry
+from tests.unit.agent_processes import ended
 
 pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 COMMAND = [sys.executable, "-m", "ringtap.cli", "doctor", "--plan"]
@@ -58,12 +59,12 @@ def test_a_plan_that_is_wrong_is_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_leaves_no_testbed(number: signal.Signals) -> None:
-    process = subprocess.Popen([*COMMAND, PLAN], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    assert process.stderr.readline() == "asking S0\n"
-    process.send_signal(number)
-    assert process.wait(20) != 0
-    process.stderr.close()
+    command = [*COMMAND, PLAN]
+    with ended(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "asking S0\n"
+        process.send_signal(number)
+        assert process.wait(20) != 0
     name = name_of(process)
     end_s = time.monotonic() + 10
     while any(lab.spec.name == name and lab.alive() for lab in registry.all_testbeds()) and time.monotonic() < end_s:

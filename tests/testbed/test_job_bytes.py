@@ -232,7 +232,8 @@ def test_processes_that_step_one_after_the_other(tmp_path: Path, between: str, r
     """Begun together, they are two processes; begun one after the other, a job that was started again."""
     run = tmp_path / "run"
     program = shlex.join([sys.executable, "-c", STEPPING])
-    both = f"PAUSE_S=0 {program} {between} PAUSE_S=3 {program} & wait"
+    first_s = 1 if between == "&" else 0  # the other one has begun by then
+    both = f"PAUSE_S={first_s} {program} {between} PAUSE_S=3 {program} & wait"
     command = [*RINGTAP, "run", "-o", str(run), "--", "sh", "-c", both]
     subprocess.run(command, capture_output=True, timeout=60, check=True)
     data = analyze(run)

@@ -16,7 +16,8 @@ from ringtap.agents.testbed import registry
 from ringtap.agents.testbed.start_testbed import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.core.errors import UsageError
-from tests.unit.agent_processes import wait_for
+from tests.testbed.test_doctor_plan import in_testbed
+from tests.unit.agent_processes import ended, wait_for
 
 pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
@@ -80,12 +81,11 @@ def test_a_signal_reaches_the_command_and_its_end_comes_back() -> None:
             "print('up', flush=True); time.sleep(60)"
         )
         command = [*RINGTAP, "lab", "exec", "--lab", "signals", "S0", "--", sys.executable, "-c", script]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
-        process.terminate()
-        assert process.wait(10) == 9
-        process.stdout.close()
+        with ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+            process.terminate()
+            assert process.wait(10) == 9
 
 
 def test_two_testbeds_stand_at_once_and_know_nothing_of_each_other() -> None:
@@ -186,12 +186,10 @@ def test_a_killed_maker_takes_its_testbed_along_and_its_record_is_cleared() -> N
         "entered = [subprocess.Popen(enter, start_new_session=True) for _ in range(2)]\n"
         "time.sleep(1)\nentered[0].kill()\nprint(lab.state.pid, flush=True)\ntime.sleep(1000)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    keeper = int(process.stdout.readline())
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
+    with ended(subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)) as process:
+        assert process.stdout is not None
+        keeper = int(process.stdout.readline())
+        process.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 10
     while registry.start_ticks(keeper) is not None and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -199,7 +197,7 @@ def test_a_killed_maker_takes_its_testbed_along_and_its_record_is_cleared() -> N
     (orphan,) = [lab for lab in registry.all_testbeds() if lab.spec.name == "orphan"]
     assert not registry.remove(orphan)  # it was gone
     assert "orphan" not in {lab.spec.name for lab in registry.all_testbeds()}
-    time.sleep(0.5)  # the entering process outside sees its command's end
+    wait_for(lambda: not in_testbed("orphan"))  # the entering process outside sees its command's end
 
 
 def test_removing_never_ends_a_process_that_took_a_dead_keepers_pid() -> None:
@@ -219,10 +217,10 @@ def test_removing_never_ends_a_process_that_took_a_dead_keepers_pid() -> None:
 def test_a_standing_testbed_outlives_its_maker_and_goes_down() -> None:
     assert ringtap("lab", "up", "--name", "stays", "--rate", "100mbit", "--hosts", "2").returncode == 0
     command = [*RINGTAP, "lab", "exec", "--lab", "stays", "S0", "--", "sleep", "1000"]
-    inside = subprocess.Popen(command)
-    wait_for(lambda: ["sleep", "1000"] in [one.cmdline() for one in psutil.Process(inside.pid).children()])
-    assert "stays: removed" in ringtap("lab", "down", "stays").stdout
-    assert inside.wait(10) == 128 + signal.SIGKILL
+    with ended(subprocess.Popen(command)) as inside:
+        wait_for(lambda: ["sleep", "1000"] in [one.cmdline() for one in psutil.Process(inside.pid).children()])
+        assert "stays: removed" in ringtap("lab", "down", "stays").stdout
+        assert inside.wait(10) == 128 + signal.SIGKILL
 
 
 def test_a_host_that_cannot_be_reached_is_named() -> None:

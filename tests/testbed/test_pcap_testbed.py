@@ -39,7 +39,8 @@ print(json.dumps({"port": client.getsockname()[1], "sent": struct.unpack_from("Q
                   "again": struct.unpack_from("Q", info, 208)[0]}))
 """
 IN_A_PAIR = """
-import json, os, signal, socket, subprocess, sys, time
+import json, os, signal, socket, struct, subprocess, sys, time
+from pathlib import Path
 folder, offload, peer = sys.argv[1:]
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])  # on one processor, packets reach a capture in their order
 there = ["nsenter", "-t", peer, "-n"]
@@ -72,7 +73,10 @@ wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
 wire.bind(("eth0", 0))
 for frame in TAGGED:
     wire.send(frame)
-time.sleep(1.5)  # the kernel hands over what it has within a second
+captures, ports, end_s = list(Path(folder).glob("*.pcap")), struct.pack(">HH", 7000, 7001), time.monotonic() + 30
+# the kernel hands over what it has within a second
+while any(path.read_bytes().count(ports) < len(TAGGED) for path in captures) and time.monotonic() < end_s:
+    time.sleep(0.1)
 for dump in dumps:
     dump.send_signal(signal.SIGINT)
 dropped = [line for dump in dumps for line in dump.communicate()[1].splitlines() if "dropped by kernel" in line]

@@ -21,7 +21,7 @@ from ringtap.core.errors import MeasurementError, UsageError
 from ringtap.core.run_directory import RunDirectory, read_json
 from ringtap.core.testbed_options import SWITCH
 from tests.testbed.sshd import SshServers
-from tests.unit.agent_processes import running
+from tests.unit.agent_processes import ended, running
 
 pytestmark = [pytest.mark.shares, pytest.mark.together]
 
@@ -47,8 +47,12 @@ def path(servers: SshServers, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def hosts(servers: SshServers, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshHosts]:
+def soon_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SshHosts, "silent_s", SILENT_S)
+
+
+@pytest.fixture
+def hosts(servers: SshServers) -> Iterator[SshHosts]:
     hosts = SshHosts(servers.hosts(), config=servers.config)
     try:
         yield hosts
@@ -173,8 +177,8 @@ def test_files_of_a_run_come_here_while_they_are_written(
         "echo new > t; mv t s.json; rm k; echo end; head -c 60000000 /dev/zero > big2; echo c >> log"
     )
     job = hosts.start("S0", "job", sh(words, there), here / "log.out")
-    eventually(lambda: (here / "k").exists() and (here / "s.json").exists())
-    assert [(here / name).read_text() for name in ("log", "s.json", "k")] == ["a\n", "old\n", "secret\n"]
+    written = [(here / "log", "a\n"), (here / "s.json", "old\n"), (here / "k", "secret\n")]
+    eventually(lambda: all(path.exists() and path.read_text() == text for path, text in written))
     assert (here / "k").stat().st_mode & 0o777 == 0o600
     Path(hosts.path("S0", run.path), "go").touch()
     eventually(lambda: job.exit_code() == 0)
@@ -207,10 +211,10 @@ def test_a_connection_that_the_user_holds_open_is_used(servers: SshServers, tmp_
     subprocess.run([*ssh, "S0.lab", "true"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
     hosts = SshHosts(servers.hosts()[:1], config=tmp_path / "config")
     try:
-        begin_s = time.monotonic()
         assert hosts.ask("S0", ["hostname"]).stdout == "S0\n"
         to = [row for row in servers.run("C0", "cat", "/proc/net/tcp").splitlines() if "02004D0A:0016 01" in row]
         assert len(to) == 1
+        begin_s = time.monotonic()
         hosts.close()
         assert time.monotonic() - begin_s < 5, "it does not wait for the shared connection's end"
     finally:
@@ -286,6 +290,7 @@ def test_a_working_folder_of_somebody_else_is_refused(servers: SshServers, tmp_p
 
 
 @pytest.mark.alone(1)
+@pytest.mark.usefixtures("soon_lost")
 @pytest.mark.parametrize("how", ["killed", "link"])
 def test_a_host_lost_in_mid_run_is_named_and_the_others_go_on(
     how: str, hosts: SshHosts, run: RunDirectory, servers: SshServers
@@ -308,7 +313,7 @@ def test_a_host_lost_in_mid_run_is_named_and_the_others_go_on(
         assert time.monotonic() - begin_s < (2 if how == "killed" else SILENT_S + 3)
         assert list(hosts.lost()) == ["S1"]
         assert ("ended" if how == "killed" else "not a word for 5 s") in hosts.lost()["S1"]
-        assert processes["S1"].exit_code() == 255
+        assert eventually(processes["S1"].exit_code) == 255
         assert "S1 is lost" in processes["S1"].last_words()
         with pytest.raises(MeasurementError, match="S1 is lost"):
             hosts.ask("S1", ["true"])
@@ -360,7 +365,7 @@ def test_nothing_outlives_its_controller(number: signal.Signals, servers: SshSer
     # ending in order waits 10 s for those that do not want to: they are there where the controller is killed
     names = ("S0", "S1") if number == signal.SIGKILL else ("S0",)
     command = [sys.executable, "-c", CONTROLLER, str(tmp_path), str(servers.config), *names]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as controller:
+    with ended(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)) as controller:
         assert controller.stdout is not None
         assert controller.stdout.readline() == "up\n"
         eventually(lambda: len(running("sleep 985")) >= len(names))

@@ -4,9 +4,10 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -24,6 +25,7 @@ from ringtap.workload.workload import write_workload
 from tests.testbed import sweeps
 from tests.testbed.sshd import SshServers
 from tests.testbed.sweeps import SMALL, WORKERS, one_sentence, small_messages, status, wait_for
+from tests.unit.agent_processes import ended
 
 pytestmark = [pytest.mark.shares, pytest.mark.together, pytest.mark.usefixtures("unchanged_machine")]
 NAMES = ("S0", "S1", "S2", "S3")
@@ -103,6 +105,13 @@ class Desk:
         path = self.folder / f"{name}.toml"
         path.write_text(text)
         return path
+
+    def job_logs(self) -> list[Path]:
+        """The output of the job of `OWN` on each worker that has begun, where it is written: it comes here later."""
+        logs = "disk of {0}/mine-iperf-1-*/nodes/{0}/log/job.out"
+        return [
+            path for host in WORKERS for path in Path(f"{self.servers.root(host)}{self.folder}").glob(logs.format(host))
+        ]
 
     def sent_bytes(self) -> int:
         """What S2 has sent by its interface of cross traffic."""
@@ -218,12 +227,13 @@ def logged_bps(sent: Path, point: Mapping[str, Any]) -> float:
 
 
 def host_lost_while_measuring(desk: Desk, plan: Path, out: Path) -> None:
-    process = desk.start("sweep", plan, "-o", out)
-    wait_for(lambda: read_json_lines(out / "points.jsonl")[0], process)
-    wait_for(lambda: list(out.glob("series/small-iperf-1/nodes/S2/sent/001.log")), process)
-    begin_s = time.monotonic()
-    desk.servers.kill("S3")
-    errors = process.communicate(timeout=60)[1]
+    with ended(desk.start("sweep", plan, "-o", out)) as process:
+        wait_for(lambda: read_json_lines(out / "points.jsonl")[0], process)
+        # where it is written: it comes here later
+        wait_for(lambda: list(desk.folder.glob("disk of S2/small-iperf-1-*/nodes/S2/sent/001.log")), process)
+        begin_s = time.monotonic()
+        desk.servers.kill("S3")
+        errors = process.communicate(timeout=60)[1]
     assert process.returncode == 1, errors
     assert time.monotonic() - begin_s < 25
     assert "host S3 was lost" in one_sentence(errors)
@@ -250,12 +260,11 @@ def test_cross_traffic_ends_when_its_controller_is_killed(desk: Desk) -> None:
     second = SPEC.cross_ip("S2") + "3"  # another address of the same interface, with a label as of old
     desk.servers.run("S2", "ip", "address", "add", f"{second}/24", "dev", "cross0", "label", "cross0:1")
     plan = desk.plan("flows", {'["iperf"]': '["consistent"]', SPEC.cross_ip("S2"): second})
-    process = desk.start("sweep", plan, "-o", out)
-    wait_for(lambda: list(out.glob("series/precheck-*/nodes/S2/sent/full.rec")), process)
-    before = desk.sent_bytes()
-    wait_for(lambda: desk.sent_bytes() > before + 1_000_000, process)  # S2 sends
-    process.kill()
-    process.communicate()
+    with ended(desk.start("sweep", plan, "-o", out)) as process:
+        wait_for(lambda: list(out.glob("series/precheck-*/nodes/S2/sent/full.rec")), process)
+        before = desk.sent_bytes()
+        wait_for(lambda: desk.sent_bytes() > before + 1_000_000, process)  # S2 sends
+        process.kill()
     end_s = time.monotonic() + 8  # it had been told to send for 14 s, of which some 2 are over
     while True:
         before = desk.sent_bytes()
@@ -357,6 +366,22 @@ def test_connections_that_are_blocked_are_named_before_the_sweep(desk: Desk) -> 
     assert done.stdout.splitlines()[-1] == f"The plan can run. Next: ringtap sweep {shlex.quote(str(plan))}"
 
 
+def run_until_late(desk: Desk, plan: Path, out: Path, is_ready: Callable[[], object]) -> tuple[int, str]:
+    """Run a sweep whose job has 3 s to begin; returns its exit code and errors.
+
+    It stands still until the job has come so far, as a busy machine may need longer.
+    """
+    with ended(desk.start("sweep", plan, "-o", out)) as process:
+        wait_for(lambda: len(desk.job_logs()) == len(WORKERS), process)
+        process.send_signal(signal.SIGSTOP)
+        try:
+            wait_for(is_ready, process)
+        finally:
+            process.send_signal(signal.SIGCONT)
+        errors = process.communicate(timeout=120)[1]
+    return process.returncode, errors
+
+
 def test_a_failure_is_told_in_the_words_of_every_host_the_most_telling_first(desk: Desk) -> None:
     words = (
         'if [ {host} = S3 ]; then echo "OSError: [Errno 28] No space left on device"; else echo waiting; fi; sleep 60'
@@ -366,9 +391,9 @@ def test_a_failure_is_told_in_the_words_of_every_host_the_most_telling_first(des
     )
     plan.write_text(plan.read_text().replace("[window]", '[window]\nstart_timeout = "3s"'))
     out = desk.folder / "telling"
-    done = desk.run("sweep", plan, "-o", out)
-    assert done.returncode == 1, done.stderr
-    said = one_sentence(done.stderr)
+    code, errors = run_until_late(desk, plan, out, lambda: all(path.read_text() for path in desk.job_logs()))
+    assert code == 1, errors
+    said = one_sentence(errors)
     assert "(ranks that stepped an optimizer: S0 0 of 1, S1 0 of 1, S3 0 of 1)" in said
     assert re.search(r": S3: OSError: \[Errno 28\] No space left on device \(.*job\.out\); S0, S1: waiting \(", said)
     assert status(out)[0] == "failed"
@@ -385,12 +410,17 @@ def test_a_disk_that_fills_up_under_a_job_is_the_reason_that_is_told(desk: Desk)
     desk.servers.kill("S3")
     desk.servers.start("S3", f"mount -t tmpfs -o size=40m tmpfs '{disk}'")
     try:
-        done = desk.run("sweep", plan, "-o", desk.folder / "filling")
+        code, errors = run_until_late(
+            desk,
+            plan,
+            desk.folder / "filling",
+            lambda: os.statvfs(f"{desk.servers.root('S3')}{disk}").f_bavail == 0,
+        )
     finally:
         desk.servers.kill("S3")
         desk.servers.start("S3")
-    assert done.returncode == 1, done.stderr
-    said = one_sentence(done.stderr)
+    assert code == 1, errors
+    said = one_sentence(errors)
     assert "does it step an optimizer" not in said
     assert re.search(rf"S3 0 of 1\): S3: {re.escape(str(disk))} has 0 B left", said)
 
@@ -507,14 +537,13 @@ def test_what_a_killed_sweep_left_on_hosts_is_removed_by_a_command(desk: Desk) -
     # the window lasts until the sweep is killed, which a busy machine does late
     longer = {'min_time = "2500ms"': 'min_time = "100s"', 'max_time = "10s"': 'max_time = "100s"'}
     plan, out = desk.plan("left", longer | {"[0, 0.7]": "[0]"}), desk.folder / "left"
-    process = desk.start("sweep", plan, "-o", out)
-    wait_for(lambda: list(out.glob("series/small-*/nodes/S1/nic/nic.rec")), process)
-    # the hosts share a folder of sockets, which may have those of agents that other tests killed
-    removed: set[str] = set()
-    assert removed_folders(desk, plan) == removed
-    assert desk.run("status", out).stdout.startswith(f"{out}: running: 0 of 1 point")
-    process.kill()
-    process.communicate()
+    with ended(desk.start("sweep", plan, "-o", out)) as process:
+        wait_for(lambda: list(out.glob("series/small-*/nodes/S1/nic/nic.rec")), process)
+        # the hosts share a folder of sockets, which may have those of agents that other tests killed
+        removed: set[str] = set()
+        assert removed_folders(desk, plan) == removed
+        assert desk.run("status", out).stdout.startswith(f"{out}: running: 0 of 1 point")
+        process.kill()
     assert desk.run("status", out).stdout.startswith(f"{out}: partial: 0 of 1 point; it was ended before it could say")
     end_s = time.monotonic() + 30
     while removed < {"S0", "S1", "S3"}:

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from ringtap.agents.testbed.start_testbed import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.analysis.model.bytes_per_iteration import demand
+from tests.unit.agent_processes import wait_for
 
 pytestmark = [pytest.mark.alone(1), pytest.mark.usefixtures("unchanged_machine")]
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
@@ -37,6 +37,13 @@ class Processes:
             process = subprocess.Popen(enter, stdout=output, stderr=subprocess.STDOUT, text=True, env=os.environ | more)
         self.started.append(process)
         return process
+
+    def listen(self, host: str, *command: str) -> None:
+        """Start a program, and wait until it says that it listens."""
+        output = self.folder / f"{host}-{len(self.started)}.txt"
+        process = self.start(host, *command)
+        wait_for(lambda: "listening on" in output.read_text() or process.poll() is not None, 60)
+        assert process.poll() is None, output.read_text()
 
     def train(self, run: Path, hosts: tuple[str, ...], iterations: int) -> list["subprocess.Popen[str]"]:
         """A rank on each host, packets recorded on all of them."""
@@ -116,12 +123,11 @@ def test_a_ring_of_three_under_cross_traffic(
     monkeypatch.setenv("RINGTAP_TOKEN", "t")  # a receiver beyond loopback asks for one
     run, hosts = tmp_path / "run", HOSTS[:3]
     end = f"{SPEC.cross_ip('S0')}:5001"
-    processes.start("S0", *RINGTAP, "traffic", "serve", "--bind", end)
+    processes.listen("S0", *RINGTAP, "traffic", "serve", "--bind", end)
     plan = tmp_path / "flows.plan"
-    load = ["--kind", "consistent", "--load", "120mbit", "--duration", "60s", "--scale", "100", "--to", end]
+    load = ["--kind", "consistent", "--load", "120mbit", "--duration", "90s", "--scale", "100", "--to", end]
     subprocess.run([*RINGTAP, "traffic", "plan", *load, "-o", str(plan)], check=True, capture_output=True)
     processes.start("S4", *RINGTAP, "traffic", "send", str(plan), "--source", SPEC.cross_ip("S4"))
-    time.sleep(1)
     processes.finish(processes.train(run, hosts, 40))
     data = structure(str(run))
     check(data, 40, 3)
@@ -142,7 +148,7 @@ def test_a_double_tree_of_a_real_job_is_named_from_its_packets(processes: Proces
     workers = ("S2", "S0", "S1")
     dumps = {host: tmp_path / f"{host}.pcap" for host in workers}
     for host, path in dumps.items():
-        processes.start(host, "tcpdump", "-i", "eth0", "-s", "96", "-U", "-w", str(path))
+        processes.listen(host, "tcpdump", "-i", "eth0", "-s", "96", "-U", "-w", str(path))
     job = [sys.executable, str(Path(__file__).with_name("double_tree_job.py"))]
     world = {"WORLD_SIZE": "3", "MASTER_ADDR": SPEC.training_ip(workers[0]), "MASTER_PORT": "29512"}
     world |= {"GLOO_SOCKET_IFNAME": "eth0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}

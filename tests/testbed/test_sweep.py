@@ -14,10 +14,23 @@ import ringtap
 from ringtap.agents.testbed import registry
 from ringtap.core.append_only_logs import open_records, read_json_lines
 from tests.testbed.sweeps import SMALL, WORKERS, one_sentence, run, start, status, wait_for
+from tests.unit.agent_processes import ended
 
 pytestmark = [pytest.mark.shares, pytest.mark.together("sweeps"), pytest.mark.usefixtures("unchanged_machine")]
 # a job of iterations alone: it starts in no time
 MARKS = [sys.executable, "-c", "import ringtap, time\nwhile True: time.sleep(0.05); ringtap.step()"]
+# likewise; it stands still while its sweep has so many points as the file "most points" beside the sweep's folder says
+HELD = """
+import os, pathlib, ringtap, time
+out = pathlib.Path(os.environ["RINGTAP_RUN"]).parents[1]
+def points():
+    return (out / "points.jsonl").read_text().count("\\n") if (out / "points.jsonl").exists() else 0
+while True:
+    time.sleep(0.05)
+    while points() >= int((out.parent / "most points").read_text()):
+        time.sleep(0.02)
+    ringtap.step()
+"""
 QUICK = f"""\
 [sweep]
 name = "quick"
@@ -64,7 +77,12 @@ def points(out: Path) -> list[dict[str, object]]:
     return found
 
 
-STOPS = "import ringtap, time\nfor _ in range(20): time.sleep(0.05); ringtap.step()\ntime.sleep(100)"
+STOPS = """\
+import ringtap, time
+end_s = time.monotonic() + 1.3
+while time.monotonic() < end_s: time.sleep(0.05); ringtap.step()
+time.sleep(100)
+"""
 
 
 def test_a_job_that_stands_still_in_a_window_gives_no_point(tmp_path: Path) -> None:
@@ -130,13 +148,14 @@ def test_from_a_plan_to_a_report(testbed_sweep: Path) -> None:
 
 def test_whatever_ends_a_sweep_early_the_next_goes_on(tmp_path: Path) -> None:
     """In one go, as each part goes on with what the one before has left."""
-    plan, out = write_plan(tmp_path), tmp_path / "out"
+    plan, out = write_plan(tmp_path, held(QUICK)), tmp_path / "out"
     interrupted(plan, out, signal.SIGTERM)
     report = run("report", out)
     assert report.returncode in (0, 1)
     assert "Traceback" not in report.stderr
     first = points(out)
     killed(plan, out)
+    (tmp_path / "most points").write_text("9")
     resumed = run("sweep", plan, "-o", out, "--resume", "--series", "marks-burst")
     assert resumed.returncode == 0, resumed.stderr
     found = points(out)
@@ -147,16 +166,23 @@ def test_whatever_ends_a_sweep_early_the_next_goes_on(tmp_path: Path) -> None:
     again = run("sweep", plan, "-o", out, "--resume", "--json")
     assert json.loads(again.stdout)["points"] == 3
     assert not list(out.glob("series/*-5")), "nothing was left to measure"
-    other = run("sweep", write_plan(tmp_path, QUICK.replace("0.5, 0.5", "0.6, 0.6")), "-o", out, "--resume")
+    other = run("sweep", write_plan(tmp_path, held(QUICK).replace("0.5, 0.5", "0.6, 0.6")), "-o", out, "--resume")
     assert other.returncode == 2
     assert "another plan" in one_sentence(other.stderr)
 
 
-def interrupted(plan: Path, out: Path, number: signal.Signals) -> None:
-    process = start("sweep", plan, "-o", out, "--resume")  # nothing is there yet: it begins
-    wait_for(lambda: points(out), process)
-    process.send_signal(number)
-    errors = process.communicate(timeout=30)[1]
+def held(text: str) -> str:
+    """A plan whose job a test can hold."""
+    return text.replace(json.dumps(MARKS), json.dumps([sys.executable, "-c", HELD]))
+
+
+def interrupted(plan: Path, out: Path, number: signal.Signals, *options: str) -> None:
+    (out.parent / "most points").write_text("1")
+    # nothing is there yet: it begins
+    with ended(start("sweep", plan, "-o", out, "--resume", *options)) as process:
+        wait_for(lambda: points(out), process)
+        process.send_signal(number)
+        errors = process.communicate(timeout=30)[1]
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert "--resume" in errors
@@ -165,10 +191,10 @@ def interrupted(plan: Path, out: Path, number: signal.Signals) -> None:
 
 
 def killed(plan: Path, out: Path) -> None:
-    process = start("sweep", plan, "-o", out, "--resume")
-    wait_for(lambda: len(points(out)) == 2, process)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    (out.parent / "most points").write_text("2")
+    with ended(start("sweep", plan, "-o", out, "--resume")) as process:
+        wait_for(lambda: len(points(out)) == 2, process)
+        process.send_signal(signal.SIGKILL)
     (lab,) = [lab for lab in registry.all_testbeds() if lab.owner_pid == process.pid]
     deadline_s = time.monotonic() + 20  # the kernel ends what the keeper held
     while lab.alive() and time.monotonic() < deadline_s:
@@ -207,8 +233,10 @@ def test_a_series_that_the_plan_has_not_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_machine_by_itself_without_cross_traffic(tmp_path: Path) -> None:
-    plan = write_plan(tmp_path, alone(QUICK).replace("loads = [0]", "loads = [0, 0]"))
-    interrupted(plan, tmp_path / "out", signal.SIGINT)
+    plan = write_plan(tmp_path, alone(held(QUICK)).replace("loads = [0]", "loads = [0, 0]"))
+    # other tests send over loopback meanwhile
+    interrupted(plan, tmp_path / "out", signal.SIGINT, "--force")
+    (tmp_path / "most points").write_text("9")
     done = run("sweep", plan, "-o", tmp_path / "out", "--resume", "--json", "--force")
     assert done.returncode == 0, done.stderr
     assert [(point["requested_bps"], point["step"]) for point in points(tmp_path / "out")] == [(0, 0), (0, 1)]
@@ -224,11 +252,11 @@ def test_the_report_grows_with_the_sweep_and_never_ends_it(tmp_path: Path) -> No
 
     out = tmp_path / "out"
     page = out / "report" / "report.html"
-    process = start("sweep", plan_of(100), "-o", out, "--report")
-    wait_for(lambda: page.exists() and re.search("[1-9][0-9]* points? so far", page.read_text()), process)
-    assert "location.reload()" in page.read_text()
-    process.send_signal(signal.SIGINT)
-    errors = process.communicate(timeout=60)[1]
+    with ended(start("sweep", plan_of(100), "-o", out, "--report")) as process:
+        wait_for(lambda: page.exists() and re.search("[1-9][0-9]* points? so far", page.read_text()), process)
+        assert "location.reload()" in page.read_text()
+        process.send_signal(signal.SIGINT)
+        errors = process.communicate(timeout=60)[1]
     assert process.returncode == 130, errors
     assert errors.count(f"report: {page}, grows with each point") == 1
     assert f"report of what was measured: {page}" in errors

@@ -12,6 +12,7 @@ import pytest
 
 from ringtap.core.append_only_logs import read_json_lines
 from tests.testbed.sweeps import one_sentence, run, start, status, wait_for
+from tests.unit.agent_processes import ended
 
 pytestmark = [pytest.mark.shares, pytest.mark.together("sweeps"), pytest.mark.usefixtures("unchanged_machine")]
 RANK = str(Path(__file__).with_name("sharing_rank.py"))
@@ -61,17 +62,16 @@ def loads(out: Path) -> list[float]:
 def test_it_chooses_stops_and_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     plan, out = tmp_path / "plan.toml", tmp_path / "out"
     plan.write_text(PLAN)
-    process = start("sweep", plan, "-o", out)
-    wait_for(lambda: (out / "points.jsonl").exists() and len(points(out)) >= 2, process)
-    (chooser,) = [
-        child
-        for child in psutil.Process(process.pid).children(recursive=True)
-        if "next_load" in " ".join(child.cmdline())
-    ]
-    assert chooser.nice() == 19
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
-    process.communicate()
+    with ended(start("sweep", plan, "-o", out)) as process:
+        wait_for(lambda: (out / "points.jsonl").exists() and len(points(out)) >= 2, process)
+        (chooser,) = [
+            child
+            for child in psutil.Process(process.pid).children(recursive=True)
+            if "next_load" in " ".join(child.cmdline())
+        ]
+        assert chooser.nice() == 19
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
     assert not psutil.pid_exists(chooser.pid)
     assert status(out)[0] == "partial"
     before = points(out)

@@ -2,15 +2,16 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from ringtap.core.append_only_logs import read_json_lines
 from tests.testbed.sweeps import SMALL, run
+from tests.unit.agent_processes import ended, wait_for
 
 pytestmark = [pytest.mark.shares, pytest.mark.together("sweeps"), pytest.mark.usefixtures("unchanged_machine")]
 CAPTURED = SMALL.format(capacity="25gbit").replace("loads = [0, 0.7]", "loads = [0, 0.6]\ncapture = [0.6]")
@@ -65,16 +66,17 @@ def test_packets_are_recorded_after_the_window_and_agree_with_other_counts(tmp_p
 def test_a_recording_that_is_full_ends_early_and_keeps_its_packets(tmp_path: Path) -> None:
     item = {"folder": str(tmp_path), "part": "001", "interfaces": ["lo"], "most_bytes": "1000", "filter": "udp"}
     command = [sys.executable, "-m", "ringtap.agents.node.packet_recorder_process", json.dumps(item)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "recording packets\n"
-    send = (
-        "import socket\nfor _ in range(50): socket.socket(type=socket.SOCK_DGRAM).sendto(bytes(100), ('127.0.0.1', 9))"
-    )
-    subprocess.run([sys.executable, "-c", send], check=True)
-    time.sleep(2.5)  # the size is looked at once a second
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=20)
+    with ended(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "recording packets\n"
+        with socket.socket(type=socket.SOCK_DGRAM) as sender:
+            for _ in range(50):
+                sender.sendto(bytes(100), ("127.0.0.1", 9))
+        # the size is looked at once a second; the files move to their place at the end
+        told = tmp_path / ".packets-001" / "packets" / "001-lo.json"
+        wait_for(lambda: json.loads(told.read_text())["ended"])
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=20)
     assert process.returncode == 0
     assert "its files reached" in errors
     facts = json.loads((tmp_path / "packets" / "001-lo.json").read_text())

@@ -5,12 +5,14 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 import pytest
+
+from tests.testbed.test_counters import wire_bytes
+from tests.unit.traffic_processes import wait_until
 
 pytestmark = [pytest.mark.shares, pytest.mark.usefixtures("unchanged_machine")]
 RINGTAP = [sys.executable, "-m", "ringtap.cli", "traffic"]
@@ -51,7 +53,8 @@ def test_what_is_sent_and_captured_is_what_was_planned(tmp_path: Path) -> None:
             dump = ["tcpdump", "-i", "lo", "-s", "128", "-B", "16384", "-U", "--immediate-mode", "-w", captures[kind]]
             with running([*dump, "tcp", "port", to.rpartition(":")[2]], "listening on"):
                 ringtap("send", plan, "--log", logs[kind])
-                time.sleep(0.5)
+                planned = json.loads(Path(plan).read_text().splitlines()[0])["bytes"]
+                wait_until(lambda at=Path(captures[kind]), least=planned: wire_bytes(at, 1448)[1] >= least, 30)
     plan, out = str(tmp_path / "burst.plan"), tmp_path / "out"
     given = [plan, "--sent", logs["burst"], "--capture", captures["burst"], "--compare", captures["consistent"]]
     data = json.loads(ringtap("verify", *given, "--baseline", logs["consistent"], "-o", str(out), "--json"))

@@ -72,10 +72,17 @@ def wait_for(what: Callable[[], Any], seconds: float = 20.0) -> Any:
     return found
 
 
-def agent_of(run: Path) -> psutil.Process:
-    """The run's only agent, once it is there and records."""
-    log = run / "nodes" / "here" / "nic" / "nic.rec"
+def until_recorded(run: Path, jobs: int = 1) -> None:
+    """Wait until a run is recorded, and so many jobs are noted in it; a capture may have none."""
+    node = run / "nodes" / "here"
+    log = node / "nic" / "nic.rec"
     wait_for(lambda: log.exists() and log.stat().st_size and open_records(log).count > 1)
+    wait_for(lambda: (node / "node.json").exists() and len(node_item(run)["jobs"]) >= jobs)
+
+
+def agent_of(run: Path, jobs: int = 1) -> psutil.Process:
+    """The only agent of a run, which its command line names, once it is recorded as `until_recorded` says."""
+    until_recorded(run, jobs)
     (agent,) = agents_of(run)
     return agent
 

@@ -41,9 +41,14 @@ class Browser:
         os.close(read[0])
         os.close(write[1])
         self._session = ""
-        targets = self.call("Target.getTargets")["targetInfos"]
-        target = next(item["targetId"] for item in targets if item["type"] == "page")
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        try:
+            targets = self.call("Target.getTargets")["targetInfos"]
+            target = next(item["targetId"] for item in targets if item["type"] == "page")
+            self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        except BaseException:
+            self._process.kill()
+            self.__exit__()
+            raise
 
     def __enter__(self) -> Browser:
         return self
@@ -73,7 +78,9 @@ class Browser:
             assert select.select([self._from], [], [], max(0.0, deadline - time.monotonic()))[0], (
                 f"no answer to {method}"
             )
-            self._rest += os.read(self._from, 1 << 16)
+            more = os.read(self._from, 1 << 16)
+            assert more, f"the browser ended before it answered {method}"
+            self._rest += more
 
     def open(self, url: str) -> None:
         """Go to a URL."""

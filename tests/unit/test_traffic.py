@@ -22,6 +22,7 @@ import pytest
 import ringtap
 from ringtap.core.append_only_logs import open_records
 from ringtap.core.errors import MeasurementError, RingtapWarning, UsageError
+from tests.unit.agent_processes import ended
 from tests.unit.traffic_processes import closed_port, plan_for, serving, wait_until
 
 pytestmark = pytest.mark.shares
@@ -153,13 +154,15 @@ def test_every_byte_arrives_and_the_result_says_so(capfd: pytest.CaptureFixture[
     with ringtap.receiver() as receiver:
         host, port = receiver.address.split(":")
         assert host == "127.0.0.1"
+        began_s = time.monotonic()
         result = ringtap.send(plan, (host, int(port)), progress=lambda *progress: seen.append(progress))
+        took_s = time.monotonic() - began_s
     assert receiver.summary["flows"] == result.flows == result.finished == plan.flows
     assert receiver.summary["bytes"] == result.summary["acked_bytes"] == plan.size_bytes == BYTES
     assert (result.failed, result.unfinished, result.first_failure) == (0, 0, "")
     assert result.offered_bps == pytest.approx(20e6)
     assert repr(result).startswith(f"<Sent {plan.flows} flows in 500 ms: {plan.flows} finished, 0 unfinished")
-    assert all(0 <= passed_s <= 3 and all_s == 0.5 for passed_s, all_s in seen)
+    assert all(0 <= passed_s <= took_s and all_s == 0.5 for passed_s, all_s in seen)
     assert capfd.readouterr() == ("", "")
 
 
@@ -291,11 +294,11 @@ except KeyboardInterrupt:
     assert left() == before, (left(), before)
     print("interrupted")
 """
-    process = python(code, tmp_path, start_new_session=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "now\n"
-    os.killpg(process.pid, signal.SIGINT)
-    out, errors = process.communicate(timeout=20)
+    with ended(python(code, tmp_path, start_new_session=True)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "now\n"
+        os.killpg(process.pid, signal.SIGINT)
+        out, errors = process.communicate(timeout=20)
     assert (process.returncode, out.splitlines()[-1:], errors) == (0, ["interrupted"], "")
 
 
@@ -306,13 +309,13 @@ with ringtap.receiver() as r:
         print(json.dumps([child.pid for child in psutil.Process().children(recursive=True)]), flush=True)
     ringtap.send(LONG, to=r.address, progress=tell)
 """
-    process = python(code, tmp_path)
-    assert process.stdout is not None
-    pids = json.loads(process.stdout.readline())
-    assert len(pids) == 5, "two helpers, a worker of each, and the launcher"
-    assert len(list(tmp_path.iterdir())) == 1
-    process.kill()
-    process.communicate()
+    with ended(python(code, tmp_path)) as process:
+        assert process.stdout is not None
+        pids = json.loads(process.stdout.readline())
+        assert len(pids) == 5, "two helpers, a worker of each, and the launcher"
+        assert len(list(tmp_path.iterdir())) == 1
+        process.kill()
+        process.communicate()
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
     assert list(tmp_path.iterdir()) == []
 

@@ -135,11 +135,13 @@ def elastic() -> None:
         plain()
     model = ranks_of(net())
     optimizer, inputs = torch.optim.SGD(model.parameters(), lr=1e-3), torch.ones(8, 64)
+    note = b"|."  # of the first step
     with Path("steps-alone").open("ab", buffering=0) as file:
         while dist.get_world_size() == 1:
             model(inputs).square().mean().backward()
             optimizer.step()
-            file.write(b".")
+            file.write(note)
+            note = b"."
             time.sleep(20 * MS)
 
 
@@ -183,11 +185,14 @@ def accumulated() -> None:
     for number in range(24):
         if number == 2:
             parts.update(compute=0.0)
+            pauses_s.clear()
         for micro in range(4):
             with model.no_sync() if micro < 3 else contextlib.nullcontext():
                 outputs = [timed("compute", lambda: model(inputs)) for _ in range(2)]
                 loss = (outputs[0] - 2 * outputs[1]).square().mean()
+                begin = time.monotonic()
                 time.sleep(3 * MS)
+                pauses_s.append(time.monotonic() - begin)
                 timed("compute", loss.backward)
         optimizer.step()
         optimizer.zero_grad()

@@ -7,6 +7,7 @@ kernel's counts of its connections.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import hashlib
 import os
@@ -14,6 +15,7 @@ import signal
 import socket
 import struct
 import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -160,13 +162,18 @@ def is_killed(iterations: int) -> Any:
 
 def payload_sent() -> int:
     """Acknowledged bytes of all TCP connections of this process."""
-    time.sleep(0.5)  # until everything is acknowledged
-    total = 0
-    for path in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as one:
-            if one.type == socket.SOCK_STREAM and one.family in (socket.AF_INET, socket.AF_INET6):
-                information = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                total += struct.unpack_from("<Q", information, 120)[0]
+    total, left, pause_s = 0, 1, 0.5
+    while left:  # until everything is acknowledged: the other rank may be late
+        time.sleep(pause_s)
+        total, left, pause_s = 0, 0, 0.01
+        for path in [path for path in Path("/proc/self/fd").iterdir() if path.resolve().name.startswith("socket:")]:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as one:
+                if one.type == socket.SOCK_STREAM and one.family in (socket.AF_INET, socket.AF_INET6):
+                    waiting = bytearray(4)
+                    fcntl.ioctl(one, termios.TIOCOUTQ, waiting)
+                    left += struct.unpack("=i", waiting)[0]
+                    information = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                    total += struct.unpack_from("<Q", information, 120)[0]
     return total
 
 

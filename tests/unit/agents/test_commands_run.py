@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ringtap.core.append_only_logs import open_records
+from tests.unit.agent_processes import ended
 
 pytestmark = pytest.mark.shares
 
@@ -80,22 +81,26 @@ def test_signals_reach_the_job(tmp_path: Path, number: signal.Signals) -> None:
         "print('up', flush=True); time.sleep(60)"
     )
     arguments = [*RINGTAP, "run", "-o", str(tmp_path / "run"), "--", sys.executable, "-c", code]
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "up\n"
-    process.send_signal(number)
-    assert process.wait(20) == 42
-    process.stdout.close()
+    with ended(subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(number)
+        assert process.wait(20) == 42
 
 
 def test_counters_and_steps_are_recorded(tmp_path: Path) -> None:
     """A plain training loop, unedited; two interfaces at least could move, loopback is always there."""
     code = (
-        "import torch, time\n"
+        "import os, pathlib, torch, time\n"
+        "from ringtap.core.append_only_logs import open_records\n"
         "weight = torch.nn.Parameter(torch.zeros(3))\n"
         "optimizer = torch.optim.SGD([weight], lr=0.1)\n"
         "for _ in range(7):\n"
         "    weight.sum().backward(); optimizer.step(); time.sleep(0.02)\n"
+        "log = pathlib.Path(os.environ['RINGTAP_RUN'], 'nodes', 'here', 'nic', 'nic.rec')\n"
+        "for _ in range(600):\n"
+        "    if log.exists() and log.stat().st_size and open_records(log).count > 10: break\n"
+        "    time.sleep(0.05)\n"
     )
     done = wrapped(tmp_path, sys.executable, "-c", code)
     assert done.returncode == 0, done.stderr

@@ -29,7 +29,9 @@ IpExt: 4 5
 """
 BUSY = """
 import sys, time
-while time.process_time() < 0.5:
+sys.stdin.readline()
+begin_s = time.process_time()
+while time.process_time() < begin_s + 0.5:
     pass
 print("done", flush=True)
 sys.stdin.read()
@@ -42,25 +44,24 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def test_a_busy_process_shows_in_its_core_and_in_its_record(tmp_path: Path) -> None:
-    child = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", BUSY],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=os.environ | {"RANK": "5"},
-    )
-    assert child.stdin is not None
-    assert child.stdout is not None
-    collector = HostCollector(Context(tmp_path, 0.1, lambda: [os.getpid(), child.pid, 2**22 + 1]))
-    assert collector.every_s == 1.0
-    assert collector.slow
-    assert collector.check().state == "ok"
-    collector.start()
-    child.stdout.readline()
-    expected = psutil.Process(child.pid).memory_info().rss
-    collector.sample()
-    child.stdin.close()
-    child.stdout.close()
-    child.wait()
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        collector = HostCollector(Context(tmp_path, 0.1, lambda: [os.getpid(), child.pid, 2**22 + 1]))
+        assert collector.every_s == 1.0
+        assert collector.slow
+        assert collector.check().state == "ok"
+        collector.start()
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        child.stdout.readline()
+        expected = psutil.Process(child.pid).memory_info().rss
+        collector.sample()
     facts = collector.stop()
     assert facts["processes"] == 2
     people, _ = read_json_lines(tmp_path / "host" / "processes.jsonl")

@@ -14,13 +14,25 @@ import ringtap
 from ringtap.collectors.collector_interface import Context, SampledCollector
 from ringtap.collectors.registry import collector_class
 from ringtap.core.append_only_logs import open_records
+from tests.unit.agent_processes import wait_for
 
 pytestmark = [pytest.mark.shares, pytest.mark.together]
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "reference" / "plug-ins.md").read_text()
 HAS_PRESSURE = Path("/proc/pressure/cpu").exists()
-JOB = "import time, ringtap\nfor _ in range(20):\n    time.sleep(0.1)\n    ringtap.step()\n"
+# begins when $LOGS collectors record, 1 by default
+JOB = """
+import glob, os, time, ringtap
+end_s = time.monotonic() + 40
+while time.monotonic() < end_s and len(glob.glob(os.environ["RINGTAP_RUN"] + "/nodes/*/*/*.rec")) < int(
+    os.environ.get("LOGS", 1)
+):
+    time.sleep(0.02)
+for _ in range(20):
+    time.sleep(0.1)
+    ringtap.step()
+"""
 TRAFFIC = """
 from pathlib import Path
 
@@ -79,8 +91,8 @@ def package(tmp_path_factory) -> Path:
     return folder
 
 
-def run(folder: Path, *words: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = dict(os.environ) | {"PYTHONPATH": f"{path or ''}{os.pathsep}{ROOT}"}
+def run(folder: Path, *words: str, path: Path | None = None, logs: int = 1) -> subprocess.CompletedProcess[str]:
+    environment = dict(os.environ) | {"PYTHONPATH": f"{path or ''}{os.pathsep}{ROOT}", "LOGS": str(logs)}
     command = [sys.executable, "-m", "ringtap.cli", *words]
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120
@@ -100,7 +112,7 @@ def test_an_installed_collector_is_shown_recorded_tabulated_and_joined(package, 
     assert check["reason"].startswith("Pressure stall information")
     (tmp_path / "job.py").write_text(JOB)
     words = ["run", "--collect", "steps,nic,pressure", "--every", "25ms,pressure=20ms", "-o", "run", "--"]
-    done = run(tmp_path, *words, sys.executable, "job.py", path=site)
+    done = run(tmp_path, *words, sys.executable, "job.py", path=site, logs=2)
     assert done.returncode == 0, done.stderr
     job = ringtap.open_job(tmp_path / "run")
     state = job.collectors.set_index("collector").loc["pressure"]
@@ -196,6 +208,7 @@ def test_a_collector_that_blocks_delays_neither_the_job_nor_the_others(tmp_path)
     words = ["run", "--collect", "steps,nic,host,blocks:Own", "--every", "20ms", "-o", "run", "--"]
     done = run(tmp_path, *words, sys.executable, "-c", f"{JOB}\nopen('ended', 'w').close()")
     assert done.returncode == 0, done.stderr
+    wait_for(lambda: [*(tmp_path / "run").glob("nodes/*/DONE")])  # the command waits for it for 15 s at most
     job = ringtap.open_job(tmp_path / "run")
     states = job.collectors.set_index("collector")
     assert states.loc["own", "state"] == "failed"

@@ -23,6 +23,7 @@ from ringtap.collectors.netlink import HEADER_BYTES, aligned, attributes, messag
 from ringtap.collectors.sockets import APART, SocketOwners, SocketsCollector, SocketTable
 from ringtap.core.append_only_logs import RecordWriter, open_records, read_json_lines
 from ringtap.core.tcp_info import INFO_BYTES
+from tests.unit.agent_processes import wait_for
 
 pytestmark = pytest.mark.shares
 
@@ -221,14 +222,24 @@ def test_bytes_between_the_last_sample_and_the_end(
     with socket.create_server(("127.0.0.1", 0)) as server:
         client = socket.create_connection(server.getsockname())
         accepted, _ = server.accept()
-        port = client.getsockname()[1]
+        port, other = client.getsockname()[1], server.getsockname()[1]
+        ends = {struct.pack(">HH", port, other), struct.pack(">HH", other, port)}
+
+        def is_over() -> bool:
+            rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+            places = {f":{port:04X}", f":{other:04X}"}
+            return all(row[3] == "06" for row in rows if {row[1][-5:], row[2][-5:]} == places)  # TIME-WAIT
+
         collector.start()
         client.sendall(bytes(50_000))
         client.close()
         while accepted.recv(1 << 16):
             pass
         accepted.close()
-        time.sleep(0.1)
+        wait_for(is_over)
+        if collector._closing:  # whose thread may be late
+            told = collector._closing._messages
+            wait_for(lambda: ends <= {one[HEADER_BYTES + 4 : HEADER_BYTES + 8] for one in told.copy()})
         facts = collector.stop()
     file = open_records(tmp_path / "sockets" / "sockets.rec")
     names = [field.name for field in file.fields]
@@ -388,7 +399,10 @@ def test_owners_are_found_among_the_processes_that_can_be_read(tmp_path: Path) -
     assert owners.failure == ""
 
 
-def test_the_collector_works_without_a_connection_and_says_what_it_did(tmp_path: Path) -> None:
+def test_the_collector_works_without_a_connection_and_says_what_it_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ringtap.collectors.sockets._DUMP_EVERY_NS", 60_000 * MS)
     context = Context(tmp_path, 0.01)
     collector = SocketsCollector(replace(context))
     check = collector.check()

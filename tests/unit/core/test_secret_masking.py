@@ -89,10 +89,14 @@ def test_secrets_within_a_text(text: str, masked: str) -> None:
 
 def test_no_secret_of_a_jobs_command_line_is_in_its_run_directory(tmp_path: Path) -> None:
     run = tmp_path / "run"
+    owners = run / "nodes/here/sockets/owners.jsonl"
+    # until it is recorded whose the connection is
     (tmp_path / "t.py").write_text(
-        "import socket, time\na = socket.create_server(('127.0.0.1', 0))\n"
+        "import pathlib, socket, time\na = socket.create_server(('127.0.0.1', 0))\n"
         "b = socket.create_connection(a.getsockname())\nc, _ = a.accept()\n"
-        "for _ in range(30):\n    b.send(b'x' * 1000)\n    c.recv(1000)\n    time.sleep(0.05)\n"
+        f"owners = pathlib.Path({str(owners)!r})\n"
+        "for number in range(600):\n    b.send(b'x' * 1000)\n    c.recv(1000)\n    time.sleep(0.05)\n"
+        "    if number >= 30 and owners.exists() and '--api-key' in owners.read_text():\n        break\n"
     )
     shell = ["sh", "-c", 'WANDB_API_KEY=pineapple-2 "$@"', "sh", sys.executable, "t.py"]
     job = ["env", "HF_TOKEN=pineapple-1", *shell]
@@ -105,7 +109,7 @@ def test_no_secret_of_a_jobs_command_line_is_in_its_run_directory(tmp_path: Path
     assert json.loads((run / "run.json").read_text())["argv"][-2:] == ["--lr", "0.25"]
     (one,) = json.loads((run / "nodes/here/node.json").read_text())["jobs"]
     assert one["command"][-5:] == ["--token", "***", "--api-key=***", "--lr", "0.25"]
-    assert "--api-key=***" in (run / "nodes/here/sockets/owners.jsonl").read_text()
+    assert "--api-key=***" in owners.read_text()
 
 
 PLAN = """

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -22,6 +21,7 @@ from ringtap.core import thesis_neural_networks
 from ringtap.core.append_only_logs import RecordFile, open_records
 from ringtap.core.thesis_neural_networks import PROFILES, ModelProfile
 from tests.frameworks.ranks import QUICK, launch
+from tests.unit.agent_processes import ended
 
 pytestmark = [pytest.mark.shares, pytest.mark.together]
 
@@ -56,6 +56,7 @@ def start(run: Path, launcher: list[str], *arguments: str) -> subprocess.Popen[s
 
 def by_rank(run: Path, suffix: str = ".rec") -> dict[int, RecordFile]:
     paths = [path for path in run.glob("nodes/node/steps/rank*.rec") if "".join(path.suffixes) == suffix]
+    paths = [path for path in paths if path.stat().st_size]  # a new one has no header yet
     return {file.about["rank"]: file for file in map(open_records, paths)}
 
 
@@ -95,50 +96,66 @@ def test_scaled_sizes_keep_their_sums(sizes: list[int], scale: float) -> None:
         assert -0.5 <= given_so_far - total / scale <= place + 1
 
 
-@pytest.mark.alone(2)
-def test_a_layer_is_ready_when_its_share_of_the_pass_is_over() -> None:
+class Clock:
+    """A clock on which nothing takes time but sleeps, which end late.
+
+    Attributes:
+        now_s: its time.
+        late_s: how late a sleep ends.
+    """
+
+    def __init__(self) -> None:
+        self.now_s, self.late_s = 100.0, 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, time_s: float) -> None:
+        self.now_s += time_s + self.late_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the scale model."""
+    clock = Clock()
+    monkeypatch.setattr(scale_model, "time", clock)
+    return clock
+
+
+def test_a_layer_is_ready_when_its_share_of_the_pass_is_over(clock: Clock) -> None:
     model = scale_model.build_model(scale_model.equal_layers(103, 4), compute_s=0.24)
     ready_s: dict[int, float] = {}
     for place, layer in enumerate(model):
-        layer.weights[0].register_post_accumulate_grad_hook(
-            lambda _, place=place: ready_s.update({place: time.monotonic()})
-        )
-    start_s = time.monotonic()
+        layer.weights[0].register_post_accumulate_grad_hook(lambda _, place=place: ready_s.update({place: clock.now_s}))
+    start_s = clock.now_s
     loss = model(torch.ones(1, requires_grad=True)).sum()
-    turn_s = time.monotonic()
+    turn_s = clock.now_s
     loss.backward()
-    # A third of the time forward; then 40 ms a layer, the last one first. Sleeping is never early; how late it is
-    # depends on what else the machine does, and the bound below only says that the shares do not add up wrongly.
-    assert 0.08 <= turn_s - start_s < 0.30
-    assert sorted(ready_s, key=ready_s.__getitem__) == [3, 2, 1, 0]
-    for place, moment_s in ready_s.items():
-        due_s = (4 - place) * 0.04
-        assert due_s - 0.001 <= moment_s - turn_s < due_s + 0.25
+    # a third of the time forward; then 40 ms a layer, the last one first
+    assert turn_s - start_s == pytest.approx(0.08)
+    assert list(ready_s) == [3, 2, 1, 0]
+    assert [moment_s - turn_s for moment_s in ready_s.values()] == pytest.approx([0.04, 0.08, 0.12, 0.16])
     assert [layer.weights[0].grad.numel() for layer in model] == [26, 26, 26, 25]
     assert all(bool(layer.weights[0].grad.abs().sum() > 0) for layer in model)
 
 
-@pytest.mark.alone(2)
-def test_lateness_of_a_layer_does_not_add_up() -> None:
+def test_lateness_of_a_layer_does_not_add_up(clock: Clock) -> None:
     pace = scale_model.Pace(0.1, [1 / 50] * 50)
-    start_s = time.monotonic()
+    start_s, clock.late_s = clock.now_s, 0.002
     for position in range(50):
         pace.wait(position)
-    # 50 sleeps that were each 2 ms late would make 0.2 s; half of that leaves room for a busy machine.
-    assert 0.1 <= time.monotonic() - start_s < 0.2
+    # 50 sleeps that were each 2 ms late would make 0.2 s
+    assert 0.1 <= clock.now_s - start_s + 1e-9 < 0.103
 
 
-def test_a_layer_waits_for_its_gradient_and_not_for_the_code_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = [100.0]
-    clock = SimpleNamespace(monotonic=lambda: now_s[0], sleep=lambda time_s: now_s.append(now_s.pop() + time_s))
-    monkeypatch.setattr(scale_model, "time", clock)
+def test_a_layer_waits_for_its_gradient_and_not_for_the_code_around_it(clock: Clock) -> None:
     pace = scale_model.Pace(0.4, [0.25] * 4)
     ends_s = []
     for position, gradient_s in enumerate((99.0, 99.0, 100.5, 100.5)):
-        now_s[0] = max(now_s[0], gradient_s) + 0.03  # the code between two layers
+        clock.now_s = max(clock.now_s, gradient_s) + 0.03  # the code between two layers
         pace.hold(position, gradient_s)
         pace.wait(position)
-        ends_s.append(now_s[0])
+        ends_s.append(clock.now_s)
     assert ends_s == pytest.approx([100.13, 100.23, 100.6, 100.7])
 
 
@@ -149,21 +166,19 @@ def test_gradients_differ_between_ranks_and_repeat() -> None:
     assert not torch.equal(one, other)
 
 
-@pytest.mark.alone(2)
-def test_layers_take_their_shares_of_the_passes() -> None:
+def test_layers_take_their_shares_of_the_passes(clock: Clock) -> None:
     shapes = [scale_model.LayerShape((3, 2), 0.25, 0.5), scale_model.LayerShape((4,), 0.75, 0.5)]
     model = scale_model.build_model(shapes, compute_s=0.3)
     ready: list[tuple[int, float]] = []
     for layer in model:
         for weight in layer.weights:
-            weight.register_post_accumulate_grad_hook(lambda weight: ready.append((weight.numel(), time.monotonic())))
+            weight.register_post_accumulate_grad_hook(lambda weight: ready.append((weight.numel(), clock.now_s)))
     loss = model(torch.ones(1, requires_grad=True)).sum()
-    turn_s = time.monotonic()
+    turn_s = clock.now_s
     loss.backward()
     assert [size for size, _ in ready] == [4, 2, 3], "the last tensor first, within a layer too"
-    # 0.2 s backward, half of it for each layer; never early, and late only by what else the machine does
-    assert 0.099 <= ready[0][1] - turn_s < 0.35
-    assert 0.199 <= ready[1][1] - turn_s < 0.45
+    # 0.2 s backward, half of it for each layer
+    assert [moment_s - turn_s for _, moment_s in ready] == pytest.approx([0.1, 0.2, 0.2])
 
 
 @pytest.mark.parametrize(
@@ -262,7 +277,8 @@ def test_two_ranks_under_torchrun_are_recorded(tmp_path: Path) -> None:
     arguments = ["--parameters", "60000", "--layers", "6", "--compute-s", "0.06", "--bucket-bytes", "80000"]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     job = start(tmp_path, [*launcher, "--nproc-per-node", "2"], *arguments, "--iterations", "12")
-    output, _ = job.communicate(timeout=120)
+    with ended(job):
+        output, _ = job.communicate(timeout=120)
     assert job.returncode == 0, output
     files = by_rank(tmp_path)
     assert sorted(files) == [0, 1], "the launcher steps nothing and leaves no file"
@@ -274,13 +290,16 @@ def test_two_ranks_under_torchrun_are_recorded(tmp_path: Path) -> None:
         assert (file.about["world_size"], file.about["local_rank"]) == (2, rank)
         periods_s = [(right[5] - left[5]) / 1e9 for left, right in pairwise(records)]
         # Sleeps are never short; a shared machine may make them long, so the upper bound only catches compute counted
-        # twice or a sleep a bucket.
+        # twice or a sleep a bucket, which would make each iteration longer.
         assert min(periods_s) > 0.06 - 0.02
-        assert 0.06 <= median(periods_s) < 0.18
-        # What the job measured itself, its first iteration included, is what was recorded.
-        assert (records[-1][5] - records[0][5]) / 1e9 <= 12 * mean_s + 0.05
+        assert median(periods_s) >= 0.06
+        assert min(periods_s) < 0.12
+    # what the job measured itself on rank 0, its first iteration included, is what was recorded
+    records = files[0].tail()
+    assert (records[-1][5] - records[0][5]) / 1e9 <= 12 * mean_s + 0.05
     ends = [[record[3] for record in files[rank].tail()] for rank in (0, 1)]
-    assert all(abs(one - two) < 150_000_000 for one, two in zip(*ends, strict=True)), "ranks go in step"
+    for one, two in (ends, ends[::-1]):
+        assert all(end < following for end, following in zip(one, two[1:], strict=False)), "ranks go in step"
 
 
 def test_an_endless_job_is_read_while_it_runs_and_survives_a_killed_rank(tmp_path: Path) -> None:
@@ -307,9 +326,8 @@ def test_an_endless_job_is_read_while_it_runs_and_survives_a_killed_rank(tmp_pat
 def test_the_job_ends_at_once_when_told(tmp_path: Path) -> None:
     env = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "examples" / "scale_model.py"), "--compute-s", "0.01"]
-    job = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
-    assert job.stdout is not None
-    with job.stdout:
+    with ended(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)) as job:
+        assert job.stdout is not None
         assert job.stdout.readline().startswith(
             "scale model: 1 ranks, 1383574 parameters in 16 layers, 0.01 s of compute"
         )

@@ -56,6 +56,19 @@ class MineCollector:
         self._log.close()
         return {"most": self._most}
 '''
+# a job that ends when six samples of it have been taken
+SAMPLED = """
+import time
+from pathlib import Path
+from ringtap.core.append_only_logs import open_records
+
+def count():
+    return sum(open_records(path).count for path in Path("run").glob("nodes/*/mine/mine.rec") if path.stat().st_size)
+
+until_s = time.monotonic() + 60
+while count() < 6 and time.monotonic() < until_s:
+    time.sleep(0.02)
+"""
 KIND = '''
 """Flows of one size at fixed intervals."""
 
@@ -138,7 +151,8 @@ def copy(tmp_path: Path) -> Copy:
 def test_a_collector_is_a_file_and_a_line(copy: Copy) -> None:
     entry = '    "mine": ("ringtap.collectors.mine", "MineCollector"),'
     copy.add("collectors/mine.py", COLLECTOR, "collectors/registry.py", "_CLASSES = {", entry)
-    done = copy.ringtap("run", "--collect", "mine", "--every", "50ms", "-o", "run", "--", "sleep", "1")
+    job = [sys.executable, "-c", SAMPLED]
+    done = copy.ringtap("run", "--collect", "mine", "--every", "50ms", "-o", "run", "--", *job)
     assert done.returncode == 0, done.stderr
     (node,) = (copy.folder / "run" / "nodes").iterdir()
     said = json.loads((node / "node.json").read_text())["collectors"]["mine"]

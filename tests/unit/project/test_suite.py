@@ -6,12 +6,14 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from scripts.house import without_marker
 from tests.conftest import KEEPS_TIME, SHARES
+from tests.unit.agent_processes import ended
 
 pytestmark = pytest.mark.shares
 
@@ -37,11 +39,12 @@ def collect(seed: str, *parts: str) -> subprocess.Popen[str]:
 
 
 def test_names_of_tests_depend_on_neither_hashes_nor_the_time_and_each_is_in_one_part() -> None:
-    processes = [collect("1", "")]
-    # some formats hold whole seconds
-    time.sleep(1.1)
-    processes.append(collect("2", SHARES, KEEPS_TIME))
-    texts = [process.communicate(timeout=250)[0] for process in processes]
+    with ExitStack() as stack:
+        processes = [stack.enter_context(ended(collect("1", "")))]
+        # some formats hold whole seconds
+        time.sleep(1.1)
+        processes.append(stack.enter_context(ended(collect("2", SHARES, KEEPS_TIME))))
+        texts = [process.communicate(timeout=250)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     whole, *parts = (text.splitlines()[:-2] for text in "".join(texts).split("\f\n")[:-1])
     assert len(whole) > 1000

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,12 @@ from ringtap.slurm.job_state_file import read_report
 from ringtap.slurm.run_job_steps import _end
 from ringtap.slurm.srun_task_main import keep, matching
 from ringtap.slurm.submission_file_names import SubmitPaths
+from tests.unit.agent_processes import wait_for
 
 pytestmark = pytest.mark.shares
 
 NODE = os.uname().nodename
-# the tasks of a step are a process group; their ids are kept under the step's number
+# the tasks of a step are a process group; their ids are kept under the step's number, and they begin when these are
 SRUN = f"""\
 #!{sys.executable}
 import os, subprocess, sys, time
@@ -38,16 +38,20 @@ count = int(options.get("ntasks", os.environ["SLURM_NTASKS"]))
 steps = Path(__file__).parent / "steps"
 steps.mkdir(exist_ok=True)
 step = steps / str(len(list(steps.iterdir())))
-if "kill-on-bad-exit" in options:
-    time.sleep(float(os.environ.get("LATE_S", 0)))
+parent = os.getppid()
+while "kill-on-bad-exit" in options and os.path.exists(os.environ.get("HELD_BY", "")):  # the step of the job
+    time.sleep(0.02)
+    if os.getppid() != parent:
+        sys.exit(1)
+begin = ["sh", "-c", 'until [ -s "$0" ]; do sleep 0.01; done; exec "$@"', str(step)]
 shape = {{"SLURM_STEP_ID": step.name, "SLURM_STEP_NUM_TASKS": count, "SLURM_STEP_TASKS_PER_NODE": count}}
 tasks = []
 for rank in range(count):
     place = shape | {{"SLURM_PROCID": rank, "SLURM_LOCALID": rank, "SLURM_NODEID": 0}}
     environment = os.environ | {{name: str(value) for name, value in place.items()}}
     group = tasks[0].pid if tasks else 0
-    tasks.append(subprocess.Popen(sys.argv[cut:], env=environment, preexec_fn=lambda: os.setpgid(0, group)))
-    step.write_text(" ".join(str(task.pid) for task in tasks))
+    tasks.append(subprocess.Popen(begin + sys.argv[cut:], env=environment, preexec_fn=lambda: os.setpgid(0, group)))
+step.write_text(" ".join(str(task.pid) for task in tasks))
 codes = [task.wait() for task in tasks]
 sys.exit(max(code if code >= 0 else 128 - code for code in codes))
 """
@@ -108,10 +112,11 @@ class Batch:
         return self.process.returncode, out, err
 
     def until_written(self, path: Path, text: str = "") -> None:
-        deadline = time.monotonic() + 30
-        while not path.exists() or text not in path.read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for(lambda: path.exists() and text in path.read_text(), 60)
+
+    def until_told(self, count: int) -> None:
+        """Wait until it has noted so many SIGTERMs."""
+        wait_for(lambda: self.events().count("stopped TERM") == count, 60)
 
     def events(self, job: str = "20007") -> list[str]:
         return [line.partition(" ")[2] for line in self.paths.state(job).read_text().splitlines()]
@@ -162,11 +167,15 @@ def test_a_script_that_is_submitted_by_hand_makes_its_run(batch: Batch) -> None:
     assert "job 20007: ended: exit code 0" in told.stdout
 
 
+# iteration 140 takes longer than each before it, also on a busy machine
 STEPS = """\
 import time, ringtap
+longest_s, ended_s = 0.0, time.monotonic()
 for number in range(150):
-    time.sleep(0.5 if number == 140 else 0.005)
+    time.sleep(0.5 + longest_s if number == 140 else 0.005)
     ringtap.step()
+    now_s = time.monotonic()
+    longest_s, ended_s = max(longest_s, now_s - ended_s), now_s
 """
 
 
@@ -198,10 +207,13 @@ def test_a_job_that_begins_again_forgets_its_former_steps(batch: Batch) -> None:
     stale = [batch.paths.step("20007", step) for step in ("agents", "job")]
     assert [path.read_text() for path in stale] == ["0", "1"]
     # a step that begins late is not taken for its predecessor
-    batch.begin(command=("true",), LATE_S="1")
+    held_by = batch.folder / "held"
+    held_by.touch()
+    batch.begin(command=("true",), HELD_BY=str(held_by))
     batch.until_written(batch.paths.state("20007"), "ended 0")
     batch.until_written(batch.paths.step("20007", "agents"), "2")
     assert not stale[1].exists()
+    held_by.unlink()
     assert batch.end()[0] == 0
     assert read_report(batch.paths, "20007").exit_code == 0
     assert batch.events().count("ended 0") == 2
@@ -225,9 +237,24 @@ def test_each_start_of_a_requeued_job_is_recorded_in_full(batch: Batch) -> None:
     assert read_report(again, "20007").exit_code == 0
 
 
+# rank 0 fails when the supervisor of rank 1 has told its end: srun's stand-in still waits for the task of rank 0
+FAILS = """\
+import os, sys, time
+from pathlib import Path
+first = Path("first")
+if os.environ["RANK"] == "1":
+    first.write_text(str(os.getppid()))
+    sys.exit(3)
+while not (first.exists() and first.read_text()):
+    time.sleep(0.02)
+while ") Z " not in Path(f"/proc/{first.read_text()}/stat").read_text():
+    time.sleep(0.02)
+sys.exit(9)
+"""
+
+
 def test_the_exit_code_is_that_of_the_rank_that_failed_first(batch: Batch) -> None:
-    fails = "import os, sys, time; rank = int(os.environ['RANK']); time.sleep(1 - rank); sys.exit([9, 3][rank])"
-    assert batch.run(command=python(fails))[0] == 3
+    assert batch.run(command=python(FAILS))[0] == 3
     assert batch.events()[-1] == "ended 3"
     assert (batch.info["status"], batch.info["why"]) == ("failed", "the job ended with exit code 3")
 
@@ -272,11 +299,15 @@ while True:
 
 
 def test_a_stop_that_comes_before_the_job_reaches_it(batch: Batch) -> None:
-    batch.begin("--keep=*.pt", command=python(STUBBORN), LATE_S="1")
+    held_by = batch.folder / "held"
+    held_by.touch()
+    batch.begin("--keep=*.pt", command=python(STUBBORN), HELD_BY=str(held_by))
     batch.until_written(batch.paths.state("20007"), "recording")
     assert batch.process
     (batch.folder / "own disk" / "a.pt").write_text("a")
     batch.process.send_signal(signal.SIGUSR1)
+    batch.until_written(batch.paths.state("20007"), "stopped USR1")
+    held_by.unlink()
     code, _, err = batch.end()
     assert code in (137, 143), err  # it ignores SIGTERM, if that finds it already running
     assert batch.events()[1:] == ["recording 1 of 1 nodes", "stopped USR1", f"ended {code}"]
@@ -292,9 +323,9 @@ def test_signals_that_are_no_stop_of_the_job_lose_nothing(batch: Batch) -> None:
     )
     batch.until_written(batch.folder / "ready")
     assert batch.process
-    for _ in range(3):
+    for count in range(1, 4):  # the kernel joins signals that nobody has taken yet
         batch.process.send_signal(signal.SIGTERM)
-        time.sleep(0.1)
+        batch.until_told(count)
     (batch.folder / "go").touch()
     assert batch.end()[0] == 4
     assert batch.events()[2:] == [*["stopped TERM"] * 3, "ended 4"]

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from ringtap.core.errors import MeasurementError
 from ringtap.core.flow_plan_format import Flow
+from ringtap.trafficgen import calibrate_host_limits
 from ringtap.trafficgen.calibrate_host_limits import CLEARLY, Calibration, save, this_host
 from tests.unit.traffic_processes import MS, plan_of, serving, traffic
 
@@ -98,3 +100,9 @@ def test_what_is_no_calibration_of_this_host_is_passed_over(calibration: Calibra
     settings, words = sent_with(calibration, tmp_path)
     assert words == ""
     assert "spin_ns=50000" in settings
+
+
+def test_a_process_that_does_not_answer_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate_host_limits, "_PATIENCE_S", 0.0)
+    with pytest.raises(MeasurementError, match="calibration: the receiver did not answer within 0 s"):
+        calibrate_host_limits.calibrate()

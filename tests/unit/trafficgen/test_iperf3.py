@@ -66,6 +66,7 @@ def test_a_missing_iperf3_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> No
         find_iperf3()
 
 
+@pytest.mark.alone(2)
 def test_the_command_lines_work_on_loopback() -> None:
     try:
         program = find_iperf3()

@@ -45,6 +45,7 @@ def test_an_interface_is_kept_to(tmp_path: Path) -> None:
     assert summary["finished"] == summary["flows"]
 
 
+@pytest.mark.alone(2)
 @pytest.mark.parametrize("mode", ["kept", "new"])
 def test_a_paced_flow_has_the_rate_asked_for(mode: str, tmp_path: Path) -> None:
     """50 Mbit/s for 1 s, to 10 %, without the first ten segments, of 32 kB over loopback: they go before it paces."""

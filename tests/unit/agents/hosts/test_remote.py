@@ -77,7 +77,7 @@ def test_all_are_asked_to_end_and_who_does_not_listen_is_made_to(
     monkeypatch.setattr("ringtap.agents.hosts.remote._STOP_TIMEOUT_S", 2.0)
     log = tmp_path / "order"
     for name in ("old", "new"):
-        hosts.start("a", name, sh(f"trap 'echo {name}; exit' TERM; echo up; while :; do sleep 0.01; done"), log)
+        hosts.start("a", name, sh(f"trap 'echo {name}; exit' TERM; sleep 60 & echo up; wait"), log)
     deaf = hosts.start(
         "a", "deaf", sh("trap '' TERM; echo up; setsid sleep 60 & echo $!; wait; sleep 60"), tmp_path / "deaf"
     )
@@ -107,8 +107,9 @@ def test_what_a_command_leaves_behind_in_its_group_ends_with_it(hosts: LocalHost
 
 
 CONNECTS_LATE = """\
-import socket, sys, time
-time.sleep(1)
+import os, socket, sys, time
+while not os.path.exists(sys.argv[3]):
+    time.sleep(0.05)
 with socket.create_connection((sys.argv[1], int(sys.argv[2]))):
     time.sleep(60)
 """
@@ -118,9 +119,11 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2]))):
 def test_a_client_is_awaited_until_it_has_connected(hosts: LocalHosts, tmp_path: Path, address: str) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family) as server:
-        port = server.getsockname()[1]
-        client = hosts.start("a", "client", [sys.executable, "-c", CONNECTS_LATE, address, str(port)], tmp_path / "log")
+        port, late = server.getsockname()[1], tmp_path / "late"
+        words = [sys.executable, "-c", CONNECTS_LATE, address, str(port), str(late)]
+        client = hosts.start("a", "client", words, tmp_path / "log")
         assert not hosts.wait_for_connection("a", port, client, 0.2)
+        late.touch()
         assert hosts.wait_for_connection("a", port, client, 30)
         client.stop()
         assert not hosts.wait_for_connection("a", port, client, 30), "it gives up at once where the process has ended"
@@ -144,18 +147,32 @@ def test_children_of_a_host_worker_that_is_killed_are_asked_to_end(hosts: LocalH
         hosts.ask("b", ["true"])
 
 
+# gives up after half a second, once its command has begun
+IMPATIENT = """\
+from pathlib import Path
+from ringtap.agents.hosts import message_frames, worker
+class Patience:
+    def __lt__(self, silent_s):
+        log = Path({log!r})
+        return silent_s > 0.5 and log.exists() and log.read_text() != ""
+message_frames.ORPHAN_S = Patience()
+worker.main()
+"""
+
+
 def test_a_host_worker_without_a_controller_ends_what_it_started(tmp_path: Path) -> None:
     """The connection stands, and nobody speaks: the controller's machine is cut off, or its process is stopped."""
-    code = "from ringtap.agents.hosts import message_frames, worker; message_frames.ORPHAN_S = 0.5; worker.main()"
     start = {"op": "start", "id": 1, "argv": sh("echo $$; exec sleep 60"), "environment": {}}
     log = tmp_path / "log"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+    with subprocess.Popen(
+        [sys.executable, "-c", IMPATIENT.format(log=str(log))], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as worker:
         assert worker.stdin is not None
         worker.stdin.write(message_frames.pack(start | {"log": str(log), "report": ""}))
         worker.stdin.flush()
         pid = int(eventually(lambda: log.exists() and log.read_text()))
-        assert worker.wait(10) == 0
-    assert gone(pid)
+        assert worker.wait(30) == 0
+    eventually(lambda: gone(pid))
 
 
 def test_another_version_is_refused_in_a_sentence(hosts: LocalHosts, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.agent_processes import RINGTAP, agent_of, gone, node_item, run_item
+from tests.unit.agent_processes import RINGTAP, agent_of, ended, gone, node_item, run_item, wait_for
 from tests.unit.agents.job.test_foreground_command import Terminal
 
 pytestmark = pytest.mark.shares
 
-JOB = "import sys, time; print('words', sys.stdin.read() == '', flush=True); time.sleep({seconds}); exit(3)"
-# the same until a file is there
+# runs until a file is there
 UNTIL = (
     'import os, sys, time; print("words", sys.stdin.read() == "", flush=True); '
     '[time.sleep(0.05) for _ in range(1200) if not os.path.exists("{end}")]; exit(3)'
@@ -26,14 +25,21 @@ def live(verb: str, run: Path, *rest: str) -> list[str]:
 
 
 def test_without_a_terminal_a_line_a_second(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    command = live("run", run, "--", sys.executable, "-c", JOB.format(seconds=3))
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 3
-    assert sum(line.startswith("time=") for line in done.stdout.splitlines()) >= 2, done.stderr
-    assert "words" not in done.stdout
+    run, end, shown = (tmp_path / name for name in ("run", "end", "shown"))
+    command = live("run", run, "--", sys.executable, "-c", UNTIL.format(end=end))
+    with (
+        shown.open("w") as file,
+        ended(
+            subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.PIPE, text=True)
+        ) as process,
+    ):
+        wait_for(lambda: sum(line.startswith("time=") for line in shown.read_text().splitlines()) >= 2, 60)
+        end.touch()
+        errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 3
+    assert "words" not in shown.read_text()
     assert (run / "nodes" / "here" / "log" / "job.out").read_text() == "words True\n"
-    assert done.stderr.splitlines()[-1].startswith("Wrote ")
+    assert errors.splitlines()[-1].startswith("Wrote ")
     assert run_item(run)["status"] == "failed"
 
 
@@ -84,7 +90,7 @@ def test_leaving_the_view_of_a_capture(tmp_path: Path, terminal: Terminal) -> No
     run = tmp_path / "run"
     terminal.type(shlex.join(live("capture", run)) + "; echo code=$?\n")
     terminal.wait_for("\x1b[?1049h")
-    agent = agent_of(run)
+    agent = agent_of(run, jobs=0)
     terminal.wait_for("here")
     terminal.type("q")
     terminal.wait_for("the recording goes on")

@@ -218,7 +218,8 @@ def test_every_other_command_with_closed_descriptors_ends_as_with_open_ones(tmp_
             assert code in (0, 1, 2), texts
         assert usual
         said = ["" if number in closed else usual[2][number - 1] for number in (1, 2)]
-        if arguments[0] in ("doctor", "live"):  # what they say is of the moment
+        # what these say is of the moment: other tests build testbeds
+        if arguments[0] in ("doctor", "live") or arguments[:2] == ["lab", "status"]:
             said = texts
         assert (arguments, closed, code, made, texts) == (arguments, closed, usual[0], usual[1], said)
 

@@ -33,7 +33,6 @@ from tests.unit.agent_processes import (
     ended,
     gone,
     node_item,
-    processes_of,
     python,
     rows_of,
     run_item,
@@ -44,7 +43,8 @@ from tests.unit.agents.hook.test_sitecustomize import fake_torch
 
 pytestmark = pytest.mark.shares
 
-JOB = "import time; print('up', flush=True); time.sleep(1.5); print('result 42')"
+# ends on a line of its standard input
+JOB = "import sys; print('up', flush=True); sys.stdin.readline(); print('result 42')"
 
 
 def shell(command: list[str], **keywords: Any) -> "subprocess.CompletedProcess[str]":
@@ -53,12 +53,12 @@ def shell(command: list[str], **keywords: Any) -> "subprocess.CompletedProcess[s
 
 def test_a_killed_agent_is_noted_at_once_and_at_the_end(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with ended(wrapped(run, *python(JOB))) as process:
+    with ended(wrapped(run, *python(JOB), stdin=subprocess.PIPE)) as process:
         agent = agent_of(run)
         agent.kill()
         wait_for(lambda: node_item(run)["status"] == "partial")
         assert process.poll() is None
-        output, errors = process.communicate(timeout=30)
+        output, errors = process.communicate("\n", timeout=30)
     assert (output, process.returncode) == ("up\nresult 42\n", 0)
     assert "the agent was killed or crashed" in errors
     assert "Wrote" in errors
@@ -106,11 +106,36 @@ def test_an_agent_that_is_killed_after_it_has_written_everything_has_answered(tm
     assert node_item(run.path)["status"] == ("complete" if is_done else "partial")
 
 
+def test_a_job_whose_supervisor_connected_as_the_agent_ended_is_on_record(tmp_path: Path) -> None:
+    """The agent never read of it: it had looked for the last time."""
+    run = RunDirectory.create(tmp_path / "run", "job", [], 0)
+    node = run.node("here")
+    job = {"pid": 6, "command": ["train"], "rank": 0, "began_ns": 1, "exit_code": 0, "ended_ns": 2}
+    (node / "node.json").write_text(json.dumps({"status": "complete", "why": "", "jobs": [job]}))
+    (node / "DONE").touch()
+    link = AgentClient(run, "here", RunSettings((), (), 0.1))
+    link._greeting = {"pid": 7, "command": ["train"], "rank": 1, "began_ns": 1}
+    link._rendezvous = agent_control_socket.AgentSocket(run.path, "here")
+    ours, agents = socket.socketpair()
+    with ours:
+        link._connection = Connection(ours)
+        agents.close()
+        assert link.finish({"exit_code": 3}, 1.0, lambda: False) == {}
+    assert "has been recorded already by an agent that has ended" in link.why
+    item = node_item(run.path)
+    assert (item["status"], item["why"]) == (
+        "partial",
+        "a job began after the recording had ended: at most its steps are here",
+    )
+    assert [(one["pid"], one["exit_code"]) for one in item["jobs"]] == [(6, 0), (7, 3)]
+
+
 def test_a_job_that_fails_beside_a_killed_agent(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with ended(wrapped(run, *python("import time; time.sleep(1.5); exit(9)"))) as process:
+    with ended(wrapped(run, *python(JOB + "; exit(9)"), stdin=subprocess.PIPE)) as process:
         agent_of(run).kill()
-        assert process.wait(30) == 9
+        process.communicate("\n", timeout=30)
+    assert process.returncode == 9
     assert run_item(run)["status"] == "failed"
     assert run_item(run)["why"].startswith("the job ended with exit code 9; the agent was killed")
 
@@ -118,17 +143,18 @@ def test_a_job_that_fails_beside_a_killed_agent(tmp_path: Path) -> None:
 def test_a_first_sigterm_does_not_end_the_recording_a_second_does(tmp_path: Path) -> None:
     """A batch system's time limit sends one to every process of the job, and leaves the job a while."""
     run = tmp_path / "run"
-    with ended(wrapped(run, *python("import time; time.sleep(3)"))) as process:
+    with ended(wrapped(run, *python(JOB), stdin=subprocess.PIPE)) as process:
         agent = agent_of(run)
         agent.terminate()
-        log = run / "nodes" / "here" / "nic" / "nic.rec"
+        log, words = (run / "nodes" / "here" / name for name in ("nic/nic.rec", "log/agent.log"))
         size = log.stat().st_size
         time.sleep(1.2)
-        wait_for(lambda: log.stat().st_size > size)
+        wait_for(lambda: log.stat().st_size > size and "until the job ends" in words.read_text())
         assert agent.is_running()
         agent.terminate()
         wait_for(lambda: not agents_of(run))
-        assert process.wait(30) == 0
+        process.communicate("\n", timeout=30)
+    assert process.returncode == 0
     assert node_item(run)["why"] == "the agent was ended by SIGTERM"
     assert run_item(run)["status"] == "partial"
 
@@ -150,8 +176,8 @@ def test_last_words_are_read_though_an_answer_cannot_be_sent() -> None:
 def test_a_time_limit(tmp_path: Path, number: signal.Signals) -> None:
     """As a shell's: the signal goes to the wrapper. After SIGKILL the job itself is not reached, as of any parent."""
     run, is_term = tmp_path / "run", number == signal.SIGTERM
-    command = [*RINGTAP, "run", "-o", str(run), "--node", "here", *PLAIN, "--", "sleep", "30" if is_term else "2.5"]
-    with ended(subprocess.Popen(command)) as process:
+    command = [*RINGTAP, "run", "-o", str(run), "--node", "here", *PLAIN, "--", "cat"]
+    with ended(subprocess.Popen(command, stdin=subprocess.PIPE)) as process:  # the pipe's end ends a job that is left
         agent_of(run)
         process.send_signal(number)
         assert process.wait(30) == -number
@@ -269,11 +295,11 @@ def test_a_run_without_room_for_its_first_file_leaves_no_folder(tmp_path: Path) 
 
 def test_a_run_folder_removed_under_the_job(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with ended(wrapped(run, *python(JOB))) as process:
+    with ended(wrapped(run, *python(JOB), stdin=subprocess.PIPE)) as process:
         agent_of(run)
         while run.exists():  # what is written meanwhile comes and goes
             shutil.rmtree(run, ignore_errors=True)
-        output, errors = process.communicate(timeout=30)
+        output, errors = process.communicate("\n", timeout=30)
     assert (output, process.returncode) == ("up\nresult 42\n", 0)
     assert "Traceback" not in errors
     gone(run)
@@ -285,10 +311,11 @@ def test_a_run_folder_removed_under_the_job(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["nodes", "nodes/here"])
 def test_a_part_of_the_run_folder_removed_under_the_job(name: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with ended(wrapped(run, *python(JOB))) as process:
+    with ended(wrapped(run, *python(JOB), stdin=subprocess.PIPE)) as process:
         agent_of(run)
         shutil.move(run / name, tmp_path / "elsewhere")
-        assert process.wait(30) == 0
+        process.communicate("\n", timeout=30)
+    assert process.returncode == 0
     gone(run)
     why = f"{run / name} was deleted or moved while it was written, and what was in it is not here"
     assert run_item(run)["why"] == node_item(run)["why"] == why
@@ -296,10 +323,11 @@ def test_a_part_of_the_run_folder_removed_under_the_job(name: str, tmp_path: Pat
 
 def test_a_run_folder_moved_under_the_job(tmp_path: Path) -> None:
     run, moved = tmp_path / "run", tmp_path / "moved"
-    with ended(wrapped(run, *python(JOB))) as process:
+    with ended(wrapped(run, *python(JOB), stdin=subprocess.PIPE)) as process:
         agent_of(run)
         run.rename(moved)
-        assert process.wait(30) == 0
+        process.communicate("\n", timeout=30)
+    assert process.returncode == 0
     gone(run)
     assert run_item(run)["status"] == "partial"
     assert "was deleted or moved while it was written" in run_item(run)["why"]
@@ -308,23 +336,40 @@ def test_a_run_folder_moved_under_the_job(tmp_path: Path) -> None:
 
 def test_logs_deleted_under_the_job_make_the_run_partial(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with ended(wrapped(run, *python(JOB))) as process:
+    with ended(wrapped(run, *python(JOB), stdin=subprocess.PIPE)) as process:
         agent_of(run)
         (run / "nodes" / "here" / "nic" / "nic.rec").unlink()
-        assert process.wait(30) == 0
+        process.communicate("\n", timeout=30)
+    assert process.returncode == 0
     gone(run)
     for item in (run_item(run), node_item(run)):
         assert (item["status"], item["why"]) == ("partial", "nic/nic.rec deleted while being written")
 
 
-STEPS_FOR_2_S = """
-import time
+# steps for 2 s, and on until this process's recorder and a collector have stopped
+STEPS_UNTIL_FULL = """
+import os, pathlib, time
 import torch
 optimizer = torch.optim.Optimizer()
-end_s = time.monotonic() + 2
-while time.monotonic() < end_s:
+node = pathlib.Path(os.environ["RINGTAP_RUN"], "nodes", "here")
+log = node / "log" / "agent.log"
+
+def have_stopped():
+    return log.exists() and "stopped early" in log.read_text() and any((node / "steps").glob("hook-*.log"))
+
+begin_s = time.monotonic()
+while time.monotonic() < begin_s + 2 or (time.monotonic() < begin_s + 40 and not have_stopped()):
     optimizer.step()
     time.sleep(0.001)
+print("result 42")
+"""
+# ends when a collector has stopped
+UNTIL_STOPPED = """
+import pathlib, sys, time
+print("up", flush=True)
+log, end_s = pathlib.Path(sys.argv[1]), time.monotonic() + 40
+while time.monotonic() < end_s and not (log.exists() and "stopped early" in log.read_text()):
+    time.sleep(0.05)
 print("result 42")
 """
 UNTIL_SEEN = (
@@ -345,7 +390,8 @@ def not_collected(run: Path) -> str:
         ([sys.executable, "-I", "-c", "pass"], "was started with -I, which keeps it from loading", FLAGS),
         ([sys.executable, "-uE", "-c", "pass"], "was started with -E, which keeps it from loading", FLAGS),
         ([sys.executable, "-W", "error", "-S", "-c", "pass"], "was started with -S, which keeps it from", FLAGS),
-        (["env", "-i", sys.executable, "-c", "pass"], "by env -i, which empties its environment", VARIABLES),
+        # without an interpreter: the agent may see one before it ends, and then names its environment
+        (["env", "-i", "sh", "-c", ":"], "by env -i, which empties its environment", VARIABLES),
         # not on the job's own command line: seen while it runs
         (
             ["sh", "-c", '"$0" -Ic "import time; time.sleep(60)"' + UNTIL_SEEN, sys.executable],
@@ -405,7 +451,7 @@ with open(os.path.join(os.environ["RINGTAP_RUN"], "filler"), "wb", buffering=0) 
             file.write(bytes(4096))
     except OSError:
         pass
-for _ in range(100):
+for _ in range(1000):  # more than what the agent may set free as it replaces a file
     optimizer.step()
 print("result 42")
 """
@@ -487,12 +533,17 @@ def ordinary_user() -> tuple[list[str], dict[str, str]]:
 
 USER, USERS = ordinary_user()
 IS_NOBODY = "--reuid=65534" in USER
+# ends when the facts about the node are on record
+UNTIL_KNOWN = (
+    'for _ in $(seq 300); do grep -qs \'"kernel"\' "$RINGTAP_RUN/nodes/here/node.json" && break; sleep 0.1; done; '
+    "echo result 42; id -u"
+)
 
 
 def test_as_an_ordinary_user() -> None:
     with open_folder("user") as folder:
         run = folder / "run"
-        command = [*USER, "run", "-o", str(run), "--node", "here", "--", "sh", "-c", "sleep 1; echo result 42; id -u"]
+        command = [*USER, "run", "-o", str(run), "--node", "here", "--", "sh", "-c", UNTIL_KNOWN]
         done = shell(command, cwd=folder, env=USERS)
         uid = 65534 if IS_NOBODY else os.geteuid()
         assert (done.stdout, done.returncode) == (f"result 42\n{uid}\n", 0), done.stderr
@@ -548,11 +599,12 @@ def test_a_clock_that_is_set_back_an_hour(tmp_path: Path) -> None:
     (tmp_path / "shim.c").write_text(SHIM)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "shim.c", "-ldl"], check=True, timeout=60)
     environment = dict(os.environ) | {"LD_PRELOAD": str(library), "SHIM_STEP": str(step), "PYTHONPATH": str(ROOT)}
-    with ended(wrapped(run, *python(JOB.replace("1.5", "4")), env=environment)) as process:
+    with ended(wrapped(run, *python(JOB), env=environment, stdin=subprocess.PIPE)) as process:
         agent_of(run)
         time.sleep(1)
         step.touch()
-        output, _ = process.communicate(timeout=30)
+        time.sleep(2.6)
+        output, _ = process.communicate("\n", timeout=30)
     assert (output, process.returncode) == ("up\nresult 42\n", 0)
     item = node_item(run)
     (noted,) = item["clock_steps"]
@@ -571,7 +623,7 @@ def test_a_clock_that_is_set_back_an_hour(tmp_path: Path) -> None:
 def test_what_stops_recorders_is_said_once_with_their_names(tmp_path: Path) -> None:
     """The records of a rank and of several collectors reach the largest size of a file."""
     run = tmp_path / "run"
-    command = [*RINGTAP, "run", "-o", str(run), "--node", "here", "--every", "5ms", "--", *python(STEPS_FOR_2_S)]
+    command = [*RINGTAP, "run", "-o", str(run), "--node", "here", "--every", "5ms", "--", *python(STEPS_UNTIL_FULL)]
     environment = dict(os.environ) | {"PYTHONPATH": f"{fake_torch(tmp_path)}:{ROOT}"}
     done = shell(["sh", "-c", 'trap "" XFSZ; ulimit -f 16; exec "$@"', "sh", *command], env=environment)
     assert (done.stdout, done.returncode) == ("result 42\n", 0), done.stderr
@@ -587,7 +639,8 @@ def test_files_that_reach_their_largest_size(tmp_path: Path) -> None:
     """Files end at 16 kB (RLIMIT_FSIZE): what is written until then stays, what is missing is said."""
     run = tmp_path / "run"
     options = ("--collect", "nic", "--every", "1ms")
-    command = [*RINGTAP, "run", "-o", str(run), "--node", "here", *options, "--", *python(JOB)]
+    words = [*python(UNTIL_STOPPED), str(run / "nodes" / "here" / "log" / "agent.log")]
+    command = [*RINGTAP, "run", "-o", str(run), "--node", "here", *options, "--", *words]
     script = 'trap "" XFSZ; ulimit -f 32; exec "$@"'
     done = shell(["sh", "-c", script, "sh", *command])
     assert (done.stdout, done.returncode) == ("up\nresult 42\n", 0)
@@ -601,4 +654,4 @@ def test_files_that_reach_their_largest_size(tmp_path: Path) -> None:
     assert open_records(run / "nodes" / "here" / "nic" / "nic.rec").count > 10
     assert run_item(run)["not_collected"] == [{"what": "nic", "why": reason}]
     assert json.loads((run / "run.json").read_text())["settings"]["every_s"] == 0.001
-    assert not processes_of(run)
+    gone(run)

@@ -23,16 +23,27 @@ pytestmark = pytest.mark.shares
 HOOK, RUN = "/opt/hook", "/runs/one"
 
 # A file is mapped whose name is that of torch's library: importing the real one takes longer. The agent looks at what
-# is mapped once a second, in processes that have used 0.5 s of a processor
+# is mapped once a second, in processes that have used 0.5 s of a processor. Where it does, it names in its log another
+# process, which was started after that time, and which is then noted as one that has loaded the recorder
 TRAIN = """
-import mmap, sys, time
+import mmap, os, subprocess, time
 import torch
 with open(torch.__path__[0] + "/libtorch.so") as file:
     library = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 optimizer = torch.optim.Optimizer()
 while time.process_time() < 0.6:
     optimizer.step()
-time.sleep(2.4)
+if "ringtap_hook" not in sys.modules:
+    other = subprocess.Popen([sys.executable, "-I", "-c", "input()"], stdin=subprocess.PIPE)
+    end_s = time.monotonic() + 40
+    while time.monotonic() < end_s:
+        if os.path.exists(log) and f"process {other.pid} (" in open(log).read():
+            break
+        time.sleep(0.02)
+    if os.path.exists(loaded):
+        with open(loaded, "a") as file:
+            file.write(f"{other.pid}\\n")
+    other.communicate(b"\\n")
 optimizer.step()
 """
 
@@ -41,7 +52,10 @@ def training(folder: Path) -> dict[str, str]:
     """Make a train.py and a torch for it; returns an environment for ``ringtap run``."""
     fake_torch(folder)
     (folder / "torch" / "libtorch.so").write_text("library")
-    (folder / "train.py").write_text(f"import sys; sys.path.insert(0, {str(folder)!r})" + TRAIN)
+    node = folder / "run" / "nodes" / "here"
+    log, loaded = (str(node / name) for name in (run_directory_schema.AGENT_LOG, run_directory_schema.HOOK_LOADED))
+    begin = f"import sys; sys.path.insert(0, {str(folder)!r})\nlog, loaded = {log!r}, {loaded!r}"
+    (folder / "train.py").write_text(begin + TRAIN)
     names = ("PATH", "HOME", "LANG", "TESTED_BY")
     return {name: os.environ[name] for name in names if name in os.environ} | {"PYTHONPATH": str(ROOT)}
 
@@ -105,8 +119,9 @@ def test_a_process_without_the_recorder_is_named_beside_one_with_it(tmp_path: Pa
 
 def test_what_used_no_processor_is_not_blamed_for_missing_steps(tmp_path: Path) -> None:
     """A helper with -I is not the reason if another process, which could have stepped, worked longer."""
-    script = "$python -Ic 'import time; time.sleep(2)' & $python -c 'import time\nwhile time.process_time() < 2: pass'"
-    errors = run_script(tmp_path, script + "\nwait", training(tmp_path))
+    helper = "{ $python -Ic 'import time; time.sleep(2)'; touch slept; } &"
+    worker = 'import os, time\nwhile time.process_time() < 2 or not os.path.exists("slept"): pass'
+    errors = run_script(tmp_path, f"{helper} $python -c '{worker}'\nwait", training(tmp_path))
     assert "no steps" not in errors
     assert "no process of the job stepped an optimizer" in why_no_steps(tmp_path)
 

@@ -260,8 +260,8 @@ def test_a_sender_that_does_not_connect_is_named(tmp_path: Path) -> None:
 def test_who_of_the_cross_traffic_has_ended_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: dict[str, str], words: str
 ) -> None:
-    if "sleep" in ends["receiver"]:
-        monkeypatch.setattr("ringtap.agents.sweep.cross_traffic._RECEIVER_S", 0.01)
+    wait_s = 0.01 if "sleep" in ends["receiver"] else 20.0
+    monkeypatch.setattr("ringtap.agents.sweep.cross_traffic._RECEIVER_S", wait_s)
     plan, hosts = plan_of(tmp_path), Recording()
     cross = CrossTraffic(plan, "consistent", hosts, cluster_roles(plan, plain()), tmp_path / "run")
     hosts.started = ["sh", "-c", ends["receiver"]]

@@ -51,10 +51,12 @@ def test_the_page_grows_whole_and_the_latest_points_win(tmp_path: Path, reporter
     with GrowingReport(run, said.append) as report:
         (first,) = reporters()
         assert os.sched_getscheduler(first.pid) == os.SCHED_IDLE
+        first.suspend()
         for count in range(1, 4):  # while the page without points is written
             (run / "points.jsonl").write_text("".join(lines[:count]))
             report.poll(True)
         assert reporters() == [first]
+        first.resume()
 
         def has_all() -> bool:
             report.poll(False)

@@ -1,6 +1,7 @@
 """``ringtap flows`` as people and programs use it."""
 
 import csv
+import fcntl
 import gzip
 import json
 import os
@@ -9,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from ringtap.analysis.pcap import byte_sources
 from ringtap.analysis.pcap.scan_captures import read_captures
 from ringtap.cli import main
 from ringtap.core.errors import UsageError
+from tests.unit.agent_processes import ended, wait_for
 from tests.unit.capture_makers import (
     A4,
     B4,
@@ -390,12 +393,13 @@ def test_the_default_path_loads_no_heavy_library():
 
 def test_an_interrupt_leaves_nothing(tmp_path):
     """While it waits for a pipe that says nothing more."""
-    running = run("-", "-o", tmp_path / "table.csv", cwd=tmp_path)
-    running.stdin.write(classic(frames(usual())))
-    running.stdin.flush()
-    time.sleep(1.5)
-    running.send_signal(signal.SIGINT)
-    out, err = running.communicate(timeout=30)
+    with ended(run("-", "-o", tmp_path / "table.csv", cwd=tmp_path)) as running:
+        running.stdin.write(classic(frames(usual())))
+        running.stdin.flush()
+        wait_for(lambda: not any(fcntl.ioctl(running.stdin, termios.FIONREAD, bytes(4))), 200)  # bytes in the pipe
+        time.sleep(0.5)
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=30)
     assert running.returncode == 130
     assert (out, err) == (b"", b"ringtap: interrupted\n")
     assert list(tmp_path.iterdir()) == []

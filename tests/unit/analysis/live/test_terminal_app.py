@@ -63,6 +63,10 @@ class Stage:
 
     async def press(self, pilot: Pilot[None], *keys: str) -> None:
         await pilot.press(*keys)
+        # On a busy machine, Pilot takes a process that waits for a processor for an idle one, and pauses too briefly.
+        # In each round here, every widget handles what it has got: a page, its layout, its rows, their picture.
+        for _ in range(3):
+            await pilot.pause(0)
         await pilot.pause()
 
     async def until(self, pilot: Pilot[None], happened: Callable[[], object]) -> None:

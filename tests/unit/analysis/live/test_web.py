@@ -437,12 +437,16 @@ def requests_to_a_stranger(port: int) -> str:
 @pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium")
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
     """It starts, updates, comes back after the server has restarted, and never sends or shows its token."""
-    with RunWriter(tmp_path / "run", "S0", "S1") as run, Browser(tmp_path / "profile") as browser:
+    with (
+        RunWriter(tmp_path / "run", "S0", "S1") as run,
+        Browser(tmp_path / "profile") as browser,
+        contextlib.ExitStack() as stack,
+    ):
         with listen("--web", ":0") as listener:
             port = listener.getsockname()[1]
         second_of_training(run, 1)
         run.mark(0.9, HOSTILE)
-        process = start(run.path, port)
+        process = stack.enter_context(ended(start(run.path, port)))
         token = web.token_file(port).read_text()
         browser.call("Runtime.enable")
         browser.call("Log.enable")

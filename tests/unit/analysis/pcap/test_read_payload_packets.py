@@ -18,6 +18,7 @@ import pytest
 from ringtap.analysis.pcap import read_payload_packets
 from ringtap.analysis.pcap.read_payload_packets import read_segments
 from ringtap.core.errors import MeasurementError, UsageError
+from tests.unit.agent_processes import wait_for
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]
 
@@ -255,10 +256,18 @@ def tcpdump(path: Path, port: int, *options: str) -> Iterator[None]:
             line = process.stderr.readline()
         assert line, "tcpdump did not start"
         yield
-        time.sleep(0.3)
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=10)
+
+
+def captured_bytes(path: Path) -> int:
+    """Payload in a capture that is still being written."""
+    size_bytes = 0
+    with contextlib.suppress(MeasurementError, UsageError):
+        for _, _, size in read_segments(path):
+            size_bytes += size
+    return size_bytes
 
 
 @pytest.mark.needs_root("capture packets of lo")
@@ -284,6 +293,7 @@ def test_bytes_sent_over_loopback_are_the_payload_captured(tmp_path: Path, host:
                 assert len(receiver.recv(300_000, socket.MSG_WAITALL)) == 300_000
                 receiver.sendall(b"got it")
                 assert client.recv(100) == b"got it"
+            wait_for(lambda: captured_bytes(path) >= 300_006, 60)
     read = list(read_segments(path))
     payload = {sender_port: 0, port: 0}
     for _, ends, size in read:

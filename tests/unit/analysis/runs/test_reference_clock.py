@@ -17,7 +17,7 @@ from ringtap.analysis.runs.run import read_run
 from ringtap.core.run_directory import read_json, write_json
 from tests.unit.agent_processes import ROOT, ended, python, wrapped
 
-pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
+pytestmark = [pytest.mark.shares, pytest.mark.together]
 
 SHIM = """
 #define _GNU_SOURCE

@@ -28,6 +28,7 @@ from tests.unit.traffic_processes import (
     send,
     serving,
     wait_for_log,
+    wait_until,
 )
 from tests.unit.web_plans import PlanSpec, web_plan
 
@@ -92,9 +93,11 @@ def test_duration_stops_the_launches(tmp_path: Path) -> None:
 
 @pytest.mark.alone(2)
 def test_a_named_launch_time_is_kept(tmp_path: Path) -> None:
+    began_ns = time.monotonic_ns()
     with serving() as serve:
         plan = plan_for(tmp_path, serve.address, seconds=0.1)
-        at_ns = time.time_ns() + 1_500 * MS
+        # the sender is up by then, also where all takes longer, as the receiver did
+        at_ns = time.time_ns() + max(1_500 * MS, 3 * (time.monotonic_ns() - began_ns))
         send(plan, "--log", tmp_path / "s.rec", "--start-at", at_ns)
         _, complaint = send(plan, "--start-at", at_ns, expect=2)
     assert abs(open_records(tmp_path / "s.rec").about["origin_ns"] - at_ns) < MS
@@ -105,7 +108,7 @@ def test_a_named_launch_time_is_kept(tmp_path: Path) -> None:
 def test_a_signal_ends_it_with_a_whole_log_and_a_summary(number: signal.Signals, tmp_path: Path) -> None:
     with serving() as serve, running(plan_for(tmp_path, serve.address, seconds=20), tmp_path / "s.rec") as process:
         wait_for_log(tmp_path / "s.rec")
-        time.sleep(0.3)
+        wait_until(lambda: open_records(tmp_path / "s.rec").count > 10, 30)
         process.send_signal(number)
         out, err = process.communicate(timeout=10)
     assert process.returncode == 0, err
@@ -136,21 +139,24 @@ def test_a_receiver_that_stops_midway_logs_the_unfinished_flow(tmp_path: Path) -
     huge = tmp_path / "huge.plan"
     size = 2**40
     with serving("--log", tmp_path / "r.rec") as serve:
-        header = {"format": "ringtap-flow-plan", "version": 1, "duration_ns": 10**9, "flows": 1, "bytes": size}
-        huge.write_text(json.dumps(header | {"destinations": [serve.address]}) + f"\n0\t{serve.address}\t{size}\n")
+        header = {"format": "ringtap-flow-plan", "version": 1, "duration_ns": 10**9, "flows": 2, "bytes": size + 10}
+        flows = f"\n0\t{serve.address}\t{size}\n0\t{serve.address}\t10\n"
+        huge.write_text(json.dumps(header | {"destinations": [serve.address]}) + flows)
         with running(huge, tmp_path / "s.rec") as process:
             wait_for_log(tmp_path / "s.rec")
-            time.sleep(0.1)
+            # that the second one has arrived is there: the first began before it
+            wait_until(lambda: open_records(tmp_path / "s.rec").count > 0, 30)
             summary = serve.end()
             _, err = process.communicate(timeout=20)
     assert process.returncode == 1
-    assert "1 of 1 flow failed" in err
+    assert "1 of 2 flows failed" in err
     assert "Traceback" not in err
-    (row,) = rows(tmp_path / "r.rec")
+    row, short = sorted(rows(tmp_path / "r.rec"), key=lambda row: row["flow"])
+    assert (short["state"], short["received_bytes"]) == (0, 10)
     assert summary["unfinished"] == row["state"] == 1
-    assert row["received_bytes"] == summary["bytes"] > 0
-    (sent,) = rows(tmp_path / "s.rec")
-    assert sent["state"] == 2
+    assert row["received_bytes"] == summary["bytes"] - 10 > 0
+    sent, short = sorted(rows(tmp_path / "s.rec"), key=lambda row: row["flow"])
+    assert (short["state"], sent["state"]) == (0, 2)
     assert 0 < sent["acked_bytes"] <= sent["sent_bytes"] < size
 
 
@@ -199,7 +205,7 @@ def test_a_bad_destination_fails_its_flows_and_no_others(behave: Any, tmp_path: 
     with serving() as serve, peer(None if isinstance(behave, str) else behave) as address:
         bad = closed_port() if behave == "refuse" else address
         plan = plan_for(tmp_path, serve.address, bad)
-        arguments = ("--log", tmp_path / "s.rec", "--patience", "700ms")
+        arguments = ("--log", tmp_path / "s.rec", "--patience", "2s")
         summary, complaint = send(plan, *arguments, expect=1)
         received = serve.end()
     good = [row for row in rows(tmp_path / "s.rec") if row["destination"] == 0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -61,12 +61,12 @@ def test_connections_beyond_the_limit_are_told_so() -> None:
 @pytest.mark.parametrize("silent", [50, 700])
 def test_silent_strangers_never_keep_a_sender_out(silent: int, said: bytes) -> None:
     """As many as there are places for senders, and more than there are for strangers; those are told apart by age."""
-    with serving("--max-connections", 2, "--workers", 1, "--threads", 1) as serve:
+    with serving("--max-connections", 2, "--workers", 1, "--threads", 1) as serve, ExitStack() as stack:
         strangers = []
         for _ in range(silent):
-            strangers.append(connect(serve))
+            strangers.append(stack.enter_context(connect(serve)))
             strangers[-1].sendall(said)
-        kept = [welcome(serve) for _ in range(2)]
+        kept = [stack.enter_context(welcome(serve)) for _ in range(2)]
         assert all(flow_is_taken(connection) for connection in kept)
         with connect(serve) as third:
             third.sendall(HELLO)
@@ -75,13 +75,12 @@ def test_silent_strangers_never_keep_a_sender_out(silent: int, said: bytes) -> N
         dropped, began = max(0, silent - 512), time.monotonic()
         others = []
         while dropped and not is_closed(strangers[dropped - 1]):
-            others.append(connect(serve))
+            others.append(stack.enter_context(connect(serve)))
             time.sleep(0.2)
             assert time.monotonic() - began < 9, "they were to go before their patience ends"
         assert all(is_closed(stranger) for stranger in strangers[:dropped])
         assert not any(is_closed(stranger) for stranger in strangers[dropped + len(others) + 1 :])
-        for connection in (*strangers, *kept, *others):
-            connection.close()
+        stack.close()
         assert serve.end()["refused"] == 1
 
 
@@ -96,14 +95,22 @@ def is_closed(connection: socket.socket) -> bool:
 @pytest.mark.alone(2)
 def test_a_sender_that_opens_thousands_before_its_first_word_is_no_stranger() -> None:
     """A busy sender connects faster than it writes: all of them are younger than a second, and all are welcome."""
-    with serving("--workers", 1, "--threads", 1) as serve:
-        senders = [connect(serve) for _ in range(700)]
+    with serving("--workers", 1, "--threads", 1) as serve, ExitStack() as stack:
+        (loop,) = children(serve.process)
+        with welcome(serve):
+            files = loop.num_fds() - 1  # all are open by now, and this one's
+        loop.suspend()  # it meets all of them at once, however long this process takes to connect
+        try:
+            senders = [stack.enter_context(connect(serve)) for _ in range(700)]
+        finally:
+            loop.resume()
+        wait_until(lambda: loop.num_fds() == files + 700, 30)
         for sender in senders:
             sender.sendall(HELLO)
         for sender in senders:
             assert sender.recv(NOTICE.size, socket.MSG_WAITALL) == WELCOME
             sender.close()
-        assert serve.end()["connections"] == 700
+        assert serve.end()["connections"] == 1 + 700
 
 
 def flow_is_taken(connection: socket.socket) -> bool:
@@ -114,13 +121,15 @@ def flow_is_taken(connection: socket.socket) -> bool:
 @pytest.mark.alone(2)
 def test_a_hello_that_waits_to_be_read_is_not_taken_for_silence() -> None:
     """Of 600 that knock at once, while the receiver is stopped, all are welcome: there are 512 places for strangers."""
-    with serving("--workers", 1, "--threads", 1) as serve:
+    with serving("--workers", 1, "--threads", 1) as serve, ExitStack() as stack:
         (loop,) = children(serve.process)
         loop.suspend()
-        senders = [connect(serve) for _ in range(600)]
-        for sender in senders:
-            sender.sendall(HELLO)
-        loop.resume()
+        try:
+            senders = [stack.enter_context(connect(serve)) for _ in range(600)]
+            for sender in senders:
+                sender.sendall(HELLO)
+        finally:
+            loop.resume()
         for sender in senders:
             assert sender.recv(NOTICE.size, socket.MSG_WAITALL) == WELCOME
             sender.close()
@@ -233,6 +242,9 @@ def test_memory_and_files_do_not_grow_with_malformed_connections() -> None:
                 if number % 3 == 0:
                     linger = (1).to_bytes(4, "little") + bytes(4)
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            if number % 100 == 99:
+                with welcome(serve):  # it has taken all before this one: they do not gather in the kernel
+                    pass
 
     with serving() as serve:
         (worker,) = children(serve.process)
@@ -242,8 +254,6 @@ def test_memory_and_files_do_not_grow_with_malformed_connections() -> None:
         before = _settled_rss(worker, files)
         knock(3000)
         after = _settled_rss(worker, files)
-        with welcome(serve):
-            pass
         counts = serve.end()
     assert after - before < 2_000_000
     assert counts["malformed"] > 1500

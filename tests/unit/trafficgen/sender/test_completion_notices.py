@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from ringtap.core.flow_plan_format import Flow
 from ringtap.trafficgen.sender.completion_notices import Announcer, Listener
-from tests.unit.traffic_processes import MS, plan_of, rows, running, serving, traffic
+from tests.unit.traffic_processes import MS, plan_of, rows, running, serving, traffic, wait_until
 
 pytestmark = pytest.mark.shares
 
@@ -33,12 +32,14 @@ def test_a_ring_over_three_senders_goes_round(tmp_path: Path) -> None:
             for host in HOSTS
         ]
         flows = ring(addresses, 20)
-        plan = plan_of(tmp_path / "ring.plan", flows, 3000 * MS)
-        start_ns = time.time_ns() + 2500 * MS
+        plan = plan_of(tmp_path / "ring.plan", flows, 60_000 * MS)
         senders = []
-        for host in HOSTS:
-            arguments = ("--as", host, "--arrivals", tmp_path / f"{host}.socket", "--start-at", start_ns)
-            senders.append(stack.enter_context(running(plan, tmp_path / f"{host}.rec", *arguments, "--duration", "2s")))
+        for host in (*HOSTS[1:], HOSTS[0]):  # the first one sends at once: the others listen by then
+            path = tmp_path / f"{host}.socket"
+            arguments = ("--as", host, "--arrivals", path)
+            senders.append(stack.enter_context(running(plan, tmp_path / f"{host}.rec", *arguments)))
+            if host != HOSTS[0]:
+                wait_until(path.exists, 30)
         for sender in senders:
             _, complaint = sender.communicate(timeout=20)
             assert sender.returncode == 0, complaint

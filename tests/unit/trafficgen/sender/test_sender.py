@@ -138,6 +138,7 @@ def test_the_sender_waits_for_a_receiver_that_closes_late(tmp_path: Path) -> Non
         flows = [Flow(number * MS, "", serve.address, 1000) for number in range(20)]
         before = _waiting(serve.port)
         send(plan_of(tmp_path / "p.plan", flows, 20 * MS), "--connections", "new")
+        wait_until(lambda: sum(one.local[1] == serve.port for one in _waiting(serve.port) - before) >= 20)
         waiting = _waiting(serve.port) - before
     assert sum(one.local[1] == serve.port for one in waiting) == 20
     assert sum(one.remote[1] == serve.port for one in waiting) <= 1
@@ -165,6 +166,11 @@ def test_a_source_of_the_sixth_family_and_one_of_the_wrong_family(tmp_path: Path
     assert "nknown error" not in complaint
 
 
+def _senders(port: int, before: set[Connection]) -> set[str]:
+    """The other ends of a receiver's connections that have ended since then, whichever side closed them first."""
+    return {host for one in _waiting(port) - before for host, other in one[:2] if other != port}
+
+
 @pytest.mark.parametrize("mode", ["kept", "new"])
 def test_each_source_of_a_plan_is_sent_from_its_own_host(mode: str, tmp_path: Path) -> None:
     with serving("--log", tmp_path / "r.rec") as serve:
@@ -178,8 +184,8 @@ def test_each_source_of_a_plan_is_sent_from_its_own_host(mode: str, tmp_path: Pa
             assert summary["finished"] == summary["flows"] == 20
             about = open_records(log).about
             assert {about["sources"][row["source"]] for row in rows(log)} == {source}
-            ends = {end for one in _waiting(serve.port) - before for end in one[:2]}  # whichever side closed first
-            used.append({host for host, port in ends if port != serve.port})
+            wait_until(lambda source=source: source in _senders(serve.port, before))
+            used.append(_senders(serve.port, before))
         serve.end()
     assert used == [{"127.0.0.2"}, {"127.0.0.2", "127.0.0.3"}]
     received = by_flow(tmp_path / "r.rec")
@@ -191,9 +197,10 @@ def test_each_source_of_a_plan_is_sent_from_its_own_host(mode: str, tmp_path: Pa
 def test_the_source_option_is_for_flows_without_one(tmp_path: Path) -> None:
     with serving() as serve:
         flows = [Flow(0, "", serve.address, 10), Flow(0, "127.0.0.5", serve.address, 10)]
+        before = _waiting(serve.port)
         send(plan_of(tmp_path / "p.plan", flows, MS), "--source", "127.0.0.4")
-        met = {end for one in connections(serve.port) if one.state == TIME_WAIT for end in one[:2]}
-    assert {host for host, port in met if port != serve.port} == {"127.0.0.4", "127.0.0.5"}
+        wait_until(lambda: len(_senders(serve.port, before)) > 1)
+        assert _senders(serve.port, before) == {"127.0.0.4", "127.0.0.5"}
 
 
 def test_a_source_that_is_not_here_and_one_that_is_not_in_the_plan(tmp_path: Path) -> None:
@@ -214,7 +221,8 @@ def test_a_ring_waits_for_what_it_passes_on(mode: str, tmp_path: Path) -> None:
     ):
         plan = tmp_path / "ring.plan"
         nodes = ("--node", one.address, "--node", other.address)
-        shape = ("--bytes", "400kB", "--iterations", 4, "--compute", "30ms", "--duration", "3s")
+        # it ends with its last flow, however late that is
+        shape = ("--bytes", "400kB", "--iterations", 4, "--compute", "30ms", "--duration", "60s")
         traffic("plan", "--kind", "ring", *nodes, *shape, "-o", plan)
         summary, _ = send(plan, "--log", tmp_path / "s.rec", "--connections", mode)
     flows = list(PlanFile(plan).flows())
@@ -236,7 +244,7 @@ def test_what_waits_for_a_failed_flow_never_starts(tmp_path: Path) -> None:
         flows = [Flow(0, "", bad, 10), Flow(0, "", good, 10, ((0, 0),))]
         flows += [Flow(0, "", good, 10), Flow(0, "", good, 10, ((1, 0),))]
         plan = plan_of(tmp_path / "p.plan", flows, 100 * MS)
-        summary, complaint = send(plan, "--log", tmp_path / "s.rec", "--patience", "500ms", expect=1)
+        summary, complaint = send(plan, "--log", tmp_path / "s.rec", expect=1)
         assert serve.end()["flows"] == 1
     assert [(row["flow"], row["state"]) for row in by_flow(tmp_path / "s.rec")] == [(0, 2), (2, 0)]
     assert summary["flows"] == 2
@@ -301,16 +309,17 @@ def test_the_launcher_keeps_to_its_processor(tmp_path: Path) -> None:
 
 @pytest.mark.alone(2)
 def test_two_senders_with_one_launch_time_have_one_origin(tmp_path: Path) -> None:
+    began_ns = time.monotonic_ns()
     with serving("--log", tmp_path / "r.rec") as serve:
         plan = plan_for(tmp_path, serve.address, seconds=0.2)
-        # Both are up within 1 s; twice as much is for a busy host
-        at_ns = time.time_ns() + 2500 * MS
+        # Both are up within 1 s; twice as much is for a busy host, and more for one where the receiver took longer, too
+        at_ns = time.time_ns() + max(2500 * MS, 4 * (time.monotonic_ns() - began_ns))
         logs = [tmp_path / "1.rec", tmp_path / "2.rec"]
         with (
             running(plan, logs[0], "--start-at", at_ns) as first,
             running(plan, logs[1], "--start-at", at_ns) as second,
         ):
-            wait_until(lambda: first.poll() is not None and second.poll() is not None)
+            wait_until(lambda: first.poll() is not None and second.poll() is not None, 120)
             assert first.returncode == second.returncode == 0
         serve.end()
     origins_ns = [open_records(log).about["origin_ns"] for log in logs]

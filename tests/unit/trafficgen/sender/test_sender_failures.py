@@ -16,7 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
+from ringtap.core.append_only_logs import open_records
 from ringtap.core.flow_plan_format import Flow
+from ringtap.core.run_directory_schema import FLOW_STATES
+from tests.unit.agent_processes import ended
 from tests.unit.traffic_processes import (
     FULL_DISK,
     MS,
@@ -36,6 +39,22 @@ pytestmark = pytest.mark.shares
 # A parent's death is noticed by a closing pipe, at once; the rest of the 2 s is for a busy host
 SOON_S = 2.0
 
+# ``ringtap traffic`` whose launcher reads the second half of a plan once a file is there
+IN_HALVES = """
+import os, sys, time
+from ringtap.cli import main
+from ringtap.trafficgen.sender.flow_launcher import FlowQueue
+edited, advance = sys.argv[1], FlowQueue._advance
+def late(self):
+    for _ in range(3000):
+        if self._line is None or self._line[0] != 500 or os.path.exists(edited):
+            break
+        time.sleep(0.01)
+    advance(self)
+FlowQueue._advance = late
+sys.exit(main(["traffic", *sys.argv[2:]]))
+"""
+
 
 def busy_plan(folder: Path, address: str) -> Path:
     """20 s of an endless flow and a short one each 2 ms."""
@@ -43,8 +62,23 @@ def busy_plan(folder: Path, address: str) -> Path:
     return plan_of(folder / "busy.plan", flows, 20_000 * MS)
 
 
+def wait_for_flows(log: Path, state: str = "finished") -> None:
+    """Wait until flows that ended like this are in the log, which is still being written."""
+
+    def are_there() -> bool:
+        if not (log.exists() and log.stat().st_size):
+            return False
+        records = open_records(log)
+        return FLOW_STATES[state] in records.values("state", records.packed())
+
+    wait_until(are_there, 30)
+
+
 def gone(processes: list[psutil.Process]) -> bool:
-    return all(map(has_ended, psutil.wait_procs(processes, SOON_S)[1]))
+    end_s = time.monotonic() + SOON_S
+    while not all(map(has_ended, processes)) and time.monotonic() < end_s:
+        time.sleep(0.01)
+    return all(map(has_ended, processes))
 
 
 def has_ended(process: psutil.Process) -> bool:
@@ -61,8 +95,7 @@ def test_a_process_of_the_sender_killed_ends_it_with_a_sentence(mode: str, which
     with serving() as serve:
         plan, log = busy_plan(tmp_path, serve.address), tmp_path / "s.rec"
         with running(plan, log, "--workers", 2, "--connections", mode) as process:
-            wait_for_log(log)
-            time.sleep(0.3)
+            wait_for_flows(log)
             crew = children(process)
             assert len(crew) == 3
             crew[which].kill()
@@ -94,10 +127,11 @@ def test_a_killed_sender_leaves_no_process(stage: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("crew", [("--workers", 2), ("--threads", 2)])
 def test_a_killed_receiver_leaves_no_process(crew: tuple[object, ...], tmp_path: Path) -> None:
     with serving(*crew) as serve, running(busy_plan(tmp_path, serve.address), tmp_path / "s.rec") as process:
-        wait_for_log(tmp_path / "s.rec")
+        wait_for_flows(tmp_path / "s.rec")
         workers = children(serve.process)
         serve.process.kill()
         assert gone(workers)
+        wait_for_flows(tmp_path / "s.rec", "failed")
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=10)
     assert process.returncode == 1
@@ -166,10 +200,13 @@ def test_a_plan_edited_after_its_check_is_a_sentence(
         flows = [Flow(number * MS // 2, "", serve.address, 10) for number in range(1000)]
         about = {"destinations": [serve.address, another.address]}
         plan = plan_of(tmp_path / "p.plan", flows, 600 * MS, **about)
-        with running(plan, tmp_path / "s.rec") as process:
-            wait_for_log(tmp_path / "s.rec")
+        command = [sys.executable, "-c", IN_HALVES, str(tmp_path / "edited"), "send", str(plan)]
+        command += ["--json", "--log", str(tmp_path / "s.rec")]
+        with ended(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)) as process:
+            wait_until((tmp_path / "s.rec").exists, 30)
             with plan.open("a", encoding="latin-1") as file:
                 file.write(edit(serve.address, another.address))
+            (tmp_path / "edited").touch()
             _, err = process.communicate(timeout=20)
     assert "Traceback" not in err, err
     assert process.returncode == 1
@@ -238,18 +275,16 @@ def _may_open(files: int) -> bool:
 
 def test_a_receiver_with_few_files_takes_what_it_can(tmp_path: Path) -> None:
     """It turns away connections beyond its files, in words; the flows go over those that it has."""
-    with serving() as serve:
-        pass
     process: Any = subprocess.Popen(
-        [sys.executable, "-m", "ringtap.cli", "traffic", "serve", "--bind", serve.address, "--json"],
+        [sys.executable, "-m", "ringtap.cli", "traffic", "serve", "--bind", "127.0.0.1:0", "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         preexec_fn=without_rights(100),  # noqa: PLW1509
     )
     try:
-        next(words for words in process.stderr if words.startswith("listening"))
-        flows = [Flow(number * MS, "", serve.address, 2000) for number in range(100)]
+        address = next(words for words in process.stderr if words.startswith("listening")).split()[-1]
+        flows = [Flow(number * MS, "", address, 2000) for number in range(100)]
         summary, _ = send(plan_of(tmp_path / "p.plan", flows, 100 * MS))
         process.terminate()
         received = json.loads(process.communicate(timeout=10)[0])

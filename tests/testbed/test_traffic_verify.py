@@ -41,6 +41,7 @@ def ringtap(*arguments: str, code: int = 0) -> str:
 
 
 @pytest.mark.needs_root("capture packets of lo")
+@pytest.mark.alone(2)
 def test_what_is_sent_and_captured_is_what_was_planned(tmp_path: Path) -> None:
     serve = [*RINGTAP, "serve", "--bind", "127.0.0.1:0"]
     logs, captures = {}, {}

@@ -1,5 +1,6 @@
 """The loop that measures windows of one or several jobs: common windows, jobs that stop, and what is measured again."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from ringtap.agents.hosts import LocalHosts
-from ringtap.agents.sweep import measurement_windows, step_watcher
+from ringtap.agents.sweep import step_watcher
 from ringtap.agents.sweep.disturbances import Watch
 from ringtap.agents.sweep.measurement_windows import Condition, JobWindows, MeasuredJob, WindowSpan, remarks
 from ringtap.agents.sweep.step_watcher import StepWatcher
@@ -25,41 +26,16 @@ WINDOW = Window(settle_s=0.1, min_s=0.2, min_iterations=2, max_s=0.5, retries=2,
 NETWORK = replace(STAGE, links={})
 
 
-class SleptTime:
-    """A time that passes only while the measurement sleeps, so that a busy machine changes nothing."""
-
-    def __init__(self) -> None:
-        self._now_s = 1000.0
-
-    def monotonic(self) -> float:
-        return self._now_s
-
-    def now_ns(self) -> int:
-        return round(self._now_s * S)
-
-    def sleep(self, seconds: float) -> None:
-        self._now_s += seconds
-
-
-TIME = SleptTime()
-
-
-@pytest.fixture(autouse=True)
-def slept_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measurement_windows, "time", TIME)
-    monkeypatch.setattr(measurement_windows, "SteadyClock", lambda: TIME)
-
-
 class Made(StepWatcher):
     """Steps of a job without logs: its iterations end at these seconds from now on."""
 
     def __init__(self, run: RunDirectory, ends_s: Sequence[float]) -> None:
         super().__init__(run, {"a": 1})
-        now_ns = TIME.now_ns()
+        now_ns = time.time_ns()
         self._ends_ns = [now_ns + round(end_s * S) for end_s in ends_s]
 
     def iteration_ends_ns(self) -> list[int]:
-        return [end_ns for end_ns in self._ends_ns if end_ns <= TIME.now_ns()]
+        return [end_ns for end_ns in self._ends_ns if end_ns <= time.time_ns()]
 
 
 def every(period_s: float, until_s: float = 60.0) -> list[float]:

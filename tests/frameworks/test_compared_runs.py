@@ -44,7 +44,4 @@ def test_twice_the_parameters_are_twice_the_bytes(tmp_path: Path) -> None:
     for run in found.runs:
         assert run.matrix.shape == (2, 2)
         assert all(name in run.measures for name in ("exposed_s", "overlap_s", "duty_cycle"))
-    # the least, as sleeps end later where a machine is busy
-    compute_s = found.runs[0].measures["compute_s"].samples
-    assert compute_s.min() == pytest.approx(COMPUTE_S, rel=0.5)
-    assert rows["compute_s"].values[0] == pytest.approx(compute_s.mean())
+    assert rows["compute_s"].values[0] == pytest.approx(COMPUTE_S, rel=0.5)

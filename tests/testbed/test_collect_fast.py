@@ -8,7 +8,6 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -114,12 +113,9 @@ def test_a_transfer_is_followed_at_the_rate_asked_for(network: Network, address:
     """Between two dumps, a connection that moves is asked for by name: it must not show in dumps alone."""
     seen = network.of_port(network.said["ports"][address])
     moving = [row for row in seen if 1 < row["bytes_acked"] < BYTES[address]]
-    times_ns = [row["mono_ns"] for row in moving]
-    # samples are 10 ms apart, on a busy machine more: each has the interfaces, too
-    sampled_ns = [row["mono_ns"] for row in network.nics if times_ns[0] <= row["mono_ns"] <= times_ns[-1]]
-    gap_ns, sample_ns = (median(after - before for before, after in pairwise(each)) for each in (times_ns, sampled_ns))
-    assert len(moving) > len(sampled_ns) / 5
-    assert gap_ns < 4 * sample_ns
+    gaps_ms = sorted((after["mono_ns"] - before["mono_ns"]) / 1e6 for before, after in pairwise(moving))
+    assert len(moving) > 30
+    assert gaps_ms[len(gaps_ms) // 2] < 50
     acked = [row["bytes_acked"] for row in seen]
     assert acked == sorted(acked)
     assert network.said["facts"]["sockets"]["samples"] > 2 * network.said["facts"]["sockets"]["dumps"]

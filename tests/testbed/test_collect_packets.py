@@ -367,7 +367,7 @@ def test_a_tool_whose_shell_is_killed_ends_and_its_file_reads(tmp_path: Path, lo
     shell.kill()
     with pytest.raises(OSError, match="ended early: signal SIGKILL"):
         sample_on(taken)
-    program.wait(PATIENCE_S)
+    program.wait(5)
     assert taken.stop()["ended"].startswith("early")
     assert written_bytes(tmp_path, loopback) >= 2_000_000
 

@@ -12,15 +12,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import ringtap
-from ringtap.core.append_only_logs import read_json_lines
-from ringtap.core.counter_log_reader import CounterLog
-from ringtap.core.link_counter_sources import log_of
 
 pytestmark = pytest.mark.alone(1)
 
@@ -66,8 +63,6 @@ def growing(counter: Path, per_s: float) -> Iterator[None]:
     width, begin_s, file = len(str(value)), time.monotonic(), os.open(counter, os.O_WRONLY)
 
     def write() -> None:
-        with suppress(PermissionError):  # before all others, as the counters of hardware do not wait on a busy machine
-            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
         while not ended.wait(0.002):
             text = f"{value + round((time.monotonic() - begin_s) * per_s):0{width}d}\n"
             os.pwrite(file, text.encode(), 0)
@@ -106,12 +101,7 @@ def test_a_sweep_over_rdma_is_counted_at_the_port(tmp_path: Path) -> None:
     # the writer may be late by a few periods of its own at either end of the window
     assert point.total_bps == pytest.approx(RECEIVED_BPS, rel=0.02)
     assert point.training_bps == pytest.approx(point.total_bps, rel=0.001)  # less what other tests send over loopback
-    (window,) = read_json_lines(out / "points.jsonl")[0]
-    edges_ns = window["window_start_ns"], window["window_end_ns"]
-    log = CounterLog(out / point.directory / "nodes/here" / log_of(counter))
-    gaps_ns = [max(times_ns) - min(times_ns) for at in edges_ns for times_ns in [log.samples("mono_ns", at, at)[0]]]
-    # two samples' time, of 0.1 s each where none is late, in 4 s
-    assert 0 < point.counting_error_bps <= 1.1 * RECEIVED_BPS * sum(gaps_ns) / (edges_ns[1] - edges_ns[0])
+    assert 0 < point.counting_error_bps <= 0.06 * RECEIVED_BPS  # two samples' time, of 0.1 s each, in 4 s
     printed = next((out / point.directory).glob("nodes/*/log/job.out")).read_text()
     assert "'NCCL_IB_HCA': '=mlx5_0:1'" in printed
     assert "'NCCL_IB_DISABLE': '0'" in printed

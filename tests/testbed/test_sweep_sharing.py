@@ -168,9 +168,9 @@ def test_rules_give_jobs_of_a_leaf_spine_their_shares_and_paths_and_are_predicte
     [
         (
             ', "1"',
-            r" ended with exit code 0 before its measurement did \(give it a command that runs until it is ended\)",
+            " ended with exit code 0 before its measurement did (give it a command that runs until it is ended)",
         ),
-        (', "9", "2.5"', r"a ended no two iterations in \d+ s: raise window\.max_time"),
+        (', "9", "2.5"', "a ended no two iterations in 2 s: raise window.max_time"),
     ],
 )
 def test_jobs_that_do_not_run_together_are_one_sentence(tmp_path: Path, words: str, said: str) -> None:
@@ -179,5 +179,5 @@ def test_jobs_that_do_not_run_together_are_one_sentence(tmp_path: Path, words: s
     path.write_text(text.replace('min_time = "2s"', 'min_time = "1s"').replace('"10s"', '"1s"'))
     done = run("sweep", path, "-o", tmp_path / "run")
     assert done.returncode == 1, done.stderr
-    assert re.search(said, done.stderr), done.stderr
+    assert said in done.stderr
     assert "Traceback" not in done.stderr

@@ -290,16 +290,14 @@ def test_two_ranks_under_torchrun_are_recorded(tmp_path: Path) -> None:
         assert (file.about["world_size"], file.about["local_rank"]) == (2, rank)
         periods_s = [(right[5] - left[5]) / 1e9 for left, right in pairwise(records)]
         # Sleeps are never short; a shared machine may make them long, so the upper bound only catches compute counted
-        # twice or a sleep a bucket, which would make each iteration longer.
+        # twice or a sleep a bucket.
         assert min(periods_s) > 0.06 - 0.02
-        assert median(periods_s) >= 0.06
-        assert min(periods_s) < 0.12
+        assert 0.06 <= median(periods_s) < 0.18
     # what the job measured itself on rank 0, its first iteration included, is what was recorded
     records = files[0].tail()
     assert (records[-1][5] - records[0][5]) / 1e9 <= 12 * mean_s + 0.05
     ends = [[record[3] for record in files[rank].tail()] for rank in (0, 1)]
-    for one, two in (ends, ends[::-1]):
-        assert all(end < following for end, following in zip(one, two[1:], strict=False)), "ranks go in step"
+    assert all(abs(one - two) < 150_000_000 for one, two in zip(*ends, strict=True)), "ranks go in step"
 
 
 def test_an_endless_job_is_read_while_it_runs_and_survives_a_killed_rank(tmp_path: Path) -> None:

@@ -129,15 +129,13 @@ def test_a_step_of_this_nodes_clock_is_recorded_and_parts_the_segments(run: RunD
         wait_until(lambda: bursts(run, "b") >= 2)
         before_ns = time.monotonic_ns()
         clock.step(250_000_000)
-        after_ns = time.monotonic_ns()
         seen = bursts(run, "b")
         wait_until(lambda: bursts(run, "b") >= seen + 3)
         b.stop()
     item = account(run, "b")
     (step,) = item["steps"]
     assert step["step_ns"] == pytest.approx(250_000_000, abs=100_000)
-    assert step["mono_before_ns"] <= after_ns
-    assert before_ns <= step["mono_ns"]
+    assert step["mono_before_ns"] <= before_ns <= step["mono_ns"]
     first, second = item["segments"]
     assert first["to_mono_ns"] == step["mono_before_ns"]
     assert second["from_mono_ns"] == step["mono_ns"]
@@ -154,7 +152,6 @@ def test_a_step_of_the_references_clock_parts_the_segments_when_it_was(run: RunD
         wait_until(lambda: bursts(run, "b") >= 2)
         stepped_ns = time.monotonic_ns()
         reference.step(-40_000_000)
-        after_ns = time.monotonic_ns()
         seen = bursts(run, "b")
         wait_until(lambda: bursts(run, "b") >= seen + 2)
         b.stop()
@@ -162,9 +159,8 @@ def test_a_step_of_the_references_clock_parts_the_segments_when_it_was(run: RunD
     item = account(run, "b")
     assert item["steps"] == []
     first, second = item["segments"]
-    assert first["to_mono_ns"] <= after_ns + 5_000_000
-    next_ns = min(one["mono_ns"] for one in item["measurements"] if one["mono_ns"] > stepped_ns)
-    assert stepped_ns <= second["from_mono_ns"] <= next_ns, "not after the next burst, which comes within a second"
+    assert first["to_mono_ns"] <= stepped_ns + 5_000_000
+    assert stepped_ns <= second["from_mono_ns"] <= stepped_ns + 1_500_000_000
     assert abs(first["offset_ns"]) <= first["error_ns"]
     assert abs(second["offset_ns"] - 40_000_000) <= second["error_ns"]
 
@@ -212,17 +208,14 @@ def test_the_token_is_this_users_alone_and_goes_with_the_responder(run: RunDirec
 
 
 @pytest.mark.usefixtures("two_kernels")
-def test_the_reference_waits_a_moment_for_the_last_pings_of_the_others(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(clock_reference, "_LINGER_S", 20.0)  # at most, and for those that have pinged in two periods
-    with keeping(run, "a", period_s=10.0) as a, keeping(run, "b") as b:
+def test_the_reference_waits_a_moment_for_the_last_pings_of_the_others(run: RunDirectory) -> None:
+    with keeping(run, "a") as a, keeping(run, "b") as b:
         wait_until(lambda: bursts(run, "b") >= 1)
         ending = threading.Thread(target=a.stop)
         ending.start()
         time.sleep(0.2)
         assert b.stop()["state"] == "ok"
-        ending.join(30)
+        ending.join(5)
     assert account(run, "b")["measurements"][-1]["phase"] == "after"
 
 
@@ -382,4 +375,4 @@ def test_it_costs_next_to_nothing(run: RunDirectory) -> None:
         time.sleep(4)
         ended = os.times()
     busy_s = ended.user + ended.system - began.user - began.system
-    assert busy_s <= (ended.elapsed - began.elapsed) * 0.03
+    assert busy_s <= 4 * 0.03

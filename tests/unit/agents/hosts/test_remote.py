@@ -171,7 +171,7 @@ def test_a_host_worker_without_a_controller_ends_what_it_started(tmp_path: Path)
         worker.stdin.write(message_frames.pack(start | {"log": str(log), "report": ""}))
         worker.stdin.flush()
         pid = int(eventually(lambda: log.exists() and log.read_text()))
-        assert worker.wait(30) == 0
+        assert worker.wait(10) == 0
     eventually(lambda: gone(pid))
 
 

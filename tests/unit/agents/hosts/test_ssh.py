@@ -7,19 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.agents.hosts import ssh
 from ringtap.agents.hosts.ssh import SshHost, SshHosts
 from ringtap.core.errors import UsageError
 
 pytestmark = [pytest.mark.computes, pytest.mark.long]
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What these tests start has no more than what others leave of the processors."""
-    monkeypatch.setattr(SshHosts, "connect_s", 120.0)
-    for name in ("_SETTINGS_S", "_TRY_S"):
-        monkeypatch.setattr(ssh, name, 120.0)
 
 
 @pytest.mark.skipif(not shutil.which("ssh"), reason="ssh is not installed")

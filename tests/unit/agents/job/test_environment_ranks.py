@@ -251,6 +251,7 @@ def test_attached_processes_are_recorded_until_they_end(tmp_path: Path) -> None:
     settings = {"collectors": ["nic"], "recorders": [], "every_s": 0.01, "options": {}}
     RunDirectory.create(run, "job", [], 0, settings=settings)
     with ended(subprocess.Popen(["sleep", "90"])) as one, ended(subprocess.Popen(["sleep", "90"])) as two:
+        began = time.monotonic()
         attaching = [
             subprocess.Popen(
                 [sys.executable, "-m", "ringtap.agents.node.record_unsupervised", str(run), "there", str(process.pid)]
@@ -258,6 +259,7 @@ def test_attached_processes_are_recorded_until_they_end(tmp_path: Path) -> None:
             for process in (one, two)
         ]
         assert [process.wait(30) for process in attaching] == [0, 0]
+        assert time.monotonic() - began < 10
         assert (one.poll(), two.poll()) == (None, None), "it does not wait for their end"
         wait_for((run / "nodes" / "there" / "nic" / "nic.rec").exists)
         wait_for((run / "nodes" / "there" / "node.json").exists)

@@ -27,7 +27,7 @@ from tests.unit.web_plans import PlanSpec, web_plan
 
 MS = 1_000_000
 COMMAND = [sys.executable, "-m", "ringtap.cli", "traffic"]
-TIME_WAIT = 6  # in /proc/net/tcp
+TIME_WAIT, LISTEN = 6, 10  # in /proc/net/tcp
 
 # ``ringtap traffic``, with a log's file turned into /dev/full once its header stands
 FULL_DISK = """

@@ -8,6 +8,7 @@ import os
 import platform
 import select
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -52,8 +53,9 @@ def node_facts() -> dict[str, Any]:
         "nics": {name: row._asdict() | {"duplex": str(row.duplex)} for name, row in psutil.net_if_stats().items()},
         "sysctls": {name.replace("/", "."): _sysctl(name) for name in _SYSCTLS},
     }
+    addresses = _addresses()
     for name, nic in facts["nics"].items():
-        nic |= {"offloads": _offloads(name), "driver": _driver(name)}
+        nic |= {"offloads": _offloads(name), "driver": _driver(name), "addresses": addresses.get(name, [])}
     try:
         facts["links"] = _links()
     except Exception as error:  # netlink facts are optional: the reason is recorded, the run continues
@@ -66,6 +68,17 @@ def _sysctl(name: str) -> str | None:
         return Path("/proc/sys", name).read_text().strip()
     except OSError:
         return None
+
+
+def _addresses() -> dict[str, list[str]]:
+    """The IP addresses of each interface."""
+    import psutil
+
+    families = (socket.AF_INET, socket.AF_INET6)
+    return {
+        nic: [row.address.partition("%")[0] for row in rows if row.family in families]
+        for nic, rows in psutil.net_if_addrs().items()
+    }
 
 
 def _driver(nic: str) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,11 @@ import pandas as pd
 
 from ringtap.analysis.job.node_aggregation import MEANS
 from ringtap.analysis.job.run import Job
+from ringtap.analysis.runs.node_records import NodeLogs
 from ringtap.analysis.runs.samples_to_iterations import plain
 from ringtap.core.check_api_arguments import number
 from ringtap.core.errors import UsageError
+from ringtap.core.interface_capacity import payload_capacity_bps
 from ringtap.core.units import counted
 
 OF_NODE = {"node_other_cores": "cpu_other_cores", "node_queue_drops": "queue_drops", "gpu_utilization_pct": ""}
@@ -56,6 +58,8 @@ def expected_share_limit(ranks: int, iterations: int) -> float:
 # smallest difference that is reported: as a share of the larger side, and for times as a share of an iteration
 _MIN_SHARE = 0.05
 _MIN_SECONDS_SHARE = 0.01
+# a rank whose lateness costs less than this share of an iteration does not stand out
+_MIN_LATE_SHARE = 0.02
 # column of the ranks -> (description, unit, smallest reported difference)
 _RANK_MEASURES = {
     "compute_s": ("compute (forward and backward pass)", "s", None),
@@ -95,7 +99,7 @@ def slowest(job: Job) -> dict[str, Any] | None:
     Also None if even a rank that is slowest in every iteration is within chance (for 2 ranks up to 9 iterations).
 
     ``stands_out`` is true if the rank is slowest more often than chance gives (three standard deviations), and its
-    median lateness exceeds the median clock error, if known, and 1 % of the median iteration.
+    median lateness exceeds the median clock error, if known, and 2 % of the median iteration.
     """
     ranks, table = job.ranks, job.work.iterations.iloc[job.measured]
     if len(ranks) < 2 or (limit := expected_share_limit(len(ranks), len(table))) >= 1:
@@ -105,7 +109,8 @@ def slowest(job: Job) -> dict[str, Any] | None:
     by_s, error_s = plain(mine["slowest_by_s"].median()), plain(mine["clock_error_s"].median())
     certain = error_s is None or by_s is None or by_s > error_s
     iteration_s = float(table["iteration_s"].median())
-    often = top["slowest_share"] > limit and (by_s or 0) > _MIN_SECONDS_SHARE * iteration_s
+    often = bool(top["slowest_share"] > limit)
+    costs = (by_s or 0) > _MIN_LATE_SHARE * iteration_s
     others = ranks[ranks["rank"] != top["rank"]]
     sides = {name: (top[name], others[name].astype("Float64").mean()) for name in _RANK_MEASURES}
     return {
@@ -118,8 +123,10 @@ def slowest(job: Job) -> dict[str, Any] | None:
         "by_s": by_s,
         "by": "last gradient ready" if bool(mine["slowest_by_ready"].all()) else "step ended",
         "clock_error_s": error_s,
+        "iteration_s": iteration_s,
         "certain": bool(certain),
-        "stands_out": bool(certain and often),
+        "by_chance": not often,
+        "stands_out": bool(certain and often and costs),
         "differences": _differences(_RANK_MEASURES, sides, iteration_s),
     }
 
@@ -150,8 +157,9 @@ _SLOW_LINK_SHARE = 0.9
 def links(job: Job) -> dict[str, Any]:
     """Return the training traffic between each two nodes, and the link with the lowest rate.
 
-    The rate of a link is its payload over the time in which its busiest connection had data to send. ``slowest`` is the
-    index in ``rows`` of the link with the lowest rate, None with ``why`` if there are not two rates to compare.
+    The rate of a link is its payload over the time in which its busiest connection had data to send, at most what its
+    interface sends: a queue that was idle lets some bytes pass at once, and connections may take turns. ``slowest`` is
+    the index in ``rows`` of the link with the lowest rate, None with ``why`` if there are not two rates to compare.
     """
     table = job.flows
     table = table[(table["traffic_class"] == "training") & ~table["local"].astype(bool)]
@@ -161,6 +169,9 @@ def links(job: Job) -> dict[str, Any]:
         payload, busy_s = plain(part["payload_bytes"].sum(min_count=1)), plain(part["busy_s"].max())
         row = {"source": str(start), "destination": str(end), "payload_bytes": payload, "busy_s": busy_s}
         row["rate_bps"] = 8 * payload / busy_s if payload is not None and busy_s else None
+        row["capacity_bps"] = _capacity_bps(job.nodes.get(str(start)), part["source"].unique())
+        if row["rate_bps"] and row["capacity_bps"]:
+            row["rate_bps"] = min(row["rate_bps"], row["capacity_bps"])
         row["retransmissions"] = plain(part["retransmissions"].sum(min_count=1))
         rows.append(row | {"rtt_us": plain(part["rtt_us"].median())})
     largest = max((row["payload_bytes"] or 0 for row in rows), default=0)
@@ -183,6 +194,20 @@ def links(job: Job) -> dict[str, Any]:
     others = float(np.median([rows[number]["rate_bps"] for number in known if number != lowest]))
     stands_out = rows[lowest]["rate_bps"] < _SLOW_LINK_SHARE * others
     return found | {"slowest": lowest, "others_bps": others, "stands_out": bool(stands_out)}
+
+
+def _capacity_bps(node: NodeLogs | None, addresses: Iterable[str]) -> float | None:
+    """Return the payload that the interfaces with these addresses send together, at most; None: not known."""
+    if node is None:
+        return None
+    facts = [node.info.get(when) or {} for when in ("before", "after")]
+    total_bps = 0.0
+    for address in addresses:
+        known = [payload_capacity_bps(fact, address) for fact in facts if fact]
+        if not known or None in known:
+            return None
+        total_bps += max(rate_bps for rate_bps in known if rate_bps is not None)
+    return total_bps
 
 
 def slow_places(job: Job) -> npt.NDArray[np.int64]:

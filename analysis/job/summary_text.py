@@ -89,11 +89,13 @@ def _slowest_link_line(found: dict[str, Any]) -> str:
     if found["slowest"] is None:
         return f"Which link is slowest is not known: {found['why']}."
     row = found["rows"][found["slowest"]]
-    rate, others = format_rate(row["rate_bps"]), format_rate(found["others_bps"])
+    rate, others = f"{format_rate(row['rate_bps'])} while it has data to send", format_rate(found["others_bps"])
+    if row["capacity_bps"]:
+        rate += f" ({row['rate_bps'] / row['capacity_bps']:.0%} of what its interface can send)"
     where = f"{row['source']} → {row['destination']}"
     if found["stands_out"]:
-        return f"The slowest link is {where}: {rate} while it has data to send, the others {others} (median)."
-    return f"No link stands out: the slowest is {where} with {rate} while it has data to send, the others {others}."
+        return f"The slowest link is {where}: {rate}, the others {others} (median)."
+    return f"No link stands out: the slowest is {where} with {rate}, the others {others}."
 
 
 def sections(data: dict[str, Any]) -> list[tuple[str, list[str | Table]]]:
@@ -315,9 +317,12 @@ def _slowest(data: dict[str, Any]) -> list[str]:
     if not found["certain"]:
         error = format_duration(found["clock_error_s"])
         return [f"Not certain: {where} came last {often}, but clocks compare to within {error} only."]
-    if not found["stands_out"]:
+    if found["by_chance"]:
         chance = f"chance alone gives {found['share_by_chance']:.0%}"
         return [f"No rank stands out: {where} came last most often, {often}; {chance}."]
+    if not found["stands_out"]:
+        share = (found["by_s"] or 0) / found["iteration_s"]
+        return [f"No rank costs much: {where} came last most often, {often}; that is {share:.1%} of an iteration."]
     lines = [f"R{where[1:]} is the slowest: {how} {often}."]
     lines += [f"What differs on it: {_versus(item, 'the others')}." for item in found["differences"]]
     if not found["differences"]:

@@ -28,6 +28,7 @@ from ringtap.analysis.live.snapshot import (
     Throughput,
 )
 from ringtap.analysis.runs.growing_files import Document
+from ringtap.core.interface_capacity import capacity_bps
 from ringtap.core.link_counter_sources import count_once, counts_marks, counts_pauses
 from ringtap.core.run_completeness import failed_job, missing_ranks
 from ringtap.core.run_directory_schema import RUN, RUN_JSON, SERIES
@@ -73,9 +74,6 @@ def _nic(node: NodeLog, name: str, log: RecentWideLog) -> Nic:
     if ethtool is not None:
         pauses = sum_known(ethtool.rate(column) for column in ethtool.file.index if counts_pauses(column))
         marks = sum_known(ethtool.rate(column) for column in ethtool.file.index if counts_marks(column))
-    facts = (node.node.item.get("before") or {}).get("nics") or {}
-    speed_mbps = (facts.get(name) or {}).get("speed") or 0
-    limit_bps = ((node.node.item.get("before") or {}).get("links") or {}).get(name, {}).get("rate_bps")
     drops = [f"{name}.{direction}_drops" for direction in ("tx", "rx")]
     return Nic(
         node.name,
@@ -88,7 +86,7 @@ def _nic(node: NodeLog, name: str, log: RecentWideLog) -> Nic:
         sum_known(log.rate(column) for column in drops),
         sum_known(log.total(column) for column in drops),
         sum_known(log.total(f"{name}.{direction}_errors") for direction in ("tx", "rx")),
-        limit_bps or (speed_mbps * 1e6 if speed_mbps > 0 else None),
+        capacity_bps(node.node.item.get("before") or {}, name),
         pauses,
         marks,
     )

@@ -205,7 +205,12 @@ SHARED: Shape = {
         }
     ],
 }
-_NIC = {"mtu?": (COUNT, None), "speed?": (Number(-1, 2**53), None), "driver?": _WORDS}
+_NIC = {
+    "mtu?": (COUNT, None),
+    "speed?": (Number(-1, 2**53), None),
+    "driver?": _WORDS,
+    "addresses?": ([str], None),
+}
 _LINK = {"below?": ([str], None), "qdisc?": _WORDS, "rate_bps?": (BPS, None), "index?": (COUNT, None)}
 _FACTS: Shape = {
     **dict.fromkeys(("host?", "kernel?", "machine?", "python?"), _WORDS),

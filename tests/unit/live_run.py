@@ -181,7 +181,7 @@ def second_of_training(run: RunWriter, second: int, iteration_s: float = 0.25) -
                     "sockets": {"state": "ok", "reason": "", "every_s": 0.1, "missed_samples": 2},
                     "gpu": {"state": "unavailable", "reason": "no NVIDIA driver", "remedy": "", "every_s": 0.1},
                 },
-                before={"nics": {"eth0": {"speed": 10000}}},
+                before={"nics": {"eth0": {"speed": 10000, "driver": "mlx5_core"}}},
             )
             node.line(
                 "sockets/owners.jsonl", t_ns=START_NS, inode=cookie, pid=pid, rank=rank, command="python train.py"

@@ -79,6 +79,36 @@ def test_the_slowest_link_is_named_where_it_stands_out(tmp_path, capsys, slow_ms
     )
 
 
+def test_a_link_is_not_faster_than_its_interface(tmp_path, capsys):
+    """A queue that was idle lets some bytes pass at once: a rate above its limit is not that of the link."""
+    truth = Truth(iterations=20, compute_ms=(100, 100, 100), offsets_ns=(0, 0, 0), busy_ms=(20.0, 80.0, 20.0))
+    write_ddp_job(tmp_path / "job", truth)
+    payload_bps = 600e6 * 1448 / 1514
+    for rank in (0, 1):
+        path = tmp_path / "job" / "nodes" / f"n{rank}" / "node.json"
+        nic = {"mtu": 1500, "speed": 10_000, "driver": None, "addresses": [f"10.0.0.{rank + 1}"]}
+        facts = {"nics": {"eth0": nic}, "links": {"eth0": {"qdisc": "tbf", "rate_bps": 600_000_000}}}
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"before": facts}))
+    *_, link = answer_of(tmp_path / "job", capsys)
+    rows = {row["source"]: row for row in summarize(open_job(tmp_path / "job"))["links"]["rows"] if row["busy_s"]}
+    assert rows["n0"]["rate_bps"] == rows["n0"]["capacity_bps"] == pytest.approx(payload_bps)
+    slow_bps = 8 * truth.rank_bytes / 0.08
+    assert rows["n1"]["rate_bps"] == pytest.approx(slow_bps, rel=0.01)
+    assert rows["n2"]["capacity_bps"] is None
+    assert rows["n2"]["rate_bps"] == pytest.approx(8 * truth.rank_bytes / 0.02, rel=0.01)
+    assert link.startswith("The slowest link is n1 → n2: ")
+    assert f"({slow_bps / payload_bps:.0%} of what its interface can send)" in link
+
+
+def test_a_rank_that_is_always_last_by_little_is_not_named_as_the_slowest(tmp_path, capsys):
+    write_ddp_job(tmp_path / "job", Truth(iterations=30, compute_ms=(100, 103, 100), offsets_ns=(0, 0, 0)))
+    _, rank, _ = answer_of(tmp_path / "job", capsys)
+    assert rank == (
+        "No rank costs much: rank 1 (node n1) came last most often, in 28 of 28 iterations, by 3 ms (median); that is "
+        "1.5% of an iteration."
+    )
+
+
 def test_without_iterations_or_other_ranks_the_answer_says_so(tmp_path, capsys):
     write_ddp_job(tmp_path / "one", Truth(iterations=12, compute_ms=(100,), offsets_ns=(0,)), sockets=False)
     _, rank, link = answer_of(tmp_path / "one", capsys)

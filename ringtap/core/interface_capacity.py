@@ -1,0 +1,33 @@
+"""Says how much an interface can send, by the facts of node.json about its node, and which interface has an address."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ringtap.core.ethernet import ETHERNET_MTU, payload_share
+
+
+def capacity_bps(before: Mapping[str, Any], nic: str) -> float | None:
+    """Return the rate at which an interface sends frames: the limit of its queue or, of a device, its speed.
+
+    A virtual interface without a limit states a speed that nothing keeps, so its rate is not known (None).
+
+    Args:
+        before: facts of node.json about the node before the run.
+        nic: name of the interface.
+    """
+    limit_bps = ((before.get("links") or {}).get(nic) or {}).get("rate_bps")
+    facts = (before.get("nics") or {}).get(nic) or {}
+    speed_bps = 1e6 * (facts.get("speed") or 0) if facts.get("driver") else 0
+    known = [float(rate_bps) for rate_bps in (limit_bps, speed_bps) if rate_bps and rate_bps > 0]
+    return min(known, default=None)
+
+
+def payload_capacity_bps(before: Mapping[str, Any], address: str) -> float | None:
+    """Return the rate at which the interface with an address sends payload in full TCP segments; None: not known."""
+    for nic, facts in (before.get("nics") or {}).items():
+        if address in (facts.get("addresses") or ()):
+            rate_bps = capacity_bps(before, nic)
+            return None if rate_bps is None else rate_bps * payload_share(facts.get("mtu") or ETHERNET_MTU)
+    return None

@@ -43,6 +43,7 @@ def test_what_is_shown_has_nothing_that_steers(text: str) -> None:
 @pytest.mark.parametrize("text", ["plain", "a\tb\nc", "für 25 Gbit/s ± 3 % …", "日本", "[bold]x[/bold]"])
 def test_ordinary_text_is_shown_as_it_is(text: str) -> None:
     assert visible(text) == text
+    assert masked(text) == text.replace("\t", " ").replace("\n", " ")
 
 
 @pytest.mark.parametrize(

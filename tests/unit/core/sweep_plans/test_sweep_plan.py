@@ -113,6 +113,7 @@ def test_the_batch_of_a_command_is_not_known_unless_given(tmp_path: Path) -> Non
             'name = "vgg16"\njob = "rael"',
             "line 7: .*one of scale-model, real; did you mean real",
         ),
+        ("[sweep]", "[sweep]\nseed = 2147483649", "line 2: sweep.seed = 2147483649 is not .* from 0 to 2147483648"),
         ('name = "vgg16"', 'name = "vgg16"\njob = "real"', "line 7: models.job = .real. needs scale = 1: .*at 1:100"),
         ('name = "vgg16"', 'name = "vgg16"\njob = "real"\nlayers = 3', "line 8: models.layers does not go with job"),
         ('name = "vgg16"', 'name = "vgg16"\njob = "real"\ncompute = "1s"', "line 8: models.compute does not go with"),

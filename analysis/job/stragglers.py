@@ -123,7 +123,7 @@ def slowest(job: Job) -> dict[str, Any] | None:
         "by_s": by_s,
         "by": "last gradient ready" if bool(mine["slowest_by_ready"].all()) else "step ended",
         "clock_error_s": error_s,
-        "iteration_s": iteration_s,
+        "by_share": by_s / iteration_s if by_s is not None and iteration_s > 0 else None,
         "certain": bool(certain),
         "by_chance": not often,
         "stands_out": bool(certain and often and costs),

@@ -321,8 +321,8 @@ def _slowest(data: dict[str, Any]) -> list[str]:
         chance = f"chance alone gives {found['share_by_chance']:.0%}"
         return [f"No rank stands out: {where} came last most often, {often}; {chance}."]
     if not found["stands_out"]:
-        share = (found["by_s"] or 0) / found["iteration_s"]
-        return [f"No rank costs much: {where} came last most often, {often}; that is {share:.1%} of an iteration."]
+        share = "" if found["by_share"] is None else f"; that is {found['by_share']:.1%} of an iteration"
+        return [f"No rank costs much: {where} came last most often, {often}{share}."]
     lines = [f"R{where[1:]} is the slowest: {how} {often}."]
     lines += [f"What differs on it: {_versus(item, 'the others')}." for item in found["differences"]]
     if not found["differences"]:

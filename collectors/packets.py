@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import re
 import socket
 import sys
 import time
@@ -274,12 +275,15 @@ class PacketsCollector:
 
     def _files(self, folder: Path | None = None) -> list[Path]:
         """Return the capture files, oldest first; those that are kept unless another folder is given."""
-        found = []
-        for path in (folder or self._folder).glob(f"{glob.escape(self._stem)}-*.pcap"):
-            number = path.stem.rpartition("-")[2]
-            if number.isdecimal():
-                found.append((int(number), path))
-        return [path for _, path in sorted(found)]
+        place = folder or self._folder
+        return [place / name for name in self._file_names(place)]
+
+    def _file_names(self, folder: Path) -> list[str]:
+        """Return the names of the capture files in a folder, oldest first; each of many windows may have one."""
+        form = re.compile(rf"{re.escape(self._stem)}-([0-9]+)\.pcap")
+        with os.scandir(folder) as entries:
+            found = (form.fullmatch(entry.name) for entry in entries)
+            return [name for _, name in sorted((int(match[1]), match[0]) for match in found if match)]
 
     def _rotate(self) -> None:
         """Rename the files (tcpdump appends a number to the first one's name) and delete the oldest."""
@@ -307,6 +311,8 @@ class PacketsCollector:
         grown_bytes = size - self._left_bytes
         over_bytes = size - limit_bytes + max(2 * grown_bytes, round(_SPARE_SHARE * limit_bytes))
         self._left_bytes = size
+        if over_bytes <= 0:
+            return
         kept, ring = self._files(), self._files(self._ring) if self._windows else []
         oldest: list[tuple[Path, Path | None]] = [(path, None) for path in kept[:-1]]
         for path, following in [*oldest, *pairwise(ring)]:
@@ -318,9 +324,10 @@ class PacketsCollector:
 
     def _full(self) -> str:
         """Return the reason why there is no room to continue; empty if there is room."""
-        used = sum(path.stat().st_size for path in self._files())
-        if used >= self._most_bytes and not self._limit_bytes and not self._windows:
-            return f"its files reached {used} of {self._most_bytes} bytes"
+        if not self._limit_bytes and not self._windows:
+            used = sum(path.stat().st_size for path in self._files())
+            if used >= self._most_bytes:
+                return f"its files reached {used} of {self._most_bytes} bytes"
         disk = os.statvfs(self._folder)
         free = disk.f_bavail * disk.f_frsize
         if free < min(_FREE_BYTES, _FREE_SHARE * disk.f_blocks * disk.f_frsize):
@@ -336,7 +343,7 @@ class PacketsCollector:
         self._facts["deleted_bytes"] = self._deleted_bytes
         if self._windows:
             self._facts["windows"] = self._windows.closed
-        self._facts["files"] = [path.name for path in self._files()]
+        self._facts["files"] = self._file_names(self._folder)
         write_json(self._folder / self._json, self._facts)
 
     def stop(self) -> dict[str, Any]:

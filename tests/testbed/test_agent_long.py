@@ -63,10 +63,19 @@ KILLS = textwrap.dedent(
     server = socket.create_server(("127.0.0.1", 0))
     out = socket.create_connection(server.getsockname())
     into, _ = server.accept()
-    for step in range(220):
+    def send():
         time.sleep(0.02)
         out.sendall(bytes(5000))
         into.recv(5000, socket.MSG_WAITALL)
+    def captured():
+        try:
+            return max(path.stat().st_size for path in (node / "packets/.ring").iterdir()) > 5000
+        except (OSError, ValueError):  # no file yet, or one that gets its name
+            return False
+    while not captured():
+        send()
+    for step in range(220):
+        send()
         ringtap.step()
         if step == 200:
             os.kill(json.loads((node / "node.json").read_text())["agent"]["pid"], signal.SIGKILL)

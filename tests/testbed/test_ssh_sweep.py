@@ -196,10 +196,9 @@ def test_configuration_a_by_one_interface_of_each_server(desk: Desk, kind: str) 
         assert volume == pytest.approx(1.5 * 250_000 * 4 * 1.05, rel=0.06)
         assert point["other_bps"] < 0.02 * 250e6
     assert heavy["cross_bps"] > 1.25 * light["cross_bps"]
-    # this little cross traffic may delay iterations by less than what a busy machine changes of a window's mean, so the
-    # fastest ones are compared
-    assert heavy["min_s"] > 0.95 * light["min_s"]
-    assert min(heavy["min_s"], light["min_s"]) > 0.95 * empty["min_s"]
+    # this little cross traffic may delay iterations by less than what a busy machine changes of them
+    assert heavy["mean_s"] > 0.95 * light["mean_s"]
+    assert min(heavy["mean_s"], light["mean_s"]) > 0.95 * empty["mean_s"]
     assert desk.run("report", out).returncode == 0
     (packets,) = json.loads((out / "report" / "report.json").read_text())["packets"]
     assert packets["why"] == ""

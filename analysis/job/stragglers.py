@@ -110,7 +110,8 @@ def slowest(job: Job) -> dict[str, Any] | None:
     certain = error_s is None or by_s is None or by_s > error_s
     iteration_s = float(table["iteration_s"].median())
     often = bool(top["slowest_share"] > limit)
-    costs = (by_s or 0) > _MIN_LATE_SHARE * iteration_s
+    by_share = by_s / iteration_s if by_s is not None and iteration_s > 0 else None
+    costs = by_share is not None and by_share > _MIN_LATE_SHARE
     others = ranks[ranks["rank"] != top["rank"]]
     sides = {name: (top[name], others[name].astype("Float64").mean()) for name in _RANK_MEASURES}
     return {
@@ -123,7 +124,7 @@ def slowest(job: Job) -> dict[str, Any] | None:
         "by_s": by_s,
         "by": "last gradient ready" if bool(mine["slowest_by_ready"].all()) else "step ended",
         "clock_error_s": error_s,
-        "by_share": by_s / iteration_s if by_s is not None and iteration_s > 0 else None,
+        "by_share": by_share,
         "certain": bool(certain),
         "by_chance": not often,
         "stands_out": bool(certain and often and costs),

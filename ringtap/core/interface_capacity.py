@@ -28,6 +28,6 @@ def payload_capacity_bps(before: Mapping[str, Any], address: str) -> float | Non
     """Return the rate at which the interface with an address sends payload in full TCP segments; None: not known."""
     for nic, facts in (before.get("nics") or {}).items():
         if address in (facts.get("addresses") or ()):
-            rate_bps = capacity_bps(before, nic)
-            return None if rate_bps is None else rate_bps * payload_share(facts.get("mtu") or ETHERNET_MTU)
+            rate_bps, share = capacity_bps(before, nic), payload_share(facts.get("mtu") or ETHERNET_MTU)
+            return None if rate_bps is None or share <= 0 else rate_bps * share
     return None

@@ -37,6 +37,8 @@ def test_payload_of_the_interface_that_has_the_address() -> None:
     slow = {"addresses": ["10.0.0.1", "fe80::1"], "speed": 1_000, "driver": "e1000", "mtu": 1500}
     fast = {"addresses": ["10.0.1.1"], "speed": 100_000, "driver": "mlx5_core", "mtu": 9000}
     before = {"nics": {"eth0": slow, "eth1": fast, "eth2": {"addresses": None}}}
+    before["nics"]["eth3"] = slow | {"addresses": ["10.0.3.1"], "mtu": 40}  # less than the headers: a damaged file
+    assert payload_capacity_bps(before, "10.0.3.1") is None
     assert payload_capacity_bps(before, "fe80::1") == pytest.approx(1e9 * 1448 / 1514)
     assert payload_capacity_bps(before, "10.0.1.1") == pytest.approx(100e9 * 8948 / 9014)
     assert payload_capacity_bps(before, "10.0.2.1") is None

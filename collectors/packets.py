@@ -343,7 +343,9 @@ class PacketsCollector:
         self._facts["deleted_bytes"] = self._deleted_bytes
         if self._windows:
             self._facts["windows"] = self._windows.closed
-        self._facts["files"] = self._file_names(self._folder)
+        # windows are thousands after days, and their log names their files: those of all are listed once, at the end
+        if ended or not self._windows:
+            self._facts["files"] = self._file_names(self._folder)
         write_json(self._folder / self._json, self._facts)
 
     def stop(self) -> dict[str, Any]:

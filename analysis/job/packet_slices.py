@@ -114,8 +114,9 @@ def _captures(logs: NodeLogs) -> Iterator[_Capture]:
     facts: dict[str, dict[str, Any]] = {}
     for path in logs.names("packets/*.json"):
         item = logs.json(path, PACKETS)
-        facts |= dict.fromkeys((f"packets/{name}" for name in item.get("files") or ()), item)
-        facts |= dict.fromkeys(logs.undecided_captures, item)  # only a node's own capture has these
+        # only a node's own capture has these, and names no files while it keeps packets around slow iterations
+        own = logs.captures if item.get("files") is None else logs.undecided_captures
+        facts |= dict.fromkeys([*(f"packets/{name}" for name in item.get("files") or ()), *own], item)
     for path in logs.captures:
         yield _Capture(logs, path, facts.get(path, {}))
 

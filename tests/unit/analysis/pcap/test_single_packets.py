@@ -156,7 +156,8 @@ def test_a_filter_chooses_within_an_iteration(run):
         job.packets(6, "tcp")
 
 
-def test_what_may_be_missing_is_said(tmp_path, capsys):
+@pytest.mark.parametrize("is_recording", [False, True])
+def test_what_may_be_missing_is_said(tmp_path, capsys, is_recording):
     """Of n0, all but one capture cannot be read, and that one began and ended within the iteration; n1 has nothing."""
     write_ddp_job(tmp_path / "job", Truth(iterations=4))
     begin_ns = START_NS + 250 * MS
@@ -173,6 +174,8 @@ def test_what_may_be_missing_is_said(tmp_path, capsys):
         "begin_ns": begin_ns + 10 * MS,
         "end_ns": begin_ns + 60 * MS,
     }
+    if is_recording:  # an agent that keeps packets around slow iterations lists their files at the end
+        del facts["files"]
     write_json(folder / "packets.json", facts)
     assert run_packets(tmp_path / "job", "--iteration", 1, "-o", tmp_path / "out.pcapng", "--json") == 0
     told = json.loads(capsys.readouterr().out)

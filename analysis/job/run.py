@@ -458,6 +458,47 @@ class Job:
         return summarize(self)
 
     @cached_property
+    def diagnosed(self) -> dict[str, Any]:
+        """Where the time of an iteration goes and why (`ringtap.analysis.job.diagnosis.diagnose`)."""
+        from ringtap.analysis.job.diagnosis import diagnose
+
+        return diagnose(self)
+
+    @property
+    @described_table(
+        {
+            "cause": "``slow rank``, ``stalls``, ``other traffic``, ``loss``, ``slow link``, ``socket "
+            "buffers``, ``slower network`` or ``network stalls``",
+            "seconds": "what it costs of an iteration, mean",
+            "low_s, high_s": "95 % interval of this mean",
+            "share": "its share of the mean iteration",
+            "is_computed": "True if the cost follows from the capacity of the interfaces, and not from iterations "
+            "without the cause",
+            "iterations": "number of iterations in which it is",
+            "from_s, to_s": "time from the first to the last of them, since the first iteration began",
+            "rank, node": "the rank that causes it, and a rank's or an interface's node",
+            "within": "kind of work that takes longer: compute, optimizer or elsewhere",
+            "here_s, usual_s": "its mean time there, and on the other ranks or, if all stall, in the other iterations",
+            "other_cores": "processors of the node that other programs keep busy",
+            "source, destination": "nodes between which most of the other traffic, or of the loss, is",
+            "rate_bps, usual_bps": "rate of the other traffic, or payload that the interface and the others can carry",
+            "nic": "the interface",
+            "retransmissions": "segments that are sent again in each of the iterations",
+        }
+    )
+    def diagnosis(self) -> pd.DataFrame:
+        """Causes that make iterations longer and that can be removed, one row each, the costliest first.
+
+        No row means that none was found. ``summary()["diagnosis"]`` also has the parts of the mean iteration, and what
+        cannot be told.
+        """
+        names = ["cause", "seconds", "low_s", "high_s", "share", "is_computed", "iterations", "from_s", "to_s", "rank"]
+        names += ["node", "within", "here_s", "usual_s", "other_cores", "source", "destination", "rate_bps"]
+        names += ["usual_bps", "nic", "retransmissions"]
+        rows = [{"cause": row["name"]} | row for row in self.diagnosed["causes"]]
+        return pd.DataFrame(rows, columns=names).astype({"rank": "Int64"})
+
+    @cached_property
     def printed(self) -> Printed:
         """Epochs and batch size that the job printed."""
         return read_output(self.path, self.given.output)

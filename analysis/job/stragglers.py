@@ -170,7 +170,7 @@ def links(job: Job) -> dict[str, Any]:
         payload, busy_s = plain(part["payload_bytes"].sum(min_count=1)), plain(part["busy_s"].max())
         row = {"source": str(start), "destination": str(end), "payload_bytes": payload, "busy_s": busy_s}
         row["rate_bps"] = 8 * payload / busy_s if payload is not None and busy_s else None
-        row["capacity_bps"] = _capacity_bps(job.nodes.get(str(start)), part["source"].unique())
+        row["capacity_bps"] = sending_capacity_bps(job.nodes.get(str(start)), part["source"].unique())
         if row["rate_bps"] and row["capacity_bps"]:
             row["rate_bps"] = min(row["rate_bps"], row["capacity_bps"])
         row["retransmissions"] = plain(part["retransmissions"].sum(min_count=1))
@@ -197,7 +197,7 @@ def links(job: Job) -> dict[str, Any]:
     return found | {"slowest": lowest, "others_bps": others, "stands_out": bool(stands_out)}
 
 
-def _capacity_bps(node: NodeLogs | None, addresses: Iterable[str]) -> float | None:
+def sending_capacity_bps(node: NodeLogs | None, addresses: Iterable[str]) -> float | None:
     """Return the payload that the interfaces with these addresses send together, at most; None: not known."""
     if node is None:
         return None

@@ -59,6 +59,7 @@ def summarize(job: Job) -> dict[str, Any]:
     data["byte_accounts"] = _byte_accounts(job)
     data["congestion"] = _congestion(job)
     data["nodes"] = _nodes(job)
+    data["diagnosis"] = job.diagnosed
     data["slowest"] = slowest(job)
     data["links"] = links(job)
     data["slow_iterations"] = slow_iterations(job)

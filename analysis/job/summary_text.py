@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringtap.analysis.job.stragglers import SLOWER
+from ringtap.analysis.job.verdict import parts_rows, verdict
 from ringtap.core.terminal_escaping import one_line, text_table
 from ringtap.core.units import counted, format_duration, format_rate, format_size
 
@@ -46,10 +47,10 @@ class Table:
 
 
 def answer(data: dict[str, Any]) -> list[str]:
-    """Return the answer in one to three lines: the parts of an iteration, the slowest rank, the slowest link."""
+    """Return the answer in a few lines: the verdict, and the parts of an iteration."""
     if data["iterations"]["mean_s"] is None:
         return ["Where the time goes is not known: no whole iteration was recorded."]
-    return [_parts(data), _slowest_rank_line(data), _slowest_link_line(data["links"])]
+    return [*verdict(data["diagnosis"]), _parts(data)]
 
 
 def _parts(data: dict[str, Any]) -> str:
@@ -75,27 +76,29 @@ def parts_table(data: dict[str, Any]) -> Table | None:
     return Table(["part", "mean over the ranks", "of the iteration"], rows)
 
 
-def _slowest_rank_line(data: dict[str, Any]) -> str:
-    if data["slowest"] is not None:
-        return _slowest(data)[0]
-    ranks, measured = data["run"]["ranks"], data["iterations"]["measured"]
-    if ranks < 2:
-        return f"Which rank is slowest is not known: {counted(ranks, 'rank')} left steps, and two are compared."
-    few = counted(measured, "iteration")
-    return f"Which rank is slowest is not known: {few} of {ranks} ranks are too few to tell it from chance."
-
-
-def _slowest_link_line(found: dict[str, Any]) -> str:
+def _slowest_link(data: dict[str, Any]) -> list[str]:
+    found = data["links"]
+    if len(data["run"]["nodes"]) < 2:
+        return []
     if found["slowest"] is None:
-        return f"Which link is slowest is not known: {found['why']}."
+        return [f"Which link is slowest is not known: {found['why']}."]
     row = found["rows"][found["slowest"]]
     rate, others = f"{format_rate(row['rate_bps'])} while it has data to send", format_rate(found["others_bps"])
     if row["capacity_bps"]:
         rate += f" ({row['rate_bps'] / row['capacity_bps']:.0%} of what its interface can send)"
     where = f"{row['source']} → {row['destination']}"
     if found["stands_out"]:
-        return f"The slowest link is {where}: {rate}, the others {others} (median)."
-    return f"No link stands out: the slowest is {where} with {rate}, the others {others}."
+        return [f"The slowest link is {where}: {rate}, the others {others} (median)."]
+    return [f"No link stands out: the slowest is {where} with {rate}, the others {others}."]
+
+
+def _budget(data: dict[str, Any]) -> list[str | Table]:
+    rows = parts_rows(data["diagnosis"])
+    if not rows:
+        return []
+    count = counted(data["diagnosis"]["iterations"], "iteration")
+    heads = [f"mean of {count}", "time", "95 % interval", "of the iteration"]
+    return [Table(heads, [list(row) for row in rows])]
 
 
 def sections(data: dict[str, Any]) -> list[tuple[str, list[str | Table]]]:
@@ -105,9 +108,10 @@ def sections(data: dict[str, Any]) -> list[tuple[str, list[str | Table]]]:
         ("Training phases", _training_phases(data)),
         ("Time", _time(data)),
         ("Epochs", _epochs(data["epochs"])),
+        ("Where an iteration's time goes", _budget(data)),
         ("Slowest rank", _slowest(data)),
         ("Slow iterations", _slow(data)),
-        ("Network", _network(data)),
+        ("Network", [*_network(data), *_slowest_link(data)]),
         ("Congestion", _congestion(data)),
         ("Nodes", _nodes(data)),
         ("NCCL", _nccl(data)),
@@ -307,9 +311,12 @@ def _phases(phases: dict[str, Any], iteration_s: float) -> list[str]:
 
 
 def _slowest(data: dict[str, Any]) -> list[str]:
-    found = data["slowest"]
-    if found is None:
+    found, ranks = data["slowest"], data["run"]["ranks"]
+    if found is None and ranks < 2:
         return []
+    if found is None:
+        few = counted(data["iterations"]["measured"], "iteration")
+        return [f"Which rank is slowest is not known: {few} of {ranks} ranks are too few to tell it from chance."]
     where = f"rank {found['rank']} (node {found['node']})"
     by = "" if found["by_s"] is None else f", by {format_duration(found['by_s'])} (median)"
     often = f"in {found['iterations']} of {counted(found['of'], 'iteration')}{by}"

@@ -24,7 +24,7 @@ from ringtap.core.json_validation import ShapeError, load_json
 from ringtap.core.run_directory import write_json
 from ringtap.core.untrusted_files import make_folder, open_regular, refuse_links
 
-SCHEMA = 10
+SCHEMA = 11
 TABLES = ("phases", "iterations", "rank_iterations", "ranks", "flows", "byte_accounts", "node_iterations", "collectors")
 SOURCES, SUMMARY = "sources.json", "summary.json"
 
@@ -54,6 +54,12 @@ class StoredJob(Job):
     def measured(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Rows of `iterations` that means are taken over."""
         return after_warm_up(self.iterations)
+
+    @cached_property
+    def diagnosed(self) -> dict[str, Any]:
+        """The diagnosis that was written."""
+        found: dict[str, Any] = self.summary()["diagnosis"]
+        return found
 
     def summary(self) -> dict[str, Any]:
         """Return the summary that was written."""

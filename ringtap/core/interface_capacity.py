@@ -24,10 +24,18 @@ def capacity_bps(before: Mapping[str, Any], nic: str) -> float | None:
     return min(known, default=None)
 
 
-def payload_capacity_bps(before: Mapping[str, Any], address: str) -> float | None:
-    """Return the rate at which the interface with an address sends payload in full TCP segments; None: not known."""
+def interface_with(before: Mapping[str, Any], address: str) -> str | None:
+    """Return the interface that has an address; None: not known."""
     for nic, facts in (before.get("nics") or {}).items():
         if address in (facts.get("addresses") or ()):
-            rate_bps, share = capacity_bps(before, nic), payload_share(facts.get("mtu") or ETHERNET_MTU)
-            return None if rate_bps is None or share <= 0 else rate_bps * share
+            return str(nic)
     return None
+
+
+def payload_capacity_bps(before: Mapping[str, Any], address: str) -> float | None:
+    """Return the rate at which the interface with an address sends payload in full TCP segments; None: not known."""
+    nic = interface_with(before, address)
+    if nic is None:
+        return None
+    rate_bps, share = capacity_bps(before, nic), payload_share(before["nics"][nic].get("mtu") or ETHERNET_MTU)
+    return None if rate_bps is None or share <= 0 else rate_bps * share

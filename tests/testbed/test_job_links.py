@@ -1,4 +1,4 @@
-"""Links of a real DDP job on a testbed: the slowed one is named, and no rate is above what an interface sends."""
+"""Links of a real DDP job on a testbed: the slowed one is named with its cost, and none is faster than its interface."""
 
 import json
 import os
@@ -45,7 +45,8 @@ def test_a_slowed_link_is_named_and_its_neighbours_are_not_faster_than_their_int
                 job.terminate()
                 job.wait(20)
     done = subprocess.run([*RINGTAP, "analyze", str(run), "--json"], capture_output=True, check=True, timeout=120)
-    found = json.loads(done.stdout)["links"]
+    data = json.loads(done.stdout)
+    found, diagnosis = data["links"], data["diagnosis"]
     ring = {(row["source"], row["destination"]): row for row in found["rows"] if row["payload_bytes"] > 50_000_000}
     assert set(ring) == {("S0", "S2"), ("S2", "S1"), ("S1", "S0")}
     for (source, _), row in ring.items():
@@ -56,3 +57,8 @@ def test_a_slowed_link_is_named_and_its_neighbours_are_not_faster_than_their_int
     assert ring["S1", "S0"]["rate_bps"] > 0.7 * ring["S1", "S0"]["capacity_bps"]
     assert found["rows"][found["slowest"]] == ring["S1", "S0"]
     assert found["stands_out"]
+    # the bytes need 309 ms at the rate of the other interfaces, and 515 ms at this one's; a busy machine adds to both
+    cause = diagnosis["causes"][0]
+    assert (cause["name"], cause["node"], cause["nic"]) == ("slow link", "S1", "eth0")
+    assert cause["seconds"] == pytest.approx(0.515 - 0.309, rel=0.1)
+    assert sum(part["seconds"] for part in diagnosis["parts"]) == pytest.approx(diagnosis["iteration_s"])

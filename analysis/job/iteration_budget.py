@@ -1,0 +1,432 @@
+"""Splits the mean iteration into parts that add up: work of the ranks, waiting for slow ranks, and the network.
+
+In an iteration, the rank whose last gradient is ready last waits for the network alone. So its exposed communication is
+the network's part, what the other ranks wait longer than it is waiting for this rank, and what is left is work. These
+are durations, each by the clock of its own rank: no two clocks are compared. A part is then divided by its causes, each
+by a rule that needs evidence (docs/commands/analyze.md); what no rule claims stays in the part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+from scipy import ndimage, stats
+
+from ringtap.analysis.runs.samples_to_iterations import Integers, Numbers
+
+Mask = npt.NDArray[np.bool_]
+
+# parts in which nothing is wrong, by the order in which they are shown
+WORK = ("compute", "optimizer", "elsewhere")
+NETWORK = ("bandwidth", "network")
+UNEVEN = "uneven ranks"
+PARTS = (*WORK, UNEVEN, *NETWORK)
+# causes that can be removed
+SLOW_RANK, STALL = "slow rank", "stalls"
+OTHER_TRAFFIC, LOSS, SLOW_LINK, BUFFERS = "other traffic", "loss", "slow link", "socket buffers"
+NETWORK_STALL, SLOWER_NETWORK = "network stalls", "slower network"
+CAUSES = (SLOW_RANK, STALL, OTHER_TRAFFIC, LOSS, SLOW_LINK, BUFFERS, SLOWER_NETWORK, NETWORK_STALL)
+
+# a stall exceeds the median of so many iterations around it by this share of an iteration, and by so many standard
+# deviations of the others
+_AROUND, _STALL_SHARE, _STALL_SIGMAS = 31, 0.1, 6.0
+# a rank is slow where its median lateness exceeds this share of an iteration
+MIN_SHARE = 0.02
+# so often, at least, a slow rank is later than the median of the others in the time in which it is slow
+_LATE_SHARE = 0.6
+# chance that a rank or a difference of a healthy job is found
+_CHANCE = 1e-3
+# fewer iterations with a cause, or without it, are not compared
+MIN_COMPARED = 8
+# traffic of others that is less than this share of the training's own counts as none
+_QUIET_SHARE = 0.02
+_MIN_RETRANSMISSIONS = 0.5
+# means of so many successive stretches give the interval of a mean, as neighbouring iterations depend on each other
+_STRETCHES, _MIN_STRETCHES = 20, 4
+_CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """Times of the iterations in which the phases of all ranks are known.
+
+    Attributes:
+        ranks: numbers of the ranks.
+        iteration_s: length of each iteration.
+        exposed_s: communication after the last gradient was ready, shape (iterations, ranks).
+        compute_s, optimizer_s: likewise, forward and backward passes, and the optimizers' steps.
+        overlap_s: likewise, communication during the backward pass.
+    """
+
+    ranks: Integers
+    iteration_s: Numbers
+    exposed_s: Numbers
+    compute_s: Numbers
+    optimizer_s: Numbers
+    overlap_s: Numbers
+
+    @property
+    def work_s(self) -> dict[str, Numbers]:
+        """Time of each kind of `WORK`, shape (iterations, ranks)."""
+        elsewhere_s = self.iteration_s[:, None] - self.exposed_s - self.compute_s - self.optimizer_s
+        return dict(zip(WORK, (self.compute_s, self.optimizer_s, elsewhere_s), strict=True))
+
+
+@dataclass(frozen=True)
+class NetworkEvidence:
+    """What was recorded of the network in these iterations.
+
+    Attributes:
+        training_bytes: payload of the training between nodes, by iteration; None: not known.
+        other_bytes: likewise, of all other traffic.
+        retransmissions: segments that sockets sent again.
+        line_s: the shortest time in which the interfaces carry the training's payload of an iteration; None: their
+            capacity is not known.
+        usual_line_s: the same if slow interfaces were as fast as the median of all.
+        shared_line_s: the same as ``line_s`` with what other traffic leaves of the capacity.
+        limited_share: share of the time in which the training's connections have data to send but full buffers at one
+            of their ends limit them.
+    """
+
+    training_bytes: Numbers | None = None
+    other_bytes: Numbers | None = None
+    retransmissions: Numbers | None = None
+    line_s: float | None = None
+    usual_line_s: float | None = None
+    shared_line_s: float | None = None
+    limited_share: float = 0.0
+
+
+@dataclass(frozen=True)
+class Share:
+    """The seconds of an iteration that a part or a cause has.
+
+    Attributes:
+        name: one of `PARTS` or `CAUSES`.
+        seconds: mean over the iterations.
+        low_s, high_s: 95 % interval of the mean; None with too few iterations.
+        affected: the iterations in which it is.
+        rank: the rank that causes it; None: no rank, or all.
+        within: for a slow rank and for stalls, what takes longer: one of `WORK`.
+        is_computed: True if the cost follows from capacities, and not from iterations without the cause.
+        is_at_most: True if the cost may be less: communication that the delay hid would take longer without it, and
+            how much is not known without the capacity of the interfaces.
+    """
+
+    name: str
+    seconds: float
+    low_s: float | None
+    high_s: float | None
+    affected: Mask = field(repr=False)
+    rank: int | None = None
+    within: str = ""
+    is_computed: bool = False
+    is_at_most: bool = False
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Parts and causes, which add up to the mean iteration.
+
+    Attributes:
+        iteration_s: mean length of the iterations.
+        shares: parts and causes, without causes that were not found.
+        uncosted: causes that are there, but whose cost is not known, with the reason.
+        is_split: False if the network's time is not divided by the capacity of the interfaces.
+    """
+
+    iteration_s: float
+    shares: tuple[Share, ...]
+    uncosted: tuple[tuple[str, str], ...]
+    is_split: bool
+
+
+def split(times: RankTimes, evidence: NetworkEvidence) -> Budget:
+    """Divide the iterations into parts and causes.
+
+    Raises:
+        ValueError: the parts do not add up, as after a wrong join of the ranks.
+    """
+    count, ranks = times.exposed_s.shape
+    rows = np.arange(count)
+    last = times.exposed_s.argmin(axis=1)
+    network_s = times.exposed_s[rows, last]
+    waits_s = times.exposed_s - network_s[:, None]
+    is_other = np.ones((count, ranks), bool)
+    is_other[rows, last] = ranks == 1  # a rank alone is all there is
+    others = is_other.sum(axis=1)
+
+    def of_others(values: Numbers) -> Numbers:
+        mean: Numbers = np.where(is_other, values, 0.0).sum(axis=1) / others
+        return mean
+
+    waiting_s = of_others(waits_s) if ranks > 1 else np.zeros(count)
+    left = {name: of_others(values) for name, values in times.work_s.items()}
+    left |= {UNEVEN: waiting_s, "network": network_s}
+    hiding = _Hiding.of(times, last, evidence.line_s)
+    left |= {} if evidence.line_s is None else {"bandwidth": np.zeros(count)}
+    shares = [*_stalls(times, left, last, hiding), *_slow_ranks(times, left, waits_s, last, hiding)]
+    found, uncosted = _network_causes(times, evidence, left)
+    shares += found
+    is_split = evidence.line_s is not None
+    if evidence.line_s is not None:
+        is_open = any(name == OTHER_TRAFFIC for name, _ in uncosted)
+        shares += _by_capacity(evidence, is_open, times.overlap_s[rows, last], left)
+        uncosted = [(name, why) for name, why in uncosted if name not in {share.name for share in shares}]
+    shares += [_share(name, values, values != 0) for name, values in left.items()]
+    total_s, mean_s = sum(share.seconds for share in shares), float(times.iteration_s.mean())
+    if not abs(total_s - mean_s) <= 1e-6 * mean_s:
+        raise ValueError(f"the parts of an iteration are {total_s} s in all, the iteration {mean_s} s")
+    order = {name: number for number, name in enumerate((*WORK, *CAUSES, UNEVEN, *NETWORK))}
+    return Budget(mean_s, tuple(sorted(shares, key=lambda one: order[one.name])), tuple(uncosted), is_split)
+
+
+def _share(name: str, values: Numbers, affected: Mask, rank: int | None = None, within: str = "") -> Share:
+    """Return a share; its interval is from the iterations in which it is."""
+    mean, part, half = float(values.mean()), values[affected], None
+    stretches = min(_STRETCHES, len(part) // 2)
+    if stretches >= _MIN_STRETCHES:
+        means = [some.mean() for some in np.array_split(part, stretches)]
+        error = float(np.std(means, ddof=1)) / np.sqrt(stretches) * len(part) / len(values)
+        half = float(stats.t.ppf((1 + _CONFIDENCE) / 2, stretches - 1)) * error
+    low_s, high_s = (None, None) if half is None else (mean - half, mean + half)
+    return Share(name, mean, low_s, high_s, affected, rank, within)
+
+
+@dataclass
+class _Hiding:
+    """Knows how much of the exchange the backward pass of a late rank hides.
+
+    What the interfaces carry while the others wait for a late rank need not be sent after its last gradient. So a delay
+    costs less than it takes, and that part of it belongs to the bandwidth.
+
+    Attributes:
+        hidden_s: in each iteration, what is hidden more than is usual; None: the capacity of interfaces is not known.
+        longer_s: by how much the exchange begins earlier before the last gradient than is usual.
+    """
+
+    hidden_s: Numbers | None
+    longer_s: Numbers
+
+    @classmethod
+    def of(cls, times: RankTimes, last: Integers, line_s: float | None) -> _Hiding:
+        rows = np.arange(len(last))
+        overlap_s, others_s = times.overlap_s[rows, last], times.overlap_s.copy()
+        if others_s.shape[1] > 1:
+            others_s[rows, last] = np.nan
+        usual_s = float(np.median(np.nanmedian(others_s, axis=1)))
+        hidden_s = None
+        if line_s is not None:
+            hidden_s = np.maximum(max(line_s - usual_s, 0.0) - np.maximum(line_s - overlap_s, 0.0), 0.0)
+        return cls(hidden_s, np.maximum(overlap_s - usual_s, 0.0))
+
+    def cost(self, share: Share, delay_s: Numbers, left: dict[str, Numbers]) -> Share:
+        """Return what a delay costs, with the rest of ``share``; what it hides goes to the bandwidth."""
+        if self.hidden_s is None:
+            is_at_most = float(self.longer_s[share.affected].mean()) > MIN_SHARE * share.seconds
+            return replace(share, is_at_most=is_at_most)
+        kept_s = np.minimum(delay_s, self.hidden_s)
+        self.hidden_s = self.hidden_s - kept_s
+        left["bandwidth"] = left["bandwidth"] + kept_s
+        return _share(share.name, delay_s - kept_s, share.affected, share.rank, share.within)
+
+
+def _excess(values: Numbers, iteration_s: Numbers) -> tuple[Numbers, Mask]:
+    """Return by how much values exceed the median around them, and in which iterations it is a stall."""
+    if len(values) < MIN_COMPARED:
+        return np.zeros(len(values)), np.zeros(len(values), bool)
+    excess_s: Numbers = values - ndimage.median_filter(values, min(_AROUND, len(values)), mode="nearest")
+    sigma_s = 1.4826 * float(np.median(np.abs(excess_s)))
+    least_s = max(_STALL_SHARE * float(np.median(iteration_s)), _STALL_SIGMAS * sigma_s)
+    return excess_s, excess_s > least_s
+
+
+def _stalls(times: RankTimes, left: dict[str, Numbers], last: Integers, hiding: _Hiding) -> list[Share]:
+    """Take the stalls of single ranks, and of all, out of the parts."""
+    found = []
+    for name in WORK:
+        excess_s, stalled = _excess(left[name], times.iteration_s)
+        if stalled.any():
+            cost_s = np.where(stalled, excess_s, 0.0)
+            left[name] = left[name] - cost_s
+            found.append(hiding.cost(_share(STALL, cost_s, stalled, within=name), cost_s, left))
+    excess_s, stalled = _excess(left[UNEVEN], times.iteration_s)
+    for number in np.unique(last[stalled]).tolist():
+        mine = stalled & (last == number)
+        cost_s = np.where(mine, excess_s, 0.0)
+        left[UNEVEN] = left[UNEVEN] - cost_s
+        share = _share(STALL, cost_s, mine, int(times.ranks[number]), slower_in(times, number, mine))
+        found.append(hiding.cost(share, cost_s, left))
+    return found
+
+
+def slower_in(times: RankTimes, number: int, rows: Mask) -> str:
+    """Return the kind of work that takes a rank longest in some iterations, against the other ranks."""
+    others = np.arange(len(times.ranks)) != number
+    longer_s = {
+        name: float((values[rows, number] - values[rows][:, others].mean(axis=1)).mean())
+        for name, values in times.work_s.items()
+    }
+    return max(longer_s, key=lambda name: longer_s[name])
+
+
+def _slow_ranks(
+    times: RankTimes, left: dict[str, Numbers], waits_s: Numbers, last: Integers, hiding: _Hiding
+) -> list[Share]:
+    """Take what ranks cost that are slow throughout, or for a while, out of the waiting.
+
+    The cost is what the waiting for the last rank would be shorter if each slow rank were as late as the median rank.
+    """
+    count, ranks = waits_s.shape
+    if ranks < 2 or count < MIN_COMPARED:
+        return []
+    usual_s, shift_s = float(np.median(times.iteration_s)), np.zeros((count, ranks))
+    for number in range(ranks):
+        late_s = np.median(np.delete(waits_s, number, axis=1), axis=1) - waits_s[:, number]
+        for span in _late_spans(late_s, _CHANCE / ranks):
+            by_s = float(np.median(late_s[span]))
+            if by_s > MIN_SHARE * usual_s:
+                shift_s[span, number] = by_s
+    if not shift_s.any():
+        return []
+    saved_s = (waits_s + shift_s).min(axis=1)
+    found = []
+    for number in np.flatnonzero(shift_s.any(axis=0)).tolist():
+        cost_s = np.where(last == number, saved_s, 0.0)
+        slow = shift_s[:, number] > 0
+        within = slower_in(times, number, slow)
+        # if several ranks are slow, what those cost that are not the last is in the work of the others
+        waited_s = np.minimum(cost_s, left[UNEVEN])
+        left[UNEVEN] = left[UNEVEN] - waited_s
+        left[within] = left[within] - (cost_s - waited_s)
+        share = _share(SLOW_RANK, cost_s, slow, int(times.ranks[number]), within)
+        found.append(hiding.cost(share, cost_s, left))
+    return found
+
+
+def _late_spans(late_s: Numbers, chance: float) -> list[slice]:
+    """Return the spans in which a rank is late too often for chance, which makes a rank late in half of them."""
+    found, open_spans = [], [(0, len(late_s))]
+    spans = max(len(late_s) ** 2 / 2, 1.0)
+    score = np.where(late_s > 0, 1 - _LATE_SHARE, -_LATE_SHARE)
+    while open_spans:
+        begin, end = open_spans.pop()
+        first, after = _largest_sum(score[begin:end])
+        late = late_s[begin + first : begin + after]
+        if not len(late) or stats.binom.sf((late > 0).sum() - 1, len(late), 0.5) >= chance / spans:
+            continue
+        # the ends are where it is nearer to its lateness than to none
+        by_s = float(np.median(late))
+        first, after = _largest_sum(np.clip(late_s[begin:end] - by_s / 2, -by_s, by_s))
+        found.append(slice(begin + first, begin + after))
+        open_spans += [(begin, begin + first), (begin + after, end)]
+    return found
+
+
+def _largest_sum(score: Numbers) -> tuple[int, int]:
+    """Return the begin and the end of the stretch with the largest sum; an empty one if no value is positive."""
+    total = np.concatenate(([0.0], np.cumsum(score)))
+    least = np.minimum.accumulate(total)
+    end = int((total - least).argmax())
+    return int(total[: end + 1].argmin()), end
+
+
+def _network_causes(
+    times: RankTimes, evidence: NetworkEvidence, left: dict[str, Numbers]
+) -> tuple[list[Share], list[tuple[str, str]]]:
+    """Take what other traffic and loss cost out of the network's part, by iterations with them and without."""
+    found: list[Share] = []
+    uncosted: list[tuple[str, str]] = []
+    clear = np.ones(len(times.iteration_s), bool)
+    if evidence.other_bytes is not None and evidence.training_bytes is not None:
+        usual_bytes = float(np.median(evidence.training_bytes))
+        loaded = (evidence.other_bytes > _QUIET_SHARE * usual_bytes) & (usual_bytes > 0)
+        found += _by_comparison(OTHER_TRAFFIC, loaded, clear, left, uncosted)
+        clear &= ~loaded
+    if evidence.retransmissions is not None:
+        lossy = evidence.retransmissions >= _MIN_RETRANSMISSIONS
+        found += _by_comparison(LOSS, lossy, clear, left, uncosted)
+    excess_s, stalled = _excess(left["network"], times.iteration_s)
+    if stalled.any():
+        cost_s = np.where(stalled, excess_s, 0.0)
+        left["network"] = left["network"] - cost_s
+        found.append(_share(NETWORK_STALL, cost_s, stalled))
+    slower = _slower_stretch(left["network"], MIN_SHARE * float(np.median(times.iteration_s)))
+    if slower.any():
+        cost_s = np.where(slower, left["network"] - left["network"][~slower].mean(), 0.0)
+        left["network"] = left["network"] - cost_s
+        found.append(_share(SLOWER_NETWORK, cost_s, slower))
+    return found, uncosted
+
+
+def _slower_stretch(values: Numbers, least_s: float) -> Mask:
+    """Return the iterations of the stretch, or before and after it, in which values are higher; none if none are."""
+    total = np.concatenate(([0.0], np.cumsum(values - values.mean())))
+    first, after = sorted((int(total.argmin()), int(total.argmax())))
+    inside = np.zeros(len(values), bool)
+    inside[first:after] = True
+    if min(inside.sum(), (~inside).sum()) < MIN_COMPARED:
+        return np.zeros(len(values), bool)
+    slower = inside if values[inside].mean() > values[~inside].mean() else ~inside
+    by_s = float(np.median(values[slower]) - np.median(values[~slower]))
+    p = stats.mannwhitneyu(values[slower], values[~slower], alternative="greater").pvalue
+    # the stretch was chosen among all of them
+    is_found = by_s >= least_s and p < _CHANCE / len(values) ** 2
+    return slower if is_found else np.zeros(len(values), bool)
+
+
+def _by_comparison(
+    name: str, with_it: Mask, among: Mask, left: dict[str, Numbers], uncosted: list[tuple[str, str]]
+) -> Sequence[Share]:
+    """Return a cause by which the network takes longer than without it; none if it does not take longer."""
+    mine, without = with_it & among, ~with_it & among
+    if not mine.any():
+        return ()
+    if without.sum() < MIN_COMPARED:
+        uncosted.append((name, f"{without.sum()} of {len(mine)} iterations are without it"))
+        return ()
+    network_s = left["network"]
+    if stats.mannwhitneyu(network_s[mine], network_s[without], alternative="greater").pvalue > _CHANCE:
+        return ()
+    cost_s = np.where(mine, network_s - network_s[without].mean(), 0.0)
+    if cost_s.mean() <= 0:
+        return ()
+    left["network"] = network_s - cost_s
+    return (_share(name, cost_s, mine),)
+
+
+def _by_capacity(
+    evidence: NetworkEvidence, is_shared: bool, overlap_s: Numbers, left: dict[str, Numbers]
+) -> list[Share]:
+    """Take the time that the interfaces need for the training's bytes out of the network's part.
+
+    What they carry during the backward pass is not in it. Of the rest, full buffers have the share of the time in which
+    they limit the connections. ``is_shared`` is true if other traffic is there throughout,
+    so that only the capacity says what it costs.
+    """
+    assert evidence.line_s is not None
+
+    def needed_s(line_s: float) -> Numbers:
+        seconds: Numbers = np.clip(line_s - overlap_s, 0, np.maximum(network_s, 0))
+        return seconds
+
+    network_s = left["network"]
+    line_s = needed_s(evidence.line_s)
+    usual_s, shared_s = line_s, line_s
+    if evidence.usual_line_s is not None:
+        usual_s = np.minimum(needed_s(evidence.usual_line_s), line_s)
+    if is_shared and evidence.shared_line_s is not None:
+        shared_s = np.maximum(needed_s(evidence.shared_line_s), line_s)
+    left["network"] = network_s - shared_s
+    left["bandwidth"] = left["bandwidth"] + usual_s
+    limited_s = evidence.limited_share * np.maximum(left["network"], 0)
+    left["network"] = left["network"] - limited_s
+    costs_s = {OTHER_TRAFFIC: shared_s - line_s, SLOW_LINK: line_s - usual_s, BUFFERS: limited_s}
+    return [
+        replace(_share(name, cost_s, cost_s > 0), is_computed=True)
+        for name, cost_s in costs_s.items()
+        if cost_s.mean() > 0
+    ]

@@ -1,0 +1,212 @@
+"""Writes the verdict on a job: the main cause and its cost, what is left without it, and the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ringtap.analysis.job.iteration_budget import (
+    BUFFERS,
+    LOSS,
+    MIN_SHARE,
+    NETWORK_STALL,
+    OTHER_TRAFFIC,
+    SLOW_LINK,
+    SLOW_RANK,
+    SLOWER_NETWORK,
+    STALL,
+    UNEVEN,
+    WORK,
+)
+from ringtap.core.units import counted, format_duration, format_rate, format_size
+
+Cause = Mapping[str, Any]
+_WITHIN = {
+    "compute": "compute (forward and backward pass)",
+    "optimizer": "the optimizer step",
+    "elsewhere": "what is outside of the passes and the optimizer (loading data, Python)",
+}
+_PARTS = {
+    "compute": "compute",
+    "optimizer": "optimizer step",
+    "elsewhere": "outside of these: loading data, Python",
+    SLOW_RANK: "waiting for rank {rank}, which is slow",
+    STALL: "stalls of {who}: {within}",
+    OTHER_TRAFFIC: "waiting for other traffic",
+    LOSS: "waiting for lost segments",
+    SLOW_LINK: "waiting for a slow link",
+    BUFFERS: "waiting for room in socket buffers",
+    SLOWER_NETWORK: "a network that was slower for a while, cause not known",
+    NETWORK_STALL: "stalls of the network, cause not known",
+    UNEVEN: "waiting for whichever rank is last",
+    "bandwidth": "the gradients' bytes at the rate of the interfaces",
+    "network": "the rest of the exchange: latency, processing, causes not known",
+}
+# work with this share of an iteration bounds it
+_MAIN_SHARE = 0.5
+# other programs that keep so many more processors busy on a node than on the others are named
+_OTHER_CORES = 0.5
+_UNEXPLAINED = "nothing that was recorded says why"
+
+
+def verdict(diagnosis: Mapping[str, Any]) -> list[str]:
+    """Return the verdict in a few sentences; ``diagnosis`` is from `ringtap.analysis.job.diagnosis.diagnose`."""
+    if diagnosis["why"]:
+        return [f"Why an iteration takes this long cannot be told: {diagnosis['why']}."]
+    causes, iteration_s = named(diagnosis), diagnosis["iteration_s"]
+    if not causes:
+        return [*_healthy(diagnosis), *_unknown(diagnosis)]
+    first, *others = (_SENTENCES[cause["name"]](cause) for cause in causes)
+    lines = [f"{first}.", *(f"Also: {sentence[0].lower()}{sentence[1:]}." for sentence in others)]
+    left_s = iteration_s - sum(cause["seconds"] for cause in causes)
+    without = f"Without {'these' if others else 'it'} an iteration would take {format_duration(left_s)}"
+    lines.append(f"{without} instead of {format_duration(iteration_s)}.")
+    return [*lines, f"Next: {_STEPS[causes[0]['name']](causes[0])}.", *_unknown(diagnosis)]
+
+
+def named(diagnosis: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the causes that cost enough to be named: 2 % of an iteration, and more than nothing for certain."""
+    return [
+        cause
+        for cause in diagnosis["causes"]
+        if cause["share"] >= MIN_SHARE and (cause["low_s"] is None or cause["low_s"] > 0)
+    ]
+
+
+def parts_rows(diagnosis: Mapping[str, Any]) -> Sequence[tuple[str, str, str, str]]:
+    """Return the rows of a table of the parts: words, time, half of the interval, and share of the iteration."""
+    rows = []
+    for part in diagnosis["parts"]:
+        rank = part.get("rank")
+        who, within = "all ranks" if rank is None else f"rank {rank}", _WITHIN.get(part.get("within") or "", "")
+        words = _PARTS[part["name"]].format(rank=rank, who=who, within=within)
+        seconds = round(part["seconds"], 9) + 0.0  # rounding errors are below, and no part is -0
+        half_s = 0.0 if part["high_s"] is None else round(part["high_s"] - part["seconds"], 9)
+        interval = f"± {format_duration(half_s)}" if half_s > 0 else "-"
+        rows.append((words, format_duration(seconds), interval, f"{part['share']:.1%}"))
+    return rows
+
+
+def _unknown(diagnosis: Mapping[str, Any]) -> list[str]:
+    by_why: dict[str, list[str]] = {}
+    for item in diagnosis["unknown"]:
+        by_why.setdefault(item["why"], []).append(item["cause"])
+    return [f"Cannot be told: {', '.join(names)} ({why})." for why, names in by_why.items()]
+
+
+def _cost(cause: Cause) -> str:
+    """Return the cost of a cause: of the mean iteration and, unless it is there throughout, of each one that has it."""
+    about = "at most " if cause["is_at_most"] else "about " if cause["is_computed"] else ""
+    mean = f"{about}{format_duration(cause['seconds'])} ({cause['share']:.0%}) of the mean iteration"
+    if cause["is_throughout"]:
+        return mean
+    each = format_duration(cause["seconds"] * cause["of"] / cause["iterations"])
+    begin, end = (f"{cause[name]:.1f}" for name in ("from_s", "to_s"))
+    return f"{mean}, {each} in each of {counted(cause['iterations'], 'iteration')} from {begin} to {end} s"
+
+
+def _slow_rank(cause: Cause) -> str:
+    here, usual = format_duration(cause["here_s"]), format_duration(cause["usual_s"])
+    who = f"Rank {cause['rank']} (node {cause['node']}) makes the others wait"
+    return f"{who}: {_cost(cause)}; {_WITHIN[cause['within']]} takes it {here}, the others {usual}"
+
+
+def _stall(cause: Cause) -> str:
+    who, usually = "All ranks stall", "usually"
+    if cause["rank"] is not None:
+        who, usually = f"Rank {cause['rank']} (node {cause['node']}) stalls", "on the others"
+    usual = "" if cause["usual_s"] is None else f", {usually} {format_duration(cause['usual_s'])}"
+    here = f"{_WITHIN[cause['within']]} takes {format_duration(cause['here_s'])} in them"
+    return f"{who}: {_cost(cause)}; {here}{usual}"
+
+
+def _slow_link(cause: Cause) -> str:
+    rate, usual = format_rate(cause["rate_bps"]), format_rate(cause["usual_bps"])
+    if cause["nic"] is None:
+        which = f"The link from {cause['source']} to {cause['destination']} is slow: {_cost(cause)}"
+        return f"{which}; it carries {rate} while it has data to send, the interfaces can carry {usual}"
+    which = f"The interface {cause['nic']} of {cause['node']} is slow: {_cost(cause)}"
+    return f"{which}; it carries at most {rate} of payload, the others {usual}"
+
+
+def _ends(cause: Cause) -> str:
+    return f"from {cause['source']} to {cause['destination']}"
+
+
+_SENTENCES: dict[str, Callable[[Cause], str]] = {
+    SLOW_RANK: _slow_rank,
+    STALL: _stall,
+    OTHER_TRAFFIC: lambda cause: (
+        f"Other traffic slows the exchange: {_cost(cause)}; it has {format_rate(cause['rate_bps'])}, "
+        f"mostly {_ends(cause)}"
+    ),
+    LOSS: lambda cause: (
+        f"Loss slows the exchange: {_cost(cause)}; {cause['retransmissions']:.3g} segments are sent again in each of "
+        f"them, mostly {_ends(cause)}"
+    ),
+    SLOW_LINK: _slow_link,
+    BUFFERS: lambda cause: f"Full socket buffers slow the exchange: {_cost(cause)}",
+    SLOWER_NETWORK: lambda cause: f"The exchange takes longer for a while: {_cost(cause)}; {_UNEXPLAINED}",
+    NETWORK_STALL: lambda cause: f"The network stalls: {_cost(cause)}; {_UNEXPLAINED}",
+}
+
+
+def _look_at_rank(cause: Cause) -> str:
+    node = cause["node"]
+    if (cause["other_cores"] or 0) >= _OTHER_CORES:
+        more = f"{cause['other_cores']:.2g} processors more busy than on the other nodes"
+        return f"end the other programs on {node}, which keep {more}"
+    if cause["within"] == "elsewhere":
+        who = "the ranks do" if cause["rank"] is None else f"rank {cause['rank']} does"
+        return f"look at what {who} between two iterations: data loading, checkpoints, validation, logging"
+    where = "the nodes with nodes" if node is None else f"{node} with a node"
+    return f"compare {where} without this fault: clock rate and temperature, other programs, the rank's batch"
+
+
+def _look_at_link(cause: Cause) -> str:
+    if cause["nic"] is None:
+        return f"look at the switches and cables on the way {_ends(cause)}"
+    return f"look at {cause['nic']} of {cause['node']}: its speed (ethtool {cause['nic']}) and its limit (tc qdisc)"
+
+
+def _record_packets(_: Cause) -> str:
+    return "record packets around slow iterations: ringtap run --collect default,packets --packets-around-slow p99"
+
+
+_STEPS: dict[str, Callable[[Cause], str]] = {
+    SLOW_RANK: _look_at_rank,
+    STALL: _look_at_rank,
+    OTHER_TRAFFIC: lambda cause: f"move the traffic {_ends(cause)} to another time or another link",
+    LOSS: lambda cause: f"look for errors and drops on the way {_ends(cause)}: cables, full queues",
+    SLOW_LINK: _look_at_link,
+    BUFFERS: lambda _: "let the kernel use larger buffers: sysctl net.ipv4.tcp_wmem net.ipv4.tcp_rmem",
+    SLOWER_NETWORK: _record_packets,
+    NETWORK_STALL: _record_packets,
+}
+
+
+def _healthy(diagnosis: Mapping[str, Any]) -> list[str]:
+    """Return what bounds an iteration in which no cause is named."""
+    share = {part["name"]: part["share"] for part in diagnosis["parts"]}
+    work, uneven = sum(share.get(name, 0.0) for name in WORK), share[UNEVEN]
+    line, bandwidth, rest = diagnosis["line"], share.get("bandwidth", 0.0), share["network"]
+    begin = "No fault found:"
+    if work >= _MAIN_SHARE:
+        most = f"a faster network would save at most {bandwidth + rest:.0%}"
+        return [f"{begin} the ranks' own work takes {work:.0%} of an iteration, {most}."]
+    if uneven > bandwidth + rest:
+        text = f"{begin} waiting for whichever rank is last takes {uneven:.0%} of an iteration."
+        return [text, "Next: give the ranks equal work, such as batches of equal length."]
+    if line is None:
+        text = f"{begin} the exchange after the last gradient takes {rest:.0%} of an iteration"
+        return [f"{text}; whether it fills the network cannot be told."]
+    size, rate = format_size(line["bytes"]), format_rate(line["capacity_bps"])
+    if bandwidth >= rest:
+        text = f"{begin} the interfaces need {bandwidth:.0%} of an iteration for its bytes"
+        step = "a faster network, or fewer bytes (a communication hook such as fp16_compress_hook)"
+        simulate = "ringtap workload simulate says what a rate would give"
+        return [f"{text} ({size} of payload at {rate}).", f"Next: {step}; {simulate}."]
+    text = f"{begin} the exchange after the last gradient takes {bandwidth + rest:.0%} of an iteration"
+    needs = f"its bytes need {bandwidth:.0%} at the rate of the interfaces ({size} at {rate})"
+    step = "Next: try larger buckets (bucket_cap_mb of DistributedDataParallel)."
+    return [f"{text}, and {needs}: the rest is latency and processing.", step]

@@ -1,0 +1,278 @@
+"""Faults injected into real jobs on the testbed, and what ``ringtap analyze`` says of them.
+
+python benchmarks/diagnosis.py FOLDER [--quick] [--seeds FIRST:LAST] [--only KIND,...] [-o FILE]
+
+Each seed is a round of jobs, a third of them healthy, with a model, sizes and times of its own. A fault begins in the
+middle of a job, or is there throughout; then the healthy job of the same model says what an iteration takes without it.
+The table has precision and recall by kind; the last line is one JSON object. --quick is one round in 5 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import _checkout  # noqa: F401 -- first: lets the others import ringtap
+from _result import write_result
+
+from ringtap.agents.testbed.start_testbed import RunningTestbed
+from ringtap.agents.testbed.topology import TestbedSpec
+
+JOB = Path(__file__).with_name("_diagnosis_job.py")
+RATE_BPS, PORT, LIMIT_S, WARM_UP = 200_000_000, 29_811, 90, 3
+HOSTS = ("S0", "S1", "S2")
+RINGTAP = [sys.executable, "-m", "ringtap"]
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "GLOO_SOCKET_IFNAME": "eth0"}
+# parameters, layers, bucket size and compute time: bound by computation, by bandwidth, and by many small messages
+MODELS = {
+    "compute": (60_000, 8, 100_000, 0.08),
+    "bandwidth": (400_000, 8, 400_000, 0.05),
+    "messages": (100_000, 40, 10_000, 0.03),
+}
+# the causes that each kind of fault may be called
+EXPECTED = {
+    "slow rank": {"slow rank"},
+    "stalls": {"stalls"},
+    "pauses": {"stalls", "slow rank"},
+    "slow link": {"slow link", "slower network"},
+    "loss": {"loss"},
+    "other traffic": {"other traffic"},
+}
+
+
+def jobs_of(seed: int) -> Iterator[dict[str, Any]]:
+    """Yield a round of jobs: a healthy and an uneven one of each model, and faults of all kinds."""
+    chance = random.Random(seed)
+    shapes = {}
+    for name, (parameters, layers, bucket_bytes, compute_s) in MODELS.items():
+        size, pace = chance.uniform(0.7, 1.4), chance.uniform(0.7, 1.4)
+        shapes[name] = {
+            "parameters": round(parameters * size),
+            "layers": layers,
+            "bucket_bytes": bucket_bytes,
+            "compute_s": round(compute_s * pace, 4),
+            "iterations": 80,
+            "uneven": 0.0,
+            "affected": (0, 0),
+            "fault": {"kind": "healthy"},
+            "seed": seed,
+        }
+    for name, shape in shapes.items():
+        yield shape | {"model": name}
+        yield shape | {"model": name, "uneven": chance.uniform(0.02, 0.15)}
+    rank = chance.randrange(len(HOSTS))
+    faults: list[dict[str, Any]] = [
+        {"kind": "slow rank", "rank": rank, "share": chance.choice((0.05, 0.2, 0.5))},
+        {"kind": "stalls", "rank": rank, "every": 9, "seconds": chance.uniform(0.1, 0.6)},
+        {"kind": "stalls", "every": 11, "seconds": chance.uniform(0.1, 0.6)},
+        {"kind": "pauses", "rank": rank, "often": 0.08, "seconds": chance.uniform(0.1, 0.4)},
+        {"kind": "slow link", "host": HOSTS[rank], "rate_share": chance.choice((0.9, 0.7, 0.4))},
+        {"kind": "loss", "host": HOSTS[rank], "loss_pct": chance.choice((0.1, 1.0))},
+        {"kind": "other traffic", "host": HOSTS[rank], "load_share": chance.uniform(0.2, 0.8)},
+    ]
+    for fault in faults:
+        model = chance.choice(list(MODELS))
+        begins = (25, 60) if chance.random() < 0.5 else (0, 80)
+        yield shapes[model] | {"model": model, "fault": fault, "affected": begins}
+
+
+class Case:
+    """One job on the testbed, with its fault."""
+
+    def __init__(self, testbed: RunningTestbed, spec: TestbedSpec, item: dict[str, Any], folder: Path) -> None:
+        self._testbed, self._spec, self._item, self._folder = testbed, spec, item, folder
+        self._times = folder / "times.txt"
+        self._others: list[subprocess.Popen[bytes]] = []
+
+    def run(self) -> list[float]:
+        """Run the job and return the lengths of its iterations."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True)
+        self._times.touch()
+        begin, end = self._item["affected"]
+        jobs = []
+        if begin == 0:
+            self._fault(True)
+        try:
+            jobs = [self._rank(rank) for rank in range(len(HOSTS))]
+            for until, is_on in ((begin, True), (end, False)):
+                if 0 < until < self._item["iterations"]:
+                    self._wait(until, jobs)
+                    self._fault(is_on)
+            for job in jobs:
+                if job.wait(LIMIT_S):
+                    sys.exit(f"{self._folder}: a rank ended with {job.returncode}")
+        finally:
+            for job in jobs:
+                job.terminate()
+                job.wait()
+            self._fault(False)
+        ends = [float(line) for line in self._times.read_text().split()]
+        return [after - before for before, after in pairwise(ends)]
+
+    def _rank(self, rank: int) -> subprocess.Popen[bytes]:
+        host, world = HOSTS[rank], len(HOSTS)
+        record = [*RINGTAP, "run", "--every", "20ms", "--join", self._folder / "run", "--node", host, "--"]
+        command = [*record, sys.executable, JOB, json.dumps(self._item), self._times]
+        own = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": PORT}
+        environment = os.environ | ENVIRONMENT | {name: str(value) for name, value in own.items()}
+        environment["MASTER_ADDR"] = self._spec.training_ip(HOSTS[0])
+        with (self._folder / f"{host}.txt").open("w") as output:
+            words = self._testbed.command(host, *map(str, command))
+            return subprocess.Popen(words, stdout=output, stderr=output, env=environment)
+
+    def _wait(self, iteration: int, jobs: list[subprocess.Popen[bytes]]) -> None:
+        deadline_s = time.monotonic() + LIMIT_S
+        while self._times.read_text().count("\n") < iteration and time.monotonic() < deadline_s:
+            if any(job.poll() for job in jobs):
+                return
+            time.sleep(0.005)
+
+    def _on(self, host: str, *words: str) -> None:
+        subprocess.run(self._testbed.command(host, *words), check=True, capture_output=True, timeout=20)
+
+    def _fault(self, is_on: bool) -> None:
+        """Begin or end a fault of the network."""
+        fault = self._item["fault"]
+        kind, host = fault["kind"], fault.get("host", "")
+        if kind in ("slow link", "loss"):
+            share = fault.get("rate_share", 1) if is_on else 1
+            limit = ["rate", f"{round(share * RATE_BPS)}bit", "burst", "65500b", "latency", "13.4ms"]
+            self._on(host, "tc", "qdisc", "replace", "dev", "eth0", "root", "handle", "1:", "tbf", *limit)
+            if kind == "loss" and is_on:
+                lose = ["netem", "loss", f"{fault['loss_pct']}%", "limit", "1000"]
+                self._on(host, "tc", "qdisc", "add", "dev", "eth0", "parent", "1:1", "handle", "10:", *lose)
+        if kind == "other traffic" and is_on:
+            self._send(host, round(fault["load_share"] * RATE_BPS))
+        if not is_on:
+            for process in self._others:
+                process.terminate()
+                process.wait()
+            self._others = []
+
+    def _send(self, host: str, load_bps: int) -> None:
+        to = HOSTS[(HOSTS.index(host) + 1) % len(HOSTS)]
+        end = f"{self._spec.cross_ip(to)}:5001"
+        plan = self._folder / "plan"
+        words = ["--kind", "consistent", "--load", f"{load_bps}bit", "--duration", "60s", "--scale", "100", "--to", end]
+        subprocess.run([*RINGTAP, "traffic", "plan", *words, "-o", plan], check=True, capture_output=True)
+        environment = os.environ | {"RINGTAP_TOKEN": "t"}
+        for name, command in ((to, ["serve", "--bind", end]), (host, ["send", plan])):
+            if name == host:
+                command += ["--source", self._spec.cross_ip(host)]
+            words = self._testbed.command(name, *RINGTAP, "traffic", *map(str, command))
+            self._others.append(
+                subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            )
+
+
+def diagnosed(folder: Path) -> dict[str, Any]:
+    """Return the diagnosis of a run."""
+    done = subprocess.run([*RINGTAP, "analyze", folder / "run", "--json"], capture_output=True, text=True, check=True)
+    data = json.loads(done.stdout)
+    found: dict[str, Any] = data["diagnosis"]
+    return found
+
+
+def judged(item: dict[str, Any], seconds: list[float], usual_s: float | None, found: dict[str, Any]) -> dict[str, Any]:
+    """Compare a diagnosis with what the fault really cost."""
+    from ringtap.analysis.job.verdict import named
+
+    begin, end = item["affected"]
+    kind, measured = item["fault"]["kind"], range(WARM_UP, len(seconds))
+    cost_s, mean_s = 0.0, statistics.fmean(seconds[number] for number in measured)
+    if kind != "healthy":
+        without = [seconds[number] for number in measured if not begin <= number + 1 < end]
+        cost_s = mean_s - (statistics.fmean(without) if without else usual_s or mean_s)
+    causes = [] if found["why"] else named(found)
+    fault = item["fault"]
+    right = [
+        cause
+        for cause in causes
+        if cause["name"] in EXPECTED.get(kind, ()) and fault.get("rank", cause["rank"]) == cause["rank"]
+    ]
+    return {
+        "kind": kind,
+        "model": item["model"],
+        "is_throughout": item["affected"] == (0, item["iterations"]),
+        "fault": fault,
+        "mean_s": mean_s,
+        "cost_s": cost_s,
+        "share": cost_s / mean_s,
+        "right": [cause["name"] for cause in right],
+        "wrong": [cause["name"] for cause in causes if cause not in right],
+        "found_s": sum(cause["seconds"] for cause in right),
+        "unknown": [unknown["cause"] for unknown in found["unknown"]],
+        "why": found["why"],
+    }
+
+
+def main() -> int:
+    """Print a line per job, a table per kind and, last, one JSON object."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="for the runs; only those with a wrong verdict are kept")
+    parser.add_argument("--quick", action="store_true", help="one round")
+    parser.add_argument("--seeds", default="1:5", metavar="FIRST:LAST", help="rounds (default 1:5)")
+    parser.add_argument("--only", metavar="KIND,...", help="kinds of faults, beside the healthy jobs")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write the JSON object to a file")
+    options = parser.parse_args()
+    first, last = (1, 1) if options.quick else map(int, options.seeds.split(":"))
+    rows = []
+    spec = TestbedSpec("diagnose", HOSTS, RATE_BPS)
+    with RunningTestbed(spec, verify=False) as testbed:
+        for seed in range(first, last + 1):
+            usual_s: dict[str, float] = {}
+            for number, item in enumerate(jobs_of(seed)):
+                kind = item["fault"]["kind"]
+                if options.only and kind not in ("healthy", *options.only.split(",")):
+                    continue
+                folder = options.folder / f"{seed}-{number}"
+                seconds = Case(testbed, spec, item, folder).run()
+                if kind == "healthy" and not item["uneven"]:
+                    usual_s[item["model"]] = statistics.fmean(seconds[WARM_UP:])
+                row = judged(item, seconds, usual_s.get(item["model"]), diagnosed(folder)) | {"folder": str(folder)}
+                rows.append(row)
+                told = f"right: {row['right']}, wrong: {row['wrong']}, unknown: {row['unknown']} {row['why']}"
+                cost = f"costs {1e3 * row['cost_s']:.1f} ms ({row['share']:.0%}), found {1e3 * row['found_s']:.1f} ms"
+                print(
+                    f"{seed}-{number} {kind} {row['model']} of {1e3 * row['mean_s']:.0f} ms: {cost}; {told}", flush=True
+                )
+    print(table(rows))
+    write_result({"rows": rows}, options.output)
+    return 0
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return precision and recall by kind as a Markdown table."""
+    lines = [
+        "| kind | jobs | named of ≥ 10 % | named of 3 to 10 % | wrong | error of the cost (median) |",
+        "|---|" + "---|" * 5,
+    ]
+    wrong = Counter(name for row in rows for name in row["wrong"])
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        mine = [row for row in rows if row["kind"] == kind]
+        cells = []
+        for least, most in ((0.1, 9.0), (0.03, 0.1)):
+            some = [row for row in mine if least <= row["share"] < most]
+            cells.append(f"{sum(bool(row['right']) for row in some)} of {len(some)}" if some else "-")
+        errors = [abs(row["found_s"] / row["cost_s"] - 1) for row in mine if row["right"] and row["share"] >= 0.03]
+        error = f"{statistics.median(errors):.0%}" if errors else "-"
+        false = sum(bool(row["wrong"]) for row in mine)
+        lines.append(f"| {kind} | {len(mine)} | {' | '.join(cells)} | {false} | {error} |")
+    return "\n".join([*lines, f"wrong: {dict(wrong)}"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

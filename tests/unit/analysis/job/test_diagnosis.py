@@ -1,0 +1,157 @@
+import json
+import shutil
+
+import pytest
+
+from ringtap.analysis.job import diagnosis
+from ringtap.analysis.job.run import open_job
+from ringtap.analysis.job.verdict import named, parts_rows, verdict
+from tests.gold.job_run import Truth, write_ddp_job
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+PAYLOAD_SHARE = 1448 / 1514
+
+
+def written(path, *, rates_bps=(), **truth):
+    """A job of 40 iterations of 200 ms, 20 ms of which are the network's; interfaces have these rates."""
+    known = {
+        "iterations": 40,
+        "compute_ms": (100, 100, 100),
+        "offsets_ns": (0, 0, 0),
+        "cross_bytes": 0,
+        "resent_bytes": 0,
+    }
+    write_ddp_job(path, Truth(**known | truth))
+    for rank, rate_bps in enumerate(rates_bps):
+        node = path / "nodes" / f"n{rank}" / "node.json"
+        nic = {"mtu": 1500, "addresses": [f"10.0.0.{rank + 1}"]}
+        facts = {"cpus": 4, "nics": {"eth0": nic}, "links": {"eth0": {"qdisc": "tbf", "rate_bps": rate_bps}}}
+        node.write_text(json.dumps(json.loads(node.read_text()) | {"before": facts}))
+    return open_job(path)
+
+
+def seconds_of(job):
+    return {part["name"]: part["seconds"] for part in job.diagnosed["parts"]}
+
+
+def test_a_healthy_job_has_no_cause_and_its_parts_add_up(tmp_path):
+    job = written(tmp_path / "job")
+    found = job.diagnosed
+    assert (found["why"], found["causes"], found["iterations"]) == ("", [], 38)
+    assert sum(part["seconds"] for part in found["parts"]) == pytest.approx(found["iteration_s"])
+    assert seconds_of(job) == pytest.approx(
+        {"compute": 0.1, "optimizer": 0.08, "elsewhere": 0, "uneven ranks": 0, "network": 0.02}, abs=1e-6
+    )
+    assert job.diagnosis.empty
+    first, unknown = verdict(found)
+    assert (
+        first
+        == "No fault found: the ranks' own work takes 90% of an iteration, a faster network would save at most 10%."
+    )
+    assert unknown == (
+        "Cannot be told: slow link (it is not known how fast the interface of n0 with the address 10.0.0.1 is)."
+    )
+    assert [row[1] for row in parts_rows(found)] == ["100 ms", "80 ms", "0 s", "0 s", "20 ms"]
+    json.dumps(found, allow_nan=False)
+
+
+def test_a_slow_rank_is_named_with_what_takes_it_longer(tmp_path):
+    job = written(tmp_path / "job", compute_ms=(100, 130, 100))
+    (row,) = job.diagnosis.to_dict("records")
+    assert (row["cause"], row["rank"], row["node"], row["within"]) == ("slow rank", 1, "n1", "compute")
+    assert (row["seconds"], row["share"], row["here_s"], row["usual_s"]) == pytest.approx((0.03, 0.15, 0.13, 0.1))
+    first, without, step, _ = verdict(job.diagnosed)
+    assert first == (
+        "Rank 1 (node n1) makes the others wait: 30 ms (15%) of the mean iteration; compute (forward and backward "
+        "pass) takes it 130 ms, the others 100 ms."
+    )
+    assert without == "Without it an iteration would take 170 ms instead of 200 ms."
+    assert step == (
+        "Next: compare n1 with a node without this fault: clock rate and temperature, other programs, the rank's batch."
+    )
+
+
+def test_a_rank_that_costs_little_is_not_named(tmp_path):
+    job = written(tmp_path / "job", compute_ms=(100, 103, 100))
+    assert named(job.diagnosed) == []
+    assert verdict(job.diagnosed)[0].startswith("No fault found: ")
+
+
+def test_bytes_at_the_rate_of_the_interfaces_are_told_from_the_rest_of_the_exchange(tmp_path):
+    """5.33 MB of a rank need 30 ms, of which 20 ms pass during the backward pass."""
+    rate_bps = 8 * Truth(compute_ms=(1, 1, 1)).rank_bytes / 0.03 / PAYLOAD_SHARE
+    job = written(tmp_path / "job", rates_bps=[rate_bps] * 3)
+    seconds = seconds_of(job)
+    assert (seconds["bandwidth"], seconds["network"]) == pytest.approx((0.01, 0.01), rel=0.01)
+    assert job.diagnosed["unknown"] == []
+    line = job.diagnosed["line"]
+    assert (line["nic"], line["seconds"]) == ("eth0", pytest.approx(0.03, rel=0.01))
+
+
+def test_an_interface_that_is_slower_than_the_others_is_named(tmp_path):
+    fast_bps = 8 * Truth(compute_ms=(1, 1, 1)).rank_bytes / 0.025 / PAYLOAD_SHARE
+    job = written(tmp_path / "job", rates_bps=[fast_bps, fast_bps * 25 / 35, fast_bps])
+    (row,) = job.diagnosis.to_dict("records")
+    assert (row["cause"], row["node"], row["nic"], row["is_computed"]) == ("slow link", "n1", "eth0", True)
+    assert row["seconds"] == pytest.approx(0.01, rel=0.02)
+    first, _, step = verdict(job.diagnosed)
+    assert first.startswith("The interface eth0 of n1 is slow: about ")
+    assert "ethtool eth0" in step
+
+
+def test_other_traffic_that_is_there_throughout_costs_what_it_takes_of_the_capacity(tmp_path):
+    """It takes a third of n0's capacity, so that 30 ms become 45 ms."""
+    rank_bytes = Truth(compute_ms=(1, 1, 1)).rank_bytes
+    rate_bps = 8 * rank_bytes / 0.03 / PAYLOAD_SHARE
+    cross_bytes = round(rate_bps * PAYLOAD_SHARE / 3 * 0.2 / 8)
+    job = written(tmp_path / "job", rates_bps=[rate_bps] * 3, cross_bytes=cross_bytes, network_ms=30)
+    (row,) = job.diagnosis.to_dict("records")
+    assert (row["cause"], row["source"], row["destination"]) == ("other traffic", "n0", "n1")
+    assert row["seconds"] == pytest.approx(0.015, rel=0.05)
+    assert row["is_computed"]
+    # without the capacity its cost is not known
+    unknown = written(tmp_path / "unknown", cross_bytes=cross_bytes).diagnosed
+    assert unknown["causes"] == []
+    assert {"cause": "other traffic", "why": "0 of 38 iterations are without it"} in unknown["unknown"]
+
+
+def test_what_was_not_recorded_is_said(tmp_path):
+    write_ddp_job(tmp_path / "no sockets", Truth(iterations=40), sockets=False)
+    found = open_job(tmp_path / "no sockets").diagnosed
+    assert [cause["name"] for cause in found["causes"]] == ["slow rank"]
+    assert verdict(found)[-1] == (
+        "Cannot be told: other traffic, loss, slow link (sockets were not recorded (--collect sockets))."
+    )
+    write_ddp_job(tmp_path / "no phases", Truth(iterations=40))
+    for path in (tmp_path / "no phases").glob("nodes/*/steps/*.ddp.rec"):
+        path.unlink()
+    (line,) = verdict(open_job(tmp_path / "no phases").diagnosed)
+    assert line.startswith("Why an iteration takes this long cannot be told: neither DDP's own times")
+    write_ddp_job(tmp_path / "few", Truth(iterations=21))
+    assert "19 iterations after warm-up are too few" in open_job(tmp_path / "few").diagnosed["why"]
+    write_ddp_job(tmp_path / "half", Truth(iterations=60))
+    (log,) = (tmp_path / "half").glob("nodes/n1/steps/*.ddp.rec")
+    log.write_bytes(log.read_bytes()[: log.stat().st_size // 4])
+    assert open_job(tmp_path / "half").diagnosed["why"].startswith("DDP timed all ranks in 3 of 58 iterations")
+    write_ddp_job(tmp_path / "none", Truth(iterations=3))
+    for folder in (tmp_path / "none").glob("nodes/*/steps"):
+        shutil.rmtree(folder)
+    assert open_job(tmp_path / "none").diagnosed["why"].startswith("0 iterations after warm-up are too few")
+
+
+def test_a_job_of_one_rank_has_parts(tmp_path):
+    write_ddp_job(tmp_path / "job", Truth(iterations=40, compute_ms=(100,), offsets_ns=(0,)), sockets=False)
+    job = open_job(tmp_path / "job")
+    assert seconds_of(job)["compute"] == pytest.approx(0.1)
+    assert job.diagnosed["causes"] == []
+
+
+def test_a_long_job_is_read_in_blocks(tmp_path, monkeypatch):
+    whole = written(tmp_path / "job", compute_ms=(100, 130, 100), iterations=60).diagnosed
+    monkeypatch.setattr(diagnosis, "_BLOCK_CELLS", 10)
+    assert open_job(tmp_path / "job").diagnosed == whole
+    # evenly spread iterations stand for all
+    monkeypatch.setattr(diagnosis, "_MAX_CELLS", 90)
+    spread = open_job(tmp_path / "job").diagnosed
+    assert (whole["iterations"], spread["iterations"]) == (58, 29)
+    assert spread["causes"][0]["seconds"] == pytest.approx(0.03)

@@ -5,6 +5,7 @@ python benchmarks/diagnosis.py FOLDER [--quick] [--seeds FIRST:LAST] [--only KIN
 Each seed is a round of jobs, a third of them healthy, with a model, sizes and times of its own. A fault begins in the
 middle of a job, or is there throughout; then the healthy job of the same model says what an iteration takes without it.
 The table has precision and recall by kind; the last line is one JSON object. --quick is one round in 5 minutes.
+Loss needs nft.
 """
 
 from __future__ import annotations
@@ -147,13 +148,14 @@ class Case:
         """Begin or end a fault of the network."""
         fault = self._item["fault"]
         kind, host = fault["kind"], fault.get("host", "")
-        if kind in ("slow link", "loss"):
+        if kind == "slow link":
             share = fault.get("rate_share", 1) if is_on else 1
             limit = ["rate", f"{round(share * RATE_BPS)}bit", "burst", "65500b", "latency", "13.4ms"]
-            self._on(host, "tc", "qdisc", "replace", "dev", "eth0", "root", "handle", "1:", "tbf", *limit)
-            if kind == "loss" and is_on:
-                lose = ["netem", "loss", f"{fault['loss_pct']}%", "limit", "1000"]
-                self._on(host, "tc", "qdisc", "add", "dev", "eth0", "parent", "1:1", "handle", "10:", *lose)
+            self._on(host, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", *limit)
+        if kind == "loss":
+            lose = f'meta iifname "eth0" numgen random mod 1000 < {round(10 * fault["loss_pct"])} drop;'
+            rules = f"table inet lose {{ chain in {{ type filter hook prerouting priority -300; {lose} }}; }}"
+            self._on(host, "nft", rules if is_on else "add table inet lose; delete table inet lose")
         if kind == "other traffic" and is_on:
             self._send(host, round(fault["load_share"] * RATE_BPS))
         if not is_on:

@@ -14,14 +14,14 @@ from ringtap.analysis.job.iteration_budget import (
     LOSS,
     OTHER_TRAFFIC,
     SLOW_LINK,
+    CauseOrPart,
     NetworkEvidence,
     RankTimes,
-    Share,
 )
 from ringtap.analysis.job.run import Job
-from ringtap.analysis.job.stragglers import links
 from ringtap.analysis.runs.node_records import NodeLogs
 from ringtap.analysis.runs.samples_to_iterations import Integers, Numbers, plain
+from ringtap.analysis.runs.sockets import LOST
 from ringtap.analysis.runs.traffic_classes import TRAINING
 from ringtap.core.interface_capacity import interface_with, payload_capacity_bps
 from ringtap.core.units import counted
@@ -36,16 +36,13 @@ _TIMES = ("exposed_s", "compute_s", "optimizer_s", "overlap_s")
 _THROUGHOUT_SHARE = 0.95
 # an interface is slow if it carries less than this share of what the median of all does
 _SLOW_SHARE = 0.9
-# other traffic with this share of the training's bytes shares a link
-_SHARED_SHARE = 0.02
-# a connection that is limited by the buffers of its ends for this share of its time says nothing about its link
+# full buffers that limit the largest connection for less than this share of its time are not a cause
 _LIMITED_SHARE = 0.1
 # other traffic leaves at least this share of an interface's capacity
 _LEAST_LEFT = 0.05
 # by how much DDP's times, by a clock that may be slewed, may exceed the iteration
 _MAX_EXCESS = 0.01
 _INTERFACE = ["node", "nic", "direction"]
-LINK = "link"  # in place of a direction: the way from ``node`` to the node named instead of an interface
 
 
 def diagnose(job: Job) -> dict[str, Any]:
@@ -117,7 +114,7 @@ def _rank_times(job: Job, measured: Integers) -> tuple[Integers, RankTimes]:
     return rows, RankTimes(ranks, seconds, *(columns[name][known] for name in _TIMES))
 
 
-def _cause(job: Job, share: Share, times: RankTimes, start_s: Numbers, network: _Network) -> dict[str, Any]:
+def _cause(job: Job, share: CauseOrPart, times: RankTimes, start_s: Numbers, network: _Network) -> dict[str, Any]:
     """Describe a cause.
 
     Returns:
@@ -141,7 +138,7 @@ def _cause(job: Job, share: Share, times: RankTimes, start_s: Numbers, network: 
         "within": share.within or None,
     }
     names = ("rank", "node", "here_s", "usual_s", "other_cores", "source", "destination", "nic", "rate_bps")
-    found |= dict.fromkeys((*names, "usual_bps", "retransmissions"))
+    found |= dict.fromkeys((*names, "usual_bps", LOST))
     if share.within:
         spent_s = times.work_s[share.within]
         if share.rank is None:
@@ -167,11 +164,11 @@ def _other_cores(job: Job, node: str) -> float | None:
 
 @dataclass(frozen=True)
 class _Network:
-    """What was recorded of the network.
+    """Records of the network.
 
     Attributes:
         evidence: the part of it that says what a cause costs.
-        flows: the flows between nodes, one row each, with ``bytes`` and ``retransmissions`` in these iterations.
+        flows: the flows between nodes, one row each, with ``bytes`` and ``lost`` segments in these iterations.
         interfaces: per ``node``, ``nic`` and ``direction``: ``bytes`` of the training per iteration, ``other_bps``, and
             ``capacity_bps`` of payload; empty if one is not known.
         unknown: causes that cannot be told, with the reason.
@@ -196,20 +193,23 @@ class _Network:
         flows, bins = job.traffic.groups, job.borders.bin_of[rows]
         flows = flows[~flows["local"].to_numpy(bool)]
         amounts = {
-            name: job.traffic.rows(name, flows.index.to_numpy(np.int64))[:, bins]
-            for name in ("payload_bytes", "retransmissions")
+            name: job.traffic.rows(name, flows.index.to_numpy(np.int64))[:, bins] for name in ("payload_bytes", LOST)
         }
         is_training = (flows["traffic_class"] == TRAINING).to_numpy(bool)
         flows = flows.assign(bytes=amounts["payload_bytes"].sum(axis=1))
-        flows = flows.assign(retransmissions=amounts["retransmissions"].sum(axis=1), is_training=is_training)
+        flows = flows.assign(lost=amounts[LOST].sum(axis=1), is_training=is_training)
+        lost: Numbers | None = amounts[LOST][is_training].sum(axis=0)
         seconds = float(job.work.iterations["iteration_s"].to_numpy(np.float64)[rows].sum())
         interfaces = _interfaces(job, flows, len(rows), seconds)
         unknown = [{"cause": SLOW_LINK, "why": interfaces}] if isinstance(interfaces, str) else []
-        table = pd.DataFrame() if isinstance(interfaces, str) else _with_slow_link(job, flows, interfaces, len(rows))
+        table = pd.DataFrame() if isinstance(interfaces, str) else interfaces
+        if lost is not None and np.isnan(lost).any():
+            lost = None
+            unknown.append({"cause": LOSS, "why": "a socket log does not tell lost segments from delayed ones"})
         evidence = NetworkEvidence(
             amounts["payload_bytes"][is_training].sum(axis=0),
             amounts["payload_bytes"][~is_training].sum(axis=0),
-            amounts["retransmissions"][is_training].sum(axis=0),
+            lost,
             *_line_times(table),
             _limited_share(job),
         )
@@ -223,27 +223,25 @@ class _Network:
         row = self.interfaces.iloc[int(self.interfaces["seconds"].to_numpy(np.float64).argmax())]
         return {name: plain(row[name]) for name in (*_INTERFACE, "bytes", "capacity_bps", "seconds")}
 
-    def facts(self, share: Share, times: RankTimes) -> dict[str, Any]:
+    def facts(self, share: CauseOrPart, times: RankTimes) -> dict[str, Any]:
         """Return where a cause of the network is."""
         if share.name == SLOW_LINK:
             row = self.interfaces.iloc[int(self.interfaces["capacity_bps"].to_numpy(np.float64).argmin())]
             usual_bps = float(self.interfaces["capacity_bps"].median())
-            found = {"rate_bps": float(row["capacity_bps"]), "usual_bps": usual_bps}
-            if row["direction"] == LINK:
-                return found | {"source": row["node"], "destination": row["nic"]}
-            return found | {"node": row["node"], "nic": row["nic"]}
+            rates = {"rate_bps": float(row["capacity_bps"]), "usual_bps": usual_bps}
+            return rates | {"node": row["node"], "nic": row["nic"]}
         if share.name == OTHER_TRAFFIC and self.evidence.other_bytes is not None:
             seconds = float(times.iteration_s[share.affected].sum())
             rate_bps = 8 * float(self.evidence.other_bytes[share.affected].sum()) / seconds
             return _ends(self.flows[~self.flows["is_training"]], "bytes") | {"rate_bps": rate_bps}
-        if share.name == LOSS and self.evidence.retransmissions is not None:
-            each = float(self.evidence.retransmissions[share.affected].mean())
-            return _ends(self.flows[self.flows["is_training"]], "retransmissions") | {"retransmissions": each}
+        if share.name == LOSS and self.evidence.lost_segments is not None:
+            each = float(self.evidence.lost_segments[share.affected].mean())
+            return _ends(self.flows[self.flows["is_training"]], "lost") | {LOST: each}
         return {}
 
 
 def _ends(flows: pd.DataFrame, most: str) -> dict[str, Any]:
-    """Return the two nodes whose flows have the most bytes or retransmissions; an address where no node is known."""
+    """Return the two nodes whose flows have the most bytes or lost segments; an address where no node is known."""
     ends = [flows[f"{side}_node"].fillna(flows[side]) for side in ("source", "destination")]
     [(source, destination)] = flows.groupby(ends)[most].sum().nlargest(1).index.tolist()
     return {"source": str(source), "destination": str(destination)}
@@ -268,32 +266,6 @@ def _interfaces(job: Job, flows: pd.DataFrame, iterations: int, seconds: float) 
     found = found[found["bytes"] > 0].join(table.groupby(_INTERFACE)["capacity_bps"].min())
     found["seconds"] = 8 * found["bytes"] / found["capacity_bps"]
     return found.reset_index()
-
-
-def _with_slow_link(job: Job, flows: pd.DataFrame, interfaces: pd.DataFrame, iterations: int) -> pd.DataFrame:
-    """Add the slowest link, if it carries clearly less than its interfaces can, and nothing of the hosts explains it.
-
-    Other traffic and full buffers of the hosts do: then the rate of the training's connections is not that of the link.
-    """
-    found = links(job)
-    if not found["stands_out"]:
-        return interfaces
-    row = found["rows"][found["slowest"]]
-    ends = row["source"], row["destination"]
-    is_end = [interfaces["node"] == end for end in ends]
-    at_ends = interfaces[is_end[0] & (interfaces["direction"] == "tx") | is_end[1] & (interfaces["direction"] == "rx")]
-    at_either = (flows["source_node"] == ends[0]) | (flows["destination_node"] == ends[1])
-    other_bytes = float(flows.loc[at_either & ~flows["is_training"], "bytes"].sum())
-    mine = (flows["source_node"] == ends[0]) & (flows["destination_node"] == ends[1]) & flows["is_training"]
-    own_bytes = float(flows.loc[mine, "bytes"].sum())
-    if other_bytes > _SHARED_SHARE * own_bytes or _limited_share(job) > 0:
-        return interfaces
-    if not len(at_ends) or row["rate_bps"] >= _SLOW_SHARE * at_ends["capacity_bps"].min():
-        return interfaces
-    each = own_bytes / iterations
-    link = {"node": ends[0], "nic": ends[1], "direction": LINK, "bytes": each, "other_bps": 0.0}
-    link |= {"capacity_bps": row["rate_bps"], "seconds": 8 * each / row["rate_bps"]}
-    return pd.concat([interfaces, pd.DataFrame([link])], ignore_index=True)
 
 
 def _interface_of(node: NodeLogs | None, address: str) -> tuple[str, float | None]:

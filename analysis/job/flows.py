@@ -17,7 +17,7 @@ import pandas as pd
 from ringtap.analysis.runs.node_batches import Batches, BatchTable, Frames
 from ringtap.analysis.runs.node_records import NodeLogs
 from ringtap.analysis.runs.samples_to_iterations import Borders, Integers, Numbers, add_up, shares
-from ringtap.analysis.runs.sockets import BUSY, COUNTERS, Growth, socket_log
+from ringtap.analysis.runs.sockets import BUSY, COUNTERS, LOST, Growth, socket_log
 from ringtap.analysis.runs.traffic_classes import CLASSES, OTHER, traffic_rules
 from ringtap.core.json_validation import Number, ShapeError, load_json
 from ringtap.core.run_directory_schema import CROSS_COMMAND, CROSS_PORTS, OWNER, OWNERS_JSONL, SOCKETS_REC
@@ -26,7 +26,7 @@ _SOCKET_COLUMNS = [
     *("cookie", "family", "local", "local_port", "remote", "remote_port", "inode", "first_ns", "last_ns", "closed"),
     *("rtt_us", "min_rtt_us", "node", "number", "rank", "command", "every_s", "all_every_s"),
 ]
-AMOUNTS = ("payload_bytes", "retransmitted_bytes", "retransmissions", "ce_marked")
+AMOUNTS = ("payload_bytes", "retransmitted_bytes", "retransmissions", "ce_marked", LOST)
 
 
 def read_sockets(nodes: Mapping[str, NodeLogs]) -> Frames:
@@ -126,12 +126,13 @@ def socket_bytes_of(node: NodeLogs, borders: Borders, out_of: Integers, into: In
         if not bins:
             continue
         span, bin_of, share = shares(grown.begin_ns, grown.end_ns, borders.edges_ns)
-        part = {counter: grown.amounts[counter][span] * share for counter in COUNTERS}
+        part = {counter: grown.amounts[counter][span] * share for counter in (*COUNTERS, LOST)}
         growths = {
             "payload_bytes": part["bytes_acked"],
             "retransmitted_bytes": part["bytes_retrans"],
             "retransmissions": part["total_retrans"],
             "ce_marked": part["delivered_ce"],
+            LOST: part[LOST],
         }
         end = grown.end[span]
         for amount, values in growths.items():

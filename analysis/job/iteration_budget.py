@@ -1,4 +1,4 @@
-"""Splits the mean iteration into parts that add up: work of the ranks, waiting for slow ranks, and the network.
+"""Divides the mean iteration into parts that add up: work of the ranks, waiting for slow ranks, and the network.
 
 In an iteration, the rank whose last gradient is ready last waits for the network alone. So its exposed communication is
 the network's part, what the other ranks wait longer than it is waiting for this rank, and what is left is work. These
@@ -8,7 +8,6 @@ by a rule that needs evidence (docs/commands/analyze.md); what no rule claims st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -43,7 +42,7 @@ _CHANCE = 1e-3
 MIN_COMPARED = 8
 # traffic of others that is less than this share of the training's own counts as none
 _QUIET_SHARE = 0.02
-_MIN_RETRANSMISSIONS = 0.5
+_MIN_LOST = 0.5
 # means of so many successive stretches give the interval of a mean, as neighbouring iterations depend on each other
 _STRETCHES, _MIN_STRETCHES = 20, 4
 _CONFIDENCE = 0.95
@@ -77,12 +76,12 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class NetworkEvidence:
-    """What was recorded of the network in these iterations.
+    """Records of the network in these iterations.
 
     Attributes:
         training_bytes: payload of the training between nodes, by iteration; None: not known.
         other_bytes: likewise, of all other traffic.
-        retransmissions: segments that sockets sent again.
+        lost_segments: segments that sockets sent again because the first one had not arrived; None: not known.
         line_s: the shortest time in which the interfaces carry the training's payload of an iteration; None: their
             capacity is not known.
         usual_line_s: the same if slow interfaces were as fast as the median of all.
@@ -93,7 +92,7 @@ class NetworkEvidence:
 
     training_bytes: Numbers | None = None
     other_bytes: Numbers | None = None
-    retransmissions: Numbers | None = None
+    lost_segments: Numbers | None = None
     line_s: float | None = None
     usual_line_s: float | None = None
     shared_line_s: float | None = None
@@ -101,7 +100,7 @@ class NetworkEvidence:
 
 
 @dataclass(frozen=True)
-class Share:
+class CauseOrPart:
     """The seconds of an iteration that a part or a cause has.
 
     Attributes:
@@ -139,7 +138,7 @@ class Budget:
     """
 
     iteration_s: float
-    shares: tuple[Share, ...]
+    shares: tuple[CauseOrPart, ...]
     uncosted: tuple[tuple[str, str], ...]
     is_split: bool
 
@@ -184,7 +183,7 @@ def split(times: RankTimes, evidence: NetworkEvidence) -> Budget:
     return Budget(mean_s, tuple(sorted(shares, key=lambda one: order[one.name])), tuple(uncosted), is_split)
 
 
-def _share(name: str, values: Numbers, affected: Mask, rank: int | None = None, within: str = "") -> Share:
+def _share(name: str, values: Numbers, affected: Mask, rank: int | None = None, within: str = "") -> CauseOrPart:
     """Return a share; its interval is from the iterations in which it is."""
     mean, part, half = float(values.mean()), values[affected], None
     stretches = min(_STRETCHES, len(part) // 2)
@@ -193,7 +192,7 @@ def _share(name: str, values: Numbers, affected: Mask, rank: int | None = None, 
         error = float(np.std(means, ddof=1)) / np.sqrt(stretches) * len(part) / len(values)
         half = float(stats.t.ppf((1 + _CONFIDENCE) / 2, stretches - 1)) * error
     low_s, high_s = (None, None) if half is None else (mean - half, mean + half)
-    return Share(name, mean, low_s, high_s, affected, rank, within)
+    return CauseOrPart(name, mean, low_s, high_s, affected, rank, within)
 
 
 @dataclass
@@ -223,7 +222,7 @@ class _Hiding:
             hidden_s = np.maximum(max(line_s - usual_s, 0.0) - np.maximum(line_s - overlap_s, 0.0), 0.0)
         return cls(hidden_s, np.maximum(overlap_s - usual_s, 0.0))
 
-    def cost(self, share: Share, delay_s: Numbers, left: dict[str, Numbers]) -> Share:
+    def cost(self, share: CauseOrPart, delay_s: Numbers, left: dict[str, Numbers]) -> CauseOrPart:
         """Return what a delay costs, with the rest of ``share``; what it hides goes to the bandwidth."""
         if self.hidden_s is None:
             is_at_most = float(self.longer_s[share.affected].mean()) > MIN_SHARE * share.seconds
@@ -244,7 +243,7 @@ def _excess(values: Numbers, iteration_s: Numbers) -> tuple[Numbers, Mask]:
     return excess_s, excess_s > least_s
 
 
-def _stalls(times: RankTimes, left: dict[str, Numbers], last: Integers, hiding: _Hiding) -> list[Share]:
+def _stalls(times: RankTimes, left: dict[str, Numbers], last: Integers, hiding: _Hiding) -> list[CauseOrPart]:
     """Take the stalls of single ranks, and of all, out of the parts."""
     found = []
     for name in WORK:
@@ -275,7 +274,7 @@ def slower_in(times: RankTimes, number: int, rows: Mask) -> str:
 
 def _slow_ranks(
     times: RankTimes, left: dict[str, Numbers], waits_s: Numbers, last: Integers, hiding: _Hiding
-) -> list[Share]:
+) -> list[CauseOrPart]:
     """Take what ranks cost that are slow throughout, or for a while, out of the waiting.
 
     The cost is what the waiting for the last rank would be shorter if each slow rank were as late as the median rank.
@@ -336,30 +335,50 @@ def _largest_sum(score: Numbers) -> tuple[int, int]:
 
 def _network_causes(
     times: RankTimes, evidence: NetworkEvidence, left: dict[str, Numbers]
-) -> tuple[list[Share], list[tuple[str, str]]]:
+) -> tuple[list[CauseOrPart], list[tuple[str, str]]]:
     """Take what other traffic and loss cost out of the network's part, by iterations with them and without."""
-    found: list[Share] = []
-    uncosted: list[tuple[str, str]] = []
-    clear = np.ones(len(times.iteration_s), bool)
+    network_s = left["network"]
+    costs_s: dict[str, Numbers] = {}
+    uncosted: dict[str, str] = {}
+    clear = np.ones(len(network_s), bool)
+
+    def take(name: str, rows: Mask, cost_s: Numbers) -> None:
+        nonlocal network_s
+        cost_s = np.where(rows, cost_s, 0.0)
+        costs_s[name] = costs_s.get(name, np.zeros(len(rows))) + cost_s
+        network_s = network_s - cost_s
+
+    def compare(name: str, rows: Mask) -> None:
+        """Take what the network takes longer in some of the clear iterations than in the others."""
+        mine, without = rows & clear, ~rows & clear
+        if mine.any() and without.sum() < MIN_COMPARED:
+            uncosted[name] = f"{without.sum()} of {len(rows)} iterations are without it"
+        elif mine.any():
+            p = stats.mannwhitneyu(network_s[mine], network_s[without], alternative="greater").pvalue
+            cost_s = network_s - network_s[without].mean()
+            if p <= _CHANCE and cost_s[mine].mean() > 0:
+                take(name, mine, cost_s)
+
     if evidence.other_bytes is not None and evidence.training_bytes is not None:
         usual_bytes = float(np.median(evidence.training_bytes))
         loaded = (evidence.other_bytes > _QUIET_SHARE * usual_bytes) & (usual_bytes > 0)
-        found += _by_comparison(OTHER_TRAFFIC, loaded, clear, left, uncosted)
-        clear &= ~loaded
-    if evidence.retransmissions is not None:
-        lossy = evidence.retransmissions >= _MIN_RETRANSMISSIONS
-        found += _by_comparison(LOSS, lossy, clear, left, uncosted)
-    excess_s, stalled = _excess(left["network"], times.iteration_s)
+        compare(OTHER_TRAFFIC, loaded)
+        clear = clear & ~loaded
+    if evidence.lost_segments is not None:
+        lossy = evidence.lost_segments >= _MIN_LOST
+        compare(LOSS, lossy)
+        excess_s, stalled = _excess(network_s, times.iteration_s)
+        if (stalled & lossy).any():
+            take(LOSS, stalled & lossy, excess_s)
+            uncosted.pop(LOSS, None)
+    excess_s, stalled = _excess(network_s, times.iteration_s)
     if stalled.any():
-        cost_s = np.where(stalled, excess_s, 0.0)
-        left["network"] = left["network"] - cost_s
-        found.append(_share(NETWORK_STALL, cost_s, stalled))
-    slower = _slower_stretch(left["network"], MIN_SHARE * float(np.median(times.iteration_s)))
+        take(NETWORK_STALL, stalled, excess_s)
+    slower = _slower_stretch(network_s, MIN_SHARE * float(np.median(times.iteration_s)))
     if slower.any():
-        cost_s = np.where(slower, left["network"] - left["network"][~slower].mean(), 0.0)
-        left["network"] = left["network"] - cost_s
-        found.append(_share(SLOWER_NETWORK, cost_s, slower))
-    return found, uncosted
+        take(SLOWER_NETWORK, slower, network_s - network_s[~slower].mean())
+    left["network"] = network_s
+    return [_share(name, cost_s, cost_s != 0) for name, cost_s in costs_s.items()], list(uncosted.items())
 
 
 def _slower_stretch(values: Numbers, least_s: float) -> Mask:
@@ -378,29 +397,9 @@ def _slower_stretch(values: Numbers, least_s: float) -> Mask:
     return slower if is_found else np.zeros(len(values), bool)
 
 
-def _by_comparison(
-    name: str, with_it: Mask, among: Mask, left: dict[str, Numbers], uncosted: list[tuple[str, str]]
-) -> Sequence[Share]:
-    """Return a cause by which the network takes longer than without it; none if it does not take longer."""
-    mine, without = with_it & among, ~with_it & among
-    if not mine.any():
-        return ()
-    if without.sum() < MIN_COMPARED:
-        uncosted.append((name, f"{without.sum()} of {len(mine)} iterations are without it"))
-        return ()
-    network_s = left["network"]
-    if stats.mannwhitneyu(network_s[mine], network_s[without], alternative="greater").pvalue > _CHANCE:
-        return ()
-    cost_s = np.where(mine, network_s - network_s[without].mean(), 0.0)
-    if cost_s.mean() <= 0:
-        return ()
-    left["network"] = network_s - cost_s
-    return (_share(name, cost_s, mine),)
-
-
 def _by_capacity(
     evidence: NetworkEvidence, is_shared: bool, overlap_s: Numbers, left: dict[str, Numbers]
-) -> list[Share]:
+) -> list[CauseOrPart]:
     """Take the time that the interfaces need for the training's bytes out of the network's part.
 
     What they carry during the backward pass is not in it. Of the rest, full buffers have the share of the time in which

@@ -459,7 +459,7 @@ class Job:
 
     @cached_property
     def diagnosed(self) -> dict[str, Any]:
-        """Where the time of an iteration goes and why (`ringtap.analysis.job.diagnosis.diagnose`)."""
+        """Parts of the mean iteration, and causes that make it longer (`ringtap.analysis.job.diagnosis.diagnose`)."""
         from ringtap.analysis.job.diagnosis import diagnose
 
         return diagnose(self)
@@ -483,7 +483,7 @@ class Job:
             "source, destination": "nodes between which most of the other traffic, or of the loss, is",
             "rate_bps, usual_bps": "rate of the other traffic, or payload that the interface and the others can carry",
             "nic": "the interface",
-            "retransmissions": "segments that are sent again in each of the iterations",
+            "lost_segments": "segments that are lost in each of the iterations",
         }
     )
     def diagnosis(self) -> pd.DataFrame:
@@ -494,7 +494,7 @@ class Job:
         """
         names = ["cause", "seconds", "low_s", "high_s", "share", "is_computed", "iterations", "from_s", "to_s", "rank"]
         names += ["node", "within", "here_s", "usual_s", "other_cores", "source", "destination", "rate_bps"]
-        names += ["usual_bps", "nic", "retransmissions"]
+        names += ["usual_bps", "nic", "lost_segments"]
         rows = [{"cause": row["name"]} | row for row in self.diagnosed["causes"]]
         return pd.DataFrame(rows, columns=names).astype({"rank": "Int64"})
 

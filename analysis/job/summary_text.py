@@ -108,7 +108,7 @@ def sections(data: dict[str, Any]) -> list[tuple[str, list[str | Table]]]:
         ("Training phases", _training_phases(data)),
         ("Time", _time(data)),
         ("Epochs", _epochs(data["epochs"])),
-        ("Where an iteration's time goes", _budget(data)),
+        ("Parts of an iteration", _budget(data)),
         ("Slowest rank", _slowest(data)),
         ("Slow iterations", _slow(data)),
         ("Network", [*_network(data), *_slowest_link(data)]),

@@ -34,7 +34,7 @@ _PARTS = {
     STALL: "stalls of {who}: {within}",
     OTHER_TRAFFIC: "waiting for other traffic",
     LOSS: "waiting for lost segments",
-    SLOW_LINK: "waiting for a slow link",
+    SLOW_LINK: "waiting for a slow interface",
     BUFFERS: "waiting for room in socket buffers",
     SLOWER_NETWORK: "a network that was slower for a while, cause not known",
     NETWORK_STALL: "stalls of the network, cause not known",
@@ -44,6 +44,8 @@ _PARTS = {
 }
 # work with this share of an iteration bounds it
 _MAIN_SHARE = 0.5
+# a cause in fewer iterations is named if it has this share of the mean iteration
+_OFTEN, _RARE_SHARE = 3, 0.1
 # other programs that keep so many more processors busy on a node than on the others are named
 _OTHER_CORES = 0.5
 _UNEXPLAINED = "nothing that was recorded says why"
@@ -65,11 +67,12 @@ def verdict(diagnosis: Mapping[str, Any]) -> list[str]:
 
 
 def named(diagnosis: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the causes that cost enough to be named: 2 % of an iteration, and more than nothing for certain."""
+    """Return the causes to name: 2 % of an iteration, or 10 % if they came once or twice, and not by chance."""
     return [
         cause
         for cause in diagnosis["causes"]
-        if cause["share"] >= MIN_SHARE and (cause["low_s"] is None or cause["low_s"] > 0)
+        if cause["share"] >= (MIN_SHARE if cause["iterations"] >= _OFTEN else _RARE_SHARE)
+        and (cause["low_s"] is None or cause["low_s"] > 0)
     ]
 
 
@@ -122,9 +125,6 @@ def _stall(cause: Cause) -> str:
 
 def _slow_link(cause: Cause) -> str:
     rate, usual = format_rate(cause["rate_bps"]), format_rate(cause["usual_bps"])
-    if cause["nic"] is None:
-        which = f"The link from {cause['source']} to {cause['destination']} is slow: {_cost(cause)}"
-        return f"{which}; it carries {rate} while it has data to send, the interfaces can carry {usual}"
     which = f"The interface {cause['nic']} of {cause['node']} is slow: {_cost(cause)}"
     return f"{which}; it carries at most {rate} of payload, the others {usual}"
 
@@ -141,8 +141,8 @@ _SENTENCES: dict[str, Callable[[Cause], str]] = {
         f"mostly {_ends(cause)}"
     ),
     LOSS: lambda cause: (
-        f"Loss slows the exchange: {_cost(cause)}; {cause['retransmissions']:.3g} segments are sent again in each of "
-        f"them, mostly {_ends(cause)}"
+        f"Loss slows the exchange: {_cost(cause)}; {cause['lost_segments']:.3g} segments are lost in each of them, "
+        f"mostly {_ends(cause)}"
     ),
     SLOW_LINK: _slow_link,
     BUFFERS: lambda cause: f"Full socket buffers slow the exchange: {_cost(cause)}",
@@ -164,8 +164,6 @@ def _look_at_rank(cause: Cause) -> str:
 
 
 def _look_at_link(cause: Cause) -> str:
-    if cause["nic"] is None:
-        return f"look at the switches and cables on the way {_ends(cause)}"
     return f"look at {cause['nic']} of {cause['node']}: its speed (ethtool {cause['nic']}) and its limit (tc qdisc)"
 
 
@@ -209,4 +207,4 @@ def _healthy(diagnosis: Mapping[str, Any]) -> list[str]:
     text = f"{begin} the exchange after the last gradient takes {bandwidth + rest:.0%} of an iteration"
     needs = f"its bytes need {bandwidth:.0%} at the rate of the interfaces ({size} at {rate})"
     step = "Next: try larger buckets (bucket_cap_mb of DistributedDataParallel)."
-    return [f"{text}, and {needs}: the rest is latency and processing.", step]
+    return [f"{text}, and {needs}: the rest is latency, processing, or what the records do not show.", step]

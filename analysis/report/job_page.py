@@ -42,7 +42,7 @@ def write_job_report(job: Job, summary: dict[str, Any], folder: Path | None = No
         UsageError: the folder cannot be written to.
     """
     folder = folder or job.path / "report"
-    parts = parts_table(summary)
+    parts = None if summary["diagnosis"]["parts"] else parts_table(summary)
     data = summary | {
         "headline": [one_line(line) for line in answer(summary)],
         "sections": [

@@ -29,6 +29,8 @@ COUNTERS = (
     *("bytes_acked", "bytes_retrans", "bytes_received", "total_retrans", "delivered_ce"),
     *(BUSY, "rwnd_limited_us", "sndbuf_limited_us"),
 )
+# segments that were sent again although the first one had not arrived, which follows from two counters
+LOST, _AGAIN, _TWICE = "lost_segments", "total_retrans", "dsack_dups"
 _LATE_DUMPS = 1.1  # times the planned period, from which their mean counts: each is up to half a sample early or late
 _MAPPED = b"\0" * 10 + b"\xff\xff"
 
@@ -41,7 +43,8 @@ class Growth:
         end: number of the socket of each growth, as in `SocketLog.sockets`.
         begin_ns: begin of each growth, CLOCK_REALTIME of the node.
         end_ns: end of each growth, by the same clock.
-        amounts: growth of each of `COUNTERS`, by name; NaN where it was reset.
+        amounts: growth of each of `COUNTERS`, by name, NaN where it was reset; and of `LOST`, NaN if the log does not
+            have what it needs.
     """
 
     end: Integers
@@ -179,7 +182,24 @@ class SocketLog:
             values = np.asarray(joined[name])
             before = np.where(follows[rows], values[rows - 1], 0).astype(values.dtype)
             amounts[name] = counter_steps(before, values[rows], self._file.column(name).wraps_at_bits)
+        amounts[LOST] = np.full(len(rows), np.nan)
+        if _TWICE in (joined.dtype.names or ()):
+            lost = _lost(joined, end)
+            amounts[LOST] = np.maximum(lost[rows] - np.where(follows[rows], lost[rows - 1], 0.0), 0.0)
         return Growth(end[rows], begin, at_ns, amounts)
+
+
+def _lost(records: Records, end: Integers) -> Numbers:
+    """Return how many segments each socket had lost at each record; records are sorted by socket and time.
+
+    A segment that is sent again counts as lost unless the receiver reports later that it had arrived twice (DSACK).
+    """
+    again, twice = (np.asarray(records[name], np.float64) for name in (_AGAIN, _TWICE))
+    open_ = again - twice
+    # the least value from here on, of this socket alone: those of later sockets are raised above it
+    apart = (np.ptp(open_) + 1 if len(open_) else 1.0) * end
+    least: Numbers = np.minimum.accumulate((open_ + apart)[::-1])[::-1] - apart
+    return least
 
 
 def _by_cookie(chunk: Records) -> tuple[dict[str, npt.NDArray[Any]], Integers]:

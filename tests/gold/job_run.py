@@ -20,7 +20,7 @@ DDP_NAMES = (
 TIMES = [Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time")]
 SOCKET_COUNTERS = (
     *("bytes_acked", "bytes_retrans", "bytes_received", "total_retrans", "delivered_ce"),
-    *("busy_time_us", "rwnd_limited_us", "sndbuf_limited_us"),
+    *("busy_time_us", "rwnd_limited_us", "sndbuf_limited_us", "dsack_dups"),
 )
 SOCKET_FIELDS = [
     *TIMES,

@@ -1,4 +1,4 @@
-"""Links of a real DDP job on a testbed: the slowed one is named with its cost, and none is faster than its interface."""
+"""Links of a real DDP job on a testbed: the slowed one is named with its cost, none is faster than its interface."""
 
 import json
 import os

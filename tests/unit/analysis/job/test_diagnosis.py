@@ -6,6 +6,7 @@ import pytest
 from ringtap.analysis.job import diagnosis
 from ringtap.analysis.job.run import open_job
 from ringtap.analysis.job.verdict import named, parts_rows, verdict
+from ringtap.core.append_only_logs import RecordWriter, open_records
 from tests.gold.job_run import Truth, write_ddp_job
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]
@@ -77,6 +78,14 @@ def test_a_rank_that_costs_little_is_not_named(tmp_path):
     assert verdict(job.diagnosed)[0].startswith("No fault found: ")
 
 
+def test_what_came_once_is_named_only_if_it_cost_much():
+    cause = {"share": 0.05, "low_s": None, "iterations": 3}
+    once = cause | {"iterations": 1}
+    much = once | {"share": 0.12}
+    uncertain = cause | {"low_s": -0.001}
+    assert named({"causes": [cause, once, much, uncertain, cause | {"share": 0.019}]}) == [cause, much]
+
+
 def test_bytes_at_the_rate_of_the_interfaces_are_told_from_the_rest_of_the_exchange(tmp_path):
     """5.33 MB of a rank need 30 ms, of which 20 ms pass during the backward pass."""
     rate_bps = 8 * Truth(compute_ms=(1, 1, 1)).rank_bytes / 0.03 / PAYLOAD_SHARE
@@ -113,6 +122,23 @@ def test_other_traffic_that_is_there_throughout_costs_what_it_takes_of_the_capac
     unknown = written(tmp_path / "unknown", cross_bytes=cross_bytes).diagnosed
     assert unknown["causes"] == []
     assert {"cause": "other traffic", "why": "0 of 38 iterations are without it"} in unknown["unknown"]
+
+
+def test_segments_that_were_only_late_are_not_lost(tmp_path):
+    """Rank 0 sends a segment again in each iteration; a log without the receiver's reports does not tell why."""
+    job = written(tmp_path / "job", resent_bytes=1448)
+    assert {"cause": "loss", "why": "0 of 38 iterations are without it"} in job.diagnosed["unknown"]
+    for node in ("n0", "n1", "n2"):
+        path = tmp_path / "job" / "nodes" / node / "sockets" / "sockets.rec"
+        file = open_records(path)
+        names = [field.name for field in file.fields]
+        records = file.tail()
+        path.unlink()
+        writer = RecordWriter(path, list(file.fields), file.about)
+        again, twice = names.index("total_retrans"), names.index("dsack_dups")
+        writer.append_many([(*record[:twice], record[again], *record[twice + 1 :]) for record in records])
+        writer.close()
+    assert "loss" not in [item["cause"] for item in open_job(tmp_path / "job").diagnosed["unknown"]]
 
 
 def test_what_was_not_recorded_is_said(tmp_path):

@@ -156,6 +156,19 @@ def test_stalls_of_the_network_without_evidence_have_no_other_cause():
     assert cause.seconds == pytest.approx(cost_s(job, usual), rel=0.05)
 
 
+def test_stalls_of_the_network_with_lost_segments_are_loss():
+    usual, job = Job(), Job()
+    job.network[[20, 50, 90]] += 0.2
+    again = np.full(120, 1.0)
+    again[60:66] = 0.0  # too few iterations are without loss
+    budget = split(job.times(), NetworkEvidence(np.full(120, 1e6), np.zeros(120), again))
+    (cause,) = causes(budget)
+    assert cause.name == LOSS
+    assert np.flatnonzero(cause.affected).tolist() == [20, 50, 90]
+    assert cause.seconds == pytest.approx(cost_s(job, usual), rel=0.05)
+    assert budget.uncosted == ()
+
+
 def test_the_capacity_of_interfaces_divides_the_network():
     """The bytes need 60 ms at the rate of the interfaces, of which 20 ms pass during the backward pass."""
     budget = split(Job().times(), NetworkEvidence(line_s=0.06))

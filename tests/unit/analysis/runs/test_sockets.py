@@ -387,3 +387,31 @@ def test_times_of_samples_are_taken_from_the_interfaces_log(tmp_path):
     rounds = [(START_NS + t_ms * MS, 0, 0) for t_ms in (0, 50, 75, 100, 117)]
     node.wide("nic/nic.rec", dict.fromkeys(("eth0.tx_bytes", "eth0.rx_bytes"), "counter"), rounds, every_s=0.01)
     assert [row[1:3] for row in grown(node)] == [(75.0, 100.0), (100.0, 117.0)]
+
+
+def test_segments_are_lost_unless_the_receiver_reports_later_that_they_arrived_twice():
+    """Socket 0 sends 3 segments again, of which 2 had arrived, as it hears later; socket 1 loses both of its two."""
+    rows = [(1, 0), (2, 0), (2, 1), (3, 2), (0, 0), (1, 0), (2, 0)]
+    records = np.array(rows, [("total_retrans", "u8"), ("dsack_dups", "u8")])
+    lost = sockets._lost(records, np.array([0, 0, 0, 0, 1, 1, 1]))
+    assert lost.tolist() == [1, 1, 1, 1, 0, 1, 2]
+
+
+@given(counts=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 3)), max_size=30))
+def test_lost_segments_never_come_back(counts):
+    counts.sort(key=lambda row: row[0])
+    end = np.array([row[0] for row in counts], np.int64)
+    columns = {"total_retrans": np.zeros(len(end)), "dsack_dups": np.zeros(len(end))}
+    for place, name in enumerate(columns, 1):
+        for number in range(3):
+            mine = end == number
+            columns[name][mine] = np.cumsum([row[place] for row in counts])[mine]
+    records = np.zeros(len(end), [(name, "f8") for name in columns])
+    for name, values in columns.items():
+        records[name] = values
+    lost, still = sockets._lost(records, end), columns["total_retrans"] - columns["dsack_dups"]
+    for number in range(3):
+        mine = np.flatnonzero(end == number)
+        for place, row in enumerate(mine):
+            assert lost[row] == min(still[mine[place:]])
+        assert (np.diff(lost[mine]) >= 0).all()

@@ -1,0 +1,46 @@
+"""The benchmark of injected faults draws jobs of every kind, and judges what is said of them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.computes, pytest.mark.together]
+
+FOLDER = Path(__file__).resolve().parents[4] / "benchmarks"
+CODE = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import diagnosis
+jobs = [list(diagnosis.jobs_of(seed)) for seed in range(20)]
+same = list(diagnosis.jobs_of(3)) == jobs[3]
+cause = {"name": "slow rank", "share": 0.2, "low_s": 0.01, "seconds": 0.02, "rank": 1, "iterations": 35}
+item = jobs[0][0] | {"fault": {"kind": "slow rank", "rank": 1}, "affected": (25, 60)}
+seconds = [0.12 if 25 <= number + 1 < 60 else 0.1 for number in range(79)]
+found = {"why": "", "causes": [cause, cause | {"rank": 2}, cause | {"share": 0.01}], "unknown": []}
+rows = [diagnosis.judged(item, seconds, None, found)]
+rows.append(diagnosis.judged(item, seconds, None, found | {"causes": []}))
+rows.append(diagnosis.judged(jobs[0][0], [0.1] * 79, 0.1, found))
+print(json.dumps({"jobs": jobs, "same": same, "rows": rows, "table": diagnosis.table(rows)}))
+"""
+
+
+def test_jobs_are_drawn_by_seed_and_verdicts_are_judged() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE, str(FOLDER)], capture_output=True, text=True, check=True)
+    data = json.loads(done.stdout)
+    assert data["same"]
+    for jobs in data["jobs"]:
+        kinds = [job["fault"]["kind"] for job in jobs]
+        assert kinds.count("healthy") >= len(kinds) / 3
+        assert {"slow rank", "stalls", "pauses", "slow link", "loss", "other traffic"} < set(kinds)
+    right, missed, healthy = data["rows"]
+    assert (right["right"], right["wrong"]) == (["slow rank"], ["slow rank"])
+    # 35 of 76 iterations after warm-up take 20 ms longer
+    assert right["cost_s"] == pytest.approx(0.02 * 35 / 76)
+    assert (missed["right"], missed["wrong"]) == ([], [])
+    assert (healthy["cost_s"], healthy["right"], healthy["wrong"]) == (0, [], ["slow rank", "slow rank"])
+    lines = data["table"].splitlines()
+    assert "| slow rank | 2 | - | 1 of 2 | 1 | 117% |" in lines
+    assert "| healthy | 1 | - | - | 1 | - |" in lines

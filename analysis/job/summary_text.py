@@ -50,7 +50,8 @@ def answer(data: dict[str, Any]) -> list[str]:
     """Return the answer in a few lines: the verdict, and the parts of an iteration."""
     if data["iterations"]["mean_s"] is None:
         return ["Where the time goes is not known: no whole iteration was recorded."]
-    return [*verdict(data["diagnosis"]), _parts(data)]
+    lines = [*verdict(data["diagnosis"]), _parts(data)]
+    return lines[::-1] if data["diagnosis"]["why"] else lines
 
 
 def _parts(data: dict[str, Any]) -> str:

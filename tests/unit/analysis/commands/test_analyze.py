@@ -52,7 +52,7 @@ def answer_of(path, capsys):
 
 
 def test_the_answer_comes_first(run, capsys):
-    cannot, time = answer_of(run, capsys)
+    time, cannot = answer_of(run, capsys)
     assert cannot == (
         "Why an iteration takes this long cannot be told: 6 iterations after warm-up are too few to tell a cause from "
         "chance (20 are needed)."

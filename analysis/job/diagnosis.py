@@ -31,7 +31,7 @@ MIN_ITERATIONS = 20
 # of more iterations times ranks than this, evenly spread iterations stand for all
 _MAX_CELLS = 20_000_000
 _BLOCK_CELLS = 2_000_000
-_TIMES = ("exposed_s", "compute_s", "optimizer_s", "overlap_s")
+_TIMES = ("iteration_s", "exposed_s", "compute_s", "optimizer_s", "overlap_s")
 # a cause that is in so many iterations is there throughout
 _THROUGHOUT_SHARE = 0.95
 # an interface is slow if it carries less than this share of what the median of all does
@@ -71,8 +71,7 @@ def diagnose(job: Job) -> dict[str, Any]:
     if len(rows) < MIN_ITERATIONS:
         known = f"DDP timed all ranks in {len(rows)} of {counted(len(measured), 'iteration')}"
         return found | {"why": f"{known}, and {MIN_ITERATIONS} are needed"}
-    spent_s = (times.exposed_s + times.compute_s + times.optimizer_s).mean(axis=0)
-    if (spent_s > (1 + _MAX_EXCESS) * times.iteration_s.mean()).any():
+    if (times.work_s["elsewhere"].mean(axis=0) < -_MAX_EXCESS * times.mean_s).any():
         return found | {"why": "the recorded phases of a rank take longer than its iterations"}
     network = _Network.read(job, rows)
     budget = iteration_budget.split(times, network.evidence)
@@ -110,8 +109,8 @@ def _rank_times(job: Job, measured: Integers) -> tuple[Integers, RankTimes]:
                 values[row, column] = table[name].to_numpy(np.float64, na_value=np.nan)
     known = ~np.isnan(np.stack([columns[name] for name in _TIMES])).any(axis=(0, 2))
     rows = chosen[known]
-    seconds = job.work.iterations["iteration_s"].to_numpy(np.float64)[rows]
-    return rows, RankTimes(ranks, seconds, *(columns[name][known] for name in _TIMES))
+    mean_s = float(job.work.iterations["iteration_s"].to_numpy(np.float64)[rows].mean()) if len(rows) else 0.0
+    return rows, RankTimes(ranks, **{name: columns[name][known] for name in _TIMES}, mean_s=mean_s)
 
 
 def _cause(job: Job, share: CauseOrPart, times: RankTimes, start_s: Numbers, network: _Network) -> dict[str, Any]:
@@ -131,7 +130,7 @@ def _cause(job: Job, share: CauseOrPart, times: RankTimes, start_s: Numbers, net
         "iterations": len(where),
         "of": len(affected),
         "from_s": float(start_s[where[0]]),
-        "to_s": float(start_s[where[-1]] + times.iteration_s[where[-1]]),
+        "to_s": float(start_s[where[-1]] + times.iteration_s[where[-1]].max()),
         "is_throughout": len(where) >= _THROUGHOUT_SHARE * len(affected),
         "is_computed": share.is_computed,
         "is_at_most": share.is_at_most,
@@ -231,7 +230,7 @@ class _Network:
             rates = {"rate_bps": float(row["capacity_bps"]), "usual_bps": usual_bps}
             return rates | {"node": row["node"], "nic": row["nic"]}
         if share.name == OTHER_TRAFFIC and self.evidence.other_bytes is not None:
-            seconds = float(times.iteration_s[share.affected].sum())
+            seconds = float(times.iteration_s[share.affected].mean(axis=1).sum())
             rate_bps = 8 * float(self.evidence.other_bytes[share.affected].sum()) / seconds
             return _ends(self.flows[~self.flows["is_training"]], "bytes") | {"rate_bps": rate_bps}
         if share.name == LOSS and self.evidence.lost_segments is not None:

@@ -1,9 +1,9 @@
 """Divides the mean iteration into parts that add up: work of the ranks, waiting for slow ranks, and the network.
 
-In an iteration, the rank whose last gradient is ready last waits for the network alone. So its exposed communication is
-the network's part, what the other ranks wait longer than it is waiting for this rank, and what is left is work. These
-are durations, each by the clock of its own rank: no two clocks are compared. A part is then divided by its causes, each
-by a rule that needs evidence (docs/commands/analyze.md); what no rule claims stays in the part.
+The work of a rank is its iteration without the communication after its last gradient. In each iteration, the others
+wait for the rank with the most work. What they wait longer is the network's part, with the skew in which an exchange
+ends. These are durations, each by the clock of its own rank: no two clocks are compared. A part is then divided by its
+causes, each by a rule that needs evidence (docs/commands/analyze.md); what no rule claims stays in the part.
 """
 
 from __future__ import annotations
@@ -54,10 +54,11 @@ class RankTimes:
 
     Attributes:
         ranks: numbers of the ranks.
-        iteration_s: length of each iteration.
-        exposed_s: communication after the last gradient was ready, shape (iterations, ranks).
+        iteration_s: length of each rank's iteration, from the end of its own previous one, shape (iterations, ranks).
+        exposed_s: likewise, communication after the last gradient was ready.
         compute_s, optimizer_s: likewise, forward and backward passes, and the optimizers' steps.
         overlap_s: likewise, communication during the backward pass.
+        mean_s: mean length of the job's iterations, from the last rank's end to the last rank's end.
     """
 
     ranks: Integers
@@ -66,11 +67,17 @@ class RankTimes:
     compute_s: Numbers
     optimizer_s: Numbers
     overlap_s: Numbers
+    mean_s: float
+
+    @property
+    def usual_s(self) -> float:
+        """Median length of an iteration."""
+        return float(np.median(self.iteration_s))
 
     @property
     def work_s(self) -> dict[str, Numbers]:
         """Time of each kind of `WORK`, shape (iterations, ranks)."""
-        elsewhere_s = self.iteration_s[:, None] - self.exposed_s - self.compute_s - self.optimizer_s
+        elsewhere_s = self.iteration_s - self.exposed_s - self.compute_s - self.optimizer_s
         return dict(zip(WORK, (self.compute_s, self.optimizer_s, elsewhere_s), strict=True))
 
 
@@ -151,9 +158,8 @@ def split(times: RankTimes, evidence: NetworkEvidence) -> Budget:
     """
     count, ranks = times.exposed_s.shape
     rows = np.arange(count)
-    last = times.exposed_s.argmin(axis=1)
-    network_s = times.exposed_s[rows, last]
-    waits_s = times.exposed_s - network_s[:, None]
+    all_work_s = times.iteration_s - times.exposed_s
+    last = all_work_s.argmax(axis=1)
     is_other = np.ones((count, ranks), bool)
     is_other[rows, last] = ranks == 1  # a rank alone is all there is
     others = is_other.sum(axis=1)
@@ -162,12 +168,14 @@ def split(times: RankTimes, evidence: NetworkEvidence) -> Budget:
         mean: Numbers = np.where(is_other, values, 0.0).sum(axis=1) / others
         return mean
 
-    waiting_s = of_others(waits_s) if ranks > 1 else np.zeros(count)
     left = {name: of_others(values) for name, values in times.work_s.items()}
-    left |= {UNEVEN: waiting_s, "network": network_s}
+    left[UNEVEN] = all_work_s[rows, last] - of_others(all_work_s)
+    left["network"] = times.iteration_s.mean(axis=1) - all_work_s[rows, last]
+    # the ends of the ranks' first and last iterations differ
+    left["elsewhere"] = left["elsewhere"] + (times.mean_s - float(times.iteration_s.mean()))
     hiding = _Hiding.of(times, last, evidence.line_s)
     left |= {} if evidence.line_s is None else {"bandwidth": np.zeros(count)}
-    shares = [*_stalls(times, left, last, hiding), *_slow_ranks(times, left, waits_s, last, hiding)]
+    shares = [*_stalls(times, left, last, hiding), *_slow_ranks(times, left, all_work_s, last, hiding)]
     found, uncosted = _network_causes(times, evidence, left)
     shares += found
     is_split = evidence.line_s is not None
@@ -176,7 +184,7 @@ def split(times: RankTimes, evidence: NetworkEvidence) -> Budget:
         shares += _by_capacity(evidence, is_open, times.overlap_s[rows, last], left)
         uncosted = [(name, why) for name, why in uncosted if name not in {share.name for share in shares}]
     shares += [_share(name, values, values != 0) for name, values in left.items()]
-    total_s, mean_s = sum(share.seconds for share in shares), float(times.iteration_s.mean())
+    total_s, mean_s = sum(share.seconds for share in shares), times.mean_s
     if not abs(total_s - mean_s) <= 1e-6 * mean_s:
         raise ValueError(f"the parts of an iteration are {total_s} s in all, the iteration {mean_s} s")
     order = {name: number for number, name in enumerate((*WORK, *CAUSES, UNEVEN, *NETWORK))}
@@ -233,13 +241,13 @@ class _Hiding:
         return _share(share.name, delay_s - kept_s, share.affected, share.rank, share.within)
 
 
-def _excess(values: Numbers, iteration_s: Numbers) -> tuple[Numbers, Mask]:
+def _excess(values: Numbers, usual_s: float) -> tuple[Numbers, Mask]:
     """Return by how much values exceed the median around them, and in which iterations it is a stall."""
     if len(values) < MIN_COMPARED:
         return np.zeros(len(values)), np.zeros(len(values), bool)
     excess_s: Numbers = values - ndimage.median_filter(values, min(_AROUND, len(values)), mode="nearest")
     sigma_s = 1.4826 * float(np.median(np.abs(excess_s)))
-    least_s = max(_STALL_SHARE * float(np.median(iteration_s)), _STALL_SIGMAS * sigma_s)
+    least_s = max(_STALL_SHARE * usual_s, _STALL_SIGMAS * sigma_s)
     return excess_s, excess_s > least_s
 
 
@@ -247,12 +255,12 @@ def _stalls(times: RankTimes, left: dict[str, Numbers], last: Integers, hiding: 
     """Take the stalls of single ranks, and of all, out of the parts."""
     found = []
     for name in WORK:
-        excess_s, stalled = _excess(left[name], times.iteration_s)
+        excess_s, stalled = _excess(left[name], times.usual_s)
         if stalled.any():
             cost_s = np.where(stalled, excess_s, 0.0)
             left[name] = left[name] - cost_s
             found.append(hiding.cost(_share(STALL, cost_s, stalled, within=name), cost_s, left))
-    excess_s, stalled = _excess(left[UNEVEN], times.iteration_s)
+    excess_s, stalled = _excess(left[UNEVEN], times.usual_s)
     for number in np.unique(last[stalled]).tolist():
         mine = stalled & (last == number)
         cost_s = np.where(mine, excess_s, 0.0)
@@ -273,31 +281,29 @@ def slower_in(times: RankTimes, number: int, rows: Mask) -> str:
 
 
 def _slow_ranks(
-    times: RankTimes, left: dict[str, Numbers], waits_s: Numbers, last: Integers, hiding: _Hiding
+    times: RankTimes, left: dict[str, Numbers], work_s: Numbers, last: Integers, hiding: _Hiding
 ) -> list[CauseOrPart]:
     """Take what ranks cost that are slow throughout, or for a while, out of the waiting.
 
-    The cost is what the waiting for the last rank would be shorter if each slow rank were as late as the median rank.
+    The cost is what the most work would be less if each slow rank had as much as the median of the others.
     """
-    count, ranks = waits_s.shape
+    count, ranks = work_s.shape
     if ranks < 2 or count < MIN_COMPARED:
         return []
-    usual_s, shift_s = float(np.median(times.iteration_s)), np.zeros((count, ranks))
+    shift_s = np.zeros((count, ranks))
     for number in range(ranks):
-        late_s = np.median(np.delete(waits_s, number, axis=1), axis=1) - waits_s[:, number]
+        late_s = work_s[:, number] - np.median(np.delete(work_s, number, axis=1), axis=1)
         for span in _late_spans(late_s, _CHANCE / ranks):
             by_s = float(np.median(late_s[span]))
-            if by_s > MIN_SHARE * usual_s:
+            if by_s > MIN_SHARE * times.usual_s:
                 shift_s[span, number] = by_s
-    if not shift_s.any():
-        return []
-    saved_s = (waits_s + shift_s).min(axis=1)
+    saved_s = work_s[np.arange(count), last] - (work_s - shift_s).max(axis=1)
     found = []
     for number in np.flatnonzero(shift_s.any(axis=0)).tolist():
         cost_s = np.where(last == number, saved_s, 0.0)
         slow = shift_s[:, number] > 0
         within = slower_in(times, number, slow)
-        # if several ranks are slow, what those cost that are not the last is in the work of the others
+        # if several ranks are slow, what those cost that have not the most work is in the work of the others
         waited_s = np.minimum(cost_s, left[UNEVEN])
         left[UNEVEN] = left[UNEVEN] - waited_s
         left[within] = left[within] - (cost_s - waited_s)
@@ -367,14 +373,14 @@ def _network_causes(
     if evidence.lost_segments is not None:
         lossy = evidence.lost_segments >= _MIN_LOST
         compare(LOSS, lossy)
-        excess_s, stalled = _excess(network_s, times.iteration_s)
+        excess_s, stalled = _excess(network_s, times.usual_s)
         if (stalled & lossy).any():
             take(LOSS, stalled & lossy, excess_s)
             uncosted.pop(LOSS, None)
-    excess_s, stalled = _excess(network_s, times.iteration_s)
+    excess_s, stalled = _excess(network_s, times.usual_s)
     if stalled.any():
         take(NETWORK_STALL, stalled, excess_s)
-    slower = _slower_stretch(network_s, MIN_SHARE * float(np.median(times.iteration_s)))
+    slower = _slower_stretch(network_s, MIN_SHARE * times.usual_s)
     if slower.any():
         take(SLOWER_NETWORK, slower, network_s - network_s[~slower].mean())
     left["network"] = network_s

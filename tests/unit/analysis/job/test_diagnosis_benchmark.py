@@ -42,5 +42,5 @@ def test_jobs_are_drawn_by_seed_and_verdicts_are_judged() -> None:
     assert (missed["right"], missed["wrong"]) == ([], [])
     assert (healthy["cost_s"], healthy["right"], healthy["wrong"]) == (0, [], ["slow rank", "slow rank"])
     lines = data["table"].splitlines()
-    assert "| slow rank | 2 | - | 1 of 2 | 1 | 117% |" in lines
-    assert "| healthy | 1 | - | - | 1 | - |" in lines
+    assert "| slow rank | 2 | - | 1 of 2 | 0 | 1 | 117% |" in lines
+    assert "| healthy | 1 | - | - | 0 | 1 | - |" in lines

@@ -121,8 +121,8 @@ def _cause(job: Job, share: CauseOrPart, times: RankTimes, start_s: Numbers, net
         last of them since the job's first iteration began, and ``is_throughout``; ``is_computed``, True if its cost
         follows from capacities, and ``is_at_most``, True if it may cost less; ``rank``, ``node``, and ``within``, the
         kind of work that takes longer, with its means ``here_s`` and ``usual_s``; of traffic ``source``,
-        ``destination`` and ``rate_bps``; of an interface ``node``, ``nic``, ``rate_bps`` and ``usual_bps``. What does
-        not apply is None.
+        ``destination`` and ``rate_bps``; of an interface ``node``, ``nic``, ``rate_bps`` and ``usual_bps``; and the
+        number of the job's ``nodes``. What does not apply is None.
     """
     affected = share.affected
     where = np.flatnonzero(affected)
@@ -150,6 +150,7 @@ def _cause(job: Job, share: CauseOrPart, times: RankTimes, start_s: Numbers, net
         processes = job.work.processes
         node = str(processes.loc[processes["rank"] == share.rank, "node"].iloc[-1])
         found |= {"rank": share.rank, "node": node, "other_cores": _other_cores(job, node)}
+    found["nodes"] = len(job.nodes)
     return found | network.facts(share, times)
 
 

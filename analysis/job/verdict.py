@@ -61,7 +61,8 @@ def verdict(diagnosis: Mapping[str, Any]) -> list[str]:
     first, *others = (_SENTENCES[cause["name"]](cause) for cause in causes)
     lines = [f"{first}.", *(f"Also: {sentence[0].lower()}{sentence[1:]}." for sentence in others)]
     left_s = iteration_s - sum(cause["seconds"] for cause in causes)
-    without = f"Without {'these' if others else 'it'} an iteration would take {format_duration(left_s)}"
+    least = "at least " if any(cause["is_at_most"] for cause in causes) else ""
+    without = f"Without {'these' if others else 'it'} an iteration would take {least}{format_duration(left_s)}"
     lines.append(f"{without} instead of {format_duration(iteration_s)}.")
     return [*lines, f"Next: {_STEPS[causes[0]['name']](causes[0])}.", *_unknown(diagnosis)]
 
@@ -159,6 +160,8 @@ def _look_at_rank(cause: Cause) -> str:
     if cause["within"] == "elsewhere":
         who = "the ranks do" if cause["rank"] is None else f"rank {cause['rank']} does"
         return f"look at what {who} between two iterations: data loading, checkpoints, validation, logging"
+    if cause["nodes"] == 1 and cause["rank"] is not None:
+        return f"compare rank {cause['rank']} with another one of {node}: its batch, its GPU, the processors it may use"
     where = "the nodes with nodes" if node is None else f"{node} with a node"
     return f"compare {where} without this fault: clock rate and temperature, other programs, the rank's batch"
 

@@ -72,6 +72,15 @@ def test_a_slow_rank_is_named_with_what_takes_it_longer(tmp_path):
     )
 
 
+def test_a_cost_that_may_be_less_is_said_to_be_at_most_that(tmp_path):
+    job = written(tmp_path / "job", compute_ms=(100, 130, 100))
+    (cause,) = job.diagnosed["causes"]
+    lines = verdict(job.diagnosed | {"causes": [cause | {"is_at_most": True, "nodes": 1}]})
+    assert lines[0].startswith("Rank 1 (node n1) makes the others wait: at most 30 ms (15%)")
+    assert lines[1] == "Without it an iteration would take at least 170 ms instead of 200 ms."
+    assert lines[2] == "Next: compare rank 1 with another one of n1: its batch, its GPU, the processors it may use."
+
+
 def test_a_rank_that_costs_little_is_not_named(tmp_path):
     job = written(tmp_path / "job", compute_ms=(100, 103, 100))
     assert named(job.diagnosed) == []

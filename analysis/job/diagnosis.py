@@ -187,32 +187,34 @@ class _Network:
             why = "sockets were not recorded (--collect sockets)"
         elif job.is_too_short:
             why = "sockets were sampled too rarely for iterations as short as these (--every)"
+        elif missing := _uncovered(job, rows):
+            why = f"the sockets of a node were not recorded in {missing} of {counted(len(rows), 'iteration')}"
         if why:
             unknown = [{"cause": name, "why": why} for name in (OTHER_TRAFFIC, LOSS, SLOW_LINK)]
             return cls(NetworkEvidence(), pd.DataFrame(), pd.DataFrame(), unknown)
         flows, bins = job.traffic.groups, job.borders.bin_of[rows]
-        flows = flows[~flows["local"].to_numpy(bool)]
-        amounts = {
-            name: job.traffic.rows(name, flows.index.to_numpy(np.int64))[:, bins] for name in ("payload_bytes", LOST)
-        }
-        is_training = (flows["traffic_class"] == TRAINING).to_numpy(bool)
-        flows = flows.assign(bytes=amounts["payload_bytes"].sum(axis=1))
-        flows = flows.assign(lost=amounts[LOST].sum(axis=1), is_training=is_training)
-        lost: Numbers | None = amounts[LOST][is_training].sum(axis=0)
+        crosses = ~flows["local"].to_numpy(bool)
+        is_training = crosses & (flows["traffic_class"] == TRAINING).to_numpy(bool)
+        training, other, lost = (np.zeros(len(rows)) for _ in range(3))
+        totals = {name: np.zeros(len(flows)) for name in ("payload_bytes", LOST)}
+        for number, (groups, _) in enumerate(job.traffic.parts):
+            for name, total in totals.items():
+                amount = job.traffic.part(number, name)[:, bins]
+                np.add.at(total, groups, amount.sum(axis=1))
+                own = amount[is_training[groups]].sum(axis=0)
+                if name == LOST:
+                    lost += own
+                else:
+                    training, other = training + own, other + amount[(crosses & ~is_training)[groups]].sum(axis=0)
+        flows = flows.assign(bytes=totals["payload_bytes"], lost=totals[LOST], is_training=is_training)[crosses]
         seconds = float(job.work.iterations["iteration_s"].to_numpy(np.float64)[rows].sum())
         interfaces = _interfaces(job, flows, len(rows), seconds)
         unknown = [{"cause": SLOW_LINK, "why": interfaces}] if isinstance(interfaces, str) else []
         table = pd.DataFrame() if isinstance(interfaces, str) else interfaces
-        if lost is not None and np.isnan(lost).any():
-            lost = None
+        is_told = not np.isnan(lost).any()
+        if not is_told:
             unknown.append({"cause": LOSS, "why": "a socket log does not tell lost segments from delayed ones"})
-        evidence = NetworkEvidence(
-            amounts["payload_bytes"][is_training].sum(axis=0),
-            amounts["payload_bytes"][~is_training].sum(axis=0),
-            lost,
-            *_line_times(table),
-            _limited_share(job),
-        )
+        evidence = NetworkEvidence(training, other, lost if is_told else None, *_line_times(table), _limited_share(job))
         return cls(evidence, flows, table, unknown)
 
     @property
@@ -238,6 +240,11 @@ class _Network:
             each = float(self.evidence.lost_segments[share.affected].mean())
             return _ends(self.flows[self.flows["is_training"]], "lost") | {LOST: each}
         return {}
+
+
+def _uncovered(job: Job, rows: Integers) -> int:
+    """Return in how many of these iterations the sockets of a node were not recorded."""
+    return int(np.isnan(job.traffic.totals["retransmissions"][job.borders.bin_of[rows]]).sum())
 
 
 def _ends(flows: pd.DataFrame, most: str) -> dict[str, Any]:

@@ -158,10 +158,11 @@ def test_what_was_not_recorded_is_said(tmp_path):
         "Cannot be told: other traffic, loss, slow link (sockets were not recorded (--collect sockets))."
     )
     write_ddp_job(tmp_path / "killed", Truth(iterations=40))
-    log = tmp_path / "killed" / "nodes" / "n1" / "sockets" / "sockets.rec"
-    with log.open("r+b") as file:
-        file.truncate(log.stat().st_size // 2)
-    (log.parents[1] / "DONE").unlink()
+    node = tmp_path / "killed" / "nodes" / "n1"
+    for log in (node / "sockets" / "sockets.rec", node / "nic" / "nic.rec"):
+        with log.open("r+b") as file:
+            file.truncate(log.stat().st_size // 2)
+    (node / "DONE").unlink()
     assert "the sockets of a node were not recorded in 2" in verdict(open_job(tmp_path / "killed").diagnosed)[-1]
     write_ddp_job(tmp_path / "no phases", Truth(iterations=40))
     for path in (tmp_path / "no phases").glob("nodes/*/steps/*.ddp.rec"):

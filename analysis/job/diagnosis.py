@@ -29,8 +29,8 @@ from ringtap.core.units import counted
 # fewer iterations do not tell a cause from chance
 MIN_ITERATIONS = 20
 # of more iterations times ranks than this, evenly spread iterations stand for all
-_MAX_CELLS = 20_000_000
-_BLOCK_CELLS = 2_000_000
+_MAX_CELLS = 2_000_000
+_BLOCK_CELLS = 500_000
 _TIMES = ("iteration_s", "exposed_s", "compute_s", "optimizer_s", "overlap_s")
 # a cause that is in so many iterations is there throughout
 _THROUGHOUT_SHARE = 0.95

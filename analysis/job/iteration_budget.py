@@ -9,6 +9,7 @@ causes, each by a rule that needs evidence (docs/commands/analyze.md); what no r
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -69,12 +70,12 @@ class RankTimes:
     overlap_s: Numbers
     mean_s: float
 
-    @property
+    @cached_property
     def usual_s(self) -> float:
         """Median length of an iteration."""
         return float(np.median(self.iteration_s))
 
-    @property
+    @cached_property
     def work_s(self) -> dict[str, Numbers]:
         """Time of each kind of `WORK`, shape (iterations, ranks)."""
         elsewhere_s = self.iteration_s - self.exposed_s - self.compute_s - self.optimizer_s
@@ -221,10 +222,9 @@ class _Hiding:
     @classmethod
     def of(cls, times: RankTimes, last: Integers, line_s: float | None) -> _Hiding:
         rows = np.arange(len(last))
-        overlap_s, others_s = times.overlap_s[rows, last], times.overlap_s.copy()
-        if others_s.shape[1] > 1:
-            others_s[rows, last] = np.nan
-        usual_s = float(np.median(np.nanmedian(others_s, axis=1)))
+        overlap_s, is_other = times.overlap_s[rows, last], np.ones(times.overlap_s.shape, bool)
+        is_other[rows, last] = len(times.ranks) == 1
+        usual_s = float(np.median(times.overlap_s[is_other]))
         hidden_s = None
         if line_s is not None:
             hidden_s = np.maximum(max(line_s - usual_s, 0.0) - np.maximum(line_s - overlap_s, 0.0), 0.0)
@@ -290,11 +290,10 @@ def _slow_ranks(
     count, ranks = work_s.shape
     if ranks < 2 or count < MIN_COMPARED:
         return []
-    shift_s = np.zeros((count, ranks))
+    shift_s, late_s = np.zeros((count, ranks)), work_s - _medians_of_others(work_s)
     for number in range(ranks):
-        late_s = work_s[:, number] - np.median(np.delete(work_s, number, axis=1), axis=1)
-        for span in _late_spans(late_s, _CHANCE / ranks):
-            by_s = float(np.median(late_s[span]))
+        for span in _late_spans(late_s[:, number], _CHANCE / ranks):
+            by_s = float(np.median(late_s[span, number]))
             if by_s > MIN_SHARE * times.usual_s:
                 shift_s[span, number] = by_s
     saved_s = work_s[np.arange(count), last] - (work_s - shift_s).max(axis=1)
@@ -310,6 +309,20 @@ def _slow_ranks(
         share = _share(SLOW_RANK, cost_s, slow, int(times.ranks[number]), within)
         found.append(hiding.cost(share, cost_s, left))
     return found
+
+
+def _medians_of_others(values: Numbers) -> Numbers:
+    """Return for each value the median of the others in its row."""
+    order = values.argsort(axis=1)
+    place, ranked = order.argsort(axis=1), np.take_along_axis(values, order, axis=1)
+    others = values.shape[1] - 1
+    # of the others, those from a value's own place on are one place further
+    low, high = (
+        np.where(place > middle, ranked[:, [middle]], ranked[:, [middle + 1]])
+        for middle in ((others - 1) // 2, others // 2)
+    )
+    medians: Numbers = (low + high) / 2
+    return medians
 
 
 def _late_spans(late_s: Numbers, chance: float) -> list[slice]:

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from ringtap.analysis.job import iteration_budget
 from ringtap.analysis.job.iteration_budget import (
     BUFFERS,
     CAUSES,
@@ -246,6 +247,13 @@ def test_other_traffic_that_is_there_throughout_costs_what_it_leaves_of_the_capa
     assert (cause.name, cause.is_computed) == (OTHER_TRAFFIC, True)
     assert cause.seconds == pytest.approx(0.015)
     assert budget.uncosted == ()
+
+
+@given(values=arrays(np.float64, st.tuples(st.integers(1, 5), st.integers(2, 7)), elements=st.integers(0, 4)))
+def test_the_median_of_the_others_leaves_out_the_value_itself(values):
+    found = iteration_budget._medians_of_others(values)
+    for row, number in np.ndindex(values.shape):
+        assert found[row, number] == np.median(np.delete(values[row], number))
 
 
 seconds = st.floats(0, 10, allow_nan=False)

@@ -425,7 +425,7 @@ def _socket_burst(span: _Span) -> Iterator[Measure]:
             why = "no training traffic was sampled"
             continue
         begin_ns, end_ns = logs.clock.from_reference(np.array(span.longest(), np.int64)).tolist()
-        at_ns = counters.t_ns[(counters.t_ns >= begin_ns) & (counters.t_ns <= end_ns)]
+        at_ns = np.unique(counters.t_ns[(counters.t_ns >= begin_ns) & (counters.t_ns <= end_ns)])
         if len(at_ns) <= 2:
             why = _why_missing(job, SOCKETS_REC, "sockets")
             continue

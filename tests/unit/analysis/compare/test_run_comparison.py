@@ -15,6 +15,7 @@ from ringtap.analysis.compare.run_comparison import compare_measures, compare_ru
 from ringtap.analysis.compare.run_measures import MEDIAN, Measure, RunMeasures
 from ringtap.analysis.statistics.two_sample import location_p
 from ringtap.cli import main
+from ringtap.core.append_only_logs import open_records
 from ringtap.core.errors import UsageError
 from ringtap.core.run_directory import RunDirectory
 from tests.gold.analysis_sweep import write_sweep
@@ -331,3 +332,19 @@ def test_runs_without_a_common_measure_are_refused(tmp_path):
         RunDirectory.create(tmp_path / name, "job", ["ringtap", "run"], 0).finish("complete")
     with pytest.raises(UsageError, match="a and b have no measure in common: "):
         compare_runs([tmp_path / "a", tmp_path / "b"])
+
+
+def test_samples_at_one_time_are_one(tmp_path):
+    """Of each three samples of the interfaces, a damaged log has two at the time of the first."""
+    for name in ("one", "two"):
+        write_ddp_job(tmp_path / name, SMALL)
+    path = tmp_path / "two" / "nodes" / "n1" / "nic" / "nic.rec"
+    file = open_records(path)
+    records = np.fromfile(path, np.dtype([(field.name, field.type) for field in file.fields]), offset=file.offset)
+    for name in ("t_ns", "mono_ns"):
+        records[name] = records[name][np.arange(len(records)) // 3 * 3]
+    header = path.read_bytes()[: file.offset]
+    path.write_bytes(header + records.tobytes())
+    found = compare_runs([tmp_path / "one", tmp_path / "two"])
+    one, two = row_of(found, "peak_to_mean_sockets:0.1").values
+    assert two == pytest.approx(one, rel=0.5)

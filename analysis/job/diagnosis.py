@@ -40,7 +40,8 @@ _SLOW_SHARE = 0.9
 _LIMITED_SHARE = 0.1
 # other traffic leaves at least this share of an interface's capacity
 _LEAST_LEFT = 0.05
-# by how much DDP's times, by a clock that may be slewed, may exceed the iteration
+# by how much DDP's times, by a clock that may be slewed, may exceed the iteration, and the iterations of the ranks may
+# differ from those of the job
 _MAX_EXCESS = 0.01
 _INTERFACE = ["node", "nic", "direction"]
 
@@ -57,24 +58,16 @@ def diagnose(job: Job) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"why": "", "iteration_s": None, "iterations": 0, "parts": [], "causes": []}
     found |= {"line": None, "unknown": []}
-    measured = job.measured
-    if len(measured) < MIN_ITERATIONS:
-        few = counted(len(measured), "iteration")
-        return found | {
-            "why": f"{few} after warm-up are too few to tell a cause from chance ({MIN_ITERATIONS} are needed)"
-        }
-    if job.work.source != "ddp":
-        return found | {"why": job.work.why}
-    if job.work.missing_ranks:
-        return found | {"why": f"{job.work.missing_ranks} left no steps"}
-    rows, times = _rank_times(job, measured)
-    if len(rows) < MIN_ITERATIONS:
-        known = f"DDP timed all ranks in {len(rows)} of {counted(len(measured), 'iteration')}"
-        return found | {"why": f"{known}, and {MIN_ITERATIONS} are needed"}
-    if (times.work_s["elsewhere"].mean(axis=0) < -_MAX_EXCESS * times.mean_s).any():
-        return found | {"why": "the recorded phases of a rank take longer than its iterations"}
+    if why := _why_not(job):
+        return found | {"why": why}
+    rows, times = _rank_times(job, job.measured)
+    if why := _why_no_parts(job, rows, times):
+        return found | {"why": why}
     network = _Network.read(job, rows)
-    budget = iteration_budget.split(times, network.evidence)
+    try:
+        budget = iteration_budget.split(times, network.evidence)
+    except ValueError as error:
+        return found | {"why": str(error)}
     start_s = (job.work.iterations["start_ns"].to_numpy(np.int64)[rows] - job.window_ns[0]) / 1e9
     parts: list[dict[str, Any]] = []
     for share in budget.shares:
@@ -90,6 +83,29 @@ def diagnose(job: Job) -> dict[str, Any]:
     unknown = [*network.unknown, *({"cause": name, "why": why} for name, why in budget.uncosted)]
     found |= {"iteration_s": budget.iteration_s, "iterations": len(rows), "parts": parts, "causes": causes}
     return found | {"line": network.line, "unknown": unknown}
+
+
+def _why_not(job: Job) -> str:
+    """Return why the records of a job do not say what makes it slow; empty if they may."""
+    count = len(job.measured)
+    if count < MIN_ITERATIONS:
+        few = f"{counted(count, 'iteration')} after warm-up are too few to tell a cause from chance"
+        return f"{few} ({MIN_ITERATIONS} are needed)"
+    if job.work.source != "ddp":
+        return job.work.why
+    return f"{job.work.missing_ranks} left no steps" if job.work.missing_ranks else ""
+
+
+def _why_no_parts(job: Job, rows: Integers, times: RankTimes) -> str:
+    """Return why the times of the ranks do not give the parts of an iteration; empty if they do."""
+    if len(rows) < MIN_ITERATIONS:
+        known = f"DDP timed all ranks in {len(rows)} of {counted(len(job.measured), 'iteration')}"
+        return f"{known}, and {MIN_ITERATIONS} are needed"
+    if (times.work_s["elsewhere"].mean(axis=0) < -_MAX_EXCESS * times.mean_s).any():
+        return "the recorded phases of a rank take longer than its iterations"
+    if abs(float(times.iteration_s.mean()) - times.mean_s) > _MAX_EXCESS * times.mean_s:
+        return "the iterations of the ranks do not add up to those of the job"
+    return ""
 
 
 def _rank_times(job: Job, measured: Integers) -> tuple[Integers, RankTimes]:

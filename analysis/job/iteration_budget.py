@@ -23,7 +23,6 @@ Mask = npt.NDArray[np.bool_]
 WORK = ("compute", "optimizer", "elsewhere")
 NETWORK = ("bandwidth", "network")
 UNEVEN = "uneven ranks"
-PARTS = (*WORK, UNEVEN, *NETWORK)
 # causes that can be removed
 SLOW_RANK, STALL = "slow rank", "stalls"
 OTHER_TRAFFIC, LOSS, SLOW_LINK, BUFFERS = "other traffic", "loss", "slow link", "socket buffers"
@@ -112,7 +111,7 @@ class CauseOrPart:
     """The seconds of an iteration that a part or a cause has.
 
     Attributes:
-        name: one of `PARTS` or `CAUSES`.
+        name: a part or one of `CAUSES`.
         seconds: mean over the iterations.
         low_s, high_s: 95 % interval of the mean; None with too few iterations.
         affected: the iterations in which it is.
@@ -142,13 +141,11 @@ class Budget:
         iteration_s: mean length of the iterations.
         shares: parts and causes, without causes that were not found.
         uncosted: causes that are there, but whose cost is not known, with the reason.
-        is_split: False if the network's time is not divided by the capacity of the interfaces.
     """
 
     iteration_s: float
     shares: tuple[CauseOrPart, ...]
     uncosted: tuple[tuple[str, str], ...]
-    is_split: bool
 
 
 def split(times: RankTimes, evidence: NetworkEvidence) -> Budget:
@@ -179,7 +176,6 @@ def split(times: RankTimes, evidence: NetworkEvidence) -> Budget:
     shares = [*_stalls(times, left, last, hiding), *_slow_ranks(times, left, all_work_s, last, hiding)]
     found, uncosted = _network_causes(times, evidence, left)
     shares += found
-    is_split = evidence.line_s is not None
     if evidence.line_s is not None:
         is_open = any(name == OTHER_TRAFFIC for name, _ in uncosted)
         shares += _by_capacity(evidence, is_open, times.overlap_s[rows, last], left)
@@ -189,7 +185,7 @@ def split(times: RankTimes, evidence: NetworkEvidence) -> Budget:
     if not abs(total_s - mean_s) <= 1e-6 * mean_s:
         raise ValueError(f"the parts of an iteration are {total_s} s in all, the iteration {mean_s} s")
     order = {name: number for number, name in enumerate((*WORK, *CAUSES, UNEVEN, *NETWORK))}
-    return Budget(mean_s, tuple(sorted(shares, key=lambda one: order[one.name])), tuple(uncosted), is_split)
+    return Budget(mean_s, tuple(sorted(shares, key=lambda one: order[one.name])), tuple(uncosted))
 
 
 def _share(name: str, values: Numbers, affected: Mask, rank: int | None = None, within: str = "") -> CauseOrPart:

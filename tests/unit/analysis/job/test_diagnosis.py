@@ -3,7 +3,7 @@ import shutil
 
 import pytest
 
-from ringtap.analysis.job import diagnosis
+from ringtap.analysis.job import diagnosis, iteration_budget
 from ringtap.analysis.job.run import open_job
 from ringtap.analysis.job.verdict import named, parts_rows, verdict
 from ringtap.core.append_only_logs import RecordWriter, open_records
@@ -179,6 +179,32 @@ def test_what_was_not_recorded_is_said(tmp_path):
     for folder in (tmp_path / "none").glob("nodes/*/steps"):
         shutil.rmtree(folder)
     assert open_job(tmp_path / "none").diagnosed["why"].startswith("0 iterations after warm-up are too few")
+
+
+def test_parts_that_do_not_add_up_are_refused(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise ValueError("the parts of an iteration are 3 s in all, the iteration 2 s")
+
+    job = written(tmp_path / "job")
+    monkeypatch.setattr(iteration_budget, "split", refuse)
+    assert verdict(job.diagnosed) == [
+        "Why an iteration takes this long cannot be told: the parts of an iteration are 3 s in all, the iteration 2 s."
+    ]
+    write_ddp_job(tmp_path / "apart", Truth(iterations=40))
+    for path in (tmp_path / "apart").glob("nodes/n0/steps/rank0-???.rec"):
+        file = open_records(path)
+        names = [field.name for field in file.fields]
+        records = [list(record) for record in file.tail()]
+        for number, record in enumerate(records):  # by this clock, iterations take 10 ms longer
+            for name in ("start_mono_ns", "end_mono_ns"):
+                record[names.index(name)] += number * 10_000_000
+        path.unlink()
+        writer = RecordWriter(path, list(file.fields), file.about)
+        writer.append_many([tuple(record) for record in records])
+        writer.close()
+    assert (
+        open_job(tmp_path / "apart").diagnosed["why"] == "the iterations of the ranks do not add up to those of the job"
+    )
 
 
 def test_a_job_of_one_rank_has_parts(tmp_path):

@@ -191,7 +191,6 @@ def test_stalls_of_the_network_with_lost_segments_are_loss():
 def test_the_capacity_of_interfaces_divides_the_network():
     """The bytes need 60 ms at the rate of the interfaces, of which 20 ms pass during the backward pass."""
     budget = split(Job().times(), NetworkEvidence(line_s=0.06))
-    assert budget.is_split
     assert causes(budget) == []
     assert seconds_of(budget, "bandwidth") == pytest.approx(0.04)
     assert seconds_of(budget, "network") == pytest.approx(NETWORK_S - 0.04, abs=NOISE_S)

@@ -50,13 +50,14 @@ def diagnose(job: Job) -> dict[str, Any]:
     """Return where the time of an iteration goes, and which causes could be removed.
 
     Returns:
-        ``why``, the reason why nothing is known, empty otherwise; ``iteration_s``, the mean of ``iterations``
-        iterations; ``parts``, which add up to it: ``name``, ``seconds``, ``low_s`` and ``high_s`` (95 % interval), and
-        ``share``; ``causes``, those of the parts that can be removed, the costliest first, with what `_cause` returns;
-        ``line``, the interface that needs longest for the training's payload: ``node``, ``nic``, ``bytes``,
-        ``capacity_bps`` and ``seconds``; and ``unknown``, what cannot be told: ``cause`` and ``why``.
+        ``why``, the reason why nothing is known, empty otherwise; ``iteration_s``, the mean of the ``iterations`` of
+        which all times are known, of how many after warm-up (``of``); ``parts``, which add up to it: ``name``,
+        ``seconds``, ``low_s`` and ``high_s`` (95 % interval), and ``share``; ``causes``, those of the parts that can be
+        removed, the costliest first, with what `_cause` returns; ``line``, the interface that needs longest for the
+        training's payload: ``node``, ``nic``, ``bytes``, ``capacity_bps`` and ``seconds``; and ``unknown``, what cannot
+        be told: ``cause`` and ``why``.
     """
-    found: dict[str, Any] = {"why": "", "iteration_s": None, "iterations": 0, "parts": [], "causes": []}
+    found: dict[str, Any] = {"why": "", "iteration_s": None, "iterations": 0, "of": 0, "parts": [], "causes": []}
     found |= {"line": None, "unknown": []}
     if why := _why_not(job):
         return found | {"why": why}
@@ -81,7 +82,8 @@ def diagnose(job: Job) -> dict[str, Any]:
         parts.append(part | (_cause(job, share, times, start_s, network) if share.name in CAUSES else {}))
     causes = sorted((part for part in parts if part["name"] in CAUSES), key=lambda part: -part["seconds"])
     unknown = [*network.unknown, *({"cause": name, "why": why} for name, why in budget.uncosted)]
-    found |= {"iteration_s": budget.iteration_s, "iterations": len(rows), "parts": parts, "causes": causes}
+    found |= {"iteration_s": budget.iteration_s, "iterations": len(rows), "of": len(job.measured)}
+    found |= {"parts": parts, "causes": causes}
     return found | {"line": network.line, "unknown": unknown}
 
 

@@ -178,11 +178,15 @@ def _ahead(records: Records, clock: NodeClock) -> tuple[Integers | None, npt.NDA
     if not {"t_ns", "mono_ns"} <= set(records.dtype.names or ()):
         return None, unset
     t_ns, mono_ns = (np.asarray(records[name], np.int64) for name in ("t_ns", "mono_ns"))
-    # the offset of a record with a pause between its two readings is as wrong as that after a step
-    was_set = np.abs(np.diff(t_ns - mono_ns)) >= CLOCK_STEP_NS
+    offset_ns, ahead_ns = t_ns - mono_ns, t_ns - clock.on_reference(t_ns, mono_ns)
+    # of a record with a pause between its two readings, the offset is not that of both records beside it
+    middle_ns = np.median([offset_ns[:-2], offset_ns[1:-1], offset_ns[2:]], axis=0).astype(np.int64)
+    paused = 1 + np.flatnonzero(np.abs(offset_ns[1:-1] - middle_ns) >= CLOCK_STEP_NS)
+    offset_ns[paused], ahead_ns[paused] = middle_ns[paused - 1], ahead_ns[paused - 1]
+    was_set = np.abs(np.diff(offset_ns)) >= CLOCK_STEP_NS
     unset[1:] &= ~was_set
     unset[2:] &= ~was_set[:-1]  # DDP may report an iteration in the next one
-    return t_ns - clock.on_reference(t_ns, mono_ns), unset
+    return ahead_ns, unset
 
 
 def _by_iteration(passes: dict[str, npt.NDArray[Any]]) -> pd.DataFrame:

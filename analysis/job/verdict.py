@@ -63,7 +63,9 @@ def verdict(diagnosis: Mapping[str, Any]) -> list[str]:
     left_s = iteration_s - sum(cause["seconds"] for cause in causes)
     least = "at least " if any(cause["is_at_most"] for cause in causes) else ""
     without = f"Without {'these' if others else 'it'} an iteration would take {least}{format_duration(left_s)}"
-    lines.append(f"{without} instead of {format_duration(iteration_s)}.")
+    known = diagnosis["iterations"], diagnosis["of"]
+    some = "" if known[0] == known[1] else f" (mean of the {known[0]} of {known[1]} iterations whose times are known)"
+    lines.append(f"{without} instead of {format_duration(iteration_s)}{some}.")
     return [*lines, f"Next: {_STEPS[causes[0]['name']](causes[0])}.", *_unknown(diagnosis)]
 
 

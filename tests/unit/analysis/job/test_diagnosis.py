@@ -181,6 +181,28 @@ def test_what_was_not_recorded_is_said(tmp_path):
     assert open_job(tmp_path / "none").diagnosed["why"].startswith("0 iterations after warm-up are too few")
 
 
+def test_a_pause_between_two_readings_of_a_clock_costs_no_iteration(tmp_path):
+    """A clock that is set does: the times that DDP reports at it are on no clock that is known."""
+    write_ddp_job(tmp_path / "paused", Truth(iterations=40, offsets_ns=(0, 0)))
+    write_ddp_job(tmp_path / "set", Truth(iterations=40, offsets_ns=(0, 0)))
+    for name in ("paused", "set"):
+        path = tmp_path / name / "nodes" / "n0" / "steps" / "rank0-100.ddp.rec"
+        file = open_records(path)
+        at = [field.name for field in file.fields].index("mono_ns")
+        records = [list(record) for record in file.tail()]
+        for record in records[20:21] if name == "paused" else records[20:]:
+            record[at] += 50_000_000
+        path.unlink()
+        writer = RecordWriter(path, list(file.fields), file.about)
+        writer.append_many([tuple(record) for record in records])
+        writer.close()
+    paused, was_set = (open_job(tmp_path / name).diagnosed for name in ("paused", "set"))
+    assert (paused["iterations"], paused["of"]) == (38, 38)
+    assert [cause["seconds"] for cause in paused["causes"]] == pytest.approx([0.03])
+    assert (was_set["iterations"], was_set["of"]) == (36, 38)
+    assert "(mean of the 36 of 38 iterations whose times are known)" in verdict(was_set)[1]
+
+
 def test_parts_that_do_not_add_up_are_refused(tmp_path, monkeypatch):
     def refuse(*_):
         raise ValueError("the parts of an iteration are 3 s in all, the iteration 2 s")

@@ -311,7 +311,8 @@ def _replace(path: Path, draw: random.Random) -> str:
     elif kind == "a folder's link":
         path.symlink_to(path.parent)
     elif kind == "a hard link":
-        os.link(max(path.parent.parent.rglob("*.*"), default=_RING), path)
+        with contextlib.suppress(OSError):  # of a checkout on another file system: nothing is there
+            os.link(max(path.parent.parent.rglob("*.*"), default=_RING), path)
     elif kind == "a device":
         with contextlib.suppress(PermissionError):  # of no privilege: nothing is there
             os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5))  # endless zeros

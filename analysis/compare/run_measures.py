@@ -439,7 +439,7 @@ def _socket_burst(span: _Span) -> Iterator[Measure]:
         borders = Borders(edges_ns, np.arange(len(edges_ns) - 1))
         sent = flows.socket_bytes_of(logs, borders, out_of, np.full(count, -1)).amounts["payload_bytes"]
         lengths = np.diff(edges_ns)
-        if sent.sum() > 0:
+        if sent[0].sum() > 0:
             peaks.append(float((sent[0] / lengths).max() / (sent[0].sum() / lengths.sum())))
     yield Measure(name, title, NUMBER, max(peaks, default=None), "" if peaks else why)
 

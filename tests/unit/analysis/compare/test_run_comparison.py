@@ -348,3 +348,14 @@ def test_samples_at_one_time_are_one(tmp_path):
     found = compare_runs([tmp_path / "one", tmp_path / "two"])
     one, two = row_of(found, "peak_to_mean_sockets:0.1").values
     assert two == pytest.approx(one, rel=0.5)
+
+
+@pytest.mark.filterwarnings("error")
+def test_training_connections_that_send_nothing_have_no_peak(tmp_path):
+    """Beside them, other traffic is sent."""
+    paths = [tmp_path / "one", tmp_path / "two"]
+    for path in paths:
+        write_ddp_job(path, Truth(gradient_bytes=0))
+    found = compare_runs(paths)
+    assert row_of(found, MEDIAN).values == pytest.approx((0.2, 0.2))
+    assert "peak_to_mean_sockets:0.1" not in {row.name for row in found.rows}

@@ -19,11 +19,12 @@ from ringtap.analysis.job.iteration_budget import (
     RankTimes,
 )
 from ringtap.analysis.job.run import Job
+from ringtap.analysis.job.stragglers import sending_capacity_bps
 from ringtap.analysis.runs.node_records import NodeLogs
 from ringtap.analysis.runs.samples_to_iterations import Integers, Numbers, plain
 from ringtap.analysis.runs.sockets import LOST
 from ringtap.analysis.runs.traffic_classes import TRAINING
-from ringtap.core.interface_capacity import interface_with, payload_capacity_bps
+from ringtap.core.interface_capacity import interface_with
 from ringtap.core.units import counted
 
 # fewer iterations do not tell a cause from chance
@@ -277,10 +278,10 @@ def _interfaces(job: Job, flows: pd.DataFrame, iterations: int, seconds: float) 
     rows = []
     for side, direction in (("source", "tx"), ("destination", "rx")):
         for (node, address, is_training), part in flows.groupby([f"{side}_node", side, "is_training"]):
-            nic, capacity_bps = _interface_of(job.nodes.get(str(node)), str(address))
-            rows.append(
-                (str(node), nic, direction, bool(is_training), float(part["bytes"].sum()), capacity_bps, address)
-            )
+            logs, amount = job.nodes.get(str(node)), float(part["bytes"].sum())
+            capacity_bps = sending_capacity_bps(logs, [str(address)])
+            nic = _interface_of(logs, str(address))
+            rows.append((str(node), nic, direction, bool(is_training), amount, capacity_bps, address))
     table = pd.DataFrame(rows, columns=[*_INTERFACE, "is_training", "sum", "capacity_bps", "address"])
     unknown = table[table["is_training"] & (table["sum"] > 0) & table["capacity_bps"].isna()]
     if len(unknown):
@@ -293,14 +294,10 @@ def _interfaces(job: Job, flows: pd.DataFrame, iterations: int, seconds: float) 
     return found.reset_index()
 
 
-def _interface_of(node: NodeLogs | None, address: str) -> tuple[str, float | None]:
-    """Return the interface of a node that has an address, and its capacity for payload; None: not known."""
-    for when in ("before", "after"):
-        facts = (node.info.get(when) if node is not None else None) or {}
-        nic = interface_with(facts, address)
-        if nic is not None:
-            return nic, payload_capacity_bps(facts, address)
-    return address, None
+def _interface_of(node: NodeLogs | None, address: str) -> str:
+    """Return the interface of a node that has an address; the address if it is not known."""
+    facts = [] if node is None else [node.info.get(when) or {} for when in ("before", "after")]
+    return next((nic for fact in facts if (nic := interface_with(fact, address)) is not None), address)
 
 
 def _limited_share(job: Job) -> float:

@@ -229,7 +229,8 @@ class _Hiding:
     def cost(self, share: CauseOrPart, delay_s: Numbers, left: dict[str, Numbers]) -> CauseOrPart:
         """Return what a delay costs, with the rest of ``share``; what it hides goes to the bandwidth."""
         if self.hidden_s is None:
-            is_at_most = float(self.longer_s[share.affected].mean()) > MIN_SHARE * share.seconds
+            longer_s, delay_s = self.longer_s[share.affected], delay_s[share.affected]
+            is_at_most = bool(longer_s.mean() > MIN_SHARE * delay_s.mean())
             return replace(share, is_at_most=is_at_most)
         kept_s = np.minimum(delay_s, self.hidden_s)
         self.hidden_s = self.hidden_s - kept_s
@@ -261,12 +262,12 @@ def _stalls(times: RankTimes, left: dict[str, Numbers], last: Integers, hiding: 
         mine = stalled & (last == number)
         cost_s = np.where(mine, excess_s, 0.0)
         left[UNEVEN] = left[UNEVEN] - cost_s
-        share = _share(STALL, cost_s, mine, int(times.ranks[number]), slower_in(times, number, mine))
+        share = _share(STALL, cost_s, mine, int(times.ranks[number]), _slower_in(times, number, mine))
         found.append(hiding.cost(share, cost_s, left))
     return found
 
 
-def slower_in(times: RankTimes, number: int, rows: Mask) -> str:
+def _slower_in(times: RankTimes, number: int, rows: Mask) -> str:
     """Return the kind of work that takes a rank longest in some iterations, against the other ranks."""
     others = np.arange(len(times.ranks)) != number
     longer_s = {
@@ -297,7 +298,7 @@ def _slow_ranks(
     for number in np.flatnonzero(shift_s.any(axis=0)).tolist():
         cost_s = np.where(last == number, saved_s, 0.0)
         slow = shift_s[:, number] > 0
-        within = slower_in(times, number, slow)
+        within = _slower_in(times, number, slow)
         # if several ranks are slow, what those cost that have not the most work is in the work of the others
         waited_s = np.minimum(cost_s, left[UNEVEN])
         left[UNEVEN] = left[UNEVEN] - waited_s
@@ -418,8 +419,8 @@ def _by_capacity(
     """Take the time that the interfaces need for the training's bytes out of the network's part.
 
     What they carry during the backward pass is not in it. Of the rest, full buffers have the share of the time in which
-    they limit the connections. ``is_shared`` is true if other traffic is there throughout,
-    so that only the capacity says what it costs.
+    they limit the connections. ``is_shared`` is true if other traffic is there throughout, so that only the capacity
+    says what it costs.
     """
     assert evidence.line_s is not None
 

@@ -459,8 +459,8 @@ class Job:
 
     @cached_property
     def diagnosed(self) -> dict[str, Any]:
-        """Parts of the mean iteration, and causes that make it longer (`ringtap.analysis.job.diagnosis.diagnose`)."""
-        from ringtap.analysis.job.diagnosis import diagnose
+        """Parts of the mean iteration, and causes that make it longer (`ringtap.analysis.job.diagnosis`)."""
+        from ringtap.analysis.job.diagnose_job import diagnose
 
         return diagnose(self)
 

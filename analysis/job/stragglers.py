@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,10 @@ import pandas as pd
 
 from ringtap.analysis.job.node_aggregation import MEANS
 from ringtap.analysis.job.run import Job
-from ringtap.analysis.runs.node_records import NodeLogs
 from ringtap.analysis.runs.samples_to_iterations import plain
 from ringtap.core.check_api_arguments import number
 from ringtap.core.errors import UsageError
-from ringtap.core.interface_capacity import payload_capacity_bps
+from ringtap.core.interface_capacity import sending_capacity_bps
 from ringtap.core.units import counted
 
 OF_NODE = {"node_other_cores": "cpu_other_cores", "node_queue_drops": "queue_drops", "gpu_utilization_pct": ""}
@@ -170,7 +169,8 @@ def links(job: Job) -> dict[str, Any]:
         payload, busy_s = plain(part["payload_bytes"].sum(min_count=1)), plain(part["busy_s"].max())
         row = {"source": str(start), "destination": str(end), "payload_bytes": payload, "busy_s": busy_s}
         row["rate_bps"] = 8 * payload / busy_s if payload is not None and busy_s else None
-        row["capacity_bps"] = sending_capacity_bps(job.nodes.get(str(start)), part["source"].unique())
+        node = job.nodes.get(str(start))
+        row["capacity_bps"] = sending_capacity_bps(node.facts if node else [], part["source"].unique())
         if row["rate_bps"] and row["capacity_bps"]:
             row["rate_bps"] = min(row["rate_bps"], row["capacity_bps"])
         row["retransmissions"] = plain(part["retransmissions"].sum(min_count=1))
@@ -195,20 +195,6 @@ def links(job: Job) -> dict[str, Any]:
     others = float(np.median([rows[number]["rate_bps"] for number in known if number != lowest]))
     stands_out = rows[lowest]["rate_bps"] < _SLOW_LINK_SHARE * others
     return found | {"slowest": lowest, "others_bps": others, "stands_out": bool(stands_out)}
-
-
-def sending_capacity_bps(node: NodeLogs | None, addresses: Iterable[str]) -> float | None:
-    """Return the payload that the interfaces with these addresses send together, at most; None: not known."""
-    if node is None:
-        return None
-    facts = [node.info.get(when) or {} for when in ("before", "after")]
-    total_bps = 0.0
-    for address in addresses:
-        known = [payload_capacity_bps(fact, address) for fact in facts if fact]
-        if not known or None in known:
-            return None
-        total_bps += max(rate_bps for rate_bps in known if rate_bps is not None)
-    return total_bps
 
 
 def slow_places(job: Job) -> npt.NDArray[np.int64]:

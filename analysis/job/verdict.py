@@ -52,7 +52,7 @@ _UNEXPLAINED = "nothing that was recorded says why"
 
 
 def verdict(diagnosis: Mapping[str, Any]) -> list[str]:
-    """Return the verdict in a few sentences; ``diagnosis`` is from `ringtap.analysis.job.diagnosis.diagnose`."""
+    """Return the verdict in a few sentences; ``diagnosis`` is from `ringtap.analysis.job.diagnosis.diagnosis_of`."""
     if diagnosis["why"]:
         return [f"Why an iteration takes this long cannot be told: {diagnosis['why']}."]
     causes, iteration_s = named(diagnosis), diagnosis["iteration_s"]

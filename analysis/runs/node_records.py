@@ -211,6 +211,11 @@ class NodeLogs:
         """Content of node.json; empty if the agent was ended before writing it."""
         return self.json(NODE_JSON, NODE)
 
+    @property
+    def facts(self) -> list[dict[str, Any]]:
+        """What node.json says about the node before the run and after it."""
+        return [self.info.get(when) or {} for when in ("before", "after")]
+
     @cached_property
     def recorded_ns(self) -> tuple[int, int]:
         """Times of the first and the last sample of any collector, by the node's clock; (0, 0) without samples.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ringtap.core.ethernet import ETHERNET_MTU, payload_share
@@ -39,3 +39,19 @@ def payload_capacity_bps(before: Mapping[str, Any], address: str) -> float | Non
         return None
     rate_bps, share = capacity_bps(before, nic), payload_share(before["nics"][nic].get("mtu") or ETHERNET_MTU)
     return None if rate_bps is None or share <= 0 else rate_bps * share
+
+
+def sending_capacity_bps(facts: Sequence[Mapping[str, Any]], addresses: Iterable[str]) -> float | None:
+    """Return the payload that the interfaces with these addresses send together, at most; None: not known.
+
+    Args:
+        facts: what node.json says about the node, before the run and after it.
+        addresses: the addresses.
+    """
+    total_bps = 0.0
+    for address in addresses:
+        known = [payload_capacity_bps(fact, address) for fact in facts if fact]
+        if not known or None in known:
+            return None
+        total_bps += max(rate_bps for rate_bps in known if rate_bps is not None)
+    return total_bps

@@ -3,7 +3,7 @@ import shutil
 
 import pytest
 
-from ringtap.analysis.job import diagnosis, iteration_budget
+from ringtap.analysis.job import diagnose_job, iteration_budget
 from ringtap.analysis.job.run import open_job
 from ringtap.analysis.job.verdict import named, parts_rows, verdict
 from ringtap.core.append_only_logs import RecordWriter, open_records
@@ -238,10 +238,10 @@ def test_a_job_of_one_rank_has_parts(tmp_path):
 
 def test_a_long_job_is_read_in_blocks(tmp_path, monkeypatch):
     whole = written(tmp_path / "job", compute_ms=(100, 130, 100), iterations=60).diagnosed
-    monkeypatch.setattr(diagnosis, "_BLOCK_CELLS", 10)
+    monkeypatch.setattr(diagnose_job, "_BLOCK_CELLS", 10)
     assert open_job(tmp_path / "job").diagnosed == whole
     # evenly spread iterations stand for all
-    monkeypatch.setattr(diagnosis, "_MAX_CELLS", 90)
+    monkeypatch.setattr(diagnose_job, "_MAX_CELLS", 90)
     spread = open_job(tmp_path / "job").diagnosed
     assert (whole["iterations"], spread["iterations"]) == (58, 29)
     assert spread["causes"][0]["seconds"] == pytest.approx(0.03)

@@ -1,0 +1,134 @@
+"""Reads from a recorded job what its diagnosis needs: the times of its ranks, and the records of its network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ringtap.analysis.job.diagnosis import (
+    MIN_ITERATIONS,
+    FlowSum,
+    NetworkRecords,
+    diagnosis_of,
+    nothing_known,
+)
+from ringtap.analysis.job.iteration_budget import RankTimes
+from ringtap.analysis.job.run import Job
+from ringtap.analysis.runs.samples_to_iterations import Integers
+from ringtap.analysis.runs.sockets import LOST
+from ringtap.analysis.runs.traffic_classes import TRAINING
+from ringtap.core.units import counted
+
+# of more iterations times ranks than this, evenly spread iterations stand for all
+_MAX_CELLS = 2_000_000
+_BLOCK_CELLS = 500_000
+_TIMES = ("iteration_s", "exposed_s", "compute_s", "optimizer_s", "overlap_s")
+# full buffers that limit the largest connection for less than this share of its time are not a cause
+_LIMITED_SHARE = 0.1
+
+
+def diagnose(job: Job) -> dict[str, Any]:
+    """Return why a job is slow, as `ringtap.analysis.job.diagnosis.diagnosis_of` does; times are since its start."""
+    if why := _why_not(job):
+        return nothing_known(why)
+    rows, times = _rank_times(job, job.measured)
+    start_s = (job.work.iterations["start_ns"].to_numpy(np.int64)[rows] - job.window_ns[0]) / 1e9
+    processes = job.work.processes
+    node_of = dict(zip(processes["rank"].tolist(), processes["node"].tolist(), strict=True))
+    return diagnosis_of(
+        times, len(job.measured), start_s, _network(job, rows), node_of, lambda node: _other_cores(job, node)
+    )
+
+
+def _why_not(job: Job) -> str:
+    """Return why the records of a job do not say what makes it slow; empty if they may."""
+    count = len(job.measured)
+    if count < MIN_ITERATIONS:
+        few = f"{counted(count, 'iteration')} after warm-up are too few to tell a cause from chance"
+        return f"{few} ({MIN_ITERATIONS} are needed)"
+    if job.work.source != "ddp":
+        return job.work.why
+    return f"{job.work.missing_ranks} left no steps" if job.work.missing_ranks else ""
+
+
+def _rank_times(job: Job, measured: Integers) -> tuple[Integers, RankTimes]:
+    """Return the rows of the iterations in which the phases of all ranks are known, and the times of the ranks."""
+    ranks = np.sort(job.work.processes["rank"].unique().astype(np.int64))
+    chosen = measured[:: max(-(-len(measured) * len(ranks) // _MAX_CELLS), 1)]
+    columns = {name: np.full((len(chosen), len(ranks)), np.nan) for name in _TIMES}
+    length = max(_BLOCK_CELLS // len(ranks), 1)
+    for begin in range(0, len(chosen), length):
+        block = chosen[begin : begin + length]
+        for frame in job.work.ranks:
+            table = frame.read(["iteration", "rank", *_TIMES], (int(block[0]), int(block[-1]) + 1))
+            table = table[table["iteration"].isin(block)]
+            row = begin + np.searchsorted(block, table["iteration"].to_numpy(np.int64))
+            column = np.searchsorted(ranks, table["rank"].to_numpy(np.int64))
+            for name, values in columns.items():
+                values[row, column] = table[name].to_numpy(np.float64, na_value=np.nan)
+    known = ~np.isnan(np.stack([columns[name] for name in _TIMES])).any(axis=(0, 2))
+    rows = chosen[known]
+    mean_s = float(job.work.iterations["iteration_s"].to_numpy(np.float64)[rows].mean()) if len(rows) else 0.0
+    return rows, RankTimes(ranks, **{name: columns[name][known] for name in _TIMES}, mean_s=mean_s)
+
+
+def _other_cores(job: Job, node: str) -> float | None:
+    """Return how many more processors other programs keep busy on a node than on the others; None: not known."""
+    cores = job.of_nodes["cpu_other_cores"].astype("float64").dropna()
+    if node not in cores or len(cores) < 2:
+        return None
+    return float(cores[node] - cores.drop(node).median())
+
+
+def _network(job: Job, rows: Integers) -> NetworkRecords:
+    """Return what was recorded of the network in these iterations."""
+    if not len(rows):
+        return NetworkRecords.missing("no iteration has the times of all ranks")
+    if not job.traffic.nodes:
+        return NetworkRecords.missing("sockets were not recorded (--collect sockets)")
+    if job.is_too_short:
+        return NetworkRecords.missing("sockets were sampled too rarely for iterations as short as these (--every)")
+    if missing := _uncovered(job, rows):
+        some = f"{missing} of {counted(len(rows), 'iteration')}"
+        return NetworkRecords.missing(f"the sockets of a node were not recorded in {some}")
+    flows, bins = job.traffic.groups, job.borders.bin_of[rows]
+    crosses = ~flows["local"].to_numpy(bool)
+    is_training = crosses & (flows["traffic_class"] == TRAINING).to_numpy(bool)
+    training, other, lost = (np.zeros(len(rows)) for _ in range(3))
+    totals = {name: np.zeros(len(flows)) for name in ("payload_bytes", LOST)}
+    for number, (groups, _) in enumerate(job.traffic.parts):
+        for name, total in totals.items():
+            amount = job.traffic.part(number, name)[:, bins]
+            np.add.at(total, groups, amount.sum(axis=1))
+            own = amount[is_training[groups]].sum(axis=0)
+            if name == LOST:
+                lost += own
+            else:
+                training, other = training + own, other + amount[(crosses & ~is_training)[groups]].sum(axis=0)
+    by = ["source_node", "source", "destination_node", "destination", "is_training"]
+    table = flows.assign(**totals, is_training=is_training)[crosses]
+    sums = table.groupby(by, dropna=False)[list(totals)].sum().reset_index()
+    nodes = {name: sums[name].astype(object).where(sums[name].notna(), None) for name in by if name.endswith("node")}
+    known = [FlowSum(*row) for row in sums.assign(**nodes).itertuples(index=False, name=None)]
+    seconds = float(job.work.iterations["iteration_s"].to_numpy(np.float64)[rows].sum())
+
+    def facts_of(node: str) -> list[dict[str, Any]]:
+        logs = job.nodes.get(node)
+        return [] if logs is None else logs.facts
+
+    return NetworkRecords.of(training, other, lost, known, seconds, facts_of, _limited_share(job))
+
+
+def _uncovered(job: Job, rows: Integers) -> int:
+    """Return in how many of these iterations the sockets of a node were not recorded."""
+    return int(np.isnan(job.traffic.totals["retransmissions"][job.borders.bin_of[rows]]).sum())
+
+
+def _limited_share(job: Job) -> float:
+    """Return the share of its busy time in which full buffers limit the training's connection with the most payload."""
+    known = job.flows[(job.flows["traffic_class"] == TRAINING) & ~job.flows["local"].astype(bool)]
+    known = known[known["busy_s"].notna()].nlargest(1, "payload_bytes")
+    busy_s = float(known["busy_s"].sum())
+    share = float(known[["rwnd_limited_s", "sndbuf_limited_s"]].sum(axis=1).sum()) / busy_s if busy_s > 0 else 0.0
+    return min(share, 1.0) if share >= _LIMITED_SHARE else 0.0

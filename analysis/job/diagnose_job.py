@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ringtap.analysis.job.diagnosis import (
     MIN_ITERATIONS,
+    Evidence,
     FlowSum,
     NetworkRecords,
     diagnosis_of,
@@ -36,9 +38,8 @@ def diagnose(job: Job) -> dict[str, Any]:
     start_s = (job.work.iterations["start_ns"].to_numpy(np.int64)[rows] - job.window_ns[0]) / 1e9
     processes = job.work.processes
     node_of = dict(zip(processes["rank"].tolist(), processes["node"].tolist(), strict=True))
-    return diagnosis_of(
-        times, len(job.measured), start_s, _network(job, rows), node_of, lambda node: _other_cores(job, node)
-    )
+    other_cores = partial(_other_cores, job)
+    return diagnosis_of(Evidence(times, len(job.measured), start_s, _network(job, rows), node_of, other_cores))
 
 
 def _why_not(job: Job) -> str:

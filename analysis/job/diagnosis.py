@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,13 +19,16 @@ from ringtap.analysis.job.iteration_budget import (
     LOSS,
     OTHER_TRAFFIC,
     SLOW_LINK,
+    Budget,
     CauseOrPart,
     NetworkEvidence,
     RankTimes,
 )
-from ringtap.analysis.runs.samples_to_iterations import Numbers
 from ringtap.core.interface_capacity import interface_with, sending_capacity_bps
 from ringtap.core.units import counted
+
+if TYPE_CHECKING:  # the live view has no pandas
+    from ringtap.analysis.runs.samples_to_iterations import Numbers
 
 # fewer iterations do not tell a cause from chance
 MIN_ITERATIONS = 20
@@ -243,17 +246,11 @@ def why_no_parts(times: RankTimes, of: int) -> str:
     return ""
 
 
-def diagnosis_of(
-    times: RankTimes,
-    of: int,
-    start_s: Numbers,
-    network: NetworkRecords,
-    node_of: Mapping[int, str],
-    other_cores: Callable[[str], float | None],
-) -> dict[str, Any]:
-    """Return where the time of an iteration goes, and which causes could be removed.
+@dataclass(frozen=True)
+class Evidence:
+    """What a diagnosis is made of.
 
-    Args:
+    Attributes:
         times: times of the ranks.
         of: number of the iterations, those of which not all times are known included.
         start_s: start of each iteration of ``times``.
@@ -261,22 +258,39 @@ def diagnosis_of(
         node_of: the node of each rank.
         other_cores: returns how many more processors other programs keep busy on a node than on the others; None: not
             known.
+    """
+
+    times: RankTimes
+    of: int
+    start_s: Numbers
+    network: NetworkRecords
+    node_of: Mapping[int, str]
+    other_cores: Callable[[str], float | None]
+
+
+def diagnosis_of(evidence: Evidence) -> dict[str, Any]:
+    """Return where the time of an iteration goes, and which causes could be removed (`described`)."""
+    if why := why_no_parts(evidence.times, evidence.of):
+        return nothing_known(why)
+    try:
+        budget = iteration_budget.split(evidence.times, evidence.network.evidence)
+    except ValueError as error:
+        return nothing_known(str(error))
+    return described(budget, evidence)
+
+
+def described(budget: Budget, evidence: Evidence) -> dict[str, Any]:
+    """Describe the parts of an iteration.
 
     Returns:
         ``why``, the reason why nothing is known, empty otherwise; ``iteration_s``, the mean of the ``iterations`` of
         which all times are known, of how many (``of``); ``parts``, which add up to it: ``name``, ``seconds``,
         ``low_s`` and ``high_s`` (95 % interval), and ``share``; ``causes``, those of the parts that can be removed, the
-        costliest first, with what `_cause` returns; ``line``, the interface that needs longest for the training's
+        costliest first, with what `cause_of` returns; ``line``, the interface that needs longest for the training's
         payload: ``node``, ``nic``, ``bytes``, ``capacity_bps`` and ``seconds``; and ``unknown``, what cannot be told:
         ``cause`` and ``why``.
     """
-    if why := why_no_parts(times, of):
-        return nothing_known(why)
-    try:
-        budget = iteration_budget.split(times, network.evidence)
-    except ValueError as error:
-        return nothing_known(str(error))
-    parts: list[dict[str, Any]] = []
+    parts = []
     for share in budget.shares:
         part: dict[str, Any] = {
             "name": share.name,
@@ -285,20 +299,15 @@ def diagnosis_of(
             "high_s": share.high_s,
             "share": share.seconds / budget.iteration_s,
         }
-        if share.name in CAUSES:
-            part |= _cause(share, times, start_s, network)
-            if share.rank is not None:
-                node = node_of[share.rank]
-                part |= {"rank": share.rank, "node": node, "other_cores": other_cores(node)}
-            part["nodes"] = len(set(node_of.values()))
-        parts.append(part)
+        parts.append(part | (cause_of(share, evidence) if share.name in CAUSES else {}))
     causes = sorted((part for part in parts if part["name"] in CAUSES), key=lambda part: -part["seconds"])
+    network = evidence.network
     unknown = [{"cause": name, "why": why} for name, why in (*network.unknown, *budget.uncosted)]
-    found = {"why": "", "iteration_s": budget.iteration_s, "iterations": len(start_s), "of": of}
+    found = {"why": "", "iteration_s": budget.iteration_s, "iterations": len(evidence.start_s), "of": evidence.of}
     return found | {"parts": parts, "causes": causes, "line": network.line, "unknown": unknown}
 
 
-def _cause(share: CauseOrPart, times: RankTimes, start_s: Numbers, network: NetworkRecords) -> dict[str, Any]:
+def cause_of(share: CauseOrPart, evidence: Evidence) -> dict[str, Any]:
     """Describe a cause.
 
     Returns:
@@ -309,7 +318,7 @@ def _cause(share: CauseOrPart, times: RankTimes, start_s: Numbers, network: Netw
         an interface ``node``, ``nic``, ``rate_bps`` and ``usual_bps``; and the number of the job's ``nodes``. What does
         not apply is None.
     """
-    affected = share.affected
+    times, start_s, affected = evidence.times, evidence.start_s, share.affected
     where = np.flatnonzero(affected)
     found: dict[str, Any] = {
         "iterations": len(where),
@@ -331,4 +340,8 @@ def _cause(share: CauseOrPart, times: RankTimes, start_s: Numbers, network: Netw
             number = int(np.searchsorted(times.ranks, share.rank))
             here_s, usual_s = spent_s[affected, number], np.delete(spent_s[affected], number, axis=1)
         found |= {"here_s": float(here_s.mean()), "usual_s": float(usual_s.mean()) if usual_s.size else None}
-    return found | network.facts(share, times)
+    if share.rank is not None:
+        node = evidence.node_of[share.rank]
+        found |= {"rank": share.rank, "node": node, "other_cores": evidence.other_cores(node)}
+    found["nodes"] = len(set(evidence.node_of.values()))
+    return found | evidence.network.facts(share, times)

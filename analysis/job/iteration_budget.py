@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from scipy import ndimage, stats
 
-from ringtap.analysis.runs.samples_to_iterations import Integers, Numbers
+if TYPE_CHECKING:  # the live view has no pandas
+    from ringtap.analysis.runs.samples_to_iterations import Integers, Numbers
 
 Mask = npt.NDArray[np.bool_]
 
@@ -112,6 +114,7 @@ class CauseOrPart:
 
     Attributes:
         name: a part or one of `CAUSES`.
+        each_s: of each iteration.
         seconds: mean over the iterations.
         low_s, high_s: 95 % interval of the mean; None with too few iterations.
         affected: the iterations in which it is.
@@ -123,6 +126,7 @@ class CauseOrPart:
     """
 
     name: str
+    each_s: Numbers = field(repr=False)
     seconds: float
     low_s: float | None
     high_s: float | None
@@ -131,6 +135,12 @@ class CauseOrPart:
     within: str = ""
     is_computed: bool = False
     is_at_most: bool = False
+
+    def since(self, begin: int) -> CauseOrPart:
+        """Return the same of the iterations from number ``begin`` on, with its mean and interval in them."""
+        own = _share(self.name, self.each_s[begin:], self.affected[begin:])
+        affected = self.affected & (np.arange(len(self.affected)) >= begin)
+        return replace(self, seconds=own.seconds, low_s=own.low_s, high_s=own.high_s, affected=affected)
 
 
 @dataclass(frozen=True)
@@ -197,7 +207,7 @@ def _share(name: str, values: Numbers, affected: Mask, rank: int | None = None, 
         error = float(np.std(means, ddof=1)) / np.sqrt(stretches) * len(part) / len(values)
         half = float(stats.t.ppf((1 + _CONFIDENCE) / 2, stretches - 1)) * error
     low_s, high_s = (None, None) if half is None else (mean - half, mean + half)
-    return CauseOrPart(name, mean, low_s, high_s, affected, rank, within)
+    return CauseOrPart(name, values, mean, low_s, high_s, affected, rank, within)
 
 
 @dataclass

@@ -25,6 +25,7 @@ from ringtap.analysis.runs.run import JobRun, SweepRun, read_run
 from ringtap.analysis.runs.samples_to_iterations import Borders, Integers, Numbers
 from ringtap.analysis.runs.traffic_classes import CLASSES
 from ringtap.core.check_api_arguments import instance_of, number, path_of, whole_number
+from ringtap.core.counter_growth import MAX_UNCERTAIN_SHARE
 from ringtap.core.errors import UsageError, did_you_mean
 from ringtap.core.units import counted
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from ringtap.analysis.pcap.single_packets import CapturedPackets
 
 # largest uncertain share of a mean over the iterations; above it, means are not reported
-_MAX_UNCERTAIN = 0.25
 _STEP_BYTES = 80  # of a step's record
 # descriptions of the columns of `ringtap.analysis.runs.node_batches.TABLES`
 _BATCH_COLUMNS: dict[str, Columns] = {
@@ -241,7 +241,7 @@ class Job:
     @property
     def is_too_short(self) -> bool:
         """True if samples are too far apart to count per iteration; the counts are then missing."""
-        return (self.uncertain_share or 0.0) > _MAX_UNCERTAIN
+        return (self.uncertain_share or 0.0) > MAX_UNCERTAIN_SHARE
 
     @property
     @described_table(

@@ -101,14 +101,19 @@ def _unknown(diagnosis: Mapping[str, Any]) -> list[str]:
 
 
 def _cost(cause: Cause) -> str:
-    """Return the cost of a cause: of the mean iteration and, unless it is there throughout, of each one that has it."""
+    """Return the cost of a cause: of the mean iteration and, unless it is there throughout, of each one that has it.
+
+    In a running job, ``since`` says in words when it began.
+    """
     about = "at most " if cause["is_at_most"] else "about " if cause["is_computed"] else ""
-    mean = f"{about}{format_duration(cause['seconds'])} ({cause['share']:.0%}) of the mean iteration"
+    since = cause.get("since", "")
+    which = "an iteration" if since else "the mean iteration"
+    mean = f"{about}{format_duration(cause['seconds'])} ({cause['share']:.0%}) of {which}"
     if cause["is_throughout"]:
-        return mean
+        return f"{mean} {since}".rstrip()
     each = format_duration(cause["seconds"] * cause["of"] / cause["iterations"])
-    begin, end = (f"{cause[name]:.1f}" for name in ("from_s", "to_s"))
-    return f"{mean}, {each} in each of {counted(cause['iterations'], 'iteration')} from {begin} to {end} s"
+    when = since or f"from {cause['from_s']:.1f} to {cause['to_s']:.1f} s"
+    return f"{mean}, {each} in each of {counted(cause['iterations'], 'iteration')} {when}"
 
 
 def _slow_rank(cause: Cause) -> str:

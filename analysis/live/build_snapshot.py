@@ -86,7 +86,7 @@ def _nic(node: NodeLog, name: str, log: RecentWideLog) -> Nic:
         sum_known(log.rate(column) for column in drops),
         sum_known(log.total(column) for column in drops),
         sum_known(log.total(f"{name}.{direction}_errors") for direction in ("tx", "rx")),
-        capacity_bps(node.node.item.get("before") or {}, name),
+        capacity_bps(node.facts, name),
         pauses,
         marks,
     )
@@ -218,7 +218,7 @@ class SnapshotSource:
         names: dict[str, list[str]] = {}
         for nic in known:
             names.setdefault(nic.node, []).append(nic.name)
-        facts = {node.name: node.node.item.get("before") or {} for node in nodes}
+        facts = {node.name: node.facts for node in nodes}
         once = {(node, name) for node, own in names.items() for name in count_once(own, facts[node])}
         known = [nic for nic in known if (nic.node, nic.name) in once]
         if now_ns and known:
@@ -292,7 +292,7 @@ def _node(node: NodeLog, now_ns: int | None) -> NodeState:
 def _ranks(files: list[RankSteps], iterations: IterationStats, now_ns: int | None) -> Iterator[Rank]:
     last = iterations.history[-1].number if iterations.history else None
     newest = {file.rank: file for file in sorted(files, key=lambda file: file.generation) if file.ends and file.counts}
-    ended = {rank: next((end[1] for end in file.ends if end[0] == last), 0) for rank, file in newest.items()}
+    ended = {rank: next((end.end_ns for end in file.ends if end.step == last), 0) for rank, file in newest.items()}
     first_ns = min([end for end in ended.values() if end], default=0)
     for rank in sorted(newest):
         file = newest[rank]
@@ -300,7 +300,7 @@ def _ranks(files: list[RankSteps], iterations: IterationStats, now_ns: int | Non
             file.node,
             rank,
             file.pid,
-            file.ends[-1][0],
+            file.ends[-1].step,
             _age_s(now_ns, file.last_end_ns),
             file.last_step_s,
             (ended[rank] - first_ns) / 1e9 if ended[rank] else None,

@@ -20,6 +20,7 @@ from ringtap.analysis.runs.traffic_classes import OTHER, traffic_rules
 from ringtap.core.append_only_logs import RecordFile
 from ringtap.core.counter_growth import growth
 from ringtap.core.run_directory_schema import CROSS_COMMAND, CROSS_PORTS
+from ringtap.core.tcp_info import ENDED
 
 _IPV6 = 10
 _MAX_OWNERS = 50_000
@@ -121,7 +122,7 @@ def _put(into: OrderedDict[int, dict[str, Any]], key: Any, item: dict[str, Any])
 
 
 @lru_cache(_MAX_SOCKETS)
-def _traffic(own: Owner, of_other_end: Owner, is_port: bool) -> str:
+def traffic_of(own: Owner, of_other_end: Owner, is_port: bool) -> str:
     """Return the kind of traffic of a connection by the owners of its ends and by its ports.
 
     The run's traffic logs are not followed.
@@ -206,9 +207,9 @@ class SocketTotals:
                     continue
                 is_new = self._begin_ns is not None and record[mono] > self._begin_ns
                 self._first[key] = (0, 0, 0) if is_new else counts
-            is_cross = not _CROSS_PORTS.isdisjoint((record[sport], record[dport]))
+            is_cross = is_cross_port(record[sport], record[dport])
             self._latest[key] = (counts, record[inode], is_cross)
-            if record[state] == 0:
+            if record[state] == ENDED:
                 self._count(key, self._gone)
                 del self._first[key], self._latest[key]
 
@@ -219,7 +220,7 @@ class SocketTotals:
 
     def _count(self, key: int, totals: dict[str, SocketCounts]) -> None:
         counts, inode, is_cross = self._latest[key]
-        traffic = _traffic(self._owners.of(inode), NOBODY, is_cross)
+        traffic = traffic_of(self._owners.of(inode), NOBODY, is_cross)
         grown = map(growth, self._first[key], counts, self._widths_bits)
         totals.setdefault(traffic, SocketCounts()).add(list(grown))
 
@@ -251,7 +252,7 @@ def flows(sockets: Mapping[str, Keyed], owners: Mapping[str, Owners]) -> list[Li
     for socket in found:
         other_end = by_ends.get((socket.remote, socket.local))
         is_port = not {socket.remote[1], socket.local[1]}.isdisjoint(CROSS_PORTS)
-        traffic = _traffic(socket.owner, other_end.owner if other_end else NOBODY, is_port)
+        traffic = traffic_of(socket.owner, other_end.owner if other_end else NOBODY, is_port)
         details = (traffic, sockets[socket.node], names)
         rows += _sent(socket, *details)
         if other_end is None:
@@ -267,15 +268,23 @@ def _socket(node: str, key: Any, series: Keyed, owners: Owners) -> _Socket:
     return _Socket(node, key, local, remote, owners.of(int(record[at["inode"]])))
 
 
+def is_cross_port(*ports: bytes) -> bool:
+    """Return True if one of the ports, as they stand in a record, is that of a traffic generator."""
+    return not _CROSS_PORTS.isdisjoint(ports)
+
+
+@lru_cache(_MAX_SOCKETS)
+def address_of(family: int, packed: bytes) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Return the address of an end; an IPv4 address in IPv6 is an IPv4 address."""
+    if family == _IPV6:
+        ipv6 = ipaddress.IPv6Address(packed)
+        return ipv6.ipv4_mapped or ipv6
+    return ipaddress.IPv4Address(packed[:4])
+
+
 def _end(node: str, record: Record, family: int, address: int, port: int) -> End:
     """Return address and port of an end; a loopback address is prefixed with its node."""
-    packed: bytes = record[address]
-    parsed: ipaddress.IPv4Address | ipaddress.IPv6Address
-    if record[family] == _IPV6:
-        ipv6 = ipaddress.IPv6Address(packed)
-        parsed = ipv6.ipv4_mapped or ipv6
-    else:
-        parsed = ipaddress.IPv4Address(packed[:4])
+    parsed = address_of(record[family], record[address])
     text = f"{node}/{parsed}" if parsed.is_loopback else str(parsed)
     return text, int.from_bytes(record[port], "big")
 

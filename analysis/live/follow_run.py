@@ -13,6 +13,7 @@ from typing import Any
 from ringtap.analysis.live.flows import Owners, SocketTotals
 from ringtap.analysis.live.iterations import MAX_KEPT, STEP_FILE, DdpTimes, RankSteps, choose_worlds
 from ringtap.analysis.live.recent_counters import Keyed, RecentWideLog
+from ringtap.analysis.live.recent_traffic import RecentTraffic
 from ringtap.analysis.runs.growing_files import Document, LinesTail, Record, RecordTail, TextTail, since
 from ringtap.analysis.runs.reference_clock import NodeClock, read_clock
 from ringtap.core.append_only_logs import JsonLinesWriter, RecordFile
@@ -85,6 +86,7 @@ class NodeLog:
     Args:
         path: folder of the node.
         is_metered: read only what metrics need, and add up the sockets.
+        is_diagnosed: keep the traffic of the last minutes.
 
     Attributes:
         name: the node.
@@ -96,9 +98,10 @@ class NodeLog:
         mono_ns: the node's newest CLOCK_MONOTONIC in any log.
         bytes: size of its logs by collector.
         totals: totals over its sockets; None unless metered.
+        traffic: traffic of its sockets; None unless it is diagnosed.
     """
 
-    def __init__(self, path: Path, is_metered: bool = False) -> None:
+    def __init__(self, path: Path, is_metered: bool = False, is_diagnosed: bool = True) -> None:
         self.name, self.path = path.name, path
         self.wide: dict[tuple[str, str], RecentWideLog] = {}
         self.keyed = {
@@ -108,6 +111,7 @@ class NodeLog:
         }
         self.owners = Owners()
         self.totals = SocketTotals(self.owners) if is_metered else None
+        self.traffic = RecentTraffic(self.owners, self.to_reference) if is_diagnosed else None
         self.ranks: dict[Path, RankSteps] = {}
         self.mono_ns = 0
         self.bytes: dict[str, int] = {}
@@ -136,6 +140,11 @@ class NodeLog:
         """The node's newest CLOCK_REALTIME in any log, 0 before the first."""
         steps = (steps.last_end_ns for steps in self.ranks.values())
         return max([0, *steps, *(file.t_ns for file in self._series())])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What node.json says about the node before the run."""
+        return self.node.item.get("before") or {}
 
     def _series(self) -> list[RecentWideLog | Keyed]:
         return [*self.wide.values(), *self.keyed.values()]
@@ -238,6 +247,8 @@ class NodeLog:
             times = self._ddp.setdefault(step_log, DdpTimes(self.to_reference))
             times.feed(self._opened[path], batch)
         elif (series := self._keyed(path)) is not None:
+            if self.traffic and path.parent.name == "sockets":
+                self.traffic.feed(self._opened[path], batch, self._tails[path].skipped > 0)
             if self.totals and series.file:
                 self.totals.feed(series.file, batch, self._tails[path].skipped > 0)
             else:
@@ -288,6 +299,8 @@ class RunFollower:
         node: the only node to read; all if empty.
         is_metered: read only what metrics need, and add up the sockets.
 
+    The traffic of the last minutes is kept unless only one node is read: its ranks alone do not say why a job is slow.
+
     Attributes:
         info: run.json's last readable state.
         nodes: logs of each node, by name.
@@ -313,11 +326,26 @@ class RunFollower:
         nodes = self.path / "nodes"
         for folder in [nodes / self._node] if self._node else _folders(nodes):
             if folder.name not in self.nodes:
-                self.nodes[folder.name] = NodeLog(folder, self._is_metered)
+                self.nodes[folder.name] = NodeLog(folder, self._is_metered, not self._node)
         for node in self.nodes.values():
             node.poll()
+        addresses = self.node_of_address
+        for node in self.nodes.values():
+            if node.traffic and node.mono_ns:
+                node.traffic.commit((node.t_ns, node.mono_ns), addresses, node.name)
         if ranks := self.ranks:
             choose_worlds(ranks)  # which of them ran at the same time is known only as they go on
+
+    @property
+    def node_of_address(self) -> dict[str, str]:
+        """The node of each address of an interface, without loopback."""
+        return {
+            str(address): node.name
+            for node in self.nodes.values()
+            for name, nic in node.facts.get("nics", {}).items()
+            for address in nic.get("addresses") or ()
+            if name != "lo"
+        }
 
     @property
     def ranks(self) -> list[RankSteps]:

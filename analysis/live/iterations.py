@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import attrgetter
 from statistics import median
 from typing import NamedTuple
 
@@ -81,6 +81,48 @@ class IterationStats:
     restarts: int = 0
 
 
+class StepEnd(NamedTuple):
+    """End of an iteration of one process.
+
+    Attributes:
+        step: number of the step that ended it.
+        end_ns: on the reference clock.
+        skipped: True if the optimizer's step was skipped (AMP).
+        iteration_s: time since the end before; None for the first one.
+        optimizer_s: time in the steps of its optimizers, without the passes within these.
+    """
+
+    step: int
+    end_ns: int
+    skipped: bool
+    iteration_s: float | None
+    optimizer_s: float
+
+
+class DdpPass(NamedTuple):
+    """DDP's times of one pass.
+
+    Attributes:
+        seen_ns: its last moment that DDP knows, on the reference clock.
+        ready_ns: when its last gradient was ready, on the reference clock; 0: not known.
+        compute_s: forward and backward pass.
+        exposed_s: communication after the last gradient was ready.
+        overlap_s: communication during the backward pass.
+    """
+
+    seen_ns: int
+    ready_ns: int
+    compute_s: float
+    exposed_s: float
+    overlap_s: float
+
+    def joined(self, other: DdpPass) -> DdpPass:
+        """Return the sums over two passes of an iteration, and the last moments."""
+        last = max(self.seen_ns, other.seen_ns), max(self.ready_ns, other.ready_ns)
+        times = ((getattr(self, name), getattr(other, name)) for name in self._fields[2:])
+        return DdpPass(*last, *map(sum, times))
+
+
 class RankSteps:
     """The last steps of one process of one rank.
 
@@ -106,7 +148,7 @@ class RankSteps:
         self.world_size = int(file.about.get("world_size") or 0)
         self.launch = bool(file.about.get("group")), str(file.about.get("address") or "")
         self.command = file.about.get("command")
-        self.ends: deque[tuple[int, int, bool]] = deque(maxlen=MAX_KEPT)
+        self.ends: deque[StepEnd] = deque(maxlen=MAX_KEPT)
         self.samples = 0
         self.last_end_ns = 0
         self.began = 0, 0
@@ -120,12 +162,13 @@ class RankSteps:
         self._iteration_ends = IterationEnds[tuple[int, int, int]]()
         self._stretch = 0
         self._is_skipped = False  # a step of the iteration that runs was
+        self._optimizer_ns = 0  # in it
         self._to_reference = to_reference
         self.file = file
 
     def span_ns(self) -> tuple[int, int]:
         """Return the start of the process and its last step, on the reference clock."""
-        last_ns = self.ends[-1][1] if self.ends else self._to_reference(self.last_end_ns, self._last_mono_ns)
+        last_ns = self.ends[-1].end_ns if self.ends else self._to_reference(self.last_end_ns, self._last_mono_ns)
         return self._to_reference(*self.began), last_ns
 
     def release(self) -> None:
@@ -137,7 +180,7 @@ class RankSteps:
         """Add step records."""
         at = self.file.index
         step, optimizer, end, kind_column = at["step"], at["optimizer"], at["end_ns"], at.get("kind")
-        mono = at["end_mono_ns"]
+        mono, start, passes = at["end_mono_ns"], at["start_mono_ns"], at.get("passes_ns")
         ends = self._iteration_ends
         for record in batch:
             self.samples += 1
@@ -152,18 +195,23 @@ class RankSteps:
             if ended is not None and ended is not own:  # the record before this one
                 self._add(*ended)
             self._is_skipped = self._is_skipped or kind == SKIPPED_RECORD
+            if kind != MARK_RECORD:
+                within_ns = record[passes] if passes is not None else 0
+                self._optimizer_ns += max(record[mono] - record[start] - within_ns, 0)
             if ended is own:
                 self._add(*own)
 
     def _add(self, step: int, end_ns: int, mono_ns: int) -> None:
-        if self.ends:
-            self.last_step_s = (mono_ns - self._last_mono_ns) / 1e9
-            self.steps_s.append(self.last_step_s)
+        iteration_s = (mono_ns - self._last_mono_ns) / 1e9 if self.ends else None
+        if iteration_s is not None:
+            self.last_step_s = iteration_s
+            self.steps_s.append(iteration_s)
             self.timed_steps += 1
-            self.timed_s += self.last_step_s
+            self.timed_s += iteration_s
         self.last_end_ns, self._last_mono_ns = end_ns, mono_ns
-        self.ends.append((step, self._to_reference(end_ns, mono_ns), self._is_skipped))
-        self._is_skipped = False
+        at_ns, optimizer_s = self._to_reference(end_ns, mono_ns), self._optimizer_ns / 1e9
+        self.ends.append(StepEnd(step, at_ns, self._is_skipped, iteration_s, optimizer_s))
+        self._is_skipped, self._optimizer_ns = False, 0
 
 
 class DdpTimes:
@@ -181,7 +229,7 @@ class DdpTimes:
 
     def __init__(self, to_reference: Callable[[int, int], int]) -> None:
         self._to_reference = to_reference
-        self._passes: deque[tuple[int, int]] = deque(maxlen=MAX_KEPT)  # its last moment, and when it was ready
+        self._passes: deque[DdpPass] = deque(maxlen=MAX_KEPT)
         self.last: dict[str, float | None] = {}
         self.communication_s: float | None = None
         self.exposed_s: float | None = None
@@ -199,31 +247,31 @@ class DdpTimes:
             if sample[: 1 + len(MOMENTS)] == self._sample[: 1 + len(MOMENTS)]:
                 continue
             self._sample = sample
-            _, _, backward_start, backward_end, comm_start, comm_end, _, _, comm, overlap = sample
+            _, _, backward_start, backward_end, comm_start, comm_end, forward, backward, comm, overlap = sample
             synced = is_synced(backward_start, comm_start, comm_end)
             exposed = exposed_ns(synced, backward_end, comm_start, comm_end, comm, overlap)
             self.communication_s = (self.communication_s or 0.0) + synced * comm / 1e9
             self.exposed_s = (self.exposed_s or 0.0) + exposed / 1e9
-            if backward_end and len(clocks) == 2:  # logs of older versions have no times of their records
+            seen_ns = max(sample[1 : 1 + len(MOMENTS)])
+            if seen_ns and len(clocks) == 2:  # logs of older versions have no times of their records
                 t_ns, mono_ns = (record[number] for number in clocks)
                 ahead_ns = t_ns - self._to_reference(t_ns, mono_ns)
-                self._passes.append((max(sample[1 : 1 + len(MOMENTS)]) - ahead_ns, backward_end - ahead_ns))
+                ready_ns = backward_end - ahead_ns if backward_end else 0
+                times = (forward + backward) / 1e9, exposed / 1e9, synced * overlap / 1e9
+                self._passes.append(DdpPass(seen_ns - ahead_ns, ready_ns, *times))
         self.last = {
             f"{name.removesuffix('_ns')}_s": time / 1e9 or None
             for name, time in zip(_DDP_TIMES, self._sample[-len(_DDP_TIMES) :], strict=False)
         }
 
-    def ready_ns(self, ends: Sequence[tuple[int, int, bool]]) -> dict[int, int]:
-        """Return when the last gradient of each step was ready, as far as it is known, on the reference clock.
-
-        Args:
-            ends: number and end of each step.
-        """
-        found: dict[int, int] = {}
-        for seen_ns, ready_ns in self._passes:
-            place = bisect_left(ends, seen_ns, key=itemgetter(1))
+    def by_step(self, ends: Sequence[StepEnd]) -> dict[int, DdpPass]:
+        """Return the times of each step as far as they are known: sums over its passes, and the last moments."""
+        found: dict[int, DdpPass] = {}
+        for own in self._passes:
+            place = bisect_left(ends, own.seen_ns, key=attrgetter("end_ns"))
             if place < len(ends):
-                found[ends[place][0]] = max(found.get(ends[place][0], 0), ready_ns)
+                step = ends[place].step
+                found[step] = own.joined(found[step]) if step in found else own
         return found
 
 
@@ -331,9 +379,12 @@ def _iterations(files: list[RankSteps]) -> list[LiveIteration]:
     ended: dict[int, list[_RankEnd]] = {}
     for file in files:
         kept = list(file.ends)[-keep:]
-        ready_ns = file.ddp.ready_ns(kept)
-        for step, end_ns, skipped in kept:
-            ended.setdefault(step, []).append(_RankEnd(end_ns, file.rank, skipped, ready_ns.get(step, 0)))
+        passes = file.ddp.by_step(kept)
+        for end in kept:
+            own = passes.get(end.step)
+            ended.setdefault(end.step, []).append(
+                _RankEnd(end.end_ns, file.rank, end.skipped, own.ready_ns if own else 0)
+            )
     iterations = []
     previous: tuple[int, int] | None = None
     for step in sorted(ended):

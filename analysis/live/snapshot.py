@@ -5,8 +5,9 @@ A number that was not recorded is None, never 0. Rates are over about the last s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ringtap.analysis.live.flows import LiveFlow
 from ringtap.analysis.live.iterations import IterationStats
@@ -199,6 +200,21 @@ class Throughput:
 
 
 @dataclass(frozen=True)
+class Diagnosis:
+    """Why the job is slow now.
+
+    Attributes:
+        lines: the verdict in sentences; empty as long as there are too few iterations.
+        causes: the causes that are named, the costliest first, as `ringtap.analysis.job.diagnosis.cause_of` has them.
+        iteration_s: mean iteration since the latest of them began; None: not known.
+    """
+
+    lines: tuple[str, ...] = ()
+    causes: tuple[Mapping[str, Any], ...] = ()
+    iteration_s: float | None = None
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """A run at one moment.
 
@@ -233,3 +249,4 @@ class Snapshot:
     marks: tuple[Mark, ...] = ()
     output: tuple[str, ...] = ()
     throughput: tuple[Throughput, ...] = ()
+    diagnosis: Diagnosis = field(default_factory=Diagnosis)

@@ -17,13 +17,10 @@ from ringtap.analysis.runs.read_binary_records import Records
 from ringtap.analysis.runs.samples_to_iterations import Integers, Numbers, counter_steps
 from ringtap.core.append_only_logs import RecordFile
 from ringtap.core.run_directory_schema import EVERY_S, NIC_REC, SOCKETS_REC
-from ringtap.core.tcp_info import UNKNOWN_RTT_US
+from ringtap.core.tcp_info import ENDED, LISTEN, STATES_WITHOUT_COUNTERS, UNKNOWN_RTT_US
 
 # records read at a time, to bound memory on long runs
 CHUNK_RECORDS = 1 << 20
-GONE, TIME_WAIT, LISTEN, NEW_SYN_RECV = 0, 6, 10, 12
-# states in which the kernel fills in no counters
-_WITHOUT_COUNTERS = (GONE, TIME_WAIT, LISTEN, NEW_SYN_RECV)
 BUSY = "busy_time_us"
 COUNTERS = (
     *("bytes_acked", "bytes_retrans", "bytes_received", "total_retrans", "delivered_ce"),
@@ -135,7 +132,7 @@ class SocketLog:
         last_records = np.asarray(self._records[:0])
         for chunk in self._chunks():
             before = samples.before(np.asarray(chunk["t_ns"], np.int64))
-            counted = ~np.isin(chunk["state"], _WITHOUT_COUNTERS)
+            counted = ~np.isin(chunk["state"], STATES_WITHOUT_COUNTERS)
             joined = np.concatenate((last_records, chunk[counted]))
             before = np.concatenate((np.zeros(len(last_records), np.int64), before[counted]))
             end = np.minimum(np.searchsorted(cookies, joined["cookie"]), len(cookies) - 1)
@@ -152,7 +149,7 @@ class SocketLog:
         cookies = self._seen[0]["cookie"]
         for chunk in self._chunks():
             end = np.searchsorted(cookies, chunk["cookie"])
-            known = (end < len(cookies)) & ~np.isin(chunk["state"], _WITHOUT_COUNTERS)
+            known = (end < len(cookies)) & ~np.isin(chunk["state"], STATES_WITHOUT_COUNTERS)
             known[known] = cookies[end[known]] == chunk["cookie"][known]
             yield end[known], chunk[known]
 
@@ -213,8 +210,8 @@ def _by_cookie(chunk: Records) -> tuple[dict[str, npt.NDArray[Any]], Integers]:
         "inode": np.maximum.reduceat(np.asarray(chunk["inode"])[order], begins),
         "first_ns": np.minimum.reduceat(t_ns, begins),
         "last_ns": np.maximum.reduceat(t_ns, begins),
-        "closed": np.logical_or.reduceat(state == GONE, begins),
-        "connected": np.logical_or.reduceat(~np.isin(state, (LISTEN, GONE)), begins),
+        "closed": np.logical_or.reduceat(state == ENDED, begins),
+        "connected": np.logical_or.reduceat(~np.isin(state, (LISTEN, ENDED)), begins),
     }
     ranked, known = _ranked(chunk["rtt_us"], socket_of, begins)
     table["rtt_us"] = (ranked[begins + np.maximum(known - 1, 0) // 2] + ranked[begins + known // 2]) / 2  # median

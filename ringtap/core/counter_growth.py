@@ -20,6 +20,8 @@ MAX_GAP_SHARE = 0.05
 # longer than 2.5
 MAX_GAP_PERIODS = 2.5
 MAX_WIDTH_BITS = 64
+# of a mean over iterations, from the sampling periods at both ends; above it, samples are too far apart to count
+MAX_UNCERTAIN_SHARE = 0.25
 
 
 def growth(before: float, after: float, width_bits: int) -> float | None:

@@ -7,6 +7,10 @@ from ringtap.core.append_only_logs import Kind
 AGES_START, AGES_END = 44, 60  # tcpi_last_data_sent to tcpi_last_ack_recv
 INFO_BYTES = 232  # bytes of tcp_info in a record, with the ages: up to tcpi_snd_wnd (Linux 5.4)
 
+# states of a socket (include/net/tcp_states.h); 0 marks one that has ended
+ENDED, TIME_WAIT, LISTEN, NEW_SYN_RECV = 0, 6, 10, 12
+STATES_WITHOUT_COUNTERS = (ENDED, TIME_WAIT, LISTEN, NEW_SYN_RECV)
+
 TCP_INFO: tuple[tuple[str, str, str, Kind, int], ...] = (
     # name, type, unit, kind, offset
     ("tcp_state", "<u1", "", "gauge", 0),

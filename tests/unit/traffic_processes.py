@@ -146,7 +146,8 @@ def wait_until(fulfilled: Callable[[], object], timeout_s: float = 10) -> None:
 
 
 def wait_for_log(path: Path) -> None:
-    wait_until(path.exists)
+    """Wait for the header of a log, which is one write after the file is there."""
+    wait_until(lambda: path.exists() and path.stat().st_size > 0)
 
 
 def children(process: subprocess.Popen[str]) -> list[psutil.Process]:

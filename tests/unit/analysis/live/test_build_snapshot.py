@@ -15,7 +15,7 @@ from ringtap.analysis.job.flows import CrossTrafficDestinations, _classify
 from ringtap.analysis.job.run import open_job
 from ringtap.analysis.live import recent_counters
 from ringtap.analysis.live.build_snapshot import SnapshotSource
-from ringtap.analysis.live.flows import NOBODY, Owner, Owners, _traffic
+from ringtap.analysis.live.flows import NOBODY, Owner, Owners, traffic_of
 from ringtap.analysis.live.plain import line_of
 from ringtap.analysis.live.snapshot import Snapshot
 from ringtap.core.append_only_logs import Field
@@ -321,7 +321,7 @@ def test_traffic_is_classified_as_in_analyze(port: int) -> None:
         table[f"{side}_rank"] = pd.array([end.rank for end in ends], "Int64")
         table[f"{side}_command"] = pd.Series([end.command for end in ends], dtype=object)
     classes, _ = _classify(table, CrossTrafficDestinations(frozenset(), frozenset(CROSS_PORTS)))
-    assert [_traffic(*pair, port in CROSS_PORTS) for pair in pairs] == classes.tolist()
+    assert [traffic_of(*pair, port in CROSS_PORTS) for pair in pairs] == classes.tolist()
     assert {"training", "cross"} <= set(classes)
 
 
@@ -352,7 +352,7 @@ def test_pause_frames_are_counted_once_and_not_their_duration(tmp_path: Path) ->
     assert (nic.pauses_per_s, nic.marks_per_s) == (30, 5)
 
 
-def test_a_connection_without_a_known_owner_is_other_traffic(tmp_path: Path) -> None:
+def test_a_connection_without_a_known_owner_is_othertraffic_of(tmp_path: Path) -> None:
     with RunWriter(tmp_path / "run", "S0") as run:
         node, watch = run.nodes["S0"], Watch(run.path)
         for at in (1, 2):
@@ -471,7 +471,7 @@ def test_a_rank_given_in_code_is_that_of_its_process_group() -> None:
     owners = Owners()
     owners.add_owner({"inode": 5, "pid": 10, "rank": None, "command": "python train.py"})
     owners.step_ranks[10] = 1
-    assert (owners.of(5).rank, _traffic(owners.of(5), NOBODY, False), owners.of(6)) == (1, "training", NOBODY)
+    assert (owners.of(5).rank, traffic_of(owners.of(5), NOBODY, False), owners.of(6)) == (1, "training", NOBODY)
 
 
 def test_ranks_are_compared_on_the_reference_nodes_clock(tmp_path: Path) -> None:

@@ -1,0 +1,235 @@
+"""Finds out why a running job is slow now, from its last iterations, by the rules of `ringtap.analysis.job.diagnosis`.
+
+A cause is named while its iterations go on, with its cost since they began. Only this module of the live view needs
+NumPy and SciPy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ringtap.analysis.job import iteration_budget
+from ringtap.analysis.job.diagnosis import (
+    MIN_ITERATIONS,
+    Evidence,
+    FlowSum,
+    NetworkRecords,
+    cause_of,
+    described,
+    why_no_parts,
+)
+from ringtap.analysis.job.iteration_budget import CAUSES, RankTimes
+from ringtap.analysis.job.verdict import named, verdict
+from ringtap.analysis.live.follow_run import NodeLog, RunFollower
+from ringtap.analysis.live.iterations import DdpPass, RankSteps, StepEnd
+from ringtap.analysis.live.recent_traffic import FlowEnds, Growth, RecentTraffic
+from ringtap.analysis.live.snapshot import Diagnosis
+from ringtap.core.counter_growth import MAX_UNCERTAIN_SHARE
+
+# of iterations, and of iterations times ranks; as many of the last ones are looked at
+_MAX_ITERATIONS, _MAX_CELLS = 300, 60_000
+# DDP times the first iterations in buckets that it then changes
+_WARM_UP = 10
+# a cause is over when it has not been seen for so long, and for so many iterations
+_OVER_S, _OVER = 5.0, 10
+# a node's samples are in its logs this long after they were taken, at the latest
+_WRITTEN_NS = 1_500_000_000
+
+
+class _Window(NamedTuple):
+    """The last iterations of which all times of all ranks are known.
+
+    Attributes:
+        begin_ns, end_ns: their beginnings and ends on the reference clock.
+        times: the times of the ranks.
+    """
+
+    begin_ns: npt.NDArray[np.int64]
+    end_ns: npt.NDArray[np.int64]
+    times: RankTimes
+
+    def chosen(self, rows: npt.NDArray[np.bool_]) -> _Window:
+        """Return some of the iterations."""
+        times = self.times
+        begin_ns, end_ns = self.begin_ns[rows], self.end_ns[rows]
+        names = ("iteration_s", "exposed_s", "compute_s", "optimizer_s", "overlap_s")
+        own = {name: getattr(times, name)[rows] for name in names}
+        mean_s = float((end_ns - begin_ns).mean()) / 1e9 if len(begin_ns) else 0.0
+        return _Window(begin_ns, end_ns, RankTimes(times.ranks, **own, mean_s=mean_s))
+
+
+def diagnose(follower: RunFollower, files: Sequence[RankSteps]) -> Diagnosis:
+    """Return why a job is slow now.
+
+    Args:
+        follower: the run.
+        files: the processes of its ranks.
+    """
+    window = _window(sorted(files, key=lambda file: file.rank))
+    if isinstance(window, str):
+        return Diagnosis((f"Why an iteration takes this long cannot be told: {window}.",))
+    window, network = _with_network(follower, window)
+    if len(window.begin_ns) < MIN_ITERATIONS:
+        return Diagnosis()
+    if why := why_no_parts(window.times, len(window.begin_ns)):
+        return Diagnosis((f"Why an iteration takes this long cannot be told: {why}.",))
+    node_of = {file.rank: file.node for file in files}
+    begin_s = window.begin_ns / 1e9
+    evidence = Evidence(window.times, len(begin_s), begin_s, network, node_of, lambda _: None)
+    try:
+        budget = iteration_budget.split(window.times, network.evidence)
+    except ValueError as error:
+        return Diagnosis((f"Why an iteration takes this long cannot be told: {error}.",))
+    found = [
+        (begin, _since(share, begin, evidence))
+        for share in budget.shares
+        if share.name in CAUSES and (begin := _begin(share.affected, window.times.mean_s)) is not None
+    ]
+    causes = named({"causes": sorted((cause for _, cause in found), key=lambda cause: -cause["seconds"])})
+    latest = max((begin for begin, cause in found if cause in causes), default=0)
+    iteration_s = float((window.end_ns - window.begin_ns)[latest:].mean()) / 1e9
+    about = described(budget, evidence) | {"causes": causes, "iteration_s": iteration_s}
+    return Diagnosis(tuple(verdict(about)), tuple(causes), iteration_s)
+
+
+def _window(files: Sequence[RankSteps]) -> _Window | str:
+    """Return the last iterations; a reason if there are none for a diagnosis."""
+    keep = max(min(_MAX_ITERATIONS, _MAX_CELLS // len(files)), 2 * MIN_ITERATIONS)
+    ends = [list(file.ends)[-keep - 1 :] for file in files]
+    passes = [file.ddp.by_step(own) for file, own in zip(files, ends, strict=True)]
+    by_step = [{end.step: end for end in own} for own in ends]
+    steps = sorted(set[int].intersection(*(set(own) for own in by_step)))
+    end_ns = {step: max(own[step].end_ns for own in by_step) for step in steps}
+    rows = [
+        step
+        for before, step in pairwise(steps)
+        if before == step - 1 and step > _WARM_UP and all(own[step].iteration_s is not None for own in by_step)
+    ]
+    known = [step for step in rows if all(step in own for own in passes)]
+    if len(rows) >= 2 * MIN_ITERATIONS and len(known) < MIN_ITERATIONS:
+        return "DDP's own times of all ranks are needed, and they are not recorded"
+
+    def table(of: Sequence[dict[int, Any]], name: str) -> npt.NDArray[np.float64]:
+        values = [[getattr(own[step], name) for own in of] for step in known]
+        return np.array(values, np.float64).reshape(len(known), len(files))
+
+    ends_of: dict[str, Sequence[dict[int, StepEnd]]] = dict.fromkeys(("iteration_s", "optimizer_s"), by_step)
+    passes_of: dict[str, Sequence[dict[int, DdpPass]]] = dict.fromkeys(("exposed_s", "compute_s", "overlap_s"), passes)
+    times = {name: table(of, name) for name, of in (ends_of | passes_of).items()}
+    at_ns = np.array([(end_ns[step - 1], end_ns[step]) for step in known], np.int64).reshape(-1, 2)
+    ranks = np.array([file.rank for file in files], np.int64)
+    whole = _Window(at_ns[:, 0], at_ns[:, 1], RankTimes(ranks, **times, mean_s=0.0))
+    return whole.chosen(np.ones(len(known), bool))
+
+
+def _with_network(follower: RunFollower, window: _Window) -> tuple[_Window, NetworkRecords]:
+    """Return the iterations of which the traffic is known, and the records of the network in them."""
+    logs = [node for node in follower.nodes.values() if node.traffic and node.traffic.begin_ns is not None]
+    if not logs or {file.node for file in follower.ranks} - {node.name for node in logs}:
+        return window, NetworkRecords.missing("sockets are not recorded (--collect sockets)")
+    traffic = [node.traffic for node in logs if node.traffic]
+    since_ns = max(own.begin_ns or 0 for own in traffic)
+    until_ns = min(_read_until_ns(node) for node in logs)
+    window = window.chosen((window.begin_ns >= since_ns) & (window.end_ns <= until_ns))
+    if not len(window.begin_ns):
+        return window, NetworkRecords.missing("not yet")
+    seconds = float((window.end_ns - window.begin_ns).sum()) / 1e9
+    period_s = max(own.every_s for own in traffic) + max(own.all_every_s for own in traffic)
+    if period_s / 2 > MAX_UNCERTAIN_SHARE * seconds:
+        return window, NetworkRecords.missing(
+            "sockets are sampled too rarely for iterations as short as these (--every)"
+        )
+    training, other, lost = (np.zeros(len(window.begin_ns)) for _ in range(3))
+    if not all(log.tells_losses for log in traffic):
+        lost[:] = np.nan
+    flows: list[FlowSum] = []
+    node_of = follower.node_of_address
+    for node, log in zip(logs, traffic, strict=True):
+        growths = log.growths
+        training += _by_iteration(window, [one for one in growths if one.ends.is_training])
+        other += _by_iteration(window, [one for one in growths if not one.ends.is_training])
+        flows += _flows(window, growths, _losses(window, log, lost, node_of, node.name), node_of)
+    facts = {node.name: [node.facts] for node in follower.nodes.values()}
+    return window, NetworkRecords.of(training, other, lost, flows, seconds, lambda node: facts.get(node, []))
+
+
+def _read_until_ns(node: NodeLog) -> int:
+    """Return the time until which all samples of a node's sockets have been read, on the reference clock."""
+    return node.to_reference(node.t_ns, node.mono_ns) - _WRITTEN_NS
+
+
+def _by_iteration(window: _Window, growths: Sequence[Growth]) -> npt.NDArray[np.float64]:
+    """Return the payload in each iteration; between two samples, growth is linear."""
+    if not growths:
+        return np.zeros(len(window.begin_ns))
+    first_ns = int(window.begin_ns[0])
+    rows = [(begin_ns - first_ns, end_ns - first_ns, payload_bytes) for begin_ns, end_ns, _, payload_bytes in growths]
+    begin_s, end_s, payload = np.array(rows, np.float64).T * [[1e-9], [1e-9], [1.0]]
+    rates = payload / (end_s - begin_s)
+    at_s = np.concatenate((begin_s, end_s))
+    order = np.argsort(at_s, kind="stable")
+    at_s, rate = at_s[order], np.cumsum(np.concatenate((rates, -rates))[order])
+    total = np.concatenate(([0.0], np.cumsum(rate[:-1] * np.diff(at_s))))
+    begin, end = (np.interp((edges - first_ns) / 1e9, at_s, total) for edges in (window.begin_ns, window.end_ns))
+    found: npt.NDArray[np.float64] = np.maximum(end - begin, 0.0)
+    return found
+
+
+def _losses(
+    window: _Window, log: RecentTraffic, lost: npt.NDArray[np.float64], node_of: Mapping[str, str], node: str
+) -> dict[FlowEnds, float]:
+    """Add the lost segments of a node's sockets to ``lost``, by iteration, and return those of each flow."""
+    sums: dict[FlowEnds, float] = {}
+    for ends, steps in log.losses(node_of, node):
+        for at_ns, number in steps:
+            row = int(np.searchsorted(window.end_ns, at_ns - round(5e8 * log.every_s)))
+            if row < len(lost) and at_ns > window.begin_ns[row]:
+                lost[row] += number
+                sums[ends] = sums.get(ends, 0.0) + number
+    return sums
+
+
+def _flows(
+    window: _Window, growths: Sequence[Growth], losses: Mapping[FlowEnds, float], node_of: Mapping[str, str]
+) -> Iterator[FlowSum]:
+    """Yield the flows of the iterations."""
+    sums: dict[FlowEnds, float] = {}
+    for one in growths:
+        if window.begin_ns[0] < one.end_ns <= window.end_ns[-1]:
+            sums[one.ends] = sums.get(one.ends, 0.0) + one.payload_bytes
+    for ends, payload_bytes in sums.items():
+        nodes = node_of.get(ends.source), node_of.get(ends.destination)
+        addresses = nodes[0], ends.source, nodes[1], ends.destination
+        yield FlowSum(*addresses, ends.is_training, payload_bytes, losses.get(ends, 0.0))
+
+
+def _begin(affected: npt.NDArray[np.bool_], iteration_s: float) -> int | None:
+    """Return the iteration in which what goes on now began; None if it is over."""
+    where = np.flatnonzero(affected)
+    if not len(where):
+        return None
+    gaps = np.diff(where)
+    most = max(_OVER, _OVER_S / iteration_s, 2 * float(np.median(gaps)) if len(gaps) else 0.0)
+    if len(affected) - 1 - where[-1] > most:
+        return None
+    breaks = np.flatnonzero(gaps > most)
+    return int(where[breaks[-1] + 1] if len(breaks) else where[0])
+
+
+def _since(share: iteration_budget.CauseOrPart, begin: int, evidence: Evidence) -> dict[str, Any]:
+    """Describe a cause that goes on since iteration number ``begin``; ``since`` says when that was, in words."""
+    share, times = share.since(begin), evidence.times
+    count = len(share.affected) - begin
+    since = f"in all of the last {count} iterations"
+    if begin > 0:
+        since = f"since {time.strftime('%H:%M:%S', time.localtime(float(evidence.start_s[begin])))}"
+    mean_s = float(times.iteration_s[begin:].mean())
+    cause = cause_of(share, evidence) | {"of": count, "since": since, "share": share.seconds / mean_s}
+    cause["is_throughout"] = cause["iterations"] >= 0.95 * count
+    return cause | {"name": share.name, "seconds": share.seconds, "low_s": share.low_s, "high_s": share.high_s}

@@ -152,9 +152,8 @@ class RecentTraffic:
             if socket is None:
                 if len(self._sockets) >= _MAX_SOCKETS:
                     continue
-                socket = self._sockets[record[cookie]] = _opened(
-                    record, at, now_ns, (0, 0) if is_new else counts, is_new
-                )
+                socket = _opened(record, at, now_ns, None if is_new else counts)
+                self._sockets[record[cookie]] = socket
             begin_ns = socket.seen(now_ns, *periods_ns)
             grown = [max(after - before, 0) for after, before in zip(counts, socket.counts, strict=True)]
             socket.counts = counts

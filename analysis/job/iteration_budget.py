@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # the live view has no pandas
     from ringtap.analysis.runs.samples_to_iterations import Integers, Numbers
 
 Mask = npt.NDArray[np.bool_]
+Method = Literal["auto", "asymptotic", "exact"]
 
 # parts in which nothing is wrong, by the order in which they are shown
 WORK = ("compute", "optimizer", "elsewhere")
@@ -42,6 +43,8 @@ _LATE_SHARE = 0.6
 _CHANCE = 1e-3
 # fewer iterations with a cause, or without it, are not compared
 MIN_COMPARED = 8
+# in so many iterations, the chance that a rank became slower is calculated exactly
+_EXACT = 400
 # traffic of others that is less than this share of the training's own counts as none
 _QUIET_SHARE = 0.02
 _MIN_LOST = 0.5
@@ -299,10 +302,18 @@ def _slow_ranks(
         return []
     shift_s, late_s = np.zeros((count, ranks)), work_s - _medians_of_others(work_s)
     for number in range(ranks):
+        least_s = MIN_SHARE * times.usual_s
         for span in _late_spans(late_s[:, number], _CHANCE / ranks):
             by_s = float(np.median(late_s[span, number]))
-            if by_s > MIN_SHARE * times.usual_s:
+            if by_s > least_s:
                 shift_s[span, number] = by_s
+        if not shift_s[:, number].any():
+            # a rank that became slow is told from itself, in fewer iterations than from the others
+            method: Method = "exact" if count <= _EXACT else "asymptotic"
+            later = _slower_stretch(late_s[:, number], least_s, _CHANCE / ranks, method)
+            by_s = float(np.median(late_s[later, number])) if later.any() else 0.0
+            if by_s > least_s:
+                shift_s[later, number] = by_s
     saved_s = work_s[np.arange(count), last] - (work_s - shift_s).max(axis=1)
     found = []
     for number in np.flatnonzero(shift_s.any(axis=0)).tolist():
@@ -407,7 +418,7 @@ def _network_causes(
     return [_share(name, cost_s, cost_s != 0) for name, cost_s in costs_s.items()], list(uncosted.items())
 
 
-def _slower_stretch(values: Numbers, least_s: float) -> Mask:
+def _slower_stretch(values: Numbers, least_s: float, chance: float = _CHANCE, method: Method = "auto") -> Mask:
     """Return the iterations of the stretch, or before and after it, in which values are higher; none if none are."""
     total = np.concatenate(([0.0], np.cumsum(values - values.mean())))
     first, after = sorted((int(total.argmin()), int(total.argmax())))
@@ -417,9 +428,9 @@ def _slower_stretch(values: Numbers, least_s: float) -> Mask:
         return np.zeros(len(values), bool)
     slower = inside if values[inside].mean() > values[~inside].mean() else ~inside
     by_s = float(np.median(values[slower]) - np.median(values[~slower]))
-    p = stats.mannwhitneyu(values[slower], values[~slower], alternative="greater").pvalue
+    p = stats.mannwhitneyu(values[slower], values[~slower], alternative="greater", method=method).pvalue
     # the stretch was chosen among all of them
-    is_found = by_s >= least_s and p < _CHANCE / len(values) ** 2
+    is_found = by_s >= least_s and p < chance / len(values) ** 2
     return slower if is_found else np.zeros(len(values), bool)
 
 

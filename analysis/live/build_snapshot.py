@@ -13,8 +13,10 @@ from ringtap.analysis.live.flows import flows
 from ringtap.analysis.live.follow_run import NodeLog, RunFollower
 from ringtap.analysis.live.iterations import IterationStats, RankSteps, join
 from ringtap.analysis.live.recent_counters import RecentWideLog
+from ringtap.analysis.live.repeated_diagnosis import RepeatedDiagnosis
 from ringtap.analysis.live.snapshot import (
     CollectorState,
+    Diagnosis,
     Gpu,
     Health,
     Host,
@@ -169,6 +171,7 @@ class SnapshotSource:
 
     def __init__(self, path: Path, clock: Callable[[], int] = time.time_ns) -> None:
         self._follower = RunFollower(path)
+        self._diagnosis = RepeatedDiagnosis(self._follower)
         self._clock = clock
         is_series = path.absolute().parent.name == SERIES
         self._sweep = Document(path.absolute().parents[1] / RUN_JSON, RUN) if is_series else None
@@ -211,6 +214,7 @@ class SnapshotSource:
             tuple(Mark(mark["t_ns"], str(mark.get("text", ""))) for mark in follower.marks),
             _output(nodes),
             tuple(self._throughput),
+            Diagnosis() if ended else self._diagnosis.look(),
         )
 
     def _note_throughput(self, nodes: Iterable[NodeLog], nics: Iterable[Nic], now_ns: int | None) -> None:

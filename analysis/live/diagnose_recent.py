@@ -26,7 +26,7 @@ from ringtap.analysis.job.diagnosis import (
 )
 from ringtap.analysis.job.iteration_budget import CAUSES, RankTimes
 from ringtap.analysis.job.verdict import named, verdict
-from ringtap.analysis.live.follow_run import NodeLog, RunFollower
+from ringtap.analysis.live.follow_run import RunFollower
 from ringtap.analysis.live.iterations import DdpPass, RankSteps, StepEnd
 from ringtap.analysis.live.recent_traffic import FlowEnds, Growth, RecentTraffic
 from ringtap.analysis.live.snapshot import Diagnosis
@@ -36,10 +36,10 @@ from ringtap.core.counter_growth import MAX_UNCERTAIN_SHARE
 _MAX_ITERATIONS, _MAX_CELLS = 300, 60_000
 # DDP times the first iterations in buckets that it then changes
 _WARM_UP = 10
-# a cause is over when it has not been seen for so long, and for so many iterations
-_OVER_S, _OVER = 5.0, 10
+# a cause goes on once it is in so many iterations, and until it was in none for so long and for so many iterations
+_GOES_ON, _OVER_S, _OVER = 3, 5.0, 10
 # a node's samples are in its logs this long after they were taken, at the latest
-_WRITTEN_NS = 1_500_000_000
+_WRITTEN_S = 0.2
 
 
 class _Window(NamedTuple):
@@ -135,7 +135,9 @@ def _with_network(follower: RunFollower, window: _Window) -> tuple[_Window, Netw
         return window, NetworkRecords.missing("sockets are not recorded (--collect sockets)")
     traffic = [node.traffic for node in logs if node.traffic]
     since_ns = max(own.begin_ns or 0 for own in traffic)
-    until_ns = min(_read_until_ns(node) for node in logs)
+    # a socket with little traffic so far may be in a later sample than others
+    late_ns = round(1e9 * (_WRITTEN_S + max(own.all_every_s for own in traffic)))
+    until_ns = min(node.to_reference(node.t_ns, node.mono_ns) for node in logs) - late_ns
     window = window.chosen((window.begin_ns >= since_ns) & (window.end_ns <= until_ns))
     if not len(window.begin_ns):
         return window, NetworkRecords.missing("not yet")
@@ -157,11 +159,6 @@ def _with_network(follower: RunFollower, window: _Window) -> tuple[_Window, Netw
         flows += _flows(window, growths, _losses(window, log, lost, node_of, node.name), node_of)
     facts = {node.name: [node.facts] for node in follower.nodes.values()}
     return window, NetworkRecords.of(training, other, lost, flows, seconds, lambda node: facts.get(node, []))
-
-
-def _read_until_ns(node: NodeLog) -> int:
-    """Return the time until which all samples of a node's sockets have been read, on the reference clock."""
-    return node.to_reference(node.t_ns, node.mono_ns) - _WRITTEN_NS
 
 
 def _by_iteration(window: _Window, growths: Sequence[Growth]) -> npt.NDArray[np.float64]:
@@ -210,16 +207,17 @@ def _flows(
 
 
 def _begin(affected: npt.NDArray[np.bool_], iteration_s: float) -> int | None:
-    """Return the iteration in which what goes on now began; None if it is over."""
+    """Return the iteration in which what goes on now began; None if nothing goes on."""
     where = np.flatnonzero(affected)
-    if not len(where):
+    if len(where) < _GOES_ON:
         return None
     gaps = np.diff(where)
     most = max(_OVER, _OVER_S / iteration_s, 2 * float(np.median(gaps)) if len(gaps) else 0.0)
     if len(affected) - 1 - where[-1] > most:
         return None
     breaks = np.flatnonzero(gaps > most)
-    return int(where[breaks[-1] + 1] if len(breaks) else where[0])
+    where = where[breaks[-1] + 1 :] if len(breaks) else where
+    return int(where[0]) if len(where) >= _GOES_ON else None
 
 
 def _since(share: iteration_budget.CauseOrPart, begin: int, evidence: Evidence) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Serves metrics of a run that is being written, in Prometheus' formats. Only this module needs prometheus-client.
 
-Names follow Prometheus' convention: base units, ``_total`` for counters. Labels are ``node``, ``rank`` and ``nic``, so
-that the number of series is bounded by the job. A number that was not recorded has no sample. Records are read when
-somebody asks, so that metrics that nobody reads cost nothing.
+Names follow Prometheus' convention: base units, ``_total`` for counters. Labels are ``node``, ``rank``, ``nic`` and
+``cause``, so that the number of series is bounded by the job. A number that was not recorded has no sample. Records are
+read when somebody asks, so that metrics that nobody reads cost nothing.
 
 ``python -m ringtap.analysis.live.metrics RUN NODE DESCRIPTOR PARENT`` is what ``ringtap run --metrics`` starts.
 """
@@ -29,6 +29,8 @@ from ringtap.analysis.live.build_snapshot import PORT_DROPS, nic_logs, port_logs
 from ringtap.analysis.live.follow_run import NodeLog, RunFollower, lower_priority
 from ringtap.analysis.live.iterations import MAX_KEPT, RankSteps, quantile
 from ringtap.analysis.live.recent_counters import RecentWideLog
+from ringtap.analysis.live.repeated_diagnosis import RepeatedDiagnosis
+from ringtap.analysis.live.snapshot import Diagnosis
 from ringtap.analysis.runs.growing_files import Document
 from ringtap.core.errors import error_message
 from ringtap.core.http_listen_address import METRICS_PATH
@@ -67,6 +69,7 @@ class RunMetrics:
 
     def __init__(self, path: Path, node: str = "") -> None:
         self._follower = RunFollower(path, node, is_metered=True)
+        self._diagnosis = None if node else RepeatedDiagnosis(self._follower)
         self._run = Document(path / RUN_JSON, RUN)
         self._polled_s = float("-inf")
         self._lock = threading.Lock()
@@ -84,6 +87,8 @@ class RunMetrics:
                 self._polled_s = time.monotonic()
             nodes = [self._follower.nodes[name] for name in sorted(self._follower.nodes)]
             families = [*_of_ranks(self._follower.ranks), *_of_nics(nodes), *_of_nodes(nodes)]
+            if self._diagnosis is not None:
+                families += _of_diagnosis(self._diagnosis.look())
         yield from families
         cpu = CounterMetricFamily("ringtap_exporter_cpu_seconds", "Processor time of this exporter")
         cpu.add_metric([], time.process_time())
@@ -148,6 +153,20 @@ def _of_nodes(nodes: list[NodeLog]) -> Iterator[Metric]:
         _add(newest, [node.name], node.t_ns / 1e9 or None)
     yield again
     yield newest
+
+
+def _of_diagnosis(diagnosis: Diagnosis) -> Iterator[Metric]:
+    """Yield whether the causes are known, and what each of those that go on costs."""
+    if not diagnosis.lines:
+        return
+    known = diagnosis.iteration_s is not None
+    yield GaugeMetricFamily("ringtap_causes_known", "1 if the records tell what slows an iteration", value=known)
+    names = ("cause", "node", "rank", "nic")
+    cost = GaugeMetricFamily("ringtap_cause_seconds", "Seconds of an iteration that a cause costs now", labels=names)
+    for cause in diagnosis.causes:
+        where = ("" if cause[name] is None else str(cause[name]) for name in names[1:])
+        cost.add_metric([cause["name"], *where], cause["seconds"])
+    yield cost
 
 
 def _add(family: Any, labels: list[str], value: float | None) -> None:

@@ -32,6 +32,7 @@ def line_of(snapshot: Snapshot) -> str:
         "median_s": _number(iterations.median_s, 4),
         "p99_s": _number(iterations.p99_s, 4),
         "slowest_rank": "-" if iterations.slowest_rank is None else str(iterations.slowest_rank),
+        **_diagnosis(snapshot),
         "tx_gbps": _number(sum_known(nic.tx_bps for nic in nics), 4, 1e9),
         "rx_gbps": _number(sum_known(nic.rx_bps for nic in nics), 4, 1e9),
         "training_gbps": _number(flow_bps["training"], 4) if snapshot.sockets is not None else "-",
@@ -47,6 +48,17 @@ def line_of(snapshot: Snapshot) -> str:
         "not_ok": ",".join(sorted({f"{collector.name}:{collector.state}" for collector in states})) or "-",
     }
     return " ".join(f"{key}={value}" for key, value in values.items())
+
+
+def _diagnosis(snapshot: Snapshot) -> dict[str, str]:
+    """Return the costliest cause that goes on, with its rank, or its node and interface, and what it costs now."""
+    diagnosis = snapshot.diagnosis
+    if not diagnosis.causes:
+        return {"cause": "-" if diagnosis.iteration_s is None else "none", "cause_s": "-"}
+    first = diagnosis.causes[0]
+    where = [first["rank"]] if first["rank"] is not None else [first["node"], first["nic"]]
+    words = [first["name"].replace(" ", "_"), *(str(part) for part in where if part is not None)]
+    return {"cause": shell_word(":".join(words)), "cause_s": _number(first["seconds"], 4)}
 
 
 def _number(value: float | None, digits: int, unit: float = 1) -> str:

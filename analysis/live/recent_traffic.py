@@ -113,7 +113,7 @@ class RecentTraffic:
         self._owners, self._to_reference = owners, to_reference
         self.every_s = self.all_every_s = 0.0
         self.tells_losses = True
-        self._begin_ns: int | None = None  # CLOCK_MONOTONIC
+        self._new_after_ns: int | None = None  # CLOCK_MONOTONIC; None: none is new
         self._sockets: dict[int, _Socket] = {}
         self._ended: deque[_Socket] = deque(maxlen=_MAX_SOCKETS)
         self._waiting: list[tuple[int, int, int, _Socket, int, int]] = []
@@ -138,13 +138,13 @@ class RecentTraffic:
         busy_s = file.about.get("asked_by_name_s")
         seconds = self.every_s, self.all_every_s, float(busy_s) if busy_s else float("inf")
         periods_ns = [round(min(period_s, _LONG_S) * 1e9) for period_s in seconds]
-        if self._begin_ns is None:
-            # of sockets that are there when reading begins, bytes count from their first record
-            first = batch[-1] if is_begun else batch[0]
-            self._begin_ns, self.begin_ns = first[mono], self._to_reference(first[t], first[mono])
+        if self.begin_ns is None:
+            self.begin_ns = self._to_reference(batch[0][t], batch[0][mono])
+            # an old socket that had no traffic at first is not new where the log is not read from its beginning
+            self._new_after_ns = None if is_begun else batch[0][mono]
         for record in batch:
             now_ns, counts = record[mono], (record[sent], record[received])
-            socket, is_new = self._sockets.get(record[cookie]), now_ns > self._begin_ns
+            socket, is_new = self._sockets.get(record[cookie]), self._is_new(now_ns)
             if record[state] in STATES_WITHOUT_COUNTERS:
                 if record[state] == ENDED and socket is not None:
                     self._ended.append(self._sockets.pop(record[cookie]))
@@ -158,12 +158,16 @@ class RecentTraffic:
             grown = [max(after - before, 0) for after, before in zip(counts, socket.counts, strict=True)]
             socket.counts = counts
             if any(grown):
-                self._waiting.append((record[t], now_ns, now_ns - begin_ns, socket, *grown))
+                self._waiting.append((record[t], now_ns, max(now_ns - begin_ns, 1), socket, *grown))
             lost = record[again] - (record[twice] if twice is not None else 0)
             if not socket.lost:  # with what was lost before, of a socket that was there when reading began
                 socket.lost.append((now_ns, lost if socket.first_ns == now_ns and not is_new else 0))
             if lost != socket.lost[-1][1]:
                 socket.lost.append((self._to_reference(record[t], now_ns), lost))
+
+    def _is_new(self, first_ns: int) -> bool:
+        """Return True for a socket whose first record is of this time if it opened during the recording."""
+        return self._new_after_ns is not None and first_ns > self._new_after_ns
 
     def commit(self, now: tuple[int, int], node_of: Mapping[str, str], node: str) -> None:
         """Add up what was read.

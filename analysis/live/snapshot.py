@@ -204,7 +204,7 @@ class Diagnosis:
     """Why the job is slow now.
 
     Attributes:
-        lines: the verdict in sentences; empty as long as there are too few iterations.
+        lines: the verdict in sentences, the first ones about one of the causes each; empty with too few iterations.
         causes: the causes that are named, the costliest first, as `ringtap.analysis.job.diagnosis.cause_of` has them.
         iteration_s: mean iteration since the latest of them began; None: not known.
     """

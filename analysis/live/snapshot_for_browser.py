@@ -54,6 +54,7 @@ def parts_of(run: Snapshot, choice: TableChoice) -> dict[str, Any]:
     lines = (
         summary.headline(run, False),
         summary.job_line(run, node, is_named=False),
+        *summary.verdict_lines(run),
         *summary.collector_states(run.collectors),
     )
     return {

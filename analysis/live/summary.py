@@ -110,6 +110,14 @@ def job_line(run: Snapshot, node: str, is_named: bool = True) -> Text:
     return Text("  ").join(Text(text, style) for text, style in parts)
 
 
+def verdict_lines(run: Snapshot) -> list[Text]:
+    """Return why the job is slow now: the causes and what to do, or that there is none; none before it is known."""
+    lines, count = run.diagnosis.lines, len(run.diagnosis.causes)
+    if count:
+        return [Text(" ".join(lines[:count]), WARNING), Text(" ".join(lines[count:]))]
+    return [Text(" ".join(lines), "" if run.diagnosis.iteration_s else DIM)] if lines else []
+
+
 def _disk(run: Snapshot, node: str) -> str:
     """Return size and growth of the recording of a node, or of all, in words; empty before the growth is known."""
     nodes = [one for one in run.nodes if node in ("", one.name) and one.disk_bytes_per_hour is not None]

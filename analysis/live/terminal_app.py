@@ -229,8 +229,9 @@ class LiveApp(App[None]):
         self.paused = False
 
     def compose(self) -> ComposeResult:
-        """Yield the status, plots, pages, help, line of notes, and the input that replaces that line."""
+        """Yield the status, verdict, plots, pages, help, line of notes, and the input that replaces that line."""
         yield Lines(id="headline")
+        yield Lines(id="verdict")
         with Horizontal(id="plots"):
             for name in ("iterations", "throughput"):
                 with Vertical(id=name):
@@ -260,6 +261,7 @@ class LiveApp(App[None]):
         height = event.size.height
         lines = 0 if height < 10 else 2 if height < 20 else 4 if height < 32 else 6 if height < 44 else 9
         self.query_one("#plots").styles.height = lines
+        self.query_one("#verdict").styles.max_height = 1 if height < 20 else 3 if height < 32 else 6
         self.call_after_refresh(self.draw)  # the app's own size changes after this event
 
     def _poll_snapshot(self) -> None:
@@ -287,6 +289,7 @@ class LiveApp(App[None]):
             return
         run = tables.of_node(run, self.node)
         self.query_one("#headline", Lines).show(summary.headline(run, self.paused), summary.job_line(run, self.node))
+        self.query_one("#verdict", Lines).show(*summary.verdict_lines(run))
         stepped = bool(run.iterations.history)
         both = stepped and self.size.width >= _TWO_PLOTS
         width = self.size.width // 2 - 1 if both else self.size.width

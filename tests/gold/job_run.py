@@ -155,6 +155,7 @@ class Truth:
     offsets_ns: tuple[int, ...] = (0, 5_000_000)
     error_ns: int = 10_000
     is_on_gpu: bool = False  # then DDP's times are those at which the host queued the work
+    slow: tuple[int, int, int, int] = (0, 0, 0, 0)  # a rank computes so many ms longer from one iteration to another
 
     @property
     def rank_bytes(self) -> int:
@@ -175,14 +176,17 @@ def write_ddp_job(path: Path, truth: Truth, *, status: str = "complete", sockets
     for rank, (node, compute_ms) in enumerate(zip(nodes, truth.compute_ms, strict=True)):
         begin = START_NS + 50 * MS + truth.offsets_ns[rank]
         steps, ddp = [], []
+        slow_rank, first, after, by_ms = truth.slow
         for number in range(truth.iterations):
-            at = begin + number * truth.iteration_ms * MS
-            done, end = at + (ready_ms + truth.network_ms) * MS, at + truth.iteration_ms * MS
+            at = begin + (number * truth.iteration_ms + by_ms * min(max(number - first, 0), after - first)) * MS
+            longer_ms = by_ms if first <= number < after else 0
+            done, end = at + (ready_ms + longer_ms + truth.network_ms) * MS, at + (truth.iteration_ms + longer_ms) * MS
             steps.append((number, 0, done, end, done - START_NS, end - START_NS, 0, 1))
-            forward, ready = at + 30 * MS, at + compute_ms * MS
+            own_ms = compute_ms + (longer_ms if rank == slow_rank else 0)
+            forward, ready = at + 30 * MS, at + own_ms * MS
             comm = ready - 20 * MS
             times = (at, forward, ready, comm, done)
-            spans = (30 * MS, (compute_ms - 30) * MS, done - comm, ready - comm)
+            spans = (30 * MS, (own_ms - 30) * MS, done - comm, ready - comm)
             if truth.is_on_gpu:  # in 4 ms, long before the device is done
                 times = (at, at + MS, 0, at + 3 * MS, at + 4 * MS)
             ddp.append((number, 0, *times, *spans, done, done - START_NS))

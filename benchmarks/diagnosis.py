@@ -1,11 +1,12 @@
-"""Faults injected into real jobs on the testbed, and what ``ringtap analyze`` says of them.
+"""Faults injected into real jobs on the testbed, and what ``ringtap analyze`` and ``ringtap live`` say of them.
 
 python benchmarks/diagnosis.py FOLDER [--quick] [--seeds FIRST:LAST] [--only KIND,...] [-o FILE]
 
 Each seed is a round of jobs, a third of them healthy, with a model, sizes and times of its own. A fault begins in the
 middle of a job, or is there throughout; then the healthy job of the same model says what an iteration takes without it.
-The table has precision and recall by kind; the last line is one JSON object. --quick is one round in 5 minutes.
-Loss needs nft.
+The first table has precision and recall by kind. The second one is of the live view: how long after the beginning of a
+fault it names it, and how long after the end it takes it back. The last line is one JSON object. --quick is one round
+in 5 minutes. Loss needs nft.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -87,17 +89,25 @@ def jobs_of(seed: int) -> Iterator[dict[str, Any]]:
         model = chance.choice(list(MODELS))
         # without a fault, a job of many small messages takes 50 to 60 ms one time, 55 to 65 ms the next
         is_steady = model != "messages"
-        begins = (0, 80) if is_steady and chance.random() < 0.5 else (25, 60)
-        yield shapes[model] | {"model": model, "fault": fault, "affected": begins}
+        is_throughout = is_steady and chance.random() < 0.5
+        affected, iterations = ((0, 80), 80) if is_throughout else ((25, 75), 130)
+        yield shapes[model] | {"model": model, "fault": fault, "affected": affected, "iterations": iterations}
 
 
 class Case:
-    """One job on the testbed, with its fault."""
+    """One job on the testbed, with its fault.
+
+    Attributes:
+        live: what the live view named as the cause, and when (CLOCK_MONOTONIC).
+        begin_s, end_s: when the fault began and ended, by the same clock; 0: it did not.
+    """
 
     def __init__(self, testbed: RunningTestbed, spec: TestbedSpec, item: dict[str, Any], folder: Path) -> None:
         self._testbed, self._spec, self._item, self._folder = testbed, spec, item, folder
         self._times = folder / "times.txt"
         self._others: list[subprocess.Popen[bytes]] = []
+        self.live: list[tuple[float, str]] = []
+        self.begin_s = self.end_s = 0.0
 
     def run(self) -> list[float]:
         """Run the job and return the lengths of its iterations."""
@@ -110,9 +120,11 @@ class Case:
             self._fault(True)
         try:
             jobs = [self._rank(rank) for rank in range(len(HOSTS))]
+            view = self._watch()
             for until, is_on in ((begin, True), (end, False)):
                 if 0 < until < self._item["iterations"]:
                     self._wait(until, jobs)
+                    self.begin_s, self.end_s = (time.monotonic(), 0.0) if is_on else (self.begin_s, time.monotonic())
                     self._fault(is_on)
             for job in jobs:
                 if job.wait(LIMIT_S):
@@ -122,6 +134,8 @@ class Case:
                 job.terminate()
                 job.wait()
             self._fault(False)
+            view.terminate()
+            view.wait()
         ends = [float(line) for line in self._times.read_text().split()]
         return [after - before for before, after in pairwise(ends)]
 
@@ -135,6 +149,19 @@ class Case:
         with (self._folder / f"{host}.txt").open("w") as output:
             words = self._testbed.command(host, *map(str, command))
             return subprocess.Popen(words, stdout=output, stderr=output, env=environment)
+
+    def _watch(self) -> subprocess.Popen[str]:
+        """Start the live view, and note what it names."""
+        command = [*RINGTAP, "live", "--plain", str(self._folder / "run")]
+        view = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+        def note() -> None:
+            for line in view.stdout or ():
+                values = dict(word.split("=", 1) for word in line.split() if "=" in word)
+                self.live.append((time.monotonic(), values["cause"]))
+
+        threading.Thread(target=note, daemon=True).start()
+        return view
 
     def _wait(self, iteration: int, jobs: list[subprocess.Popen[bytes]]) -> None:
         deadline_s = time.monotonic() + LIMIT_S
@@ -197,6 +224,8 @@ def judged(item: dict[str, Any], seconds: list[float], usual_s: float | None, fo
     begin, end = item["affected"]
     kind, measured = item["fault"]["kind"], range(WARM_UP, len(seconds))
     cost_s, mean_s = 0.0, statistics.fmean(seconds[number] for number in measured)
+    affected_s = [seconds[number] for number in measured if begin <= number + 1 < end]
+    while_s = statistics.fmean(affected_s) if kind != "healthy" else mean_s
     if kind != "healthy":
         without = [seconds[number] for number in measured if not begin <= number + 1 < end]
         cost_s = mean_s - (statistics.fmean(without) if without else usual_s or mean_s)
@@ -215,12 +244,36 @@ def judged(item: dict[str, Any], seconds: list[float], usual_s: float | None, fo
         "mean_s": mean_s,
         "cost_s": cost_s,
         "share": cost_s / mean_s,
+        "affected_s": while_s,
+        "affected_share": cost_s * len(measured) / len(affected_s) / while_s if affected_s else 0.0,
         "right": [cause["name"] for cause in right],
         "wrong": [cause["name"] for cause in causes if cause not in right],
         "found_s": sum(cause["seconds"] for cause in right),
         "unknown": [unknown["cause"] for unknown in found["unknown"]],
         "why": found["why"],
     }
+
+
+def judged_live(item: dict[str, Any], case: Case) -> dict[str, Any]:
+    """Compare what the live view named, line by line, with the fault.
+
+    Returns:
+        ``live_named_s``, how long after the beginning of the fault it is named; ``live_over_s``, how long after the end
+        it is named for the last time; None if it never is, or is there throughout; ``live_wrong``, other causes.
+    """
+    kind, rank = item["fault"]["kind"], item["fault"].get("rank")
+    named_s, over_s, wrong = None, None, set()
+    for at_s, cause in case.live:
+        name, _, where = cause.partition(":")
+        if name in ("-", "none"):
+            continue
+        is_right = name.replace("_", " ") in EXPECTED.get(kind, ()) and where.split(":")[0] in ("", str(rank), *HOSTS)
+        if not is_right or at_s < case.begin_s:
+            wrong.add(name.replace("_", " "))
+        elif case.begin_s:
+            named_s = at_s - case.begin_s if named_s is None else named_s
+            over_s = max(at_s - case.end_s, 0.0)
+    return {"live_named_s": named_s, "live_over_s": over_s, "live_wrong": sorted(wrong)}
 
 
 def main() -> int:
@@ -243,17 +296,22 @@ def main() -> int:
                 if options.only and kind not in ("healthy", *options.only.split(",")):
                     continue
                 folder = options.folder / f"{seed}-{number}"
-                seconds = Case(testbed, spec, item, folder).run()
+                case = Case(testbed, spec, item, folder)
+                seconds = case.run()
                 if kind == "healthy" and not item["uneven"]:
                     usual_s[item["model"]] = statistics.fmean(seconds[WARM_UP:])
                 row = judged(item, seconds, usual_s.get(item["model"]), diagnosed(folder)) | {"folder": str(folder)}
+                row |= judged_live(item, case)
                 rows.append(row)
                 told = f"right: {row['right']}, wrong: {row['wrong']}, unknown: {row['unknown']} {row['why']}"
+                told += (
+                    f"; live after {row['live_named_s']} s, until {row['live_over_s']} s, wrong: {row['live_wrong']}"
+                )
                 cost = f"costs {1e3 * row['cost_s']:.1f} ms ({row['share']:.0%}), found {1e3 * row['found_s']:.1f} ms"
                 print(
                     f"{seed}-{number} {kind} {row['model']} of {1e3 * row['mean_s']:.0f} ms: {cost}; {told}", flush=True
                 )
-    print(table(rows))
+    print(f"{table(rows)}\n\n{live_table(rows)}")
     write_result({"rows": rows}, options.output)
     return 0
 
@@ -283,6 +341,38 @@ def table(rows: list[dict[str, Any]]) -> str:
         open_ = sum(not row["right"] and (kind in row["unknown"] or bool(row["why"])) for row in mine)
         lines.append(f"| {kind} | {len(mine)} | {' | '.join(cells)} | {open_} | {false} | {error} |")
     return "\n".join([*lines, f"wrong: {dict(wrong)}"])
+
+
+def live_table(rows: list[dict[str, Any]]) -> str:
+    """Return how soon the live view names faults that begin in the middle of a job and cost 10 %, and takes them back.
+
+    What it names wrongly is of all jobs.
+    """
+    heads = [
+        "kind",
+        "jobs",
+        "named",
+        "within 5 s or 10 iterations",
+        "median, last",
+        "over after: median, last",
+        "wrong",
+    ]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        every = [row for row in rows if row["kind"] == kind]
+        # while a fault is there, its share is larger than that of the whole job
+        mine = [row for row in every if not row["is_throughout"] and row["affected_share"] >= 0.1]
+        named_s = [row["live_named_s"] for row in mine if row["live_named_s"] is not None]
+        over_s = [row["live_over_s"] for row in mine if row["live_over_s"] is not None]
+        soon = sum((row["live_named_s"] or 1e9) <= max(5.0, 10 * row["affected_s"]) for row in mine)
+        cells = [str(len(mine)), str(len(named_s)), str(soon), _spread(named_s), _spread(over_s)]
+        wrong = sum(bool(row["live_wrong"]) for row in every)
+        lines.append(f"| {kind} | {' | '.join(cells)} | {wrong} of {len(every)} |")
+    return "\n".join(lines)
+
+
+def _spread(seconds: list[float]) -> str:
+    return f"{statistics.median(seconds):.1f} s, {max(seconds):.1f} s" if seconds else "-"
 
 
 if __name__ == "__main__":

@@ -31,7 +31,6 @@ class RepeatedDiagnosis:
         files = [file for file in files if file.generation == newest]
         if not files or min(len(file.ends) for file in files) <= _MIN_STEPS or time.monotonic() < self._due_s:
             return self._latest
-        begin_s = time.thread_time()
         try:
             from ringtap.analysis.live.diagnose_recent import diagnose
         except ImportError as error:
@@ -41,6 +40,7 @@ class RepeatedDiagnosis:
             self._due_s = float("inf")
             self._latest = Diagnosis((f"Why an iteration takes this long cannot be told: {missing}.",))
             return self._latest
+        begin_s = time.thread_time()
         self._latest = diagnose(self._follower, files)
         self._due_s = time.monotonic() + (time.thread_time() - begin_s) / _SHARE
         return self._latest

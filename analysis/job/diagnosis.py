@@ -21,6 +21,7 @@ from ringtap.analysis.job.iteration_budget import (
     SLOW_LINK,
     Budget,
     CauseOrPart,
+    Mask,
     NetworkEvidence,
     RankTimes,
 )
@@ -147,19 +148,19 @@ class NetworkRecords:
         names = ("node", "nic", "direction", "bytes", "capacity_bps", "seconds")
         return {name: getattr(longest, name) for name in names}
 
-    def facts(self, share: CauseOrPart, times: RankTimes) -> dict[str, Any]:
-        """Return where a cause of the network is."""
-        if share.name == SLOW_LINK:
+    def facts(self, name: str, affected: Mask, times: RankTimes) -> dict[str, Any]:
+        """Return where a cause of the network is that is in some iterations."""
+        if name == SLOW_LINK:
             slowest = min(self.interfaces, key=attrgetter("capacity_bps"))
             rates = {"rate_bps": slowest.capacity_bps, "usual_bps": _usual_bps(self.interfaces)}
             return rates | {"node": slowest.node, "nic": slowest.nic}
-        if share.name == OTHER_TRAFFIC and self.evidence.other_bytes is not None:
-            seconds = float(times.iteration_s[share.affected].mean(axis=1).sum())
-            rate_bps = 8 * float(self.evidence.other_bytes[share.affected].sum()) / seconds
+        if name == OTHER_TRAFFIC and self.evidence.other_bytes is not None:
+            seconds = float(times.iteration_s[affected].mean(axis=1).sum())
+            rate_bps = 8 * float(self.evidence.other_bytes[affected].sum()) / seconds
             others = (flow for flow in self.flows if not flow.is_training)
             return _ends(others, attrgetter("payload_bytes")) | {"rate_bps": rate_bps}
-        if share.name == LOSS and self.evidence.lost_segments is not None:
-            each = float(self.evidence.lost_segments[share.affected].mean())
+        if name == LOSS and self.evidence.lost_segments is not None:
+            each = float(self.evidence.lost_segments[affected].mean())
             training = (flow for flow in self.flows if flow.is_training)
             return _ends(training, attrgetter("lost_segments")) | {"lost_segments": each}
         return {}
@@ -288,7 +289,7 @@ def described(budget: Budget, evidence: Evidence) -> dict[str, Any]:
         ``low_s`` and ``high_s`` (95 % interval), and ``share``; ``causes``, those of the parts that can be removed, the
         costliest first, with what `cause_of` returns; ``line``, the interface that needs longest for the training's
         payload: ``node``, ``nic``, ``bytes``, ``capacity_bps`` and ``seconds``; and ``unknown``, what cannot be told:
-        ``cause`` and ``why``.
+        ``cause`` and ``why``, and for a cause that is there, but has a cost that is not known, where it is.
     """
     parts = []
     for share in budget.shares:
@@ -302,7 +303,11 @@ def described(budget: Budget, evidence: Evidence) -> dict[str, Any]:
         parts.append(part | (cause_of(share, evidence) if share.name in CAUSES else {}))
     causes = sorted((part for part in parts if part["name"] in CAUSES), key=lambda part: -part["seconds"])
     network = evidence.network
-    unknown = [{"cause": name, "why": why} for name, why in (*network.unknown, *budget.uncosted)]
+    everywhere = np.ones(len(evidence.start_s), bool)
+    unknown: list[dict[str, Any]] = [{"cause": name, "why": why} for name, why in network.unknown]
+    unknown += [
+        {"cause": name, "why": why} | network.facts(name, everywhere, evidence.times) for name, why in budget.uncosted
+    ]
     found = {"why": "", "iteration_s": budget.iteration_s, "iterations": len(evidence.start_s), "of": evidence.of}
     return found | {"parts": parts, "causes": causes, "line": network.line, "unknown": unknown}
 
@@ -344,4 +349,4 @@ def cause_of(share: CauseOrPart, evidence: Evidence) -> dict[str, Any]:
         node = evidence.node_of[share.rank]
         found |= {"rank": share.rank, "node": node, "other_cores": evidence.other_cores(node)}
     found["nodes"] = len(set(evidence.node_of.values()))
-    return found | evidence.network.facts(share, times)
+    return found | evidence.network.facts(share.name, affected, times)

@@ -185,9 +185,10 @@ def split(times: RankTimes, evidence: NetworkEvidence) -> Budget:
     # the ends of the ranks' first and last iterations differ
     left["elsewhere"] = left["elsewhere"] + (times.mean_s - float(times.iteration_s.mean()))
     hiding = _Hiding.of(times, last, evidence.line_s)
+    hidden_s = hiding.longer_s if hiding.hidden_s is None else hiding.hidden_s
     left |= {} if evidence.line_s is None else {"bandwidth": np.zeros(count)}
     shares = [*_stalls(times, left, last, hiding), *_slow_ranks(times, left, all_work_s, last, hiding)]
-    found, uncosted = _network_causes(times, evidence, left)
+    found, uncosted = _network_causes(times, evidence, left, hidden_s)
     shares += found
     if evidence.line_s is not None:
         is_open = any(name == OTHER_TRAFFIC for name, _ in uncosted)
@@ -371,9 +372,13 @@ def _largest_sum(score: Numbers) -> tuple[int, int]:
 
 
 def _network_causes(
-    times: RankTimes, evidence: NetworkEvidence, left: dict[str, Numbers]
+    times: RankTimes, evidence: NetworkEvidence, left: dict[str, Numbers], hidden_s: Numbers
 ) -> tuple[list[CauseOrPart], list[tuple[str, str]]]:
-    """Take what other traffic and loss cost out of the network's part, by iterations with them and without."""
+    """Take what other traffic and loss cost out of the network's part, by iterations with them and without.
+
+    While the others wait for a late rank, a part of the exchange may pass, which is at most ``hidden_s``. So iterations
+    are compared with this and without it, and a difference counts if both show it.
+    """
     network_s = left["network"]
     costs_s: dict[str, Numbers] = {}
     uncosted: dict[str, str] = {}
@@ -391,9 +396,11 @@ def _network_causes(
         if mine.any() and without.sum() < MIN_COMPARED:
             uncosted[name] = f"{without.sum()} of {len(rows)} iterations are without it"
         elif mine.any():
-            p = stats.mannwhitneyu(network_s[mine], network_s[without], alternative="greater").pvalue
             cost_s = network_s - network_s[without].mean()
-            if p <= _CHANCE and cost_s[mine].mean() > 0:
+            if (
+                all(_are_more(values, mine, without) for values in (network_s, network_s + hidden_s))
+                and cost_s[mine].mean() > 0
+            ):
                 take(name, mine, cost_s)
 
     if evidence.other_bytes is not None and evidence.training_bytes is not None:
@@ -411,11 +418,21 @@ def _network_causes(
     excess_s, stalled = _excess(network_s, times.usual_s)
     if stalled.any():
         take(NETWORK_STALL, stalled, excess_s)
-    slower = _slower_stretch(network_s, MIN_SHARE * times.usual_s)
-    if slower.any():
+    least_s = MIN_SHARE * times.usual_s
+    slower = _slower_stretch(network_s, least_s)
+    if slower.any() and _median_difference(network_s + hidden_s, slower) >= least_s:
         take(SLOWER_NETWORK, slower, network_s - network_s[~slower].mean())
     left["network"] = network_s
     return [_share(name, cost_s, cost_s != 0) for name, cost_s in costs_s.items()], list(uncosted.items())
+
+
+def _are_more(values: Numbers, mine: Mask, others: Mask) -> bool:
+    """Return True if values are higher than others, and not by chance."""
+    return bool(stats.mannwhitneyu(values[mine], values[others], alternative="greater").pvalue <= _CHANCE)
+
+
+def _median_difference(values: Numbers, mine: Mask) -> float:
+    return float(np.median(values[mine]) - np.median(values[~mine]))
 
 
 def _slower_stretch(values: Numbers, least_s: float, chance: float = _CHANCE, method: Method = "auto") -> Mask:
@@ -427,7 +444,7 @@ def _slower_stretch(values: Numbers, least_s: float, chance: float = _CHANCE, me
     if min(inside.sum(), (~inside).sum()) < MIN_COMPARED:
         return np.zeros(len(values), bool)
     slower = inside if values[inside].mean() > values[~inside].mean() else ~inside
-    by_s = float(np.median(values[slower]) - np.median(values[~slower]))
+    by_s = _median_difference(values, slower)
     p = stats.mannwhitneyu(values[slower], values[~slower], alternative="greater", method=method).pvalue
     # the stretch was chosen among all of them
     is_found = by_s >= least_s and p < chance / len(values) ** 2

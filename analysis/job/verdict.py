@@ -46,6 +46,8 @@ _PARTS = {
 _MAIN_SHARE = 0.5
 # a cause in fewer iterations is named if it has this share of the mean iteration
 _OFTEN, _RARE_SHARE = 3, 0.1
+# what is there in all iterations is named where the network takes so much beside the bytes
+_MAY_COST = 0.1
 # other programs that keep so many more processors busy on a node than on the others are named
 _OTHER_CORES = 0.5
 _UNEXPLAINED = "nothing that was recorded says why"
@@ -193,11 +195,36 @@ _STEPS: dict[str, Callable[[Cause], str]] = {
 }
 
 
+def is_open(diagnosis: Mapping[str, Any]) -> bool:
+    """Return True if no cause is named, but one may be there whose cost the records do not tell."""
+    return bool(diagnosis["why"] or (not named(diagnosis) and _without_cost(diagnosis)))
+
+
+def _without_cost(diagnosis: Mapping[str, Any]) -> list[str]:
+    """Return what is there in all iterations, so that nothing says what it costs, if it may cost much."""
+    rest, lines = next(part["share"] for part in diagnosis["parts"] if part["name"] == "network"), []
+    for item in diagnosis["unknown"] if rest >= _MAY_COST else ():
+        if item["cause"] == OTHER_TRAFFIC and "rate_bps" in item:
+            lines.append(f"there is other traffic of {format_rate(item['rate_bps'])}, mostly {_ends(item)}")
+        elif item["cause"] == LOSS and "lost_segments" in item:
+            lines.append(f"{item['lost_segments']:.3g} segments are lost in each iteration, mostly {_ends(item)}")
+    if not lines:
+        return []
+    most = f"at most {rest:.0%} of an iteration, which is what the exchange takes beside its bytes"
+    return [
+        f"Whether there is a fault cannot be told: {', and '.join(lines)}, and too few iterations are without it.",
+        f"It costs {most}.",
+        "Next: record a run without it, and compare: ringtap compare.",
+    ]
+
+
 def _healthy(diagnosis: Mapping[str, Any]) -> list[str]:
     """Return what bounds an iteration in which no cause is named."""
     share = {part["name"]: part["share"] for part in diagnosis["parts"]}
     work, uneven = sum(share.get(name, 0.0) for name in WORK), share[UNEVEN]
     line, bandwidth, rest = diagnosis["line"], share.get("bandwidth", 0.0), share["network"]
+    if lines := _without_cost(diagnosis):
+        return lines
     begin = "No fault found:"
     if work >= _MAIN_SHARE:
         most = f"a faster network would save at most {bandwidth + rest:.0%}"

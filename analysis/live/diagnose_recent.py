@@ -25,12 +25,13 @@ from ringtap.analysis.job.diagnosis import (
     why_no_parts,
 )
 from ringtap.analysis.job.iteration_budget import CAUSES, RankTimes
-from ringtap.analysis.job.verdict import named, verdict
+from ringtap.analysis.job.verdict import is_open, named, verdict
 from ringtap.analysis.live.follow_run import RunFollower
 from ringtap.analysis.live.iterations import DdpPass, RankSteps, StepEnd
 from ringtap.analysis.live.recent_traffic import FlowEnds, Growth, RecentTraffic
 from ringtap.analysis.live.snapshot import Diagnosis
 from ringtap.core.counter_growth import MAX_UNCERTAIN_SHARE
+from ringtap.core.units import counted
 
 # of iterations, and of iterations times ranks; as many of the last ones are looked at
 _MAX_ITERATIONS, _MAX_CELLS = 300, 60_000
@@ -95,7 +96,7 @@ def diagnose(follower: RunFollower, files: Sequence[RankSteps]) -> Diagnosis:
     latest = max((begin for begin, cause in found if cause in causes), default=0)
     iteration_s = float((window.end_ns - window.begin_ns)[latest:].mean()) / 1e9
     about = described(budget, evidence) | {"causes": causes, "iteration_s": iteration_s}
-    return Diagnosis(tuple(verdict(about)), tuple(causes), iteration_s)
+    return Diagnosis(tuple(verdict(about)), tuple(causes), not is_open(about))
 
 
 def _window(files: Sequence[RankSteps]) -> _Window | str:
@@ -113,7 +114,9 @@ def _window(files: Sequence[RankSteps]) -> _Window | str:
     ]
     known = [step for step in rows if all(step in own for own in passes)]
     if len(rows) >= 2 * MIN_ITERATIONS and len(known) < MIN_ITERATIONS:
-        return "DDP's own times of all ranks are needed, and they are not recorded"
+        timed = f"DDP timed all ranks in {len(known)} of {counted(len(rows), 'iteration')}"
+        hint = "" if any(passes) else " (--collect ddp)"
+        return f"{timed}, and {MIN_ITERATIONS} are needed{hint}"
 
     def table(of: Sequence[dict[int, Any]], name: str) -> npt.NDArray[np.float64]:
         values = [[getattr(own[step], name) for own in of] for step in known]

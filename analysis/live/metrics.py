@@ -159,8 +159,8 @@ def _of_diagnosis(diagnosis: Diagnosis) -> Iterator[Metric]:
     """Yield whether the causes are known, and what each of those that go on costs."""
     if not diagnosis.lines:
         return
-    known = diagnosis.iteration_s is not None
-    yield GaugeMetricFamily("ringtap_causes_known", "1 if the records tell what slows an iteration", value=known)
+    about = "1 if the records tell what slows an iteration"
+    yield GaugeMetricFamily("ringtap_causes_known", about, value=diagnosis.is_known)
     names = ("cause", "node", "rank", "nic")
     cost = GaugeMetricFamily("ringtap_cause_seconds", "Seconds of an iteration that a cause costs now", labels=names)
     for cause in diagnosis.causes:

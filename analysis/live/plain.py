@@ -54,7 +54,7 @@ def _diagnosis(snapshot: Snapshot) -> dict[str, str]:
     """Return the costliest cause that goes on, with its rank, or its node and interface, and what it costs now."""
     diagnosis = snapshot.diagnosis
     if not diagnosis.causes:
-        return {"cause": "-" if diagnosis.iteration_s is None else "none", "cause_s": "-"}
+        return {"cause": "none" if diagnosis.is_known else "-", "cause_s": "-"}
     first = diagnosis.causes[0]
     where = [first["rank"]] if first["rank"] is not None else [first["node"], first["nic"]]
     words = [first["name"].replace(" ", "_"), *(str(part) for part in where if part is not None)]

@@ -206,12 +206,12 @@ class Diagnosis:
     Attributes:
         lines: the verdict in sentences, the first ones about one of the causes each; empty with too few iterations.
         causes: the causes that are named, the costliest first, as `ringtap.analysis.job.diagnosis.cause_of` has them.
-        iteration_s: mean iteration since the latest of them began; None: not known.
+        is_known: False if a cause may go on that the records do not tell.
     """
 
     lines: tuple[str, ...] = ()
     causes: tuple[Mapping[str, Any], ...] = ()
-    iteration_s: float | None = None
+    is_known: bool = False
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ def verdict_lines(run: Snapshot) -> list[Text]:
     lines, count = run.diagnosis.lines, len(run.diagnosis.causes)
     if count:
         return [Text(" ".join(lines[:count]), WARNING), Text(" ".join(lines[count:]))]
-    return [Text(" ".join(lines), "" if run.diagnosis.iteration_s else DIM)] if lines else []
+    return [Text(" ".join(lines), "" if run.diagnosis.is_known else DIM)] if lines else []
 
 
 def _disk(run: Snapshot, node: str) -> str:

@@ -5,8 +5,9 @@ import pytest
 
 from ringtap.analysis.job import diagnose_job, iteration_budget
 from ringtap.analysis.job.run import open_job
-from ringtap.analysis.job.verdict import named, parts_rows, verdict
+from ringtap.analysis.job.verdict import is_open, named, parts_rows, verdict
 from ringtap.core.append_only_logs import RecordWriter, open_records
+from ringtap.core.units import format_rate
 from tests.gold.job_run import Truth, write_ddp_job
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]
@@ -130,13 +131,26 @@ def test_other_traffic_that_is_there_throughout_costs_what_it_takes_of_the_capac
     # without the capacity its cost is not known
     unknown = written(tmp_path / "unknown", cross_bytes=cross_bytes).diagnosed
     assert unknown["causes"] == []
-    assert {"cause": "other traffic", "why": "0 of 38 iterations are without it"} in unknown["unknown"]
+    (found,) = (item for item in unknown["unknown"] if item["cause"] == "other traffic")
+    assert (found["why"], found["source"], found["destination"]) == ("0 of 38 iterations are without it", "n0", "n1")
+    first, cost, step, *_ = verdict(unknown)
+    rate = format_rate(8 * cross_bytes / 0.2)
+    assert first == (
+        f"Whether there is a fault cannot be told: there is other traffic of {rate}, mostly from n0 to n1, and too few "
+        "iterations are without it."
+    )
+    assert cost == "It costs at most 10% of an iteration, which is what the exchange takes beside its bytes."
+    assert step.startswith("Next: record a run without it")
+    assert is_open(unknown)
+    assert not is_open(job.diagnosed)
 
 
 def test_segments_that_were_only_late_are_not_lost(tmp_path):
     """Rank 0 sends a segment again in each iteration; a log without the receiver's reports does not tell why."""
     job = written(tmp_path / "job", resent_bytes=1448)
-    assert {"cause": "loss", "why": "0 of 38 iterations are without it"} in job.diagnosed["unknown"]
+    (found,) = (item for item in job.diagnosed["unknown"] if item["cause"] == "loss")
+    assert (found["why"], found["lost_segments"]) == ("0 of 38 iterations are without it", pytest.approx(1))
+    assert ": 1 segments are lost in each iteration, mostly from n0 to n1, " in verdict(job.diagnosed)[0]
     for node in ("n0", "n1", "n2"):
         path = tmp_path / "job" / "nodes" / node / "sockets" / "sockets.rec"
         file = open_records(path)

@@ -238,6 +238,31 @@ def test_a_network_that_is_slower_for_a_while_is_found_with_its_time(begin, end)
     assert slower.seconds == pytest.approx(cost_s(job, usual), rel=0.05)
 
 
+@pytest.mark.parametrize("line_s", [None, NETWORK_S + OVERLAP_S])
+def test_a_network_is_not_slower_because_a_slow_rank_hides_less_of_the_exchange(line_s):
+    """While rank 2 is slow, half of the exchange passes while the others wait for it."""
+    changed = Job()
+    changed.compute[40:90, 2] += 0.03
+    changed.network[40:90] -= 0.015
+    times = changed.times()
+    times.overlap_s[40:90, 2] += 0.03
+    assert [share.name for share in causes(split(times, NetworkEvidence(line_s=line_s)))] == [SLOW_RANK]
+    # without a slow rank, the same difference is the network's
+    changed.compute[40:90, 2] -= 0.03
+    assert [share.name for share in causes(split(changed.times(), NetworkEvidence()))] == [SLOWER_NETWORK]
+
+
+@pytest.mark.parametrize("count", [10, 12])
+def test_a_rank_that_became_slow_is_named_after_ten_iterations(count):
+    changed = Job(iterations=100)
+    changed.compute[-count:, 1] += 0.02
+    (share,) = causes(split(changed.times(), NetworkEvidence()))
+    assert (share.name, share.rank, share.affected.sum()) == (SLOW_RANK, 1, count)
+    since = share.since(100 - count)
+    assert since.seconds == pytest.approx(0.02, rel=0.1)
+    assert share.seconds == pytest.approx(since.seconds * count / 100)
+
+
 def test_other_traffic_that_is_there_throughout_costs_what_it_leaves_of_the_capacity():
     training, other = np.full(120, 1e6), np.full(120, 5e5)
     evidence = NetworkEvidence(training, other, np.zeros(120), line_s=0.05, shared_line_s=0.065)

@@ -49,7 +49,7 @@ def now(path: Path) -> Diagnosis:
 
 def test_a_healthy_job_is_said_to_be_healthy(tmp_path: Path) -> None:
     found = now(written(tmp_path / "job", rates_bps=(8e9, 8e9, 8e9)))
-    assert (found.causes, found.iteration_s) == ((), pytest.approx(0.2))
+    assert (found.causes, found.is_known) == ((), True)
     assert found.lines[0].startswith("No fault found: the ranks' own work takes 90% of an iteration")
 
 
@@ -138,7 +138,8 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     for log in path.glob("nodes/*/steps/*.ddp.rec"):
         log.unlink()
     (line,) = now(path).lines
-    assert line.startswith("Why an iteration takes this long cannot be told: DDP's own times of all ranks are needed")
+    why = "DDP timed all ranks in 0 of 49 iterations, and 20 are needed (--collect ddp)"
+    assert line == f"Why an iteration takes this long cannot be told: {why}."
     few = written(tmp_path / "few", iterations=25)
     assert now(few) == Diagnosis()
 
@@ -170,7 +171,7 @@ def test_views_without_a_verdict() -> None:
     run = Snapshot(START_NS, "runs/x")
     assert verdict_lines(run) == []
     assert " cause=- cause_s=- " in line_of(run)
-    healthy = Snapshot(START_NS, "runs/x", diagnosis=Diagnosis(("No fault found.",), (), 0.2))
+    healthy = Snapshot(START_NS, "runs/x", diagnosis=Diagnosis(("No fault found.",), (), True))
     assert [line.plain for line in verdict_lines(healthy)] == ["No fault found."]
     assert " cause=none cause_s=- " in line_of(healthy)
 

@@ -65,7 +65,7 @@ class FlowSum(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Interface:
+class TrainingInterface:
     """One direction of an interface that carries the training.
 
     Attributes:
@@ -101,7 +101,7 @@ class NetworkRecords:
 
     evidence: NetworkEvidence
     flows: Sequence[FlowSum] = ()
-    interfaces: Sequence[Interface] = ()
+    interfaces: Sequence[TrainingInterface] = ()
     unknown: Sequence[tuple[str, str]] = ()
 
     @classmethod
@@ -178,7 +178,7 @@ def _ends(flows: Iterable[FlowSum], most: Callable[[FlowSum], float]) -> dict[st
 
 def _interfaces(
     flows: Sequence[FlowSum], iterations: int, seconds: float, facts_of: Callable[[str], Sequence[Mapping[str, Any]]]
-) -> list[Interface] | str:
+) -> list[TrainingInterface] | str:
     """Return what each interface of the training carries, and could carry; the reason if it is not known."""
     sides = [(flow.source_node, flow.source, "tx", flow) for flow in flows]
     sides += [(flow.destination_node, flow.destination, "rx", flow) for flow in flows]
@@ -199,17 +199,17 @@ def _interfaces(
         least_bps = least_bps if capacity_bps is None else min(least_bps, capacity_bps)
         rows[node, nic, direction] = training, other, least_bps
     return [
-        Interface(*key, training / iterations, 8 * other / seconds, capacity_bps)
+        TrainingInterface(*key, training / iterations, 8 * other / seconds, capacity_bps)
         for key, (training, other, capacity_bps) in sorted(rows.items())
         if training > 0
     ]
 
 
-def _usual_bps(interfaces: Sequence[Interface]) -> float:
+def _usual_bps(interfaces: Sequence[TrainingInterface]) -> float:
     return float(np.median([one.capacity_bps for one in interfaces]))
 
 
-def _line_times(interfaces: Sequence[Interface]) -> tuple[float | None, float | None, float | None]:
+def _line_times(interfaces: Sequence[TrainingInterface]) -> tuple[float | None, float | None, float | None]:
     """Return ``line_s``, ``usual_line_s`` and ``shared_line_s`` of `NetworkEvidence`."""
     if not interfaces:
         return None, None, None
@@ -312,8 +312,8 @@ def described(budget: Budget, evidence: Evidence) -> dict[str, Any]:
     return found | {"parts": parts, "causes": causes, "line": network.line, "unknown": unknown}
 
 
-def cause_of(share: CauseOrPart, evidence: Evidence) -> dict[str, Any]:
-    """Describe a cause.
+def cause_of(share: CauseOrPart, evidence: Evidence, begin: int = 0) -> dict[str, Any]:
+    """Describe a cause, of the iterations from number ``begin`` on.
 
     Returns:
         ``iterations``, in which it is, of how many (``of``), ``from_s`` and ``to_s``, the time from the first to the
@@ -327,10 +327,10 @@ def cause_of(share: CauseOrPart, evidence: Evidence) -> dict[str, Any]:
     where = np.flatnonzero(affected)
     found: dict[str, Any] = {
         "iterations": len(where),
-        "of": len(affected),
+        "of": len(affected) - begin,
         "from_s": float(start_s[where[0]]),
         "to_s": float(start_s[where[-1]] + times.iteration_s[where[-1]].max()),
-        "is_throughout": len(where) >= _THROUGHOUT_SHARE * len(affected),
+        "is_throughout": len(where) >= _THROUGHOUT_SHARE * (len(affected) - begin),
         "is_computed": share.is_computed,
         "is_at_most": share.is_at_most,
         "within": share.within or None,

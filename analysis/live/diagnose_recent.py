@@ -28,7 +28,7 @@ from ringtap.analysis.job.iteration_budget import CAUSES, RankTimes
 from ringtap.analysis.job.verdict import is_open, named, verdict
 from ringtap.analysis.live.follow_run import RunFollower
 from ringtap.analysis.live.iterations import DdpPass, RankSteps, StepEnd
-from ringtap.analysis.live.recent_traffic import FlowEnds, Growth, RecentTraffic
+from ringtap.analysis.live.recent_traffic import FlowEnds, FlowGrowth, RecentTraffic
 from ringtap.analysis.live.snapshot import Diagnosis
 from ringtap.core.counter_growth import MAX_UNCERTAIN_SHARE
 from ringtap.core.units import counted
@@ -164,7 +164,7 @@ def _with_network(follower: RunFollower, window: _Window) -> tuple[_Window, Netw
     return window, NetworkRecords.of(training, other, lost, flows, seconds, lambda node: facts.get(node, []))
 
 
-def _by_iteration(window: _Window, growths: Sequence[Growth]) -> npt.NDArray[np.float64]:
+def _by_iteration(window: _Window, growths: Sequence[FlowGrowth]) -> npt.NDArray[np.float64]:
     """Return the payload in each iteration; between two samples, growth is linear."""
     if not growths:
         return np.zeros(len(window.begin_ns))
@@ -196,7 +196,7 @@ def _losses(
 
 
 def _flows(
-    window: _Window, growths: Sequence[Growth], losses: Mapping[FlowEnds, float], node_of: Mapping[str, str]
+    window: _Window, growths: Sequence[FlowGrowth], losses: Mapping[FlowEnds, float], node_of: Mapping[str, str]
 ) -> Iterator[FlowSum]:
     """Yield the flows of the iterations."""
     sums: dict[FlowEnds, float] = {}
@@ -230,7 +230,6 @@ def _since(share: iteration_budget.CauseOrPart, begin: int, evidence: Evidence) 
     since = f"in all of the last {count} iterations"
     if begin > 0:
         since = f"since {time.strftime('%H:%M:%S', time.localtime(float(evidence.start_s[begin])))}"
-    mean_s = float(times.iteration_s[begin:].mean())
-    cause = cause_of(share, evidence) | {"of": count, "since": since, "share": share.seconds / mean_s}
-    cause["is_throughout"] = cause["iterations"] >= 0.95 * count
-    return cause | {"name": share.name, "seconds": share.seconds, "low_s": share.low_s, "high_s": share.high_s}
+    about = {"since": since, "share": share.seconds / float(times.iteration_s[begin:].mean())}
+    about |= {"name": share.name, "seconds": share.seconds, "low_s": share.low_s, "high_s": share.high_s}
+    return cause_of(share, evidence, begin) | about

@@ -21,7 +21,7 @@ _LONG_S = 1e6
 _OWNER_NS = 3 * 10**9
 
 
-class Growth(NamedTuple):
+class FlowGrowth(NamedTuple):
     """What a flow carried from one sample to the next.
 
     Attributes:
@@ -117,7 +117,7 @@ class RecentTraffic:
         self._sockets: dict[int, _Socket] = {}
         self._ended: deque[_Socket] = deque(maxlen=_MAX_SOCKETS)
         self._waiting: list[tuple[int, int, int, _Socket, int, int]] = []
-        self._growths: deque[Growth] = deque(maxlen=_MAX_GROWTHS)
+        self._growths: deque[FlowGrowth] = deque(maxlen=_MAX_GROWTHS)
         self.begin_ns: int | None = None
 
     def feed(self, file: RecordFile, batch: Sequence[Record], is_begun: bool) -> None:
@@ -196,10 +196,10 @@ class RecentTraffic:
         if payload_bytes:
             if len(self._growths) == _MAX_GROWTHS:
                 self.begin_ns = max(self.begin_ns or 0, self._growths[0].end_ns)
-            self._growths.append(Growth(begin_ns, end_ns, ends, payload_bytes))
+            self._growths.append(FlowGrowth(begin_ns, end_ns, ends, payload_bytes))
 
     @property
-    def growths(self) -> Sequence[Growth]:
+    def growths(self) -> Sequence[FlowGrowth]:
         """Return what was kept."""
         return self._growths
 

@@ -1,4 +1,4 @@
-"""Diagnoses a running job again and again, as often as a small share of a processor allows."""
+"""Finds the diagnosis of a running job again and again, as often as a small share of a processor allows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from ringtap.analysis.live.snapshot import Diagnosis
 from ringtap.core import installation
 
 _SHARE = 0.05  # of a processor
-_MIN_STEPS = 20  # fewer iterations do not tell a cause from chance
 
 
 class RepeatedDiagnosis:
@@ -29,7 +28,7 @@ class RepeatedDiagnosis:
         files = [file for file in self._follower.ranks if file.counts]
         newest = max((file.generation for file in files), default=0)
         files = [file for file in files if file.generation == newest]
-        if not files or min(len(file.ends) for file in files) <= _MIN_STEPS or time.monotonic() < self._due_s:
+        if not files or not all(file.ends for file in files) or time.monotonic() < self._due_s:
             return self._latest
         try:
             from ringtap.analysis.live.diagnose_recent import diagnose

@@ -31,6 +31,7 @@ _POLL_S = 0.2
 _MESSAGE_S = 6.0
 _ALWAYS = (tables.NICS, tables.FLOWS)
 _TWO_PLOTS = 110
+_CAUSE_LINES, _VERDICT_LINES = 6, 2
 _HELP = """\
 1 … 9, 0, Tab, ← → page; ↑ ↓ PgUp PgDn Home End move within it
 s  r               sort by the next column; reverse the order
@@ -261,7 +262,6 @@ class LiveApp(App[None]):
         height = event.size.height
         lines = 0 if height < 10 else 2 if height < 20 else 4 if height < 32 else 6 if height < 44 else 9
         self.query_one("#plots").styles.height = lines
-        self.query_one("#verdict").styles.max_height = 1 if height < 20 else 3 if height < 32 else 6
         self.call_after_refresh(self.draw)  # the app's own size changes after this event
 
     def _poll_snapshot(self) -> None:
@@ -289,7 +289,10 @@ class LiveApp(App[None]):
             return
         run = tables.of_node(run, self.node)
         self.query_one("#headline", Lines).show(summary.headline(run, self.paused), summary.job_line(run, self.node))
-        self.query_one("#verdict", Lines).show(*summary.verdict_lines(run))
+        verdict = self.query_one("#verdict", Lines)
+        verdict.show(*summary.verdict_lines(run))
+        most = _CAUSE_LINES if run.diagnosis.causes else _VERDICT_LINES
+        verdict.styles.max_height = max(1, min(most, (self.size.height - 12) // 2))
         stepped = bool(run.iterations.history)
         both = stepped and self.size.width >= _TWO_PLOTS
         width = self.size.width // 2 - 1 if both else self.size.width

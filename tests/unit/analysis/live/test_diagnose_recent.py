@@ -31,8 +31,9 @@ USUAL: dict[str, Any] = {
 
 def written(path: Path, *, rates_bps: tuple[float, ...] = (), **truth: Any) -> Path:
     """A job of 60 iterations of 200 ms, 20 ms of which are the network's; interfaces have these rates."""
-    write_ddp_job(path, Truth(**USUAL | truth))
-    for number in range(3):
+    known = Truth(**USUAL | truth)
+    write_ddp_job(path, known)
+    for number in range(len(known.compute_ms)):
         nic = {"mtu": 1500, "addresses": [f"10.0.0.{number + 1}"]}
         links = {"eth0": {"qdisc": "tbf", "rate_bps": rates_bps[number]}} if rates_bps else {}
         node = path / "nodes" / f"n{number}" / "node.json"
@@ -59,6 +60,7 @@ def test_a_healthy_job_is_said_to_be_healthy(tmp_path: Path) -> None:
         {"compute_ms": (100, 130, 100)},
         {"compute_ms": (100, 130, 100), "rates_bps": (8e9, 8e9, 8e9)},
         {"rates_bps": (1e9, 5e8, 1e9), "gradient_bytes": 1_500_000},
+        {"compute_ms": (*[100] * 11, 130, *[100] * 4), "offsets_ns": (0,) * 16, "rates_bps": (8e9,) * 16},
     ],
 )
 def test_causes_and_costs_are_those_of_analyze(tmp_path: Path, truth: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from ringtap.analysis.live.build_snapshot import SnapshotSource
 from ringtap.analysis.live.flows import LiveFlow
 from ringtap.analysis.live.iterations import LiveIteration
 from ringtap.analysis.live.poller import Poller
-from ringtap.analysis.live.snapshot import Gpu, Host, Mark, NodeState, Snapshot, Throughput
+from ringtap.analysis.live.snapshot import Diagnosis, Gpu, Host, Mark, NodeState, Snapshot, Throughput
 from ringtap.analysis.live.summary import iteration_plot, throughput_plot
 from ringtap.analysis.live.tables import FLOWS, NODES, core_bars, count, gbps, milliseconds
 from ringtap.analysis.live.terminal_app import Bars, Lines, LiveApp, RunTable
@@ -147,6 +147,35 @@ async def test_at_80_by_24_the_first_page_has_all_that_matters(snapshot: Snapsho
     assert "gpu unavailable" in page
     assert "q quit" in lines[23]
     assert "training" in svg
+
+
+CAUSES = (
+    "Rank 1 (node S1) makes the others wait: at most 48.6 ms (30%) of an iteration since 22:53:40; 153 ms, not 103 ms.",
+    "Without it an iteration would take at least 115 ms instead of 163 ms.",
+    "Next: compare rank 1 with another one of vm: its batch, its GPU, the processors it may use.",
+)
+
+
+@pytest.mark.parametrize(("size", "shown"), [((80, 24), 3), ((120, 40), 3), ((80, 16), 1)])
+@in_a_loop
+async def test_the_verdict_stands_below_the_headline_and_goes_when_it_is_over(
+    snapshot: Snapshot, tmp_path: Path, size: tuple[int, int], shown: int
+) -> None:
+    diagnosis = Diagnosis(CAUSES, ({"name": "slow rank"},), True)
+    stage = Stage(dataclasses.replace(snapshot, diagnosis=diagnosis), tmp_path)
+    async with stage.app.run_test(size=size) as pilot:
+        await stage.until(pilot, lambda: "makes the others wait" in stage.text())
+        text = " ".join(" ".join(line.split()) for line in stage.screen()[2:8])
+        for sentence in CAUSES[:shown] if shown > 1 else (CAUSES[0][:60],):
+            assert sentence in text
+        assert stage.tables()
+        healthy = Diagnosis(("No fault found: the ranks' own work takes 96% of an iteration.",), (), True)
+        stage.snapshot = dataclasses.replace(snapshot, diagnosis=healthy)
+        await stage.until(pilot, lambda: "No fault found" in stage.text())
+        assert "makes the others wait" not in stage.text()
+        stage.snapshot = snapshot
+        await stage.until(pilot, lambda: "No fault found" not in stage.text())
+        assert stage.part("verdict") == []
 
 
 @in_a_loop

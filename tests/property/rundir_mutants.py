@@ -38,7 +38,8 @@ from ringtap.agents.node.node_json import conclude, node_items
 from ringtap.analysis.commands import live
 from ringtap.analysis.live import plain
 from ringtap.analysis.live.build_snapshot import SnapshotSource
-from ringtap.analysis.live.follow_run import write_mark
+from ringtap.analysis.live.diagnose_recent import diagnose
+from ringtap.analysis.live.follow_run import RunFollower, write_mark
 from ringtap.analysis.live.metrics import RunMetrics
 from ringtap.analysis.live.plain import line_of
 from ringtap.analysis.live.snapshot_for_browser import TableChoice, parts_of
@@ -99,7 +100,7 @@ def bases(folder: Path) -> list[Path]:
     """Run directories of every kind, which mutants are made from."""
     folder.mkdir(parents=True)
     job = folder / "job"
-    write_ddp_job(job, Truth(iterations=4, every_ms=50))
+    write_ddp_job(job, Truth(iterations=34, every_ms=50))
     _enrich(job / "nodes" / "n0")
     for rank in range(2):
         lines = "".join(json.dumps(line) + "\n" for line in ddp_lines())
@@ -450,6 +451,10 @@ def _live(run: Path) -> int:
     for _, bars in (iteration_plot(snapshot, 100), throughput_plot(snapshot, 100)):
         assert len(bars) == 100
     collector_states(snapshot.collectors)
+    follower = RunFollower(run)
+    follower.poll()
+    if follower.ranks:
+        assert all(diagnose(follower, follower.ranks).lines)
     assert json.dumps(parts_of(snapshot, TableChoice()))
     for page in TABLES:
         for column in range(len(page.columns)):

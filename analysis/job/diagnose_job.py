@@ -50,7 +50,7 @@ def _why_not(job: Job) -> str:
         return f"{few} ({MIN_ITERATIONS} are needed)"
     if job.work.source != "ddp":
         return job.work.why
-    return f"{job.work.missing_ranks} left no steps" if job.work.missing_ranks else ""
+    return job.work.missing_ranks
 
 
 def _rank_times(job: Job, measured: Integers) -> tuple[Integers, RankTimes]:

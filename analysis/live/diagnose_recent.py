@@ -22,6 +22,7 @@ from ringtap.analysis.job.diagnosis import (
     NetworkRecords,
     cause_of,
     described,
+    nothing_known,
     why_no_parts,
 )
 from ringtap.analysis.job.iteration_budget import CAUSES, RankTimes
@@ -31,6 +32,7 @@ from ringtap.analysis.live.iterations import DdpPass, RankSteps, StepEnd
 from ringtap.analysis.live.recent_traffic import FlowEnds, FlowGrowth, RecentTraffic
 from ringtap.analysis.live.snapshot import Diagnosis
 from ringtap.core.counter_growth import MAX_UNCERTAIN_SHARE
+from ringtap.core.run_completeness import missing_ranks
 from ringtap.core.units import counted
 
 # of iterations, and of iterations times ranks; as many of the last ones are looked at
@@ -74,19 +76,21 @@ def diagnose(follower: RunFollower, files: Sequence[RankSteps]) -> Diagnosis:
     """
     window = _window(sorted(files, key=lambda file: file.rank))
     if isinstance(window, str):
-        return Diagnosis((f"Why an iteration takes this long cannot be told: {window}.",))
+        return _unknown(window)
     window, network = _with_network(follower, window)
     if len(window.begin_ns) < MIN_ITERATIONS:
         return Diagnosis()
+    if missing := missing_ranks((file.rank, file.world_size) for file in files if file.launch[0]):
+        return _unknown(missing)
     if why := why_no_parts(window.times, len(window.begin_ns)):
-        return Diagnosis((f"Why an iteration takes this long cannot be told: {why}.",))
+        return _unknown(why)
     node_of = {file.rank: file.node for file in files}
     begin_s = window.begin_ns / 1e9
     evidence = Evidence(window.times, len(begin_s), begin_s, network, node_of, lambda _: None)
     try:
         budget = iteration_budget.split(window.times, network.evidence)
     except ValueError as error:
-        return Diagnosis((f"Why an iteration takes this long cannot be told: {error}.",))
+        return _unknown(str(error))
     found = [
         (begin, _since(share, begin, evidence))
         for share in budget.shares
@@ -97,6 +101,10 @@ def diagnose(follower: RunFollower, files: Sequence[RankSteps]) -> Diagnosis:
     iteration_s = float((window.end_ns - window.begin_ns)[latest:].mean()) / 1e9
     about = described(budget, evidence) | {"causes": causes, "iteration_s": iteration_s}
     return Diagnosis(tuple(verdict(about)), tuple(causes), not is_open(about))
+
+
+def _unknown(why: str) -> Diagnosis:
+    return Diagnosis(tuple(verdict(nothing_known(why))))
 
 
 def _window(files: Sequence[RankSteps]) -> _Window | str:

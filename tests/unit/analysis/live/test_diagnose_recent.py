@@ -188,3 +188,13 @@ def test_it_uses_a_small_share_of_a_processor(tmp_path: Path, monkeypatch: pytes
     assert repeated.look() is first  # not due yet
     monkeypatch.setattr(repeated, "_due_s", 0.0)
     assert repeated.look() is not first
+
+
+def test_a_rank_that_is_not_recorded_may_be_the_slow_one(tmp_path: Path) -> None:
+    follower = RunFollower(written(tmp_path / "job"))
+    follower.poll()
+    for file in follower.ranks:
+        file.launch, file.world_size = (True, "10.0.0.1:29500"), 4
+    assert diagnose(follower, follower.ranks) == Diagnosis(
+        ("Why an iteration takes this long cannot be told: 3 of 4 ranks recorded steps here, rank 3 did not.",)
+    )

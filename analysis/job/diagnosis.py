@@ -156,9 +156,14 @@ class NetworkRecords:
             return rates | {"node": slowest.node, "nic": slowest.nic}
         if name == OTHER_TRAFFIC and self.evidence.other_bytes is not None:
             seconds = float(times.iteration_s[affected].mean(axis=1).sum())
-            rate_bps = 8 * float(self.evidence.other_bytes[affected].sum()) / seconds
+            amount, own = (
+                0.0 if payload is None else float(payload[affected].sum())
+                for payload in (self.evidence.other_bytes, self.evidence.training_bytes)
+            )
+            of_training = amount / own if own > 0 else None
             others = (flow for flow in self.flows if not flow.is_training)
-            return _ends(others, attrgetter("payload_bytes")) | {"rate_bps": rate_bps}
+            found = _ends(others, attrgetter("payload_bytes"))
+            return found | {"rate_bps": 8 * amount / seconds, "of_training": of_training}
         if name == LOSS and self.evidence.lost_segments is not None:
             each = float(self.evidence.lost_segments[affected].mean())
             training = (flow for flow in self.flows if flow.is_training)
@@ -319,9 +324,9 @@ def cause_of(share: CauseOrPart, evidence: Evidence, begin: int = 0) -> dict[str
         ``iterations``, in which it is, of how many (``of``), ``from_s`` and ``to_s``, the time from the first to the
         last of them by ``start_s``, and ``is_throughout``; ``is_computed``, True if its cost follows from capacities,
         and ``is_at_most``, True if it may cost less; ``rank``, ``node``, and ``within``, the kind of work that takes
-        longer, with its means ``here_s`` and ``usual_s``; of traffic ``source``, ``destination`` and ``rate_bps``; of
-        an interface ``node``, ``nic``, ``rate_bps`` and ``usual_bps``; and the number of the job's ``nodes``. What does
-        not apply is None.
+        longer, with its means ``here_s`` and ``usual_s``; of traffic ``source``, ``destination``, ``rate_bps`` and
+        ``of_training``, its payload as a share of the training's; of an interface ``node``, ``nic``, ``rate_bps`` and
+        ``usual_bps``; and the number of the job's ``nodes``. What does not apply is None.
     """
     times, start_s, affected = evidence.times, evidence.start_s, share.affected
     where = np.flatnonzero(affected)
@@ -336,7 +341,7 @@ def cause_of(share: CauseOrPart, evidence: Evidence, begin: int = 0) -> dict[str
         "within": share.within or None,
     }
     names = ("rank", "node", "here_s", "usual_s", "other_cores", "source", "destination", "nic", "rate_bps")
-    found |= dict.fromkeys((*names, "usual_bps", "lost_segments"))
+    found |= dict.fromkeys((*names, "usual_bps", "lost_segments", "of_training"))
     if share.within:
         spent_s = times.work_s[share.within]
         if share.rank is None:

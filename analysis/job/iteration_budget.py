@@ -397,10 +397,8 @@ def _network_causes(
             uncosted[name] = f"{without.sum()} of {len(rows)} iterations are without it"
         elif mine.any():
             cost_s = network_s - network_s[without].mean()
-            if (
-                all(_are_more(values, mine, without) for values in (network_s, network_s + hidden_s))
-                and cost_s[mine].mean() > 0
-            ):
+            is_more = all(_are_more(values, mine, without) for values in (network_s, network_s + hidden_s))
+            if is_more and cost_s[mine].mean() > 0:
                 take(name, mine, cost_s)
 
     if evidence.other_bytes is not None and evidence.training_bytes is not None:

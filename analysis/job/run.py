@@ -483,6 +483,7 @@ class Job:
             "source, destination": "nodes between which most of the other traffic, or of the loss, is",
             "rate_bps, usual_bps": "rate of the other traffic, or payload that the interface and the others can carry",
             "nic": "the interface",
+            "of_training": "payload of the other traffic as a share of the training's",
             "lost_segments": "segments that are lost in each of the iterations",
         }
     )
@@ -494,7 +495,7 @@ class Job:
         """
         names = ["cause", "seconds", "low_s", "high_s", "share", "is_computed", "iterations", "from_s", "to_s", "rank"]
         names += ["node", "within", "here_s", "usual_s", "other_cores", "source", "destination", "rate_bps"]
-        names += ["usual_bps", "nic", "lost_segments"]
+        names += ["usual_bps", "nic", "of_training", "lost_segments"]
         rows = [{"cause": row["name"]} | row for row in self.diagnosed["causes"]]
         return pd.DataFrame(rows, columns=names).astype({"rank": "Int64"})
 

@@ -46,8 +46,9 @@ _PARTS = {
 _MAIN_SHARE = 0.5
 # a cause in fewer iterations is named if it has this share of the mean iteration
 _OFTEN, _RARE_SHARE = 3, 0.1
-# what is there in all iterations is named where the network takes so much beside the bytes
-_MAY_COST = 0.1
+# what is there in all iterations is named where the network takes so much beside the bytes and, if it is traffic, where
+# it has so much of the training's payload
+_MAY_COST = _MUCH_TRAFFIC = 0.1
 # other programs that keep so many more processors busy on a node than on the others are named
 _OTHER_CORES = 0.5
 _UNEXPLAINED = "nothing that was recorded says why"
@@ -204,7 +205,7 @@ def _without_cost(diagnosis: Mapping[str, Any]) -> list[str]:
     """Return what is there in all iterations, so that nothing says what it costs, if it may cost much."""
     rest, lines = next(part["share"] for part in diagnosis["parts"] if part["name"] == "network"), []
     for item in diagnosis["unknown"] if rest >= _MAY_COST else ():
-        if item["cause"] == OTHER_TRAFFIC and "rate_bps" in item:
+        if item["cause"] == OTHER_TRAFFIC and (item.get("of_training") or 0.0) >= _MUCH_TRAFFIC:
             lines.append(f"there is other traffic of {format_rate(item['rate_bps'])}, mostly {_ends(item)}")
         elif item["cause"] == LOSS and "lost_segments" in item:
             lines.append(f"{item['lost_segments']:.3g} segments are lost in each iteration, mostly {_ends(item)}")

@@ -143,6 +143,8 @@ def test_other_traffic_that_is_there_throughout_costs_what_it_takes_of_the_capac
     assert cost == "It costs at most 10% of an iteration, which is what the exchange takes beside its bytes."
     assert step.startswith("Next: record a run without it")
     assert is_open(unknown)
+    # a little does not cost much
+    assert not is_open(unknown | {"unknown": [found | {"of_training": 0.05}]})
     assert not is_open(job.diagnosed)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the live view has no pandas
     from ringtap.analysis.runs.samples_to_iterations import Integers, Numbers
 
 Mask = npt.NDArray[np.bool_]
-Method = Literal["auto", "asymptotic", "exact"]
+Method = Literal["auto", "exact"]
 
 # parts in which nothing is wrong, by the order in which they are shown
 WORK = ("compute", "optimizer", "elsewhere")
@@ -43,8 +43,8 @@ _LATE_SHARE = 0.6
 _CHANCE = 1e-3
 # fewer iterations with a cause, or without it, are not compared
 MIN_COMPARED = 8
-# in so many iterations, the chance that a rank became slower is calculated exactly
-_EXACT = 400
+# a step of so many standard deviations of the others is clear, in so many iterations at most
+_CLEAR_SIGMAS, _EXACT = 6.0, 400
 # traffic of others that is less than this share of the training's own counts as none
 _QUIET_SHARE = 0.02
 _MIN_LOST = 0.5
@@ -310,8 +310,7 @@ def _slow_ranks(
                 shift_s[span, number] = by_s
         if not shift_s[:, number].any():
             # a rank that became slow is told from itself, in fewer iterations than from the others
-            method: Method = "exact" if count <= _EXACT else "asymptotic"
-            later = _slower_stretch(late_s[:, number], least_s, _CHANCE / ranks, method)
+            later = _slower_stretch(late_s[:, number], least_s, _CHANCE / ranks)
             by_s = float(np.median(late_s[later, number])) if later.any() else 0.0
             if by_s > least_s:
                 shift_s[later, number] = by_s
@@ -433,8 +432,11 @@ def _median_difference(values: Numbers, mine: Mask) -> float:
     return float(np.median(values[mine]) - np.median(values[~mine]))
 
 
-def _slower_stretch(values: Numbers, least_s: float, chance: float = _CHANCE, method: Method = "auto") -> Mask:
-    """Return the iterations of the stretch, or before and after it, in which values are higher; none if none are."""
+def _slower_stretch(values: Numbers, least_s: float, chance: float = _CHANCE) -> Mask:
+    """Return the iterations of the stretch, or before and after it, in which values are higher; none if none are.
+
+    A clear step is found in fewer iterations: its chance is calculated exactly, and not by the normal distribution.
+    """
     total = np.concatenate(([0.0], np.cumsum(values - values.mean())))
     first, after = sorted((int(total.argmin()), int(total.argmax())))
     inside = np.zeros(len(values), bool)
@@ -443,6 +445,8 @@ def _slower_stretch(values: Numbers, least_s: float, chance: float = _CHANCE, me
         return np.zeros(len(values), bool)
     slower = inside if values[inside].mean() > values[~inside].mean() else ~inside
     by_s = _median_difference(values, slower)
+    sigma_s = 1.4826 * float(stats.median_abs_deviation(values[~slower]))
+    method: Method = "exact" if by_s > _CLEAR_SIGMAS * sigma_s and len(values) <= _EXACT else "auto"
     p = stats.mannwhitneyu(values[slower], values[~slower], alternative="greater", method=method).pvalue
     # the stretch was chosen among all of them
     is_found = by_s >= least_s and p < chance / len(values) ** 2

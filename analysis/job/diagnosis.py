@@ -45,7 +45,7 @@ _MAX_EXCESS = 0.01
 
 
 class FlowSum(NamedTuple):
-    """What all connections from one address to another carried, of the training or of other traffic.
+    """Traffic of all connections from one address to another, of the training or of others.
 
     Attributes:
         source_node, destination_node: the nodes that have the addresses; None: not recorded.
@@ -254,7 +254,7 @@ def why_no_parts(times: RankTimes, of: int) -> str:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a diagnosis is made of.
+    """Times of the ranks and records of the network, of which a diagnosis is made.
 
     Attributes:
         times: times of the ranks.

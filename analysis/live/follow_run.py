@@ -143,7 +143,7 @@ class NodeLog:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What node.json says about the node before the run."""
+        """Content of node.json about the node before the run."""
         return self.node.item.get("before") or {}
 
     def _series(self) -> list[RecentWideLog | Keyed]:

@@ -63,7 +63,6 @@ class IterationStats:
         p99_s: 99th percentile of the same.
         over: number of iterations that both are taken over.
         slowest_rank: the rank that was most often the slowest in them; None with one rank.
-        slowest_share: share of them in which it was.
         ranks: number of ranks whose steps were seen.
         world_size: number of ranks that the job reports; 0 if it reports none.
         restarts: number of earlier starts of the job that runs.
@@ -75,7 +74,6 @@ class IterationStats:
     p99_s: float | None = None
     over: int = 0
     slowest_rank: int | None = None
-    slowest_share: float = 0.0
     ranks: int = 0
     world_size: int = 0
     restarts: int = 0
@@ -357,7 +355,6 @@ def join(files: list[RankSteps], over: int = 100) -> IterationStats:
         p99_s=quantile(times, 0.99),
         over=len(times),
         slowest_rank=slowest[0][0] if several else None,
-        slowest_share=slowest[0][1] / len(recent) if several else 0.0,
         ranks=len({file.rank for file in current}),
         world_size=max(file.world_size for file in current),
         restarts=max(file.restarts for file in current),

@@ -22,7 +22,7 @@ _OWNER_NS = 3 * 10**9
 
 
 class FlowGrowth(NamedTuple):
-    """What a flow carried from one sample to the next.
+    """Payload of a flow from one sample to the next.
 
     Attributes:
         begin_ns, end_ns: the times of the samples on the reference clock.

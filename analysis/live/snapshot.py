@@ -201,7 +201,7 @@ class Throughput:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Why the job is slow now.
+    """Causes that make the job slow now.
 
     Attributes:
         lines: the verdict in sentences, the first ones about one of the causes each; empty with too few iterations.

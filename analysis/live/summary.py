@@ -88,7 +88,7 @@ def headline(run: Snapshot, paused: bool) -> Text:
 
 
 def job_line(run: Snapshot, node: str, is_named: bool = True) -> Text:
-    """Return the second line: nodes, ranks, slowest rank (without iterations the throughput) and the run's name.
+    """Return the second line: nodes, ranks, the recording (without iterations the throughput) and the run's name.
 
     Args:
         run: the run, or the part of it for one node.
@@ -99,8 +99,6 @@ def job_line(run: Snapshot, node: str, is_named: bool = True) -> Text:
     parts = [(node or counted(len(run.nodes), "node"), "")]
     if iterations.ranks:
         parts.append((f"{iterations.ranks} of {counted(max(iterations.world_size, iterations.ranks), 'rank')}", ""))
-    if iterations.slowest_rank is not None:
-        parts.append((f"slowest rank {iterations.slowest_rank} ({iterations.slowest_share:.0%})", ""))
     parts += [("restarted", WARNING)] if iterations.restarts else []
     parts += [(disk, "")] if (disk := _disk(run, node)) else []
     if not iterations.history and run.throughput:

@@ -260,7 +260,7 @@ QUEUES = Page(
 )  # fmt: skip
 RANKS = Page(
     "Ranks", lambda run: run.ranks, sort=0, descending=False, collector="steps",
-    style=lambda rank, run: WARNING if rank.rank == run.iterations.slowest_rank else "",
+    style=lambda rank, run: WARNING if rank.rank in [cause["rank"] for cause in run.diagnosis.causes] else "",
     columns=_columns(
         ("rank", "rank", str), ("node", "node"), ("step", "step", str), ("step ms", "step_s", milliseconds),
         ("behind", "behind_s", milliseconds), ("forward", "forward_s", milliseconds),

@@ -42,8 +42,8 @@ m                  mark this moment: the text goes into the run's marks.jsonl
 q                  leave; the recording and the job continue
 
 Iterations  • over 1.5 times the median; ▲ over 3 times, bar cut; × optimizer
-            step skipped; ▾ a mark. Slowest rank: most often the last whose
-            gradients were ready, or, if that is not known, to end.
+            step skipped; ▾ a mark
+Ranks       yellow: the others wait for it, as the verdict above says
 Flows       yellow: segments were retransmitted. The sender describes a flow; if
             only the receiver's node records, RTT, cwnd, delivery are not known.
 backlog     the largest of the last second

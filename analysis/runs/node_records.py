@@ -213,7 +213,7 @@ class NodeLogs:
 
     @property
     def facts(self) -> list[dict[str, Any]]:
-        """What node.json says about the node before the run and after it."""
+        """Content of node.json about the node before the run and after it."""
         return [self.info.get(when) or {} for when in ("before", "after")]
 
     @cached_property

@@ -2,7 +2,8 @@
 
 No RDMA device is on a test machine. In a mount namespace of its own, the sweep finds the tree of
 tests/gold/sysfs-mlx5.txt at /sys/class/infiniband, where the port of mlx5_0 belongs to the loopback interface. A thread
-lets its counters grow at planted rates.
+lets its counters grow at planted rates. The loopback interface is that of a network namespace of its own, so that
+nothing else sends over it.
 """
 
 import json
@@ -52,7 +53,8 @@ command = {json.dumps([sys.executable, "-c", JOB])}
 RECEIVED_BPS = 12e9  # of the port's packets, between start delimiter and variant checksum
 # /sys/class with the tree beside what it has; the interfaces' links lead to ../../devices, as from /sys/class
 MOUNTED = """\
-mkdir "$0/class/net" && mount --bind /sys/class/net "$0/class/net" && mount --rbind "$0/class" /sys/class && exec "$@"
+ip link set lo up && mount -t sysfs sysfs /sys && mkdir "$0/class/net" || exit 1
+mount --bind /sys/class/net "$0/class/net" && mount --rbind "$0/class" /sys/class && exec "$@"
 """
 
 
@@ -86,9 +88,8 @@ def test_a_sweep_over_rdma_is_counted_at_the_port(tmp_path: Path) -> None:
         (tmp_path / "class/infiniband" / path).write_text(value + "\n")
     plan, out = tmp_path / "plan.toml", tmp_path / "out"
     plan.write_text(PLAN)
-    # other tests send over loopback meanwhile
     sweep = [sys.executable, "-m", "ringtap", "sweep", plan, "-o", out, "--force"]
-    inside = ["unshare", "--mount", "--propagation", "private", "sh", "-c", MOUNTED, tmp_path, *sweep]
+    inside = ["unshare", "--mount", "--net", "--propagation", "private", "sh", "-c", MOUNTED, tmp_path, *sweep]
     with growing(port / "counters/port_rcv_data", RECEIVED_BPS / 8 / 4):
         done = subprocess.run(inside, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -100,7 +101,7 @@ def test_a_sweep_over_rdma_is_counted_at_the_port(tmp_path: Path) -> None:
     assert (point.series, point.transport) == ("marks-iperf-rdma", "rdma")
     # the writer may be late by a few periods of its own at either end of the window
     assert point.total_bps == pytest.approx(RECEIVED_BPS, rel=0.02)
-    assert point.training_bps == pytest.approx(point.total_bps, rel=0.001)  # less what other tests send over loopback
+    assert point.training_bps == pytest.approx(point.total_bps, rel=0.001)
     assert 0 < point.counting_error_bps <= 0.06 * RECEIVED_BPS  # two samples' time, of 0.1 s each, in 4 s
     printed = next((out / point.directory).glob("nodes/*/log/job.out")).read_text()
     assert "'NCCL_IB_HCA': '=mlx5_0:1'" in printed

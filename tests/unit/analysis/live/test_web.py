@@ -1,6 +1,7 @@
 """The live view in a browser: parts of the page, the token, who may read, wrong use, and the page in Chromium."""
 
 import contextlib
+import dataclasses
 import hmac
 import http.client
 import http.server
@@ -25,7 +26,7 @@ from hypothesis import strategies as st
 from ringtap.analysis.commands import live as live_command
 from ringtap.analysis.live import snapshot_for_browser, web
 from ringtap.analysis.live.build_snapshot import SnapshotSource
-from ringtap.analysis.live.snapshot import CollectorState, Nic, NodeState, Snapshot
+from ringtap.analysis.live.snapshot import CollectorState, Diagnosis, Nic, NodeState, Snapshot
 from ringtap.analysis.live.snapshot_for_browser import TableChoice, parts_of
 from ringtap.cli import main
 from ringtap.core.errors import UsageError
@@ -62,12 +63,17 @@ def test_parts_are_those_of_the_terminal_view(snapshot: Snapshot) -> None:
     head = ["".join(text for text, _ in line) for line in parts["head"]["lines"]]
     assert "iteration 11  250 ms  median 250 ms" in head[0]
     assert ["iteration 11", "bold"] in parts["head"]["lines"][0]
-    assert head[1].startswith("2 nodes  2 of 2 ranks  slowest rank 1 (100%)")
+    assert head[1] == "2 nodes  2 of 2 ranks"
     assert parts["warnings"] == []
     assert parts["iterations"] == {"range": "0–250 ms", "heights": [100] * 11, "symbols": " " * 11}
     ranks = parts["table Ranks"]
     assert ranks["heads"][:2] == [["rank", True], ["node", False]] and ranks["sort"] == [0, False]
-    assert [row[:5] for row in ranks["rows"]] == [["", "0", "S0", "11", "250.0"], ["yellow", "1", "S1", "11", "250.0"]]
+    assert [row[:5] for row in ranks["rows"]] == [["", "0", "S0", "11", "250.0"], ["", "1", "S1", "11", "250.0"]]
+    cause = {"name": "slow rank", "rank": 1}
+    slow = dataclasses.replace(snapshot, diagnosis=Diagnosis(("Rank 1 is slow.", "Next: look."), (cause,), True))
+    told = parts_of(slow, TableChoice())
+    assert [row[0] for row in told["table Ranks"]["rows"]] == ["", "yellow"]
+    assert told["head"]["lines"][2:4] == [[("Rank 1 is slow.", "yellow")], [("Next: look.", "")]]
     assert parts["table GPUs"]["rows"] == []
     assert parts["table GPUs"]["reason"] == "gpu on S0: unavailable. no NVIDIA driver"
 

@@ -1,6 +1,7 @@
 """The live verdict is that of analyze over the last iterations: the same causes and costs, while they go on."""
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -198,3 +199,14 @@ def test_a_rank_that_is_not_recorded_may_be_the_slow_one(tmp_path: Path) -> None
     assert diagnose(follower, follower.ranks) == Diagnosis(
         ("Why an iteration takes this long cannot be told: 3 of 4 ranks recorded steps here, rank 3 did not.",)
     )
+
+
+def test_without_numpy_the_view_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = RunFollower(written(tmp_path / "job"))
+    follower.poll()
+    monkeypatch.delitem(sys.modules, "ringtap.analysis.live.diagnose_recent")
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    repeated = repeated_diagnosis.RepeatedDiagnosis(follower)
+    (line,) = repeated.look().lines
+    assert line.startswith("Why an iteration takes this long cannot be told: numpy is not installed here: ")
+    assert repeated.look().lines == (line,)

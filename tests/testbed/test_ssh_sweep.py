@@ -1,7 +1,6 @@
 """Sweeps over ssh: real sshds on the hosts of a testbed, whose own limits are the links."""
 
 import json
-import math
 import os
 import re
 import shlex
@@ -162,6 +161,8 @@ def test_configuration_a_by_one_interface_of_each_server(desk: Desk, kind: str) 
         'traffic = ["iperf"]': f'traffic = ["{kind}"]',
         # at 0.6, training leaves cross traffic less than was asked for: 79 % on average, 71 % now and then
         "loads = [0, 0.7]": "loads = [0, 0.2, 0.4]\ncapture = [0.4]",
+        # of 24 iterations, a mean is uncertain by 3 %, which is too much for the comparisons below
+        'min_time = "2500ms"': 'min_time = "5s"',
     }
     one_interface = {f'cross = "{SPEC.cross_ip(host)}"\n': "" for host in NAMES}
     plan, out = desk.plan(f"a-{kind}", roles | one_interface), desk.folder / f"a {kind}"
@@ -186,7 +187,7 @@ def test_configuration_a_by_one_interface_of_each_server(desk: Desk, kind: str) 
             # 5 % more than asked for are headers; what it catches up after a pause differs by some percent more
             assert point["cross_bps"] == pytest.approx(point["requested_bps"] * 1.045, rel=0.25)
         else:
-            # what the sender's log says of each flow: those of 20 ms at either end of 2.5 s were not sent evenly
+            # what the sender's log says of each flow: those of 20 ms at either end of 5 s were not sent evenly
             window = read_json_lines(out / "points.jsonl")[0][number]
             sent_bps = logged_bps(out / "series/small-consistent-1/nodes/S0/sent", window)
             assert point["cross_bps"] == pytest.approx(sent_bps * 1.045, rel=0.05)
@@ -198,10 +199,8 @@ def test_configuration_a_by_one_interface_of_each_server(desk: Desk, kind: str) 
         assert point["other_bps"] < 0.02 * 250e6
     assert heavy["cross_bps"] > 1.25 * light["cross_bps"]
     assert heavy["total_bps"] > 1.15 * light["total_bps"] > 1.15 * empty["total_bps"]
-    # this little cross traffic may delay iterations by less than what a busy machine changes of them: the means of 24
-    # iterations are uncertain by 3 % each, and differ by less than three times that
-    error_s = math.hypot(*(point["std_s"] / math.sqrt(point["iterations"]) for point in (light, heavy)))
-    assert heavy["mean_s"] > light["mean_s"] - 3 * error_s
+    # this little cross traffic may delay iterations by less than what a busy machine changes of them
+    assert heavy["mean_s"] > 0.95 * light["mean_s"]
     assert min(heavy["mean_s"], light["mean_s"]) > 0.95 * empty["mean_s"]
     assert desk.run("report", out).returncode == 0
     (packets,) = json.loads((out / "report" / "report.json").read_text())["packets"]

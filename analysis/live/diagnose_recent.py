@@ -206,15 +206,17 @@ def _losses(
 def _flows(
     window: _Window, growths: Sequence[FlowGrowth], losses: Mapping[FlowEnds, float], node_of: Mapping[str, str]
 ) -> Iterator[FlowSum]:
-    """Yield the flows of the iterations."""
-    sums: dict[FlowEnds, float] = {}
-    for one in growths:
-        if window.begin_ns[0] < one.end_ns <= window.end_ns[-1]:
-            sums[one.ends] = sums.get(one.ends, 0.0) + one.payload_bytes
-    for ends, payload_bytes in sums.items():
+    """Yield the flows of the iterations; a growth that begins before these, or ends after, counts with its share."""
+    sums = dict.fromkeys(losses, 0.0)
+    first_ns, last_ns = int(window.begin_ns[0]), int(window.end_ns[-1])
+    for begin_ns, end_ns, ends, payload_bytes in growths:
+        within_ns = min(end_ns, last_ns) - max(begin_ns, first_ns)
+        if within_ns > 0:
+            sums[ends] = sums.get(ends, 0.0) + payload_bytes * within_ns / (end_ns - begin_ns)
+    for ends, total in sums.items():
         nodes = node_of.get(ends.source), node_of.get(ends.destination)
         addresses = nodes[0], ends.source, nodes[1], ends.destination
-        yield FlowSum(*addresses, ends.is_training, payload_bytes, losses.get(ends, 0.0))
+        yield FlowSum(*addresses, ends.is_training, total, losses.get(ends, 0.0))
 
 
 def _begin(affected: npt.NDArray[np.bool_], iteration_s: float) -> int | None:

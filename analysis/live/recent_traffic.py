@@ -106,6 +106,7 @@ class RecentTraffic:
         every_s: period of the samples; 0 before the first.
         all_every_s: period of the samples that include sockets with little traffic so far.
         tells_losses: True if the log tells lost segments from delayed ones.
+        growths: what the flows carried, the newest last.
         begin_ns: time from which on the traffic is known; None: not yet.
     """
 
@@ -117,7 +118,7 @@ class RecentTraffic:
         self._sockets: dict[int, _Socket] = {}
         self._ended: deque[_Socket] = deque(maxlen=_MAX_SOCKETS)
         self._waiting: list[tuple[int, int, int, _Socket, int, int]] = []
-        self._growths: deque[FlowGrowth] = deque(maxlen=_MAX_GROWTHS)
+        self.growths: deque[FlowGrowth] = deque(maxlen=_MAX_GROWTHS)
         self.begin_ns: int | None = None
 
     def feed(self, file: RecordFile, batch: Sequence[Record], is_begun: bool) -> None:
@@ -160,8 +161,8 @@ class RecentTraffic:
             if any(grown):
                 self._waiting.append((record[t], now_ns, max(now_ns - begin_ns, 1), socket, *grown))
             lost = record[again] - (record[twice] if twice is not None else 0)
-            if not socket.lost:  # with what was lost before, of a socket that was there when reading began
-                socket.lost.append((now_ns, lost if socket.first_ns == now_ns and not is_new else 0))
+            if not socket.lost:  # a socket that was there when reading began may have lost some before
+                socket.lost.append((now_ns, 0 if is_new else lost))
             if lost != socket.lost[-1][1]:
                 socket.lost.append((self._to_reference(record[t], now_ns), lost))
 
@@ -194,14 +195,9 @@ class RecentTraffic:
 
     def _count(self, begin_ns: int, end_ns: int, ends: FlowEnds, payload_bytes: int) -> None:
         if payload_bytes:
-            if len(self._growths) == _MAX_GROWTHS:
-                self.begin_ns = max(self.begin_ns or 0, self._growths[0].end_ns)
-            self._growths.append(FlowGrowth(begin_ns, end_ns, ends, payload_bytes))
-
-    @property
-    def growths(self) -> Sequence[FlowGrowth]:
-        """Return what was kept."""
-        return self._growths
+            if len(self.growths) == _MAX_GROWTHS:
+                self.begin_ns = max(self.begin_ns or 0, self.growths[0].end_ns)
+            self.growths.append(FlowGrowth(begin_ns, end_ns, ends, payload_bytes))
 
     def losses(self, node_of: Mapping[str, str], node: str) -> list[tuple[FlowEnds, list[tuple[int, int]]]]:
         """Return the losses of the training's sockets: their ends, and times and numbers of the segments lost."""

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from ringtap.analysis.job.run import open_job
-from ringtap.analysis.live import repeated_diagnosis
+from ringtap.analysis.live import diagnose_recent, repeated_diagnosis
 from ringtap.analysis.live.build_snapshot import SnapshotSource
 from ringtap.analysis.live.diagnose_recent import diagnose
 from ringtap.analysis.live.follow_run import RunFollower
 from ringtap.analysis.live.metrics import RunMetrics
 from ringtap.analysis.live.plain import line_of
+from ringtap.analysis.live.recent_traffic import FlowEnds, FlowGrowth
 from ringtap.analysis.live.snapshot import Diagnosis, Snapshot
 from ringtap.analysis.live.snapshot_for_browser import TableChoice, parts_of
 from ringtap.analysis.live.summary import verdict_lines
@@ -79,11 +80,9 @@ def test_the_evidence_of_the_network_is_that_of_analyze(tmp_path: Path) -> None:
     path = written(tmp_path / "job", cross_bytes=300_000, resent_bytes=14_480, rates_bps=(1e9, 1e9, 1e9))
     job, follower = open_job(path), RunFollower(path)
     follower.poll()
-    from ringtap.analysis.live.diagnose_recent import _window, _with_network
-
-    window = _window(follower.ranks)
+    window = diagnose_recent._window(follower.ranks)
     assert not isinstance(window, str)
-    window, network = _with_network(follower, window)
+    window, network = diagnose_recent._with_network(follower, window)
     count = len(window.begin_ns)
     assert count > 40
     of_job = job.iterations.set_index("end_ns").loc[window.end_ns.tolist()]
@@ -210,3 +209,22 @@ def test_without_numpy_the_view_says_what_to_install(tmp_path: Path, monkeypatch
     (line,) = repeated.look().lines
     assert line.startswith("Why an iteration takes this long cannot be told: numpy is not installed here: ")
     assert repeated.look().lines == (line,)
+
+
+def test_traffic_that_ends_after_the_last_iteration_has_a_sender(tmp_path: Path) -> None:
+    """The newest growth of a rarely sampled socket lies in the last iterations and goes on after these."""
+    follower = RunFollower(written(tmp_path / "job"))
+    follower.poll()
+    last_ns = max(file.ends[-1].end_ns for file in follower.ranks)
+    node = follower.nodes["n1"].traffic
+    assert node is not None
+    ends = FlowEnds("10.0.0.2", "192.0.2.9", False)
+    node.growths.append(FlowGrowth(last_ns - 10_000 * MS, last_ns + 10_000 * MS, ends, 10**9))
+    window = diagnose_recent._window(follower.ranks)
+    assert not isinstance(window, str)
+    window, network = diagnose_recent._with_network(follower, window)
+    (flow,) = (flow for flow in network.flows if not flow.is_training and flow.payload_bytes > 10**6)
+    assert network.evidence.other_bytes is not None
+    assert (flow.source_node, flow.destination) == ("n1", "192.0.2.9")
+    assert flow.payload_bytes == pytest.approx(network.evidence.other_bytes.sum(), rel=0.01)
+    assert diagnose(follower, follower.ranks).lines

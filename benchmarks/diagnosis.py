@@ -118,9 +118,9 @@ class Case:
         jobs = []
         if begin == 0:
             self._fault(True)
+        view = self._watch()
         try:
             jobs = [self._rank(rank) for rank in range(len(HOSTS))]
-            view = self._watch()
             for until, is_on in ((begin, True), (end, False)):
                 if 0 < until < self._item["iterations"]:
                     self._wait(until, jobs)
@@ -158,7 +158,8 @@ class Case:
         def note() -> None:
             for line in view.stdout or ():
                 values = dict(word.split("=", 1) for word in line.split() if "=" in word)
-                self.live.append((time.monotonic(), values["cause"]))
+                if values["status"] == "running":
+                    self.live.append((time.monotonic(), values["cause"]))
 
         threading.Thread(target=note, daemon=True).start()
         return view
@@ -258,21 +259,23 @@ def judged_live(item: dict[str, Any], case: Case) -> dict[str, Any]:
     """Compare what the live view named, line by line, with the fault.
 
     Returns:
-        ``live_named_s``, how long after the beginning of the fault it is named; ``live_over_s``, how long after the end
-        it is named for the last time; None if it never is, or is there throughout; ``live_wrong``, other causes.
+        ``live_named_s``, how long after the beginning of the fault it is named, None if it is there throughout;
+        ``live_over_s``, how long after the end it is taken back, None if the job ends before; ``live_wrong``, other
+        causes.
     """
     kind, rank = item["fault"]["kind"], item["fault"].get("rank")
     named_s, over_s, wrong = None, None, set()
     for at_s, cause in case.live:
         name, _, where = cause.partition(":")
         if name in ("-", "none"):
+            if named_s is not None and over_s is None and 0 < case.end_s < at_s:
+                over_s = at_s - case.end_s
             continue
         is_right = name.replace("_", " ") in EXPECTED.get(kind, ()) and where.split(":")[0] in ("", str(rank), *HOSTS)
         if not is_right or at_s < case.begin_s:
             wrong.add(name.replace("_", " "))
         elif case.begin_s:
-            named_s = at_s - case.begin_s if named_s is None else named_s
-            over_s = max(at_s - case.end_s, 0.0)
+            named_s, over_s = at_s - case.begin_s if named_s is None else named_s, None
     return {"live_named_s": named_s, "live_over_s": over_s, "live_wrong": sorted(wrong)}
 
 
@@ -353,8 +356,9 @@ def live_table(rows: list[dict[str, Any]]) -> str:
         "jobs",
         "named",
         "within 5 s or 10 iterations",
-        "median, last",
-        "over after: median, last",
+        "after: median, last",
+        "taken back before the job ended",
+        "after: median, last",
         "wrong",
     ]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
@@ -365,7 +369,7 @@ def live_table(rows: list[dict[str, Any]]) -> str:
         named_s = [row["live_named_s"] for row in mine if row["live_named_s"] is not None]
         over_s = [row["live_over_s"] for row in mine if row["live_over_s"] is not None]
         soon = sum((row["live_named_s"] or 1e9) <= max(5.0, 10 * row["affected_s"]) for row in mine)
-        cells = [str(len(mine)), str(len(named_s)), str(soon), _spread(named_s), _spread(over_s)]
+        cells = [str(len(mine)), str(len(named_s)), str(soon), _spread(named_s), str(len(over_s)), _spread(over_s)]
         wrong = sum(bool(row["live_wrong"]) for row in every)
         lines.append(f"| {kind} | {' | '.join(cells)} | {wrong} of {len(every)} |")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""A rank of a DDP job that computes and sends as told, with a fault in some of its iterations.
+"""A rank of a DDP or Horovod job that computes and sends as told, with a fault in some of its iterations.
 
 _diagnosis_job.py SPECIFICATION TIMES, both JSON; rank 0 writes the end of each iteration to TIMES, one a line.
 """
@@ -49,12 +49,21 @@ def main() -> None:
     """Run the rank."""
     item, times = json.loads(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
-    rank, _ = scale_model.join_group()
+    if item["framework"] == "horovod":
+        import horovod.torch as hvd
+
+        hvd.init()
+        rank = hvd.rank()
+    else:
+        rank, _ = scale_model.join_group()
     layers = scale_model.equal_layers(item["parameters"], item["layers"])
     chain = scale_model.build_model(layers, item["compute_s"], rank)
     slowness = Slowness(rank, item, chain)
-    model = scale_model.distribute(chain, item["bucket_bytes"], item["bucket_bytes"])
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    model, optimizer = chain, torch.optim.SGD(chain.parameters(), lr=1e-3)
+    if item["framework"] == "horovod":
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=chain.named_parameters())
+    else:
+        model = scale_model.distribute(chain, item["bucket_bytes"], item["bucket_bytes"])
     activation = torch.ones(1, requires_grad=True)
     with Path(times).open("a", buffering=1) if rank == 0 else contextlib.nullcontext() as log:
         for number in range(item["iterations"]):
@@ -66,7 +75,10 @@ def main() -> None:
                 log.write(f"{time.monotonic()}\n")
     del model
     gc.collect()
-    dist.destroy_process_group()
+    if item["framework"] == "horovod":
+        hvd.shutdown()
+    else:
+        dist.destroy_process_group()
     os._exit(0)  # the interpreter looks for garbage for longer than a job here takes
 
 

@@ -1,6 +1,6 @@
 """Faults injected into real jobs on the testbed, and what ``ringtap analyze`` and ``ringtap live`` say of them.
 
-python benchmarks/diagnosis.py FOLDER [--quick] [--seeds FIRST:LAST] [--only KIND,...] [-o FILE]
+python benchmarks/diagnosis.py FOLDER [--quick] [--seeds FIRST:LAST] [--only KIND,...] [--framework horovod] [-o FILE]
 
 Each seed is a round of jobs, a third of them healthy, with a model, sizes and times of its own. A fault begins in the
 middle of a job, or is there throughout; then the healthy job of the same model says what an iteration takes without it.
@@ -34,6 +34,7 @@ from ringtap.agents.testbed.start_testbed import RunningTestbed
 from ringtap.agents.testbed.topology import TestbedSpec
 
 JOB = Path(__file__).with_name("_diagnosis_job.py")
+HOROVOD_RANK = Path(__file__).resolve().parents[1] / "examples" / "horovod_rank.py"
 RATE_BPS, PORT, LIMIT_S, WARM_UP = 200_000_000, 29_811, 90, 3
 HOSTS = ("S0", "S1", "S2")
 RINGTAP = [sys.executable, "-m", "ringtap"]
@@ -142,9 +143,11 @@ class Case:
     def _rank(self, rank: int) -> subprocess.Popen[bytes]:
         host, world = HOSTS[rank], len(HOSTS)
         record = [*RINGTAP, "run", "--every", "20ms", "--join", self._folder / "run", "--node", host, "--"]
-        command = [*record, sys.executable, JOB, json.dumps(self._item), self._times]
+        starter = [sys.executable, HOROVOD_RANK] if self._item["framework"] == "horovod" else []
+        command = [*record, *starter, sys.executable, JOB, json.dumps(self._item), self._times]
         own = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": PORT}
         environment = os.environ | ENVIRONMENT | {name: str(value) for name, value in own.items()}
+        environment["HOROVOD_FUSION_THRESHOLD"] = str(self._item["bucket_bytes"])
         environment["MASTER_ADDR"] = self._spec.training_ip(HOSTS[0])
         with (self._folder / f"{host}.txt").open("w") as output:
             words = self._testbed.command(host, *map(str, command))
@@ -286,6 +289,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one round")
     parser.add_argument("--seeds", default="1:5", metavar="FIRST:LAST", help="rounds (default 1:5)")
     parser.add_argument("--only", metavar="KIND,...", help="kinds of faults, beside the healthy jobs")
+    parser.add_argument("--framework", choices=("ddp", "horovod"), default="ddp", help="what exchanges the gradients")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write the JSON object to a file")
     options = parser.parse_args()
     first, last = (1, 1) if options.quick else map(int, options.seeds.split(":"))
@@ -299,7 +303,7 @@ def main() -> int:
                 if options.only and kind not in ("healthy", *options.only.split(",")):
                     continue
                 folder = options.folder / f"{seed}-{number}"
-                case = Case(testbed, spec, item, folder)
+                case = Case(testbed, spec, item | {"framework": options.framework}, folder)
                 seconds = case.run()
                 if kind == "healthy" and not item["uneven"]:
                     usual_s[item["model"]] = statistics.fmean(seconds[WARM_UP:])

@@ -272,7 +272,10 @@ def _phases(span: _Span) -> Iterator[Measure]:
     work = span.job.work
     why = work.why or "the hook timed no communication"
     for column, title in _PHASES.items():
-        yield span.of_column(column, title, SECONDS, column, why)
+        what = column, title
+        if column == "compute_s" and work.source == "horovod":  # not to be compared with both passes
+            what = "backward_s", work.computation
+        yield span.of_column(*what, SECONDS, column, why)
     if span.has_iterations:
         busy = span.column("communication_s") / span.column("iteration_s")
         yield _mean("duty_cycle", "duty cycle of communication", SHARE, busy, why)

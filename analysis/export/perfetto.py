@@ -23,7 +23,7 @@ import pandas as pd
 from ringtap.analysis.export.tables import check_length, replacing
 from ringtap.analysis.export.trace_writer import TraceWriter, TrackSlice
 from ringtap.analysis.job.captured_payload_per_iteration import each_capture
-from ringtap.analysis.job.iterations_of_ranks import ALL_PHASES, Work, build, ddp_passes, horovod_collectives
+from ringtap.analysis.job.iterations_of_ranks import ALL_PHASES, Work, build, horovod_collectives, logged_passes
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.summary import read_marks
 from ringtap.analysis.pcap.export_scan_tables import flow_columns
@@ -181,7 +181,7 @@ class _Export:
         self._writer.lanes(track, "iterations", _iterations(table, table["start_ns"], table["end_ns"]))
         self._writer.instants(track, "marks", read_marks(self._job))
         steps = aligned(self._job.run.steps, self._job.nodes)
-        passes = ddp_passes(self._job.run, process_marks(steps)[0])
+        passes = logged_passes(self._job.run, process_marks(steps)[0])
         steps_of = steps[steps["kind"] != MARK_RECORD].groupby("process")
         for process, rows in self._work.rank_iterations.groupby("process"):
             own = steps_of.get_group(process) if process in steps_of.groups else steps.iloc[:0]
@@ -228,7 +228,7 @@ class _Export:
         Args:
             rows: its rows of `ringtap.analysis.job.iterations_of_ranks.Work.rank_iterations`.
             optimizer_steps: its rows of `ringtap.analysis.runs.run.JobRun.steps`, on the reference clock.
-            passes: what DDP logged, as from `ddp_passes`; None: nothing.
+            passes: what DDP logged, as from `logged_passes`; None: nothing.
         """
         rank, pid, logs = int(rows["rank"].iloc[0]), rows["pid"].iloc[0], self._job.nodes[rows["node"].iloc[0]]
         writer, track = self._writer, self._writer.process(f"rank {rank} on {logs.name} (pid {pid})")

@@ -14,12 +14,14 @@ from ringtap.analysis.job.diagnosis import (
     NetworkRecords,
     diagnosis_of,
     nothing_known,
+    too_few,
 )
 from ringtap.analysis.job.iteration_budget import RankTimes
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.runs.samples_to_iterations import Integers
 from ringtap.analysis.runs.sockets import LOST
 from ringtap.analysis.runs.traffic_classes import TRAINING
+from ringtap.core.run_directory_schema import PASS_LOGS
 from ringtap.core.units import counted
 
 # of more iterations times ranks than this, evenly spread iterations stand for all
@@ -34,12 +36,13 @@ def diagnose(job: Job) -> dict[str, Any]:
     """Return why a job is slow, as `ringtap.analysis.job.diagnosis.diagnosis_of` does; times are since its start."""
     if why := _why_not(job):
         return nothing_known(why)
-    rows, times = _rank_times(job, job.measured)
+    rows, times, why_whole = _times(job)
     start_s = (job.work.iterations["start_ns"].to_numpy(np.int64)[rows] - job.window_ns[0]) / 1e9
     processes = job.work.processes
     node_of = dict(zip(processes["rank"].tolist(), processes["node"].tolist(), strict=True))
     other_cores = partial(_other_cores, job)
-    return diagnosis_of(Evidence(times, len(job.measured), start_s, _network(job, rows), node_of, other_cores))
+    network = _network(job, rows)
+    return diagnosis_of(Evidence(times, len(job.measured), start_s, network, node_of, other_cores, why_whole))
 
 
 def _why_not(job: Job) -> str:
@@ -48,9 +51,19 @@ def _why_not(job: Job) -> str:
     if count < MIN_ITERATIONS:
         few = f"{counted(count, 'iteration')} after warm-up are too few to tell a cause from chance"
         return f"{few} ({MIN_ITERATIONS} are needed)"
-    if job.work.source != "ddp":
-        return job.work.why
     return job.work.missing_ranks
+
+
+def _times(job: Job) -> tuple[Integers, RankTimes, str]:
+    """Return the rows of the iterations, their times, and why only their length is known; empty if more is."""
+    why = "" if job.work.source in PASS_LOGS else job.work.why
+    if not why:
+        rows, times = _rank_times(job, job.measured)
+        if len(rows) >= MIN_ITERATIONS:
+            return rows, times, ""
+        why = too_few(len(rows), len(job.measured))
+    rows = job.measured[:: max(-(-len(job.measured) // _MAX_CELLS), 1)]
+    return rows, RankTimes.whole(job.work.iterations["iteration_s"].to_numpy(np.float64)[rows]), why
 
 
 def _rank_times(job: Job, measured: Integers) -> tuple[Integers, RankTimes]:
@@ -71,7 +84,8 @@ def _rank_times(job: Job, measured: Integers) -> tuple[Integers, RankTimes]:
     known = ~np.isnan(np.stack([columns[name] for name in _TIMES])).any(axis=(0, 2))
     rows = chosen[known]
     mean_s = float(job.work.iterations["iteration_s"].to_numpy(np.float64)[rows].mean()) if len(rows) else 0.0
-    return rows, RankTimes(ranks, **{name: columns[name][known] for name in _TIMES}, mean_s=mean_s)
+    times = {name: columns[name][known] for name in _TIMES}
+    return rows, RankTimes(ranks, **times, mean_s=mean_s, source=job.work.source)
 
 
 def _other_cores(job: Job, node: str) -> float | None:

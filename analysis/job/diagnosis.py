@@ -19,6 +19,7 @@ from ringtap.analysis.job.iteration_budget import (
     LOSS,
     OTHER_TRAFFIC,
     SLOW_LINK,
+    SLOW_RANK,
     Budget,
     CauseOrPart,
     Mask,
@@ -232,7 +233,12 @@ def _line_times(interfaces: Sequence[TrainingInterface]) -> tuple[float | None, 
 def nothing_known(why: str) -> dict[str, Any]:
     """Return a diagnosis that says nothing but the reason."""
     found: dict[str, Any] = {"why": why, "iteration_s": None, "iterations": 0, "of": 0, "parts": [], "causes": []}
-    return found | {"line": None, "unknown": []}
+    return found | {"line": None, "unknown": [], "source": None}
+
+
+def too_few(known: int, of: int) -> str:
+    """Return the sentence that the ranks are timed in too few of the iterations."""
+    return f"all ranks are timed in {known} of {counted(of, 'iteration')}, and {MIN_ITERATIONS} are needed"
 
 
 def why_no_parts(times: RankTimes, of: int) -> str:
@@ -242,10 +248,9 @@ def why_no_parts(times: RankTimes, of: int) -> str:
         times: of the iterations in which they are known.
         of: number of all iterations.
     """
-    known = len(times.iteration_s)
-    if known < MIN_ITERATIONS:
-        return f"DDP timed all ranks in {known} of {counted(of, 'iteration')}, and {MIN_ITERATIONS} are needed"
-    if (times.work_s["elsewhere"].mean(axis=0) < -_MAX_EXCESS * times.mean_s).any():
+    if len(times.iteration_s) < MIN_ITERATIONS:
+        return too_few(len(times.iteration_s), of)
+    if (times.elsewhere_s.mean(axis=0) < -_MAX_EXCESS * times.mean_s).any():
         return "the recorded phases of a rank take longer than its iterations"
     if abs(float(times.iteration_s.mean()) - times.mean_s) > _MAX_EXCESS * times.mean_s:
         return "the iterations of the ranks do not add up to those of the job"
@@ -264,6 +269,7 @@ class Evidence:
         node_of: the node of each rank.
         other_cores: returns how many more processors other programs keep busy on a node than on the others; None: not
             known.
+        why_whole: why only the length of iterations is known; empty if the times of the ranks are.
     """
 
     times: RankTimes
@@ -272,6 +278,7 @@ class Evidence:
     network: NetworkRecords
     node_of: Mapping[int, str]
     other_cores: Callable[[str], float | None]
+    why_whole: str = ""
 
 
 def diagnosis_of(evidence: Evidence) -> dict[str, Any]:
@@ -293,8 +300,10 @@ def described(budget: Budget, evidence: Evidence) -> dict[str, Any]:
         which all times are known, of how many (``of``); ``parts``, which add up to it: ``name``, ``seconds``,
         ``low_s`` and ``high_s`` (95 % interval), and ``share``; ``causes``, those of the parts that can be removed, the
         costliest first, with what `cause_of` returns; ``line``, the interface that needs longest for the training's
-        payload: ``node``, ``nic``, ``bytes``, ``capacity_bps`` and ``seconds``; and ``unknown``, what cannot be told:
-        ``cause`` and ``why``, and for a cause that is there, but has a cost that is not known, where it is.
+        payload: ``node``, ``nic``, ``bytes``, ``capacity_bps`` and ``seconds``; ``unknown``, what cannot be told:
+        ``cause`` and ``why``, and for a cause that is there, but has a cost that is not known, where it is; and
+        ``source``, whose times of the ranks these are: ``ddp``, ``horovod``, or ``iteration``, if only the length of
+        iterations is known.
     """
     parts = []
     for share in budget.shares:
@@ -310,23 +319,27 @@ def described(budget: Budget, evidence: Evidence) -> dict[str, Any]:
     network = evidence.network
     everywhere = np.ones(len(evidence.start_s), bool)
     unknown: list[dict[str, Any]] = [{"cause": name, "why": why} for name, why in network.unknown]
+    if evidence.why_whole:
+        unknown.insert(0, {"cause": SLOW_RANK, "why": evidence.why_whole})
     unknown += [
         {"cause": name, "why": why} | network.facts(name, everywhere, evidence.times) for name, why in budget.uncosted
     ]
     found = {"why": "", "iteration_s": budget.iteration_s, "iterations": len(evidence.start_s), "of": evidence.of}
-    return found | {"parts": parts, "causes": causes, "line": network.line, "unknown": unknown}
+    found |= {"parts": parts, "causes": causes, "line": network.line, "unknown": unknown}
+    return found | {"source": evidence.times.source}
 
 
 def cause_of(share: CauseOrPart, evidence: Evidence, begin: int = 0) -> dict[str, Any]:
     """Describe a cause, of the iterations from number ``begin`` on.
 
     Returns:
-        ``iterations``, in which it is, of how many (``of``), ``from_s`` and ``to_s``, the time from the first to the
-        last of them by ``start_s``, and ``is_throughout``; ``is_computed``, True if its cost follows from capacities,
-        and ``is_at_most``, True if it may cost less; ``rank``, ``node``, and ``within``, the kind of work that takes
-        longer, with its means ``here_s`` and ``usual_s``; of traffic ``source``, ``destination``, ``rate_bps`` and
-        ``of_training``, its payload as a share of the training's; of an interface ``node``, ``nic``, ``rate_bps`` and
-        ``usual_bps``; and the number of the job's ``nodes``. What does not apply is None.
+        ``iterations``, in which it is, of how many (``of``), ``from_s`` and ``to_s``, the time from the first
+        to the last of them by ``start_s``, and ``is_throughout``; ``is_computed``, True if its cost follows
+        from capacities, ``is_at_most``, True if it may cost less, and ``is_whole``, True if it is what whole
+        iterations take longer; ``rank``, ``node``, and ``within``, the kind of work that takes longer, with its
+        means ``here_s`` and ``usual_s``; of traffic ``source``, ``destination``, ``rate_bps`` and
+        ``of_training``, its payload as a share of the training's; of an interface ``node``, ``nic``,
+        ``rate_bps`` and ``usual_bps``; and the number of the job's ``nodes``. What does not apply is None.
     """
     times, start_s, affected = evidence.times, evidence.start_s, share.affected
     where = np.flatnonzero(affected)
@@ -339,6 +352,7 @@ def cause_of(share: CauseOrPart, evidence: Evidence, begin: int = 0) -> dict[str
         "is_computed": share.is_computed,
         "is_at_most": share.is_at_most,
         "within": share.within or None,
+        "is_whole": bool(evidence.why_whole),
     }
     names = ("rank", "node", "here_s", "usual_s", "other_cores", "source", "destination", "nic", "rate_bps")
     found |= dict.fromkeys((*names, "usual_bps", "lost_segments", "of_training"))

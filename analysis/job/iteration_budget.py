@@ -23,14 +23,23 @@ Mask = npt.NDArray[np.bool_]
 Method = Literal["auto", "exact"]
 
 # parts in which nothing is wrong, by the order in which they are shown
-WORK = ("compute", "optimizer", "elsewhere")
+WORK = ("compute", "backward", "optimizer", "elsewhere", "outside")
+# kinds of work by the source of their times: nothing times the forward pass of a Horovod job
+_WORK_OF = {"ddp": ("compute", "optimizer", "elsewhere"), "horovod": ("backward", "optimizer", "outside")}
 NETWORK = ("bandwidth", "network")
 UNEVEN = "uneven ranks"
 # causes that can be removed
 SLOW_RANK, STALL = "slow rank", "stalls"
 OTHER_TRAFFIC, LOSS, SLOW_LINK, BUFFERS = "other traffic", "loss", "slow link", "socket buffers"
 NETWORK_STALL, SLOWER_NETWORK = "network stalls", "slower network"
-CAUSES = (SLOW_RANK, STALL, OTHER_TRAFFIC, LOSS, SLOW_LINK, BUFFERS, SLOWER_NETWORK, NETWORK_STALL)
+# of iterations of which only the length is known: the part that has no cause, and what may be a rank or the network
+WHOLE = "iteration"
+WHOLE_STALL, SLOWER_WHOLE = "stalled iterations", "slower iterations"
+_OF_WHOLE = {NETWORK_STALL: WHOLE_STALL, SLOWER_NETWORK: SLOWER_WHOLE}
+CAUSES = (
+    *(SLOW_RANK, STALL, OTHER_TRAFFIC, LOSS, SLOW_LINK, BUFFERS),
+    *(SLOWER_NETWORK, NETWORK_STALL, SLOWER_WHOLE, WHOLE_STALL),
+)
 
 # a stall exceeds the median of so many iterations around it by this share of an iteration, and by so many standard
 # deviations of the others
@@ -61,9 +70,12 @@ class RankTimes:
         ranks: numbers of the ranks.
         iteration_s: length of each rank's iteration, from the end of its own previous one, shape (iterations, ranks).
         exposed_s: likewise, communication after the last gradient was ready.
-        compute_s, optimizer_s: likewise, forward and backward passes, and the optimizers' steps.
+        compute_s, optimizer_s: likewise, forward and backward passes (with Horovod, backward passes), and the
+            optimizers' steps.
         overlap_s: likewise, communication during the backward pass.
         mean_s: mean length of the job's iterations, from the last rank's end to the last rank's end.
+        source: ``ddp`` or ``horovod``; ``iteration`` if only the length of the job's iterations is known, which is
+            that of the only rank here.
     """
 
     ranks: Integers
@@ -73,6 +85,14 @@ class RankTimes:
     optimizer_s: Numbers
     overlap_s: Numbers
     mean_s: float
+    source: str = "ddp"
+
+    @classmethod
+    def whole(cls, iteration_s: Numbers) -> RankTimes:
+        """Return the times of iterations of which only the length is known."""
+        column, none = iteration_s[:, np.newaxis], np.zeros((len(iteration_s), 1))
+        mean_s = float(iteration_s.mean()) if len(iteration_s) else 0.0
+        return cls(np.zeros(1, np.int64), column, none, none, none, none, mean_s, WHOLE)
 
     @cached_property
     def usual_s(self) -> float:
@@ -81,9 +101,14 @@ class RankTimes:
 
     @cached_property
     def work_s(self) -> dict[str, Numbers]:
-        """Time of each kind of `WORK`, shape (iterations, ranks)."""
-        elsewhere_s = self.iteration_s - self.exposed_s - self.compute_s - self.optimizer_s
-        return dict(zip(WORK, (self.compute_s, self.optimizer_s, elsewhere_s), strict=True))
+        """Time of each kind of work, shape (iterations, ranks)."""
+        times = self.compute_s, self.optimizer_s, self.elsewhere_s
+        return dict(zip(_WORK_OF[self.source], times, strict=True))
+
+    @cached_property
+    def elsewhere_s(self) -> Numbers:
+        """Time outside of the timed passes, the exchange and the optimizers, shape (iterations, ranks)."""
+        return self.iteration_s - self.exposed_s - self.compute_s - self.optimizer_s
 
 
 @dataclass(frozen=True)
@@ -167,6 +192,8 @@ def split(times: RankTimes, evidence: NetworkEvidence) -> Budget:
     Raises:
         ValueError: the parts do not add up, as after a wrong join of the ranks.
     """
+    if times.source == WHOLE:
+        return _split_whole(times, evidence)
     count, ranks = times.exposed_s.shape
     rows = np.arange(count)
     all_work_s = times.iteration_s - times.exposed_s
@@ -183,7 +210,8 @@ def split(times: RankTimes, evidence: NetworkEvidence) -> Budget:
     left[UNEVEN] = all_work_s[rows, last] - of_others(all_work_s)
     left["network"] = times.iteration_s.mean(axis=1) - all_work_s[rows, last]
     # the ends of the ranks' first and last iterations differ
-    left["elsewhere"] = left["elsewhere"] + (times.mean_s - float(times.iteration_s.mean()))
+    elsewhere = _WORK_OF[times.source][-1]
+    left[elsewhere] = left[elsewhere] + (times.mean_s - float(times.iteration_s.mean()))
     hiding = _Hiding.of(times, last, evidence.line_s)
     hidden_s = hiding.longer_s if hiding.hidden_s is None else hiding.hidden_s
     left |= {} if evidence.line_s is None else {"bandwidth": np.zeros(count)}
@@ -195,10 +223,24 @@ def split(times: RankTimes, evidence: NetworkEvidence) -> Budget:
         shares += _by_capacity(evidence, is_open, times.overlap_s[rows, last], left)
         uncosted = [(name, why) for name, why in uncosted if name not in {share.name for share in shares}]
     shares += [_share(name, values, values != 0) for name, values in left.items()]
-    total_s, mean_s = sum(share.seconds for share in shares), times.mean_s
+    return _budget(times.mean_s, shares, uncosted)
+
+
+def _split_whole(times: RankTimes, evidence: NetworkEvidence) -> Budget:
+    """Divide iterations of which only the length is known, by those with a cause and without it."""
+    left = {"network": times.iteration_s[:, 0]}
+    found, uncosted = _network_causes(times, evidence, left, np.zeros(len(times.iteration_s)))
+    shares = [replace(share, name=_OF_WHOLE.get(share.name, share.name)) for share in found]
+    if evidence.usual_line_s is not None:
+        uncosted.append((SLOW_LINK, "what the exchange takes is not known"))
+    return _budget(times.mean_s, [*shares, _share(WHOLE, left["network"], left["network"] != 0)], uncosted)
+
+
+def _budget(mean_s: float, shares: list[CauseOrPart], uncosted: list[tuple[str, str]]) -> Budget:
+    total_s = sum(share.seconds for share in shares)
     if not abs(total_s - mean_s) <= 1e-6 * mean_s:
         raise ValueError(f"the parts of an iteration are {total_s} s in all, the iteration {mean_s} s")
-    order = {name: number for number, name in enumerate((*WORK, *CAUSES, UNEVEN, *NETWORK))}
+    order = {name: number for number, name in enumerate((*WORK, WHOLE, *CAUSES, UNEVEN, *NETWORK))}
     return Budget(mean_s, tuple(sorted(shares, key=lambda one: order[one.name])), tuple(uncosted))
 
 
@@ -265,7 +307,7 @@ def _excess(values: Numbers, usual_s: float) -> tuple[Numbers, Mask]:
 def _stalls(times: RankTimes, left: dict[str, Numbers], last: Integers, hiding: _Hiding) -> list[CauseOrPart]:
     """Take the stalls of single ranks, and of all, out of the parts."""
     found = []
-    for name in WORK:
+    for name in times.work_s:
         excess_s, stalled = _excess(left[name], times.usual_s)
         if stalled.any():
             cost_s = np.where(stalled, excess_s, 0.0)

@@ -34,13 +34,16 @@ from ringtap.core.clock_steps import CLOCK_STEP_NS
 from ringtap.core.errors import RingtapError, UsageError, error_message
 from ringtap.core.json_validation import whole
 from ringtap.core.run_completeness import missing_ranks
-from ringtap.core.run_directory_schema import BUCKETS
+from ringtap.core.run_directory_schema import BUCKETS, PASS_LOGS
 from ringtap.core.units import counted
 
 PHASES = ("compute_s", "forward_s", "backward_s", "communication_s", "exposed_s", "overlap_s")
 _COLUMNS = ["process", "place", "forward_start_ns", "ready_ns", *PHASES, "syncs", "synced_bytes"]
 _NUMBERS = [*PHASES, "synced_bytes"]
 _PASS = ("module", *MOMENTS, "forward_ns", "backward_ns", "comm_ns", "overlap_ns")
+_TIMED_BY = {"ddp": "DDP", "horovod": "Horovod"}
+# about the passes of a stretch
+_ABOUT = ["gradient_bytes", "rebuilt_at", "comm_hook", "source"]
 _EARLY = 10  # index of the last iteration in which DDP may change its buckets
 
 
@@ -51,9 +54,10 @@ class Phases:
     Attributes:
         table: one row per process and iteration (``place``): ``forward_start_ns`` and ``ready_ns`` (the last
             gradient was ready) on the reference clock, 0: not known; ``syncs``, the number of synchronised passes;
-            ``synced_bytes``, the gradient bytes handed over in them; and the `PHASES` in seconds. Empty for ``ddp``,
-            of which each batch of nodes has its own.
-        source: ``ddp``, ``horovod`` or ``none``.
+            ``synced_bytes``, the gradient bytes handed over in them; and the `PHASES` in seconds. Empty for ``ddp`` and
+            ``horovod``, of which each batch of nodes has its own.
+        source: ``ddp``; ``horovod``, whose forward passes are not timed, so that ``compute_s`` is of the backward
+            passes; ``timeline``, Horovod's, of rank 0 alone; or ``none``.
         why: a sentence if ``source`` is ``none`` or some ranks are not covered.
         gradient_bytes: bytes that a rank hands over in one synchronisation of every module; None: not known.
         comm_hook: the communication hooks that exchange them instead of DDP's own all-reduce; empty: none.
@@ -68,8 +72,8 @@ class Phases:
     rebuilt_at: int = 0
 
 
-def ddp_passes(run: JobRun, marks: pd.DataFrame) -> dict[int, pd.DataFrame]:
-    """Return the passes that DDP logged, by number of the process.
+def logged_passes(run: JobRun, marks: pd.DataFrame) -> dict[int, pd.DataFrame]:
+    """Return the passes that were logged by DDP, or of Horovod's optimizers, by number of the process.
 
     Args:
         run: the run.
@@ -77,16 +81,16 @@ def ddp_passes(run: JobRun, marks: pd.DataFrame) -> dict[int, pd.DataFrame]:
 
     Returns:
         Per process: ``forward_start_ns``, ``backward_start_ns``, ``backward_end_ns``, ``comm_start_ns`` and
-        ``comm_end_ns`` on the reference clock, 0: not known; ``forward_ns``; and ``synced``, True if gradients were
-        exchanged. Processes without DDP's log are absent.
+        ``comm_end_ns`` on the reference clock, 0: not known; ``forward_ns``, negative: not known; and ``synced``, True
+        if gradients were exchanged. Processes without such a log are absent.
     """
     tables = {}
     files = dict(enumerate(run.step_files))
     for process, rows in marks.groupby("process").indices.items():
         logs, stem = _step_log(files[int(str(process))], run.nodes)
-        found = logs.records(f"{stem}.ddp.rec")
-        if found is not None and len(found[1]):
-            table = pd.DataFrame(_passes(int(str(process)), found[1], logs, marks.iloc[rows], {}))
+        _, records = _pass_log(logs, stem)
+        if records is not None:
+            table = pd.DataFrame(_passes(int(str(process)), records, logs, marks.iloc[rows], {}))
             synced = is_synced(table["backward_start_ns"], table["comm_start_ns"], table["comm_end_ns"])
             tables[int(str(process))] = table.assign(synced=synced)
     return tables
@@ -97,13 +101,22 @@ def _step_log(path: Path, nodes: Mapping[str, NodeLogs]) -> tuple[NodeLogs, str]
     return nodes[whole(path.parent.parent.name)], f"steps/{path.name.removesuffix('.rec')}"
 
 
-def _ddp(
+def _pass_log(logs: NodeLogs, stem: str) -> tuple[str, Records | None]:
+    """Return the records of the passes of a process, and their source; None: there are none."""
+    for source, suffix in PASS_LOGS.items():
+        found = logs.records(f"{stem}{suffix}")
+        if found is not None and len(found[1]):
+            return source, found[1]
+    return "", None
+
+
+def _logged(
     files: Mapping[int, Path], marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return computation and communication by DDP's logs, and a row about each stretch in which it logged passes.
+    """Return computation and communication by the logs of passes, and a row about each stretch that has passes.
 
-    The second table has ``gradient_bytes``, of the modules that ran in the stretch, ``rebuilt_at``, and ``comm_hook``,
-    the names of the communication hooks by which these exchange their gradients.
+    The second table has ``gradient_bytes``, of the modules that ran in the stretch, ``rebuilt_at``, ``comm_hook``, the
+    names of the communication hooks by which these exchange their gradients, and ``source``, of the log.
     """
     parts, about = [], []
     ends_ns = marks["end_ns"].to_numpy(np.int64)
@@ -111,12 +124,12 @@ def _ddp(
     for process, own_rows in marks.groupby("process").indices.items():
         rows = np.asarray(own_rows, np.int64)
         logs, stem = _step_log(files[int(str(process))], nodes)
-        found = logs.records(f"{stem}.ddp.rec")
-        if found is None or not len(found[1]):
+        source, records = _pass_log(logs, stem)
+        if records is None:
             continue
         changes = logs.lines(f"{stem}.buckets.jsonl", BUCKETS)
         gradients = _gradient_bytes(changes)
-        passes = _passes(int(str(process)), found[1], logs, marks.iloc[rows], gradients)
+        passes = _passes(int(str(process)), records, logs, marks.iloc[rows], gradients)
         parts.append(passes)
         modules = pd.DataFrame({"stretch": stretch[rows[passes["place"]]], "module": passes["module"]})
         at_ns = logs.clock.on_reference(np.array([line["t_ns"] for line in changes], np.int64))
@@ -127,9 +140,8 @@ def _ddp(
             exchange = ", ".join(sorted({str(hooks[module]) for module in own.tolist() if module in hooks}))
             rebuilt = index[changed[stretch[changed] == number]]
             rebuilt_at = int(rebuilt[rebuilt <= _EARLY].max(initial=0))
-            about.append((number, float(total), rebuilt_at, exchange))
-    names = ["stretch", "gradient_bytes", "rebuilt_at", "comm_hook"]
-    table = pd.DataFrame(about, columns=names).set_index("stretch")
+            about.append((number, float(total), rebuilt_at, exchange, source))
+    table = pd.DataFrame(about, columns=["stretch", *_ABOUT]).set_index("stretch")
     if not parts:
         return _empty(), table
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -148,7 +160,7 @@ def _gradient_bytes(changes: list[dict[str, object]]) -> dict[object, float]:
 def _passes(
     process: int, records: Records, logs: NodeLogs, marks: pd.DataFrame, gradients: dict[object, float]
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return DDP's records of a process, each once, on the reference clock, with its iteration (``place``)."""
+    """Return the records of a process's passes, each once, on the reference clock, with its iteration (``place``)."""
     table: dict[str, npt.NDArray[Any]] = {name: np.asarray(records[name], np.int64) for name in _PASS}
     ends_ns = marks["end_ns"].to_numpy(np.int64)
     ahead_ns, unset = _ahead(records, logs.clock)
@@ -190,16 +202,17 @@ def _ahead(records: Records, clock: NodeClock) -> tuple[Integers | None, npt.NDA
 
 
 def _by_iteration(passes: dict[str, npt.NDArray[Any]]) -> pd.DataFrame:
-    """Sum DDP's times over the passes of each iteration of each process."""
+    """Sum the times of passes in each iteration of each process."""
     table = pd.DataFrame(passes)
+    forward_ns = table["forward_ns"].where(table["forward_ns"] >= 0)
     synced = is_synced(*(table[f"{name}_ns"] for name in ("backward_start", "comm_start", "comm_end")))
     exposed = exposed_ns(
         synced, *(table[f"{name}_ns"] for name in ("backward_end", "comm_start", "comm_end", "comm", "overlap"))
     )
     seconds = {
-        "forward_s": table["forward_ns"],
+        "forward_s": forward_ns,
         "backward_s": table["backward_ns"],
-        "compute_s": table["forward_ns"] + table["backward_ns"],
+        "compute_s": forward_ns.fillna(0) + table["backward_ns"],
         "communication_s": table["comm_ns"].where(synced, 0),
         "exposed_s": exposed,
         "overlap_s": table["overlap_ns"].where(synced, 0),
@@ -208,7 +221,7 @@ def _by_iteration(passes: dict[str, npt.NDArray[Any]]) -> pd.DataFrame:
     by = ["process", "place"]
     result = pd.DataFrame({name: values / 1e9 for name, values in seconds.items()})
     result = result.assign(syncs=synced.astype(np.int64), **{name: table[name] for name in by})
-    sums = result.groupby(by)[[*PHASES, "syncs"]].sum()
+    sums = result.groupby(by)[[*PHASES, "syncs"]].sum(min_count=1)
     sums["synced_bytes"] = synced_bytes.groupby([table[name] for name in by]).sum(min_count=1)
     within = table.groupby(by)
     sums["ready_ns"] = within["backward_end_ns"].max()
@@ -286,7 +299,7 @@ def _by_timeline(timeline: pd.DataFrame, marks: pd.DataFrame) -> Phases:
     table["syncs"] = (table["communication_s"] > 0).astype(np.int64)
     table["synced_bytes"] = np.nan
     why = "Horovod's timeline is of rank 0 alone; it does not time compute"
-    found = Phases(table[_COLUMNS], "horovod", why)
+    found = Phases(table[_COLUMNS], "timeline", why)
     reduced = timeline[timeline["operation"].str.upper().str.contains("ALLREDUCE")]
     steps_seen = len(marks)
     if len(reduced) and "bytes" in reduced and reduced["bytes"].sum() > 0:
@@ -336,7 +349,7 @@ class Work:
         phase: number of the phase that the others describe; 0 if there is none.
         iterations: one row per iteration, in order of time (`ringtap.analysis.job.run.Job.iterations`).
         ranks: for each batch of nodes, one row per iteration and rank.
-        source: source of compute and communication times: ``ddp``, ``horovod`` or ``none``.
+        source: source of compute and communication times, as that of `Phases`.
         why: a sentence if ``source`` is ``none`` or a part is missing.
         gradient_bytes, comm_hook: as those of `Phases`.
         processes: the processes of the phase, by number: ``node``, ``rank``, ``pid``, ``steps`` (ends of iterations).
@@ -359,6 +372,11 @@ class Work:
     unclear_ranks: list[int]
     world_size: int
     missing_ranks: str
+
+    @property
+    def computation(self) -> str:
+        """What ``compute_s`` is of, in words."""
+        return "backward pass" if self.source == "horovod" else "compute"
 
     @property
     def rank_iterations(self) -> pd.DataFrame:
@@ -397,9 +415,7 @@ def build(run: JobRun, nodes: Mapping[str, NodeLogs], batches: Batches, phase: i
     of = [part["stretches"].read().assign(batch=number) for number, part in enumerate(parts)]
     stretches = pd.concat([table for table in of if len(table)] or of, ignore_index=True)
     members, found = find_phases(known, stretches)
-    members = members.join(
-        stretches[["batch", "row", "first_forward_ns", "iterations", "gradient_bytes", "rebuilt_at", "comm_hook"]]
-    )
+    members = members.join(stretches[["batch", "row", "first_forward_ns", "iterations", *_ABOUT]])
     every = _iterations(parts, members, batches)
     every["phase"] = every["stretch"].map(members.drop_duplicates("stretch").set_index("stretch")["phase"])
     table = _with_times(found, every)
@@ -413,7 +429,7 @@ def build(run: JobRun, nodes: Mapping[str, NodeLogs], batches: Batches, phase: i
     named = {"node": ("node", "first"), "rank": ("rank", "first"), "pid": ("pid", "first")}
     processes = members.groupby("process").agg(**named, steps=("iterations", "sum"))
     phases = _join_phases(run, parts, members, nodes)
-    own = None if phases.source == "ddp" else phases.table
+    own = None if phases.source in PASS_LOGS else phases.table
     of_batch = [_own(members, number) for number in range(len(parts))]
     joined = list(
         batches.each(
@@ -481,9 +497,9 @@ def read_ranks(nodes: Mapping[str, NodeLogs], files: Mapping[int, Path]) -> Fram
 
     Returns:
         ``marks``, the steps that end an iteration of their process, on the reference clock; ``phases``, computation and
-        communication by DDP's log (`Phases.table`); ``processes``, one row per process that stepped; ``stretches``, the
-        second table of `ringtap.analysis.runs.group_steps_into_iterations.process_marks` with ``first_forward_ns``,
-        ``gradient_bytes``, ``rebuilt_at`` and ``comm_hook``, if DDP logged passes.
+        communication by the logs of passes (`Phases.table`); ``processes``, one row per process that stepped;
+        ``stretches``, the second table of `ringtap.analysis.runs.group_steps_into_iterations.process_marks` with
+        ``first_forward_ns``, ``gradient_bytes``, ``rebuilt_at``, ``comm_hook`` and ``source``, if it has passes.
     """
     steps, torn = read_steps(files)
     for path in torn:
@@ -491,7 +507,7 @@ def read_ranks(nodes: Mapping[str, NodeLogs], files: Mapping[int, Path]) -> Fram
         nodes[node].torn.append(f"{node}/steps/{path.name}")
     steps = aligned(steps, nodes)
     marks, stretches = process_marks(steps, read_optimizers(files))
-    phases, about = _ddp(files, marks, nodes)
+    phases, about = _logged(files, marks, nodes)
     stretches = stretches.join(about)
     processes = with_spans(read_processes(files), steps)
     names = ["process", "stretch", "index", "place", "start_ns", "end_ns", "end_mono_ns", "skipped", "backwards"]
@@ -510,16 +526,18 @@ def read_ranks(nodes: Mapping[str, NodeLogs], files: Mapping[int, Path]) -> Fram
 def _join_phases(
     run: JobRun, parts: Sequence[Mapping[str, BatchTable]], members: pd.DataFrame, nodes: Mapping[str, NodeLogs]
 ) -> Phases:
-    """Return the source of computation and communication of all ranks; with DDP, the tables are those of the parts."""
+    """Return the source of computation and communication of all ranks; of logs, the tables are those of the parts."""
     timed = members[members["gradient_bytes"].notna()]
     if len(timed):
         every = members["process"].nunique()
         missing = every - timed["process"].nunique()
-        why = f"no DDP times of {missing} of {counted(every, 'rank process', 'rank processes')}" if missing else ""
+        source = str(timed["source"].mode()[0])
+        which = f"{missing} of {counted(every, 'rank process', 'rank processes')}"
+        why = f"no {_TIMED_BY[source]} times of {which}" if missing else ""
         sizes = timed.loc[timed["gradient_bytes"] > 0, "gradient_bytes"]
         gradient_bytes = float(sizes.median()) if len(sizes) else None
         hooks = ", ".join(sorted({str(name) for name in timed["comm_hook"] if name}))
-        return Phases(_empty(), "ddp", why, gradient_bytes, hooks, int(timed["rebuilt_at"].max()))
+        return Phases(_empty(), source, why, gradient_bytes, hooks, int(timed["rebuilt_at"].max()))
     first = members[members["rank"] == members["rank"].min()].drop_duplicates("process").set_index("process")
     rows = [marks[marks["process"].isin(first.index)] for marks in (part["marks"].read() for part in parts)]
     marks = pd.concat(rows) if rows else pd.DataFrame(columns=_ENDS)
@@ -531,10 +549,10 @@ def _nothing_timed(settings: Mapping[str, Any] | None) -> str:
     """Return why nothing timed computation and communication; ``settings`` are those of run.json."""
     recorders = (settings or {}).get("recorders")
     if recorders is None:
-        return "neither DDP's own times (--collect ddp) nor Horovod's timeline (--collect horovod) were recorded"
+        return "neither DDP's own times (--collect ddp) nor Horovod's were recorded"
     if "ddp" not in recorders:
         return "DDP's own times were not recorded (--collect ddp)"
-    hint = "" if "horovod" in recorders else " (Horovod: --collect horovod)"
+    hint = "" if "horovod" in recorders else " (Horovod on GPUs: --collect horovod)"
     return f"only exchanges by DistributedDataParallel and Horovod are timed, and none was recorded{hint}"
 
 
@@ -610,7 +628,7 @@ def join_ranks(
         phases_of: ``phases`` of it.
         members: their stretches of the phase, by number of the stretch in ``marks_of``: ``stretch`` of the job,
             ``generation``, ``rank``, ``node``, ``pid`` and ``process``.
-        horovod: computation and communication by Horovod's timeline, instead of ``phases_of``; None: by DDP's logs.
+        horovod: computation and communication by Horovod's timeline, instead of ``phases_of``; None: by the logs.
         numbers: ``iteration``, ``stretch`` and ``step`` of the job's iterations.
 
     Returns:

@@ -237,7 +237,7 @@ def _of_nodes(table: pd.DataFrame, shared: Shared) -> pd.DataFrame:
 def _rank_sums(table: pd.DataFrame, iteration_s: Numbers) -> pd.DataFrame:
     spent = table["compute_s"] + table["exposed_s"] + table["optimizer_s"]
     seconds = pd.Series(iteration_s[table["iteration"].to_numpy(np.int64)], index=table.index, dtype="Float64")
-    # with Horovod the optimizer's step includes the exposed communication, and compute is not known: NA
+    # by Horovod's timeline, the optimizer's step includes the exposed communication, and compute is not known: NA
     table = table.assign(unattributed_s=seconds - spent)
     whole = {f"whole_{name}": table[name].mask(table["unattributed_s"].isna()) for name in PARTS}
     whole["whole_iteration_s"] = seconds.mask(table["unattributed_s"].isna())

@@ -61,7 +61,7 @@ _MIN_SECONDS_SHARE = 0.01
 _MIN_LATE_SHARE = 0.02
 # column of the ranks -> (description, unit, smallest reported difference)
 _RANK_MEASURES = {
-    "compute_s": ("compute (forward and backward pass)", "s", None),
+    "compute_s": ("compute (forward and backward pass; with Horovod, backward pass)", "s", None),
     "optimizer_s": ("optimizer step", "s", None),
     "unattributed_s": ("time not attributed (loading data, Python, waiting outside of DDP)", "s", None),
     "retransmissions": ("retransmitted segments per iteration", "", 0.5),

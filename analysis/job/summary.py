@@ -133,8 +133,8 @@ def _phases(job: Job) -> dict[str, Any]:
 def _parts(job: Job) -> dict[str, Any]:
     """Return the parts of an iteration, means over the ranks, which add up to ``iteration_s``.
 
-    They are of the iterations of which all parts are known. With Horovod, the optimizer step is not separable. Parts
-    that take longer than the iteration are refused: ``why`` says so.
+    They are of the iterations of which all parts are known. By Horovod's timeline, the optimizer step is not separable.
+    Parts that take longer than the iteration are refused: ``why`` says so.
     """
     sums = job.rank_sums
     parts: dict[str, Any] = dict.fromkeys(("iteration_s", *PARTS)) | {"why": ""}

@@ -35,6 +35,8 @@ PARTS = {
     "optimizer_s": "optimizer step",
     "unattributed_s": "not attributed",
 }
+# nothing times its forward passes
+_PARTS_OF_HOROVOD = {"compute_s": "backward pass", "unattributed_s": "forward pass, and not attributed"}
 _PLAIN = {"training": "training", "cross": "cross traffic", "other": "other", "unclassified": "owner not known"}
 
 
@@ -64,13 +66,14 @@ def _parts(data: dict[str, Any]) -> str:
         why = data["parts"]["why"] or data["phases"]["why"] or "no rank timed its phases"
         return f"{begin}; where its time goes is not known, for {why}."
     shares = ", ".join(f"{share} {words}" for words, _, share in table.rows)
-    return f"{begin}: {shares} ({'rank 0' if data['phases']['source'] == 'horovod' else 'means over the ranks'})."
+    return f"{begin}: {shares} ({'rank 0' if data['phases']['source'] == 'timeline' else 'means over the ranks'})."
 
 
 def parts_table(data: dict[str, Any]) -> Table | None:
     """Return a table of the parts of an iteration; None if none is known."""
     parts = data["parts"]
-    known = [(words, parts[name]) for name, words in PARTS.items() if parts[name] is not None]
+    names = PARTS | (_PARTS_OF_HOROVOD if data["phases"]["source"] == "horovod" else {})
+    known = [(words, parts[name]) for name, words in names.items() if parts[name] is not None]
     if not known:
         return None
     rows = [[words, format_duration(value), f"{value / parts['iteration_s']:.1%}"] for words, value in known]
@@ -290,7 +293,8 @@ def _phases(phases: dict[str, Any], iteration_s: float) -> list[str]:
         return [f"Compute and communication: {_NO_VALUE}, for {phases['why']}."]
     lines = []
     if phases["compute_s"] is not None:
-        lines.append(f"Compute (forward and backward pass, longest rank): {format_duration(phases['compute_s'])}.")
+        what = "Backward pass (" if phases["source"] == "horovod" else "Compute (forward and backward pass, "
+        lines.append(f"{what}longest rank): {format_duration(phases['compute_s'])}.")
     if phases["communication_s"] is not None:
         hidden, exposed = phases["overlap_s"], phases["exposed_s"]
         spans = format_duration(phases["communication_s"])
@@ -307,6 +311,8 @@ def _phases(phases: dict[str, Any], iteration_s: float) -> list[str]:
     if (rest := phases["unattributed_s"]) is not None and rest > _SURE * iteration_s:
         share = f"{rest / iteration_s:.1%} of the iteration"
         what = "loading data, Python, waiting or communication outside of DDP"
+        if phases["source"] == "horovod":
+            what = "forward pass, loading data, Python, communication outside of Horovod's optimizer"
         lines.append(f"Not attributed: {format_duration(rest)} ({share}; {what}).")
     return lines
 

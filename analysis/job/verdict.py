@@ -14,8 +14,11 @@ from ringtap.analysis.job.iteration_budget import (
     SLOW_LINK,
     SLOW_RANK,
     SLOWER_NETWORK,
+    SLOWER_WHOLE,
     STALL,
     UNEVEN,
+    WHOLE,
+    WHOLE_STALL,
     WORK,
 )
 from ringtap.core.units import counted, format_duration, format_rate, format_size
@@ -24,12 +27,16 @@ Cause = Mapping[str, Any]
 _WITHIN = {
     "compute": "compute (forward and backward pass)",
     "optimizer": "the optimizer step",
+    "backward": "the backward pass",
     "elsewhere": "what is outside of the passes and the optimizer (loading data, Python)",
+    "outside": "what is outside of the backward pass and the optimizer (forward pass, loading data, Python)",
 }
 _PARTS = {
     "compute": "compute",
+    "backward": "backward pass",
     "optimizer": "optimizer step",
     "elsewhere": "outside of these: loading data, Python",
+    "outside": "outside of these: forward pass, loading data, Python",
     SLOW_RANK: "waiting for rank {rank}, which is slow",
     STALL: "stalls of {who}: {within}",
     OTHER_TRAFFIC: "waiting for other traffic",
@@ -38,9 +45,17 @@ _PARTS = {
     BUFFERS: "waiting for room in socket buffers",
     SLOWER_NETWORK: "a network that was slower for a while, cause not known",
     NETWORK_STALL: "stalls of the network, cause not known",
+    SLOWER_WHOLE: "what some iterations take longer for a while, cause not known",
+    WHOLE_STALL: "stalls of a rank or of the network, cause not known",
+    WHOLE: "computation and exchange, not told apart",
     UNEVEN: "waiting for whichever rank is last",
     "bandwidth": "the gradients' bytes at the rate of the interfaces",
     "network": "the rest of the exchange: latency, processing, causes not known",
+}
+_FEWER_BYTES = {"ddp": "a communication hook such as fp16_compress_hook", "horovod": "compression=hvd.Compression.fp16"}
+_LARGER_MESSAGES = {
+    "ddp": "larger buckets (bucket_cap_mb of DistributedDataParallel)",
+    "horovod": "more fusion (HOROVOD_FUSION_THRESHOLD, HOROVOD_CYCLE_TIME)",
 }
 # work with this share of an iteration bounds it
 _MAIN_SHARE = 0.5
@@ -60,7 +75,8 @@ def verdict(diagnosis: Mapping[str, Any]) -> list[str]:
         return [f"Why an iteration takes this long cannot be told: {diagnosis['why']}."]
     causes, iteration_s = named(diagnosis), diagnosis["iteration_s"]
     if not causes:
-        return [*_healthy(diagnosis), *_unknown(diagnosis)]
+        about = _nothing_longer if diagnosis["source"] == WHOLE else _healthy
+        return [*(_without_cost(diagnosis) or about(diagnosis)), *_unknown(diagnosis)]
     first, *others = (_SENTENCES[cause["name"]](cause) for cause in causes)
     lines = [f"{first}.", *(f"Also: {sentence[0].lower()}{sentence[1:]}." for sentence in others)]
     left_s = iteration_s - sum(cause["seconds"] for cause in causes)
@@ -135,9 +151,22 @@ def _stall(cause: Cause) -> str:
 
 
 def _slow_link(cause: Cause) -> str:
+    return f"The interface {cause['nic']} of {cause['node']} is slow: {_cost(cause)}; it {_rates(cause)}"
+
+
+def _rates(cause: Cause) -> str:
     rate, usual = format_rate(cause["rate_bps"]), format_rate(cause["usual_bps"])
-    which = f"The interface {cause['nic']} of {cause['node']} is slow: {_cost(cause)}"
-    return f"{which}; it carries at most {rate} of payload, the others {usual}"
+    return f"carries at most {rate} of payload, the others {usual}"
+
+
+def _other_traffic(cause: Cause) -> str:
+    what = "Iterations with other traffic take longer" if cause["is_whole"] else "Other traffic slows the exchange"
+    return f"{what}: {_cost(cause)}; it has {format_rate(cause['rate_bps'])}, mostly {_ends(cause)}"
+
+
+def _loss(cause: Cause) -> str:
+    what = "Iterations in which segments are lost take longer" if cause["is_whole"] else "Loss slows the exchange"
+    return f"{what}: {_cost(cause)}; {cause['lost_segments']:.3g} in each of them, mostly {_ends(cause)}"
 
 
 def _ends(cause: Cause) -> str:
@@ -147,18 +176,14 @@ def _ends(cause: Cause) -> str:
 _SENTENCES: dict[str, Callable[[Cause], str]] = {
     SLOW_RANK: _slow_rank,
     STALL: _stall,
-    OTHER_TRAFFIC: lambda cause: (
-        f"Other traffic slows the exchange: {_cost(cause)}; it has {format_rate(cause['rate_bps'])}, "
-        f"mostly {_ends(cause)}"
-    ),
-    LOSS: lambda cause: (
-        f"Loss slows the exchange: {_cost(cause)}; {cause['lost_segments']:.3g} segments are lost in each of them, "
-        f"mostly {_ends(cause)}"
-    ),
+    OTHER_TRAFFIC: _other_traffic,
+    LOSS: _loss,
     SLOW_LINK: _slow_link,
     BUFFERS: lambda cause: f"Full socket buffers slow the exchange: {_cost(cause)}",
     SLOWER_NETWORK: lambda cause: f"The exchange takes longer for a while: {_cost(cause)}; {_UNEXPLAINED}",
     NETWORK_STALL: lambda cause: f"The network stalls: {_cost(cause)}; {_UNEXPLAINED}",
+    SLOWER_WHOLE: lambda cause: f"Iterations take longer for a while: {_cost(cause)}; {_UNEXPLAINED}",
+    WHOLE_STALL: lambda cause: f"Iterations stall: {_cost(cause)}; {_UNEXPLAINED}",
 }
 
 
@@ -167,9 +192,11 @@ def _look_at_rank(cause: Cause) -> str:
     if (cause["other_cores"] or 0) >= _OTHER_CORES:
         more = f"{cause['other_cores']:.2g} processors more busy than on the other nodes"
         return f"end the other programs on {node}, which keep {more}"
+    who = "the ranks do" if cause["rank"] is None else f"rank {cause['rank']} does"
     if cause["within"] == "elsewhere":
-        who = "the ranks do" if cause["rank"] is None else f"rank {cause['rank']} does"
         return f"look at what {who} between two iterations: data loading, checkpoints, validation, logging"
+    if cause["within"] == "outside":
+        return f"look at what {who} before the backward pass: forward pass, data loading, checkpoints, logging"
     if cause["nodes"] == 1 and cause["rank"] is not None:
         return f"compare rank {cause['rank']} with another one of {node}: its batch, its GPU, the processors it may use"
     where = "the nodes with nodes" if node is None else f"{node} with a node"
@@ -184,6 +211,10 @@ def _record_packets(_: Cause) -> str:
     return "record packets around slow iterations: ringtap run --collect default,packets --packets-around-slow p99"
 
 
+def _look_at_all(_: Cause) -> str:
+    return "look at what the ranks do in them (checkpoints, validation, data loading), and at the nodes' load"
+
+
 _STEPS: dict[str, Callable[[Cause], str]] = {
     SLOW_RANK: _look_at_rank,
     STALL: _look_at_rank,
@@ -193,39 +224,59 @@ _STEPS: dict[str, Callable[[Cause], str]] = {
     BUFFERS: lambda _: "let the kernel use larger buffers: sysctl net.ipv4.tcp_wmem net.ipv4.tcp_rmem",
     SLOWER_NETWORK: _record_packets,
     NETWORK_STALL: _record_packets,
+    SLOWER_WHOLE: _look_at_all,
+    WHOLE_STALL: _look_at_all,
 }
 
 
 def is_open(diagnosis: Mapping[str, Any]) -> bool:
-    """Return True if no cause is named, but one may be there whose cost the records do not tell."""
-    return bool(diagnosis["why"] or (not named(diagnosis) and _without_cost(diagnosis)))
+    """Return True if no cause is named, but one may be there that the records do not tell."""
+    is_whole = diagnosis["source"] == WHOLE
+    return bool(diagnosis["why"] or (not named(diagnosis) and (is_whole or _without_cost(diagnosis))))
 
 
 def _without_cost(diagnosis: Mapping[str, Any]) -> list[str]:
     """Return what is there in all iterations, so that nothing says what it costs, if it may cost much."""
-    rest, lines = next(part["share"] for part in diagnosis["parts"] if part["name"] == "network"), []
+    rest = next(part["share"] for part in diagnosis["parts"] if part["name"] in ("network", WHOLE))
+    lines: list[str] = []
+    slow: list[str] = []
     for item in diagnosis["unknown"] if rest >= _MAY_COST else ():
         if item["cause"] == OTHER_TRAFFIC and (item.get("of_training") or 0.0) >= _MUCH_TRAFFIC:
             lines.append(f"there is other traffic of {format_rate(item['rate_bps'])}, mostly {_ends(item)}")
         elif item["cause"] == LOSS and "lost_segments" in item:
             lines.append(f"{item['lost_segments']:.3g} segments are lost in each iteration, mostly {_ends(item)}")
+        elif item["cause"] == SLOW_LINK and "nic" in item:
+            slow += [
+                f"The interface {item['nic']} of {item['node']} {_rates(item)}; what that costs cannot be told.",
+                f"Next: {_look_at_link(item)}.",
+            ]
     if not lines:
-        return []
+        return slow
     most = f"at most {rest:.0%} of an iteration, which is what the exchange takes beside its bytes"
     return [
         f"Whether there is a fault cannot be told: {', and '.join(lines)}, and too few iterations are without it.",
-        f"It costs {most}.",
+        *([] if diagnosis["source"] == WHOLE else [f"It costs {most}."]),
         "Next: record a run without it, and compare: ringtap compare.",
+        *slow,
     ]
+
+
+def _nothing_longer(diagnosis: Mapping[str, Any]) -> list[str]:
+    """Return what the lengths of iterations tell in which no cause is named."""
+    found = "No cause found: no stretch of iterations is longer than the others, and none stalls."
+    line = diagnosis["line"]
+    if line is None:
+        return [found]
+    needs = f"The interfaces need {line['seconds'] / diagnosis['iteration_s']:.0%} of an iteration for its bytes"
+    return [found, f"{needs} ({format_size(line['bytes'])} of payload at {format_rate(line['capacity_bps'])})."]
 
 
 def _healthy(diagnosis: Mapping[str, Any]) -> list[str]:
     """Return what bounds an iteration in which no cause is named."""
+    line = diagnosis["line"]
     share = {part["name"]: part["share"] for part in diagnosis["parts"]}
     work, uneven = sum(share.get(name, 0.0) for name in WORK), share[UNEVEN]
-    line, bandwidth, rest = diagnosis["line"], share.get("bandwidth", 0.0), share["network"]
-    if lines := _without_cost(diagnosis):
-        return lines
+    bandwidth, rest = share.get("bandwidth", 0.0), share["network"]
     begin = "No fault found:"
     if work >= _MAIN_SHARE:
         most = f"a faster network would save at most {bandwidth + rest:.0%}"
@@ -239,10 +290,10 @@ def _healthy(diagnosis: Mapping[str, Any]) -> list[str]:
     size, rate = format_size(line["bytes"]), format_rate(line["capacity_bps"])
     if bandwidth >= rest:
         text = f"{begin} the interfaces need {bandwidth:.0%} of an iteration for its bytes"
-        step = "a faster network, or fewer bytes (a communication hook such as fp16_compress_hook)"
+        step = f"a faster network, or fewer bytes ({_FEWER_BYTES[diagnosis['source']]})"
         simulate = "ringtap workload simulate says what a rate would give"
         return [f"{text} ({size} of payload at {rate}).", f"Next: {step}; {simulate}."]
     text = f"{begin} the exchange after the last gradient takes {bandwidth + rest:.0%} of an iteration"
     needs = f"its bytes need {bandwidth:.0%} at the rate of the interfaces ({size} at {rate})"
-    step = "Next: try larger buckets (bucket_cap_mb of DistributedDataParallel)."
+    step = f"Next: try {_LARGER_MESSAGES[diagnosis['source']]}."
     return [f"{text}, and {needs}: the rest is latency, processing, or what the records do not show.", step]

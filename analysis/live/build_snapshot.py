@@ -308,7 +308,7 @@ def _ranks(files: list[RankSteps], iterations: IterationStats, now_ns: int | Non
             _age_s(now_ns, file.last_end_ns),
             file.last_step_s,
             (ended[rank] - first_ns) / 1e9 if ended[rank] else None,
-            *(file.ddp.last.get(name) for name in ("forward_s", "backward_s", "comm_s", "overlap_s")),
+            *(file.passes.last.get(name) for name in ("forward_s", "backward_s", "comm_s", "overlap_s")),
         )
 
 

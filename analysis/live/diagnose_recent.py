@@ -23,17 +23,17 @@ from ringtap.analysis.job.diagnosis import (
     cause_of,
     described,
     nothing_known,
+    too_few,
     why_no_parts,
 )
 from ringtap.analysis.job.iteration_budget import CAUSES, RankTimes
 from ringtap.analysis.job.verdict import is_open, named, verdict
 from ringtap.analysis.live.follow_run import RunFollower
-from ringtap.analysis.live.iterations import DdpPass, RankSteps, StepEnd
+from ringtap.analysis.live.iterations import RankSteps, StepEnd, TimedPass
 from ringtap.analysis.live.recent_traffic import FlowEnds, FlowGrowth, RecentTraffic
 from ringtap.analysis.live.snapshot import Diagnosis
 from ringtap.core.counter_growth import MAX_UNCERTAIN_SHARE
 from ringtap.core.run_completeness import missing_ranks
-from ringtap.core.units import counted
 
 # of iterations, and of iterations times ranks; as many of the last ones are looked at
 _MAX_ITERATIONS, _MAX_CELLS = 300, 60_000
@@ -51,20 +51,24 @@ class _Window(NamedTuple):
     Attributes:
         begin_ns, end_ns: their beginnings and ends on the reference clock.
         times: the times of the ranks.
+        why_whole: why only their length is known; empty if more is.
     """
 
     begin_ns: npt.NDArray[np.int64]
     end_ns: npt.NDArray[np.int64]
     times: RankTimes
+    why_whole: str = ""
 
     def chosen(self, rows: npt.NDArray[np.bool_]) -> _Window:
         """Return some of the iterations."""
         times = self.times
         begin_ns, end_ns = self.begin_ns[rows], self.end_ns[rows]
+        if self.why_whole:
+            return _Window(begin_ns, end_ns, RankTimes.whole((end_ns - begin_ns) / 1e9), self.why_whole)
         names = ("iteration_s", "exposed_s", "compute_s", "optimizer_s", "overlap_s")
         own = {name: getattr(times, name)[rows] for name in names}
         mean_s = float((end_ns - begin_ns).mean()) / 1e9 if len(begin_ns) else 0.0
-        return _Window(begin_ns, end_ns, RankTimes(times.ranks, **own, mean_s=mean_s))
+        return _Window(begin_ns, end_ns, RankTimes(times.ranks, **own, mean_s=mean_s, source=times.source))
 
 
 def diagnose(follower: RunFollower, files: Sequence[RankSteps]) -> Diagnosis:
@@ -75,8 +79,6 @@ def diagnose(follower: RunFollower, files: Sequence[RankSteps]) -> Diagnosis:
         files: the processes of its ranks.
     """
     window = _window(sorted(files, key=lambda file: file.rank))
-    if isinstance(window, str):
-        return _unknown(window)
     window, network = _with_network(follower, window)
     if len(window.begin_ns) < MIN_ITERATIONS:
         return Diagnosis()
@@ -86,7 +88,7 @@ def diagnose(follower: RunFollower, files: Sequence[RankSteps]) -> Diagnosis:
         return _unknown(why)
     node_of = {file.rank: file.node for file in files}
     begin_s = window.begin_ns / 1e9
-    evidence = Evidence(window.times, len(begin_s), begin_s, network, node_of, lambda _: None)
+    evidence = Evidence(window.times, len(begin_s), begin_s, network, node_of, lambda _: None, window.why_whole)
     try:
         budget = iteration_budget.split(window.times, network.evidence)
     except ValueError as error:
@@ -107,11 +109,11 @@ def _unknown(why: str) -> Diagnosis:
     return Diagnosis(tuple(verdict(nothing_known(why))))
 
 
-def _window(files: Sequence[RankSteps]) -> _Window | str:
-    """Return the last iterations; a reason if there are none for a diagnosis."""
+def _window(files: Sequence[RankSteps]) -> _Window:
+    """Return the last iterations."""
     keep = max(min(_MAX_ITERATIONS, _MAX_CELLS // len(files)), 2 * MIN_ITERATIONS)
     ends = [list(file.ends)[-keep - 1 :] for file in files]
-    passes = [file.ddp.by_step(own) for file, own in zip(files, ends, strict=True)]
+    passes = [file.passes.by_step(own) for file, own in zip(files, ends, strict=True)]
     by_step = [{end.step: end for end in own} for own in ends]
     steps = sorted(set[int].intersection(*(set(own) for own in by_step)))
     end_ns = {step: max(own[step].end_ns for own in by_step) for step in steps}
@@ -121,21 +123,25 @@ def _window(files: Sequence[RankSteps]) -> _Window | str:
         if before == step - 1 and step > _WARM_UP and all(own[step].iteration_s is not None for own in by_step)
     ]
     known = [step for step in rows if all(step in own for own in passes)]
+    why_whole = ""
     if len(rows) >= 2 * MIN_ITERATIONS and len(known) < MIN_ITERATIONS:
-        timed = f"DDP timed all ranks in {len(known)} of {counted(len(rows), 'iteration')}"
-        hint = "" if any(passes) else " (--collect ddp)"
-        return f"{timed}, and {MIN_ITERATIONS} are needed{hint}"
+        why_whole = too_few(len(known), len(rows)) if any(passes) else "no passes of the ranks are timed"
+        known = rows
+
+    at_ns = np.array([(end_ns[step - 1], end_ns[step]) for step in known], np.int64).reshape(-1, 2)
+    if why_whole:
+        return _Window(at_ns[:, 0], at_ns[:, 1], RankTimes.whole(np.diff(at_ns)[:, 0] / 1e9), why_whole)
 
     def table(of: Sequence[dict[int, Any]], name: str) -> npt.NDArray[np.float64]:
         values = [[getattr(own[step], name) for own in of] for step in known]
         return np.array(values, np.float64).reshape(len(known), len(files))
 
     ends_of: dict[str, Sequence[dict[int, StepEnd]]] = dict.fromkeys(("iteration_s", "optimizer_s"), by_step)
-    passes_of: dict[str, Sequence[dict[int, DdpPass]]] = dict.fromkeys(("exposed_s", "compute_s", "overlap_s"), passes)
+    of_passes = "exposed_s", "compute_s", "overlap_s"
+    passes_of: dict[str, Sequence[dict[int, TimedPass]]] = dict.fromkeys(of_passes, passes)
     times = {name: table(of, name) for name, of in (ends_of | passes_of).items()}
-    at_ns = np.array([(end_ns[step - 1], end_ns[step]) for step in known], np.int64).reshape(-1, 2)
     ranks = np.array([file.rank for file in files], np.int64)
-    whole = _Window(at_ns[:, 0], at_ns[:, 1], RankTimes(ranks, **times, mean_s=0.0))
+    whole = _Window(at_ns[:, 0], at_ns[:, 1], RankTimes(ranks, **times, mean_s=0.0, source=files[0].passes.source))
     return whole.chosen(np.ones(len(known), bool))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.analysis.live.flows import Owners, SocketTotals
-from ringtap.analysis.live.iterations import MAX_KEPT, STEP_FILE, DdpTimes, RankSteps, choose_worlds
+from ringtap.analysis.live.iterations import MAX_KEPT, STEP_FILE, PassTimes, RankSteps, choose_worlds
 from ringtap.analysis.live.recent_counters import Keyed, RecentWideLog
 from ringtap.analysis.live.recent_traffic import RecentTraffic
 from ringtap.analysis.runs.growing_files import Document, LinesTail, Record, RecordTail, TextTail, since
@@ -32,6 +32,7 @@ from ringtap.core.run_directory_schema import (
     OWNERS_JSONL,
     PACKETS,
     PACKETS_JSON,
+    PASS_LOGS,
     PROCESS,
     PROCESSES_JSONL,
     RUN,
@@ -43,7 +44,6 @@ _METERED = ("nic", "infiniband", HOST_REC, "sockets", "steps")
 _LOOK_S = 15.0
 _SHOWN = (*_METERED, "host", "ethtool", "gpu", "packets", "qdisc")
 _MAX_MARKS = 100
-_DDP_REC = ".ddp.rec"
 _NICENESS = 10
 # Reading of a log starts this long before its last record: a queue or an idle socket may not have changed for long, and
 # steps are shown as a history
@@ -128,7 +128,7 @@ class NodeLog:
         self._look_s = 0.0
         self._tails: dict[Path, RecordTail] = {}
         self._opened: dict[Path, RecordFile] = {}
-        self._ddp: dict[Path, DdpTimes] = {}  # by the path of the step log
+        self._passes: dict[Path, PassTimes] = {}  # by the path of the step log
 
     @property
     def done(self) -> bool:
@@ -220,7 +220,7 @@ class NodeLog:
             return
         if name:
             steps = RankSteps(self.name, int(name[1]), int(name[2]), file, self.to_reference)
-            steps.ddp = self._ddp.setdefault(path, steps.ddp)
+            steps.passes = self._passes.setdefault(path, steps.passes)
             self.ranks[path] = steps
             first = tail.first or ()
             if steps.world_size > 1:
@@ -241,10 +241,11 @@ class NodeLog:
         key = (path.parent.name, path.stem)
         if path in self.ranks:
             self.ranks[path].feed(batch)
-        elif path.name.endswith(_DDP_REC):
-            # DDP's first record may precede the first step of the process
-            step_log = path.with_name(path.name.replace(_DDP_REC, ".rec"))
-            times = self._ddp.setdefault(step_log, DdpTimes(self.to_reference))
+        elif path.name.endswith(tuple(PASS_LOGS.values())):
+            # the first pass may precede the first step of the process
+            step_log = path.with_name(f"{path.name.partition('.')[0]}.rec")
+            times = self._passes.setdefault(step_log, PassTimes(self.to_reference))
+            times.source = next(source for source, suffix in PASS_LOGS.items() if path.name.endswith(suffix))
             times.feed(self._opened[path], batch)
         elif (series := self._keyed(path)) is not None:
             if self.traffic and path.parent.name == "sockets":
@@ -267,7 +268,7 @@ def _folders(node: Path) -> list[Path]:
 
 def _begin(path: Path) -> Callable[[RecordFile], int]:
     """Return the function that chooses the first record to read in a file that already has records."""
-    if path.name.endswith(_DDP_REC):
+    if path.name.endswith(tuple(PASS_LOGS.values())):
         return lambda file: max(0, file.count - MAX_KEPT)
     column = "end_ns" if path.parent.name == "steps" else "mono_ns"
     return since(_BACK_S.get(path.parent.name, _USUAL_BACK_S), column, MAX_KEPT * 20)

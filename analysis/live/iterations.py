@@ -23,7 +23,7 @@ from ringtap.core.append_only_logs import RecordFile
 from ringtap.core.iteration_end_detector import IterationEnds
 from ringtap.core.run_directory_schema import MARK_RECORD, SKIPPED_RECORD
 
-STEP_FILE = re.compile(r"rank(\d+)-(\d+)(?:-\d+)?(\.ddp)?\.rec")
+STEP_FILE = re.compile(r"rank(\d+)-(\d+)(?:-\d+)?(\.ddp|\.horovod)?\.rec")
 MAX_KEPT = 600
 _KEPT_IN_ALL = 60_000
 _MIN_KEPT = 120
@@ -97,13 +97,13 @@ class StepEnd(NamedTuple):
     optimizer_s: float
 
 
-class DdpPass(NamedTuple):
-    """DDP's times of one pass.
+class TimedPass(NamedTuple):
+    """Times of one pass, by DDP's log or of Horovod's optimizers.
 
     Attributes:
-        seen_ns: its last moment that DDP knows, on the reference clock.
+        seen_ns: its last moment that is known, on the reference clock.
         ready_ns: when its last gradient was ready, on the reference clock; 0: not known.
-        compute_s: forward and backward pass.
+        compute_s: forward and backward pass; with Horovod, the backward pass.
         exposed_s: communication after the last gradient was ready.
         overlap_s: communication during the backward pass.
     """
@@ -114,11 +114,11 @@ class DdpPass(NamedTuple):
     exposed_s: float
     overlap_s: float
 
-    def joined(self, other: DdpPass) -> DdpPass:
+    def joined(self, other: TimedPass) -> TimedPass:
         """Return the sums over two passes of an iteration, and the last moments."""
         last = max(self.seen_ns, other.seen_ns), max(self.ready_ns, other.ready_ns)
         times = ((getattr(self, name), getattr(other, name)) for name in self._fields[2:])
-        return DdpPass(*last, *map(sum, times))
+        return TimedPass(*last, *map(sum, times))
 
 
 class RankSteps:
@@ -136,7 +136,7 @@ class RankSteps:
         steps_s: times between its last steps.
         timed_steps: number of times between steps that were read, kept or not.
         timed_s: their sum.
-        ddp: DDP's times of its iterations.
+        passes: times of the passes of its iterations.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class RankSteps:
         self.timed_steps, self.timed_s = 0, 0.0
         self.generation = self.restarts = 0
         self.counts = True
-        self.ddp = DdpTimes(to_reference)
+        self.passes = PassTimes(to_reference)
         self._iteration_ends = IterationEnds[tuple[int, int, int]]()
         self._stretch = 0
         self._is_skipped = False  # a step of the iteration that runs was
@@ -212,22 +212,24 @@ class RankSteps:
         self._is_skipped, self._optimizer_ns = False, 0
 
 
-class DdpTimes:
-    """DDP's own times of the iterations of one process.
+class PassTimes:
+    """Times of the passes of one process.
 
     Args:
         to_reference: converts times as `RankSteps` does.
 
     Attributes:
-        last: ``forward_s``, ``backward_s``, ``comm_s`` and ``overlap_s`` of the last iteration; None for times that DDP
-            does not know and writes as 0.
+        source: ``ddp``, or ``horovod``, whose forward passes are not timed.
+        last: ``forward_s``, ``backward_s``, ``comm_s`` and ``overlap_s`` of the last iteration; None for times that are
+            not known.
         communication_s: sum over the iterations that were read; None before the first.
         exposed_s: the same of communication after the last gradient was ready.
     """
 
     def __init__(self, to_reference: Callable[[int, int], int]) -> None:
         self._to_reference = to_reference
-        self._passes: deque[DdpPass] = deque(maxlen=MAX_KEPT)
+        self.source = "ddp"
+        self._passes: deque[TimedPass] = deque(maxlen=MAX_KEPT)
         self.last: dict[str, float | None] = {}
         self.communication_s: float | None = None
         self.exposed_s: float | None = None
@@ -255,16 +257,16 @@ class DdpTimes:
                 t_ns, mono_ns = (record[number] for number in clocks)
                 ahead_ns = t_ns - self._to_reference(t_ns, mono_ns)
                 ready_ns = backward_end - ahead_ns if backward_end else 0
-                times = (forward + backward) / 1e9, exposed / 1e9, synced * overlap / 1e9
-                self._passes.append(DdpPass(seen_ns - ahead_ns, ready_ns, *times))
+                times = (max(forward, 0) + backward) / 1e9, exposed / 1e9, synced * overlap / 1e9
+                self._passes.append(TimedPass(seen_ns - ahead_ns, ready_ns, *times))
         self.last = {
-            f"{name.removesuffix('_ns')}_s": time / 1e9 or None
+            f"{name.removesuffix('_ns')}_s": time / 1e9 if time > 0 else None
             for name, time in zip(_DDP_TIMES, self._sample[-len(_DDP_TIMES) :], strict=False)
         }
 
-    def by_step(self, ends: Sequence[StepEnd]) -> dict[int, DdpPass]:
+    def by_step(self, ends: Sequence[StepEnd]) -> dict[int, TimedPass]:
         """Return the times of each step as far as they are known: sums over its passes, and the last moments."""
-        found: dict[int, DdpPass] = {}
+        found: dict[int, TimedPass] = {}
         for own in self._passes:
             place = bisect_left(ends, own.seen_ns, key=attrgetter("end_ns"))
             if place < len(ends):
@@ -376,7 +378,7 @@ def _iterations(files: list[RankSteps]) -> list[LiveIteration]:
     ended: dict[int, list[_RankEnd]] = {}
     for file in files:
         kept = list(file.ends)[-keep:]
-        passes = file.ddp.by_step(kept)
+        passes = file.passes.by_step(kept)
         for end in kept:
             own = passes.get(end.step)
             ended.setdefault(end.step, []).append(

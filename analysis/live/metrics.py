@@ -40,7 +40,7 @@ QUANTILES = (0.5, 0.99)
 _MAX_NICS = 64
 _FRESH_S = 0.5  # however many read them, records are read twice a second at most
 
-# part of the name, help, and the attribute of a rank's `DdpTimes`
+# part of the name, help, and the attribute of a rank's `PassTimes`
 _RANK_COUNTERS = (
     ("communication", "DDP: from the first to the last collective of an iteration", "communication_s"),
     ("exposed_communication", "DDP: communication after the last gradient was ready", "exposed_s"),
@@ -115,7 +115,7 @@ def _of_ranks(files: list[RankSteps]) -> Iterator[Metric]:
     for what, about, name in _RANK_COUNTERS:
         family = CounterMetricFamily(f"ringtap_{what}_seconds", about, labels=("node", "rank"))
         for (node, rank), steps in sorted(newest.items()):
-            _add(family, [node, str(rank)], getattr(steps.ddp, name))
+            _add(family, [node, str(rank)], getattr(steps.passes, name))
         yield family
 
 

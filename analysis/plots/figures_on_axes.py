@@ -59,6 +59,11 @@ PARTS |= {"exposed_s": ("exposed communication", VERMILION)}
 _RATE_UNITS = (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3), ("bit/s", 1.0))
 
 
+def parts_of(job: Job) -> dict[str, tuple[str, str]]:
+    """Return the lines of a figure of iterations: column, text and colour."""
+    return PARTS | {"compute_s": (job.work.computation, BLUE)}
+
+
 @contextmanager
 def style() -> Iterator[None]:
     """Draw the figures made inside ``with`` in ringtap's style, readable at a width of 3.3 inches."""
@@ -111,7 +116,7 @@ def iteration_times(job: Job, ax: Axes | None = None, **line: Any) -> list[Artis
         grouped = grouped_iterations(table, list(PARTS))
         unit, factor = time_unit(float(grouped["longest_s"].max()))
         drawn: list[Artist] = []
-        for name, (text, colour) in PARTS.items():
+        for name, (text, colour) in parts_of(job).items():
             if grouped[name].notna().any():
                 own: dict[str, Any] = {"color": colour, "label": text, "linewidth": 1.1}
                 drawn += axes.plot(

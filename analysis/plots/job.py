@@ -13,7 +13,7 @@ from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.stragglers import slow_places
 from ringtap.analysis.plots import figures_on_axes as on_axes
 from ringtap.analysis.plots.figure import Drawn, label, line_handle, new_figure, sheet
-from ringtap.analysis.plots.figures_on_axes import MAX_RANKS, PARTS, group_size, grouped_iterations, time_unit
+from ringtap.analysis.plots.figures_on_axes import MAX_RANKS, PARTS, group_size, grouped_iterations, parts_of, time_unit
 from ringtap.analysis.plots.style import BLUE, GREEN, INK, LIGHT, PURPLE, VERMILION
 
 # losses of the network in an iteration: column -> text, marker, colour
@@ -36,7 +36,8 @@ def _iterations(job: Job) -> Drawn:
     if len(slow) > _MAX_MARKS:
         seconds = job.iterations["iteration_s"].to_numpy(float)
         slow = np.sort(slow[np.argsort(-seconds[slow], kind="stable")[:_MAX_MARKS]])
-    handles = [line_handle(text, color=colour) for name, (text, colour) in PARTS.items() if table[name].notna().any()]
+    parts = parts_of(job)
+    handles = [line_handle(text, color=colour) for name, (text, colour) in parts.items() if table[name].notna().any()]
     handles += [line_handle("slow iteration", linestyle="none", marker="v", color=INK)] * bool(len(slow))
     handles += [line_handle(text, linestyle="none", marker=mark, color=colour) for text, mark, colour in lost.values()]
     on = sheet(1 + bool(lost), 1, _SIZE, handles, label_columns=3)
@@ -118,10 +119,11 @@ def _ranks(job: Job) -> Drawn | None:
         order = numbers.sort_values("compute_s", ascending=False)
         shown = pd.concat((order.head(MAX_RANKS // 2), order.tail(MAX_RANKS // 2)))
     parts = {"exposed_s": ("exposed communication", VERMILION)}
-    # with Horovod, the optimizer step includes the exposed communication, and the rest is not known
+    # by Horovod's timeline, the optimizer step includes the exposed communication, and the rest is not known
     if numbers["unattributed_s"].notna().any():
         parts |= {"optimizer_s": ("optimizer step", PURPLE), "unattributed_s": ("not attributed", LIGHT)}
-    kinds = (("compute", BLUE), ("compute that hides communication", GREEN), *parts.values())
+    what = job.work.computation
+    kinds = ((what, BLUE), (f"{what} that hides communication", GREEN), *parts.values())
     handles = [Patch(color=colour, label=text) for text, colour in kinds]
     on = sheet(1, 1, (_SIZE[0], 0.5 + 0.22 * len(shown)), handles, label_columns=3, left=1.9)
     (axes,) = on.panels

@@ -24,13 +24,12 @@ from ringtap.core.clock_steps import CLOCK_STEP_NS, clock_set_ns
 from ringtap.core.errors import UsageError
 from ringtap.core.json_validation import ShapeError, check, whole
 from ringtap.core.run_directory import RunDirectory, process_age_ns, read_points
-from ringtap.core.run_directory_schema import OPTIMIZER, POINTS_JSONL, RUN_JSON
+from ringtap.core.run_directory_schema import OPTIMIZER, PASS_LOGS, POINTS_JSONL, RUN_JSON
 from ringtap.core.units import counted
 
 # a restarted process with the same pid (in a new process namespace) has a number at the end
 _STEP_FILE = re.compile(r"rank([0-9]{1,9})-([0-9]{1,9})(?:-[0-9]+)?\.rec")
 _PACKED = re.compile(r"(.+\.(rec|jsonl)|node\.json)\.(gz|bz2|xz|zst|lz4|zip)")
-_DDP_SUFFIX = ".ddp.rec"
 _STEP_COLUMNS = {"node": "object", "rank": "int64", "pid": "int64", "process": "int64"}
 _STEP_COLUMNS |= dict.fromkeys(("optimizer", "step", "start_ns", "end_ns", "start_mono_ns", "end_mono_ns"), "int64")
 _STEP_COLUMNS |= {"kind": "int64", "backwards": "int64", "pause_ns": "int64", "passes_ns": "int64"}
@@ -68,7 +67,7 @@ class JobRun:
     def step_files(self) -> list[Path]:
         """Step logs of the ranks; ``process`` in `steps` is an index into this list."""
         found = sorted(self.path.glob("nodes/*/steps/*.rec"))
-        return [path for path in found if not path.name.endswith(_DDP_SUFFIX)]
+        return [path for path in found if not path.name.endswith(tuple(PASS_LOGS.values()))]
 
     @cached_property
     def processes(self) -> pd.DataFrame:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.analysis.job.iterations_of_ranks import ddp_passes
+from ringtap.analysis.job.iterations_of_ranks import logged_passes
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.runs.group_steps_into_iterations import process_marks
 from ringtap.analysis.runs.run import aligned
@@ -100,7 +100,7 @@ def _communication_begins(job: Job) -> tuple[Integers, Integers]:
     """Return the numbers of iterations, and the times at which their first rank began to communicate, by DDP's log."""
     rows = job.work.rank_iterations.sort_values("end_ns")
     found = [np.empty((0, 2), np.int64)]
-    for process, passes in ddp_passes(job.run, process_marks(aligned(job.run.steps, job.nodes))[0]).items():
+    for process, passes in logged_passes(job.run, process_marks(aligned(job.run.steps, job.nodes))[0]).items():
         mine = rows[rows["process"] == process]
         ends, iterations = mine["end_ns"].to_numpy(np.int64), mine["iteration"].to_numpy(np.int64)
         begun = passes["synced"] & (passes["backward_end_ns"] > 0)  # on a GPU, work was queued at these times

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from ringtap.analysis.job.iterations_of_ranks import ddp_passes, merged_spans
+from ringtap.analysis.job.iterations_of_ranks import logged_passes, merged_spans
 from ringtap.analysis.results_for_notebooks import Columns, described, with_section
 from ringtap.analysis.runs.run import JobRun, SweepRun, window_on_reference, within_window
 from ringtap.analysis.runs.samples_to_iterations import Integers
@@ -379,7 +379,7 @@ def _job(
 
 def _communication(job: JobRun, window_ns: tuple[int, int]) -> tuple[Integers, Integers] | None:
     """Return begins and ends of rank 0's communication in a window, by DDP's log; None without one."""
-    for passes in ddp_passes(job, job.marks[job.marks["rank"] == 0]).values():
+    for passes in logged_passes(job, job.marks[job.marks["rank"] == 0]).values():
         begin, end = (passes.loc[passes["synced"], f"comm_{side}_ns"].to_numpy(np.int64) for side in ("start", "end"))
         inside = (begin >= window_ns[0]) & (end <= window_ns[1])
         if inside.any():

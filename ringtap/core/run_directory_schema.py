@@ -330,7 +330,9 @@ MAX_STEPS_IN_A_ROW = 16
 # share of the rounds of several optimizers that must have the same steps, so that a round is an iteration
 REGULAR_SHARE = 0.9
 STEP_COLUMNS = dict.fromkeys(("step", "optimizer", "start_ns", "end_ns", "start_mono_ns", "end_mono_ns"), INTEGER)
-DDP_COLUMNS = dict.fromkeys(
+# logs of the passes of a process, beside its step log, by the source of their times
+PASS_LOGS = {"ddp": ".ddp.rec", "horovod": ".horovod.rec"}
+PASS_COLUMNS = dict.fromkeys(
     (
         *("iteration", "module", "forward_start_ns", "backward_start_ns", "backward_end_ns", "comm_start_ns"),
         *("comm_end_ns", "forward_ns", "backward_ns", "comm_ns", "overlap_ns"),
@@ -360,5 +362,5 @@ def columns_of(path: Path) -> Mapping[str, frozenset[str]] | None:
     """Return the columns that a record file of a node must have, by its name; None: none in particular."""
     folder = path.parent.name
     if folder == "steps":
-        return DDP_COLUMNS if path.name.endswith(".ddp.rec") else STEP_COLUMNS
+        return PASS_COLUMNS if path.name.endswith(tuple(PASS_LOGS.values())) else STEP_COLUMNS
     return _COLUMNS.get(f"{folder}/{path.name}", _TIMES if folder in _SAMPLED else None)

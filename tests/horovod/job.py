@@ -24,12 +24,17 @@ def main() -> None:
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     data = torch.Generator().manual_seed(hvd.rank())
     losses = []
-    for _ in range(steps):
+    for number in range(steps):
         inputs = torch.randn(32, 64, generator=data)
         optimizer.zero_grad()
         loss = (model(inputs) - inputs.sum(dim=1, keepdim=True)).square().mean()
         loss.backward()
-        optimizer.step()
+        if number % 2:  # as scripts do that clip gradients
+            optimizer.synchronize()
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        else:
+            optimizer.step()
         losses.append(hvd.allreduce(loss.detach(), name="loss").item())
         time.sleep(pause_s)
     digest = hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in model.parameters())).hexdigest()

@@ -144,6 +144,36 @@ def test_the_timeline_is_on_the_clock_of_the_steps(recorded: tuple[Path, str]) -
     assert gradients["bytes"].sum() == STEPS * 4 * (3 * (64 * 64 + 64) + 64 + 1)
 
 
+def test_the_exchange_of_each_iteration_is_timed_at_every_rank(recorded: tuple[Path, str]) -> None:
+    """Horovod's timeline, of rank 0, begins and ends within it."""
+    job = open_job(recorded[0])
+    assert job.work.source == "horovod"
+    assert not job.work.why
+    assert job.work.gradient_bytes == 4 * (3 * (64 * 64 + 64) + 64 + 1)
+    table, _ = load_timeline(node(recorded[0]) / "horovod" / "timeline.json")
+    gradients = table[(table["operation"] == "ALLREDUCE") & table["tensor"].str.contains("weight|bias")]
+    for rank, rows in steps(recorded[0]).items():
+        (path,) = (node(recorded[0]) / "steps").glob(f"rank{rank}-*.horovod.rec")
+        file = open_records(path)
+        passes = pd.DataFrame(file.tail(), columns=[one.name for one in file.fields])
+        assert passes["iteration"].tolist() == list(range(STEPS))
+        moments = passes[["backward_start_ns", "comm_start_ns", "backward_end_ns", "comm_end_ns"]].to_numpy()
+        assert (np.diff(moments, axis=1) >= 0).all()
+        assert (passes["forward_ns"] == -1).all()
+        # every other step waits for the gradients itself
+        spent = rows["end_mono_ns"] - rows["start_mono_ns"]
+        assert (rows["passes_ns"][::2] > 0).all()
+        assert (rows["passes_ns"] < spent).all()
+        assert (rows["passes_ns"][1::2] == 0).all()
+        if rank == 0:
+            iteration = np.searchsorted(passes["comm_end_ns"], gradients["end_ns"])
+            assert np.bincount(iteration, minlength=STEPS).tolist() == [TENSORS] * STEPS
+            begins_ns = passes["comm_start_ns"].to_numpy()[iteration] - 1000  # the timeline has microseconds
+            assert (gradients["negotiate_start_ns"].to_numpy() >= begins_ns).all()
+    shares = job.ranks[["compute_s", "exposed_s", "optimizer_s", "unattributed_s"]].sum(axis=1)
+    assert shares.to_numpy() == pytest.approx([job.work.iterations["iteration_s"][job.measured].mean()] * 2, rel=0.01)
+
+
 def test_settings_say_what_holds(recorded: tuple[Path, str]) -> None:
     found = settings(recorded[0])
     assert found["timeline"]["by"] == "ringtap"

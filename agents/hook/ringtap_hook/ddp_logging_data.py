@@ -40,10 +40,11 @@ _FORWARD_START, _BACKWARD_START, _FORWARD, _BACKWARD = (
     list(_SOURCE).index(name) for name in ("forward_start_ns", "backward_start_ns", "forward_ns", "backward_ns")
 )
 UNSYNCED = -1  # ``iteration`` of passes under ``no_sync``
-_FIELDS = [("iteration", "", "index"), ("module", "", "index")]
-_FIELDS += [(name, "ns", "time" if name.endswith(("_start_ns", "_end_ns")) else "gauge") for name in _SOURCE]
+#: columns of its record files, and of those of Horovod's optimizers
+FIELDS = [("iteration", "", "index"), ("module", "", "index")]
+FIELDS += [(name, "ns", "time" if name.endswith(("_start_ns", "_end_ns")) else "gauge") for name in _SOURCE]
 # The time at which the log was read, by both clocks: DDP's times are CLOCK_REALTIME only, which may be set meanwhile.
-_FIELDS += [("t_ns", "ns", "time"), ("mono_ns", "ns", "time")]
+FIELDS += [("t_ns", "ns", "time"), ("mono_ns", "ns", "time")]
 
 
 class Watcher:
@@ -53,9 +54,9 @@ class Watcher:
         import struct
         import weakref
 
-        self._records = ProcessFile(settings.steps_folder, ".ddp.rec", _FIELDS, "DistributedDataParallel's own log")
+        self._records = ProcessFile(settings.steps_folder, ".ddp.rec", FIELDS, "DistributedDataParallel's own log")
         self._buckets = ProcessFile(settings.steps_folder, ".buckets.jsonl", None)
-        self._pack = struct.Struct("<" + "q" * len(_FIELDS)).pack
+        self._pack = struct.Struct("<" + "q" * len(FIELDS)).pack
         self._modules: list[_Module] = []
         self._timed: Any = weakref.WeakKeyDictionary()  # modules of `_modules` whose forward passes are timed
         self._created = 0

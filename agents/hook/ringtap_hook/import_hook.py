@@ -37,6 +37,7 @@ ATTACHERS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "horovod.common.basics": ((("horovod",), "horovod_timeline"),),
     "horovod.torch.mpi_ops": ((("profile",), "profiled_horovod"),),
     "horovod.torch.functions": ((("steps",), "excluded_steps"),),
+    "horovod.torch.optimizer": ((("steps",), "horovod_exchange"),),
 }
 
 

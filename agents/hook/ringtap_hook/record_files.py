@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 #: suffixes of the files of a process, which have one stem
-SUFFIXES = (".rec", ".ddp.rec", ".buckets.jsonl", ".optimizers.jsonl", ".profile.jsonl")
+SUFFIXES = (".rec", ".ddp.rec", ".horovod.rec", ".buckets.jsonl", ".optimizers.jsonl", ".profile.jsonl")
 _MAX_STEMS = 1000
 _begun = 0  # number of the current files: a process that joins another group, or is forked, begins new ones
 _begun_ns = 0  # by CLOCK_MONOTONIC; 0: with the process

@@ -18,7 +18,7 @@ def test_the_hook_writes_the_record_format_of_this_version() -> None:
 def test_the_hook_writes_the_columns_that_readers_need() -> None:
     for needed, fields in (
         (run_directory_schema.STEP_COLUMNS, steps._FIELDS),
-        (run_directory_schema.DDP_COLUMNS, ddp_logging_data._FIELDS),
+        (run_directory_schema.PASS_COLUMNS, ddp_logging_data.FIELDS),
     ):
         written = {column["name"]: column["type"] for column in json.loads(record_files.header(fields, {}))["fields"]}
         assert [name for name, allowed in needed.items() if written.get(name) not in allowed] == []

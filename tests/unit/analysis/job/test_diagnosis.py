@@ -6,10 +6,11 @@ import pytest
 
 from ringtap.analysis.job import diagnose_job, iteration_budget
 from ringtap.analysis.job.run import open_job
+from ringtap.analysis.job.summary_text import answer
 from ringtap.analysis.job.verdict import is_open, named, parts_rows, verdict
 from ringtap.core.append_only_logs import RecordWriter, open_records
 from ringtap.core.units import format_rate
-from tests.gold.job_run import Truth, write_ddp_job
+from tests.gold.job_run import Truth, as_horovod, write_ddp_job
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]
 PAYLOAD_SHARE = 1448 / 1514
@@ -81,6 +82,34 @@ def test_a_cost_that_may_be_less_is_said_to_be_at_most_that(tmp_path):
     assert lines[0].startswith("Rank 1 (node n1) makes the others wait: at most 30 ms (15%)")
     assert lines[1] == "Without it an iteration would take at least 170 ms instead of 200 ms."
     assert lines[2] == "Next: compare rank 1 with another one of n1: its batch, its GPU, the processors it may use."
+
+
+def test_a_slow_rank_of_horovod_is_named_although_forward_passes_are_not_timed(tmp_path):
+    """Of 100 ms of compute, 30 are the forward pass."""
+    write_ddp_job(tmp_path / "job", Truth(iterations=40, compute_ms=(100, 130, 100), offsets_ns=(0, 0, 0)))
+    as_horovod(tmp_path / "job")
+    job = open_job(tmp_path / "job")
+    assert job.diagnosed["source"] == "horovod"
+    seconds = seconds_of(job)
+    assert {name: seconds[name] for name in ("backward", "outside", "slow rank", "network")} == pytest.approx(
+        {"backward": 0.07, "outside": 0.03, "slow rank": 0.03, "network": 0.02}, abs=1e-6
+    )
+    assert sum(seconds.values()) == pytest.approx(job.diagnosed["iteration_s"])
+    assert verdict(job.diagnosed)[0] == (
+        "Rank 1 (node n1) makes the others wait: 30 ms (15%) of the mean iteration; the backward pass takes it 100 ms, "
+        "the others 70 ms."
+    )
+    text = "\n".join(answer(job.summary()))
+    assert "40.0% backward pass" in text
+    assert "15.0% forward pass, and not attributed" in text
+
+
+def test_the_next_step_of_a_horovod_job_is_one_of_horovod(tmp_path):
+    rate_bps = 8 * Truth(compute_ms=(1, 1, 1)).rank_bytes / 0.12 / PAYLOAD_SHARE
+    job = written(tmp_path / "job", rates_bps=[rate_bps] * 3, compute_ms=(52, 52, 52), network_ms=120)
+    assert "fp16_compress_hook" in verdict(job.diagnosed)[1]
+    as_horovod(job.path)
+    assert "compression=hvd.Compression.fp16" in verdict(open_job(job.path).diagnosed)[1]
 
 
 def test_a_rank_that_costs_little_is_not_named(tmp_path):
@@ -184,18 +213,61 @@ def test_what_was_not_recorded_is_said(tmp_path):
     write_ddp_job(tmp_path / "no phases", Truth(iterations=40))
     for path in (tmp_path / "no phases").glob("nodes/*/steps/*.ddp.rec"):
         path.unlink()
-    (line,) = verdict(open_job(tmp_path / "no phases").diagnosed)
-    assert line.startswith("Why an iteration takes this long cannot be told: neither DDP's own times")
+    assert verdict(open_job(tmp_path / "no phases").diagnosed) == [
+        "No cause found: no stretch of iterations is longer than the others, and none stalls.",
+        "Cannot be told: slow rank (neither DDP's own times (--collect ddp) nor Horovod's were recorded).",
+        "Cannot be told: slow link (it is not known how fast the interface of n0 with the address 10.0.0.1 is).",
+        "Cannot be told: other traffic, loss (0 of 38 iterations are without it).",
+    ]
     write_ddp_job(tmp_path / "few", Truth(iterations=21))
     assert "19 iterations after warm-up are too few" in open_job(tmp_path / "few").diagnosed["why"]
     write_ddp_job(tmp_path / "half", Truth(iterations=60))
     (log,) = (tmp_path / "half").glob("nodes/n1/steps/*.ddp.rec")
     log.write_bytes(log.read_bytes()[: log.stat().st_size // 4])
-    assert open_job(tmp_path / "half").diagnosed["why"].startswith("DDP timed all ranks in 3 of 58 iterations")
+    half = open_job(tmp_path / "half").diagnosed
+    assert (half["source"], half["unknown"][0]["cause"]) == ("iteration", "slow rank")
+    assert half["unknown"][0]["why"].startswith("all ranks are timed in 3 of 58 iterations")
     write_ddp_job(tmp_path / "none", Truth(iterations=3))
     for folder in (tmp_path / "none").glob("nodes/*/steps"):
         shutil.rmtree(folder)
     assert open_job(tmp_path / "none").diagnosed["why"].startswith("0 iterations after warm-up are too few")
+
+
+def untimed(path, **known):
+    """A job as from `written`, without times of computation and communication."""
+    written(path, **known)
+    for log in path.glob("nodes/*/steps/*.ddp.rec"):
+        log.unlink()
+    return open_job(path)
+
+
+def test_iterations_of_an_untimed_job_that_take_longer_for_a_while_are_found(tmp_path):
+    job = untimed(tmp_path / "job", iterations=120, slow=(1, 40, 80, 60))
+    (row,) = job.diagnosis.to_dict("records")
+    assert (row["cause"], row["iterations"], row["seconds"]) == (
+        "slower iterations",
+        40,
+        pytest.approx(60e-3 * 40 / 118),
+    )
+    first, without, step, unknown, *_ = verdict(job.diagnosed)
+    assert first.startswith(
+        "Iterations take longer for a while: 20.3 ms (9%) of the mean iteration, 60 ms in each of 40"
+    )
+    assert without == "Without it an iteration would take 200 ms instead of 220 ms."
+    assert step.startswith("Next: look at what the ranks do in them")
+    assert unknown.startswith("Cannot be told: slow rank (neither DDP's own times")
+    assert is_open(untimed(tmp_path / "even").diagnosed)
+
+
+def test_a_slow_interface_of_an_untimed_job_is_named_without_its_cost(tmp_path):
+    fast_bps = 8 * Truth(compute_ms=(1, 1, 1)).rank_bytes / 0.025 / PAYLOAD_SHARE
+    job = untimed(tmp_path / "job", rates_bps=[fast_bps, fast_bps * 25 / 35, fast_bps])
+    first, step, *_ = verdict(job.diagnosed)
+    assert first.startswith("The interface eth0 of n1 carries at most ")
+    assert first.endswith("; what that costs cannot be told.")
+    assert "ethtool eth0" in step
+    line = verdict(untimed(tmp_path / "even", rates_bps=[fast_bps] * 3).diagnosed)[1]
+    assert line == "The interfaces need 12% of an iteration for its bytes (5.333 MB of payload at 1.707 Gbit/s)."
 
 
 def test_a_pause_between_two_readings_of_a_clock_costs_no_iteration(tmp_path):

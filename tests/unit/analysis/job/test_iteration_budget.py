@@ -16,8 +16,11 @@ from ringtap.analysis.job.iteration_budget import (
     SLOW_LINK,
     SLOW_RANK,
     SLOWER_NETWORK,
+    SLOWER_WHOLE,
     STALL,
     UNEVEN,
+    WHOLE,
+    WHOLE_STALL,
     NetworkEvidence,
     RankTimes,
     split,
@@ -58,6 +61,41 @@ def seconds_of(budget, name):
 
 def cost_s(changed, usual):
     return float(changed.times().iteration_s.mean() - usual.times().iteration_s.mean())
+
+
+def whole(job):
+    """Only the length of the job's iterations is known."""
+    return RankTimes.whole(job.times().iteration_s[:, 0])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_iterations_of_a_healthy_job_of_which_only_the_length_is_known_have_no_cause(seed):
+    budget = split(whole(Job(seed=seed, noise_s=0.02)), NetworkEvidence())
+    assert [share.name for share in budget.shares] == [WHOLE]
+
+
+def test_other_traffic_and_loss_are_found_by_the_length_of_iterations_alone():
+    usual, slower = Job(), Job()
+    slower.network[30:50] += 0.03
+    other, training = np.zeros(120), np.full(120, 1e6)
+    other[30:50] = 5e5
+    for name, evidence in (
+        (OTHER_TRAFFIC, NetworkEvidence(training, other)),
+        (LOSS, NetworkEvidence(lost_segments=other / 1e5)),
+    ):
+        budget = split(whole(slower), evidence)
+        (share,) = causes(budget)
+        assert (share.name, share.seconds) == (name, pytest.approx(cost_s(slower, usual), rel=0.05))
+        assert seconds_of(budget, WHOLE) == pytest.approx(float(usual.times().iteration_s.mean()), rel=0.01)
+
+
+def test_stalls_and_slower_stretches_are_neither_a_ranks_nor_the_networks_without_their_times():
+    slower = Job()
+    slower.compute[60:] += 0.02
+    assert [share.name for share in causes(split(whole(slower), NetworkEvidence()))] == [SLOWER_WHOLE]
+    stalls = Job()
+    stalls.network[::10] += 0.2
+    assert [share.name for share in causes(split(whole(stalls), NetworkEvidence()))] == [WHOLE_STALL]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])

@@ -386,7 +386,7 @@ def test_real_timelines_are_joined(tmp_path, name):
     node.steps(0, [(number, 0, end - 1000, end, 0, 0, 0, 1) for number, end in enumerate(ends)])
     node.finish()
     job = open_job(tmp_path / "job")
-    assert job.work.source == "horovod"
+    assert job.work.source == "timeline"
     begin, end = iterations_of_ranks.merged_spans(
         timeline["start_ns"].to_numpy(np.int64), timeline["end_ns"].to_numpy(np.int64)
     )

@@ -19,7 +19,7 @@ from ringtap.analysis.live.recent_traffic import FlowEnds, FlowGrowth
 from ringtap.analysis.live.snapshot import Diagnosis, Snapshot
 from ringtap.analysis.live.snapshot_for_browser import TableChoice, parts_of
 from ringtap.analysis.live.summary import verdict_lines
-from tests.gold.job_run import MS, START_NS, Truth, write_ddp_job
+from tests.gold.job_run import MS, START_NS, Truth, as_horovod, write_ddp_job
 
 pytestmark = pytest.mark.computes
 USUAL: dict[str, Any] = {
@@ -122,6 +122,14 @@ def test_a_rank_that_becomes_slow_is_named_within_ten_iterations(tmp_path: Path)
     assert f" since {time.strftime('%H:%M:%S', time.localtime(begin_s))};" in found.lines[0]
 
 
+def test_a_slow_rank_of_horovod_is_named(tmp_path: Path) -> None:
+    path = without_sockets(tmp_path / "job", compute_ms=(100, 130, 100))
+    as_horovod(path)
+    (cause,) = now(path).causes
+    assert (cause["name"], cause["rank"], cause["within"]) == ("slow rank", 1, "backward")
+    assert cause["seconds"] == pytest.approx(0.03)
+
+
 def test_a_cause_that_is_over_is_taken_back(tmp_path: Path) -> None:
     slow = (1, 20, 45, 30)
     (cause,) = now(without_sockets(tmp_path / "during", iterations=45, slow=slow)).causes
@@ -139,9 +147,17 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     )
     for log in path.glob("nodes/*/steps/*.ddp.rec"):
         log.unlink()
-    (line,) = now(path).lines
-    why = "DDP timed all ranks in 0 of 49 iterations, and 20 are needed (--collect ddp)"
-    assert line == f"Why an iteration takes this long cannot be told: {why}."
+    found = now(path)
+    assert not found.is_known
+    assert found.lines[:2] == (
+        "No cause found: no stretch of iterations is longer than the others, and none stalls.",
+        "Cannot be told: slow rank (no passes of the ranks are timed).",
+    )
+    untimed = without_sockets(tmp_path / "slower", iterations=75, slow=(1, 40, 75, 60))
+    for log in untimed.glob("nodes/*/steps/*.ddp.rec"):
+        log.unlink()
+    (cause,) = now(untimed).causes
+    assert (cause["name"], cause["seconds"]) == ("slower iterations", pytest.approx(0.06))
     few = written(tmp_path / "few", iterations=25)
     assert now(few) == Diagnosis()
 

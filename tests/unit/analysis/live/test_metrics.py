@@ -26,7 +26,7 @@ from ringtap.agents.hook.ringtap_hook import settings as hook_settings
 from ringtap.agents.job import environment
 from ringtap.analysis.job import iterations_of_ranks
 from ringtap.analysis.live.flows import Owners, SocketTotals
-from ringtap.analysis.live.iterations import DdpTimes
+from ringtap.analysis.live.iterations import PassTimes
 from ringtap.analysis.live.metrics import MetricsHttpServer, RunMetrics
 from ringtap.cli import main
 from ringtap.core import http_listen_address
@@ -141,7 +141,7 @@ def test_exposed_communication_is_that_of_analyze(rows: list[tuple[int, ...]], c
     # a repeated sample that is not the last one does not occur in a log
     if len(kept) < len(table):
         return
-    times, layout = DdpTimes(lambda t_ns, _: t_ns), header_of(DDP)
+    times, layout = PassTimes(lambda t_ns, _: t_ns), header_of(DDP)
     for batch in (table[:cut], table[cut:]):
         times.feed(layout, list(batch.itertuples(index=False, name=None)))
     assert (times.exposed_s is None) == (not rows)

@@ -347,7 +347,7 @@ def test_a_communication_hook_and_sharded_optimizers_are_named(tmp_path):
     [
         (
             ["steps", "ddp"],
-            "only exchanges by DistributedDataParallel and Horovod are timed, and none was recorded (Horovod:",
+            "only exchanges by DistributedDataParallel and Horovod are timed, and none was recorded (Horovod on GPUs:",
         ),
         (["steps", "ddp", "horovod"], "are timed, and none was recorded."),
         (["steps"], "DDP's own times were not recorded (--collect ddp)"),

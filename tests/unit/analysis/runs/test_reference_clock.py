@@ -46,7 +46,7 @@ int gettimeofday(struct timeval *restrict now, void *restrict zone) {
 }
 """
 ITERATIONS, SET_AT, BYTES = 60, 30, 200_000
-# a loop that marks its iterations and sends as much in each; the clock is set in the middle of one
+# a loop that marks its iterations and sends as much in each, once sockets are sampled; the clock is set in one of them
 JOB = f"""
 import os, socket, threading, time
 from pathlib import Path
@@ -60,6 +60,9 @@ def drain():
         pass
 reader = threading.Thread(target=drain)
 reader.start()
+log = Path(os.environ["RINGTAP_RUN"], "nodes", os.environ["RINGTAP_NODE"], "sockets", "sockets.rec")
+while not log.exists() or log.stat().st_size <= len(log.open("rb").readline()):
+    time.sleep(0.01)
 for number in range({ITERATIONS}):
     time.sleep(0.03)
     if number == {SET_AT}:

@@ -210,14 +210,10 @@ def test_what_was_not_recorded_is_said(tmp_path):
             file.truncate(log.stat().st_size // 2)
     (node / "DONE").unlink()
     assert "the sockets of a node were not recorded in 2" in verdict(open_job(tmp_path / "killed").diagnosed)[-1]
-    write_ddp_job(tmp_path / "no phases", Truth(iterations=40))
-    for path in (tmp_path / "no phases").glob("nodes/*/steps/*.ddp.rec"):
-        path.unlink()
-    assert verdict(open_job(tmp_path / "no phases").diagnosed) == [
+    assert verdict(untimed(tmp_path / "no phases").diagnosed) == [
         "No cause found: no stretch of iterations is longer than the others, and none stalls.",
         "Cannot be told: slow rank (neither DDP's own times (--collect ddp) nor Horovod's were recorded).",
         "Cannot be told: slow link (it is not known how fast the interface of n0 with the address 10.0.0.1 is).",
-        "Cannot be told: other traffic, loss (0 of 38 iterations are without it).",
     ]
     write_ddp_job(tmp_path / "few", Truth(iterations=21))
     assert "19 iterations after warm-up are too few" in open_job(tmp_path / "few").diagnosed["why"]

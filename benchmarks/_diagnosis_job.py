@@ -49,7 +49,7 @@ def main() -> None:
     """Run the rank."""
     item, times = json.loads(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
-    if item["framework"] == "horovod":
+    if item["times"] == "horovod":
         import horovod.torch as hvd
 
         hvd.init()
@@ -60,7 +60,7 @@ def main() -> None:
     chain = scale_model.build_model(layers, item["compute_s"], rank)
     slowness = Slowness(rank, item, chain)
     model, optimizer = chain, torch.optim.SGD(chain.parameters(), lr=1e-3)
-    if item["framework"] == "horovod":
+    if item["times"] == "horovod":
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=chain.named_parameters())
     else:
         model = scale_model.distribute(chain, item["bucket_bytes"], item["bucket_bytes"])
@@ -75,7 +75,7 @@ def main() -> None:
                 log.write(f"{time.monotonic()}\n")
     del model
     gc.collect()
-    if item["framework"] == "horovod":
+    if item["times"] == "horovod":
         hvd.shutdown()
     else:
         dist.destroy_process_group()

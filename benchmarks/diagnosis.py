@@ -1,12 +1,14 @@
 """Faults injected into real jobs on the testbed, and what ``ringtap analyze`` and ``ringtap live`` say of them.
 
-python benchmarks/diagnosis.py FOLDER [--quick] [--seeds FIRST:LAST] [--only KIND,...] [--framework horovod] [-o FILE]
+python benchmarks/diagnosis.py FOLDER [--quick] [--seeds FIRST:LAST] [--only KIND,...] [--times horovod|none] [-o FILE]
 
 Each seed is a round of jobs, a third of them healthy, with a model, sizes and times of its own. A fault begins in the
 middle of a job, or is there throughout; then the healthy job of the same model says what an iteration takes without it.
 The first table has precision and recall by kind. The second one is of the live view: how long after the beginning of a
 fault it names it, and how long after the end it takes it back. The last line is one JSON object. --quick is one round
 in 5 minutes. Loss needs nft.
+
+With --times horovod, Horovod exchanges the gradients. With --times none, DDP does, and the ranks are not timed.
 """
 
 from __future__ import annotations
@@ -54,6 +56,25 @@ EXPECTED = {
     "loss": {"loss"},
     "other traffic": {"other traffic"},
 }
+
+
+# the same if only the length of iterations is known
+OF_WHOLE = {
+    "slow rank": {"slower iterations"},
+    "stalls": {"stalled iterations"},
+    "pauses": {"stalled iterations", "slower iterations"},
+    "slow link": {"slow link", "slower iterations"},
+    "loss": {"loss"},
+    "other traffic": {"other traffic"},
+}
+
+
+def is_right(cause: str, rank: int | None, item: dict[str, Any]) -> bool:
+    """Return True if this is the cause of the job's fault, and its rank."""
+    fault = item["fault"]
+    if item["times"] == "none":
+        return cause in OF_WHOLE.get(fault["kind"], ())
+    return cause in EXPECTED.get(fault["kind"], ()) and fault.get("rank", rank) == rank
 
 
 def jobs_of(seed: int) -> Iterator[dict[str, Any]]:
@@ -142,9 +163,10 @@ class Case:
 
     def _rank(self, rank: int) -> subprocess.Popen[bytes]:
         host, world = HOSTS[rank], len(HOSTS)
-        record = [*RINGTAP, "run", "--every", "20ms", "--join", self._folder / "run", "--node", host, "--"]
-        starter = [sys.executable, HOROVOD_RANK] if self._item["framework"] == "horovod" else []
-        command = [*record, *starter, sys.executable, JOB, json.dumps(self._item), self._times]
+        record = [*RINGTAP, "run", "--every", "20ms", "--join", self._folder / "run", "--node", host]
+        record += ["--collect", "nic,sockets,qdisc,host,steps"] if self._item["times"] == "none" else []
+        starter = [sys.executable, HOROVOD_RANK] if self._item["times"] == "horovod" else []
+        command = [*record, "--", *starter, sys.executable, JOB, json.dumps(self._item), self._times]
         own = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": PORT}
         environment = os.environ | ENVIRONMENT | {name: str(value) for name, value in own.items()}
         environment["HOROVOD_FUSION_THRESHOLD"] = str(self._item["bucket_bytes"])
@@ -234,17 +256,12 @@ def judged(item: dict[str, Any], seconds: list[float], usual_s: float | None, fo
         without = [seconds[number] for number in measured if not begin <= number + 1 < end]
         cost_s = mean_s - (statistics.fmean(without) if without else usual_s or mean_s)
     causes = [] if found["why"] else named(found)
-    fault = item["fault"]
-    right = [
-        cause
-        for cause in causes
-        if cause["name"] in EXPECTED.get(kind, ()) and fault.get("rank", cause["rank"]) == cause["rank"]
-    ]
+    right = [cause for cause in causes if is_right(cause["name"], cause["rank"], item)]
     return {
         "kind": kind,
         "model": item["model"],
         "is_throughout": item["affected"] == (0, item["iterations"]),
-        "fault": fault,
+        "fault": item["fault"],
         "mean_s": mean_s,
         "cost_s": cost_s,
         "share": cost_s / mean_s,
@@ -266,7 +283,6 @@ def judged_live(item: dict[str, Any], case: Case) -> dict[str, Any]:
         ``live_over_s``, how long after the end it is taken back, None if the job ends before; ``live_wrong``, other
         causes.
     """
-    kind, rank = item["fault"]["kind"], item["fault"].get("rank")
     named_s, over_s, wrong = None, None, set()
     for at_s, cause in case.live:
         name, _, where = cause.partition(":")
@@ -274,8 +290,8 @@ def judged_live(item: dict[str, Any], case: Case) -> dict[str, Any]:
             if named_s is not None and over_s is None and 0 < case.end_s < at_s:
                 over_s = at_s - case.end_s
             continue
-        is_right = name.replace("_", " ") in EXPECTED.get(kind, ()) and where.split(":")[0] in ("", str(rank), *HOSTS)
-        if not is_right or at_s < case.begin_s:
+        rank = where.split(":")[0]
+        if not is_right(name.replace("_", " "), int(rank) if rank.isdigit() else None, item) or at_s < case.begin_s:
             wrong.add(name.replace("_", " "))
         elif case.begin_s:
             named_s, over_s = at_s - case.begin_s if named_s is None else named_s, None
@@ -289,7 +305,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one round")
     parser.add_argument("--seeds", default="1:5", metavar="FIRST:LAST", help="rounds (default 1:5)")
     parser.add_argument("--only", metavar="KIND,...", help="kinds of faults, beside the healthy jobs")
-    parser.add_argument("--framework", choices=("ddp", "horovod"), default="ddp", help="what exchanges the gradients")
+    parser.add_argument("--times", choices=("ddp", "horovod", "none"), default="ddp", help="what times the ranks")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write the JSON object to a file")
     options = parser.parse_args()
     first, last = (1, 1) if options.quick else map(int, options.seeds.split(":"))
@@ -303,7 +319,8 @@ def main() -> int:
                 if options.only and kind not in ("healthy", *options.only.split(",")):
                     continue
                 folder = options.folder / f"{seed}-{number}"
-                case = Case(testbed, spec, item | {"framework": options.framework}, folder)
+                item["times"] = options.times
+                case = Case(testbed, spec, item, folder)
                 seconds = case.run()
                 if kind == "healthy" and not item["uneven"]:
                     usual_s[item["model"]] = statistics.fmean(seconds[WARM_UP:])

@@ -1,10 +1,12 @@
-"""Print the tables of docs/notes/reproduction-tables.md and reproduction-points.md from the data of reports.
+"""Print the tables of docs/notes/reproduction-tables.md, or every point, from the data of reports.
 
 python scripts/reproduction.py runs/reproduce/report/report.json runs/reproduce-a/report/report.json > tables.md
+python scripts/reproduction.py --points runs/reproduce/report/report.json runs/reproduce-a/report/report.json
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import statistics
@@ -18,12 +20,14 @@ NEAR = 0.15  # of the measured time: the thesis's fits describe a point
 
 
 def main() -> int:
-    """Print all tables: results first, then every point."""
-    if len(sys.argv) < 2:
-        print(f"usage: {Path(sys.argv[0]).name} REPORT.json...", file=sys.stderr)
+    """Print the tables, or every point."""
+    paths = sys.argv[1:]
+    has_points = paths[:1] == ["--points"]
+    if not paths[has_points:]:
+        print(f"usage: {Path(sys.argv[0]).name} [--points] REPORT.json...", file=sys.stderr)
         return 2
     reports = []
-    for path in sys.argv[1:]:
+    for path in paths[has_points:]:
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
             schema = data["schema"]
@@ -34,16 +38,25 @@ def main() -> int:
             print(f"{path} has schema {schema}, not {SCHEMA}: make the report anew", file=sys.stderr)
             return 2
         reports.append(data)
-    print("\n".join(tables(reports)))
+    if has_points:
+        csv.writer(sys.stdout, lineterminator="\n").writerows(points(all_series(reports)))
+    else:
+        print("\n".join(tables(reports)))
     return 0
 
 
-def tables(reports: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield the lines of all tables, in which series are named with the configuration of their report."""
+def all_series(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the series, each with the configuration of its report."""
     series = []
     for data in reports:
         configuration = data["run"]["plan"]["topology"].get("configuration", "")
         series += [one | {"configuration": configuration} for one in data["series"]]
+    return series
+
+
+def tables(reports: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the lines of all tables, in which series are named with the configuration of their report."""
+    series = all_series(reports)
     yield from no_load(series)
     yield from congestion(series)
     yield from fits(series)
@@ -53,7 +66,6 @@ def tables(reports: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield from kind_order([item for data in reports for item in data["kind_order"]])
     yield from compared([pair for data in reports for pair in data["comparisons"]])
     yield from packets([item for data in reports for item in data["packets"]])
-    yield from points(series)
 
 
 def no_load(series: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -237,24 +249,20 @@ def packets(items: Sequence[dict[str, Any]]) -> Iterator[str]:
         )  # fmt: skip
 
 
-def points(series: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield a table of every point for each series."""
-    yield from ("", "## Every point", "")
-    yield "Rates in Gbit/s, full size; times in seconds."
+def points(series: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of a table of every point of each series, with the columns that ``ringtap fit`` reads."""
+    yield "series", "bandwidth_gbps", "iteration_s", "p99_s", "std_s", "count"
     for one in series:
-        yield from head(
-            name(one), "measured", "mean", "p99", "spread, %", "iterations", level=3,
-        )  # fmt: skip
         for point in one["points"]:
-            yield row(
-                num(point["cross_gbps"], ".2f"), num(point["mean_s"], ".4f"), num(point["p99_s"], ".4f"),
-                percent(point["variation"], ".1f"), num(point["iterations"], "d"),
-            )  # fmt: skip
+            mean_s, spread = point["mean_s"], point["variation"]
+            std_s = None if spread is None or mean_s is None else spread * mean_s
+            times = (num(value, ".4f") for value in (mean_s, point["p99_s"], std_s))
+            yield name(one), num(point["cross_gbps"], ".2f"), *times, num(point["iterations"], "d")
 
 
-def head(title: str, *columns: str, level: int = 2) -> Iterator[str]:
+def head(title: str, *columns: str) -> Iterator[str]:
     """Yield a heading and the header of its table."""
-    yield from ("", f"{'#' * level} {title}", "", row(*columns), "|" + "---|" * len(columns))
+    yield from ("", f"## {title}", "", row(*columns), "|" + "---|" * len(columns))
 
 
 def row(*cells: str) -> str:

@@ -14,10 +14,11 @@ from ringtap.analysis.job.diagnosis import (
     NetworkRecords,
     diagnosis_of,
     nothing_known,
-    too_few,
+    timed_in,
 )
 from ringtap.analysis.job.iteration_budget import RankTimes
 from ringtap.analysis.job.run import Job
+from ringtap.analysis.job.verdict import named
 from ringtap.analysis.runs.samples_to_iterations import Integers
 from ringtap.analysis.runs.sockets import LOST
 from ringtap.analysis.runs.traffic_classes import TRAINING
@@ -28,6 +29,8 @@ from ringtap.core.units import counted
 _MAX_CELLS = 2_000_000
 _BLOCK_CELLS = 500_000
 _TIMES = ("iteration_s", "exposed_s", "compute_s", "optimizer_s", "overlap_s")
+# if the ranks are timed in fewer of the iterations, the length of all of them is looked at first
+_MOST = 0.5
 # full buffers that limit the largest connection for less than this share of its time are not a cause
 _LIMITED_SHARE = 0.1
 
@@ -36,7 +39,22 @@ def diagnose(job: Job) -> dict[str, Any]:
     """Return why a job is slow, as `ringtap.analysis.job.diagnosis.diagnosis_of` does; times are since its start."""
     if why := _why_not(job):
         return nothing_known(why)
-    rows, times, why_whole = _times(job)
+    timed, why_whole = None, job.work.why
+    if job.work.source in PASS_LOGS:
+        rows, times, share = _rank_times(job, job.measured)
+        why_whole = timed_in(len(rows), len(job.measured))
+        timed = _of(job, rows, times) if len(rows) >= MIN_ITERATIONS else None
+        if timed and share >= _MOST:
+            return timed
+    every = job.measured[:: max(-(-len(job.measured) // _MAX_CELLS), 1)]
+    seconds = job.work.iterations["iteration_s"].to_numpy(np.float64)[every]
+    whole = _of(job, every, RankTimes.whole(seconds), why_whole)
+    # a few iterations with the times of all ranks may miss what is in the others
+    return timed if timed and not named(whole) else whole
+
+
+def _of(job: Job, rows: Integers, times: RankTimes, why_whole: str = "") -> dict[str, Any]:
+    """Return the diagnosis of some iterations."""
     start_s = (job.work.iterations["start_ns"].to_numpy(np.int64)[rows] - job.window_ns[0]) / 1e9
     processes = job.work.processes
     node_of = dict(zip(processes["rank"].tolist(), processes["node"].tolist(), strict=True))
@@ -54,20 +72,8 @@ def _why_not(job: Job) -> str:
     return job.work.missing_ranks
 
 
-def _times(job: Job) -> tuple[Integers, RankTimes, str]:
-    """Return the rows of the iterations, their times, and why only their length is known; empty if more is."""
-    why = "" if job.work.source in PASS_LOGS else job.work.why
-    if not why:
-        rows, times = _rank_times(job, job.measured)
-        if len(rows) >= MIN_ITERATIONS:
-            return rows, times, ""
-        why = too_few(len(rows), len(job.measured))
-    rows = job.measured[:: max(-(-len(job.measured) // _MAX_CELLS), 1)]
-    return rows, RankTimes.whole(job.work.iterations["iteration_s"].to_numpy(np.float64)[rows]), why
-
-
-def _rank_times(job: Job, measured: Integers) -> tuple[Integers, RankTimes]:
-    """Return the rows of the iterations in which the phases of all ranks are known, and the times of the ranks."""
+def _rank_times(job: Job, measured: Integers) -> tuple[Integers, RankTimes, float]:
+    """Return the rows of the iterations in which all ranks are timed, their times, and the share of these iterations."""
     ranks = np.sort(job.work.processes["rank"].unique().astype(np.int64))
     chosen = measured[:: max(-(-len(measured) * len(ranks) // _MAX_CELLS), 1)]
     columns = {name: np.full((len(chosen), len(ranks)), np.nan) for name in _TIMES}
@@ -85,7 +91,7 @@ def _rank_times(job: Job, measured: Integers) -> tuple[Integers, RankTimes]:
     rows = chosen[known]
     mean_s = float(job.work.iterations["iteration_s"].to_numpy(np.float64)[rows].mean()) if len(rows) else 0.0
     times = {name: columns[name][known] for name in _TIMES}
-    return rows, RankTimes(ranks, **times, mean_s=mean_s, source=job.work.source)
+    return rows, RankTimes(ranks, **times, mean_s=mean_s, source=job.work.source), float(known.mean())
 
 
 def _other_cores(job: Job, node: str) -> float | None:

@@ -236,20 +236,13 @@ def nothing_known(why: str) -> dict[str, Any]:
     return found | {"line": None, "unknown": [], "source": None}
 
 
-def too_few(known: int, of: int) -> str:
-    """Return the sentence that the ranks are timed in too few of the iterations."""
-    return f"all ranks are timed in {known} of {counted(of, 'iteration')}, and {MIN_ITERATIONS} are needed"
+def timed_in(known: int, of: int) -> str:
+    """Return the sentence that the ranks are timed in some of the iterations."""
+    return f"all ranks are timed in {known} of {counted(of, 'iteration')}"
 
 
-def why_no_parts(times: RankTimes, of: int) -> str:
-    """Return why the times of the ranks do not give the parts of an iteration; empty if they do.
-
-    Args:
-        times: of the iterations in which they are known.
-        of: number of all iterations.
-    """
-    if len(times.iteration_s) < MIN_ITERATIONS:
-        return too_few(len(times.iteration_s), of)
+def why_no_parts(times: RankTimes) -> str:
+    """Return why the times of the ranks do not give the parts of an iteration; empty if they do."""
     if (times.elsewhere_s.mean(axis=0) < -_MAX_EXCESS * times.mean_s).any():
         return "the recorded phases of a rank take longer than its iterations"
     if abs(float(times.iteration_s.mean()) - times.mean_s) > _MAX_EXCESS * times.mean_s:
@@ -283,7 +276,7 @@ class Evidence:
 
 def diagnosis_of(evidence: Evidence) -> dict[str, Any]:
     """Return where the time of an iteration goes, and which causes could be removed (`described`)."""
-    if why := why_no_parts(evidence.times, evidence.of):
+    if why := why_no_parts(evidence.times):
         return nothing_known(why)
     try:
         budget = iteration_budget.split(evidence.times, evidence.network.evidence)

@@ -220,8 +220,9 @@ def split(times: RankTimes, evidence: NetworkEvidence) -> Budget:
     shares += found
     if evidence.line_s is not None:
         is_open = any(name == OTHER_TRAFFIC for name, _ in uncosted)
-        shares += _by_capacity(evidence, is_open, times.overlap_s[rows, last], left)
-        uncosted = [(name, why) for name, why in uncosted if name not in {share.name for share in shares}]
+        costed = _by_capacity(evidence, is_open, times.overlap_s[rows, last], left)
+        shares += costed
+        uncosted = [(name, why) for name, why in uncosted if name not in {share.name for share in costed}]
     shares += [_share(name, values, values != 0) for name, values in left.items()]
     return _budget(times.mean_s, shares, uncosted)
 
@@ -453,8 +454,9 @@ def _network_causes(
         excess_s, stalled = _excess(network_s, times.usual_s)
         if (stalled & lossy).any():
             take(LOSS, stalled & lossy, excess_s)
-            uncosted.pop(LOSS, None)
     excess_s, stalled = _excess(network_s, times.usual_s)
+    if evidence.lost_segments is not None:
+        stalled &= evidence.lost_segments < _MIN_LOST
     if stalled.any():
         take(NETWORK_STALL, stalled, excess_s)
     least_s = MIN_SHARE * times.usual_s

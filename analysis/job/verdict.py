@@ -114,8 +114,10 @@ def parts_rows(diagnosis: Mapping[str, Any]) -> Sequence[tuple[str, str, str, st
 
 def _unknown(diagnosis: Mapping[str, Any]) -> list[str]:
     by_why: dict[str, list[str]] = {}
+    told = {cause["name"] for cause in named(diagnosis)}
     for item in diagnosis["unknown"]:
-        by_why.setdefault(item["why"], []).append(item["cause"])
+        if item["cause"] not in told:
+            by_why.setdefault(item["why"], []).append(item["cause"])
     return [f"Cannot be told: {', '.join(names)} ({why})." for why, names in by_why.items()]
 
 

@@ -23,7 +23,7 @@ from ringtap.analysis.job.diagnosis import (
     cause_of,
     described,
     nothing_known,
-    too_few,
+    timed_in,
     why_no_parts,
 )
 from ringtap.analysis.job.iteration_budget import CAUSES, RankTimes
@@ -84,7 +84,7 @@ def diagnose(follower: RunFollower, files: Sequence[RankSteps]) -> Diagnosis:
         return Diagnosis()
     if missing := missing_ranks((file.rank, file.world_size) for file in files if file.launch[0]):
         return _unknown(missing)
-    if why := why_no_parts(window.times, len(window.begin_ns)):
+    if why := why_no_parts(window.times):
         return _unknown(why)
     node_of = {file.rank: file.node for file in files}
     begin_s = window.begin_ns / 1e9
@@ -125,7 +125,7 @@ def _window(files: Sequence[RankSteps]) -> _Window:
     known = [step for step in rows if all(step in own for own in passes)]
     why_whole = ""
     if len(rows) >= 2 * MIN_ITERATIONS and len(known) < MIN_ITERATIONS:
-        why_whole = too_few(len(known), len(rows)) if any(passes) else "no passes of the ranks are timed"
+        why_whole = timed_in(len(known), len(rows)) if any(passes) else "no passes of the ranks are timed"
         known = rows
 
     at_ns = np.array([(end_ns[step - 1], end_ns[step]) for step in known], np.int64).reshape(-1, 2)

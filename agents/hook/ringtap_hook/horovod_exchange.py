@@ -36,6 +36,7 @@ class Watcher:
         self._sizes = ProcessFile(settings.steps_folder, ".buckets.jsonl", None)
         self._pack = struct.Struct("<" + "q" * len(fields)).pack
         self._optimizers: Any = weakref.WeakKeyDictionary()  # each: its number, its exchanges; None: not recorded
+        self._created = 0
         self._begin_ns = self._backward_end_ns = 0  # of the exchange that runs, and of the last backward pass
         self._off = False
         os.register_at_fork(after_in_child=self._leave_parent)
@@ -83,7 +84,7 @@ class Watcher:
         weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight.requires_grad]
         if any(weight.device.type != "cpu" for weight in weights):
             return None
-        number = len(self._optimizers)
+        number, self._created = self._created, self._created + 1
         sizes = [weight.numel() * weight.element_size() for weight in weights]
         item: dict[str, Any] = {"t_ns": time.time_ns(), "module": number, "bucket_bytes": sizes}
         compression = getattr(getattr(optimizer, "_compression", None), "__name__", "NoneCompressor")
@@ -103,7 +104,7 @@ def attach(module: ModuleType, settings: Settings) -> None:
     optimizer_class = getattr(module, "_DistributedOptimizer", None)
     if optimizer_class is None:
         return
-    watcher = Watcher(settings)
+    watcher, recorder = Watcher(settings), steps.recorder(settings)
 
     def begins(plain: Any) -> Any:
         @functools.wraps(plain)
@@ -123,7 +124,7 @@ def attach(module: ModuleType, settings: Settings) -> None:
         begin_ns = time.monotonic_ns()
         result = plain_synchronize(self)
         watcher.end(self)
-        steps.recorder(settings).leave_out(time.monotonic_ns() - begin_ns)
+        recorder.leave_out(time.monotonic_ns() - begin_ns)
         return result
 
     optimizer_class.synchronize = synchronize

@@ -17,13 +17,16 @@ import diagnosis
 jobs = [list(diagnosis.jobs_of(seed)) for seed in range(20)]
 same = list(diagnosis.jobs_of(3)) == jobs[3]
 cause = {"name": "slow rank", "share": 0.2, "low_s": 0.01, "seconds": 0.02, "rank": 1, "iterations": 35}
-item = jobs[0][0] | {"fault": {"kind": "slow rank", "rank": 1}, "affected": (25, 60)}
+healthy = jobs[0][0] | {"times": "ddp"}
+item = healthy | {"fault": {"kind": "slow rank", "rank": 1}, "affected": (25, 60)}
 seconds = [0.12 if 25 <= number + 1 < 60 else 0.1 for number in range(79)]
 found = {"why": "", "causes": [cause, cause | {"rank": 2}, cause | {"share": 0.01}], "unknown": []}
 rows = [diagnosis.judged(item, seconds, None, found)]
 rows.append(diagnosis.judged(item, seconds, None, found | {"causes": []}))
-rows.append(diagnosis.judged(jobs[0][0], [0.1] * 79, 0.1, found))
-print(json.dumps({"jobs": jobs, "same": same, "rows": rows, "table": diagnosis.table(rows)}))
+rows.append(diagnosis.judged(healthy, [0.1] * 79, 0.1, found))
+slower = found | {"causes": [cause | {"name": "slower iterations", "rank": None}]}
+untimed = [diagnosis.judged(item | {"times": times}, seconds, None, slower)["right"] for times in ("ddp", "none")]
+print(json.dumps({"jobs": jobs, "same": same, "rows": rows, "untimed": untimed, "table": diagnosis.table(rows)}))
 """
 
 
@@ -41,6 +44,7 @@ def test_jobs_are_drawn_by_seed_and_verdicts_are_judged() -> None:
     assert right["cost_s"] == pytest.approx(0.02 * 35 / 76)
     assert (missed["right"], missed["wrong"]) == ([], [])
     assert (healthy["cost_s"], healthy["right"], healthy["wrong"]) == (0, [], ["slow rank", "slow rank"])
+    assert data["untimed"] == [[], ["slower iterations"]]
     lines = data["table"].splitlines()
     assert "| slow rank | 2 | - | 1 of 2 | 0 | 1 | 117% |" in lines
     assert "| healthy | 1 | - | - | 0 | 1 | - |" in lines

@@ -1,5 +1,6 @@
 import base64
 import csv
+import io
 import itertools
 import json
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from ringtap.analysis import published_results
@@ -528,12 +530,11 @@ def test_the_tables_of_the_reproduction_come_from_the_report(reported, tmp_path)
     done = subprocess.run([sys.executable, script, path], capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
     headings = [line.lstrip("# ") for line in lines if line.startswith("#")]
-    assert [head for head in headings if head.startswith(("Times", "Congestion", "Fits", "Most", "Every"))] == [
+    assert [head for head in headings if head.startswith(("Times", "Congestion", "Fits", "Most"))] == [
         "Times without cross traffic (Table 3.1)",
         "Congestion points (iperf: Table 3.2, consistent: 3.4, burst: 3.6)",
         "Fits of t = A·exp(B/(C−BW)ⁿ), in log space",
         "Most congested point and spare bandwidth (Tables 3.3, 3.5, 3.7, 3.8)",
-        "Every point",
     ]
     assert "Order of the kinds of traffic at the same load (section 3.4.2), s" in headings
     vgg = next(one for one in reported[2]["series"] if one["series"] == "vgg16-consistent")
@@ -549,6 +550,12 @@ def test_the_tables_of_the_reproduction_come_from_the_report(reported, tmp_path)
             assert lines[number - 1].count("|") == width + 1
             rows = itertools.takewhile(lambda text: text.startswith("|"), lines[number + 1 :])
             assert all(row.replace("\\|", "").count("|") == width + 1 for row in rows)
+    every = subprocess.run([sys.executable, script, "--points", path], capture_output=True, text=True, check=True).stdout
+    table = pd.read_csv(io.StringIO(every))
+    assert len(table) == sum(len(one["points"]) for one in reported[2]["series"])
+    published = pd.read_csv(script.parents[1] / "docs" / "notes" / "reproduction-points.csv")
+    assert list(table) == list(published)
+    assert (published.groupby("series")["bandwidth_gbps"].size() == 11).all()
     (tmp_path / "old.json").write_text('{"schema": 1}')
     for name, says in (("old.json", "has schema 1"), ("none.json", "is not the report.json")):
         failed = subprocess.run([sys.executable, script, tmp_path / name], capture_output=True, text=True, check=False)

@@ -34,7 +34,7 @@ class Slowness:
         begin, end = self._item["affected"]
         mine = begin <= number < end and self._fault.get("rank", self._rank) == self._rank
         kind, factor = self._fault["kind"], 1 + self._item["uneven"] * (2 * self._random.random() - 1)
-        if mine and kind == "slow rank":
+        if mine and kind in ("slow rank", "two at once"):
             factor *= 1 + self._fault["share"]
         pause_s = 0.0
         if mine and kind == "pauses" and self._random.random() < self._fault["often"]:

@@ -55,9 +55,8 @@ EXPECTED = {
     "slow link": {"slow link", "slower network"},
     "loss": {"loss"},
     "other traffic": {"other traffic"},
+    "two at once": {"slow rank", "other traffic"},
 }
-
-
 # the same if only the length of iterations is known
 OF_WHOLE = {
     "slow rank": {"slower iterations"},
@@ -66,6 +65,7 @@ OF_WHOLE = {
     "slow link": {"slow link", "slower iterations"},
     "loss": {"loss"},
     "other traffic": {"other traffic"},
+    "two at once": {"other traffic", "slower iterations"},
 }
 
 
@@ -74,7 +74,13 @@ def is_right(cause: str, rank: int | None, item: dict[str, Any]) -> bool:
     fault = item["fault"]
     if item["times"] == "none":
         return cause in OF_WHOLE.get(fault["kind"], ())
-    return cause in EXPECTED.get(fault["kind"], ()) and fault.get("rank", rank) == rank
+    is_place = cause == "other traffic" or fault.get("rank", rank) == rank
+    return is_place and cause in EXPECTED.get(fault["kind"], ())
+
+
+def is_named(row: dict[str, Any]) -> bool:
+    """Return True if each fault of a job is named."""
+    return len(set(row["right"])) >= (2 if row["kind"] == "two at once" else 1)
 
 
 def jobs_of(seed: int) -> Iterator[dict[str, Any]]:
@@ -106,6 +112,7 @@ def jobs_of(seed: int) -> Iterator[dict[str, Any]]:
         {"kind": "slow link", "host": HOSTS[rank], "rate_share": chance.choice((0.9, 0.7, 0.4))},
         {"kind": "loss", "host": HOSTS[rank], "loss_pct": chance.choice((0.1, 1.0))},
         {"kind": "other traffic", "host": HOSTS[rank], "load_share": chance.uniform(0.2, 0.8)},
+        {"kind": "two at once", "rank": rank, "share": 0.5, "host": HOSTS[rank], "load_share": 0.7},
     ]
     for fault in faults:
         model = chance.choice(list(MODELS))
@@ -211,7 +218,7 @@ class Case:
             lose = f'meta iifname "eth0" numgen random mod 1000 < {round(10 * fault["loss_pct"])} drop;'
             rules = f"table inet lose {{ chain in {{ type filter hook prerouting priority -300; {lose} }}; }}"
             self._on(host, "nft", rules if is_on else "add table inet lose; delete table inet lose")
-        if kind == "other traffic" and is_on:
+        if kind in ("other traffic", "two at once") and is_on:
             self._send(host, round(fault["load_share"] * RATE_BPS))
         if not is_on:
             for process in self._others:
@@ -358,11 +365,11 @@ def table(rows: list[dict[str, Any]]) -> str:
         cells = []
         for least, most in ((0.1, 9.0), (0.03, 0.1)):
             some = [row for row in mine if least <= row["share"] < most]
-            cells.append(f"{sum(bool(row['right']) for row in some)} of {len(some)}" if some else "-")
+            cells.append(f"{sum(map(is_named, some))} of {len(some)}" if some else "-")
         errors = [abs(row["found_s"] / row["cost_s"] - 1) for row in mine if row["right"] and row["share"] >= 0.03]
         error = f"{statistics.median(errors):.0%}" if errors else "-"
         false = sum(bool(row["wrong"]) for row in mine)
-        open_ = sum(not row["right"] and (kind in row["unknown"] or bool(row["why"])) for row in mine)
+        open_ = sum(not is_named(row) and (kind in row["unknown"] or bool(row["why"])) for row in mine)
         lines.append(f"| {kind} | {len(mine)} | {' | '.join(cells)} | {open_} | {false} | {error} |")
     return "\n".join([*lines, f"wrong: {dict(wrong)}"])
 

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ringtap.analysis.job import byte_accounting, flows
+from ringtap.analysis.job.iterations_of_ranks import computation_by
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.report.findings import overview
 from ringtap.analysis.runs.node_records import NodeLogs
@@ -274,7 +275,7 @@ def _phases(span: _Span) -> Iterator[Measure]:
     for column, title in _PHASES.items():
         what = column, title
         if column == "compute_s" and work.source == "horovod":  # not to be compared with both passes
-            what = "backward_s", work.computation
+            what = "backward_s", computation_by(work.source)
         yield span.of_column(*what, SECONDS, column, why)
     if span.has_iterations:
         busy = span.column("communication_s") / span.column("iteration_s")

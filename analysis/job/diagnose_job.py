@@ -73,7 +73,7 @@ def _why_not(job: Job) -> str:
 
 
 def _rank_times(job: Job, measured: Integers) -> tuple[Integers, RankTimes, float]:
-    """Return the rows of the iterations in which all ranks are timed, their times, and the share of these iterations."""
+    """Return the rows of the iterations in which all ranks are timed, their times, and the share of them in all."""
     ranks = np.sort(job.work.processes["rank"].unique().astype(np.int64))
     chosen = measured[:: max(-(-len(measured) * len(ranks) // _MAX_CELLS), 1)]
     columns = {name: np.full((len(chosen), len(ranks)), np.nan) for name in _TIMES}

@@ -374,16 +374,16 @@ class Work:
     missing_ranks: str
 
     @property
-    def computation(self) -> str:
-        """What ``compute_s`` is of, in words."""
-        return "backward pass" if self.source == "horovod" else "compute"
-
-    @property
     def rank_iterations(self) -> pd.DataFrame:
         """All of ``ranks``, by iteration and rank."""
         return pd.concat([frame.read() for frame in self.ranks]).sort_values(
             ["iteration", "rank"], kind="stable", ignore_index=True
         )
+
+
+def computation_by(source: str) -> str:
+    """Return what ``compute_s`` is of, in words; ``source`` is that of `Phases`."""
+    return "backward pass" if source == "horovod" else "compute"
 
 
 ALL_PHASES = 0

@@ -15,6 +15,7 @@ import pandas as pd
 
 from ringtap.analysis.job import byte_accounting, counters_per_iteration, flows, iterations_of_ranks
 from ringtap.analysis.job.captured_payload_per_iteration import Packets, read_packets
+from ringtap.analysis.job.iterations_of_ranks import computation_by
 from ringtap.analysis.job.node_aggregation import ALL_SUMS, Shared, join_rank_sums, join_sums, read_tables
 from ringtap.analysis.job.throughput_and_epochs import NAMES, Given, Printed, read_output
 from ringtap.analysis.results_for_notebooks import Columns, described, described_table, documented, html_of_text
@@ -600,6 +601,11 @@ class Job:
         from ringtap.analysis.job.stragglers import slower_than
 
         return slower_than(self, factor)
+
+    @property
+    def computation(self) -> str:
+        """What ``compute_s`` is of: ``compute`` or ``backward pass``."""
+        return computation_by(self.work.source)
 
     def summary(self) -> dict[str, Any]:
         """Return all numbers of the run as plain values, as ``ringtap analyze --json`` prints them; None: not known."""

@@ -61,7 +61,7 @@ _MIN_SECONDS_SHARE = 0.01
 _MIN_LATE_SHARE = 0.02
 # column of the ranks -> (description, unit, smallest reported difference)
 _RANK_MEASURES = {
-    "compute_s": ("compute (forward and backward pass; with Horovod, backward pass)", "s", None),
+    "compute_s": ("compute (forward and backward pass)", "s", None),
     "optimizer_s": ("optimizer step", "s", None),
     "unattributed_s": ("time not attributed (loading data, Python, waiting outside of DDP)", "s", None),
     "retransmissions": ("retransmitted segments per iteration", "", 0.5),
@@ -127,8 +127,13 @@ def slowest(job: Job) -> dict[str, Any] | None:
         "certain": bool(certain),
         "by_chance": not often,
         "stands_out": bool(certain and often and costs),
-        "differences": _differences(_RANK_MEASURES, sides, iteration_s),
+        "differences": _differences(_RANK_MEASURES | _of_horovod(job), sides, iteration_s),
     }
+
+
+def _of_horovod(job: Job) -> dict[str, tuple[str, str, None]]:
+    """Return what is described otherwise if only backward passes are timed."""
+    return {"compute_s": (job.computation, "s", None)} if job.work.source == "horovod" else {}
 
 
 def _differences(
@@ -259,5 +264,5 @@ def slow_iterations(job: Job) -> dict[str, Any] | None:
         "iterations": int(slow.sum()),
         "mean_s": float(seconds[slow].mean()),
         "usual_s": float(seconds[usual].mean()),
-        "differences": _differences(_ITERATION_MEASURES, sides, float(np.median(seconds))),
+        "differences": _differences(_ITERATION_MEASURES | _of_horovod(job), sides, float(np.median(seconds))),
     }

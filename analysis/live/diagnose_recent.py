@@ -26,7 +26,7 @@ from ringtap.analysis.job.diagnosis import (
     timed_in,
     why_no_parts,
 )
-from ringtap.analysis.job.iteration_budget import CAUSES, RankTimes
+from ringtap.analysis.job.iteration_budget import CAUSES, NETWORK_STALL, WHOLE_STALL, RankTimes
 from ringtap.analysis.job.verdict import is_open, named, verdict
 from ringtap.analysis.live.follow_run import RunFollower
 from ringtap.analysis.live.iterations import RankSteps, StepEnd, TimedPass
@@ -39,8 +39,9 @@ from ringtap.core.run_completeness import missing_ranks
 _MAX_ITERATIONS, _MAX_CELLS = 300, 60_000
 # DDP times the first iterations in buckets that it then changes
 _WARM_UP = 10
-# a cause goes on once it is in so many iterations, and until it was in none for so long and for so many iterations
-_GOES_ON, _OVER_S, _OVER = 3, 5.0, 10
+# a cause goes on once it is in so many iterations, or in more if nothing says whose stalls it is, and until it was in
+# none for so long and for so many iterations
+_GOES_ON, _GOES_ON_UNEXPLAINED, _OVER_S, _OVER = 2, 3, 5.0, 10
 # a node's samples are in its logs this long after they were taken, at the latest
 _WRITTEN_S = 0.2
 
@@ -96,7 +97,7 @@ def diagnose(follower: RunFollower, files: Sequence[RankSteps]) -> Diagnosis:
     found = [
         (begin, _since(share, begin, evidence))
         for share in budget.shares
-        if share.name in CAUSES and (begin := _begin(share.affected, window.times.mean_s)) is not None
+        if share.name in CAUSES and (begin := _begin(share, window.times.mean_s)) is not None
     ]
     causes = named({"causes": sorted((cause for _, cause in found), key=lambda cause: -cause["seconds"])})
     latest = max((begin for begin, cause in found if cause in causes), default=0)
@@ -225,10 +226,12 @@ def _flows(
         yield FlowSum(*addresses, ends.is_training, total, losses.get(ends, 0.0))
 
 
-def _begin(affected: npt.NDArray[np.bool_], iteration_s: float) -> int | None:
-    """Return the iteration in which what goes on now began; None if nothing goes on."""
+def _begin(share: iteration_budget.CauseOrPart, iteration_s: float) -> int | None:
+    """Return the iteration in which a cause that goes on now began; None if it does not go on."""
+    affected = share.affected
+    least = _GOES_ON_UNEXPLAINED if share.name in (NETWORK_STALL, WHOLE_STALL) else _GOES_ON
     where = np.flatnonzero(affected)
-    if len(where) < _GOES_ON:
+    if len(where) < least:
         return None
     gaps = np.diff(where)
     most = max(_OVER, _OVER_S / iteration_s, 2 * float(np.median(gaps)) if len(gaps) else 0.0)
@@ -236,7 +239,7 @@ def _begin(affected: npt.NDArray[np.bool_], iteration_s: float) -> int | None:
         return None
     breaks = np.flatnonzero(gaps > most)
     where = where[breaks[-1] + 1 :] if len(breaks) else where
-    return int(where[0]) if len(where) >= _GOES_ON else None
+    return int(where[0]) if len(where) >= least else None
 
 
 def _since(share: iteration_budget.CauseOrPart, begin: int, evidence: Evidence) -> dict[str, Any]:

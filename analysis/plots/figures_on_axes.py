@@ -61,7 +61,7 @@ _RATE_UNITS = (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3), ("bit/s", 1.0)
 
 def parts_of(job: Job) -> dict[str, tuple[str, str]]:
     """Return the lines of a figure of iterations: column, text and colour."""
-    return PARTS | {"compute_s": (job.work.computation, BLUE)}
+    return PARTS | {"compute_s": (job.computation, BLUE)}
 
 
 @contextmanager

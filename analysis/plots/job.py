@@ -122,7 +122,7 @@ def _ranks(job: Job) -> Drawn | None:
     # by Horovod's timeline, the optimizer step includes the exposed communication, and the rest is not known
     if numbers["unattributed_s"].notna().any():
         parts |= {"optimizer_s": ("optimizer step", PURPLE), "unattributed_s": ("not attributed", LIGHT)}
-    what = job.work.computation
+    what = job.computation
     kinds = ((what, BLUE), (f"{what} that hides communication", GREEN), *parts.values())
     handles = [Patch(color=colour, label=text) for text, colour in kinds]
     on = sheet(1, 1, (_SIZE[0], 0.5 + 0.22 * len(shown)), handles, label_columns=3, left=1.9)

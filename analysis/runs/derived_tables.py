@@ -14,6 +14,7 @@ import pandas as pd
 
 import ringtap
 from ringtap.analysis.job.collection_status import status
+from ringtap.analysis.job.iterations_of_ranks import computation_by
 from ringtap.analysis.job.run import Job, after_warm_up
 from ringtap.analysis.job.throughput_and_epochs import Given
 from ringtap.analysis.results_for_notebooks import described_table
@@ -60,6 +61,11 @@ class StoredJob(Job):
         """The diagnosis that was written."""
         found: dict[str, Any] = self.summary()["diagnosis"]
         return found
+
+    @property
+    def computation(self) -> str:
+        """What ``compute_s`` is of."""
+        return computation_by(self.summary()["phases"]["source"])
 
     def summary(self) -> dict[str, Any]:
         """Return the summary that was written."""

@@ -550,8 +550,8 @@ def test_the_tables_of_the_reproduction_come_from_the_report(reported, tmp_path)
             assert lines[number - 1].count("|") == width + 1
             rows = itertools.takewhile(lambda text: text.startswith("|"), lines[number + 1 :])
             assert all(row.replace("\\|", "").count("|") == width + 1 for row in rows)
-    every = subprocess.run([sys.executable, script, "--points", path], capture_output=True, text=True, check=True).stdout
-    table = pd.read_csv(io.StringIO(every))
+    every = subprocess.run([sys.executable, script, "--points", path], capture_output=True, text=True, check=True)
+    table = pd.read_csv(io.StringIO(every.stdout))
     assert len(table) == sum(len(one["points"]) for one in reported[2]["series"])
     published = pd.read_csv(script.parents[1] / "docs" / "notes" / "reproduction-points.csv")
     assert list(table) == list(published)

@@ -228,7 +228,7 @@ class _Export:
         Args:
             rows: its rows of `ringtap.analysis.job.iterations_of_ranks.Work.rank_iterations`.
             optimizer_steps: its rows of `ringtap.analysis.runs.run.JobRun.steps`, on the reference clock.
-            passes: what DDP logged, as from `logged_passes`; None: nothing.
+            passes: its passes, as from `logged_passes`; None: not logged.
         """
         rank, pid, logs = int(rows["rank"].iloc[0]), rows["pid"].iloc[0], self._job.nodes[rows["node"].iloc[0]]
         writer, track = self._writer, self._writer.process(f"rank {rank} on {logs.name} (pid {pid})")

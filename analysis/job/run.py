@@ -604,7 +604,7 @@ class Job:
 
     @property
     def computation(self) -> str:
-        """What ``compute_s`` is of: ``compute`` or ``backward pass``."""
+        """Name of ``compute_s``: ``compute`` or ``backward pass``."""
         return computation_by(self.work.source)
 
     def summary(self) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class StoredJob(Job):
 
     @property
     def computation(self) -> str:
-        """What ``compute_s`` is of."""
+        """Name of ``compute_s``."""
         return computation_by(self.summary()["phases"]["source"])
 
     def summary(self) -> dict[str, Any]:

@@ -51,7 +51,7 @@ from ringtap.core.errors import RingtapError
 from ringtap.core.run_directory import RunDirectory, write_json
 from ringtap.slurm.submission_file_names import SubmitPaths
 from tests.gold.analysis_sweep import write_sweep
-from tests.gold.job_run import MS, START_NS, Truth, write_ddp_job
+from tests.gold.job_run import MS, START_NS, Truth, as_horovod, write_ddp_job
 from tests.unit.live_run import RunWriter
 from tests.unit.workload.test_workload_from_profile import ddp_lines
 
@@ -109,12 +109,15 @@ def bases(folder: Path) -> list[Path]:
     _submitted(job)
     watched = folder / "watched"
     _watched(watched)
+    horovod = folder / "horovod"
+    write_ddp_job(horovod, Truth(iterations=34, every_ms=50))
+    as_horovod(horovod)
     sweep = folder / "sweep"
     write_sweep(sweep, [("vgg16", "consistent")], loads_gbps=(0.0, 8.0, 14.0, 18.0), iterations=8)
     shutil.copyfile(sweep / "points.jsonl", sweep / "rejected.jsonl")
     parts = folder / "parts"
     _parts(parts, sweep)
-    return [job, watched, sweep, parts]
+    return [job, watched, sweep, parts, horovod]
 
 
 def _enrich(node: Path) -> None:

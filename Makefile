@@ -73,7 +73,7 @@ say-check:
 	@echo "This takes about a minute and a half on two cores; the environment takes 3 more the first time."
 
 say-test:
-	@echo "This takes about 20 minutes on two cores; the environment and Horovod take 8 more the first time."
+	@echo "This takes about half an hour on two cores; the environment and Horovod take 8 minutes more the first time."
 
 clean:
 	rm -rf $(VENV) $(VENV)-gpu build dist *.egg-info

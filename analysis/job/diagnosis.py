@@ -312,7 +312,7 @@ def described(budget: Budget, evidence: Evidence) -> dict[str, Any]:
     network = evidence.network
     everywhere = np.ones(len(evidence.start_s), bool)
     unknown: list[dict[str, Any]] = [{"cause": name, "why": why} for name, why in network.unknown]
-    if evidence.why_whole:
+    if evidence.why_whole and len(evidence.node_of) > 1:
         unknown.insert(0, {"cause": SLOW_RANK, "why": evidence.why_whole})
     unknown += [
         {"cause": name, "why": why} | network.facts(name, everywhere, evidence.times) for name, why in budget.uncosted

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ringtap.analysis.job.iteration_budget import WHOLE
+from ringtap.analysis.job.iteration_budget import SLOW_RANK
 from ringtap.analysis.job.stragglers import SLOWER
 from ringtap.analysis.job.verdict import parts_rows, verdict
 from ringtap.core.terminal_escaping import one_line, text_table
@@ -63,7 +63,7 @@ def _parts(data: dict[str, Any]) -> str:
     if len(data["training_phases"]) > 1 and (phase := shown_phase(data)) is not None:
         begin = f"An iteration of phase {phase['phase']} takes {format_duration(mean_s)} (mean)"
     table = parts_table(data)
-    if table is None and data["diagnosis"]["source"] == WHOLE:
+    if table is None and any(item["cause"] == SLOW_RANK for item in data["diagnosis"]["unknown"]):
         return f"{begin}."  # the verdict says why no more is known
     if table is None:
         why = data["parts"]["why"] or data["phases"]["why"] or "no rank timed its phases"

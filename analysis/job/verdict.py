@@ -167,8 +167,9 @@ def _other_traffic(cause: Cause) -> str:
 
 
 def _loss(cause: Cause) -> str:
-    what = "Iterations in which segments are lost take longer" if cause["is_whole"] else "Loss slows the exchange"
-    return f"{what}: {_cost(cause)}; {cause['lost_segments']:.3g} in each of them, mostly {_ends(cause)}"
+    what = "Iterations with loss take longer" if cause["is_whole"] else "Loss slows the exchange"
+    lost = f"{cause['lost_segments']:.3g} segments are lost in each of them"
+    return f"{what}: {_cost(cause)}; {lost}, mostly {_ends(cause)}"
 
 
 def _ends(cause: Cause) -> str:

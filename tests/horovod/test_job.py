@@ -145,13 +145,12 @@ def test_the_timeline_is_on_the_clock_of_the_steps(recorded: tuple[Path, str]) -
 
 
 def test_the_exchange_of_each_iteration_is_timed_at_every_rank(recorded: tuple[Path, str]) -> None:
-    """Horovod's timeline, of rank 0, begins and ends within it."""
+    """Horovod's timeline begins when the first rank has a gradient, and ends before both have all."""
     job = open_job(recorded[0])
     assert job.work.source == "horovod"
     assert not job.work.why
     assert job.work.gradient_bytes == 4 * (3 * (64 * 64 + 64) + 64 + 1)
-    table, _ = load_timeline(node(recorded[0]) / "horovod" / "timeline.json")
-    gradients = table[(table["operation"] == "ALLREDUCE") & table["tensor"].str.contains("weight|bias")]
+    begins_ns, ends_ns = [], []
     for rank, rows in steps(recorded[0]).items():
         (path,) = (node(recorded[0]) / "steps").glob(f"rank{rank}-*.horovod.rec")
         file = open_records(path)
@@ -161,15 +160,17 @@ def test_the_exchange_of_each_iteration_is_timed_at_every_rank(recorded: tuple[P
         assert (np.diff(moments, axis=1) >= 0).all()
         assert (passes["forward_ns"] == -1).all()
         # every other step waits for the gradients itself
-        spent = rows["end_mono_ns"] - rows["start_mono_ns"]
         assert (rows["passes_ns"][::2] > 0).all()
-        assert (rows["passes_ns"] < spent).all()
+        assert (rows["passes_ns"] < rows["end_mono_ns"] - rows["start_mono_ns"]).all()
         assert (rows["passes_ns"][1::2] == 0).all()
-        if rank == 0:
-            iteration = np.searchsorted(passes["comm_end_ns"], gradients["end_ns"])
-            assert np.bincount(iteration, minlength=STEPS).tolist() == [TENSORS] * STEPS
-            begins_ns = passes["comm_start_ns"].to_numpy()[iteration] - 1000  # the timeline has microseconds
-            assert (gradients["negotiate_start_ns"].to_numpy() >= begins_ns).all()
+        begins_ns.append(passes["comm_start_ns"].to_numpy())
+        ends_ns.append(passes["comm_end_ns"].to_numpy())
+    table, _ = load_timeline(node(recorded[0]) / "horovod" / "timeline.json")
+    gradients = table[(table["operation"] == "ALLREDUCE") & table["tensor"].str.contains("weight|bias")]
+    iteration = np.searchsorted(np.max(ends_ns, axis=0), gradients["end_ns"])
+    assert np.bincount(iteration, minlength=STEPS).tolist() == [TENSORS] * STEPS
+    first_ns = np.min(begins_ns, axis=0)[iteration] - 1000  # the timeline has microseconds
+    assert (gradients["negotiate_start_ns"].to_numpy() >= first_ns).all()
     shares = job.ranks[["compute_s", "exposed_s", "optimizer_s", "unattributed_s"]].sum(axis=1)
     assert shares.to_numpy() == pytest.approx([job.work.iterations["iteration_s"][job.measured].mean()] * 2, rel=0.01)
 

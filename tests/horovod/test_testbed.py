@@ -58,7 +58,7 @@ def test_a_sweep_with_horovod_moves_the_bytes_of_the_equation(tmp_path: Path) ->
     nodes = out / point["directory"] / "nodes"
     wanted = demand(PARAMETERS, workers=2).worker_bytes
     for rank, host in enumerate(["S0", "S1"]):
-        (records,) = (nodes / host / "steps").glob(f"rank{rank}-*.rec")
+        (records,) = (path for path in (nodes / host / "steps").glob(f"rank{rank}-*.rec") if path.suffixes == [".rec"])
         steps = open_records(records).tail()
         assert [row[0] for row in steps] == list(range(len(steps)))
         ends = [row[3] for row in steps if point["window_start_ns"] < row[3] <= point["window_end_ns"]]

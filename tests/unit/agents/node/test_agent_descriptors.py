@@ -170,7 +170,7 @@ for number, arguments in enumerate(commands):
             code = run(arguments, closed, folder)
             made = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
             texts = [(top / f"{folder.name}.{name}").read_text().replace(str(folder), "") for name in ("out", "err")]
-            print(json.dumps([arguments, closed, code, made, *texts]))
+            print(json.dumps([arguments, closed, code, made, *texts]), flush=True)
 """
 
 

@@ -148,7 +148,7 @@ def test_a_double_tree_of_a_real_job_is_named_from_its_packets(processes: Proces
     workers = ("S2", "S0", "S1")
     dumps = {host: tmp_path / f"{host}.pcap" for host in workers}
     for host, path in dumps.items():
-        processes.listen(host, "tcpdump", "-i", "eth0", "-s", "96", "-U", "-w", str(path))
+        processes.listen(host, "tcpdump", "-Z", "root", "-i", "eth0", "-s", "96", "-U", "-w", str(path))
     job = [sys.executable, str(Path(__file__).with_name("double_tree_job.py"))]
     world = {"WORLD_SIZE": "3", "MASTER_ADDR": SPEC.training_ip(workers[0]), "MASTER_PORT": "29512"}
     world |= {"GLOO_SOCKET_IFNAME": "eth0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}

@@ -145,14 +145,13 @@ def test_a_ring_of_three_under_cross_traffic(
 
 
 def test_a_double_tree_of_a_real_job_is_named_from_its_packets(processes: Processes, tmp_path: Path) -> None:
-    workers = ("S2", "S0", "S1")
-    dumps = {host: tmp_path / f"{host}.pcap" for host in workers}
-    for host, path in dumps.items():
-        processes.listen(host, "tcpdump", "-Z", "root", "-i", "eth0", "-s", "96", "-U", "-w", str(path))
-    job = [sys.executable, str(Path(__file__).with_name("double_tree_job.py"))]
+    workers, run = ("S2", "S0", "S1"), tmp_path / "run"
+    record = [*RINGTAP, "run", "--collect", "packets", "--interface", "eth0", "--join", str(run), "--node"]
+    job = ["--", sys.executable, str(Path(__file__).with_name("double_tree_job.py"))]
     world = {"WORLD_SIZE": "3", "MASTER_ADDR": SPEC.training_ip(workers[0]), "MASTER_PORT": "29512"}
     world |= {"GLOO_SOCKET_IFNAME": "eth0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
-    processes.finish([processes.start(host, *job, **world, RANK=str(rank)) for rank, host in enumerate(workers)])
-    shape = structure(*map(str, dumps.values()))["shape"]
+    ranks = enumerate(workers)
+    processes.finish([processes.start(host, *record, host, *job, **world, RANK=str(rank)) for rank, host in ranks])
+    shape = structure(str(run))["shape"]
     assert (shape["name"], shape["whole"]) == ("double binary tree", True)
     assert sorted(shape["hosts"]) == sorted(map(SPEC.training_ip, workers))

@@ -144,7 +144,9 @@ def _ranks(job: Job) -> Drawn | None:
     if len(shown) < len(numbers):
         caption += f"; of {len(numbers)} ranks, only those with the longest and the shortest compute"
     if "unattributed_s" in parts:
-        caption += ". Not attributed is what no recorder times: loading data, Python between the phases, other waiting"
+        forward = "" if job.computation == "compute" else "forward passes, "
+        untimed = f"{forward}loading data, Python between the phases, other waiting"
+        caption += f". Not attributed is what no recorder times: {untimed}"
     else:
         caption += ". The bars are shorter than the iterations: the rest was not timed"
     caption += "."

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _NOT_KNOWN = -1  # ``forward_ns``: nothing says when the forward pass begins
 
 
-class Watcher:
+class ExchangeRecorder:
     """Notes the exchanges of Horovod's optimizers in this process."""
 
     def __init__(self, settings: Settings) -> None:
@@ -104,12 +104,12 @@ def attach(module: ModuleType, settings: Settings) -> None:
     optimizer_class = getattr(module, "_DistributedOptimizer", None)
     if optimizer_class is None:
         return
-    watcher, recorder = Watcher(settings), steps.recorder(settings)
+    exchanges, recorder = ExchangeRecorder(settings), steps.recorder(settings)
 
     def begins(plain: Any) -> Any:
         @functools.wraps(plain)
         def exchange(self: Any, *args: Any) -> Any:
-            watcher.begin()
+            exchanges.begin()
             return plain(self, *args)
 
         return exchange
@@ -123,9 +123,9 @@ def attach(module: ModuleType, settings: Settings) -> None:
     def synchronize(self: Any) -> Any:
         begin_ns = time.monotonic_ns()
         result = plain_synchronize(self)
-        watcher.end(self)
+        exchanges.end(self)
         recorder.leave_out(time.monotonic_ns() - begin_ns)
         return result
 
     optimizer_class.synchronize = synchronize
-    count_backward_passes.listeners.append(watcher.end_backward)
+    count_backward_passes.listeners.append(exchanges.end_backward)

@@ -249,15 +249,16 @@ def packets(items: Sequence[dict[str, Any]]) -> Iterator[str]:
         )  # fmt: skip
 
 
-def points(series: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+def points(series: Sequence[dict[str, Any]]) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of a table of every point of each series, with the columns that ``ringtap fit`` reads."""
     yield "series", "bandwidth_gbps", "iteration_s", "p99_s", "std_s", "count"
     for one in series:
         for point in one["points"]:
             mean_s, spread = point["mean_s"], point["variation"]
             std_s = None if spread is None or mean_s is None else spread * mean_s
-            times = (num(value, ".4f") for value in (mean_s, point["p99_s"], std_s))
-            yield name(one), num(point["cross_gbps"], ".2f"), *times, num(point["iterations"], "d")
+            cells = (point["cross_gbps"], ".2f"), *((value, ".4f") for value in (mean_s, point["p99_s"], std_s))
+            texts = ("" if value is None else format(value, form) for value, form in cells)
+            yield name(one), *texts, point["iterations"]
 
 
 def head(title: str, *columns: str) -> Iterator[str]:

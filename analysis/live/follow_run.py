@@ -32,11 +32,11 @@ from ringtap.core.run_directory_schema import (
     OWNERS_JSONL,
     PACKETS,
     PACKETS_JSON,
-    PASS_LOGS,
     PROCESS,
     PROCESSES_JSONL,
     RUN,
     RUN_JSON,
+    pass_source,
 )
 
 _METERED = ("nic", "infiniband", HOST_REC, "sockets", "steps")
@@ -241,11 +241,11 @@ class NodeLog:
         key = (path.parent.name, path.stem)
         if path in self.ranks:
             self.ranks[path].feed(batch)
-        elif path.name.endswith(tuple(PASS_LOGS.values())):
+        elif source := pass_source(path.name):
             # the first pass may precede the first step of the process
             step_log = path.with_name(f"{path.name.partition('.')[0]}.rec")
             times = self._passes.setdefault(step_log, PassTimes(self.to_reference))
-            times.source = next(source for source, suffix in PASS_LOGS.items() if path.name.endswith(suffix))
+            times.source = source
             times.feed(self._opened[path], batch)
         elif (series := self._keyed(path)) is not None:
             if self.traffic and path.parent.name == "sockets":
@@ -268,7 +268,7 @@ def _folders(node: Path) -> list[Path]:
 
 def _begin(path: Path) -> Callable[[RecordFile], int]:
     """Return the function that chooses the first record to read in a file that already has records."""
-    if path.name.endswith(tuple(PASS_LOGS.values())):
+    if pass_source(path.name):
         return lambda file: max(0, file.count - MAX_KEPT)
     column = "end_ns" if path.parent.name == "steps" else "mono_ns"
     return since(_BACK_S.get(path.parent.name, _USUAL_BACK_S), column, MAX_KEPT * 20)

@@ -24,7 +24,7 @@ from ringtap.core.clock_steps import CLOCK_STEP_NS, clock_set_ns
 from ringtap.core.errors import UsageError
 from ringtap.core.json_validation import ShapeError, check, whole
 from ringtap.core.run_directory import RunDirectory, process_age_ns, read_points
-from ringtap.core.run_directory_schema import OPTIMIZER, PASS_LOGS, POINTS_JSONL, RUN_JSON
+from ringtap.core.run_directory_schema import OPTIMIZER, POINTS_JSONL, RUN_JSON, pass_source
 from ringtap.core.units import counted
 
 # a restarted process with the same pid (in a new process namespace) has a number at the end
@@ -67,7 +67,7 @@ class JobRun:
     def step_files(self) -> list[Path]:
         """Step logs of the ranks; ``process`` in `steps` is an index into this list."""
         found = sorted(self.path.glob("nodes/*/steps/*.rec"))
-        return [path for path in found if not path.name.endswith(tuple(PASS_LOGS.values()))]
+        return [path for path in found if not pass_source(path.name)]
 
     @cached_property
     def processes(self) -> pd.DataFrame:

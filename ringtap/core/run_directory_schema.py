@@ -358,9 +358,14 @@ _COLUMNS = {
 }
 
 
+def pass_source(name: str) -> str:
+    """Return the source of the times in a log of passes, one of `PASS_LOGS`, by its name; empty for other logs."""
+    return next((source for source, suffix in PASS_LOGS.items() if name.endswith(suffix)), "")
+
+
 def columns_of(path: Path) -> Mapping[str, frozenset[str]] | None:
     """Return the columns that a record file of a node must have, by its name; None: none in particular."""
     folder = path.parent.name
     if folder == "steps":
-        return PASS_COLUMNS if path.name.endswith(tuple(PASS_LOGS.values())) else STEP_COLUMNS
+        return PASS_COLUMNS if pass_source(path.name) else STEP_COLUMNS
     return _COLUMNS.get(f"{folder}/{path.name}", _TIMES if folder in _SAMPLED else None)

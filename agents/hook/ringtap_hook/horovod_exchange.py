@@ -59,25 +59,28 @@ class ExchangeRecorder:
         if not self._begin_ns:
             self._begin_ns = time.time_ns()
 
-    def end(self, optimizer: Any) -> None:
-        """Record the exchange of an optimizer that has ended."""
+    def end(self, optimizer: Any) -> bool:
+        """Record the exchange of an optimizer that has ended; return False if nothing was recorded."""
         try:
             begin_ns, self._begin_ns = self._begin_ns, 0
             backward_ns = count_backward_passes.begin_ns, self._backward_end_ns
             if self._off or not 0 < backward_ns[0] <= min(begin_ns, backward_ns[1]):
-                return
+                return False
             if optimizer not in self._optimizers:
                 self._optimizers[optimizer] = self._describe(optimizer)
             found = self._optimizers[optimizer]
-            if found is not None:
-                end_ns, mono_ns = time.time_ns(), time.monotonic_ns()
-                spent = backward_ns[1] - backward_ns[0], end_ns - begin_ns, max(0, backward_ns[1] - begin_ns)
-                times = 0, *backward_ns, begin_ns, end_ns, _NOT_KNOWN, *spent, end_ns, mono_ns
-                self._records.write(self._pack(found[1], found[0], *times), mono_ns)
-                found[1] += 1
+            if found is None:
+                return False
+            end_ns, mono_ns = time.time_ns(), time.monotonic_ns()
+            spent = backward_ns[1] - backward_ns[0], end_ns - begin_ns, max(0, backward_ns[1] - begin_ns)
+            times = 0, *backward_ns, begin_ns, end_ns, _NOT_KNOWN, *spent, end_ns, mono_ns
+            self._records.write(self._pack(found[1], found[0], *times), mono_ns)
+            found[1] += 1
+            return True
         except Exception:
             self._off = True
             error_log.note(self._settings, "recorder of Horovod's exchange")
+            return False
 
     def _describe(self, optimizer: Any) -> list[int] | None:
         """Write the bytes of an optimizer's gradients; None if they are on an accelerator."""
@@ -123,8 +126,8 @@ def attach(module: ModuleType, settings: Settings) -> None:
     def synchronize(self: Any) -> Any:
         begin_ns = time.monotonic_ns()
         result = plain_synchronize(self)
-        exchanges.end(self)
-        recorder.leave_out(time.monotonic_ns() - begin_ns)
+        if exchanges.end(self):
+            recorder.leave_out(time.monotonic_ns() - begin_ns)
         return result
 
     optimizer_class.synchronize = synchronize

@@ -1,5 +1,8 @@
 """Sends signals to each process of ringtap and checks what they leave: SIGKILL, SIGTERM, SIGHUP, SIGINT, a stop of 2 s.
 
+python -m tests.testbed.signal_cases [-o FILE]                                       175 cases; an hour
+python -m tests.testbed.signal_cases --only run --target agent --signal KILL         one case
+
 In each case, a scenario is started afresh, and one of its processes gets one signal. Then the job must have ended as
 without ringtap and have heard no other signal than its own, the run must be readable and say truly how it ended, and no
 process, socket or testbed may be left. The table counts the cases and lists what fell short; the exit code is 1 if
@@ -27,8 +30,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from _checkout import ROOT
-from _result import write_result
 
 from ringtap.agents.testbed import registry
 from ringtap.core.append_only_logs import open_records
@@ -36,6 +37,7 @@ from ringtap.core.errors import MeasurementError
 from ringtap.core.run_directory import read_json
 from ringtap.core.run_directory_schema import NODE, NODE_JSON, RUN_JSON
 from ringtap.core.terminal_escaping import as_command
+from tests.unit.agent_processes import ROOT
 
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
 SIGNALS = ("KILL", "TERM", "HUP", "INT", "STOP")
@@ -484,7 +486,9 @@ def main() -> int:
                 row.append("; ".join(short).replace("\n", " ") or "held")
             print(f"| {name} | {target} | {' | '.join(row)} |", flush=True)
     failed = sum(bool(case["short"]) for case in cases)
-    write_result({"cases": len(cases), "short": failed, "all": cases}, options.output)
+    if options.output:
+        options.output.write_text(json.dumps({"cases": len(cases), "short": failed, "all": cases}))
+    print(f"{len(cases)} cases, {failed} fell short")
     return int(failed > 0)
 
 

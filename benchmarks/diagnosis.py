@@ -47,6 +47,11 @@ MODELS = {
     "bandwidth": (400_000, 8, 400_000, 0.05),
     "messages": (100_000, 40, 10_000, 0.03),
 }
+# settings of a host's kernel, and the key of a fault with the value
+SETTINGS = {
+    "small buffers": ("net.ipv4.tcp_rmem", "bytes"),
+    "congestion control": ("net.ipv4.tcp_congestion_control", "name"),
+}
 # the causes that each kind of fault may be called
 EXPECTED = {
     "slow rank": {"slow rank"},
@@ -56,6 +61,8 @@ EXPECTED = {
     "loss": {"loss"},
     "other traffic": {"other traffic"},
     "two at once": {"slow rank", "other traffic"},
+    "small buffers": {"socket buffers"},
+    "congestion control": {"slower network"},
 }
 # the same if only the length of iterations is known
 OF_WHOLE = {
@@ -66,6 +73,7 @@ OF_WHOLE = {
     "loss": {"loss"},
     "other traffic": {"other traffic"},
     "two at once": {"other traffic", "slower iterations"},
+    "congestion control": {"slower iterations"},
 }
 
 
@@ -89,10 +97,12 @@ def jobs_of(seed: int) -> Iterator[dict[str, Any]]:
     shapes = {}
     for name, (parameters, layers, bucket_bytes, compute_s) in MODELS.items():
         size, pace = chance.uniform(0.7, 1.4), chance.uniform(0.7, 1.4)
+        # one bucket is exchanged after the whole backward pass
+        whole = 10 if name == "bandwidth" and chance.random() < 0.5 else 1
         shapes[name] = {
             "parameters": round(parameters * size),
             "layers": layers,
-            "bucket_bytes": bucket_bytes,
+            "bucket_bytes": whole * bucket_bytes,
             "compute_s": round(compute_s * pace, 4),
             "iterations": 80,
             "uneven": 0.0,
@@ -114,11 +124,18 @@ def jobs_of(seed: int) -> Iterator[dict[str, Any]]:
         {"kind": "other traffic", "host": HOSTS[rank], "load_share": chance.uniform(0.2, 0.8)},
         {"kind": "two at once", "rank": rank, "share": 0.5, "host": HOSTS[rank], "load_share": 0.7},
     ]
+    if seed % 2:
+        faults.append({"kind": "small buffers", "host": HOSTS[rank], "bytes": chance.choice((5_000, 10_000, 20_000))})
+    else:
+        faults.append({"kind": "congestion control", "host": HOSTS[rank], "name": "reno"})
     for fault in faults:
-        model = chance.choice(list(MODELS))
+        model = "bandwidth" if fault["kind"] == "small buffers" else chance.choice(list(MODELS))
         # without a fault, a job of many small messages takes 50 to 60 ms one time, 55 to 65 ms the next
         is_steady = model != "messages"
-        is_throughout = is_steady and chance.random() < 0.5
+        # the kernel makes no smaller what a connection has
+        is_throughout = fault["kind"] in ("small buffers", "congestion control") or (
+            is_steady and chance.random() < 0.5
+        )
         affected, iterations = ((0, 80), 80) if is_throughout else ((25, 75), 130)
         yield shapes[model] | {"model": model, "fault": fault, "affected": affected, "iterations": iterations}
 
@@ -137,6 +154,7 @@ class Case:
         self._others: list[subprocess.Popen[bytes]] = []
         self.live: list[tuple[float, str]] = []
         self.begin_s = self.end_s = 0.0
+        self._usual = ""
 
     def run(self) -> list[float]:
         """Run the job and return the lengths of its iterations."""
@@ -203,8 +221,9 @@ class Case:
                 return
             time.sleep(0.005)
 
-    def _on(self, host: str, *words: str) -> None:
-        subprocess.run(self._testbed.command(host, *words), check=True, capture_output=True, timeout=20)
+    def _on(self, host: str, *words: str) -> str:
+        command = self._testbed.command(host, *words)
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout.strip()
 
     def _fault(self, is_on: bool) -> None:
         """Begin or end a fault of the network."""
@@ -218,6 +237,11 @@ class Case:
             lose = f'meta iifname "eth0" numgen random mod 1000 < {round(10 * fault["loss_pct"])} drop;'
             rules = f"table inet lose {{ chain in {{ type filter hook prerouting priority -300; {lose} }}; }}"
             self._on(host, "nft", rules if is_on else "add table inet lose; delete table inet lose")
+        if kind in SETTINGS:
+            name, key = SETTINGS[kind]
+            self._usual = self._usual or self._on(host, "sysctl", "-n", name)
+            value = " ".join([str(fault[key])] * len(self._usual.split())) if is_on else self._usual
+            self._on(host, "sysctl", "-w", f"{name}={value}")
         if kind in ("other traffic", "two at once") and is_on:
             self._send(host, round(fault["load_share"] * RATE_BPS))
         if not is_on:

@@ -1,7 +1,6 @@
 """Loads chosen by the measurement against the fixed grid of examples/reproduce.toml: seconds to the same interval.
 
 python benchmarks/loads.py [--quick] [-o FILE]        simulated series whose truth is known (docs/notes/auto-loads.md)
-python benchmarks/loads.py --measure FOLDER           both kinds of sweep on the testbed, three seeds, 100 minutes
 python benchmarks/loads.py --coverage [--quick]       how often the interval of a fixed grid holds the true point
 """
 
@@ -24,20 +23,16 @@ import numpy as np
 from _result import write_result
 from scipy import signal
 
-import ringtap
 from ringtap.analysis.model.congestion_point import CURVED_SHARE
 from ringtap.analysis.model.congestion_point_on_curve import CurvePoint, find_curve_point, place
-from ringtap.analysis.runs.run import read_run
 from ringtap.analysis.statistics.mean_errors import relative_error
 from ringtap.analysis.statistics.to_arrays import Array
 from ringtap.analysis.sweeps.next_load import Aims, Measured, choose
-from ringtap.analysis.sweeps.points import measure
 from ringtap.core.sweep_plans.sweep_plan import load_plan
 
 CAPACITY_GBPS, TARGET_GBPS = 25.0, 1.0
 GRID = load_plan("examples/reproduce.toml")
 AUTO = load_plan({"sweep": {"loads": "auto"}, "models": [{"name": "resnet50"}]})
-SEEDS = (1, 2, 3)
 MAX_PASSES = 8
 
 
@@ -178,57 +173,10 @@ def simulate(truth: Truth, seed: int) -> tuple[Reached | None, Reached | None]:
     return simulate_grid(truth, seed), simulate_auto(truth, seed)
 
 
-def measured(path: Path, settle_s: float) -> list[Measured]:
-    """Read the windows of a sweep of one series, in order of time."""
-    run = read_run(path)
-    assert not isinstance(run, ringtap.analysis.runs.run.JobRun)
-    # the order of `measure`
-    windows = sorted(run.windows, key=lambda item: (item["requested_bps"], item["window_start_ns"]))
-    found = []
-    for window, point in sorted(zip(windows, measure(run), strict=True), key=lambda pair: pair[0]["window_start_ns"]):
-        assert point.cross_gbps is not None
-        assert point.window_s is not None
-        asked = window["requested_bps"] / run.plan["capacity_bps"]
-        found.append(Measured(round(asked, 4), point.cross_gbps, point.iteration_s, settle_s + point.window_s))
-    return found
-
-
-def measure_pair(folder: Path, model: str, seed: int) -> tuple[Reached | None, Reached | None]:
-    """Measure both kinds of sweep on the testbed, in turns that begin with another kind for each seed."""
-    keys: dict[str, Any] = {"seed": seed, "scale": GRID.scale, "models": [model], "traffic": ["consistent"]}
-    say = partial(print, file=sys.stderr, flush=True)
-
-    def progress(state: Any) -> None:
-        if state.message:
-            say(f"{model}, seed {seed}: {state.message}")
-
-    def grid() -> Reached | None:
-        window = {"settle": GRID.window.settle_s, "min_time": GRID.window.min_s, "max_time": GRID.window.max_s}
-        window |= {"min_iterations": GRID.window.min_iterations}
-        path = folder / f"{model}-{seed}-grid"
-        for passes in range(1, 1 + MAX_PASSES):
-            loads = list(GRID.loads) * passes
-            ringtap.run_sweep(output=path, resume=True, progress=progress, loads=loads, window=window, **keys)
-            if found := reached(measured(path, window["settle"]), len(GRID.loads)):
-                return found
-        return None
-
-    def auto() -> Reached | None:
-        path = folder / f"{model}-{seed}-auto"
-        ringtap.run_sweep(output=path, resume=True, progress=progress, loads="auto", budget="10min", **keys)
-        return reached(measured(path, AUTO.window.settle_s))
-
-    if seed % 2:
-        fixed = grid()
-        return fixed, auto()
-    chosen = auto()
-    return grid(), chosen
-
-
 def rows(model: str, pairs: Sequence[tuple[Reached | None, Reached | None]]) -> list[list[str]]:
-    """Return the rows of a table: one per seed."""
+    """Return the rows of a table: one for each of the first seeds."""
     found = []
-    for seed, (fixed, auto) in zip(SEEDS, pairs, strict=False):
+    for seed, (fixed, auto) in enumerate(pairs[:3], 1):
         row = [TRUTHS[model].title, str(seed)]
         for one in (fixed, auto):
             row += ["-", "-", "-"] if one is None else [f"{one.seconds:.0f}", str(one.windows), shown(one.point)]
@@ -367,7 +315,6 @@ def main() -> int:
     """Print a table and, last, one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer seeds of simulated series")
-    parser.add_argument("--measure", type=Path, metavar="FOLDER", help="measure on the testbed; resumes what is there")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write the JSON object to a file")
     parser.add_argument("--coverage", action="store_true", help="coverage of the interval on fixed loads")
     options = parser.parse_args()
@@ -379,13 +326,10 @@ def main() -> int:
     table: list[list[str]] = []
     with ProcessPoolExecutor(2) as workers:
         for model, truth in TRUTHS.items():
-            if options.measure is None:
-                seeds = range(1, 3 if options.quick else 21)
-                pairs = list(workers.map(partial(simulate, truth), seeds))
-                stopped = list(workers.map(partial(simulate_grid, truth, every=1), seeds))
-                found["summaries"].append(summary(model, pairs, stopped))
-            else:
-                pairs = [measure_pair(options.measure, model, seed) for seed in SEEDS]
+            seeds = range(1, 3 if options.quick else 21)
+            pairs = list(workers.map(partial(simulate, truth), seeds))
+            stopped = list(workers.map(partial(simulate_grid, truth, every=1), seeds))
+            found["summaries"].append(summary(model, pairs, stopped))
             table += rows(model, pairs)
     print_table(HEAD, table, found, options.output)
     return 0

@@ -6,11 +6,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ringtap.analysis.job.diagnosis import (
     MIN_ITERATIONS,
     Evidence,
     FlowSum,
+    FullBuffers,
     NetworkRecords,
     diagnosis_of,
     nothing_known,
@@ -31,7 +33,7 @@ _BLOCK_CELLS = 500_000
 _TIMES = ("iteration_s", "exposed_s", "compute_s", "optimizer_s", "overlap_s")
 # if the ranks are timed in fewer of the iterations, the length of all of them is looked at first
 _MOST = 0.5
-# full buffers that limit the largest connection for less than this share of its time are not a cause
+# full buffers that limit no connection for this share of the busiest one's time are not a cause
 _LIMITED_SHARE = 0.1
 
 
@@ -138,7 +140,7 @@ def _network(job: Job, rows: Integers) -> NetworkRecords:
         logs = job.nodes.get(node)
         return [] if logs is None else logs.facts
 
-    return NetworkRecords.of(training, other, lost, known, seconds, facts_of, _limited_share(job))
+    return NetworkRecords.of(training, other, lost, known, seconds, facts_of, _full_buffers(job))
 
 
 def _uncovered(job: Job, rows: Integers) -> int:
@@ -146,10 +148,23 @@ def _uncovered(job: Job, rows: Integers) -> int:
     return int(np.isnan(job.traffic.totals["retransmissions"][job.borders.bin_of[rows]]).sum())
 
 
-def _limited_share(job: Job) -> float:
-    """Return the share of its busy time in which full buffers limit the training's connection with the most payload."""
+def _full_buffers(job: Job) -> FullBuffers | None:
+    """Return the training's connection that full buffers limit for the longest time, if that is long.
+
+    The exchange waits for the connection that needs longest, which may be any: those of a ring carry the same payload.
+    """
     known = job.flows[(job.flows["traffic_class"] == TRAINING) & ~job.flows["local"].astype(bool)]
-    known = known[known["busy_s"].notna()].nlargest(1, "payload_bytes")
-    busy_s = float(known["busy_s"].sum())
-    share = float(known[["rwnd_limited_s", "sndbuf_limited_s"]].sum(axis=1).sum()) / busy_s if busy_s > 0 else 0.0
-    return min(share, 1.0) if share >= _LIMITED_SHARE else 0.0
+    known = known[known["busy_s"].notna()]
+    if known.empty:
+        return None
+    limited_s = known[["rwnd_limited_s", "sndbuf_limited_s"]].to_numpy(np.float64)
+    number, busy_s = int(limited_s.sum(axis=1).argmax()), float(known["busy_s"].max())
+    by_receiver_s, by_sender_s = limited_s[number].tolist()
+    if not busy_s or by_receiver_s + by_sender_s < _LIMITED_SHARE * busy_s:
+        return None
+    share = min((by_receiver_s + by_sender_s) / busy_s, 1.0)
+    flow = known.iloc[number]
+    source, destination = (
+        str(flow[end] if pd.isna(flow[f"{end}_node"]) else flow[f"{end}_node"]) for end in ("source", "destination")
+    )
+    return FullBuffers(share, source, destination, by_receiver_s >= by_sender_s)

@@ -15,6 +15,7 @@ import numpy as np
 
 from ringtap.analysis.job import iteration_budget
 from ringtap.analysis.job.iteration_budget import (
+    BUFFERS,
     CAUSES,
     LOSS,
     OTHER_TRAFFIC,
@@ -65,6 +66,22 @@ class FlowSum(NamedTuple):
     lost_segments: float
 
 
+class FullBuffers(NamedTuple):
+    """The training's connection that full buffers limit for the longest time.
+
+    Attributes:
+        share: this time as a share of that in which the connection that is busiest has data to send.
+        source, destination: nodes, or addresses where no node is known.
+        is_receiver: True if the destination's buffer limits it, or that the destination reads late; False: the
+            source's buffer.
+    """
+
+    share: float
+    source: str
+    destination: str
+    is_receiver: bool
+
+
 @dataclass(frozen=True)
 class TrainingInterface:
     """One direction of an interface that carries the training.
@@ -98,12 +115,14 @@ class NetworkRecords:
         flows: the flows between nodes.
         interfaces: those that carry the training; empty if their capacity is not known.
         unknown: causes that cannot be told, and why.
+        full_buffers: None: they limit no connection.
     """
 
     evidence: NetworkEvidence
     flows: Sequence[FlowSum] = ()
     interfaces: Sequence[TrainingInterface] = ()
     unknown: Sequence[tuple[str, str]] = ()
+    full_buffers: FullBuffers | None = None
 
     @classmethod
     def missing(cls, why: str) -> NetworkRecords:
@@ -119,7 +138,7 @@ class NetworkRecords:
         flows: Sequence[FlowSum],
         seconds: float,
         facts_of: Callable[[str], Sequence[Mapping[str, Any]]],
-        limited_share: float = 0.0,
+        full_buffers: FullBuffers | None = None,
     ) -> NetworkRecords:
         """Combine what was recorded.
 
@@ -128,7 +147,7 @@ class NetworkRecords:
             flows: the flows between nodes.
             seconds: length of these iterations together.
             facts_of: returns what node.json says about a node.
-            limited_share: as that of `NetworkEvidence`.
+            full_buffers: None: they limit no connection, or it is not known.
         """
         found = _interfaces(flows, len(training_bytes), seconds, facts_of)
         unknown = [(SLOW_LINK, found)] if isinstance(found, str) else []
@@ -137,8 +156,9 @@ class NetworkRecords:
         if not is_told:
             unknown.append((LOSS, "a socket log does not tell lost segments from delayed ones"))
         lost = lost_segments if is_told else None
+        limited_share = full_buffers.share if full_buffers else 0.0
         evidence = NetworkEvidence(training_bytes, other_bytes, lost, *_line_times(interfaces), limited_share)
-        return cls(evidence, flows, interfaces, unknown)
+        return cls(evidence, flows, interfaces, unknown, full_buffers)
 
     @property
     def line(self) -> dict[str, Any] | None:
@@ -155,6 +175,9 @@ class NetworkRecords:
             slowest = min(self.interfaces, key=attrgetter("capacity_bps"))
             rates = {"rate_bps": slowest.capacity_bps, "usual_bps": _usual_bps(self.interfaces)}
             return rates | {"node": slowest.node, "nic": slowest.nic}
+        if name == BUFFERS and self.full_buffers:
+            _, source, destination, is_receiver = self.full_buffers
+            return {"source": source, "destination": destination, "node": destination if is_receiver else source}
         if name == OTHER_TRAFFIC and self.evidence.other_bytes is not None:
             seconds = float(times.iteration_s[affected].mean(axis=1).sum())
             amount, own = (

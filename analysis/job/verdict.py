@@ -172,6 +172,13 @@ def _loss(cause: Cause) -> str:
     return f"{what}: {_cost(cause)}; {lost}, mostly {_ends(cause)}"
 
 
+def _full_buffers(cause: Cause) -> str:
+    by_receiver = cause["node"] == cause["destination"]
+    receives, sends = "{destination}, which receives from {source}", "{source}, which sends to {destination}"
+    whose = (receives if by_receiver else sends).format_map(cause)
+    return f"Full socket buffers slow the exchange: {_cost(cause)}; most often that of {whose}"
+
+
 def _ends(cause: Cause) -> str:
     return f"from {cause['source']} to {cause['destination']}"
 
@@ -182,7 +189,7 @@ _SENTENCES: dict[str, Callable[[Cause], str]] = {
     OTHER_TRAFFIC: _other_traffic,
     LOSS: _loss,
     SLOW_LINK: _slow_link,
-    BUFFERS: lambda cause: f"Full socket buffers slow the exchange: {_cost(cause)}",
+    BUFFERS: _full_buffers,
     SLOWER_NETWORK: lambda cause: f"The exchange takes longer for a while: {_cost(cause)}; {_UNEXPLAINED}",
     NETWORK_STALL: lambda cause: f"The network stalls: {_cost(cause)}; {_UNEXPLAINED}",
     SLOWER_WHOLE: lambda cause: f"Iterations take longer for a while: {_cost(cause)}; {_UNEXPLAINED}",
@@ -210,6 +217,12 @@ def _look_at_link(cause: Cause) -> str:
     return f"look at {cause['nic']} of {cause['node']}: its speed (ethtool {cause['nic']}) and its limit (tc qdisc)"
 
 
+def _enlarge_buffers(cause: Cause) -> str:
+    if cause["node"] == cause["destination"]:
+        return f"let {cause['node']} use larger buffers (sysctl net.ipv4.tcp_rmem), or look at why it reads late"
+    return f"let {cause['node']} use larger buffers: sysctl net.ipv4.tcp_wmem"
+
+
 def _record_packets(_: Cause) -> str:
     return "record packets around slow iterations: ringtap run --collect default,packets --packets-around-slow p99"
 
@@ -224,7 +237,7 @@ _STEPS: dict[str, Callable[[Cause], str]] = {
     OTHER_TRAFFIC: lambda cause: f"move the traffic {_ends(cause)} to another time or another link",
     LOSS: lambda cause: f"look for errors and drops on the way {_ends(cause)}: cables, full queues",
     SLOW_LINK: _look_at_link,
-    BUFFERS: lambda _: "let the kernel use larger buffers: sysctl net.ipv4.tcp_wmem net.ipv4.tcp_rmem",
+    BUFFERS: _enlarge_buffers,
     SLOWER_NETWORK: _record_packets,
     NETWORK_STALL: _record_packets,
     SLOWER_WHOLE: _look_at_all,

@@ -1,6 +1,7 @@
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -32,6 +33,17 @@ def written(path, *, rates_bps=(), **truth):
         facts = {"cpus": 4, "nics": {"eth0": nic}, "links": {"eth0": {"qdisc": "tbf", "rate_bps": rate_bps}}}
         node.write_text(json.dumps(json.loads(node.read_text()) | {"before": facts}))
     return open_job(path)
+
+
+def rewrite(path, change):
+    """Replace the records of a log by what ``change`` makes of them and of the fields' positions."""
+    file = open_records(path)
+    at = {field.name: number for number, field in enumerate(file.fields)}
+    records = [list(record) for record in file.tail()]
+    path.unlink()
+    writer = RecordWriter(path, list(file.fields), file.about)
+    writer.append_many([tuple(record) for record in change(records, at)])
+    writer.close()
 
 
 def seconds_of(job):
@@ -183,17 +195,39 @@ def test_segments_that_were_only_late_are_not_lost(tmp_path):
     (found,) = (item for item in job.diagnosed["unknown"] if item["cause"] == "loss")
     assert (found["why"], found["lost_segments"]) == ("0 of 38 iterations are without it", pytest.approx(1))
     assert ": 1 segments are lost in each iteration, mostly from n0 to n1, " in verdict(job.diagnosed)[0]
+
+    def in_vain(records, at):
+        for record in records:
+            record[at["dsack_dups"]] = record[at["total_retrans"]]
+        return records
+
     for node in ("n0", "n1", "n2"):
-        path = tmp_path / "job" / "nodes" / node / "sockets" / "sockets.rec"
-        file = open_records(path)
-        names = [field.name for field in file.fields]
-        records = file.tail()
-        path.unlink()
-        writer = RecordWriter(path, list(file.fields), file.about)
-        again, twice = names.index("total_retrans"), names.index("dsack_dups")
-        writer.append_many([(*record[:twice], record[again], *record[twice + 1 :]) for record in records])
-        writer.close()
+        rewrite(tmp_path / "job" / "nodes" / node / "sockets" / "sockets.rec", in_vain)
     assert "loss" not in [item["cause"] for item in open_job(tmp_path / "job").diagnosed["unknown"]]
+
+
+@pytest.mark.parametrize(("buffer", "node"), [("rwnd_limited_us", "n2"), ("sndbuf_limited_us", "n1")])
+def test_a_full_buffer_is_found_at_any_connection(tmp_path, buffer, node):
+    """Rank 1 sends to rank 2 for 20 ms of an iteration, but a full buffer limits it for 16 ms of them."""
+    fast_bps = 8 * Truth(compute_ms=(1, 1, 1)).rank_bytes / 0.005 / PAYLOAD_SHARE
+    written(tmp_path / "job", rates_bps=[fast_bps] * 3, busy_ms=(20, 20, 20))
+
+    def limited(records, at):
+        for record in records:
+            record[at[buffer]] = round(0.8 * record[at["busy_time_us"]])
+        return records
+
+    rewrite(tmp_path / "job" / "nodes" / "n1" / "sockets" / "sockets.rec", limited)
+    (cause,) = open_job(tmp_path / "job").diagnosed["causes"]
+    assert (cause["name"], cause["node"], cause["source"], cause["destination"]) == ("socket buffers", node, "n1", "n2")
+    # the bytes need 5 ms, which pass during the backward pass: all 20 ms of the exchange could be saved
+    assert cause["seconds"] == pytest.approx(0.8 * 0.02)
+    first, _, step, *_ = verdict(open_job(tmp_path / "job").diagnosed)
+    whose = {"n2": "n2, which receives from n1", "n1": "n1, which sends to n2"}[node]
+    assert first.endswith(f"; most often that of {whose}.")
+    kind = {"n2": "tcp_rmem", "n1": "tcp_wmem"}[node]
+    assert f"let {node} use larger buffers" in step
+    assert kind in step
 
 
 def test_what_was_not_recorded_is_said(tmp_path):
@@ -284,17 +318,15 @@ def test_a_pause_between_two_readings_of_a_clock_costs_no_iteration(tmp_path):
     """A clock that is set does: the times that DDP reports at it are on no clock that is known."""
     write_ddp_job(tmp_path / "paused", Truth(iterations=40, offsets_ns=(0, 0)))
     write_ddp_job(tmp_path / "set", Truth(iterations=40, offsets_ns=(0, 0)))
-    for name in ("paused", "set"):
-        path = tmp_path / name / "nodes" / "n0" / "steps" / "rank0-100.ddp.rec"
-        file = open_records(path)
-        at = [field.name for field in file.fields].index("mono_ns")
-        records = [list(record) for record in file.tail()]
-        for record in records[20:21] if name == "paused" else records[20:]:
-            record[at] += 50_000_000
-        path.unlink()
-        writer = RecordWriter(path, list(file.fields), file.about)
-        writer.append_many([tuple(record) for record in records])
-        writer.close()
+
+    def later(records, at, end):
+        for record in records[20:end]:
+            record[at["mono_ns"]] += 50_000_000
+        return records
+
+    for name, end in (("paused", 21), ("set", None)):
+        log = tmp_path / name / "nodes" / "n0" / "steps" / "rank0-100.ddp.rec"
+        rewrite(log, partial(later, end=end))
     paused, was_set = (open_job(tmp_path / name).diagnosed for name in ("paused", "set"))
     assert (paused["iterations"], paused["of"]) == (38, 38)
     assert [cause["seconds"] for cause in paused["causes"]] == pytest.approx([0.03])

@@ -34,10 +34,11 @@ def test_jobs_are_drawn_by_seed_and_verdicts_are_judged() -> None:
     done = subprocess.run([sys.executable, "-c", CODE, str(FOLDER)], capture_output=True, text=True, check=True)
     data = json.loads(done.stdout)
     assert data["same"]
-    for jobs in data["jobs"]:
+    for seed, jobs in enumerate(data["jobs"]):
         kinds = [job["fault"]["kind"] for job in jobs]
         assert kinds.count("healthy") >= len(kinds) / 3
         assert {"slow rank", "stalls", "pauses", "slow link", "loss", "other traffic", "two at once"} < set(kinds)
+        assert ("small buffers" if seed % 2 else "congestion control") in kinds
     right, missed, healthy = data["rows"]
     assert (right["right"], right["wrong"]) == (["slow rank"], ["slow rank"])
     # 35 of 76 iterations after warm-up take 20 ms longer

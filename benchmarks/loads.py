@@ -64,7 +64,7 @@ class Truth:
         return -CAPACITY_GBPS * math.expm1(-place(self.b / CAPACITY_GBPS**self.n, self.n))
 
 
-# the thesis's exponents; spreads under consistent traffic as in docs/notes/reproduction-points.md, up to 40 %
+# the thesis's exponents; spreads under consistent traffic as in docs/notes/reproduction-points.csv, up to 40 %
 TRUTHS = {
     "resnet50": Truth(
         "ResNet-50", 0.077, 2.933, 0.5, (0.01, 0.019, 0.037, 0.07, 0.095, 0.11, 0.16, 0.266, 0.35, 0.4, 0.4)

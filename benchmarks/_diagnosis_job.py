@@ -21,6 +21,17 @@ import torch
 import torch.distributed as dist
 
 
+class BusyPace(scale_model.Pace):
+    """Uses a processor instead of sleeping."""
+
+    def wait(self, position: int) -> None:
+        """Compute until the layer at this position of the pass has had its time of a processor."""
+        if position == 0:
+            self._start_s = time.thread_time()
+        while time.thread_time() < self._start_s + self._due_s[position]:
+            pass
+
+
 class Slowness:
     """Makes a rank compute for longer, or pause, in the iterations of a fault."""
 
@@ -28,6 +39,11 @@ class Slowness:
         self._rank, self._item, self._fault = rank, item, item["fault"]
         self._random = random.Random(1000 * item["seed"] + rank)
         self._paces = [(pace, list(pace._due_s)) for pace in (model[0].forward_pace, model[0].backward_pace)]
+        if self._fault["kind"] == "busy node":
+            processors, is_mine = sorted(os.sched_getaffinity(0)), self._fault["rank"] == rank
+            os.sched_setaffinity(0, processors[-1:] if is_mine else processors[:-1] or processors)
+            for pace, _ in self._paces if is_mine else ():
+                pace.__class__ = BusyPace
 
     def begin(self, number: int) -> None:
         """Prepare an iteration."""

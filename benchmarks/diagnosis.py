@@ -63,6 +63,7 @@ EXPECTED = {
     "two at once": {"slow rank", "other traffic"},
     "small buffers": {"socket buffers"},
     "congestion control": {"slower network"},
+    "busy node": {"busy processors"},
 }
 # the same if only the length of iterations is known
 OF_WHOLE = {
@@ -74,7 +75,17 @@ OF_WHOLE = {
     "other traffic": {"other traffic"},
     "two at once": {"other traffic", "slower iterations"},
     "congestion control": {"slower iterations"},
+    "busy node": {"slower iterations"},
 }
+# another program for the processor of the rank that computes
+BUSY = """
+import os, time
+os.sched_setaffinity(0, {{max(os.sched_getaffinity(0))}})
+os.nice({nice})
+end_s = time.monotonic() + 60
+while time.monotonic() < end_s:
+    pass
+"""
 
 
 def is_right(cause: str, rank: int | None, item: dict[str, Any]) -> bool:
@@ -136,6 +147,8 @@ def jobs_of(seed: int) -> Iterator[dict[str, Any]]:
     if seed % 2:
         fault = {"kind": "small buffers", "host": HOSTS[rank], "bytes": chance.choice((5_000, 10_000, 20_000))}
     yield shapes["bandwidth"] | {"model": "bandwidth", "fault": fault, "affected": (0, 80)}
+    fault = {"kind": "busy node", "rank": rank, "host": HOSTS[rank], "nice": chance.choice((0, 5, 10))}
+    yield shapes["compute"] | {"model": "compute", "fault": fault, "affected": (25, 75), "iterations": 130}
 
 
 class Case:
@@ -242,6 +255,9 @@ class Case:
             self._on(host, "sysctl", "-w", f"{name}={value}")
         if kind in ("other traffic", "two at once") and is_on:
             self._send(host, round(fault["load_share"] * RATE_BPS))
+        if kind == "busy node" and is_on:
+            words = self._testbed.command(host, sys.executable, "-c", BUSY.format(nice=fault["nice"]))
+            self._others.append(subprocess.Popen(words))
         if not is_on:
             for process in self._others:
                 process.terminate()

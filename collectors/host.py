@@ -16,10 +16,10 @@ import psutil
 
 from ringtap.collectors.collector_interface import Check, Context
 from ringtap.collectors.kernel_files import PROC
-from ringtap.collectors.process_facts import Process, command_of, rank_of
+from ringtap.collectors.process_facts import Process, command_of, counts_run_delay, rank_of
 from ringtap.core.append_only_logs import Field, JsonLinesWriter, RecordWriter
 from ringtap.core.errors import failure_message
-from ringtap.core.run_directory_schema import HOST_REC, PROCESSES_JSONL, PROCESSES_REC, TIME_FIELDS
+from ringtap.core.run_directory_schema import HOST_REC, PROCESSES_JSONL, PROCESSES_REC, RUN_DELAY, TIME_FIELDS
 from ringtap.core.units import counted
 
 # our name -> protocol (line of the file), the kernel's name, unit, kind
@@ -77,6 +77,7 @@ _PROCESS_FIELDS = (
     Field("cpu_s", "<f8", "s", "counter"),
     Field("rss_bytes", "<u8", "bytes", "gauge"),
     Field("threads", "<u4", "threads", "gauge"),
+    Field(RUN_DELAY, "<f8", "s", "counter"),
 )
 
 
@@ -111,6 +112,7 @@ class HostCollector:
             return Check(
                 "degraded", f"{counted(cores, 'core')} and memory, but no TCP counters: {self.net} cannot be read"
             )
+        absent += [] if counts_run_delay(self.proc) else [RUN_DELAY]
         missing = f"; this kernel does not count {', '.join(absent)}" if absent else ""
         return Check("ok", f"{counted(cores, 'core')}, memory, TCP counters and the job's processes{missing}")
 
@@ -131,7 +133,7 @@ class HostCollector:
         about |= {"absent": absent}
         self._pack = struct.Struct(f"<qq{3 * self._cores}dQQ{len(self._tcp)}Q").pack
         self._writer = RecordWriter(self._folder / HOST_REC, fields, about)
-        about = {"collector": self.name, "source": "/proc/<pid>/stat", "every_s": self.every_s}
+        about = {"collector": self.name, "source": "/proc/<pid>/stat, schedstat", "every_s": self.every_s}
         self._process_writer = RecordWriter(self._folder / PROCESSES_REC, _PROCESS_FIELDS, about)
         self._people = JsonLinesWriter(self._folder / PROCESSES_JSONL)
         self.sample()

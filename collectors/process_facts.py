@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +20,8 @@ _MAX_CHARACTERS = 200
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MIN_FIELDS = 22  # up to the resident pages
+# its second number is the run delay of the process's main thread
+_SCHEDULING = "schedstat"
 
 
 def user_name() -> str:
@@ -55,8 +59,13 @@ def command_of(pid: int, proc: Path = PROC) -> str:
     return " ".join(mask_words(shown))[:_MAX_CHARACTERS]
 
 
+def counts_run_delay(proc: Path = PROC) -> bool:
+    """Return True if the kernel counts how long a thread waits for a processor."""
+    return (proc / "self" / _SCHEDULING).exists()
+
+
 class Process:
-    """A recorded process, read from its open ``stat`` file, so that a reused pid is never mistaken for it.
+    """A recorded process, read from its open files, so that a reused pid is never mistaken for it.
 
     Raises:
         OSError: the process has ended, or cannot be read.
@@ -64,21 +73,30 @@ class Process:
 
     def __init__(self, pid: int, proc: Path = PROC) -> None:
         self.pid = pid
-        self._fd = os.open(proc / str(pid) / "stat", os.O_RDONLY | os.O_CLOEXEC)
+        folder, self._scheduling_fd = proc / str(pid), -1
+        self._fd = os.open(folder / "stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
             self.parent = int(self._words()[1])
+            with contextlib.suppress(OSError):
+                self._scheduling_fd = os.open(folder / _SCHEDULING, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             os.close(self._fd)
             raise
 
-    def read(self) -> tuple[float, int, int]:
-        """Return CPU seconds (user and system, all threads), resident bytes and threads.
+    def read(self) -> tuple[float, int, int, float]:
+        """Return CPU seconds (user and system, all threads), resident bytes, threads, and run delay.
+
+        The run delay is how long the main thread was ready to run but waited for a processor, in seconds; NaN if the
+        kernel does not count it.
 
         Raises:
             OSError: the process has ended.
         """
-        words = self._words()
-        return (int(words[11]) + int(words[12])) / _TICKS_PER_S, int(words[21]) * _PAGE_BYTES, int(words[17])
+        words, run_delay_s = self._words(), math.nan
+        if self._scheduling_fd >= 0:
+            run_delay_s = int(os.pread(self._scheduling_fd, 4096, 0).split()[1]) / 1e9
+        cpu_s = (int(words[11]) + int(words[12])) / _TICKS_PER_S
+        return cpu_s, int(words[21]) * _PAGE_BYTES, int(words[17]), run_delay_s
 
     def _words(self) -> list[bytes]:
         """Return the fields after the name, which may contain any characters: state, parent, …"""
@@ -89,5 +107,7 @@ class Process:
         return words
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the files."""
         os.close(self._fd)
+        if self._scheduling_fd >= 0:
+            os.close(self._scheduling_fd)

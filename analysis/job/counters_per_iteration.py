@@ -19,8 +19,9 @@ from ringtap.analysis.runs.samples_to_iterations import (
     shares,
 )
 from ringtap.core.append_only_logs import RecordFile
+from ringtap.core.counter_growth import MAX_UNCERTAIN_SHARE
 from ringtap.core.link_counter_sources import counts_marks, counts_pauses
-from ringtap.core.run_directory_schema import HOST_REC, NIC_REC, PROCESSES_REC, QDISC_REC
+from ringtap.core.run_directory_schema import HOST_REC, NIC_REC, PROCESSES_REC, QDISC_REC, RUN_DELAY
 
 _ROOT = 0xFFFFFFFF  # TC_H_ROOT
 COLUMNS = {
@@ -150,6 +151,27 @@ def rank_cores(node: NodeLogs, borders: Borders) -> dict[int, Numbers]:
     grown = long_growth(*found, pid, "cpu_s", group.to_numpy(np.int64).astype(np.int64), len(names), borders)
     cores = np.where(node.covers(PROCESSES_REC, borders), grown / (np.diff(borders.edges_ns) / 1e9), np.nan)
     return dict(zip(names, cores, strict=True))
+
+
+def mean_run_delay_s(node: NodeLogs, pid: int, borders: Borders, bins: Integers) -> float | None:
+    """Return how long a process's main thread waited for a processor in some bins, mean.
+
+    None: it was not recorded in most of them, or too rarely for so short a time.
+    """
+    found = node.records(PROCESSES_REC)
+    if found is None or RUN_DELAY not in found[0].index:
+        return None
+    file, records = found
+    mine = records[np.asarray(records["pid"]) == pid]
+    if len(mine) < 2:
+        return None
+    t_ns, same = np.asarray(mine["t_ns"], np.int64), np.zeros(len(mine), np.int64)
+    asked = len(bins)
+    bins = bins[(borders.edges_ns[bins] >= t_ns[0]) & (borders.edges_ns[bins + 1] <= t_ns[-1])]
+    grown_s = long_growth(file, mine, same, RUN_DELAY, same, 1, borders)[0][bins]
+    length_ns = np.diff(borders.edges_ns)[bins].sum()
+    is_known = 2 * len(bins) >= asked > 0 and np.median(np.diff(t_ns)) / 2 <= MAX_UNCERTAIN_SHARE * length_ns
+    return float(grown_s.mean()) if is_known and not np.isnan(grown_s).any() else None
 
 
 def _ethtool(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:

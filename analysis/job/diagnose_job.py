@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ringtap.analysis.job import counters_per_iteration
 from ringtap.analysis.job.diagnosis import (
     MIN_ITERATIONS,
     Evidence,
@@ -18,7 +19,7 @@ from ringtap.analysis.job.diagnosis import (
     nothing_known,
     timed_in,
 )
-from ringtap.analysis.job.iteration_budget import RankTimes
+from ringtap.analysis.job.iteration_budget import Mask, RankTimes
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.verdict import named
 from ringtap.analysis.runs.samples_to_iterations import Integers
@@ -60,9 +61,10 @@ def _of(job: Job, rows: Integers, times: RankTimes, why_whole: str = "") -> dict
     start_s = (job.work.iterations["start_ns"].to_numpy(np.int64)[rows] - job.window_ns[0]) / 1e9
     processes = job.work.processes
     node_of = dict(zip(processes["rank"].tolist(), processes["node"].tolist(), strict=True))
-    other_cores = partial(_other_cores, job)
+    other_cores, run_delay_s = partial(_other_cores, job), partial(_run_delay_s, job, rows)
     network = _network(job, rows)
-    return diagnosis_of(Evidence(times, len(job.measured), start_s, network, node_of, other_cores, why_whole))
+    evidence = Evidence(times, len(job.measured), start_s, network, node_of, other_cores, run_delay_s, why_whole)
+    return diagnosis_of(evidence)
 
 
 def _why_not(job: Job) -> str:
@@ -102,6 +104,17 @@ def _other_cores(job: Job, node: str) -> float | None:
     if node not in cores or len(cores) < 2:
         return None
     return float(cores[node] - cores.drop(node).median())
+
+
+def _run_delay_s(job: Job, rows: Integers, rank: int, affected: Mask) -> float | None:
+    """Return how long a rank waits for a processor in some of the iterations, mean; None: not known."""
+    processes = job.work.processes
+    mine = processes[processes["rank"] == rank]
+    if len(mine) != 1:  # it was started again
+        return None
+    logs, bins = job.nodes[mine["node"].iloc[0]], job.borders.bin_of[rows[affected]]
+    borders = job.borders.shifted(logs.clock.from_reference(job.borders.edges_ns))
+    return counters_per_iteration.mean_run_delay_s(logs, int(mine["pid"].iloc[0]), borders, bins)
 
 
 def _network(job: Job, rows: Integers) -> NetworkRecords:

@@ -16,6 +16,7 @@ import numpy as np
 from ringtap.analysis.job import iteration_budget
 from ringtap.analysis.job.iteration_budget import (
     BUFFERS,
+    BUSY_PROCESSORS,
     CAUSES,
     LOSS,
     OTHER_TRAFFIC,
@@ -44,6 +45,11 @@ _LEAST_LEFT = 0.05
 # by how much DDP's times, by a clock that may be slewed, may exceed the iteration, and the iterations of the ranks may
 # differ from those of the job
 _MAX_EXCESS = 0.01
+# a slow rank lacks a processor if it waits for one for this share of what its work takes longer
+_RUN_DELAY_SHARE = 0.5
+_NO_RUN_DELAY = "how long ranks wait for a processor is not recorded, or not for long enough (--collect host)"
+# so many ranks stand for all where their run delays are read
+_MAX_RANKS = 16
 
 
 class FlowSum(NamedTuple):
@@ -256,7 +262,7 @@ def _line_times(interfaces: Sequence[TrainingInterface]) -> tuple[float | None, 
 def nothing_known(why: str) -> dict[str, Any]:
     """Return a diagnosis that says nothing but the reason."""
     found: dict[str, Any] = {"why": why, "iteration_s": None, "iterations": 0, "of": 0, "parts": [], "causes": []}
-    return found | {"line": None, "unknown": [], "source": None}
+    return found | {"line": None, "unknown": [], "run_delay_s": None, "source": None}
 
 
 def timed_in(known: int, of: int) -> str:
@@ -285,6 +291,8 @@ class Evidence:
         node_of: the node of each rank.
         other_cores: returns how many more processors other programs keep busy on a node than on the others; None: not
             known.
+        run_delay_s: returns how long a rank's main thread is ready to run but waits for a processor in some of the
+            iterations, mean; None: not known.
         why_whole: why only the length of iterations is known; empty if the times of the ranks are.
     """
 
@@ -294,7 +302,15 @@ class Evidence:
     network: NetworkRecords
     node_of: Mapping[int, str]
     other_cores: Callable[[str], float | None]
+    run_delay_s: Callable[[int, Mask], float | None]
     why_whole: str = ""
+
+    def usual_run_delay_s(self, affected: Mask, but: int | None = None) -> float | None:
+        """Return the median of the run delays of the ranks, or of the others than one; None: not known."""
+        ranks = [rank for rank in sorted(self.node_of) if rank != but]
+        chosen = ranks[:: max(-(-len(ranks) // _MAX_RANKS), 1)]
+        known = [delay_s for rank in chosen if (delay_s := self.run_delay_s(rank, affected)) is not None]
+        return float(np.median(known)) if known else None
 
 
 def diagnosis_of(evidence: Evidence) -> dict[str, Any]:
@@ -317,9 +333,10 @@ def described(budget: Budget, evidence: Evidence) -> dict[str, Any]:
         ``low_s`` and ``high_s`` (95 % interval), and ``share``; ``causes``, those of the parts that can be removed, the
         costliest first, with what `cause_of` returns; ``line``, the interface that needs longest for the training's
         payload: ``node``, ``nic``, ``bytes``, ``capacity_bps`` and ``seconds``; ``unknown``, what cannot be told:
-        ``cause`` and ``why``, and for a cause that is there, but has a cost that is not known, where it is; and
-        ``source``, whose times of the ranks these are: ``ddp``, ``horovod``, or ``iteration``, if only the length of
-        iterations is known.
+        ``cause`` and ``why``, and for a cause that is there, but has a cost that is not known, where it is;
+        ``run_delay_s``, how long a rank waits for a processor in an iteration, median of the ranks; and ``source``,
+        whose times of the ranks these are: ``ddp``, ``horovod``, or ``iteration``, if only the length of iterations is
+        known.
     """
     parts = []
     for share in budget.shares:
@@ -340,26 +357,30 @@ def described(budget: Budget, evidence: Evidence) -> dict[str, Any]:
     unknown += [
         {"cause": name, "why": why} | network.facts(name, everywhere, evidence.times) for name, why in budget.uncosted
     ]
+    if any(cause["name"] == SLOW_RANK and cause["run_delay_s"] is None for cause in causes):
+        unknown.append({"cause": BUSY_PROCESSORS, "why": _NO_RUN_DELAY})
     found = {"why": "", "iteration_s": budget.iteration_s, "iterations": len(evidence.start_s), "of": evidence.of}
     found |= {"parts": parts, "causes": causes, "line": network.line, "unknown": unknown}
-    return found | {"source": evidence.times.source}
+    return found | {"run_delay_s": evidence.usual_run_delay_s(everywhere), "source": evidence.times.source}
 
 
 def cause_of(share: CauseOrPart, evidence: Evidence, begin: int = 0) -> dict[str, Any]:
     """Describe a cause, of the iterations from number ``begin`` on.
 
     Returns:
-        ``iterations``, in which it is, of how many (``of``), ``from_s`` and ``to_s``, the time from the first
-        to the last of them by ``start_s``, and ``is_throughout``; ``is_computed``, True if its cost follows
-        from capacities, ``is_at_most``, True if it may cost less, and ``is_whole``, True if it is what whole
+        ``name``, one of `CAUSES`; ``iterations``, in which it is, of how many (``of``), ``from_s`` and ``to_s``, the
+        time from the first to the last of them by ``start_s``, and ``is_throughout``; ``is_computed``, True if its cost
+        follows from capacities, ``is_at_most``, True if it may cost less, and ``is_whole``, True if it is what whole
         iterations take longer; ``rank``, ``node``, and ``within``, the kind of work that takes longer, with its
-        means ``here_s`` and ``usual_s``; of traffic ``source``, ``destination``, ``rate_bps`` and
-        ``of_training``, its payload as a share of the training's; of an interface ``node``, ``nic``,
+        means ``here_s`` and ``usual_s``; of a slow rank ``run_delay_s`` and ``usual_run_delay_s``, how long it and
+        the others wait for a processor in each of these iterations; of traffic ``source``, ``destination``,
+        ``rate_bps`` and ``of_training``, its payload as a share of the training's; of an interface ``node``, ``nic``,
         ``rate_bps`` and ``usual_bps``; and the number of the job's ``nodes``. What does not apply is None.
     """
     times, start_s, affected = evidence.times, evidence.start_s, share.affected
     where = np.flatnonzero(affected)
     found: dict[str, Any] = {
+        "name": share.name,
         "iterations": len(where),
         "of": len(affected) - begin,
         "from_s": float(start_s[where[0]]),
@@ -370,8 +391,8 @@ def cause_of(share: CauseOrPart, evidence: Evidence, begin: int = 0) -> dict[str
         "within": share.within or None,
         "is_whole": bool(evidence.why_whole),
     }
-    names = ("rank", "node", "here_s", "usual_s", "other_cores", "source", "destination", "nic", "rate_bps")
-    found |= dict.fromkeys((*names, "usual_bps", "lost_segments", "of_training"))
+    found |= dict.fromkeys(("rank", "node", "here_s", "usual_s", "other_cores", "run_delay_s", "usual_run_delay_s"))
+    found |= dict.fromkeys(("source", "destination", "nic", "rate_bps", "usual_bps", "lost_segments", "of_training"))
     if share.within:
         spent_s = times.work_s[share.within]
         if share.rank is None:
@@ -383,5 +404,19 @@ def cause_of(share: CauseOrPart, evidence: Evidence, begin: int = 0) -> dict[str
     if share.rank is not None:
         node = evidence.node_of[share.rank]
         found |= {"rank": share.rank, "node": node, "other_cores": evidence.other_cores(node)}
+    if share.name == SLOW_RANK and share.rank is not None:
+        found |= _run_delays(share.rank, affected, evidence)
     found["nodes"] = len(set(evidence.node_of.values()))
     return found | evidence.network.facts(share.name, affected, times)
+
+
+def _run_delays(rank: int, affected: Mask, evidence: Evidence) -> dict[str, Any]:
+    """Return how long a slow rank and the others wait for a processor, and a name if this is why it is slow."""
+    times = evidence.times
+    here_s, usual_s = evidence.run_delay_s(rank, affected), evidence.usual_run_delay_s(affected, rank)
+    found: dict[str, Any] = {"run_delay_s": here_s, "usual_run_delay_s": usual_s}
+    work_s, number = (times.iteration_s - times.exposed_s)[affected], np.searchsorted(times.ranks, rank)
+    late_s = float((work_s[:, number] - np.delete(work_s, number, axis=1).mean(axis=1)).mean())
+    if here_s is not None and usual_s is not None and here_s - usual_s >= _RUN_DELAY_SHARE * late_s:
+        found["name"] = BUSY_PROCESSORS
+    return found

@@ -29,7 +29,7 @@ _WORK_OF = {"ddp": ("compute", "optimizer", "elsewhere"), "horovod": ("backward"
 NETWORK = ("bandwidth", "network")
 UNEVEN = "uneven ranks"
 # causes that can be removed
-SLOW_RANK, STALL = "slow rank", "stalls"
+SLOW_RANK, BUSY_PROCESSORS, STALL = "slow rank", "busy processors", "stalls"
 OTHER_TRAFFIC, LOSS, SLOW_LINK, BUFFERS = "other traffic", "loss", "slow link", "socket buffers"
 NETWORK_STALL, SLOWER_NETWORK = "network stalls", "slower network"
 # of iterations of which only the length is known: the part that has no cause, and what may be a rank or the network
@@ -37,7 +37,7 @@ WHOLE = "iteration"
 WHOLE_STALL, SLOWER_WHOLE = "stalled iterations", "slower iterations"
 _OF_WHOLE = {NETWORK_STALL: WHOLE_STALL, SLOWER_NETWORK: SLOWER_WHOLE}
 CAUSES = (
-    *(SLOW_RANK, STALL, OTHER_TRAFFIC, LOSS, SLOW_LINK, BUFFERS),
+    *(SLOW_RANK, BUSY_PROCESSORS, STALL, OTHER_TRAFFIC, LOSS, SLOW_LINK, BUFFERS),
     *(SLOWER_NETWORK, NETWORK_STALL, SLOWER_WHOLE, WHOLE_STALL),
 )
 
@@ -215,7 +215,9 @@ def split(times: RankTimes, evidence: NetworkEvidence) -> Budget:
     hiding = _Hiding.of(times, last, evidence.line_s)
     hidden_s = hiding.longer_s if hiding.hidden_s is None else hiding.hidden_s
     left |= {} if evidence.line_s is None else {"bandwidth": np.zeros(count)}
-    shares = [*_stalls(times, left, last, hiding), *_slow_ranks(times, left, all_work_s, last, hiding)]
+    # first: a rank that is slow for a few iterations does not stall in each of them
+    shares = _slow_ranks(times, left, all_work_s, last, hiding)
+    shares += _stalls(times, left, last, hiding)
     found, uncosted = _network_causes(times, evidence, left, hidden_s)
     shares += found
     if evidence.line_s is not None:

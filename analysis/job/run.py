@@ -468,8 +468,8 @@ class Job:
     @property
     @described_table(
         {
-            "cause": "``slow rank``, ``stalls``, ``other traffic``, ``loss``, ``slow link``, ``socket "
-            "buffers``, ``slower network`` or ``network stalls``",
+            "cause": "``slow rank``, ``busy processors``, ``stalls``, ``other traffic``, ``loss``, ``slow link``, "
+            "``socket buffers``, ``slower network`` or ``network stalls``",
             "seconds": "what it costs of an iteration, mean",
             "low_s, high_s": "95 % interval of this mean",
             "share": "its share of the mean iteration",
@@ -481,6 +481,8 @@ class Job:
             "within": "kind of work that takes longer: compute, optimizer or elsewhere",
             "here_s, usual_s": "its mean time there, and on the other ranks or, if all stall, in the other iterations",
             "other_cores": "processors of the node that other programs keep busy",
+            "run_delay_s, usual_run_delay_s": "how long a slow rank, and the others, wait for a processor in each of "
+            "these iterations",
             "source, destination": "nodes between which most of the other traffic, or of the loss, is, or which "
             "full buffers limit",
             "rate_bps, usual_bps": "rate of the other traffic, or payload that the interface and the others can carry",
@@ -496,7 +498,8 @@ class Job:
         cannot be told.
         """
         names = ["cause", "seconds", "low_s", "high_s", "share", "is_computed", "iterations", "from_s", "to_s", "rank"]
-        names += ["node", "within", "here_s", "usual_s", "other_cores", "source", "destination", "rate_bps"]
+        names += ["node", "within", "here_s", "usual_s", "other_cores", "run_delay_s", "usual_run_delay_s"]
+        names += ["source", "destination", "rate_bps"]
         names += ["usual_bps", "nic", "of_training", "lost_segments"]
         rows = [{"cause": row["name"]} | row for row in self.diagnosed["causes"]]
         return pd.DataFrame(rows, columns=names).astype({"rank": "Int64"})

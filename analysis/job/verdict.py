@@ -7,6 +7,7 @@ from typing import Any
 
 from ringtap.analysis.job.iteration_budget import (
     BUFFERS,
+    BUSY_PROCESSORS,
     LOSS,
     MIN_SHARE,
     NETWORK_STALL,
@@ -38,6 +39,7 @@ _PARTS = {
     "elsewhere": "outside of these: loading data, Python",
     "outside": "outside of these: forward pass, loading data, Python",
     SLOW_RANK: "waiting for rank {rank}, which is slow",
+    BUSY_PROCESSORS: "waiting for rank {rank}, which waits for a processor",
     STALL: "stalls of {who}: {within}",
     OTHER_TRAFFIC: "waiting for other traffic",
     LOSS: "waiting for lost segments",
@@ -66,6 +68,8 @@ _OFTEN, _RARE_SHARE = 3, 0.1
 _MAY_COST = _MUCH_TRAFFIC = 0.1
 # other programs that keep so many more processors busy on a node than on the others are named
 _OTHER_CORES = 0.5
+# ranks that wait for a processor for this share of an iteration share it with others
+_RUN_DELAY_SHARE = 0.1
 _UNEXPLAINED = "nothing that was recorded says why"
 
 
@@ -76,7 +80,10 @@ def verdict(diagnosis: Mapping[str, Any]) -> list[str]:
     causes, iteration_s = named(diagnosis), diagnosis["iteration_s"]
     if not causes:
         about = _nothing_longer if diagnosis["source"] == WHOLE else _healthy
-        return [*(_without_cost(diagnosis) or about(diagnosis)), *_unknown(diagnosis)]
+        lines = _without_cost(diagnosis) or about(diagnosis)
+        if waits := _run_delays(diagnosis):
+            lines = [*waits, *(line.replace("No ", "No other ", 1) for line in lines if not line.startswith("Next:"))]
+        return [*lines, *_unknown(diagnosis)]
     first, *others = (_SENTENCES[cause["name"]](cause) for cause in causes)
     lines = [f"{first}.", *(f"Also: {sentence[0].lower()}{sentence[1:]}." for sentence in others)]
     left_s = iteration_s - sum(cause["seconds"] for cause in causes)
@@ -86,6 +93,19 @@ def verdict(diagnosis: Mapping[str, Any]) -> list[str]:
     some = "" if known[0] == known[1] else f" (mean of the {known[0]} of {known[1]} iterations whose times are known)"
     lines.append(f"{without} instead of {format_duration(iteration_s)}{some}.")
     return [*lines, f"Next: {_STEPS[causes[0]['name']](causes[0])}.", *_unknown(diagnosis)]
+
+
+def _run_delays(diagnosis: Mapping[str, Any]) -> list[str]:
+    """Return that the ranks wait for processors, and the next step, if it is long."""
+    delay_s = diagnosis["run_delay_s"]
+    share = 0.0 if delay_s is None else delay_s / diagnosis["iteration_s"]
+    if share < _RUN_DELAY_SHARE:
+        return []
+    waits = f"Ranks wait for a processor for {format_duration(delay_s)} ({share:.0%}) of an iteration (median)"
+    return [
+        f"{waits}: more threads and programs want to run than there are processors.",
+        "Next: run fewer ranks, threads (OMP_NUM_THREADS) or other programs on a node, or give the job more of them.",
+    ]
 
 
 def named(diagnosis: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -143,6 +163,12 @@ def _slow_rank(cause: Cause) -> str:
     return f"{who}: {_cost(cause)}; {_WITHIN[cause['within']]} takes it {here}, the others {usual}"
 
 
+def _busy_processors(cause: Cause) -> str:
+    here, usual = format_duration(cause["run_delay_s"]), format_duration(cause["usual_run_delay_s"])
+    who = f"Rank {cause['rank']} (node {cause['node']}) has to wait for a processor"
+    return f"{who}: {_cost(cause)}; it waits {here} for one in each, the others {usual}"
+
+
 def _stall(cause: Cause) -> str:
     who, usually = "All ranks stall", "usually"
     if cause["rank"] is not None:
@@ -185,6 +211,7 @@ def _ends(cause: Cause) -> str:
 
 _SENTENCES: dict[str, Callable[[Cause], str]] = {
     SLOW_RANK: _slow_rank,
+    BUSY_PROCESSORS: _busy_processors,
     STALL: _stall,
     OTHER_TRAFFIC: _other_traffic,
     LOSS: _loss,
@@ -213,6 +240,13 @@ def _look_at_rank(cause: Cause) -> str:
     return f"compare {where} without this fault: clock rate and temperature, other programs, the rank's batch"
 
 
+def _free_processor(cause: Cause) -> str:
+    if (cause["other_cores"] or 0) >= _OTHER_CORES:
+        return _look_at_rank(cause)
+    node, rank = cause["node"], cause["rank"]
+    return f"look at what else runs on {node} (top), and which processors rank {rank} may use (taskset -p)"
+
+
 def _look_at_link(cause: Cause) -> str:
     return f"look at {cause['nic']} of {cause['node']}: its speed (ethtool {cause['nic']}) and its limit (tc qdisc)"
 
@@ -233,6 +267,7 @@ def _look_at_all(_: Cause) -> str:
 
 _STEPS: dict[str, Callable[[Cause], str]] = {
     SLOW_RANK: _look_at_rank,
+    BUSY_PROCESSORS: _free_processor,
     STALL: _look_at_rank,
     OTHER_TRAFFIC: lambda cause: f"move the traffic {_ends(cause)} to another time or another link",
     LOSS: lambda cause: f"look for errors and drops on the way {_ends(cause)}: cables, full queues",

@@ -34,6 +34,7 @@ from ringtap.analysis.live.recent_traffic import FlowEnds, FlowGrowth, RecentTra
 from ringtap.analysis.live.snapshot import Diagnosis
 from ringtap.core.counter_growth import MAX_UNCERTAIN_SHARE
 from ringtap.core.run_completeness import missing_ranks
+from ringtap.core.run_directory_schema import RUN_DELAY
 
 # of iterations, and of iterations times ranks; as many of the last ones are looked at
 _MAX_ITERATIONS, _MAX_CELLS = 300, 60_000
@@ -89,7 +90,16 @@ def diagnose(follower: RunFollower, files: Sequence[RankSteps]) -> Diagnosis:
         return _unknown(why)
     node_of = {file.rank: file.node for file in files}
     begin_s = window.begin_ns / 1e9
-    evidence = Evidence(window.times, len(begin_s), begin_s, network, node_of, lambda _: None, window.why_whole)
+    pid_of = {file.rank: file.pid for file in files}
+
+    def run_delay_s(rank: int, affected: iteration_budget.Mask) -> float | None:
+        """Return how long a rank waits for a processor in an iteration, by its samples of the last second."""
+        share = follower.nodes[node_of[rank]].keyed["host", "processes"].rate_of_records(pid_of[rank], RUN_DELAY)
+        return None if share is None else share * float(window.times.iteration_s[affected].mean())
+
+    evidence = Evidence(
+        window.times, len(begin_s), begin_s, network, node_of, lambda _: None, run_delay_s, window.why_whole
+    )
     try:
         budget = iteration_budget.split(window.times, network.evidence)
     except ValueError as error:
@@ -250,5 +260,5 @@ def _since(share: iteration_budget.CauseOrPart, begin: int, evidence: Evidence) 
     if begin > 0:
         since = f"since {time.strftime('%H:%M:%S', time.localtime(float(evidence.start_s[begin])))}"
     about = {"since": since, "share": share.seconds / float(times.iteration_s[begin:].mean())}
-    about |= {"name": share.name, "seconds": share.seconds, "low_s": share.low_s, "high_s": share.high_s}
+    about |= {"seconds": share.seconds, "low_s": share.low_s, "high_s": share.high_s}
     return cause_of(share, evidence, begin) | about

@@ -51,6 +51,7 @@ OWNERS_JSONL = "sockets/owners.jsonl"
 QDISC_REC = "qdisc/qdisc.rec"
 HOST_REC = "host/host.rec"
 PROCESSES_REC = "host/processes.rec"
+RUN_DELAY = "run_delay_s"  # its column with the time in which a main thread waited for a processor
 PROCESSES_JSONL = "host/processes.jsonl"
 PACKETS_JSON = "packets/packets.json"
 # of a sweep's packets at one load: their sockets, and the captures' facts; ``part`` is the number of the load step

@@ -66,6 +66,17 @@ class Socket:
         return (t_ns, t_ns - START_NS, family, self.state, *ports, *ends, self.cookie, self.inode, 200, 100, *counts)
 
 
+def write_run_delays(node: Path, pid: int, share: float, seconds: int) -> None:
+    """Samples of a process that waits for a processor for a share of the time, once a second; NaN: not counted."""
+    fields = [*TIMES, Field("pid", "<u4", "", "index"), Field("cpu_s", "<f8", "s", "counter")]
+    fields.append(Field("run_delay_s", "<f8", "s", "counter"))
+    writer = RecordWriter(node / "host" / "processes.rec", fields, {"every_s": 1.0})
+    for at_s in range(-1, seconds):
+        t_ns = START_NS + at_s * 10**9
+        writer.append_many([(t_ns, t_ns - START_NS, pid, 0.0, 5 + share * at_s)])
+    writer.close()
+
+
 class Node:
     """Writes one node's logs."""
 

@@ -39,6 +39,7 @@ QDISC += [Field(name, "<u4", "", "gauge") for name in ("backlog_bytes", "backlog
 QDISC += [Field(name, "<u4", "packets", "counter", 32) for name in ("drops", "overlimits", "requeues")]
 PROCESSES = [*T, Field("pid", "<u4", "", "index"), Field("cpu_s", "<f8", "s", "counter")]
 PROCESSES += [Field("rss_bytes", "<u8", "bytes", "gauge"), Field("threads", "<u4", "", "gauge")]
+PROCESSES += [Field("run_delay_s", "<f8", "s", "counter")]
 NIC_COLUMNS = ("rx_bytes", "tx_bytes", "rx_packets", "tx_packets", "rx_errors", "tx_errors", "rx_drops", "tx_drops")
 START_NS = 1_800_000_000 * 10**9
 
@@ -118,7 +119,7 @@ class NodeWriter:
         self.records("host/host.rec", fields, row)
 
     def process(self, at: float, pid: int, cpu_s: float) -> None:
-        self.records("host/processes.rec", PROCESSES, (*self.t(at), pid, cpu_s, 500_000_000, 12))
+        self.records("host/processes.rec", PROCESSES, (*self.t(at), pid, cpu_s, 500_000_000, 12, 0.0))
 
     def done(self) -> None:
         (self.folder / "DONE").touch()

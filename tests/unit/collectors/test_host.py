@@ -1,5 +1,7 @@
 """Host load: of this machine, and on a written-down /proc."""
 
+import contextlib
+import math
 import os
 import subprocess
 import sys
@@ -141,8 +143,39 @@ def test_a_name_with_brackets_and_blanks_is_read_over(tmp_path: Path) -> None:
     process = Process(9, tmp_path)
     ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
     assert process.parent == 5
-    assert process.read() == ((14 + 15) / ticks, 24 * page, 20)  # the fields' numbers in proc(5)
+    *read, run_delay_s = process.read()
+    assert read == [(14 + 15) / ticks, 24 * page, 20]  # the fields' numbers in proc(5)
+    assert math.isnan(run_delay_s)
     process.close()
+    (tmp_path / "9" / "schedstat").write_text("7000000000 2500000000 12\n")
+    process = Process(9, tmp_path)
+    assert process.read()[3] == 2.5
+    process.close()
+
+
+def test_a_process_that_shares_its_processor_waits_for_it(tmp_path: Path) -> None:
+    one = {min(os.sched_getaffinity(0))}
+    with contextlib.ExitStack() as stack:
+        pids = []
+        for _ in range(2):
+            command = [sys.executable, "-c", "while True: pass"]
+            child = stack.enter_context(subprocess.Popen(command))
+            stack.callback(child.kill)
+            os.sched_setaffinity(child.pid, one)
+            pids.append(child.pid)
+        collector = HostCollector(Context(tmp_path, 1, lambda: pids))
+        collector.start()
+        time.sleep(1)
+        collector.stop()
+    for pid in pids:
+        first, last = (row["run_delay_s"] for row in rows(tmp_path / "host" / "processes.rec") if row["pid"] == pid)
+        assert last - first > 0.2  # of half a second, if nothing else runs
+
+
+def test_a_kernel_that_does_not_count_run_delays_is_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "run_delay_s" not in HostCollector(Context(tmp_path, 1)).check().reason
+    monkeypatch.setattr(HostCollector, "proc", tmp_path)
+    assert "this kernel does not count run_delay_s" in HostCollector(Context(tmp_path, 1)).check().reason
 
 
 def test_looking_for_processes_is_paced_by_what_it_costs(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import json
+import math
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,7 @@ from ringtap.analysis.job.summary_text import answer
 from ringtap.analysis.job.verdict import is_open, named, parts_rows, verdict
 from ringtap.core.append_only_logs import RecordWriter, open_records
 from ringtap.core.units import format_rate
-from tests.gold.job_run import Truth, as_horovod, write_ddp_job
+from tests.gold.job_run import Truth, as_horovod, write_ddp_job, write_run_delays
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]
 PAYLOAD_SHARE = 1448 / 1514
@@ -76,7 +77,7 @@ def test_a_slow_rank_is_named_with_what_takes_it_longer(tmp_path):
     (row,) = job.diagnosis.to_dict("records")
     assert (row["cause"], row["rank"], row["node"], row["within"]) == ("slow rank", 1, "n1", "compute")
     assert (row["seconds"], row["share"], row["here_s"], row["usual_s"]) == pytest.approx((0.03, 0.15, 0.13, 0.1))
-    first, without, step, _ = verdict(job.diagnosed)
+    first, without, step, *_ = verdict(job.diagnosed)
     assert first == (
         "Rank 1 (node n1) makes the others wait: 30 ms (15%) of the mean iteration; compute (forward and backward "
         "pass) takes it 130 ms, the others 100 ms."
@@ -85,6 +86,61 @@ def test_a_slow_rank_is_named_with_what_takes_it_longer(tmp_path):
     assert step == (
         "Next: compare n1 with a node without this fault: clock rate and temperature, other programs, the rank's batch."
     )
+
+
+def with_run_delays(path, *shares, compute_ms=(100, 130, 100), slow=None):
+    """The job, whose ranks wait for a processor for these shares of the time; NaN: the kernel does not count it."""
+    known = {"compute_ms": compute_ms} | ({} if slow is None else {"slow": slow})
+    written(path, **known)
+    for rank, share in enumerate(shares):
+        write_run_delays(path / "nodes" / f"n{rank}", 100 + rank, share, 12)
+    return open_job(path)
+
+
+def test_a_rank_that_waits_for_a_processor_is_told_from_one_that_is_slow(tmp_path):
+    job = with_run_delays(tmp_path / "busy", 0.01, 0.13, 0.01)
+    (row,) = job.diagnosis.to_dict("records")
+    assert (row["cause"], row["rank"], row["node"]) == ("busy processors", 1, "n1")
+    assert (row["seconds"], row["run_delay_s"], row["usual_run_delay_s"]) == pytest.approx((0.03, 0.026, 0.002))
+    first, _, step, *_ = verdict(job.diagnosed)
+    assert first == (
+        "Rank 1 (node n1) has to wait for a processor: 30 ms (15%) of the mean iteration; it waits 26 ms for one in "
+        "each, the others 2 ms."
+    )
+    assert step == "Next: look at what else runs on n1 (top), and which processors rank 1 may use (taskset -p)."
+    assert ("waiting for rank 1, which waits for a processor", "30 ms", "-", "15.0%") in parts_rows(job.diagnosed)
+    # less than half of what the rank takes longer
+    slow = with_run_delays(tmp_path / "slow", 0.01, 0.05, 0.01)
+    assert slow.diagnosis["cause"].tolist() == ["slow rank"]
+    assert not any("busy processors" in line for line in verdict(slow.diagnosed))
+    # all wait, but this one no longer than the others
+    even = with_run_delays(tmp_path / "even", 0.09, 0.09, 0.09)
+    assert even.diagnosis["cause"].tolist() == ["slow rank"]
+
+
+@pytest.mark.parametrize("shares", [(), (math.nan,) * 3], ids=["no collector", "old kernel"])
+def test_whether_a_slow_rank_lacks_a_processor_cannot_be_told_without_the_collector(tmp_path, shares):
+    job = with_run_delays(tmp_path / "job", *shares)
+    assert job.diagnosis["cause"].tolist() == ["slow rank"]
+    assert any(line.startswith("Cannot be told: busy processors (how long") for line in verdict(job.diagnosed))
+
+
+def test_samples_once_a_second_do_not_tell_of_a_shorter_time(tmp_path):
+    job = with_run_delays(tmp_path / "job", 0.01, 0.2, 0.01, compute_ms=(100, 100, 100), slow=(1, 20, 28, 30))
+    (row,) = job.diagnosis.to_dict("records")
+    assert (row["cause"], row["iterations"], row["seconds"]) == ("slow rank", 8, pytest.approx(30e-3 * 8 / 38))
+    assert any(line.startswith("Cannot be told: busy processors (") for line in verdict(job.diagnosed))
+
+
+def test_ranks_that_all_wait_for_processors_are_not_called_healthy(tmp_path):
+    job = with_run_delays(tmp_path / "job", 0.2, 0.22, 0.24, compute_ms=(100, 100, 100))
+    waits, step, rest, *_ = verdict(job.diagnosed)
+    assert waits == (
+        "Ranks wait for a processor for 44 ms (22%) of an iteration (median): more threads and programs want to run "
+        "than there are processors."
+    )
+    assert step.startswith("Next: run fewer ranks")
+    assert rest.startswith("No other fault found: the ranks' own work takes 90%")
 
 
 def test_a_cost_that_may_be_less_is_said_to_be_at_most_that(tmp_path):
@@ -234,8 +290,11 @@ def test_what_was_not_recorded_is_said(tmp_path):
     write_ddp_job(tmp_path / "no sockets", Truth(iterations=40), sockets=False)
     found = open_job(tmp_path / "no sockets").diagnosed
     assert [cause["name"] for cause in found["causes"]] == ["slow rank"]
-    assert verdict(found)[-1] == (
-        "Cannot be told: other traffic, loss, slow link (sockets were not recorded (--collect sockets))."
+    sockets, processors = verdict(found)[-2:]
+    assert sockets == "Cannot be told: other traffic, loss, slow link (sockets were not recorded (--collect sockets))."
+    assert processors == (
+        "Cannot be told: busy processors (how long ranks wait for a processor is not recorded, or not for long enough "
+        "(--collect host))."
     )
     write_ddp_job(tmp_path / "killed", Truth(iterations=40))
     node = tmp_path / "killed" / "nodes" / "n1"
@@ -243,7 +302,8 @@ def test_what_was_not_recorded_is_said(tmp_path):
         with log.open("r+b") as file:
             file.truncate(log.stat().st_size // 2)
     (node / "DONE").unlink()
-    assert "the sockets of a node were not recorded in 2" in verdict(open_job(tmp_path / "killed").diagnosed)[-1]
+    *_, sockets, _ = verdict(open_job(tmp_path / "killed").diagnosed)
+    assert "the sockets of a node were not recorded in 2" in sockets
     assert verdict(untimed(tmp_path / "no phases").diagnosed) == [
         "No cause found: no stretch of iterations is longer than the others, and none stalls.",
         "Cannot be told: slow rank (neither DDP's own times (--collect ddp) nor Horovod's were recorded).",

@@ -38,6 +38,7 @@ def test_jobs_are_drawn_by_seed_and_verdicts_are_judged() -> None:
         kinds = [job["fault"]["kind"] for job in jobs]
         assert kinds.count("healthy") >= len(kinds) / 3
         assert {"slow rank", "stalls", "pauses", "slow link", "loss", "other traffic", "two at once"} < set(kinds)
+        assert kinds[-1] == "busy node"
         assert ("small buffers" if seed % 2 else "congestion control") in kinds
     right, missed, healthy = data["rows"]
     assert (right["right"], right["wrong"]) == (["slow rank"], ["slow rank"])

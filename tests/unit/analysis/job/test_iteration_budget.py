@@ -144,6 +144,20 @@ def test_two_slow_ranks_are_removed_together():
     assert sum(share.seconds for share in found) == pytest.approx(cost_s(job, usual), rel=0.15)
 
 
+@pytest.mark.parametrize("length", [2, 4, 8, 9, 10, 12, 15, 16, 17, 20, 30])
+@pytest.mark.parametrize("late_s", [0.02, 0.05, 0.2])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_stretch_of_any_length_is_paid_for_once(length, late_s, seed):
+    """It may be called stalls or a slow rank."""
+    usual, job = Job(seed=seed, ranks=3), Job(seed=seed, ranks=3)
+    job.compute[40 : 40 + length, 1] += late_s
+    found = causes(split(job.times(), NetworkEvidence()))
+    assert {share.rank for share in found} <= {1}
+    assert sum(share.seconds for share in found) <= 1.1 * cost_s(job, usual)
+    if length >= 8:
+        assert sum(share.seconds for share in found) >= 0.85 * cost_s(job, usual)
+
+
 @pytest.mark.parametrize(("rank", "kind"), [(2, "elsewhere"), (2, "compute"), (None, "elsewhere"), (None, "compute")])
 def test_stalls_of_a_rank_or_of_all_cost_what_they_take(rank, kind):
     usual, job = Job(), Job()

@@ -19,7 +19,7 @@ from ringtap.analysis.live.recent_traffic import FlowEnds, FlowGrowth
 from ringtap.analysis.live.snapshot import Diagnosis, Snapshot
 from ringtap.analysis.live.snapshot_for_browser import TableChoice, parts_of
 from ringtap.analysis.live.summary import verdict_lines
-from tests.gold.job_run import MS, START_NS, Truth, as_horovod, write_ddp_job
+from tests.gold.job_run import MS, START_NS, Truth, as_horovod, write_ddp_job, write_run_delays
 
 pytestmark = pytest.mark.computes
 USUAL: dict[str, Any] = {
@@ -120,6 +120,18 @@ def test_a_rank_that_becomes_slow_is_named_within_ten_iterations(tmp_path: Path)
     assert cause["seconds"] == pytest.approx(0.03)
     begin_s = (START_NS + (50 + 40 * 200) * MS) / 1e9
     assert f" since {time.strftime('%H:%M:%S', time.localtime(begin_s))};" in found.lines[0]
+
+
+def test_a_rank_that_waits_for_a_processor_is_told_from_one_that_is_slow(tmp_path: Path) -> None:
+    path = without_sockets(tmp_path / "job", compute_ms=(100, 130, 100))
+    assert any("busy processors (how long" in line for line in now(path).lines)
+    for rank, share in enumerate((0.01, 0.13, 0.01)):
+        write_run_delays(path / "nodes" / f"n{rank}", 100 + rank, share, 10)
+    found = now(path)
+    (cause,) = found.causes
+    assert (cause["name"], cause["rank"], cause["node"]) == ("busy processors", 1, "n1")
+    assert (cause["seconds"], cause["run_delay_s"]) == pytest.approx((0.03, 0.026))
+    assert found.lines[0].startswith("Rank 1 (node n1) has to wait for a processor: 30 ms (15%) of an iteration in all")
 
 
 def test_a_slow_rank_of_horovod_is_named(tmp_path: Path) -> None:

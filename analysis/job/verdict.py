@@ -103,8 +103,8 @@ def _run_delays(diagnosis: Mapping[str, Any]) -> list[str]:
         return []
     waits = f"Ranks wait for a processor for {format_duration(delay_s)} ({share:.0%}) of an iteration (median)"
     return [
-        f"{waits}: more threads and programs want to run than there are processors.",
-        "Next: run fewer ranks, threads (OMP_NUM_THREADS) or other programs on a node, or give the job more of them.",
+        f"{waits}: other threads or programs use it, or it is slow to wake.",
+        "Next: run fewer ranks, threads (OMP_NUM_THREADS) or programs on a node, or give the job more processors.",
     ]
 
 

@@ -136,8 +136,8 @@ def test_ranks_that_all_wait_for_processors_are_not_called_healthy(tmp_path):
     job = with_run_delays(tmp_path / "job", 0.2, 0.22, 0.24, compute_ms=(100, 100, 100))
     waits, step, rest, *_ = verdict(job.diagnosed)
     assert waits == (
-        "Ranks wait for a processor for 44 ms (22%) of an iteration (median): more threads and programs want to run "
-        "than there are processors."
+        "Ranks wait for a processor for 44 ms (22%) of an iteration (median): other threads or programs use it, or it "
+        "is slow to wake."
     )
     assert step.startswith("Next: run fewer ranks")
     assert rest.startswith("No other fault found: the ranks' own work takes 90%")

@@ -14,10 +14,11 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringtap
-from ringtap.core.errors import RingtapError, RingtapWarning, UsageError, failure_message
+from ringtap.core.errors import RingtapError, RingtapWarning, UsageError, did_you_mean, failure_message
 from ringtap.core.terminal_escaping import discard_output, fill_standard_descriptors, guarded, one_line
 
 if TYPE_CHECKING:
@@ -25,18 +26,37 @@ if TYPE_CHECKING:
 
     from ringtap.core.flow_plan_format import Operation
 
+_ABOUT = """\
+Say whether the network slows your training job, which part of it does, and what
+you can do about it.
+
+  ringtap run -o runs/one -- torchrun --nproc-per-node 2 train.py   record a job
+  ringtap analyze runs/one                               say where its time goes
+  ringtap report runs/one                             write a page with figures"""
 # heading -> verb -> (module with register(subparsers, name, summary), or empty if the verb has SUB_VERBS; one line for
 # --help); only the module of the called verb is imported
 GROUPS = {
-    "Record": {
-        "run": ("ringtap.agents.commands", "wrap a training job and record what it and the network do"),
-        "capture": ("ringtap.agents.commands", "record this node without a job"),
-        "live": ("ringtap.analysis.commands.live", "watch a run that is being written"),
+    "Learn these": {
         "doctor": ("ringtap.doctor", "what can be recorded here, and how to get the rest"),
-    },
-    "Measure": {
+        "run": ("ringtap.agents.commands", "wrap a training job and record what it and the network do"),
+        "live": ("ringtap.analysis.commands.live", "watch a run that is being written"),
+        "analyze": ("ringtap.analysis.commands.analyze", "why a job is slow, and where its time goes"),
+        "report": ("ringtap.analysis.commands.report", "turn a run into figures, tables and one HTML page"),
+        "compare": ("ringtap.analysis.commands.compare", "put jobs, or the series of sweeps, side by side"),
         "sweep": ("ringtap.agents.commands", "step cross traffic under training jobs and measure"),
-        "report": ("ringtap.analysis.commands.report", "turn a sweep into figures, tables and one HTML page"),
+    },
+    "From packets": {
+        "flows": ("ringtap.analysis.commands.flows", "conversations and rates of packet captures, at memory speed"),
+        "structure": (
+            "ringtap.analysis.commands.structure",
+            "a training job's iterations, ring and volume, from packets",
+        ),
+        "packets": (
+            "ringtap.analysis.commands.packets_to_pcapng",
+            "cut an iteration, a sweep's point or a time out of captures",
+        ),
+    },
+    "From a curve": {
         "fit": ("ringtap.analysis.commands.fit", "fit t = A*exp(B/(C-BW)^n) to a CSV of points"),
         "predict": (
             "ringtap.analysis.commands.predict",
@@ -44,48 +64,36 @@ GROUPS = {
         ),
         "demand": ("ringtap.analysis.commands.demand", "network demand of a training iteration"),
     },
-    "Analyze": {
-        "analyze": ("ringtap.analysis.commands.analyze", "what a job and its network did, iteration by iteration"),
-        "compare": ("ringtap.analysis.commands.compare", "put jobs, or the series of sweeps, side by side"),
-        "flows": ("ringtap.analysis.commands.flows", "conversations and rates of packet captures, at memory speed"),
-        "structure": (
-            "ringtap.analysis.commands.structure",
-            "a training job's iterations, ring and volume, from packets",
-        ),
-        "export": ("ringtap.analysis.commands.export", "write the tables of a run for other programs"),
-        "packets": (
-            "ringtap.analysis.commands.packets_to_pcapng",
-            "cut an iteration, a sweep's point or a time out of captures",
-        ),
-    },
-    "Traffic and testbed": {
-        "traffic": ("", "cross traffic: plan, serve, send, verify"),
-        "testbed": ("ringtap.agents.testbed.commands", "the virtual testbed: up, exec, status, down"),
-    },
-    "Workloads": {
-        "workload": ("", "what a training job computes and sends: new, show, scale, lower, simulate, export, import"),
+    "Without a network": {
+        "workload": ("", "what a training job computes and sends, on networks you lack"),
         "whatif": (
             "ringtap.workload.commands.whatif_transfer_order",
             "iteration times under other orders of the tensors",
         ),
         "schedule": (
             "ringtap.workload.commands.schedule",
-            "which jobs may share a link, and the time shifts with which they do",
+            "which jobs may share a link, and with which time shifts",
         ),
     },
-    "Clusters": {
+    "Send and build": {
+        "traffic": ("", "cross traffic: plan, serve, send, verify"),
+        "testbed": ("ringtap.agents.testbed.commands", "the virtual testbed: up, exec, status, down"),
+        "capture": ("ringtap.agents.commands", "record this node without a job"),
+    },
+    "Slurm": {
         "submit": ("ringtap.slurm.submit_command", "run a wrapped command or a sweep as a Slurm job"),
         "status": ("ringtap.slurm.status", "how a sweep or a submitted run stands"),
         "collect": ("ringtap.slurm.merge_sweep_parts", "put the parts of a submitted sweep together"),
         "bundle": ("ringtap.slurm.bundle", "gather what a cluster without internet lacks"),
     },
-    "Shell": {
+    "Other": {
+        "export": ("ringtap.analysis.commands.export", "write the tables of a run for other programs"),
         "completion": ("ringtap.completion", "print a script with which bash, zsh or tcsh completes commands"),
     },
 }
 VERBS = {name: entry for verbs in GROUPS.values() for name, entry in verbs.items()}
-# names of version 0.1 that still work
-_FORMER = {"lab": "testbed"}
+# names of earlier versions, and what the verbs are called now
+_RENAMED = {"lab": "testbed"}
 # verb -> sub-verb -> (module with register(subparsers, name, summary), one line for --help), loaded as late
 SUB_VERBS = {
     "workload": {
@@ -128,17 +136,128 @@ SUB_VERBS = {
     },
 }
 
+_SUBMIT = (
+    "ringtap submit --print --site narval --account def-me --nodes 2 --gpus-per-node 4 --tasks-per-node 4 "
+    "--time 3:00:00 -- python train.py"
+)
+# command without "ringtap" -> examples that end its help, from the blocks of pages that tests run
+EXAMPLES = {
+    "doctor": ("ringtap doctor",),
+    "run": ("ringtap run -o runs/mine -- python3 -c 'print(\"any training command\")'",),
+    "live": ("ringtap live runs/mine", "ringtap live --plain runs/watched"),
+    "analyze": ("ringtap analyze runs/mine",),
+    "report": ("ringtap report runs/fast",),
+    "compare": ("ringtap compare runs/small runs/large",),
+    "sweep": ("ringtap sweep examples/demo.toml --dry-run",),
+    "flows": (
+        "ringtap flows examples/ring.pcap.gz",
+        "ringtap flows examples/ring.pcap.gz --outbound 10.77.0.2 --rates rates.parquet --bin 10ms",
+    ),
+    "structure": ("ringtap structure examples/ring.pcap.gz",),
+    "packets": (
+        "ringtap packets runs/job --iteration 12 -o iteration12.pcapng",
+        "ringtap packets examples/ring.pcap.gz --from +10s --to +11s -o second.pcapng",
+    ),
+    "fit": ("ringtap fit examples/points.csv --capacity 25gbit -o fit.json",),
+    "predict": (
+        "ringtap predict --fit fit.json --load 18gbit",
+        "ringtap predict --fit fit.json --slowdown 1.5",
+    ),
+    "demand": ("ringtap demand --model vgg16 --workers 4 --iteration 370ms",),
+    "workload new": (
+        "ringtap workload new --model vgg16 --workers 8 -o vgg16",
+        "ringtap workload new --run runs/small -o small",
+    ),
+    "workload show": ("ringtap workload show vgg",),
+    "workload scale": ("ringtap workload scale vgg --workers 64 --compute 0.5x -o vgg64",),
+    "workload lower": ("ringtap workload lower --collective ring --workers 8 --bytes 1MB --json",),
+    "workload simulate": (
+        "ringtap workload simulate vgg16 --rate 25gbit --loads 0:0.8:0.2",
+        "ringtap workload simulate vgg --cross load40 --cross load80",
+    ),
+    "workload export": ("ringtap workload export vgg --to goal -o vgg.goal",),
+    "workload import": ("ringtap workload import astra-sim.log --workload vgg",),
+    "whatif": ("ringtap whatif resnet50 --bandwidth 25gbit --latency 10us --loads 0:0.9:0.1",),
+    "schedule": ("ringtap schedule vgg resnet --capacity 40gbit --figure circles.svg",),
+    "traffic plan": (
+        "ringtap traffic plan --kind consistent --load 10gbit --duration 2s --to 10.0.0.1:5001 --seed 1 -o web.plan",
+    ),
+    "traffic serve": ("ringtap traffic serve --bind 127.0.0.1:5001",),
+    "traffic send": ("ringtap traffic send web.plan --log sent.rec",),
+    "traffic verify": ("ringtap traffic verify web.plan --sent sent.rec -o verified",),
+    "traffic calibrate": ("ringtap traffic calibrate",),
+    "traffic bundle": ("ringtap traffic bundle -o ringtap-traffic.pyz",),
+    "testbed up": ("ringtap testbed up --rate 250mbit",),
+    "testbed exec": ("ringtap testbed exec S0 -- ip -brief addr",),
+    "testbed status": ("ringtap testbed status",),
+    "testbed down": ("ringtap testbed down --all",),
+    "capture": ("ringtap capture -o runs/second --duration 1s",),
+    "submit": (_SUBMIT,),
+    "status": ("ringtap status runs/two-models",),
+    "collect": ("ringtap collect runs/two-models",),
+    "bundle": ("ringtap bundle --site narval -o bundle",),
+    "export": (
+        "ringtap export runs/job --to parquet -o tables",
+        "ringtap export runs/job --to perfetto -o job.pftrace.gz",
+    ),
+    "completion": ("ringtap completion bash",),
+}
+
 # their verbs multiply no large matrices: the threads that BLAS starts as it is imported, one per core, would only spin
 _WITHOUT_BLAS_THREADS, _BLAS_THREADS = ("ringtap.analysis.", "ringtap.workload."), "OPENBLAS_NUM_THREADS"
 _UNWRITABLE = (errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC)
 
 
+# of more choices than these, none is listed
+_MOST_LISTED = 12
+
+
 class Parser(argparse.ArgumentParser):
-    """Argument parser that reports wrong arguments in one sentence, as every other error."""
+    """Argument parser that reports wrong arguments in one sentence, with the nearest right one."""
 
     def error(self, message: str) -> NoReturn:
         """Refuse the arguments."""
         raise UsageError(f"{message} (see {self.prog} --help)")
+
+    def format_help(self) -> str:
+        """Return the help, which ends with examples."""
+        examples = EXAMPLES.get(self.prog.removeprefix("ringtap "), ())
+        lines = [
+            " \\\n".join(wrap(example, 76, initial_indent="  ", subsequent_indent="      ")) for example in examples
+        ]
+        return super().format_help() + "\n".join(["\nexamples:", *lines, ""] if lines else [])
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the arguments; an option that is not known is refused with the nearest one of its command."""
+        options, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            parser, name = self._parser_of(options), unknown[0].partition("=")[0]
+            if not name.startswith("-"):
+                parser.error(f"{name!r} is one argument too many")
+            hint = did_you_mean(name, parser._option_string_actions).rstrip()
+            parser.error(f"there is no option {name}" + f": {hint}" * bool(hint))
+        return options
+
+    def _parser_of(self, options: argparse.Namespace) -> Parser:
+        """Return the parser of the verb, or of its sub-verb, that was called."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction) and (verb := getattr(options, action.dest)):
+                parser: Parser = action.choices[verb]
+                return parser._parser_of(options)
+        return self
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        known = [str(choice) for choice in action.choices]
+        listed = f"choose {', '.join(known)}" if len(known) <= _MOST_LISTED else ""
+        hint = (did_you_mean(value, known) or listed).rstrip()
+        name = "/".join(action.option_strings) or action.metavar or action.dest
+        what = f"{name}: {value!r} is not known"
+        if isinstance(action, argparse._SubParsersAction):
+            what = f"there is no command {value!r}"
+            hint = f"it is {_RENAMED[value]} now" if value in _RENAMED else hint
+        raise argparse.ArgumentError(None, f"{what}: {hint}" if hint else what)
 
 
 def build_parser(verb: str | None, sub_verb: str | None = None) -> argparse.ArgumentParser:
@@ -154,9 +273,9 @@ def build_whole_parser() -> argparse.ArgumentParser:
 def _build(asked: Set[str | None], asked_below: Set[str | None], verbs_help: str) -> argparse.ArgumentParser:
     parser = Parser(
         prog="ringtap",
-        usage="ringtap [-h] [--version] COMMAND ...",
-        description=ringtap.__doc__,
-        epilog=_overview(),
+        usage="ringtap COMMAND ...",
+        description=f"{_ABOUT}\n\n{_overview()}",
+        epilog="In Python: help(ringtap)",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -215,7 +334,7 @@ def _overview() -> str:
     lines = []
     for heading, verbs in GROUPS.items():
         lines += [f"{heading}:", *(f"  {name:{width}}  {text}" for name, (_, text) in verbs.items()), ""]
-    return "\n".join([*lines, "ringtap COMMAND --help lists the options of a command."])
+    return "\n".join([*lines, "ringtap help COMMAND says more about a command, with its options."])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -228,8 +347,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments and arguments[0] in _FORMER:
-        arguments[0] = _FORMER[arguments[0]]
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     words = [argument for argument in arguments if not argument.startswith("-")]
     verb, sub_verb = (*words[:2], None, None)[:2]
     options = None

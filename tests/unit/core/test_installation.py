@@ -266,20 +266,3 @@ def test_no_message_and_no_page_advises_a_name_that_nobody_owns() -> None:
     ]
     found = [f"{path}: {hit[0]}" for path in [ROOT / "README.md", *files] for hit in advice.finditer(path.read_text())]
     assert found == []
-
-
-def help_of(*words: str) -> str:
-    command = [sys.executable, "-m", "ringtap", *words, "--help"]
-    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
-
-
-def test_help_groups_the_verbs_under_headings() -> None:
-    sections = re.findall(r"^(\w[\w ]+):\n((?:  \w+ .*\n)+)", help_of().partition("--version  ")[2], re.MULTILINE)
-    listed = {heading: [line.split()[0] for line in text.splitlines()] for heading, text in sections}
-    assert list(listed) == ["Record", "Measure", "Analyze", "Traffic and testbed", "Workloads", "Clusters", "Shell"]
-    assert listed["Clusters"] == ["submit", "status", "collect", "bundle"]
-    assert [verb for verbs in listed.values() for verb in verbs] == list(VERBS)
-
-
-def test_the_verb_of_the_first_version_still_works() -> None:
-    assert help_of("lab", "status").startswith("usage: ringtap testbed status")

@@ -183,7 +183,7 @@ def test_a_kind_of_traffic_is_a_file_and_a_line(copy: Copy) -> None:
 
 def test_a_verb_is_a_file_and_a_line(copy: Copy) -> None:
     entry = '        "mine": ("ringtap.mine", "greet somebody"),'
-    copy.add("ringtap/mine.py", VERB, "ringtap/cli.py", '    "Record": {', entry)
+    copy.add("ringtap/mine.py", VERB, "ringtap/cli.py", '    "Other": {', entry)
     done = copy.ringtap("mine", "--whom", "world")
     assert (done.returncode, done.stdout, done.stderr) == (0, "Hello, world\n", "")
     assert "greet somebody" in copy.ringtap("--help").stdout

@@ -183,8 +183,8 @@ def test_every_other_command_with_closed_descriptors_ends_as_with_open_ones(tmp_
     commands = [
         ["--version"],
         ["run"],
-        ["lab", "status"],
-        ["lab", "down", "none"],
+        ["testbed", "status"],
+        ["testbed", "down", "none"],
         ["doctor", "--json"],
         ["live", "--plain", job],
         ["flows", capture],
@@ -219,7 +219,7 @@ def test_every_other_command_with_closed_descriptors_ends_as_with_open_ones(tmp_
         assert usual
         said = ["" if number in closed else usual[2][number - 1] for number in (1, 2)]
         # what these say is of the moment: other tests build testbeds
-        if arguments[0] in ("doctor", "live") or arguments[:2] == ["lab", "status"]:
+        if arguments[0] in ("doctor", "live") or arguments[:2] == ["testbed", "status"]:
             said = texts
         assert (arguments, closed, code, made, texts) == (arguments, closed, usual[0], usual[1], said)
 

@@ -97,7 +97,7 @@ def test_a_file_that_is_no_record_blocks_neither_status_nor_down(
     make_bad(kind, folder / "bad.json")
     lab = record("stands", keeper)
     for verb, said in ((["status"], "stands is up"), (["status", "--json"], "stands"), (["down", "--all"], "removed")):
-        assert cli.main(["lab", *verb]) == 0
+        assert cli.main(["testbed", *verb]) == 0
         out, err = capsys.readouterr()
         assert said in out
         assert err.startswith(f"warning: {folder / 'bad.json'} is not a record of a testbed (")
@@ -115,7 +115,7 @@ def test_down_clears_the_record_of_a_testbed_that_is_gone_and_spares_who_took_it
     gone = registry.TestbedState(SPEC, keeper.pid, ticks - 1, 0, [])
     gone.save()
     assert gone.folder == folder
-    assert cli.main(["lab", "down", "--all"]) == 0
+    assert cli.main(["testbed", "down", "--all"]) == 0
     assert capsys.readouterr().out == f"{SPEC.name}: was gone; record cleared\n"
     assert not gone.path.exists()
     assert keeper.poll() is None
@@ -155,7 +155,7 @@ def test_a_keeper_that_may_not_be_ended_does_not_keep_the_others(
         record("stands", keeper)
         with monkeypatch.context() as patch:
             patch.setattr(os, "kill", kill)
-            code = cli.main(["lab", "down", "--all"])
+            code = cli.main(["testbed", "down", "--all"])
         foreign.kill()
     assert code == 1
     out, err = capsys.readouterr()

@@ -205,7 +205,7 @@ def test_other_refusals_are_sentences_too(capture, tmp_path, capsys):
         ([capture, "--bin", "1ns"], "1 µs to 1 h"),
         ([capture, "-o", tmp_path / "table.txt"], "must end in .parquet or .csv"),
         ([capture, "-o", tmp_path / "no" / "table.csv"], "is not a directory"),
-        ([capture, "--by", "host"], "invalid choice"),
+        ([capture, "--by", "host"], "did you mean 'hosts'?"),
         ([], "required"),
     ):
         assert says in fails(capsys, *arguments)

@@ -222,9 +222,8 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         """Return the help, which ends with examples."""
         examples = EXAMPLES.get(self.prog.removeprefix("ringtap "), ())
-        lines = [
-            " \\\n".join(wrap(example, 76, initial_indent="  ", subsequent_indent="      ")) for example in examples
-        ]
+        folded = [wrap(f"  {example}", 76, subsequent_indent="      ", break_on_hyphens=False) for example in examples]
+        lines = [" \\\n".join(some) for some in folded]
         return super().format_help() + "\n".join(["\nexamples:", *lines, ""] if lines else [])
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:

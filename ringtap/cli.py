@@ -233,7 +233,9 @@ class Parser(argparse.ArgumentParser):
             parser, name = self._parser_of(options), unknown[0].partition("=")[0]
             if not name.startswith("-"):
                 parser.error(f"{name!r} is one argument too many")
-            hint = did_you_mean(name, parser._option_string_actions).rstrip()
+            # all options begin alike, and one of another beginning is no near one
+            bare = {known.lstrip("-"): known for known in parser._option_string_actions}
+            hint = did_you_mean(name.lstrip("-"), bare).rstrip().replace("'", "'--", 1)
             parser.error(f"there is no option {name}" + f": {hint}" * bool(hint))
         return options
 

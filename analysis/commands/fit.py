@@ -11,13 +11,12 @@ from ringtap.core.command_options import add_force, add_json
 from ringtap.core.errors import UsageError, file_errors
 from ringtap.core.installation import shipped_example
 from ringtap.core.terminal_escaping import shell_word
-from ringtap.core.units import counted, parse_rate_bps, whole_number
+from ringtap.core.units import counted, whole_number
 
 if TYPE_CHECKING:
     from ringtap.analysis.sweeps.points_csv import Points
 
 MIN_SETS, MAX_SETS = 40, 100_000  # fewer sets do not reach the tails of a 95 % interval
-CAPACITY = "25gbit"
 _EXPONENTS: dict[str, Any] = {"0.5": 0.5, "1/2": 0.5, "1": 1.0, "2": 2.0, "free": "free"}
 
 
@@ -28,7 +27,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
         "points", metavar="POINTS.csv|RUN", help="columns bandwidth_gbps and iteration_s, or a sweep's run directory"
     )
     parser.add_argument("--series", metavar="NAME", help="series of a sweep (default: its only one)")
-    parser.add_argument("--capacity", metavar="RATE", help="for a table: capacity of the bottleneck (25gbit)")
+    parser.add_argument("--capacity", metavar="RATE", help="for a table: capacity of the bottleneck, such as 25gbit")
     parser.add_argument("--n", metavar="N", help="exponent: 0.5, 1, 2 or free (default: the one with the least AICc)")
     parser.add_argument(
         "--weights", metavar="COLUMN", help="standard error of each time; std_s is divided by sqrt(count)"
@@ -47,15 +46,12 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 
 def _of_table(path: Path, options: argparse.Namespace) -> tuple[float, Points]:
-    from ringtap.analysis.sweeps.points_csv import read_points_csv
+    from ringtap.analysis.sweeps.points_csv import capacity_for, read_points_csv
 
     if options.series is not None:
         raise UsageError(f"--series is for the run directory of a sweep: {path} is none")
-    capacity = options.capacity or CAPACITY
-    capacity_gbps = parse_rate_bps(capacity) / 1e9
-    if capacity_gbps <= 0:
-        raise UsageError(f"--capacity {capacity} is not a positive rate")
-    return capacity_gbps, read_points_csv(path, capacity_gbps, options.weights)
+    points = read_points_csv(path, options.capacity, options.weights)
+    return capacity_for(path, options.capacity), points
 
 
 def _of_sweep(path: Path, options: argparse.Namespace) -> tuple[float, Points]:

@@ -36,7 +36,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
         help="folder of the report (DIR/report; TABLE-report or A-and-B-report here); without --force empty or absent",
     )
     parser.add_argument("--force", action="store_true", help="write into the folder of -o even if it is not empty")
-    parser.add_argument("--capacity", metavar="RATE", help="for a table: capacity of the bottleneck (25gbit)")
+    parser.add_argument("--capacity", metavar="RATE", help="for a table: capacity of the bottleneck, such as 25gbit")
     parser.add_argument("--workers", metavar="N", type=int, help="for a table without such a column: number of workers")
     parser.add_argument("--max-load", metavar="RATE", help="fit only the points at loads up to this one (17gbit)")
     add_training(parser)

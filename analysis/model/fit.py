@@ -125,7 +125,7 @@ class CongestionModel:
     capacity_gbps: float
     n: Exponent | None
 
-    def __init__(self, capacity_gbps: float | str = 25.0, n: Exponent | None = None) -> None:
+    def __init__(self, capacity_gbps: float | str, n: Exponent | None = None) -> None:
         """Create a model.
 
         Args:

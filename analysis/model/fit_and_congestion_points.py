@@ -41,8 +41,8 @@ class PointsFit:
         fit = self.fit
         shape = f"n = {fit.n:.3g} (fitted)" if fit.free else fit.name
         quality = "" if fit.r2 is None else f" (R² {fit.r2:.3f})"
-        times = f"The times at loads {fit.range}" if fit.range else "The times"
-        return f"{times} fit {shape}{quality}; {self.curve.clause}."
+        times = f"the times at loads {fit.range}" if fit.range else "the times"
+        return f"With a capacity of {fit.C_gbps:g} Gbit/s, {times} fit {shape}{quality}; {self.curve.clause}."
 
     def lines(self) -> list[str]:
         """Return the text for a terminal, line by line."""

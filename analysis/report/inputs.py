@@ -155,14 +155,14 @@ def of_sweep(sweep: SweepRun, workers: Executor | None = None, max_load: float |
 
 
 def of_table(
-    path: Path, capacity_gbps: float, workers: int | None, max_load: float | str | None = None
+    path: Path, capacity: float | str | None, workers: int | None, max_load: float | str | None = None
 ) -> ReportInputs:
     """Read a table of iteration times and analyze it; fits use points up to ``max_load``.
 
     Raises:
         UsageError: as in `ringtap.analysis.sweeps.points_csv.read_table`.
     """
-    table = read_table(path, capacity_gbps, workers, max_load)
+    table = read_table(path, capacity, workers, max_load)
     models = {
         one.model: {"name": one.model, "title": one.title, "parameters": one.demand.parameters} for one in table.series
     }
@@ -183,7 +183,7 @@ def of_table(
         source=path.name,
         folder=Path(f"{path.stem}-report"),
         series=table.series,
-        capacity_gbps=capacity_gbps,
+        capacity_gbps=table.capacity_gbps,
         scale=1.0,
         info={"status": "complete", "rows": table.rows, "by_iteration": table.by_iteration},
         plan={"models": list(models.values()), "traffic": kinds, "topology": {}},

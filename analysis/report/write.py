@@ -20,8 +20,6 @@ from ringtap.core.errors import UsageError
 from ringtap.core.run_directory_schema import RUN_JSON
 from ringtap.core.units import rate_gbps
 
-CAPACITY = "25gbit"
-
 
 def write_report(
     source: Sweep | Job | str | os.PathLike[str],
@@ -39,7 +37,7 @@ def write_report(
         source: a sweep or a job, its run directory, or a CSV file of iteration times.
         output: folder of the report, which is made if it is missing (default: ``report`` in the run directory, whose
             files are replaced; ``<table>-report`` here for a table, and ``<a>-and-<b>-report`` for two sources).
-        capacity: for a table: capacity of the bottleneck in Gbit/s or as text (default: 25gbit).
+        capacity: capacity of the bottleneck of a table, in Gbit/s or as text; None: that of the sweep beside it.
         workers: for a table without such a column: number of workers.
         max_load: fits use only points at loads up to this one, in Gbit/s or as text; None: all.
         force: write into the folder ``output`` even if it is not empty.
@@ -50,10 +48,10 @@ def write_report(
     """
     if max_load is not None:
         max_load = rate_gbps(max_load)
-    gbps = rate_gbps(CAPACITY if capacity is None else capacity)
     if workers is not None and workers < 2:
         raise UsageError(f"{workers} workers are too few: a ring has two at least")
     sources = [_opened(one) for one in (source, *beside)]
+    known = _capacity(capacity, sources)
     runs = [one.path for one in sources if not isinstance(one, Path)]
     if len(runs) == len(sources) and (capacity is not None or workers is not None):
         name = "workers" if capacity is None else "capacity"
@@ -64,7 +62,7 @@ def write_report(
     inputs: list[ReportInputs] = []
     for one in sources:
         if isinstance(one, Path):
-            inputs.append(of_table(one, gbps, workers, max_load))
+            inputs.append(of_table(one, known, workers, max_load))
         elif isinstance(one, Sweep) and is_sharing(one.run):
             if beside or max_load is not None:
                 raise UsageError(f"{one.path} is of jobs that share links: its report stands alone, without --max-load")
@@ -79,6 +77,13 @@ def write_report(
             job = stored(one)
             return write_job_report(job, job.summary(), folder)
     return write_sweep_report(together(inputs) if beside else inputs[0], folder)
+
+
+def _capacity(given: float | str | None, sources: Sequence[Sweep | Job | Path]) -> float | None:
+    """Return the capacity of the tables in Gbit/s, as given, or that of a sweep beside them; None: not known."""
+    if given is not None:
+        return rate_gbps(given)
+    return next((one.capacity_gbps for one in sources if isinstance(one, Sweep)), None)
 
 
 def _opened(source: Sweep | Job | str | os.PathLike[str]) -> Sweep | Job | Path:

@@ -17,6 +17,7 @@ from ringtap.core.csv_table import read_csv
 from ringtap.core.errors import UsageError
 from ringtap.core.run_directory_schema import VARIANTS
 from ringtap.core.thesis_neural_networks import PROFILES
+from ringtap.core.units import rate_gbps
 
 COLUMNS = ("bandwidth_gbps", "iteration_s")
 DEVIATION, COUNT = "std_s", "count"
@@ -46,6 +47,20 @@ class Points:
             None if self.error_s is None else [self.error_s[number] for number in kept],
             None if self.iterations_s is None else [self.iterations_s[number] for number in kept],
         )
+
+
+def capacity_for(path: Path, capacity: float | str | None) -> float:
+    """Return the capacity of the bottleneck of a table, in Gbit/s, as a number or text gives it.
+
+    Raises:
+        UsageError: it was not given, or is not a positive rate.
+    """
+    if capacity is None:
+        raise UsageError(
+            f"{path} does not say the capacity of the bottleneck: give --capacity RATE (capacity=), such as 25gbit; "
+            "ethtool NIC shows the speed of a link"
+        )
+    return rate_gbps(capacity)
 
 
 @dataclass(frozen=True)
@@ -120,14 +135,14 @@ class PointRow:
         return spread / math.sqrt(count)
 
 
-def read_points_csv(path: Path, capacity_gbps: float, errors: str | None = None) -> Points:
+def read_points_csv(path: Path, capacity: float | str | None, errors: str | None = None) -> Points:
     """Read cross traffic in Gbit/s, iteration time in seconds and, if a column is named, its standard error.
 
     Other columns are ignored, the order of lines does not matter, and a load may be repeated (replicates).
 
     Args:
         path: a CSV file with a header line.
-        capacity_gbps: capacity of the bottleneck; loads at or above it are refused.
+        capacity: capacity of the bottleneck, as for `capacity_for`; loads at or above it are refused.
         errors: column with the standard error of each time; ``std_s`` is a standard deviation and needs ``count``.
 
     Raises:
@@ -135,7 +150,9 @@ def read_points_csv(path: Path, capacity_gbps: float, errors: str | None = None)
     """
     needed = COLUMNS if errors is None else (*COLUMNS, errors, *[COUNT] * (errors == DEVIATION))
     loads, times, spreads = [], [], []
-    for row in read_rows(path, needed)[1]:
+    rows = read_rows(path, needed)[1]
+    capacity_gbps = capacity_for(path, capacity)
+    for row in rows:
         loads.append(row.load_gbps(capacity_gbps))
         times.append(row.time_s())
         if errors is not None:
@@ -171,12 +188,14 @@ class SweepTable:
         rows: rows read.
         by_iteration: True if a row is an iteration, False if it is a point.
         ignored: columns that are not used.
+        capacity_gbps: capacity of the bottleneck.
     """
 
     series: list[Series]
     rows: int
     by_iteration: bool
     ignored: tuple[str, ...]
+    capacity_gbps: float
 
 
 @dataclass(frozen=True)
@@ -192,13 +211,13 @@ class _Row:
 
 
 def read_table(
-    path: Path, capacity_gbps: float, workers: int | None = None, max_load: float | str | None = None
+    path: Path, capacity: float | str | None, workers: int | None = None, max_load: float | str | None = None
 ) -> SweepTable:
     """Read a table of iteration times and analyze each series.
 
     Args:
         path: a CSV file with a header line.
-        capacity_gbps: capacity of the bottleneck; loads at or above it are refused.
+        capacity: capacity of the bottleneck, as for `capacity_for`; loads at or above it are refused.
         workers: workers of the ring, if the table has no such column.
         max_load: fits use only points at loads up to this one, in Gbit/s or as text; None: all.
 
@@ -208,6 +227,7 @@ def read_table(
     header, lines = read_rows(path, NEEDED)
     if not lines:
         raise UsageError(f"{path} has no rows below its header")
+    capacity_gbps = capacity_for(path, capacity)
     rows = [_row(line, capacity_gbps) for line in lines]
     groups: dict[tuple[str, ...], list[_Row]] = {}
     for row in rows:
@@ -217,7 +237,7 @@ def read_table(
     by_iteration = repeated and not per_point
     series = [_series(path, group, by_iteration, capacity_gbps, workers, max_load) for group in groups.values()]
     ignored = tuple(name for name in header if name and name not in (*NEEDED, *OF_A_POINT, *OPTIONAL))
-    return SweepTable(series, len(rows), by_iteration, ignored)
+    return SweepTable(series, len(rows), by_iteration, ignored, capacity_gbps)
 
 
 def _row(row: PointRow, capacity_gbps: float) -> _Row:

@@ -30,7 +30,7 @@ NEED_REPORT = {
     "analyze": ["analyze", "{run}"],
     "report": ["report", "{run}"],
     "export": ["export", "{run}", "--to", "parquet", "-o", "tables"],
-    "fit": ["fit", "examples/points.csv"],
+    "fit": ["fit", "examples/points.csv", "--capacity", "25gbit"],
     "predict": ["predict", "--fit", "fit.json", "--load", "1gbit"],
     "traffic verify": ["traffic", "verify", "web.plan", "--sent", "sent.rec"],
 }

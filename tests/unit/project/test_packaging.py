@@ -167,7 +167,7 @@ def test_a_file_of_that_name_here_comes_before_the_example(whole: Path) -> None:
     folder = whole / "cwd" / "examples"
     folder.mkdir()
     (folder / "points.csv").write_text("not,points\n1,2\n")
-    done = away(whole, "ringtap", "fit", "examples/points.csv")
+    done = away(whole, "ringtap", "fit", "examples/points.csv", "--capacity", "25gbit")
     shutil.rmtree(folder)
     assert done.returncode == 2
     assert done.stderr.startswith("ringtap: examples/points.csv")

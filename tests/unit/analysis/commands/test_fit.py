@@ -9,6 +9,7 @@ from ringtap.core.installation import install_command
 
 pytestmark = [pytest.mark.computes, pytest.mark.together]
 
+CAPACITY = ["--capacity", "25gbit"]
 VGG = "bandwidth_gbps,iteration_s\n0,0.365\n6.3,0.447\n10.3,0.533\n14.7,0.733\n17.6,1.003\n20.9,1.837\n"
 
 
@@ -77,35 +78,36 @@ def test_fit_in_words_and_as_json(capsys, points):
     assert {"A", "B", "n", "C_gbps", "r2", "r2_log", "aicc", "stderr", "warnings"} <= item.keys()
     assert item["r2_log"] == pytest.approx(0.9957, abs=1e-3)
     assert item["congestion_point"]["data_mb"] == pytest.approx(10.3 * 0.733 * 125)
-    assert main(["fit", str(points), "--n", "free", "--json"]) == 0
+    assert main(["fit", str(points), *CAPACITY, "--n", "free", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["stderr"]["n"] > 0
 
 
 def test_fit_of_a_range_names_it(capsys, points):
-    assert main(["fit", str(points), "--max-load", "17gbit"]) == 0
+    assert main(["fit", str(points), *CAPACITY, "--max-load", "17gbit"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("The times at loads up to 17 Gbit/s fit n = 1/2 ")
+    assert text.startswith("With a capacity of 25 Gbit/s, the times at loads up to 17 Gbit/s fit n = 1/2 ")
     assert "4 points up to 17 Gbit/s" in text
     assert "Thesis's construction  14.7 Gbit/s" in text, "of all points"
 
 
 def test_fit_shows_its_intervals_and_the_congestion_point(capsys, points):
-    assert main(["fit", str(points)]) == 0
+    assert main(["fit", str(points), *CAPACITY]) == 0
     text = capsys.readouterr().out
     at, low, high = re.search(r"Congestion point  (\S+) Gbit/s \((\S+) to (\S+)\), ", text).groups()
     begins = re.match(
-        r"The times fit n = 1/2 \(R² 0.994\); congestion begins at (\S+) Gbit/s, (\d+) % of the capacity "
+        r"With a capacity of 25 Gbit/s, the times fit n = 1/2 \(R² 0.994\); "
+        r"congestion begins at (\S+) Gbit/s, (\d+) % of the capacity "
         r"\(95 % interval (\d+) to (\d+) %\)\.\n\n",
         text,
     ).groups()
     assert float(begins[0]) == pytest.approx(float(at), abs=0.051)
     assert [int(share) for share in begins[1:]] == pytest.approx([4 * float(one) for one in (at, low, high)], abs=0.55)
     assert "95 % by bootstrap  A 0.1" in text
-    assert main(["fit", str(points), "--json"]) == 0
+    assert main(["fit", str(points), *CAPACITY, "--json"]) == 0
     item = json.loads(capsys.readouterr().out)
     assert item["intervals"]["A"][0] < item["A"] < item["intervals"]["A"][1]
     assert item["curve_point"]["low_gbps"] < item["curve_point"]["bandwidth_gbps"] < item["curve_point"]["high_gbps"]
-    assert main(["fit", str(points), "--bootstrap", "0", "--json"]) == 0
+    assert main(["fit", str(points), *CAPACITY, "--bootstrap", "0", "--json"]) == 0
     assert "intervals" not in json.loads(capsys.readouterr().out)
 
 
@@ -116,7 +118,7 @@ def test_fit_weighs_by_a_column_and_holds_outliers_down(capsys, tmp_path):
     path.write_text("bandwidth_gbps,iteration_s,std_s,count,error_s\n" + "\n".join(rows) + "\n")
     found = []
     for options in (["--weights", "std_s"], ["--weights", "error_s"], ["--robust"]):
-        assert main(["fit", str(path), "--json", *options]) == 0
+        assert main(["fit", str(path), *CAPACITY, "--json", *options]) == 0
         found.append(json.loads(capsys.readouterr().out))
     assert found[0]["weighted"]
     assert found[0]["B"] == pytest.approx(found[1]["B"])
@@ -131,34 +133,36 @@ def test_fit_weighs_by_a_column_and_holds_outliers_down(capsys, tmp_path):
         bad = tmp_path / "bad.csv"
         bad.write_text(path.read_text().replace(*change))
         column = "error_s" if "error_s" in change else "std_s"
-        assert says in one_line_error(capsys, ["fit", bad, "--weights", column])
+        assert says in one_line_error(capsys, ["fit", bad, *CAPACITY, "--weights", column])
 
 
 def test_fit_keeps_its_file_and_does_not_overwrite(capsys, tmp_path, points):
     path = tmp_path / "fit.json"
-    assert main(["fit", str(points), "-o", str(path)]) == 0
+    assert main(["fit", str(points), *CAPACITY, "-o", str(path)]) == 0
     assert f"Wrote {path}\nNext: ringtap predict --fit {path}" in capsys.readouterr().out
-    assert "exists" in one_line_error(capsys, ["fit", points, "-o", path])
-    assert main(["fit", str(points), "-o", str(path), "--force", "--json"]) == 0
+    assert "exists" in one_line_error(capsys, ["fit", points, *CAPACITY, "-o", path])
+    assert main(["fit", str(points), *CAPACITY, "-o", str(path), "--force", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(path.read_text())
-    assert "cannot be written" in one_line_error(capsys, ["fit", points, "-o", tmp_path / "none" / "fit.json"])
+    assert "cannot be written" in one_line_error(
+        capsys, ["fit", points, *CAPACITY, "-o", tmp_path / "none" / "fit.json"]
+    )
 
 
 def test_fit_without_a_congestion_point_says_why(capsys, tmp_path):
     path = tmp_path / "flat.csv"
     path.write_text("bandwidth_gbps,iteration_s\n0,1\n5,1\n10,1\n15,1.01\n")
-    assert main(["fit", str(path), "--json"]) == 0
+    assert main(["fit", str(path), *CAPACITY, "--json"]) == 0
     item = json.loads(capsys.readouterr().out)
     assert item["congestion_point"] is None
     assert any("does not rise" in text for text in item["warnings"])
-    assert main(["fit", str(path)]) == 0
+    assert main(["fit", str(path), *CAPACITY]) == 0
     text = capsys.readouterr().out
     assert "No congestion point: fewer than 5 different loads cannot place it" in text
     assert "No point by the thesis's construction: the iteration time does not rise" in text
     unknown = "; it is not known where congestion begins, because fewer than 5 different loads cannot place it."
     assert text.splitlines()[0].endswith(unknown)
     path.write_text("bandwidth_gbps,iteration_s\n0,1\n5,1\n15,1.5\n20,3\n")
-    assert main(["fit", str(path), "--bootstrap", "0"]) == 0
+    assert main(["fit", str(path), *CAPACITY, "--bootstrap", "0"]) == 0
     first, _, *rest = capsys.readouterr().out.splitlines()
     assert first.endswith(unknown), "the measured point of the construction is no stand-in"
     assert any(line.startswith("Thesis's construction  ") for line in rest)
@@ -186,7 +190,7 @@ def test_fit_without_a_congestion_point_says_why(capsys, tmp_path):
 def test_fit_names_the_file_and_line_of_a_bad_point(capsys, tmp_path, text, says):
     path = tmp_path / "bad.csv"
     path.write_text(text)
-    error = one_line_error(capsys, ["fit", path])
+    error = one_line_error(capsys, ["fit", path, *CAPACITY])
     assert says in error
     assert str(path) in error
 
@@ -196,9 +200,9 @@ def test_fit_accepts_any_order_other_columns_and_blank_lines(capsys, tmp_path, p
     rows = [row.split(",") for row in VGG.splitlines()[1:]]
     lines = [f"x, {seconds} ,{load}" for load, seconds in reversed(rows)]
     path.write_text("\ufeffnote, iteration_s,bandwidth_gbps\n" + "\n\n".join(lines) + "\n", encoding="utf-8")
-    assert main(["fit", str(path), "--json"]) == 0
+    assert main(["fit", str(path), *CAPACITY, "--json"]) == 0
     shuffled = json.loads(capsys.readouterr().out)
-    assert main(["fit", str(points), "--json"]) == 0
+    assert main(["fit", str(points), *CAPACITY, "--json"]) == 0
     assert shuffled == json.loads(capsys.readouterr().out)
 
 
@@ -219,7 +223,14 @@ def test_fit_accepts_any_order_other_columns_and_blank_lines(capsys, tmp_path, p
     ],
 )
 def test_fit_refuses_bad_options(capsys, points, options, says):
-    assert says in one_line_error(capsys, ["fit", points, *options])
+    assert says in one_line_error(capsys, ["fit", points, *CAPACITY, *options])
+
+
+def test_no_capacity_is_assumed(capsys, points):
+    assert one_line_error(capsys, ["fit", points]) == (
+        f"ringtap: {points} does not say the capacity of the bottleneck: give --capacity RATE (capacity=), such as "
+        "25gbit; ethtool NIC shows the speed of a link\n"
+    )
 
 
 def test_fit_of_files_that_cannot_be_read(capsys, tmp_path):
@@ -233,4 +244,6 @@ def test_without_the_extra_the_sentence_says_what_to_install(capsys, monkeypatch
     for name in ("fit", "fit_warnings", "fit_command", "congestion"):
         monkeypatch.delitem(sys.modules, f"ringtap.analysis.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "numpy", None)
-    assert f"numpy is not installed here: {install_command('report')}" in one_line_error(capsys, ["fit", points])
+    assert f"numpy is not installed here: {install_command('report')}" in one_line_error(
+        capsys, ["fit", points, *CAPACITY]
+    )

@@ -30,6 +30,7 @@ from tests.gold.analysis_sweep import CURVES, LOADS_GBPS, edit_info, write_sweep
 from tests.gold.job_run import Truth, write_ddp_job
 from tests.unit.browser import CHROMIUM, Browser
 
+CAPACITY = ["--capacity", "25gbit"]
 pytestmark = [pytest.mark.computes, pytest.mark.long, pytest.mark.together]
 
 PAIRS = [("vgg16", "consistent"), ("vgg16", "burst"), ("resnet50", "consistent")]
@@ -167,7 +168,7 @@ def test_many_collectives_and_topologies_have_a_row_each(tmp_path: Path) -> None
         for number, name in enumerate(names) for topology in ("star", "leaf-spine") for load in (0, 10)
     ]  # fmt: skip
     table.write_text("model,traffic,collective,topology,bandwidth_gbps,iteration_s,workers\n" + "".join(rows))
-    assert main(["report", str(table), "-o", str(folder)]) == 0
+    assert main(["report", str(table), *CAPACITY, "-o", str(folder)]) == 0
     data = json.loads((folder / "report.json").read_text())
     assert [one["series"] for one in data["series"]][:2] == [
         "vgg16-consistent-ring-star",
@@ -184,13 +185,13 @@ def test_many_collectives_and_topologies_have_a_row_each(tmp_path: Path) -> None
     assert all(lines.count(f">{text}<") == 1 for text in (*names, f"{data['series'][0]['title']}, leaf-spine"))
     alone = [row for row in rows if ",0,0." in row]
     table.write_text("model,traffic,collective,topology,bandwidth_gbps,iteration_s,workers\n" + "".join(alone))
-    assert main(["report", str(table), "-o", str(folder), "--force"]) == 0
+    assert main(["report", str(table), *CAPACITY, "-o", str(folder), "--force"]) == 0
     assert {path.stem for path in (folder / "figures").glob("*.png")} == {"variant-times"}
     assert (folder / "report.html").read_text().count('id="figure-variant-times"') == 1
     # two give lines side by side, as before
     table.write_text("model,traffic,collective,bandwidth_gbps,iteration_s,workers\nvgg16,iperf,ring,0,0.2,4\n"
                      "vgg16,iperf,ring,9,0.3,4\nvgg16,iperf,tree,0,0.2,4\nvgg16,iperf,tree,9,0.4,4\n")  # fmt: skip
-    assert main(["report", str(table), "-o", str(folder), "--force"]) == 0
+    assert main(["report", str(table), *CAPACITY, "-o", str(folder), "--force"]) == 0
     figures = {path.stem for path in (folder / "figures").glob("*.png")}
     assert "transport-times" in figures
     assert "variant-times" not in figures
@@ -202,7 +203,7 @@ def test_a_table_makes_the_same_report(tmp_path, reported, capsys):
     table = tmp_path / "runs.csv"
     table.write_text("model,traffic,bandwidth_gbps,iteration_s,batch\n" + "".join(rows))
     folder = tmp_path / "out"
-    assert main(["report", str(table), "-o", str(folder), "--workers", "3"]) == 0
+    assert main(["report", str(table), *CAPACITY, "-o", str(folder), "--workers", "3"]) == 0
     data = json.loads((folder / "report.json").read_text())
     for here, there in zip(data["series"], reported[2]["series"], strict=True):
         assert here["congestion_point"] == there["congestion_point"]
@@ -216,11 +217,12 @@ def test_a_table_makes_the_same_report(tmp_path, reported, capsys):
         path.name for path in (reported[0] / "report" / "figures").iterdir() if path.stem != "total-load"
     )
     capsys.readouterr()
-    assert main(["report", str(table), "-o", str(folder), "--workers", "3"]) == 2
+    assert main(["report", str(table), *CAPACITY, "-o", str(folder), "--workers", "3"]) == 2
     assert "--force" in capsys.readouterr().err
     for arguments, says in (
         ([str(reported[0]), "--workers", "3"], "is for a table"),
-        ([str(table), "-o", str(tmp_path / "other")], "how many workers"),
+        ([str(table), *CAPACITY, "-o", str(tmp_path / "other")], "how many workers"),
+        ([str(table), "--workers", "3"], "does not say the capacity of the bottleneck: give --capacity"),
         ([str(table), "--workers", "1"], "two at least"),
         ([str(table), "--workers", "3", "--capacity", "0gbit"], "positive rate"),
     ):
@@ -359,7 +361,9 @@ def test_the_first_screen_answers_and_warnings_follow(reported):
 def test_the_page_of_a_sweep_without_cross_traffic_speaks_of_none(tmp_path, capsys):
     rows = ["model,traffic,bandwidth_gbps,iteration_s", "resnet50,iperf,0,0.2", "vgg16,iperf,0,0.4"]
     (tmp_path / "points.csv").write_text("\n".join(rows) + "\n")
-    assert main(["report", str(tmp_path / "points.csv"), "--workers", "4", "-o", str(tmp_path / "page")]) == 0
+    assert (
+        main(["report", str(tmp_path / "points.csv"), *CAPACITY, "--workers", "4", "-o", str(tmp_path / "page")]) == 0
+    )
     assert "ResNet-50 and VGG-16 without cross traffic, capacity 25 Gbit/s: 2 points." in capsys.readouterr().out
     raw = (tmp_path / "page" / "report.html").read_text()
     assert "<h1>points: training without cross traffic</h1>" in raw
@@ -444,7 +448,7 @@ def test_transports_stand_side_by_side(tmp_path):
             times = slower * CURVES["resnet50", "burst"](load) * np.exp(draw.normal(0, 0.02, 40))
             rows += [f"resnet50,burst,{transport},{load},{seconds!r},3\n" for seconds in times.tolist()]
     (tmp_path / "table.csv").write_text("".join(rows))
-    assert main(["report", str(tmp_path / "table.csv"), "-o", str(tmp_path / "out")]) == 0
+    assert main(["report", str(tmp_path / "table.csv"), *CAPACITY, "-o", str(tmp_path / "out")]) == 0
     data = json.loads((tmp_path / "out" / "report.json").read_text())
     assert [one["transport"] for one in data["series"]] == ["RDMA", "TCP"]
     heavy = next(pair for pair in data["comparisons"] if pair["share"] == 0.8)

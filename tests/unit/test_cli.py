@@ -61,7 +61,7 @@ def test_help_of_a_command_is_its_own_help(capsys: pytest.CaptureFixture[str]) -
         ("lab up", "there is no command 'lab': it is testbed now (see ringtap --help)"),
         ("traffic sned", "there is no command 'sned': did you mean 'send'? (see ringtap traffic --help)"),
         ("analyze --jsn x", "there is no option --jsn: did you mean '--json'? (see ringtap analyze --help)"),
-        ("workload show x --force", "there is no option --force (see ringtap workload show --help)"),
+        ("analyze x --force", "there is no option --force (see ringtap analyze --help)"),
         ("traffic send --xyz=1 x", "there is no option --xyz (see ringtap traffic send --help)"),
         ("analyze x y", "'y' is one argument too many (see ringtap analyze --help)"),
         (

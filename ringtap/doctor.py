@@ -144,6 +144,8 @@ def _ask(hosts: Hosts, host: str, question: Question) -> dict[str, Any]:
 
 _COLUMNS = 80
 _NAME_AT, _REASON_AT = 14, 29
+# so begin the remedies of what a machine without such a device, or a job without such a library, does not need
+_NOT_NEEDED = "nothing"
 _COLOURS = {"ok": "32", "degraded": "33", "unavailable": "31", "failed": "35"}
 _TITLES = {"collectors": "Collectors", "run": "Run", "node": "Node", "software": "Other verbs", "site": "Site"}
 
@@ -169,6 +171,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("runs"), metavar="DIR", help="where runs would be (default: runs)"
     )
+    parser.add_argument("-v", "--verbose", action="store_true", help="show every check")
     add_json(parser)
     parser.set_defaults(handler=_doctor)
 
@@ -191,10 +194,17 @@ def _doctor(options: argparse.Namespace) -> int:
         print(json.dumps(item))
     else:
         colour = sys.stdout.isatty()
-        text = "\n\n".join("\n".join(table(report, colour)) for report in reports)
-        print(text, file=unguarded(sys.stdout))  # with colours; other text is without control characters
+        lines: list[str] = []
+        for report in reports:
+            lines += [f"{_plain(report['host'])}:"] if options.plan else []
+            lines += [*table(report, colour, options.verbose), ""]
         if options.plan:
-            print("\n" + "\n".join(verdict(options.plan, item["problems"])))
+            lines += verdict(options.plan, item["problems"])
+        else:
+            more = [] if options.verbose else ["Every check: ringtap doctor -v"]
+            more += ["Next: ringtap run -- YOUR COMMAND"] if item["recordable"] else []
+            lines[-1:] = ["   ".join(more)] if more else []
+        print("\n".join(lines), file=unguarded(sys.stdout))  # with colours; other text is without control characters
     return 0 if item["recordable"] else 1
 
 
@@ -222,33 +232,60 @@ def verdict(plan: Path, problems: list[str]) -> list[str]:
     return [*listed, "", f"The plan cannot run: {len(problems)} things prevent it, the first: {_plain(problems[0])}."]
 
 
-def table(report: dict[str, Any], colour: bool) -> list[str]:
-    """Format a report as lines of at most 80 columns."""
-    about = (
+def table(report: dict[str, Any], colour: bool, every: bool = False) -> list[str]:
+    """Format a report as lines of at most 80 columns: the verdict, what is lacking, and what is fine.
+
+    Args:
+        report: as from `ringtap.agents.doctor.run_checks.diagnose`.
+        colour: colour the states.
+        every: show every check.
+    """
+    lines, checks = _paragraph(_verdict(report)), report["checks"]
+    if every:
+        for group in dict.fromkeys(item["group"] for item in checks):
+            lines += ["", _plain(_TITLES.get(group, group))]
+            for item in checks:
+                lines += _rows([item], colour) if item["group"] == group else []
+        return [*lines, "", *_about(report)]
+    lacking = [item for item in checks if item["state"] != "ok"]
+    elsewhere = [item["name"] for item in lacking if item["remedy"].startswith(_NOT_NEEDED)]
+    by_remedy: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for number, item in enumerate(lacking):
+        if item["name"] not in elsewhere:  # what one remedy mends is one row
+            by_remedy.setdefault((item["remedy"],) if item["remedy"] else ("", str(number)), []).append(item)
+    for rows in by_remedy.values():
+        lines += ["", *_rows(rows, colour)]
+    fine = [item["name"] for item in checks if item["state"] == "ok"]
+    lines += ["", *_paragraph(f"Fine: {', '.join(fine) or 'nothing'}.")]
+    lines += _paragraph(f"Only where there is such a device or job: {', '.join(elsewhere)}.") if elsewhere else []
+    return lines
+
+
+def _paragraph(text: str) -> list[str]:
+    return textwrap.wrap(_plain(text), _COLUMNS, break_on_hyphens=False)
+
+
+def _about(report: dict[str, Any]) -> list[str]:
+    return _paragraph(
         f"ringtap {report['ringtap']} on {report['host']}, user {report['user']} ({report['uid']}), "
         f"kernel {report['kernel']}, Python {report['python']}"
     )
-    lines = textwrap.wrap(_plain(about), _COLUMNS)
-    group = ""
-    for item in report["checks"]:
-        if item["group"] != group:
-            group = item["group"]
-            lines += ["", _plain(_TITLES.get(group, group))]
-        lines += _rows(item, colour)
-    return [*lines, "", *textwrap.wrap(_plain(_verdict(report)), _COLUMNS)]
 
 
-def _rows(check: dict[str, str], colour: bool) -> list[str]:
-    reason = _plain(check["reason"]) or "-"
+def _rows(checks: Sequence[dict[str, str]], colour: bool) -> list[str]:
+    """Return the lines of checks with one remedy."""
+    first, *others = checks
+    reason = _plain(first["reason"]) or "-"
+    reason += f" (also: {', '.join(_plain(item['name']) for item in others)})" if others else ""
     rows = _wrap(reason, _REASON_AT)
-    if check["remedy"]:
-        remedy = _wrap(_plain(check["remedy"]), _REASON_AT + 3)
+    if first["remedy"]:
+        remedy = _wrap(_plain(first["remedy"]), _REASON_AT + 3)
         rows += [f"-> {remedy[0]}", *(f"   {row}" for row in remedy[1:])]
-    word = _plain(check["state"]).ljust(_NAME_AT - 3)
+    word = _plain(first["state"]).ljust(_NAME_AT - 3)
     if colour:
-        word = f"\033[{_COLOURS.get(check['state'], '0')}m{word}\033[0m"
-    first = f"  {word} {_plain(check['name']).ljust(_REASON_AT - _NAME_AT - 1)} {rows[0]}"
-    return [first, *(" " * _REASON_AT + row for row in rows[1:])]
+        word = f"\033[{_COLOURS.get(first['state'], '0')}m{word}\033[0m"
+    head = f"  {word} {_plain(first['name']).ljust(_REASON_AT - _NAME_AT - 1)} {rows[0]}"
+    return [head, *(" " * _REASON_AT + row for row in rows[1:])]
 
 
 def _wrap(text: str, indent: int) -> list[str]:
@@ -261,10 +298,10 @@ def _plain(text: str) -> str:
 
 
 def _verdict(report: dict[str, Any]) -> str:
-    limited = [check["name"] for check in report["checks"] if check["state"] != "ok" and check["group"] == "collectors"]
     if _is_unknown(report):
-        return "Cannot tell whether a job can be recorded here: steps or nic gave no answer, see above."
+        return "Cannot tell whether a job can be recorded here: steps or nic gave no answer, see below."
     if not report["recordable"]:
-        return "A job cannot be recorded here: see steps and nic above."
-    gaps = f" Missing or less than it could be: {', '.join(limited)}." if limited else ""
-    return f"A job can be recorded here.{gaps} Next: ringtap run -- YOUR COMMAND"
+        return "A job cannot be recorded here: see steps and nic below."
+    steps = next((check for check in report["checks"] if check["name"] == "steps"), {"state": "ok"})
+    limits = "" if steps["state"] == "ok" else f", but {_plain(steps['reason'])}"
+    return f"A job can be recorded here{limits}."

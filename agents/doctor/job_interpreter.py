@@ -170,5 +170,5 @@ def _install(package: str) -> str:
 
 def _horovod_remedy() -> str:
     if on_alliance():
-        return "pip install --no-index horovod (with module load python/3.11); nothing, for a job without it"
-    return "python -m ringtap.examples.build_horovod --install; nothing, for a job without it"
+        return "nothing, for a job without it; else pip install --no-index horovod (with module load python/3.11)"
+    return "nothing, for a job without it; else python -m ringtap.examples.build_horovod --install"

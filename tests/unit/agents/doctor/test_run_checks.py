@@ -99,13 +99,46 @@ def test_a_machine_that_records_says_so_collector_by_collector() -> None:
 
 
 def test_the_table_fits_a_terminal_and_is_plain_text() -> None:
-    done = ringtap()
+    done = ringtap("-v")
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
     assert "\033" not in done.stdout
     for title in ("Collectors", "Run", "Node", "Other verbs"):
         assert f"\n{title}\n" in done.stdout
-    assert "Next: ringtap run -- YOUR COMMAND" in " ".join(done.stdout.split())
+    assert done.stdout.startswith("A job can be recorded here")
+    assert done.stdout.endswith("\nNext: ringtap run -- YOUR COMMAND\n")
     assert done.stderr == ""
+
+
+def test_the_verdict_comes_first_then_what_is_lacking_and_what_is_fine_in_a_line() -> None:
+    about = {"ringtap": "1", "host": "n0", "user": "u", "uid": 0, "kernel": "6", "python": "3", "recordable": True}
+    rows = [
+        ("collectors", "steps", "degraded", "python has no torch", "pip install torch"),
+        ("collectors", "ddp", "unavailable", "no torch", "pip install torch"),
+        ("collectors", "nic", "ok", "eth0", ""),
+        ("collectors", "gpu", "unavailable", "no driver", "nothing, where the node has no NVIDIA GPU; else ask"),
+        ("run", "clock", "degraded", "not synchronised", "ask for chrony"),
+        ("node", "cores", "ok", "2", ""),
+    ]
+    names = ("group", "name", "state", "reason", "remedy")
+    report = about | {"checks": [dict(zip(names, row, strict=True)) for row in rows]}
+    assert doctor_command.table(report, colour=False) == [
+        "A job can be recorded here, but python has no torch.",
+        "",
+        "  degraded    steps          python has no torch (also: ddp)",
+        "                             -> pip install torch",
+        "",
+        "  degraded    clock          not synchronised",
+        "                             -> ask for chrony",
+        "",
+        "Fine: nic, cores.",
+        "Only where there is such a device or job: gpu.",
+    ]
+    assert doctor_command.table(report | {"checks": report["checks"][2:4]}, colour=False) == [
+        "A job can be recorded here.",
+        "",
+        "Fine: nic.",
+        "Only where there is such a device or job: gpu.",
+    ]
 
 
 def test_it_takes_as_long_as_25_starts_of_ringtap() -> None:
@@ -202,7 +235,7 @@ def test_an_interpreter_that_cannot_record_is_told_and_the_exit_code_says_it(
     steps = of(report, "steps")
     assert steps["state"] == ("failed" if "did not answer" in says else "unavailable")
     assert re.search(says, steps["reason"])
-    verdict = " ".join(doctor_command.table(report, colour=False)[-2:]).strip()
+    verdict = doctor_command.table(report, colour=False)[0]
     assert verdict.startswith("Cannot tell whether" if "did not answer" in says else "A job cannot be recorded here")
     assert of(report, "nic")["state"] == "ok", "the others are as they were"
 

@@ -82,7 +82,7 @@ GROUPS = {
     },
     "Slurm": {
         "submit": ("ringtap.slurm.submit_command", "run a wrapped command or a sweep as a Slurm job"),
-        "status": ("ringtap.slurm.status", "how a sweep or a submitted run stands"),
+        "status": ("ringtap.slurm.status", "how a run, a sweep or a submitted job stands"),
         "collect": ("ringtap.slurm.merge_sweep_parts", "put the parts of a submitted sweep together"),
         "bundle": ("ringtap.slurm.bundle", "gather what a cluster without internet lacks"),
     },

@@ -15,12 +15,14 @@ from typing import Any
 
 from ringtap.agents.node.node_json import node_items, not_collected
 from ringtap.core.command_options import add_json
+from ringtap.core.errors import UsageError
 from ringtap.core.run_directory import RunDirectory, Status
 from ringtap.core.run_directory_schema import POINTS_JSONL, REJECTED_JSONL
 from ringtap.core.terminal_escaping import one_line, shell_word
 from ringtap.core.untrusted_files import replace_file
 from ringtap.slurm.read_array_parts import Part, read_parts
 from ringtap.slurm.status import FINAL, Standing, next_steps, standing, sweep_standing
+from ringtap.slurm.submission_file_names import SubmitPaths
 
 
 def collect(run: RunDirectory) -> tuple[Standing, list[str]]:
@@ -32,6 +34,9 @@ def collect(run: RunDirectory) -> tuple[Standing, list[str]]:
     Raises:
         UsageError: the run was not submitted, or its files are damaged.
     """
+    request = SubmitPaths(run.path).request
+    if not request.is_file():
+        raise UsageError(f"{run.path} was not submitted by ringtap: it has no {request.relative_to(run.path)}")
     if run.info.get("kind") != "sweep":
         found = standing(run)
         if found.status in FINAL and (found.status, found.why) != (run.info.get("status"), run.info.get("why")):

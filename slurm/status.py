@@ -128,19 +128,23 @@ class Standing:
 
 
 def standing(run: RunDirectory) -> Standing:
-    """Return the status of a submitted run or a sweep; Slurm is not asked about complete series.
+    """Return the status of a run; Slurm is asked about a submitted one, but not about complete series.
 
     Raises:
-        UsageError: the run is neither, or its files are damaged.
+        UsageError: its files are damaged.
     """
-    paths = SubmitPaths(run.path)
-    if not paths.request.is_file() and run.info.get("kind") == "sweep":
-        return _own_standing(run)
-    if not paths.request.is_file():
-        raise UsageError(f"{run.path} was not submitted by ringtap: it has no {paths.request.relative_to(paths.run)}")
+    if not SubmitPaths(run.path).request.is_file():
+        return _own_standing(run) if run.info.get("kind") == "sweep" else _recorded_standing(run)
     if run.info.get("kind") == "sweep":
         return sweep_standing(run, read_parts(run))
     return _command_standing(run)
+
+
+def _recorded_standing(run: RunDirectory) -> Standing:
+    """Return the status of a run that ``ringtap run`` or ``ringtap capture`` records, by its files."""
+    status = str(run.info.get("status"))
+    nodes = tuple(_node_standings(run, alive=status == "running"))
+    return Standing(str(run.path), "job", status, str(run.info.get("why") or ""), (), nodes)
 
 
 def _own_standing(run: RunDirectory) -> Standing:

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import NoReturn
 
 from ringtap.collectors.kernel_files import stat_of
-from ringtap.core.terminal_escaping import one_line
+from ringtap.core.terminal_escaping import one_line, shell_word
 
 _SI_KERNEL = 0x80
 STOPS = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
@@ -90,8 +90,16 @@ def become(command: list[str], environment: Mapping[str, str]) -> NoReturn:
         if os.sep not in command[0] and shutil.which(command[0], os.F_OK, environment.get("PATH")) is None:
             code, reason = 127, os.strerror(errno.ENOENT)
     with contextlib.suppress(OSError):
-        os.write(2, f"ringtap: {one_line(command[0])} cannot be run: {reason}\n".encode(errors="replace"))
+        said = f"ringtap: {one_line(command[0])} cannot be run: {reason}{_remedy(command[0])}\n"
+        os.write(2, said.encode(errors="replace"))
     os._exit(code)
+
+
+def _remedy(program: str) -> str:
+    """Return how to run a script that was named like a program, with a colon before it; empty if it is none."""
+    if not program.endswith(".py") or not Path(program).is_file():
+        return ""
+    return f": write python3 {shell_word(program)}"
 
 
 class SignalRelay:

@@ -203,7 +203,8 @@ def find(name: str | None) -> TestbedState:
         raise UsageError(
             f"there are several testbeds: name one of them ({', '.join(testbed.spec.name for testbed in testbeds)})"
         )
-    raise UsageError(f"there is no testbed {name or ''}: build one with ringtap testbed up".replace("  ", " "))
+    which = f"there is no testbed {name}" if name else "no testbed is up"
+    raise UsageError(f"{which}: build one with ringtap testbed up")
 
 
 def remove(testbed: TestbedState) -> bool:

@@ -680,6 +680,6 @@ def open_job(
     run = read_run(path)
     if isinstance(run, SweepRun):
         series = sorted({str(window["directory"]) for window in run.windows})
-        which = f" or name one of its series, for example {run.path / series[0]}" if series else ""
-        raise UsageError(f"{run.path} is a sweep: open it with open_sweep{which}")
+        which = f", or name one of its series, for example {run.path / series[0]}" if series else ""
+        raise UsageError(f"{run.path} is a sweep: ringtap report (open_sweep) reads it{which}")
     return Job(run, workers, given, None if derived is None else path_of(derived, "the folder"))

@@ -193,7 +193,7 @@ def open_sweep(path: str | os.PathLike[str], workers: Executor | None = None) ->
     """
     run = read_run(path)
     if isinstance(run, JobRun):
-        raise UsageError(f"{run.path} is a job: open it with open_job")
+        raise UsageError(f"{run.path} is a job, not a sweep: ringtap analyze (open_job) reads it")
     return Sweep(run, workers)
 
 

@@ -29,18 +29,18 @@ def read_csv(path: Path, needed: Sequence[str], max_bytes: int = -1) -> tuple[li
     """
     with file_errors(path), path.open("rb") as file:
         data = file.read(max_bytes + 1 if max_bytes >= 0 else -1)
+    what = f"is no table: give a CSV file with {', '.join(needed)}"
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        columns = ", ".join(needed)
-        raise UsageError(f"{path} cannot be read: it is not UTF-8 text; give a CSV file with {columns}") from error
+        raise UsageError(f"{path} {what}; it is not UTF-8 text") from error
     if 0 <= max_bytes < len(data):
         raise UsageError(f"{path} has more than {max_bytes:,} bytes: shorten it")
     reader = csv.reader(text.splitlines(), skipinitialspace=True)
     try:
         lines = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader if any(map(str.strip, cells))]
     except csv.Error as error:
-        raise UsageError(f"{path} line {reader.line_num} is not CSV: {error}") from error
+        raise UsageError(f"{path} {what}; line {reader.line_num}: {error}") from error
     if not lines:
         raise UsageError(f"{path} is empty: a header line with {', '.join(needed)} is needed")
     (number, header), *rows = lines

@@ -257,7 +257,8 @@ class RunDirectory:
             found = {entry.name for entry in path.iterdir()}
             strangers = {name for name in found if not (is_shared and name.startswith(f".{RUN_JSON}."))}
             if (strangers and not is_shared) or RUN_JSON in found:
-                raise TakenError(f"{path} is not empty: name another folder, or resume with --resume if it is a sweep")
+                more = ", or resume with --resume if it is a sweep" if kind == "sweep" else ""
+                raise TakenError(f"{path} is not empty: name another folder{more}")
             if strangers:
                 raise UsageError(f"{path} is not empty, and no run directory: name another folder")
             if not _write_new(path / RUN_JSON, _json(info)):

@@ -224,9 +224,9 @@ def test_a_run_says_what_it_is(job, sweep):
 def test_open_run_tells_a_job_from_a_sweep(job, sweep):
     assert isinstance(ringtap.open_run(str(job.path)), ringtap.Job)
     assert isinstance(ringtap.open_run(sweep.path), ringtap.Sweep)
-    with pytest.raises(ringtap.UsageError, match="open it with open_job"):
+    with pytest.raises(ringtap.UsageError, match=r"\(open_job\) reads it"):
         ringtap.open_sweep(job.path)
-    with pytest.raises(ringtap.UsageError, match="open it with open_sweep"):
+    with pytest.raises(ringtap.UsageError, match=r"\(open_sweep\) reads it"):
         ringtap.open_job(sweep.path)
     with pytest.raises(ringtap.UsageError, match="did you mean 'job'"):
         ringtap.open_job(job.path.parent / "jobb")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtap.cli import main
-from ringtap.core.errors import MeasurementError, UsageError
+from ringtap.core.errors import MeasurementError
 from ringtap.core.run_directory import RunDirectory, write_json
 from ringtap.slurm.job_state_file import JobReport, read_report
 from ringtap.slurm.query_job_states import STATES, SlurmJobState, ask_slurm
@@ -454,10 +454,18 @@ def test_a_complete_sweep_asks_nobody(tmp_path: Path, squeue: Squeue) -> None:
     assert not asked.exists()
 
 
-def test_a_run_that_was_not_submitted_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_was_not_submitted_has_the_status_of_its_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = RunDirectory.create(tmp_path / "run", "job", [], 0)
-    with pytest.raises(UsageError, match="was not submitted by ringtap"):
-        standing(run)
+    run.node("n0")
+    assert (standing(run).status, [node.status for node in standing(run).nodes]) == ("running", ["recording"])
+    run.finish("partial", "it was interrupted")
+    assert main(["status", str(run.path)]) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        f"{run.path}: partial: it was interrupted",
+        "  nodes: 1 cut off",
+    ]
     assert main(["status", str(tmp_path / "none")]) == 2
     assert main(["collect", str(run.path)]) == 2
     assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == ["ringtap", "ringtap"]

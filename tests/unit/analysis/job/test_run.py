@@ -571,7 +571,7 @@ def test_what_was_not_collected_has_its_reason(tmp_path):
 
 def test_a_series_of_a_sweep_is_read_and_a_sweep_is_refused(tmp_path):
     write_sweep(tmp_path / "sweep", [("vgg16", "consistent")])
-    with pytest.raises(UsageError, match="is a sweep: open it with open_sweep or name one of its series"):
+    with pytest.raises(UsageError, match=r"ringtap report \(open_sweep\) reads it, or name one of its series"):
         open_job(tmp_path / "sweep")
     found = open_job(tmp_path / "sweep/series/vgg16-consistent-1")
     data = summarize(found)

@@ -362,7 +362,7 @@ def test_a_workload_from_the_command_line(tmp_path: Path, capsys: pytest.Capture
         (f"{HEADER}a,1,0,0\n".encode(), "no layer takes time"),
         (HEADER.encode() + b"".join(b"%d,1,1,1\n" % i for i in range(1001)), "has 1,001 tensors, more than 1,000"),
         (b"x" * (timed_tensors.MAX_FILE_BYTES + 1), "has more than 1,048,576 bytes"),
-        (b'name,"' + b"x" * 200_000, "line 1 is not CSV"),
+        (b'name,"' + b"x" * 200_000, "is no table: give a CSV file with name"),
         (b"\x89PNG\r\n\xff\xfe", "is not UTF-8 text"),
         (None, "cannot be read"),
     ],
